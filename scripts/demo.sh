@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# The main job on the real trace that ships with the project: every scheme on the same routing.
+# Usage: bash scripts/demo.sh [further options of `moereplay compare`]
+set -euo pipefail
+source "$(dirname "$0")/_venv.sh"
+
+mkdir -p out
+moereplay compare gpt-oss-20b-decode --json out/gpt-oss-20b-decode.json "$@"
+echo
+echo "The report, with every number behind the table: $root/out/gpt-oss-20b-decode.json"
