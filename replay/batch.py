@@ -1,0 +1,251 @@
+"""Forming the batch of one step out of a routing trace.
+
+Public traces were recorded one request at a time, so which tokens run together is decided here, never
+in a scheme. A trace that carries its own ``rank`` column was batched when it was made and is replayed
+as it stands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from tracegen import RoutingTrace
+
+PHASES = ("prefill", "decode")
+DEFAULT_TOKENS_PER_RANK = {"prefill": 4096, "decode": 64}
+DECODE_ROW = 1  # FORMAT.md: the value of /tokens/phase for a decode row
+
+# Running requests are of all ages. The fractional parts of multiples of the golden ratio spread any
+# number of slots evenly over the generations, without a random number.
+_GOLDEN = 0.6180339887498949
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The tokens of one step and the rank that owns each.
+
+    Attributes
+    ----------
+    rows
+        int64 (token,): position of each token on the trace's token axis, ordered by owner.
+    source_rank
+        int32 (token,): the rank that owns the token, ascending.
+    num_ranks
+        Ranks in the group; ranks without a token are allowed.
+    phase
+        ``"prefill"`` or ``"decode"``.
+    description
+        Everything that decided the batch, for the result's provenance.
+    """
+
+    rows: npt.NDArray[np.int64]
+    source_rank: npt.NDArray[np.int32]
+    num_ranks: int
+    phase: str
+    description: dict[str, Any]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens over all ranks."""
+        return len(self.rows)
+
+
+def form_batch(
+    trace: RoutingTrace,
+    *,
+    num_ranks: int | None = None,
+    default_ranks: int = 8,
+    tokens_per_rank: int | None = None,
+    phase: str | None = None,
+    step: int = 0,
+) -> Batch:
+    """Form the batch of one step.
+
+    Parameters
+    ----------
+    trace
+        The routing trace; only its token columns are looked at.
+    num_ranks
+        Ranks to spread the tokens over. None takes what the trace carries, or `default_ranks`.
+    default_ranks
+        Ranks when neither the caller nor the trace says.
+    tokens_per_rank
+        Prefill: consecutive tokens of its own requests that each rank takes. Decode: running requests
+        on each rank. None takes 4096 (less if the trace is short) or 64.
+    phase
+        None takes decode if every row of the trace is a decode row, prefill otherwise.
+    step
+        Which step: later steps take the tokens that follow.
+
+    Raises
+    ------
+    UserError
+        If the trace cannot give such a batch; the message says what it can give.
+    """
+    if phase is not None and phase not in PHASES:
+        raise unknown("phase", phase, PHASES)
+    for name, value, least in (
+        ("ranks", num_ranks, 1),
+        ("tokens per rank", tokens_per_rank, 0),
+        ("step", step, 0),
+    ):
+        if value is not None and value < least:
+            message = f"{name} must be at least {least}, not {value}"
+            raise UserError(message)
+    if trace.tokens.rank is not None:
+        return _as_recorded(trace, num_ranks, tokens_per_rank, phase, step)
+    is_decode = trace.tokens.phase == DECODE_ROW
+    if phase is None:
+        phase = "decode" if trace.num_tokens and is_decode.all() else "prefill"
+    ranks = num_ranks or default_ranks
+    if phase == "prefill":
+        return _prefill(trace, ranks, tokens_per_rank, step)
+    if not is_decode.any():
+        message = "the trace has no decode rows; it can be replayed with phase 'prefill'"
+        raise UserError(message)
+    return _decode(trace, ranks, tokens_per_rank, step, np.flatnonzero(is_decode))
+
+
+def _as_recorded(
+    trace: RoutingTrace,
+    num_ranks: int | None,
+    tokens_per_rank: int | None,
+    phase: str | None,
+    step: int,
+) -> Batch:
+    assert trace.tokens.rank is not None
+    has_ranks = trace.num_ranks
+    if num_ranks is not None and num_ranks != has_ranks:
+        message = (
+            f"the trace was made for {has_ranks} ranks and is replayed as it stands; "
+            f"{num_ranks} were asked for. Make one for {num_ranks} with `moereplay trace generate`"
+        )
+        raise UserError(message)
+    if step >= trace.num_steps:
+        message = f"the trace has {trace.num_steps} steps (0..{trace.num_steps - 1}), not a step {step}"
+        raise UserError(message)
+    first, last = (int(row) for row in trace.steps_indptr[step : step + 2])
+    owner = trace.tokens.rank[first:last].astype(np.int32)
+    counts = np.bincount(owner, minlength=has_ranks)
+    if tokens_per_rank is not None and (counts != tokens_per_rank).any():
+        message = (
+            f"the trace holds {counts.min()}..{counts.max()} tokens a rank in step {step} and is "
+            f"replayed as it stands; {tokens_per_rank} were asked for"
+        )
+        raise UserError(message)
+    is_decode = bool(last > first) and bool(
+        (trace.tokens.phase[first:last] == DECODE_ROW).all()
+    )
+    recorded_phase = "decode" if is_decode else "prefill"
+    if phase is not None and phase != recorded_phase:
+        message = f"step {step} of the trace is a {recorded_phase} step; {phase} was asked for"
+        raise UserError(message)
+    order = np.argsort(owner, kind="stable")
+    return Batch(
+        rows=first + order,
+        source_rank=owner[order],
+        num_ranks=has_ranks,
+        phase=recorded_phase,
+        description={"batching": "as recorded", "step": step},
+    )
+
+
+def _by_request(
+    trace: RoutingTrace, rows: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rows ordered by (request, position), and the offset at which each request begins."""
+    request = trace.tokens.request[rows]
+    order = np.lexsort((trace.tokens.position[rows], request))
+    rows = rows[order]
+    begins = np.flatnonzero(np.diff(request[order].astype(np.int64), prepend=-1))
+    return rows, np.append(begins, len(rows))
+
+
+def _prefill(
+    trace: RoutingTrace, num_ranks: int, tokens_per_rank: int | None, step: int
+) -> Batch:
+    """Deal the requests to the ranks in turn; each rank takes consecutive tokens of its own."""
+    rows, indptr = _by_request(trace, np.arange(trace.num_tokens, dtype=np.int64))
+    lengths = np.diff(indptr)
+    owner = np.repeat(np.arange(len(lengths)) % num_ranks, lengths)
+    available = np.bincount(owner, minlength=num_ranks)
+    least = int(available.min(initial=0)) if len(available) else 0
+    wanted = tokens_per_rank
+    if wanted is None:
+        wanted = min(DEFAULT_TOKENS_PER_RANK["prefill"], least // (step + 1))
+    if wanted * (step + 1) > least:
+        message = (
+            f"prefill step {step} on {num_ranks} ranks can take at most {least // (step + 1)} "
+            f"tokens a rank from the {len(lengths)} requests of this trace; {wanted} were asked for"
+        )
+        raise UserError(message)
+    order = np.argsort(owner, kind="stable")
+    begins = np.cumsum(available) - available + step * wanted
+    chosen = order[(begins[:, None] + np.arange(wanted)).ravel()]
+    return Batch(
+        rows=rows[chosen],
+        source_rank=np.repeat(np.arange(num_ranks, dtype=np.int32), wanted),
+        num_ranks=num_ranks,
+        phase="prefill",
+        description={
+            "batching": "consecutive tokens of each rank's own requests",
+            "tokens_per_rank": wanted,
+            "step": step,
+        },
+    )
+
+
+def _decode(
+    trace: RoutingTrace,
+    num_ranks: int,
+    tokens_per_rank: int | None,
+    step: int,
+    decode_rows: npt.NDArray[np.int64],
+) -> Batch:
+    """One token of each running request; a slot goes to its next request when one ends.
+
+    Slot s runs requests s, s + S, s + 2S, ... of the S slots, beginning somewhere in the middle (see
+    `_GOLDEN`), so that the batch holds requests of all ages as in a server that has run for a while.
+    With fewer requests than slots, several slots run the same request at different positions.
+    """
+    wanted = DEFAULT_TOKENS_PER_RANK["decode"] if tokens_per_rank is None else tokens_per_rank
+    rows, indptr = _by_request(trace, decode_rows)
+    num_requests, num_slots = len(indptr) - 1, num_ranks * wanted
+    slots = np.arange(num_slots, dtype=np.int64)
+    if num_requests >= num_slots:
+        queue = np.arange(num_requests, dtype=np.int64)
+        queue = queue[np.argsort(queue % max(num_slots, 1), kind="stable")]
+        per_slot = np.bincount(queue % max(num_slots, 1), minlength=num_slots)[:num_slots]
+    else:
+        queue = slots % num_requests
+        per_slot = np.ones(num_slots, np.int64)
+    ends = np.cumsum(np.diff(indptr)[queue])  # of each queued request, on one axis for all slots
+    last = np.cumsum(per_slot) - 1
+    slot_end = ends[last] if num_slots else slots
+    slot_begin = np.concatenate(([0], slot_end[:-1])) if num_slots else slots
+    length = slot_end - slot_begin
+    age = np.floor((slots * _GOLDEN % 1.0) * length).astype(np.int64)
+    target = slot_begin + (age + step) % np.maximum(length, 1)
+    which = np.searchsorted(ends, target, side="right")
+    begin_of = ends - np.diff(indptr)[queue]
+    chosen = indptr[queue[which]] + target - begin_of[which]
+    return Batch(
+        rows=rows[chosen],
+        source_rank=np.repeat(np.arange(num_ranks, dtype=np.int32), wanted),
+        num_ranks=num_ranks,
+        phase="decode",
+        description={
+            "batching": "one token of each running request",
+            "tokens_per_rank": wanted,
+            "step": step,
+            "num_requests": num_requests,
+            "num_slots_sharing_a_request": max(0, num_slots - num_requests),
+        },
+    )

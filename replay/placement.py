@@ -1,0 +1,121 @@
+"""Which rank hosts which expert."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.errors import UserError, unknown
+
+KINDS = ("contiguous", "round-robin", "random", "file")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The rank of every expert of one layer.
+
+    Attributes
+    ----------
+    expert_rank
+        int32 (expert,): the rank that hosts the expert.
+    num_ranks
+        Ranks in the expert-parallel group; ranks without an expert are allowed.
+    description
+        How the placement was made, for the result's provenance.
+    """
+
+    expert_rank: npt.NDArray[np.int32]
+    num_ranks: int
+    description: str
+
+    @property
+    def num_experts(self) -> int:
+        """Number of logical experts placed."""
+        return len(self.expert_rank)
+
+    def local_index(self) -> npt.NDArray[np.int32]:
+        """Position of each expert among the experts of its rank: int32 (expert,)."""
+        order = np.argsort(self.expert_rank, kind="stable")
+        counts = np.bincount(self.expert_rank, minlength=self.num_ranks)
+        first = np.concatenate(([0], np.cumsum(counts)[:-1]))
+        local = np.empty(self.num_experts, np.int32)
+        local[order] = np.arange(self.num_experts) - np.repeat(first, counts)
+        return local
+
+
+def place(spec: str, num_experts: int, num_ranks: int, layer: int = 0) -> Placement:
+    """Place the experts of one layer.
+
+    Parameters
+    ----------
+    spec
+        ``"contiguous"`` (expert e on rank floor(e N / E)), ``"round-robin"`` (e mod N), ``"random"``
+        or ``"random:SEED"`` (an even deal of the experts, drawn anew for each layer), or
+        ``"file:PATH"``: JSON holding ``[rank of expert 0, ...]`` or one such list per MoE layer.
+    num_experts, num_ranks
+        Sizes E and N.
+    layer
+        Position of the MoE layer, for placements that differ between layers.
+
+    Raises
+    ------
+    UserError
+        If the specification is unknown, or a file does not give a valid rank for every expert.
+    """
+    kind, _, argument = spec.partition(":")
+    experts = np.arange(num_experts, dtype=np.int64)
+    if kind == "contiguous" and not argument:
+        ranks = experts * num_ranks // num_experts
+    elif kind == "round-robin" and not argument:
+        ranks = experts % num_ranks
+    elif kind == "random":
+        ranks = _random(argument, num_experts, num_ranks, layer)
+    elif kind == "file":
+        ranks = _from_file(Path(argument), num_experts, num_ranks, layer)
+    else:
+        raise unknown("placement", spec, (*KINDS[:2], "random:SEED", "file:PATH"))
+    return Placement(ranks.astype(np.int32), num_ranks, spec)
+
+
+def _random(seed: str, num_experts: int, num_ranks: int, layer: int) -> npt.NDArray[np.int64]:
+    try:
+        entropy = int(seed or "0")
+        if entropy < 0:
+            raise ValueError
+    except ValueError:
+        message = f"placement 'random:{seed}': the seed must be a non-negative integer"
+        raise UserError(message) from None
+    rng = np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=(layer,)))
+    even = np.arange(num_experts, dtype=np.int64) * num_ranks // num_experts
+    return rng.permutation(even)
+
+
+def _from_file(
+    path: Path, num_experts: int, num_ranks: int, layer: int
+) -> npt.NDArray[np.int64]:
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        message = f"placement file {path}: {error}"
+        raise UserError(message) from None
+    rows = data if isinstance(data, list) else None
+    if rows and isinstance(rows[0], list):
+        if layer >= len(rows):
+            message = f"placement file {path} has {len(rows)} layers; layer {layer} was asked for"
+            raise UserError(message)
+        rows = rows[layer]
+    if (
+        not isinstance(rows, list)
+        or len(rows) != num_experts
+        or not all(type(rank) is int and 0 <= rank < num_ranks for rank in rows)
+    ):
+        message = (
+            f"placement file {path}: expected a list of {num_experts} ranks in 0..{num_ranks - 1}"
+            ", or one such list per MoE layer"
+        )
+        raise UserError(message)
+    return np.array(rows, dtype=np.int64)
