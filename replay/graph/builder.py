@@ -1,0 +1,484 @@
+"""Building a task graph from numpy blocks: no Python object and no Python loop per task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.graph.checks import check_acyclic
+from replay.graph.columns import Column, IntArray, Ints, as_ints, check_range
+from replay.graph.errors import GraphError
+from replay.graph.taskgraph import (
+    NULL_RESOURCE,
+    CreditPools,
+    CreditTakes,
+    Gates,
+    Resources,
+    TaskGraph,
+)
+
+Ids = npt.NDArray[np.int64]
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+
+#: Field -> (element type, smallest, largest) of what a task carries beside its resource and kind.
+_FIELDS: dict[str, tuple[type[np.generic], int, int]] = {
+    "duration_ps": (np.int64, 0, _INT64_MAX),
+    "latency_ps": (np.int64, 0, _INT64_MAX),
+    "priority": (np.int32, -_INT32_MAX, _INT32_MAX),
+    "payload_bytes": (np.int64, 0, _INT64_MAX),
+    "wire_bytes": (np.int64, 0, _INT64_MAX),
+    "rank": (np.int32, -1, _INT32_MAX),
+    "tag": (np.int64, -_INT64_MAX, _INT64_MAX),
+}
+
+
+class GraphBuilder:
+    """Collects resources, credit pools, tasks, edges and gates, then builds the graph once.
+
+    Parameters
+    ----------
+    kind_names
+        Name of every kind of task (kind,), for reports and error messages. A task's ``kind`` is
+        an index into this list; the engine does not look at it.
+
+    Examples
+    --------
+    >>> builder = GraphBuilder(["send", "compute"])
+    >>> port = builder.resource("gpu0.uplink", group="uplink", owner=0)
+    >>> sm = builder.resource("gpu1.sm", group="sm", servers=2, owner=1)
+    >>> sends = builder.add(3, resource=port, duration_ps=10, latency_ps=5)
+    >>> tile = builder.join(sends, resource=sm, duration_ps=100, kind=1)
+    >>> graph = builder.build()
+    >>> graph.num_tasks, graph.num_edges
+    (4, 3)
+    """
+
+    def __init__(self, kind_names: Sequence[str]) -> None:
+        self.kind_names = tuple(kind_names)
+        self._resources: list[tuple[str, str, int, bool, int]] = []
+        self._pools: list[tuple[str, int]] = []
+        self._num_tasks = 0
+        self._resource = Column(np.int32)
+        self._kind = Column(np.int16)
+        self._fields = {name: Column(spec[0]) for name, spec in _FIELDS.items()}
+        self._edge_src = Column(np.int32)
+        self._edge_dst = Column(np.int32)
+        self._take_task = Column(np.int32)
+        self._take_pool = Column(np.int32)
+        self._take_units = Column(np.int64)
+        self._take_released_by = Column(np.int32)
+        self._gates: list[tuple[IntArray, IntArray, IntArray, IntArray, IntArray]] = []
+        self._is_built = False
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks added so far; also the id of the next one."""
+        return self._num_tasks
+
+    def resource(
+        self,
+        name: str,
+        group: str,
+        servers: int = 1,
+        discipline: Literal["fifo", "voq"] = "fifo",
+        owner: int = -1,
+    ) -> int:
+        """Add something that serves tasks.
+
+        Parameters
+        ----------
+        name
+            For reports, such as ``gpu3.uplink``.
+        group
+            Class for utilisation and bounds, such as ``uplink`` or ``sm``.
+        servers
+            How many tasks it serves at a time.
+        discipline
+            What a waiting task without credits does to those behind it: ``fifo`` blocks them,
+            ``voq`` lets the first in order that has its credits pass.
+        owner
+            The GPU it belongs to, -1 for none.
+
+        Returns
+        -------
+        The resource's index.
+
+        Raises
+        ------
+        GraphError
+            If ``servers`` is not positive or the discipline unknown.
+        """
+        if discipline not in ("fifo", "voq"):
+            message = f"unknown discipline {discipline!r} of resource {name!r}; known: fifo, voq"
+            raise GraphError(message)
+        if not 1 <= servers <= _INT32_MAX:
+            message = f"resource {name!r} has {servers} servers; possible: 1 to {_INT32_MAX}"
+            raise GraphError(message)
+        self._resources.append((name, group, int(servers), discipline == "voq", int(owner)))
+        return len(self._resources) - 1
+
+    def credit_pool(self, name: str, capacity: int) -> int:
+        """Add a counting pool of ``capacity`` units and return its index."""
+        if not 0 <= capacity <= _INT64_MAX:
+            message = f"credit pool {name!r} has capacity {capacity}; possible: 0 to {_INT64_MAX}"
+            raise GraphError(message)
+        self._pools.append((name, int(capacity)))
+        return len(self._pools) - 1
+
+    def add(
+        self,
+        count: int | None = None,
+        *,
+        resource: Ints,
+        duration_ps: Ints = 0,
+        latency_ps: Ints = 0,
+        priority: Ints = 0,
+        kind: Ints = 0,
+        payload_bytes: Ints = 0,
+        wire_bytes: Ints = 0,
+        rank: Ints = -1,
+        tag: Ints = -1,
+        after: Ints | None = None,
+    ) -> Ids:
+        """Add a block of tasks; every field is a number or an array (task,).
+
+        Parameters
+        ----------
+        count
+            Number of tasks; taken from the arrays when left out (1 if there are none).
+        resource
+            Where the task is served; ``NULL_RESOURCE`` for a pure delay.
+        duration_ps
+            How long it holds its server.
+        latency_ps
+            How long after leaving its server it becomes visible to its successors.
+        priority
+            Smaller is served first.
+        kind
+            Index into ``kind_names``.
+        payload_bytes, wire_bytes
+            What it carries, without and with framing. For reports only.
+        rank
+            The GPU it works for, -1 for none. For reports only.
+        tag
+            The scheme's own mark. For reports only.
+        after
+            Predecessors: an array (task,) for one each, or one id for all of the block.
+
+        Returns
+        -------
+        The new ids (task,), consecutive.
+
+        Raises
+        ------
+        GraphError
+            If lengths differ or a value is not possible, naming the task.
+        """
+        self._check_open()
+        given: dict[str, int | IntArray] = {
+            "resource": as_ints("resource", resource),
+            "kind": as_ints("kind", kind),
+            "duration_ps": as_ints("duration_ps", duration_ps),
+            "latency_ps": as_ints("latency_ps", latency_ps),
+            "priority": as_ints("priority", priority),
+            "payload_bytes": as_ints("payload_bytes", payload_bytes),
+            "wire_bytes": as_ints("wire_bytes", wire_bytes),
+            "rank": as_ints("rank", rank),
+            "tag": as_ints("tag", tag),
+        }
+        before = None if after is None else as_ints("after", after)
+        count = _block_length(count, given, before)
+        first = self._num_tasks
+        if first + count > _INT32_MAX:
+            message = f"{first + count} tasks; a graph holds at most {_INT32_MAX}"
+            raise GraphError(message)
+        check_range("resource", given["resource"], -1, len(self._resources) - 1, first)
+        check_range("kind", given["kind"], 0, len(self.kind_names) - 1, first)
+        for name, (_, low, high) in _FIELDS.items():
+            check_range(name, given[name], low, high, first)
+        self._num_tasks += count
+        self._resource.append(given["resource"], count)
+        self._kind.append(given["kind"], count)
+        for name, column in self._fields.items():
+            column.append(given[name], count)
+        if before is not None and count:
+            if not isinstance(before, int) and before.size == 1 and count != 1:
+                before = int(before[0])
+            check_range("after", before, 0, _INT32_MAX, 0, "row")
+            self._edge_src.append(before, count)
+            self._edge_dst.append_range(first, count)
+        return np.arange(first, first + count, dtype=np.int64)
+
+    def add_one(self, **fields: Any) -> int:
+        """Add one task with the fields of :meth:`add` and return its id."""
+        return int(self.add(1, **fields)[0])
+
+    def edges(self, src: Ints, dst: Ints) -> None:
+        """Add edges: each ``dst`` waits until its ``src`` is visible; arrays broadcast."""
+        self._check_open()
+        sources, targets = as_ints("src", src), as_ints("dst", dst)
+        count = _broadcast_length({"src": sources, "dst": targets})
+        check_range("src", sources, 0, _INT32_MAX, 0, "edge")
+        check_range("dst", targets, 0, _INT32_MAX, 0, "edge")
+        self._edge_src.append(_stretch(sources, count), count)
+        self._edge_dst.append(_stretch(targets, count), count)
+
+    def join(self, ids: Ints, *, resource: Ints = NULL_RESOURCE, **fields: Any) -> int:
+        """Add one task that waits for all of ``ids`` and return its id."""
+        joined = self.add_one(resource=resource, **fields)
+        sources = as_ints("ids", ids)
+        if isinstance(sources, int) or sources.size:
+            self.edges(sources, joined)
+        return joined
+
+    def take(
+        self, tasks: Ints, pool: Ints, units: Ints = 1, released_by: Ints | None = None
+    ) -> None:
+        """Make tasks hold credits: they start only when their units are free in the pool.
+
+        Parameters
+        ----------
+        tasks
+            Who takes (take,).
+        pool
+            From which pool (take,).
+        units
+            How many (take,), at least 1 and at most the pool's capacity.
+        released_by
+            The task whose leaving its server gives them back (take,); the taker itself if left
+            out. It must not be able to start before the taker.
+
+        Raises
+        ------
+        GraphError
+            If lengths differ, a pool is unknown, or more is asked than the pool holds.
+        """
+        self._check_open()
+        takers = as_ints("tasks", tasks)
+        given: dict[str, int | IntArray] = {
+            "tasks": takers,
+            "pool": as_ints("pool", pool),
+            "units": as_ints("units", units),
+            "released_by": takers if released_by is None else as_ints("released_by", released_by),
+        }
+        count = _broadcast_length(given)
+        first = len(self._take_task)
+        check_range("task", given["tasks"], 0, _INT32_MAX, first, "take")
+        check_range("releasing task", given["released_by"], 0, _INT32_MAX, first, "take")
+        check_range("pool", given["pool"], 0, len(self._pools) - 1, first, "take")
+        check_range("units", given["units"], 1, _INT64_MAX, first, "take")
+        self._take_task.append(_stretch(given["tasks"], count), count)
+        self._take_pool.append(_stretch(given["pool"], count), count)
+        self._take_units.append(_stretch(given["units"], count), count)
+        self._take_released_by.append(_stretch(given["released_by"], count), count)
+
+    def gate(
+        self, members: Ints, waiters: Ints, tile_slots: Ints, tile_first: Ints, tile_last: Ints
+    ) -> int:
+        """Add a gate: members take the slots of its tiles in the order they become visible.
+
+        A tile's first task has one dependency, met when all slots of the tile are taken. A
+        member's waiter has one dependency per membership, met when the last task of the tile the
+        member landed in becomes visible. Neither is an edge to be added by the caller.
+
+        Parameters
+        ----------
+        members
+            Tasks that arrive (member,).
+        waiters
+            The task that waits for each member's tile (member,); -1 for nobody.
+        tile_slots
+            Slots of each tile (tile,), in the order they fill; they add up to the members.
+        tile_first, tile_last
+            First and last task of each tile (tile,).
+
+        Returns
+        -------
+        The gate's index.
+
+        Raises
+        ------
+        GraphError
+            If lengths differ or the slots do not add up to the members.
+        """
+        self._check_open()
+        index = len(self._gates)
+        arrays = {
+            "members": _as_array("members", members),
+            "tile_slots": _as_array("tile_slots", tile_slots),
+        }
+        num_members, num_tiles = arrays["members"].size, arrays["tile_slots"].size
+        arrays["waiters"] = _as_array("waiters", waiters, num_members)
+        arrays["tile_first"] = _as_array("tile_first", tile_first, num_tiles)
+        arrays["tile_last"] = _as_array("tile_last", tile_last, num_tiles)
+        for name, want in (
+            ("waiters", num_members),
+            ("tile_first", num_tiles),
+            ("tile_last", num_tiles),
+        ):
+            if arrays[name].size != want:
+                per = "member" if name == "waiters" else "tile"
+                message = f"gate {index}: {arrays[name].size} {name} for {want} {per}s"
+                raise GraphError(message)
+        for name, low in (
+            ("members", 0),
+            ("waiters", -1),
+            ("tile_slots", 0),
+            ("tile_first", 0),
+            ("tile_last", 0),
+        ):
+            check_range(f"gate {index} {name}", arrays[name], low, _INT32_MAX, 0, "row")
+        slots = int(arrays["tile_slots"].sum())
+        if slots != num_members:
+            message = f"gate {index} has {slots} slots in its tiles for {num_members} members"
+            raise GraphError(message)
+        self._gates.append(
+            (
+                arrays["members"].astype(np.int32),
+                arrays["waiters"].astype(np.int32),
+                arrays["tile_slots"].astype(np.int32),
+                arrays["tile_first"].astype(np.int32),
+                arrays["tile_last"].astype(np.int32),
+            )
+        )
+        return index
+
+    def build(self) -> TaskGraph:
+        """Join the blocks, check them and return the graph; the builder is empty afterwards.
+
+        Raises
+        ------
+        GraphError
+            If an edge, a take or a gate names a task that does not exist, if a take wants more
+            than its pool holds, or if the graph has a cycle (a gate counts as if every tile
+            waited for every member, and every waiter for every tile).
+        """
+        self._check_open()
+        self._is_built = True
+        num_tasks = self._num_tasks
+        gates = _join_gates(self._gates, num_tasks)
+        self._gates = []
+        pools = CreditPools(
+            tuple(name for name, _ in self._pools),
+            np.array([capacity for _, capacity in self._pools], np.int64),
+        )
+        takes = CreditTakes(
+            self._take_task.join(),
+            self._take_pool.join(),
+            self._take_units.join(),
+            self._take_released_by.join(),
+        )
+        _check_takes(takes, pools, num_tasks)
+        gates.append_events(self._edge_src, self._edge_dst)
+        graph = TaskGraph.from_edges(
+            kind_names=self.kind_names,
+            resources=Resources.from_rows(self._resources),
+            pools=pools,
+            takes=takes,
+            gates=gates,
+            resource=self._resource.join(),
+            kind=self._kind.join(),
+            fields={name: column.join() for name, column in self._fields.items()},
+            edge_src=self._edge_src,
+            edge_dst=self._edge_dst,
+        )
+        check_acyclic(graph)
+        return graph
+
+    def _check_open(self) -> None:
+        if self._is_built:
+            message = "this builder has built its graph already; start a new GraphBuilder"
+            raise GraphError(message)
+
+
+def _block_length(
+    count: int | None, given: dict[str, int | IntArray], before: int | IntArray | None
+) -> int:
+    """Length of a block: the given count, or what the arrays agree on."""
+    sizes = {name: value.size for name, value in given.items() if not isinstance(value, int)}
+    if before is not None and not isinstance(before, int) and (before.size != 1 or not sizes):
+        sizes["after"] = before.size
+    if count is not None:
+        if count < 0:
+            message = f"count is {count}; possible: 0 or more"
+            raise GraphError(message)
+        if sizes.get("after") == 1:
+            del sizes["after"]  # one predecessor for the whole block
+        wrong = {name: size for name, size in sizes.items() if size != count}
+        if wrong:
+            message = f"a block of {count} tasks got arrays of other lengths: {wrong}"
+            raise GraphError(message)
+        return int(count)
+    if len(set(sizes.values())) > 1:
+        message = f"fields of one block have different lengths: {sizes}"
+        raise GraphError(message)
+    return next(iter(sizes.values()), 1)
+
+
+def _broadcast_length(given: dict[str, int | IntArray]) -> int:
+    """Length that numbers, one-element arrays and arrays of one length stretch to."""
+    sizes = {name: 1 if isinstance(value, int) else value.size for name, value in given.items()}
+    wide = {size for size in sizes.values() if size != 1}
+    if len(wide) > 1:
+        message = f"arrays of different lengths: {sizes}"
+        raise GraphError(message)
+    return wide.pop() if wide else 1
+
+
+def _stretch(value: int | IntArray, count: int) -> int | IntArray:
+    """Make a one-element array a number where more rows are wanted."""
+    if not isinstance(value, int) and value.size == 1 and count != 1:
+        return int(value[0])
+    return value
+
+
+def _as_array(name: str, value: Ints, count: int = 1) -> IntArray:
+    """Turn a number into an array of ``count`` rows, leave arrays alone."""
+    values = as_ints(name, value)
+    return np.full(count, values, np.int64) if isinstance(values, int) else values
+
+
+def _join_gates(
+    blocks: list[tuple[IntArray, IntArray, IntArray, IntArray, IntArray]], num_tasks: int
+) -> Gates:
+    """Concatenate the gates, members of each in order of task id, and check their ids."""
+    gates = Gates.from_blocks(blocks)
+    for name in ("member_task", "member_waiter", "tile_first", "tile_last"):
+        values: IntArray = getattr(gates, name)
+        if values.size and int(values.max()) >= num_tasks:
+            row = int(np.argmax(values))
+            message = (
+                f"gates: {name} {int(values[row])} does not exist; there are {num_tasks} tasks"
+            )
+            raise GraphError(message)
+    return gates
+
+
+def _check_takes(takes: CreditTakes, pools: CreditPools, num_tasks: int) -> None:
+    """Refuse takes of unknown tasks and takes that no pool could ever grant."""
+    for name, values in (("task", takes.task), ("releasing task", takes.released_by)):
+        if values.size and int(values.max()) >= num_tasks:
+            row = int(np.argmax(values))
+            message = f"take {row}: {name} {int(values[row])} does not exist; there are {num_tasks}"
+            raise GraphError(message)
+    if not takes.task.size:
+        return
+    # A task may take twice from one pool; it needs the sum before it starts.
+    key = takes.task.astype(np.int64) * max(1, len(pools)) + takes.pool
+    order = np.argsort(key, kind="stable")
+    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
+    totals = np.add.reduceat(takes.units[order], starts)
+    capacity = pools.capacity[takes.pool[order][starts]]
+    if np.any(totals > capacity):
+        row = int(np.flatnonzero(totals > capacity)[0])
+        pool = int(takes.pool[order][starts][row])
+        message = (
+            f"task {int(takes.task[order][starts][row])} takes {int(totals[row])} units of credit "
+            f"pool {pools.names[pool]!r}, which holds {int(capacity[row])}"
+        )
+        raise GraphError(message)

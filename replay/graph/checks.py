@@ -1,0 +1,92 @@
+"""Refusing graphs that have a cycle, naming the tasks on it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from replay.graph.errors import GraphError
+from replay.graph.taskgraph import TaskGraph
+
+#: Tasks of a cycle that a message names.
+_SHOWN = 6
+
+
+def check_acyclic(graph: TaskGraph) -> None:
+    """Refuse a graph with a cycle.
+
+    A gate counts as if each of its tiles waited for all members and each waiter for all tiles:
+    which member lands where is not known before the run, so an order that holds for every
+    arrival is asked for.
+
+    Parameters
+    ----------
+    graph
+        The graph to check.
+
+    Raises
+    ------
+    GraphError
+        If there is a cycle, naming its tasks.
+    """
+    if graph.is_numbered_forward and len(graph.gates) == 0:
+        return  # ids are a topological order: seen for free while the edges were counted
+    if topological_order(graph).size < graph.num_tasks + 2 * len(graph.gates):
+        _raise_cycle(graph)
+
+
+def topological_order(graph: TaskGraph) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Tasks so that predecessors come first; shorter than the graph if it has a cycle.
+
+    Numbers from ``num_tasks`` on stand for gates: ``num_tasks + 2 g`` is the moment when all
+    members of gate ``g`` have arrived, ``num_tasks + 2 g + 1`` when all its tiles are done.
+    """
+    from replay.graph import kernels
+
+    gates = graph.gates
+    member_gate = np.repeat(np.arange(len(gates), dtype=np.int32), np.diff(gates.member_indptr))
+    tile_gate = np.repeat(np.arange(len(gates), dtype=np.int32), np.diff(gates.tile_indptr))
+    order = np.empty(graph.num_tasks + 2 * len(gates), np.int32)
+    done = kernels.order_tasks(
+        graph.indptr,
+        graph.successors,
+        graph.num_predecessors.copy(),
+        gates.member_indptr,
+        gates.member_waiter,
+        member_gate,
+        gates.tile_indptr,
+        gates.tile_slots,
+        gates.tile_first,
+        tile_gate,
+        order,
+    )
+    return order[:done]
+
+
+def _raise_cycle(graph: TaskGraph) -> None:
+    """Find one cycle among the tasks no order reaches, and raise with its names."""
+    import networkx as nx
+
+    reached = topological_order(graph)
+    left = np.ones(graph.num_tasks + 2 * len(graph.gates), np.bool_)
+    left[reached] = False
+    src, dst = (ends.astype(np.int64) for ends in graph.edges())
+    gates, base = graph.gates, graph.num_tasks
+    gate_of_member = np.repeat(np.arange(len(gates)), np.diff(gates.member_indptr))
+    gate_of_tile = np.repeat(np.arange(len(gates)), np.diff(gates.tile_indptr))
+    arrived, finished = base + 2 * gate_of_member, base + 2 * gate_of_tile + 1
+    src = np.concatenate(
+        (src, gates.member_task, base + 2 * gate_of_tile, gates.tile_last, arrived + 1)
+    )
+    dst = np.concatenate((dst, arrived, gates.tile_first, finished, gates.member_waiter))
+    inside = (dst >= 0) & left[src] & left[dst]
+    cycle = [
+        int(edge[0])
+        for edge in nx.find_cycle(nx.DiGraph(zip(src[inside], dst[inside], strict=True)))
+    ]
+    names = [
+        graph.describe(node) if node < base else f"gate {(node - base) // 2}"
+        for node in cycle[:_SHOWN]
+    ]
+    more = f" -> ... {len(cycle) - _SHOWN} more" if len(cycle) > _SHOWN else ""
+    message = f"the graph has a cycle: {' -> '.join(names)}{more} -> {names[0]}"
+    raise GraphError(message)

@@ -1,0 +1,153 @@
+"""Growing columns: blocks of task fields and edges, joined once when the graph is built."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.graph.errors import GraphError
+
+IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
+Ints: TypeAlias = "int | np.integer[Any] | IntArray | list[int] | range"
+
+
+def as_ints(name: str, value: Ints) -> int | IntArray:
+    """Turn a field into one Python int or a one-dimensional integer array.
+
+    Parameters
+    ----------
+    name
+        What the value is, for the message.
+    value
+        A whole number, or a sequence of them (task,).
+
+    Returns
+    -------
+    An ``int`` for scalars, otherwise an array (task,) of some integer type.
+
+    Raises
+    ------
+    GraphError
+        If the value is not made of whole numbers or has more than one dimension.
+    """
+    if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)):
+        return int(value)
+    array = np.asarray(value)
+    if array.size == 0 and array.ndim <= 1:
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu":
+        message = f"{name} must be whole numbers, got {array.dtype}"
+        raise GraphError(message)
+    if array.ndim == 0:
+        return int(array)
+    if array.ndim != 1:
+        message = f"{name} must be a number or one-dimensional (task,), got shape {array.shape}"
+        raise GraphError(message)
+    return array
+
+
+def check_range(
+    name: str, value: int | IntArray, low: int, high: int, first_id: int, what: str = "task"
+) -> None:
+    """Refuse values outside ``low..high``, naming the first one.
+
+    Parameters
+    ----------
+    name
+        The field.
+    value
+        A number or an array (task,).
+    low, high
+        Inclusive limits.
+    first_id
+        Id of the first row of the block, so that the message can name the row.
+    what
+        What a row is.
+
+    Raises
+    ------
+    GraphError
+        If a value lies outside.
+    """
+    if isinstance(value, int):
+        if low <= value <= high:
+            return
+        row, bad = first_id, value
+    else:
+        if value.size == 0 or (int(value.min()) >= low and int(value.max()) <= high):
+            return
+        # NumPy compares unsigned 64-bit numbers with Python ints exactly.
+        index = int(np.flatnonzero((value < low) | (value > high))[0])
+        row, bad = first_id + index, int(value[index])
+    message = f"{name} of {what} {row} is {bad}; possible: {low} to {high}"
+    raise GraphError(message)
+
+
+class Column:
+    """One field of all tasks, collected block by block.
+
+    A block is a number and a count, or an array. Neighbouring equal numbers are merged, and a
+    column that never holds more than one value costs no memory at all when joined.
+
+    Parameters
+    ----------
+    dtype
+        Element type of the joined column.
+
+    Examples
+    --------
+    >>> column = Column(np.int64)
+    >>> column.append(7, 2)
+    >>> column.append(np.array([1, 2]), 2)
+    >>> column.join().tolist()
+    [7, 7, 1, 2]
+    """
+
+    def __init__(self, dtype: type[np.generic]) -> None:
+        self._dtype = np.dtype(dtype)
+        self._blocks: list[tuple[int, int | IntArray]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, value: int | IntArray, count: int) -> None:
+        """Add ``count`` rows, all equal to a number or taken from an array (count,)."""
+        if count == 0:
+            return
+        self._count += count
+        if isinstance(value, int):
+            if self._blocks:
+                last_count, last = self._blocks[-1]
+                if isinstance(last, int) and last == value:
+                    self._blocks[-1] = (last_count + count, value)
+                    return
+            self._blocks.append((count, value))
+        else:
+            # A copy: the caller may go on using its array.
+            self._blocks.append((count, value.astype(self._dtype, copy=True)))
+
+    def append_range(self, first: int, count: int) -> None:
+        """Add the rows ``first, first + 1, ..``."""
+        self._count += count
+        if count:
+            self._blocks.append((count, np.arange(first, first + count, dtype=self._dtype)))
+
+    def join(self) -> npt.NDArray[Any]:
+        """All rows as one read-only array (row,); the blocks are given up on the way."""
+        blocks, self._blocks = self._blocks, []
+        count, self._count = self._count, 0
+        if len(blocks) == 1 and isinstance(blocks[0][1], int):
+            # Stride 0: one value for every row.
+            return np.broadcast_to(self._dtype.type(blocks[0][1]), (count,))
+        out = np.empty(count, self._dtype)
+        blocks.reverse()
+        low = 0
+        while blocks:  # popping frees each block as soon as it is copied
+            rows, value = blocks.pop()
+            out[low : low + rows] = value
+            low += rows
+        out.flags.writeable = False
+        return out

@@ -1,0 +1,255 @@
+"""The task graph: flat arrays, one row a task, successors in compressed rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.graph.columns import Column, IntArray
+from replay.graph.errors import GraphError
+
+#: Infinitely many servers: a task on it is a pure delay.
+NULL_RESOURCE = -1
+
+Int16s = npt.NDArray[np.int16]
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Resources:
+    """What serves tasks, one row a resource."""
+
+    names: tuple[str, ...]
+    groups: tuple[str, ...]
+    servers: Int32s
+    is_voq: Bools
+    owner: Int32s
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @classmethod
+    def from_rows(cls, rows: list[tuple[str, str, int, bool, int]]) -> Resources:
+        """Turn rows of (name, group, servers, is voq, owner) into columns."""
+        return cls(
+            tuple(row[0] for row in rows),
+            tuple(row[1] for row in rows),
+            np.array([row[2] for row in rows], np.int32),
+            np.array([row[3] for row in rows], np.bool_),
+            np.array([row[4] for row in rows], np.int32),
+        )
+
+    def name(self, resource: int) -> str:
+        """Name of a resource; the null resource has one too."""
+        return "(delay)" if resource < 0 else self.names[resource]
+
+
+@dataclass(frozen=True, eq=False)
+class CreditPools:
+    """Counting pools, one row a pool."""
+
+    names: tuple[str, ...]
+    capacity: Int64s
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True, eq=False)
+class CreditTakes:
+    """Who holds credits until when, one row a take."""
+
+    task: Int32s
+    pool: Int32s
+    units: Int64s
+    released_by: Int32s
+
+    def __len__(self) -> int:
+        return int(self.task.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Gates:
+    """Slots handed out in order of arrival.
+
+    Rows of ``member_*`` are memberships, gate after gate and by task id inside a gate, so that
+    the row number is the order of simultaneous arrivals. ``member_position`` is each row's place
+    in the list the gate was made from. Rows of ``tile_*`` are tiles in the order they fill.
+    """
+
+    member_indptr: Int64s
+    member_task: Int32s
+    member_waiter: Int32s
+    member_position: Int32s
+    tile_indptr: Int64s
+    tile_slots: Int32s
+    tile_first: Int32s
+    tile_last: Int32s
+
+    def __len__(self) -> int:
+        return int(self.member_indptr.size) - 1
+
+    @property
+    def num_members(self) -> int:
+        """Memberships of all gates."""
+        return int(self.member_task.size)
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of all gates."""
+        return int(self.tile_slots.size)
+
+    @classmethod
+    def from_blocks(
+        cls, blocks: list[tuple[IntArray, IntArray, IntArray, IntArray, IntArray]]
+    ) -> Gates:
+        """Concatenate (members, waiters, tile slots, first tasks, last tasks) of every gate."""
+        orders = [np.argsort(block[0], kind="stable") for block in blocks]
+
+        def joined(parts: list[IntArray]) -> Int32s:
+            return np.concatenate([np.empty(0, np.int32), *parts]).astype(np.int32)
+
+        def indptr(column: int) -> Int64s:
+            sizes = [block[column].size for block in blocks]
+            return np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))]).astype(np.int64)
+
+        return cls(
+            indptr(0),
+            joined([block[0][order] for block, order in zip(blocks, orders, strict=True)]),
+            joined([block[1][order] for block, order in zip(blocks, orders, strict=True)]),
+            joined(list(orders)),
+            indptr(2),
+            joined([block[2] for block in blocks]),
+            joined([block[3] for block in blocks]),
+            joined([block[4] for block in blocks]),
+        )
+
+    def append_events(self, src: Column, dst: Column) -> None:
+        """Add the gates' events to the edge columns: a negative target is no task.
+
+        ``-1 - m`` on the successor list of a task says that membership ``m`` arrives when the
+        task becomes visible, ``-1 - (num_members + t)`` that tile ``t`` is done.
+        """
+        events = self.num_members + self.num_tiles
+        if events == 0:
+            return
+        src.append(np.concatenate([self.member_task, self.tile_last]), events)
+        dst.append(-1 - np.arange(events, dtype=np.int64), events)
+
+
+@dataclass(frozen=True, eq=False)
+class TaskGraph:
+    """A checked, immutable graph of tasks; made by :class:`~replay.graph.GraphBuilder`.
+
+    Every column has shape (task,). Columns of one single value are stored once (stride 0).
+    ``successors[indptr[i]:indptr[i + 1]]`` follow task ``i``; negative entries are gate events
+    (see :meth:`Gates.append_events`) and only occur in graphs with gates.
+    """
+
+    kind_names: tuple[str, ...]
+    resources: Resources
+    pools: CreditPools
+    takes: CreditTakes
+    gates: Gates
+    resource: Int32s
+    kind: Int16s
+    duration_ps: Int64s
+    latency_ps: Int64s
+    priority: Int32s
+    payload_bytes: Int64s
+    wire_bytes: Int64s
+    rank: Int32s
+    tag: Int64s
+    indptr: Int32s
+    successors: Int32s
+    num_predecessors: Int32s
+    #: Every edge goes from a smaller to a larger id, so the ids are a topological order.
+    is_numbered_forward: bool
+    num_edges: int = field(default=0)
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of tasks."""
+        return int(self.resource.size)
+
+    @classmethod
+    def from_edges(
+        cls,
+        *,
+        kind_names: tuple[str, ...],
+        resources: Resources,
+        pools: CreditPools,
+        takes: CreditTakes,
+        gates: Gates,
+        resource: Int32s,
+        kind: Int16s,
+        fields: dict[str, npt.NDArray[Any]],
+        edge_src: Column,
+        edge_dst: Column,
+    ) -> TaskGraph:
+        """Sort the edges by source (a counting sort, stable) and count predecessors.
+
+        Raises
+        ------
+        GraphError
+            If an edge names a task that does not exist or there are too many edges.
+        """
+        from replay.graph import kernels
+
+        if len(edge_src) > 2**31 - 2:
+            message = f"{len(edge_src)} edges; a graph holds at most {2**31 - 2}"
+            raise GraphError(message)
+        src = np.ascontiguousarray(edge_src.join())
+        dst = np.ascontiguousarray(edge_dst.join())
+        num_tasks = int(resource.size)
+        indptr = np.zeros(num_tasks + 2, np.int32)
+        num_predecessors = np.zeros(num_tasks, np.int32)
+        bad, num_edges, is_forward = kernels.count_edges(src, dst, indptr, num_predecessors)
+        if bad >= 0:
+            message = (
+                f"edge {int(src[bad])} -> {int(dst[bad])} names a task that does not exist; "
+                f"there are {num_tasks} tasks"
+            )
+            raise GraphError(message)
+        successors = np.empty(src.size, np.int32)
+        kernels.place_edges(src, dst, indptr, successors)
+        filled = gates.tile_first[gates.tile_slots > 0]
+        np.add.at(num_predecessors, filled, 1)
+        np.add.at(num_predecessors, gates.member_waiter[gates.member_waiter >= 0], 1)
+        for array in (indptr, successors, num_predecessors):
+            array.flags.writeable = False
+        return cls(
+            kind_names=kind_names,
+            resources=resources,
+            pools=pools,
+            takes=takes,
+            gates=gates,
+            resource=resource,
+            kind=kind,
+            indptr=indptr[: num_tasks + 1],
+            successors=successors,
+            num_predecessors=num_predecessors,
+            is_numbered_forward=bool(is_forward),
+            num_edges=int(num_edges),
+            **fields,
+        )
+
+    def edges(self) -> tuple[Int32s, Int32s]:
+        """All edges as (sources, targets), each (edge,), by source; gates are not among them."""
+        sources = np.repeat(
+            np.arange(self.num_tasks, dtype=np.int32), np.diff(self.indptr).astype(np.int64)
+        )
+        is_task = self.successors >= 0
+        return sources[is_task], self.successors[is_task]
+
+    def describe(self, task: int) -> str:
+        """Put a task in words, for messages: id, kind, resource and rank."""
+        where = self.resources.name(int(self.resource[task]))
+        rank = int(self.rank[task])
+        of_rank = f" of rank {rank}" if rank >= 0 else ""
+        return f"task {task} ({self.kind_names[int(self.kind[task])]}{of_rank} on {where})"
