@@ -1,0 +1,64 @@
+"""Models of machines: which resources exist, how they are wired, how long work takes.
+
+>>> import hwmodel
+>>> system = hwmodel.load("dgx-h100")
+>>> system.num_gpus, system.link.links_per_gpu
+(8, 18)
+
+Knows GPUs, SMs, links, switches, NICs, bytes and operations; nothing of tokens or
+experts. Sizes are whole bytes and times whole picoseconds, of an idle machine:
+waiting is the business of whoever schedules the work.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hwmodel.errors import UserError
+
+if TYPE_CHECKING:
+    from hwmodel.catalog import load, names
+    from hwmodel.compute import Compute, TileGrid
+    from hwmodel.fabric import Fabric
+    from hwmodel.link import Link
+    from hwmodel.overheads import Overheads
+    from hwmodel.switch import Switch
+    from hwmodel.system import Capability, System
+
+__all__ = [
+    "Capability",
+    "Compute",
+    "Fabric",
+    "Link",
+    "Overheads",
+    "Switch",
+    "System",
+    "TileGrid",
+    "UserError",
+    "load",
+    "names",
+]
+
+# Loaded on first use: a command's --help should not wait for pydantic and numpy.
+_HOMES = {
+    "Capability": "system",
+    "Compute": "compute",
+    "Fabric": "fabric",
+    "Link": "link",
+    "Overheads": "overheads",
+    "Switch": "switch",
+    "System": "system",
+    "TileGrid": "compute",
+    "load": "catalog",
+    "names": "catalog",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    value = getattr(importlib.import_module(f"hwmodel.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,244 @@
+"""Finding, completing and checking descriptions of machines.
+
+A description is a TOML file of tables of ``key = { value, source, confidence }``.
+It may say ``base = "another-preset"`` and then give only what differs. Overrides
+(``link.links_per_gpu=8``) go on top.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hwmodel.errors import UserError, suggest
+from hwmodel.specs import SystemSpec, keys, sections
+from hwmodel.system import System
+
+_TEXT_KEYS = ("name", "summary", "base")
+_LINKS_PER_GPU = "link.links_per_gpu"
+_LINKS_PER_PLANE = "fabric.links_per_plane"
+
+Flat = dict[str, dict[str, Any]]
+
+
+def names() -> list[str]:
+    """Names of the presets that come with the package, sorted."""
+    folder = resources.files("hwmodel.presets")
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".toml")
+    )
+
+
+def load(
+    name_or_path: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    num_gpus: int | None = None,
+) -> System:
+    """Load a machine.
+
+    Parameters
+    ----------
+    name_or_path
+        A preset (see :func:`names`) or a TOML file.
+    overrides
+        Values by dotted key, such as ``{"link.links_per_gpu": 8}``. Text is read
+        as a TOML value, so that ``"8"`` is eight and ``"true"`` is true.
+    num_gpus
+        Use only the first so many GPUs; all of them by default.
+
+    Returns
+    -------
+    The machine, checked.
+
+    Raises
+    ------
+    UserError
+        If there is no such machine, or the file, a key, a value or the number of
+        GPUs does not fit.
+
+    Examples
+    --------
+    >>> load("dgx-h100", {"link.links_per_gpu": 8}, num_gpus=4).num_gpus
+    4
+    """
+    spec = load_spec(name_or_path, overrides)
+    total = spec.fabric.num_gpus.value * spec.fabric.num_domains.value
+    if num_gpus is not None and not 1 <= num_gpus <= total:
+        message = f"{spec.name} has {total} GPUs; {num_gpus} were asked for"
+        raise UserError(message + _larger_presets(num_gpus))
+    return System.from_spec(spec, total if num_gpus is None else num_gpus)
+
+
+def load_spec(name_or_path: str | Path, overrides: Mapping[str, Any] | None = None) -> SystemSpec:
+    """Load a description: every value with its source. Parameters as for :func:`load`."""
+    where, document = _read(name_or_path)
+    flat, texts = _complete(document, where, ())
+    for key, value in (overrides or {}).items():
+        _check_key(key, "override")
+        flat[key] = {"value": _parsed(key, value), "source": "set by hand", "confidence": "user"}
+    _follow_links(flat, set(overrides or {}), "override")
+    nested: dict[str, Any] = {"name": texts.get("name", ""), "summary": texts.get("summary", "")}
+    for key, entry in flat.items():
+        section, _, leaf = key.partition(".")
+        nested.setdefault(section, {})[leaf] = entry
+    try:
+        return SystemSpec.model_validate(nested)
+    except ValidationError as error:
+        raise UserError(_first_problem(error, where)) from None
+
+
+def _larger_presets(num_gpus: int) -> str:
+    sizes = {}
+    for name in names():
+        fabric = load_spec(name).fabric
+        sizes[name] = fabric.num_gpus.value * fabric.num_domains.value
+    enough = [f"{name} has {size}" for name, size in sizes.items() if size >= num_gpus > 0]
+    hint = "; ".join(enough) if enough else f"the largest preset has {max(sizes.values())}"
+    return f"\n{hint}; or set fabric.num_gpus for a machine that does not exist"
+
+
+def _read(name_or_path: str | Path) -> tuple[str, dict[str, Any]]:
+    """Find a preset or a file; return what to call it in messages, and its content."""
+    given = str(name_or_path)
+    if given in names():
+        text = (resources.files("hwmodel.presets") / f"{given}.toml").read_text("utf-8")
+        return given, tomllib.loads(text)
+    path = Path(given)
+    looks_like_path = isinstance(name_or_path, Path) or path.suffix == ".toml" or "/" in given
+    if not looks_like_path:
+        message = f"unknown system {given!r}; {suggest(given, names())}, or a path to a .toml file"
+        raise UserError(message)
+    try:
+        return given, tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        message = f"cannot read the system file {given}: {error.strerror}"
+        raise UserError(message) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        message = f"{given} is not a TOML file: {error}"
+        raise UserError(message) from None
+
+
+def _complete(
+    document: dict[str, Any], where: str, seen: tuple[str, ...]
+) -> tuple[Flat, dict[str, str]]:
+    """Flatten a file's tables over those of its base."""
+    flat: Flat = {}
+    texts: dict[str, str] = {}
+    base = document.get("base")
+    if base is not None:
+        if base not in names():
+            message = f"{where}: unknown base {base!r}; {suggest(str(base), names())}"
+            raise UserError(message)
+        if base in seen:
+            message = f"{where}: base {base!r} leads back to itself"
+            raise UserError(message)
+        flat, texts = _complete(_read(base)[1], base, (*seen, base))
+    given: Flat = {}
+    for section, table in document.items():
+        if section in _TEXT_KEYS:
+            if not isinstance(table, str):
+                message = f"{where}: {section} must be text; got {table!r}"
+                raise UserError(message)
+            texts[section] = table
+            continue
+        if section not in sections() or not isinstance(table, dict):
+            known = suggest(section, [*_TEXT_KEYS, *sections()])
+            message = f"{where}: unknown table or key {section!r}; {known}"
+            raise UserError(message)
+        for leaf, entry in table.items():
+            key = f"{section}.{leaf}"
+            _check_key(key, where)
+            if not isinstance(entry, dict):
+                message = (
+                    f"{where}: {key} = {entry!r} has no source; write "
+                    f'{leaf} = {{ value = {json.dumps(entry, default=str)}, source = "...", '
+                    f'confidence = "low" }}'
+                )
+                raise UserError(message)
+            given[key] = entry
+    flat |= given
+    _follow_links(flat, set(given), where)
+    return flat, texts
+
+
+def _check_key(key: str, where: str) -> None:
+    if key in keys():
+        return
+    leaf = key.rpartition(".")[2]
+    same_leaf = [known for known in keys() if known.rpartition(".")[2] == leaf]
+    section = key.partition(".")[0]
+    if same_leaf:
+        hint = f"did you mean {' or '.join(same_leaf)}?"
+    elif section in sections():
+        hint = suggest(
+            key, [known for known in keys() if known.startswith(f"{section}.")], limit=30
+        )
+    else:
+        hint = f"{suggest(key, keys(), limit=0)}; tables: {', '.join(sections())}"
+    message = f"{where}: unknown key {key!r}; {hint}"
+    raise UserError(message)
+
+
+def _parsed(key: str, value: Any) -> Any:
+    """Read text as a TOML value; other things are values already."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        message = f"override: {key}={value} is not a number, true, false or a [list]"
+        raise UserError(message) from None
+
+
+def _follow_links(flat: Flat, given: set[str], where: str) -> None:
+    """Keep the links per plane and per GPU consistent where only one of them is given.
+
+    Links without a stated placement are spread evenly, the first planes taking
+    one more; planes left without any disappear.
+    """
+    if _LINKS_PER_GPU in given and _LINKS_PER_PLANE not in given and _LINKS_PER_PLANE in flat:
+        links = flat[_LINKS_PER_GPU].get("value")
+        planes = flat[_LINKS_PER_PLANE].get("value")
+        if not isinstance(links, int) or not isinstance(planes, list) or links < 1:
+            return  # the type check that follows explains it better
+        if planes and isinstance(planes[0], list):
+            planes = planes[0]
+        each, more = divmod(links, len(planes))
+        spread = [each + (plane < more) for plane in range(len(planes))]
+        flat[_LINKS_PER_PLANE] = {
+            "value": [count for count in spread if count],
+            "source": f"spread evenly, from {_LINKS_PER_GPU} ({where})",
+            "confidence": "user" if where == "override" else "low",
+        }
+    elif _LINKS_PER_PLANE in given and _LINKS_PER_GPU not in given:
+        planes = flat[_LINKS_PER_PLANE].get("value")
+        first = planes[0] if isinstance(planes, list) and planes else None
+        row = first if isinstance(first, list) else planes
+        if isinstance(row, list) and all(isinstance(count, int) for count in row):
+            flat[_LINKS_PER_GPU] = {
+                "value": sum(row),
+                "source": f"sum of {_LINKS_PER_PLANE} ({where})",
+                "confidence": "user" if where == "override" else "low",
+            }
+
+
+def _first_problem(error: ValidationError, where: str) -> str:
+    """Say in one line what pydantic found first, and how much else."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    parts = [str(part) for part in first["loc"]]
+    key, rest = ".".join(parts[:2]), [part for part in parts[2:] if part != "value"]
+    if first["type"] == "missing":
+        what = f"{rest[-1]} is missing" if rest else "is missing"
+    else:
+        what = f"{first['msg'].lower()}; got {first['input']!r}"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{where}: {key}: {what}{more}"

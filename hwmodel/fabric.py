@@ -1,0 +1,342 @@
+"""Which ports exist, how they are wired, and how long a packet is under way.
+
+GPUs of an NVLink domain hang on parallel switch planes. A GPU spreads its packets
+over all its links, whatever the target, so each plane carries traffic in
+proportion to its links; where all GPUs have the same proportions, no plane is a
+bottleneck before the GPU's port as a whole is (:meth:`Fabric.balanced_planes`),
+and the port as a whole is the resource to schedule. Domains are joined by one NIC
+a GPU; NICs of the same index in their domain share a leaf switch (a rail), and
+leaves are joined by a spine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from hwmodel.errors import UserError
+from hwmodel.link import Link
+from hwmodel.specs import SystemSpec
+from hwmodel.units import Rate, exact, ps_from_ns, ps_from_us
+
+if TYPE_CHECKING:
+    import networkx
+
+Direction = Literal["uplink", "downlink"]
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """All links between one GPU and one switch plane, in one direction.
+
+    Attributes
+    ----------
+    gpu, plane
+        Its two ends; the plane is counted within the GPU's domain.
+    direction
+        ``uplink`` is GPU to switch, ``downlink`` switch to GPU.
+    num_links
+        Parallel links.
+    rate
+        Wire bytes a second, all its links.
+    """
+
+    gpu: int
+    plane: int
+    direction: Direction
+    num_links: int
+    rate: Rate
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """The network card of a GPU, and the latency of the network behind it."""
+
+    rate: Rate
+    put_latency_ps: int
+    cross_rail_latency_ps: int
+
+    def duration_ps(self, nbytes: int) -> int:
+        """Time that a message occupies the NIC in one direction."""
+        return self.rate.duration_ps(nbytes)
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """GPUs, switch planes, NICs and the ways between them.
+
+    Attributes
+    ----------
+    num_gpus
+        GPUs in use, numbered from 0; GPU ``g`` is in domain ``g // gpus_per_domain``.
+    gpus_per_domain
+        GPUs that a full NVLink domain has.
+    links
+        Links of each GPU of a domain to each plane, (gpu of a domain, plane).
+    uplink_latency_ps, downlink_latency_ps
+        From leaving the GPU to leaving the switch; from there to the target GPU.
+    write_visibility_ps
+        From arrival of a posted store until other SMs of the target see it.
+    read_access_ps
+        From arrival of a read request until its answer leaves.
+    nic
+        Scale-out; used between domains only.
+    """
+
+    num_gpus: int
+    gpus_per_domain: int
+    links: tuple[tuple[int, ...], ...]
+    uplink_latency_ps: int
+    downlink_latency_ps: int
+    write_visibility_ps: int
+    read_access_ps: int
+    nic: Nic
+    _link: Link
+
+    @classmethod
+    def from_spec(cls, spec: SystemSpec, link: Link, num_gpus: int) -> Fabric:
+        """Build the first ``num_gpus`` GPUs of a preset."""
+        per_domain = spec.fabric.num_gpus.value
+        propagation = ps_from_ns(spec.link.propagation_ns.value)
+        return cls(
+            num_gpus=num_gpus,
+            gpus_per_domain=per_domain,
+            links=_links(spec),
+            uplink_latency_ps=propagation + ps_from_ns(spec.switch.traversal_ns.value),
+            downlink_latency_ps=propagation,
+            write_visibility_ps=ps_from_ns(spec.gpu.write_visibility_ns.value),
+            read_access_ps=ps_from_ns(spec.gpu.remote_read_access_ns.value),
+            nic=Nic(
+                rate=Rate.gigabytes_per_second(spec.nic.bandwidth_GB_per_s.value).times(
+                    exact(spec.nic.efficiency.value)
+                ),
+                put_latency_ps=ps_from_us(spec.nic.put_latency_us.value),
+                cross_rail_latency_ps=ps_from_us(spec.nic.cross_rail_us.value),
+            ),
+            _link=link,
+        )
+
+    # ---- what there is ---------------------------------------------------------------
+
+    @property
+    def num_planes(self) -> int:
+        """Switch planes of a domain."""
+        return len(self.links[0])
+
+    @property
+    def planes(self) -> range:
+        """Indices of the switch planes of a domain."""
+        return range(self.num_planes)
+
+    @property
+    def num_domains(self) -> int:
+        """NVLink domains with at least one GPU in use."""
+        return -(-self.num_gpus // self.gpus_per_domain)
+
+    def domain(self, gpu: int) -> int:
+        """NVLink domain of a GPU."""
+        return self._checked(gpu) // self.gpus_per_domain
+
+    def rail(self, gpu: int) -> int:
+        """Rail of a GPU's NIC: its index within the domain."""
+        return self._checked(gpu) % self.gpus_per_domain
+
+    def links_of(self, gpu: int) -> tuple[int, ...]:
+        """Links of a GPU to each plane of its domain."""
+        return self.links[self.rail(gpu)]
+
+    @cached_property
+    def ports(self) -> tuple[Port, ...]:
+        """Both directions of every (GPU, plane) that is wired."""
+        return tuple(
+            Port(gpu, plane, direction, count, self._link.link_rate.times(count))
+            for gpu in range(self.num_gpus)
+            for plane, count in enumerate(self.links_of(gpu))
+            if count
+            for direction in _DIRECTIONS
+        )
+
+    @property
+    def uplink_rate(self) -> Rate:
+        """Wire bytes a second from a GPU into all planes together."""
+        return self._link.port_rate
+
+    @property
+    def downlink_rate(self) -> Rate:
+        """Wire bytes a second from all planes together into a GPU."""
+        return self._link.port_rate
+
+    def balanced_planes(self) -> bool:
+        """Whether one port a GPU, all planes together, is an exact model.
+
+        A source with ``u_p`` of its ``U`` links on plane ``p`` sends that plane
+        ``u_p / U`` of every message, and a target with ``d_p`` of ``D`` links takes
+        it there at rate ``d_p``. All planes finish together, for every traffic
+        pattern, exactly if ``u_p / U = d_p / D`` for all pairs of GPUs.
+        """
+        first = self.links[0]
+        return all(
+            row[plane] * sum(first) == first[plane] * sum(row)
+            for row in self.links
+            for plane in self.planes
+        )
+
+    # ---- ways ---------------------------------------------------------------------------
+
+    def route(self, src: int, dst: int, plane: int = 0) -> tuple[str, ...]:
+        """Names of the nodes between two GPUs, ends included.
+
+        Parameters
+        ----------
+        src, dst
+            GPUs.
+        plane
+            Switch plane, where both are in one NVLink domain.
+
+        Returns
+        -------
+        ``gpu, plane, gpu`` within a domain; ``gpu, nic, leaf, nic, gpu`` between
+        domains on one rail; with ``leaf, spine, leaf`` across rails. The GPU alone
+        if both are the same. Forwarding through a third GPU is a scheme's choice.
+
+        Raises
+        ------
+        UserError
+            If there is no such GPU, or the plane does not reach both.
+
+        Notes
+        -----
+        Every route is a shortest path of :attr:`graph`.
+        """
+        first, last = _gpu(self._checked(src)), _gpu(self._checked(dst))
+        if src == dst:
+            return (first,)
+        if self.domain(src) == self.domain(dst):
+            if not 0 <= plane < self.num_planes or not (
+                self.links_of(src)[plane] and self.links_of(dst)[plane]
+            ):
+                wired = [p for p in self.planes if self.links_of(src)[p] and self.links_of(dst)[p]]
+                message = f"no plane {plane} between GPUs {src} and {dst}; there are {wired}"
+                raise UserError(message)
+            return (first, _plane(self.domain(src), plane), last)
+        leaves = (_leaf(self.rail(src)), _leaf(self.rail(dst)))
+        between = leaves[:1] if leaves[0] == leaves[1] else (leaves[0], _SPINE, leaves[1])
+        return (first, _nic(src), *between, _nic(dst), last)
+
+    def path_latency_ps(self, src: int, dst: int) -> int:
+        """Time an empty packet is under way between two GPUs, one way.
+
+        Neither the access at the target nor any queueing is included.
+        """
+        self._checked(src)
+        self._checked(dst)
+        if src == dst:
+            return 0
+        if self.domain(src) == self.domain(dst):
+            return self.uplink_latency_ps + self.downlink_latency_ps
+        same_rail = self.rail(src) == self.rail(dst)
+        return self.nic.put_latency_ps + (0 if same_rail else self.nic.cross_rail_latency_ps)
+
+    def store_visibility_ps(self, src: int, dst: int) -> int:
+        """From issuing a posted store until others on the target GPU see it."""
+        return self.path_latency_ps(src, dst) + self.write_visibility_ps
+
+    def load_round_trip_ps(self, src: int, dst: int) -> int:
+        """From issuing a load of another GPU's memory until the data is there."""
+        there_and_back = self.path_latency_ps(src, dst) + self.path_latency_ps(dst, src)
+        return there_and_back + self.read_access_ps
+
+    @cached_property
+    def graph(self) -> networkx.DiGraph:
+        """The wiring as a directed networkx graph.
+
+        Nodes carry ``kind`` (gpu, switch, nic, leaf, spine); edges carry ``kind``
+        (uplink, downlink, nic, network), ``num_links``, ``rate`` (a
+        :class:`hwmodel.units.Rate`, None inside the scale-out network, which is
+        taken to be non-blocking) and, for NVLink, ``latency_ps``.
+        """
+        import networkx
+
+        graph = networkx.DiGraph()
+        for gpu in range(self.num_gpus):
+            graph.add_node(_gpu(gpu), kind="gpu", index=gpu, domain=self.domain(gpu))
+        for port in self.ports:
+            ends = (_gpu(port.gpu), _plane(self.domain(port.gpu), port.plane))
+            graph.add_node(ends[1], kind="switch", index=port.plane, domain=self.domain(port.gpu))
+            up = port.direction == "uplink"
+            graph.add_edge(
+                *(ends if up else ends[::-1]),
+                kind=port.direction,
+                num_links=port.num_links,
+                rate=port.rate,
+                latency_ps=self.uplink_latency_ps if up else self.downlink_latency_ps,
+            )
+        if self.num_domains > 1:
+            self._add_network(graph)
+        return graph
+
+    def _add_network(self, graph: networkx.DiGraph) -> None:
+        graph.add_node(_SPINE, kind="spine")
+        for gpu in range(self.num_gpus):
+            leaf = _leaf(self.rail(gpu))
+            graph.add_node(_nic(gpu), kind="nic", index=gpu)
+            graph.add_node(leaf, kind="leaf", index=self.rail(gpu))
+            for one, other, kind, rate in (
+                (_gpu(gpu), _nic(gpu), "nic", self.nic.rate),
+                (_nic(gpu), leaf, "network", self.nic.rate),
+                (leaf, _SPINE, "network", None),
+            ):
+                graph.add_edge(one, other, kind=kind, num_links=1, rate=rate)
+                graph.add_edge(other, one, kind=kind, num_links=1, rate=rate)
+
+    def _checked(self, gpu: int) -> int:
+        if not 0 <= gpu < self.num_gpus:
+            message = f"no GPU {gpu}; there are 0 to {self.num_gpus - 1}"
+            raise UserError(message)
+        return gpu
+
+
+_DIRECTIONS: tuple[Direction, ...] = ("uplink", "downlink")
+_SPINE = "spine"
+
+
+def _gpu(gpu: int) -> str:
+    return f"gpu{gpu}"
+
+
+def _plane(domain: int, plane: int) -> str:
+    return f"domain{domain}/plane{plane}"
+
+
+def _nic(gpu: int) -> str:
+    return f"nic{gpu}"
+
+
+def _leaf(rail: int) -> str:
+    return f"leaf{rail}"
+
+
+def _links(spec: SystemSpec) -> tuple[tuple[int, ...], ...]:
+    """Links (gpu of a domain, plane), checked against the number of GPUs and of links."""
+    given = spec.fabric.links_per_plane.value
+    per_domain, per_gpu = spec.fabric.num_gpus.value, spec.link.links_per_gpu.value
+    rows = [list(row) if isinstance(row, list) else None for row in given]
+    table = [row for row in rows if row is not None] or [
+        [count for count in given if isinstance(count, int)]
+    ] * per_domain
+    where = "fabric.links_per_plane"
+    if len(table) != per_domain:
+        message = f"{where} has {len(table)} rows; fabric.num_gpus says {per_domain}"
+        raise UserError(message)
+    if len({len(row) for row in table}) != 1:
+        message = f"{where}: all GPUs must count the same planes; write 0 where there is no link"
+        raise UserError(message)
+    for gpu, row in enumerate(table):
+        if sum(row) != per_gpu:
+            message = (
+                f"{where}: GPU {gpu} has {row} = {sum(row)} links; "
+                f"link.links_per_gpu says {per_gpu}"
+            )
+            raise UserError(message)
+    return tuple(tuple(row) for row in table)

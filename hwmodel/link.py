@@ -1,0 +1,318 @@
+"""NVLink: how many bytes a message really puts on the wire, and in which direction.
+
+Packets are made of 16-byte flits: one header, an optional byte-enable flit, the
+data. An SM fills at most 128 bytes of data into a packet, a copy engine 256. What
+travels the other way is charged to the other direction: a read's request, a
+write's acknowledgement. A constant *efficiency* stands for what happens below the
+packets (framing, credits, idle flits) and is not documented.
+
+The form reproduces eleven bandwidth measurements of an 8 x H800 machine within
+1.4 % (tests/hwmodel/test_link.py) and, with nothing changed but the number of
+links, those of 8 x H100.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal, overload
+
+from hwmodel.errors import UserError
+from hwmodel.specs import LinkSpec
+from hwmodel.units import BYTES_PER_GB, IntArray, Rate, Whole, ceil_div, exact, scale_up, whole
+
+#: Who makes the packets: an SM's loads and stores (TMA included), or a copy engine.
+Engine = Literal["sm", "copy_engine"]
+
+#: What a transfer is made of.
+Access = Literal["write", "read"]
+
+
+@dataclass(frozen=True, slots=True)
+class PacketRules:
+    """What an engine's packets look like.
+
+    Attributes
+    ----------
+    payload_bytes
+        Most data bytes of a packet.
+    read_request_flits
+        Flits of the opposite direction that ask for one packet of data. A
+        fraction: copy engines ask for more than one packet at a time.
+    write_ack_flits
+        Flits of the opposite direction that acknowledge one packet of data.
+    """
+
+    payload_bytes: int
+    read_request_flits: Fraction
+    write_ack_flits: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The NVLink port of a GPU: all its links together, each direction by itself.
+
+    Attributes
+    ----------
+    links_per_gpu
+        Links of a GPU, over all switch planes.
+    link_rate
+        One link, one direction, after efficiency and before packet overhead.
+    line_rate
+        One link, one direction, as sold.
+    flit_bytes, header_flits, byte_enable_flits
+        Packet format.
+    """
+
+    links_per_gpu: int
+    link_rate: Rate
+    line_rate: Rate
+    flit_bytes: int
+    header_flits: int
+    byte_enable_flits: int
+    _sm: PacketRules
+    _copy_engine: PacketRules
+
+    @classmethod
+    def from_spec(cls, spec: LinkSpec) -> Link:
+        """Build from a preset's ``[link]`` table."""
+        line = exact(spec.bandwidth_GB_per_s.value) * BYTES_PER_GB
+        return cls(
+            links_per_gpu=spec.links_per_gpu.value,
+            link_rate=Rate.per_second(line * exact(spec.efficiency.value)),
+            line_rate=Rate.per_second(line),
+            flit_bytes=spec.flit_bytes.value,
+            header_flits=spec.header_flits.value,
+            byte_enable_flits=spec.byte_enable_flits.value,
+            _sm=PacketRules(
+                spec.sm_payload_bytes.value,
+                exact(spec.sm_read_request_flits.value),
+                exact(spec.sm_write_ack_flits.value),
+            ),
+            _copy_engine=PacketRules(
+                spec.copy_engine_payload_bytes.value,
+                exact(spec.copy_engine_read_request_flits.value),
+                exact(spec.copy_engine_write_ack_flits.value),
+            ),
+        )
+
+    # ---- durations -------------------------------------------------------------
+
+    @property
+    def port_rate(self) -> Rate:
+        """All links of a GPU in one direction; wire bytes a second."""
+        return self.link_rate.times(self.links_per_gpu)
+
+    def port_duration_ps(self, wire_bytes: Whole) -> Whole:
+        """Time that wire bytes occupy a GPU's port in one direction.
+
+        Parameters
+        ----------
+        wire_bytes
+            Payload and packet overhead; what the ``*_wire_bytes`` methods return.
+
+        Returns
+        -------
+        Picoseconds, rounded up. Latency is apart; see :class:`hwmodel.fabric.Fabric`.
+        """
+        return self.port_rate.duration_ps(wire_bytes)
+
+    def rules(self, engine: Engine = "sm") -> PacketRules:
+        """Packet rules of an engine.
+
+        Raises
+        ------
+        UserError
+            If there is no such engine.
+        """
+        if engine == "sm":
+            return self._sm
+        if engine == "copy_engine":
+            return self._copy_engine
+        message = f"unknown engine {engine!r}; known: sm, copy_engine"
+        raise UserError(message)
+
+    # ---- counts ------------------------------------------------------------------
+
+    def packets(self, row_bytes: Whole, engine: Engine = "sm") -> Whole:
+        """Packets of one row; a row of no bytes has none.
+
+        Parameters
+        ----------
+        row_bytes
+            Payload of the row.
+        engine
+            Who makes the packets.
+        """
+        checked: Whole = whole(row_bytes, "row_bytes")
+        return ceil_div(checked, self.rules(engine).payload_bytes)
+
+    def write_flits(
+        self, row_bytes: Whole, engine: Engine = "sm", extra_flits_per_packet: int = 0
+    ) -> Whole:
+        """Flits that carry one row: data, headers, byte enables of a partial last flit.
+
+        Parameters
+        ----------
+        row_bytes
+            Payload of the row.
+        engine
+            Who makes the packets.
+        extra_flits_per_packet
+            Flits added to each packet, such as a list of targets.
+
+        Notes
+        -----
+        The tail of a row goes out as one shorter packet. Real hardware may only
+        know powers of two up to 128 bytes and split it; the difference is at most
+        two headers a row.
+        """
+        extra: int = whole(extra_flits_per_packet, "extra_flits_per_packet")
+        checked: Whole = whole(row_bytes, "row_bytes")
+        data = ceil_div(checked, self.flit_bytes)
+        partial = data - checked // self.flit_bytes  # 1 where the last flit is not full
+        headers = self.packets(checked, engine) * (self.header_flits + extra)
+        return data + headers + partial * self.byte_enable_flits
+
+    # ---- bytes on the wire --------------------------------------------------------
+
+    @overload
+    def write_wire_bytes(
+        self, row_bytes: int, rows: int = 1, *, engine: Engine = "sm", extra_flits: int = 0
+    ) -> int: ...
+    @overload
+    def write_wire_bytes(
+        self, row_bytes: IntArray, rows: int | IntArray = 1, *,
+        engine: Engine = "sm", extra_flits: int = 0,
+    ) -> IntArray: ...  # fmt: skip
+    @overload
+    def write_wire_bytes(
+        self, row_bytes: int, rows: IntArray, *, engine: Engine = "sm", extra_flits: int = 0
+    ) -> IntArray: ...
+    def write_wire_bytes(
+        self, row_bytes: Any, rows: Any = 1, *, engine: Engine = "sm", extra_flits: int = 0
+    ) -> Any:
+        """Wire bytes that a message of writes puts on its own direction.
+
+        Parameters
+        ----------
+        row_bytes
+            Payload of a row, a number or one for each message.
+        rows
+            Rows of the message. Each is packetised by itself: the last packet of
+            a row is not shared with the next.
+        engine
+            Who makes the packets.
+        extra_flits
+            Flits added to each packet, such as a list of targets.
+
+        Returns
+        -------
+        Bytes, a multiple of the flit size.
+        """
+        flits = self.write_flits(row_bytes, engine, extra_flits)
+        return flits * whole(rows, "rows") * self.flit_bytes
+
+    @overload
+    def response_wire_bytes(
+        self, row_bytes: int, rows: int = 1, *, engine: Engine = "sm", extra_flits: int = 0
+    ) -> int: ...
+    @overload
+    def response_wire_bytes(
+        self, row_bytes: IntArray, rows: int | IntArray = 1, *,
+        engine: Engine = "sm", extra_flits: int = 0,
+    ) -> IntArray: ...  # fmt: skip
+    @overload
+    def response_wire_bytes(
+        self, row_bytes: int, rows: IntArray, *, engine: Engine = "sm", extra_flits: int = 0
+    ) -> IntArray: ...
+    def response_wire_bytes(
+        self, row_bytes: Any, rows: Any = 1, *, engine: Engine = "sm", extra_flits: int = 0
+    ) -> Any:
+        """Wire bytes of the answers to reads, on the direction the data travels.
+
+        The parameters are those of :meth:`write_wire_bytes`. Answers carry whole
+        flits and so no byte enables.
+        """
+        checked = whole(row_bytes, "row_bytes")
+        full = ceil_div(checked, self.flit_bytes) * self.flit_bytes
+        return self.write_wire_bytes(full, rows, engine=engine, extra_flits=extra_flits)
+
+    @overload
+    def request_wire_bytes(
+        self, row_bytes: int, rows: int = 1, *, engine: Engine = "sm", extra_flits: int = 0
+    ) -> int: ...
+    @overload
+    def request_wire_bytes(
+        self, row_bytes: IntArray, rows: int | IntArray = 1, *,
+        engine: Engine = "sm", extra_flits: int = 0,
+    ) -> IntArray: ...  # fmt: skip
+    @overload
+    def request_wire_bytes(
+        self, row_bytes: int, rows: IntArray, *, engine: Engine = "sm", extra_flits: int = 0
+    ) -> IntArray: ...
+    def request_wire_bytes(
+        self, row_bytes: Any, rows: Any = 1, *, engine: Engine = "sm", extra_flits: int = 0
+    ) -> Any:
+        """Wire bytes of the requests for reads, against the direction of the data.
+
+        The parameters are those of :meth:`write_wire_bytes`; ``row_bytes`` is the
+        payload asked for.
+
+        Returns
+        -------
+        Bytes, rounded up over the whole message.
+        """
+        per_packet = self.rules(engine).read_request_flits + whole(extra_flits, "extra_flits")
+        packets = self.packets(row_bytes, engine) * whole(rows, "rows")
+        return scale_up(packets, per_packet * self.flit_bytes)
+
+    @overload
+    def ack_wire_bytes(self, row_bytes: int, rows: int = 1, *, engine: Engine = "sm") -> int: ...
+    @overload
+    def ack_wire_bytes(
+        self, row_bytes: IntArray, rows: int | IntArray = 1, *, engine: Engine = "sm"
+    ) -> IntArray: ...
+    @overload
+    def ack_wire_bytes(
+        self, row_bytes: int, rows: IntArray, *, engine: Engine = "sm"
+    ) -> IntArray: ...
+    def ack_wire_bytes(self, row_bytes: Any, rows: Any = 1, *, engine: Engine = "sm") -> Any:
+        """Wire bytes of the acknowledgements of writes, against the direction of the data.
+
+        The parameters are those of :meth:`write_wire_bytes`.
+
+        Returns
+        -------
+        Bytes, rounded up over the whole message.
+        """
+        packets = self.packets(row_bytes, engine) * whole(rows, "rows")
+        return scale_up(packets, self.rules(engine).write_ack_flits * self.flit_bytes)
+
+    # ---- for people -----------------------------------------------------------------
+
+    def payload_bytes_per_s(
+        self, engine: Engine = "sm", access: Access = "write", *, both_ways: bool = False
+    ) -> float:
+        """Payload rate of long full-packet transfers, per GPU and direction.
+
+        Parameters
+        ----------
+        engine
+            Who makes the packets.
+        access
+            Push (``write``) or pull (``read``).
+        both_ways
+            Whether the opposite direction carries the same traffic, so that its
+            acknowledgements or requests share the wire.
+
+        Notes
+        -----
+        ``nominal * efficiency * d / (d + o + r)`` with ``d`` data flits, ``o``
+        header flits and ``r`` flits of the opposite traffic a packet.
+        """
+        rules = self.rules(engine)
+        opposite = rules.write_ack_flits if access == "write" else rules.read_request_flits
+        data_flits = Fraction(rules.payload_bytes, self.flit_bytes)
+        share = data_flits / (data_flits + self.header_flits + (opposite if both_ways else 0))
+        return float(share) * self.port_rate.units_per_second

@@ -1,0 +1,117 @@
+"""Bytes through device memory, and through the SMs that move them.
+
+A GPU's memory is one shared server; an SM that copies is another limit beside it
+and beside the links. Which limits apply to a piece of work is for the caller to
+say, by putting a task on each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hwmodel.specs import GpuSpec, HbmSpec
+from hwmodel.units import Rate, Whole, exact, ps_from_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Hbm:
+    """Device memory of one GPU.
+
+    Attributes
+    ----------
+    rate
+        Bytes a second that long streams reach, reads and writes together.
+    latency_ps
+        One load, unloaded.
+    """
+
+    rate: Rate
+    latency_ps: int
+
+    @classmethod
+    def from_spec(cls, spec: HbmSpec) -> Hbm:
+        """Build from a preset's ``[hbm]`` table."""
+        peak = Rate.gigabytes_per_second(spec.peak_GB_per_s.value)
+        return cls(
+            rate=peak.times(exact(spec.stream_efficiency.value)),
+            latency_ps=ps_from_ns(spec.latency_ns.value),
+        )
+
+    def stream_ps(self, nbytes: Whole) -> Whole:
+        """Time that reading or writing so many bytes occupies the memory."""
+        return self.rate.duration_ps(nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingMultiprocessors:
+    """The SMs of a GPU as movers of bytes. All durations are for one SM.
+
+    Attributes
+    ----------
+    num_sms
+        SMs of a GPU.
+    push_rate
+        Bytes a second that one SM sends in a push kernel, wherever they go. This
+        is the rate at which a DeepEP sender gets rid of rows, the share for its
+        own GPU (1/8 under uniform routing to 8 GPUs) included: 39 GB/s in all
+        are 34 GB/s to the others.
+    read_rate, write_rate
+        Bytes a second that one SM reads into, and writes from, its registers or
+        shared memory.
+    """
+
+    num_sms: int
+    push_rate: Rate
+    read_rate: Rate
+    write_rate: Rate
+
+    @classmethod
+    def from_spec(cls, spec: GpuSpec) -> StreamingMultiprocessors:
+        """Build from a preset's ``[gpu]`` table."""
+        return cls(
+            num_sms=spec.num_sms.value,
+            push_rate=Rate.gigabytes_per_second(spec.sm_push_GB_per_s.value),
+            read_rate=Rate.gigabytes_per_second(spec.sm_read_GB_per_s.value),
+            write_rate=Rate.gigabytes_per_second(spec.sm_write_GB_per_s.value),
+        )
+
+    def push_ps(self, nbytes: Whole) -> Whole:
+        """Time one SM needs to store bytes to peers or to its own GPU's memory."""
+        return self.push_rate.duration_ps(nbytes)
+
+    def pull_ps(self, nbytes: Whole) -> Whole:
+        """Time one SM needs to load bytes from peers and store them to its own memory.
+
+        The slower of reading and writing, which overlap.
+        """
+        return self._slower.duration_ps(nbytes)
+
+    def copy_out_ps(self, nbytes: Whole) -> Whole:
+        """Time one SM needs to copy bytes within its GPU, such as out of a ring buffer.
+
+        The slower of reading and writing, which overlap.
+        """
+        return self._slower.duration_ps(nbytes)
+
+    def reduce_ps(self, nbytes_in: Whole, nbytes_out: Whole) -> Whole:
+        """Time one SM needs to read rows, add them up and write the sum.
+
+        Parameters
+        ----------
+        nbytes_in
+            Bytes of all rows that are added.
+        nbytes_out
+            Bytes of the sums.
+
+        Notes
+        -----
+        ``in / read_rate + out / write_rate``: the sum of a row leaves after its
+        last part has come, so the two do not overlap within a row. Adding BF16
+        rows in FP32 takes 128 lanes about two operations a value, as fast as
+        reading them, and hides behind it.
+        """
+        return self.read_rate.duration_ps(nbytes_in) + self.write_rate.duration_ps(nbytes_out)
+
+    @property
+    def _slower(self) -> Rate:
+        return max(self.read_rate, self.write_rate, key=lambda rate: rate.ps_per_unit)

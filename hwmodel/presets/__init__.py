@@ -1,0 +1,1 @@
+"""Descriptions of machines, one TOML file each; see :mod:`hwmodel.catalog`."""

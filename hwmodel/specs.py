@@ -1,0 +1,212 @@
+"""What a preset file must say: every key, its type, and where the number is from.
+
+One pydantic model a table of the file. There are no defaults: a description of a
+machine is complete or refused, and nothing is assumed silently. Keys carry their
+unit; values carry their source.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hwmodel.units import unit_of
+
+T = TypeVar("T")
+
+#: How far a value can be trusted: ``high`` is measured or published and confirmed
+#: twice, ``medium`` one credible measurement or vendor claim, ``low`` inferred or
+#: from other hardware, ``recalled`` from memory of a publication, ``user`` set by hand.
+Confidence = Literal["high", "medium", "low", "recalled", "user"]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Ratio = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=1 << 40)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=1 << 40)]
+Block = Annotated[list[Count], Field(min_length=2, max_length=2)]
+Links = Annotated[list[NonNegativeInt], Field(min_length=1)]
+
+
+class _Strict(BaseModel):
+    """Unknown keys are errors, "8" is not 8, and nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Quantity(_Strict, Generic[T]):
+    """One number of a preset with its source."""
+
+    value: T
+    source: Annotated[str, Field(min_length=4)]
+    confidence: Confidence
+
+
+class FabricSpec(_Strict):
+    """Which GPUs there are and how many links go to which switch plane."""
+
+    num_gpus: Quantity[Count]
+    """GPUs of one NVLink domain."""
+    num_domains: Quantity[Count]
+    """NVLink domains, joined by one NIC per GPU if more than one."""
+    links_per_plane: Quantity[Links | Annotated[list[Links], Field(min_length=1)]]
+    """Links of a GPU to each plane; one list for all GPUs, or one a GPU of a domain."""
+
+
+class LinkSpec(_Strict):
+    """NVLink: rate, latency of a hop, and what a packet costs."""
+
+    links_per_gpu: Quantity[Count]
+    bandwidth_GB_per_s: Quantity[Positive]
+    """One link, one direction, data rate before packet overhead."""
+    efficiency: Quantity[Ratio]
+    """Share of the data rate left before packet overhead."""
+    propagation_ns: Quantity[NonNegative]
+    """GPU to switch or switch to GPU, interfaces included."""
+    flit_bytes: Quantity[Count]
+    header_flits: Quantity[NonNegativeInt]
+    byte_enable_flits: Quantity[NonNegativeInt]
+    """Extra flits of a write whose last flit is not full."""
+    sm_payload_bytes: Quantity[Count]
+    copy_engine_payload_bytes: Quantity[Count]
+    sm_read_request_flits: Quantity[NonNegative]
+    sm_write_ack_flits: Quantity[NonNegative]
+    copy_engine_read_request_flits: Quantity[NonNegative]
+    copy_engine_write_ack_flits: Quantity[NonNegative]
+
+
+class SwitchSpec(_Strict):
+    """What the switch can do with packets, and what it holds."""
+
+    traversal_ns: Quantity[NonNegative]
+    multicast: Quantity[bool]
+    """One packet in, one out for each member of a fixed group."""
+    dynamic_multicast: Quantity[bool]
+    """The packet itself names its targets."""
+    reduction: Quantity[bool]
+    multicast_acks_merged: Quantity[bool]
+    multimem_efficiency: Quantity[Ratio]
+    """Share of a port's rate left for multicast and reduction traffic."""
+    merge_ns: Quantity[NonNegative]
+    """Latency added when the last contribution to a reduction arrives."""
+    reduction_GFLOP_per_s: Quantity[Positive]
+    """One plane."""
+    reduction_buffer_bytes: Quantity[Count]
+    """One port (one link)."""
+    virtual_channels: Quantity[Count]
+    flits_per_channel: Quantity[Count]
+
+
+class GpuSpec(_Strict):
+    """The GPU seen from the fabric, and its SMs as movers of bytes."""
+
+    num_sms: Quantity[Count]
+    clock_GHz: Quantity[Positive]
+    copy_engine: Quantity[bool]
+    write_visibility_ns: Quantity[NonNegative]
+    """From arrival of a posted store at the GPU until other SMs see it."""
+    remote_read_access_ns: Quantity[NonNegative]
+    """From arrival of a read request at the GPU until its answer leaves."""
+    sm_push_GB_per_s: Quantity[Positive]
+    """Bytes an SM sends to peers and to its own GPU while it runs a push kernel."""
+    sm_read_GB_per_s: Quantity[Positive]
+    sm_write_GB_per_s: Quantity[Positive]
+
+
+class HbmSpec(_Strict):
+    """Device memory."""
+
+    peak_GB_per_s: Quantity[Positive]
+    stream_efficiency: Quantity[Ratio]
+    latency_ns: Quantity[NonNegative]
+
+
+class ComputeSpec(_Strict):
+    """Matrix multiplication as tiles on SMs."""
+
+    bf16_peak_TFLOP_per_s: Quantity[Positive]
+    fp8_peak_TFLOP_per_s: Quantity[Positive]
+    bf16_efficiency: Quantity[Ratio]
+    """Of peak, inside a tile's main loop."""
+    fp8_efficiency: Quantity[Ratio]
+    mma_rows: Quantity[Count]
+    """Rows of a tile are rounded up to this."""
+    tile_overhead_ns: Quantity[NonNegative]
+    """Filling the pipeline and storing the result of a tile."""
+    operand_bytes_per_clock: Quantity[Positive]
+    """Into one SM."""
+    bf16_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
+    fp8_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
+    """Tile shapes (rows, columns) that kernels of this type come in."""
+    fp8_scale_block: Quantity[Count]
+    """Values that share one 4-byte scale."""
+
+
+class OverheadsSpec(_Strict):
+    """What software costs around the work."""
+
+    launch_us: Quantity[NonNegative]
+    kernel_gap_graph_us: Quantity[NonNegative]
+    kernel_gap_stream_us: Quantity[NonNegative]
+    host_sync_us: Quantity[NonNegative]
+    poll_pinned_us: Quantity[NonNegative]
+    copy_engine_start_us: Quantity[NonNegative]
+    grid_barrier_us: Quantity[NonNegative]
+    barrier_base_ns: Quantity[NonNegative]
+    barrier_per_peer_ns: Quantity[NonNegative]
+    poll_ns: Quantity[NonNegative]
+    """Until a polling loop has seen a flag that is already visible."""
+
+
+class NicSpec(_Strict):
+    """Scale-out: one NIC per GPU on a rail-optimised network."""
+
+    bandwidth_GB_per_s: Quantity[Positive]
+    efficiency: Quantity[Ratio]
+    put_latency_us: Quantity[NonNegative]
+    """GPU-initiated put, one way, between NICs of one rail."""
+    cross_rail_us: Quantity[NonNegative]
+    """Added when the two NICs are on different rails (leaf, spine, leaf)."""
+
+
+class SystemSpec(_Strict):
+    """A whole preset file."""
+
+    name: Annotated[str, Field(min_length=1)]
+    summary: str
+    fabric: FabricSpec
+    link: LinkSpec
+    switch: SwitchSpec
+    gpu: GpuSpec
+    hbm: HbmSpec
+    compute: ComputeSpec
+    overheads: OverheadsSpec
+    nic: NicSpec
+
+    def rows(self) -> list[tuple[str, Any, str, str, str]]:
+        """Give every value as (dotted key, value, unit, source, confidence), sorted by key."""
+        found = []
+        for section in sections():
+            table = getattr(self, section)
+            for key in type(table).model_fields:
+                entry = getattr(table, key)
+                dotted = f"{section}.{key}"
+                found.append((dotted, entry.value, unit_of(dotted), entry.source, entry.confidence))
+        return sorted(found)
+
+
+def sections() -> dict[str, type[BaseModel]]:
+    """Tables of a preset file and the model of each."""
+    return {
+        name: field.annotation
+        for name, field in SystemSpec.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+
+
+def keys() -> list[str]:
+    """All dotted keys that a preset gives and an override may change, sorted."""
+    return sorted(
+        f"{section}.{key}" for section, model in sections().items() for key in model.model_fields
+    )

@@ -1,0 +1,211 @@
+"""Whole picoseconds and bytes, and exact rates between them.
+
+Inside the package a time is an integer number of picoseconds and a size an
+integer number of bytes, as Python ints or int64 arrays. A rate is a ratio of two
+integers, so that a duration never depends on how a float was rounded: sums of
+equal parts are equal on every machine. Human units (GB/s, ns, us) exist only in
+preset files and in printed output; 1 GB is 10^9 bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hwmodel.errors import UserError
+
+PS_PER_NS = 1_000
+PS_PER_US = 1_000_000
+PS_PER_S = 1_000_000_000_000
+BYTES_PER_GB = 1_000_000_000
+
+#: An int64 array.
+IntArray = npt.NDArray[np.int64]
+
+#: Either a Python int or an int64 array; a function returns what it was given.
+Whole = TypeVar("Whole", int, IntArray)
+
+# Precision of a rate. scale_up multiplies a remainder (< denominator) by the
+# numerator, so their product must fit in an int64 with room to spare.
+_MAX_DENOMINATOR = 1_000_000
+_MAX_PRODUCT = 1 << 62
+
+_UNIT_SUFFIXES = {
+    "_GB_per_s": "GB/s",
+    "_TFLOP_per_s": "TFLOP/s",
+    "_GFLOP_per_s": "GFLOP/s",
+    "_bytes_per_clock": "bytes/clock",
+    "_GHz": "GHz",
+    "_bytes": "bytes",
+    "_flits": "flits",
+    "_ns": "ns",
+    "_us": "us",
+}
+
+
+def unit_of(key: str) -> str:
+    """Read the unit that a preset key carries in its name; empty for counts and ratios.
+
+    Examples
+    --------
+    >>> unit_of("link.bandwidth_GB_per_s"), unit_of("gpu.num_sms")
+    ('GB/s', '')
+    """
+    for suffix, unit in _UNIT_SUFFIXES.items():
+        if key.endswith(suffix):
+            return unit
+    return ""
+
+
+def exact(value: float | int) -> Fraction:
+    """Return the decimal number that was written, not the nearest binary float.
+
+    Examples
+    --------
+    >>> exact(0.9435)
+    Fraction(1887, 2000)
+    """
+    return Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
+
+
+def ceil_fraction(value: Fraction) -> int:
+    """Round a non-negative fraction up to a whole number."""
+    return -((-value.numerator) // value.denominator)
+
+
+def ps_from_ns(value_ns: float | int) -> int:
+    """Convert nanoseconds to whole picoseconds, rounding up."""
+    return ceil_fraction(exact(value_ns) * PS_PER_NS)
+
+
+def ps_from_us(value_us: float | int) -> int:
+    """Convert microseconds to whole picoseconds, rounding up."""
+    return ceil_fraction(exact(value_us) * PS_PER_US)
+
+
+def whole(value: Any, name: str) -> Any:
+    """Check a count: a non-negative int, or an array of them, as int or int64 array.
+
+    Parameters
+    ----------
+    value
+        A Python or numpy integer, or anything numpy reads as an integer array.
+    name
+        What the count is, for the error message.
+
+    Raises
+    ------
+    UserError
+        If it is negative or not made of whole numbers.
+    """
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        number = int(value)
+        if number < 0:
+            message = f"{name} must not be negative; got {number}"
+            raise UserError(message)
+        return number
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu" and array.size:
+        message = f"{name} must be whole numbers; got dtype {array.dtype}"
+        raise UserError(message)
+    array = array.astype(np.int64, copy=False)
+    if array.size and int(array.min()) < 0:
+        message = f"{name} must not be negative; got {int(array.min())}"
+        raise UserError(message)
+    return array
+
+
+def ceil_div(value: Whole, divisor: int) -> Whole:
+    """Divide whole numbers, rounding up.
+
+    Examples
+    --------
+    >>> ceil_div(129, 128)
+    2
+    """
+    return -((-value) // divisor)
+
+
+def scale_up(value: Whole, factor: Fraction) -> Whole:
+    """Multiply whole numbers by a fraction, rounding up.
+
+    Split into quotient and remainder, so that an int64 array overflows only
+    where the result itself would.
+    """
+    quotient, remainder = value // factor.denominator, value % factor.denominator
+    return quotient * factor.numerator + ceil_div(remainder * factor.numerator, factor.denominator)
+
+
+def _simplified(value: Fraction) -> Fraction:
+    """Nearest fraction (of a value >= 1) whose terms multiply to less than _MAX_PRODUCT."""
+    largest = math.isqrt(_MAX_PRODUCT // (math.ceil(value) + 1))
+    return value.limit_denominator(max(1, min(_MAX_DENOMINATOR, largest)))
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How much of something (bytes, floating-point operations) passes a second.
+
+    Attributes
+    ----------
+    ps_per_unit
+        Picoseconds a unit takes, as an exact fraction.
+    """
+
+    ps_per_unit: Fraction
+
+    @classmethod
+    def per_second(cls, amount: Fraction | int) -> Rate:
+        """Make a rate from units (bytes, operations) a second.
+
+        Raises
+        ------
+        UserError
+            If the amount is not positive.
+        """
+        if amount <= 0:
+            message = f"a rate must be positive; got {float(amount)} per second"
+            raise UserError(message)
+        period = Fraction(PS_PER_S) / Fraction(amount)
+        if period < 1:  # a fast rate keeps its precision through the reciprocal
+            return cls(1 / _simplified(1 / period))
+        return cls(_simplified(period))
+
+    @classmethod
+    def gigabytes_per_second(cls, value_gb_per_s: float | int) -> Rate:
+        """Make a rate from GB/s (10^9 bytes a second)."""
+        return cls.per_second(exact(value_gb_per_s) * BYTES_PER_GB)
+
+    @property
+    def units_per_second(self) -> float:
+        """Units a second, for printing and for tests."""
+        return float(PS_PER_S / self.ps_per_unit)
+
+    def times(self, factor: Fraction | int) -> Rate:
+        """Return the rate of ``factor`` such servers together, or at that efficiency."""
+        return Rate.per_second(PS_PER_S / self.ps_per_unit * factor)
+
+    def duration_ps(self, amount: Whole) -> Whole:
+        """Time that an amount takes on an idle server, rounded up.
+
+        Parameters
+        ----------
+        amount
+            Units (bytes or operations), non-negative.
+
+        Returns
+        -------
+        Picoseconds: ``ceil(amount * ps_per_unit)``.
+
+        Examples
+        --------
+        >>> Rate.gigabytes_per_second(450).duration_ps(450_000)
+        1000000
+        """
+        checked: Whole = whole(amount, "amount")
+        return scale_up(checked, self.ps_per_unit)
