@@ -32,7 +32,7 @@ def suggest(given: str, known: Iterable[str], *, limit: int = 12) -> str:
     'did you mean dgx-h100? known: dgx-h100, hgx-h800'
     """
     names = sorted(known)
-    close = difflib.get_close_matches(given, names, n=3, cutoff=0.6)
+    close = difflib.get_close_matches(given, names, n=3, cutoff=0.75)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     if len(names) > limit:
         shown = ", ".join(names[:limit]) + f", ... ({len(names)} in all)"

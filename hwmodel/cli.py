@@ -1,0 +1,123 @@
+"""``moereplay hardware``: which machines there are, and every number of one with its source."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from hwmodel.errors import UserError
+
+app = typer.Typer(no_args_is_help=True, help="Machines that a replay can run on.")
+
+
+def _fail(error: UserError) -> NoReturn:
+    print(f"error: {error}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def _overrides(pairs: list[str]) -> dict[str, str]:
+    """Split ``K=V`` texts.
+
+    Raises
+    ------
+    UserError
+        If one has no equals sign.
+    """
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            message = f"--set {pair}: write KEY=VALUE, such as link.links_per_gpu=8"
+            raise UserError(message)
+        found[key.strip()] = value.strip()
+    return found
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@app.command("list")
+def list_systems(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the machines that come with the package."""
+    import hwmodel
+
+    systems = [hwmodel.load(name) for name in hwmodel.names()]
+    rows: list[dict[str, Any]] = [
+        {
+            "name": system.name,
+            "num_gpus": system.num_gpus,
+            "links_per_gpu": system.link.links_per_gpu,
+            "num_planes": system.fabric.num_planes,
+            "sm_write_GB_per_s": round(system.link.payload_bytes_per_s() / 1e9, 1),
+            "hbm_GB_per_s": round(system.hbm.rate.units_per_second / 1e9),
+            "capabilities": sorted(c.value for c in system.capabilities),
+            "summary": system.summary,
+        }
+        for system in systems
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    table = Table()
+    for heading in ("name", "GPUs", "links", "planes", "store GB/s", "memory GB/s"):
+        left = heading == "name"
+        table.add_column(heading, justify="left" if left else "right", no_wrap=left)
+    for row in rows:
+        table.add_row(*(_plain(row[field]) for field in list(row)[:6]))
+    console.print(table)
+    console.print("links, GB/s: one GPU, one direction; stores by SMs, payload\n", style="dim")
+    for row in rows:
+        console.print(f"[bold]{row['name']}[/bold]: {escape(str(row['summary']))}")
+        console.print(f"  can: {', '.join(row['capabilities'])}", style="dim")
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A machine of `list`, or a TOML file.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="K=V", help="Change a value; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show every value of a machine with its unit, source and confidence."""
+    import hwmodel
+
+    try:
+        system = hwmodel.load(name, _overrides(settings or []))
+    except UserError as error:
+        _fail(error)
+    fields = ("key", "value", "unit", "source", "confidence")
+    rows = [dict(zip(fields, row, strict=True)) for row in system.spec.rows()]
+    if as_json:
+        document = {"name": system.name, "summary": system.summary, "values": rows}
+        print(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.padding import Padding
+
+    console = Console()
+    console.print(f"[bold]{escape(system.name)}[/bold]  {escape(system.summary)}")
+    section = ""
+    for row in rows:
+        if row["key"].partition(".")[0] != section:
+            section = row["key"].partition(".")[0]
+            console.print()
+        value = f"{_plain(row['value'])} {row['unit']}".strip()
+        text = f"[bold]{row['key']}[/bold] = {escape(value)}"
+        console.print(text, f"[dim]({row['confidence']})[/dim]", highlight=False)
+        console.print(Padding(escape(row["source"]), (0, 0, 0, 4)), style="dim", highlight=False)
