@@ -1,0 +1,194 @@
+"""Make the traces of the library and their index; content ids must not change.
+
+    python scripts/make_traces.py                          the synthetic ones
+    python scripts/make_traces.py --ids F --weights F      also the recorded ones
+
+F are the GPT-OSS-20B recordings of traces/README.md, in the layout described there.
+A content id that differs from the one in the index is an error unless --accept is given.
+"""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+import tracegen
+from tracegen import provenance
+from tracegen.checks import boundaries
+from tracegen.library import Entry
+
+FOLDER = Path(__file__).resolve().parent.parent / "traces"
+SOURCE_REPOSITORY = "https://github.com/AmanPriyanshu/GPT-OSS-MoE-ExpertFingerprinting"
+SOURCE_COMMIT = "72b368f60045221f21eeb65debb27d58de92e565"
+DECODE = 1
+
+SYNTHETIC: dict[str, dict[str, Any]] = {
+    "toy-uniform": {"kind": "uniform", "seed": 1},
+    "toy-zipf": {"kind": "zipf", "skew": 0.6, "seed": 2},
+}
+"""Name to arguments of `generate`, on top of COMMON."""
+
+COMMON: dict[str, Any] = {
+    "model": "qwen2-moe-2.7b-e64",
+    "ranks": 8,
+    "tokens_per_rank": 256,
+    "layers": 2,
+    "steps": 2,
+}
+"""64 experts, top-4, 8 GPUs, two layers, two steps of 2,048 tokens: small enough to look at."""
+
+
+def make_synthetic(name: str) -> tracegen.RoutingTrace:
+    """One of the two small traces; the same on every machine."""
+    return tracegen.generate.generate(**COMMON, **SYNTHETIC[name])
+
+
+def convert(path: Path) -> tracegen.RoutingTrace:
+    """A recording of GPT-OSS-20B decoding, in this project's format.
+
+    The recording lists generations one after the other, prompt rows absent: each row
+    is one forward pass of one token, so each row becomes a step of its own.
+    """
+    shape = tracegen.models.load("gpt-oss-20b")
+    with h5py.File(path, "r") as file:
+        if file.attrs["source_commit"] != SOURCE_COMMIT:
+            sys.exit(f"{path}: made from commit {file.attrs['source_commit']}, not {SOURCE_COMMIT}")
+        ids = file["routing/expert_ids"][...]
+        request = file["tokens/request"][...].astype(np.uint32)
+        position = file["tokens/position"][...].astype(np.uint32)
+        first = file["requests/indptr"][...].astype(np.int64)
+        labels = [label.decode() for label in file["requests/label"][...]]
+        weights = file["routing/gate_weights"][...] if "gate_weights" in file["routing"] else None
+        layers = file["model/moe_layer_index"][...]
+    num_tokens = ids.shape[1]
+    step = np.arange(num_tokens, dtype=np.uint32)
+    dataset, label = zip(*(text.split("/", 1) for text in labels), strict=True)
+    source = {
+        "repository": SOURCE_REPOSITORY,
+        "commit": SOURCE_COMMIT,
+        "files": "data/**/*_examples.json",
+        "license": "Apache-2.0",
+        "model": "openai/gpt-oss-20b",
+        "sampling": "greedy, up to 512 new tokens, one generation at a time",
+    }
+    sample = (
+        ", 100 of the 703 generations (numpy default_rng(0) choice)" if len(labels) < 703 else ""
+    )
+    return tracegen.RoutingTrace(
+        model=tracegen.TraceModel.from_shape(shape),
+        moe_layer_index=layers.astype(np.uint16),
+        expert_ids=ids,
+        gate_weights=weights,
+        tokens=tracegen.TokenTable(
+            step=step,
+            request=request,
+            position=position,
+            phase=np.full(num_tokens, DECODE, np.uint8),
+        ),
+        steps_indptr=boundaries(step),
+        requests=tracegen.RequestTable(
+            id=np.arange(len(labels), dtype=np.uint32),
+            prompt_len=position[first[:-1]],
+            output_len=np.diff(first).astype(np.uint32),
+            dataset=np.array(dataset),
+            label=np.array(label),
+        ),
+        info=tracegen.TraceInfo(
+            kind="imported",
+            title=f"gpt-oss-20b decoding{sample or ', 703 generations'}",
+            license="Apache-2.0",
+            slot_order="weight_desc",
+            weight_semantics="" if weights is None else "softmax over the chosen experts, in bf16",
+            weight_row_sum="" if weights is None else "1",
+            provenance=provenance.record(
+                "scripts/make_traces.py",
+                source=source,
+                dropped=[
+                    {
+                        "rows": 0,
+                        "why": "prompt rows: the recorder lines up layers of one-token passes only",
+                    }
+                ],
+                notes="Only layout and types were changed. Prompt lengths are the position of the "
+                "first generated row. Engine batches were not recorded.",
+            ),
+        ),
+    )
+
+
+def entry(name: str, path: Path, source: str) -> Entry:
+    """Index entry of a file just written."""
+    with tracegen.open(path) as file:
+        table = file.read([0]).tokens
+        return Entry(
+            name=name,
+            title=file.info.title,
+            file=path.name,
+            file_bytes=path.stat().st_size,
+            content_id=file.content_id,
+            model=file.model.shape.name if file.model.shape else file.model.model_id,
+            kind=file.info.kind,
+            phase=", ".join(tracegen.trace.PHASES[p] for p in np.unique(table.phase)),
+            num_layers=file.num_layers,
+            num_tokens=file.num_tokens,
+            num_experts=file.num_experts,
+            topk=file.topk,
+            num_ranks=0 if table.rank is None else int(table.rank.max()) + 1,
+            has_gate_weights=file.has_gate_weights,
+            license=file.info.license,
+            source=source,
+        )
+
+
+def index_text(entries: list[Entry]) -> str:
+    """`index.toml` as a string; TOML has a JSON-like form for every value used here."""
+    lines = ["# Written by scripts/make_traces.py. content_id: what a trace says, not its bytes."]
+    for item in entries:
+        lines += ["", "[[trace]]"]
+        for key, value in item.model_dump().items():
+            shown = str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
+            lines.append(f"{key} = {shown}")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ids", type=Path, help="recording of all generations, ids only")
+    parser.add_argument("--weights", type=Path, help="recording of 100 generations with weights")
+    parser.add_argument("--accept", action="store_true", help="accept changed content ids")
+    options = parser.parse_args()
+    index = FOLDER / "index.toml"
+    known = tracegen.library.entries() if index.is_file() else {}
+    made: list[tuple[str, tracegen.RoutingTrace, str]] = []
+    for name, path in (
+        ("gpt-oss-20b-decode", options.ids),
+        ("gpt-oss-20b-decode-weights", options.weights),
+    ):
+        if path is not None:
+            source = f"{SOURCE_REPOSITORY} at {SOURCE_COMMIT[:12]}, data/**/*_examples.json"
+            made.append((name, convert(path), source))
+    made += [(name, make_synthetic(name), "python scripts/make_traces.py") for name in SYNTHETIC]
+    changed = {}
+    for name, trace, source in made:
+        old = known[name].content_id if name in known else trace.content_id
+        if trace.content_id != old and not options.accept:
+            sys.exit(f"{name}: content id {trace.content_id}, the index says {old}; see --accept")
+        path = FOLDER / f"{name}.h5"
+        if path.is_file() and name in known and trace.content_id == known[name].content_id:
+            # Same content: keep its date, so that the same call gives the same bytes.
+            with tracegen.open(path) as file:
+                info = dataclasses.replace(trace.info, created_utc=file.info.created_utc)
+            trace = dataclasses.replace(trace, info=info)
+        tracegen.write(trace, path, overwrite=True)
+        changed[name] = entry(name, path, source)
+        print(f"{name}: {trace.content_id}, {path.stat().st_size} bytes")
+    entries = [item for _, item in sorted({**known, **changed}.items())]
+    index.write_text(index_text(entries), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

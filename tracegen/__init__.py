@@ -1,0 +1,56 @@
+"""Routing traces of Mixture-of-Experts models: read, write, make, find.
+
+Knows tokens, experts, layers, steps and files; knows nothing of GPUs, links or time.
+Names are imported on first use, so that ``import tracegen`` costs next to nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracegen.errors import UserError as UserError
+    from tracegen.generate import GENERATORS as GENERATORS
+    from tracegen.generate import generate as generate
+    from tracegen.hdf5 import TraceFile as TraceFile
+    from tracegen.hdf5 import write as write
+    from tracegen.library import load as load
+    from tracegen.library import open_trace as open  # noqa: F401 (the name of the API)
+    from tracegen.models import ModelShape as ModelShape
+    from tracegen.trace import LayerDag as LayerDag
+    from tracegen.trace import RequestTable as RequestTable
+    from tracegen.trace import RoutingTrace as RoutingTrace
+    from tracegen.trace import TokenTable as TokenTable
+    from tracegen.trace import TraceInfo as TraceInfo
+    from tracegen.trace import TraceModel as TraceModel
+
+_HOME = {
+    "GENERATORS": "generate",
+    "LayerDag": "trace",
+    "ModelShape": "models",
+    "RequestTable": "trace",
+    "RoutingTrace": "trace",
+    "TokenTable": "trace",
+    "TraceFile": "hdf5",
+    "TraceInfo": "trace",
+    "TraceModel": "trace",
+    "UserError": "errors",
+    "load": "library",
+    "open": "library",
+    "write": "hdf5",
+}
+_SUBMODULES = ("generate", "library", "models")
+
+__all__ = [*_HOME, *_SUBMODULES]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name in _SUBMODULES:
+        return importlib.import_module(f"tracegen.{name}")
+    if name not in _HOME:
+        msg = f"module 'tracegen' has no attribute {name!r}"
+        raise AttributeError(msg)
+    module = importlib.import_module(f"tracegen.{_HOME[name]}")
+    value = getattr(module, "open_trace" if name == "open" else name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,262 @@
+"""Synthetic routing: one file a kind, all independent from token to token.
+
+Recorded traces have more: neighbouring tokens share experts, layers predict each
+other, loads follow the topic. A synthetic trace is for controlled comparisons.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ValidationError
+
+from tracegen import provenance
+from tracegen.checks import boundaries
+from tracegen.errors import UserError, unknown_name
+from tracegen.generate import draw
+from tracegen.generate.histogram import Histogram
+from tracegen.generate.normal import Normal
+from tracegen.generate.uniform import Uniform
+from tracegen.generate.zipf import Zipf
+from tracegen.models import ModelShape
+from tracegen.models import load as load_model
+from tracegen.trace import (
+    PHASES,
+    RequestTable,
+    RoutingTrace,
+    TokenTable,
+    TraceInfo,
+    TraceModel,
+    expert_dtype,
+)
+
+__all__ = ["GENERATORS", "Generator", "generate"]
+
+MAX_ROWS = 2**28
+"""Token rows times layers that one call makes: 2 GiB of ids at top-8."""
+
+
+class Generator(Protocol):
+    """A kind of skew: parameters as fields, and the weights they give a layer."""
+
+    def weights(
+        self, num_experts: int, topk: int, layer: int, rng: np.random.Generator
+    ) -> npt.NDArray[np.float64]:
+        """Weight of each expert of a layer, shape (expert,).
+
+        Parameters
+        ----------
+        num_experts, topk
+            Of the model.
+        layer
+            Position among the MoE layers.
+        rng
+            Stream of this layer's shape alone.
+        """
+
+
+GENERATORS: dict[str, type[BaseModel]] = {
+    "histogram": Histogram,
+    "normal": Normal,
+    "uniform": Uniform,
+    "zipf": Zipf,
+}
+"""Every kind by name; each is a frozen pydantic model that is a :class:`Generator`."""
+
+
+def generate(
+    kind: str,
+    model: str | ModelShape,
+    ranks: int = 8,
+    tokens_per_rank: int = 4096,
+    layers: int | None = None,
+    seed: int = 0,
+    steps: int = 1,
+    phase: str = "prefill",
+    topk: int | None = None,
+    on_layer: Callable[[int], None] | None = None,
+    **params: Any,
+) -> RoutingTrace:
+    """Make a synthetic trace with a source GPU for every token.
+
+    Layer ``l`` is the same whatever the number of layers, step ``s`` whatever the
+    number of steps.
+
+    Parameters
+    ----------
+    kind
+        Key of :data:`GENERATORS`.
+    model
+        Shape, or its name in the catalogue, or the path of a TOML file.
+    ranks
+        Source GPUs.
+    tokens_per_rank
+        Tokens of each GPU in each step.
+    layers
+        MoE layers, the first so many; None for all the model has.
+    seed
+        Non-negative; the same seed gives the same trace.
+    steps
+        Forward passes. In the decode phase each GPU's requests advance by one token a
+        step; otherwise each step brings new sequences.
+    phase
+        One of :data:`tracegen.trace.PHASES`.
+    topk
+        Experts per token; None for the model's.
+    on_layer
+        Called with the number of finished layers, to show progress.
+    **params
+        Fields of the kind, e.g. ``skew``.
+
+    Returns
+    -------
+    Slots in order of choice. The content id depends on the arguments only.
+
+    Raises
+    ------
+    UserError
+        If a name is unknown or a value is not possible.
+
+    Examples
+    --------
+    >>> trace = generate("zipf", "olmoe-1b-7b", ranks=2, tokens_per_rank=4, layers=1, skew=0.6)
+    >>> trace.expert_ids.shape, trace.tokens.rank.tolist()
+    ((1, 8, 8), [0, 0, 0, 0, 1, 1, 1, 1])
+    """
+    skew = _generator(kind, params)
+    shape = _shape(model, topk)
+    num_layers = shape.num_moe_layers if layers is None else layers
+    _check_counts(ranks, tokens_per_rank, num_layers, steps, seed, shape, phase)
+    rows_per_step = ranks * tokens_per_rank
+    ids = np.empty((num_layers, steps * rows_per_step, shape.topk), expert_dtype(shape.num_experts))
+    for layer in range(num_layers):
+        rng = draw.stream(seed, layer, draw.SHAPE_STREAM)
+        weights = skew.weights(shape.num_experts, shape.topk, layer, rng)
+        for step in range(steps):
+            rows = slice(step * rows_per_step, (step + 1) * rows_per_step)
+            rng = draw.stream(seed, layer, step + 1)
+            ids[layer, rows] = draw.topk_without_replacement(
+                rng, weights, shape.topk, rows_per_step
+            )
+        if on_layer is not None:
+            on_layer(layer + 1)
+    tokens, requests = _tables(ranks, tokens_per_rank, steps, PHASES.index(phase))
+    arguments = {
+        "kind": kind,
+        "model": shape.name,
+        "ranks": ranks,
+        "tokens_per_rank": tokens_per_rank,
+        "layers": num_layers,
+        "seed": seed,
+        "steps": steps,
+        "phase": phase,
+        "topk": shape.topk,
+        **cast("BaseModel", skew).model_dump(mode="json"),
+    }
+    return RoutingTrace(
+        model=TraceModel.from_shape(shape),
+        moe_layer_index=np.array(shape.moe_layer_index[:num_layers], np.uint16),
+        expert_ids=ids,
+        tokens=tokens,
+        steps_indptr=boundaries(tokens.step),
+        requests=requests,
+        info=TraceInfo(
+            kind="synthetic",
+            title=f"{kind} routing for {shape.title or shape.name}",
+            license="CC0-1.0",
+            slot_order="weight_desc",
+            provenance=provenance.record("tracegen.generate", parameters=arguments),
+        ),
+    )
+
+
+def _generator(kind: str, params: dict[str, Any]) -> Generator:
+    """The kind with its parameters, or an error that lists what there is."""
+    if kind not in GENERATORS:
+        problem = unknown_name("generator", kind, GENERATORS)
+        raise problem
+    chosen = GENERATORS[kind]
+    for name in params:
+        if name not in chosen.model_fields:
+            problem = unknown_name(f"parameter of {kind}", name, chosen.model_fields)
+            raise problem
+    try:
+        return cast("Generator", chosen(**params))
+    except ValidationError as error:
+        found = error.errors()[0]
+        cause = found.get("ctx", {}).get("error")
+        if isinstance(cause, UserError):
+            raise cause from error
+        place = ".".join(str(part) for part in found["loc"])
+        msg = f"{kind}: {place}: {found['msg'].removeprefix('Value error, ')}"
+        raise UserError(msg) from error
+
+
+def _shape(model: str | ModelShape, topk: int | None) -> ModelShape:
+    """The model's shape, with another top-k if asked for."""
+    shape = model if isinstance(model, ModelShape) else load_model(model)
+    if topk is None or topk == shape.topk:
+        return shape
+    try:
+        return ModelShape(**{**shape.model_dump(), "topk": topk})
+    except ValidationError as error:
+        msg = f"topk {topk} is not possible for {shape.name}: {error.errors()[0]['msg']}"
+        raise UserError(msg) from error
+
+
+def _check_counts(
+    ranks: int,
+    tokens_per_rank: int,
+    layers: int,
+    steps: int,
+    seed: int,
+    shape: ModelShape,
+    phase: str,
+) -> None:
+    """Refuse sizes that make no trace, or one that does not fit into memory."""
+    if phase not in PHASES:
+        problem = unknown_name("phase", phase, PHASES)
+        raise problem
+    for name, value, low, high in (
+        ("ranks", ranks, 1, 2**16 - 1),
+        ("tokens_per_rank", tokens_per_rank, 0, 2**31),
+        ("layers", layers, 1, shape.num_moe_layers),
+        ("steps", steps, 1, 2**31),
+        ("seed", seed, 0, 2**63),
+    ):
+        if not low <= value <= high:
+            msg = f"{name} is {value}; possible for {shape.name} are {low} to {high}"
+            raise UserError(msg)
+    rows = ranks * tokens_per_rank * steps * layers
+    if rows > MAX_ROWS:
+        msg = f"{rows} token rows over all layers; at most {MAX_ROWS} fit into one trace"
+        raise UserError(msg)
+
+
+def _tables(
+    ranks: int, tokens_per_rank: int, steps: int, phase: int
+) -> tuple[TokenTable, RequestTable]:
+    """Columns of tokens and requests: rows by step, then by rank, then by position."""
+    shape = (steps, ranks, tokens_per_rank)
+    step, rank, offset = (grid.ravel() for grid in np.indices(shape))
+    if PHASES[phase] == "decode":
+        # Each GPU holds tokens_per_rank running requests; every step is their next token.
+        request, position = rank * tokens_per_rank + offset, step
+        count, prompt, output = ranks * tokens_per_rank, 0, steps
+    else:
+        request, position = step * ranks + rank, offset
+        count, prompt, output = steps * ranks, tokens_per_rank, 0
+    tokens = TokenTable(
+        step=step.astype(np.uint32),
+        request=request.astype(np.uint32),
+        position=position.astype(np.uint32),
+        phase=np.full(step.size, phase, np.uint8),
+        rank=rank.astype(np.uint16),
+    )
+    requests = RequestTable(
+        id=np.arange(count, dtype=np.uint32),
+        prompt_len=np.full(count, prompt, np.uint32),
+        output_len=np.full(count, output, np.uint32),
+    )
+    return tokens, requests

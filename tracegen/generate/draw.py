@@ -1,0 +1,84 @@
+"""Drawing top-k experts without replacement, reproducibly and in blocks."""
+
+import numpy as np
+import numpy.typing as npt
+
+from tracegen.trace import expert_dtype
+
+ROWS_PER_BLOCK = 2048
+"""Rows worked on at a time; 2048 x 256 experts x 8 B stay in a core's cache."""
+
+SHAPE_STREAM = 0
+"""Key of the stream that decides a layer's popularities; step s draws from key s + 1."""
+
+
+def stream(seed: int, layer: int, key: int) -> np.random.Generator:
+    """Independent random stream of one layer and purpose.
+
+    Keyed by number, not by order of use: layer 7 draws the same whether 8 or 58
+    layers are made, and step 3 whether 4 or 400 steps are.
+
+    Parameters
+    ----------
+    seed
+        Of the trace.
+    layer
+        Position among the MoE layers.
+    key
+        :data:`SHAPE_STREAM`, or step + 1.
+    """
+    # PCG64 by name: numpy may change the default one day, and traces must not change with it.
+    return np.random.Generator(
+        np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(layer, key)))
+    )
+
+
+def topk_without_replacement(
+    rng: np.random.Generator, weights: npt.NDArray[np.float64], topk: int, num_tokens: int
+) -> npt.NDArray[np.unsignedinteger]:
+    """Choose distinct experts for each token, in order of choice.
+
+    Successive draws without replacement with probability proportional to weight
+    (Plackett-Luce), by the exponential race: the ``topk`` smallest of
+    ``-log(1 - u) / weight``. Its negative logarithm is the Gumbel top-k trick
+    (Kool, van Hoof, Welling, 2019, section 3); the order is the same, one logarithm less.
+
+    Parameters
+    ----------
+    rng
+        Consumed row by row: more tokens extend the result, they do not change it.
+    weights
+        Non-negative, at least ``topk`` of them positive, shape (expert,).
+    topk
+        Experts per token.
+    num_tokens
+        Rows.
+
+    Returns
+    -------
+    Ids (token, k), first choice first, in :func:`tracegen.trace.expert_dtype`.
+    """
+    num_experts = weights.size
+    out = np.empty((num_tokens, topk), expert_dtype(num_experts))
+    # All weights equal: the race is decided by the uniform numbers themselves.
+    is_uniform = bool((weights == weights[0]).all())
+    with np.errstate(divide="ignore"):
+        per_weight = 1.0 / weights
+    for begin in range(0, num_tokens, ROWS_PER_BLOCK):
+        rows = min(ROWS_PER_BLOCK, num_tokens - begin)
+        # float64: near ties are so rare that a last-bit difference of log between
+        # machines does not show in the ids.
+        race = rng.random((rows, num_experts))
+        if not is_uniform:
+            np.subtract(1.0, race, out=race)
+            np.log(race, out=race)
+            race *= -per_weight
+        chosen = (
+            np.argpartition(race, topk - 1, axis=1)[:, :topk]
+            if topk < num_experts
+            else np.broadcast_to(np.arange(num_experts), race.shape)
+        )
+        times = np.take_along_axis(race, chosen, axis=1)
+        order = np.argsort(times, axis=1, kind="stable")
+        out[begin : begin + rows] = np.take_along_axis(chosen, order, axis=1)
+    return out

@@ -1,0 +1,415 @@
+"""Trace files: the one module that speaks HDF5.
+
+A file from someone else is not trusted: before anything is read or allocated, each
+object's link, type, shape, filters and stored size are checked (:mod:`tracegen.guard`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from tracegen import checks, content_id, header, provenance, schema
+from tracegen.errors import UserError
+from tracegen.guard import Guard, damage
+from tracegen.schema import COLUMNS, Column, columns_of
+from tracegen.trace import RequestTable, RoutingTrace, TokenTable
+
+Array = npt.NDArray[Any]
+
+MAX_LOAD_BYTES = 4 * 2**30
+"""Decoded bytes that reading allocates unless it is told that more is meant."""
+
+
+class TraceFile:
+    """An open trace file: its header now, its body on request. Made by :func:`open_trace`.
+
+    Parameters
+    ----------
+    file
+        Open for reading.
+    name
+        What to call it in errors.
+    file_bytes
+        Its size.
+    """
+
+    def __init__(self, file: h5py.File, name: str, file_bytes: int) -> None:
+        self.name = name
+        """Path, or how to call the file in messages."""
+        self.file_bytes = file_bytes
+        """Size of the file, in bytes."""
+        self._guard = Guard(file, file_bytes, h5py.HardLink, h5py.Group, h5py.Dataset)
+        root = self._guard.attributes("", header.ROOT)
+        header.check_version(root)
+        self.content_id: str = root["content_sha256"]
+        """Identity of the whole trace, as stored; :meth:`verify` recomputes it."""
+        self.model = header.read_model(self._guard.attributes("model", header.MODEL))
+        """What was routed."""
+        self._columns = {path: self._guard.column(column) for path, column in COLUMNS.items()}
+        ids = self._columns["routing/expert_ids"]
+        self.num_layers, self.num_tokens, self.topk = (int(size) for size in ids.shape)
+        if self._guard.sizes["expert"] != self.model.num_experts:
+            msg = (
+                f"/summary/load is for {self._guard.sizes['expert']} experts, "
+                f"/model says {self.model.num_experts}"
+            )
+            raise UserError(msg)
+        slots = self._guard.attributes("routing/expert_ids", header.SLOTS)
+        weights = (
+            self._guard.attributes("routing/gate_weights", header.WEIGHTS)
+            if self.has_gate_weights
+            else {}
+        )
+        self.info = header.read_info(root, slots, weights)
+        """Where it is from."""
+
+    @property
+    def num_experts(self) -> int:
+        """Routed experts of a layer."""
+        return self.model.num_experts
+
+    @property
+    def num_steps(self) -> int:
+        """Steps with at least one token."""
+        return self._guard.sizes["step"]
+
+    @property
+    def has_gate_weights(self) -> bool:
+        """Whether gate weights were recorded."""
+        return self._columns["routing/gate_weights"] is not None
+
+    @property
+    def moe_layer_index(self) -> Array:
+        """Decoder layer number of each MoE layer, uint16 (layer,)."""
+        return self._whole("model/moe_layer_index")
+
+    @property
+    def load_per_expert(self) -> Array:
+        """Tokens that chose each expert, uint64 (layer, expert), as the summary says."""
+        return self._whole("summary/load")
+
+    def read(
+        self,
+        layers: Sequence[int] | None = None,
+        tokens: slice | None = None,
+        max_bytes: int = MAX_LOAD_BYTES,
+    ) -> RoutingTrace:
+        """Read the trace, or part of it, touching only the chunks that hold that part.
+
+        Parameters
+        ----------
+        layers
+            Positions among the MoE layers, ascending; None for all.
+        tokens
+            Token rows, without stride; None for all.
+        max_bytes
+            Refuse to allocate more than this, in bytes.
+
+        Returns
+        -------
+        With every value read checked; the content id is that of the whole file.
+
+        Raises
+        ------
+        UserError
+            If the file is damaged, its values break an invariant, or the part does not exist.
+        """
+        chosen = self._chosen_layers(layers)
+        rows = self._chosen_rows(tokens)
+        self._check_memory(len(chosen), rows.stop - rows.start, max_bytes)
+        with damage(self.name):
+            index = self._whole("model/moe_layer_index")
+            checks.check_layer_index(index)
+            columns: dict[str, Any] = {
+                column.field: self._rows(column.path, rows) for column in columns_of("tokens")
+            }
+            table = TokenTable(**columns)
+            indptr = checks.boundaries(table.step)
+            if tokens is None:
+                checks.check_steps(table.step, self._whole("steps/indptr"))
+            checks.check_phase(table.phase)
+            requests = {c.field: self._text_or_whole(c.path) for c in columns_of("requests")}
+            ids = self._body("routing/expert_ids", chosen, rows, index)
+            assert ids is not None  # required by the schema
+            return RoutingTrace(
+                model=self.model,
+                moe_layer_index=index[chosen],
+                expert_ids=ids,
+                gate_weights=self._body("routing/gate_weights", chosen, rows, index),
+                flags=self._body("routing/flags", chosen, rows, index),
+                tokens=table,
+                steps_indptr=indptr,
+                requests=RequestTable(**requests),
+                info=self.info,
+                stored_content_id=self.content_id,
+            )
+
+    def verify(self) -> None:
+        """Read everything, a layer at a time, and check every value and the content id.
+
+        Raises
+        ------
+        UserError
+            If an invariant is broken, or the content is not what was written.
+        """
+        load = self.load_per_expert
+        for layer in range(self.num_layers):
+            part = self.read([layer])
+            if not np.array_equal(part.load_per_expert()[0], load[layer]):
+                number = int(part.moe_layer_index[0])
+                msg = f"{self.name}: /summary/load of layer {number} is not what the ids say"
+                raise UserError(msg)
+        with damage(self.name):
+            provenance.check(self.info.provenance)
+            found = content_id.digest(content_id.header(self.model, self.info), self._parts())
+        if found != self.content_id:
+            msg = f"{self.name}: content does not match content_sha256: it was changed or damaged"
+            raise UserError(msg)
+
+    def _parts(self) -> Iterator[content_id.Part]:
+        """Arrays that the content id covers, a layer at a time."""
+        for path, dataset in self._columns.items():
+            if dataset is None or path in ("steps/indptr", "summary/load"):
+                continue
+            if len(dataset.shape) > 1:
+                blocks = (dataset[layer] for layer in range(self.num_layers))
+                yield path, dataset.dtype, dataset.shape, blocks
+            else:
+                array = self._text_or_whole(path)
+                assert array is not None
+                yield path, array.dtype, array.shape, (array,)
+
+    def _chosen_layers(self, layers: Sequence[int] | None) -> list[int]:
+        """Layers to read, refused if they do not exist or do not ascend."""
+        chosen = list(range(self.num_layers)) if layers is None else [int(i) for i in layers]
+        if any(not 0 <= i < self.num_layers for i in chosen) or chosen != sorted(set(chosen)):
+            msg = (
+                f"{self.name}: layers {chosen} must ascend within 0 to {self.num_layers - 1} "
+                "(positions among the MoE layers)"
+            )
+            raise UserError(msg)
+        return chosen
+
+    def _chosen_rows(self, tokens: slice | None) -> slice:
+        """Token rows to read, as a plain range."""
+        start, stop, stride = (tokens or slice(None)).indices(self.num_tokens)
+        if stride != 1:
+            msg = f"{self.name}: tokens must be a range without stride, not {tokens}"
+            raise UserError(msg)
+        return slice(start, max(start, stop))
+
+    def _check_memory(self, num_layers: int, num_rows: int, max_bytes: int) -> None:
+        """Refuse to allocate more than the caller means."""
+        wanted = 0
+        for path, dataset in self._columns.items():
+            if dataset is None or path.startswith("summary"):
+                continue
+            fraction = num_layers * num_rows if len(dataset.shape) > 1 else num_rows
+            whole = self.num_layers * self.num_tokens if len(dataset.shape) > 1 else self.num_tokens
+            size = dataset.size * dataset.dtype.itemsize * (4 if dataset.dtype.kind == "S" else 1)
+            per_token = not path.startswith(("requests", "steps", "model"))
+            wanted += size * fraction // max(1, whole) if per_token else size
+        if wanted > max_bytes:
+            msg = (
+                f"{self.name}: needs {wanted / 1e9:.1f} GB of memory, the limit is "
+                f"{max_bytes / 1e9:.1f} GB; read fewer layers or tokens, or raise max_bytes"
+            )
+            raise UserError(msg)
+
+    def _body(self, path: str, layers: list[int], rows: slice, index: Array) -> Array | None:
+        """Part of an array over (layer, token, ...), each layer checked as it arrives."""
+        dataset = self._columns[path]
+        if dataset is None:
+            return None
+        shape = (len(layers), rows.stop - rows.start, *dataset.shape[2:])
+        out = np.empty(shape, dataset.dtype.newbyteorder("="))
+        for i, layer in enumerate(layers):
+            with damage(f"/{path}"):
+                out[i] = dataset[layer, rows]
+            if path == "routing/expert_ids":
+                checks.check_layer(out[i], self.num_experts, int(index[layer]), rows.start)
+            elif path == "routing/gate_weights":
+                checks.check_weights(out[i], int(index[layer]), rows.start)
+            else:
+                checks.check_flags(out[i], int(index[layer]), rows.start)
+        return out
+
+    def _rows(self, path: str, rows: slice) -> Array | None:
+        """Part of a column over (token,)."""
+        dataset = self._columns[path]
+        if dataset is None:
+            return None
+        with damage(f"/{path}"):
+            part: Array = dataset[rows]
+        return part.astype(part.dtype.newbyteorder("="), copy=False)
+
+    def _whole(self, path: str) -> Array:
+        """Read a required array entirely."""
+        with damage(f"/{path}"):
+            array: Array = self._columns[path][...]
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+    def _text_or_whole(self, path: str) -> Array | None:
+        """Read an optional column entirely, text decoded."""
+        if self._columns[path] is None:
+            return None
+        array = self._whole(path)
+        if array.dtype.kind != "S":
+            return array
+        with damage(f"/{path}"):
+            return np.array([text.decode("utf-8") for text in array.tolist()], dtype=np.str_)
+
+
+@contextlib.contextmanager
+def open_trace(source: str | Path | BinaryIO) -> Iterator[TraceFile]:
+    """Open a trace file and read its header, not its body.
+
+    Parameters
+    ----------
+    source
+        Path, or a binary file object that can seek.
+
+    Yields
+    ------
+    The open file.
+
+    Raises
+    ------
+    UserError
+        If it cannot be read or is not a trace this reader knows.
+    """
+    name = str(source) if isinstance(source, str | Path) else getattr(source, "name", "stream")
+    if isinstance(source, str | Path):
+        path = Path(source)
+        if not path.is_file():
+            msg = f"{name}: no such file"
+            raise UserError(msg)
+        size = path.stat().st_size
+    else:
+        size = source.seek(0, os.SEEK_END)
+    with damage(name):
+        file = h5py.File(source, "r")
+    with file:
+        with damage(name):
+            trace_file = TraceFile(file, name, size)
+        yield trace_file
+
+
+def write(trace: RoutingTrace, path: str | Path, *, overwrite: bool = False) -> str:
+    """Write a trace to a file that appears complete or not at all.
+
+    Parameters
+    ----------
+    trace
+        Checked in full before anything is written.
+    path
+        Of the file; its folder must exist.
+    overwrite
+        Whether an existing file may be replaced.
+
+    Returns
+    -------
+    The content id, 64 hexadecimal digits.
+
+    Raises
+    ------
+    UserError
+        If the trace breaks an invariant, or the file cannot be written.
+    """
+    target = Path(path)
+    if target.exists() and not overwrite:
+        msg = f"{target} exists; overwriting must be asked for"
+        raise UserError(msg)
+    if not target.absolute().parent.is_dir():
+        msg = f"{target}: the folder {target.absolute().parent} does not exist"
+        raise UserError(msg)
+    trace.validate()
+    digest = content_id.content_id(trace)
+    info = trace.info
+    if trace.stored_content_id not in ("", digest):
+        # Part of a file, or changed since: a new trace, which must not claim the old identity.
+        info = dataclasses.replace(info, trace_id="", created_utc="")
+    attributes = header.root_attributes(info, digest)
+    # Beside the target, so that the final rename cannot cross file systems.
+    draft = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with h5py.File(draft, "x") as file:
+            _write_body(file, trace)
+            for name, value in attributes.items():
+                file.attrs[name] = value
+        draft.replace(target)
+    except OSError as error:
+        msg = f"{target}: cannot be written ({error})"
+        raise UserError(msg) from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return digest
+
+
+def _write_body(file: h5py.File, trace: RoutingTrace) -> None:
+    """Write groups, their attributes and every dataset, in the order of the schema."""
+    arrays: dict[str, Array | None] = {
+        "model/moe_layer_index": trace.moe_layer_index,
+        "routing/expert_ids": trace.expert_ids,
+        "routing/gate_weights": trace.gate_weights,
+        "routing/flags": trace.flags,
+        "steps/indptr": trace.steps_indptr,
+        "summary/load": trace.load_per_expert(),
+        **{f"tokens/{name}": column for name, column in vars(trace.tokens).items()},
+        **{f"requests/{name}": column for name, column in vars(trace.requests).items()},
+    }
+    for column in COLUMNS.values():
+        array = arrays[column.path]
+        if array is not None:
+            _write_column(file, column, array)
+    for name, value in header.model_attributes(trace.model).items():
+        file["model"].attrs[name] = value
+    file["routing/expert_ids"].attrs.update(
+        id_space=trace.info.id_space, slot_order=trace.info.slot_order
+    )
+    if trace.gate_weights is not None:
+        file["routing/gate_weights"].attrs.update(
+            semantics=trace.info.weight_semantics, row_sum=trace.info.weight_row_sum
+        )
+
+
+def _write_column(file: h5py.File, column: Column, array: Array) -> None:
+    """One dataset: chunked and compressed along tokens, plain where that gains nothing."""
+    if array.dtype.kind == "U":
+        encoded = [text.encode("utf-8") for text in array.tolist()]
+        longest = max(map(len, encoded), default=1)
+        if longest > schema.MAX_TEXT_BYTES:
+            msg = f"/{column.path}: a text of {longest} bytes; at most {schema.MAX_TEXT_BYTES}"
+            raise UserError(msg)
+        dtype = h5py.string_dtype("utf-8", max(1, longest))
+        array = np.array(encoded, dtype=dtype)
+    else:
+        dtype = array.dtype.newbyteorder("<")
+    options: dict[str, Any] = {}
+    # A filter needs chunks, and chunks need data; a handful of numbers is smaller as it is.
+    if array.size > 64:
+        token_axis = column.dims.index("token") if "token" in column.dims else 0
+        chunks = list(array.shape)
+        chunks[token_axis] = min(
+            chunks[token_axis], schema.TOKENS_PER_CHUNK * (4 if array.ndim == 1 else 1)
+        )
+        if array.ndim > 1 and "token" in column.dims:
+            chunks[0] = 1
+        options = {
+            "chunks": tuple(chunks),
+            "compression": "gzip",
+            "compression_opts": 4,
+            "shuffle": True,
+            "fletcher32": True,
+        }
+    file.create_dataset(column.path, data=array, dtype=dtype, **options)

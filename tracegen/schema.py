@@ -1,0 +1,74 @@
+"""Names, types, dimensions and limits of the file format; `FORMAT.md` says it in prose."""
+
+from typing import NamedTuple
+
+FORMAT_NAME = "moe-routing-trace"
+VERSION = "1.0.0"
+MAJOR = 1
+TOKENS_PER_CHUNK = 8192
+"""Tokens of one layer in a chunk: replay reads layer by layer, tools read token ranges."""
+
+LIMITS = {"layer": 4096, "token": 2**32 - 1, "k": 255, "step": 2**32, "request": 2**32 - 1}
+"""Largest size of each dimension; a file that declares more is refused unread."""
+
+MAX_CHUNK_BYTES = 64 * 2**20
+"""Largest decoded chunk that a reader accepts."""
+MAX_TEXT_BYTES = 4096
+"""Longest string of the request table, in bytes of UTF-8."""
+MAX_ATTRIBUTE_BYTES = 60_000
+"""Longest attribute, below the 64 KiB that HDF5 keeps in an object header."""
+MAX_DEFLATE_RATIO = 1032
+"""DEFLATE cannot shrink data further than this (zlib, technical details)."""
+
+
+class Column(NamedTuple):
+    """One dataset of the format."""
+
+    path: str
+    types: tuple[str, ...]
+    """Kind and bytes; ``S`` is text of fixed length."""
+    dims: tuple[str, ...]
+    required: bool
+    field: str
+    """Attribute of the table in :mod:`tracegen.trace` that it becomes."""
+
+
+COLUMNS: dict[str, Column] = {
+    column.path: column
+    for column in (
+        Column("model/moe_layer_index", ("u2",), ("layer",), True, "moe_layer_index"),
+        Column("routing/expert_ids", ("u1", "u2"), ("layer", "token", "k"), True, "expert_ids"),
+        Column("routing/gate_weights", ("f2",), ("layer", "token", "k"), False, "gate_weights"),
+        Column("routing/flags", ("u1",), ("layer", "token"), False, "flags"),
+        Column("tokens/step", ("u4",), ("token",), True, "step"),
+        Column("tokens/request", ("u4",), ("token",), True, "request"),
+        Column("tokens/position", ("u4",), ("token",), True, "position"),
+        Column("tokens/phase", ("u1",), ("token",), True, "phase"),
+        Column("tokens/rank", ("u2",), ("token",), False, "rank"),
+        Column("tokens/token_id", ("i4",), ("token",), False, "token_id"),
+        Column("steps/indptr", ("u8",), ("step+1",), True, "steps_indptr"),
+        Column("requests/id", ("u4",), ("request",), False, "id"),
+        Column("requests/prompt_len", ("u4",), ("request",), False, "prompt_len"),
+        Column("requests/output_len", ("u4",), ("request",), False, "output_len"),
+        Column("requests/dataset", ("S",), ("request",), False, "dataset"),
+        Column("requests/label", ("S",), ("request",), False, "label"),
+        Column("requests/arrival", ("f8",), ("request",), False, "arrival"),
+        Column("summary/load", ("u8",), ("layer", "expert"), True, "load"),
+    )
+}
+"""Every dataset of version 1.0, in the order in which a writer makes them."""
+
+
+def columns_of(group: str) -> tuple[Column, ...]:
+    """Datasets of one group.
+
+    Parameters
+    ----------
+    group
+        E.g. ``"tokens"``.
+
+    Returns
+    -------
+    In the order of :data:`COLUMNS`.
+    """
+    return tuple(column for column in COLUMNS.values() if column.path.startswith(f"{group}/"))

@@ -1,0 +1,446 @@
+"""The routing trace in memory: which experts every token of every step chose, layer by layer."""
+
+import dataclasses
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tracegen import checks
+from tracegen.content_id import content_id
+from tracegen.errors import UserError
+from tracegen.models import ModelShape
+from tracegen.models import load as load_model
+from tracegen.models import names as model_names
+
+if TYPE_CHECKING:
+    import networkx
+
+Array = npt.NDArray[Any]
+Kind = Literal["synthetic", "captured", "imported"]
+SlotOrder = Literal["weight_desc", "id_asc", "native"]
+
+PHASES = ("prefill", "decode", "training", "encoder")
+"""Names of the values of the ``phase`` column, in order."""
+
+MAX_NETWORKX_EDGES = 20_000
+"""Largest step that :meth:`RoutingTrace.to_networkx` turns into Python objects."""
+
+
+def expert_dtype(num_experts: int) -> np.dtype[Any]:
+    """Narrowest type that holds every expert id and the empty slot.
+
+    Parameters
+    ----------
+    num_experts
+        Routed experts of a layer.
+
+    Returns
+    -------
+    uint8 up to 255 experts, uint16 above; its largest value is the empty slot.
+
+    Examples
+    --------
+    >>> expert_dtype(255), expert_dtype(256)
+    (dtype('uint8'), dtype('uint16'))
+    """
+    return np.dtype(np.uint8 if num_experts <= 0xFF else np.uint16)
+
+
+@dataclass(frozen=True)
+class TraceModel:
+    """What a trace file says about the model that was routed (group ``/model``)."""
+
+    num_experts: int
+    """Routed experts of a layer, zero experts included."""
+    top_k: int
+    """Slots per token."""
+    hidden_size: int
+    """Length of a token's hidden-state vector, in elements."""
+    model_id: str = ""
+    """Hugging Face repository of the checkpoint, or a catalogue name."""
+    revision: str = ""
+    """Revision of the checkpoint."""
+    model_type: str = ""
+    """``model_type`` of the checkpoint's configuration."""
+    num_shared_experts: int = 0
+    """Experts every token visits; never among the ids."""
+    num_zero_experts: int = 0
+    """The last so many experts are identities: routed to, but without communication."""
+    act_dtype_bytes: int = 2
+    """Bytes of one element of the hidden state."""
+    score_function: str = ""
+    """How scores become weights."""
+    norm_topk: bool = True
+    """Whether chosen weights are scaled to sum to one."""
+    routed_scaling_factor: float = 1.0
+    """Factor on the routed experts' sum."""
+    n_group: int = 1
+    """Groups of experts of group-limited routing."""
+    topk_group: int = 1
+    """Groups a token may choose from."""
+    expert_bias: bool = False
+    """Whether a selection bias was added to the scores."""
+    shape: ModelShape | None = None
+    """Complete shape of the model, when the trace carries it."""
+
+    @classmethod
+    def from_shape(cls, shape: ModelShape) -> "TraceModel":
+        """Header for a trace of a model whose shape is known.
+
+        Parameters
+        ----------
+        shape
+            The model.
+        """
+        return cls(
+            num_experts=shape.num_experts,
+            top_k=shape.topk,
+            hidden_size=shape.hidden,
+            model_id=shape.model_id or shape.name,
+            num_shared_experts=shape.num_shared_experts,
+            score_function=shape.score_function,
+            norm_topk=shape.norm_topk,
+            routed_scaling_factor=shape.routed_scaling_factor,
+            n_group=shape.n_group,
+            topk_group=shape.topk_group,
+            expert_bias=shape.expert_bias,
+            shape=shape,
+        )
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """One row per routed token, in step order; every column has shape (token,)."""
+
+    step: Array
+    """Engine step, uint32; never falls from row to row."""
+    request: Array
+    """Request number, uint32."""
+    position: Array
+    """Position in the request's sequence, uint32."""
+    phase: Array
+    """Index into :data:`PHASES`, uint8."""
+    rank: Array | None = None
+    """Source GPU, uint16; None when the trace was not recorded in parallel."""
+    token_id: Array | None = None
+    """Vocabulary entry, int32, -1 where withheld; None when none was kept."""
+
+
+@dataclass(frozen=True)
+class RequestTable:
+    """One row per request; every column has shape (request,) or is None."""
+
+    id: Array | None = None
+    """Request number as used by the token table, uint32."""
+    prompt_len: Array | None = None
+    """Tokens of the prompt, uint32."""
+    output_len: Array | None = None
+    """Tokens generated and routed, uint32."""
+    dataset: Array | None = None
+    """Source data set, str."""
+    label: Array | None = None
+    """Category within the data set, str."""
+    arrival: Array | None = None
+    """Arrival time in seconds, float64."""
+
+
+@dataclass(frozen=True)
+class TraceInfo:
+    """Where a trace is from, and how to read its slots.
+
+    Only ``id_space``, ``slot_order``, ``weight_semantics`` and ``weight_row_sum`` are part
+    of the content id.
+    """
+
+    kind: Kind = "synthetic"
+    title: str = ""
+    license: str = ""
+    trace_id: str = ""
+    """UUID; derived from the content id when left empty."""
+    created_utc: str = ""
+    """ISO 8601; the time of writing when left empty."""
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """Everything that made the trace; see :mod:`tracegen.provenance`."""
+    id_space: str = "logical"
+    slot_order: SlotOrder = "native"
+    weight_semantics: str = ""
+    """What a gate weight is, e.g. ``"softmax over the chosen experts"``."""
+    weight_row_sum: str = ""
+    """What the weights of a token sum to, in words or as a number."""
+
+
+class LayerDag(NamedTuple):
+    """Edges token -> expert of one layer and step, grouped by expert (CSR)."""
+
+    indptr: Array
+    """Where the edges of each expert begin, int64, shape (num_experts + 1,)."""
+    tokens: Array
+    """Token row of each edge, int64; ascends within an expert."""
+    slots: Array
+    """Slot of each edge in its token's row, uint8."""
+
+
+@dataclass(frozen=True)
+class RoutingTrace:
+    """Expert choices of every token, layer by layer, with what made them.
+
+    ``expert_ids[l, t, k]`` is the edge list of the token-expert graph: token row
+    ``t`` visits that expert in MoE layer ``l``. All arrays are read-only.
+    Dimensions: layer (MoE layers only), token (rows in step order), k (slots).
+
+    Raises
+    ------
+    UserError
+        On construction, if an array has the wrong type or shape; values are
+        checked by :meth:`validate`.
+    """
+
+    model: TraceModel
+    moe_layer_index: Array
+    """Decoder layer number of each MoE layer, uint16, shape (layer,)."""
+    expert_ids: Array
+    """Logical expert ids, shape (layer, token, k), type :func:`expert_dtype`."""
+    tokens: TokenTable
+    steps_indptr: Array
+    """Token row where each step begins, uint64, shape (num_steps + 1,)."""
+    gate_weights: Array | None = None
+    """Gate weight of each slot, float16, shape (layer, token, k)."""
+    flags: Array | None = None
+    """Bits per token and layer, uint8, shape (layer, token): 1 dropped, 2 imputed."""
+    requests: RequestTable = field(default_factory=RequestTable)
+    info: TraceInfo = field(default_factory=TraceInfo)
+    stored_content_id: str = ""
+    """Content id of the file this came from (of the whole file, also after a partial load)."""
+
+    def __post_init__(self) -> None:
+        for name in ("moe_layer_index", "expert_ids", "steps_indptr", "gate_weights", "flags"):
+            object.__setattr__(self, name, _read_only(getattr(self, name)))
+        object.__setattr__(self, "tokens", _read_only_columns(self.tokens))
+        object.__setattr__(self, "requests", _read_only_columns(self.requests))
+        checks.check_structure(self)
+
+    @property
+    def num_layers(self) -> int:
+        """MoE layers in this trace."""
+        return int(self.expert_ids.shape[0])
+
+    @property
+    def num_tokens(self) -> int:
+        """Token rows in this trace, all steps together."""
+        return int(self.expert_ids.shape[1])
+
+    @property
+    def topk(self) -> int:
+        """Slots per token."""
+        return int(self.expert_ids.shape[2])
+
+    @property
+    def num_experts(self) -> int:
+        """Routed experts of a layer."""
+        return self.model.num_experts
+
+    @property
+    def num_steps(self) -> int:
+        """Steps with at least one token."""
+        return int(self.steps_indptr.shape[0]) - 1
+
+    @property
+    def num_ranks(self) -> int | None:
+        """Source GPUs the trace was made for; None without a ``rank`` column."""
+        rank = self.tokens.rank
+        if rank is None:
+            return None
+        return int(rank.max()) + 1 if rank.size else 0
+
+    @property
+    def empty_slot(self) -> int:
+        """Value of ``expert_ids`` that stands for no expert."""
+        return int(np.iinfo(self.expert_ids.dtype).max)
+
+    @functools.cached_property
+    def content_id(self) -> str:
+        """SHA-256 of the meaning: the file's own for a loaded trace, else computed."""
+        return self.stored_content_id or content_id(self)
+
+    @functools.cached_property
+    def model_shape(self) -> ModelShape:
+        """Shape of the model: the one the trace carries, else the catalogue's.
+
+        Raises
+        ------
+        UserError
+            If the trace carries none and the catalogue does not know the model.
+        """
+        carried = self.model.shape
+        for name in model_names():
+            shape = load_model(name)
+            # The catalogue's has the prose, but only the same sizes are the same model.
+            if (carried is None and self.model.model_id in (name, shape.model_id)) or (
+                carried is not None and carried.sizes() == shape.sizes()
+            ):
+                return shape
+        if carried is not None:
+            return carried
+        msg = (
+            f"the trace does not carry the shape of its model {self.model.model_id!r} and the "
+            f"catalogue does not know it; known: {', '.join(model_names())}, or give a TOML file"
+        )
+        raise UserError(msg)
+
+    def layer_ids(self, layer: int) -> npt.NDArray[np.int32]:
+        """Expert ids of one layer in a signed type.
+
+        Parameters
+        ----------
+        layer
+            Position among the MoE layers of this trace, from 0.
+
+        Returns
+        -------
+        int32 (token, k), -1 in empty slots.
+
+        Raises
+        ------
+        UserError
+            If there is no such layer.
+        """
+        stored = self.expert_ids[self._layer(layer)]
+        ids: npt.NDArray[np.int32] = stored.astype(np.int32)
+        ids[stored == self.empty_slot] = -1
+        return ids
+
+    def load_per_expert(self) -> npt.NDArray[np.uint64]:
+        """Tokens that chose each expert: uint64 (layer, expert)."""
+        load = np.zeros((self.num_layers, self.num_experts), np.uint64)
+        for layer in range(self.num_layers):
+            counts = np.bincount(self.expert_ids[layer].ravel(), minlength=self.empty_slot + 1)
+            load[layer] = counts[: self.num_experts]
+        return load
+
+    def step_rows(self, step: int) -> slice:
+        """Token rows of one step.
+
+        Parameters
+        ----------
+        step
+            Position among the steps of this trace, from 0.
+
+        Raises
+        ------
+        UserError
+            If there is no such step.
+        """
+        if not 0 <= step < self.num_steps:
+            msg = f"step {step} does not exist; the trace has steps 0 to {self.num_steps - 1}"
+            raise UserError(msg)
+        return slice(int(self.steps_indptr[step]), int(self.steps_indptr[step + 1]))
+
+    def dag(self, layer: int, step: int) -> LayerDag:
+        """Token-expert edges of one layer and step, by expert.
+
+        Parameters
+        ----------
+        layer
+            Position among the MoE layers, from 0.
+        step
+            Position among the steps, from 0.
+
+        Returns
+        -------
+        CSR arrays over experts; within an expert by token row, then slot.
+
+        Raises
+        ------
+        UserError
+            If there is no such layer or step.
+        """
+        rows = self.step_rows(step)
+        ids = self.expert_ids[self._layer(layer), rows].ravel()
+        # Stable: edges of an expert keep token order. On 1- and 2-byte ids this is a radix sort.
+        order = np.argsort(ids, kind="stable")
+        counts = np.bincount(ids, minlength=self.empty_slot + 1)[: self.num_experts]
+        indptr = np.zeros(self.num_experts + 1, np.int64)
+        np.cumsum(counts, out=indptr[1:])
+        order = order[: indptr[-1]]  # empty slots sort last
+        tokens, slots = np.divmod(order, self.topk)
+        return LayerDag(indptr, tokens + rows.start, slots.astype(np.uint8))
+
+    def to_networkx(self, layer: int, step: int) -> "networkx.DiGraph[Any]":
+        """One layer and step as a graph of Python objects, for looking at small windows.
+
+        Nodes are ``("token", layer, row)`` and ``("expert", layer, expert, step)``,
+        edges carry ``slot`` and, when recorded, ``weight``.
+
+        Parameters
+        ----------
+        layer
+            Position among the MoE layers, from 0.
+        step
+            Position among the steps, from 0.
+
+        Raises
+        ------
+        UserError
+            If the step has more than :data:`MAX_NETWORKX_EDGES` edges, or does not exist.
+        """
+        import networkx
+
+        dag = self.dag(layer, step)
+        if dag.tokens.size > MAX_NETWORKX_EDGES:
+            msg = (
+                f"layer {layer} of step {step} has {dag.tokens.size} edges; to_networkx is for "
+                f"windows of at most {MAX_NETWORKX_EDGES}: use dag() instead"
+            )
+            raise UserError(msg)
+        graph: networkx.DiGraph[Any] = networkx.DiGraph()
+        rows = self.step_rows(step)
+        graph.add_nodes_from(("token", layer, row) for row in range(rows.start, rows.stop))
+        experts = np.repeat(np.arange(self.num_experts), np.diff(dag.indptr))
+        for expert, row, slot in zip(
+            experts.tolist(), dag.tokens.tolist(), dag.slots.tolist(), strict=True
+        ):
+            edge: dict[str, Any] = {"slot": slot}
+            if self.gate_weights is not None:
+                edge["weight"] = float(self.gate_weights[layer, row, slot])
+            graph.add_edge(("token", layer, row), ("expert", layer, expert, step), **edge)
+        return graph
+
+    def validate(self) -> None:
+        """Check every value: ids in range and distinct per row, weights finite, steps in order.
+
+        Raises
+        ------
+        UserError
+            Naming the first offending layer and row.
+        """
+        checks.check_values(self)
+
+    def _layer(self, layer: int) -> int:
+        """Refuse a layer that does not exist, negative numbers included."""
+        if not 0 <= layer < self.num_layers:
+            msg = f"layer {layer} does not exist; the trace has layers 0 to {self.num_layers - 1}"
+            raise UserError(msg)
+        return layer
+
+
+Table = TypeVar("Table", TokenTable, RequestTable)
+
+
+def _read_only(array: Array | None) -> Array | None:
+    """View of an array that cannot be written through."""
+    if array is None:
+        return None
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
+def _read_only_columns(table: Table) -> Table:
+    """Copy of a table with read-only columns."""
+    columns: dict[str, Any] = {
+        field.name: _read_only(getattr(table, field.name)) for field in dataclasses.fields(table)
+    }
+    return dataclasses.replace(table, **columns)
