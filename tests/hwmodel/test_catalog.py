@@ -1,0 +1,227 @@
+import json
+import subprocess
+import sys
+import tomllib
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+import hwmodel
+from hwmodel import Capability, UserError
+from hwmodel.catalog import load_spec
+from hwmodel.specs import keys, sections
+from hwmodel.units import unit_of
+
+PRESETS = hwmodel.names()
+
+
+def written(text, tmp_path):
+    path = tmp_path / "machine.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_presets():
+    assert PRESETS == ["dgx-h100", "gh200-nvl32", "hgx-h800"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_value_of_a_preset_has_a_source(name):
+    spec = load_spec(name)
+    rows = spec.rows()
+    assert [row[0] for row in rows] == keys()
+    assert spec.name == name and spec.summary
+    for key, _, unit, source, confidence in rows:
+        assert len(source) > 8, key
+        assert confidence in {"high", "medium", "low", "recalled"}
+        assert unit == unit_of(key)
+
+
+def test_a_preset_says_only_what_exists():
+    text = (resources.files("hwmodel.presets") / "dgx-h100.toml").read_text("utf-8")
+    document = tomllib.loads(text)
+    tables = {key for key, value in document.items() if isinstance(value, dict)}
+    assert tables == set(sections())
+
+
+def test_dimensional_keys_name_their_unit():
+    dimensionless = (
+        *("num_", "links_per", "efficiency", "multicast", "reduction", "copy_engine", "virtual"),
+        *("flits_per_channel", "mma_rows", "scale_block", "blocks", "dynamic_multicast"),
+    )
+    for key in keys():
+        assert unit_of(key) or any(word in key for word in dimensionless), key
+
+
+def test_overrides_are_typed_text():
+    from_text = hwmodel.load("dgx-h100", {"link.links_per_gpu": "8", "switch.reduction": "false"})
+    assert from_text.describe() == (
+        hwmodel.load("dgx-h100", {"link.links_per_gpu": 8, "switch.reduction": False}).describe()
+    )
+    assert Capability.REDUCTION not in from_text.capabilities
+
+
+def test_an_h800_is_an_h100_with_eight_links():
+    by_hand = hwmodel.load("dgx-h100", {"link.links_per_gpu": 8}).describe()
+    assert by_hand | {"name": "hgx-h800"} == hwmodel.load("hgx-h800").describe()
+
+
+@pytest.mark.parametrize(
+    ("links", "planes"),
+    [(18, [5, 5, 4, 4]), (8, [2, 2, 2, 2]), (6, [2, 2, 1, 1]), (2, [1, 1])],
+)
+def test_links_without_a_placement_are_spread_evenly(links, planes):
+    described = hwmodel.load("dgx-h100", {"link.links_per_gpu": links}).describe()
+    assert described["fabric.links_per_plane"] == planes
+
+
+def test_planes_alone_say_how_many_links():
+    system = hwmodel.load("dgx-h100", {"fabric.links_per_plane": "[3, 3]"})
+    assert system.link.links_per_gpu == 6
+    source = {key: source for key, _, _, source, _ in system.spec.rows()}
+    assert source["link.links_per_gpu"] == "sum of fabric.links_per_plane (override)"
+
+
+def test_a_machine_that_does_not_exist():
+    system = hwmodel.load("dgx-h100", {"fabric.num_gpus": 32})
+    assert (system.num_gpus, system.fabric.num_domains) == (32, 1)
+
+
+def test_descriptions_are_plain_sorted_and_complete():
+    system = hwmodel.load("gh200-nvl32", {"hbm.peak_GB_per_s": 8000}, num_gpus=16)
+    described = system.describe()
+    assert list(described) == sorted(described)
+    assert set(described) == {*keys(), "name", "num_gpus"}
+    assert json.loads(json.dumps(described)) == described
+    assert described["num_gpus"] == 16
+    assert described["hbm.peak_GB_per_s"] == 8000
+    assert described["fabric.num_gpus"] == 32
+
+
+def test_capabilities():
+    assert hwmodel.load("dgx-h100").capabilities == {
+        Capability.MULTICAST,
+        Capability.REDUCTION,
+        Capability.COPY_ENGINE,
+    }
+    assert Capability.DYNAMIC_MULTICAST in hwmodel.load("gh200-nvl32").capabilities
+    two = hwmodel.load("dgx-h100", {"fabric.num_domains": 2})
+    assert Capability.SCALE_OUT in two.capabilities
+    # One node of two is one node.
+    one = hwmodel.load("dgx-h100", {"fabric.num_domains": 2}, num_gpus=8)
+    assert Capability.SCALE_OUT not in one.capabilities
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "said"),
+    [
+        ("dgx-h10", {}, "unknown system 'dgx-h10'; did you mean dgx-h100"),
+        ("dgx-h100", {"link.links_per_gp": 8}, "did you mean link.links_per_gpu"),
+        ("dgx-h100", {"links_per_gpu": 8}, "did you mean link.links_per_gpu"),
+        ("dgx-h100", {"nonsense": 8}, "unknown key 'nonsense'; .*tables: fabric, link"),
+        ("dgx-h100", {"link.propagation_us": 8}, "unknown key.*did you mean link.propagation_ns"),
+        ("dgx-h100", {"link.links_per_gpu": "8.5"}, "link.links_per_gpu: .*integer; got 8.5"),
+        ("dgx-h100", {"link.links_per_gpu": 0}, "link.links_per_gpu: .*got 0"),
+        ("dgx-h100", {"link.efficiency": 1.5}, "link.efficiency: .*less than or equal to 1"),
+        ("dgx-h100", {"hbm.latency_ns": "nan"}, "hbm.latency_ns: .*finite"),
+        ("dgx-h100", {"hbm.peak_GB_per_s": "fast"}, "hbm.peak_GB_per_s=fast is not a number"),
+        ("dgx-h100", {"switch.multicast": 1}, "switch.multicast: .*boolean; got 1"),
+        ("dgx-h100", {"compute.bf16_blocks": "[[128]]"}, "compute.bf16_blocks: .*2 items"),
+        ("dgx-h100", {"fabric.links_per_plane": "[]"}, "fabric.links_per_plane: .*1 item"),
+    ],
+)
+def test_mistakes_are_named_with_what_is_possible(name, overrides, said):
+    with pytest.raises(UserError, match=said):
+        hwmodel.load(name, overrides)
+
+
+@pytest.mark.parametrize("wanted", [0, -1, 9])
+def test_more_gpus_than_there_are(wanted):
+    with pytest.raises(UserError, match=f"dgx-h100 has 8 GPUs; {wanted} were asked for"):
+        hwmodel.load("dgx-h100", num_gpus=wanted)
+
+
+def test_the_larger_preset_is_named():
+    with pytest.raises(UserError, match="gh200-nvl32 has 32"):
+        hwmodel.load("dgx-h100", num_gpus=16)
+    with pytest.raises(UserError, match="the largest preset has 32"):
+        hwmodel.load("dgx-h100", num_gpus=64)
+
+
+def test_a_file_over_a_base(tmp_path):
+    path = written(
+        """
+        base = "hgx-h800"
+        name = "pods"
+        [fabric]
+        num_domains = { value = 4, source = "invented for this test", confidence = "low" }
+        [nic]
+        bandwidth_GB_per_s = { value = 100, source = "invented for this test", confidence = "low" }
+        """,
+        tmp_path,
+    )
+    system = hwmodel.load(path)
+    assert (system.name, system.num_gpus) == ("pods", 32)
+    assert system.link.links_per_gpu == 8
+    assert system.fabric.route(0, 24) == ("gpu0", "nic0", "leaf0", "nic24", "gpu24")
+    assert system.fabric.nic.rate.units_per_second == pytest.approx(95e9)
+    assert hwmodel.load(str(path), num_gpus=8).fabric.num_domains == 1
+
+
+def test_a_complete_file_needs_no_base(tmp_path):
+    text = (resources.files("hwmodel.presets") / "dgx-h100.toml").read_text("utf-8")
+    path = written(text.replace('"dgx-h100"', '"mine"'), tmp_path)
+    described = hwmodel.load(path).describe()
+    assert described == hwmodel.load("dgx-h100").describe() | {"name": "mine"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("base = ", "is not a TOML file"),
+        ('base = "nowhere"', "unknown base 'nowhere'; known: dgx-h100"),
+        ('base = "dgx-h100"\nname = 3', "name must be text; got 3"),
+        ('base = "dgx-h100"\n[lnk]\na = 1', "unknown table or key 'lnk'; did you mean link"),
+        ('base = "dgx-h100"\nlink = 1', "unknown table or key 'link'"),
+        ('base = "dgx-h100"\n[link]\nlinks_per_gpu = 8', "has no source; write links_per_gpu = "),
+        (
+            'base = "dgx-h100"\n[link]\nlinks_per_gpu = { value = 8, confidence = "low" }',
+            "link.links_per_gpu: source is missing",
+        ),
+        (
+            'base = "dgx-h100"\nnic.efficiency = { value = 1.0, source = "rumour", confidence = "?" }',
+            "nic.efficiency: .*'high'.*got '\\?'",
+        ),
+        ('name = "bare"\nsummary = ""', "fabric: is missing"),
+    ],
+)
+def test_a_broken_file_says_where(text, said, tmp_path):
+    path = written(text, tmp_path)
+    with pytest.raises(UserError, match=said) as caught:
+        hwmodel.load(path)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 2
+
+
+def test_a_file_that_is_not_there():
+    with pytest.raises(UserError, match=r"cannot read the system file nowhere\.toml"):
+        hwmodel.load("nowhere.toml")
+    with pytest.raises(UserError, match="cannot read"):
+        hwmodel.load(Path())
+
+
+def test_importing_is_light():
+    code = (
+        "import sys, hwmodel; heavy = {'numpy', 'networkx', 'pydantic', 'numba', 'h5py'};"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules);"
+        "system = hwmodel.load('dgx-h100'); assert 'networkx' not in sys.modules;"
+        "system.fabric.graph; assert 'networkx' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(hwmodel.__file__).parents[1])
+
+
+def test_public_names_resolve():
+    assert all(getattr(hwmodel, name) is not None for name in hwmodel.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        hwmodel.nothing  # noqa: B018

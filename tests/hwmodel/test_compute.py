@@ -1,0 +1,176 @@
+"""Tiles on SMs, and what follows from them, against measured kernels.
+
+Times in us of single H100 kernels: ai-dynamo/aiconfigurator performance data (Apache-2.0),
+captured in a CUDA graph; grouped rates: deepseek-ai/DeepGEMM README, March 2025, H800.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hwmodel
+from hwmodel import UserError
+
+SYSTEM = hwmodel.load("dgx-h100")
+COMPUTE = SYSTEM.compute
+GRAPH_GAP_US = 1.2
+
+row_lists = st.lists(st.integers(0, 700), max_size=12)
+
+
+@given(row_lists, st.integers(1, 5000), st.sampled_from(["bf16", "fp8"]))
+def test_tiles_cover_every_row_and_column_once(rows, columns, dtype):
+    grid = COMPUTE.gemm_tiles(np.array(rows, dtype=np.int64), columns, 512, dtype)
+    covered = np.zeros(len(rows), dtype=np.int64)
+    np.add.at(covered, grid.row_tile_group, grid.rows_in_tile)
+    assert covered.tolist() == rows
+    assert grid.columns_in_tile.sum() == columns
+    assert len(grid.columns_in_tile) == grid.column_tiles
+    assert len(grid.rows_in_tile) == grid.num_row_tiles
+    assert ((grid.rows_in_tile > 0) & (grid.rows_in_tile <= grid.block_m)).all()
+    assert ((grid.columns_in_tile > 0) & (grid.columns_in_tile <= grid.block_n)).all()
+
+
+@given(row_lists)
+def test_only_the_last_tile_of_a_group_is_partial(rows):
+    grid = COMPUTE.gemm_tiles(np.array(rows, dtype=np.int64), 256, 512, "bf16", block_m=128)
+    partial = grid.rows_in_tile < 128
+    followed_by_same = grid.row_tile_group[1:] == grid.row_tile_group[:-1]
+    assert not (partial[:-1] & followed_by_same).any()
+
+
+def test_a_prescribed_tile_is_used():
+    grid = COMPUTE.gemm_tiles(np.array([300, 0, 128]), 1000, 512, "fp8", block_m=128, block_n=96)
+    assert (grid.block_m, grid.block_n, grid.column_tiles) == (128, 96, 11)
+    assert grid.row_tiles.tolist() == [3, 0, 1]
+    assert grid.rows_in_tile.tolist() == [128, 128, 44, 128]
+    assert grid.num_tiles == 44
+    with pytest.raises(UserError, match="block_m must be positive"):
+        COMPUTE.gemm_tiles(np.array([3]), 8, 8, "fp8", block_m=0)
+
+
+def test_few_rows_get_small_tiles_so_that_more_sms_work():
+    few = COMPUTE.gemm_tiles(np.array([128]), 4096, 7168, "bf16")
+    many = COMPUTE.gemm_tiles(np.array([132 * 128]), 4096, 7168, "bf16")
+    assert (many.block_m, many.block_n) == (128, 256)
+    assert 64 <= few.num_tiles <= COMPUTE.num_sms
+    assert COMPUTE.gemm_tiles(np.array([128]), 4096, 7168, "bf16", num_sms=1).num_tiles == 16
+
+
+@given(st.integers(0, 128), st.sampled_from([64, 128, 256]), st.sampled_from(["bf16", "fp8"]))
+def test_tile_time_grows_with_rows_in_steps_of_the_mma(rows, columns, dtype):
+    longest = COMPUTE.tile_ps(128, columns, 4096, dtype)
+    one, more = (COMPUTE.tile_ps(count, columns, 4096, dtype) for count in (rows, rows + 1))
+    assert one <= more
+    assert rows == 128 or more <= longest
+    assert (one == 0) == (rows == 0)
+
+
+@given(st.lists(st.integers(0, 256), max_size=9))
+def test_tile_times_of_an_array_are_those_of_its_numbers(rows):
+    together = COMPUTE.tile_ps(np.array(rows, dtype=np.int64), 128, 2048, "bf16")
+    assert together.tolist() == [COMPUTE.tile_ps(count, 128, 2048, "bf16") for count in rows]
+
+
+def test_padding_rows_cost_tensor_time():
+    # A wide BF16 tile is limited by the tensor cores: 65 rows cost what 128 do.
+    assert COMPUTE.tile_ps(65, 256, 4096, "bf16") == COMPUTE.tile_ps(128, 256, 4096, "bf16")
+    # 2 x 128 x 256 x 4096 operations at 0.82 x 989.4 TFLOP/s / 132, and 1 us.
+    by_hand_us = 2 * 128 * 256 * 4096 / (0.82 * 989.4e6 / 132) + 1
+    assert COMPUTE.tile_ps(128, 256, 4096, "bf16") / 1e6 == pytest.approx(by_hand_us, rel=1e-6)
+
+
+def test_a_small_tile_is_limited_by_its_operands():
+    # 64 x 64: 128 values of two bytes a step, at 64 bytes a clock of 1.755 GHz.
+    by_hand_us = (64 + 64) * 4096 * 2 / (64 * 1755) + 1
+    assert COMPUTE.tile_ps(64, 64, 4096, "bf16") / 1e6 == pytest.approx(by_hand_us, rel=1e-6)
+
+
+def test_bytes_of_operands():
+    assert COMPUTE.weight_bytes(4096, 7168, "bf16") == 4096 * 7168 * 2
+    assert COMPUTE.weight_bytes(4096, 7168, "fp8") == 4096 * 7168 + 32 * 56 * 4
+    assert COMPUTE.weight_bytes(130, 129, "fp8") == 130 * 129 + 2 * 2 * 4
+    # A DeepSeek-V3 token in FP8: 7168 values and 56 scales.
+    assert COMPUTE.activation_bytes(3, 7168, "fp8") == 3 * (7168 + 56 * 4)
+    assert COMPUTE.activation_bytes(np.array([0, 2]), 10, "bf16").tolist() == [0, 40]
+    with pytest.raises(UserError, match="unknown dtype 'fp4'; known: bf16, fp8"):
+        COMPUTE.weight_bytes(1, 1, "fp4")
+
+
+def test_one_row_more_than_a_wave_costs_another_wave():
+    # 12 column tiles: 11 row tiles are one on each of 132 SMs.
+    only_large = {"compute.bf16_blocks": "[[128, 256]]"}
+    compute = hwmodel.load("dgx-h100", only_large).compute
+
+    def time_ps(rows):
+        return compute.gemm_time_ps(rows, 12 * 256, 8192, "bf16")
+
+    tile = compute.tile_ps(128, 256, 8192, "bf16")
+    assert time_ps(10 * 128 + 65) == time_ps(11 * 128) == tile
+    assert time_ps(11 * 128 + 1) == tile + compute.tile_ps(1, 256, 8192, "bf16")
+    assert time_ps(12 * 128) == time_ps(22 * 128) == 2 * tile
+
+
+def test_quantisation_of_measured_waves():
+    # BF16 7168x2048: cuBLAS drops from 686 to 647 and 631 TFLOP/s between 768 and
+    # 1536 rows, 1.7 to 2.5 waves, and reaches 768 at 2048 rows.
+    def rate(rows):
+        return rows / COMPUTE.gemm_time_ps(rows, 7168, 2048, "bf16")
+
+    assert rate(2048) > 1.05 * rate(1536)
+    assert rate(2048) > 1.05 * rate(1024)
+
+
+def test_weights_are_a_floor_that_rows_do_not_raise():
+    floor = SYSTEM.hbm.stream_ps(32 * COMPUTE.weight_bytes(4096, 7168, "fp8"))
+    few = COMPUTE.gemm_time_ps(np.full(32, 1), 4096, 7168, "fp8")
+    assert floor < few < 1.01 * floor
+    assert COMPUTE.gemm_time_ps(np.full(32, 16), 4096, 7168, "fp8") < 1.02 * few
+    assert COMPUTE.gemm_time_ps(np.full(32, 1024), 4096, 7168, "fp8") > 1.5 * few
+    # Experts without rows are not read.
+    half = np.repeat([1, 0], 16)
+    assert COMPUTE.gemm_time_ps(half, 4096, 7168, "fp8") < 0.52 * few
+    assert COMPUTE.gemm_time_ps(np.zeros(4, dtype=np.int64), 4096, 7168, "fp8") == 0
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "rows", "measured_us", "tolerance"),
+    [
+        (4096, 7168, 8192, 596.2, 0.05),
+        (4096, 7168, 32768, 2446.7, 0.05),
+        (7168, 2048, 8192, 312.4, 0.05),
+        (8192, 8192, 4096, 672.8, 0.10),
+        (3072, 4096, 8192, 261.4, 0.10),
+        (2048, 768, 8192, 41.6, 0.10),
+        (8192, 8192, 64, 50.4, 0.05),
+        (7168, 2048, 64, 14.1, 0.15),
+        (4096, 7168, 64, 28.3, 0.20),
+        (1536, 2048, 64, 5.8, 0.20),
+    ],
+)
+def test_bf16_times_of_cublas(n, k, rows, measured_us, tolerance):
+    predicted_us = COMPUTE.gemm_time_ps(rows, n, k, "bf16") / 1e6 + GRAPH_GAP_US
+    assert predicted_us == pytest.approx(measured_us, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("groups", "rows", "n", "k", "measured_tflop_per_s", "tolerance"),
+    [
+        (4, 8192, 4096, 7168, 1346, 0.03),
+        (8, 4096, 4096, 7168, 1346, 0.03),
+        (4, 8192, 7168, 2048, 1214, 0.03),
+        (8, 4096, 7168, 2048, 1214, 0.03),
+        (1, 1024, 4096, 7168, 1233, 0.10),
+    ],
+)
+def test_fp8_rates_of_deepgemm(groups, rows, n, k, measured_tflop_per_s, tolerance):
+    time_ps = COMPUTE.gemm_time_ps(np.full(groups, rows), n, k, "fp8")
+    assert 2 * groups * rows * n * k / time_ps == pytest.approx(measured_tflop_per_s, rel=tolerance)
+
+
+def test_nothing_beats_the_data_sheet():
+    for dtype, peak in (("bf16", 989.4e12), ("fp8", 1978.9e12)):
+        assert COMPUTE.peak_flop_per_s(dtype) < peak
+        time_ps = COMPUTE.gemm_time_ps(16384, 8192, 8192, dtype)
+        assert 2 * 16384 * 8192 * 8192 / time_ps * 1e12 < COMPUTE.peak_flop_per_s(dtype)
