@@ -8,9 +8,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracegen import generate as generate
+    from tracegen import library as library
+    from tracegen import models as models
     from tracegen.errors import UserError as UserError
     from tracegen.generate import GENERATORS as GENERATORS
-    from tracegen.generate import generate as generate
     from tracegen.hdf5 import TraceFile as TraceFile
     from tracegen.hdf5 import write as write
     from tracegen.library import load as load

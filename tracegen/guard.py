@@ -42,6 +42,8 @@ def damage(where: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        if str(error).startswith(where):
+            raise  # said already, closer to the place
         msg = f"{where}: {error}"
         raise UserError(msg) from error
     except (OSError, KeyError, RuntimeError, ValueError, TypeError, OverflowError) as error:

@@ -89,6 +89,11 @@ class TraceFile:
         return self._columns["routing/gate_weights"] is not None
 
     @property
+    def has_rank(self) -> bool:
+        """Whether every token has a source GPU."""
+        return self._columns["tokens/rank"] is not None
+
+    @property
     def moe_layer_index(self) -> Array:
         """Decoder layer number of each MoE layer, uint16 (layer,)."""
         return self._whole("model/moe_layer_index")
@@ -234,7 +239,7 @@ class TraceFile:
         shape = (len(layers), rows.stop - rows.start, *dataset.shape[2:])
         out = np.empty(shape, dataset.dtype.newbyteorder("="))
         for i, layer in enumerate(layers):
-            with damage(f"/{path}"):
+            with damage(f"{self.name}: /{path}"):
                 out[i] = dataset[layer, rows]
             if path == "routing/expert_ids":
                 checks.check_layer(out[i], self.num_experts, int(index[layer]), rows.start)
@@ -249,13 +254,13 @@ class TraceFile:
         dataset = self._columns[path]
         if dataset is None:
             return None
-        with damage(f"/{path}"):
+        with damage(f"{self.name}: /{path}"):
             part: Array = dataset[rows]
         return part.astype(part.dtype.newbyteorder("="), copy=False)
 
     def _whole(self, path: str) -> Array:
         """Read a required array entirely."""
-        with damage(f"/{path}"):
+        with damage(f"{self.name}: /{path}"):
             array: Array = self._columns[path][...]
         return array.astype(array.dtype.newbyteorder("="), copy=False)
 
@@ -266,7 +271,7 @@ class TraceFile:
         array = self._whole(path)
         if array.dtype.kind != "S":
             return array
-        with damage(f"/{path}"):
+        with damage(f"{self.name}: /{path}"):
             return np.array([text.decode("utf-8") for text in array.tolist()], dtype=np.str_)
 
 

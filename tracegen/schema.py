@@ -8,7 +8,14 @@ MAJOR = 1
 TOKENS_PER_CHUNK = 8192
 """Tokens of one layer in a chunk: replay reads layer by layer, tools read token ranges."""
 
-LIMITS = {"layer": 4096, "token": 2**32 - 1, "k": 255, "step": 2**32, "request": 2**32 - 1}
+LIMITS = {
+    "layer": 1024,
+    "token": 2**32 - 1,
+    "k": 255,
+    "expert": 65_534,
+    "step": 2**32 - 1,
+    "request": 2**32 - 1,
+}
 """Largest size of each dimension; a file that declares more is refused unread."""
 
 MAX_CHUNK_BYTES = 64 * 2**20
