@@ -30,9 +30,8 @@ IntArray = npt.NDArray[np.int64]
 #: Either a Python int or an int64 array; a function returns what it was given.
 Whole = TypeVar("Whole", int, IntArray)
 
-# Precision of a rate. scale_up multiplies a remainder (< denominator) by the
-# numerator, so their product must fit in an int64 with room to spare.
-_MAX_DENOMINATOR = 1_000_000
+# scale_up multiplies a remainder (< denominator) by the numerator, so the product of
+# a rate's two terms must fit in an int64. That leaves it about eighteen digits.
 _MAX_PRODUCT = 1 << 62
 
 _UNIT_SUFFIXES = {
@@ -143,8 +142,7 @@ def scale_up(value: Whole, factor: Fraction) -> Whole:
 
 def _simplified(value: Fraction) -> Fraction:
     """Nearest fraction (of a value >= 1) whose terms multiply to less than _MAX_PRODUCT."""
-    largest = math.isqrt(_MAX_PRODUCT // (math.ceil(value) + 1))
-    return value.limit_denominator(max(1, min(_MAX_DENOMINATOR, largest)))
+    return value.limit_denominator(max(1, math.isqrt(_MAX_PRODUCT // (math.ceil(value) + 1))))
 
 
 @dataclass(frozen=True, slots=True)

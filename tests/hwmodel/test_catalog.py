@@ -190,7 +190,7 @@ def test_a_complete_file_needs_no_base(tmp_path):
             "link.links_per_gpu: source is missing",
         ),
         (
-            'base = "dgx-h100"\nnic.efficiency = { value = 1.0, source = "rumour", confidence = "?" }',
+            'base = "dgx-h100"\nnic.efficiency = {value=1.0, source="rumour", confidence="?"}',
             "nic.efficiency: .*'high'.*got '\\?'",
         ),
         ('name = "bare"\nsummary = ""', "fabric: is missing"),
