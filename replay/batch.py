@@ -1,8 +1,8 @@
 """Forming the batch of one step out of a routing trace.
 
-Public traces were recorded one request at a time, so which tokens run together is decided here, never
-in a scheme. A trace that carries its own ``rank`` column was batched when it was made and is replayed
-as it stands.
+Public traces were recorded one request at a time, so which tokens run together is decided here,
+never in a scheme. A trace that carries its own ``rank`` column was batched when it was made and
+is replayed as it stands.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def form_batch(
     default_ranks
         Ranks when neither the caller nor the trace says.
     tokens_per_rank
-        Prefill: consecutive tokens of its own requests that each rank takes. Decode: running requests
-        on each rank. None takes 4096 (less if the trace is short) or 64.
+        Prefill: consecutive tokens of its own requests that each rank takes. Decode: running
+        requests on each rank. None takes 4096 (less if the trace is short) or 64.
     phase
         None takes decode if every row of the trace is a decode row, prefill otherwise.
     step
@@ -129,7 +129,9 @@ def _as_recorded(
         )
         raise UserError(message)
     if step >= trace.num_steps:
-        message = f"the trace has {trace.num_steps} steps (0..{trace.num_steps - 1}), not a step {step}"
+        message = (
+            f"the trace has {trace.num_steps} steps (0..{trace.num_steps - 1}), not a step {step}"
+        )
         raise UserError(message)
     first, last = (int(row) for row in trace.steps_indptr[step : step + 2])
     owner = trace.tokens.rank[first:last].astype(np.int32)
@@ -140,9 +142,7 @@ def _as_recorded(
             f"replayed as it stands; {tokens_per_rank} were asked for"
         )
         raise UserError(message)
-    is_decode = bool(last > first) and bool(
-        (trace.tokens.phase[first:last] == DECODE_ROW).all()
-    )
+    is_decode = bool(last > first) and bool((trace.tokens.phase[first:last] == DECODE_ROW).all())
     recorded_phase = "decode" if is_decode else "prefill"
     if phase is not None and phase != recorded_phase:
         message = f"step {step} of the trace is a {recorded_phase} step; {phase} was asked for"
@@ -168,9 +168,7 @@ def _by_request(
     return rows, np.append(begins, len(rows))
 
 
-def _prefill(
-    trace: RoutingTrace, num_ranks: int, tokens_per_rank: int | None, step: int
-) -> Batch:
+def _prefill(trace: RoutingTrace, num_ranks: int, tokens_per_rank: int | None, step: int) -> Batch:
     """Deal the requests to the ranks in turn; each rank takes consecutive tokens of its own."""
     rows, indptr = _by_request(trace, np.arange(trace.num_tokens, dtype=np.int64))
     lengths = np.diff(indptr)
@@ -211,9 +209,10 @@ def _decode(
 ) -> Batch:
     """One token of each running request; a slot goes to its next request when one ends.
 
-    Slot s runs requests s, s + S, s + 2S, ... of the S slots, beginning somewhere in the middle (see
-    `_GOLDEN`), so that the batch holds requests of all ages as in a server that has run for a while.
-    With fewer requests than slots, several slots run the same request at different positions.
+    Slot s runs requests s, s + S, s + 2S, ... of the S slots, beginning in their middle (see
+    `_GOLDEN`), so that the batch holds requests of all ages as in a server that has run for a
+    while. With fewer requests than slots, several slots run the same request at different
+    positions.
     """
     wanted = DEFAULT_TOKENS_PER_RANK["decode"] if tokens_per_rank is None else tokens_per_rank
     rows, indptr = _by_request(trace, decode_rows)

@@ -53,9 +53,10 @@ def place(spec: str, num_experts: int, num_ranks: int, layer: int = 0) -> Placem
     Parameters
     ----------
     spec
-        ``"contiguous"`` (expert e on rank floor(e N / E)), ``"round-robin"`` (e mod N), ``"random"``
-        or ``"random:SEED"`` (an even deal of the experts, drawn anew for each layer), or
-        ``"file:PATH"``: JSON holding ``[rank of expert 0, ...]`` or one such list per MoE layer.
+        ``"contiguous"`` (expert e on rank floor(e N / E)), ``"round-robin"`` (e mod N),
+        ``"random"`` or ``"random:SEED"`` (an even deal of the experts, drawn anew for each
+        layer), or ``"file:PATH"``: JSON holding ``[rank of expert 0, ...]`` or one such list per
+        MoE layer.
     num_experts, num_ranks
         Sizes E and N.
     layer
@@ -94,9 +95,7 @@ def _random(seed: str, num_experts: int, num_ranks: int, layer: int) -> npt.NDAr
     return rng.permutation(even)
 
 
-def _from_file(
-    path: Path, num_experts: int, num_ranks: int, layer: int
-) -> npt.NDArray[np.int64]:
+def _from_file(path: Path, num_experts: int, num_ranks: int, layer: int) -> npt.NDArray[np.int64]:
     try:
         data = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -1,7 +1,7 @@
 """The work of one MoE layer in one step: what every scheme is given.
 
-Everything here is counted from the routing; nothing here knows time. The closed forms of traffic that
-the tests check are sums over these arrays.
+Everything here is counted from the routing; nothing here knows time. The closed forms of traffic
+that the tests check are sums over these arrays.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from replay.placement import Placement
 Ints = npt.NDArray[np.int64]
 
 PRECISIONS = ("bf16", "fp8")
-SCALE_BLOCK = 128  # FP8 values that share one FP32 scale (DeepSeek-V3 technical report, section 3.3)
+SCALE_BLOCK = (
+    128  # FP8 values that share one FP32 scale (DeepSeek-V3 technical report, section 3.3)
+)
 
 
 @dataclass(frozen=True)
 class Precision:
     """Number types of the GEMMs and of the rows on the wire.
 
-    ``fp8`` means FP8 GEMMs and FP8 dispatch rows with one FP32 scale per 128 values; combine rows are
-    BF16 in both, since the sum over experts needs the range (DeepEP, DeepSeek-V3).
+    ``fp8`` means FP8 GEMMs and FP8 dispatch rows with one FP32 scale per 128 values; combine rows
+    are BF16 in both, since the sum over experts needs the range (DeepEP, DeepSeek-V3).
     """
 
     name: str

@@ -1,0 +1,240 @@
+"""From start and end times to a layer's result: everything here is derived."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.graph import longest_chain_ps
+from replay.kinds import COMPUTE, PHASES, ROWS, Kind, phase_of
+from replay.result import (
+    Bounds,
+    BusiestPort,
+    BusiestResource,
+    LayerResult,
+    PhaseTimes,
+    PortBytes,
+    Utilisation,
+)
+
+if TYPE_CHECKING:
+    from replay.graph import TaskGraph, Timeline
+    from replay.work import LayerWork
+
+Ints = npt.NDArray[np.int64]
+PORTS = ("uplink", "downlink")
+COMMUNICATION = ("dispatch", "combine")
+_PHASE_INDEX = np.array(
+    [PHASES.index(phase) if (phase := phase_of(kind)) else -1 for kind in Kind], dtype=np.int64
+)
+
+
+def us(ps: int | np.integer) -> float:
+    """Microseconds of whole picoseconds."""
+    return int(ps) / 1e6
+
+
+def layer_result(
+    graph: TaskGraph,
+    timeline: Timeline,
+    ends: Ints,
+    work: LayerWork,
+    *,
+    layer_index: int,
+    decoder_layer: int,
+    phases_separated: bool,
+) -> LayerResult:
+    """Derive a layer's result.
+
+    Parameters
+    ----------
+    graph, timeline
+        The tasks, and when each ran.
+    ends
+        (rank,) task after which the rank's tokens are combined.
+    work
+        The work the graph was made from.
+    layer_index, decoder_layer
+        Position among the MoE layers, and number of the layer in the model.
+    phases_separated
+        Whether a barrier over all ranks lies between dispatch and combine.
+    """
+    ports = _Ports(graph, work.num_ranks)
+    makespan = timeline.makespan_ps
+    rank_end = timeline.visible_ps[ends]
+    exposed = _exposed_ps(graph, timeline, rank_end)
+    busy = _busy_ps(graph)
+    return LayerResult(
+        layer_index=layer_index,
+        decoder_layer=decoder_layer,
+        makespan_us=us(makespan),
+        rank_end_us=[us(end) for end in rank_end],
+        phases=_phases(graph, timeline),
+        payload_bytes={phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},
+        wire_bytes={phase: ports.bytes(phase, "wire") for phase in COMMUNICATION},
+        busiest_port={phase: ports.busiest(phase) for phase in (*COMMUNICATION, "both")},
+        utilisation=_utilisation(graph, busy, makespan),
+        busiest_resource=_busiest_resource(graph, busy, makespan),
+        exposed_communication_us=us(int(exposed.sum())) / max(len(exposed), 1),
+        exposed_communication_us_per_gpu=[us(time) for time in exposed],
+        bounds_us=_bounds(graph, busy, ports, phases_separated),
+        critical_path=_critical_path(graph, timeline),
+        routing=work.summary(),
+        num_tasks=graph.num_tasks,
+        num_edges=graph.num_edges,
+    )
+
+
+class _Ports:
+    """Sums over port tasks: (phase, direction, gpu)."""
+
+    def __init__(self, graph: TaskGraph, num_ranks: int) -> None:
+        group = np.array(
+            [PORTS.index(name) if name in PORTS else -1 for name in graph.resources.groups] or [-1]
+        )
+        resource = graph.resource.astype(np.int64)
+        direction = np.where(resource >= 0, group[resource], -1)
+        phase = _PHASE_INDEX[graph.kind]
+        chosen = np.flatnonzero((direction >= 0) & (phase >= 0))
+        owner = graph.resources.owner[resource[chosen]]
+        shape = (len(PHASES), len(PORTS), num_ranks)
+        key = np.ravel_multi_index((phase[chosen], direction[chosen], owner), shape)
+        is_row = np.isin(graph.kind[chosen], np.array(sorted(ROWS)))
+
+        def total(values: Ints) -> Ints:
+            # Sums stay below 2**53, where a double counts exactly.
+            size = int(np.prod(shape))
+            return np.bincount(key, weights=values, minlength=size).astype(np.int64).reshape(shape)
+
+        self._sums = {
+            "payload": total(np.where(is_row, graph.payload_bytes[chosen], 0)),
+            "wire": total(graph.wire_bytes[chosen]),
+            "duration": total(graph.duration_ps[chosen]),
+        }
+
+    def _of(self, phase: str, what: str) -> Ints:
+        sums = self._sums[what]
+        return sums.sum(axis=0) if phase == "both" else sums[PHASES.index(phase)]
+
+    def bytes(self, phase: str, what: str) -> PortBytes:
+        """Bytes of a phase by direction and GPU."""
+        up, down = self._of(phase, what)
+        return PortBytes(uplink=up.tolist(), downlink=down.tolist())
+
+    def busiest(self, phase: str) -> BusiestPort:
+        """The port that is in service longest; the first of equals."""
+        duration = self._of(phase, "duration")
+        direction, gpu = np.unravel_index(int(duration.argmax()), duration.shape)
+        where = (direction, gpu)
+        return BusiestPort(
+            direction=PORTS[int(direction)],
+            gpu=int(gpu),
+            payload_bytes=int(self._of(phase, "payload")[where]),
+            wire_bytes=int(self._of(phase, "wire")[where]),
+            busy_us=us(duration[where]),
+        )
+
+    def bound_ps(self, phase: str) -> int:
+        return int(self._of(phase, "duration").max(initial=0))
+
+
+def _busy_ps(graph: TaskGraph) -> Ints:
+    """(resource,): time in service, summed over servers."""
+    on = graph.resource >= 0
+    return np.bincount(
+        graph.resource[on], weights=graph.duration_ps[on], minlength=len(graph.resources)
+    ).astype(np.int64)
+
+
+def _phases(graph: TaskGraph, timeline: Timeline) -> dict[str, PhaseTimes]:
+    phase = _PHASE_INDEX[graph.kind]
+    times = {}
+    for index, name in enumerate(PHASES):
+        mine = np.flatnonzero(phase == index)
+        if not len(mine):
+            continue
+        start, end = timeline.start_ps[mine], timeline.end_ps[mine]
+        times[name] = PhaseTimes(
+            start_us=us(start.min()),
+            end_us=us(timeline.visible_ps[mine].max()),
+            busy_us=us(union_ps(np.zeros(len(mine), np.int64), start, end, 1)[0]),
+        )
+    return times
+
+
+def union_ps(owner: Ints, start: Ints, end: Ints, num_owners: int) -> Ints:
+    """Length of the union of intervals, for each owner apart.
+
+    Parameters
+    ----------
+    owner, start, end
+        (interval,): whose it is, in ``[0, num_owners)``, and its two ends.
+
+    Returns
+    -------
+    (owner,) lengths, in the unit of the ends.
+    """
+    order = np.lexsort((start, owner))
+    owner, start, end = owner[order], start[order], end[order]
+    # Each owner's intervals are moved past those of the owner before, so that one running maximum
+    # serves all.
+    span = int(end.max(initial=0)) + 1
+    start, end = start + owner * span, end + owner * span
+    reached = np.maximum.accumulate(np.concatenate(([-1], end)))[:-1] if len(end) else end
+    covered = np.maximum(0, end - np.maximum(start, reached))
+    return np.bincount(owner, weights=covered, minlength=num_owners).astype(np.int64)
+
+
+def _exposed_ps(graph: TaskGraph, timeline: Timeline, rank_end: Ints) -> Ints:
+    """See `LayerResult.exposed_communication_us`."""
+    hidden = np.isin(graph.kind, np.array(sorted({*COMPUTE, Kind.LAUNCH})))
+    mine = np.flatnonzero(hidden & (graph.rank >= 0) & (graph.duration_ps > 0))
+    rank = graph.rank[mine].astype(np.int64)
+    start = timeline.start_ps[mine]
+    end = np.minimum(timeline.end_ps[mine], rank_end[rank])
+    return rank_end - union_ps(rank, start, np.maximum(start, end), len(rank_end))
+
+
+def _utilisation(graph: TaskGraph, busy: Ints, makespan: int) -> dict[str, Utilisation]:
+    share = busy / (np.maximum(graph.resources.servers, 1) * max(makespan, 1))
+    groups = np.array(graph.resources.groups)
+    return {
+        str(group): Utilisation(
+            mean=float(share[groups == group].mean()), max=float(share[groups == group].max())
+        )
+        for group in np.unique(groups)
+    }
+
+
+def _busiest_resource(graph: TaskGraph, busy: Ints, makespan: int) -> BusiestResource:
+    share = busy / (np.maximum(graph.resources.servers, 1) * max(makespan, 1))
+    index = int(share.argmax())
+    return BusiestResource(
+        name=graph.resources.names[index],
+        group=graph.resources.groups[index],
+        utilisation=float(share[index]),
+    )
+
+
+def _bounds(graph: TaskGraph, busy: Ints, ports: _Ports, phases_separated: bool) -> Bounds:
+    groups = np.array(graph.resources.groups)
+    least = -(-busy // np.maximum(graph.resources.servers, 1))
+
+    def busiest(of: npt.NDArray[np.bool_]) -> int:
+        return int(least[of].max(initial=0))
+
+    port = busiest(np.isin(groups, PORTS))
+    phases = sum(ports.bound_ps(phase) for phase in COMMUNICATION) if phases_separated else None
+    memory = busiest(groups == "hbm")
+    sm = busiest(~np.isin(groups, (*PORTS, "hbm", "host")))
+    chain = longest_chain_ps(graph)
+    return Bounds(
+        port_us=us(port),
+        phases_us=None if phases is None else us(phases),
+        sm_us=us(sm),
+        memory_us=us(memory),
+        chain_us=us(chain),
+        largest_us=us(max(port, phases or 0, sm, memory, chain)),
+    )

@@ -1,0 +1,276 @@
+"""``moereplay``: the one console command, and the sub-commands that replay."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+import hwmodel.cli
+import tracegen.cli
+from hwmodel.errors import UserError as HardwareError
+from replay.errors import UserError
+from tracegen.errors import UserError as TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hwmodel import System
+    from tracegen import RoutingTrace
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Replay Mixture-of-Experts routing under every communication scheme.",
+)
+app.add_typer(tracegen.cli.app, name="trace")
+app.add_typer(hwmodel.cli.app, name="hardware")
+
+DEFAULT_SYSTEM = "dgx-h100"
+
+TraceArgument = Annotated[str, typer.Argument(help="A file, or a name of `moereplay trace list`.")]
+SystemOption = Annotated[
+    str, typer.Option("--system", help="A name of `moereplay hardware list`, or a TOML file.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a hardware value: KEY=VALUE, repeatable.")
+]
+RanksOption = Annotated[int | None, typer.Option("--ranks", help="GPUs [all of the system].")]
+TokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--tokens-per-rank", help="Tokens a GPU: 4096 prefill, or 64 running requests decode."
+    ),
+]
+LayerOption = Annotated[str, typer.Option("--layer", help="Position of an MoE layer, or 'all'.")]
+PhaseOption = Annotated[
+    str | None, typer.Option("--phase", help="prefill or decode [what the trace holds].")
+]
+StepOption = Annotated[int, typer.Option("--step", help="Later steps take later tokens.")]
+PlacementOption = Annotated[
+    str, typer.Option("--placement", help="contiguous, round-robin, random:SEED or file:PATH.")
+]
+PrecisionOption = Annotated[
+    str | None, typer.Option("--precision", help="bf16 or fp8 [the model's own].")
+]
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", help="Write the whole result to this file.")
+]
+
+
+@app.command()
+def run(
+    trace: TraceArgument,
+    scheme: Annotated[str, typer.Option("--scheme", help="A name of `moereplay schemes`.")],
+    system: SystemOption = DEFAULT_SYSTEM,
+    ranks: RanksOption = None,
+    tokens_per_rank: TokensOption = None,
+    layer: LayerOption = "all",
+    phase: PhaseOption = None,
+    step: StepOption = 0,
+    placement: PlacementOption = "contiguous",
+    precision: PrecisionOption = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", help="Option of the scheme: K=V, repeatable.")
+    ] = None,
+    set_: SetOption = None,
+    json_: JsonOption = None,
+) -> None:
+    """Replay a trace under one scheme."""
+    import replay
+    from replay.report.text import summary_tables
+
+    settings = _settings(ranks, tokens_per_rank, layer, phase, step, placement, precision)
+    options = {key: value for _, key, value in _options(option, [scheme])}
+    loaded, machine = _load(trace, system, set_, settings)
+    with _Progress(1, loaded) as advance:
+        result = replay.run(loaded, machine, scheme, options=options, progress=advance, **settings)
+    if json_ is not None:
+        result.save(json_)
+    _show(summary_tables(result))
+
+
+@app.command()
+def compare(
+    trace: TraceArgument,
+    scheme: Annotated[
+        list[str] | None, typer.Option("--scheme", help="Repeatable [all the system supports].")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", help="Speed-ups are over this scheme [deepep].")
+    ] = None,
+    system: SystemOption = DEFAULT_SYSTEM,
+    ranks: RanksOption = None,
+    tokens_per_rank: TokensOption = None,
+    layer: LayerOption = "all",
+    phase: PhaseOption = None,
+    step: StepOption = 0,
+    placement: PlacementOption = "contiguous",
+    precision: PrecisionOption = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", help="Option of one scheme: SCHEME.K=V, repeatable."),
+    ] = None,
+    set_: SetOption = None,
+    json_: JsonOption = None,
+) -> None:
+    """Replay a trace under several schemes and compare them."""
+    import replay
+    from replay.report.text import comparison_tables
+    from replay.schemes import supported
+
+    settings = _settings(ranks, tokens_per_rank, layer, phase, step, placement, precision)
+    loaded, machine = _load(trace, system, set_, settings)
+    schemes = scheme or supported(machine)
+    options: dict[str, dict[str, str]] = {}
+    for name, key, value in _options(option, schemes):
+        options.setdefault(name, {})[key] = value
+    with _Progress(len(schemes), loaded) as advance:
+        compared = replay.compare(
+            loaded,
+            machine,
+            schemes,
+            baseline=baseline,
+            options=options,
+            progress=advance,
+            **settings,
+        )
+    if json_ is not None:
+        compared.save(json_)
+    _show(comparison_tables(compared))
+
+
+@app.command()
+def schemes(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the schemes, where each is from, and what is assumed."""
+    from dataclasses import asdict
+
+    from rich import box
+    from rich.table import Table
+
+    from replay.schemes import SCHEMES
+
+    if as_json:
+        rows = [
+            {**scheme().describe(), "summary": scheme.summary, "needs": sorted(scheme.needs)}
+            for scheme in SCHEMES.values()
+        ]
+        print(json.dumps(rows, indent=1, sort_keys=True))
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("scheme", "what it does", "source", "assumes", "options"):
+        table.add_column(column)
+    for scheme in SCHEMES.values():
+        options = "\n".join(f"{k}={v}" for k, v in asdict(scheme().options).items())
+        needs = f"needs {', '.join(sorted(scheme.needs))}" if scheme.needs else ""
+        assumed = "; ".join(part for part in (scheme.assumes, needs) if part)
+        table.add_row(scheme.name, scheme.summary, scheme.source, assumed, options)
+    _show(table)
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command: exit code 0, 2 for the user's mistake, 1 for ours."""
+    try:
+        app(args=None if argv is None else list(argv), prog_name="moereplay")
+    except (UserError, HardwareError, TraceError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except BrokenPipeError:  # the reader of our output has gone, as in `moereplay ... | head`
+        sys.stderr.close()
+        raise SystemExit(0) from None
+    raise SystemExit(0)
+
+
+def _settings(
+    ranks: int | None,
+    tokens_per_rank: int | None,
+    layer: str,
+    phase: str | None,
+    step: int,
+    placement: str,
+    precision: str | None,
+) -> dict[str, Any]:
+    return {
+        "ranks": ranks,
+        "tokens_per_rank": tokens_per_rank,
+        "layer": int(layer) if layer.isdecimal() else layer,
+        "phase": phase,
+        "step": step,
+        "placement": placement,
+        "precision": precision,
+    }
+
+
+def _load(
+    trace: str, system: str, changes: list[str] | None, settings: dict[str, Any]
+) -> tuple[RoutingTrace, System]:
+    """Load both; of the trace only the layers that are asked for."""
+    import hwmodel
+    import tracegen
+
+    overrides = {}
+    for change in changes or []:
+        key, equals, value = change.partition("=")
+        if not equals:
+            message = f"--set {change}: expected KEY=VALUE, such as link.links_per_gpu=8"
+            raise UserError(message)
+        overrides[key] = value
+    machine = hwmodel.load(system, overrides)
+    return tracegen.load(trace), machine
+
+
+def _options(given: list[str] | None, schemes: Sequence[str]) -> list[tuple[str, str, str]]:
+    """(scheme, option, value) of ``SCHEME.K=V``, or of ``K=V`` where there is only one scheme."""
+    found = []
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        scheme, dot, key = name.rpartition(".")
+        if not equals or (not dot and len(schemes) != 1):
+            form = "K=V" if len(schemes) == 1 else "SCHEME.K=V, such as deepep.num_sms=20"
+            message = f"--option {text}: expected {form}"
+            raise UserError(message)
+        found.append((scheme if dot else schemes[0], key, value))
+    return found
+
+
+class _Progress:
+    """A bar over layers and schemes, if someone is watching and it takes longer than a second."""
+
+    def __init__(self, num_schemes: int, trace: RoutingTrace) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(
+            total=num_schemes * trace.num_layers,
+            unit="layer",
+            delay=1,
+            leave=False,
+            disable=not sys.stderr.isatty(),
+        )
+
+    def __enter__(self) -> Callable[[], object]:
+        return self._bar.update
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+
+def _show(content: Any) -> None:
+    """Print as wide as the terminal, and wide enough for the tables where there is none."""
+    from rich.console import Console
+
+    from replay.report.text import WIDTH
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)
+    console.print(content)
+
+
+if __name__ == "__main__":
+    main()

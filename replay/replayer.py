@@ -1,0 +1,294 @@
+"""Replaying a trace: batch and placement, the scheme's graph, the engine, the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replay.analysis import layer_result
+from replay.batch import Batch, form_batch
+from replay.errors import UserError, unknown
+from replay.graph import GraphBuilder, schedule
+from replay.kinds import KIND_NAMES
+from replay.machine import Machine
+from replay.placement import place
+from replay.result import Comparison, LayerResult, Result, Totals, run_id
+from replay.schemes import SCHEMES, Scheme, supported
+from replay.work import ExpertShape, LayerWork, Precision
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.graph import TaskGraph
+    from replay.machine import Ints
+    from tracegen import RoutingTrace
+
+Layers = int | Sequence[int] | str
+
+BASELINES = ("deepep", "nccl-alltoall")  # what speed-ups are given over, in order of preference
+
+
+def make_work(
+    trace: RoutingTrace, batch: Batch, *, layer: int, placement: str, precision: Precision
+) -> LayerWork:
+    """Put together the work of one layer.
+
+    Parameters
+    ----------
+    layer
+        Position among the MoE layers that the trace holds.
+    placement
+        See `replay.placement.place`.
+
+    Raises
+    ------
+    UserError
+        If the placement cannot be made.
+    """
+    shape = trace.model_shape
+    # Zero experts are identities: what is routed to them neither travels nor computes.
+    num_experts = trace.num_experts - trace.model.num_zero_experts
+    ids = trace.layer_ids(layer)[batch.rows]
+    ids[ids >= num_experts] = -1
+    return LayerWork(
+        expert_ids=ids,
+        source_rank=batch.source_rank,
+        placement=place(placement, num_experts, batch.num_ranks, layer),
+        shape=ExpertShape(shape.hidden, shape.moe_intermediate, shape.gated),
+        precision=precision,
+    )
+
+
+def build_graph(work: LayerWork, system: System, scheme: Scheme) -> tuple[TaskGraph, Ints]:
+    """Let a scheme describe the work of a layer.
+
+    Returns
+    -------
+    The graph, and (rank,) the task after which each rank's tokens are combined.
+    """
+    builder = GraphBuilder(KIND_NAMES)
+    machine = Machine(system, builder, work.num_ranks)
+    ends = scheme.build(work, machine, machine.mark(machine.ranks))
+    return builder.build(), ends
+
+
+def replay_layer(
+    work: LayerWork, system: System, scheme: Scheme, *, layer_index: int = 0, decoder_layer: int = 0
+) -> LayerResult:
+    """Replay one layer."""
+    graph, ends = build_graph(work, system, scheme)
+    return layer_result(
+        graph,
+        schedule(graph),
+        ends,
+        work,
+        layer_index=layer_index,
+        decoder_layer=decoder_layer,
+        phases_separated=scheme.phases_separated,
+    )
+
+
+def run(
+    trace: RoutingTrace,
+    system: System,
+    scheme: str | Scheme = "dysharp",
+    *,
+    ranks: int | None = None,
+    tokens_per_rank: int | None = None,
+    layer: Layers = "all",
+    phase: str | None = None,
+    step: int = 0,
+    placement: str = "contiguous",
+    precision: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    progress: Callable[[], object] | None = None,
+) -> Result:
+    """Replay a trace under one scheme.
+
+    Parameters
+    ----------
+    trace
+        Routing; see `tracegen.load`.
+    system
+        Hardware; see `hwmodel.load`.
+    scheme
+        A name of `SCHEMES`, or a `Scheme`.
+    ranks
+        GPUs in the expert-parallel group; None takes the trace's own, or all of the system.
+    tokens_per_rank, phase, step
+        The batch; see `replay.batch.form_batch`.
+    layer
+        Position of a MoE layer, several of them, or "all": one after the other, each begins when
+        the one before has ended on all GPUs.
+    placement
+        Experts to ranks; see `replay.placement.place`.
+    precision
+        ``"bf16"`` or ``"fp8"``; None takes the model's.
+    options
+        Options of the scheme by name.
+    progress
+        Called after every layer.
+
+    Raises
+    ------
+    UserError
+        If something asked for does not exist or does not fit together.
+    """
+    chosen = _scheme(scheme, options, system)
+    batch = form_batch(
+        trace,
+        num_ranks=ranks,
+        default_ranks=system.num_gpus,
+        tokens_per_rank=tokens_per_rank,
+        phase=phase,
+        step=step,
+    )
+    if batch.num_ranks > system.num_gpus:
+        message = (
+            f"{batch.num_ranks} ranks were asked for; system {system.name!r} has "
+            f"{system.num_gpus} GPUs"
+        )
+        raise UserError(message)
+    numbers = Precision(precision or trace.model_shape.default_precision)
+    positions = _layers(layer, trace.num_layers)
+    results = []
+    for position in positions:
+        work = make_work(trace, batch, layer=position, placement=placement, precision=numbers)
+        results.append(
+            replay_layer(
+                work,
+                system,
+                chosen,
+                layer_index=position,
+                decoder_layer=int(trace.moe_layer_index[position]),
+            )
+        )
+        if progress is not None:
+            progress()
+    return _result(trace, system, chosen, batch, placement, numbers, results)
+
+
+def compare(
+    trace: RoutingTrace,
+    system: System,
+    schemes: Sequence[str | Scheme] | None = None,
+    *,
+    baseline: str | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Replay a trace under several schemes.
+
+    Parameters
+    ----------
+    schemes
+        Names or schemes; None takes every scheme that the system supports.
+    baseline
+        Scheme that speed-ups are given over; None takes deepep, else nccl-alltoall, else the first.
+    options
+        Options by name, by name of the scheme.
+    settings
+        Passed on to `run`, for every scheme.
+
+    Raises
+    ------
+    UserError
+        If something asked for does not exist or does not fit together.
+    """
+    chosen = list(schemes) if schemes else list(supported(system))
+    names = [scheme if isinstance(scheme, str) else scheme.name for scheme in chosen]
+    if len(set(names)) != len(names):
+        message = f"a scheme is listed twice: {', '.join(names)}"
+        raise UserError(message)
+    if baseline is None:
+        baseline = next((name for name in BASELINES if name in names), names[0])
+    elif baseline not in names:
+        raise unknown("baseline", baseline, names)
+    for name in options or {}:
+        if name not in names:
+            raise unknown("scheme with options", name, names)
+    # Refuse all that can be refused before the first run.
+    ready = [
+        _scheme(scheme, (options or {}).get(name), system)
+        for scheme, name in zip(chosen, names, strict=True)
+    ]
+    results = [run(trace, system, scheme, **settings) for scheme in ready]
+    return Comparison(baseline=baseline, results=results)
+
+
+def _scheme(scheme: str | Scheme, options: Mapping[str, Any] | None, system: System) -> Scheme:
+    if isinstance(scheme, str):
+        if scheme not in SCHEMES:
+            raise unknown("scheme", scheme, SCHEMES)
+        scheme = SCHEMES[scheme].with_options(options or {})
+    elif options:
+        message = "options go with the name of a scheme; a Scheme has its own"
+        raise UserError(message)
+    missing = scheme.needs - {capability.value for capability in system.capabilities}
+    if missing:
+        message = (
+            f"scheme {scheme.name!r} needs {', '.join(sorted(missing))}, which system "
+            f"{system.name!r} lacks; it supports: {', '.join(supported(system))}"
+        )
+        raise UserError(message)
+    return scheme
+
+
+def _layers(layer: Layers, num_layers: int) -> list[int]:
+    if layer == "all":
+        return list(range(num_layers))
+    positions = [layer] if isinstance(layer, int | str) else list(layer)
+    for position in positions:
+        if not isinstance(position, int | np.integer) or not 0 <= position < num_layers:
+            message = f"layer {position!r}: the trace has MoE layers 0..{num_layers - 1}, or 'all'"
+            raise UserError(message)
+    return [int(position) for position in positions]
+
+
+def _result(
+    trace: RoutingTrace,
+    system: System,
+    scheme: Scheme,
+    batch: Batch,
+    placement: str,
+    precision: Precision,
+    layers: list[LayerResult],
+) -> Result:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        software = version("moereplay")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        software = "unknown"
+    shape = trace.model_shape
+    description = {
+        "version": software,
+        "trace": {
+            "content_id": trace.content_id,
+            "title": trace.info.title,
+            "model": shape.name,
+            "num_experts": trace.num_experts,
+            "topk": trace.topk,
+            "hidden": shape.hidden,
+            "moe_intermediate": shape.moe_intermediate,
+        },
+        "system": system.describe(),
+        "scheme": scheme.describe(),
+        "batch": {"num_ranks": batch.num_ranks, "phase": batch.phase, **batch.description},
+        "placement": placement,
+        "precision": precision.name,
+    }
+    ports = [result.payload_bytes[phase] for result in layers for phase in ("dispatch", "combine")]
+    makespan = sum(result.makespan_us for result in layers)
+    totals = Totals(
+        num_layers=len(layers),
+        makespan_us=makespan,
+        mean_layer_us=makespan / max(len(layers), 1),
+        exposed_communication_us=sum(result.exposed_communication_us for result in layers),
+        bound_us=sum(result.bounds_us.largest_us for result in layers),
+        uplink_payload_bytes=[sum(gpu) for gpu in zip(*(p.uplink for p in ports), strict=True)],
+        downlink_payload_bytes=[sum(gpu) for gpu in zip(*(p.downlink for p in ports), strict=True)],
+    )
+    identity = {**description, "layers": [result.layer_index for result in layers]}
+    return Result(run_id=run_id(identity), layers=layers, totals=totals, **description)

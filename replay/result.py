@@ -1,0 +1,248 @@
+"""What a replay returns: the schema ``moereplay-result/1`` and ``moereplay-comparison/1``.
+
+Times are microseconds (exact multiples of a picosecond), bytes whole numbers, lists have one
+entry a GPU. Nothing depends on the clock or the machine that computed it: the same input gives
+the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from replay.errors import UserError
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PhaseTimes(_Strict):
+    """First start and last end of a phase, and for how long something of it was in service."""
+
+    start_us: float
+    end_us: float
+    busy_us: float
+
+
+class PortBytes(_Strict):
+    """Bytes over every GPU's port, by direction: uplink GPU to switch, downlink switch to GPU."""
+
+    uplink: list[int]
+    downlink: list[int]
+
+
+class BusiestPort(_Strict):
+    """The port that carries most in a phase, or in the whole layer."""
+
+    direction: str
+    gpu: int
+    payload_bytes: int
+    wire_bytes: int
+    busy_us: float
+
+
+class Utilisation(_Strict):
+    """Busy time of a class of resources over the layer's time."""
+
+    mean: float
+    max: float
+
+
+class BusiestResource(_Strict):
+    """The resource that is busy for the largest share of the layer."""
+
+    name: str
+    group: str
+    utilisation: float
+
+
+class Bounds(_Strict):
+    """Times that no schedule of this work can beat.
+
+    Attributes
+    ----------
+    port_us
+        Busiest port, all phases together.
+    phases_us
+        Busiest port of the dispatch plus that of the combine, for schemes that keep the two apart
+        with a barrier over all GPUs; otherwise null.
+    sm_us, memory_us
+        Busiest pool of SMs; busiest HBM.
+    chain_us
+        Longest chain of dependent tasks, if nothing ever waited for a resource.
+    largest_us
+        The largest of them.
+    """
+
+    port_us: float
+    phases_us: float | None
+    sm_us: float
+    memory_us: float
+    chain_us: float
+    largest_us: float
+
+
+class LayerResult(_Strict):
+    """One layer of one step.
+
+    Attributes
+    ----------
+    exposed_communication_us, exposed_communication_us_per_gpu
+        Time from the layer's start to the GPU's own end in which neither a compute task (GEMM tile,
+        permute, activation) nor a launch of the GPU is in service: transfers, synchronisation and
+        waiting that nothing hides. Mean over the GPUs, and each.
+    busiest_port
+        For dispatch, combine and the whole layer ("both").
+    critical_path
+        One chain of tasks and waits that adds up to the layer's time, by what the time was spent
+        on.
+    """
+
+    layer_index: int
+    decoder_layer: int
+    makespan_us: float
+    rank_end_us: list[float]
+    phases: dict[str, PhaseTimes]
+    payload_bytes: dict[str, PortBytes]
+    wire_bytes: dict[str, PortBytes]
+    busiest_port: dict[str, BusiestPort]
+    utilisation: dict[str, Utilisation]
+    busiest_resource: BusiestResource
+    exposed_communication_us: float
+    exposed_communication_us_per_gpu: list[float]
+    bounds_us: Bounds
+    critical_path: dict[str, Any]
+    routing: dict[str, float]
+    num_tasks: int
+    num_edges: int
+
+
+class Totals(_Strict):
+    """Sums over the layers replayed, one after the other with a barrier between them."""
+
+    num_layers: int
+    makespan_us: float
+    mean_layer_us: float
+    exposed_communication_us: float
+    bound_us: float
+    uplink_payload_bytes: list[int]
+    downlink_payload_bytes: list[int]
+
+
+class Result(_Strict):
+    """One trace on one system under one scheme, and everything needed to run it again."""
+
+    format: Literal["moereplay-result/1"] = "moereplay-result/1"
+    run_id: str
+    version: str
+    trace: dict[str, Any]
+    system: dict[str, Any]
+    scheme: dict[str, Any]
+    batch: dict[str, Any]
+    placement: str
+    precision: str
+    layers: list[LayerResult]
+    totals: Totals
+
+    def to_json(self) -> str:
+        """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
+        return _json(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON, all of it or nothing.
+
+        Raises
+        ------
+        UserError
+            If the file cannot be written.
+        """
+        write_text(path, self.to_json())
+
+    def summary(self) -> str:
+        """A few lines for people."""
+        from replay.report.text import summary
+
+        return summary(self)
+
+
+class Comparison(_Strict):
+    """The same routing on the same system under several schemes."""
+
+    format: Literal["moereplay-comparison/1"] = "moereplay-comparison/1"
+    baseline: str
+    results: list[Result]
+
+    def to_json(self) -> str:
+        """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
+        return _json(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON, all of it or nothing.
+
+        Raises
+        ------
+        UserError
+            If the file cannot be written.
+        """
+        write_text(path, self.to_json())
+
+    def summary(self) -> str:
+        """The comparison as tables of text."""
+        from replay.report.text import comparison
+
+        return comparison(self)
+
+    def __getitem__(self, scheme: str) -> Result:
+        """Result of a scheme by name."""
+        for result in self.results:
+            if result.scheme["name"] == scheme:
+                return result
+        raise KeyError(scheme)
+
+
+def run_id(description: dict[str, Any]) -> str:
+    """Identity of a run before it starts: SHA-256 of its sorted description."""
+    text = json.dumps(description, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file beside its place and rename it, so that nobody ever sees half of it.
+
+    Raises
+    ------
+    UserError
+        If the folder does not exist or cannot be written to.
+    """
+    target = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        message = f"cannot write {target}: {error.strerror} (folder {target.parent})"
+        raise UserError(message) from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        # mkstemp makes private files; a result is an ordinary one.
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(target)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        message = f"cannot write {target}: {error.strerror}"
+        raise UserError(message) from None
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _json(model: BaseModel) -> str:
+    return json.dumps(model.model_dump(), sort_keys=True, indent=1, allow_nan=False) + "\n"

@@ -1,0 +1,38 @@
+"""All schemes: one file each, one dict of all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replay.schemes.base import Options, Scheme
+from replay.schemes.comet import Comet
+from replay.schemes.deepep import DeepEp
+from replay.schemes.dysharp import DySharp, DySharpBasic, DySharpFusionOnly
+from replay.schemes.ideal import Ideal
+from replay.schemes.nccl_alltoall import NcclAllToAll
+from replay.schemes.nvls import Nvls
+
+if TYPE_CHECKING:
+    from hwmodel import System
+
+__all__ = ["SCHEMES", "Options", "Scheme", "supported"]
+
+SCHEMES: dict[str, type[Scheme]] = {
+    scheme.name: scheme
+    for scheme in (
+        Ideal,
+        NcclAllToAll,
+        DeepEp,
+        Nvls,
+        Comet,
+        DySharpBasic,
+        DySharpFusionOnly,
+        DySharp,
+    )
+}
+
+
+def supported(system: System) -> list[str]:
+    """Names of the schemes whose needs the system meets, in the order of `SCHEMES`."""
+    has = {capability.value for capability in system.capabilities}
+    return [name for name, scheme in SCHEMES.items() if scheme.needs <= has]

@@ -1,0 +1,144 @@
+"""What a scheme is.
+
+A scheme is a class with a one-line summary, its source, what it assumes, the capabilities it
+needs, a frozen dataclass of options, and one method that adds the tasks of one layer to a graph.
+It has no clock, no randomness and does no I/O; it never asks how long anything takes. To add one,
+write one file and list the class in ``replay/schemes/__init__.py``: the contract suite then tests
+it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from replay.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from replay.machine import Ints, Machine
+    from replay.work import LayerWork
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of a scheme that has none."""
+
+    def check(self) -> None:
+        """Refuse impossible values.
+
+        Raises
+        ------
+        UserError
+            Naming the option, its value and what is possible.
+        """
+
+
+class Scheme(ABC):
+    """One way to carry out dispatch, expert computation and combine.
+
+    Parameters
+    ----------
+    options
+        The scheme's own `Options`; None takes the defaults.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    source: ClassVar[str]
+    assumes: ClassVar[str] = ""
+    needs: ClassVar[frozenset[str]] = frozenset()
+    traffic: ClassVar[str]
+    """Class of the payload traffic: none, pair, copy, dense or switch (DESIGN.md, "Traffic")."""
+    phases_separated: ClassVar[bool] = True
+    """Whether a barrier over all ranks lies between dispatch and combine, so that the busiest ports
+    of the two phases bound the layer one after the other."""
+    Options: ClassVar[type[Options]] = Options
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options: Any = self.Options() if options is None else options
+        self.options.check()
+
+    @abstractmethod
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add the tasks of one layer.
+
+        Parameters
+        ----------
+        work
+            Routing, placement, shape and precision.
+        machine
+            Resources and transfers; its `graph` receives the tasks.
+        start
+            (rank,) tasks: rank r's tokens are routed and in its memory.
+
+        Returns
+        -------
+        (rank,) tasks: rank r's tokens are combined.
+        """
+
+    def describe(self) -> dict[str, Any]:
+        """Name, source, assumptions and all options, for a result's provenance."""
+        return {
+            "name": self.name,
+            "source": self.source,
+            "assumes": self.assumes,
+            "traffic": self.traffic,
+            "options": dataclasses.asdict(self.options),
+        }
+
+    @classmethod
+    def with_options(cls, given: Mapping[str, Any]) -> Scheme:
+        """Make the scheme with options by name; text is converted to the option's type.
+
+        Raises
+        ------
+        UserError
+            If an option is unknown or its value is not of its type.
+        """
+        fields = {field.name: field for field in dataclasses.fields(cls.Options)}
+        values: dict[str, Any] = {}
+        for name, value in given.items():
+            if name not in fields:
+                if not fields:
+                    message = f"scheme {cls.name!r} has no options; {name!r} was given"
+                    raise UserError(message)
+                raise unknown(f"option of scheme {cls.name!r}", name, fields)
+            values[name] = _convert(cls.name, name, value, type(fields[name].default))
+        return cls(cls.Options(**values))
+
+
+def _convert(scheme: str, name: str, value: Any, wanted: type) -> Any:
+    """Turn an option's text into the type of its default."""
+    if not isinstance(value, str):
+        if type(value) is wanted:
+            return value
+    elif wanted is str:
+        return value
+    elif wanted is bool:
+        if value.lower() in ("true", "false"):
+            return value.lower() == "true"
+    else:
+        try:
+            return wanted(value)
+        except ValueError:
+            pass
+    expected = {bool: "true or false", int: "a whole number", float: "a number"}
+    message = f"option {name}={value!r} of scheme {scheme!r}: expected {expected[wanted]}"
+    raise UserError(message)
+
+
+def at_least(scheme: str, least: int, **values: int) -> None:
+    """Refuse options below a least value.
+
+    Raises
+    ------
+    UserError
+        Naming the first option that is too small.
+    """
+    for name, value in values.items():
+        if value < least:
+            message = f"option {name}={value} of scheme {scheme!r}: must be at least {least}"
+            raise UserError(message)

@@ -1,0 +1,238 @@
+"""The experts' two GEMMs as tiles on SMs, shared by every scheme.
+
+A *row tile* is up to `block_m` rows of one expert; its *column tiles* are the units that run on
+an SM. Weights and activations stream through HBM beside the SMs: a row tile is complete when all
+its column tiles are, and its memory traffic too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.kinds import Kind
+
+if TYPE_CHECKING:
+    from replay.machine import Ints, Machine
+    from replay.work import LayerWork
+
+
+@dataclass(frozen=True)
+class RowTiles:
+    """Row tiles of a layer, ordered by expert.
+
+    Attributes
+    ----------
+    expert, rank, rows
+        (tile,): the expert, its rank, and how many rows are in the tile.
+    first_of_expert
+        (expert + 1,): tiles of expert e are ``[first[e], first[e + 1])``.
+    block_n
+        (rank,): columns of the tiles that run on an SM.
+    """
+
+    expert: Ints
+    rank: Ints
+    rows: Ints
+    first_of_expert: Ints
+    block_n: Ints
+
+    def __len__(self) -> int:
+        return len(self.expert)
+
+
+def row_tiles(
+    machine: Machine, work: LayerWork, gemm: Gemm, num_sms: int, tile_rows: int | None = None
+) -> RowTiles:
+    """Cut every expert's rows into tiles; the last one of an expert may be partial.
+
+    Parameters
+    ----------
+    num_sms
+        SMs of a GPU that compute; each rank takes the tile shape that suits its rows best on them.
+    tile_rows
+        Rows of a tile where the scheme prescribes them.
+    """
+    compute, dtype = machine.system.compute, work.precision.name
+    rows = work.rows_of_expert
+    rank_of = work.placement.expert_rank.astype(np.int64)
+    grids = [
+        compute.gemm_tiles(rows[experts], gemm.n, gemm.k, dtype, block_m=tile_rows, num_sms=num_sms)
+        for experts in work.experts_of_rank
+    ]
+    block_m = np.array([grid.block_m for grid in grids], dtype=np.int64)[rank_of]
+    tiles = -(-rows // block_m)
+    first = np.concatenate(([0], np.cumsum(tiles))).astype(np.int64)
+    expert = np.repeat(np.arange(work.num_experts, dtype=np.int64), tiles)
+    index = np.arange(len(expert)) - first[expert]
+    return RowTiles(
+        expert=expert,
+        rank=rank_of[expert],
+        rows=np.minimum(block_m[expert], rows[expert] - index * block_m[expert]),
+        first_of_expert=first,
+        block_n=np.array([grid.block_n for grid in grids], dtype=np.int64),
+    )
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """One of the two GEMMs: (rows, k) x (k, n) for every expert."""
+
+    n: int
+    k: int
+    kind: Kind
+    memory_kind: Kind
+    out_bytes: int  # of one output row in HBM
+
+    @classmethod
+    def first(cls, work: LayerWork, fused_activation: bool) -> Gemm:
+        """Make the up (and gate) projection; a fused activation writes only its result."""
+        shape, element = work.shape, element_bytes(work)
+        out = shape.intermediate * element if fused_activation else shape.gemm1_columns * 2
+        return cls(shape.gemm1_columns, shape.hidden, Kind.GEMM1, Kind.GEMM1_MEMORY, out)
+
+    @classmethod
+    def second(cls, work: LayerWork) -> Gemm:
+        """Make the down projection, whose output is BF16."""
+        shape = work.shape
+        return cls(
+            shape.hidden, shape.intermediate, Kind.GEMM2, Kind.GEMM2_MEMORY, 2 * shape.hidden
+        )
+
+
+def element_bytes(work: LayerWork) -> int:
+    """Bytes of one GEMM operand element."""
+    return 1 if work.precision.name == "fp8" else 2
+
+
+@dataclass(frozen=True)
+class TileTasks:
+    """Tasks of one GEMM.
+
+    Attributes
+    ----------
+    columns, column_tile
+        (task,): SM tasks in row-tile-major order, and the row tile of each.
+    column_index
+        (task,): position of the column tile within the row tile.
+    memory
+        (tile,): HBM task of each row tile.
+    """
+
+    columns: Ints
+    column_tile: Ints
+    column_index: Ints
+    memory: Ints
+
+
+def gemm_tasks(
+    machine: Machine,
+    work: LayerWork,
+    gemm: Gemm,
+    tiles: RowTiles,
+    pool: Ints,
+    after: Ints,
+    *,
+    weight_passes: int = 1,
+    column_major: bool = False,
+    priority: Ints | None = None,
+) -> TileTasks:
+    """Add the tiles of one GEMM.
+
+    Parameters
+    ----------
+    pool
+        (rank,): the SMs that compute.
+    after
+        (tile,): what each row tile waits for.
+    weight_passes
+        How often an expert's weights are read from HBM: 1 if tiles of an expert run together, so
+        that the others find them in the L2 cache; as many as the expert has tiles if none does.
+    column_major
+        Whether the tiles of one rank are taken column by column over all its experts.
+    priority
+        (tile,): order among ready tiles, smaller first.
+    """
+    compute, dtype = machine.system.compute, work.precision.name
+    block_n = tiles.block_n[tiles.rank]
+    num_columns = -(-gemm.n // block_n)
+    tile = np.repeat(np.arange(len(tiles), dtype=np.int64), num_columns)
+    column = np.arange(len(tile)) - np.repeat(np.cumsum(num_columns) - num_columns, num_columns)
+    widths = np.minimum(block_n[tile], gemm.n - column * block_n[tile])
+    duration = np.zeros(len(tile), np.int64)
+    for width in np.unique(widths):
+        same = widths == width
+        duration[same] = compute.tile_ps(tiles.rows[tile[same]], int(width), gemm.k, dtype)
+    order = column if column_major else (0 if priority is None else priority[tile])
+    columns = machine.graph.add(
+        len(tile),
+        resource=pool[tiles.rank[tile]],
+        duration_ps=duration,
+        priority=order,
+        kind=gemm.kind,
+        rank=tiles.rank[tile],
+        tag=tiles.expert[tile],
+        after=after[tile],
+    )
+    per_expert = np.diff(tiles.first_of_expert)[tiles.expert]
+    reads = np.minimum(weight_passes, per_expert)
+    weights = -(-compute.weight_bytes(gemm.n, gemm.k, dtype) * reads // np.maximum(per_expert, 1))
+    activations = compute.activation_bytes(tiles.rows, gemm.k, dtype) + tiles.rows * gemm.out_bytes
+    memory = machine.graph.add(
+        len(tiles),
+        resource=machine.hbm[tiles.rank],
+        duration_ps=machine.system.hbm.stream_ps(weights + activations),
+        kind=gemm.memory_kind,
+        rank=tiles.rank,
+        tag=tiles.expert,
+        after=after,
+    )
+    return TileTasks(columns, tile, column, memory)
+
+
+def gemm_kernel(machine: Machine, work: LayerWork, gemm: Gemm, pool: Ints, after: Ints) -> Ints:
+    """Run one grouped GEMM as a kernel of its own on every rank: (rank,) marks of its end."""
+    begun = machine.kernel(after)
+    tiles = row_tiles(machine, work, gemm, machine.system.sm.num_sms)
+    tasks = gemm_tasks(machine, work, gemm, tiles, pool, begun[tiles.rank])
+    return machine.gather(
+        np.concatenate((tasks.columns, tasks.memory)),
+        np.concatenate((tiles.rank[tasks.column_tile], tiles.rank)),
+        begun,
+    )
+
+
+def fused_tiles(
+    machine: Machine,
+    work: LayerWork,
+    tiles: RowTiles,
+    pool: Ints,
+    ready: Ints,
+    weight_passes: int,
+) -> Ints:
+    """Run GEMM-1, then GEMM-2 of each row tile as soon as it is ready: (tile,) marks."""
+    for gemm in (Gemm.first(work, fused_activation=True), Gemm.second(work)):
+        # Ready tiles of one expert go together, so that they share the weights in the L2 cache.
+        tasks = gemm_tasks(
+            machine, work, gemm, tiles, pool, ready,
+            weight_passes=weight_passes, priority=tiles.expert,
+        )  # fmt: skip
+        ready = machine.mark(tiles.rank, tasks.memory)
+        machine.graph.edges(tasks.columns, ready[tasks.column_tile])
+    return ready
+
+
+def activation_bytes(work: LayerWork) -> Ints:
+    """HBM traffic of an activation kernel: reads GEMM-1's BF16 output, writes GEMM-2's input."""
+    rows = np.bincount(work.pair_rank, minlength=work.num_ranks)
+    shape = work.shape
+    return rows * (shape.gemm1_columns * 2 + shape.intermediate * element_bytes(work))
+
+
+def separate_kernels(machine: Machine, work: LayerWork, pool: Ints, after: Ints) -> Ints:
+    """Run GEMM-1, activation and GEMM-2 as three kernels on every rank: (rank,) marks."""
+    done = gemm_kernel(machine, work, Gemm.first(work, fused_activation=False), pool, after)
+    done = machine.memory_kernel(Kind.ACTIVATION, activation_bytes(work), done)
+    return gemm_kernel(machine, work, Gemm.second(work), pool, done)

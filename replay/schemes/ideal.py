@@ -1,0 +1,27 @@
+"""No communication: every row is where it is wanted, at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from replay.schemes.base import Scheme
+from replay.schemes.experts import separate_kernels
+
+if TYPE_CHECKING:
+    from replay.machine import Ints, Machine
+    from replay.work import LayerWork
+
+
+class Ideal(Scheme):
+    """Only the expert kernels; rows and results move in no time."""
+
+    name: ClassVar[str] = "ideal"
+    summary: ClassVar[str] = "expert computation alone; rows move in no time"
+    source: ClassVar[str] = "definition"
+    traffic: ClassVar[str] = "none"
+    phases_separated: ClassVar[bool] = False
+
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add GEMM-1, activation and GEMM-2 on all SMs of each rank."""
+        pool = machine.sm_pool("sm", machine.system.sm.num_sms)
+        return separate_kernels(machine, work, pool, start)

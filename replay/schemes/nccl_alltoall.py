@@ -1,0 +1,148 @@
+"""NCCL all-to-all under Megatron-LM's all-to-all token dispatcher.
+
+Sources: Megatron-LM ``megatron/core/transformer/moe/token_dispatcher.py`` (sequence of kernels
+and the synchronisation before the all-to-all); NCCL's point-to-point protocol (grouped send/recv,
+channels, a FIFO of 8 slots per connection in the receiver's memory).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from replay.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
+from replay.schemes import ring
+from replay.schemes.base import Options, Scheme, at_least
+from replay.schemes.experts import separate_kernels
+
+if TYPE_CHECKING:
+    from replay.machine import Ints, Machine
+    from replay.work import LayerWork
+
+PROB_BYTES = 4  # the gate weight of a pair, FP32, in an all-to-all of its own
+
+
+@dataclass(frozen=True)
+class NcclOptions(Options):
+    """Options.
+
+    Attributes
+    ----------
+    channels
+        Channels of the point-to-point kernel, one SM each. NCCL chooses up to 32 on NVLink; no
+        source gives the number for this case, so it is a working value.
+    channels_per_peer
+        Channels that share one peer's message.
+    slice_bytes
+        Data moved through one slot before it is handed on.
+    slots
+        Slots of a connection's FIFO (NCCL_STEPS).
+    """
+
+    channels: int = 24
+    channels_per_peer: int = 4
+    slice_bytes: int = 131072
+    slots: int = 8
+
+    def check(self) -> None:
+        """See `Options.check`."""
+        at_least(
+            "nccl-alltoall", 1, channels=self.channels, channels_per_peer=self.channels_per_peer,
+            slice_bytes=self.slice_bytes, slots=self.slots,
+        )  # fmt: skip
+
+
+class NcclAllToAll(Scheme):
+    """One row per (token, expert), counts first, host synchronisation, no overlap."""
+
+    name: ClassVar[str] = "nccl-alltoall"
+    summary: ClassVar[str] = "NCCL all-to-all-v of (token, expert) rows, as Megatron-LM does it"
+    source: ClassVar[str] = "Megatron-LM token_dispatcher.py; NCCL point-to-point protocol"
+    assumes: ClassVar[str] = "24 NCCL channels, 4 a peer"
+    traffic: ClassVar[str] = "pair"
+    phases_separated: ClassVar[bool] = False
+    Options: ClassVar[type[Options]] = NcclOptions
+
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add counts, permute, all-to-all, sort, experts, unsort, all-to-all, unpermute."""
+        tokens = np.diff(work.tokens_of_rank)
+        sent_rows = work.matrix("pairs").sum(axis=1)
+        got_rows = work.matrix("pairs").sum(axis=0)
+        b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
+        src, dst = work.pair_source, work.pair_rank
+        host = machine.system.overheads.host_sync_ps
+
+        counted = machine.memory_kernel(Kind.LAYOUT, tokens * work.num_experts, start)
+        counts = machine.exchange_counts(machine.kernel(counted), 4 * work.num_experts)
+        waited = machine.host_wait(DISPATCH, host, counts)
+        # The permute runs beside the counts' way to the host; both precede the all-to-all.
+        permuted = machine.memory_kernel(Kind.PERMUTE, (tokens + sent_rows) * b_d, counts)
+        begun = machine.gather(machine.launch(waited), machine.ranks, permuted)
+        channels = self._channels(machine)
+        arrived = self._alltoall(machine, DISPATCH, channels, src, dst, b_d, begun)
+        begun = machine.kernel(arrived)
+        weights = self._alltoall(
+            machine, DISPATCH, channels, src, dst, PROB_BYTES, begun, rows=False
+        )
+
+        several = work.num_experts > work.num_ranks  # one expert a rank needs no sorting by expert
+        moved = 2 * got_rows if several else 0 * got_rows
+        sort = machine.memory_kernel(Kind.PERMUTE, moved * b_d, weights) if several else weights
+        pool = machine.sm_pool("sm", machine.system.sm.num_sms)
+        done = separate_kernels(machine, work, pool, sort)
+        unsort = machine.memory_kernel(Kind.UNPERMUTE, moved * b_c, done) if several else done
+
+        begun = machine.kernel(unsort)
+        arrived = self._alltoall(machine, COMBINE, channels, dst, src, b_c, begun)
+        return machine.memory_kernel(Kind.UNPERMUTE, (sent_rows + tokens) * b_c, arrived)
+
+    def _channels(self, machine: Machine) -> tuple[Ints, Ints]:
+        channels = self.options.channels
+        return machine.sm_channels("nccl-send", channels), machine.sm_channels(
+            "nccl-recv", channels
+        )
+
+    def _alltoall(
+        self,
+        machine: Machine,
+        kinds: PhaseKinds,
+        channels: tuple[Ints, Ints],
+        src: Ints,
+        dst: Ints,
+        row_bytes: int,
+        begun: Ints,
+        rows: bool = True,
+    ) -> Ints:
+        """One all-to-all-v kernel: (rank,) marks when a rank's sends and receives are through.
+
+        Rows of `row_bytes` go from `src` to `dst`; the own rank's rows go through the same kernel
+        as a copy in memory. `rows` tells token rows from other data, which is not payload.
+        """
+        options, n = self.options, machine.num_ranks
+        senders, receivers = channels
+        pair = src * n + dst
+        order = np.argsort(pair, kind="stable")
+        count = np.bincount(pair, minlength=n * n)
+        place = np.arange(len(pair)) - np.repeat(np.cumsum(count) - count, count)
+        share = place * options.channels_per_peer // np.maximum(count[pair[order]], 1)
+        distance = (dst[order] - src[order]) % n
+        channel = (distance * options.channels_per_peer + share) % options.channels
+        slice_rows = max(1, options.slice_bytes // row_bytes)
+        chunks = ring.cut(src[order], dst[order], channel, slice_rows)
+        payload, meta = (row_bytes, 0) if rows else (0, row_bytes)
+        sent = ring.send(machine, kinds, chunks, senders, payload, begun, meta_bytes=meta)
+        got = machine.graph.add(
+            len(chunks),
+            resource=receivers[chunks.dst, chunks.channel],
+            duration_ps=machine.system.sm.copy_out_ps(chunks.rows * row_bytes),
+            kind=kinds.receive,
+            rank=chunks.dst,
+            after=sent.arrived,
+        )
+        machine.graph.edges(begun[chunks.dst], got)
+        ring.return_room(machine, kinds, chunks, sent, got, options.slots * slice_rows)
+        return machine.gather(
+            np.concatenate((sent.send, got)), np.concatenate((chunks.src, chunks.dst)), begun
+        )

@@ -1,0 +1,144 @@
+"""Dense exchange with today's in-switch multicast and reduction (NVLink SHARP).
+
+The switch can only copy to, and add from, a fixed group at equal offsets, so the workaround moves
+everything: an all-gather of all tokens with ``multimem.st``, and after the experts a
+reduce-scatter of a dense buffer of all tokens with ``multimem.ld_reduce``. Sources: DySHARP
+(arXiv 2605.05607) section II-C; Megatron-Core's NVLS inference dispatcher; NVIDIA developer forum
+and nccl-tests issues for the rates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from replay.kinds import COMBINE, DISPATCH, Kind
+from replay.schemes.base import Options, Scheme, at_least
+from replay.schemes.experts import separate_kernels
+
+if TYPE_CHECKING:
+    from replay.machine import Ints, Machine
+    from replay.work import LayerWork
+
+
+@dataclass(frozen=True)
+class NvlsOptions(Options):
+    """Options.
+
+    Attributes
+    ----------
+    num_sms
+        SMs that issue the multimem instructions (NCCL's NVLS kernels use 16 on Hopper).
+    block_rows
+        Rows that one task moves; a modelling grain, since the whole tensor is one stream.
+    loopback
+        Whether the caller's own copy passes the switch too. NVLS hardware does so (byte counters on
+        H20); the published accounting does not count it, and neither does the default.
+    """
+
+    num_sms: int = 16
+    block_rows: int = 8
+    loopback: bool = False
+
+    def check(self) -> None:
+        """See `Options.check`."""
+        at_least("nvls", 1, num_sms=self.num_sms, block_rows=self.block_rows)
+
+
+class Nvls(Scheme):
+    """All-gather by multicast, experts, reduce-scatter by in-switch reduction; dense buffers."""
+
+    name: ClassVar[str] = "nvls"
+    summary: ClassVar[str] = "multicast all-gather and in-switch reduce-scatter of all tokens"
+    source: ClassVar[str] = (
+        "arXiv 2605.05607 section II-C; Megatron-Core token_dispatcher_inference.py"
+    )
+    needs: ClassVar[frozenset[str]] = frozenset({"multicast", "reduction"})
+    traffic: ClassVar[str] = "dense"
+    Options: ClassVar[type[Options]] = NvlsOptions
+
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add barrier, all-gather, permute, experts, scatter-add, barrier, reduce-scatter."""
+        pool = machine.sm_pool("nvls-sm", self.options.num_sms)
+        rows = work.matrix("pairs").sum(axis=0)
+        b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
+
+        begun = machine.barrier(DISPATCH, machine.kernel(start))
+        gathered = machine.barrier(DISPATCH, self._all_gather(work, machine, pool, begun))
+        # Every rank looks through all tokens' expert ids and copies the rows of its own experts.
+        index = work.num_tokens * work.expert_ids.shape[1] * 4
+        copies = work.matrix("copies").sum(axis=0)
+        permuted = machine.memory_kernel(Kind.PERMUTE, index + (copies + rows) * b_d, gathered)
+        sms = machine.sm_pool("sm", machine.system.sm.num_sms)
+        done = separate_kernels(machine, work, sms, permuted)
+        # Dense buffer: zero-fill of all tokens, then read and add the rows of the own experts.
+        dense = machine.memory_kernel(
+            Kind.UNPERMUTE, work.num_tokens * b_c + rows * b_c + 2 * copies * b_c, done
+        )
+        begun = machine.barrier(COMBINE, machine.kernel(dense))
+        scattered = self._reduce_scatter(work, machine, pool, begun)
+        return machine.barrier(COMBINE, scattered)
+
+    def _blocks(self, work: LayerWork) -> tuple[Ints, Ints]:
+        """(block,): owner and rows of each block of consecutive tokens."""
+        tokens, grain = np.diff(work.tokens_of_rank), self.options.block_rows
+        count = -(-tokens // grain)
+        owner = np.repeat(np.arange(work.num_ranks, dtype=np.int64), count)
+        index = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+        return owner, np.minimum(grain, tokens[owner] - index * grain)
+
+    def _members(self, owner: Ints, num_ranks: int) -> tuple[Ints, Ints]:
+        """(copy,): block and rank for every rank but, unless looped back, the owner."""
+        rank = np.tile(np.arange(num_ranks, dtype=np.int64), len(owner))
+        block = np.repeat(np.arange(len(owner), dtype=np.int64), num_ranks)
+        keep = np.full(len(rank), True) if self.options.loopback else rank != owner[block]
+        return block[keep], rank[keep]
+
+    def _all_gather(self, work: LayerWork, machine: Machine, pool: Ints, begun: Ints) -> Ints:
+        owner, rows = self._blocks(work)
+        block, rank = self._members(owner, work.num_ranks)
+        nbytes = rows * work.dispatch_row_bytes
+        stored = machine.graph.add(
+            len(owner),
+            resource=pool[owner],
+            duration_ps=machine.system.sm.push_ps(nbytes),
+            kind=DISPATCH.send,
+            rank=owner,
+            after=begun[owner],
+        )
+        arrived = machine.multicast(
+            DISPATCH, owner, block, rank, work.dispatch_row_bytes, stored,
+            rows=rows, fixed_group=True,
+        )  # fmt: skip
+        return machine.gather(
+            np.concatenate((stored, arrived)), np.concatenate((owner, rank)), begun
+        )
+
+    def _reduce_scatter(self, work: LayerWork, machine: Machine, pool: Ints, begun: Ints) -> Ints:
+        owner, rows = self._blocks(work)
+        block, rank = self._members(owner, work.num_ranks)
+        nbytes = rows * work.combine_row_bytes
+        asked = machine.graph.add(
+            len(owner),
+            resource=pool[owner],
+            duration_ps=machine.system.sm.pull_ps(nbytes),
+            kind=COMBINE.send,
+            rank=owner,
+            after=begun[owner],
+        )
+        total = machine.reduce_read(
+            COMBINE, owner, block, rank, work.combine_row_bytes, asked,
+            rows=rows, fixed_group=True,
+        )  # fmt: skip
+        # Without loop-back the owner adds its own dense row to what the switch returns.
+        written = machine.graph.add(
+            len(owner),
+            resource=machine.hbm[owner],
+            duration_ps=machine.system.hbm.stream_ps(nbytes * (1 if self.options.loopback else 2)),
+            kind=COMBINE.memory,
+            rank=owner,
+            after=total,
+        )
+        return machine.gather(written, owner, begun)
