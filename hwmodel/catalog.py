@@ -121,7 +121,7 @@ def _read(name_or_path: str | Path) -> tuple[str, dict[str, Any]]:
     except OSError as error:
         message = f"cannot read the system file {given}: {error.strerror}"
         raise UserError(message) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # not UTF-8, not TOML, or not even a possible path
         message = f"{given} is not a TOML file: {error}"
         raise UserError(message) from None
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
 
 import numpy as np
 
@@ -22,9 +21,7 @@ from hwmodel.memory import Hbm
 from hwmodel.specs import ComputeSpec, GpuSpec
 from hwmodel.units import IntArray, Rate, Whole, ceil_div, exact, ps_from_ns, whole
 
-#: Type of the operands. ``fp8`` has one 4-byte scale for each block of values.
-DType = Literal["bf16", "fp8"]
-
+# Operand types. FP8 has one 4-byte scale for each block of values.
 _VALUE_BYTES: dict[str, int] = {"bf16": 2, "fp8": 1}
 _SCALE_BYTES = 4
 _RESULT_BYTES = 2  # results leave in BF16, whatever the operands
@@ -159,7 +156,7 @@ class Compute:
 
     # ---- bytes -----------------------------------------------------------------------
 
-    def weight_bytes(self, n: Whole, k: Whole, dtype: DType) -> Whole:
+    def weight_bytes(self, n: Whole, k: Whole, dtype: str) -> Whole:
         """Bytes of an (n, k) weight matrix in memory, block scales included.
 
         Parameters
@@ -177,7 +174,7 @@ class Compute:
         scales = ceil_div(rows, self._scale_block) * ceil_div(inner, self._scale_block)
         return values + scales * _SCALE_BYTES
 
-    def activation_bytes(self, rows: Whole, k: int, dtype: DType) -> Whole:
+    def activation_bytes(self, rows: Whole, k: int, dtype: str) -> Whole:
         """Bytes of (rows, k) activations; FP8 rows have one scale for each block of a row."""
         checked: Whole = whole(rows, "rows")
         scales = 0 if dtype == "bf16" else -(-k // self._scale_block) * _SCALE_BYTES
@@ -190,7 +187,7 @@ class Compute:
         rows: IntArray,
         n: int,
         k: int,
-        dtype: DType,
+        dtype: str,
         *,
         block_m: int | None = None,
         block_n: int | None = None,
@@ -240,7 +237,7 @@ class Compute:
 
         return min(grids, key=estimate_ps)
 
-    def tile_ps(self, rows_in_tile: Whole, columns: int, k: int, dtype: DType) -> Whole:
+    def tile_ps(self, rows_in_tile: Whole, columns: int, k: int, dtype: str) -> Whole:
         """Time of a tile on one SM whose operands are in reach (L2).
 
         Parameters
@@ -278,7 +275,7 @@ class Compute:
 
     # ---- for checks ----------------------------------------------------------------------
 
-    def gemm_time_ps(self, rows: IntArray | int, n: int, k: int, dtype: DType) -> int:
+    def gemm_time_ps(self, rows: IntArray | int, n: int, k: int, dtype: str) -> int:
         """Time of a grouped multiplication alone on an idle GPU, without its launch.
 
         Tiles go to the SMs in order, each to the first that is free, while memory
@@ -306,12 +303,12 @@ class Compute:
             heapq.heappushpop(free, free[0] + duration)
         return max(*free, self._stream_ps(counts, n, k, dtype) + self.tile_overhead_ps)
 
-    def _stream_ps(self, counts: IntArray, n: int, k: int, dtype: DType) -> int:
+    def _stream_ps(self, counts: IntArray, n: int, k: int, dtype: str) -> int:
         weights = int((counts > 0).sum()) * self.weight_bytes(n, k, dtype)
         activations = int(self.activation_bytes(counts, k, dtype).sum())
         return self._hbm.stream_ps(weights + activations + int(counts.sum()) * n * _RESULT_BYTES)
 
-    def peak_flop_per_s(self, dtype: DType) -> float:
+    def peak_flop_per_s(self, dtype: str) -> float:
         """Operations a second of all SMs inside the main loops of full tiles."""
         return self._precision(dtype).sm_rate.times(Fraction(self.num_sms)).units_per_second
 

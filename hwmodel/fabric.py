@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from hwmodel.errors import UserError
 from hwmodel.link import Link
 from hwmodel.specs import SystemSpec
-from hwmodel.units import Rate, exact, ps_from_ns, ps_from_us
+from hwmodel.units import Rate, Whole, exact, ps_from_ns, ps_from_us
 
 if TYPE_CHECKING:
     import networkx
@@ -57,7 +57,7 @@ class Nic:
     put_latency_ps: int
     cross_rail_latency_ps: int
 
-    def duration_ps(self, nbytes: int) -> int:
+    def duration_ps(self, nbytes: Whole) -> Whole:
         """Time that a message occupies the NIC in one direction."""
         return self.rate.duration_ps(nbytes)
 

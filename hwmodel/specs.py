@@ -20,11 +20,13 @@ T = TypeVar("T")
 #: from other hardware, ``recalled`` from memory of a publication, ``user`` set by hand.
 Confidence = Literal["high", "medium", "low", "recalled", "user"]
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Ratio = Annotated[float, Field(gt=0, le=1)]
+# Wide enough for any machine, narrow enough that picoseconds of 10^12 bytes fit in int64.
+Positive = Annotated[float, Field(ge=1e-3, le=1e9, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Ratio = Annotated[float, Field(ge=1e-3, le=1)]
 Count = Annotated[int, Field(ge=1, le=1 << 40)]
-NonNegativeInt = Annotated[int, Field(ge=0, le=1 << 40)]
+Units = Annotated[int, Field(ge=1, le=1 << 16)]  # GPUs, links, SMs: things one could count
+NonNegativeInt = Annotated[int, Field(ge=0, le=1 << 16)]
 Block = Annotated[list[Count], Field(min_length=2, max_length=2)]
 Links = Annotated[list[NonNegativeInt], Field(min_length=1)]
 
@@ -46,9 +48,9 @@ class Quantity(_Strict, Generic[T]):
 class FabricSpec(_Strict):
     """Which GPUs there are and how many links go to which switch plane."""
 
-    num_gpus: Quantity[Count]
+    num_gpus: Quantity[Units]
     """GPUs of one NVLink domain."""
-    num_domains: Quantity[Count]
+    num_domains: Quantity[Units]
     """NVLink domains, joined by one NIC per GPU if more than one."""
     links_per_plane: Quantity[Links | Annotated[list[Links], Field(min_length=1)]]
     """Links of a GPU to each plane; one list for all GPUs, or one a GPU of a domain."""
@@ -57,7 +59,7 @@ class FabricSpec(_Strict):
 class LinkSpec(_Strict):
     """NVLink: rate, latency of a hop, and what a packet costs."""
 
-    links_per_gpu: Quantity[Count]
+    links_per_gpu: Quantity[Units]
     bandwidth_GB_per_s: Quantity[Positive]
     """One link, one direction, data rate before packet overhead."""
     efficiency: Quantity[Ratio]
@@ -101,7 +103,7 @@ class SwitchSpec(_Strict):
 class GpuSpec(_Strict):
     """The GPU seen from the fabric, and its SMs as movers of bytes."""
 
-    num_sms: Quantity[Count]
+    num_sms: Quantity[Units]
     clock_GHz: Quantity[Positive]
     copy_engine: Quantity[bool]
     write_visibility_ns: Quantity[NonNegative]
@@ -183,6 +185,11 @@ class SystemSpec(_Strict):
     compute: ComputeSpec
     overheads: OverheadsSpec
     nic: NicSpec
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Quantity[...] classes are made on the fly and cannot be found by name, which
+        # pickle would want; a sweep sends systems to other processes.
+        return SystemSpec.model_validate, (self.model_dump(),)
 
     def rows(self) -> list[tuple[str, Any, str, str, str]]:
         """Give every value as (dotted key, value, unit, source, confidence), sorted by key."""

@@ -1,14 +1,18 @@
 import json
+import pickle
 import subprocess
 import sys
 import tomllib
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import hwmodel
-from hwmodel import Capability, UserError
+from hwmodel import Capability, UserError, catalog
 from hwmodel.catalog import load_spec
 from hwmodel.specs import keys, sections
 from hwmodel.units import unit_of
@@ -169,6 +173,52 @@ def test_a_file_over_a_base(tmp_path):
     assert hwmodel.load(str(path), num_gpus=8).fabric.num_domains == 1
 
 
+def test_a_file_that_changes_the_links_alone(tmp_path):
+    path = written(
+        """
+        base = "dgx-h100"
+        [link]
+        links_per_gpu = { value = 12, source = "an A100's number", confidence = "low" }
+        """,
+        tmp_path,
+    )
+    assert hwmodel.load(path).fabric.links_of(0) == (3, 3, 3, 3)
+
+
+def test_a_base_that_leads_back_to_itself(monkeypatch):
+    monkeypatch.setattr(catalog, "_read", lambda name: (str(name), {"base": "dgx-h100"}))
+    with pytest.raises(UserError, match="base 'dgx-h100' leads back to itself"):
+        hwmodel.load("dgx-h100")
+
+
+@given(st.sampled_from(keys()), st.sampled_from([0, 1e-300, 1e-3, 1, 1e9, 1e300, -1, 2**80]))
+@example("link.bandwidth_GB_per_s", 1e-3)
+@example("compute.fp8_peak_TFLOP_per_s", 1e9)
+def test_absurd_numbers_are_refused_or_work(key, value):
+    try:
+        system = hwmodel.load("dgx-h100", {key: value})
+    except UserError:
+        return
+    nbytes = np.array([0, 1, 10**12])
+    wire = system.link.write_wire_bytes(np.array([0, 1, 10**9]))
+    for durations in (
+        system.link.port_duration_ps(wire),
+        system.switch.multimem_duration_ps(wire),
+        system.hbm.stream_ps(nbytes),
+        system.sm.push_ps(nbytes),
+        system.compute.tile_ps(np.array([0, 1, 128]), 256, 8192, "fp8"),
+    ):
+        assert durations[0] == 0 <= durations[1] <= durations[2] < 2**62
+    assert system.overheads.barrier_ps(8) >= 0
+
+
+def test_a_system_travels_to_another_process():
+    system = hwmodel.load("gh200-nvl32", {"link.efficiency": 0.9})
+    again = pickle.loads(pickle.dumps(system))
+    assert again.describe() == system.describe()
+    assert again.link == system.link and again.capabilities == system.capabilities
+
+
 def test_a_complete_file_needs_no_base(tmp_path):
     text = (resources.files("hwmodel.presets") / "dgx-h100.toml").read_text("utf-8")
     path = written(text.replace('"dgx-h100"', '"mine"'), tmp_path)
@@ -209,6 +259,8 @@ def test_a_file_that_is_not_there():
         hwmodel.load("nowhere.toml")
     with pytest.raises(UserError, match="cannot read"):
         hwmodel.load(Path())
+    with pytest.raises(UserError, match="null"):
+        hwmodel.load("a\0b.toml")
 
 
 def test_importing_is_light():
