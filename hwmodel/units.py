@@ -28,7 +28,7 @@ BYTES_PER_GB = 1_000_000_000
 IntArray = npt.NDArray[np.int64]
 
 #: Either a Python int or an int64 array; a function returns what it was given.
-Whole = TypeVar("Whole", int, IntArray)
+Whole = TypeVar("Whole", int, IntArray, int | IntArray)
 
 # scale_up multiplies a remainder (< denominator) by the numerator, so the product of
 # a rate's two terms must fit in an int64. That leaves it about eighteen digits.

@@ -1,1 +1,15 @@
-"""Descriptions of machines, one TOML file each; see :mod:`hwmodel.catalog`."""
+"""Descriptions of machines, one TOML file each.
+
+A file of your own can start from one of these and say only what differs; every
+value has its unit in its key, and a source::
+
+    base = "dgx-h100"
+    name = "two-nodes"
+    summary = "two DGX H100 on one rail-optimised network"
+
+    [fabric]
+    num_domains = { value = 2, source = "planned for spring", confidence = "low" }
+
+``moereplay hardware show NAME`` lists all keys; :mod:`hwmodel.specs` says what each
+means. Pass the path where a name is expected.
+"""
