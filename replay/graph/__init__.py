@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from replay.graph.builder import GraphBuilder
+from replay.graph.engine import schedule
 from replay.graph.errors import EngineError, GraphError, UserError
 from replay.graph.taskgraph import NULL_RESOURCE, TaskGraph
+from replay.graph.timeline import Timeline
 
 __all__ = [
     "NULL_RESOURCE",
@@ -12,5 +14,7 @@ __all__ = [
     "GraphBuilder",
     "GraphError",
     "TaskGraph",
+    "Timeline",
     "UserError",
+    "schedule",
 ]

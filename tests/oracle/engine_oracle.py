@@ -1,0 +1,216 @@
+"""The engine's slow twin: the semantics of replay/DESIGN.md, word for word, in plain Python.
+
+Everything is looked up again whenever it is needed, so that nothing here can go stale: waiting
+tasks are sorted anew for every start. Use it on graphs of a few hundred tasks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from replay.graph import NULL_RESOURCE, TaskGraph
+
+LEAVE, VISIBLE = 0, 1
+
+
+class OracleDeadlock(Exception):
+    """Tasks are left that can never start."""
+
+    def __init__(self, waiting: list[int]) -> None:
+        super().__init__(f"tasks left: {waiting}")
+        self.waiting = waiting
+
+
+class OracleEarlyRelease(Exception):
+    """A task gives credits back that have not been taken yet."""
+
+
+@dataclass
+class Schedule:
+    """What happened when, per task, and the tile each membership landed in."""
+
+    start: dict[int, int] = field(default_factory=dict)
+    end: dict[int, int] = field(default_factory=dict)
+    landed: dict[int, int] = field(default_factory=dict)
+
+
+class Oracle:
+    """One run of one graph."""
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self.graph = graph
+        tasks = range(graph.num_tasks)
+        self.duration = graph.duration_ps.tolist()
+        self.latency = graph.latency_ps.tolist()
+        self.priority = graph.priority.tolist()
+        self.resource = graph.resource.tolist()
+        self.followers: dict[int, list[int]] = {task: [] for task in tasks}
+        self.missing = dict.fromkeys(tasks, 0)
+        for src, dst in zip(*(ends.tolist() for ends in graph.edges()), strict=True):
+            self.followers[src].append(dst)
+            self.missing[dst] += 1
+        self.free_units = dict(enumerate(graph.pools.capacity.tolist()))
+        self.takes: dict[int, list[tuple[int, int]]] = {task: [] for task in tasks}
+        self.gives: dict[int, list[tuple[int, int, int]]] = {task: [] for task in tasks}
+        columns = (graph.takes.task, graph.takes.pool, graph.takes.units, graph.takes.released_by)
+        for taker, pool, units, giver in zip(*(c.tolist() for c in columns), strict=True):
+            self.takes[taker].append((pool, units))
+            self.gives[giver].append((pool, units, taker))
+        self._read_gates()
+        self.now = 0
+        self.ready: dict[int, int] = {}
+        self.waiting: dict[int, list[int]] = {}
+        self.busy: dict[int, int] = {}
+        self.events: list[tuple[int, int, int]] = []
+        self.arrivals: list[tuple[int, int, int]] = []
+        self.done: set[int] = set()
+        self.out = Schedule()
+
+    def _read_gates(self) -> None:
+        gates = self.graph.gates
+        tasks = range(self.graph.num_tasks)
+        self.memberships: dict[int, list[tuple[int, int]]] = {task: [] for task in tasks}
+        self.closes: dict[int, list[int]] = {task: [] for task in tasks}
+        self.slots: dict[int, list[int]] = {}
+        self.open_slots: dict[int, int] = {}
+        self.waits_for_tile: dict[int, list[int]] = {}
+        for gate in range(len(gates)):
+            for row in range(gates.member_indptr[gate], gates.member_indptr[gate + 1]):
+                self.memberships[int(gates.member_task[row])].append((gate, row))
+                if gates.member_waiter[row] >= 0:
+                    self.missing[int(gates.member_waiter[row])] += 1
+            self.slots[gate] = []
+            for tile in range(gates.tile_indptr[gate], gates.tile_indptr[gate + 1]):
+                self.slots[gate] += [tile] * int(gates.tile_slots[tile])
+                self.open_slots[tile] = int(gates.tile_slots[tile])
+                self.waits_for_tile[tile] = []
+                self.closes[int(gates.tile_last[tile])].append(tile)
+                if gates.tile_slots[tile] > 0:
+                    self.missing[int(gates.tile_first[tile])] += 1
+        self.closed_tiles: set[int] = set()
+
+    def run(self) -> Schedule:
+        for task, count in self.missing.items():
+            if count == 0:
+                self.make_ready(task)
+        while True:
+            self.apply_everything_that_happens_now()
+            self.start_services()
+            if not self.events:
+                break
+            self.now = self.events[0][0]
+        left = [task for task in range(self.graph.num_tasks) if task not in self.done]
+        if left:
+            raise OracleDeadlock(left)
+        return self.out
+
+    # Phase 1 -----------------------------------------------------------------------------------
+
+    def apply_everything_that_happens_now(self) -> None:
+        while True:
+            if self.events and self.events[0][0] == self.now:
+                _, what, task = heapq.heappop(self.events)
+                if what == LEAVE:
+                    self.leave(task)
+                else:
+                    self.become_visible(task)
+            elif self.arrivals:
+                arrivals, self.arrivals = sorted(self.arrivals), []
+                for gate, _, row in arrivals:
+                    self.arrive(gate, row)
+            else:
+                return
+
+    def leave(self, task: int) -> None:
+        where = self.resource[task]
+        if where != NULL_RESOURCE:
+            self.busy[where] -= 1
+        for pool, units, taker in self.gives[task]:
+            if taker not in self.out.start:
+                raise OracleEarlyRelease(task, taker)
+            self.free_units[pool] += units
+        heapq.heappush(self.events, (self.now + self.latency[task], VISIBLE, task))
+
+    def become_visible(self, task: int) -> None:
+        self.done.add(task)
+        for follower in self.followers[task]:
+            self.meet(follower)
+        for gate, row in self.memberships[task]:
+            self.arrivals.append((gate, task, row))
+        for tile in self.closes[task]:
+            self.closed_tiles.add(tile)
+            for waiter in self.waits_for_tile[tile]:
+                self.meet(waiter)
+
+    def arrive(self, gate: int, row: int) -> None:
+        tile = self.slots[gate].pop(0)
+        self.out.landed[row] = tile
+        waiter = int(self.graph.gates.member_waiter[row])
+        if waiter >= 0:
+            if tile in self.closed_tiles:
+                self.meet(waiter)
+            else:
+                self.waits_for_tile[tile].append(waiter)
+        self.open_slots[tile] -= 1
+        if self.open_slots[tile] == 0:
+            self.meet(int(self.graph.gates.tile_first[tile]))
+
+    def meet(self, task: int) -> None:
+        self.missing[task] -= 1
+        if self.missing[task] == 0:
+            self.make_ready(task)
+
+    def make_ready(self, task: int) -> None:
+        self.ready[task] = self.now
+        if self.resource[task] == NULL_RESOURCE and not self.takes[task]:
+            self.start(task)
+        else:
+            self.waiting.setdefault(self.resource[task], []).append(task)
+
+    # Phase 2 -----------------------------------------------------------------------------------
+
+    def order(self, task: int) -> tuple[int, int, int]:
+        return (self.priority[task], self.ready[task], task)
+
+    def start_services(self) -> None:
+        while True:
+            candidates = [task for where in self.waiting for task in self.candidates(where)]
+            if not candidates:
+                return
+            task = min(candidates, key=self.order)
+            where = self.resource[task]
+            self.waiting[where].remove(task)
+            for pool, units in self.takes[task]:
+                self.free_units[pool] -= units
+            if where != NULL_RESOURCE:
+                self.busy[where] = self.busy.get(where, 0) + 1
+            self.start(task)
+
+    def candidates(self, where: int) -> list[int]:
+        queue = sorted(self.waiting[where], key=self.order)
+        if where == NULL_RESOURCE:
+            is_voq = True
+        else:
+            is_voq = bool(self.graph.resources.is_voq[where])
+            if self.busy.get(where, 0) == self.graph.resources.servers[where]:
+                return []
+        if not is_voq:
+            queue = queue[:1]
+        return [task for task in queue if self.has_credits(task)][:1]
+
+    def has_credits(self, task: int) -> bool:
+        wanted: dict[int, int] = {}
+        for pool, units in self.takes[task]:
+            wanted[pool] = wanted.get(pool, 0) + units
+        return all(self.free_units[pool] >= units for pool, units in wanted.items())
+
+    def start(self, task: int) -> None:
+        self.out.start[task] = self.now
+        self.out.end[task] = self.now + self.duration[task]
+        heapq.heappush(self.events, (self.out.end[task], LEAVE, task))
+
+
+def simulate(graph: TaskGraph) -> Schedule:
+    """Schedule a graph the slow way."""
+    return Oracle(graph).run()
