@@ -143,9 +143,10 @@ class _Ports:
 def _busy_ps(graph: TaskGraph) -> Ints:
     """(resource,): time in service, summed over servers."""
     on = graph.resource >= 0
-    return np.bincount(
+    busy: Ints = np.bincount(
         graph.resource[on], weights=graph.duration_ps[on], minlength=len(graph.resources)
     ).astype(np.int64)
+    return busy
 
 
 def _phases(graph: TaskGraph, timeline: Timeline) -> dict[str, PhaseTimes]:
@@ -184,7 +185,8 @@ def union_ps(owner: Ints, start: Ints, end: Ints, num_owners: int) -> Ints:
     start, end = start + owner * span, end + owner * span
     reached = np.maximum.accumulate(np.concatenate(([-1], end)))[:-1] if len(end) else end
     covered = np.maximum(0, end - np.maximum(start, reached))
-    return np.bincount(owner, weights=covered, minlength=num_owners).astype(np.int64)
+    union: Ints = np.bincount(owner, weights=covered, minlength=num_owners).astype(np.int64)
+    return union
 
 
 def _exposed_ps(graph: TaskGraph, timeline: Timeline, rank_end: Ints) -> Ints:

@@ -120,8 +120,9 @@ def _as_recorded(
     phase: str | None,
     step: int,
 ) -> Batch:
-    assert trace.tokens.rank is not None
     has_ranks = trace.num_ranks
+    assert trace.tokens.rank is not None
+    assert has_ranks is not None
     if num_ranks is not None and num_ranks != has_ranks:
         message = (
             f"the trace was made for {has_ranks} ranks and is replayed as it stands; "

@@ -254,7 +254,7 @@ class _Progress:
         )
 
     def __enter__(self) -> Callable[[], object]:
-        return self._bar.update
+        return lambda: self._bar.update()
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()

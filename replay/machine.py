@@ -7,7 +7,7 @@ tasks. Schemes see ranks, rows and bytes; the engine sees durations.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +54,8 @@ class Machine:
         self.graph = graph
         self.num_ranks = num_ranks
         self.ranks: Ints = np.arange(num_ranks, dtype=np.int64)
-        # Requests and responses have virtual channels of their own: a request that waits for room in
-        # a reduction buffer does not hold up what others asked for.
+        # Requests and responses have virtual channels of their own: a request that waits for room
+        # in a reduction buffer does not hold up what others asked for.
         self.uplink = self._each("uplink", discipline="voq")
         self.downlink = self._each("downlink")
         self.hbm = self._each("hbm")
@@ -66,7 +66,9 @@ class Machine:
         self._write_latency = fabric.downlink_latency_ps + fabric.write_visibility_ps
         self._reduction_buffers: Ints | None = None
 
-    def _each(self, group: str, servers: int = 1, discipline: str = "fifo") -> Ints:
+    def _each(
+        self, group: str, servers: int = 1, discipline: Literal["fifo", "voq"] = "fifo"
+    ) -> Ints:
         return np.array(
             [
                 self.graph.resource(

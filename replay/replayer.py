@@ -262,7 +262,7 @@ def _result(
     except PackageNotFoundError:  # run from a source tree that was never installed
         software = "unknown"
     shape = trace.model_shape
-    description = {
+    description: dict[str, Any] = {
         "version": software,
         "trace": {
             "content_id": trace.content_id,

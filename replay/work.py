@@ -186,7 +186,8 @@ class LayerWork:
     @cached_property
     def copy_is_remote(self) -> npt.NDArray[np.bool_]:
         """(copy,): whether the copy leaves the owner's GPU."""
-        return self.copy_source != self.copy_rank
+        remote: npt.NDArray[np.bool_] = self.copy_source != self.copy_rank
+        return remote
 
     @cached_property
     def copy_pairs(self) -> Ints:

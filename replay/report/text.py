@@ -136,8 +136,8 @@ def _heading(result: Result) -> str:
             f"{result.placement} placement"
         ),
         (
-            f"{routing['mean_distinct_remote_ranks']:.2f} distinct remote GPUs a token, busiest rank "
-            f"{routing['rank_imbalance']:.2f} x the mean{first}"
+            f"{routing['mean_distinct_remote_ranks']:.2f} distinct remote GPUs a token, busiest "
+            f"rank {routing['rank_imbalance']:.2f} x the mean{first}"
         ),
     ]
     shared = batch.get("num_slots_sharing_a_request", 0)

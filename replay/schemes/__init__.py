@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.schemes.base import Options, Scheme
+from replay.schemes.base import Scheme
 from replay.schemes.comet import Comet
 from replay.schemes.deepep import DeepEp
 from replay.schemes.dysharp import DySharp, DySharpBasic, DySharpFusionOnly
@@ -15,7 +15,7 @@ from replay.schemes.nvls import Nvls
 if TYPE_CHECKING:
     from hwmodel import System
 
-__all__ = ["SCHEMES", "Options", "Scheme", "supported"]
+__all__ = ["SCHEMES", "Scheme", "supported"]
 
 SCHEMES: dict[str, type[Scheme]] = {
     scheme.name: scheme

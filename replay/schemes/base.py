@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class NoOptions:
     """Options of a scheme that has none."""
 
     def check(self) -> None:
@@ -55,9 +55,9 @@ class Scheme(ABC):
     phases_separated: ClassVar[bool] = True
     """Whether a barrier over all ranks lies between dispatch and combine, so that the busiest ports
     of the two phases bound the layer one after the other."""
-    Options: ClassVar[type[Options]] = Options
+    Options: ClassVar[type[NoOptions]] = NoOptions
 
-    def __init__(self, options: Options | None = None) -> None:
+    def __init__(self, options: NoOptions | None = None) -> None:
         self.options: Any = self.Options() if options is None else options
         self.options.check()
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from replay.errors import UserError
 from replay.kinds import COMBINE, DISPATCH, Kind
-from replay.schemes.base import Options, Scheme, at_least
+from replay.schemes.base import NoOptions, Scheme, at_least
 from replay.schemes.experts import Gemm, gemm_tasks, row_tiles
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ TILE_ROWS = 128  # rows of a tile, and of the groups of tokens that an owner add
 
 
 @dataclass(frozen=True)
-class CometOptions(Options):
+class CometOptions(NoOptions):
     """Options.
 
     Attributes
@@ -52,7 +52,7 @@ class CometOptions(Options):
     weight_passes: int = 1
 
     def check(self) -> None:
-        """See `Options.check`."""
+        """See `NoOptions.check`."""
         at_least(
             "comet", 1, dispatch_sms=self.dispatch_sms, combine_sms=self.combine_sms,
             message_rows=self.message_rows, column_block=self.column_block,
@@ -71,7 +71,7 @@ class Comet(Scheme):
     )
     traffic: ClassVar[str] = "pair"
     phases_separated: ClassVar[bool] = False
-    Options: ClassVar[type[Options]] = CometOptions
+    Options: ClassVar[type[NoOptions]] = CometOptions
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add counts, the fused kernel of dispatch and GEMM-1, that of GEMM-2 and combine."""

@@ -16,7 +16,7 @@ import numpy as np
 from replay.errors import UserError
 from replay.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes import ring
-from replay.schemes.base import Options, Scheme, at_least
+from replay.schemes.base import NoOptions, Scheme, at_least
 from replay.schemes.experts import separate_kernels
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ WEIGHT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class DeepEpOptions(Options):
+class DeepEpOptions(NoOptions):
     """Options.
 
     Attributes
@@ -58,7 +58,7 @@ class DeepEpOptions(Options):
     cached_layout: bool = False
 
     def check(self) -> None:
-        """See `Options.check`."""
+        """See `NoOptions.check`."""
         at_least("deepep", 2, num_sms=self.num_sms)
         at_least("deepep", 1, reduce_tokens=self.reduce_tokens)
         at_least(
@@ -78,7 +78,7 @@ class DeepEp(Scheme):
     source: ClassVar[str] = "deepseek-ai/DeepEP dd758ca, csrc/kernels/legacy/intranode.cu"
     assumes: ClassVar[str] = "GEMMs run on all SMs, after the dispatch kernel"
     traffic: ClassVar[str] = "copy"
-    Options: ClassVar[type[Options]] = DeepEpOptions
+    Options: ClassVar[type[NoOptions]] = DeepEpOptions
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add layout, notify, dispatch, permute, experts, unpermute, cached notify, combine."""
@@ -166,7 +166,8 @@ class DeepEp(Scheme):
         first = work.tokens_of_rank[work.source_rank]
         count = np.diff(work.tokens_of_rank)[work.source_rank]
         per_channel = np.maximum(-(-count // channels), 1)
-        return (np.arange(work.num_tokens) - first) // per_channel
+        channel: Ints = (np.arange(work.num_tokens) - first) // per_channel
+        return channel
 
     def _combine(
         self, work: LayerWork, machine: Machine, senders: Ints, receivers: Ints, begun: Ints

@@ -21,21 +21,22 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from replay.errors import UserError
+from replay.errors import UserError, unknown
 from replay.kinds import COMBINE, DISPATCH, Kind
-from replay.schemes.base import Options, Scheme, at_least
+from replay.schemes.base import NoOptions, Scheme, at_least
 from replay.schemes.experts import Gemm, fused_tiles, row_tiles, separate_kernels
 
 if TYPE_CHECKING:
     from replay.machine import Ints, Machine
     from replay.work import LayerWork
 
+TILE_ORDERS = ("arrival", "expert")
 TILE_ROWS = 128  # rows of a tile (section IV)
 NOTIFY_BYTES = 8  # one counter update; the paper gives no size, a flit holds it
 
 
 @dataclass(frozen=True)
-class DySharpOptions(Options):
+class DySharpOptions(NoOptions):
     """Options.
 
     Attributes
@@ -46,6 +47,9 @@ class DySharpOptions(Options):
     target_flits
         Flits of target lists added to every dispatch packet and combine request, on every leg: one
         holds the expert ids of eight targets. Whether the switch strips it is not stated.
+    tile_order
+        Which ready tile goes first: ``"expert"`` (lowest expert, so that its tiles share weights in
+        the L2 cache) or ``"arrival"`` (see `fused_tiles`). The paper does not say.
     weight_passes
         How often an expert's weights are read from HBM (see `gemm_tasks`).
     """
@@ -53,15 +57,18 @@ class DySharpOptions(Options):
     dispatch_sms: int = 8
     combine_sms: int = 8
     target_flits: int = 1
+    tile_order: str = "expert"
     weight_passes: int = 1
 
     def check(self) -> None:
-        """See `Options.check`."""
+        """See `NoOptions.check`."""
         at_least(
             "dysharp", 1, dispatch_sms=self.dispatch_sms, combine_sms=self.combine_sms,
             weight_passes=self.weight_passes,
         )  # fmt: skip
         at_least("dysharp", 0, target_flits=self.target_flits)
+        if self.tile_order not in TILE_ORDERS:
+            raise unknown("tile_order of scheme 'dysharp'", self.tile_order, TILE_ORDERS)
 
 
 class DySharp(Scheme):
@@ -77,7 +84,7 @@ class DySharp(Scheme):
     needs: ClassVar[frozenset[str]] = frozenset({"multicast", "reduction"})
     traffic: ClassVar[str] = "switch"
     phases_separated: ClassVar[bool] = False
-    Options: ClassVar[type[Options]] = DySharpOptions
+    Options: ClassVar[type[NoOptions]] = DySharpOptions
 
     in_switch: ClassVar[bool] = True
 
@@ -156,7 +163,10 @@ class DySharp(Scheme):
         seen = machine.delay(
             Kind.DISPATCH_SYNC, machine.system.overheads.poll_ps, full, rank=tiles.rank
         )
-        done = fused_tiles(machine, work, tiles, pool, seen, self.options.weight_passes)
+        done = fused_tiles(
+            machine, work, tiles, pool, seen,
+            tile_order=self.options.tile_order, weight_passes=self.options.weight_passes,
+        )  # fmt: skip
         ready = machine.mark(work.copy_rank, arrived)
         by_expert = np.argsort(work.pair_expert, kind="stable")
         bounds = np.searchsorted(work.pair_expert[by_expert], np.arange(work.num_experts + 1))

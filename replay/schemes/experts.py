@@ -210,14 +210,26 @@ def fused_tiles(
     tiles: RowTiles,
     pool: Ints,
     ready: Ints,
+    *,
+    tile_order: str,
     weight_passes: int,
 ) -> Ints:
-    """Run GEMM-1, then GEMM-2 of each row tile as soon as it is ready: (tile,) marks."""
+    """Run GEMM-1, then GEMM-2 of each row tile as soon as it is ready: (tile,) marks.
+
+    Parameters
+    ----------
+    ready
+        (tile,): when the tile's rows are there.
+    tile_order
+        ``"expert"``: among ready tiles, those of one expert together, so that they find its weights
+        in the L2 cache. ``"arrival"``: as they became ready; then experts alternate, and
+        `weight_passes` should say that weights are read again.
+    """
+    priority = tiles.expert if tile_order == "expert" else None
     for gemm in (Gemm.first(work, fused_activation=True), Gemm.second(work)):
-        # Ready tiles of one expert go together, so that they share the weights in the L2 cache.
         tasks = gemm_tasks(
             machine, work, gemm, tiles, pool, ready,
-            weight_passes=weight_passes, priority=tiles.expert,
+            weight_passes=weight_passes, priority=priority,
         )  # fmt: skip
         ready = machine.mark(tiles.rank, tasks.memory)
         machine.graph.edges(tasks.columns, ready[tasks.column_tile])

@@ -14,7 +14,7 @@ import numpy as np
 
 from replay.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
 from replay.schemes import ring
-from replay.schemes.base import Options, Scheme, at_least
+from replay.schemes.base import NoOptions, Scheme, at_least
 from replay.schemes.experts import separate_kernels
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ PROB_BYTES = 4  # the gate weight of a pair, FP32, in an all-to-all of its own
 
 
 @dataclass(frozen=True)
-class NcclOptions(Options):
+class NcclOptions(NoOptions):
     """Options.
 
     Attributes
@@ -47,7 +47,7 @@ class NcclOptions(Options):
     slots: int = 8
 
     def check(self) -> None:
-        """See `Options.check`."""
+        """See `NoOptions.check`."""
         at_least(
             "nccl-alltoall", 1, channels=self.channels, channels_per_peer=self.channels_per_peer,
             slice_bytes=self.slice_bytes, slots=self.slots,
@@ -63,7 +63,7 @@ class NcclAllToAll(Scheme):
     assumes: ClassVar[str] = "24 NCCL channels, 4 a peer"
     traffic: ClassVar[str] = "pair"
     phases_separated: ClassVar[bool] = False
-    Options: ClassVar[type[Options]] = NcclOptions
+    Options: ClassVar[type[NoOptions]] = NcclOptions
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add counts, permute, all-to-all, sort, experts, unsort, all-to-all, unpermute."""

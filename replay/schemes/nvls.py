@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from replay.kinds import COMBINE, DISPATCH, Kind
-from replay.schemes.base import Options, Scheme, at_least
+from replay.schemes.base import NoOptions, Scheme, at_least
 from replay.schemes.experts import separate_kernels
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class NvlsOptions(Options):
+class NvlsOptions(NoOptions):
     """Options.
 
     Attributes
@@ -43,7 +43,7 @@ class NvlsOptions(Options):
     loopback: bool = False
 
     def check(self) -> None:
-        """See `Options.check`."""
+        """See `NoOptions.check`."""
         at_least("nvls", 1, num_sms=self.num_sms, block_rows=self.block_rows)
 
 
@@ -57,7 +57,7 @@ class Nvls(Scheme):
     )
     needs: ClassVar[frozenset[str]] = frozenset({"multicast", "reduction"})
     traffic: ClassVar[str] = "dense"
-    Options: ClassVar[type[Options]] = NvlsOptions
+    Options: ClassVar[type[NoOptions]] = NvlsOptions
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add barrier, all-gather, permute, experts, scatter-add, barrier, reduce-scatter."""
