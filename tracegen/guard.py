@@ -12,7 +12,6 @@ from typing import Any
 from tracegen.errors import UserError
 from tracegen.schema import (
     LIMITS,
-    MAX_ATTRIBUTE_BYTES,
     MAX_CHUNK_BYTES,
     MAX_DEFLATE_RATIO,
     MAX_TEXT_BYTES,
@@ -128,26 +127,21 @@ class Guard:
         """One attribute, checked before its value is read."""
         handle = node.attrs.get_id(name)
         dtype = handle.dtype
-        # Text of variable length shows as an object type that h5py marks as text; other
-        # object types (references, nested sequences) are not for us.
-        is_text = dtype.kind == "S" or (
-            dtype.kind == "O" and (dtype.metadata or {}).get("vlen") in (str, bytes)
-        )
+        # Text of variable length lives in HDF5's global heap, where a damaged size can make
+        # the library loop for ever; text of fixed length lives in the attribute itself.
+        is_text = dtype.kind == "S"
         kinds = {int: "iu", float: "iuf", bool: "b", str: ""}[kind]
         if handle.shape != () or not (is_text if kind is str else dtype.kind in kinds):
             msg = (
-                f"{where}: attribute {name!r} must be one {kind.__name__}, "
+                f"{where}: attribute {name!r} must be one "
+                f"{'text of fixed length' if kind is str else kind.__name__}, "
                 f"not {dtype} {handle.shape}"
             )
             raise UserError(msg)
         value = node.attrs[name]
         if kind is not str:
             return kind(value)
-        text = value.decode("utf-8") if isinstance(value, bytes) else str(value)
-        if len(text) > MAX_ATTRIBUTE_BYTES:
-            msg = f"{where}: attribute {name!r} is longer than {MAX_ATTRIBUTE_BYTES} bytes"
-            raise UserError(msg)
-        return text
+        return value.decode("utf-8")
 
     def column(self, column: Column) -> Any:
         """Dataset of the format, safe to read, or None if it is optional and absent.

@@ -350,8 +350,7 @@ def write(trace: RoutingTrace, path: str | Path, *, overwrite: bool = False) -> 
     try:
         with h5py.File(draft, "x") as file:
             _write_body(file, trace)
-            for name, value in attributes.items():
-                file.attrs[name] = value
+            _write_attributes(file, attributes)
         draft.replace(target)
     except OSError as error:
         msg = f"{target}: cannot be written ({error})"
@@ -377,15 +376,25 @@ def _write_body(file: h5py.File, trace: RoutingTrace) -> None:
         array = arrays[column.path]
         if array is not None:
             _write_column(file, column, array)
-    for name, value in header.model_attributes(trace.model).items():
-        file["model"].attrs[name] = value
-    file["routing/expert_ids"].attrs.update(
-        id_space=trace.info.id_space, slot_order=trace.info.slot_order
-    )
+    info, routing = trace.info, file["routing"]
+    _write_attributes(file["model"], header.model_attributes(trace.model))
+    slots = {"id_space": info.id_space, "slot_order": info.slot_order}
+    _write_attributes(routing["expert_ids"], slots)
     if trace.gate_weights is not None:
-        file["routing/gate_weights"].attrs.update(
-            semantics=trace.info.weight_semantics, row_sum=trace.info.weight_row_sum
-        )
+        weights = {"semantics": info.weight_semantics, "row_sum": info.weight_row_sum}
+        _write_attributes(routing["gate_weights"], weights)
+
+
+def _write_attributes(node: h5py.Group | h5py.Dataset, values: dict[str, Any]) -> None:
+    """Write scalars, text as strings of fixed length."""
+    for name, value in values.items():
+        if isinstance(value, str):
+            encoded = value.encode("utf-8")
+            # HDF5 has no strings of no bytes.
+            dtype = h5py.string_dtype("utf-8", max(1, len(encoded)))
+            node.attrs.create(name, np.array(encoded, dtype=dtype), dtype=dtype)
+        else:
+            node.attrs[name] = value
 
 
 def _write_column(file: h5py.File, column: Column, array: Array) -> None:
