@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from replay.graph.bounds import Bounds, busiest_ps, longest_chain_ps, lower_bounds
 from replay.graph.builder import GraphBuilder
+from replay.graph.critical_path import CriticalPath, critical_path
 from replay.graph.engine import schedule
 from replay.graph.errors import EngineError, GraphError, UserError
 from replay.graph.taskgraph import NULL_RESOURCE, TaskGraph
-from replay.graph.timeline import Timeline
+from replay.graph.timeline import Span, Timeline, difference_length, union_length
 
 __all__ = [
     "NULL_RESOURCE",
+    "Bounds",
+    "CriticalPath",
     "EngineError",
     "GraphBuilder",
     "GraphError",
+    "Span",
     "TaskGraph",
     "Timeline",
     "UserError",
+    "busiest_ps",
+    "critical_path",
+    "difference_length",
+    "longest_chain_ps",
+    "lower_bounds",
     "schedule",
+    "union_length",
 ]

@@ -85,6 +85,20 @@ def check_range(
     raise GraphError(message)
 
 
+def fixed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A contiguous read-only view: one array type for the kernels, whatever was given."""
+    view = np.ascontiguousarray(values).view()
+    view.flags.writeable = False
+    return view
+
+
+def stepped(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
+    """A column as (array, step) for the kernels: one value for every row has step 0."""
+    if values.size and values.strides == (0,):
+        return fixed(values[:1]), 0
+    return fixed(values), 1
+
+
 class Column:
     """One field of all tasks, collected block by block.
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from replay.graph.columns import fixed, stepped
 from replay.graph.errors import EngineError
 from replay.graph.stuck import describe_deadlock
 from replay.graph.taskgraph import TaskGraph
@@ -85,20 +86,6 @@ def _too_long(limit_ps: int, num_resources: int) -> str:
     )
 
 
-def _fixed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A contiguous read-only view: one array type for the kernels, whatever was given."""
-    view = np.ascontiguousarray(values).view()
-    view.flags.writeable = False
-    return view
-
-
-def _column(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
-    """A column as (array, step): one value for every row has step 0."""
-    if values.size and values.strides == (0,):
-        return _fixed(values[:1]), 0
-    return _fixed(values), 1
-
-
 def _started(plan: Any) -> npt.NDArray[np.bool_]:
     """Which tasks have taken a server."""
     from replay.graph import kernels
@@ -123,7 +110,7 @@ def _columns(graph: TaskGraph) -> tuple[Any, SimpleNamespace]:
     need_units = np.zeros(0, np.int64)
     gives = SimpleNamespace(pool=need_pool, units=need_units, taker=need_pool)
     if len(takes):
-        task, released_by = _fixed(takes.task), _fixed(takes.released_by)
+        task, released_by = fixed(takes.task), fixed(takes.released_by)
         need_indptr, order = kernels.group_rows(task, graph.num_tasks)
         need_pool, need_units = takes.pool[order], takes.units[order]
         kept = kernels.merge_needs(need_indptr, need_pool, need_units)
@@ -133,16 +120,16 @@ def _columns(graph: TaskGraph) -> tuple[Any, SimpleNamespace]:
             pool=takes.pool[order], units=takes.units[order], taker=takes.task[order]
         )
     columns = kernels.Columns(
-        resource=_column(graph.resource),
-        priority=_column(graph.priority),
-        duration=_column(graph.duration_ps),
-        latency=_column(graph.latency_ps),
-        indptr=_fixed(graph.indptr),
-        num_predecessors=_fixed(graph.num_predecessors),
-        need_indptr=_fixed(need_indptr),
-        need_pool=_fixed(need_pool),
-        need_units=_fixed(need_units),
-        give_indptr=_fixed(give_indptr),
+        resource=stepped(graph.resource),
+        priority=stepped(graph.priority),
+        duration=stepped(graph.duration_ps),
+        latency=stepped(graph.latency_ps),
+        indptr=fixed(graph.indptr),
+        num_predecessors=fixed(graph.num_predecessors),
+        need_indptr=fixed(need_indptr),
+        need_pool=fixed(need_pool),
+        need_units=fixed(need_units),
+        give_indptr=fixed(give_indptr),
     )
     return columns, gives
 
@@ -232,7 +219,7 @@ def _plan(graph: TaskGraph, columns: Any, gives: SimpleNamespace) -> tuple[Any, 
     plan = kernels.Plan(
         words=words,
         halves=halves,
-        successors=_fixed(graph.successors),
+        successors=fixed(graph.successors),
         latency=columns.latency,
         slots=np.empty(channels.num_slots, np.int32),
         tree=np.full(2 << shift, kernels.NEVER, np.int64),
@@ -267,9 +254,9 @@ def _plan(graph: TaskGraph, columns: Any, gives: SimpleNamespace) -> tuple[Any, 
         need_pool=columns.need_pool,
         need_units=columns.need_units,
         give_indptr=columns.give_indptr,
-        give_pool=_fixed(gives.pool),
-        give_units=_fixed(gives.units),
-        give_taker=_fixed(gives.taker),
+        give_pool=fixed(gives.pool),
+        give_units=fixed(gives.units),
+        give_taker=fixed(gives.taker),
         pool_free=graph.pools.capacity.copy(),
         pool_waiting=np.full(len(graph.pools), -1, np.int64),
         pool_is_touched=np.zeros(len(graph.pools), np.uint8),
@@ -340,14 +327,14 @@ def _gate_state(graph: TaskGraph) -> dict[str, npt.NDArray[Any]]:
         "member_gate": np.repeat(
             np.arange(len(gates), dtype=np.int32), np.diff(gates.member_indptr)
         ),
-        "member_waiter": _fixed(gates.member_waiter),
+        "member_waiter": fixed(gates.member_waiter),
         "member_slot": np.full(gates.num_members, -1, np.int32),
         "gate_slot": gates.member_indptr[:-1].copy(),
         "slot_tile": np.repeat(np.arange(gates.num_tiles, dtype=np.int32), gates.tile_slots),
         "slot_waiter": np.full(gates.num_members, -1, np.int32),
         "tile_indptr": tile_indptr,
         "tile_open": gates.tile_slots.astype(np.int64),
-        "tile_first": _fixed(gates.tile_first),
+        "tile_first": fixed(gates.tile_first),
         "tile_is_done": np.zeros(gates.num_tiles, np.uint8),
         "arrivals": np.empty(gates.num_members, np.int32),
     }

@@ -317,7 +317,8 @@ def survey(c, num_tasks, limit, table):
 
     ``table`` (column, resource) receives tasks, first priority, whether priorities differ, tasks
     that take credits, tasks that only give some back, and tasks that wait for a server but
-    hold it for no time, and those of them that are visible at once, too; its last resource is the null one.
+    hold it for no time, and those of them that are visible at once, too; its last resource is
+    the null one.
 
     Returns
     -------
@@ -1080,10 +1081,10 @@ def _make_run(has_events):
         num_stack = 0
         num_touched = 0
         num_arrivals = 0
-        for task in range(num_tasks):
-            if p.halves[task * HALVES + MISSING] == 0:
+        for first in range(num_tasks):
+            if p.halves[first * HALVES + MISSING] == 0:
                 num_stack, num_touched = _make_ready(
-                    p, shift, num_streams, task, now, num_stack, num_touched
+                    p, shift, num_streams, first, now, num_stack, num_touched
                 )
         while p.status[0] == OK:
             # Phase 1: everything that leaves or becomes visible now.
@@ -1182,3 +1183,112 @@ def _make_run(has_events):
 
 run_plain = _make_run(False)
 run_full = _make_run(True)
+
+
+# --- Reading a schedule -------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def longest_chain(
+    order,
+    duration,
+    latency,
+    indptr,
+    successors,
+    member_indptr,
+    member_task,
+    member_waiter,
+    tile_indptr,
+    tile_slots,
+    tile_first,
+    tile_last,
+):
+    """Longest chain of durations and latencies; see ``bounds.longest_chain_ps``.
+
+    ``order`` is that of :func:`order_tasks`, or empty if the ids are one.
+    """
+    num_tasks = indptr.size - 1
+    ready = np.zeros(num_tasks, np.int64)
+    longest = np.int64(0)
+    for place in range(max(num_tasks, order.size)):
+        node = np.int64(order[place]) if order.size > 0 else place
+        if node < num_tasks:
+            visible = ready[node] + _at(duration, node) + _at(latency, node)
+            longest = max(longest, visible)
+            for edge in range(indptr[node], indptr[node + 1]):
+                target = successors[edge]
+                if target >= 0:
+                    ready[target] = max(ready[target], visible)
+            ready[node] = visible  # from here on: when it is visible
+            continue
+        gate = (node - num_tasks) // 2
+        if (node - num_tasks) % 2 == 0:
+            low = member_indptr[gate]
+            arrivals = np.empty(member_indptr[gate + 1] - low, np.int64)
+            for member in range(arrivals.size):
+                arrivals[member] = ready[member_task[low + member]]
+            arrivals.sort()
+            filled = 0
+            for tile in range(tile_indptr[gate], tile_indptr[gate + 1]):
+                filled += tile_slots[tile]
+                if tile_slots[tile] > 0:
+                    first = tile_first[tile]
+                    ready[first] = max(ready[first], arrivals[filled - 1])
+        else:
+            soonest = np.int64(NEVER)
+            for tile in range(tile_indptr[gate], tile_indptr[gate + 1]):
+                if tile_slots[tile] > 0:
+                    soonest = min(soonest, ready[tile_last[tile]])
+            for member in range(member_indptr[gate], member_indptr[gate + 1]):
+                waiter = member_waiter[member]
+                if waiter >= 0:
+                    ready[waiter] = max(ready[waiter], soonest)
+    return longest
+
+
+@njit(cache=True)
+def last_met(
+    visible, indptr, successors, member_task, member_waiter, landed_tile, tile_first, tile_last
+):
+    """When each task became ready, and the predecessor that was visible last (-1 for none)."""
+    num_tasks = visible.size
+    ready = np.zeros(num_tasks, np.int64)
+    cause = np.full(num_tasks, -1, np.int32)
+    for task in range(num_tasks):
+        for edge in range(indptr[task], indptr[task + 1]):
+            target = successors[edge]
+            if target >= 0 and (cause[target] < 0 or visible[task] > ready[target]):
+                ready[target] = visible[task]
+                cause[target] = task
+    for member in range(member_task.size):
+        tile = landed_tile[member]
+        task = member_task[member]
+        target = tile_first[tile]
+        if cause[target] < 0 or visible[task] > ready[target]:
+            ready[target] = visible[task]
+            cause[target] = task
+        # A waiter waits for the end of the tile, which may be long over when the member arrives.
+        target = member_waiter[member]
+        if target >= 0:
+            task = tile_last[tile] if visible[tile_last[tile]] >= visible[task] else task
+            if cause[target] < 0 or visible[task] > ready[target]:
+                ready[target] = visible[task]
+                cause[target] = task
+    return ready, cause
+
+
+@njit(cache=True)
+def walk_back(last, cause):
+    """Tasks of the chain that ends with ``last``, first one first."""
+    length = 0
+    task = last
+    while task >= 0:
+        length += 1
+        task = cause[task]
+    chain = np.empty(length, np.int64)
+    task = last
+    while task >= 0:
+        length -= 1
+        chain[length] = task
+        task = cause[task]
+    return chain

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph.columns import Column, IntArray
+from replay.graph.columns import Column, IntArray, fixed
 from replay.graph.errors import GraphError
 
 #: Infinitely many servers: a task on it is a pure delay.
@@ -204,8 +204,8 @@ class TaskGraph:
         if len(edge_src) > 2**31 - 2:
             message = f"{len(edge_src)} edges; a graph holds at most {2**31 - 2}"
             raise GraphError(message)
-        src = np.ascontiguousarray(edge_src.join())
-        dst = np.ascontiguousarray(edge_dst.join())
+        src = fixed(edge_src.join())
+        dst = fixed(edge_dst.join())
         num_tasks = int(resource.size)
         indptr = np.zeros(num_tasks + 2, np.int32)
         num_predecessors = np.zeros(num_tasks, np.int32)

@@ -5,7 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
+
 from replay.graph.taskgraph import Int32s, Int64s, TaskGraph
+
+
+@dataclass(frozen=True)
+class Span:
+    """When tasks of one kind were in service.
+
+    Attributes
+    ----------
+    start_ps
+        Start of the first.
+    end_ps
+        When the last one became visible.
+    busy_ps
+        Time in which at least one of them held a server.
+    """
+
+    start_ps: int
+    end_ps: int
+    busy_ps: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +42,20 @@ class Timeline:
         When each task got its server and left it (task,), in picoseconds.
     landed_tile
         Tile each membership landed in (membership,), in the order of
-        :attr:`~replay.graph.taskgraph.Gates.member_task`; -1 if it never arrived.
+        :attr:`~replay.graph.taskgraph.Gates.member_task`.
+
+    Examples
+    --------
+    >>> from replay.graph import GraphBuilder, schedule
+    >>> builder = GraphBuilder(["send"])
+    >>> port = builder.resource("gpu0.uplink", group="uplink")
+    >>> idle = builder.resource("gpu1.uplink", group="uplink")
+    >>> ids = builder.add(2, resource=port, duration_ps=10, latency_ps=5, payload_bytes=64)
+    >>> timeline = schedule(builder.build())
+    >>> timeline.busy_ps().tolist(), timeline.makespan_ps
+    ([20, 0], 25)
+    >>> timeline.utilisation()
+    {'uplink': 0.4}
     """
 
     graph: TaskGraph
@@ -37,3 +72,105 @@ class Timeline:
     def makespan_ps(self) -> int:
         """When the last task became visible; 0 for a graph without tasks."""
         return int(self.visible_ps.max(initial=0))
+
+    def busy_ps(self) -> Int64s:
+        """Time in service of each resource, summed over its servers (resource,)."""
+        return _sum_by(self.graph.resource, self.graph.duration_ps, len(self.graph.resources))
+
+    def utilisation(self) -> dict[str, float]:
+        """Share of the makespan that the servers of each group were in service (0 to 1)."""
+        busy = self.busy_ps()
+        shares = {}
+        groups = np.array(self.graph.resources.groups)
+        for group in dict.fromkeys(self.graph.resources.groups):
+            is_mine = groups == group
+            servers = int(self.graph.resources.servers[is_mine].sum(dtype=np.int64))
+            offered = servers * self.makespan_ps
+            shares[group] = int(busy[is_mine].sum()) / offered if offered else 0.0
+        return shares
+
+    def spans(self) -> dict[str, Span]:
+        """First start, last end and time in service of every kind that occurs, by name."""
+        found = {}
+        for kind, name in enumerate(self.graph.kind_names):
+            mine = np.flatnonzero(self.graph.kind == kind)
+            if mine.size:
+                start, end = self.start_ps[mine], self.end_ps[mine]
+                last = int((end + self.graph.latency_ps[mine]).max())
+                found[name] = Span(int(start.min()), last, union_length(start, end))
+        return found
+
+    def bytes_by_resource(self) -> tuple[Int64s, Int64s]:
+        """Payload and wire bytes that passed each resource, by kind: two (resource, kind)."""
+        graph = self.graph
+        num_kinds = len(graph.kind_names)
+        shape = (len(graph.resources), num_kinds)
+        key = np.where(
+            graph.resource < 0, -1, graph.resource.astype(np.int64) * num_kinds + graph.kind
+        )
+        size = shape[0] * shape[1]
+        payload = _sum_by(key, graph.payload_bytes, size).reshape(shape)
+        return payload, _sum_by(key, graph.wire_bytes, size).reshape(shape)
+
+
+def _sum_by(key: npt.NDArray[np.signedinteger], values: Int64s, size: int) -> Int64s:
+    """Exact sums of whole numbers by key; negative keys are left out."""
+    total = np.zeros(size, np.int64)
+    is_in = key >= 0
+    # Two halves: a double counts exactly up to 2**53, far less than sums of picoseconds may reach.
+    for shift in (0, 31):
+        part = (values[is_in] >> shift) if shift else values[is_in] & (2**31 - 1)
+        # Below 2**31 a part, so that four million of them stay exact.
+        sums = np.zeros(size, np.int64)
+        keys = key[is_in]
+        for low in range(0, keys.size, 2**22):
+            chunk = slice(low, low + 2**22)
+            sums += np.bincount(keys[chunk], weights=part[chunk], minlength=size).astype(np.int64)
+        total += sums << shift
+    return total
+
+
+def union_length(starts: npt.NDArray[np.signedinteger], ends: npt.NDArray[np.signedinteger]) -> int:
+    """Length of what intervals cover together.
+
+    Parameters
+    ----------
+    starts, ends
+        The intervals (interval,), in any order; they may overlap.
+
+    Examples
+    --------
+    >>> union_length(np.array([5, 0, 1]), np.array([6, 2, 3]))
+    4
+    """
+    if starts.size == 0:
+        return 0
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], ends[order]
+    reached = np.maximum.accumulate(ends)
+    first = int(ends[0] - starts[0])
+    return first + int(np.maximum(0, ends[1:] - np.maximum(starts[1:], reached[:-1])).sum())
+
+
+def difference_length(
+    starts: npt.NDArray[np.signedinteger],
+    ends: npt.NDArray[np.signedinteger],
+    other_starts: npt.NDArray[np.signedinteger],
+    other_ends: npt.NDArray[np.signedinteger],
+) -> int:
+    """Length of what the first intervals cover and the others do not.
+
+    Parameters
+    ----------
+    starts, ends
+        Intervals (interval,), such as those of communication.
+    other_starts, other_ends
+        Intervals (other,), such as those of computation.
+
+    Examples
+    --------
+    >>> difference_length(np.array([0]), np.array([10]), np.array([4, 8]), np.array([5, 20]))
+    7
+    """
+    both = union_length(np.concatenate([starts, other_starts]), np.concatenate([ends, other_ends]))
+    return both - union_length(other_starts, other_ends)

@@ -1,0 +1,105 @@
+"""Times no schedule of a graph can beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from replay.graph.checks import topological_order
+from replay.graph.columns import fixed, stepped
+from replay.graph.taskgraph import Int64s, TaskGraph
+from replay.graph.timeline import _sum_by
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Lower bounds on the makespan, in picoseconds.
+
+    Attributes
+    ----------
+    busiest_ps
+        For each group of resources, the time its busiest resource needs with all servers busy.
+    busiest_name
+        That resource, for each group.
+    chain_ps
+        Durations and latencies along the longest chain, with nobody else in the way.
+    """
+
+    busiest_ps: dict[str, int]
+    busiest_name: dict[str, str]
+    chain_ps: int
+
+    @property
+    def largest_ps(self) -> int:
+        """The tightest of them."""
+        return max(self.chain_ps, *self.busiest_ps.values(), 0)
+
+
+def lower_bounds(graph: TaskGraph) -> Bounds:
+    """All bounds of a graph.
+
+    Examples
+    --------
+    >>> from replay.graph import GraphBuilder
+    >>> builder = GraphBuilder(["send"])
+    >>> port = builder.resource("uplink", group="uplink")
+    >>> ids = builder.add(3, resource=port, duration_ps=10, latency_ps=25)
+    >>> bounds = lower_bounds(builder.build())
+    >>> bounds.busiest_ps, bounds.chain_ps, bounds.largest_ps
+    ({'uplink': 30}, 35, 35)
+    """
+    least = busiest_ps(graph)
+    groups = np.array(graph.resources.groups)
+    busiest, names = {}, {}
+    for group in dict.fromkeys(graph.resources.groups):
+        mine = np.flatnonzero(groups == group)
+        first = int(mine[np.argmax(least[mine])])
+        busiest[group], names[group] = int(least[first]), graph.resources.names[first]
+    return Bounds(busiest, names, longest_chain_ps(graph))
+
+
+def busiest_ps(graph: TaskGraph) -> Int64s:
+    """Time each resource needs at least (resource,): its durations over its servers, rounded up.
+
+    A resource with more servers than tasks is bound by its longest task instead; that is part of
+    the longest chain.
+    """
+    total = _sum_by(graph.resource, graph.duration_ps, len(graph.resources))
+    return -(-total // np.maximum(graph.resources.servers, 1))
+
+
+def longest_chain_ps(graph: TaskGraph) -> int:
+    """Longest chain of durations and latencies, as if every resource had infinitely many servers.
+
+    Notes
+    -----
+    A gate binds late, so a bound may not say who lands where. What holds for every arrival: a
+    tile is full no earlier than as many members as it and the tiles before it have slots could
+    have arrived, and a waiter waits at least for the tile that can be done first.
+    """
+    from replay.graph import kernels
+
+    if graph.num_tasks == 0:
+        return 0
+    gates = graph.gates
+    if graph.is_numbered_forward and len(gates) == 0:
+        order = np.empty(0, np.int32)  # ids are the order
+    else:
+        order = topological_order(graph)
+    return int(
+        kernels.longest_chain(
+            order,
+            stepped(graph.duration_ps),
+            stepped(graph.latency_ps),
+            fixed(graph.indptr),
+            fixed(graph.successors),
+            gates.member_indptr,
+            fixed(gates.member_task),
+            fixed(gates.member_waiter),
+            gates.tile_indptr,
+            fixed(gates.tile_slots),
+            fixed(gates.tile_first),
+            fixed(gates.tile_last),
+        )
+    )
