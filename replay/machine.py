@@ -65,6 +65,7 @@ class Machine:
         self._down_latency = fabric.downlink_latency_ps
         self._write_latency = fabric.downlink_latency_ps + fabric.write_visibility_ps
         self._reduction_buffers: Ints | None = None
+        self._sms: dict[tuple[str, int], Ints] = {}
 
     def _each(
         self, group: str, servers: int = 1, discipline: Literal["fifo", "voq"] = "fifo"
@@ -82,27 +83,34 @@ class Machine:
     # ---- SMs -------------------------------------------------------------------------------------
 
     def sm_pool(self, group: str, num_sms: int) -> Ints:
-        """Add a pool of SMs on every GPU that take tasks in order; returns (rank,) resources."""
-        return self._each(group, servers=num_sms)
+        """SMs of every GPU that take tasks from one queue: (rank,) resources.
+
+        The same group and size is the same pool, in whichever layer it is asked for.
+        """
+        key = (group, num_sms)
+        if key not in self._sms:
+            self._sms[key] = self._each(group, servers=num_sms)
+        return self._sms[key]
 
     def sm_channels(self, group: str, num_channels: int) -> Ints:
-        """Add SMs that each serve their own queues; returns (rank, channel) resources.
+        """SMs that each serve their own queues: (rank, channel) resources.
 
         Whatever waits for buffer space does not hold up the SM's other queues, since different
-        warps serve them.
+        warps serve them. The same group and size is the same SMs, in whichever layer.
         """
-        names = [
-            (rank, channel) for rank in range(self.num_ranks) for channel in range(num_channels)
-        ]
-        return np.array(
-            [
-                self.graph.resource(
-                    f"{group} {rank}.{channel}", group, discipline="voq", owner=rank
-                )
-                for rank, channel in names
-            ],
-            dtype=np.int64,
-        ).reshape(self.num_ranks, num_channels)
+        key = (group, num_channels)
+        if key not in self._sms:
+            self._sms[key] = np.array(
+                [
+                    self.graph.resource(
+                        f"{group} {rank}.{channel}", group, discipline="voq", owner=rank
+                    )
+                    for rank in range(self.num_ranks)
+                    for channel in range(num_channels)
+                ],
+                dtype=np.int64,
+            ).reshape(self.num_ranks, num_channels)
+        return self._sms[key]
 
     # ---- transfers over the switch ---------------------------------------------------------------
 
