@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph import longest_chain_ps
-from replay.kinds import COMPUTE, PHASES, ROWS, Kind, phase_of
+from replay.graph import busiest_ps, critical_path, longest_chain_ps, union_length
+from replay.kinds import COMPUTE, KIND_NAMES, PHASES, ROWS, Kind, phase_of
 from replay.result import (
     Bounds,
     BusiestPort,
     BusiestResource,
+    CriticalPath,
     LayerResult,
     PhaseTimes,
     PortBytes,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 PORTS = ("uplink", "downlink")
 COMMUNICATION = ("dispatch", "combine")
+CAUSES = ("compute", "serialisation", "copying", "overhead", "queueing", "latency", "credits")
 _PHASE_INDEX = np.array(
     [PHASES.index(phase) if (phase := phase_of(kind)) else -1 for kind in Kind], dtype=np.int64
 )
@@ -65,7 +67,7 @@ def layer_result(
     makespan = timeline.makespan_ps
     rank_end = timeline.visible_ps[ends]
     exposed = _exposed_ps(graph, timeline, rank_end)
-    busy = _busy_ps(graph)
+    share = _shares(graph, timeline)
     return LayerResult(
         layer_index=layer_index,
         decoder_layer=decoder_layer,
@@ -75,12 +77,12 @@ def layer_result(
         payload_bytes={phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},
         wire_bytes={phase: ports.bytes(phase, "wire") for phase in COMMUNICATION},
         busiest_port={phase: ports.busiest(phase) for phase in (*COMMUNICATION, "both")},
-        utilisation=_utilisation(graph, busy, makespan),
-        busiest_resource=_busiest_resource(graph, busy, makespan),
+        utilisation=_utilisation(graph, share),
+        busiest_resource=_busiest_resource(graph, share),
         exposed_communication_us=us(int(exposed.sum())) / max(len(exposed), 1),
         exposed_communication_us_per_gpu=[us(time) for time in exposed],
-        bounds_us=_bounds(graph, busy, ports, phases_separated),
-        critical_path=_critical_path(graph, timeline),
+        bounds_us=_bounds(graph, ports, phases_separated),
+        critical_path=_critical_path(timeline),
         routing=work.summary(),
         num_tasks=graph.num_tasks,
         num_edges=graph.num_edges,
@@ -106,7 +108,8 @@ class _Ports:
         def total(values: Ints) -> Ints:
             # Sums stay below 2**53, where a double counts exactly.
             size = int(np.prod(shape))
-            return np.bincount(key, weights=values, minlength=size).astype(np.int64).reshape(shape)
+            sums: Ints = np.bincount(key, weights=values, minlength=size).astype(np.int64)
+            return sums.reshape(shape)
 
         self._sums = {
             "payload": total(np.where(is_row, graph.payload_bytes[chosen], 0)),
@@ -140,15 +143,6 @@ class _Ports:
         return int(self._of(phase, "duration").max(initial=0))
 
 
-def _busy_ps(graph: TaskGraph) -> Ints:
-    """(resource,): time in service, summed over servers."""
-    on = graph.resource >= 0
-    busy: Ints = np.bincount(
-        graph.resource[on], weights=graph.duration_ps[on], minlength=len(graph.resources)
-    ).astype(np.int64)
-    return busy
-
-
 def _phases(graph: TaskGraph, timeline: Timeline) -> dict[str, PhaseTimes]:
     phase = _PHASE_INDEX[graph.kind]
     times = {}
@@ -160,7 +154,7 @@ def _phases(graph: TaskGraph, timeline: Timeline) -> dict[str, PhaseTimes]:
         times[name] = PhaseTimes(
             start_us=us(start.min()),
             end_us=us(timeline.visible_ps[mine].max()),
-            busy_us=us(union_ps(np.zeros(len(mine), np.int64), start, end, 1)[0]),
+            busy_us=us(union_length(start, end)),
         )
     return times
 
@@ -199,8 +193,14 @@ def _exposed_ps(graph: TaskGraph, timeline: Timeline, rank_end: Ints) -> Ints:
     return rank_end - union_ps(rank, start, np.maximum(start, end), len(rank_end))
 
 
-def _utilisation(graph: TaskGraph, busy: Ints, makespan: int) -> dict[str, Utilisation]:
-    share = busy / (np.maximum(graph.resources.servers, 1) * max(makespan, 1))
+def _shares(graph: TaskGraph, timeline: Timeline) -> npt.NDArray[np.float64]:
+    """(resource,): time in service over what its servers offered."""
+    offered = graph.resources.servers.astype(np.int64) * max(timeline.makespan_ps, 1)
+    shares: npt.NDArray[np.float64] = timeline.busy_ps() / offered
+    return shares
+
+
+def _utilisation(graph: TaskGraph, share: npt.NDArray[np.float64]) -> dict[str, Utilisation]:
     groups = np.array(graph.resources.groups)
     return {
         str(group): Utilisation(
@@ -210,8 +210,7 @@ def _utilisation(graph: TaskGraph, busy: Ints, makespan: int) -> dict[str, Utili
     }
 
 
-def _busiest_resource(graph: TaskGraph, busy: Ints, makespan: int) -> BusiestResource:
-    share = busy / (np.maximum(graph.resources.servers, 1) * max(makespan, 1))
+def _busiest_resource(graph: TaskGraph, share: npt.NDArray[np.float64]) -> BusiestResource:
     index = int(share.argmax())
     return BusiestResource(
         name=graph.resources.names[index],
@@ -220,9 +219,9 @@ def _busiest_resource(graph: TaskGraph, busy: Ints, makespan: int) -> BusiestRes
     )
 
 
-def _bounds(graph: TaskGraph, busy: Ints, ports: _Ports, phases_separated: bool) -> Bounds:
+def _bounds(graph: TaskGraph, ports: _Ports, phases_separated: bool) -> Bounds:
     groups = np.array(graph.resources.groups)
-    least = -(-busy // np.maximum(graph.resources.servers, 1))
+    least = busiest_ps(graph)
 
     def busiest(of: npt.NDArray[np.bool_]) -> int:
         return int(least[of].max(initial=0))
@@ -240,3 +239,37 @@ def _bounds(graph: TaskGraph, busy: Ints, ports: _Ports, phases_separated: bool)
         chain_us=us(chain),
         largest_us=us(max(port, phases or 0, sm, memory, chain)),
     )
+
+
+def _critical_path(timeline: Timeline) -> CriticalPath:
+    path = critical_path(timeline)
+    by_kind = path.by_kind()
+    causes = dict.fromkeys(CAUSES, 0)
+    for name, times in by_kind.items():
+        causes[_service_of(Kind(KIND_NAMES.index(name)))] += times["service"]
+        for cause in ("queueing", "latency", "credits"):
+            causes[cause] += times[cause]
+    return CriticalPath(
+        num_tasks=len(path.task),
+        by_cause_us={cause: us(time) for cause, time in causes.items()},
+        by_kind_us={
+            name: {cause: us(time) for cause, time in times.items()}
+            for name, times in by_kind.items()
+        },
+        by_resource_us={
+            group: {cause: us(time) for cause, time in times.items()}
+            for group, times in path.by_group().items()
+        },
+        queueing_behind_us={name: us(time) for name, time in path.behind_ps.items()},
+    )
+
+
+def _service_of(kind: Kind) -> str:
+    """What the service time of a kind counts as on a critical path."""
+    if kind in COMPUTE:
+        return "compute"
+    if kind.name.endswith(("_UP", "_DOWN")):
+        return "serialisation"
+    if kind.name.endswith(("_SEND", "_RECEIVE", "_MEMORY")):
+        return "copying"
+    return "overhead"

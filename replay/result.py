@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from replay.errors import UserError
 
@@ -51,8 +51,8 @@ class BusiestPort(_Strict):
 class Utilisation(_Strict):
     """Busy time of a class of resources over the layer's time."""
 
-    mean: float
-    max: float
+    mean: float = Field(ge=0, le=1)
+    max: float = Field(ge=0, le=1)
 
 
 class BusiestResource(_Strict):
@@ -60,7 +60,7 @@ class BusiestResource(_Strict):
 
     name: str
     group: str
-    utilisation: float
+    utilisation: float = Field(ge=0, le=1)
 
 
 class Bounds(_Strict):
@@ -87,6 +87,29 @@ class Bounds(_Strict):
     memory_us: float
     chain_us: float
     largest_us: float
+
+
+class CriticalPath(_Strict):
+    """One chain of tasks and waits that adds up to the layer's time.
+
+    Attributes
+    ----------
+    by_cause_us
+        compute; serialisation (on a port); copying (SMs and HBM that move rows); overhead
+        (launches, barriers, flags, host waits); queueing (all servers busy); latency (on the way);
+        credits (waiting for room in a buffer).
+    by_kind_us, by_resource_us
+        Service, queueing, latency and credits of the chain's tasks, by kind and by class of
+        resource.
+    queueing_behind_us
+        The queueing time by the kind of the tasks that were served meanwhile.
+    """
+
+    num_tasks: int
+    by_cause_us: dict[str, float]
+    by_kind_us: dict[str, dict[str, float]]
+    by_resource_us: dict[str, dict[str, float]]
+    queueing_behind_us: dict[str, float]
 
 
 class LayerResult(_Strict):
@@ -118,7 +141,7 @@ class LayerResult(_Strict):
     exposed_communication_us: float
     exposed_communication_us_per_gpu: list[float]
     bounds_us: Bounds
-    critical_path: dict[str, Any]
+    critical_path: CriticalPath
     routing: dict[str, float]
     num_tasks: int
     num_edges: int

@@ -116,7 +116,7 @@ def summary_tables(result: Result) -> Group:
     path = _table(
         f"Critical path of layer {slowest.decoder_layer}", ("time spent on", "us", "share")
     )
-    for what, time_us in slowest.critical_path["by_cause_us"].items():
+    for what, time_us in slowest.critical_path.by_cause_us.items():
         path.add_row(what, f"{time_us:,.1f}", f"{time_us / max(slowest.makespan_us, 1e-12):.1%}")
     return Group(Text(_heading(result)), layers, phases, path)
 
