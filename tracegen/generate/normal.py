@@ -24,7 +24,7 @@ class Normal(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    skew: float = Field(default=0.256, ge=0, le=4, allow_inf_nan=False)
+    skew: float = Field(default=0.256, ge=0, allow_inf_nan=False)
     """Coefficient of variation of the experts' shares; 0 is uniform."""
     share_std_e8: float | None = Field(default=None, ge=0, le=0.5, allow_inf_nan=False)
     """Standard deviation of the share with 8 experts; sets ``skew`` to 8 times this."""
@@ -70,8 +70,8 @@ def _shares(deviate: npt.NDArray[np.float64], skew: float, topk: int) -> npt.NDA
         if high > 1e4 * skew:
             most = clipped(high).std() / clipped(high).mean()
             msg = (
-                f"skew {skew:g} cannot be reached with {deviate.size} experts and top-{topk}: "
-                f"shares between 0 and 1/{topk} give at most about {most:.2f}"
+                f"skew {skew:g} cannot be reached with {deviate.size} experts and top-{topk}: a "
+                f"normal distribution cut off at 0 and at 1/{topk} reaches about {most:.2f}"
             )
             raise UserError(msg)
     for _ in range(60):

@@ -1,0 +1,86 @@
+"""The traces that ship: what the index says of them is true."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tracegen
+from tracegen import UserError, library
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", sorted(library.entries()))
+def test_every_trace_is_what_the_index_says(name):
+    entry = library.entries()[name]
+    assert library.verify(name) == entry.content_id
+    with tracegen.open(name) as file:
+        assert file.file_bytes == entry.file_bytes
+        assert (file.num_layers, file.num_tokens) == (entry.num_layers, entry.num_tokens)
+        assert (file.num_experts, file.topk) == (entry.num_experts, entry.topk)
+        assert file.has_gate_weights == entry.has_gate_weights
+        assert (file.info.title, file.info.license) == (entry.title, entry.license)
+        assert file.info.provenance["tool"] == "moereplay tracegen"
+        trace = file.read([0])
+    assert trace.model_shape.name == entry.model
+    assert (trace.num_ranks or 0) == entry.num_ranks
+
+
+def make_traces():
+    spec = importlib.util.spec_from_file_location("make_traces", ROOT / "scripts/make_traces.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["toy-uniform", "toy-zipf"])
+def test_synthetic_traces_are_made_again_to_the_last_bit(name):
+    trace = make_traces().make_synthetic(name)
+    assert trace.content_id == library.entries()[name].content_id
+    np.testing.assert_array_equal(trace.expert_ids, tracegen.load(name).expert_ids)
+
+
+def test_the_recorded_trace_is_one_token_a_step_and_weights_fall():
+    trace = tracegen.load("gpt-oss-20b-decode-weights", layers=[0, 23])
+    assert trace.num_steps == trace.num_tokens
+    weights = trace.gate_weights.astype(np.float32)
+    assert (np.diff(weights, axis=2) <= 0).all()
+    assert np.abs(weights.sum(axis=2) - 1).max() < 0.004
+    first = np.flatnonzero(np.diff(trace.tokens.request, prepend=-1))
+    np.testing.assert_array_equal(trace.requests.prompt_len, trace.tokens.position[first])
+    assert trace.requests.output_len.sum() == trace.num_tokens
+
+
+def test_a_name_works_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert tracegen.load("toy-uniform", layers=[0]).num_tokens == 4096
+    (tmp_path / "traces").mkdir()
+    assert library.find("toy-uniform").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "toy-unifrom",
+            r"unknown trace 'toy-unifrom' \(did you mean 'toy-uniform'\?\); known: gpt",
+        ),
+        ("absent.h5", "absent.h5: no such file"),
+        ("some/where", "some/where: no such file"),
+        (Path("toy-uniform"), "toy-uniform: no such file"),
+        ("https://example.org/a.h5", "URLs are not supported"),
+    ],
+)
+def test_names_that_are_not_traces(name, message):
+    with pytest.raises(UserError, match=message):
+        tracegen.load(name)
+
+
+def test_the_index_is_trusted_less_than_the_content(monkeypatch):
+    entry = library.entries()["toy-zipf"]
+    wrong = {"toy-zipf": entry.model_copy(update={"content_id": "0" * 64})}
+    monkeypatch.setattr(library, "entries", lambda: wrong)
+    with pytest.raises(UserError, match="is not the index's 0000"):
+        library.verify("toy-zipf")
