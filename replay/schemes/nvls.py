@@ -99,6 +99,8 @@ class Nvls(Scheme):
     def _all_gather(self, work: LayerWork, machine: Machine, pool: Ints, begun: Ints) -> Ints:
         owner, rows = self._blocks(work)
         block, rank = self._members(owner, work.num_ranks)
+        if not len(rank):  # a GPU alone has nobody to gather from
+            return begun
         nbytes = rows * work.dispatch_row_bytes
         stored = machine.graph.add(
             len(owner),
@@ -119,6 +121,8 @@ class Nvls(Scheme):
     def _reduce_scatter(self, work: LayerWork, machine: Machine, pool: Ints, begun: Ints) -> Ints:
         owner, rows = self._blocks(work)
         block, rank = self._members(owner, work.num_ranks)
+        if not len(rank):  # a GPU alone has its sums already
+            return begun
         nbytes = rows * work.combine_row_bytes
         asked = machine.graph.add(
             len(owner),
