@@ -1,0 +1,72 @@
+"""What a layer's graph says about the layer: bytes by port and by way, who depends on whom."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from replay.graph import TaskGraph, Timeline
+from replay.kinds import Kind, phase_of
+
+Port = tuple[str, int]
+
+
+def port_bytes(graph: TaskGraph, what: str = "payload") -> dict[str, Counter[Port]]:
+    """Bytes of every port task by phase and (direction, gpu), ports without any left out."""
+    found: dict[str, Counter[Port]] = {"dispatch": Counter(), "combine": Counter()}
+    columns = (graph.resource, graph.kind, getattr(graph, f"{what}_bytes"))
+    for resource, kind, nbytes in zip(*(column.tolist() for column in columns), strict=True):
+        if resource < 0 or not nbytes:
+            continue
+        group = graph.resources.groups[resource]
+        if group in ("uplink", "downlink"):
+            phase = phase_of(Kind(kind))
+            assert phase is not None
+            found[phase][group, int(graph.resources.owner[resource])] += nbytes
+        else:
+            assert what != "payload" or not nbytes, f"payload on a {group}"
+    return found
+
+
+class Dependencies:
+    """Who waits for whom in a schedule, gates included as they fell."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        graph = timeline.graph
+        self.graph = graph
+        self.num_tasks = graph.num_tasks
+        self.followers: defaultdict[int, set[int]] = defaultdict(set)
+        for src, dst in zip(*(ends.tolist() for ends in graph.edges()), strict=True):
+            self.followers[src].add(dst)
+        gates = graph.gates
+        rows = zip(
+            gates.member_task.tolist(),
+            gates.member_waiter.tolist(),
+            timeline.landed_tile.tolist(),
+            strict=True,
+        )
+        for member, waiter, tile in rows:
+            self.followers[member].add(int(gates.tile_first[tile]))
+            if waiter >= 0:
+                self.followers[int(gates.tile_last[tile])].add(waiter)
+        self.leaders: defaultdict[int, set[int]] = defaultdict(set)
+        for src, targets in self.followers.items():
+            for dst in targets:
+                self.leaders[dst].add(src)
+
+    def before(self, sources: Iterable[int]) -> set[int]:
+        """The tasks themselves and all that they wait for."""
+        return self._closure(sources, self.leaders)
+
+    def after(self, sources: Iterable[int]) -> set[int]:
+        """The tasks themselves and all that wait for them."""
+        return self._closure(sources, self.followers)
+
+    def _closure(self, sources: Iterable[int], ways: dict[int, set[int]]) -> set[int]:
+        seen, todo = set(sources), list(sources)
+        while todo:
+            for task in ways.get(todo.pop(), ()):
+                if task not in seen:
+                    seen.add(task)
+                    todo.append(task)
+        return seen

@@ -1,0 +1,125 @@
+"""Small layers to replay: ordinary ones, and every way in which one can be degenerate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from traffic_oracle import Routing
+
+from replay.placement import Placement, place
+from replay.work import ExpertShape, LayerWork, Precision
+
+SHAPE = ExpertShape(hidden=96, intermediate=64)
+
+Ids = npt.NDArray[np.int32]
+
+
+def draw(
+    num_tokens: int, num_experts: int, k: int, *, skew: float = 0.0, groups: int = 1, seed: int = 0
+) -> Ids:
+    """Distinct experts per token: weights 1 / (1 + e)^skew; from half of the groups if several."""
+    rng = np.random.default_rng(seed)
+    score = rng.gumbel(size=(num_tokens, num_experts))
+    score -= skew * np.log1p(np.arange(num_experts))
+    if groups > 1:
+        by_group = rng.random((num_tokens, groups))
+        closed = by_group < np.sort(by_group, axis=1)[:, [groups // 2]]
+        score[np.repeat(closed, num_experts // groups, axis=1)] = -np.inf
+    return np.argsort(-score, axis=1)[:, :k].astype(np.int32)
+
+
+def work(
+    ids: Ids,
+    num_ranks: int,
+    num_experts: int,
+    *,
+    tokens_of_rank: list[int] | None = None,
+    placement: str | list[int] = "contiguous",
+    precision: str = "bf16",
+    shape: ExpertShape = SHAPE,
+) -> LayerWork:
+    """A layer; tokens are shared out evenly unless stated."""
+    if tokens_of_rank is None:
+        owner = np.arange(len(ids)) * num_ranks // max(len(ids), 1)
+    else:
+        owner = np.repeat(np.arange(num_ranks), tokens_of_rank)
+    placed = (
+        place(placement, num_experts, num_ranks)
+        if isinstance(placement, str)
+        else Placement(np.array(placement, np.int32), num_ranks, "by hand")
+    )
+    return LayerWork(ids, owner.astype(np.int32), placed, shape, Precision(precision))
+
+
+def routing_of(layer: LayerWork) -> Routing:
+    """What was given to the layer, as plain lists."""
+    return Routing(
+        layer.expert_ids.tolist(),
+        layer.source_rank.tolist(),
+        layer.placement.expert_rank.tolist(),
+        layer.num_ranks,
+    )
+
+
+def _emptied(ids: Ids, share: float) -> Ids:
+    holes = ids.copy()
+    holes[np.random.default_rng(5).random(ids.shape) < share] = -1
+    return holes
+
+
+#: Ordinary layers on up to 8 GPUs.
+ORDINARY: dict[str, Callable[[], LayerWork]] = {
+    "uniform 2 ranks": lambda: work(draw(10, 4, 2), 2, 4),
+    "uniform 4 ranks": lambda: work(draw(40, 16, 4), 4, 16),
+    "uniform 8 ranks fp8": lambda: work(draw(64, 32, 8), 8, 32, precision="fp8"),
+    "zipf 8 ranks": lambda: work(draw(96, 64, 6, skew=1.2), 8, 64),
+    "zipf 4 ranks fp8": lambda: work(draw(50, 8, 2, skew=1.0), 4, 8, precision="fp8"),
+    "one expert a rank": lambda: work(draw(30, 4, 2), 4, 4),
+    "groups": lambda: work(draw(48, 32, 4, groups=8), 8, 32),
+    "round robin": lambda: work(draw(40, 16, 4), 4, 16, placement="round-robin"),
+    "random placement": lambda: work(draw(40, 16, 4, skew=0.8), 4, 16, placement="random:3"),
+    "experts do not divide": lambda: work(draw(33, 10, 3), 3, 10),
+    "several tiles": lambda: work(draw(600, 4, 2, skew=0.5), 2, 4),
+    "odd row": lambda: work(draw(24, 8, 3), 4, 8, shape=ExpertShape(100, 40, gated=False)),
+}
+
+#: Layers in which something is missing or extreme.
+DEGENERATE: dict[str, Callable[[], LayerWork]] = {
+    "no tokens": lambda: work(draw(0, 8, 2), 4, 8),
+    "one gpu": lambda: work(draw(20, 8, 2), 1, 8),
+    "one gpu, no tokens": lambda: work(draw(0, 8, 2), 1, 8),
+    "one token": lambda: work(draw(1, 8, 2), 4, 8),
+    "all to one expert": lambda: work(np.full((200, 1), 5, np.int32), 4, 8),
+    "all experts": lambda: work(draw(20, 8, 8), 4, 8),
+    "one rank owns all tokens": lambda: work(draw(20, 8, 2), 4, 8, tokens_of_rank=[0, 0, 20, 0]),
+    "a rank without tokens": lambda: work(draw(20, 8, 2), 3, 8, tokens_of_rank=[11, 0, 9]),
+    "experts without tokens": lambda: work(draw(20, 3, 2), 4, 12),
+    "one rank has all experts": lambda: work(draw(20, 4, 2), 3, 4, placement=[1, 1, 1, 1]),
+    "more ranks than experts": lambda: work(draw(24, 3, 2), 6, 3),
+    "own rank only": lambda: work(
+        np.repeat(np.arange(4, dtype=np.int32), 5)[:, None], 4, 4, tokens_of_rank=[5, 5, 5, 5]
+    ),
+    "other ranks only": lambda: work(
+        (np.repeat(np.arange(4, dtype=np.int32), 5)[:, None] + 1) % 4, 4, 4
+    ),
+    "all slots empty": lambda: work(np.full((20, 3), -1, np.int32), 4, 8),
+    "some slots empty": lambda: work(_emptied(draw(40, 8, 4), 0.5), 4, 8),
+}
+
+#: Layers on more GPUs than one board has.
+LARGE: dict[str, Callable[[], LayerWork]] = {
+    "16 ranks": lambda: work(draw(64, 64, 8, skew=0.6), 16, 64),
+    "32 ranks fp8": lambda: work(draw(96, 64, 8), 32, 64, precision="fp8"),
+}
+
+ALL = {**ORDINARY, **DEGENERATE, **LARGE}
+
+#: Small enough for the engine's slow twin.
+TINY: dict[str, Callable[[], LayerWork]] = {
+    "two ranks": lambda: work(draw(6, 4, 2), 2, 4),
+    "three ranks, several tiles": lambda: work(draw(130, 2, 1), 3, 2, tokens_of_rank=[60, 60, 10]),
+    "skewed": lambda: work(draw(12, 6, 3, skew=1.5), 3, 6),
+    "holes": lambda: work(_emptied(draw(8, 4, 2), 0.4), 2, 4),
+}
