@@ -71,7 +71,8 @@ def schedule(graph: TaskGraph) -> Timeline:
         raise EngineError(describe_deadlock(graph, _started(plan), _ready(plan)))
     landed = np.full(graph.gates.num_members, -1, np.int32)
     if graph.gates.num_members:
-        landed[:] = plan.slot_tile[plan.member_slot]
+        slot = plan.members[:, kernels.MB_SLOT]
+        landed[:] = plan.gate_slots[slot, kernels.SL_TILE]
     words = plan.words
     del plan  # everything but the records is free before the result takes its place
     start_ps, end_ps = np.empty(graph.num_tasks, np.int64), np.empty(graph.num_tasks, np.int64)
@@ -100,24 +101,20 @@ def _ready(plan: Any) -> npt.NDArray[np.bool_]:
     return np.asarray(plan.halves[kernels.MISSING :: kernels.HALVES][:-1] == 0)
 
 
-def _columns(graph: TaskGraph) -> tuple[Any, SimpleNamespace]:
-    """What the kernels read of a graph: columns, and credits by taker and by giver."""
+def _columns(graph: TaskGraph) -> tuple[Any, npt.NDArray[np.int64]]:
+    """What the kernels read of a graph, and beside it what is given back by whom."""
     from replay.graph import kernels
 
     takes = graph.takes
     need_indptr = give_indptr = np.zeros(1, np.int32)
-    need_pool = np.zeros(0, np.int32)
-    need_units = np.zeros(0, np.int64)
-    gives = SimpleNamespace(pool=need_pool, units=need_units, taker=need_pool)
+    needs, gives = np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int64)
     if len(takes):
-        task, released_by = fixed(takes.task), fixed(takes.released_by)
-        need_indptr, order = kernels.group_rows(task, graph.num_tasks)
-        need_pool, need_units = takes.pool[order], takes.units[order]
-        kept = kernels.merge_needs(need_indptr, need_pool, need_units)
-        need_pool, need_units = need_pool[:kept], need_units[:kept]
-        give_indptr, order = kernels.group_rows(released_by, graph.num_tasks)
-        gives = SimpleNamespace(
-            pool=takes.pool[order], units=takes.units[order], taker=takes.task[order]
+        need_indptr, order = kernels.group_rows(fixed(takes.task), graph.num_tasks)
+        needs = np.column_stack([takes.pool[order], takes.units[order]]).astype(np.int64)
+        needs = needs[: kernels.merge_needs(need_indptr, needs)]
+        give_indptr, order = kernels.group_rows(fixed(takes.released_by), graph.num_tasks)
+        gives = np.column_stack([takes.pool[order], takes.units[order], takes.task[order]]).astype(
+            np.int64
         )
     columns = kernels.Columns(
         resource=stepped(graph.resource),
@@ -127,8 +124,7 @@ def _columns(graph: TaskGraph) -> tuple[Any, SimpleNamespace]:
         indptr=fixed(graph.indptr),
         num_predecessors=fixed(graph.num_predecessors),
         need_indptr=fixed(need_indptr),
-        need_pool=fixed(need_pool),
-        need_units=fixed(need_units),
+        needs=needs,
         give_indptr=fixed(give_indptr),
     )
     return columns, gives
@@ -150,7 +146,9 @@ def _offsets(sizes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-def _plan(graph: TaskGraph, columns: Any, gives: SimpleNamespace) -> tuple[Any, SimpleNamespace]:
+def _plan(
+    graph: TaskGraph, columns: Any, gives: npt.NDArray[np.int64]
+) -> tuple[Any, SimpleNamespace]:
     """Lay out lanes, channels and stations, and fill the records.
 
     A resource is a *stream* if it has one server, all its tasks have one priority, and none of
@@ -186,101 +184,133 @@ def _plan(graph: TaskGraph, columns: Any, gives: SimpleNamespace) -> tuple[Any, 
     is_single = has_lane & (lane_rule == kernels.ONE_LANE)
     # Streams have the first lanes, so that the kernel tells them by their number.
     of_single = np.concatenate([np.flatnonzero(is_stream), np.flatnonzero(is_single & ~is_stream)])
-    single_lane = np.full(null + 1, -1, np.int64)
-    single_lane[of_single] = np.arange(of_single.size)
-
-    words, halves = _records(graph.num_tasks)
-    classes = np.zeros(((kernels.MAX_CLASSES + 1) * (null + 2), 5), np.int64)
-    first_class = np.full(null + 2, -1, np.int64)
-    keys, lane_tasks, num_flights, num_direct = kernels.pack(
-        columns, lane_rule, single_lane, of_single.size, is_stream.astype(np.uint8),
-        classes, first_class, words, halves,
-    )  # fmt: skip
-    lane_resource = np.concatenate([of_single, keys[:, 0]])
+    packed = _pack(graph.num_tasks, columns, lane_rule, of_single, is_stream)
+    lane_resource = np.concatenate([of_single, packed.keys[:, 0]])
     # Lanes of different resources meet when their heads want the same credits.
-    lane_priority = np.concatenate([table[kernels.FIRST_PRIORITY, of_single], keys[:, 1]])
-    num_streams = int(is_stream.sum())
+    lane_priority = np.concatenate([table[kernels.FIRST_PRIORITY, of_single], packed.keys[:, 1]])
     of_station = np.flatnonzero(is_station)  # the null resource, if it is one, comes last
     station_of = np.full(null + 1, -1, np.int64)
     station_of[of_station] = np.arange(of_station.size)
-    lane_station = station_of[lane_resource]
+    room = np.minimum(servers, table[kernels.TASKS])[of_station]
+    channels = _channels(packed, is_stream, room)
+    shift = max(2, int(len(channels.table) - 1).bit_length())
 
-    channels = _channels(
-        classes[:num_flights], first_class, is_stream, single_lane, lane_tasks,
-        np.minimum(servers, table[kernels.TASKS])[of_station],
-    )  # fmt: skip
-    num_lanes = lane_resource.size
-    num_channels = channels.kind.size
-    shift = max(2, int(num_channels - 1).bit_length())
-    lanes_per_station = np.bincount(
-        lane_station[lane_station >= 0], minlength=of_station.size
-    ).astype(np.int64)
-    lane_head = _offsets(lane_tasks)[:-1]
+    lanes = np.full((lane_resource.size, kernels.LANE_COLUMNS), -1, np.int64)
+    lanes[:, kernels.LN_HEAD] = _offsets(packed.lane_tasks)[:-1]
+    lanes[:, kernels.LN_TAIL] = lanes[:, kernels.LN_RUN] = lanes[:, kernels.LN_HEAD]
+    lanes[:, [kernels.LN_FREE_AT, kernels.LN_TOUCHED]] = 0
+    lanes[:, kernels.LN_PRIORITY] = lane_priority
+    lanes[:, kernels.LN_STATION] = station_of[lane_resource]
+    stations = np.zeros((of_station.size, kernels.STATION_COLUMNS), np.int64)
+    stations[:, kernels.ST_FREE] = servers[of_station]
+    stations[:, kernels.ST_IS_VOQ] = is_voq[of_station]
+    stations[:, kernels.ST_TAKES] = (table[kernels.TAKERS] > 0)[of_station]
+    lanes_per_resource = np.bincount(lane_resource, minlength=null + 1)
+    stations[:, kernels.ST_BASE] = _offsets(lanes_per_resource[of_station])[:-1]
+    pools = np.zeros((len(graph.pools), kernels.POOL_COLUMNS), np.int64)
+    pools[:, kernels.PL_FREE] = graph.pools.capacity
+    pools[:, kernels.PL_WAITING] = -1
     plan = kernels.Plan(
-        words=words,
-        halves=halves,
+        words=packed.words,
+        halves=packed.halves,
         successors=fixed(graph.successors),
         latency=columns.latency,
         slots=np.empty(channels.num_slots, np.int32),
         tree=np.full(2 << shift, kernels.NEVER, np.int64),
-        channel_head=channels.head,
-        channel_tail=channels.head.copy(),
-        channel_kind=channels.kind,
-        channel_latency=channels.latency,
-        heap_base=channels.heap_base,
-        heap_size=np.zeros(num_channels, np.int64),
+        channels=channels.table,
         heap_time=np.empty(channels.num_heap, np.int64),
         heap_task=np.empty(channels.num_heap, np.int32),
-        lane_station=lane_station,
-        lane_priority=lane_priority,
-        lane_head=lane_head,
-        lane_tail=lane_head.copy(),
-        lane_run=lane_head.copy(),
-        lane_run_time=np.full(num_lanes, -1, np.int64),
-        lane_free_at=np.zeros(num_lanes, np.int64),
-        lane_is_touched=np.zeros(num_lanes, np.uint8),
-        lane_place=np.full(num_lanes, -1, np.int64),
-        lane_pool=np.full(num_lanes, -1, np.int64),
-        lane_next=np.full(num_lanes, -1, np.int64),
-        lane_previous=np.full(num_lanes, -1, np.int64),
-        station_free=servers[of_station],
-        station_is_voq=is_voq[of_station].astype(np.uint8),
-        station_takes=(table[kernels.TAKERS] > 0)[of_station].astype(np.uint8),
-        station_base=_offsets(lanes_per_station)[:-1],
-        station_size=np.zeros(of_station.size, np.int64),
-        station_lanes=np.empty(num_lanes, np.int64),
-        station_is_touched=np.zeros(of_station.size, np.uint8),
+        lanes=lanes,
+        stations=stations,
+        station_lanes=np.empty(lane_resource.size, np.int64),
         need_indptr=columns.need_indptr,
-        need_pool=columns.need_pool,
-        need_units=columns.need_units,
+        needs=columns.needs,
         give_indptr=columns.give_indptr,
-        give_pool=fixed(gives.pool),
-        give_units=fixed(gives.units),
-        give_taker=fixed(gives.taker),
-        pool_free=graph.pools.capacity.copy(),
-        pool_waiting=np.full(len(graph.pools), -1, np.int64),
-        pool_is_touched=np.zeros(len(graph.pools), np.uint8),
-        stack=np.empty(num_direct + 2, np.int32),
-        touched=np.empty(num_lanes + 1, np.int32),
-        stations=np.zeros(of_station.size + 1, np.int64),
-        pools=np.zeros(len(graph.pools) + 1, np.int64),
-        late=np.zeros(num_streams + 1, np.int64),
+        gives=gives,
+        pools=pools,
+        stack=np.empty(packed.num_direct + 2, np.int32),
+        touched=np.empty(lane_resource.size, np.int32),
+        late=np.zeros(of_single.size + 1, np.int64),
+        touched_stations=np.zeros(of_station.size + 1, np.int64),
+        touched_pools=np.zeros(len(graph.pools) + 1, np.int64),
         status=np.zeros(3, np.int64),
         **_gate_state(graph),
     )
     shape = SimpleNamespace(
-        shift=shift, num_streams=num_streams, num_flights=int(num_flights), has_instant=has_instant
+        shift=shift,
+        num_streams=int(is_stream.sum()),
+        num_flights=packed.num_flights,
+        has_instant=has_instant,
     )
     return plan, shape
 
 
-def _channels(
-    classes: npt.NDArray[np.int64],
-    first_class: npt.NDArray[np.int64],
+def _pack(
+    num_tasks: int,
+    columns: Any,
+    lane_rule: npt.NDArray[np.int64],
+    of_single: npt.NDArray[np.int64],
     is_stream: npt.NDArray[np.bool_],
-    single_lane: npt.NDArray[np.int64],
-    lane_tasks: npt.NDArray[np.int64],
-    station_room: npt.NDArray[np.int64],
+) -> SimpleNamespace:
+    """Fill the records, finding the lanes and flight classes on the way."""
+    from replay.graph import kernels
+
+    num_single = of_single.size
+    single_lane = np.full(is_stream.size, -1, np.int64)
+    single_lane[of_single] = np.arange(num_single)
+    words, halves = _records(num_tasks)
+    # Places: every resource, the null one, and the null one for tasks with credits.
+    classes = np.zeros(((kernels.MAX_CLASSES + 1) * (is_stream.size + 1), 5), np.int64)
+    first_class = np.full(is_stream.size + 1, -1, np.int64)
+    sizes = np.zeros(4, np.int64)
+    keys = needs_keys = np.zeros((0, 3), np.int64)
+    lane_tasks = np.zeros(0, np.int64)
+    room = 64
+    task = 0
+    while True:
+        # The tables grow together until no task finds one full.
+        keys, table = _grown(keys, room, int(sizes[kernels.LANES]))
+        needs_keys, needs_table = _grown(needs_keys, room, int(sizes[kernels.NEEDS]))
+        more = np.zeros(num_single + room, np.int64)
+        more[: lane_tasks.size] = lane_tasks
+        lane_tasks = more
+        task = kernels.pack(
+            columns, task, num_tasks, lane_rule, single_lane, num_single,
+            is_stream.view(np.uint8), lane_tasks, keys, table, needs_keys, needs_table,
+            classes, first_class, sizes, words, halves,
+        )  # fmt: skip
+        if task == num_tasks:
+            break
+        room *= 2
+    num_lanes = int(sizes[kernels.LANES])
+    return SimpleNamespace(
+        words=words,
+        halves=halves,
+        keys=keys[:num_lanes],
+        lane_tasks=lane_tasks[: num_single + num_lanes],
+        single_lane=single_lane,
+        classes=classes[: sizes[kernels.CLASSES]],
+        first_class=first_class,
+        num_flights=int(sizes[kernels.CLASSES]),
+        num_direct=int(sizes[kernels.DIRECT]),
+    )
+
+
+def _grown(
+    keys: npt.NDArray[np.int64], room: int, size: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """A larger table of triples with its hash table, holding the first ``size`` again."""
+    from replay.graph import kernels
+
+    larger = np.zeros((room, 3), np.int64)
+    larger[:size] = keys[:size]
+    table = np.full(2 * room, -1, np.int32)
+    kernels.rehash(table, larger, size)
+    return larger, table
+
+
+def _channels(
+    packed: SimpleNamespace, is_stream: npt.NDArray[np.bool_], station_room: npt.NDArray[np.int64]
 ) -> SimpleNamespace:
     """Memory of the channels: flights first, one for each class, then one for each station.
 
@@ -289,52 +319,49 @@ def _channels(
     """
     from replay.graph import kernels
 
-    num_flights, num_stations = len(classes), station_room.size
-    num_queued = int(lane_tasks.sum())
-    kind = np.full(num_flights + num_stations, kernels.BY_HEAP, np.uint8)
-    kind[:num_flights] = classes[:, kernels.KIND]
+    classes, num_flights = packed.classes, packed.num_flights
+    table = np.zeros((num_flights + station_room.size, kernels.CHANNEL_COLUMNS), np.int64)
+    table[:, kernels.CH_KIND] = kernels.BY_HEAP
+    table[:num_flights, kernels.CH_KIND] = classes[:, kernels.KIND]
+    table[:num_flights, kernels.CH_LATENCY] = classes[:, kernels.LATENCY]
     room = np.concatenate([classes[:, kernels.COUNT], station_room])
-    latency = np.zeros(num_flights + num_stations, np.int64)
-    latency[:num_flights] = classes[:, kernels.LATENCY]
+    is_in_order = table[:, kernels.CH_KIND] == kernels.IN_ORDER
 
-    is_shared = np.zeros(num_flights, np.bool_)
     place = classes[:, kernels.PLACE]
-    is_only = (first_class[place] == np.arange(num_flights)) & (classes[:, kernels.NEXT] < 0)
-    is_of_stream = np.append(is_stream, False)[place]
-    is_shared = is_only & is_of_stream & (classes[:, kernels.KIND] == kernels.IN_ORDER)
-    own_slots = np.where(kind == kernels.IN_ORDER, room, 0)
-    own_slots[:num_flights][is_shared] = 0
-    slot_base = num_queued + _offsets(own_slots)
-    head = slot_base[:-1].copy()
-    lane_head = _offsets(lane_tasks)[:-1]
-    head[:num_flights][is_shared] = lane_head[single_lane[place[is_shared]]]
-    heap_base = _offsets(np.where(kind == kernels.BY_HEAP, room, 0))
-    return SimpleNamespace(
-        kind=kind,
-        latency=latency,
-        head=head,
-        heap_base=heap_base[:-1].copy(),
-        num_slots=int(slot_base[-1]),
-        num_heap=int(heap_base[-1]),
-    )
+    is_only = packed.first_class[place] == np.arange(num_flights)
+    is_only &= classes[:, kernels.NEXT] < 0
+    is_shared = np.zeros(len(table), np.bool_)
+    is_shared[:num_flights] = is_only & np.append(is_stream, False)[place]
+    is_shared &= is_in_order
+    slot_base = int(packed.lane_tasks.sum()) + _offsets(np.where(is_in_order & ~is_shared, room, 0))
+    table[:, kernels.CH_HEAD] = slot_base[:-1]
+    lane_head = _offsets(packed.lane_tasks)[:-1]
+    lane = packed.single_lane[place[is_shared[:num_flights]]]
+    table[is_shared, kernels.CH_HEAD] = lane_head[lane]
+    table[:, kernels.CH_TAIL] = table[:, kernels.CH_HEAD]
+    heap_base = _offsets(np.where(is_in_order, 0, room))
+    table[:, kernels.CH_BASE] = heap_base[:-1]
+    return SimpleNamespace(table=table, num_slots=int(slot_base[-1]), num_heap=int(heap_base[-1]))
 
 
 def _gate_state(graph: TaskGraph) -> dict[str, npt.NDArray[Any]]:
     """What the kernel needs to hand out the gates' slots."""
+    from replay.graph import kernels
+
     gates = graph.gates
-    tile_indptr = _offsets(gates.tile_slots)
+    members = np.full((gates.num_members, kernels.MEMBER_COLUMNS), -1, np.int32)
+    members[:, kernels.MB_GATE] = np.repeat(np.arange(len(gates)), np.diff(gates.member_indptr))
+    members[:, kernels.MB_WAITER] = gates.member_waiter
+    gate_slots = np.full((gates.num_members, kernels.SLOT_COLUMNS), -1, np.int32)
+    gate_slots[:, kernels.SL_TILE] = np.repeat(np.arange(gates.num_tiles), gates.tile_slots)
+    tiles = np.zeros((gates.num_tiles + 1, kernels.TILE_COLUMNS), np.int64)
+    tiles[:, kernels.TL_BASE] = _offsets(gates.tile_slots)
+    tiles[:-1, kernels.TL_OPEN] = gates.tile_slots
+    tiles[:-1, kernels.TL_FIRST] = gates.tile_first
     return {
-        "member_gate": np.repeat(
-            np.arange(len(gates), dtype=np.int32), np.diff(gates.member_indptr)
-        ),
-        "member_waiter": fixed(gates.member_waiter),
-        "member_slot": np.full(gates.num_members, -1, np.int32),
+        "members": members,
         "gate_slot": gates.member_indptr[:-1].copy(),
-        "slot_tile": np.repeat(np.arange(gates.num_tiles, dtype=np.int32), gates.tile_slots),
-        "slot_waiter": np.full(gates.num_members, -1, np.int32),
-        "tile_indptr": tile_indptr,
-        "tile_open": gates.tile_slots.astype(np.int64),
-        "tile_first": fixed(gates.tile_first),
-        "tile_is_done": np.zeros(gates.num_tiles, np.uint8),
-        "arrivals": np.empty(gates.num_members, np.int32),
+        "gate_slots": gate_slots,
+        "tiles": tiles,
+        "arrivals": np.empty(gates.num_members, np.int64),
     }

@@ -9,12 +9,19 @@ each other share a file. With ``NUMBA_DISABLE_JIT=1`` the same source runs as pl
 from __future__ import annotations
 
 from collections import namedtuple
+from typing import Any
 
 import numpy as np
 from numba import njit
 
+CACHED: dict[str, Any] = {"cache": True}
+#: Kernels that allocate nothing do without numba's reference counts. These are atomic operations
+#: on every array that is passed on: with them the loop takes forty times as long.
+HOT: dict[str, Any] = {"cache": True, "_nrt": False}
+INLINED: dict[str, Any] = {"cache": True, "_nrt": False, "forceinline": True}
 
-@njit(cache=True)
+
+@njit(**CACHED)
 def count_edges(src, dst, indptr, num_predecessors):
     """Count successors into ``indptr[2:]`` and predecessors; look for dangling and backward edges.
 
@@ -45,7 +52,7 @@ def count_edges(src, dst, indptr, num_predecessors):
     return -1, num_edges, is_forward
 
 
-@njit(cache=True)
+@njit(**CACHED)
 def place_edges(src, dst, indptr, successors):
     """Scatter the targets to their source's row, in the order given; ``indptr`` is the cursor."""
     for edge in range(src.size):
@@ -54,7 +61,7 @@ def place_edges(src, dst, indptr, successors):
         indptr[row] += 1
 
 
-@njit(cache=True)
+@njit(**CACHED)
 def order_tasks(
     indptr,
     successors,
@@ -159,11 +166,24 @@ MAX_CLASSES = 8
 TASKS, FIRST_PRIORITY, IS_MIXED, TAKERS, GIVERS, ZERO, INSTANT = 0, 1, 2, 3, 4, 5, 6
 #: What separates the lanes of a resource: nothing, the priority, or also what its tasks take.
 ONE_LANE, BY_PRIORITY, BY_NEEDS = 0, 1, 2
+#: What ``pack`` counts: lanes beyond the single ones, needs, classes, tasks without a flight.
+LANES, NEEDS, CLASSES, DIRECT = 0, 1, 2, 3
 #: Columns of the table of flight classes.
 LATENCY, NEXT, COUNT, KIND, PLACE = 0, 1, 2, 3, 4
 
 NEVER = 2**63 - 1
 OK, TOO_LATE, EARLY_RELEASE = 0, 1, 2
+
+#: Tables of the plan: one row a thing, so that what is used together lies together.
+CH_HEAD, CH_TAIL, CH_KIND, CH_LATENCY, CH_BASE, CH_SIZE, CHANNEL_COLUMNS = range(7)
+LN_RUN, LN_TAIL, LN_FREE_AT, LN_HEAD, LN_RUN_TIME, LN_STATION, LN_PRIORITY, LN_TOUCHED = range(8)
+LN_PLACE, LN_POOL, LN_NEXT, LN_PREVIOUS, LANE_COLUMNS = 8, 9, 10, 11, 12
+ST_FREE, ST_IS_VOQ, ST_TAKES, ST_BASE, ST_SIZE, ST_TOUCHED, STATION_COLUMNS = range(7)
+PL_FREE, PL_WAITING, PL_TOUCHED, POOL_COLUMNS = range(4)
+ND_POOL, ND_UNITS, ND_TAKER = range(3)
+MB_GATE, MB_WAITER, MB_SLOT, MEMBER_COLUMNS = range(4)
+SL_TILE, SL_WAITER, SLOT_COLUMNS = range(3)
+TL_BASE, TL_OPEN, TL_FIRST, TL_IS_DONE, TILE_COLUMNS = range(5)
 
 Columns = namedtuple(
     "Columns",
@@ -177,8 +197,7 @@ Columns = namedtuple(
         "indptr",
         "num_predecessors",
         "need_indptr",
-        "need_pool",
-        "need_units",
+        "needs",
         "give_indptr",
     ],
 )
@@ -186,71 +205,33 @@ Columns = namedtuple(
 Plan = namedtuple(
     "Plan",
     [
-        # tasks
-        "words",
-        "halves",
+        "words",  # records of the tasks,
+        "halves",  # and the same memory in halves
         "successors",
-        "latency",
-        "slots",
-        # channels: what becomes visible or leaves, by time
-        "tree",
-        "channel_head",
-        "channel_tail",
-        "channel_kind",
-        "channel_latency",
-        "heap_base",
-        "heap_size",
+        "latency",  # (array, step), for tasks whose channel does not know
+        "slots",  # queues of the lanes and of the channels in order
+        "tree",  # tournament over the channels
+        "channels",  # what becomes visible or leaves, by time
         "heap_time",
         "heap_task",
-        # lanes: queues in order of (ready time, id)
-        "lane_station",
-        "lane_priority",
-        "lane_head",
-        "lane_tail",
-        "lane_run",
-        "lane_run_time",
-        "lane_free_at",
-        "lane_is_touched",
-        "lane_place",
-        "lane_pool",
-        "lane_next",
-        "lane_previous",
-        # stations: resources whose tasks need events of their own
-        "station_free",
-        "station_is_voq",
-        "station_takes",
-        "station_base",
-        "station_size",
-        "station_lanes",
-        "station_is_touched",
-        # credits
+        "lanes",  # queues in order of (ready time, id)
+        "stations",  # resources that need an event for each end
+        "station_lanes",  # heaps of lanes
         "need_indptr",
-        "need_pool",
-        "need_units",
+        "needs",
         "give_indptr",
-        "give_pool",
-        "give_units",
-        "give_taker",
-        "pool_free",
-        "pool_waiting",
-        "pool_is_touched",
-        # gates
-        "member_gate",
-        "member_waiter",
-        "member_slot",
+        "gives",
+        "pools",
+        "members",
         "gate_slot",
-        "slot_tile",
-        "slot_waiter",
-        "tile_indptr",
-        "tile_open",
-        "tile_first",
-        "tile_is_done",
-        # work lists
+        "gate_slots",
+        "tiles",
+        # work lists; those that functions add to hold their length in front
         "stack",
         "touched",
-        "stations",
-        "pools",
         "late",
+        "touched_stations",
+        "touched_pools",
         "arrivals",
         "status",
     ],
@@ -260,7 +241,7 @@ Plan = namedtuple(
 # --- Preparing a run ----------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@njit(**CACHED)
 def group_rows(keys, num_groups):
     """Counting sort: ``order[indptr[g]:indptr[g + 1]]`` are the rows with key ``g``, in order."""
     indptr = np.zeros(num_groups + 2, np.int32)
@@ -276,9 +257,9 @@ def group_rows(keys, num_groups):
     return indptr[: num_groups + 1], order
 
 
-@njit(cache=True)
-def merge_needs(indptr, pool, units):
-    """Add up what a task takes from one pool; moves the rows together, in place.
+@njit(**CACHED)
+def merge_needs(indptr, needs):
+    """Add up what a task takes from one pool; moves the rows of ``needs`` together, in place.
 
     Returns
     -------
@@ -292,26 +273,26 @@ def merge_needs(indptr, pool, units):
         for row in range(low, high):
             is_new = True
             for earlier in range(first, kept):
-                if pool[earlier] == pool[row]:
-                    units[earlier] += units[row]
+                if needs[earlier, ND_POOL] == needs[row, ND_POOL]:
+                    needs[earlier, ND_UNITS] += needs[row, ND_UNITS]
                     is_new = False
                     break
             if is_new:
-                pool[kept] = pool[row]
-                units[kept] = units[row]
+                needs[kept, ND_POOL] = needs[row, ND_POOL]
+                needs[kept, ND_UNITS] = needs[row, ND_UNITS]
                 kept += 1
         low = high
         indptr[task + 1] = kept
     return kept
 
 
-@njit(cache=True, forceinline=True)
+@njit(**INLINED)
 def _at(column, row):
     """Value of a column given as (array, step); step 0 means one value for every row."""
     return column[0][row * column[1]]
 
 
-@njit(cache=True)
+@njit(**HOT)
 def survey(c, num_tasks, limit, table):
     """Count tasks per resource and note what keeps a resource from being a simple stream.
 
@@ -353,7 +334,7 @@ def survey(c, num_tasks, limit, table):
     return -1
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _hashed(a, b, c):
     """Hash of three whole numbers; 31 bits a factor, so that nothing overflows as plain Python."""
     low = 0x7FFFFFFF
@@ -363,43 +344,38 @@ def _hashed(a, b, c):
     return h ^ (h >> 31)
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _intern(table, keys, size, a, b, c):
     """Number of the triple (a, b, c), which is ``size`` if it is new.
 
     ``table`` is an open-addressing table of numbers (-1 free); ``keys`` (number, 3) the triples.
     """
-    mask = np.int64(table.size - 1)
+    mask = table.size - 1
     place = _hashed(a, b, c) & mask
     while table[place] >= 0:
-        found = table[place]
+        found = np.int64(table[place])
         if keys[found, 0] == a and keys[found, 1] == b and keys[found, 2] == c:
-            return np.int64(found)
+            return found
         place = (place + 1) & mask
     keys[size, 0] = a
     keys[size, 1] = b
     keys[size, 2] = c
     table[place] = size
-    return np.int64(size)
+    return size
 
 
-@njit(cache=True)
-def _enlarge(keys):
-    """Double the room of a table of triples; returns the new table and triples."""
-    size = keys.shape[0]
-    larger = np.empty((2 * size, 3), np.int64)
-    larger[:size] = keys
-    table = np.full(4 * size, -1, np.int32)
-    mask = np.int64(table.size - 1)
+@njit(**HOT)
+def rehash(table, keys, size):
+    """Enter the first ``size`` triples into an empty table."""
+    mask = table.size - 1
     for number in range(size):
         place = _hashed(keys[number, 0], keys[number, 1], keys[number, 2]) & mask
         while table[place] >= 0:
             place = (place + 1) & mask
         table[place] = number
-    return table, larger
 
 
-@njit(cache=True, forceinline=True)
+@njit(**INLINED)
 def _class_of(classes, first_class, sizes, where, value):
     """Flight class of a latency at a place; a new one if it is not known there.
 
@@ -416,8 +392,8 @@ def _class_of(classes, first_class, sizes, where, value):
         if classes[found, NEXT] < 0:
             break
         found = classes[found, NEXT]
-    new = sizes[0]
-    sizes[0] += 1
+    new = sizes[CLASSES]
+    sizes[CLASSES] += 1
     if found >= 0:
         classes[found, NEXT] = new
     else:
@@ -430,110 +406,111 @@ def _class_of(classes, first_class, sizes, where, value):
     return new
 
 
-@njit(cache=True)
-def pack(c, lane_rule, single_lane, num_single, is_stream, classes, first_class, words, halves):
+@njit(**HOT)
+def _needs_of(c, task, needs_table, needs_keys, sizes):
+    """Number of the list of (pool, units) that a task takes; tasks that take the same share it."""
+    number = np.int64(-1)
+    for row in range(c.need_indptr[task], c.need_indptr[task + 1]):
+        number = _intern(
+            needs_table, needs_keys, sizes[NEEDS],
+            number, c.needs[row, ND_POOL], c.needs[row, ND_UNITS],
+        )  # fmt: skip
+        if number == sizes[NEEDS]:
+            sizes[NEEDS] += 1
+    return number
+
+
+@njit(**HOT)
+def pack(
+    c, task, num_tasks, lane_rule, single_lane, num_single, is_stream, counts, keys, table,
+    needs_keys, needs_table, classes, first_class, sizes, words, halves,
+):  # fmt: skip
     """Write the record of every task, with the lane it queues in and the channel it flies on.
 
     Parameters
     ----------
     c
         Columns of the graph.
-    lane_rule, single_lane
-        Per resource: what separates its lanes, and its lane if nothing does.
-    num_single
-        Number of those lanes.
+    task, num_tasks
+        Where to begin, and the end.
+    lane_rule, single_lane, num_single
+        Per resource: what separates its lanes, and its lane if nothing does; number of those.
     is_stream
         Per resource: one server, one lane, no credits.
+    counts
+        Receives the tasks of each lane.
+    keys, table
+        Lanes beyond the single ones: (resource, priority, needs) and the table to find them.
+    needs_keys, needs_table
+        The same for the lists of what tasks take.
     classes, first_class
-        Filled with the flight classes; see :func:`_class_of`.
+        Receive the flight classes; see :func:`_class_of`.
+    sizes
+        How many lanes, needs and classes there are, and tasks that are visible when they leave.
     words, halves
         The records, as two views of the same memory.
 
     Returns
     -------
-    (resource, priority, needs) of the lanes beyond the single ones (lane, 3), tasks per lane
-    (lane,), number of flight classes, and number of tasks that are visible when they leave.
+    The task at which a table was full, or ``num_tasks``.
     """
-    num_tasks = halves.size // HALVES - 1
     null = is_stream.size - 1
     has_credits = c.need_indptr.size > 1
-    counts = np.zeros(num_single + 64, np.int64)
-    keys = np.zeros((64, 3), np.int64)
-    table = np.full(128, -1, np.int32)
-    need_keys = np.zeros((64, 3), np.int64)
-    need_table = np.full(128, -1, np.int32)
-    num_keys = 0
-    num_needs = 0
-    num_direct = 0
-    sizes = np.zeros(1, np.int64)
-    for task in range(num_tasks):
+    while task < num_tasks:
         where = np.int64(_at(c.resource, task))
         duration = _at(c.duration, task)
         latency = _at(c.latency, task)
         takes = has_credits and c.need_indptr[task + 1] > c.need_indptr[task]
         lane = np.int64(NO_LANE)
+        flight = np.int64(NO_FLIGHT)
         if where < 0 and not takes:
-            where = null
             if has_credits and c.give_indptr[task + 1] > c.give_indptr[task]:
                 lane = np.int64(GIVING_LANE)
-                flight = (
-                    _class_of(classes, first_class, sizes, null + 1, latency) if latency else -1
-                )
+                if latency > 0:
+                    flight = _class_of(classes, first_class, sizes, null + 1, latency)
             else:
                 # A delay: only the sum matters to whoever waits for it.
                 duration += latency
-                flight = _class_of(classes, first_class, sizes, null, duration) if duration else -1
+                if duration > 0:
+                    flight = _class_of(classes, first_class, sizes, null, duration)
         else:
+            place = where if where >= 0 else null + 1
             if where < 0:
-                where = null
+                where = np.int64(null)
             if lane_rule[where] == ONE_LANE:
-                lane = np.int64(single_lane[where])
+                lane = single_lane[where]
             else:
-                needs = np.int64(-1)
+                # Room for the most that one task can add.
+                most = 0
                 if lane_rule[where] == BY_NEEDS and takes:
-                    for entry in range(c.need_indptr[task], c.need_indptr[task + 1]):
-                        needs = _intern(
-                            need_table,
-                            need_keys,
-                            num_needs,
-                            needs,
-                            np.int64(c.need_pool[entry]),
-                            c.need_units[entry],
-                        )
-                        if needs == num_needs:
-                            num_needs += 1
-                            if num_needs == need_keys.shape[0]:
-                                need_table, need_keys = _enlarge(need_keys)
-                number = _intern(
-                    table, keys, num_keys, where, np.int64(_at(c.priority, task)), needs
-                )
-                if number == num_keys:
-                    num_keys += 1
-                    if num_keys == keys.shape[0]:
-                        table, keys = _enlarge(keys)
-                        more = np.zeros(num_single + keys.shape[0], np.int64)
-                        more[: counts.size] = counts
-                        counts = more
+                    most = c.need_indptr[task + 1] - c.need_indptr[task]
+                if sizes[LANES] == keys.shape[0] or sizes[NEEDS] + most > needs_keys.shape[0]:
+                    return task
+                needs = np.int64(-1)
+                if most > 0:
+                    needs = _needs_of(c, task, needs_table, needs_keys, sizes)
+                level = np.int64(_at(c.priority, task))
+                number = _intern(table, keys, sizes[LANES], where, level, needs)
+                if number == sizes[LANES]:
+                    sizes[LANES] += 1
                 lane = num_single + number
             counts[lane] += 1
             if is_stream[where] == 1 or latency > 0:
-                place = null + 1 if where == null else where
                 flight = _class_of(classes, first_class, sizes, place, latency)
-            else:
-                flight = -1
-        if flight < 0:
-            num_direct += 1
+        if flight == NO_FLIGHT:
+            sizes[DIRECT] += 1
         words[task * WORDS + DURATION] = duration
         words[task * WORDS + VISIBLE] = -1
         halves[task * HALVES + EDGES] = c.indptr[task]
         halves[task * HALVES + MISSING] = c.num_predecessors[task]
         halves[task * HALVES + LANE] = lane
         halves[task * HALVES + FLIGHT] = flight
+        task += 1
     halves[num_tasks * HALVES + EDGES] = c.indptr[num_tasks]
-    return keys[:num_keys], counts[: num_single + num_keys], sizes[0], num_direct
+    return num_tasks
 
 
-@njit(cache=True)
+@njit(**HOT)
 def unpack(c, words, start, end):
     """Read start and end of every task out of the records."""
     for task in range(start.size):
@@ -545,7 +522,7 @@ def unpack(c, words, start, end):
 # --- Channels: one key each in a tournament tree, whatever the number of tasks ------------------
 
 
-@njit(cache=True, forceinline=True)
+@njit(**INLINED)
 def _set_key(tree, node, key):
     """Write a leaf and the minima above it. A key is ``time << shift | channel``."""
     tree[node] = key
@@ -555,7 +532,7 @@ def _set_key(tree, node, key):
         tree[node] = key
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _heap_push(times, tasks, base, size, time, task):
     """Add to the binary heap of ``size`` entries that starts at ``base``."""
     place = size
@@ -570,7 +547,7 @@ def _heap_push(times, tasks, base, size, time, task):
     tasks[base + place] = task
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _heap_pop(times, tasks, base, size):
     """Remove the first entry of the heap of ``size`` entries that starts at ``base``."""
     last = size - 1
@@ -592,44 +569,44 @@ def _heap_pop(times, tasks, base, size):
     tasks[base + place] = task
 
 
-@njit(cache=True, forceinline=True)
+@njit(**INLINED)
 def _send(p, shift, channel, task, time):
     """Put a task on a channel, from which it comes back at ``time``."""
     if time > (NEVER >> shift):
         p.status[0] = TOO_LATE  # the key would not fit; the loop ends before it looks again
         return
-    if p.channel_kind[channel] == IN_ORDER:
-        tail = p.channel_tail[channel]
+    if p.channels[channel, CH_KIND] == IN_ORDER:
+        tail = p.channels[channel, CH_TAIL]
         p.slots[tail] = task
-        p.channel_tail[channel] = tail + 1
-        is_first = p.channel_head[channel] == tail
+        p.channels[channel, CH_TAIL] = tail + 1
+        is_first = p.channels[channel, CH_HEAD] == tail
     else:
-        base = p.heap_base[channel]
-        _heap_push(p.heap_time, p.heap_task, base, p.heap_size[channel], time, task)
-        p.heap_size[channel] += 1
+        base = p.channels[channel, CH_BASE]
+        _heap_push(p.heap_time, p.heap_task, base, p.channels[channel, CH_SIZE], time, task)
+        p.channels[channel, CH_SIZE] += 1
         is_first = p.heap_time[base] == time
     if is_first:
         _set_key(p.tree, (p.tree.size >> 1) + channel, (time << shift) | channel)
 
 
-@njit(cache=True, forceinline=True)
+@njit(**INLINED)
 def _receive(p, shift, channel):
     """Take the first task off a channel."""
     key = NEVER
-    if p.channel_kind[channel] == IN_ORDER:
-        head = p.channel_head[channel]
+    if p.channels[channel, CH_KIND] == IN_ORDER:
+        head = p.channels[channel, CH_HEAD]
         task = p.slots[head]
         head += 1
-        p.channel_head[channel] = head
-        if head < p.channel_tail[channel]:
+        p.channels[channel, CH_HEAD] = head
+        if head < p.channels[channel, CH_TAIL]:
             following = np.int64(p.slots[head])
             key = (p.words[following * WORDS + VISIBLE] << shift) | channel
     else:
-        base = p.heap_base[channel]
+        base = p.channels[channel, CH_BASE]
         task = p.heap_task[base]
-        _heap_pop(p.heap_time, p.heap_task, base, p.heap_size[channel])
-        p.heap_size[channel] -= 1
-        if p.heap_size[channel] > 0:
+        _heap_pop(p.heap_time, p.heap_task, base, p.channels[channel, CH_SIZE])
+        p.channels[channel, CH_SIZE] -= 1
+        if p.channels[channel, CH_SIZE] > 0:
             key = (p.heap_time[base] << shift) | channel
     _set_key(p.tree, (p.tree.size >> 1) + channel, key)
     return np.int64(task)
@@ -638,27 +615,27 @@ def _receive(p, shift, channel):
 # --- Phase 1: a task's last dependency is met ---------------------------------------------------
 
 
-@njit(cache=True, forceinline=True)
+@njit(**INLINED)
 def _make_ready(p, shift, num_streams, task, now, num_stack, num_touched):
     """Queue a task, or start it if it is a pure delay. Returns the sizes of two work lists."""
     row = task * HALVES
     lane = np.int64(p.halves[row + LANE])
     if lane >= 0:
-        tail = p.lane_tail[lane]
+        tail = p.lanes[lane, LN_TAIL]
         p.slots[tail] = task
-        p.lane_tail[lane] = tail + 1
+        p.lanes[lane, LN_TAIL] = tail + 1
         if lane < num_streams:
             # What lies behind ``lane_run`` has no start yet; the first such task reports the lane.
-            if tail == p.lane_run[lane]:
+            if tail == p.lanes[lane, LN_RUN]:
                 p.touched[num_touched] = lane
                 num_touched += 1
         else:
             p.words[task * WORDS + VISIBLE] = now
-            if p.lane_run_time[lane] != now:
-                p.lane_run_time[lane] = now
-                p.lane_run[lane] = tail
-            if p.lane_is_touched[lane] == 0:
-                p.lane_is_touched[lane] = 1
+            if p.lanes[lane, LN_RUN_TIME] != now:
+                p.lanes[lane, LN_RUN_TIME] = now
+                p.lanes[lane, LN_RUN] = tail
+            if p.lanes[lane, LN_TOUCHED] == 0:
+                p.lanes[lane, LN_TOUCHED] = 1
                 p.touched[num_touched] = lane
                 num_touched += 1
     elif lane == NO_LANE:
@@ -675,46 +652,46 @@ def _make_ready(p, shift, num_streams, task, now, num_stack, num_touched):
     return num_stack, num_touched
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _latency_of(p, task):
     """Latency of a task, from its channel if all tasks on that have the same."""
     channel = p.halves[task * HALVES + FLIGHT]
     if channel == NO_FLIGHT:
         return np.int64(0)
-    if p.channel_kind[channel] == IN_ORDER:
-        return p.channel_latency[channel]
+    if p.channels[channel, CH_KIND] == IN_ORDER:
+        return p.channels[channel, CH_LATENCY]
     return p.latency[0][task * p.latency[1]]
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _start_giving_delay(p, shift, task, now, num_stack):
     """Start a pure delay that gives credits back: its leaving is an event of its own."""
     end = now + p.words[task * WORDS + DURATION]
     p.words[task * WORDS + VISIBLE] = end + _latency_of(p, task)
     p.halves[task * HALVES + MISSING] = STARTED
     if end > now:
-        _send(p, shift, p.channel_kind.size - 1, task, end)  # the station of pure delays is last
+        _send(p, shift, p.channels.shape[0] - 1, task, end)  # the station of pure delays is last
         return num_stack
     return _leave(p, shift, task, num_stack)
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _leave(p, shift, task, num_stack):
     """Give the task's credits back and send it on its way to be visible."""
     if p.give_indptr.size > 1:
         for entry in range(p.give_indptr[task], p.give_indptr[task + 1]):
-            taker = np.int64(p.give_taker[entry])
+            taker = np.int64(p.gives[entry, ND_TAKER])
             if p.halves[taker * HALVES + MISSING] != STARTED:
                 p.status[0] = EARLY_RELEASE
                 p.status[1] = task
                 p.status[2] = taker
                 return num_stack
-            pool = p.give_pool[entry]
-            p.pool_free[pool] += p.give_units[entry]
-            if p.pool_is_touched[pool] == 0 and p.pool_waiting[pool] >= 0:
-                p.pool_is_touched[pool] = 1
-                p.pools[1 + p.pools[0]] = pool
-                p.pools[0] += 1
+            pool = p.gives[entry, ND_POOL]
+            p.pools[pool, PL_FREE] += p.gives[entry, ND_UNITS]
+            if p.pools[pool, PL_TOUCHED] == 0 and p.pools[pool, PL_WAITING] >= 0:
+                p.pools[pool, PL_TOUCHED] = 1
+                p.touched_pools[1 + p.touched_pools[0]] = pool
+                p.touched_pools[0] += 1
     channel = p.halves[task * HALVES + FLIGHT]
     if channel == NO_FLIGHT:
         p.stack[num_stack] = task
@@ -723,7 +700,7 @@ def _leave(p, shift, task, num_stack):
     return num_stack
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _meet(p, shift, num_streams, task, now, num_stack, num_touched):
     """Meet one dependency of a task."""
     p.halves[task * HALVES + MISSING] -= 1
@@ -732,42 +709,42 @@ def _meet(p, shift, num_streams, task, now, num_stack, num_touched):
     return num_stack, num_touched
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _close_tile(p, shift, num_streams, tile, now, num_stack, num_touched):
     """Let go whoever waits for a member that landed in the tile."""
-    p.tile_is_done[tile] = 1
-    for slot in range(p.tile_indptr[tile], p.tile_indptr[tile + 1]):
-        waiter = np.int64(p.slot_waiter[slot])
+    p.tiles[tile, TL_IS_DONE] = 1
+    for slot in range(p.tiles[tile, TL_BASE], p.tiles[tile + 1, TL_BASE]):
+        waiter = np.int64(p.gate_slots[slot, SL_WAITER])
         if waiter >= 0:
-            p.slot_waiter[slot] = -1
+            p.gate_slots[slot, SL_WAITER] = -1
             num_stack, num_touched = _meet(
                 p, shift, num_streams, waiter, now, num_stack, num_touched
             )
     return num_stack, num_touched
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _admit_arrivals(p, shift, num_streams, num_arrivals, now, num_stack, num_touched):
     """Give the collected arrivals their slots, by gate and task id."""
     _sort_ids(p.arrivals, 0, num_arrivals)
     for place in range(num_arrivals):
         member = p.arrivals[place]
-        gate = p.member_gate[member]
+        gate = p.members[member, MB_GATE]
         slot = p.gate_slot[gate]
         p.gate_slot[gate] = slot + 1
-        p.member_slot[member] = slot
-        tile = p.slot_tile[slot]
-        waiter = np.int64(p.member_waiter[member])
+        p.members[member, MB_SLOT] = slot
+        tile = p.gate_slots[slot, SL_TILE]
+        waiter = np.int64(p.members[member, MB_WAITER])
         if waiter >= 0:
-            if p.tile_is_done[tile] == 1:
+            if p.tiles[tile, TL_IS_DONE] == 1:
                 num_stack, num_touched = _meet(
                     p, shift, num_streams, waiter, now, num_stack, num_touched
                 )
             else:
-                p.slot_waiter[slot] = waiter
-        p.tile_open[tile] -= 1
-        if p.tile_open[tile] == 0:
-            first = np.int64(p.tile_first[tile])
+                p.gate_slots[slot, SL_WAITER] = waiter
+        p.tiles[tile, TL_OPEN] -= 1
+        if p.tiles[tile, TL_OPEN] == 0:
+            first = np.int64(p.tiles[tile, TL_FIRST])
             num_stack, num_touched = _meet(
                 p, shift, num_streams, first, now, num_stack, num_touched
             )
@@ -777,7 +754,7 @@ def _admit_arrivals(p, shift, num_streams, num_arrivals, now, num_stack, num_tou
 # --- Phase 2: starts ----------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _sort_ids(ids, low, high):
     """Sort ``ids[low:high]`` in place: nothing to do as a rule, else a heap sort."""
     is_sorted = True
@@ -795,7 +772,7 @@ def _sort_ids(ids, low, high):
         _sift_id(ids, low, 0, last)
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _sift_id(ids, low, place, count):
     """Restore the max-heap ``ids[low:low + count]`` from ``place`` downwards."""
     moving = ids[low + place]
@@ -812,32 +789,32 @@ def _sift_id(ids, low, place, count):
     ids[low + place] = moving
 
 
-@njit(cache=True, forceinline=True)
+@njit(**INLINED)
 def _commit(p, shift, lane, low, high, now):
     """Fix the starts of ``slots[low:high]`` of a stream: nothing can come before them any more."""
-    free_at = max(p.lane_free_at[lane], now)
+    free_at = max(p.lanes[lane, LN_FREE_AT], now)
     for place in range(low, high):
         task = np.int64(p.slots[place])
         free_at += p.words[task * WORDS + DURATION]
         channel = np.int64(p.halves[task * HALVES + FLIGHT])
-        visible = free_at + p.channel_latency[channel]
-        if p.channel_kind[channel] != IN_ORDER:
+        visible = free_at + p.channels[channel, CH_LATENCY]
+        if p.channels[channel, CH_KIND] != IN_ORDER:
             visible = free_at + p.latency[0][task * p.latency[1]]
         p.words[task * WORDS + VISIBLE] = visible
         _send(p, shift, channel, task, visible)
         if p.status[0] != OK:
             break
-    p.lane_free_at[lane] = free_at
-    p.lane_run[lane] = high
+    p.lanes[lane, LN_FREE_AT] = free_at
+    p.lanes[lane, LN_RUN] = high
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _is_before(p, lane, other):
     """Whether the head of one lane is served before the head of another."""
-    if p.lane_priority[lane] != p.lane_priority[other]:
-        return p.lane_priority[lane] < p.lane_priority[other]
-    task = np.int64(p.slots[p.lane_head[lane]])
-    rival = np.int64(p.slots[p.lane_head[other]])
+    if p.lanes[lane, LN_PRIORITY] != p.lanes[other, LN_PRIORITY]:
+        return p.lanes[lane, LN_PRIORITY] < p.lanes[other, LN_PRIORITY]
+    task = np.int64(p.slots[p.lanes[lane, LN_HEAD]])
+    rival = np.int64(p.slots[p.lanes[other, LN_HEAD]])
     ready = p.words[task * WORDS + VISIBLE]
     rival_ready = p.words[rival * WORDS + VISIBLE]
     if ready != rival_ready:
@@ -845,7 +822,7 @@ def _is_before(p, lane, other):
     return task < rival
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _lift_lane(p, base, place, lane):
     """Move a lane up in its station's heap to where it belongs, from a free ``place``."""
     while place > 0:
@@ -854,13 +831,13 @@ def _lift_lane(p, base, place, lane):
         if not _is_before(p, lane, other):
             break
         p.station_lanes[base + place] = other
-        p.lane_place[other] = place
+        p.lanes[other, LN_PLACE] = place
         place = parent
     p.station_lanes[base + place] = lane
-    p.lane_place[lane] = place
+    p.lanes[lane, LN_PLACE] = place
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _sink_lane(p, base, size, place, lane):
     """Move a lane down in its station's heap to where it belongs, from a free ``place``."""
     while True:
@@ -874,192 +851,194 @@ def _sink_lane(p, base, size, place, lane):
         if not _is_before(p, other, lane):
             break
         p.station_lanes[base + place] = other
-        p.lane_place[other] = place
+        p.lanes[other, LN_PLACE] = place
         place = child
     p.station_lanes[base + place] = lane
-    p.lane_place[lane] = place
+    p.lanes[lane, LN_PLACE] = place
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _enter_lane(p, lane):
     """Put a lane into its station's heap."""
-    station = p.lane_station[lane]
-    size = p.station_size[station]
-    p.station_size[station] = size + 1
-    _lift_lane(p, p.station_base[station], size, lane)
+    station = p.lanes[lane, LN_STATION]
+    size = p.stations[station, ST_SIZE]
+    p.stations[station, ST_SIZE] = size + 1
+    _lift_lane(p, p.stations[station, ST_BASE], size, lane)
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _remove_first_lane(p, station):
     """Take the first lane out of its station's heap."""
-    base = p.station_base[station]
-    p.lane_place[p.station_lanes[base]] = -1
-    size = p.station_size[station] - 1
-    p.station_size[station] = size
+    base = p.stations[station, ST_BASE]
+    p.lanes[p.station_lanes[base], LN_PLACE] = -1
+    size = p.stations[station, ST_SIZE] - 1
+    p.stations[station, ST_SIZE] = size
     if size > 0:
         _sink_lane(p, base, size, 0, p.station_lanes[base + size])
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _touch_station(p, station):
     """Note that the station may have something to start."""
-    if p.station_is_touched[station] == 0:
-        p.station_is_touched[station] = 1
-        p.stations[1 + p.stations[0]] = station
-        p.stations[0] += 1
+    if p.stations[station, ST_TOUCHED] == 0:
+        p.stations[station, ST_TOUCHED] = 1
+        p.touched_stations[1 + p.touched_stations[0]] = station
+        p.touched_stations[0] += 1
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _block_lane(p, lane, pool):
     """Let a lane wait for credits of a pool."""
-    first = p.pool_waiting[pool]
-    p.lane_pool[lane] = pool
-    p.lane_next[lane] = first
-    p.lane_previous[lane] = -1
+    first = p.pools[pool, PL_WAITING]
+    p.lanes[lane, LN_POOL] = pool
+    p.lanes[lane, LN_NEXT] = first
+    p.lanes[lane, LN_PREVIOUS] = -1
     if first >= 0:
-        p.lane_previous[first] = lane
-    p.pool_waiting[pool] = lane
+        p.lanes[first, LN_PREVIOUS] = lane
+    p.pools[pool, PL_WAITING] = lane
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _unblock_lane(p, lane):
     """Let a lane no longer wait for credits."""
-    following = p.lane_next[lane]
-    previous = p.lane_previous[lane]
+    following = p.lanes[lane, LN_NEXT]
+    previous = p.lanes[lane, LN_PREVIOUS]
     if previous >= 0:
-        p.lane_next[previous] = following
+        p.lanes[previous, LN_NEXT] = following
     else:
-        p.pool_waiting[p.lane_pool[lane]] = following
+        p.pools[p.lanes[lane, LN_POOL], PL_WAITING] = following
     if following >= 0:
-        p.lane_previous[following] = previous
-    p.lane_pool[lane] = -1
+        p.lanes[following, LN_PREVIOUS] = previous
+    p.lanes[lane, LN_POOL] = -1
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _order_lane(p, lane):
     """Sort what became ready now in a lane, and put the lane where it belongs."""
-    head = p.lane_head[lane]
-    p.lane_is_touched[lane] = 0
+    head = p.lanes[lane, LN_HEAD]
+    p.lanes[lane, LN_TOUCHED] = 0
     first = p.slots[head]
-    _sort_ids(p.slots, max(head, p.lane_run[lane]), p.lane_tail[lane])
-    station = p.lane_station[lane]
-    if p.lane_place[lane] >= 0:
+    _sort_ids(p.slots, max(head, p.lanes[lane, LN_RUN]), p.lanes[lane, LN_TAIL])
+    station = p.lanes[lane, LN_STATION]
+    if p.lanes[lane, LN_PLACE] >= 0:
         if p.slots[head] != first:
             # A later round of this instant brought a smaller id.
-            if p.lane_pool[lane] >= 0:
+            if p.lanes[lane, LN_POOL] >= 0:
                 _unblock_lane(p, lane)
-            _lift_lane(p, p.station_base[station], p.lane_place[lane], lane)
-    elif p.lane_pool[lane] < 0:
+            _lift_lane(p, p.stations[station, ST_BASE], p.lanes[lane, LN_PLACE], lane)
+    elif p.lanes[lane, LN_POOL] < 0:
         _enter_lane(p, lane)
     _touch_station(p, station)
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _start_first(p, shift, num_flights, station, now):
     """Start the head of the station's first lane."""
-    base = p.station_base[station]
+    base = p.stations[station, ST_BASE]
     lane = p.station_lanes[base]
-    head = p.lane_head[lane]
+    head = p.lanes[lane, LN_HEAD]
     task = np.int64(p.slots[head])
-    p.lane_head[lane] = head + 1
-    if head + 1 == p.lane_tail[lane]:
+    p.lanes[lane, LN_HEAD] = head + 1
+    if head + 1 == p.lanes[lane, LN_TAIL]:
         _remove_first_lane(p, station)
-    elif p.station_size[station] > 1:
-        _sink_lane(p, base, p.station_size[station], 0, lane)
+    elif p.stations[station, ST_SIZE] > 1:
+        _sink_lane(p, base, p.stations[station, ST_SIZE], 0, lane)
     end = now + p.words[task * WORDS + DURATION]
     visible = end + _latency_of(p, task)
     p.words[task * WORDS + VISIBLE] = visible
     p.halves[task * HALVES + MISSING] = STARTED
-    p.station_free[station] -= 1
+    p.stations[station, ST_FREE] -= 1
     _send(p, shift, num_flights + station, task, end)
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _lacking_pool(p, task):
     """First pool that has too few units for the task, or -1."""
     for entry in range(p.need_indptr[task], p.need_indptr[task + 1]):
-        if p.pool_free[p.need_pool[entry]] < p.need_units[entry]:
-            return p.need_pool[entry]
+        if p.pools[p.needs[entry, ND_POOL], PL_FREE] < p.needs[entry, ND_UNITS]:
+            return p.needs[entry, ND_POOL]
     return -1
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _wake_lanes(p):
     """Let lanes look again at the pools that got units back."""
-    for index in range(1, 1 + p.pools[0]):
-        pool = p.pools[index]
-        p.pool_is_touched[pool] = 0
-        while p.pool_waiting[pool] >= 0:
-            lane = p.pool_waiting[pool]
+    for index in range(1, 1 + p.touched_pools[0]):
+        pool = p.touched_pools[index]
+        p.pools[pool, PL_TOUCHED] = 0
+        while p.pools[pool, PL_WAITING] >= 0:
+            lane = p.pools[pool, PL_WAITING]
             _unblock_lane(p, lane)
-            if p.lane_place[lane] < 0:
+            if p.lanes[lane, LN_PLACE] < 0:
                 _enter_lane(p, lane)
-            _touch_station(p, p.lane_station[lane])
-    p.pools[0] = 0
+            _touch_station(p, p.lanes[lane, LN_STATION])
+    p.touched_pools[0] = 0
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _is_station_before(p, station, other):
     """Whether one station's first task goes before another's when they want the same credits."""
-    lane = p.station_lanes[p.station_base[station]]
-    return _is_before(p, lane, p.station_lanes[p.station_base[other]])
+    lane = p.station_lanes[p.stations[station, ST_BASE]]
+    return _is_before(p, lane, p.station_lanes[p.stations[other, ST_BASE]])
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _sink_station(p, size, place, station):
     """Restore the heap ``stations[1:1 + size]`` from ``place`` downwards."""
     while True:
         child = 2 * place + 1
         if child >= size:
             break
-        if child + 1 < size and _is_station_before(p, p.stations[2 + child], p.stations[1 + child]):
+        if child + 1 < size and _is_station_before(
+            p, p.touched_stations[2 + child], p.touched_stations[1 + child]
+        ):
             child += 1
-        if not _is_station_before(p, p.stations[1 + child], station):
+        if not _is_station_before(p, p.touched_stations[1 + child], station):
             break
-        p.stations[1 + place] = p.stations[1 + child]
+        p.touched_stations[1 + place] = p.touched_stations[1 + child]
         place = child
-    p.stations[1 + place] = station
+    p.touched_stations[1 + place] = station
 
 
-@njit(cache=True)
+@njit(**HOT)
 def _serve_stations(p, shift, num_flights, now):
     """Start what can start at the touched stations; they compete for credits in queue order."""
     rivals = 0
-    for index in range(1, 1 + p.stations[0]):
-        station = p.stations[index]
-        p.station_is_touched[station] = 0
-        if p.station_takes[station] == 0:
-            while p.station_free[station] > 0 and p.station_size[station] > 0:
+    for index in range(1, 1 + p.touched_stations[0]):
+        station = p.touched_stations[index]
+        p.stations[station, ST_TOUCHED] = 0
+        if p.stations[station, ST_TAKES] == 0:
+            while p.stations[station, ST_FREE] > 0 and p.stations[station, ST_SIZE] > 0:
                 _start_first(p, shift, num_flights, station, now)
-        elif p.station_free[station] > 0 and p.station_size[station] > 0:
-            p.stations[1 + rivals] = station
+        elif p.stations[station, ST_FREE] > 0 and p.stations[station, ST_SIZE] > 0:
+            p.touched_stations[1 + rivals] = station
             rivals += 1
-    p.stations[0] = 0
+    p.touched_stations[0] = 0
     for place in range(rivals // 2 - 1, -1, -1):
-        _sink_station(p, rivals, place, p.stations[1 + place])
+        _sink_station(p, rivals, place, p.touched_stations[1 + place])
     while rivals > 0:
-        station = p.stations[1]
-        lane = p.station_lanes[p.station_base[station]]
+        station = p.touched_stations[1]
+        lane = p.station_lanes[p.stations[station, ST_BASE]]
         is_over = False
-        if p.lane_pool[lane] >= 0:
+        if p.lanes[lane, LN_POOL] >= 0:
             is_over = True  # a FIFO whose head still waits
         else:
-            task = np.int64(p.slots[p.lane_head[lane]])
+            task = np.int64(p.slots[p.lanes[lane, LN_HEAD]])
             pool = _lacking_pool(p, task)
             if pool < 0:
                 for entry in range(p.need_indptr[task], p.need_indptr[task + 1]):
-                    p.pool_free[p.need_pool[entry]] -= p.need_units[entry]
+                    p.pools[p.needs[entry, ND_POOL], PL_FREE] -= p.needs[entry, ND_UNITS]
                 _start_first(p, shift, num_flights, station, now)
             else:
                 _block_lane(p, lane, pool)
-                if p.station_is_voq[station] == 1:
+                if p.stations[station, ST_IS_VOQ] == 1:
                     _remove_first_lane(p, station)
                 else:
                     is_over = True
-        if is_over or p.station_free[station] == 0 or p.station_size[station] == 0:
+        if is_over or p.stations[station, ST_FREE] == 0 or p.stations[station, ST_SIZE] == 0:
             rivals -= 1
             if rivals > 0:
-                _sink_station(p, rivals, 0, p.stations[1 + rivals])
+                _sink_station(p, rivals, 0, p.touched_stations[1 + rivals])
         else:
             _sink_station(p, rivals, 0, station)
 
@@ -1070,11 +1049,11 @@ def _serve_stations(p, shift, num_flights, now):
 def _make_run(has_events):
     """Compile the loop for graphs with or without credits and gates."""
 
-    @njit(cache=True)
+    @njit(**HOT)
     def run(p, shift, num_streams, num_flights, has_instant):
         """Replay the graph; returns how many tasks became visible."""
         num_tasks = p.words.size // WORDS - 1
-        num_members = p.member_gate.size
+        num_members = p.members.shape[0]
         mask = (1 << shift) - 1
         now = np.int64(0)
         done = 0
@@ -1107,7 +1086,7 @@ def _make_run(has_events):
                     if channel >= num_flights:
                         station = channel - num_flights
                         if not has_events or p.halves[task * HALVES + LANE] >= 0:
-                            p.station_free[station] += 1
+                            p.stations[station, ST_FREE] += 1
                             _touch_station(p, station)
                         num_stack = _leave(p, shift, task, num_stack)
                         continue
@@ -1144,8 +1123,8 @@ def _make_run(has_events):
                 if lane >= num_streams:
                     _order_lane(p, lane)
                     continue
-                low = p.lane_run[lane]
-                high = p.lane_tail[lane]
+                low = p.lanes[lane, LN_RUN]
+                high = p.lanes[lane, LN_TAIL]
                 if high - low > 1:
                     _sort_ids(p.slots, low, high)
                 if not has_instant:
@@ -1154,7 +1133,7 @@ def _make_run(has_events):
                 # A task that is visible the moment it starts opens a further round of this
                 # instant, which may bring tasks that go before those still queued here: fix only
                 # what starts now.
-                if p.lane_free_at[lane] <= now:
+                if p.lanes[lane, LN_FREE_AT] <= now:
                     _commit(p, shift, lane, low, low + 1, now)
                     low += 1
                 if low < high:
@@ -1162,16 +1141,16 @@ def _make_run(has_events):
                     p.late[num_late] = lane
             p.late[0] = num_late
             num_touched = 0
-            if has_events and p.pools[0] > 0:
+            if has_events and p.touched_pools[0] > 0:
                 _wake_lanes(p)
-            if p.stations[0] > 0:
+            if p.touched_stations[0] > 0:
                 _serve_stations(p, shift, num_flights, now)
             if p.tree[1] >> shift == now:
                 continue
             for index in range(1, 1 + num_late):
                 lane = np.int64(p.late[index])
-                _sort_ids(p.slots, p.lane_run[lane], p.lane_tail[lane])
-                _commit(p, shift, lane, p.lane_run[lane], p.lane_tail[lane], now)
+                _sort_ids(p.slots, p.lanes[lane, LN_RUN], p.lanes[lane, LN_TAIL])
+                _commit(p, shift, lane, p.lanes[lane, LN_RUN], p.lanes[lane, LN_TAIL], now)
             p.late[0] = 0
             if p.tree[1] == NEVER:
                 break
@@ -1188,7 +1167,7 @@ run_full = _make_run(True)
 # --- Reading a schedule -------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@njit(**CACHED)
 def longest_chain(
     order,
     duration,
@@ -1227,7 +1206,7 @@ def longest_chain(
             arrivals = np.empty(member_indptr[gate + 1] - low, np.int64)
             for member in range(arrivals.size):
                 arrivals[member] = ready[member_task[low + member]]
-            arrivals.sort()
+            _sort_ids(arrivals, 0, arrivals.size)
             filled = 0
             for tile in range(tile_indptr[gate], tile_indptr[gate + 1]):
                 filled += tile_slots[tile]
@@ -1246,7 +1225,7 @@ def longest_chain(
     return longest
 
 
-@njit(cache=True)
+@njit(**CACHED)
 def last_met(
     visible, indptr, successors, member_task, member_waiter, landed_tile, tile_first, tile_last
 ):
@@ -1277,7 +1256,7 @@ def last_met(
     return ready, cause
 
 
-@njit(cache=True)
+@njit(**CACHED)
 def walk_back(last, cause):
     """Tasks of the chain that ends with ``last``, first one first."""
     length = 0
