@@ -20,6 +20,7 @@ import tracegen
 from tracegen import provenance
 from tracegen.checks import boundaries
 from tracegen.library import Entry
+from tracegen.tables import PHASES
 
 FOLDER = Path(__file__).resolve().parent.parent / "traces"
 SOURCE_REPOSITORY = "https://github.com/AmanPriyanshu/GPT-OSS-MoE-ExpertFingerprinting"
@@ -132,7 +133,7 @@ def entry(name: str, path: Path, source: str) -> Entry:
             content_id=file.content_id,
             model=file.model.shape.name if file.model.shape else file.model.model_id,
             kind=file.info.kind,
-            phase=", ".join(tracegen.trace.PHASES[p] for p in np.unique(table.phase)),
+            phase=", ".join(PHASES[p] for p in np.unique(table.phase)),
             num_layers=file.num_layers,
             num_tokens=file.num_tokens,
             num_experts=file.num_experts,

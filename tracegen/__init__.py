@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from tracegen.library import load as load
     from tracegen.library import open_trace as open  # noqa: F401 (the name of the API)
     from tracegen.models import ModelShape as ModelShape
+    from tracegen.tables import RequestTable as RequestTable
+    from tracegen.tables import TokenTable as TokenTable
+    from tracegen.tables import TraceInfo as TraceInfo
+    from tracegen.tables import TraceModel as TraceModel
     from tracegen.trace import LayerDag as LayerDag
-    from tracegen.trace import RequestTable as RequestTable
     from tracegen.trace import RoutingTrace as RoutingTrace
-    from tracegen.trace import TokenTable as TokenTable
-    from tracegen.trace import TraceInfo as TraceInfo
-    from tracegen.trace import TraceModel as TraceModel
 
 _HOME = {
     "GENERATORS": "generate",
     "LayerDag": "trace",
     "ModelShape": "models",
-    "RequestTable": "trace",
+    "RequestTable": "tables",
     "RoutingTrace": "trace",
-    "TokenTable": "trace",
+    "TokenTable": "tables",
     "TraceFile": "hdf5",
-    "TraceInfo": "trace",
-    "TraceModel": "trace",
+    "TraceInfo": "tables",
+    "TraceModel": "tables",
     "UserError": "errors",
     "load": "library",
     "open": "library",

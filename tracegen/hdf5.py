@@ -18,11 +18,12 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from tracegen import checks, content_id, header, provenance, schema
+from tracegen import checks, content_id, header, part, provenance, schema
 from tracegen.errors import UserError
 from tracegen.guard import Guard, damage
 from tracegen.schema import COLUMNS, Column, columns_of
-from tracegen.trace import RequestTable, RoutingTrace, TokenTable
+from tracegen.tables import RequestTable, TokenTable
+from tracegen.trace import RoutingTrace
 
 Array = npt.NDArray[Any]
 
@@ -129,8 +130,8 @@ class TraceFile:
         UserError
             If the file is damaged, its values break an invariant, or the part does not exist.
         """
-        chosen = self._chosen_layers(layers)
-        rows = self._chosen_rows(tokens)
+        chosen = part.chosen_layers(layers, self.num_layers, self.name)
+        rows = part.chosen_rows(tokens, self.num_tokens, self.name)
         self._check_memory(len(chosen), rows.stop - rows.start, max_bytes)
         with damage(self.name):
             index = self._whole("model/moe_layer_index")
@@ -169,9 +170,9 @@ class TraceFile:
         """
         load = self.load_per_expert
         for layer in range(self.num_layers):
-            part = self.read([layer])
-            if not np.array_equal(part.load_per_expert()[0], load[layer]):
-                number = int(part.moe_layer_index[0])
+            one = self.read([layer])
+            if not np.array_equal(one.load_per_expert()[0], load[layer]):
+                number = int(one.moe_layer_index[0])
                 msg = f"{self.name}: /summary/load of layer {number} is not what the ids say"
                 raise UserError(msg)
         with damage(self.name):
@@ -193,25 +194,6 @@ class TraceFile:
                 array = self._text_or_whole(path)
                 assert array is not None
                 yield path, array.dtype, array.shape, (array,)
-
-    def _chosen_layers(self, layers: Sequence[int] | None) -> list[int]:
-        """Layers to read, refused if they do not exist or do not ascend."""
-        chosen = list(range(self.num_layers)) if layers is None else [int(i) for i in layers]
-        if any(not 0 <= i < self.num_layers for i in chosen) or chosen != sorted(set(chosen)):
-            msg = (
-                f"{self.name}: layers {chosen} must ascend within 0 to {self.num_layers - 1} "
-                "(positions among the MoE layers)"
-            )
-            raise UserError(msg)
-        return chosen
-
-    def _chosen_rows(self, tokens: slice | None) -> slice:
-        """Token rows to read, as a plain range."""
-        start, stop, stride = (tokens or slice(None)).indices(self.num_tokens)
-        if stride != 1:
-            msg = f"{self.name}: tokens must be a range without stride, not {tokens}"
-            raise UserError(msg)
-        return slice(start, max(start, stop))
 
     def _check_memory(self, num_layers: int, num_rows: int, max_bytes: int) -> None:
         """Refuse to allocate more than the caller means."""
@@ -255,8 +237,8 @@ class TraceFile:
         if dataset is None:
             return None
         with damage(f"{self.name}: /{path}"):
-            part: Array = dataset[rows]
-        return part.astype(part.dtype.newbyteorder("="), copy=False)
+            column: Array = dataset[rows]
+        return column.astype(column.dtype.newbyteorder("="), copy=False)
 
     def _whole(self, path: str) -> Array:
         """Read a required array entirely."""

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tracegen import provenance, schema
 from tracegen.errors import UserError
 from tracegen.models import ModelShape
-from tracegen.trace import Kind, SlotOrder, TraceInfo, TraceModel
+from tracegen.tables import Kind, SlotOrder, TraceInfo, TraceModel
 
 ROOT: dict[str, type] = dict.fromkeys(
     (

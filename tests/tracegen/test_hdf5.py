@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import tracegen
 from tracegen import RequestTable, RoutingTrace, TokenTable, TraceInfo, TraceModel, UserError
 from tracegen.checks import boundaries
-from tracegen.trace import expert_dtype
+from tracegen.tables import expert_dtype
 
 
 @st.composite
@@ -169,6 +169,22 @@ def test_part_of_a_trace_written_again_has_its_own_identity(tiny_file, tmp_path)
     again = tracegen.load(tmp_path / "part.h5")
     assert again.content_id == digest
     assert again.info.trace_id != part.info.trace_id
+
+
+def test_a_trace_copied_unchanged_keeps_its_identity(tiny, tmp_path):
+    named = dataclasses.replace(tiny, info=dataclasses.replace(tiny.info, trace_id="given"))
+    tracegen.write(named, tmp_path / "a.h5")
+    tracegen.write(tracegen.load(tmp_path / "a.h5"), tmp_path / "b.h5")
+    assert tracegen.load(tmp_path / "b.h5").info == tracegen.load(tmp_path / "a.h5").info
+    assert tracegen.load(tmp_path / "b.h5").info.trace_id == "given"
+
+
+def test_errors_in_part_of_a_file_name_rows_of_the_file(tiny_file):
+    with h5py.File(tiny_file, "r+") as file:
+        file["routing/expert_ids"][1, 3] = [2, 2]
+    assert tracegen.load(tiny_file, layers=[1], tokens=slice(0, 3)).num_tokens == 3
+    with pytest.raises(UserError, match="layer 3, row 3: expert 2 is there twice"):
+        tracegen.load(tiny_file, layers=[1], tokens=slice(2, 5))
 
 
 def test_a_changed_trace_does_not_keep_its_old_identity_on_disk(tiny_file, tmp_path):

@@ -125,8 +125,8 @@ def test_the_content_id_tells_meanings_apart_and_nothing_else(tiny, changed):
         tiny.info, title="Another", license="", provenance={}, created_utc="", kind="captured"
     )
     assert changed(info=same).content_id == tiny.content_id
-    model = dataclasses.replace(tiny.model, routed_scaling_factor=1)
-    assert changed(model=model).content_id == tiny.content_id
+    scaled = [dataclasses.replace(tiny.model, routed_scaling_factor=f) for f in (2, 2.0)]
+    assert changed(model=scaled[0]).content_id == changed(model=scaled[1]).content_id
     ids = tiny.expert_ids.copy()
     ids[0, 0] = ids[0, 0, ::-1]
     others = [

@@ -21,15 +21,15 @@ from tracegen.generate.uniform import Uniform
 from tracegen.generate.zipf import Zipf
 from tracegen.models import ModelShape
 from tracegen.models import load as load_model
-from tracegen.trace import (
+from tracegen.tables import (
     PHASES,
     RequestTable,
-    RoutingTrace,
     TokenTable,
     TraceInfo,
     TraceModel,
     expert_dtype,
 )
+from tracegen.trace import RoutingTrace
 
 __all__ = ["GENERATORS", "Generator", "generate"]
 
@@ -101,7 +101,7 @@ def generate(
         Forward passes. In the decode phase each GPU's requests advance by one token a
         step; otherwise each step brings new sequences.
     phase
-        One of :data:`tracegen.trace.PHASES`.
+        One of :data:`tracegen.tables.PHASES`.
     topk
         Experts per token; None for the model's.
     on_layer
