@@ -71,6 +71,9 @@ def generate(
     seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
     steps: Annotated[int, typer.Option(help="Forward passes.")] = 1,
     phase: Annotated[str, typer.Option(help="prefill, decode, training or encoder.")] = "prefill",
+    group_limited: Annotated[
+        bool, typer.Option("--group-limited", help="Keep to the model's groups of experts.")
+    ] = False,
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="K=V", help="Another parameter of the kind, such as load=TRACE."),
@@ -104,6 +107,7 @@ def generate(
                 steps=steps,
                 phase=phase,
                 topk=topk,
+                group_limited=group_limited,
                 on_layer=on_layer,
                 **params,
             )

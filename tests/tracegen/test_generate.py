@@ -10,7 +10,7 @@ import pytest
 import tracegen
 from tracegen import UserError
 from tracegen.generate import GENERATORS, generate
-from tracegen.generate.draw import stream, topk_without_replacement
+from tracegen.generate.draw import _leave_groups, stream, topk_without_replacement
 from tracegen.generate.normal import _shares
 from tracegen.generate.shares import visit_probability, weights_for_shares
 
@@ -204,6 +204,29 @@ def test_any_top_k_gives_distinct_experts(topk):
     trace = generate("zipf", "olmoe-1b-7b", **SMALL, topk=topk, skew=2.0)
     assert trace.topk == trace.model_shape.topk == topk
     trace.validate()
+
+
+def test_group_limited_routing_keeps_to_its_groups_and_is_fair_among_them():
+    sizes = {"ranks": 8, "tokens_per_rank": 2048, "layers": 1}
+    trace = generate("uniform", "deepseek-v3", **sizes, group_limited=True)
+    trace.validate()
+    groups = trace.layer_ids(0) // 32
+    touched = np.array([len(set(row)) for row in groups.tolist()])
+    assert touched.max() == 4  # topk_group of 8 groups
+    free = generate("uniform", "deepseek-v3", **sizes).layer_ids(0) // 32
+    assert np.mean([len(set(row)) for row in free.tolist()]) > 5
+    share = np.bincount(groups.ravel(), minlength=8) / groups.size
+    assert np.abs(share - 1 / 8).max() < 0.006
+    with pytest.raises(UserError, match="mixtral-8x7b has no group-limited routing"):
+        generate("uniform", "mixtral-8x7b", group_limited=True)
+
+
+def test_the_best_group_is_the_one_of_the_two_best_experts():
+    """One expert of each group can never win alone: times by hand."""
+    race = np.array([[0.1, 9.0, 0.5, 0.5], [0.1, 0.9, 0.5, 0.5]])
+    _leave_groups(race, 2, 1)
+    assert race[0].tolist() == [np.inf, np.inf, 0.5, 0.5]  # 0.1 x 9 > 0.5 x 0.5
+    assert race[1].tolist() == [0.1, 0.9, np.inf, np.inf]  # 0.1 x 0.9 < 0.5 x 0.5
 
 
 def test_two_byte_ids_from_256_experts_on():

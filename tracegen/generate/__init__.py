@@ -75,6 +75,7 @@ def generate(
     steps: int = 1,
     phase: str = "prefill",
     topk: int | None = None,
+    group_limited: bool = False,
     on_layer: Callable[[int], None] | None = None,
     **params: Any,
 ) -> RoutingTrace:
@@ -104,6 +105,10 @@ def generate(
         One of :data:`tracegen.tables.PHASES`.
     topk
         Experts per token; None for the model's.
+    group_limited
+        Whether tokens keep to ``topk_group`` of the model's ``n_group`` groups of experts,
+        as the router of DeepSeek-V3 makes them. It lowers the number of GPUs that a
+        token visits; published comparisons of dispatch schemes leave it out.
     on_layer
         Called with the number of finished layers, to show progress.
     **params
@@ -128,6 +133,10 @@ def generate(
     shape = _shape(model, topk)
     num_layers = shape.num_moe_layers if layers is None else layers
     _check_counts(ranks, tokens_per_rank, num_layers, steps, seed, shape, phase)
+    groups = (shape.n_group, shape.topk_group) if group_limited else None
+    if groups is not None and shape.topk_group == shape.n_group:
+        msg = f"{shape.name} has no group-limited routing: a token may choose from all groups"
+        raise UserError(msg)
     rows_per_step = ranks * tokens_per_rank
     ids = np.empty((num_layers, steps * rows_per_step, shape.topk), expert_dtype(shape.num_experts))
     for layer in range(num_layers):
@@ -137,7 +146,7 @@ def generate(
             rows = slice(step * rows_per_step, (step + 1) * rows_per_step)
             rng = draw.stream(seed, layer, step + 1)
             ids[layer, rows] = draw.topk_without_replacement(
-                rng, weights, shape.topk, rows_per_step
+                rng, weights, shape.topk, rows_per_step, groups
             )
         if on_layer is not None:
             on_layer(layer + 1)
@@ -152,6 +161,7 @@ def generate(
         "steps": steps,
         "phase": phase,
         "topk": shape.topk,
+        "group_limited": group_limited,
         **cast("BaseModel", skew).model_dump(mode="json"),
     }
     return RoutingTrace(

@@ -34,7 +34,11 @@ def stream(seed: int, layer: int, key: int) -> np.random.Generator:
 
 
 def topk_without_replacement(
-    rng: np.random.Generator, weights: npt.NDArray[np.float64], topk: int, num_tokens: int
+    rng: np.random.Generator,
+    weights: npt.NDArray[np.float64],
+    topk: int,
+    num_tokens: int,
+    groups: tuple[int, int] | None = None,
 ) -> npt.NDArray[np.unsignedinteger]:
     """Choose distinct experts for each token, in order of choice.
 
@@ -53,6 +57,9 @@ def topk_without_replacement(
         Experts per token.
     num_tokens
         Rows.
+    groups
+        Number of equal groups of neighbouring experts, and how many of them a token may
+        choose from; None for no limit.
 
     Returns
     -------
@@ -61,7 +68,7 @@ def topk_without_replacement(
     num_experts = weights.size
     out = np.empty((num_tokens, topk), expert_dtype(num_experts))
     # All weights equal: the race is decided by the uniform numbers themselves.
-    is_uniform = bool((weights == weights[0]).all())
+    is_uniform = bool((weights == weights[0]).all()) and groups is None
     with np.errstate(divide="ignore"):
         per_weight = 1.0 / weights
     for begin in range(0, num_tokens, ROWS_PER_BLOCK):
@@ -73,6 +80,8 @@ def topk_without_replacement(
             np.subtract(1.0, race, out=race)
             np.log(race, out=race)
             race *= -per_weight
+        if groups is not None:
+            _leave_groups(race, *groups)
         chosen = (
             np.argpartition(race, topk - 1, axis=1)[:, :topk]
             if topk < num_experts
@@ -82,3 +91,28 @@ def topk_without_replacement(
         order = np.argsort(times, axis=1, kind="stable")
         out[begin : begin + rows] = np.take_along_axis(chosen, order, axis=1)
     return out
+
+
+def _leave_groups(race: npt.NDArray[np.float64], num_groups: int, topk_group: int) -> None:
+    """Take experts outside each token's best groups out of the race, in place.
+
+    A group's score is the sum of its two best logits, as in DeepSeek-V3
+    (arXiv 2412.19437, section 2.1.2, and its gate's code); the perturbed logit of an expert is
+    minus the logarithm of its time.
+
+    Parameters
+    ----------
+    race
+        Arrival times, shape (token, expert); those that are out become infinite.
+    num_groups
+        Equal groups of neighbouring experts.
+    topk_group
+        Groups that stay.
+    """
+    by_group = race.reshape(race.shape[0], num_groups, -1)
+    best = min(2, by_group.shape[2])
+    fastest = np.partition(by_group, best - 1, axis=2)[:, :, :best]
+    with np.errstate(divide="ignore"):
+        score = -np.log(fastest).sum(axis=2)
+    out = np.argsort(-score, axis=1, kind="stable")[:, topk_group:]
+    np.put_along_axis(by_group, out[:, :, None], np.inf, axis=1)
