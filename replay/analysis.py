@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,17 +38,14 @@ def us(ps: int | np.integer) -> float:
     return int(ps) / 1e6
 
 
-def layer_result(
+def measures(
     graph: TaskGraph,
     timeline: Timeline,
     ends: Ints,
-    work: LayerWork,
     *,
-    layer_index: int,
-    decoder_layer: int,
     phases_separated: bool,
-) -> LayerResult:
-    """Derive a layer's result.
+) -> dict[str, Any]:
+    """Fields of `replay.result.Measures`.
 
     Parameters
     ----------
@@ -56,36 +53,59 @@ def layer_result(
         The tasks, and when each ran.
     ends
         (rank,) task after which the rank's tokens are combined.
-    work
-        The work the graph was made from.
-    layer_index, decoder_layer
-        Position among the MoE layers, and number of the layer in the model.
     phases_separated
-        Whether a barrier over all ranks lies between dispatch and combine.
+        Whether a barrier over all ranks lies between all of the dispatch and all of the combine.
     """
-    ports = _Ports(graph, work.num_ranks)
-    makespan = timeline.makespan_ps
+    ports = _Ports(graph, len(ends))
     rank_end = timeline.visible_ps[ends]
     exposed = _exposed_ps(graph, timeline, rank_end)
     share = _shares(graph, timeline)
+    return {
+        "makespan_us": us(timeline.makespan_ps),
+        "rank_end_us": [us(end) for end in rank_end],
+        "phases": _phases(graph, timeline),
+        "payload_bytes": {phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},
+        "wire_bytes": {phase: ports.bytes(phase, "wire") for phase in COMMUNICATION},
+        "busiest_port": {phase: ports.busiest(phase) for phase in (*COMMUNICATION, "both")},
+        "utilisation": _utilisation(graph, share),
+        "busiest_resource": _busiest_resource(graph, share),
+        "exposed_communication_us": us(int(exposed.sum())) / max(len(exposed), 1),
+        "exposed_communication_us_per_gpu": [us(time) for time in exposed],
+        "bounds_us": _bounds(graph, ports, phases_separated),
+        "critical_path": _critical_path(timeline),
+        "num_tasks": graph.num_tasks,
+        "num_edges": graph.num_edges,
+    }
+
+
+def layer_result(
+    graph: TaskGraph,
+    timeline: Timeline,
+    ends: Ints,
+    work: LayerWork,
+    *,
+    phases_separated: bool,
+    step: int = 0,
+    layer_index: int = 0,
+    decoder_layer: int = 0,
+) -> LayerResult:
+    """Derive the result of a layer that began on all ranks at once.
+
+    Parameters
+    ----------
+    graph, timeline, ends, phases_separated
+        See `measures`.
+    work
+        The work the graph was made from.
+    step, layer_index, decoder_layer
+        Which it is: step, position among the MoE layers, number in the model.
+    """
     return LayerResult(
+        step=step,
         layer_index=layer_index,
         decoder_layer=decoder_layer,
-        makespan_us=us(makespan),
-        rank_end_us=[us(end) for end in rank_end],
-        phases=_phases(graph, timeline),
-        payload_bytes={phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},
-        wire_bytes={phase: ports.bytes(phase, "wire") for phase in COMMUNICATION},
-        busiest_port={phase: ports.busiest(phase) for phase in (*COMMUNICATION, "both")},
-        utilisation=_utilisation(graph, share),
-        busiest_resource=_busiest_resource(graph, share),
-        exposed_communication_us=us(int(exposed.sum())) / max(len(exposed), 1),
-        exposed_communication_us_per_gpu=[us(time) for time in exposed],
-        bounds_us=_bounds(graph, ports, phases_separated),
-        critical_path=_critical_path(timeline),
         routing=work.summary(),
-        num_tasks=graph.num_tasks,
-        num_edges=graph.num_edges,
+        **measures(graph, timeline, ends, phases_separated=phases_separated),
     )
 
 
@@ -109,7 +129,8 @@ class _Ports:
             # Sums stay below 2**53, where a double counts exactly.
             size = int(np.prod(shape))
             sums: Ints = np.bincount(key, weights=values, minlength=size).astype(np.int64)
-            return sums.reshape(shape)
+            by_port: Ints = sums.reshape(shape)
+            return by_port
 
         self._sums = {
             "payload": total(np.where(is_row, graph.payload_bytes[chosen], 0)),
@@ -119,7 +140,8 @@ class _Ports:
 
     def _of(self, phase: str, what: str) -> Ints:
         sums = self._sums[what]
-        return sums.sum(axis=0) if phase == "both" else sums[PHASES.index(phase)]
+        by_port: Ints = sums.sum(axis=0) if phase == "both" else sums[PHASES.index(phase)]
+        return by_port
 
     def bytes(self, phase: str, what: str) -> PortBytes:
         """Bytes of a phase by direction and GPU."""

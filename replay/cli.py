@@ -51,6 +51,10 @@ PhaseOption = Annotated[
     str | None, typer.Option("--phase", help="prefill or decode [what the trace holds].")
 ]
 StepOption = Annotated[int, typer.Option("--step", help="Later steps take later tokens.")]
+StepsOption = Annotated[int, typer.Option("--steps", help="Steps in sequence.")]
+BarrierOption = Annotated[
+    bool, typer.Option("--barrier", help="Each layer by itself, instead of chained per GPU.")
+]
 PlacementOption = Annotated[
     str, typer.Option("--placement", help="contiguous, round-robin, random:SEED or file:PATH.")
 ]
@@ -72,6 +76,8 @@ def run(
     layer: LayerOption = "all",
     phase: PhaseOption = None,
     step: StepOption = 0,
+    steps: StepsOption = 1,
+    barrier: BarrierOption = False,
     placement: PlacementOption = "contiguous",
     precision: PrecisionOption = None,
     option: Annotated[
@@ -84,11 +90,21 @@ def run(
     import replay
     from replay.report.text import summary_tables
 
-    settings = _settings(ranks, tokens_per_rank, layer, phase, step, placement, precision)
+    settings = _settings(
+        ranks, tokens_per_rank, layer, phase, step, steps, barrier, placement, precision
+    )
     options = {key: value for _, key, value in _options(option, [scheme])}
     loaded, machine = _load(trace, system, set_, settings)
     with _Progress(1, loaded) as advance:
-        result = replay.run(loaded, machine, scheme, options=options, progress=advance, **settings)
+        result = replay.run(
+            loaded,
+            machine,
+            scheme,
+            options=options,
+            compare_barrier=True,
+            progress=advance,
+            **settings,
+        )
     if json_ is not None:
         result.save(json_)
     _show(summary_tables(result))
@@ -109,6 +125,8 @@ def compare(
     layer: LayerOption = "all",
     phase: PhaseOption = None,
     step: StepOption = 0,
+    steps: StepsOption = 1,
+    barrier: BarrierOption = False,
     placement: PlacementOption = "contiguous",
     precision: PrecisionOption = None,
     option: Annotated[
@@ -123,7 +141,9 @@ def compare(
     from replay.report.text import comparison_tables
     from replay.schemes import supported
 
-    settings = _settings(ranks, tokens_per_rank, layer, phase, step, placement, precision)
+    settings = _settings(
+        ranks, tokens_per_rank, layer, phase, step, steps, barrier, placement, precision
+    )
     loaded, machine = _load(trace, system, set_, settings)
     schemes = scheme or supported(machine)
     options: dict[str, dict[str, str]] = {}
@@ -193,6 +213,8 @@ def _settings(
     layer: str,
     phase: str | None,
     step: int,
+    steps: int,
+    barrier: bool,
     placement: str,
     precision: str | None,
 ) -> dict[str, Any]:
@@ -202,6 +224,8 @@ def _settings(
         "layer": int(layer) if layer.isdecimal() else layer,
         "phase": phase,
         "step": step,
+        "steps": steps,
+        "barrier": barrier,
         "placement": placement,
         "precision": precision,
     }

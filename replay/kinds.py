@@ -43,12 +43,23 @@ class Kind(IntEnum):
     LAYOUT = 31  # kernels that only look at the routing
     NOTIFY_UP = 32  # "this token's rows are ready", from the expert's rank to the owner
     NOTIFY_DOWN = 33
+    BETWEEN = 34  # everything of a layer that is not its routed experts
 
 
 KIND_NAMES: tuple[str, ...] = tuple(kind.name.lower().replace("_", "-") for kind in Kind)
 
-PHASES = ("layout", "dispatch", "permute", "gemm1", "activation", "gemm2", "unpermute", "combine")
-"""Phases of a layer in the order in which a token meets them."""
+PHASES = (
+    "layout",
+    "dispatch",
+    "permute",
+    "gemm1",
+    "activation",
+    "gemm2",
+    "unpermute",
+    "combine",
+    "between",
+)
+"""Phases of a layer in the order in which a token meets them, and what lies between layers."""
 
 
 def phase_of(kind: Kind) -> str | None:
@@ -72,6 +83,7 @@ COMPUTE = frozenset(
         Kind.GEMM2_MEMORY,
         Kind.UNPERMUTE,
         Kind.LAYOUT,
+        Kind.BETWEEN,
     }
 )
 """Work on a GPU's own data. Permutes and local reductions count too, as in COMET (section 5)."""

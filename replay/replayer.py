@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replay.analysis import layer_result
+from replay.analysis import COMMUNICATION, layer_result, us
 from replay.batch import Batch, form_batch
+from replay.between import Between
+from replay.chain import ChainLink, replay_chain
 from replay.errors import UserError, unknown
 from replay.graph import GraphBuilder, schedule
 from replay.kinds import KIND_NAMES
 from replay.machine import Machine
 from replay.placement import place
-from replay.result import Comparison, LayerResult, Result, Totals, run_id
+from replay.result import ChainResult, Comparison, LayerResult, Measures, Result, Totals, run_id
 from replay.schemes import SCHEMES, Scheme, supported
 from replay.work import ExpertShape, LayerWork, Precision
 
@@ -74,18 +76,25 @@ def build_graph(work: LayerWork, system: System, scheme: Scheme) -> tuple[TaskGr
 
 
 def replay_layer(
-    work: LayerWork, system: System, scheme: Scheme, *, layer_index: int = 0, decoder_layer: int = 0
+    work: LayerWork,
+    system: System,
+    scheme: Scheme,
+    *,
+    step: int = 0,
+    layer_index: int = 0,
+    decoder_layer: int = 0,
 ) -> LayerResult:
-    """Replay one layer."""
+    """Replay one layer that begins on all ranks at once."""
     graph, ends = build_graph(work, system, scheme)
     return layer_result(
         graph,
         schedule(graph),
         ends,
         work,
+        phases_separated=scheme.phases_separated,
+        step=step,
         layer_index=layer_index,
         decoder_layer=decoder_layer,
-        phases_separated=scheme.phases_separated,
     )
 
 
@@ -99,12 +108,18 @@ def run(
     layer: Layers = "all",
     phase: str | None = None,
     step: int = 0,
+    steps: int = 1,
+    barrier: bool = False,
+    compare_barrier: bool = False,
     placement: str = "contiguous",
     precision: str | None = None,
     options: Mapping[str, Any] | None = None,
     progress: Callable[[], object] | None = None,
 ) -> Result:
     """Replay a trace under one scheme.
+
+    One layer of one step is replayed by itself. Several are chained: each GPU goes on when its own
+    tokens are combined, after the attention, norms, gate and shared experts of the next layer.
 
     Parameters
     ----------
@@ -119,8 +134,13 @@ def run(
     tokens_per_rank, phase, step
         The batch; see `replay.batch.form_batch`.
     layer
-        Position of a MoE layer, several of them, or "all": one after the other, each begins when
-        the one before has ended on all GPUs.
+        Position of a MoE layer, several of them, or "all".
+    steps
+        How many steps in sequence, beginning with `step`.
+    barrier
+        Replay every layer by itself instead of chaining them: each begins on all GPUs at once.
+    compare_barrier
+        Also report the time of the same work with a barrier after each layer.
     placement
         Experts to ranks; see `replay.placement.place`.
     precision
@@ -136,37 +156,96 @@ def run(
         If something asked for does not exist or does not fit together.
     """
     chosen = _scheme(scheme, options, system)
-    batch = form_batch(
-        trace,
-        num_ranks=ranks,
-        default_ranks=system.num_gpus,
-        tokens_per_rank=tokens_per_rank,
-        phase=phase,
-        step=step,
-    )
-    if batch.num_ranks > system.num_gpus:
+    if steps < 1:
+        message = f"steps must be at least 1, not {steps}"
+        raise UserError(message)
+    batches = [
+        form_batch(
+            trace,
+            num_ranks=ranks,
+            default_ranks=system.num_gpus,
+            tokens_per_rank=tokens_per_rank,
+            phase=phase,
+            step=number,
+        )
+        for number in range(step, step + steps)
+    ]
+    if batches[0].num_ranks > system.num_gpus:
         message = (
-            f"{batch.num_ranks} ranks were asked for; system {system.name!r} has "
+            f"{batches[0].num_ranks} ranks were asked for; system {system.name!r} has "
             f"{system.num_gpus} GPUs"
         )
         raise UserError(message)
     numbers = Precision(precision or trace.model_shape.default_precision)
-    positions = _layers(layer, trace.num_layers)
+    links = [
+        _link(trace, batch, number, position, placement, numbers)
+        for number, batch in enumerate(batches, start=step)
+        for position in _layers(layer, trace.num_layers)
+    ]
+    description = _describe(trace, system, chosen, batches[0], placement, numbers)
+    if len(links) > 1 and not barrier:
+        chain = _chain(trace, system, chosen, links, numbers, compare_barrier, progress)
+        return _result(description, links, [], chain)
     results = []
-    for position in positions:
-        work = make_work(trace, batch, layer=position, placement=placement, precision=numbers)
+    for link in links:
         results.append(
             replay_layer(
-                work,
+                link.work(),
                 system,
                 chosen,
-                layer_index=position,
-                decoder_layer=int(trace.moe_layer_index[position]),
+                step=link.step,
+                layer_index=link.layer_index,
+                decoder_layer=link.decoder_layer,
             )
         )
         if progress is not None:
             progress()
-    return _result(trace, system, chosen, batch, placement, numbers, results)
+    return _result(description, links, results, None)
+
+
+def _link(
+    trace: RoutingTrace, batch: Batch, step: int, position: int, placement: str, numbers: Precision
+) -> ChainLink:
+    attended = trace.tokens.position[batch.rows].astype(np.int64) + 1
+    count = np.bincount(batch.source_rank, minlength=batch.num_ranks)
+    context = np.bincount(batch.source_rank, weights=attended, minlength=batch.num_ranks)
+    return ChainLink(
+        step=step,
+        layer_index=position,
+        decoder_layer=int(trace.moe_layer_index[position]),
+        work=lambda: make_work(
+            trace, batch, layer=position, placement=placement, precision=numbers
+        ),
+        tokens=count,
+        context=context.astype(np.int64),
+    )
+
+
+def _chain(
+    trace: RoutingTrace,
+    system: System,
+    scheme: Scheme,
+    links: list[ChainLink],
+    numbers: Precision,
+    compare_barrier: bool,
+    progress: Callable[[], object] | None,
+) -> ChainResult:
+    between = Between(trace.model_shape, system, numbers.name)
+    barrier_ps = 0
+    if compare_barrier:
+        for link in links:
+            spent = between.before_layer(link.decoder_layer, link.tokens, link.context)
+            graph, _ = build_graph(link.work(), system, scheme)
+            barrier_ps += int(spent.max(initial=0)) + schedule(graph).makespan_ps
+    return replay_chain(
+        links,
+        between,
+        system,
+        scheme,
+        len(links[0].tokens),
+        barrier_us=us(barrier_ps) if compare_barrier else None,
+        progress=progress,
+    )
 
 
 def compare(
@@ -246,15 +325,15 @@ def _layers(layer: Layers, num_layers: int) -> list[int]:
     return [int(position) for position in positions]
 
 
-def _result(
+def _describe(
     trace: RoutingTrace,
     system: System,
     scheme: Scheme,
     batch: Batch,
     placement: str,
     precision: Precision,
-    layers: list[LayerResult],
-) -> Result:
+) -> dict[str, Any]:
+    """Everything that decides a result, apart from the choice of layers and steps."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -262,7 +341,7 @@ def _result(
     except PackageNotFoundError:  # run from a source tree that was never installed
         software = "unknown"
     shape = trace.model_shape
-    description: dict[str, Any] = {
+    return {
         "version": software,
         "trace": {
             "content_id": trace.content_id,
@@ -279,16 +358,29 @@ def _result(
         "placement": placement,
         "precision": precision.name,
     }
-    ports = [result.payload_bytes[phase] for result in layers for phase in ("dispatch", "combine")]
-    makespan = sum(result.makespan_us for result in layers)
+
+
+def _result(
+    description: dict[str, Any],
+    links: list[ChainLink],
+    layers: list[LayerResult],
+    chain: ChainResult | None,
+) -> Result:
+    measured: Sequence[Measures] = layers if chain is None else [chain]
+    ports = [result.payload_bytes[phase] for result in measured for phase in COMMUNICATION]
+    makespan = sum(result.makespan_us for result in measured)
     totals = Totals(
-        num_layers=len(layers),
+        num_layers=len(links),
         makespan_us=makespan,
-        mean_layer_us=makespan / max(len(layers), 1),
-        exposed_communication_us=sum(result.exposed_communication_us for result in layers),
-        bound_us=sum(result.bounds_us.largest_us for result in layers),
+        mean_layer_us=makespan / max(len(links), 1),
+        exposed_communication_us=sum(result.exposed_communication_us for result in measured),
+        bound_us=sum(result.bounds_us.largest_us for result in measured),
         uplink_payload_bytes=[sum(gpu) for gpu in zip(*(p.uplink for p in ports), strict=True)],
         downlink_payload_bytes=[sum(gpu) for gpu in zip(*(p.downlink for p in ports), strict=True)],
     )
-    identity = {**description, "layers": [result.layer_index for result in layers]}
-    return Result(run_id=run_id(identity), layers=layers, totals=totals, **description)
+    identity = {
+        **description,
+        "layers": [[link.step, link.layer_index] for link in links],
+        "chained": chain is not None,
+    }
+    return Result(run_id=run_id(identity), layers=layers, chain=chain, totals=totals, **description)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,8 +113,8 @@ class CriticalPath(_Strict):
     queueing_behind_us: dict[str, float]
 
 
-class LayerResult(_Strict):
-    """One layer of one step.
+class Measures(_Strict):
+    """What is measured on a schedule, of one layer or of many.
 
     Attributes
     ----------
@@ -128,8 +129,6 @@ class LayerResult(_Strict):
         on.
     """
 
-    layer_index: int
-    decoder_layer: int
     makespan_us: float
     rank_end_us: list[float]
     phases: dict[str, PhaseTimes]
@@ -142,13 +141,65 @@ class LayerResult(_Strict):
     exposed_communication_us_per_gpu: list[float]
     bounds_us: Bounds
     critical_path: CriticalPath
-    routing: dict[str, float]
     num_tasks: int
     num_edges: int
 
 
+class LayerResult(Measures):
+    """One layer of one step, beginning on all GPUs at once."""
+
+    step: int
+    layer_index: int
+    decoder_layer: int
+    routing: dict[str, float]
+
+
+class ChainedLayer(_Strict):
+    """One layer of a chain, as the GPUs met it.
+
+    Attributes
+    ----------
+    start_us, end_us
+        When the first and the last GPU began, and when the first and the last had its tokens.
+    mean_us
+        Mean over the GPUs of the time from its beginning to its end, waiting for others included.
+    """
+
+    step: int
+    layer_index: int
+    start_us: tuple[float, float]
+    end_us: tuple[float, float]
+    mean_us: float
+
+
+class ChainResult(Measures):
+    """Layers of one or several steps, each GPU going on when its own tokens are combined.
+
+    Attributes
+    ----------
+    between_us
+        Mean over the GPUs of the time in attention, norms, gate and shared experts.
+    left_out
+        Parts of the model that no time is charged for.
+    barrier_us
+        Time of the same work with a barrier over all GPUs after each layer, if it was asked for:
+        the slowest GPU's time between layers and the isolated layer's, summed.
+    """
+
+    num_steps: int
+    num_layers: int
+    layers: list[ChainedLayer]
+    between_us: float
+    left_out: list[str]
+    barrier_us: float | None
+    routing: dict[str, float]
+
+
 class Totals(_Strict):
-    """Sums over the layers replayed, one after the other with a barrier between them."""
+    """Sums over the layers replayed.
+
+    `mean_layer_us` is the mean time of a layer: isolated, or in a chain with what lies between.
+    """
 
     num_layers: int
     makespan_us: float
@@ -172,7 +223,13 @@ class Result(_Strict):
     placement: str
     precision: str
     layers: list[LayerResult]
+    chain: ChainResult | None = None
     totals: Totals
+
+    @property
+    def measured(self) -> Sequence[LayerResult | ChainResult]:
+        """What the result consists of: isolated layers, or one chain of them."""
+        return self.layers if self.chain is None else [self.chain]
 
     def to_json(self) -> str:
         """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""

@@ -14,14 +14,17 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from replay.result import LayerResult
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rich.console import RenderableType
 
-    from replay.result import Comparison, LayerResult, Result
+    from replay.result import ChainResult, Comparison, Measures, Result
 
 WIDTH = 132
+MOST_CHAINED_ROWS = 24
 
 
 def render(content: RenderableType) -> str:
@@ -44,51 +47,98 @@ def summary(result: Result) -> str:
 def comparison_tables(compared: Comparison) -> Group:
     """Two tables: where the time goes, and what the wire carries."""
     results = compared.results
-    base = compared[compared.baseline].totals.mean_layer_us
+    chained = results[0].chain is not None
+    base = _time_us(compared[compared.baseline])
+    unit = "step us" if chained else "layer us"
     times = _table(
-        f"Time of a layer{_averaged(results[0])}; speed-up over {compared.baseline}",
-        ("scheme", "layer us", "speed-up", "exposed comm us", "bound us", "bound / layer",
-         "busiest resource", "utilisation"),
+        f"Time of a {_what(results[0])}; speed-up over {compared.baseline}",
+        ("scheme", unit, "speed-up", *(("MoE layer us",) if chained else ()), "exposed us",
+         "bound us", "bound/time", "busiest resource", "in use"),
     )  # fmt: skip
     for result in results:
-        layer_us = result.totals.mean_layer_us
-        bound = _mean(result, lambda layer: layer.bounds_us.largest_us)
-        busiest = max(result.layers, key=lambda layer: layer.busiest_resource.utilisation)
+        time_us, bound_us = _time_us(result), _per(result, lambda one: one.bounds_us.largest_us)
+        busiest = max(
+            (one.busiest_resource for one in result.measured), key=lambda one: one.utilisation
+        )
         times.add_row(
             result.scheme["name"],
-            f"{layer_us:,.1f}",
-            f"{base / layer_us:.2f}" if layer_us else "-",
-            f"{_mean(result, lambda layer: layer.exposed_communication_us):,.1f}",
-            f"{bound:,.1f}",
-            f"{bound / layer_us:.1%}" if layer_us else "-",
-            busiest.busiest_resource.name,
-            f"{busiest.busiest_resource.utilisation:.1%}",
+            f"{time_us:,.1f}",
+            f"{base / time_us:.2f}" if time_us else "-",
+            *((f"{_mean_chained_us(result):,.1f}",) if chained else ()),
+            f"{_per(result, lambda one: one.exposed_communication_us):,.1f}",
+            f"{bound_us:,.1f}",
+            f"{bound_us / time_us:.1%}" if time_us else "-",
+            busiest.name,
+            f"{busiest.utilisation:.1%}",
         )
     wire = _table(
-        "Payload over each GPU's port (MB), and the busiest port (MB, us)",
+        f"Payload over each GPU's port (MB a {'step' if chained else 'layer'}), and the busiest "
+        "port (MB, us)",
         ("scheme", "up mean", "up max", "down mean", "down max", "dispatch", "combine", "both",
          "wire bound us", "phases"),
     )  # fmt: skip
     for result in results:
         wire.add_row(result.scheme["name"], *_wire_cells(result))
     notes = [
+        "exposed: communication and waiting that no computation hides.",
         "dispatch, combine, both: payload of the port that is busiest in that phase, or in both.",
         "wire bound: dispatch + combine where a barrier separates them (apart), else the busiest",
         "port of both together (shared).",
     ]
+    if chained:
+        chain = results[0].chain
+        assert chain is not None
+        notes.append(
+            f"A step holds {chain.between_us / chain.num_steps:,.1f} us a GPU of attention, norms, "
+            f"gate and shared experts; not in it: {', '.join(chain.left_out)}."
+        )
     return Group(Text(_heading(results[0])), times, wire, Text("\n".join(notes)))
 
 
 def summary_tables(result: Result) -> Group:
     """One run: its layers, its phases, its critical path."""
-    layers = _table(
+    slowest: LayerResult | ChainResult = max(result.measured, key=lambda one: one.makespan_us)
+    name = (
+        f"layer {slowest.decoder_layer}"
+        if isinstance(slowest, LayerResult)
+        else f"{slowest.num_steps} step(s) of {slowest.num_layers} layers"
+    )
+    phases = _table(
+        f"Phases of {name}",
+        ("phase", "start us", "end us", "busy us", "busiest port", "payload MB", "port busy us"),
+    )
+    for phase, times in slowest.phases.items():
+        port = slowest.busiest_port.get(phase)
+        cells = ("", "", "")
+        if port:
+            busy = f"{port.busy_us:,.1f}"
+            cells = (f"{port.direction} {port.gpu}", _mb(port.payload_bytes), busy)
+        phases.add_row(
+            phase,
+            f"{times.start_us:,.1f}",
+            f"{times.end_us:,.1f}",
+            f"{times.busy_us:,.1f}",
+            *cells,
+        )
+    path = _table(f"Critical path of {name}", ("time spent on", "us", "share"))
+    for what, time_us in slowest.critical_path.by_cause_us.items():
+        path.add_row(what, f"{time_us:,.1f}", f"{time_us / max(slowest.makespan_us, 1e-12):.1%}")
+    layers = _layer_table(result) if result.chain is None else _chain_table(result.chain)
+    parts: list[Text | Table] = [Text(_heading(result)), layers, phases, path]
+    if result.chain is not None:
+        parts.append(Text(_chain_note(result.chain)))
+    return Group(*parts)
+
+
+def _layer_table(result: Result) -> Table:
+    table = _table(
         f"{result.scheme['name']}: layers",
-        ("layer", "layer us", "exposed comm us", "bound us", "bound / layer", "busiest resource",
-         "utilisation", "tasks"),
+        ("layer", "layer us", "exposed us", "bound us", "bound / layer", "busiest resource",
+         "in use", "tasks"),
     )  # fmt: skip
     for layer in result.layers:
         bound = layer.bounds_us.largest_us
-        layers.add_row(
+        table.add_row(
             f"{layer.decoder_layer}",
             f"{layer.makespan_us:,.1f}",
             f"{layer.exposed_communication_us:,.1f}",
@@ -98,33 +148,46 @@ def summary_tables(result: Result) -> Group:
             f"{layer.busiest_resource.utilisation:.1%}",
             f"{layer.num_tasks:,}",
         )
-    slowest = max(result.layers, key=lambda layer: layer.makespan_us)
-    phases = _table(
-        f"Phases of layer {slowest.decoder_layer}",
-        ("phase", "start us", "end us", "busy us", "busiest port", "payload MB", "port busy us"),
+    return table
+
+
+def _chain_table(chain: ChainResult) -> Table:
+    table = _table(
+        "Layers as the GPUs met them",
+        ("step", "layer", "first begins us", "last begins us", "first ends us", "last ends us",
+         "mean us"),
+    )  # fmt: skip
+    for layer in chain.layers[-MOST_CHAINED_ROWS:]:
+        table.add_row(
+            str(layer.step),
+            str(layer.layer_index),
+            *(f"{time:,.1f}" for time in (*layer.start_us, *layer.end_us, layer.mean_us)),
+        )
+    left = len(chain.layers) - MOST_CHAINED_ROWS
+    if left > 0:
+        table.caption = f"the last {MOST_CHAINED_ROWS}; {left} more in the JSON"
+    return table
+
+
+def _chain_note(chain: ChainResult) -> str:
+    text = (
+        f"{chain.makespan_us:,.1f} us in all; {chain.between_us:,.1f} us a GPU between the MoE "
+        f"layers (not in it: {', '.join(chain.left_out)})."
     )
-    for name, times in slowest.phases.items():
-        port = slowest.busiest_port.get(name)
-        phases.add_row(
-            name,
-            f"{times.start_us:,.1f}",
-            f"{times.end_us:,.1f}",
-            f"{times.busy_us:,.1f}",
-            *((f"{port.direction} {port.gpu}", _mb(port.payload_bytes), f"{port.busy_us:,.1f}")
-              if port else ("", "", "")),
-        )  # fmt: skip
-    path = _table(
-        f"Critical path of layer {slowest.decoder_layer}", ("time spent on", "us", "share")
-    )
-    for what, time_us in slowest.critical_path.by_cause_us.items():
-        path.add_row(what, f"{time_us:,.1f}", f"{time_us / max(slowest.makespan_us, 1e-12):.1%}")
-    return Group(Text(_heading(result)), layers, phases, path)
+    if chain.barrier_us is not None:
+        gained = chain.barrier_us - chain.makespan_us
+        text += (
+            f"\nWith a barrier over all GPUs after each layer: {chain.barrier_us:,.1f} us, "
+            f"{gained:+,.1f} us ({gained / chain.barrier_us:+.1%})."
+        )
+    return text
 
 
 def _heading(result: Result) -> str:
-    trace, batch, routing = result.trace, result.batch, result.layers[0].routing
+    trace, batch, routing = result.trace, result.batch, result.measured[0].routing
     title = trace["title"] or trace["content_id"][:12]
-    first = " (first layer)" if len(result.layers) > 1 else ""
+    several = len(result.layers) > 1
+    first = " (first layer)" if several else " (mean of layers)" if result.chain else ""
     lines = [
         (
             f"{trace['model']}, {trace['num_experts']} experts, top-{trace['topk']}, "
@@ -149,34 +212,46 @@ def _heading(result: Result) -> str:
     return "\n".join(lines)
 
 
-def _averaged(result: Result) -> str:
+def _what(result: Result) -> str:
+    if result.chain is not None:
+        steps = f", mean of {result.chain.num_steps}" if result.chain.num_steps > 1 else ""
+        return f"step ({result.chain.num_layers} layers{steps})"
     count = len(result.layers)
-    return f" (mean of {count})" if count > 1 else f" (layer {result.layers[0].decoder_layer})"
+    return f"layer (mean of {count})" if count > 1 else f"layer ({result.layers[0].decoder_layer})"
 
 
 def _wire_cells(result: Result) -> list[str]:
-    count = len(result.layers)
+    count = _count(result)
     up = [value / count for value in result.totals.uplink_payload_bytes]
     down = [value / count for value in result.totals.downlink_payload_bytes]
     busiest = [
-        _mb(_mean(result, lambda layer, phase=phase: layer.busiest_port[phase].payload_bytes))  # type: ignore[misc]  # the default binds the loop's phase
-        for phase in ("dispatch", "combine", "both")
+        _per(result, lambda one: one.busiest_port["dispatch"].payload_bytes),
+        _per(result, lambda one: one.busiest_port["combine"].payload_bytes),
+        _per(result, lambda one: one.busiest_port["both"].payload_bytes),
     ]
-    apart = result.layers[0].bounds_us.phases_us is not None
-    bound = _mean(result, lambda layer: layer.bounds_us.phases_us or layer.bounds_us.port_us)
-    return [
-        _mb(sum(up) / len(up)),
-        _mb(max(up)),
-        _mb(sum(down) / len(down)),
-        _mb(max(down)),
-        *busiest,
-        f"{bound:,.1f}",
-        "apart" if apart else "shared",
-    ]
+    apart = result.measured[0].bounds_us.phases_us is not None
+    bound_us = _per(result, lambda one: one.bounds_us.phases_us or one.bounds_us.port_us)
+    sizes = (sum(up) / len(up), max(up), sum(down) / len(down), max(down), *busiest)
+    return [*(_mb(size) for size in sizes), f"{bound_us:,.1f}", "apart" if apart else "shared"]
 
 
-def _mean(result: Result, of: Callable[[LayerResult], float]) -> float:
-    return sum(of(layer) for layer in result.layers) / len(result.layers)
+def _count(result: Result) -> int:
+    """What totals are divided by: isolated layers, or steps of a chain."""
+    return len(result.layers) if result.chain is None else result.chain.num_steps
+
+
+def _per(result: Result, of: Callable[[Measures], float]) -> float:
+    return sum(of(one) for one in result.measured) / _count(result)
+
+
+def _time_us(result: Result) -> float:
+    return result.totals.makespan_us / _count(result)
+
+
+def _mean_chained_us(result: Result) -> float:
+    assert result.chain is not None
+    times = [layer.mean_us for layer in result.chain.layers]
+    return sum(times) / len(times)
 
 
 def _mb(nbytes: float) -> str:

@@ -1,0 +1,125 @@
+"""Whole models: the layers of one or several steps in one graph.
+
+A GPU goes on to the next layer when its own tokens are combined, after the part of the layer that
+is not routed experts. Nothing else holds it back, so a GPU with little work runs ahead until it
+needs rows of one that is late: stragglers propagate through the schemes' own dependencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.analysis import measures, us
+from replay.graph import GraphBuilder, schedule
+from replay.kinds import KIND_NAMES, Kind
+from replay.machine import Machine
+from replay.result import ChainedLayer, ChainResult
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.between import Between
+    from replay.machine import Ints
+    from replay.schemes import Scheme
+    from replay.work import LayerWork
+
+
+@dataclass(frozen=True)
+class ChainLink:
+    """One layer of one step.
+
+    Attributes
+    ----------
+    step, layer_index, decoder_layer
+        Which it is: step, position among the MoE layers, number in the model.
+    work
+        Makes the layer's work; called when its tasks are added, so that only one is in memory.
+    tokens, context
+        (rank,): see `Between.before_layer`.
+    """
+
+    step: int
+    layer_index: int
+    decoder_layer: int
+    work: Callable[[], LayerWork]
+    tokens: Ints
+    context: Ints
+
+
+def replay_chain(
+    links: Sequence[ChainLink],
+    between: Between,
+    system: System,
+    scheme: Scheme,
+    num_ranks: int,
+    *,
+    barrier_us: float | None = None,
+    progress: Callable[[], object] | None = None,
+) -> ChainResult:
+    """Replay layers one after the other on each GPU.
+
+    Parameters
+    ----------
+    links
+        At least one layer, in order.
+    between
+        Times of what lies between them.
+    barrier_us
+        Passed on to the result.
+    progress
+        Called after every layer's tasks were added.
+    """
+    builder = GraphBuilder(KIND_NAMES)
+    machine = Machine(system, builder, num_ranks)
+    ends = machine.mark(machine.ranks)
+    starts, finishes, routing = [], [], []
+    spent = np.zeros(num_ranks, np.int64)
+    for link in links:
+        duration = between.before_layer(link.decoder_layer, link.tokens, link.context)
+        spent += duration
+        start = builder.add(
+            num_ranks,
+            resource=-1,
+            duration_ps=duration,
+            kind=Kind.BETWEEN,
+            rank=machine.ranks,
+            after=ends,
+        )
+        work = link.work()
+        ends = scheme.build(work, machine, start)
+        routing.append(work.summary())
+        starts.append(start)
+        finishes.append(ends)
+        if progress is not None:
+            progress()
+    graph = builder.build()
+    timeline = schedule(graph)
+    visible = timeline.visible_ps
+    layers = [
+        _chained_layer(link, visible[start], visible[finish])
+        for link, start, finish in zip(links, starts, finishes, strict=True)
+    ]
+    steps = {link.step for link in links}
+    return ChainResult(
+        num_steps=len(steps),
+        num_layers=len(links) // len(steps),
+        layers=layers,
+        between_us=us(int(spent.sum())) / num_ranks,
+        left_out=between.left_out,
+        barrier_us=barrier_us,
+        routing={key: float(np.mean([row[key] for row in routing])) for key in routing[0]},
+        **measures(graph, timeline, ends, phases_separated=False),
+    )
+
+
+def _chained_layer(link: ChainLink, start: Ints, end: Ints) -> ChainedLayer:
+    return ChainedLayer(
+        step=link.step,
+        layer_index=link.layer_index,
+        start_us=(us(start.min()), us(start.max())),
+        end_us=(us(end.min()), us(end.max())),
+        mean_us=us(int((end - start).sum())) / len(start),
+    )
