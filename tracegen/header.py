@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import json
+import math
 import os
 import uuid
 from typing import Any, get_args
@@ -86,6 +87,9 @@ def read_model(values: dict[str, Any]) -> TraceModel:
     for name, value in values.items():
         if isinstance(value, int) and not 0 <= value < 2**31:
             msg = f"/model: the attribute {name!r} is {value}; possible are 0 to {2**31 - 1}"
+            raise UserError(msg)
+        if isinstance(value, float) and not math.isfinite(value):
+            msg = f"/model: the attribute {name!r} is {value}, which is not a finite number"
             raise UserError(msg)
     if not 1 <= values["num_experts"] <= 0xFFFE or not values["hidden_size"]:
         msg = f"/model: {values['num_experts']} experts, hidden size {values['hidden_size']}"

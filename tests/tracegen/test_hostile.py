@@ -166,6 +166,7 @@ def test_types_and_shapes_that_do_not_fit(spoil, path, array, message):
         (lambda f: f["model"].attrs.update(num_experts=0), "0 experts"),
         (lambda f: f["model"].attrs.update(num_experts=2**40), "possible are 0 to"),
         (lambda f: f["model"].attrs.update(top_k=3), "top_k 3"),
+        (lambda f: f["model"].attrs.update(routed_scaling_factor=np.nan), "not a finite number"),
         (lambda f: f["model"].attrs.pop("hidden_size"), "'hidden_size' is missing"),
         (lambda f: f["model"].attrs.update(shape=np.bytes_("{}")), "'shape': name: Field required"),
         (lambda f: f.attrs.update(provenance=np.bytes_("[1")), "'provenance' is not JSON"),
