@@ -129,6 +129,9 @@ def _as_recorded(
             f"{num_ranks} were asked for. Make one for {num_ranks} with `moereplay trace generate`"
         )
         raise UserError(message)
+    if trace.num_steps == 0:
+        message = "the trace has no tokens; there is no step to replay"
+        raise UserError(message)
     if step >= trace.num_steps:
         message = (
             f"the trace has {trace.num_steps} steps (0..{trace.num_steps - 1}), not a step {step}"
@@ -175,7 +178,7 @@ def _prefill(trace: RoutingTrace, num_ranks: int, tokens_per_rank: int | None, s
     lengths = np.diff(indptr)
     owner = np.repeat(np.arange(len(lengths)) % num_ranks, lengths)
     available = np.bincount(owner, minlength=num_ranks)
-    least = int(available.min(initial=0)) if len(available) else 0
+    least = int(available.min())
     wanted = tokens_per_rank
     if wanted is None:
         wanted = min(DEFAULT_TOKENS_PER_RANK["prefill"], least // (step + 1))
