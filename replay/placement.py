@@ -98,7 +98,7 @@ def _random(seed: str, num_experts: int, num_ranks: int, layer: int) -> npt.NDAr
 def _from_file(path: Path, num_experts: int, num_ranks: int, layer: int) -> npt.NDArray[np.int64]:
     try:
         data = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         message = f"placement file {path}: {error}"
         raise UserError(message) from None
     rows = data if isinstance(data, list) else None
