@@ -58,9 +58,7 @@ def schedule(graph: TaskGraph) -> Timeline:
         return Timeline(graph, nothing, nothing.copy(), landed)
     columns, gives = _columns(graph)
     plan, shape = _plan(graph, columns, gives)
-    has_events = len(graph.takes) > 0 or graph.gates.num_tiles > 0
-    run = kernels.run_full if has_events else kernels.run_plain
-    done = run(plan, shape.shift, shape.num_streams, shape.num_flights, shape.has_instant)
+    done = kernels.run(plan, shape.shift, shape.num_streams, shape.num_flights, shape.has_instant)
     if plan.status[0] == kernels.TOO_LATE:
         raise EngineError(_too_long(kernels.NEVER >> shape.shift, len(graph.resources)))
     if plan.status[0] == kernels.EARLY_RELEASE:

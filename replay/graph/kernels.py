@@ -12,7 +12,9 @@ from collections import namedtuple
 from typing import Any
 
 import numpy as np
-from numba import njit
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import config, njit, types
+from numba.extending import intrinsic
 
 CACHED: dict[str, Any] = {"cache": True}
 #: Kernels that allocate nothing do without numba's reference counts. These are atomic operations
@@ -519,6 +521,37 @@ def unpack(c, words, start, end):
         start[task] = finish - _at(c.duration, task)
 
 
+# --- Asking for memory before it is needed --------------------------------------------------------
+
+
+def _prefetch_nothing(array, index):
+    """Stand-in where nothing is compiled."""
+
+
+@intrinsic
+def _prefetch_line(typing_context, array, index):
+    """Start to load the cache line of ``array[index]``; no effect but on speed."""
+
+    def code(context, builder, signature, arguments):
+        view = context.make_array(signature.args[0])(context, builder, arguments[0])
+        byte = ir.IntType(8).as_pointer()
+        address = builder.bitcast(builder.gep(view.data, [arguments[1]]), byte)
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        name = "llvm.prefetch.p0"
+        function = builder.module.globals.get(name)
+        if function is None:
+            function = ir.Function(builder.module, kind, name)
+        read, keep, data = number(0), number(3), number(1)
+        builder.call(function, [address, read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(array, index), code
+
+
+_prefetch: Any = _prefetch_nothing if getattr(config, "DISABLE_JIT", 0) else _prefetch_line
+
+
 # --- Channels: one key each in a tournament tree, whatever the number of tasks ------------------
 
 
@@ -601,6 +634,12 @@ def _receive(p, shift, channel):
         if head < p.channels[channel, CH_TAIL]:
             following = np.int64(p.slots[head])
             key = (p.words[following * WORDS + VISIBLE] << shift) | channel
+            row = following * HALVES
+            edge = p.halves[row + EDGES]
+            if edge < p.halves[row + HALVES + EDGES]:
+                _prefetch(p.halves, np.int64(p.successors[edge]) * HALVES)
+            if head + 2 < p.channels[channel, CH_TAIL]:
+                _prefetch(p.halves, np.int64(p.slots[head + 2]) * HALVES)
     else:
         base = p.channels[channel, CH_BASE]
         task = p.heap_task[base]
@@ -726,7 +765,7 @@ def _close_tile(p, shift, num_streams, tile, now, num_stack, num_touched):
 @njit(**HOT)
 def _admit_arrivals(p, shift, num_streams, num_arrivals, now, num_stack, num_touched):
     """Give the collected arrivals their slots, by gate and task id."""
-    _sort_ids(p.arrivals, 0, num_arrivals)
+    _sort_ids(p.arrivals, np.int64(0), num_arrivals)
     for place in range(num_arrivals):
         member = p.arrivals[place]
         gate = p.members[member, MB_GATE]
@@ -769,7 +808,7 @@ def _sort_ids(ids, low, high):
         _sift_id(ids, low, root, count)
     for last in range(count - 1, 0, -1):
         ids[low], ids[low + last] = ids[low + last], ids[low]
-        _sift_id(ids, low, 0, last)
+        _sift_id(ids, low, np.int64(0), last)
 
 
 @njit(**HOT)
@@ -874,7 +913,7 @@ def _remove_first_lane(p, station):
     size = p.stations[station, ST_SIZE] - 1
     p.stations[station, ST_SIZE] = size
     if size > 0:
-        _sink_lane(p, base, size, 0, p.station_lanes[base + size])
+        _sink_lane(p, base, size, np.int64(0), p.station_lanes[base + size])
 
 
 @njit(**HOT)
@@ -942,7 +981,7 @@ def _start_first(p, shift, num_flights, station, now):
     if head + 1 == p.lanes[lane, LN_TAIL]:
         _remove_first_lane(p, station)
     elif p.stations[station, ST_SIZE] > 1:
-        _sink_lane(p, base, p.stations[station, ST_SIZE], 0, lane)
+        _sink_lane(p, base, p.stations[station, ST_SIZE], np.int64(0), lane)
     end = now + p.words[task * WORDS + DURATION]
     visible = end + _latency_of(p, task)
     p.words[task * WORDS + VISIBLE] = visible
@@ -1003,7 +1042,7 @@ def _sink_station(p, size, place, station):
 @njit(**HOT)
 def _serve_stations(p, shift, num_flights, now):
     """Start what can start at the touched stations; they compete for credits in queue order."""
-    rivals = 0
+    rivals = np.int64(0)
     for index in range(1, 1 + p.touched_stations[0]):
         station = p.touched_stations[index]
         p.stations[station, ST_TOUCHED] = 0
@@ -1038,130 +1077,121 @@ def _serve_stations(p, shift, num_flights, now):
         if is_over or p.stations[station, ST_FREE] == 0 or p.stations[station, ST_SIZE] == 0:
             rivals -= 1
             if rivals > 0:
-                _sink_station(p, rivals, 0, p.touched_stations[1 + rivals])
+                _sink_station(p, rivals, np.int64(0), p.touched_stations[1 + rivals])
         else:
-            _sink_station(p, rivals, 0, station)
+            _sink_station(p, rivals, np.int64(0), station)
 
 
 # --- The loop -----------------------------------------------------------------------------------
 
 
-def _make_run(has_events):
-    """Compile the loop for graphs with or without credits and gates."""
-
-    @njit(**HOT)
-    def run(p, shift, num_streams, num_flights, has_instant):
-        """Replay the graph; returns how many tasks became visible."""
-        num_tasks = p.words.size // WORDS - 1
-        num_members = p.members.shape[0]
-        mask = (1 << shift) - 1
-        now = np.int64(0)
-        done = 0
-        num_stack = 0
-        num_touched = 0
-        num_arrivals = 0
-        for first in range(num_tasks):
-            if p.halves[first * HALVES + MISSING] == 0:
-                num_stack, num_touched = _make_ready(
-                    p, shift, num_streams, first, now, num_stack, num_touched
-                )
-        while p.status[0] == OK:
-            # Phase 1: everything that leaves or becomes visible now.
-            while True:
-                if num_stack > 0:
-                    num_stack -= 1
-                    task = np.int64(p.stack[num_stack])
-                else:
-                    key = p.tree[1]
-                    if key >> shift != now:
-                        if has_events and num_arrivals > 0:
-                            num_stack, num_touched = _admit_arrivals(
-                                p, shift, num_streams, num_arrivals, now, num_stack, num_touched
-                            )
-                            num_arrivals = 0
-                            continue
-                        break
-                    channel = key & mask
-                    task = _receive(p, shift, channel)
-                    if channel >= num_flights:
-                        station = channel - num_flights
-                        if not has_events or p.halves[task * HALVES + LANE] >= 0:
-                            p.stations[station, ST_FREE] += 1
-                            _touch_station(p, station)
-                        num_stack = _leave(p, shift, task, num_stack)
-                        continue
-                done += 1
-                row = task * HALVES + EDGES
-                for edge in range(p.halves[row], p.halves[row + HALVES]):
-                    target = np.int64(p.successors[edge])
-                    if has_events and target < 0:
-                        event = -1 - target
-                        if event < num_members:
-                            p.arrivals[num_arrivals] = event
-                            num_arrivals += 1
-                        else:
-                            num_stack, num_touched = _close_tile(
-                                p,
-                                shift,
-                                num_streams,
-                                event - num_members,
-                                now,
-                                num_stack,
-                                num_touched,
-                            )
-                        continue
-                    missing = p.halves[target * HALVES + MISSING] - 1
-                    p.halves[target * HALVES + MISSING] = missing
-                    if missing == 0:
-                        num_stack, num_touched = _make_ready(
-                            p, shift, num_streams, target, now, num_stack, num_touched
+@njit(**HOT)
+def run(p, shift, num_streams, num_flights, has_instant):
+    """Replay the graph; returns how many tasks became visible."""
+    num_tasks = p.words.size // WORDS - 1
+    num_members = p.members.shape[0]
+    mask = (1 << shift) - 1
+    now = np.int64(0)
+    done = np.int64(0)
+    num_stack = np.int64(0)
+    num_touched = np.int64(0)
+    num_arrivals = np.int64(0)
+    for first in range(num_tasks):
+        if p.halves[first * HALVES + MISSING] == 0:
+            num_stack, num_touched = _make_ready(
+                p, shift, num_streams, first, now, num_stack, num_touched
+            )
+    while p.status[0] == OK:
+        # Phase 1: everything that leaves or becomes visible now.
+        while True:
+            if num_stack > 0:
+                num_stack -= 1
+                task = np.int64(p.stack[num_stack])
+            else:
+                key = p.tree[1]
+                if key >> shift != now:
+                    if num_arrivals > 0:
+                        num_stack, num_touched = _admit_arrivals(
+                            p, shift, num_streams, num_arrivals, now, num_stack, num_touched
                         )
-            # Phase 2: start what can start now.
-            num_late = p.late[0]
-            for index in range(num_touched):
-                lane = np.int64(p.touched[index])
-                if lane >= num_streams:
-                    _order_lane(p, lane)
+                        num_arrivals = np.int64(0)
+                        continue
+                    break
+                channel = key & mask
+                task = _receive(p, shift, channel)
+                if channel >= num_flights:
+                    station = channel - num_flights
+                    if p.halves[task * HALVES + LANE] >= 0:
+                        p.stations[station, ST_FREE] += 1
+                        _touch_station(p, station)
+                    num_stack = _leave(p, shift, task, num_stack)
                     continue
-                low = p.lanes[lane, LN_RUN]
-                high = p.lanes[lane, LN_TAIL]
-                if high - low > 1:
-                    _sort_ids(p.slots, low, high)
-                if not has_instant:
-                    _commit(p, shift, lane, low, high, now)
+            done += 1
+            row = task * HALVES + EDGES
+            for edge in range(p.halves[row], p.halves[row + HALVES]):
+                target = np.int64(p.successors[edge])
+                if target < 0:
+                    event = -1 - target
+                    if event < num_members:
+                        p.arrivals[num_arrivals] = event
+                        num_arrivals += 1
+                    else:
+                        num_stack, num_touched = _close_tile(
+                            p,
+                            shift,
+                            num_streams,
+                            event - num_members,
+                            now,
+                            num_stack,
+                            num_touched,
+                        )
                     continue
-                # A task that is visible the moment it starts opens a further round of this
-                # instant, which may bring tasks that go before those still queued here: fix only
-                # what starts now.
-                if p.lanes[lane, LN_FREE_AT] <= now:
-                    _commit(p, shift, lane, low, low + 1, now)
-                    low += 1
-                if low < high:
-                    num_late += 1
-                    p.late[num_late] = lane
-            p.late[0] = num_late
-            num_touched = 0
-            if has_events and p.touched_pools[0] > 0:
-                _wake_lanes(p)
-            if p.touched_stations[0] > 0:
-                _serve_stations(p, shift, num_flights, now)
-            if p.tree[1] >> shift == now:
+                missing = p.halves[target * HALVES + MISSING] - 1
+                p.halves[target * HALVES + MISSING] = missing
+                if missing == 0:
+                    num_stack, num_touched = _make_ready(
+                        p, shift, num_streams, target, now, num_stack, num_touched
+                    )
+        # Phase 2: start what can start now.
+        num_late = p.late[0]
+        for index in range(num_touched):
+            lane = np.int64(p.touched[index])
+            if lane >= num_streams:
+                _order_lane(p, lane)
                 continue
-            for index in range(1, 1 + num_late):
-                lane = np.int64(p.late[index])
-                _sort_ids(p.slots, p.lanes[lane, LN_RUN], p.lanes[lane, LN_TAIL])
-                _commit(p, shift, lane, p.lanes[lane, LN_RUN], p.lanes[lane, LN_TAIL], now)
-            p.late[0] = 0
-            if p.tree[1] == NEVER:
-                break
-            now = p.tree[1] >> shift
-        return done
-
-    return run
-
-
-run_plain = _make_run(False)
-run_full = _make_run(True)
+            low = p.lanes[lane, LN_RUN]
+            high = p.lanes[lane, LN_TAIL]
+            if high - low > 1:
+                _sort_ids(p.slots, low, high)
+            if not has_instant:
+                _commit(p, shift, lane, low, high, now)
+                continue
+            # A task that is visible the moment it starts opens a further round of this
+            # instant, which may bring tasks that go before those still queued here: fix only
+            # what starts now.
+            if p.lanes[lane, LN_FREE_AT] <= now:
+                _commit(p, shift, lane, low, low + 1, now)
+                low += 1
+            if low < high:
+                num_late += 1
+                p.late[num_late] = lane
+        p.late[0] = num_late
+        num_touched = np.int64(0)
+        if p.touched_pools[0] > 0:
+            _wake_lanes(p)
+        if p.touched_stations[0] > 0:
+            _serve_stations(p, shift, num_flights, now)
+        if p.tree[1] >> shift == now:
+            continue
+        for index in range(1, 1 + num_late):
+            lane = np.int64(p.late[index])
+            _sort_ids(p.slots, p.lanes[lane, LN_RUN], p.lanes[lane, LN_TAIL])
+            _commit(p, shift, lane, p.lanes[lane, LN_RUN], p.lanes[lane, LN_TAIL], now)
+        p.late[0] = 0
+        if p.tree[1] == NEVER:
+            break
+        now = p.tree[1] >> shift
+    return done
 
 
 # --- Reading a schedule -------------------------------------------------------------------------
@@ -1206,7 +1236,7 @@ def longest_chain(
             arrivals = np.empty(member_indptr[gate + 1] - low, np.int64)
             for member in range(arrivals.size):
                 arrivals[member] = ready[member_task[low + member]]
-            _sort_ids(arrivals, 0, arrivals.size)
+            _sort_ids(arrivals, np.int64(0), arrivals.size)
             filled = 0
             for tile in range(tile_indptr[gate], tile_indptr[gate + 1]):
                 filled += tile_slots[tile]
