@@ -66,6 +66,7 @@ class Machine:
         self._write_latency = fabric.downlink_latency_ps + fabric.write_visibility_ps
         self._reduction_buffers: Ints | None = None
         self._sms: dict[tuple[str, int], Ints] = {}
+        self._rings: dict[tuple[int, int], Ints] = {}
 
     def _each(
         self, group: str, servers: int = 1, discipline: Literal["fifo", "voq"] = "fifo"
@@ -112,6 +113,23 @@ class Machine:
             ).reshape(self.num_ranks, num_channels)
         return self._sms[key]
 
+    def rings(self, num_channels: int, rows: int) -> Ints:
+        """Ring buffers in the receivers' memory: credit pools (source, destination, channel).
+
+        They are allocated once and used by one kernel after the other, in whichever layer.
+        """
+        key = (num_channels, rows)
+        if key not in self._rings:
+            shape = (self.num_ranks, self.num_ranks, num_channels)
+            self._rings[key] = np.array(
+                [
+                    self.graph.credit_pool(f"ring {src}->{dst} channel {channel}", rows)
+                    for src, dst, channel in np.ndindex(*shape)
+                ],
+                dtype=np.int64,
+            ).reshape(shape)
+        return self._rings[key]
+
     # ---- transfers over the switch ---------------------------------------------------------------
 
     def push(
@@ -146,11 +164,26 @@ class Machine:
         """
         link = self.system.link
         wire = link.write_wire_bytes(row_bytes + meta_bytes, rows)
-        up, down = self._hop_pair(kinds.up, kinds.down, src, dst, wire, row_bytes * rows, after)
+        _, down = self._hop_pair(
+            kinds.up,
+            kinds.down,
+            src,
+            dst,
+            wire,
+            row_bytes * rows,
+            after,
+            several=self._has_several(src, dst),
+        )
         acks = link.ack_wire_bytes(row_bytes + meta_bytes, rows)
         self._acknowledge(kinds, src, dst, wire, acks, down)
-        del up
         return down
+
+    def _has_several(self, here: Ints, there: Ints) -> npt.NDArray[np.bool_]:
+        """(message,): whether the rank `here` has messages to or from more than one `there`."""
+        met = np.zeros((self.num_ranks, self.num_ranks), bool)
+        met[here, there] = True
+        several: npt.NDArray[np.bool_] = (met.sum(axis=1) > 1)[here]
+        return several
 
     def _hop_pair(
         self,
@@ -162,13 +195,21 @@ class Machine:
         payload: IntsLike,
         after: Ints,
         down_latency: int | None = None,
+        several: npt.NDArray[np.bool_] | None = None,
     ) -> tuple[Ints, Ints]:
-        """One message over one uplink and one downlink."""
+        """One message over one uplink and one downlink.
+
+        `several` marks the messages whose uplink alternates between peers.
+        """
         duration = self.system.link.port_duration_ps(wire)
+        leaving = duration
+        if several is not None and several.any():
+            slower = self.system.link.fan_out_duration_ps(wire)
+            leaving = np.where(several, slower, duration)
         up = self.graph.add(
             len(src),
             resource=self.uplink[src],
-            duration_ps=duration,
+            duration_ps=leaving,
             latency_ps=self._up_latency,
             kind=up_kind,
             payload_bytes=payload,
@@ -430,6 +471,24 @@ class Machine:
         return self._reduction_buffers
 
     # ---- synchronisation and kernels, on all ranks at once ---------------------------------------
+
+    def warp_lanes(self, group: str, num_channels: int, num_peers: int) -> Ints:
+        """Warps of SMs that each serve one peer: (rank, channel, peer) resources.
+
+        The same group and sizes are the same warps, in whichever layer.
+        """
+        key = (f"{group}/{num_peers}", num_channels)
+        if key not in self._sms:
+            self._sms[key] = np.array(
+                [
+                    self.graph.resource(f"{group} {rank}.{channel}<->{peer}", group, owner=rank)
+                    for rank in range(self.num_ranks)
+                    for channel in range(num_channels)
+                    for peer in range(num_peers)
+                ],
+                dtype=np.int64,
+            ).reshape(self.num_ranks, num_channels, num_peers)
+        return self._sms[key]
 
     def mark(self, rank: Ints, after: Ints | None = None) -> Ints:
         """Add tasks that take no time, one for each entry of `rank`."""

@@ -51,8 +51,9 @@ def make_work(
     shape = trace.model_shape
     # Zero experts are identities: what is routed to them neither travels nor computes.
     num_experts = trace.num_experts - trace.model.num_zero_experts
-    ids = trace.layer_ids(layer)[batch.rows]
-    ids[ids >= num_experts] = -1
+    stored = trace.expert_ids[layer][batch.rows]
+    ids = stored.astype(np.int32)
+    ids[(stored == trace.empty_slot) | (ids >= num_experts)] = -1
     return LayerWork(
         expert_ids=ids,
         source_rank=batch.source_rank,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replay.graph.columns import fixed
+from replay.graph.columns import IntArray, fixed
 from replay.graph.taskgraph import Int64s, TaskGraph
 from replay.graph.timeline import Timeline
 
@@ -150,7 +150,7 @@ def _queueing(timeline: Timeline, chain: Int64s, ready: Int64s) -> tuple[Int64s,
     is_asked[where] = True
     # In order of (resource, start): what was in service during a wait is then one slice.
     served = np.flatnonzero(is_asked[graph.resource] & (graph.duration_ps > 0))
-    served = served[np.lexsort((timeline.start_ps[served], graph.resource[served]))]
+    served = served[_by_resource_and_start(graph.resource[served], timeline.start_ps[served])]
     first = np.searchsorted(graph.resource[served], np.arange(len(graph.resources) + 1))
     longest = np.zeros(len(graph.resources), np.int64)
     np.maximum.at(longest, graph.resource[served], graph.duration_ps[served])
@@ -168,6 +168,14 @@ def _queueing(timeline: Timeline, chain: Int64s, ready: Int64s) -> tuple[Int64s,
         queueing[link] = _full_length(begin, end, servers)
         _share(behind, graph, near, end - begin, int(queueing[link]))
     return queueing, behind
+
+
+def _by_resource_and_start(resource: IntArray, start_ps: Int64s) -> IntArray:
+    """Order of (resource, start); one sort of one number where both fit into it."""
+    span = int(start_ps.max(initial=0)) + 1
+    if (int(resource.max(initial=0)) + 1) * span > np.iinfo(np.int64).max:
+        return np.lexsort((start_ps, resource))
+    return np.argsort(resource * np.int64(span) + start_ps)
 
 
 def _full_length(begin: Int64s, end: Int64s, servers: int) -> int:

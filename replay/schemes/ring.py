@@ -86,7 +86,8 @@ def send(
     machine: Machine,
     kinds: PhaseKinds,
     chunks: Chunks,
-    senders: Ints,
+    servers: Ints,
+    duration_ps: Ints,
     row_bytes: int,
     start: Ints,
     *,
@@ -96,17 +97,20 @@ def send(
 
     Parameters
     ----------
-    senders
-        (rank, channel): the SM that serves the lanes of a rank's channel.
+    servers
+        (chunk,): who stores the chunk: the SM or the warps that serve its lane.
+    duration_ps
+        (chunk,): how long they take.
+    row_bytes, meta_bytes
+        Payload of a row, and what travels with it.
     start
         (rank,): when each rank's kernel runs.
     """
     graph, system = machine.graph, machine.system
-    nbytes = chunks.rows * (row_bytes + meta_bytes)
     stored = graph.add(
         len(chunks),
-        resource=senders[chunks.src, chunks.channel],
-        duration_ps=system.sm.push_ps(nbytes),
+        resource=servers,
+        duration_ps=duration_ps,
         kind=kinds.send,
         rank=chunks.src,
         after=start[chunks.src],
@@ -152,16 +156,7 @@ def return_room(
     """
     if not len(chunks):
         return
-    new_lane = np.diff(chunks.lane, prepend=-1) != 0
-    pools = np.array(
-        [
-            machine.graph.credit_pool(f"ring {src}->{dst} channel {channel}", ring_rows)
-            for src, dst, channel in zip(
-                chunks.src[new_lane], chunks.dst[new_lane], chunks.channel[new_lane], strict=True
-            )
-        ],
-        dtype=np.int64,
-    )
+    rings = machine.rings(int(chunks.channel.max()) + 1, ring_rows)
     remote = chunks.src != chunks.dst
     back = np.where(remote, machine.system.overheads.flag_ps, machine.system.overheads.poll_ps)
     returned = machine.graph.add(
@@ -172,4 +167,9 @@ def return_room(
         rank=chunks.dst,
         after=emptied_by,
     )
-    machine.graph.take(sent.send, pools[chunks.lane], chunks.rows, released_by=returned)
+    machine.graph.take(
+        sent.send,
+        rings[chunks.src, chunks.dst, chunks.channel],
+        chunks.rows,
+        released_by=returned,
+    )
