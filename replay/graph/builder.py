@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.graph.checks import check_acyclic
-from replay.graph.columns import Column, IntArray, Ints, as_ints, check_range
+from replay.graph.columns import Column, EdgeBlocks, IntArray, Ints, as_ints, check_range
 from replay.graph.errors import GraphError
 from replay.graph.taskgraph import (
     NULL_RESOURCE,
@@ -66,8 +66,7 @@ class GraphBuilder:
         self._resource = Column(np.int32)
         self._kind = Column(np.int16)
         self._fields = {name: Column(spec[0]) for name, spec in _FIELDS.items()}
-        self._edge_src = Column(np.int32)
-        self._edge_dst = Column(np.int32)
+        self._edges = EdgeBlocks()
         self._take_task = Column(np.int32)
         self._take_pool = Column(np.int32)
         self._take_units = Column(np.int64)
@@ -210,8 +209,7 @@ class GraphBuilder:
             if not isinstance(before, int) and before.size == 1 and count != 1:
                 before = int(before[0])
             check_range("after", before, 0, _INT32_MAX, 0, "row")
-            self._edge_src.append(before, count)
-            self._edge_dst.append_range(first, count)
+            self._edges.append(before, range(first, first + count), count)
         return np.arange(first, first + count, dtype=np.int64)
 
     def add_one(self, **fields: Any) -> int:
@@ -225,8 +223,7 @@ class GraphBuilder:
         count = _broadcast_length({"src": sources, "dst": targets})
         check_range("src", sources, 0, _INT32_MAX, 0, "edge")
         check_range("dst", targets, 0, _INT32_MAX, 0, "edge")
-        self._edge_src.append(_stretch(sources, count), count)
-        self._edge_dst.append(_stretch(targets, count), count)
+        self._edges.append(_stretch(sources, count), _stretch(targets, count), count)
 
     def join(self, ids: Ints, *, resource: Ints = NULL_RESOURCE, **fields: Any) -> int:
         """Add one task that waits for all of ``ids`` and return its id."""
@@ -374,7 +371,7 @@ class GraphBuilder:
             self._take_released_by.join(),
         )
         _check_takes(takes, pools, num_tasks)
-        gates.append_events(self._edge_src, self._edge_dst)
+        gates.append_events(self._edges)
         graph = TaskGraph.from_edges(
             kind_names=self.kind_names,
             resources=Resources.from_rows(self._resources),
@@ -384,8 +381,7 @@ class GraphBuilder:
             resource=self._resource.join(),
             kind=self._kind.join(),
             fields={name: column.join() for name, column in self._fields.items()},
-            edge_src=self._edge_src,
-            edge_dst=self._edge_dst,
+            edges=self._edges,
         )
         check_acyclic(graph)
         return graph

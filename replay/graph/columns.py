@@ -143,12 +143,6 @@ class Column:
             # A copy: the caller may go on using its array.
             self._blocks.append((count, value.astype(self._dtype, copy=True)))
 
-    def append_range(self, first: int, count: int) -> None:
-        """Add the rows ``first, first + 1, ..``."""
-        self._count += count
-        if count:
-            self._blocks.append((count, np.arange(first, first + count, dtype=self._dtype)))
-
     def join(self) -> npt.NDArray[Any]:
         """All rows as one read-only array (row,); the blocks are given up on the way."""
         blocks, self._blocks = self._blocks, []
@@ -165,3 +159,39 @@ class Column:
             low += rows
         out.flags.writeable = False
         return out
+
+
+class EdgeBlocks:
+    """Edges, kept as they were given until they are sorted: no array of all edges is ever made."""
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[int, tuple[IntArray, int, int], tuple[IntArray, int, int]]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, src: int | IntArray | range, dst: int | IntArray | range, count: int) -> None:
+        """Add ``count`` edges; each end is a number, an array (edge,) or a range of ids."""
+        if count:
+            self._count += count
+            self._blocks.append((count, _end(src), _end(dst)))
+
+    def pop_all(
+        self,
+    ) -> list[tuple[int, tuple[IntArray, int, int], tuple[IntArray, int, int]]]:
+        """Blocks of (count, source, target), in the order given; they are forgotten here.
+
+        An end is (array, step, slope): edge ``i`` of the block has ``array[i * step] + i * slope``.
+        """
+        blocks, self._blocks, self._count = self._blocks, [], 0
+        return blocks
+
+
+def _end(ids: int | IntArray | range) -> tuple[IntArray, int, int]:
+    """One end of a block of edges as (array, step, slope)."""
+    if isinstance(ids, int):
+        return fixed(np.array([ids], np.int32)), 0, 0
+    if isinstance(ids, range):
+        return fixed(np.array([ids.start], np.int32)), 0, 1
+    return fixed(ids.astype(np.int32, copy=True)), 1, 0

@@ -23,12 +23,18 @@ HOT: dict[str, Any] = {"cache": True, "_nrt": False}
 INLINED: dict[str, Any] = {"cache": True, "_nrt": False, "forceinline": True}
 
 
-@njit(**CACHED)
-def count_edges(src, dst, indptr, num_predecessors):
-    """Count successors into ``indptr[2:]`` and predecessors; look for dangling and backward edges.
+@njit(**INLINED)
+def _id_at(end, edge):
+    """Task at one end of an edge; see ``columns.EdgeBlocks``."""
+    return end[0][edge * end[1]] + edge * end[2]
 
-    ``indptr`` has two rows more than there are tasks and is zero; a negative ``dst`` is a gate
-    event and counts as a successor only.
+
+@njit(**HOT)
+def count_edges(count, src, dst, indptr, num_predecessors):
+    """Count a block's successors into ``indptr[2:]``, and predecessors; look for odd edges.
+
+    ``indptr`` has two rows more than there are tasks; a negative target is a gate event and counts
+    as a successor only.
 
     Returns
     -------
@@ -38,9 +44,9 @@ def count_edges(src, dst, indptr, num_predecessors):
     num_tasks = num_predecessors.size
     num_edges = 0
     is_forward = True
-    for edge in range(src.size):
-        u = src[edge]
-        v = dst[edge]
+    for edge in range(count):
+        u = _id_at(src, edge)
+        v = _id_at(dst, edge)
         if u >= num_tasks or v >= num_tasks:
             return edge, num_edges, False
         indptr[u + 2] += 1
@@ -49,17 +55,22 @@ def count_edges(src, dst, indptr, num_predecessors):
             num_edges += 1
             if v <= u:
                 is_forward = False
-    for task in range(2, num_tasks + 2):
-        indptr[task] += indptr[task - 1]
     return -1, num_edges, is_forward
 
 
-@njit(**CACHED)
-def place_edges(src, dst, indptr, successors):
-    """Scatter the targets to their source's row, in the order given; ``indptr`` is the cursor."""
-    for edge in range(src.size):
-        row = src[edge] + 1
-        successors[indptr[row]] = dst[edge]
+@njit(**HOT)
+def sum_counts(indptr):
+    """Turn the counts in ``indptr[2:]`` into the first places in ``indptr[1:]``."""
+    for task in range(2, indptr.size):
+        indptr[task] += indptr[task - 1]
+
+
+@njit(**HOT)
+def place_edges(count, src, dst, indptr, successors):
+    """Scatter a block's targets to their source's row, in order; ``indptr[1:]`` is the cursor."""
+    for edge in range(count):
+        row = _id_at(src, edge) + 1
+        successors[indptr[row]] = _id_at(dst, edge)
         indptr[row] += 1
 
 

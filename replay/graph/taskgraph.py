@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph.columns import Column, IntArray, fixed
+from replay.graph.columns import EdgeBlocks, IntArray
 from replay.graph.errors import GraphError
 
 #: Infinitely many servers: a task on it is a pure delay.
@@ -129,8 +129,8 @@ class Gates:
             joined([block[4] for block in blocks]),
         )
 
-    def append_events(self, src: Column, dst: Column) -> None:
-        """Add the gates' events to the edge columns: a negative target is no task.
+    def append_events(self, edges: EdgeBlocks) -> None:
+        """Add the gates' events to the edges: a negative target is no task.
 
         ``-1 - m`` on the successor list of a task says that membership ``m`` arrives when the
         task becomes visible, ``-1 - (num_members + t)`` that tile ``t`` is done.
@@ -138,8 +138,8 @@ class Gates:
         events = self.num_members + self.num_tiles
         if events == 0:
             return
-        src.append(np.concatenate([self.member_task, self.tile_last]), events)
-        dst.append(-1 - np.arange(events, dtype=np.int64), events)
+        tasks = np.concatenate([self.member_task, self.tile_last])
+        edges.append(tasks, -1 - np.arange(events, dtype=np.int32), events)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,8 +189,7 @@ class TaskGraph:
         resource: Int32s,
         kind: Int16s,
         fields: dict[str, npt.NDArray[Any]],
-        edge_src: Column,
-        edge_dst: Column,
+        edges: EdgeBlocks,
     ) -> TaskGraph:
         """Sort the edges by source (a counting sort, stable) and count predecessors.
 
@@ -201,23 +200,29 @@ class TaskGraph:
         """
         from replay.graph import kernels
 
-        if len(edge_src) > 2**31 - 2:
-            message = f"{len(edge_src)} edges; a graph holds at most {2**31 - 2}"
+        if len(edges) > 2**31 - 2:
+            message = f"{len(edges)} edges; a graph holds at most {2**31 - 2}"
             raise GraphError(message)
-        src = fixed(edge_src.join())
-        dst = fixed(edge_dst.join())
         num_tasks = int(resource.size)
         indptr = np.zeros(num_tasks + 2, np.int32)
         num_predecessors = np.zeros(num_tasks, np.int32)
-        bad, num_edges, is_forward = kernels.count_edges(src, dst, indptr, num_predecessors)
-        if bad >= 0:
-            message = (
-                f"edge {int(src[bad])} -> {int(dst[bad])} names a task that does not exist; "
-                f"there are {num_tasks} tasks"
-            )
-            raise GraphError(message)
-        successors = np.empty(src.size, np.int32)
-        kernels.place_edges(src, dst, indptr, successors)
+        successors = np.empty(len(edges), np.int32)
+        blocks = edges.pop_all()
+        num_edges, is_forward = 0, True
+        for count, src, dst in blocks:
+            bad, between, forward = kernels.count_edges(count, src, dst, indptr, num_predecessors)
+            if bad >= 0:
+                u, v = (int(a[bad * step]) + bad * slope for a, step, slope in (src, dst))
+                message = (
+                    f"edge {u} -> {v} names a task that does not exist; there are {num_tasks} tasks"
+                )
+                raise GraphError(message)
+            num_edges += between
+            is_forward &= forward
+        kernels.sum_counts(indptr)
+        blocks.reverse()
+        while blocks:  # popping frees each block as soon as it is placed
+            kernels.place_edges(*blocks.pop(), indptr, successors)
         filled = gates.tile_first[gates.tile_slots > 0]
         np.add.at(num_predecessors, filled, 1)
         np.add.at(num_predecessors, gates.member_waiter[gates.member_waiter >= 0], 1)
