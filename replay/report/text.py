@@ -81,7 +81,7 @@ def comparison_tables(compared: Comparison) -> Group:
         wire.add_row(result.scheme["name"], *_wire_cells(result))
     notes = [
         "exposed: communication and waiting that no computation hides.",
-        "dispatch, combine, both: payload of the port that is busiest in that phase, or in both.",
+        "dispatch, combine, both: payload of the port that carries most in that phase, or in both.",
         "wire bound: dispatch + combine where a barrier separates them (apart), else the busiest",
         "port of both together (shared).",
     ]
@@ -224,15 +224,24 @@ def _wire_cells(result: Result) -> list[str]:
     count = _count(result)
     up = [value / count for value in result.totals.uplink_payload_bytes]
     down = [value / count for value in result.totals.downlink_payload_bytes]
-    busiest = [
-        _per(result, lambda one: one.busiest_port["dispatch"].payload_bytes),
-        _per(result, lambda one: one.busiest_port["combine"].payload_bytes),
-        _per(result, lambda one: one.busiest_port["both"].payload_bytes),
-    ]
+    busiest = [_per(result, _most("dispatch")), _per(result, _most("combine"))]
+    busiest.append(_per(result, _most("dispatch", "combine")))
     apart = result.measured[0].bounds_us.phases_us is not None
     bound_us = _per(result, lambda one: one.bounds_us.phases_us or one.bounds_us.port_us)
     sizes = (sum(up) / len(up), max(up), sum(down) / len(down), max(down), *busiest)
     return [*(_mb(size) for size in sizes), f"{bound_us:,.1f}", "apart" if apart else "shared"]
+
+
+def _most(*phases: str) -> Callable[[Measures], float]:
+    """Payload of the port that carries most in these phases together."""
+
+    def of(one: Measures) -> float:
+        carried = [one.payload_bytes[phase] for phase in phases]
+        up = map(sum, zip(*(ports.uplink for ports in carried), strict=True))
+        down = map(sum, zip(*(ports.downlink for ports in carried), strict=True))
+        return max((*up, *down))
+
+    return of
 
 
 def _count(result: Result) -> int:
