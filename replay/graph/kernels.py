@@ -576,7 +576,7 @@ def _set_key(tree, node, key):
         tree[node] = key
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _heap_push(times, tasks, base, size, time, task):
     """Add to the binary heap of ``size`` entries that starts at ``base``."""
     place = size
@@ -591,7 +591,7 @@ def _heap_push(times, tasks, base, size, time, task):
     tasks[base + place] = task
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _heap_pop(times, tasks, base, size):
     """Remove the first entry of the heap of ``size`` entries that starts at ``base``."""
     last = size - 1
@@ -702,7 +702,7 @@ def _make_ready(p, shift, num_streams, task, now, num_stack, num_touched):
     return num_stack, num_touched
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _latency_of(p, task):
     """Latency of a task, from its channel if all tasks on that have the same."""
     channel = p.halves[task * HALVES + FLIGHT]
@@ -725,7 +725,7 @@ def _start_giving_delay(p, shift, task, now, num_stack):
     return _leave(p, shift, task, num_stack)
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _leave(p, shift, task, num_stack):
     """Give the task's credits back and send it on its way to be visible."""
     if p.give_indptr.size > 1:
@@ -759,7 +759,7 @@ def _meet(p, shift, num_streams, task, now, num_stack, num_touched):
     return num_stack, num_touched
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _close_tile(p, shift, num_streams, tile, now, num_stack, num_touched):
     """Let go whoever waits for a member that landed in the tile."""
     p.tiles[tile, TL_IS_DONE] = 1
@@ -773,7 +773,7 @@ def _close_tile(p, shift, num_streams, tile, now, num_stack, num_touched):
     return num_stack, num_touched
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _admit_arrivals(p, shift, num_streams, num_arrivals, now, num_stack, num_touched):
     """Give the collected arrivals their slots, by gate and task id."""
     _sort_ids(p.arrivals, np.int64(0), num_arrivals)
@@ -858,7 +858,7 @@ def _commit(p, shift, lane, low, high, now):
     p.lanes[lane, LN_RUN] = high
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _is_before(p, lane, other):
     """Whether the head of one lane is served before the head of another."""
     if p.lanes[lane, LN_PRIORITY] != p.lanes[other, LN_PRIORITY]:
@@ -907,7 +907,7 @@ def _sink_lane(p, base, size, place, lane):
     p.lanes[lane, LN_PLACE] = place
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _enter_lane(p, lane):
     """Put a lane into its station's heap."""
     station = p.lanes[lane, LN_STATION]
@@ -916,7 +916,7 @@ def _enter_lane(p, lane):
     _lift_lane(p, p.stations[station, ST_BASE], size, lane)
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _remove_first_lane(p, station):
     """Take the first lane out of its station's heap."""
     base = p.stations[station, ST_BASE]
@@ -927,7 +927,7 @@ def _remove_first_lane(p, station):
         _sink_lane(p, base, size, np.int64(0), p.station_lanes[base + size])
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _touch_station(p, station):
     """Note that the station may have something to start."""
     if p.stations[station, ST_TOUCHED] == 0:
@@ -936,7 +936,7 @@ def _touch_station(p, station):
         p.touched_stations[0] += 1
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _block_lane(p, lane, pool):
     """Let a lane wait for credits of a pool."""
     first = p.pools[pool, PL_WAITING]
@@ -948,7 +948,7 @@ def _block_lane(p, lane, pool):
     p.pools[pool, PL_WAITING] = lane
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _unblock_lane(p, lane):
     """Let a lane no longer wait for credits."""
     following = p.lanes[lane, LN_NEXT]
@@ -962,7 +962,7 @@ def _unblock_lane(p, lane):
     p.lanes[lane, LN_POOL] = -1
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _order_lane(p, lane):
     """Sort what became ready now in a lane, and put the lane where it belongs."""
     head = p.lanes[lane, LN_HEAD]
@@ -981,7 +981,7 @@ def _order_lane(p, lane):
     _touch_station(p, station)
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _start_first(p, shift, num_flights, station, now):
     """Start the head of the station's first lane."""
     base = p.stations[station, ST_BASE]
@@ -1001,7 +1001,7 @@ def _start_first(p, shift, num_flights, station, now):
     _send(p, shift, num_flights + station, task, end)
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _lacking_pool(p, task):
     """First pool that has too few units for the task, or -1."""
     for entry in range(p.need_indptr[task], p.need_indptr[task + 1]):
@@ -1010,7 +1010,7 @@ def _lacking_pool(p, task):
     return -1
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _wake_lanes(p):
     """Let lanes look again at the pools that got units back."""
     for index in range(1, 1 + p.touched_pools[0]):
@@ -1025,7 +1025,7 @@ def _wake_lanes(p):
     p.touched_pools[0] = 0
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _is_station_before(p, station, other):
     """Whether one station's first task goes before another's when they want the same credits."""
     lane = p.station_lanes[p.stations[station, ST_BASE]]
@@ -1050,7 +1050,7 @@ def _sink_station(p, size, place, station):
     p.touched_stations[1 + place] = station
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _serve_stations(p, shift, num_flights, now):
     """Start what can start at the touched stations; they compete for credits in queue order."""
     rivals = np.int64(0)

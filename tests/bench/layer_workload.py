@@ -38,8 +38,8 @@ class LayerWorkload:
         GPU a row comes from and goes to (row,), in the order each source sends them.
     tile
         Tile a row belongs to (row,).
-    tile_gpu
-        GPU that computes a tile (tile,).
+    tile_gpu, tile_expert
+        GPU that computes a tile, and the expert it is of (tile,).
     """
 
     num_gpus: int
@@ -47,6 +47,7 @@ class LayerWorkload:
     target: Ints
     tile: Ints
     tile_gpu: Ints
+    tile_expert: Ints
 
 
 def make_workload(
@@ -83,12 +84,17 @@ def make_workload(
     tile = np.empty(flat.size, np.int64)
     of = flat[order]
     tile[order] = first_tile[of] + (np.arange(flat.size) - first_row[of]) // tile_rows
-    tile_gpu = np.repeat(np.arange(num_experts) // per_gpu, tiles)
-    return LayerWorkload(num_gpus, source, flat // per_gpu, tile, tile_gpu)
+    tile_expert = np.repeat(np.arange(num_experts), tiles)
+    return LayerWorkload(
+        num_gpus, source, flat // per_gpu, tile, tile_expert // per_gpu, tile_expert
+    )
 
 
-def build_layer(work: LayerWorkload, copies: int = 1) -> TaskGraph:
+def build_layer(work: LayerWorkload, copies: int = 1, late_binding: bool = False) -> TaskGraph:
     """The work as a task graph, several layers one after another if asked.
+
+    With ``late_binding`` an expert's rows fill its tiles in the order they arrive, instead of in
+    the order of their tokens.
 
     Tasks are numbered near the order in which they run: the two crossings of the rows a source
     sends next to each other, tiles behind, rows of a tile together on the way back.
@@ -105,11 +111,26 @@ def build_layer(work: LayerWorkload, copies: int = 1) -> TaskGraph:
         sent = builder.add(resource=up[work.source], **row, after=before)
         received = builder.add(resource=down[work.target], **row, after=sent)
         tiles = builder.add(resource=sm[work.tile_gpu], duration_ps=TILE_PS, kind=1)
-        builder.edges(received[back], tiles[work.tile[back]])
-        returned = builder.add(
-            resource=up[work.target[back]], **row, kind=2, after=tiles[work.tile[back]]
-        )
+        static = None
+        if not late_binding:
+            builder.edges(received[back], tiles[work.tile[back]])
+            static = tiles[work.tile[back]]
+        returned = builder.add(resource=up[work.target[back]], **row, kind=2, after=static)
+        if late_binding:
+            _add_gates(builder, work, received[back], returned, tiles)
         home = builder.add(resource=down[work.source[back]], **row, kind=2, after=returned)
         if copies > 1:
             before = builder.join(home, kind=2)
     return builder.build()
+
+
+def _add_gates(
+    builder: GraphBuilder, work: LayerWorkload, received: Ints, returned: Ints, tiles: Ints
+) -> None:
+    """One gate an expert; ``received`` and ``returned`` are (row,) in order of tiles."""
+    rows = np.bincount(work.tile, minlength=tiles.size)
+    row_end = np.cumsum(rows)
+    for expert in np.unique(work.tile_expert):
+        mine = np.flatnonzero(work.tile_expert == expert)
+        of = slice(row_end[mine[0]] - rows[mine[0]], row_end[mine[-1]])
+        builder.gate(received[of], returned[of], rows[mine], tiles[mine], tiles[mine])

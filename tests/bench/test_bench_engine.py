@@ -1,0 +1,175 @@
+"""How fast the engine is: counts and the makespan are asserted, rates are printed.
+
+Run with ``pytest -m bench -s tests/bench``. Goals, in DESIGN.md: 2.5 times the C++ loop beside it,
+time per task less than doubling from one to thirty million tasks, at most 100 bytes a task and
+8 an edge.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from replay.graph import GraphBuilder, TaskGraph, schedule
+
+pytestmark = pytest.mark.bench
+_HERE = Path(__file__).parent
+
+
+def _workload() -> ModuleType:
+    """Import the generator by path: tests are not a package."""
+    spec = importlib.util.spec_from_file_location("layer_workload", _HERE / "layer_workload.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["layer_workload"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+workload = _workload()
+
+
+def _best_s(graph: TaskGraph, runs: int = 7) -> float:
+    """CPU time of the fastest of some runs: the machine may be doing other things."""
+    times = []
+    for _ in range(runs):
+        begin = time.process_time()
+        schedule(graph)
+        times.append(time.process_time() - begin)
+    return min(times)
+
+
+def _report(what: str, graph: TaskGraph, seconds: float, more: str = "") -> None:
+    rate = graph.num_tasks / seconds / 1e6
+    print(  # noqa: T201
+        f"{what:34s} {graph.num_tasks:>11,} tasks {graph.num_edges:>11,} edges "
+        f"{seconds * 1e3:9.1f} ms {rate:6.1f} M tasks/s {more}"
+    )
+
+
+def test_standard_layer_beside_cpp(tmp_path: Path) -> None:
+    work = workload.make_workload()
+    begin = time.process_time()
+    graph = workload.build_layer(work)
+    build_s = time.process_time() - begin
+    begin = time.perf_counter()
+    timeline = schedule(graph)
+    first_s = time.perf_counter() - begin
+    assert graph.num_tasks == 1_050_750
+    assert graph.num_edges == 1_048_576
+    assert abs(timeline.makespan_ps - workload.STANDARD_MAKESPAN_PS) < 1000
+    seconds = _best_s(graph)
+    more = f"(build {build_s * 1e3:.1f} ms, first schedule with JIT {first_s:.1f} s)"
+    _report("standard layer", graph, seconds, more)
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler: the loop to compare with was not run")
+    program, data = tmp_path / "heap_loop", tmp_path / "layer.bin"
+    subprocess.run(
+        [compiler, "-O3", "-march=native", "-o", program, _HERE / "heap_loop.cpp"], check=True
+    )
+    with data.open("wb") as file:
+        np.array([work.num_gpus, work.source.size, work.tile_gpu.size], np.int32).tofile(file)
+        for column in (work.source, work.target, work.tile, work.tile_gpu):
+            column.astype(np.int32).tofile(file)
+    answer = subprocess.run([program, data, "9"], check=True, capture_output=True, text=True)
+    makespan_ps, cpp_s = answer.stdout.split()
+    assert abs(int(makespan_ps) - workload.STANDARD_MAKESPAN_PS) < 1000
+    print(  # noqa: T201
+        f"C++ heap loop {float(cpp_s) * 1e3:.1f} ms: the engine is {float(cpp_s) / seconds:.2f} x"
+    )
+
+
+@pytest.mark.parametrize("copies", [1, 4, 10, 30])
+def test_growth_with_tasks(copies: int) -> None:
+    if copies == 30 and os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 8 * 2**30:
+        pytest.skip("thirty million tasks want 8 GiB of memory")
+    work = workload.make_workload()
+    graph = workload.build_layer(work, copies)
+    assert graph.num_tasks == copies * 1_050_750 + (copies if copies > 1 else 0)
+    seconds = _best_s(graph, 3)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    _report(
+        f"{copies} layers", graph, seconds, f"peak memory of the process {peak / 2**20:.0f} MiB"
+    )
+
+
+@pytest.mark.parametrize("num_gpus", [8, 16, 32, 64])
+def test_growth_with_gpus(num_gpus: int) -> None:
+    work = workload.make_workload(num_gpus, tokens=32_768 // num_gpus)
+    graph = workload.build_layer(work)
+    _report(f"{num_gpus} GPUs", graph, _best_s(graph, 5))
+
+
+def test_pools_of_132_servers_with_unequal_durations() -> None:
+    rng = np.random.default_rng(1)
+    builder = GraphBuilder(["tile"])
+    pools = np.array([builder.resource(f"gpu{g}.sm", "sm", servers=132) for g in range(8)])
+    first = builder.add(
+        resource=rng.choice(pools, 500_000), duration_ps=rng.integers(1, 10**6, 500_000)
+    )
+    builder.add(
+        resource=rng.choice(pools, 500_000),
+        duration_ps=rng.integers(1, 10**6, 500_000),
+        after=first,
+    )
+    graph = builder.build()
+    _report("8 pools of 132 servers", graph, _best_s(graph, 5))
+
+
+@pytest.mark.parametrize("discipline", ["fifo", "voq"])
+def test_incast_through_finite_buffers(discipline: str) -> None:
+    num_gpus, rows = 32, 8_000
+    rng = np.random.default_rng(2)
+    builder = GraphBuilder(["up", "down"])
+    up = np.array([builder.resource(f"up{g}", "uplink", 1, discipline) for g in range(num_gpus)])
+    down = np.array([builder.resource(f"down{g}", "downlink") for g in range(num_gpus)])
+    pools = np.array([builder.credit_pool(f"buffer{g}", 16) for g in range(num_gpus)])
+    source = np.repeat(np.arange(num_gpus), rows)
+    target = np.where(rng.random(source.size) < 0.2, 0, rng.integers(0, num_gpus, source.size))
+    sent = builder.add(resource=up[source], duration_ps=31_858, latency_ps=250_000)
+    received = builder.add(resource=down[target], duration_ps=31_858, after=sent, kind=1)
+    builder.take(sent, pools[target], released_by=received)
+    graph = builder.build()
+    _report(f"incast, 16 credits a port, {discipline}", graph, _best_s(graph, 3))
+
+
+def test_rings_of_many_pools() -> None:
+    num_gpus, channels, chunks = 32, 10, 40
+    builder = GraphBuilder(["send", "copy out"])
+    flows = num_gpus * (num_gpus - 1) * channels
+    pairs = [(a, b) for a in range(num_gpus) for b in range(num_gpus) if a != b]
+    source = np.repeat([a for a, _ in pairs], channels)
+    target = np.repeat([b for _, b in pairs], channels)
+    up = np.array([builder.resource(f"up{g}", "uplink", 1, "voq") for g in range(num_gpus)])
+    sm = np.array([builder.resource(f"sm{g}", "sm", 20) for g in range(num_gpus)])
+    pools = np.array([builder.credit_pool(f"ring{flow}", 4) for flow in range(flows)])
+    for _ in range(chunks):
+        sent = builder.add(resource=up[source], duration_ps=20_000, latency_ps=500_000)
+        out = builder.add(resource=sm[target], duration_ps=400_000, after=sent, kind=1)
+        builder.take(sent, pools, released_by=out)
+    graph = builder.build()
+    _report(f"{flows} rings of 4 chunks", graph, _best_s(graph, 3))
+
+
+def test_gates_in_order_of_arrival() -> None:
+    work = workload.make_workload()
+    graph = workload.build_layer(work, late_binding=True)
+    timeline = schedule(graph)
+    static = schedule(workload.build_layer(work))
+    _report("standard layer through gates", graph, _best_s(graph, 5))
+    print(  # noqa: T201
+        f"tiles in order of arrival {timeline.makespan_ps / 1e6:.3f} us, "
+        f"static tiles {static.makespan_ps / 1e6:.3f} us"
+    )
