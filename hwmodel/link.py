@@ -19,7 +19,17 @@ from typing import Any, Literal, overload
 
 from hwmodel.errors import UserError
 from hwmodel.specs import LinkSpec
-from hwmodel.units import BYTES_PER_GB, IntArray, Rate, Whole, ceil_div, exact, scale_up, whole
+from hwmodel.units import (
+    BYTES_PER_GB,
+    PS_PER_S,
+    IntArray,
+    Rate,
+    Whole,
+    ceil_div,
+    exact,
+    scale_up,
+    whole,
+)
 
 #: Who makes the packets: an SM's loads and stores (TMA included), or a copy engine.
 Engine = Literal["sm", "copy_engine"]
@@ -62,6 +72,8 @@ class Link:
         One link, one direction, as sold.
     flit_bytes, header_flits, byte_enable_flits
         Packet format.
+    fan_out_efficiency
+        Share of the port's rate that SMs reach when their packets alternate between peers.
     """
 
     links_per_gpu: int
@@ -70,6 +82,7 @@ class Link:
     flit_bytes: int
     header_flits: int
     byte_enable_flits: int
+    fan_out_efficiency: Fraction
     _sm: PacketRules
     _copy_engine: PacketRules
 
@@ -84,6 +97,7 @@ class Link:
             flit_bytes=spec.flit_bytes.value,
             header_flits=spec.header_flits.value,
             byte_enable_flits=spec.byte_enable_flits.value,
+            fan_out_efficiency=exact(spec.fan_out_efficiency.value),
             _sm=PacketRules(
                 spec.sm_payload_bytes.value,
                 exact(spec.sm_read_request_flits.value),
@@ -116,6 +130,11 @@ class Link:
         Picoseconds, rounded up. Latency is apart; see :class:`hwmodel.fabric.Fabric`.
         """
         return self.port_rate.duration_ps(wire_bytes)
+
+    def fan_out_duration_ps(self, wire_bytes: Whole) -> Whole:
+        """Time that wire bytes occupy a port whose packets alternate between several peers."""
+        period = self.port_rate.ps_per_unit / self.fan_out_efficiency
+        return Rate.per_second(PS_PER_S / period).duration_ps(wire_bytes)
 
     def rules(self, engine: Engine = "sm") -> PacketRules:
         """Packet rules of an engine.

@@ -68,6 +68,8 @@ class LinkSpec(_Strict):
     """GPU to switch or switch to GPU, interfaces included."""
     flit_bytes: Quantity[Count]
     header_flits: Quantity[NonNegativeInt]
+    fan_out_efficiency: Quantity[Ratio]
+    """Share of a port's rate that SMs reach when they store to, or load from, several peers."""
     byte_enable_flits: Quantity[NonNegativeInt]
     """Extra flits of a write whose last flit is not full."""
     sm_payload_bytes: Quantity[Count]
@@ -114,6 +116,26 @@ class GpuSpec(_Strict):
     """Bytes an SM sends to peers and to its own GPU while it runs a push kernel."""
     sm_read_GB_per_s: Quantity[Positive]
     sm_write_GB_per_s: Quantity[Positive]
+    l2_bytes: Quantity[Count]
+    l2_latency_ns: Quantity[NonNegative]
+    """A load that hits the L2 cache."""
+
+
+class WarpSpec(_Strict):
+    """What single warps need where they, not bytes a second, are the limit."""
+
+    scan_ns: Quantity[NonNegative]
+    """Looking at one token's flag and going on."""
+    row_ns: Quantity[NonNegative]
+    """Beginning a row: its slot, its indices and weights."""
+    round_ns: Quantity[NonNegative]
+    """One round of unrolled copying, beside the latency of its loads."""
+    reduce_step_ns: Quantity[NonNegative]
+    """SM time to write 512 bytes of a sum."""
+    reduce_source_ns: Quantity[NonNegative]
+    """SM time to add 512 bytes of one source to a sum."""
+    reduce_wait_ns: Quantity[NonNegative]
+    """Waiting of one warp, not of its SM, for 512 bytes of one source of a sum."""
 
 
 class HbmSpec(_Strict):
@@ -157,6 +179,8 @@ class OverheadsSpec(_Strict):
     grid_barrier_us: Quantity[NonNegative]
     barrier_base_ns: Quantity[NonNegative]
     barrier_per_peer_ns: Quantity[NonNegative]
+    fence_us: Quantity[NonNegative]
+    """System-scope fence around a barrier of a kernel that only synchronises and cleans up."""
     poll_ns: Quantity[NonNegative]
     """Until a polling loop has seen a flag that is already visible."""
 
@@ -181,6 +205,7 @@ class SystemSpec(_Strict):
     link: LinkSpec
     switch: SwitchSpec
     gpu: GpuSpec
+    warp: WarpSpec
     hbm: HbmSpec
     compute: ComputeSpec
     overheads: OverheadsSpec

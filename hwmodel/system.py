@@ -13,6 +13,7 @@ from hwmodel.memory import Hbm, StreamingMultiprocessors
 from hwmodel.overheads import Overheads
 from hwmodel.specs import SystemSpec
 from hwmodel.switch import Switch
+from hwmodel.warps import Warps
 
 
 class Capability(enum.Enum):
@@ -42,7 +43,7 @@ class System:
         One line for people.
     num_gpus
         GPUs in use, all domains together.
-    fabric, link, switch, sm, hbm, compute, overheads
+    fabric, link, switch, sm, warps, hbm, compute, overheads
         The models; every GPU is like every other.
     spec
         The description with all sources, overrides applied.
@@ -55,6 +56,7 @@ class System:
     link: Link
     switch: Switch
     sm: StreamingMultiprocessors
+    warps: Warps
     hbm: Hbm
     compute: Compute
     overheads: Overheads
@@ -77,6 +79,7 @@ class System:
             link=link,
             switch=Switch.from_spec(spec.switch, link, fabric.num_planes),
             sm=StreamingMultiprocessors.from_spec(spec.gpu),
+            warps=Warps.from_spec(spec),
             hbm=hbm,
             compute=Compute.from_spec(spec.compute, spec.gpu, hbm),
             overheads=Overheads.from_spec(spec.overheads, store_ps),

@@ -67,6 +67,7 @@ class Machine:
         self._reduction_buffers: Ints | None = None
         self._sms: dict[tuple[str, int], Ints] = {}
         self._rings: dict[tuple[int, int], Ints] = {}
+        self._followed: dict[str, list[tuple[Ints, Ints]]] = {"sent": [], "combined": []}
 
     def _each(
         self, group: str, servers: int = 1, discipline: Literal["fifo", "voq"] = "fifo"
@@ -80,6 +81,27 @@ class Machine:
             ],
             dtype=np.int64,
         )
+
+    # ---- following tokens ------------------------------------------------------------------------
+
+    def follow(self, what: Literal["sent", "combined"], token: Ints, task: Ints) -> None:
+        """Remember tasks in which tokens are sent, or after which they are combined.
+
+        Parameters
+        ----------
+        what
+            ``"sent"``: the token's way begins when the first of its tasks starts. ``"combined"``:
+            it ends when the last of them is visible.
+        token, task
+            (entry,): a token may have several tasks, and a task several tokens.
+        """
+        self._followed[what].append((token, task))
+
+    def followed(self, what: Literal["sent", "combined"]) -> tuple[Ints, Ints]:
+        """Tokens and tasks of all that was remembered: two (entry,)."""
+        nothing = np.zeros(0, np.int64)
+        tokens, tasks = zip((nothing, nothing), *self._followed[what], strict=True)
+        return np.concatenate(tokens), np.concatenate(tasks)
 
     # ---- SMs -------------------------------------------------------------------------------------
 

@@ -4,11 +4,16 @@ Source: deepseek-ai/DeepEP at dd758ca, ``csrc/kernels/legacy/intranode.cu`` and 
 one copy per (token, GPU); channels of one sending and one receiving SM; chunks stored into a ring
 on the receiver, which copies them out and returns the room; in the combine each GPU first adds
 the rows of its own experts, and the owner's receiving SMs add what comes from the GPUs in FP32.
+
+A block's 24 warps are split evenly over the peers, and each group looks at every token of its
+channel for the ones that go to its peer. A group's time is that of its loop (tokens looked at,
+rows copied in rounds of a few loads), so a channel has a rate of its own long before links or
+memory do; measured times step up where a channel's tokens no longer fit its adding warps at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -20,12 +25,17 @@ from replay.schemes.base import NoOptions, Scheme, at_least
 from replay.schemes.experts import separate_kernels
 
 if TYPE_CHECKING:
+    from replay.kinds import PhaseKinds
     from replay.machine import Ints, Machine
     from replay.work import LayerWork
 
 # Configurations shipped with DeepEP, by group size: (up to ranks, dispatch chunk, combine chunk,
 # ring), chunks and ring in tokens. Between the listed sizes the next larger one is taken.
 SHIPPED = ((2, 24, 24, 256), (8, 6, 4, 256), (16, 36, 4, 288), (64, 32, 1, 288))
+
+BLOCK_WARPS = 24  # 768 threads
+DISPATCH_UNROLL, COMBINE_UNROLL = 5, 4  # loads of a lane in flight (UNROLLED_WARP_COPY)
+STAGES = 2  # a received row is copied in two halves, each loaded and stored before the next
 
 INDEX_BYTES = 4  # source index of a row
 EXPERT_ID_BYTES = 8
@@ -43,8 +53,9 @@ class DeepEpOptions(NoOptions):
         tables).
     dispatch_chunk, combine_chunk, ring_tokens
         Tokens in a chunk and in a ring; 0 takes what DeepEP ships for this group size.
-    reduce_tokens
-        Tokens that a receiving SM adds at a time in the combine.
+    alike
+        Tokens that each token of the routing stands for. A modelling grain for batches of many
+        thousand tokens a rank; 1 is exact.
     cached_layout
         Whether layout and counts are known from before (backward pass, repeated routing): only the
         barriers remain.
@@ -54,13 +65,13 @@ class DeepEpOptions(NoOptions):
     dispatch_chunk: int = 0
     combine_chunk: int = 0
     ring_tokens: int = 0
-    reduce_tokens: int = 4
+    alike: int = 1
     cached_layout: bool = False
 
     def check(self) -> None:
         """See `NoOptions.check`."""
         at_least("deepep", 2, num_sms=self.num_sms)
-        at_least("deepep", 1, reduce_tokens=self.reduce_tokens)
+        at_least("deepep", 1, alike=self.alike)
         at_least(
             "deepep", 0, dispatch_chunk=self.dispatch_chunk, combine_chunk=self.combine_chunk,
             ring_tokens=self.ring_tokens,
@@ -85,35 +96,49 @@ class DeepEp(Scheme):
         b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
         copies = work.matrix("copies").sum(axis=0)
         rows = work.matrix("pairs").sum(axis=0)
-        channels = self.options.num_sms // 2
-        # Even SMs send, odd ones receive; dispatch and combine are kernels that never run at once.
-        senders = machine.sm_channels("deepep-send", channels)
-        receivers = machine.sm_channels("deepep-recv", channels)
-
-        begun = self._before_dispatch(work, machine, start)
-        received = self._dispatch(work, machine, senders, receivers, begun)
+        received = self.dispatch(work, machine, start)
         permuted = machine.memory_kernel(Kind.PERMUTE, (copies + rows) * b_d, received)
         pool = machine.sm_pool("sm", machine.system.sm.num_sms)
         done = separate_kernels(machine, work, pool, permuted)
         # The caller adds the rows of its own experts, so that one row per (token, GPU) returns.
         reduced = machine.memory_kernel(Kind.UNPERMUTE, (rows + copies) * b_c, done)
-        notified = machine.kernel(reduced)
+        return self.combine(work, machine, reduced)
+
+    def dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add layout (unless cached), notify and dispatch kernels: (rank,) marks of the end."""
+        return self._dispatch(work, machine, self._before_dispatch(work, machine, start))
+
+    def combine(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add cached notify and combine kernels: (rank,) marks of the end."""
+        return self._combine(work, machine, self._cached_notify(machine, COMBINE, start))
+
+    def _cached_notify(self, machine: Machine, kinds: PhaseKinds, start: Ints) -> Ints:
+        """A kernel that clears the rings' counters between two barriers; (rank,) tasks."""
+        notified = machine.kernel(start)
         for _ in range(2):
-            notified = machine.barrier(COMBINE, notified)
-        return self._combine(work, machine, senders, receivers, machine.kernel(notified))
+            fenced = machine.delay(kinds.sync, machine.system.overheads.fence_ps, notified)
+            notified = machine.barrier(kinds, fenced)
+        return machine.kernel(notified)
 
     def _shipped(self, num_ranks: int) -> tuple[int, int, int]:
         row = next((row for row in SHIPPED if num_ranks <= row[0]), SHIPPED[-1])
         options = self.options
         dispatch, combine = options.dispatch_chunk or row[1], options.combine_chunk or row[2]
+        dispatch, combine = max(dispatch, options.alike), max(combine, options.alike)
         return dispatch, combine, max(options.ring_tokens or row[3], dispatch, combine)
+
+    def _chunks(self, src: Ints, dst: Ints, channel: Ints, chunk_rows: int) -> ring.Chunks:
+        """Chunks of the copies; the sizes count every token that one stands for."""
+        alike = self.options.alike
+        chunks = ring.cut(src, dst, channel, chunk_rows // alike)
+        return replace(chunks, rows=chunks.rows * alike)
 
     def _before_dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Layout and notify kernels; (rank,) tasks when the dispatch kernel runs."""
         overheads = machine.system.overheads
         if self.options.cached_layout:
-            return machine.kernel(machine.barrier(DISPATCH, machine.kernel(start)))
-        tokens = np.diff(work.tokens_of_rank)
+            return self._cached_notify(machine, DISPATCH, start)
+        tokens = np.diff(work.tokens_of_rank) * self.options.alike
         topk = work.expert_ids.shape[1]
         read = tokens * (topk * EXPERT_ID_BYTES + work.num_ranks)
         laid_out = machine.memory_kernel(Kind.LAYOUT, read, start)
@@ -126,30 +151,40 @@ class DeepEp(Scheme):
         polled = machine.host_wait(DISPATCH, overheads.poll_pinned_ps, met)
         return machine.launch(polled)
 
-    def _dispatch(
-        self, work: LayerWork, machine: Machine, senders: Ints, receivers: Ints, begun: Ints
-    ) -> Ints:
+    def _dispatch(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
         """Dispatch kernel: (rank,) marks of its end."""
         chunk_rows, _, ring_rows = self._shipped(work.num_ranks)
-        topk = work.expert_ids.shape[1]
-        meta = INDEX_BYTES + topk * (EXPERT_ID_BYTES + WEIGHT_BYTES)
-        channel = self._channel_of_token(work)[work.copy_token]
-        chunks = ring.cut(work.copy_source, work.copy_rank, channel, chunk_rows)
-        row_bytes = work.dispatch_row_bytes
-        sent = ring.send(machine, DISPATCH, chunks, senders, row_bytes, begun, meta_bytes=meta)
-        nbytes = chunks.rows * (row_bytes + meta)
+        warps, row_bytes, n = machine.system.warps, work.dispatch_row_bytes, work.num_ranks
+        meta = INDEX_BYTES + work.expert_ids.shape[1] * (EXPERT_ID_BYTES + WEIGHT_BYTES)
+        channel = self._channel_of_token(work)
+        chunks = self._chunks(
+            work.copy_source, work.copy_rank, channel[work.copy_token], chunk_rows
+        )
+        # Warps of a group share its rows; every warp looks at all tokens of the channel.
+        readers = len(work.copy_token) / max(work.num_tokens, 1)
+        copying = warps.copy_ps(row_bytes, DISPATCH_UNROLL, readers)
+        looked_at = self._tokens_up_to(work, channel, chunks) * self.options.alike
+        busy = looked_at * warps.scan_ps * -(-n // BLOCK_WARPS)
+        busy += -(-chunks.rows * n // BLOCK_WARPS) * copying
+        senders = machine.warp_lanes("deepep-send", self.options.num_sms // 2, n)
+        sent = ring.send(
+            machine, DISPATCH, chunks, senders[chunks.src, chunks.channel, chunks.dst], busy,
+            row_bytes, begun, meta_bytes=meta,
+        )  # fmt: skip
         copied = machine.graph.add(
             len(chunks),
             resource=machine.hbm[chunks.dst],
-            duration_ps=machine.system.hbm.stream_ps(2 * nbytes),
+            duration_ps=machine.system.hbm.stream_ps(2 * chunks.rows * (row_bytes + meta)),
             kind=DISPATCH.memory,
             rank=chunks.dst,
             after=sent.arrived,
         )
+        receivers = machine.warp_lanes("deepep-recv", self.options.num_sms // 2, n)
+        a_row = STAGES * (warps.memory_latency_ps + warps.cache_latency_ps)
         received = machine.graph.add(
             len(chunks),
-            resource=receivers[chunks.dst, chunks.channel],
-            duration_ps=machine.system.sm.copy_out_ps(nbytes),
+            resource=receivers[chunks.dst, chunks.channel, chunks.src],
+            duration_ps=-(-chunks.rows * n // BLOCK_WARPS) * a_row,
             kind=DISPATCH.receive,
             rank=chunks.dst,
             after=copied,
@@ -160,6 +195,18 @@ class DeepEp(Scheme):
             np.concatenate((sent.send, received)), np.concatenate((chunks.src, chunks.dst)), begun
         )
 
+    def _tokens_up_to(self, work: LayerWork, channel: Ints, chunks: ring.Chunks) -> Ints:
+        """(chunk,): tokens of the channel looked at from the end of the chunk before to its end."""
+        token = np.arange(work.num_tokens)
+        lane = work.source_rank * (self.options.num_sms // 2) + channel
+        place = token - np.maximum.accumulate(np.where(np.diff(lane, prepend=-1) != 0, token, 0))
+        last = np.zeros(len(chunks), np.int64)
+        np.maximum.at(last, chunks.of_row, place[work.copy_token] + 1)
+        before = np.concatenate(([0], last[:-1]))
+        is_first = np.diff(chunks.lane, prepend=-1) != 0
+        looked_at: Ints = last - np.where(is_first, 0, before)
+        return looked_at
+
     def _channel_of_token(self, work: LayerWork) -> Ints:
         """(token,): each channel takes a contiguous share of its rank's tokens."""
         channels = self.options.num_sms // 2
@@ -169,42 +216,48 @@ class DeepEp(Scheme):
         channel: Ints = (np.arange(work.num_tokens) - first) // per_channel
         return channel
 
-    def _combine(
-        self, work: LayerWork, machine: Machine, senders: Ints, receivers: Ints, begun: Ints
-    ) -> Ints:
+    def _combine(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
         """Combine kernel: (rank,) marks of its end."""
         _, chunk_rows, ring_rows = self._shipped(work.num_ranks)
-        graph, sm, row_bytes = machine.graph, machine.system.sm, work.combine_row_bytes
+        warps, row_bytes, n = machine.system.warps, work.combine_row_bytes, work.num_ranks
+        channels, alike = self.options.num_sms // 2, self.options.alike
         channel = self._channel_of_token(work)
-        chunks = ring.cut(work.copy_rank, work.copy_source, channel[work.copy_token], chunk_rows)
-        meta = INDEX_BYTES + work.expert_ids.shape[1] * WEIGHT_BYTES
-        sent = ring.send(machine, COMBINE, chunks, senders, row_bytes, begun, meta_bytes=meta)
-
-        # The owner's receiving SM takes its channel's tokens in order, a few at a time, and needs
-        # every contribution to them.
-        token = np.arange(work.num_tokens)
-        lane = work.source_rank * (self.options.num_sms // 2) + channel
-        new_lane = np.diff(lane, prepend=-1) != 0
-        place = token - np.maximum.accumulate(np.where(new_lane, token, 0))
-        group = np.cumsum(place % self.options.reduce_tokens == 0) - 1
-        first = np.flatnonzero(np.diff(group, prepend=-1))
-        rows_in = np.bincount(group[work.copy_token], minlength=len(first))
-        rows_out = np.bincount(group, minlength=len(first))
-        owner = work.source_rank[first]
-        added = graph.add(
-            len(first),
-            resource=receivers[owner, channel[first]],
-            duration_ps=sm.reduce_ps(rows_in * (row_bytes + meta), rows_out * row_bytes),
-            kind=COMBINE.receive,
-            rank=owner,
-            after=begun[owner],
+        chunks = self._chunks(
+            work.copy_rank, work.copy_source, channel[work.copy_token], chunk_rows
         )
-        needs = np.unique(group[work.copy_token] * max(len(chunks), 1) + chunks.of_row)
-        needed_by, needed = np.divmod(needs, max(len(chunks), 1))
-        graph.edges(sent.arrived[needed], added[needed_by])
+        meta = INDEX_BYTES + work.expert_ids.shape[1] * WEIGHT_BYTES
+        copying = warps.copy_ps(row_bytes, COMBINE_UNROLL)
+        senders = machine.warp_lanes("deepep-send", channels, n)
+        sent = ring.send(
+            machine, COMBINE, chunks, senders[chunks.src, chunks.channel, chunks.dst],
+            -(-chunks.rows * n // BLOCK_WARPS) * copying, row_bytes, begun, meta_bytes=meta,
+        )  # fmt: skip
+
+        # The owner's receiving SM adds its channel's tokens in order, a warp for each token.
+        waiting = np.minimum(np.bincount(chunks.lane, chunks.rows), ring_rows).sum() / n
+        sources = np.bincount(work.copy_token, minlength=work.num_tokens)
+        adders = machine.sm_channels("deepep-add", channels)
+        added = machine.graph.add(
+            work.num_tokens,
+            resource=adders[work.source_rank, channel],
+            duration_ps=alike
+            * warps.reduce_ps(
+                sources,
+                row_bytes,
+                num_warps=BLOCK_WARPS - 1,
+                waiting_bytes=int(waiting) * row_bytes,
+            ),
+            latency_ps=warps.reduce_latency_ps(sources, row_bytes),
+            kind=COMBINE.receive,
+            rank=work.source_rank,
+            after=begun[work.source_rank],
+        )
+        machine.graph.edges(sent.arrived[chunks.of_row], added[work.copy_token])
         last_reader = np.zeros(len(chunks), np.int64)
-        np.maximum.at(last_reader, needed, needed_by)
+        np.maximum.at(last_reader, chunks.of_row, work.copy_token)
         ring.return_room(machine, COMBINE, chunks, sent, added[last_reader], ring_rows)
         return machine.gather(
-            np.concatenate((sent.send, added)), np.concatenate((chunks.src, owner)), begun
+            np.concatenate((sent.send, added)),
+            np.concatenate((chunks.src, work.source_rank)),
+            begun,
         )

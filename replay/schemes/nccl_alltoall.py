@@ -132,7 +132,10 @@ class NcclAllToAll(Scheme):
         slice_rows = max(1, options.slice_bytes // row_bytes)
         chunks = ring.cut(src[order], dst[order], channel, slice_rows)
         payload, meta = (row_bytes, 0) if rows else (0, row_bytes)
-        sent = ring.send(machine, kinds, chunks, senders, payload, begun, meta_bytes=meta)
+        sent = ring.send(
+            machine, kinds, chunks, senders[chunks.src, chunks.channel],
+            machine.system.sm.push_ps(chunks.rows * row_bytes), payload, begun, meta_bytes=meta,
+        )  # fmt: skip
         got = machine.graph.add(
             len(chunks),
             resource=receivers[chunks.dst, chunks.channel],
