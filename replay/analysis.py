@@ -17,16 +17,22 @@ from replay.result import (
     LayerResult,
     PhaseTimes,
     PortBytes,
+    SlowToken,
+    TokenLatency,
     Utilisation,
+    UtilisationOverTime,
 )
 
 if TYPE_CHECKING:
     from replay.graph import TaskGraph, Timeline
+    from replay.machine import Machine
     from replay.work import LayerWork
 
 Ints = npt.NDArray[np.int64]
 PORTS = ("uplink", "downlink")
 COMMUNICATION = ("dispatch", "combine")
+NUM_WINDOWS = 64  # of the utilisation over time
+NUM_SLOWEST = 8  # tokens listed one by one
 CAUSES = ("compute", "serialisation", "copying", "overhead", "queueing", "latency", "credits")
 _PHASE_INDEX = np.array(
     [PHASES.index(phase) if (phase := phase_of(kind)) else -1 for kind in Kind], dtype=np.int64
@@ -68,6 +74,7 @@ def measures(
         "wire_bytes": {phase: ports.bytes(phase, "wire") for phase in COMMUNICATION},
         "busiest_port": {phase: ports.busiest(phase) for phase in (*COMMUNICATION, "both")},
         "utilisation": _utilisation(graph, share),
+        "utilisation_over_time": _over_time(graph, timeline),
         "busiest_resource": _busiest_resource(graph, share),
         "exposed_communication_us": us(int(exposed.sum())) / max(len(exposed), 1),
         "exposed_communication_us_per_gpu": [us(time) for time in exposed],
@@ -83,8 +90,10 @@ def layer_result(
     timeline: Timeline,
     ends: Ints,
     work: LayerWork,
+    machine: Machine,
     *,
     phases_separated: bool,
+    trace_rows: Ints | None = None,
     step: int = 0,
     layer_index: int = 0,
     decoder_layer: int = 0,
@@ -95,12 +104,17 @@ def layer_result(
     ----------
     graph, timeline, ends, phases_separated
         See `measures`.
-    work
-        The work the graph was made from.
+    work, machine
+        The work the graph was made from, and the machine that made it.
+    trace_rows
+        (token,): the tokens' rows in the trace.
     step, layer_index, decoder_layer
         Which it is: step, position among the MoE layers, number in the model.
     """
+    latency, slowest = _token_latency(timeline, machine, work, trace_rows)
     return LayerResult(
+        token_latency_us=latency,
+        slowest_tokens=slowest,
         step=step,
         layer_index=layer_index,
         decoder_layer=decoder_layer,
@@ -230,6 +244,74 @@ def _utilisation(graph: TaskGraph, share: npt.NDArray[np.float64]) -> dict[str, 
         )
         for group in np.unique(groups)
     }
+
+
+def _over_time(graph: TaskGraph, timeline: Timeline) -> UtilisationOverTime:
+    window = max(1, -(-timeline.makespan_ps // NUM_WINDOWS))
+    names = sorted(set(graph.resources.groups))
+    index = np.array([names.index(group) for group in graph.resources.groups], np.int64)
+    servers = np.bincount(index, weights=graph.resources.servers, minlength=len(names))
+    served = np.flatnonzero((graph.resource >= 0) & (graph.duration_ps > 0))
+    row = index[graph.resource[served]] * (NUM_WINDOWS + 1)
+    start, end = timeline.start_ps[served], timeline.end_ps[served]
+    first, last = start // window, end // window
+    size = len(names) * (NUM_WINDOWS + 1)
+    # A task fills what is left of its first window and part of its last, less one window where the
+    # two are one; windows between them it fills whole.
+    busy = np.bincount(row + first, weights=(first + 1) * window - start, minlength=size)
+    busy += np.bincount(row + last, weights=end - last * window, minlength=size)
+    busy -= window * np.bincount(row[first == last] + first[first == last], minlength=size)
+    inside = last > first + 1
+    whole = np.bincount(row[inside] + first[inside] + 1, minlength=size)
+    whole = whole - np.bincount(row[inside] + last[inside], minlength=size)
+    busy = busy.reshape(len(names), -1) + window * np.cumsum(whole.reshape(len(names), -1), axis=1)
+    share = busy[:, :NUM_WINDOWS] / (servers[:, None] * window)
+    return UtilisationOverTime(
+        window_us=us(window),
+        groups={name: np.round(share[i], 6).tolist() for i, name in enumerate(names)},
+    )
+
+
+def _token_latency(
+    timeline: Timeline, machine: Machine, work: LayerWork, trace_rows: Ints | None
+) -> tuple[TokenLatency, list[SlowToken]]:
+    never = np.iinfo(np.int64).max
+    begin = np.full(work.num_tokens, never)
+    finish = np.full(work.num_tokens, -1, np.int64)
+    tokens, tasks = machine.followed("sent")
+    np.minimum.at(begin, tokens, timeline.start_ps[tasks])
+    tokens, tasks = machine.followed("combined")
+    np.maximum.at(finish, tokens, timeline.visible_ps[tasks])
+    travelled = np.flatnonzero((work.expert_ids >= 0).any(axis=1) & (begin < never))
+    latency = finish[travelled] - begin[travelled]
+    if not len(travelled):
+        nothing = dict.fromkeys(("mean_us", "p50_us", "p90_us", "p99_us", "max_us"), 0.0)
+        return TokenLatency(num_tokens=0, **nothing), []
+    ordered = np.sort(latency)
+
+    def quantile(share: float) -> float:
+        return us(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
+
+    slowest = travelled[np.lexsort((travelled, -latency))[:NUM_SLOWEST]]
+    return TokenLatency(
+        num_tokens=len(travelled),
+        mean_us=us(int(latency.sum())) / len(latency),
+        p50_us=quantile(0.5),
+        p90_us=quantile(0.9),
+        p99_us=quantile(0.99),
+        max_us=us(ordered[-1]),
+    ), [
+        SlowToken(
+            token=int(token),
+            trace_row=None if trace_rows is None else int(trace_rows[token]),
+            rank=int(work.source_rank[token]),
+            experts=[int(expert) for expert in work.expert_ids[token] if expert >= 0],
+            sent_us=us(begin[token]),
+            combined_us=us(finish[token]),
+            latency_us=us(finish[token] - begin[token]),
+        )
+        for token in slowest
+    ]
 
 
 def _busiest_resource(graph: TaskGraph, share: npt.NDArray[np.float64]) -> BusiestResource:

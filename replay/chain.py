@@ -37,6 +37,8 @@ class ChainLink:
         Which it is: step, position among the MoE layers, number in the model.
     work
         Makes the layer's work; called when its tasks are added, so that only one is in memory.
+    trace_rows
+        (token,): the tokens' rows in the trace.
     tokens, context
         (rank,): see `Between.before_layer`.
     """
@@ -45,6 +47,7 @@ class ChainLink:
     layer_index: int
     decoder_layer: int
     work: Callable[[], LayerWork]
+    trace_rows: Ints
     tokens: Ints
     context: Ints
 

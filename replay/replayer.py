@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -63,17 +63,35 @@ def make_work(
     )
 
 
-def build_graph(work: LayerWork, system: System, scheme: Scheme) -> tuple[TaskGraph, Ints]:
-    """Let a scheme describe the work of a layer.
+class Built(NamedTuple):
+    """One layer as a graph.
 
-    Returns
-    -------
-    The graph, and (rank,) the task after which each rank's tokens are combined.
+    Attributes
+    ----------
+    graph
+        The tasks.
+    ends
+        (rank,) the task after which each rank's tokens are combined.
+    machine
+        Resources, and what was remembered of the tokens.
     """
+
+    graph: TaskGraph
+    ends: Ints
+    machine: Machine
+
+
+def build_layer(work: LayerWork, system: System, scheme: Scheme) -> Built:
+    """Let a scheme describe the work of one layer."""
     builder = GraphBuilder(KIND_NAMES)
     machine = Machine(system, builder, work.num_ranks)
     ends = scheme.build(work, machine, machine.mark(machine.ranks))
-    return builder.build(), ends
+    return Built(builder.build(), ends, machine)
+
+
+def build_graph(work: LayerWork, system: System, scheme: Scheme) -> tuple[TaskGraph, Ints]:
+    """Graph and ends of `build_layer`."""
+    return build_layer(work, system, scheme)[:2]
 
 
 def replay_layer(
@@ -81,18 +99,29 @@ def replay_layer(
     system: System,
     scheme: Scheme,
     *,
+    trace_rows: Ints | None = None,
     step: int = 0,
     layer_index: int = 0,
     decoder_layer: int = 0,
 ) -> LayerResult:
-    """Replay one layer that begins on all ranks at once."""
-    graph, ends = build_graph(work, system, scheme)
+    """Replay one layer that begins on all ranks at once.
+
+    Parameters
+    ----------
+    trace_rows
+        (token,): the tokens' rows in the trace, for the report of the slowest.
+    step, layer_index, decoder_layer
+        Which it is.
+    """
+    built = build_layer(work, system, scheme)
     return layer_result(
-        graph,
-        schedule(graph),
-        ends,
+        built.graph,
+        schedule(built.graph),
+        built.ends,
         work,
+        built.machine,
         phases_separated=scheme.phases_separated,
+        trace_rows=trace_rows,
         step=step,
         layer_index=layer_index,
         decoder_layer=decoder_layer,
@@ -194,6 +223,7 @@ def run(
                 link.work(),
                 system,
                 chosen,
+                trace_rows=link.trace_rows,
                 step=link.step,
                 layer_index=link.layer_index,
                 decoder_layer=link.decoder_layer,
@@ -217,6 +247,7 @@ def _link(
         work=lambda: make_work(
             trace, batch, layer=position, placement=placement, precision=numbers
         ),
+        trace_rows=batch.rows,
         tokens=count,
         context=context.astype(np.int64),
     )

@@ -56,6 +56,58 @@ class Utilisation(_Strict):
     max: float = Field(ge=0, le=1)
 
 
+class UtilisationOverTime(_Strict):
+    """Share of each class of resources in service, window by window.
+
+    Attributes
+    ----------
+    window_us
+        Length of a window; the first begins at 0, the last may reach past the end.
+    groups
+        For each class, the share (0 to 1) of all its servers in each window.
+    """
+
+    window_us: float
+    groups: dict[str, list[float]]
+
+
+class TokenLatency(_Strict):
+    """Time of the tokens from the start of their dispatch until they are combined.
+
+    Attributes
+    ----------
+    num_tokens
+        Tokens with at least one expert; the others have no way to go.
+    """
+
+    num_tokens: int
+    mean_us: float
+    p50_us: float
+    p90_us: float
+    p99_us: float
+    max_us: float
+
+
+class SlowToken(_Strict):
+    """One of the tokens that took longest.
+
+    Attributes
+    ----------
+    token
+        Its place in the batch, tokens ordered by owner.
+    trace_row
+        Its row in the trace, where that is known.
+    """
+
+    token: int
+    trace_row: int | None
+    rank: int
+    experts: list[int]
+    sent_us: float
+    combined_us: float
+    latency_us: float
+
+
 class BusiestResource(_Strict):
     """The resource that is busy for the largest share of the layer."""
 
@@ -136,6 +188,7 @@ class Measures(_Strict):
     wire_bytes: dict[str, PortBytes]
     busiest_port: dict[str, BusiestPort]
     utilisation: dict[str, Utilisation]
+    utilisation_over_time: UtilisationOverTime
     busiest_resource: BusiestResource
     exposed_communication_us: float
     exposed_communication_us_per_gpu: list[float]
@@ -152,6 +205,8 @@ class LayerResult(Measures):
     layer_index: int
     decoder_layer: int
     routing: dict[str, float]
+    token_latency_us: TokenLatency
+    slowest_tokens: list[SlowToken]
 
 
 class ChainedLayer(_Strict):

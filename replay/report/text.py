@@ -125,6 +125,8 @@ def summary_tables(result: Result) -> Group:
         path.add_row(what, f"{time_us:,.1f}", f"{time_us / max(slowest.makespan_us, 1e-12):.1%}")
     layers = _layer_table(result) if result.chain is None else _chain_table(result.chain)
     parts: list[Text | Table] = [Text(_heading(result)), layers, phases, path]
+    if isinstance(slowest, LayerResult):
+        parts.append(Text(_token_note(slowest)))
     if result.chain is not None:
         parts.append(Text(_chain_note(result.chain)))
     return Group(*parts)
@@ -167,6 +169,19 @@ def _chain_table(chain: ChainResult) -> Table:
     if left > 0:
         table.caption = f"the last {MOST_CHAINED_ROWS}; {left} more in the JSON"
     return table
+
+
+def _token_note(layer: LayerResult) -> str:
+    latency = layer.token_latency_us
+    text = (
+        f"A token takes {latency.mean_us:,.1f} us from dispatch to combine: half of them "
+        f"{latency.p50_us:,.1f}, 99 % {latency.p99_us:,.1f}, the slowest {latency.max_us:,.1f}"
+    )
+    if layer.slowest_tokens:
+        token = layer.slowest_tokens[0]
+        row = f" (row {token.trace_row} of the trace)" if token.trace_row is not None else ""
+        text += f"\n(rank {token.rank}{row}, experts {', '.join(map(str, token.experts))})"
+    return text + "."
 
 
 def _chain_note(chain: ChainResult) -> str:

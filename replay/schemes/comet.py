@@ -115,6 +115,7 @@ class Comet(Scheme):
         index = np.arange(len(order))
         in_segment = index - np.maximum.accumulate(np.where(new_segment, index, 0))
         is_first = in_segment % self.options.message_rows == 0
+        message_of_row = np.cumsum(is_first) - 1
         message_tile, message_distance = tile[is_first], distance[order][is_first]
         rows = np.diff(np.append(np.flatnonzero(is_first), len(order)))
         remote = message_distance > 0
@@ -134,6 +135,11 @@ class Comet(Scheme):
             rank=reader,
             after=begun[reader],
         )
+        is_local = ~remote[message_of_row]
+        token = work.pair_token[order]
+        fetch_of_message = np.cumsum(remote) - 1
+        machine.follow("sent", token[~is_local], fetch[fetch_of_message[message_of_row[~is_local]]])
+        machine.follow("sent", token[is_local], begun[work.source_rank[token[is_local]]])
         graph.edges(begun[source], fetch)  # the rows can be read once their rank is in the kernel
         data = machine.read(DISPATCH, reader, source, row_bytes, fetch, rows=rows)
         ready = machine.mark(tiles.rank, begun[tiles.rank])
@@ -236,4 +242,5 @@ class Comet(Scheme):
         needs = np.unique(group[token[order]] * max(len(src), 1) + np.cumsum(is_first) - 1)
         needed_by, needed = np.divmod(needs, max(len(src), 1))
         graph.edges(arrived[needed], added[needed_by])
+        machine.follow("combined", np.arange(work.num_tokens), added[group])
         return machine.gather(added, group_owner, complete)

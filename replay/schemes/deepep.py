@@ -171,6 +171,7 @@ class DeepEp(Scheme):
             machine, DISPATCH, chunks, senders[chunks.src, chunks.channel, chunks.dst], busy,
             row_bytes, begun, meta_bytes=meta,
         )  # fmt: skip
+        machine.follow("sent", work.copy_token, sent.send[chunks.of_row])
         copied = machine.graph.add(
             len(chunks),
             resource=machine.hbm[chunks.dst],
@@ -253,6 +254,7 @@ class DeepEp(Scheme):
             after=begun[work.source_rank],
         )
         machine.graph.edges(sent.arrived[chunks.of_row], added[work.copy_token])
+        machine.follow("combined", np.arange(work.num_tokens), added)
         last_reader = np.zeros(len(chunks), np.int64)
         np.maximum.at(last_reader, chunks.of_row, work.copy_token)
         ring.return_room(machine, COMBINE, chunks, sent, added[last_reader], ring_rows)

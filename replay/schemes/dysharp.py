@@ -115,6 +115,7 @@ class DySharp(Scheme):
             rank=src,
             after=begun[src],
         )
+        machine.follow("sent", sends, stored)
         arrived = np.empty(len(work.copy_token), np.int64)
         if self.in_switch:
             arrived[remote] = machine.multicast(
@@ -135,6 +136,7 @@ class DySharp(Scheme):
             rank=rank,
             after=begun[rank],
         )
+        machine.follow("sent", work.copy_token[local], arrived[local])
         return arrived
 
     # ---- experts ---------------------------------------------------------------------------------
@@ -247,6 +249,7 @@ class DySharp(Scheme):
             after=complete[tokens],
         )
         graph.edges(summed, written[place[last_of]])
+        machine.follow("combined", tokens, written)
         return machine.gather(written, rank, begun)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from replay.schemes.base import Scheme
 from replay.schemes.experts import separate_kernels
 
@@ -24,4 +26,8 @@ class Ideal(Scheme):
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add GEMM-1, activation and GEMM-2 on all SMs of each rank."""
         pool = machine.sm_pool("sm", machine.system.sm.num_sms)
-        return separate_kernels(machine, work, pool, start)
+        ends = separate_kernels(machine, work, pool, start)
+        token = np.arange(work.num_tokens)
+        machine.follow("sent", token, start[work.source_rank])
+        machine.follow("combined", token, ends[work.source_rank])
+        return ends

@@ -81,7 +81,9 @@ class NcclAllToAll(Scheme):
         permuted = machine.memory_kernel(Kind.PERMUTE, (tokens + sent_rows) * b_d, counts)
         begun = machine.gather(machine.launch(waited), machine.ranks, permuted)
         channels = self._channels(machine)
-        arrived = self._alltoall(machine, DISPATCH, channels, src, dst, b_d, begun)
+        arrived = self._alltoall(
+            machine, DISPATCH, channels, src, dst, b_d, begun, tokens=work.pair_token
+        )
         begun = machine.kernel(arrived)
         weights = self._alltoall(
             machine, DISPATCH, channels, src, dst, PROB_BYTES, begun, rows=False
@@ -96,7 +98,9 @@ class NcclAllToAll(Scheme):
 
         begun = machine.kernel(unsort)
         arrived = self._alltoall(machine, COMBINE, channels, dst, src, b_c, begun)
-        return machine.memory_kernel(Kind.UNPERMUTE, (sent_rows + tokens) * b_c, arrived)
+        ends = machine.memory_kernel(Kind.UNPERMUTE, (sent_rows + tokens) * b_c, arrived)
+        machine.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
+        return ends
 
     def _channels(self, machine: Machine) -> tuple[Ints, Ints]:
         channels = self.options.channels
@@ -114,11 +118,13 @@ class NcclAllToAll(Scheme):
         row_bytes: int,
         begun: Ints,
         rows: bool = True,
+        tokens: Ints | None = None,
     ) -> Ints:
         """One all-to-all-v kernel: (rank,) marks when a rank's sends and receives are through.
 
         Rows of `row_bytes` go from `src` to `dst`; the own rank's rows go through the same kernel
-        as a copy in memory. `rows` tells token rows from other data, which is not payload.
+        as a copy in memory. `rows` tells token rows from other data, which is not payload;
+        `tokens` are the rows' tokens, where their way begins here.
         """
         options, n = self.options, machine.num_ranks
         senders, receivers = channels
@@ -136,6 +142,8 @@ class NcclAllToAll(Scheme):
             machine, kinds, chunks, senders[chunks.src, chunks.channel],
             machine.system.sm.push_ps(chunks.rows * row_bytes), payload, begun, meta_bytes=meta,
         )  # fmt: skip
+        if tokens is not None:
+            machine.follow("sent", tokens[order], sent.send[chunks.of_row])
         got = machine.graph.add(
             len(chunks),
             resource=receivers[chunks.dst, chunks.channel],

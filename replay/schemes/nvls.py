@@ -102,6 +102,7 @@ class Nvls(Scheme):
         if not len(rank):  # a GPU alone has nobody to gather from
             return begun
         nbytes = rows * work.dispatch_row_bytes
+        of_token = np.repeat(np.arange(len(owner)), rows)
         stored = machine.graph.add(
             len(owner),
             resource=pool[owner],
@@ -110,6 +111,7 @@ class Nvls(Scheme):
             rank=owner,
             after=begun[owner],
         )
+        machine.follow("sent", np.arange(work.num_tokens), stored[of_token])
         arrived = machine.multicast(
             DISPATCH, owner, block, rank, work.dispatch_row_bytes, stored,
             rows=rows, fixed_group=True,
@@ -145,4 +147,6 @@ class Nvls(Scheme):
             rank=owner,
             after=total,
         )
+        of_token = np.repeat(np.arange(len(owner)), rows)
+        machine.follow("combined", np.arange(work.num_tokens), written[of_token])
         return machine.gather(written, owner, begun)
