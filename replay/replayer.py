@@ -206,6 +206,13 @@ def run(
             f"{system.num_gpus} GPUs"
         )
         raise UserError(message)
+    if batches[0].num_ranks > system.fabric.gpus_per_domain:
+        message = (
+            f"{batches[0].num_ranks} ranks were asked for; an NVLink domain of system "
+            f"{system.name!r} has {system.fabric.gpus_per_domain} GPUs, and no scheme knows the "
+            "network between domains yet"
+        )
+        raise UserError(message)
     numbers = Precision(precision or trace.model_shape.default_precision)
     links = [
         _link(trace, batch, number, position, placement, numbers)
@@ -350,6 +357,9 @@ def _layers(layer: Layers, num_layers: int) -> list[int]:
     if layer == "all":
         return list(range(num_layers))
     positions = [layer] if isinstance(layer, int | str) else list(layer)
+    if not positions:
+        message = f"no layer was asked for; the trace has MoE layers 0..{num_layers - 1}, or 'all'"
+        raise UserError(message)
     for position in positions:
         if not isinstance(position, int | np.integer) or not 0 <= position < num_layers:
             message = f"layer {position!r}: the trace has MoE layers 0..{num_layers - 1}, or 'all'"

@@ -125,7 +125,7 @@ def _convert(scheme: str, name: str, value: Any, wanted: type) -> Any:
             return wanted(value)
         except ValueError:
             pass
-    expected = {bool: "true or false", int: "a whole number", float: "a number"}
+    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     message = f"option {name}={value!r} of scheme {scheme!r}: expected {expected[wanted]}"
     raise UserError(message)
 
