@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from replay.errors import UserError
 from replay.kinds import Kind, PhaseKinds
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class Machine:
         The same group and size is the same pool, in whichever layer it is asked for.
         """
         key = (group, num_sms)
+        self._check_sms(group, num_sms)
         if key not in self._sms:
             self._sms[key] = self._each(group, servers=num_sms)
         return self._sms[key]
@@ -122,6 +124,7 @@ class Machine:
         warps serve them. The same group and size is the same SMs, in whichever layer.
         """
         key = (group, num_channels)
+        self._check_sms(group, num_channels)
         if key not in self._sms:
             self._sms[key] = np.array(
                 [
@@ -134,6 +137,12 @@ class Machine:
                 dtype=np.int64,
             ).reshape(self.num_ranks, num_channels)
         return self._sms[key]
+
+    def _check_sms(self, group: str, num_sms: int) -> None:
+        has = self.system.sm.num_sms
+        if num_sms > has:
+            message = f"{num_sms} SMs were asked for as {group!r}; the GPU has {has}"
+            raise UserError(message)
 
     def rings(self, num_channels: int, rows: int) -> Ints:
         """Ring buffers in the receivers' memory: credit pools (source, destination, channel).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,25 @@ def place(spec: str, num_experts: int, num_ranks: int, layer: int = 0) -> Placem
     else:
         raise unknown("placement", spec, (*KINDS[:2], "random:SEED", "file:PATH"))
     return Placement(ranks.astype(np.int32), num_ranks, spec)
+
+
+def identify(spec: str) -> str:
+    """Specification as a result records it: of a file, also a hash of what it says.
+
+    Raises
+    ------
+    UserError
+        If the file cannot be read.
+    """
+    kind, _, argument = spec.partition(":")
+    if kind != "file":
+        return spec
+    try:
+        content = Path(argument).read_bytes()
+    except (OSError, ValueError) as error:
+        message = f"placement file {argument}: {error}"
+        raise UserError(message) from None
+    return f"{spec} (SHA-256 {hashlib.sha256(content).hexdigest()})"
 
 
 def _random(seed: str, num_experts: int, num_ranks: int, layer: int) -> npt.NDArray[np.int64]:

@@ -15,7 +15,7 @@ from replay.errors import UserError, unknown
 from replay.graph import GraphBuilder, schedule
 from replay.kinds import KIND_NAMES
 from replay.machine import Machine
-from replay.placement import place
+from replay.placement import identify, place
 from replay.result import ChainResult, Comparison, LayerResult, Measures, Result, Totals, run_id
 from replay.schemes import SCHEMES, Scheme, supported
 from replay.work import ExpertShape, LayerWork, Precision
@@ -397,7 +397,7 @@ def _describe(
         "system": system.describe(),
         "scheme": scheme.describe(),
         "batch": {"num_ranks": batch.num_ranks, "phase": batch.phase, **batch.description},
-        "placement": placement,
+        "placement": identify(placement),
         "precision": precision.name,
     }
 
