@@ -73,6 +73,7 @@ def recorded() -> Callable[..., tracegen.RoutingTrace]:
 def synthetic() -> Callable[..., tracegen.RoutingTrace]:
     """Make a trace that carries ranks: OLMoE's 64 experts, top-8, two layers."""
 
+    @cache
     def make(
         ranks: int = 4, tokens_per_rank: int = 6, kind: str = "uniform", **more: object
     ) -> tracegen.RoutingTrace:
