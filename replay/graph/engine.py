@@ -37,8 +37,8 @@ def schedule(graph: TaskGraph) -> Timeline:
     ------
     EngineError
         If tasks wait for credits for ever, if a task gives credits back that have not been taken
-        yet, or if the schedule is longer than the clock can count (40 hours with 64 resources,
-        shorter in proportion to more).
+        yet, or if the schedule is longer than the clock can count: 2**63 picoseconds over the number
+        of resources and their distinct latencies, so 40 hours with 64 and 15 minutes with 10,000.
 
     Examples
     --------
