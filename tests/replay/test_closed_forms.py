@@ -28,6 +28,8 @@ ROUND = {
     "gpu.num_sms": 100, "gpu.sm_push_GB_per_s": 100.0, "gpu.sm_read_GB_per_s": 200.0,
     "gpu.sm_write_GB_per_s": 50.0, "gpu.write_visibility_ns": 30.0,
     "gpu.remote_read_access_ns": 20.0,
+    "gpu.l2_latency_ns": 20.0, "hbm.latency_ns": 60.0,
+    "warp.scan_ns": 3.0, "warp.row_ns": 40.0, "warp.round_ns": 100.0,
     "hbm.peak_GB_per_s": 10000.0, "hbm.stream_efficiency": 0.5,
     "compute.bf16_peak_TFLOP_per_s": 100.0, "compute.bf16_efficiency": 1.0,
     "compute.mma_rows": 64, "compute.tile_overhead_ns": 11.0,
@@ -107,14 +109,16 @@ def test_deepep_dispatches_one_chunk_in_the_sum_of_its_steps() -> None:
     wire = write_packets(nbytes)
     assert wire == 16 * 9 * 16 + 32
     one_way = UP + DOWN
+    loading = 2048 / (5 * 512) * (100 + 60)  # rounds of five loads of 512 B; latency of memory
+    assert loading == 128
     expected = (
-        nbytes * 10  # the sender's stores
+        3 * NS + (40 + 128) * NS  # one token looked at, one row begun and copied by a warp
         + wire + UP  # uplink, switch
         + wire + DOWN + VISIBLE
         + one_way  # the acknowledgement that releases the tail
         + one_way + VISIBLE + POLL  # the tail, seen by the receiver
         + -(-2 * nbytes // 5)  # the copy through HBM
-        + nbytes * 20  # and through the receiving SM
+        + 2 * (60 + 20) * NS  # and in two halves through the receiving warp
     )  # fmt: skip
     assert finish(timeline, Kind.DISPATCH_RECEIVE) - begin(timeline, Kind.DISPATCH_SEND) == expected
 
@@ -123,7 +127,7 @@ def test_deepep_chunks_of_a_ring_wait_for_room() -> None:
     # Twelve tokens of one channel in chunks of six through a ring of six: one after the other.
     ids = np.full((12, 1), 1, np.int32)
     layer = small_layers.work(ids, 2, 2, tokens_of_rank=[12, 0], shape=ExpertShape(1024, 64))
-    options = {"num_sms": 2, "dispatch_chunk": 6, "combine_chunk": 6, "reduce_tokens": 6}
+    options = {"num_sms": 2, "dispatch_chunk": 6, "combine_chunk": 6}
     tight = run(layer, "deepep", ring_tokens=6, **options)
     roomy = run(layer, "deepep", ring_tokens=12, **options)
     sends = tasks(tight, Kind.DISPATCH_SEND)
