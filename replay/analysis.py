@@ -118,6 +118,7 @@ def layer_result(
         step=step,
         layer_index=layer_index,
         decoder_layer=decoder_layer,
+        is_backward=work.is_backward,
         routing=work.summary(),
         **measures(graph, timeline, ends, phases_separated=phases_separated),
     )

@@ -33,11 +33,16 @@ class Between:
         The hardware.
     precision
         Type of the dense GEMMs, ``"bf16"`` or ``"fp8"``; attention itself is BF16.
+    is_backward
+        Whether gradients flow: a GEMM has two products instead of one, attention five instead of
+        two (it recomputes the scores; FlashAttention-2, arXiv 2307.08691), the rest twice the
+        bytes.
     """
 
     shape: ModelShape
     system: System
     precision: str
+    is_backward: bool = False
     _gemms: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
     @property
@@ -130,11 +135,13 @@ class Between:
         key = (rows, n, k)
         if key not in self._gemms:
             self._gemms[key] = self.system.compute.gemm_time_ps(rows, n, k, self.precision)
-        return self._gemms[key] + self._gap
+        return (2 if self.is_backward else 1) * (self._gemms[key] + self._gap)
 
     def _core(self, flop: int, nbytes: int) -> int:
         """One attention kernel: the slower of its products and of what it streams."""
         seconds = flop / self.system.compute.peak_flop_per_s("bf16")
+        if self.is_backward:
+            seconds, nbytes = 2.5 * seconds, 2 * nbytes
         return max(round(seconds * 1e12), self.system.hbm.stream_ps(nbytes)) + self._gap
 
     def _norm(self, tokens: int) -> int:
@@ -142,7 +149,8 @@ class Between:
         return self._memory(4 * tokens * self.shape.hidden * BF16)
 
     def _memory(self, nbytes: int) -> int:
-        return self.system.hbm.stream_ps(nbytes) + self._gap
+        factor = 2 if self.is_backward else 1
+        return self.system.hbm.stream_ps(factor * nbytes) + self._gap
 
     @property
     def _gap(self) -> int:

@@ -35,6 +35,8 @@ class ChainLink:
     ----------
     step, layer_index, decoder_layer
         Which it is: step, position among the MoE layers, number in the model.
+    between
+        Times of what lies before it (forward) or behind it (backward); charged before it in both.
     work
         Makes the layer's work; called when its tasks are added, so that only one is in memory.
     trace_rows
@@ -46,6 +48,7 @@ class ChainLink:
     step: int
     layer_index: int
     decoder_layer: int
+    between: Between
     work: Callable[[], LayerWork]
     trace_rows: Ints
     tokens: Ints
@@ -54,7 +57,6 @@ class ChainLink:
 
 def replay_chain(
     links: Sequence[ChainLink],
-    between: Between,
     system: System,
     scheme: Scheme,
     num_ranks: int,
@@ -68,8 +70,6 @@ def replay_chain(
     ----------
     links
         At least one layer, in order.
-    between
-        Times of what lies between them.
     barrier_us
         Passed on to the result.
     progress
@@ -81,7 +81,7 @@ def replay_chain(
     starts, finishes, routing = [], [], []
     spent = np.zeros(num_ranks, np.int64)
     for link in links:
-        duration = between.before_layer(link.decoder_layer, link.tokens, link.context)
+        duration = link.between.before_layer(link.decoder_layer, link.tokens, link.context)
         spent += duration
         start = builder.add(
             num_ranks,
@@ -106,12 +106,13 @@ def replay_chain(
         for link, start, finish in zip(links, starts, finishes, strict=True)
     ]
     steps = {link.step for link in links}
+    passes = {link.between.is_backward for link in links}
     return ChainResult(
         num_steps=len(steps),
-        num_layers=len(links) // len(steps),
+        num_layers=len(links) // (len(steps) * len(passes)),
         layers=layers,
         between_us=us(int(spent.sum())) / num_ranks,
-        left_out=between.left_out,
+        left_out=links[0].between.left_out,
         barrier_us=barrier_us,
         routing={key: float(np.mean([row[key] for row in routing])) for key in routing[0]},
         **measures(graph, timeline, ends, phases_separated=False),
@@ -122,6 +123,7 @@ def _chained_layer(link: ChainLink, start: Ints, end: Ints) -> ChainedLayer:
     return ChainedLayer(
         step=link.step,
         layer_index=link.layer_index,
+        is_backward=link.between.is_backward,
         start_us=(us(start.min()), us(start.max())),
         end_us=(us(end.min()), us(end.max())),
         mean_us=us(int((end - start).sum())) / len(start),

@@ -52,6 +52,7 @@ PhaseOption = Annotated[
 ]
 StepOption = Annotated[int, typer.Option("--step", help="Later steps take later tokens.")]
 StepsOption = Annotated[int, typer.Option("--steps", help="Steps in sequence.")]
+PassOption = Annotated[str, typer.Option("--pass", help="forward, backward or training.")]
 BarrierOption = Annotated[
     bool, typer.Option("--barrier", help="Each layer by itself, instead of chained per GPU.")
 ]
@@ -77,6 +78,7 @@ def run(
     phase: PhaseOption = None,
     step: StepOption = 0,
     steps: StepsOption = 1,
+    pass_: PassOption = "forward",
     barrier: BarrierOption = False,
     placement: PlacementOption = "contiguous",
     precision: PrecisionOption = None,
@@ -91,7 +93,7 @@ def run(
     from replay.report.text import summary_tables
 
     settings = _settings(
-        ranks, tokens_per_rank, layer, phase, step, steps, barrier, placement, precision
+        ranks, tokens_per_rank, layer, phase, step, steps, pass_, barrier, placement, precision
     )
     options = {key: value for _, key, value in _options(option, [scheme])}
     loaded, machine = _load(trace, system, set_, settings)
@@ -126,6 +128,7 @@ def compare(
     phase: PhaseOption = None,
     step: StepOption = 0,
     steps: StepsOption = 1,
+    pass_: PassOption = "forward",
     barrier: BarrierOption = False,
     placement: PlacementOption = "contiguous",
     precision: PrecisionOption = None,
@@ -142,7 +145,7 @@ def compare(
     from replay.schemes import supported
 
     settings = _settings(
-        ranks, tokens_per_rank, layer, phase, step, steps, barrier, placement, precision
+        ranks, tokens_per_rank, layer, phase, step, steps, pass_, barrier, placement, precision
     )
     loaded, machine = _load(trace, system, set_, settings)
     schemes = scheme or supported(machine)
@@ -214,6 +217,7 @@ def _settings(
     phase: str | None,
     step: int,
     steps: int,
+    direction: str,
     barrier: bool,
     placement: str,
     precision: str | None,
@@ -225,6 +229,7 @@ def _settings(
         "phase": phase,
         "step": step,
         "steps": steps,
+        "direction": direction,
         "barrier": barrier,
         "placement": placement,
         "precision": precision,

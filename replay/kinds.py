@@ -44,6 +44,8 @@ class Kind(IntEnum):
     NOTIFY_UP = 32  # "this token's rows are ready", from the expert's rank to the owner
     NOTIFY_DOWN = 33
     BETWEEN = 34  # everything of a layer that is not its routed experts
+    WGRAD = 35  # gradients of the experts' weights
+    WGRAD_MEMORY = 36
 
 
 KIND_NAMES: tuple[str, ...] = tuple(kind.name.lower().replace("_", "-") for kind in Kind)
@@ -55,6 +57,7 @@ PHASES = (
     "gemm1",
     "activation",
     "gemm2",
+    "wgrad",
     "unpermute",
     "combine",
     "between",
@@ -84,6 +87,8 @@ COMPUTE = frozenset(
         Kind.UNPERMUTE,
         Kind.LAYOUT,
         Kind.BETWEEN,
+        Kind.WGRAD,
+        Kind.WGRAD_MEMORY,
     }
 )
 """Work on a GPU's own data. Permutes and local reductions count too, as in COMET (section 5)."""

@@ -26,13 +26,21 @@ if TYPE_CHECKING:
     from replay.machine import Ints
     from tracegen import RoutingTrace
 
+DIRECTIONS = {"forward": (False,), "backward": (True,), "training": (False, True)}
+
 Layers = int | Sequence[int] | str
 
 BASELINES = ("deepep", "nccl-alltoall")  # what speed-ups are given over, in order of preference
 
 
 def make_work(
-    trace: RoutingTrace, batch: Batch, *, layer: int, placement: str, precision: Precision
+    trace: RoutingTrace,
+    batch: Batch,
+    *,
+    layer: int,
+    placement: str,
+    precision: Precision,
+    is_backward: bool = False,
 ) -> LayerWork:
     """Put together the work of one layer.
 
@@ -60,6 +68,7 @@ def make_work(
         placement=place(placement, num_experts, batch.num_ranks, layer),
         shape=ExpertShape(shape.hidden, shape.moe_intermediate, shape.gated),
         precision=precision,
+        is_backward=is_backward,
     )
 
 
@@ -139,6 +148,7 @@ def run(
     phase: str | None = None,
     step: int = 0,
     steps: int = 1,
+    direction: str = "forward",
     barrier: bool = False,
     compare_barrier: bool = False,
     placement: str = "contiguous",
@@ -167,6 +177,9 @@ def run(
         Position of a MoE layer, several of them, or "all".
     steps
         How many steps in sequence, beginning with `step`.
+    direction
+        ``"forward"``, ``"backward"`` (the layers from the last to the first), or ``"training"``:
+        forward, then backward.
     barrier
         Replay every layer by itself instead of chaining them: each begins on all GPUs at once.
     compare_barrier
@@ -214,14 +227,24 @@ def run(
         )
         raise UserError(message)
     numbers = Precision(precision or trace.model_shape.default_precision)
+    if direction not in DIRECTIONS:
+        raise unknown("direction", direction, DIRECTIONS)
+    passes = DIRECTIONS[direction]
+    positions = _layers(layer, trace.num_layers)
+    if not positions:
+        message = f"no layer was asked for; the trace has MoE layers 0..{trace.num_layers - 1}"
+        raise UserError(message)
+    betweens = [Between(trace.model_shape, system, numbers.name, back) for back in (False, True)]
     links = [
-        _link(trace, batch, number, position, placement, numbers)
+        _link(trace, batch, number, position, placement, numbers, betweens[is_backward])
         for number, batch in enumerate(batches, start=step)
-        for position in _layers(layer, trace.num_layers)
+        for is_backward in passes
+        for position in (reversed(positions) if is_backward else positions)
     ]
     description = _describe(trace, system, chosen, batches[0], placement, numbers)
+    description["direction"] = direction
     if len(links) > 1 and not barrier:
-        chain = _chain(trace, system, chosen, links, numbers, compare_barrier, progress)
+        chain = _chain(system, chosen, links, compare_barrier, progress)
         return _result(description, links, [], chain)
     results = []
     for link in links:
@@ -242,7 +265,13 @@ def run(
 
 
 def _link(
-    trace: RoutingTrace, batch: Batch, step: int, position: int, placement: str, numbers: Precision
+    trace: RoutingTrace,
+    batch: Batch,
+    step: int,
+    position: int,
+    placement: str,
+    numbers: Precision,
+    between: Between,
 ) -> ChainLink:
     attended = trace.tokens.position[batch.rows].astype(np.int64) + 1
     count = np.bincount(batch.source_rank, minlength=batch.num_ranks)
@@ -251,8 +280,14 @@ def _link(
         step=step,
         layer_index=position,
         decoder_layer=int(trace.moe_layer_index[position]),
+        between=between,
         work=lambda: make_work(
-            trace, batch, layer=position, placement=placement, precision=numbers
+            trace,
+            batch,
+            layer=position,
+            placement=placement,
+            precision=numbers,
+            is_backward=between.is_backward,
         ),
         trace_rows=batch.rows,
         tokens=count,
@@ -261,24 +296,20 @@ def _link(
 
 
 def _chain(
-    trace: RoutingTrace,
     system: System,
     scheme: Scheme,
     links: list[ChainLink],
-    numbers: Precision,
     compare_barrier: bool,
     progress: Callable[[], object] | None,
 ) -> ChainResult:
-    between = Between(trace.model_shape, system, numbers.name)
     barrier_ps = 0
     if compare_barrier:
         for link in links:
-            spent = between.before_layer(link.decoder_layer, link.tokens, link.context)
+            spent = link.between.before_layer(link.decoder_layer, link.tokens, link.context)
             graph, _ = build_graph(link.work(), system, scheme)
             barrier_ps += int(spent.max(initial=0)) + schedule(graph).makespan_ps
     return replay_chain(
         links,
-        between,
         system,
         scheme,
         len(links[0].tokens),
@@ -422,7 +453,7 @@ def _result(
     )
     identity = {
         **description,
-        "layers": [[link.step, link.layer_index] for link in links],
+        "layers": [[link.step, link.layer_index, link.between.is_backward] for link in links],
         "chained": chain is not None,
     }
     return Result(run_id=run_id(identity), layers=layers, chain=chain, totals=totals, **description)

@@ -204,6 +204,7 @@ class LayerResult(Measures):
     step: int
     layer_index: int
     decoder_layer: int
+    is_backward: bool
     routing: dict[str, float]
     token_latency_us: TokenLatency
     slowest_tokens: list[SlowToken]
@@ -222,6 +223,7 @@ class ChainedLayer(_Strict):
 
     step: int
     layer_index: int
+    is_backward: bool
     start_us: tuple[float, float]
     end_us: tuple[float, float]
     mean_us: float
@@ -277,6 +279,7 @@ class Result(_Strict):
     batch: dict[str, Any]
     placement: str
     precision: str
+    direction: str
     layers: list[LayerResult]
     chain: ChainResult | None = None
     totals: Totals

@@ -86,6 +86,9 @@ class LayerWork:
         Sizes of one expert.
     precision
         Number types.
+    is_backward
+        Whether this is the backward pass: gradients of the tokens' outputs are dispatched, those of
+        their inputs combined. The routing is known from the forward pass, so nothing is counted.
 
     Notes
     -----
@@ -100,6 +103,8 @@ class LayerWork:
         placement: Placement,
         shape: ExpertShape,
         precision: Precision,
+        *,
+        is_backward: bool = False,
     ) -> None:
         assert expert_ids.shape[0] == len(source_rank), "one owner a token"
         assert (np.diff(source_rank) >= 0).all(), "tokens are ordered by owner"
@@ -108,6 +113,7 @@ class LayerWork:
         self.placement = placement
         self.shape = shape
         self.precision = precision
+        self.is_backward = is_backward
         self.num_ranks = placement.num_ranks
         self.num_experts = placement.num_experts
 

@@ -19,6 +19,7 @@ from replay.errors import UserError
 from replay.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes.base import NoOptions, Scheme, at_least
 from replay.schemes.experts import Gemm, gemm_tasks, row_tiles
+from replay.schemes.weight_gradients import DOWN, UP, weight_gradient_kernel
 
 if TYPE_CHECKING:
     from replay.machine import Ints, Machine
@@ -83,12 +84,18 @@ class Comet(Scheme):
                     f"{num_sms} SMs, and some must compute"
                 )
                 raise UserError(message)
-        tokens = np.diff(work.tokens_of_rank)
-        counted = machine.memory_kernel(Kind.LAYOUT, tokens * work.num_experts, start)
-        counts = machine.exchange_counts(machine.kernel(counted), 4 * work.num_experts)
-        begun = machine.barrier(DISPATCH, machine.kernel(counts))
+        if not work.is_backward:
+            tokens = np.diff(work.tokens_of_rank)
+            counted = machine.memory_kernel(Kind.LAYOUT, tokens * work.num_experts, start)
+            start = machine.exchange_counts(machine.kernel(counted), 4 * work.num_experts)
+        begun = machine.barrier(DISPATCH, machine.kernel(start))
         done = self._dispatch_and_gemm1(work, machine, begun)
-        return self._gemm2_and_combine(work, machine, machine.kernel(done))
+        ends = self._gemm2_and_combine(work, machine, machine.kernel(done))
+        if work.is_backward:  # the paper fuses none of the weight gradients
+            pool = machine.sm_pool("sm-wgrad", num_sms)
+            for projection in (DOWN, UP):
+                ends = weight_gradient_kernel(machine, work, projection, pool, ends)
+        return ends
 
     def _pools(self, machine: Machine, kernel: int, communicating: int) -> tuple[Ints, Ints]:
         num_sms = machine.system.sm.num_sms

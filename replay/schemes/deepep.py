@@ -136,7 +136,7 @@ class DeepEp(Scheme):
     def _before_dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Layout and notify kernels; (rank,) tasks when the dispatch kernel runs."""
         overheads = machine.system.overheads
-        if self.options.cached_layout:
+        if self.options.cached_layout or work.is_backward:
             return self._cached_notify(machine, DISPATCH, start)
         tokens = np.diff(work.tokens_of_rank) * self.options.alike
         topk = work.expert_ids.shape[1]

@@ -25,6 +25,7 @@ from replay.errors import UserError, unknown
 from replay.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes.base import NoOptions, Scheme, at_least
 from replay.schemes.experts import Gemm, fused_tiles, row_tiles, separate_kernels
+from replay.schemes.weight_gradients import DOWN, UP, weight_gradient_tasks
 
 if TYPE_CHECKING:
     from replay.machine import Ints, Machine
@@ -92,8 +93,9 @@ class DySharp(Scheme):
         """Add the fused kernel."""
         begun = machine.kernel(start)
         arrived = self._dispatch(work, machine, begun)
-        ready = self._experts(work, machine, begun, arrived)
-        return self._combine(work, machine, begun, ready)
+        ready, leftover = self._experts(work, machine, begun, arrived)
+        ends = self._combine(work, machine, begun, ready)
+        return machine.gather(*leftover, ends) if work.is_backward else ends
 
     # ---- dispatch --------------------------------------------------------------------------------
 
@@ -141,12 +143,16 @@ class DySharp(Scheme):
 
     # ---- experts ---------------------------------------------------------------------------------
 
-    def _experts(self, work: LayerWork, machine: Machine, begun: Ints, arrived: Ints) -> Ints:
+    def _experts(
+        self, work: LayerWork, machine: Machine, begun: Ints, arrived: Ints
+    ) -> tuple[Ints, tuple[Ints, Ints]]:
         """Run tiles as their slots fill in order of arrival.
 
         Returns
         -------
-        (copy,) marks: the rows of all the token's experts on that GPU are in its memory.
+        (copy,) marks: the rows of all the token's experts on that GPU are in its memory. And the
+        tasks that nothing else waits for (weight gradients, where SMs have nothing better to do),
+        with their ranks.
         """
         graph = machine.graph
         used = self.options.dispatch_sms + self.options.combine_sms
@@ -176,7 +182,22 @@ class DySharp(Scheme):
             members = work.pair_copy[by_expert[bounds[expert] : bounds[expert + 1]]]
             mine = slice(tiles.first_of_expert[expert], tiles.first_of_expert[expert + 1])
             graph.gate(arrived[members], ready[members], tiles.rows[mine], full[mine], done[mine])
-        return ready
+        nothing = np.zeros(0, np.int64)
+        if not work.is_backward:
+            return ready, (nothing, nothing)
+        rank_of = work.placement.expert_rank.astype(np.int64)
+        complete = machine.mark(rank_of, begun[rank_of])
+        graph.edges(done, complete[tiles.expert])
+        tasks, ranks = zip(
+            *(
+                weight_gradient_tasks(
+                    machine, work, projection, pool, complete, priority=work.num_experts
+                )
+                for projection in (DOWN, UP)
+            ),
+            strict=True,
+        )
+        return ready, (np.concatenate(tasks), np.concatenate(ranks))
 
     # ---- combine ---------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.kinds import Kind
+from replay.schemes.weight_gradients import DOWN, UP, element_bytes, weight_gradient_kernel
 
 if TYPE_CHECKING:
     from replay.machine import Ints, Machine
@@ -78,7 +79,11 @@ def row_tiles(
 
 @dataclass(frozen=True)
 class Gemm:
-    """One of the two GEMMs: (rows, k) x (k, n) for every expert."""
+    """One GEMM of the layer: (rows, k) x (k, n) for every expert.
+
+    A pass has two of them in sequence. Forward: up (and gate) projection, then down projection.
+    Backward: the input gradients of the down projection, then those of the up projection.
+    """
 
     n: int
     k: int
@@ -88,23 +93,21 @@ class Gemm:
 
     @classmethod
     def first(cls, work: LayerWork, fused_activation: bool) -> Gemm:
-        """Make the up (and gate) projection; a fused activation writes only its result."""
+        """The GEMM that reads the dispatched rows; a fused activation writes only its result."""
         shape, element = work.shape, element_bytes(work)
+        if work.is_backward:
+            out = shape.gemm1_columns * element if fused_activation else shape.intermediate * 2
+            return cls(shape.intermediate, shape.hidden, Kind.GEMM2, Kind.GEMM2_MEMORY, out)
         out = shape.intermediate * element if fused_activation else shape.gemm1_columns * 2
         return cls(shape.gemm1_columns, shape.hidden, Kind.GEMM1, Kind.GEMM1_MEMORY, out)
 
     @classmethod
     def second(cls, work: LayerWork) -> Gemm:
-        """Make the down projection, whose output is BF16."""
-        shape = work.shape
-        return cls(
-            shape.hidden, shape.intermediate, Kind.GEMM2, Kind.GEMM2_MEMORY, 2 * shape.hidden
-        )
-
-
-def element_bytes(work: LayerWork) -> int:
-    """Bytes of one GEMM operand element."""
-    return 1 if work.precision.name == "fp8" else 2
+        """The GEMM whose BF16 output is combined."""
+        shape, out = work.shape, 2 * work.shape.hidden
+        if work.is_backward:
+            return cls(shape.hidden, shape.gemm1_columns, Kind.GEMM1, Kind.GEMM1_MEMORY, out)
+        return cls(shape.hidden, shape.intermediate, Kind.GEMM2, Kind.GEMM2_MEMORY, out)
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,8 @@ def gemm_tasks(
         len(tiles),
         resource=machine.hbm[tiles.rank],
         duration_ps=machine.system.hbm.stream_ps(weights + activations),
+        # What comes last from memory must still be multiplied, and the result stored.
+        latency_ps=compute.tile_overhead_ps,
         kind=gemm.memory_kind,
         rank=tiles.rank,
         tag=tiles.expert,
@@ -214,7 +219,7 @@ def fused_tiles(
     tile_order: str,
     weight_passes: int,
 ) -> Ints:
-    """Run GEMM-1, then GEMM-2 of each row tile as soon as it is ready: (tile,) marks.
+    """Run both GEMMs of each row tile as soon as it is ready: (tile,) marks.
 
     Parameters
     ----------
@@ -237,14 +242,32 @@ def fused_tiles(
 
 
 def activation_bytes(work: LayerWork) -> Ints:
-    """HBM traffic of an activation kernel: reads GEMM-1's BF16 output, writes GEMM-2's input."""
+    """HBM traffic of an activation kernel: (rank,) bytes.
+
+    Forward: reads GEMM-1's BF16 output, writes GEMM-2's input. Backward: reads the gradient of that
+    input and what GEMM-1 had put out, writes the gradient of the latter and the input once more,
+    which the weight gradient needs.
+    """
     rows = np.bincount(work.pair_rank, minlength=work.num_ranks)
-    shape = work.shape
-    return rows * (shape.gemm1_columns * 2 + shape.intermediate * element_bytes(work))
+    shape, element = work.shape, element_bytes(work)
+    if work.is_backward:
+        read = (shape.intermediate + shape.gemm1_columns) * 2
+        return rows * (read + (shape.gemm1_columns + shape.intermediate) * element)
+    return rows * (shape.gemm1_columns * 2 + shape.intermediate * element)
 
 
 def separate_kernels(machine: Machine, work: LayerWork, pool: Ints, after: Ints) -> Ints:
-    """Run GEMM-1, activation and GEMM-2 as three kernels on every rank: (rank,) marks."""
+    """Run the experts as kernels one after the other on every rank: (rank,) marks.
+
+    Forward: GEMM-1, activation, GEMM-2. Backward, in the order of automatic differentiation: input
+    and weight gradients of the down projection, activation, input and weight gradients of the up
+    projection.
+    """
     done = gemm_kernel(machine, work, Gemm.first(work, fused_activation=False), pool, after)
+    if work.is_backward:
+        done = weight_gradient_kernel(machine, work, DOWN, pool, done)
     done = machine.memory_kernel(Kind.ACTIVATION, activation_bytes(work), done)
-    return gemm_kernel(machine, work, Gemm.second(work), pool, done)
+    done = gemm_kernel(machine, work, Gemm.second(work), pool, done)
+    if work.is_backward:
+        done = weight_gradient_kernel(machine, work, UP, pool, done)
+    return done

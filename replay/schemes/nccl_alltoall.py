@@ -66,41 +66,54 @@ class NcclAllToAll(Scheme):
     Options: ClassVar[type[NoOptions]] = NcclOptions
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
-        """Add counts, permute, all-to-all, sort, experts, unsort, all-to-all, unpermute."""
+        """Add permute, all-to-all, sort, experts, unsort, all-to-all, unpermute."""
         tokens = np.diff(work.tokens_of_rank)
         sent_rows = work.matrix("pairs").sum(axis=1)
         got_rows = work.matrix("pairs").sum(axis=0)
         b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
-        src, dst = work.pair_source, work.pair_rank
-        host = machine.system.overheads.host_sync_ps
-
-        counted = machine.memory_kernel(Kind.LAYOUT, tokens * work.num_experts, start)
-        counts = machine.exchange_counts(machine.kernel(counted), 4 * work.num_experts)
-        waited = machine.host_wait(DISPATCH, host, counts)
-        # The permute runs beside the counts' way to the host; both precede the all-to-all.
-        permuted = machine.memory_kernel(Kind.PERMUTE, (tokens + sent_rows) * b_d, counts)
-        begun = machine.gather(machine.launch(waited), machine.ranks, permuted)
+        there = (work.pair_source, work.pair_rank)
+        back = there[::-1]
         channels = self._channels(machine)
+
+        begun = self._permuted(work, machine, (tokens + sent_rows) * b_d, start)
         arrived = self._alltoall(
-            machine, DISPATCH, channels, src, dst, b_d, begun, tokens=work.pair_token
+            machine, DISPATCH, channels, *there, b_d, begun, tokens=work.pair_token
         )
-        begun = machine.kernel(arrived)
-        weights = self._alltoall(
-            machine, DISPATCH, channels, src, dst, PROB_BYTES, begun, rows=False
-        )
-
+        if not work.is_backward:  # the gate weights travel with the rows, their gradients back
+            begun = machine.kernel(arrived)
+            arrived = self._alltoall(
+                machine, DISPATCH, channels, *there, PROB_BYTES, begun, rows=False
+            )
         several = work.num_experts > work.num_ranks  # one expert a rank needs no sorting by expert
-        moved = 2 * got_rows if several else 0 * got_rows
-        sort = machine.memory_kernel(Kind.PERMUTE, moved * b_d, weights) if several else weights
+        if several:
+            arrived = machine.memory_kernel(Kind.PERMUTE, 2 * got_rows * b_d, arrived)
         pool = machine.sm_pool("sm", machine.system.sm.num_sms)
-        done = separate_kernels(machine, work, pool, sort)
-        unsort = machine.memory_kernel(Kind.UNPERMUTE, moved * b_c, done) if several else done
+        done = separate_kernels(machine, work, pool, arrived)
+        if several:
+            done = machine.memory_kernel(Kind.UNPERMUTE, 2 * got_rows * b_c, done)
 
-        begun = machine.kernel(unsort)
-        arrived = self._alltoall(machine, COMBINE, channels, dst, src, b_c, begun)
+        begun = machine.kernel(done)
+        arrived = self._alltoall(machine, COMBINE, channels, *back, b_c, begun)
+        if work.is_backward:
+            begun = machine.kernel(arrived)
+            arrived = self._alltoall(
+                machine, COMBINE, channels, *back, PROB_BYTES, begun, rows=False
+            )
         ends = machine.memory_kernel(Kind.UNPERMUTE, (sent_rows + tokens) * b_c, arrived)
         machine.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
         return ends
+
+    def _permuted(self, work: LayerWork, machine: Machine, nbytes: Ints, start: Ints) -> Ints:
+        """Count (unless the routing is known) and permute: (rank,) tasks when the rows can go."""
+        if work.is_backward:
+            return machine.kernel(machine.memory_kernel(Kind.PERMUTE, nbytes, start))
+        tokens = np.diff(work.tokens_of_rank)
+        counted = machine.memory_kernel(Kind.LAYOUT, tokens * work.num_experts, start)
+        counts = machine.exchange_counts(machine.kernel(counted), 4 * work.num_experts)
+        waited = machine.host_wait(DISPATCH, machine.system.overheads.host_sync_ps, counts)
+        # The permute runs beside the counts' way to the host; both precede the all-to-all.
+        permuted = machine.memory_kernel(Kind.PERMUTE, nbytes, counts)
+        return machine.gather(machine.launch(waited), machine.ranks, permuted)
 
     def _channels(self, machine: Machine) -> tuple[Ints, Ints]:
         channels = self.options.channels
