@@ -1,0 +1,124 @@
+"""Who may import whom, read from the source: no import is run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("tracegen", "hwmodel", "replay")
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def for_types_only(tree: ast.Module) -> set[ast.AST]:
+    """Nodes under ``if TYPE_CHECKING:``, which never run."""
+    found: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for child in node.body:
+                found.update(ast.walk(child))
+    return found
+
+
+def imports(path: Path, *, with_types: bool) -> Iterator[str]:
+    """Full names of everything a file imports, at any depth."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped = set() if with_types else for_types_only(tree)
+    package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, *([node.module] if node.module else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def importers(name: str, *, with_types: bool = True) -> set[str]:
+    """Files that import a module or something in it."""
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in FILES
+        if any(
+            found == name or found.startswith(f"{name}.")
+            for found in imports(path, with_types=with_types)
+        )
+    }
+
+
+def test_there_is_something_to_read() -> None:
+    assert len(FILES) > 50
+    assert "replay/graph/engine.py" in importers("replay.graph.taskgraph")
+
+
+@pytest.mark.parametrize("package", ["tracegen", "hwmodel"])
+def test_traces_and_hardware_know_nothing_of_each_other_or_of_replay(package: str) -> None:
+    others = {"tracegen", "hwmodel", "replay", "traces"} - {package}
+    allowed = {"traces"} if package == "tracegen" else set()  # where the library's files lie
+    for other in others - allowed:
+        assert not {file for file in importers(other) if file.startswith(f"{package}/")}
+
+
+def test_the_graph_knows_no_experts() -> None:
+    for path in (ROOT / "replay/graph").rglob("*.py"):
+        for name in imports(path, with_types=True):
+            if name.split(".")[0] in ("replay", "tracegen", "hwmodel", "traces"):
+                assert name.startswith("replay.graph") or name == "replay", f"{path.name}: {name}"
+
+
+def test_schemes_describe_work_and_know_no_time() -> None:
+    for path in (ROOT / "replay/schemes").glob("*.py"):
+        names = set(imports(path, with_types=False))
+        for forbidden in (
+            "replay.graph", "replay.replayer", "replay.analysis", "replay.result",
+            "tracegen", "hwmodel", "time", "random", "os", "numpy.random",
+        ):  # fmt: skip
+            assert not {name for name in names if f"{name}.".startswith(f"{forbidden}.")}, path.name
+        text = path.read_text(encoding="utf-8")
+        assert "np.random" not in text and "schedule(" not in text and "open(" not in text
+
+
+@pytest.mark.parametrize(
+    ("library", "homes"),
+    [
+        ("h5py", {"tracegen/hdf5.py"}),
+        ("numba", {"replay/graph/kernels.py"}),
+        ("torch", "tracegen/capture/"),
+        ("transformers", "tracegen/capture/"),
+        ("matplotlib", "replay/report/"),
+        ("dask", "replay/sweep"),
+        ("distributed", "replay/sweep"),
+    ],
+)
+def test_heavy_libraries_stay_in_their_rooms(library: str, homes: set[str] | str) -> None:
+    found = importers(library)
+    if isinstance(homes, set):
+        assert found == homes
+    else:
+        assert all(file.startswith(homes) for file in found)
+
+
+def test_one_file_of_compiled_code_a_package() -> None:
+    """numba's cache does not notice an edit in another file than the function's own."""
+    using = importers("numba")
+    assert len({file.split("/")[0] for file in using}) == len(using)
+
+
+def test_nothing_points_outside_the_project() -> None:
+    for path in [*FILES, *(ROOT / "scripts").glob("*"), ROOT / "README.md"]:
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            assert "../shared" not in text and "/work/" not in text, path

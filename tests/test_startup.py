@@ -1,0 +1,34 @@
+"""Importing costs little: what is heavy is loaded when it is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("numba", "llvmlite", "h5py", "networkx", "pandas", "scipy", "torch", "matplotlib", "dask")
+
+
+def loaded_after(code: str) -> set[str]:
+    """Top-level modules in a fresh process after some code."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules, file=sys.stderr)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return {name.partition(".")[0] for name in done.stderr.split()}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import replay, tracegen, hwmodel, replay.cli",
+        "import replay.cli\ntry: replay.cli.main(['--help'])\nexcept SystemExit: pass",
+        "import replay.cli\ntry: replay.cli.main(['schemes'])\nexcept SystemExit: pass",
+        "import hwmodel\nhwmodel.load('dgx-h100')",
+    ],
+)
+def test_nothing_heavy_is_loaded(code: str) -> None:
+    loaded = loaded_after(code)
+    assert "sys" in loaded
+    assert not loaded & set(HEAVY)
