@@ -12,7 +12,7 @@ import typer
 import hwmodel.cli
 import tracegen.cli
 from hwmodel.errors import UserError as HardwareError
-from replay.errors import UserError
+from replay.errors import UserError, unknown
 from tracegen.errors import UserError as TraceError
 
 if TYPE_CHECKING:
@@ -95,7 +95,11 @@ def run(
     settings = _settings(
         ranks, tokens_per_rank, layer, phase, step, steps, pass_, barrier, placement, precision
     )
-    options = {key: value for _, key, value in _options(option, [scheme])}
+    options = {}
+    for name, key, value in _options(option, [scheme]):
+        if name != scheme:
+            raise unknown("scheme with options", name, [scheme])
+        options[key] = value
     loaded, machine = _load(trace, system, set_, settings)
     with _Progress(1, loaded) as advance:
         result = replay.run(
