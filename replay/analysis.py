@@ -226,7 +226,7 @@ def _exposed_ps(graph: TaskGraph, timeline: Timeline, rank_end: Ints) -> Ints:
     mine = np.flatnonzero(hidden & (graph.rank >= 0) & (graph.duration_ps > 0))
     rank = graph.rank[mine].astype(np.int64)
     start = timeline.start_ps[mine]
-    end = np.minimum(timeline.end_ps[mine], rank_end[rank])
+    end = np.minimum(timeline.visible_ps[mine], rank_end[rank])
     return rank_end - union_ps(rank, start, np.maximum(start, end), len(rank_end))
 
 

@@ -172,8 +172,8 @@ class Measures(_Strict):
     ----------
     exposed_communication_us, exposed_communication_us_per_gpu
         Time from the layer's start to the GPU's own end in which neither a compute task (GEMM tile,
-        permute, activation) nor a launch of the GPU is in service: transfers, synchronisation and
-        waiting that nothing hides. Mean over the GPUs, and each.
+        permute, activation) nor a launch of the GPU is in service or draining: transfers,
+        synchronisation and waiting that nothing hides. Mean over the GPUs, and each.
     busiest_port
         For dispatch, combine and the whole layer ("both").
     critical_path
