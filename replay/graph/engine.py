@@ -37,8 +37,9 @@ def schedule(graph: TaskGraph) -> Timeline:
     ------
     EngineError
         If tasks wait for credits for ever, if a task gives credits back that have not been taken
-        yet, or if the schedule is longer than the clock can count: 2**63 picoseconds over the number
-        of resources and their distinct latencies, so 40 hours with 64 and 15 minutes with 10,000.
+        yet, or if the schedule is longer than the clock can count: 2**63 picoseconds over the
+        number of resources and their distinct latencies, rounded up to a power of two (40 hours
+        with 64, nine minutes with 10,000).
 
     Examples
     --------
@@ -231,6 +232,8 @@ def _plan(
         late=np.zeros(of_single.size + 1, np.int64),
         touched_stations=np.zeros(of_station.size + 1, np.int64),
         touched_pools=np.zeros(len(graph.pools) + 1, np.int64),
+        rivals=np.full((of_station.size + len(graph.pools), kernels.RIVAL_COLUMNS), -1, np.int64),
+        deferred=np.empty(lane_resource.size, np.int64),
         status=np.zeros(3, np.int64),
         **_gate_state(graph),
     )

@@ -190,10 +190,11 @@ OK, TOO_LATE, EARLY_RELEASE = 0, 1, 2
 #: Tables of the plan: one row a thing, so that what is used together lies together.
 CH_HEAD, CH_TAIL, CH_KIND, CH_LATENCY, CH_BASE, CH_SIZE, CHANNEL_COLUMNS = range(7)
 LN_RUN, LN_TAIL, LN_FREE_AT, LN_HEAD, LN_RUN_TIME, LN_STATION, LN_PRIORITY, LN_TOUCHED = range(8)
-LN_PLACE, LN_POOL, LN_NEXT, LN_PREVIOUS, LANE_COLUMNS = 8, 9, 10, 11, 12
+LN_PLACE, LN_POOL, LN_NEXT, LN_PREVIOUS, LN_CHILD, LANE_COLUMNS = 8, 9, 10, 11, 12, 13
 ST_FREE, ST_IS_VOQ, ST_TAKES, ST_BASE, ST_SIZE, ST_TOUCHED, STATION_COLUMNS = range(7)
 PL_FREE, PL_WAITING, PL_TOUCHED, POOL_COLUMNS = range(4)
 ND_POOL, ND_UNITS, ND_TAKER = range(3)
+RV_HEAP, RV_PLACE, RIVAL_COLUMNS = range(3)
 MB_GATE, MB_WAITER, MB_SLOT, MEMBER_COLUMNS = range(4)
 SL_TILE, SL_WAITER, SLOT_COLUMNS = range(3)
 TL_BASE, TL_OPEN, TL_FIRST, TL_IS_DONE, TILE_COLUMNS = range(5)
@@ -245,6 +246,8 @@ Plan = namedtuple(
         "late",
         "touched_stations",
         "touched_pools",
+        "rivals",
+        "deferred",
         "arrivals",
         "status",
     ],
@@ -936,30 +939,77 @@ def _touch_station(p, station):
         p.touched_stations[0] += 1
 
 
-@njit(**INLINED)
+@njit(**HOT)
+def _meld(p, lane, other):
+    """Join two pairing heaps of waiting lanes; returns the root, -1 stands for an empty heap."""
+    if lane < 0:
+        return other
+    if other < 0:
+        return lane
+    if _is_before(p, other, lane):
+        lane, other = other, lane
+    child = p.lanes[lane, LN_CHILD]
+    p.lanes[other, LN_NEXT] = child
+    p.lanes[other, LN_PREVIOUS] = lane
+    if child >= 0:
+        p.lanes[child, LN_PREVIOUS] = other
+    p.lanes[lane, LN_CHILD] = other
+    return lane
+
+
+@njit(**HOT)
+def _meld_siblings(p, lane):
+    """Join a list of siblings: in pairs from the left, then all from the right."""
+    pairs = np.int64(-1)
+    while lane >= 0:
+        other = p.lanes[lane, LN_NEXT]
+        following = np.int64(-1)
+        if other >= 0:
+            following = p.lanes[other, LN_NEXT]
+            p.lanes[other, LN_NEXT] = -1
+        root = _meld(p, lane, other)
+        p.lanes[root, LN_NEXT] = pairs
+        pairs = root
+        lane = following
+    root = np.int64(-1)
+    while pairs >= 0:
+        following = p.lanes[pairs, LN_NEXT]
+        p.lanes[pairs, LN_NEXT] = -1
+        p.lanes[pairs, LN_PREVIOUS] = -1
+        root = _meld(p, root, pairs)
+        pairs = following
+    return root
+
+
+@njit(**HOT)
 def _block_lane(p, lane, pool):
-    """Let a lane wait for credits of a pool."""
-    first = p.pools[pool, PL_WAITING]
+    """Let a lane wait for credits of a pool; a pool's waiting lanes are a pairing heap."""
     p.lanes[lane, LN_POOL] = pool
-    p.lanes[lane, LN_NEXT] = first
+    p.lanes[lane, LN_NEXT] = -1
     p.lanes[lane, LN_PREVIOUS] = -1
-    if first >= 0:
-        p.lanes[first, LN_PREVIOUS] = lane
-    p.pools[pool, PL_WAITING] = lane
+    p.lanes[lane, LN_CHILD] = -1
+    p.pools[pool, PL_WAITING] = _meld(p, p.pools[pool, PL_WAITING], lane)
 
 
-@njit(**INLINED)
+@njit(**HOT)
 def _unblock_lane(p, lane):
-    """Let a lane no longer wait for credits."""
+    """Let a lane no longer wait for credits. Its own place in the order may have changed."""
+    pool = p.lanes[lane, LN_POOL]
+    p.lanes[lane, LN_POOL] = -1
+    root = p.pools[pool, PL_WAITING]
+    below = _meld_siblings(p, p.lanes[lane, LN_CHILD])
+    if root == lane:
+        p.pools[pool, PL_WAITING] = below
+        return
     following = p.lanes[lane, LN_NEXT]
     previous = p.lanes[lane, LN_PREVIOUS]
-    if previous >= 0:
-        p.lanes[previous, LN_NEXT] = following
+    if p.lanes[previous, LN_CHILD] == lane:
+        p.lanes[previous, LN_CHILD] = following
     else:
-        p.pools[p.lanes[lane, LN_POOL], PL_WAITING] = following
+        p.lanes[previous, LN_NEXT] = following
     if following >= 0:
         p.lanes[following, LN_PREVIOUS] = previous
-    p.lanes[lane, LN_POOL] = -1
+    p.pools[pool, PL_WAITING] = _meld(p, root, below)
 
 
 @njit(**INLINED)
@@ -970,13 +1020,14 @@ def _order_lane(p, lane):
     first = p.slots[head]
     _sort_ids(p.slots, max(head, p.lanes[lane, LN_RUN]), p.lanes[lane, LN_TAIL])
     station = p.lanes[lane, LN_STATION]
+    pool = p.lanes[lane, LN_POOL]
+    if pool >= 0 and p.slots[head] != first:
+        # A later round of this instant brought a smaller id, which may want something else.
+        _unblock_lane(p, lane)
+        pool = np.int64(-1)
     if p.lanes[lane, LN_PLACE] >= 0:
-        if p.slots[head] != first:
-            # A later round of this instant brought a smaller id.
-            if p.lanes[lane, LN_POOL] >= 0:
-                _unblock_lane(p, lane)
-            _lift_lane(p, p.stations[station, ST_BASE], p.lanes[lane, LN_PLACE], lane)
-    elif p.lanes[lane, LN_POOL] < 0:
+        _lift_lane(p, p.stations[station, ST_BASE], p.lanes[lane, LN_PLACE], lane)
+    elif pool < 0:
         _enter_lane(p, lane)
     _touch_station(p, station)
 
@@ -1011,49 +1062,89 @@ def _lacking_pool(p, task):
 
 
 @njit(**INLINED)
-def _wake_lanes(p):
-    """Let lanes look again at the pools that got units back."""
-    for index in range(1, 1 + p.touched_pools[0]):
-        pool = p.touched_pools[index]
-        p.pools[pool, PL_TOUCHED] = 0
-        while p.pools[pool, PL_WAITING] >= 0:
-            lane = p.pools[pool, PL_WAITING]
-            _unblock_lane(p, lane)
-            if p.lanes[lane, LN_PLACE] < 0:
-                _enter_lane(p, lane)
-            _touch_station(p, p.lanes[lane, LN_STATION])
-    p.touched_pools[0] = 0
-
-
-@njit(**INLINED)
-def _is_station_before(p, station, other):
-    """Whether one station's first task goes before another's when they want the same credits."""
-    lane = p.station_lanes[p.stations[station, ST_BASE]]
-    return _is_before(p, lane, p.station_lanes[p.stations[other, ST_BASE]])
+def _rival_lane(p, rival):
+    """Lane whose head a rival wants to start: a station's first, or the first that waits."""
+    num_stations = p.stations.shape[0]
+    if rival < num_stations:
+        return p.station_lanes[p.stations[rival, ST_BASE]]
+    return p.pools[rival - num_stations, PL_WAITING]
 
 
 @njit(**HOT)
-def _sink_station(p, size, place, station):
-    """Restore the heap ``stations[1:1 + size]`` from ``place`` downwards."""
+def _place_rival(p, count, place, rival):
+    """Put a rival at ``place`` of the heap of ``count``, then up or down to where it belongs."""
+    lane = _rival_lane(p, rival)
+    while place > 0:
+        other = p.rivals[(place - 1) >> 1, RV_HEAP]
+        if not _is_before(p, lane, _rival_lane(p, other)):
+            break
+        p.rivals[place, RV_HEAP] = other
+        p.rivals[other, RV_PLACE] = place
+        place = (place - 1) >> 1
     while True:
         child = 2 * place + 1
-        if child >= size:
+        if child >= count:
             break
-        if child + 1 < size and _is_station_before(
-            p, p.touched_stations[2 + child], p.touched_stations[1 + child]
-        ):
-            child += 1
-        if not _is_station_before(p, p.touched_stations[1 + child], station):
+        other = p.rivals[child, RV_HEAP]
+        if child + 1 < count:
+            second = p.rivals[child + 1, RV_HEAP]
+            if _is_before(p, _rival_lane(p, second), _rival_lane(p, other)):
+                child += 1
+                other = second
+        if not _is_before(p, _rival_lane(p, other), lane):
             break
-        p.touched_stations[1 + place] = p.touched_stations[1 + child]
+        p.rivals[place, RV_HEAP] = other
+        p.rivals[other, RV_PLACE] = place
         place = child
-    p.touched_stations[1 + place] = station
+    p.rivals[place, RV_HEAP] = rival
+    p.rivals[rival, RV_PLACE] = place
+
+
+@njit(**HOT)
+def _update_rival(p, count, rival, is_in):
+    """Let a rival enter, leave or change its place; returns how many there are then."""
+    place = p.rivals[rival, RV_PLACE]
+    if is_in:
+        if place < 0:
+            place = count
+            count += 1
+        _place_rival(p, count, place, rival)
+    elif place >= 0:
+        count -= 1
+        p.rivals[rival, RV_PLACE] = -1
+        last = p.rivals[count, RV_HEAP]
+        if last != rival:
+            _place_rival(p, count, place, last)
+    return count
+
+
+@njit(**HOT)
+def _block_first_lane(p, station, pool, count, num_deferred):
+    """Let a station's first lane wait at a pool. Returns the numbers of rivals and deferred."""
+    lane = p.station_lanes[p.stations[station, ST_BASE]]
+    if p.stations[station, ST_IS_VOQ] == 1:
+        _remove_first_lane(p, station)
+    rival = p.stations.shape[0] + pool
+    if p.rivals[rival, RV_PLACE] >= 0 and p.pools[pool, PL_FREE] > 0:
+        # The pool still offers what it got back, too little for this lane: do not offer it again.
+        p.lanes[lane, LN_POOL] = pool
+        p.deferred[num_deferred] = lane
+        return count, num_deferred + 1
+    count = _update_rival(p, count, rival, False)
+    _block_lane(p, lane, pool)
+    return count, num_deferred
 
 
 @njit(**INLINED)
 def _serve_stations(p, shift, num_flights, now):
-    """Start what can start at the touched stations; they compete for credits in queue order."""
-    rivals = np.int64(0)
+    """Start what can start at the touched stations and behind the touched pools.
+
+    Rivals for credits are served in the order of their tasks: stations with a free server, and
+    pools that got units back, on behalf of the first lane that waits for them.
+    """
+    num_stations = p.stations.shape[0]
+    count = np.int64(0)
+    num_deferred = np.int64(0)
     for index in range(1, 1 + p.touched_stations[0]):
         station = p.touched_stations[index]
         p.stations[station, ST_TOUCHED] = 0
@@ -1061,18 +1152,30 @@ def _serve_stations(p, shift, num_flights, now):
             while p.stations[station, ST_FREE] > 0 and p.stations[station, ST_SIZE] > 0:
                 _start_first(p, shift, num_flights, station, now)
         elif p.stations[station, ST_FREE] > 0 and p.stations[station, ST_SIZE] > 0:
-            p.touched_stations[1 + rivals] = station
-            rivals += 1
+            count = _update_rival(p, count, station, True)
     p.touched_stations[0] = 0
-    for place in range(rivals // 2 - 1, -1, -1):
-        _sink_station(p, rivals, place, p.touched_stations[1 + place])
-    while rivals > 0:
-        station = p.touched_stations[1]
-        lane = p.station_lanes[p.stations[station, ST_BASE]]
-        is_over = False
-        if p.lanes[lane, LN_POOL] >= 0:
-            is_over = True  # a FIFO whose head still waits
-        else:
+    for index in range(1, 1 + p.touched_pools[0]):
+        pool = p.touched_pools[index]
+        p.pools[pool, PL_TOUCHED] = 0
+        if p.pools[pool, PL_WAITING] >= 0:
+            count = _update_rival(p, count, num_stations + pool, True)
+    p.touched_pools[0] = 0
+    while count > 0:
+        rival = p.rivals[0, RV_HEAP]
+        lane = _rival_lane(p, rival)
+        station = p.lanes[lane, LN_STATION]
+        if rival >= num_stations:
+            pool = rival - num_stations
+            if p.pools[pool, PL_FREE] == 0:
+                count = _update_rival(p, count, rival, False)
+                continue
+            _unblock_lane(p, lane)
+            count = _update_rival(p, count, rival, p.pools[pool, PL_WAITING] >= 0)
+            if p.lanes[lane, LN_PLACE] < 0:
+                _enter_lane(p, lane)
+            if p.station_lanes[p.stations[station, ST_BASE]] != lane:
+                continue  # overtaken: it is looked at again when it is first
+        if p.stations[station, ST_FREE] > 0 and p.lanes[lane, LN_POOL] < 0:
             task = np.int64(p.slots[p.lanes[lane, LN_HEAD]])
             pool = _lacking_pool(p, task)
             if pool < 0:
@@ -1080,17 +1183,15 @@ def _serve_stations(p, shift, num_flights, now):
                     p.pools[p.needs[entry, ND_POOL], PL_FREE] -= p.needs[entry, ND_UNITS]
                 _start_first(p, shift, num_flights, station, now)
             else:
-                _block_lane(p, lane, pool)
-                if p.stations[station, ST_IS_VOQ] == 1:
-                    _remove_first_lane(p, station)
-                else:
-                    is_over = True
-        if is_over or p.stations[station, ST_FREE] == 0 or p.stations[station, ST_SIZE] == 0:
-            rivals -= 1
-            if rivals > 0:
-                _sink_station(p, rivals, np.int64(0), p.touched_stations[1 + rivals])
-        else:
-            _sink_station(p, rivals, np.int64(0), station)
+                count, num_deferred = _block_first_lane(p, station, pool, count, num_deferred)
+        is_in = p.stations[station, ST_FREE] > 0 and p.stations[station, ST_SIZE] > 0
+        if is_in:
+            first = p.station_lanes[p.stations[station, ST_BASE]]
+            is_in = p.lanes[first, LN_POOL] < 0  # else a FIFO whose head waits
+        count = _update_rival(p, count, station, is_in)
+    for index in range(num_deferred):
+        lane = p.deferred[index]
+        _block_lane(p, lane, p.lanes[lane, LN_POOL])
 
 
 # --- The loop -----------------------------------------------------------------------------------
@@ -1188,9 +1289,7 @@ def run(p, shift, num_streams, num_flights, has_instant):
                 p.late[num_late] = lane
         p.late[0] = num_late
         num_touched = np.int64(0)
-        if p.touched_pools[0] > 0:
-            _wake_lanes(p)
-        if p.touched_stations[0] > 0:
+        if p.touched_stations[0] > 0 or p.touched_pools[0] > 0:
             _serve_stations(p, shift, num_flights, now)
         if p.tree[1] >> shift == now:
             continue

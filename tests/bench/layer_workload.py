@@ -58,8 +58,12 @@ def make_workload(
     skew: float = 0.8,
     tile_rows: int = 128,
     seed: int = 0,
+    by_source: bool = False,
 ) -> LayerWorkload:
     """Draw the experts of every token by Gumbel top-k from a Zipf popularity.
+
+    Tiles cut each expert's rows in the order (token, source), or by source first if asked, as
+    kernels do that lay out what they will receive before it comes.
 
     The draws follow the public recipe of this comparison (one permutation of the popularity,
     then one Gumbel matrix a GPU, from one seeded generator), so that the makespan is comparable.
@@ -75,8 +79,8 @@ def make_workload(
         expert[gpu] = np.argpartition(-score, topk, axis=1)[:, :topk]
     source, token, _ = np.indices(expert.shape).reshape(3, -1)
     flat = expert.reshape(-1)
-    # Tiles cut each expert's rows in the order (token, source, choice).
-    order = np.lexsort((np.arange(flat.size), source, token, flat))
+    by = (token, source) if by_source else (source, token)
+    order = np.lexsort((np.arange(flat.size), *by, flat))
     rows = np.bincount(flat, minlength=num_experts)
     tiles = -(-rows // tile_rows)
     first_row = np.cumsum(rows) - rows
@@ -90,7 +94,9 @@ def make_workload(
     )
 
 
-def build_layer(work: LayerWorkload, copies: int = 1, late_binding: bool = False) -> TaskGraph:
+def build_layer(
+    work: LayerWorkload, copies: int = 1, late_binding: bool = False, tile_ps: int = TILE_PS
+) -> TaskGraph:
     """The work as a task graph, several layers one after another if asked.
 
     With ``late_binding`` an expert's rows fill its tiles in the order they arrive, instead of in
@@ -110,7 +116,7 @@ def build_layer(work: LayerWorkload, copies: int = 1, late_binding: bool = False
     for _ in range(copies):
         sent = builder.add(resource=up[work.source], **row, after=before)
         received = builder.add(resource=down[work.target], **row, after=sent)
-        tiles = builder.add(resource=sm[work.tile_gpu], duration_ps=TILE_PS, kind=1)
+        tiles = builder.add(resource=sm[work.tile_gpu], duration_ps=tile_ps, kind=1)
         static = None
         if not late_binding:
             builder.edges(received[back], tiles[work.tile[back]])

@@ -166,10 +166,41 @@ def test_rings_of_many_pools() -> None:
 def test_gates_in_order_of_arrival() -> None:
     work = workload.make_workload()
     graph = workload.build_layer(work, late_binding=True)
-    timeline = schedule(graph)
-    static = schedule(workload.build_layer(work))
     _report("standard layer through gates", graph, _best_s(graph, 5))
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.4, 0.8, 1.2])
+@pytest.mark.parametrize("tile_ps", [4_000_000, 17_000_000])
+def test_tiles_in_order_of_arrival_or_laid_out_before(skew: float, tile_ps: int) -> None:
+    ends = []
+    for by_source, late in ((False, True), (False, False), (True, False)):
+        work = workload.make_workload(skew=skew, by_source=by_source)
+        graph = workload.build_layer(work, late_binding=late, tile_ps=tile_ps)
+        ends.append(schedule(graph).makespan_ps / 1e6)
     print(  # noqa: T201
-        f"tiles in order of arrival {timeline.makespan_ps / 1e6:.3f} us, "
-        f"static tiles {static.makespan_ps / 1e6:.3f} us"
+        f"skew {skew}, tile {tile_ps / 1e6:.0f} us: in order of arrival {ends[0]:9.1f} us, laid out "
+        f"by token {ends[1] / ends[0] - 1:+.2%}, laid out by source {ends[2] / ends[0] - 1:+.2%}"
+    )
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 4, 8, 16, 64, 4096])
+def test_back_pressure_of_incast_on_another_flow(capacity: int) -> None:
+    """Seven GPUs send to port 0; every other row of the last goes to port 1, which is idle."""
+    ends = {}
+    for discipline in ("fifo", "voq"):
+        builder = GraphBuilder(["up", "down"])
+        up = np.array([builder.resource(f"up{g}", "uplink", 1, discipline) for g in range(7)])
+        down = np.array([builder.resource(f"down{g}", "downlink") for g in range(2)])
+        buffers = np.array([builder.credit_pool(f"buffer{g}", capacity) for g in range(2)])
+        row, gpu = np.divmod(np.arange(7 * 512), 7)
+        target = ((gpu == 6) & (row % 2 == 1)).astype(np.int64)
+        sent = builder.add(resource=up[gpu], duration_ps=31_858, latency_ps=250_000)
+        received = builder.add(resource=down[target], duration_ps=31_858, after=sent)
+        builder.take(sent, buffers[target], released_by=received)
+        timeline = schedule(builder.build())
+        victim = timeline.end_ps[received[target == 1]].max() / 1e6
+        ends[discipline] = (victim, timeline.makespan_ps / 1e6)
+    print(  # noqa: T201
+        f"{capacity:5d} buffers a port: other flow ends after {ends['fifo'][0]:7.2f} us (fifo), "
+        f"{ends['voq'][0]:7.2f} us (voq); all after {ends['fifo'][1]:.2f}, {ends['voq'][1]:.2f} us"
     )
