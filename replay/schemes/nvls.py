@@ -99,7 +99,9 @@ class Nvls(Scheme):
     def _all_gather(self, work: LayerWork, machine: Machine, pool: Ints, begun: Ints) -> Ints:
         owner, rows = self._blocks(work)
         block, rank = self._members(owner, work.num_ranks)
+        token = np.arange(work.num_tokens)
         if not len(rank):  # a GPU alone has nobody to gather from
+            machine.follow("sent", token, begun[work.source_rank])
             return begun
         nbytes = rows * work.dispatch_row_bytes
         of_token = np.repeat(np.arange(len(owner)), rows)
@@ -111,7 +113,7 @@ class Nvls(Scheme):
             rank=owner,
             after=begun[owner],
         )
-        machine.follow("sent", np.arange(work.num_tokens), stored[of_token])
+        machine.follow("sent", token, stored[of_token])
         arrived = machine.multicast(
             DISPATCH, owner, block, rank, work.dispatch_row_bytes, stored,
             rows=rows, fixed_group=True,
@@ -123,7 +125,9 @@ class Nvls(Scheme):
     def _reduce_scatter(self, work: LayerWork, machine: Machine, pool: Ints, begun: Ints) -> Ints:
         owner, rows = self._blocks(work)
         block, rank = self._members(owner, work.num_ranks)
+        token = np.arange(work.num_tokens)
         if not len(rank):  # a GPU alone has its sums already
+            machine.follow("combined", token, begun[work.source_rank])
             return begun
         nbytes = rows * work.combine_row_bytes
         asked = machine.graph.add(
@@ -148,5 +152,5 @@ class Nvls(Scheme):
             after=total,
         )
         of_token = np.repeat(np.arange(len(owner)), rows)
-        machine.follow("combined", np.arange(work.num_tokens), written[of_token])
+        machine.follow("combined", token, written[of_token])
         return machine.gather(written, owner, begun)

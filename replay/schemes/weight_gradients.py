@@ -61,10 +61,12 @@ def weight_gradient_tasks(
     for index, expert in enumerate(experts):
         rows = int(work.rows_of_expert[expert])
         grid = compute.gemm_tiles(np.array([inner]), shape.hidden, rows, dtype)
-        full = min(grid.block_m, inner)
-        a_tile = int(compute.tile_ps(full, min(grid.block_n, shape.hidden), rows, dtype))
+        work_ps = sum(
+            int(np.sum(compute.tile_ps(grid.rows_in_tile, int(width), rows, dtype)))
+            for width in grid.columns_in_tile
+        )
         count[index] = min(grid.num_tiles, compute.num_sms)
-        duration[index] = -(-grid.num_tiles * a_tile // count[index])
+        duration[index] = -(-work_ps // count[index])
     which = np.repeat(experts, count)
     columns = machine.graph.add(
         len(which),

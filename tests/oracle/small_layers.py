@@ -39,6 +39,7 @@ def work(
     placement: str | list[int] = "contiguous",
     precision: str = "bf16",
     shape: ExpertShape = SHAPE,
+    is_backward: bool = False,
 ) -> LayerWork:
     """A layer; tokens are shared out evenly unless stated."""
     if tokens_of_rank is None:
@@ -50,7 +51,9 @@ def work(
         if isinstance(placement, str)
         else Placement(np.array(placement, np.int32), num_ranks, "by hand")
     )
-    return LayerWork(ids, owner.astype(np.int32), placed, shape, Precision(precision))
+    return LayerWork(
+        ids, owner.astype(np.int32), placed, shape, Precision(precision), is_backward=is_backward
+    )
 
 
 def routing_of(layer: LayerWork) -> Routing:
@@ -85,6 +88,19 @@ ORDINARY: dict[str, Callable[[], LayerWork]] = {
     "odd row": lambda: work(draw(24, 8, 3), 4, 8, shape=ExpertShape(100, 40, gated=False)),
 }
 
+#: Gradients on their way back.
+BACKWARD: dict[str, Callable[[], LayerWork]] = {
+    "backward": lambda: work(draw(40, 16, 4), 4, 16, is_backward=True),
+    "backward zipf fp8": lambda: work(
+        draw(96, 64, 6, skew=1.2), 8, 64, precision="fp8", is_backward=True
+    ),
+    "backward several tiles": lambda: work(
+        draw(600, 4, 2, skew=0.5), 2, 4, shape=ExpertShape(200, 72, gated=False), is_backward=True
+    ),
+    "backward, no tokens": lambda: work(draw(0, 8, 2), 4, 8, is_backward=True),
+    "backward, experts without tokens": lambda: work(draw(20, 3, 2), 4, 12, is_backward=True),
+}
+
 #: Layers in which something is missing or extreme.
 DEGENERATE: dict[str, Callable[[], LayerWork]] = {
     "no tokens": lambda: work(draw(0, 8, 2), 4, 8),
@@ -114,12 +130,13 @@ LARGE: dict[str, Callable[[], LayerWork]] = {
     "32 ranks fp8": lambda: work(draw(96, 64, 8), 32, 64, precision="fp8"),
 }
 
-ALL = {**ORDINARY, **DEGENERATE, **LARGE}
+ALL = {**ORDINARY, **BACKWARD, **DEGENERATE, **LARGE}
 
 #: Small enough for the engine's slow twin.
 TINY: dict[str, Callable[[], LayerWork]] = {
     "two ranks": lambda: work(draw(6, 4, 2), 2, 4),
     "three ranks, several tiles": lambda: work(draw(130, 2, 1), 3, 2, tokens_of_rank=[60, 60, 10]),
     "skewed": lambda: work(draw(12, 6, 3, skew=1.5), 3, 6),
+    "backward": lambda: work(draw(9, 4, 2), 2, 4, is_backward=True),
     "holes": lambda: work(_emptied(draw(8, 4, 2), 0.4), 2, 4),
 }
