@@ -223,7 +223,7 @@ def union_ps(owner: Ints, start: Ints, end: Ints, num_owners: int) -> Ints:
 def _exposed_ps(graph: TaskGraph, timeline: Timeline, rank_end: Ints) -> Ints:
     """See `LayerResult.exposed_communication_us`."""
     hidden = np.isin(graph.kind, np.array(sorted({*COMPUTE, Kind.LAUNCH})))
-    mine = np.flatnonzero(hidden & (graph.rank >= 0) & (graph.duration_ps > 0))
+    mine = np.flatnonzero(hidden & (graph.rank >= 0))
     rank = graph.rank[mine].astype(np.int64)
     start = timeline.start_ps[mine]
     end = np.minimum(timeline.visible_ps[mine], rank_end[rank])
