@@ -1,0 +1,65 @@
+"""Every token by itself: it leaves, its experts work on it, it is combined with all of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import small_layers
+from graph_reading import Dependencies
+
+from hwmodel import System
+from replay.graph import schedule
+from replay.kinds import Kind
+from replay.replayer import build_layer
+from replay.schemes import SCHEMES
+
+SystemFor = Callable[[int], System]
+
+
+def by_token(tokens: np.ndarray, tasks: np.ndarray) -> dict[int, list[int]]:
+    found = defaultdict(list)
+    for token, task in zip(tokens.tolist(), tasks.tolist(), strict=True):
+        found[token].append(task)
+    return found
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", small_layers.ALL)
+def test_every_token_with_an_expert_leaves_and_is_combined(
+    name: str, scheme: str, system_for: SystemFor
+) -> None:
+    layer = small_layers.ALL[name]()
+    graph, ends, machine = build_layer(layer, system_for(layer.num_ranks), SCHEMES[scheme]())
+    timeline = schedule(graph)
+    sent, combined = by_token(*machine.followed("sent")), by_token(*machine.followed("combined"))
+    routed = np.flatnonzero((layer.expert_ids >= 0).any(axis=1)).tolist()
+    assert set(routed) <= set(sent) and set(routed) <= set(combined)
+    for token in routed:
+        leaves = min(int(timeline.start_ps[task]) for task in sent[token])
+        returns = max(int(timeline.visible_ps[task]) for task in combined[token])
+        assert 0 <= leaves < returns <= timeline.visible_ps[ends[layer.source_rank[token]]]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", small_layers.TINY)
+def test_a_token_waits_for_each_of_its_experts_and_they_for_it(
+    name: str, scheme: str, system_for: SystemFor
+) -> None:
+    layer = small_layers.TINY[name]()
+    graph, _, machine = build_layer(layer, system_for(8), SCHEMES[scheme]())
+    waits = Dependencies(schedule(graph))
+    sent, combined = by_token(*machine.followed("sent")), by_token(*machine.followed("combined"))
+    for token, row in enumerate(layer.expert_ids.tolist()):
+        after, before = waits.after(sent[token]), waits.before(combined[token])
+        for expert in (expert for expert in row if expert >= 0):
+            rank, owner = layer.placement.expert_rank[expert], layer.source_rank[token]
+            if scheme == "ideal" and rank != owner:
+                continue  # under ideal, GPUs do not meet at all
+            for kind in (Kind.GEMM1, Kind.GEMM2):
+                tiles = set(np.flatnonzero((graph.kind == kind) & (graph.tag == expert)).tolist())
+                assert tiles & after & before
+                if layer.rows_of_expert[expert] <= 64:  # one tile, whatever its shape
+                    assert tiles <= after & before
