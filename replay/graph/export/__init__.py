@@ -1,0 +1,94 @@
+"""Schedules and task graphs in formats that other programs read.
+
+========== ===================================================================================
+chrome     Trace events (JSON) of the schedule, for Perfetto or chrome://tracing.
+chakra     MLCommons Chakra execution traces, one file a rank, for other simulators.
+goal       GOAL text, one program for all ranks, for LogGOPSim and its relatives.
+networkx   The task graph with its schedule as GraphML, for graph tools; small windows only.
+========== ===================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replay.graph.errors import UserError
+from replay.graph.export.files import Written
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from replay.graph.timeline import Timeline
+
+__all__ = ["FORMATS", "Written", "export"]
+
+FORMATS = ("chakra", "chrome", "goal", "networkx")
+"""Names that `export` knows."""
+
+#: Formats that can show a part of the time; the others are programs, which have no parts.
+_WINDOWED = ("chrome", "networkx")
+
+
+def export(
+    timeline: Timeline,
+    format_name: str,
+    path: str | Path,
+    *,
+    window_ps: tuple[int, int] | None = None,
+    max_events: int | None = None,
+) -> Written:
+    """Write a schedule, or the graph it belongs to, in another program's format.
+
+    Parameters
+    ----------
+    timeline
+        The schedule, with its graph.
+    format_name
+        One of `FORMATS`.
+    path
+        The file; for chakra the beginning of the files' names.
+    window_ps
+        Only tasks in service or on their way in this part of the time (chrome and networkx).
+    max_events
+        Above so many events, chrome gets utilisation over time instead; None for its default.
+
+    Returns
+    -------
+    What was written, and in words what the file does not hold.
+
+    Raises
+    ------
+    UserError
+        If the format is unknown, cannot be cut to a window, cannot hold the graph, or the file
+        cannot be written.
+    """
+    if format_name not in FORMATS:
+        message = f"unknown export format {format_name!r}; known: {', '.join(FORMATS)}"
+        raise UserError(message)
+    if window_ps is not None and format_name not in _WINDOWED:
+        message = (
+            f"format {format_name!r} holds whole programs and cannot be cut to a window; "
+            f"those that can: {', '.join(_WINDOWED)}"
+        )
+        raise UserError(message)
+    if format_name == "chrome":
+        from replay.graph.export.chrome import MAX_EVENTS, write_chrome
+
+        limit = MAX_EVENTS if max_events is None else max_events
+        return write_chrome(timeline, path, window_ps=window_ps, max_events=limit)
+    if format_name == "networkx":
+        from replay.graph.export.networkx_ import write_graphml
+
+        return write_graphml(timeline, path, window_ps=window_ps)
+    return _program_writer(format_name)(timeline, path)
+
+
+def _program_writer(format_name: str) -> Callable[[Timeline, str | Path], Written]:
+    if format_name == "chakra":
+        from replay.graph.export.chakra import write_chakra
+
+        return write_chakra
+    from replay.graph.export.goal import write_goal
+
+    return write_goal
