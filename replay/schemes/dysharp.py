@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from replay.machine import Ints, Machine
     from replay.work import LayerWork
 
+SLOTS = ("arrival", "source")
 TILE_ORDERS = ("arrival", "expert")
 TILE_ROWS = 128  # rows of a tile (section IV)
 NOTIFY_BYTES = 8  # one counter update; the paper gives no size, a flit holds it
@@ -48,6 +49,9 @@ class DySharpOptions(NoOptions):
     target_flits
         Flits of target lists added to every dispatch packet and combine request, on every leg: one
         holds the expert ids of eight targets. Whether the switch strips it is not stated.
+    slots
+        How rows get their slots in the tiles: ``"arrival"`` (the proposal: the first free one) or
+        ``"source"`` (fixed beforehand, in order of source and token, as software would).
     tile_order
         Which ready tile goes first: ``"expert"`` (lowest expert, so that its tiles share weights in
         the L2 cache) or ``"arrival"`` (see `fused_tiles`). The paper does not say.
@@ -58,6 +62,7 @@ class DySharpOptions(NoOptions):
     dispatch_sms: int = 8
     combine_sms: int = 8
     target_flits: int = 1
+    slots: str = "arrival"
     tile_order: str = "expert"
     weight_passes: int = 1
 
@@ -68,8 +73,10 @@ class DySharpOptions(NoOptions):
             weight_passes=self.weight_passes,
         )  # fmt: skip
         at_least("dysharp", 0, target_flits=self.target_flits)
-        if self.tile_order not in TILE_ORDERS:
-            raise unknown("tile_order of scheme 'dysharp'", self.tile_order, TILE_ORDERS)
+        for name, known in (("slots", SLOTS), ("tile_order", TILE_ORDERS)):
+            value = getattr(self, name)
+            if value not in known:
+                raise unknown(f"{name} of scheme 'dysharp'", value, known)
 
 
 class DySharp(Scheme):
@@ -146,7 +153,7 @@ class DySharp(Scheme):
     def _experts(
         self, work: LayerWork, machine: Machine, begun: Ints, arrived: Ints
     ) -> tuple[Ints, tuple[Ints, Ints]]:
-        """Run tiles as their slots fill in order of arrival.
+        """Run tiles as their slots fill.
 
         Returns
         -------
@@ -181,7 +188,13 @@ class DySharp(Scheme):
         for expert in np.flatnonzero(work.rows_of_expert):
             members = work.pair_copy[by_expert[bounds[expert] : bounds[expert + 1]]]
             mine = slice(tiles.first_of_expert[expert], tiles.first_of_expert[expert + 1])
-            graph.gate(arrived[members], ready[members], tiles.rows[mine], full[mine], done[mine])
+            if self.options.slots == "arrival":
+                rows = tiles.rows[mine]
+                graph.gate(arrived[members], ready[members], rows, full[mine], done[mine])
+            else:  # pairs are listed by source and token
+                tile = np.arange(len(members)) // TILE_ROWS
+                graph.edges(arrived[members], full[mine][tile])
+                graph.edges(done[mine][tile], ready[members])
         nothing = np.zeros(0, np.int64)
         if not work.is_backward:
             return ready, (nothing, nothing)
