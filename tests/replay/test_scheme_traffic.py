@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hwmodel import System
 from replay.graph import TaskGraph
 from replay.kinds import Kind
-from replay.replayer import build_graph
+from replay.replayer import build_graph, replay_layer
 from replay.schemes import SCHEMES
 from replay.work import ExpertShape, LayerWork
 
@@ -69,6 +69,29 @@ def test_no_port_carries_less_than_its_payload(
         for port, nbytes in ports.items():
             # Every 128 bytes of data have a header flit of 16.
             assert wire[phase][port] >= nbytes * 9 / 8
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", ["zipf 4 ranks fp8", "a rank without tokens", "no tokens"])
+def test_results_report_these_bytes(name: str, scheme: str, system_for: SystemFor) -> None:
+    layer = small_layers.ALL[name]()
+    system = system_for(layer.num_ranks)
+    result = replay_layer(layer, system, SCHEMES[scheme]())
+    graph, _ = build_graph(layer, system, SCHEMES[scheme]())
+    reported = {"payload": result.payload_bytes, "wire": result.wire_bytes}
+    counted = {
+        "payload": expected_bytes(layer, SCHEMES[scheme].traffic),
+        "wire": port_bytes(graph, "wire"),
+    }
+    for what, phases in reported.items():
+        for phase, ports in phases.items():
+            for way in ("uplink", "downlink"):
+                assert getattr(ports, way) == [
+                    counted[what][phase][way, gpu] for gpu in range(layer.num_ranks)
+                ]
+    for phase, carried in result.payload_bytes.items():
+        port = result.busiest_port[phase]
+        assert port.payload_bytes == getattr(carried, port.direction)[port.gpu]
 
 
 @st.composite
