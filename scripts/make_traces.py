@@ -19,13 +19,13 @@ import numpy as np
 import tracegen
 from tracegen import provenance
 from tracegen.checks import boundaries
-from tracegen.library import Entry
-from tracegen.tables import PHASES
+from tracegen.library import catalogue, describe
 
 FOLDER = Path(__file__).resolve().parent.parent / "traces"
 SOURCE_REPOSITORY = "https://github.com/AmanPriyanshu/GPT-OSS-MoE-ExpertFingerprinting"
 SOURCE_COMMIT = "72b368f60045221f21eeb65debb27d58de92e565"
 DECODE = 1
+CITATION = f"Aman Priyanshu, GPT-OSS-MoE-ExpertFingerprinting, {SOURCE_REPOSITORY}"
 
 SYNTHETIC: dict[str, dict[str, Any]] = {
     "toy-uniform": {"kind": "uniform", "seed": 1},
@@ -121,41 +121,6 @@ def convert(path: Path) -> tracegen.RoutingTrace:
     )
 
 
-def entry(name: str, path: Path, source: str) -> Entry:
-    """Index entry of a file just written."""
-    with tracegen.open(path) as file:
-        table = file.read([0]).tokens
-        return Entry(
-            name=name,
-            title=file.info.title,
-            file=path.name,
-            file_bytes=path.stat().st_size,
-            content_id=file.content_id,
-            model=file.model.shape.name if file.model.shape else file.model.model_id,
-            kind=file.info.kind,
-            phase=", ".join(PHASES[p] for p in np.unique(table.phase)),
-            num_layers=file.num_layers,
-            num_tokens=file.num_tokens,
-            num_experts=file.num_experts,
-            topk=file.topk,
-            num_ranks=0 if table.rank is None else int(table.rank.max()) + 1,
-            has_gate_weights=file.has_gate_weights,
-            license=file.info.license,
-            source=source,
-        )
-
-
-def index_text(entries: list[Entry]) -> str:
-    """`index.toml` as a string; TOML has a JSON-like form for every value used here."""
-    lines = ["# Written by scripts/make_traces.py. content_id: what a trace says, not its bytes."]
-    for item in entries:
-        lines += ["", "[[trace]]"]
-        for key, value in item.model_dump().items():
-            shown = str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
-            lines.append(f"{key} = {shown}")
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ids", type=Path, help="recording of all generations, ids only")
@@ -164,17 +129,15 @@ def main() -> None:
     options = parser.parse_args()
     index = FOLDER / "index.toml"
     known = tracegen.library.entries() if index.is_file() else {}
-    made: list[tuple[str, tracegen.RoutingTrace, str]] = []
+    made: list[tuple[str, tracegen.RoutingTrace]] = []
     for name, path in (
         ("gpt-oss-20b-decode", options.ids),
         ("gpt-oss-20b-decode-weights", options.weights),
     ):
         if path is not None:
-            source = f"{SOURCE_REPOSITORY} at {SOURCE_COMMIT[:12]}, data/**/*_examples.json"
-            made.append((name, convert(path), source))
-    made += [(name, make_synthetic(name), "python scripts/make_traces.py") for name in SYNTHETIC]
-    changed = {}
-    for name, trace, source in made:
+            made.append((name, convert(path)))
+    made += [(name, make_synthetic(name)) for name in SYNTHETIC]
+    for name, trace in made:
         old = known[name].content_id if name in known else trace.content_id
         if trace.content_id != old and not options.accept:
             sys.exit(f"{name}: content id {trace.content_id}, the index says {old}; see --accept")
@@ -185,10 +148,19 @@ def main() -> None:
                 info = dataclasses.replace(trace.info, created_utc=file.info.created_utc)
             trace = dataclasses.replace(trace, info=info)
         tracegen.write(trace, path, overwrite=True)
-        changed[name] = entry(name, path, source)
         print(f"{name}: {trace.content_id}, {path.stat().st_size} bytes")
-    entries = [item for _, item in sorted({**known, **changed}.items())]
-    index.write_text(index_text(entries), "utf-8")
+    names = sorted({*known, *(name for name, _ in made)})
+    comment = "Written by scripts/make_traces.py. content_id: what a trace says, not its bytes."
+    catalogue.write(FOLDER, [entry(name) for name in names], comment)
+
+
+def entry(name: str) -> catalogue.Entry:
+    """Index entry of a file of the library."""
+    path = FOLDER / f"{name}.h5"
+    if name in SYNTHETIC:
+        return describe.entry(path, name, source="python scripts/make_traces.py")
+    source = f"{SOURCE_REPOSITORY} at {SOURCE_COMMIT[:12]}, data/**/*_examples.json"
+    return describe.entry(path, name, citation=CITATION, source=source)
 
 
 if __name__ == "__main__":

@@ -11,24 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
+from tracegen.cli_common import AsJson, user_errors
 from tracegen.errors import UserError
+from tracegen.library_cli import register as register_library
 
 app = typer.Typer(no_args_is_help=True, help="Routing traces: which experts every token chose.")
+register_library(app)
 
 PROGRESS_FROM_IDS = 20_000_000
 """Ids to draw from which a progress bar is worth its line (about a second)."""
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-@contextlib.contextmanager
-def _user_errors() -> Iterator[None]:
-    """Print a user's mistake as one line and leave with code 2."""
-    try:
-        yield
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
 
 
 def _options(pairs: list[str]) -> dict[str, Any]:
@@ -81,7 +72,7 @@ def generate(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Make a synthetic trace with a source GPU for every token."""
-    with _user_errors():
+    with user_errors():
         from tracegen import generate as generators
         from tracegen import models
         from tracegen.hdf5 import write
@@ -124,7 +115,7 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Describe a trace from its header and summary, without reading its body."""
-    with _user_errors():
+    with user_errors():
         described = _describe(trace)
         if as_json:
             print(json.dumps(described, indent=2, ensure_ascii=False))
@@ -187,38 +178,8 @@ def validate(
     traces: Annotated[list[str], typer.Argument(help="Names of `list`, or files.")],
 ) -> None:
     """Check every value of traces, and that their content is what was written."""
-    with _user_errors():
+    with user_errors():
         from tracegen.library import verify
 
         for name in traces:
             print(f"{name}: valid, content {verify(name)}")
-
-
-@app.command("list")
-def list_traces(as_json: AsJson = False) -> None:
-    """List the traces that come with the package."""
-    with _user_errors():
-        from tracegen.library import entries
-
-        listed = list(entries().values())
-        if as_json:
-            print(json.dumps([entry.model_dump() for entry in listed], indent=2))
-            return
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.table import Table
-
-        console = Console()
-        table = Table()
-        table.add_column("name", no_wrap=True)
-        for heading in ("layers", "tokens", "top-k", "experts", "GPUs", "MB"):
-            table.add_column(heading, justify="right")
-        for entry in listed:
-            counts = (entry.num_layers, entry.num_tokens, entry.topk, entry.num_experts)
-            ranks = str(entry.num_ranks or "any")
-            size = f"{entry.file_bytes / 1e6:.1f}"
-            table.add_row(entry.name, *map(str, counts), ranks, size)
-        console.print(table)
-        for entry in listed:
-            console.print(f"[bold]{entry.name}[/bold]: {escape(entry.title)}")
-            console.print(f"  {entry.phase}; {entry.license}; {escape(entry.source)}", style="dim")

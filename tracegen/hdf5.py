@@ -95,6 +95,11 @@ class TraceFile:
         return self._columns["tokens/rank"] is not None
 
     @property
+    def has_token_ids(self) -> bool:
+        """Whether vocabulary entries were kept: they are the text."""
+        return self._columns["tokens/token_id"] is not None
+
+    @property
     def moe_layer_index(self) -> Array:
         """Decoder layer number of each MoE layer, uint16 (layer,)."""
         return self._whole("model/moe_layer_index")

@@ -1,0 +1,28 @@
+"""What the trace commands share."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from tracegen.errors import UserError
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+"""Option of the commands that describe something."""
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Print a user's mistake as one line and leave with code 2.
+
+    Raises
+    ------
+    typer.Exit
+        In place of a :class:`UserError`.
+    """
+    try:
+        yield
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None

@@ -1,0 +1,310 @@
+"""Named traces: what catalogues list, and loading by name, path or URL.
+
+A trace is looked for in the catalogue that comes with the package, then in those of the
+environment variable ``MOEREPLAY_CATALOGUES`` or of the configuration file, in order. The
+files of a remote catalogue are downloaded once into a cache; when only some layers or
+tokens are asked for, only the bytes that hold them are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from tracegen.errors import UserError
+from tracegen.library import catalogue as catalogues
+from tracegen.library import resolve, settings
+from tracegen.library.catalogue import Entry, is_url
+from tracegen.library.resolve import Found, search
+
+if TYPE_CHECKING:
+    from tracegen.hdf5 import TraceFile
+    from tracegen.library.cache import OnBytes
+    from tracegen.trace import RoutingTrace
+
+__all__ = [
+    "Entry",
+    "Found",
+    "entries",
+    "fetch",
+    "find",
+    "load",
+    "lookup",
+    "open_trace",
+    "search",
+    "verify",
+]
+
+
+def entries() -> dict[str, Entry]:
+    """Every trace that comes with the package, by name.
+
+    Raises
+    ------
+    UserError
+        If the index is missing or malformed.
+    """
+    return dict(catalogues.built_in().entries)
+
+
+def lookup(name: str | Path, catalogue: str | None = None) -> Found | None:
+    """What the first catalogue that lists a name says of it.
+
+    Parameters
+    ----------
+    name
+        Anything that :func:`load` takes.
+    catalogue
+        Folder or URL of the one catalogue to look into; None for all.
+
+    Returns
+    -------
+    None for paths, URLs, and names that are nowhere.
+    """
+    return resolve.lookup(name, catalogue, settings.read())
+
+
+def find(name: str | Path, catalogue: str | None = None) -> Path:
+    """Path of a trace, downloaded if need be.
+
+    Parameters
+    ----------
+    name
+        Name in a catalogue, a URL, or a path: anything with a folder, an ``.h5`` or
+        ``.hdf5`` suffix, or that exists.
+    catalogue
+        Folder or URL of the one catalogue to look into; None for all.
+
+    Raises
+    ------
+    UserError
+        If the name is in no catalogue, or the file does not exist or cannot be had.
+    """
+    place = resolve.resolve(name, catalogue, settings.read())
+    return place if isinstance(place, Path) else fetch(str(name), catalogue)
+
+
+def fetch(
+    name: str,
+    catalogue: str | None = None,
+    *,
+    offline: bool | None = None,
+    out: Path | None = None,
+    on_bytes: OnBytes | None = None,
+) -> Path:
+    """Have a trace on this machine, whole and checked.
+
+    Parameters
+    ----------
+    name
+        Name in a catalogue, or a URL. What is a local file already is left where it is.
+    catalogue
+        Folder or URL of the one catalogue to look into; None for all.
+    offline
+        Whether connections are forbidden; None leaves it to the settings.
+    out
+        Folder for a copy; None for none.
+    on_bytes
+        Told of progress: bytes had so far and, if known, those there will be.
+
+    Returns
+    -------
+    Of the copy, or else of the file in the cache.
+
+    Raises
+    ------
+    UserError
+        If it cannot be had, or is not what its catalogue says.
+    """
+    from tracegen.library import cache
+
+    present = settings.read(offline)
+    place = resolve.resolve(name, catalogue, present)
+    if isinstance(place, Path):
+        path = place
+    elif isinstance(place, str):
+        path = cache.fetch_unlisted(present.cache, place, present.offline, on_bytes)
+    elif present.offline:
+        path = _in_cache(place, present)
+    else:
+        path = cache.fetch(present.cache, place.entry, str(place.location), on_bytes)
+    return path if out is None else _copy(path, out, name)
+
+
+def load(
+    name: str | Path,
+    layers: Sequence[int] | None = None,
+    tokens: slice | None = None,
+    max_bytes: int | None = None,
+    catalogue: str | None = None,
+) -> RoutingTrace:
+    """Load a trace, or part of one, by name, path or URL.
+
+    Parameters
+    ----------
+    name
+        Name in a catalogue, the path of a file, or a URL.
+    layers
+        Positions among the MoE layers, ascending; None for all.
+    tokens
+        Token rows, without stride; None for all.
+    max_bytes
+        Refuse to allocate more than this, in bytes; None for 4 GiB.
+    catalogue
+        Folder or URL of the one catalogue to look into; None for all.
+
+    Returns
+    -------
+    Every value read is checked; the content id is that of the whole file and is
+    believed (``moereplay trace validate`` recomputes it). A remote trace is downloaded
+    if all of it is asked for, and else read in place.
+
+    Raises
+    ------
+    UserError
+        If there is no such trace, or it is damaged or not what the format says.
+    """
+    from tracegen import hdf5
+
+    whole = layers is None and tokens is None
+    source = find(name, catalogue) if whole else name
+    with open_trace(source, catalogue) as file:
+        return file.read(layers, tokens, hdf5.MAX_LOAD_BYTES if max_bytes is None else max_bytes)
+
+
+@contextlib.contextmanager
+def open_trace(
+    name: str | Path | BinaryIO, catalogue: str | None = None
+) -> Iterator[TraceFile]:  # fmt: skip
+    """Open a trace by name, path or URL: the header now, the body on request.
+
+    Parameters
+    ----------
+    name
+        Name in a catalogue, the path of a file, a URL, or a binary file object that can seek.
+    catalogue
+        Folder or URL of the one catalogue to look into; None for all.
+
+    Yields
+    ------
+    The open file. A remote one that is not in the cache is read in place, by ranges.
+
+    Raises
+    ------
+    UserError
+        If there is no such trace or it is not one this reader knows.
+    """
+    from tracegen import hdf5
+
+    if not isinstance(name, str | Path):
+        with hdf5.open_trace(name) as file:
+            yield file
+        return
+    present = settings.read()
+    place = resolve.resolve(name, catalogue, present)
+    if isinstance(place, Found) and (place.cached or present.offline):
+        place = _in_cache(place, present)
+    elif isinstance(place, str) and present.offline:
+        place = fetch(place)
+    if isinstance(place, Path):
+        with hdf5.open_trace(place) as file:
+            yield file
+    else:
+        with _open_remote(place, str(name), catalogue) as file:
+            yield file
+
+
+def verify(name: str | Path, catalogue: str | None = None) -> str:
+    """Check every value of a trace, its content id, and what a catalogue says of it.
+
+    Parameters
+    ----------
+    name
+        Name in a catalogue, the path of a file, or a URL.
+    catalogue
+        Folder or URL of the one catalogue to look into; None for all.
+
+    Returns
+    -------
+    The content id.
+
+    Raises
+    ------
+    UserError
+        Naming what is wrong.
+    """
+    from tracegen import hdf5
+
+    listed = resolve.lookup(name, catalogue, settings.read())
+    with hdf5.open_trace(find(name, catalogue)) as file:
+        file.verify()
+        if listed is not None:
+            _check_listed(file, listed)
+        return file.content_id
+
+
+@contextlib.contextmanager
+def _open_remote(place: Found | str, name: str, catalogue: str | None) -> Iterator[TraceFile]:
+    """Open a remote file in place, or download it if its server sends whole files only."""
+    from tracegen import hdf5
+    from tracegen.library import cache
+    from tracegen.library.remote_file import RemoteFile
+
+    source = cache.connect(place if isinstance(place, str) else str(place.location))
+    if not source.has_ranges:
+        with hdf5.open_trace(fetch(name, catalogue)) as file:
+            yield file
+        return
+    remote = RemoteFile(source, cache.retry)
+    try:
+        with hdf5.open_trace(remote) as file:  # type: ignore[arg-type] # it reads, seeks and tells
+            if isinstance(place, Found):
+                _check_listed(file, place)
+            yield file
+    except UserError as error:
+        # HDF5 knows only that reading failed; the connection knows why.
+        raise remote.failure or error from error
+
+
+def _check_listed(file: TraceFile, listed: Found) -> None:
+    """Refuse a file that is not the one that a catalogue lists."""
+    entry = listed.entry
+    if file.content_id != entry.content_id:
+        msg = f"{file.name}: content id {file.content_id} is not the index's {entry.content_id}"
+        raise UserError(msg)
+    if file.file_bytes != entry.file_bytes:
+        msg = f"{file.name}: {file.file_bytes} bytes; the index says {entry.file_bytes}"
+        raise UserError(msg)
+
+
+def _in_cache(place: Found, present: settings.Settings) -> Path:
+    """The downloaded file of a remote trace."""
+    if place.cached is None:
+        msg = (
+            f"{place.entry.name}: not in the cache {present.cache}, "
+            "and connections are switched off"
+        )
+        raise UserError(msg)
+    return place.cached
+
+
+def _copy(path: Path, folder: Path, name: str) -> Path:
+    """A copy of a file under the name of its trace."""
+    target = folder / (path.name if resolve.is_path(name) or is_url(name) else f"{name}.h5")
+    if target.exists():
+        msg = f"{target} exists"
+        raise UserError(msg)
+    draft = target.with_name(f".{target.name}.tmp")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, draft)
+        draft.replace(target)
+    except OSError as error:
+        msg = f"{target}: cannot be written ({error.strerror})"
+        raise UserError(msg) from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return target

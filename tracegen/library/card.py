@@ -1,0 +1,235 @@
+"""Words about a published folder: data set card, Croissant metadata, licences."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from importlib import resources
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from tracegen import schema
+from tracegen.library.catalogue import Entry, join
+
+if TYPE_CHECKING:
+    from tracegen.library.publish import About
+
+CROISSANT = "croissant.json"
+"""File name of the Croissant metadata."""
+# fmt: off
+HUB_LICENSES = frozenset({
+    "afl-3.0", "apache-2.0", "artistic-2.0", "bsd-2-clause", "bsd-3-clause",
+    "bsd-3-clause-clear", "bsl-1.0", "cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-4.0",
+    "cc-by-nc-2.0", "cc-by-nc-3.0", "cc-by-nc-4.0", "cc-by-nc-nd-3.0", "cc-by-nc-nd-4.0",
+    "cc-by-nc-sa-2.0", "cc-by-nc-sa-3.0", "cc-by-nc-sa-4.0", "cc-by-nd-4.0", "cc-by-sa-3.0",
+    "cc-by-sa-4.0", "cc0-1.0", "isc", "mit", "mpl-2.0", "ms-pl", "unlicense",
+})
+# fmt: on
+"""SPDX identifiers, in lower case, that the Hugging Face Hub knows by that name
+(https://huggingface.co/docs/hub/repositories-licenses)."""
+SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"),
+         (10**7, "1M<n<10M"), (10**8, "10M<n<100M"), (10**9, "100M<n<1B"),
+         (10**10, "1B<n<10B"), (10**11, "10B<n<100B"), (10**12, "100B<n<1T"))  # fmt: skip
+"""Numbers of rows below which the Hub has a size category, and its name."""
+
+_CONTEXT: dict[str, Any] = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    "citeAs": "cr:citeAs",
+    "column": "cr:column",
+    "conformsTo": "dct:conformsTo",
+    "cr": "http://mlcommons.org/croissant/",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "dct": "http://purl.org/dc/terms/",
+    "equivalentProperty": "cr:equivalentProperty",
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    "extract": "cr:extract",
+    "field": "cr:field",
+    "fileProperty": "cr:fileProperty",
+    "fileObject": "cr:fileObject",
+    "fileSet": "cr:fileSet",
+    "format": "cr:format",
+    "includes": "cr:includes",
+    "isLiveDataset": "cr:isLiveDataset",
+    "jsonPath": "cr:jsonPath",
+    "key": "cr:key",
+    "md5": "cr:md5",
+    "parentField": "cr:parentField",
+    "path": "cr:path",
+    "recordSet": "cr:recordSet",
+    "references": "cr:references",
+    "regex": "cr:regex",
+    "repeated": "cr:repeated",
+    "replace": "cr:replace",
+    "samplingRate": "cr:samplingRate",
+    "sc": "https://schema.org/",
+    "separator": "cr:separator",
+    "source": "cr:source",
+    "subField": "cr:subField",
+    "transform": "cr:transform",
+}
+
+
+def texts(entries: Sequence[Entry], about: About, date: datetime.date) -> dict[str, str]:
+    """Files that go beside the traces.
+
+    Parameters
+    ----------
+    entries
+        Of the folder.
+    about
+        What the publisher says.
+    date
+        Of publication.
+
+    Returns
+    -------
+    Text by file name.
+    """
+    made = {
+        "README.md": readme(entries, about),
+        CROISSANT: json.dumps(croissant(entries, about, date), indent=2, ensure_ascii=False) + "\n",
+    }
+    if not set(_hub_licenses(entries)) <= HUB_LICENSES:
+        lines = [f"- `{entry.file}`: {entry.license}" for entry in entries]
+        made["LICENSE.md"] = "\n".join(["# Licences of the files", "", *lines, ""])
+    return made
+
+
+def readme(entries: Sequence[Entry], about: About) -> str:
+    """The data set card: metadata as the Hugging Face Hub reads it, then prose.
+
+    Parameters
+    ----------
+    entries, about
+        As for :func:`texts`.
+    """
+    template = Template((resources.files("tracegen.library") / "card.md").read_text("utf-8"))
+    licenses = _hub_licenses(entries)
+    details = "" if set(licenses) <= HUB_LICENSES else _license_details(entries)
+    return template.substitute(
+        # A JSON string is a YAML string.
+        pretty_name=json.dumps(about.title, ensure_ascii=False),
+        title=_prose(about.title),
+        description=_prose(about.description) or "Routing traces of Mixture-of-Experts models.",
+        licenses="\n".join(f"- {license_}" for license_ in licenses),
+        license_details=details,
+        size_category=size_category(sum(entry.num_tokens for entry in entries)),
+        format_version=schema.VERSION,
+        rows="\n".join(_row(entry) for entry in entries),
+        first=entries[0].name if entries else "",
+        place=about.base_url or ".",
+        origins="\n".join(f"- `{e.name}`: {_prose(e.source)} ({e.kind})" for e in entries),
+        citations="\n".join(_citations(entries, about)) or "Nothing was asked for.",
+        creator=_prose(about.creator),
+    )
+
+
+def croissant(entries: Sequence[Entry], about: About, date: datetime.date) -> dict[str, Any]:
+    """Croissant 1.0 metadata: the data set and its files with their hashes.
+
+    Parameters
+    ----------
+    entries, about, date
+        As for :func:`texts`.
+
+    Returns
+    -------
+    JSON-LD. There are no record sets, since Croissant has no way to point into HDF5.
+    """
+    licenses = sorted({entry.license for entry in entries})
+    return {
+        "@context": _CONTEXT,
+        "@type": "sc:Dataset",
+        "conformsTo": "http://mlcommons.org/croissant/1.0",
+        "name": about.title,
+        "description": about.description or f"MoE routing traces: {about.title}",
+        "license": [f"https://spdx.org/licenses/{name}.html" for name in licenses],
+        "url": about.base_url or "./",
+        "creator": {"@type": "sc:Organization", "name": about.creator},
+        "datePublished": date.isoformat(),
+        "version": "1.0.0",
+        "citeAs": "; ".join(_citations(entries, about)) or about.title,
+        "keywords": ["mixture-of-experts", "routing traces", *sorted({e.model for e in entries})],
+        "distribution": [
+            {
+                "@type": "cr:FileObject",
+                "@id": entry.file,
+                "name": entry.file,
+                "description": f"{entry.title}: {entry.num_layers} layers x {entry.num_tokens} "
+                f"tokens x top-{entry.topk} of {entry.num_experts}",
+                "contentUrl": join(about.base_url, entry.file) if about.base_url else entry.file,
+                "contentSize": f"{entry.file_bytes} B",
+                "encodingFormat": "application/x-hdf5",
+                "sha256": entry.sha256,
+            }
+            for entry in entries
+        ],
+    }
+
+
+def size_category(rows: int) -> str:
+    """The Hub's name for a number of rows.
+
+    Parameters
+    ----------
+    rows
+        Token rows of all files.
+
+    Examples
+    --------
+    >>> size_category(215_438)
+    '100K<n<1M'
+    """
+    return next((name for limit, name in SIZES if rows < limit), "n>1T")
+
+
+def _hub_licenses(entries: Sequence[Entry]) -> list[str]:
+    """Licences as the Hub writes them."""
+    names = {entry.license.lower() for entry in entries}
+    return sorted({name if name in HUB_LICENSES else "other" for name in names})
+
+
+def _license_details(entries: Sequence[Entry]) -> str:
+    """What the Hub wants to know of licences that it does not list."""
+    others = {e.license.lower() for e in entries if e.license.lower() not in HUB_LICENSES}
+    name = json.dumps(", ".join(sorted(others)))
+    return f"license_name: {name}\nlicense_link: LICENSE.md\n"
+
+
+def _row(entry: Entry) -> str:
+    """Row of the card's table."""
+    cells = (
+        f"[{entry.name}]({entry.file})",
+        entry.model,
+        _few(entry.dataset) or "-",
+        entry.num_layers,
+        entry.num_tokens,
+        f"{entry.topk} of {entry.num_experts}",
+        f"{entry.load_max_over_mean:.2f}",
+        f"{entry.load_gini:.2f}",
+        f"{entry.file_bytes / 1e6:.1f}",
+        entry.license,
+    )
+    return "| " + " | ".join(_prose(str(cell)) for cell in cells) + " |"
+
+
+def _citations(entries: Sequence[Entry], about: About) -> list[str]:
+    """What to cite, each once."""
+    cited = [about.citation, *(entry.citation for entry in entries)]
+    return [_prose(text) for text in dict.fromkeys(cited) if text]
+
+
+def _few(listed: str) -> str:
+    """The first three of a list in words."""
+    parts = listed.split(", ")
+    more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+    return ", ".join(parts[:3]) + more
+
+
+def _prose(text: str) -> str:
+    """Text that stays within its cell and its line."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

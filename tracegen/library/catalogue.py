@@ -1,0 +1,365 @@
+"""Catalogues: which traces there are, where their files lie, and what they must hash to.
+
+A catalogue is one text, `index.toml`, beside the trace files or at a URL. It may come from
+a stranger: names, paths, sizes and texts are checked before anything is done with them.
+"""
+
+import functools
+import json
+import os
+import re
+import secrets
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from tracegen.errors import UserError
+
+INDEX = "index.toml"
+"""File name of a catalogue."""
+VERSION = 1
+"""Version of the catalogue format; a reader ignores keys that it does not know."""
+MAX_INDEX_BYTES = 16 * 2**20
+"""Largest catalogue that is read: some 20,000 traces."""
+MAX_FILE_BYTES = 2**42
+"""Largest trace file that a catalogue may list, 4 TiB; real ones have megabytes."""
+REMOTE = ("https", "http", "s3", "gs", "gcs", "abfs", "az", "hf", "memory")
+"""Protocols by which a catalogue or a trace may be reached; local files are given as paths."""
+
+_PART = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
+_FILE = re.compile(rf"(?:{_PART}/){{0,7}}{_PART}\.(?:h5|hdf5)")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+# What Windows opens as a device, whatever the suffix.
+_DEVICES = re.compile(r"(?i)(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?")
+
+
+def is_url(text: str) -> bool:
+    """Whether a text names something remote rather than a path.
+
+    Parameters
+    ----------
+    text
+        As a user or a catalogue wrote it.
+    """
+    return "://" in text or "::" in text
+
+
+def check_url(url: str) -> str:
+    """Refuse URLs of other protocols, and chains of file systems.
+
+    Parameters
+    ----------
+    url
+        Of a catalogue or a trace.
+
+    Returns
+    -------
+    The same URL.
+
+    Raises
+    ------
+    UserError
+        If it is not one that is followed.
+    """
+    # fsspec would follow "simplecache::file:///..." to local files.
+    protocol = url.partition("://")[0].lower()
+    if protocol not in REMOTE or "::" in url or not url.isprintable() or " " in url:
+        msg = f"{url!r}: not a URL that is followed; possible: {', '.join(REMOTE)}"
+        raise UserError(msg)
+    return url
+
+
+def _printable(text: str) -> str:
+    """Text that cannot move a terminal's cursor."""
+    if not all(c.isprintable() for c in text):
+        msg = "must not contain control characters"
+        raise ValueError(msg)
+    return text
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text) or _DEVICES.fullmatch(text):
+        msg = "must consist of letters, digits and . _ + -, at most 100"
+        raise ValueError(msg)
+    return text
+
+
+def _file(text: str) -> str:
+    if not _FILE.fullmatch(text) or any(_DEVICES.fullmatch(part) for part in text.split("/")):
+        msg = "must be a relative path below the catalogue that ends in .h5 or .hdf5"
+        raise ValueError(msg)
+    return text
+
+
+def _url(text: str) -> str:
+    return check_url(text) if text else text
+
+
+Line = Annotated[str, Field(max_length=4096), AfterValidator(_printable)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class Entry(BaseModel):
+    """One trace of a catalogue."""
+
+    # Keys of later versions are ignored, so that an old reader can use a new catalogue.
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    name: Annotated[str, AfterValidator(_name)]
+    title: Line
+    file: Annotated[str, AfterValidator(_file)]
+    """Path of the file, relative to the catalogue."""
+    url: Annotated[Line, AfterValidator(_url)] = ""
+    """Where the file is if it is not beside the catalogue."""
+    file_bytes: Annotated[int, Field(gt=0, le=MAX_FILE_BYTES)]
+    sha256: Sha256
+    """Of the file's bytes."""
+    content_id: Sha256
+    """Identity of the content; checked by :func:`tracegen.library.verify`."""
+    model: Line
+    """Name in the catalogue of model shapes, or of the checkpoint."""
+    dataset: Line = ""
+    """Texts that were routed; empty for synthetic traces."""
+    kind: Line
+    phase: Line
+    num_layers: Count
+    num_tokens: Count
+    num_experts: Count
+    topk: Count
+    num_ranks: Count = 0
+    """Source GPUs the trace was made for; 0 where batches are formed at replay."""
+    has_gate_weights: bool = False
+    load_max_over_mean: Annotated[float, Field(ge=0, le=65_536, allow_inf_nan=False)] = 0.0
+    """Tokens of the busiest expert over the mean expert's; median over layers. 0 if unknown."""
+    load_gini: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Gini coefficient of the tokens per expert; median over layers."""
+    license: Line
+    """SPDX identifier."""
+    citation: Line = ""
+    """What to cite."""
+    source: Line
+    """Where it is from, or the command that makes it."""
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The traces of one place."""
+
+    where: str
+    """Folder or URL as it was given, or ``built-in``."""
+    base: str
+    """Folder or URL that the files of the entries are relative to."""
+    entries: dict[str, Entry]
+
+    def locate(self, entry: Entry) -> Path | str:
+        """Path or URL of a trace's file.
+
+        Parameters
+        ----------
+        entry
+            Of this catalogue.
+        """
+        if entry.url:
+            return entry.url
+        return join(self.base, entry.file) if is_url(self.base) else Path(self.base) / entry.file
+
+
+def join(base: str, file: str) -> str:
+    """URL of a file below another URL; a query (such as a signature) is kept.
+
+    Parameters
+    ----------
+    base
+        URL of a folder.
+    file
+        Relative path, checked.
+
+    Examples
+    --------
+    >>> join("https://example.org/traces/", "a.h5")
+    'https://example.org/traces/a.h5'
+    """
+    parts = urlsplit(base)
+    path = f"{parts.path.rstrip('/')}/{quote(file)}"
+    return urlunsplit(parts._replace(path=path))
+
+
+def index_of(where: str) -> tuple[str, str]:
+    """Base and index of a catalogue given as a folder, a URL, or either's index itself.
+
+    Parameters
+    ----------
+    where
+        As a user wrote it.
+
+    Returns
+    -------
+    Path or URL of the base, and of the index.
+    """
+    if is_url(where):
+        check_url(where)
+        parts = urlsplit(where)
+        if parts.path.endswith(".toml"):
+            above = parts._replace(path=parts.path.rpartition("/")[0])
+            return urlunsplit(above), where
+        return where, join(where, INDEX)
+    path = Path(where).expanduser()
+    return (str(path.parent), str(path)) if path.suffix == ".toml" else (where, str(path / INDEX))
+
+
+def parse(text: str, where: str) -> dict[str, Entry]:
+    """Entries of a catalogue.
+
+    Parameters
+    ----------
+    text
+        Of the index.
+    where
+        What to call it in errors.
+
+    Returns
+    -------
+    By name, in the order of the text.
+
+    Raises
+    ------
+    UserError
+        Naming the entry and the key that are wrong.
+    """
+    try:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        msg = f"{where}: not a catalogue: {error or 'nested too deeply'}"
+        raise UserError(msg) from error
+    version = document.get("version", VERSION)
+    if not isinstance(version, int) or version > VERSION:
+        msg = f"{where}: catalogue version {version!r}; this moereplay reads {VERSION}"
+        raise UserError(msg)
+    listed = document.get("trace", [])
+    if not isinstance(listed, list):
+        msg = f"{where}: 'trace' must be an array of tables, written [[trace]]"
+        raise UserError(msg)
+    found: dict[str, Entry] = {}
+    for number, item in enumerate(listed, 1):
+        entry = _entry(item, f"{where}: trace {number}")
+        if entry.name in found:
+            msg = f"{where}: trace {number}: {entry.name} is listed twice"
+            raise UserError(msg)
+        found[entry.name] = entry
+    return found
+
+
+def _entry(item: Any, where: str) -> Entry:
+    """One checked entry."""
+    try:
+        return Entry.model_validate(item)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(map(str, problem["loc"]))
+        given = "" if problem["type"] == "missing" else f" ({problem['input']!r:.80})"
+        msg = f"{where}: {key}: {problem['msg']}{given}"
+        raise UserError(msg) from error
+
+
+def text_of(entries: Iterable[Entry], comment: str) -> str:
+    """A catalogue as TOML.
+
+    Parameters
+    ----------
+    entries
+        In the order in which they are to be listed.
+    comment
+        First line.
+
+    Returns
+    -------
+    Readable by :func:`parse`; keys at their default are left out.
+    """
+    lines = [f"# {comment}", f"version = {VERSION}"]
+    for entry in entries:
+        lines += ["", "[[trace]]"]
+        # TOML's strings, numbers and booleans are written as JSON writes them; entries hold
+        # neither control characters nor anything nested.
+        for key, value in entry.model_dump(exclude_defaults=True).items():
+            lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"
+
+
+def write(folder: Path, entries: Iterable[Entry], comment: str) -> None:
+    """Put a catalogue into a folder, whole or not at all.
+
+    Parameters
+    ----------
+    folder
+        Must exist.
+    entries, comment
+        As for :func:`text_of`.
+
+    Raises
+    ------
+    UserError
+        If it cannot be written.
+    """
+    draft = folder / f".{INDEX}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    try:
+        draft.write_text(text_of(entries, comment), "utf-8")
+        draft.replace(folder / INDEX)
+    except OSError as error:
+        msg = f"{folder / INDEX}: cannot be written ({error})"
+        raise UserError(msg) from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@functools.cache
+def built_in() -> Catalogue:
+    """The catalogue that comes with the package.
+
+    Raises
+    ------
+    UserError
+        If it is missing or malformed.
+    """
+    try:
+        folder = resources.files("traces")
+        text = (folder / INDEX).read_text("utf-8")
+    except (ModuleNotFoundError, OSError, ValueError) as error:
+        msg = f"the trace library is not usable: traces/{INDEX}: {error}"
+        raise UserError(msg) from error
+    return Catalogue("built-in", str(folder), parse(text, f"traces/{INDEX}"))
+
+
+def read_folder(where: str) -> Catalogue:
+    """The catalogue of a folder.
+
+    Parameters
+    ----------
+    where
+        The folder, or its index.
+
+    Raises
+    ------
+    UserError
+        If there is none, or it is malformed.
+    """
+    base, index = index_of(where)
+    path = Path(index)
+    try:
+        if path.stat().st_size > MAX_INDEX_BYTES:
+            msg = f"{path}: {path.stat().st_size} bytes; a catalogue has at most {MAX_INDEX_BYTES}"
+            raise UserError(msg)
+        text = path.read_text("utf-8")
+    except OSError as error:
+        msg = f"{path}: no such catalogue ({error.strerror})"
+        raise UserError(msg) from error
+    except UnicodeDecodeError as error:
+        msg = f"{path}: not a catalogue: {error}"
+        raise UserError(msg) from error
+    return Catalogue(where, base, parse(text, index))

@@ -1,0 +1,158 @@
+"""Rewriting traces: in another version of the format, or a part of one as a new trace."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracegen import library, provenance, schema
+from tracegen.errors import UserError
+from tracegen.tables import RequestTable
+from tracegen.trace import RoutingTrace
+
+WRITES = ("1.0",)
+"""Versions of the format that can be written; every 1.x can be read."""
+OPTIONAL = ("token_id", "gate_weights", "rank", "flags", "requests")
+"""What can be left out."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What became of a trace."""
+
+    content_id: str
+    parent: str
+    """Content id of the trace it was made from."""
+    version: str
+    """Of the format, in full."""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether it still says the same."""
+        return self.content_id == self.parent
+
+
+def convert(
+    source: str,
+    out: Path,
+    *,
+    to: str | None = None,
+    layers: str | None = None,
+    tokens: str | None = None,
+    without: tuple[str, ...] = (),
+    overwrite: bool = False,
+    max_bytes: int | None = None,
+) -> Converted:
+    """Rewrite a trace, whole or in part.
+
+    Parameters
+    ----------
+    source
+        Name in a catalogue, path or URL.
+    out
+        File to write.
+    to
+        Version of the format, such as ``"1.0"``; None for the newest.
+    layers
+        Positions among the MoE layers to keep, ``"A:B"`` or ``"A,B,..."``; None for all.
+    tokens
+        Token rows to keep, ``"A:B"``; None for all.
+    without
+        Names of :data:`OPTIONAL` to leave out.
+    overwrite
+        Whether the file may be replaced.
+    max_bytes
+        Refuse to allocate more than this, in bytes; None for 4 GiB.
+
+    Returns
+    -------
+    Content ids before and after: equal unless something was left out.
+
+    Raises
+    ------
+    UserError
+        If the source is not valid, the version cannot be written, or a part does not exist.
+    """
+    version = to or WRITES[-1]
+    if version not in WRITES and version != schema.VERSION:
+        msg = f"format version {version!r} cannot be written; possible: {', '.join(WRITES)}"
+        raise UserError(msg)
+    unknown = [name for name in without if name not in OPTIONAL]
+    if unknown:
+        msg = f"{unknown[0]!r} cannot be left out; possible: {', '.join(OPTIONAL)}"
+        raise UserError(msg)
+    if out.exists() and not overwrite:
+        msg = f"{out} exists; --force overwrites it"
+        raise UserError(msg)
+    with library.open_trace(source) as file:
+        number = file.num_layers
+    trace = library.load(
+        source,
+        layers=None if layers is None else _positions(layers, number),
+        tokens=None if tokens is None else _range(tokens, "--tokens"),
+        max_bytes=max_bytes,
+    )
+    parent = trace.stored_content_id
+    kept = _leave_out(trace, without)
+    made = {"layers": layers, "tokens": tokens, "without": list(without)}
+    if any(made.values()):
+        dropped = trace.info.provenance.get("dropped", [])
+        record = provenance.record(
+            "moereplay trace convert",
+            parameters={key: value for key, value in made.items() if value},
+            parents=[parent],
+            source=trace.info.provenance.get("source", {}),
+            dropped=dropped,
+        )
+        kept = dataclasses.replace(kept, info=dataclasses.replace(kept.info, provenance=record))
+    from tracegen import hdf5
+
+    digest = hdf5.write(kept, out, overwrite=overwrite)
+    if not any(made.values()) and digest != parent:
+        msg = f"{source}: content does not match content_sha256: it was changed or damaged"
+        out.unlink()
+        raise UserError(msg)
+    return Converted(digest, parent, schema.VERSION)
+
+
+def _leave_out(trace: RoutingTrace, without: tuple[str, ...]) -> RoutingTrace:
+    """The trace without some of its optional parts."""
+    tokens, info = trace.tokens, trace.info
+    weights = None if "gate_weights" in without else trace.gate_weights
+    if weights is None:
+        info = dataclasses.replace(info, weight_semantics="", weight_row_sum="")
+    return dataclasses.replace(
+        trace,
+        gate_weights=weights,
+        flags=None if "flags" in without else trace.flags,
+        tokens=dataclasses.replace(
+            tokens,
+            rank=None if "rank" in without else tokens.rank,
+            token_id=None if "token_id" in without else tokens.token_id,
+        ),
+        requests=RequestTable() if "requests" in without else trace.requests,
+        info=info,
+    )
+
+
+def _positions(text: str, number: int) -> list[int]:
+    """Layers of ``A:B`` or ``A,B,...``."""
+    if ":" in text:
+        return list(range(number))[_range(text, "--layers")]
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        msg = f"--layers {text}: write A:B or A,B,..., positions among the MoE layers"
+        raise UserError(msg) from error
+
+
+def _range(text: str, option: str) -> slice:
+    """``A:B`` as a slice."""
+    parts = text.split(":")
+    try:
+        start, stop = (int(part) if part.strip() else None for part in parts)
+    except ValueError as error:
+        msg = f"{option} {text}: write A:B, such as 0:4096"
+        raise UserError(msg) from error
+    return slice(start, stop)

@@ -1,0 +1,195 @@
+"""Putting traces into a catalogue, and a catalogue into a folder that can be uploaded."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracegen import library
+from tracegen.errors import UserError
+from tracegen.library import card, catalogue, describe
+from tracegen.library.catalogue import INDEX, Entry
+
+COMMENT = "Written by moereplay. content_id: what a trace says, not its bytes."
+"""First line of the catalogues written here."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a reader of a published folder is told beside what the traces say themselves."""
+
+    title: str
+    creator: str
+    """Who publishes it."""
+    description: str = ""
+    citation: str = ""
+    """What to cite, for traces whose catalogue does not say."""
+    dataset: str = ""
+    """Texts that were routed, for traces that do not say."""
+    base_url: str = ""
+    """Where the folder will be found; the files are named relative to it if empty."""
+
+
+def add(
+    folder: Path,
+    trace: str,
+    *,
+    name: str | None = None,
+    dataset: str = "",
+    citation: str = "",
+    source: str = "",
+    replace: bool = False,
+) -> Entry:
+    """Copy a trace into a folder and list it in the folder's catalogue.
+
+    Parameters
+    ----------
+    folder
+        Of the catalogue; made if need be.
+    trace
+        Name in a catalogue, path or URL.
+    name
+        Name in the catalogue; by default the one it has.
+    dataset, citation, source
+        See :class:`tracegen.library.Entry`; by default as listed where it is from.
+    replace
+        Whether a trace of that name may be replaced.
+
+    Returns
+    -------
+    The new entry.
+
+    Raises
+    ------
+    UserError
+        If the trace is not valid or has no licence, or the name is taken.
+    """
+    name = name or Path(trace.rpartition("/")[2]).name.removesuffix(".h5").removesuffix(".hdf5")
+    if name in library.entries() and not _is_built_in(trace, name):
+        msg = f"{name} comes with the package and could not be found by that name; give another"
+        raise UserError(msg)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"{folder}: cannot be made ({error.strerror})"
+        raise UserError(msg) from error
+    there = catalogue.read_folder(str(folder)).entries if (folder / INDEX).exists() else {}
+    if name in there and not replace:
+        msg = f"{folder}: {name} is listed already; --force replaces it"
+        raise UserError(msg)
+    listed_there = library.lookup(trace)
+    known = listed_there.entry if listed_there else None
+    path = library.find(trace)
+    draft = folder / f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    try:
+        # Copied first and checked then: what is listed is what was checked.
+        shutil.copyfile(path, draft)
+        entry = describe.entry(
+            draft,
+            name,
+            dataset=dataset or (known.dataset if known else ""),
+            citation=citation or (known.citation if known else ""),
+            source=source or (known.source if known else ""),
+            file_name=f"{name}.h5",
+        )
+        if not entry.license:
+            msg = f"{trace}: says nothing of its licence; nobody could use it"
+            raise UserError(msg)
+        draft.replace(folder / entry.file)
+    except OSError as error:
+        msg = f"{folder}: cannot be written ({error.strerror})"
+        raise UserError(msg) from error
+    finally:
+        draft.unlink(missing_ok=True)
+    listed = sorted({**there, name: entry}.items())
+    catalogue.write(folder, [item for _, item in listed], COMMENT)
+    return entry
+
+
+def publish(
+    folder: Path,
+    traces: Sequence[str],
+    about: About,
+    *,
+    with_token_ids: bool = False,
+    replace: bool = False,
+) -> list[Entry]:
+    """Make a folder to upload as it is: files, catalogue, data set card, Croissant metadata.
+
+    Parameters
+    ----------
+    folder
+        To make; appears complete or not at all.
+    traces
+        Names in catalogues, paths or URLs.
+    about
+        For the card.
+    with_token_ids
+        Whether traces with vocabulary entries may be published: they are the texts.
+    replace
+        Whether the folder may be replaced.
+
+    Returns
+    -------
+    Its entries.
+
+    Raises
+    ------
+    UserError
+        If a trace is not valid, has no licence or would publish texts; if the folder exists.
+    """
+    _check_target(folder, replace)
+    if about.base_url:
+        catalogue.check_url(about.base_url)
+    for trace in traces:
+        with library.open_trace(trace) as file:
+            if file.has_token_ids and not with_token_ids:
+                msg = (
+                    f"{trace}: holds token ids, that is the texts; leave them out with "
+                    "`moereplay trace convert --without token_id`, or publish --with-token-ids"
+                )
+                raise UserError(msg)
+    draft = folder.absolute().with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        entries = [
+            add(draft, trace, dataset=about.dataset, citation=about.citation) for trace in traces
+        ]
+        texts = card.texts(entries, about, datetime.datetime.now(datetime.UTC).date())
+        for name, text in texts.items():
+            (draft / name).write_text(text, "utf-8")
+        if folder.exists():
+            shutil.rmtree(folder)
+        draft.replace(folder)
+    except OSError as error:
+        msg = f"{folder}: cannot be written ({error.strerror})"
+        raise UserError(msg) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return entries
+
+
+def _check_target(folder: Path, replace: bool) -> None:
+    """Refuse to overwrite what was not asked for, or what was never published from here."""
+    if not folder.name or not folder.absolute().parent.is_dir():
+        msg = f"{folder}: the folder {folder.absolute().parent} does not exist"
+        raise UserError(msg)
+    if not folder.exists():
+        return
+    if not replace:
+        msg = f"{folder} exists; --force replaces it"
+        raise UserError(msg)
+    if not (folder / INDEX).is_file() or not (folder / card.CROISSANT).is_file():
+        # Somebody's home, perhaps.
+        msg = f"{folder} exists and was not made by `publish`; it is not replaced"
+        raise UserError(msg)
+
+
+def _is_built_in(trace: str, name: str) -> bool:
+    """Whether a trace is the one of that name that comes with the package."""
+    with library.open_trace(trace) as file:
+        return file.content_id == library.entries()[name].content_id

@@ -1,0 +1,135 @@
+"""A remote file that looks like a local one, so that part of a trace can be read in place."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tracegen.errors import UserError
+from tracegen.library.transport import Interrupted
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from tracegen.library.transport import Source
+
+PAGE_BYTES = 64 * 2**10
+"""Bytes fetched at least: the header of a trace takes about two such pages."""
+MAX_AHEAD_PAGES = 16
+"""Pages fetched at most in one go (1 MiB) while reading proceeds in order."""
+MAX_PAGES = 512
+"""Pages kept (32 MiB)."""
+
+
+class RemoteFile(io.RawIOBase):
+    """A seekable, read-only view of a remote file, by ranges, with a small cache.
+
+    Parameters
+    ----------
+    source
+        Whose size is known.
+    retry
+        Calls a function again while it raises :class:`Interrupted`.
+    """
+
+    def __init__(self, source: Source, retry: Callable[[Callable[[], bytes]], bytes]) -> None:
+        if source.size is None:
+            msg = f"{source.url}: the server does not say how large it is"
+            raise UserError(msg)
+        self.name = source.url
+        """What to call it in errors."""
+        self.requests = 0
+        """Ranges asked for so far."""
+        self.fetched_bytes = 0
+        """Bytes received so far."""
+        self.failure: UserError | None = None
+        """Why the last read failed, for those above a library that swallows it."""
+        self._source = source
+        self._size = source.size
+        self._retry = retry
+        self._at = 0
+        self._pages: OrderedDict[int, bytes] = OrderedDict()
+        self._next, self._ahead = -1, 1
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def tell(self) -> int:
+        """Position, in bytes."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Move the position.
+
+        Parameters
+        ----------
+        offset, whence
+            As for any file.
+        """
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Fill a buffer as far as the file reaches.
+
+        Parameters
+        ----------
+        buffer
+            To fill. Never filled in part before the end of the file: HDF5's driver
+            for Python files takes a short read for a full one (h5py issue 2835).
+
+        Raises
+        ------
+        UserError
+            If the bytes cannot be had; kept as :attr:`failure`.
+        """
+        view = memoryview(buffer).cast("B")
+        stop = min(self._at + len(view), self._size)
+        filled = 0
+        while self._at < stop:
+            page, offset = divmod(self._at, PAGE_BYTES)
+            data = self._page(page)[offset : offset + stop - self._at]
+            view[filled : filled + len(data)] = data
+            filled += len(data)
+            self._at += len(data)
+        if filled < len(view):
+            # Beyond the end: zeros rather than whatever was in the caller's buffer.
+            view[filled:] = bytes(len(view) - filled)
+        return filled
+
+    def _page(self, number: int) -> bytes:
+        """One page, from the cache or fetched with those that will follow."""
+        if number not in self._pages:
+            # Readers go through a layer's chunks in the order of the file.
+            self._ahead = min(2 * self._ahead, MAX_AHEAD_PAGES) if number == self._next else 1
+            start = number * PAGE_BYTES
+            stop = min(start + self._ahead * PAGE_BYTES, self._size)
+            data = self._fetch(start, stop)
+            for first in range(0, len(data), PAGE_BYTES):
+                self._pages[number + first // PAGE_BYTES] = data[first : first + PAGE_BYTES]
+            self._next = number + self._ahead
+            while len(self._pages) > MAX_PAGES:
+                self._pages.popitem(last=False)
+        self._pages.move_to_end(number)
+        return self._pages[number]
+
+    def _fetch(self, start: int, stop: int) -> bytes:
+        """Bytes of the source."""
+        self.requests += 1
+        self.fetched_bytes += stop - start
+        try:
+            return self._retry(lambda: self._source.read(start, stop))
+        except Interrupted as error:
+            self.failure = UserError(f"{self.name}: {error}")
+        except UserError as error:
+            self.failure = error
+        raise self.failure

@@ -1,0 +1,117 @@
+"""Where to look for traces and where to keep them: environment first, then a configuration file."""
+
+import os
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tracegen.errors import UserError
+
+ENV_CATALOGUES = "MOEREPLAY_CATALOGUES"
+"""Catalogues to search, separated by commas."""
+ENV_CACHE = "MOEREPLAY_CACHE"
+"""Folder of downloaded traces."""
+ENV_OFFLINE = "MOEREPLAY_OFFLINE"
+"""1, true or yes: never open a connection."""
+ENV_CONFIG = "MOEREPLAY_CONFIG"
+"""Configuration file to read instead of the one in the user's configuration folder."""
+
+
+class _File(BaseModel):
+    """The configuration file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    catalogues: list[str] = []
+    cache: str = ""
+    offline: bool = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment and the configuration file say."""
+
+    catalogues: tuple[str, ...]
+    """Folders and URLs of catalogues, in the order in which they are searched."""
+    cache: Path
+    """Folder of downloaded traces; made when first needed."""
+    offline: bool
+    """Whether connections are forbidden."""
+
+
+def user_folder(purpose: str) -> Path:
+    """Folder of this user for files of one purpose, as the platform has it.
+
+    Parameters
+    ----------
+    purpose
+        ``"cache"`` or ``"config"``.
+
+    Returns
+    -------
+    Following the XDG base directories on Linux and other Unix, ``~/Library`` on macOS and
+    ``%LOCALAPPDATA%`` on Windows.
+    """
+    home = Path.home()
+    if sys.platform == "darwin":
+        part = "Caches" if purpose == "cache" else "Application Support"
+        return home / "Library" / part / "moereplay"
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or str(home / "AppData" / "Local")
+        return Path(base) / "moereplay" / purpose.capitalize()
+    given = os.environ.get(f"XDG_{purpose.upper()}_HOME", "")
+    # The specification says that relative paths are to be ignored.
+    base_folder = Path(given) if Path(given).is_absolute() else home / f".{purpose}"
+    return base_folder / "moereplay"
+
+
+def read(offline: bool | None = None) -> Settings:
+    """Present settings.
+
+    Parameters
+    ----------
+    offline
+        Overrides environment and file; None leaves it to them.
+
+    Raises
+    ------
+    UserError
+        If the configuration file is malformed, or named but absent.
+    """
+    file = _read_file()
+    listed = os.environ.get(ENV_CATALOGUES)
+    catalogues = file.catalogues if listed is None else listed.split(",")
+    cache = os.environ.get(ENV_CACHE) or file.cache
+    if offline is None:
+        said = os.environ.get(ENV_OFFLINE)
+        offline = file.offline if said is None else said.lower() in ("1", "true", "yes", "on")
+    return Settings(
+        catalogues=tuple(where.strip() for where in catalogues if where.strip()),
+        cache=Path(cache).expanduser() if cache else user_folder("cache"),
+        offline=offline,
+    )
+
+
+def _read_file() -> _File:
+    """The configuration file, or an empty one."""
+    named = os.environ.get(ENV_CONFIG)
+    path = Path(named).expanduser() if named else user_folder("config") / "config.toml"
+    try:
+        return _File.model_validate(tomllib.loads(path.read_text("utf-8")))
+    except FileNotFoundError:
+        if named:
+            msg = f"{path}: no such file ({ENV_CONFIG})"
+            raise UserError(msg) from None
+        return _File()
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(map(str, problem["loc"]))
+        known = ", ".join(_File.model_fields)
+        msg = f"{path}: {key}: {problem['msg']}; possible keys: {known}"
+        raise UserError(msg) from error
+    except (OSError, ValueError) as error:
+        msg = f"{path}: {error}"
+        raise UserError(msg) from error

@@ -1,0 +1,215 @@
+"""``moereplay trace list | fetch | add | publish | convert``: the library from the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracegen.cli_common import AsJson, user_errors
+
+if TYPE_CHECKING:
+    from tracegen.library import Found
+
+PROGRESS_FROM_BYTES = 4_000_000
+"""Download from which a progress bar is worth its line, in bytes (a second at 4 MB/s)."""
+
+CatalogueOption = Annotated[
+    str | None,
+    typer.Option("--catalogue", help="Look only in this catalogue: a folder or a URL."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module.
+
+    Parameters
+    ----------
+    app
+        The ``trace`` commands.
+    """
+    app.command("list")(list_traces)
+    for command in (fetch, add, publish, convert):
+        app.command()(command)
+
+
+def list_traces(
+    catalogue: CatalogueOption = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Use what was read from remote catalogues before.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the traces of every configured catalogue, first the one that comes with the package."""
+    with user_errors():
+        from tracegen import library
+
+        found, problems = library.search(catalogue, offline=offline or None)
+        for problem in problems:
+            typer.echo(f"note: {problem}", err=True)
+        if as_json:
+            shown = [
+                {**item.entry.model_dump(), "catalogue": item.catalogue, "cached": item.is_local}
+                for item in found
+            ]
+            typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+            return
+        _print_table(found)
+
+
+def _print_table(found: list[Found]) -> None:
+    """Sizes in a table, origins below it."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    table = Table()
+    table.add_column("name", no_wrap=True)
+    for heading in ("layers", "tokens", "top-k", "experts", "GPUs", "max/mean", "MB"):
+        table.add_column(heading, justify="right")
+    table.add_column("here")
+    for item in found:
+        entry = item.entry
+        counts = (entry.num_layers, entry.num_tokens, entry.topk, entry.num_experts)
+        skew = f"{entry.load_max_over_mean:.2f}" if entry.load_max_over_mean else ""
+        size = f"{entry.file_bytes / 1e6:.1f}"
+        here = "yes" if item.is_local else "no"
+        ranks = str(entry.num_ranks or "any")
+        table.add_row(entry.name, *map(str, counts), ranks, skew, size, here)
+    console.print(table)
+    for item in found:
+        entry = item.entry
+        console.print(f"[bold]{entry.name}[/bold]: {escape(entry.title)}")
+        origin = f"{entry.phase}; {entry.license}; {entry.source}"
+        if item.catalogue != "built-in":
+            origin += f"; from {item.catalogue}"
+        console.print(f"  {escape(origin)}", style="dim")
+
+
+def fetch(
+    names: Annotated[list[str], typer.Argument(help="Names of `list`, or URLs of trace files.")],
+    catalogue: CatalogueOption = None,
+    out: Annotated[Path | None, typer.Option(help="Also copy the files into this folder.")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Use the cache only.")] = False,
+) -> None:
+    """Download traces into the cache, check every byte and value, and print where they are."""
+    with user_errors():
+        from tracegen import library
+
+        for name in names:
+            with _progress(name) as on_bytes:
+                path = library.fetch(
+                    name, catalogue, offline=offline or None, out=out, on_bytes=on_bytes
+                )
+            typer.echo(f"{name}: {path}")
+
+
+@contextlib.contextmanager
+def _progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Progress in bytes, on a terminal and only when there is something to wait for."""
+    from tqdm import tqdm
+
+    hidden = not sys.stderr.isatty()
+    with tqdm(desc=name, unit="B", unit_scale=True, disable=hidden, delay=1, leave=False) as bar:
+
+        def on_bytes(done: int, total: int | None) -> None:
+            if (total or PROGRESS_FROM_BYTES) < PROGRESS_FROM_BYTES:
+                return
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield on_bytes
+
+
+def add(
+    folder: Annotated[Path, typer.Argument(help="Folder of the catalogue; made if need be.")],
+    trace: Annotated[str, typer.Argument(help="A name of `list`, or a file.")],
+    name: Annotated[str | None, typer.Option(help="Name in the catalogue.")] = None,
+    dataset: Annotated[str, typer.Option(help="Texts that were routed.")] = "",
+    citation: Annotated[str, typer.Option(help="What to cite.")] = "",
+    source: Annotated[str, typer.Option(help="Where the trace is from.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace the trace of that name.")] = False,
+) -> None:
+    """Copy a trace into a folder and list it in the folder's catalogue."""
+    with user_errors():
+        from tracegen.library.publish import add as add_to
+
+        entry = add_to(
+            folder,
+            trace,
+            name=name,
+            dataset=dataset,
+            citation=citation,
+            source=source,
+            replace=force,
+        )
+        typer.echo(f"{folder}: {entry.name}, {entry.file_bytes} bytes, sha256 {entry.sha256[:12]}")
+
+
+def publish(
+    folder: Annotated[Path, typer.Argument(help="Folder to make; must not exist.")],
+    traces: Annotated[list[str], typer.Argument(help="Names of `list`, or files.")],
+    title: Annotated[str, typer.Option(help="Title of the data set.")],
+    creator: Annotated[str, typer.Option(help="Who publishes it.")],
+    description: Annotated[str, typer.Option(help="A paragraph about it.")] = "",
+    citation: Annotated[str, typer.Option(help="What to cite.")] = "",
+    dataset: Annotated[str, typer.Option(help="Texts that were routed.")] = "",
+    base_url: Annotated[str, typer.Option(help="Where the folder will be found.")] = "",
+    with_token_ids: Annotated[
+        bool, typer.Option("--with-token-ids", help="Publish vocabulary entries, i.e. the texts.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the folder.")] = False,
+) -> None:
+    """Make a folder to upload: traces, catalogue, data set card and Croissant metadata."""
+    with user_errors():
+        from tracegen.library.publish import About
+        from tracegen.library.publish import publish as publish_to
+
+        about = About(
+            title=title,
+            creator=creator,
+            description=description,
+            citation=citation,
+            dataset=dataset,
+            base_url=base_url,
+        )
+        entries = publish_to(folder, traces, about, with_token_ids=with_token_ids, replace=force)
+        size = sum(entry.file_bytes for entry in entries)
+        typer.echo(f"{folder}: {len(entries)} traces, {size / 1e6:.1f} MB, ready to upload")
+
+
+def convert(
+    source: Annotated[str, typer.Argument(help="A name of `list`, a file or a URL.")],
+    out: Annotated[Path, typer.Argument(help="File to write.")],
+    to: Annotated[str | None, typer.Option(help="Format version; the newest if not given.")] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Keep these positions among the MoE layers: A:B or A,B,...")
+    ] = None,
+    tokens: Annotated[str | None, typer.Option(help="Keep these token rows, A:B.")] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help="Leave out token_id, gate_weights, rank, flags or requests."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Rewrite a trace in another version of the format, whole or in part."""
+    with user_errors():
+        from tracegen.library.convert import convert as rewrite
+
+        made = rewrite(
+            source,
+            out,
+            to=to,
+            layers=layers,
+            tokens=tokens,
+            without=tuple(without or ()),
+            overwrite=force,
+        )
+        same = "the same content" if made.is_same else f"derived from {made.parent[:12]}"
+        typer.echo(f"{out}: version {made.version}, {same}, content {made.content_id[:12]}")
