@@ -63,3 +63,19 @@ def test_a_token_waits_for_each_of_its_experts_and_they_for_it(
                 assert tiles & after & before
                 if layer.rows_of_expert[expert] <= 64:  # one tile, whatever its shape
                     assert tiles <= after & before
+
+
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "ideal"])
+def test_a_ranks_only_token_waits_for_every_row_that_comes_back(
+    scheme: str, system_for: SystemFor
+) -> None:
+    layer = small_layers.work(small_layers.draw(4, 12, 5, seed=3), 4, 12)
+    assert layer.source_rank.tolist() == [0, 1, 2, 3]
+    graph, _, machine = build_layer(layer, system_for(4), SCHEMES[scheme]())
+    waits = Dependencies(schedule(graph))
+    combined = by_token(*machine.followed("combined"))
+    back = np.flatnonzero((graph.kind == Kind.COMBINE_DOWN) & (graph.payload_bytes > 0)).tolist()
+    for token in range(4):
+        mine = {task for task in back if graph.rank[task] == token}
+        assert mine
+        assert mine <= waits.before(combined[token])
