@@ -189,8 +189,9 @@ OK, TOO_LATE, EARLY_RELEASE = 0, 1, 2
 
 #: Tables of the plan: one row a thing, so that what is used together lies together.
 CH_HEAD, CH_TAIL, CH_KIND, CH_LATENCY, CH_BASE, CH_SIZE, CHANNEL_COLUMNS = range(7)
-LN_RUN, LN_TAIL, LN_FREE_AT, LN_HEAD, LN_RUN_TIME, LN_STATION, LN_PRIORITY, LN_TOUCHED = range(8)
-LN_PLACE, LN_POOL, LN_NEXT, LN_PREVIOUS, LN_CHILD, LANE_COLUMNS = 8, 9, 10, 11, 12, 13
+LN_RUN, LN_TAIL, LN_FREE_AT, LN_HEAD, LN_RUN_TIME, LN_STATION, LN_TOUCHED, LN_PLACE = range(8)
+LN_PRIORITY, LN_READY, LN_TASK, LN_POOL, LN_NEXT, LN_PREVIOUS, LN_CHILD = range(8, 15)
+LANE_COLUMNS = 16
 ST_FREE, ST_IS_VOQ, ST_TAKES, ST_BASE, ST_SIZE, ST_TOUCHED, STATION_COLUMNS = range(7)
 PL_FREE, PL_WAITING, PL_TOUCHED, POOL_COLUMNS = range(4)
 ND_POOL, ND_UNITS, ND_TAKER = range(3)
@@ -252,6 +253,8 @@ Plan = namedtuple(
         "status",
     ],
 )
+
+Queues = namedtuple("Queues", ["lanes", "stations", "station_lanes", "pools", "rivals"])
 
 
 # --- Preparing a run ----------------------------------------------------------------------------
@@ -862,72 +865,74 @@ def _commit(p, shift, lane, low, high, now):
 
 
 @njit(**INLINED)
-def _is_before(p, lane, other):
+def _queues(p):
+    """Pick the part of a plan that orders lanes: what is passed on is passed by value."""
+    return Queues(p.lanes, p.stations, p.station_lanes, p.pools, p.rivals)
+
+
+@njit(**INLINED)
+def _is_before(q, lane, other):
     """Whether the head of one lane is served before the head of another."""
-    if p.lanes[lane, LN_PRIORITY] != p.lanes[other, LN_PRIORITY]:
-        return p.lanes[lane, LN_PRIORITY] < p.lanes[other, LN_PRIORITY]
-    task = np.int64(p.slots[p.lanes[lane, LN_HEAD]])
-    rival = np.int64(p.slots[p.lanes[other, LN_HEAD]])
-    ready = p.words[task * WORDS + VISIBLE]
-    rival_ready = p.words[rival * WORDS + VISIBLE]
-    if ready != rival_ready:
-        return ready < rival_ready
-    return task < rival
+    if q.lanes[lane, LN_PRIORITY] != q.lanes[other, LN_PRIORITY]:
+        return q.lanes[lane, LN_PRIORITY] < q.lanes[other, LN_PRIORITY]
+    if q.lanes[lane, LN_READY] != q.lanes[other, LN_READY]:
+        return q.lanes[lane, LN_READY] < q.lanes[other, LN_READY]
+    return q.lanes[lane, LN_TASK] < q.lanes[other, LN_TASK]
 
 
 @njit(**HOT)
-def _lift_lane(p, base, place, lane):
+def _lift_lane(q, base, place, lane):
     """Move a lane up in its station's heap to where it belongs, from a free ``place``."""
     while place > 0:
         parent = (place - 1) >> 1
-        other = p.station_lanes[base + parent]
-        if not _is_before(p, lane, other):
+        other = q.station_lanes[base + parent]
+        if not _is_before(q, lane, other):
             break
-        p.station_lanes[base + place] = other
-        p.lanes[other, LN_PLACE] = place
+        q.station_lanes[base + place] = other
+        q.lanes[other, LN_PLACE] = place
         place = parent
-    p.station_lanes[base + place] = lane
-    p.lanes[lane, LN_PLACE] = place
+    q.station_lanes[base + place] = lane
+    q.lanes[lane, LN_PLACE] = place
 
 
 @njit(**HOT)
-def _sink_lane(p, base, size, place, lane):
+def _sink_lane(q, base, size, place, lane):
     """Move a lane down in its station's heap to where it belongs, from a free ``place``."""
     while True:
         child = 2 * place + 1
         if child >= size:
             break
-        other = p.station_lanes[base + child]
-        if child + 1 < size and _is_before(p, p.station_lanes[base + child + 1], other):
+        other = q.station_lanes[base + child]
+        if child + 1 < size and _is_before(q, q.station_lanes[base + child + 1], other):
             child += 1
-            other = p.station_lanes[base + child]
-        if not _is_before(p, other, lane):
+            other = q.station_lanes[base + child]
+        if not _is_before(q, other, lane):
             break
-        p.station_lanes[base + place] = other
-        p.lanes[other, LN_PLACE] = place
+        q.station_lanes[base + place] = other
+        q.lanes[other, LN_PLACE] = place
         place = child
-    p.station_lanes[base + place] = lane
-    p.lanes[lane, LN_PLACE] = place
+    q.station_lanes[base + place] = lane
+    q.lanes[lane, LN_PLACE] = place
 
 
 @njit(**INLINED)
-def _enter_lane(p, lane):
+def _enter_lane(q, lane):
     """Put a lane into its station's heap."""
-    station = p.lanes[lane, LN_STATION]
-    size = p.stations[station, ST_SIZE]
-    p.stations[station, ST_SIZE] = size + 1
-    _lift_lane(p, p.stations[station, ST_BASE], size, lane)
+    station = q.lanes[lane, LN_STATION]
+    size = q.stations[station, ST_SIZE]
+    q.stations[station, ST_SIZE] = size + 1
+    _lift_lane(q, q.stations[station, ST_BASE], size, lane)
 
 
 @njit(**INLINED)
-def _remove_first_lane(p, station):
+def _remove_first_lane(q, station):
     """Take the first lane out of its station's heap."""
-    base = p.stations[station, ST_BASE]
-    p.lanes[p.station_lanes[base], LN_PLACE] = -1
-    size = p.stations[station, ST_SIZE] - 1
-    p.stations[station, ST_SIZE] = size
+    base = q.stations[station, ST_BASE]
+    q.lanes[q.station_lanes[base], LN_PLACE] = -1
+    size = q.stations[station, ST_SIZE] - 1
+    q.stations[station, ST_SIZE] = size
     if size > 0:
-        _sink_lane(p, base, size, np.int64(0), p.station_lanes[base + size])
+        _sink_lane(q, base, size, np.int64(0), q.station_lanes[base + size])
 
 
 @njit(**INLINED)
@@ -940,110 +945,124 @@ def _touch_station(p, station):
 
 
 @njit(**HOT)
-def _meld(p, lane, other):
+def _meld(q, lane, other):
     """Join two pairing heaps of waiting lanes; returns the root, -1 stands for an empty heap."""
     if lane < 0:
         return other
     if other < 0:
         return lane
-    if _is_before(p, other, lane):
+    if _is_before(q, other, lane):
         lane, other = other, lane
-    child = p.lanes[lane, LN_CHILD]
-    p.lanes[other, LN_NEXT] = child
-    p.lanes[other, LN_PREVIOUS] = lane
+    child = q.lanes[lane, LN_CHILD]
+    q.lanes[other, LN_NEXT] = child
+    q.lanes[other, LN_PREVIOUS] = lane
     if child >= 0:
-        p.lanes[child, LN_PREVIOUS] = other
-    p.lanes[lane, LN_CHILD] = other
+        q.lanes[child, LN_PREVIOUS] = other
+    q.lanes[lane, LN_CHILD] = other
     return lane
 
 
 @njit(**HOT)
-def _meld_siblings(p, lane):
+def _meld_siblings(q, lane):
     """Join a list of siblings: in pairs from the left, then all from the right."""
     pairs = np.int64(-1)
     while lane >= 0:
-        other = p.lanes[lane, LN_NEXT]
+        other = q.lanes[lane, LN_NEXT]
         following = np.int64(-1)
         if other >= 0:
-            following = p.lanes[other, LN_NEXT]
-            p.lanes[other, LN_NEXT] = -1
-        root = _meld(p, lane, other)
-        p.lanes[root, LN_NEXT] = pairs
+            following = q.lanes[other, LN_NEXT]
+            q.lanes[other, LN_NEXT] = -1
+        root = _meld(q, lane, other)
+        q.lanes[root, LN_NEXT] = pairs
         pairs = root
         lane = following
     root = np.int64(-1)
     while pairs >= 0:
-        following = p.lanes[pairs, LN_NEXT]
-        p.lanes[pairs, LN_NEXT] = -1
-        p.lanes[pairs, LN_PREVIOUS] = -1
-        root = _meld(p, root, pairs)
+        following = q.lanes[pairs, LN_NEXT]
+        q.lanes[pairs, LN_NEXT] = -1
+        q.lanes[pairs, LN_PREVIOUS] = -1
+        root = _meld(q, root, pairs)
         pairs = following
     return root
 
 
 @njit(**HOT)
-def _block_lane(p, lane, pool):
+def _block_lane(q, lane, pool):
     """Let a lane wait for credits of a pool; a pool's waiting lanes are a pairing heap."""
-    p.lanes[lane, LN_POOL] = pool
-    p.lanes[lane, LN_NEXT] = -1
-    p.lanes[lane, LN_PREVIOUS] = -1
-    p.lanes[lane, LN_CHILD] = -1
-    p.pools[pool, PL_WAITING] = _meld(p, p.pools[pool, PL_WAITING], lane)
+    q.lanes[lane, LN_POOL] = pool
+    q.lanes[lane, LN_NEXT] = -1
+    q.lanes[lane, LN_PREVIOUS] = -1
+    q.lanes[lane, LN_CHILD] = -1
+    q.pools[pool, PL_WAITING] = _meld(q, q.pools[pool, PL_WAITING], lane)
 
 
 @njit(**HOT)
-def _unblock_lane(p, lane):
+def _unblock_lane(q, lane):
     """Let a lane no longer wait for credits. Its own place in the order may have changed."""
-    pool = p.lanes[lane, LN_POOL]
-    p.lanes[lane, LN_POOL] = -1
-    root = p.pools[pool, PL_WAITING]
-    below = _meld_siblings(p, p.lanes[lane, LN_CHILD])
+    pool = q.lanes[lane, LN_POOL]
+    q.lanes[lane, LN_POOL] = -1
+    root = q.pools[pool, PL_WAITING]
+    below = _meld_siblings(q, q.lanes[lane, LN_CHILD])
     if root == lane:
-        p.pools[pool, PL_WAITING] = below
+        q.pools[pool, PL_WAITING] = below
         return
-    following = p.lanes[lane, LN_NEXT]
-    previous = p.lanes[lane, LN_PREVIOUS]
-    if p.lanes[previous, LN_CHILD] == lane:
-        p.lanes[previous, LN_CHILD] = following
+    following = q.lanes[lane, LN_NEXT]
+    previous = q.lanes[lane, LN_PREVIOUS]
+    if q.lanes[previous, LN_CHILD] == lane:
+        q.lanes[previous, LN_CHILD] = following
     else:
-        p.lanes[previous, LN_NEXT] = following
+        q.lanes[previous, LN_NEXT] = following
     if following >= 0:
-        p.lanes[following, LN_PREVIOUS] = previous
-    p.pools[pool, PL_WAITING] = _meld(p, root, below)
+        q.lanes[following, LN_PREVIOUS] = previous
+    q.pools[pool, PL_WAITING] = _meld(q, root, below)
+
+
+@njit(**INLINED)
+def _note_head(p, lane, task):
+    """Keep what orders a lane in the lane itself."""
+    p.lanes[lane, LN_READY] = p.words[task * WORDS + VISIBLE]
+    p.lanes[lane, LN_TASK] = task
 
 
 @njit(**INLINED)
 def _order_lane(p, lane):
     """Sort what became ready now in a lane, and put the lane where it belongs."""
+    q = _queues(p)
     head = p.lanes[lane, LN_HEAD]
     p.lanes[lane, LN_TOUCHED] = 0
-    first = p.slots[head]
+    before = p.lanes[lane, LN_TASK]
     _sort_ids(p.slots, max(head, p.lanes[lane, LN_RUN]), p.lanes[lane, LN_TAIL])
+    first = np.int64(p.slots[head])
+    _note_head(p, lane, first)
     station = p.lanes[lane, LN_STATION]
     pool = p.lanes[lane, LN_POOL]
-    if pool >= 0 and p.slots[head] != first:
+    if pool >= 0 and first != before:
         # A later round of this instant brought a smaller id, which may want something else.
-        _unblock_lane(p, lane)
+        _unblock_lane(q, lane)
         pool = np.int64(-1)
     if p.lanes[lane, LN_PLACE] >= 0:
-        _lift_lane(p, p.stations[station, ST_BASE], p.lanes[lane, LN_PLACE], lane)
+        _lift_lane(q, p.stations[station, ST_BASE], p.lanes[lane, LN_PLACE], lane)
     elif pool < 0:
-        _enter_lane(p, lane)
+        _enter_lane(q, lane)
     _touch_station(p, station)
 
 
 @njit(**INLINED)
 def _start_first(p, shift, num_flights, station, now):
     """Start the head of the station's first lane."""
+    q = _queues(p)
     base = p.stations[station, ST_BASE]
     lane = p.station_lanes[base]
     head = p.lanes[lane, LN_HEAD]
     task = np.int64(p.slots[head])
     p.lanes[lane, LN_HEAD] = head + 1
-    if head + 1 == p.lanes[lane, LN_TAIL]:
-        _remove_first_lane(p, station)
+    is_empty = head + 1 == p.lanes[lane, LN_TAIL]
+    if not is_empty:
+        _note_head(p, lane, np.int64(p.slots[head + 1]))
+    if is_empty:
+        _remove_first_lane(q, station)
     elif p.stations[station, ST_SIZE] > 1:
-        _sink_lane(p, base, p.stations[station, ST_SIZE], np.int64(0), lane)
+        _sink_lane(q, base, p.stations[station, ST_SIZE], np.int64(0), lane)
     end = now + p.words[task * WORDS + DURATION]
     visible = end + _latency_of(p, task)
     p.words[task * WORDS + VISIBLE] = visible
@@ -1062,76 +1081,77 @@ def _lacking_pool(p, task):
 
 
 @njit(**INLINED)
-def _rival_lane(p, rival):
+def _rival_lane(q, rival):
     """Lane whose head a rival wants to start: a station's first, or the first that waits."""
-    num_stations = p.stations.shape[0]
+    num_stations = q.stations.shape[0]
     if rival < num_stations:
-        return p.station_lanes[p.stations[rival, ST_BASE]]
-    return p.pools[rival - num_stations, PL_WAITING]
+        return q.station_lanes[q.stations[rival, ST_BASE]]
+    return q.pools[rival - num_stations, PL_WAITING]
 
 
 @njit(**HOT)
-def _place_rival(p, count, place, rival):
+def _place_rival(q, count, place, rival):
     """Put a rival at ``place`` of the heap of ``count``, then up or down to where it belongs."""
-    lane = _rival_lane(p, rival)
+    lane = _rival_lane(q, rival)
     while place > 0:
-        other = p.rivals[(place - 1) >> 1, RV_HEAP]
-        if not _is_before(p, lane, _rival_lane(p, other)):
+        other = q.rivals[(place - 1) >> 1, RV_HEAP]
+        if not _is_before(q, lane, _rival_lane(q, other)):
             break
-        p.rivals[place, RV_HEAP] = other
-        p.rivals[other, RV_PLACE] = place
+        q.rivals[place, RV_HEAP] = other
+        q.rivals[other, RV_PLACE] = place
         place = (place - 1) >> 1
     while True:
         child = 2 * place + 1
         if child >= count:
             break
-        other = p.rivals[child, RV_HEAP]
+        other = q.rivals[child, RV_HEAP]
         if child + 1 < count:
-            second = p.rivals[child + 1, RV_HEAP]
-            if _is_before(p, _rival_lane(p, second), _rival_lane(p, other)):
+            second = q.rivals[child + 1, RV_HEAP]
+            if _is_before(q, _rival_lane(q, second), _rival_lane(q, other)):
                 child += 1
                 other = second
-        if not _is_before(p, _rival_lane(p, other), lane):
+        if not _is_before(q, _rival_lane(q, other), lane):
             break
-        p.rivals[place, RV_HEAP] = other
-        p.rivals[other, RV_PLACE] = place
+        q.rivals[place, RV_HEAP] = other
+        q.rivals[other, RV_PLACE] = place
         place = child
-    p.rivals[place, RV_HEAP] = rival
-    p.rivals[rival, RV_PLACE] = place
+    q.rivals[place, RV_HEAP] = rival
+    q.rivals[rival, RV_PLACE] = place
 
 
 @njit(**HOT)
-def _update_rival(p, count, rival, is_in):
+def _update_rival(q, count, rival, is_in):
     """Let a rival enter, leave or change its place; returns how many there are then."""
-    place = p.rivals[rival, RV_PLACE]
+    place = q.rivals[rival, RV_PLACE]
     if is_in:
         if place < 0:
             place = count
             count += 1
-        _place_rival(p, count, place, rival)
+        _place_rival(q, count, place, rival)
     elif place >= 0:
         count -= 1
-        p.rivals[rival, RV_PLACE] = -1
-        last = p.rivals[count, RV_HEAP]
+        q.rivals[rival, RV_PLACE] = -1
+        last = q.rivals[count, RV_HEAP]
         if last != rival:
-            _place_rival(p, count, place, last)
+            _place_rival(q, count, place, last)
     return count
 
 
 @njit(**HOT)
 def _block_first_lane(p, station, pool, count, num_deferred):
     """Let a station's first lane wait at a pool. Returns the numbers of rivals and deferred."""
+    q = _queues(p)
     lane = p.station_lanes[p.stations[station, ST_BASE]]
     if p.stations[station, ST_IS_VOQ] == 1:
-        _remove_first_lane(p, station)
+        _remove_first_lane(q, station)
     rival = p.stations.shape[0] + pool
     if p.rivals[rival, RV_PLACE] >= 0 and p.pools[pool, PL_FREE] > 0:
         # The pool still offers what it got back, too little for this lane: do not offer it again.
         p.lanes[lane, LN_POOL] = pool
         p.deferred[num_deferred] = lane
         return count, num_deferred + 1
-    count = _update_rival(p, count, rival, False)
-    _block_lane(p, lane, pool)
+    count = _update_rival(q, count, rival, False)
+    _block_lane(q, lane, pool)
     return count, num_deferred
 
 
@@ -1142,6 +1162,7 @@ def _serve_stations(p, shift, num_flights, now):
     Rivals for credits are served in the order of their tasks: stations with a free server, and
     pools that got units back, on behalf of the first lane that waits for them.
     """
+    q = _queues(p)
     num_stations = p.stations.shape[0]
     count = np.int64(0)
     num_deferred = np.int64(0)
@@ -1152,27 +1173,27 @@ def _serve_stations(p, shift, num_flights, now):
             while p.stations[station, ST_FREE] > 0 and p.stations[station, ST_SIZE] > 0:
                 _start_first(p, shift, num_flights, station, now)
         elif p.stations[station, ST_FREE] > 0 and p.stations[station, ST_SIZE] > 0:
-            count = _update_rival(p, count, station, True)
+            count = _update_rival(q, count, station, True)
     p.touched_stations[0] = 0
     for index in range(1, 1 + p.touched_pools[0]):
         pool = p.touched_pools[index]
         p.pools[pool, PL_TOUCHED] = 0
         if p.pools[pool, PL_WAITING] >= 0:
-            count = _update_rival(p, count, num_stations + pool, True)
+            count = _update_rival(q, count, num_stations + pool, True)
     p.touched_pools[0] = 0
     while count > 0:
         rival = p.rivals[0, RV_HEAP]
-        lane = _rival_lane(p, rival)
+        lane = _rival_lane(q, rival)
         station = p.lanes[lane, LN_STATION]
         if rival >= num_stations:
             pool = rival - num_stations
             if p.pools[pool, PL_FREE] == 0:
-                count = _update_rival(p, count, rival, False)
+                count = _update_rival(q, count, rival, False)
                 continue
-            _unblock_lane(p, lane)
-            count = _update_rival(p, count, rival, p.pools[pool, PL_WAITING] >= 0)
+            _unblock_lane(q, lane)
+            count = _update_rival(q, count, rival, p.pools[pool, PL_WAITING] >= 0)
             if p.lanes[lane, LN_PLACE] < 0:
-                _enter_lane(p, lane)
+                _enter_lane(q, lane)
             if p.station_lanes[p.stations[station, ST_BASE]] != lane:
                 continue  # overtaken: it is looked at again when it is first
         if p.stations[station, ST_FREE] > 0 and p.lanes[lane, LN_POOL] < 0:
@@ -1188,10 +1209,10 @@ def _serve_stations(p, shift, num_flights, now):
         if is_in:
             first = p.station_lanes[p.stations[station, ST_BASE]]
             is_in = p.lanes[first, LN_POOL] < 0  # else a FIFO whose head waits
-        count = _update_rival(p, count, station, is_in)
+        count = _update_rival(q, count, station, is_in)
     for index in range(num_deferred):
         lane = p.deferred[index]
-        _block_lane(p, lane, p.lanes[lane, LN_POOL])
+        _block_lane(q, lane, p.lanes[lane, LN_POOL])
 
 
 # --- The loop -----------------------------------------------------------------------------------
@@ -1208,6 +1229,8 @@ def run(p, shift, num_streams, num_flights, has_instant):
     num_stack = np.int64(0)
     num_touched = np.int64(0)
     num_arrivals = np.int64(0)
+    num_late = np.int64(0)
+    is_final = not has_instant
     for first in range(num_tasks):
         if p.halves[first * HALVES + MISSING] == 0:
             num_stack, num_touched = _make_ready(
@@ -1265,7 +1288,6 @@ def run(p, shift, num_streams, num_flights, has_instant):
                         p, shift, num_streams, target, now, num_stack, num_touched
                     )
         # Phase 2: start what can start now.
-        num_late = p.late[0]
         for index in range(num_touched):
             lane = np.int64(p.touched[index])
             if lane >= num_streams:
@@ -1275,29 +1297,31 @@ def run(p, shift, num_streams, num_flights, has_instant):
             high = p.lanes[lane, LN_TAIL]
             if high - low > 1:
                 _sort_ids(p.slots, low, high)
-            if not has_instant:
-                _commit(p, shift, lane, low, high, now)
-                continue
-            # A task that is visible the moment it starts opens a further round of this
-            # instant, which may bring tasks that go before those still queued here: fix only
-            # what starts now.
-            if p.lanes[lane, LN_FREE_AT] <= now:
-                _commit(p, shift, lane, low, low + 1, now)
-                low += 1
+            if not is_final:
+                # A task that is visible the moment it starts opens a further round of this
+                # instant, which may bring tasks that go before those still queued here: fix only
+                # what starts now.
+                stop = low + 1 if p.lanes[lane, LN_FREE_AT] <= now else low
+                if stop < high:
+                    p.late[num_late] = lane
+                    num_late += 1
+                high = stop
             if low < high:
-                num_late += 1
-                p.late[num_late] = lane
-        p.late[0] = num_late
+                _commit(p, shift, lane, low, high, now)
         num_touched = np.int64(0)
         if p.touched_stations[0] > 0 or p.touched_pools[0] > 0:
             _serve_stations(p, shift, num_flights, now)
+        is_final = not has_instant
         if p.tree[1] >> shift == now:
             continue
-        for index in range(1, 1 + num_late):
-            lane = np.int64(p.late[index])
-            _sort_ids(p.slots, p.lanes[lane, LN_RUN], p.lanes[lane, LN_TAIL])
-            _commit(p, shift, lane, p.lanes[lane, LN_RUN], p.lanes[lane, LN_TAIL], now)
-        p.late[0] = 0
+        if num_late > 0:
+            # No further round: once more for what was left open.
+            for index in range(num_late):
+                p.touched[index] = p.late[index]
+            num_touched = num_late
+            num_late = np.int64(0)
+            is_final = True
+            continue
         if p.tree[1] == NEVER:
             break
         now = p.tree[1] >> shift
