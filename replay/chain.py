@@ -22,6 +22,7 @@ from replay.result import ChainedLayer, ChainResult
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.between import Between
+    from replay.graph import Timeline
     from replay.machine import Ints
     from replay.schemes import Scheme
     from replay.work import LayerWork
@@ -63,6 +64,7 @@ def replay_chain(
     *,
     barrier_us: float | None = None,
     progress: Callable[[], object] | None = None,
+    observe: Callable[[Timeline], object] | None = None,
 ) -> ChainResult:
     """Replay layers one after the other on each GPU.
 
@@ -74,6 +76,8 @@ def replay_chain(
         Passed on to the result.
     progress
         Called after every layer's tasks were added.
+    observe
+        Called with the schedule.
     """
     builder = GraphBuilder(KIND_NAMES)
     machine = Machine(system, builder, num_ranks)
@@ -100,6 +104,8 @@ def replay_chain(
             progress()
     graph = builder.build()
     timeline = schedule(graph)
+    if observe is not None:
+        observe(timeline)
     visible = timeline.visible_ps
     layers = [
         _chained_layer(link, visible[start], visible[finish])

@@ -65,6 +65,23 @@ PrecisionOption = Annotated[
 JsonOption = Annotated[
     Path | None, typer.Option("--json", help="Write the whole result to this file.")
 ]
+TraceEventsOption = Annotated[
+    str | None,
+    typer.Option("--trace-events", help="Write the schedule for Perfetto to this file (.gz too)."),
+]
+ExportOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--export", help="FORMAT:FILE, repeatable; formats are chrome, chakra, goal, networkx."
+    ),
+]
+WindowOption = Annotated[
+    str | None, typer.Option("--window", help="START:END in us that chrome and networkx show.")
+]
+MaxEventsOption = Annotated[
+    int | None,
+    typer.Option("--max-events", help="Above so many, chrome gets utilisation [1000000]."),
+]
 
 
 @app.command()
@@ -87,11 +104,20 @@ def run(
     ] = None,
     set_: SetOption = None,
     json_: JsonOption = None,
+    trace_events: TraceEventsOption = None,
+    export: ExportOption = None,
+    window: WindowOption = None,
+    max_events: MaxEventsOption = None,
 ) -> None:
     """Replay a trace under one scheme."""
     import replay
+    from replay.exports import parse_exports
     from replay.report.text import summary_tables
 
+    is_one_graph = not barrier or (layer != "all" and steps == 1 and pass_ != "training")
+    exports = parse_exports(
+        trace_events, export or [], window, max_events, is_one_graph=is_one_graph
+    )
     settings = _settings(
         ranks, tokens_per_rank, layer, phase, step, steps, pass_, barrier, placement, precision
     )
@@ -109,8 +135,11 @@ def run(
             options=options,
             compare_barrier=True,
             progress=advance,
+            observe=exports,
             **settings,
         )
+    for line in exports.report if exports else []:
+        print(line, file=sys.stderr)
     if json_ is not None:
         result.save(json_)
     _show(summary_tables(result))

@@ -22,7 +22,7 @@ from replay.work import ExpertShape, LayerWork, Precision
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.graph import TaskGraph
+    from replay.graph import TaskGraph, Timeline
     from replay.machine import Ints
     from tracegen import RoutingTrace
 
@@ -112,6 +112,7 @@ def replay_layer(
     step: int = 0,
     layer_index: int = 0,
     decoder_layer: int = 0,
+    observe: Callable[[Timeline], object] | None = None,
 ) -> LayerResult:
     """Replay one layer that begins on all ranks at once.
 
@@ -121,11 +122,16 @@ def replay_layer(
         (token,): the tokens' rows in the trace, for the report of the slowest.
     step, layer_index, decoder_layer
         Which it is.
+    observe
+        Called with the schedule.
     """
     built = build_layer(work, system, scheme)
+    timeline = schedule(built.graph)
+    if observe is not None:
+        observe(timeline)
     return layer_result(
         built.graph,
-        schedule(built.graph),
+        timeline,
         built.ends,
         work,
         built.machine,
@@ -155,6 +161,7 @@ def run(
     precision: str | None = None,
     options: Mapping[str, Any] | None = None,
     progress: Callable[[], object] | None = None,
+    observe: Callable[[Timeline], object] | None = None,
 ) -> Result:
     """Replay a trace under one scheme.
 
@@ -192,6 +199,9 @@ def run(
         Options of the scheme by name.
     progress
         Called after every layer.
+    observe
+        Called with the schedule of each graph that the result is made from: one for a chain, one
+        a layer otherwise. See `replay.graph.export` for what to do with it.
 
     Raises
     ------
@@ -244,7 +254,7 @@ def run(
     description = _describe(trace, system, chosen, batches[0], placement, numbers)
     description["direction"] = direction
     if len(links) > 1 and not barrier:
-        chain = _chain(system, chosen, links, compare_barrier, progress)
+        chain = _chain(system, chosen, links, compare_barrier, progress, observe)
         return _result(description, links, [], chain)
     results = []
     for link in links:
@@ -257,6 +267,7 @@ def run(
                 step=link.step,
                 layer_index=link.layer_index,
                 decoder_layer=link.decoder_layer,
+                observe=observe,
             )
         )
         if progress is not None:
@@ -301,6 +312,7 @@ def _chain(
     links: list[ChainLink],
     compare_barrier: bool,
     progress: Callable[[], object] | None,
+    observe: Callable[[Timeline], object] | None,
 ) -> ChainResult:
     barrier_ps = 0
     if compare_barrier:
@@ -315,6 +327,7 @@ def _chain(
         len(links[0].tokens),
         barrier_us=us(barrier_ps) if compare_barrier else None,
         progress=progress,
+        observe=observe,
     )
 
 

@@ -1,0 +1,132 @@
+"""The command's exports: what was asked for, and what the files do not hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING
+
+from replay.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replay.graph import Timeline
+
+_PS_PER_US = 1_000_000
+
+
+@dataclass
+class Exports:
+    """Files to be written of one replayed graph; an observer of `replay.run`.
+
+    Attributes
+    ----------
+    targets
+        (format, path) of each file.
+    window_ps
+        The part of the time they show; None for all.
+    max_events
+        Above so many, trace events are summed up; None for the format's default.
+    report
+        After the run, a line for each file and for what it does not hold.
+    """
+
+    targets: Sequence[tuple[str, str]]
+    window_ps: tuple[int, int] | None = None
+    max_events: int | None = None
+    report: list[str] = field(default_factory=list)
+
+    def __call__(self, timeline: Timeline) -> None:
+        """Write the files.
+
+        Raises
+        ------
+        UserError
+            If a file cannot be written, or its format cannot hold what was asked for.
+        """
+        from replay.graph.errors import UserError as GraphUserError
+        from replay.graph.export import export
+
+        for format_name, path in self.targets:
+            try:
+                written = export(
+                    timeline,
+                    format_name,
+                    path,
+                    window_ps=self.window_ps,
+                    max_events=self.max_events,
+                )
+            except GraphUserError as error:
+                raise UserError(str(error)) from None
+            files = f" and {len(written.paths) - 1} more" if len(written.paths) > 1 else ""
+            self.report.append(
+                f"{format_name}: {written.num_events} events in {written.paths[0]}{files}"
+            )
+            self.report.extend(f"{format_name}: {note}" for note in written.notes)
+
+
+def parse_exports(
+    trace_events: str | None,
+    exports: Sequence[str],
+    window: str | None,
+    max_events: int | None,
+    *,
+    is_one_graph: bool,
+) -> Exports | None:
+    """Make the exports of the command's options; None if there are none.
+
+    Parameters
+    ----------
+    trace_events
+        A file for Chrome trace events.
+    exports
+        ``FORMAT:FILE`` each.
+    window
+        ``START:END`` in microseconds.
+    max_events
+        See `Exports`.
+    is_one_graph
+        Whether the run makes one graph; a file holds no more.
+
+    Raises
+    ------
+    UserError
+        If an option is malformed, or options do not fit together.
+    """
+    from replay.graph.export import FORMATS
+
+    targets = [("chrome", trace_events)] if trace_events else []
+    for text in exports:
+        name, colon, path = text.partition(":")
+        if not colon or not path or name not in FORMATS:
+            message = f"--export {text}: expected FORMAT:FILE, FORMAT being {', '.join(FORMATS)}"
+            raise UserError(message)
+        targets.append((name, path))
+    if not targets:
+        if window is not None or max_events is not None:
+            message = "--window and --max-events go with --trace-events or --export"
+            raise UserError(message)
+        return None
+    if not is_one_graph:
+        message = (
+            "an export holds one graph, and --barrier makes one of each layer: choose one --layer, "
+            "or leave out --barrier"
+        )
+        raise UserError(message)
+    if max_events is not None and max_events < 1:
+        message = f"--max-events {max_events}: possible are 1 and more"
+        raise UserError(message)
+    return Exports(targets, None if window is None else _window_ps(window), max_events)
+
+
+def _window_ps(text: str) -> tuple[int, int]:
+    start, _, end = text.partition(":")
+    try:
+        low, high = (Decimal(part) * _PS_PER_US for part in (start, end))
+        if 0 <= low < high < 2**63:
+            return int(low), int(high)
+    except InvalidOperation:
+        pass
+    message = f"--window {text}: expected START:END in microseconds, with 0 <= START < END"
+    raise UserError(message)
