@@ -24,6 +24,8 @@ class Overheads:
         From a GPU's store to pinned host memory until a polling CPU has seen it.
     copy_engine_start_ps
         Starting one copy on a copy engine.
+    small_kernel_ps
+        An elementwise kernel, beside its bytes.
     fence_ps
         System-scope fence around a barrier of a kernel that only synchronises and cleans up.
     grid_barrier_ps
@@ -38,6 +40,7 @@ class Overheads:
     host_sync_ps: int
     poll_pinned_ps: int
     copy_engine_start_ps: int
+    small_kernel_ps: int
     fence_ps: int
     grid_barrier_ps: int
     poll_ps: int
@@ -56,6 +59,7 @@ class Overheads:
             host_sync_ps=ps_from_us(spec.host_sync_us.value),
             poll_pinned_ps=ps_from_us(spec.poll_pinned_us.value),
             copy_engine_start_ps=ps_from_us(spec.copy_engine_start_us.value),
+            small_kernel_ps=ps_from_us(spec.small_kernel_us.value),
             fence_ps=ps_from_us(spec.fence_us.value),
             grid_barrier_ps=ps_from_us(spec.grid_barrier_us.value),
             poll_ps=poll,

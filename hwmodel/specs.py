@@ -173,6 +173,8 @@ class OverheadsSpec(_Strict):
     launch_us: Quantity[NonNegative]
     kernel_gap_graph_us: Quantity[NonNegative]
     kernel_gap_stream_us: Quantity[NonNegative]
+    small_kernel_us: Quantity[NonNegative]
+    """What an elementwise kernel takes beside its bytes: from its first load to its last store."""
     host_sync_us: Quantity[NonNegative]
     poll_pinned_us: Quantity[NonNegative]
     copy_engine_start_us: Quantity[NonNegative]

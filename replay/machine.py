@@ -17,6 +17,7 @@ from replay.kinds import Kind, PhaseKinds
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from hwmodel.link import Engine
     from replay.graph import GraphBuilder
 
 Ints = npt.NDArray[np.int64]
@@ -173,6 +174,7 @@ class Machine:
         *,
         rows: IntsLike = 1,
         meta_bytes: int = 0,
+        engine: Engine = "sm",
     ) -> Ints:
         """Store rows into a peer's memory.
 
@@ -188,14 +190,33 @@ class Machine:
             Rows of each message; every row begins a packet of its own.
         meta_bytes
             Bytes that travel with each row and are not payload (indices, weights).
+        engine
+            Who makes the packets.
 
         Returns
         -------
         (message,) tasks, visible when the data is visible to a reader at the destination.
         """
+        return self.store(
+            kinds, src, dst, row_bytes, after, rows=rows, meta_bytes=meta_bytes, engine=engine
+        )[1]
+
+    def store(
+        self,
+        kinds: PhaseKinds,
+        src: Ints,
+        dst: Ints,
+        row_bytes: int,
+        after: Ints,
+        *,
+        rows: IntsLike = 1,
+        meta_bytes: int = 0,
+        engine: Engine = "sm",
+    ) -> tuple[Ints, Ints]:
+        """Store rows as `push` does: tasks after which they have left, and are visible."""
         link = self.system.link
-        wire = link.write_wire_bytes(row_bytes + meta_bytes, rows)
-        _, down = self._hop_pair(
+        wire = link.write_wire_bytes(row_bytes + meta_bytes, rows, engine=engine)
+        up, down = self._hop_pair(
             kinds.up,
             kinds.down,
             src,
@@ -203,11 +224,11 @@ class Machine:
             wire,
             row_bytes * rows,
             after,
-            several=self._has_several(src, dst),
+            several=self._has_several(src, dst) if engine == "sm" else None,
         )
-        acks = link.ack_wire_bytes(row_bytes + meta_bytes, rows)
+        acks = link.ack_wire_bytes(row_bytes + meta_bytes, rows, engine=engine)
         self._acknowledge(kinds, src, dst, wire, acks, down)
-        return down
+        return up, down
 
     def _has_several(self, here: Ints, there: Ints) -> npt.NDArray[np.bool_]:
         """(message,): whether the rank `here` has messages to or from more than one `there`."""
@@ -227,16 +248,19 @@ class Machine:
         after: Ints,
         down_latency: int | None = None,
         several: npt.NDArray[np.bool_] | None = None,
+        several_in: npt.NDArray[np.bool_] | None = None,
     ) -> tuple[Ints, Ints]:
         """One message over one uplink and one downlink.
 
-        `several` marks the messages whose uplink alternates between peers.
+        `several` marks the messages whose uplink alternates between the peers an SM stores to,
+        `several_in` those whose downlink alternates between the peers an SM loads from.
         """
-        duration = self.system.link.port_duration_ps(wire)
-        leaving = duration
+        link = self.system.link
+        duration = leaving = entering = link.port_duration_ps(wire)
         if several is not None and several.any():
-            slower = self.system.link.fan_out_duration_ps(wire)
-            leaving = np.where(several, slower, duration)
+            leaving = np.where(several, link.fan_out_duration_ps(wire), duration)
+        if several_in is not None and several_in.any():
+            entering = np.where(several_in, link.fan_out_duration_ps(wire), duration)
         up = self.graph.add(
             len(src),
             resource=self.uplink[src],
@@ -251,7 +275,7 @@ class Machine:
         down = self.graph.add(
             len(dst),
             resource=self.downlink[dst],
-            duration_ps=duration,
+            duration_ps=entering,
             latency_ps=self._write_latency if down_latency is None else down_latency,
             kind=down_kind,
             payload_bytes=payload,
@@ -370,6 +394,7 @@ class Machine:
         after: Ints,
         *,
         rows: IntsLike = 1,
+        engine: Engine = "sm",
     ) -> Ints:
         """Load rows from a peer's memory: requests one way, data the other.
 
@@ -378,7 +403,7 @@ class Machine:
         (message,) tasks, visible when the data is in the reader's SM.
         """
         link = self.system.link
-        asked = link.request_wire_bytes(row_bytes, rows)
+        asked = link.request_wire_bytes(row_bytes, rows, engine=engine)
         _, request = self._hop_pair(
             kinds.request_up,
             kinds.request_down,
@@ -389,7 +414,7 @@ class Machine:
             after,
             self._down_latency + self.system.fabric.read_access_ps,
         )
-        wire = link.response_wire_bytes(row_bytes, rows)
+        wire = link.response_wire_bytes(row_bytes, rows, engine=engine)
         _, data = self._hop_pair(
             kinds.up,
             kinds.down,
@@ -399,6 +424,7 @@ class Machine:
             row_bytes * rows,
             request,
             self._down_latency,
+            several_in=self._has_several(reader, target) if engine == "sm" else None,
         )
         return data
 
@@ -594,6 +620,7 @@ class Machine:
         return self.graph.add(
             resource=self.hbm,
             duration_ps=self.system.hbm.stream_ps(nbytes),
+            latency_ps=self.system.overheads.small_kernel_ps,
             kind=kind,
             rank=self.ranks,
             after=self.kernel(after),

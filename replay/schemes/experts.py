@@ -197,9 +197,24 @@ def gemm_tasks(
     return TileTasks(columns, tile, column, memory)
 
 
-def gemm_kernel(machine: Machine, work: LayerWork, gemm: Gemm, pool: Ints, after: Ints) -> Ints:
-    """Run one grouped GEMM as a kernel of its own on every rank: (rank,) marks of its end."""
-    begun = machine.kernel(after)
+def gemm_kernel(
+    machine: Machine,
+    work: LayerWork,
+    gemm: Gemm,
+    pool: Ints,
+    after: Ints,
+    *,
+    launched_early: bool = False,
+) -> Ints:
+    """Run one grouped GEMM as a kernel of its own on every rank: (rank,) marks of its end.
+
+    Parameters
+    ----------
+    launched_early
+        Whether the kernel is on the GPU before its input is there (programmatic dependent
+        launch), so that there is no gap.
+    """
+    begun = machine.mark(machine.ranks, after) if launched_early else machine.kernel(after)
     tiles = row_tiles(machine, work, gemm, machine.system.sm.num_sms)
     tasks = gemm_tasks(machine, work, gemm, tiles, pool, begun[tiles.rank])
     return machine.gather(

@@ -1,0 +1,111 @@
+"""Running a benchmark's setting through the same machine, schemes and engine as a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replay.graph import GraphBuilder, schedule
+from replay.kinds import KIND_NAMES
+from replay.machine import Machine
+from replay.placement import place
+from replay.work import ExpertShape, LayerWork, Precision
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.machine import Ints
+
+PS_PER_US = 1_000_000
+POOL = 4096  # tokens that an evenly spread routing is drawn from
+
+
+class Bench:
+    """Machines, with whatever a calibration wants to change about them.
+
+    Parameters
+    ----------
+    overrides
+        Values by dotted key, put on top of every machine, below the settings of a benchmark.
+    """
+
+    def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
+        self._overrides = dict(overrides or {})
+        self._systems: dict[tuple[str, str], System] = {}
+
+    def system(self, name: str, **settings: Any) -> System:
+        """Load a machine; `settings` are dotted keys with two underscores for the dot."""
+        key = (name, repr(sorted(settings.items())))
+        if key not in self._systems:
+            import hwmodel
+
+            given = {key.replace("__", "."): value for key, value in settings.items()}
+            self._systems[key] = hwmodel.load(name, {**self._overrides, **given})
+        return self._systems[key]
+
+    def time_us(
+        self, system: System, num_ranks: int, build: Callable[[Machine, Ints], Any]
+    ) -> float:
+        """Makespan of the tasks that `build` adds after a mark on every rank, in microseconds."""
+        graph = GraphBuilder(KIND_NAMES)
+        machine = Machine(system, graph, num_ranks)
+        build(machine, machine.mark(machine.ranks))
+        return schedule(graph.build()).makespan_ps / PS_PER_US
+
+
+@lru_cache(maxsize=32)
+def uniform_work(
+    num_ranks: int, tokens: int, num_experts: int, topk: int, hidden: int, precision: str = "fp8"
+) -> LayerWork:
+    """Uniform random routing: `tokens` of every rank, each to `topk` distinct experts."""
+    return _work(_draw(num_ranks * tokens, num_experts, topk), num_ranks, hidden, precision, num_experts)
+
+
+@lru_cache(maxsize=32)
+def even_work(
+    num_ranks: int, tokens: int, num_experts: int, topk: int, hidden: int, precision: str = "fp8"
+) -> LayerWork:
+    """Uniform routing spread evenly over ranks and tokens.
+
+    For tokens that each stand for many: drawn at random, their few numbers would vary as those of
+    a small batch do. Tokens come in groups of `num_ranks` that differ by a rotation of the ranks,
+    and the groups walk through the distribution of distinct ranks at equal steps.
+    """
+    per_rank = num_experts // num_ranks
+    pool = _draw(POOL, num_experts, topk)
+    hit = np.zeros((POOL, num_ranks), bool)
+    np.put_along_axis(hit, pool // per_rank, True, axis=1)
+    pool = pool[np.argsort(hit.sum(axis=1), kind="stable")]
+    groups = -(-tokens // num_ranks)
+    base = pool[(_van_der_corput(groups * num_ranks) * POOL).astype(np.int64)]
+    turned = (np.arange(num_ranks) * per_rank)[None, None, :, None]
+    ids = (base.reshape(num_ranks, groups, 1, topk) + turned) % num_experts
+    ids = ids.reshape(num_ranks, groups * num_ranks, topk)[:, :tokens].reshape(-1, topk)
+    return _work(ids.astype(np.int32), num_ranks, hidden, precision, num_experts)
+
+
+def _work(ids: Any, num_ranks: int, hidden: int, precision: str, num_experts: int) -> LayerWork:
+    return LayerWork(
+        ids,
+        np.repeat(np.arange(num_ranks, dtype=np.int32), len(ids) // num_ranks),
+        place("contiguous", num_experts, num_ranks),
+        ExpertShape(hidden, hidden),  # the second size plays no part in communication
+        Precision(precision),
+    )
+
+
+def _draw(tokens: int, num_experts: int, topk: int) -> Any:
+    scores = np.random.default_rng(20260821).random((tokens, num_experts), dtype=np.float32)
+    return np.argpartition(scores, topk - 1, axis=1)[:, :topk].astype(np.int32)
+
+
+def _van_der_corput(count: int) -> Any:
+    """The first numbers of the base-2 sequence: every window is spread evenly over [0, 1)."""
+    index, value, step = np.arange(count), np.zeros(count), 0.5
+    while index.any():
+        value += step * (index & 1)
+        index >>= 1
+        step /= 2
+    return value

@@ -1,0 +1,178 @@
+"""Matrix multiplications and the expert computation of one rank, as kernels of a task graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replay.kinds import Kind
+from replay.placement import Placement
+from replay.schemes.experts import Gemm, activation_bytes, gemm_kernel
+from replay.validate.bench import Bench
+from replay.validate.table import Bound, Row, Table
+from replay.work import ExpertShape, LayerWork, Precision
+
+if TYPE_CHECKING:
+    from replay.machine import Ints, Machine
+
+SYSTEM = "dgx-h100"
+GRAPH_GAP_US = 1.2  # both tables were measured in CUDA graphs; overheads.kernel_gap_graph_us
+SMALL_M = 256
+OUTLIER_FACTOR = 1.35
+
+# Kernel libraries differ more than GPUs do. The preset describes DeepGEMM (FP8) and cuBLAS (BF16);
+# what another library does worse is given here, fitted to its own rows.
+TRTLLM_FP8: dict[str, Any] = {
+    "compute__fp8_efficiency": 0.62,
+    "compute__tile_overhead_ns": 2000.0,
+    "compute__fp8_blocks": [[128, 128]],
+}
+TRTLLM_ELEMENTWISE_FP8 = 9  # its quantising kernels move 0.33 TB/s; fitted to moe_compute
+
+
+def _one_expert(rows: int, columns: int, inner: int, precision: str) -> LayerWork:
+    """A multiplication as a layer with one expert on one rank."""
+    return LayerWork(
+        np.zeros((rows, 1), np.int32),
+        np.zeros(rows, np.int32),
+        Placement(np.zeros(1, np.int32), 1, "one expert"),
+        ExpertShape(inner, columns),
+        Precision(precision),
+    )
+
+
+def _quantise_bytes(rows: Any, columns: int) -> Any:
+    """BF16 in, FP8 and a 4-byte scale for 128 values out."""
+    return rows * (3 * columns + columns // 32)
+
+
+def predict_gemm(bench: Bench, rows: Sequence[Row]) -> list[float]:
+    """Predict times in microseconds; FP8 rows include the quantisation of the activations."""
+    found = []
+    for row in rows:
+        fp8 = row["gemm_dtype"] == "fp8_block"
+        own = TRTLLM_FP8 if fp8 and row["library"] == "cublas-trtllm" else {}
+        system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US, **own)
+        m, n, k = row["m"], row["n"], row["k"]
+        work = _one_expert(m, n, k, "fp8" if fp8 else "bf16")
+
+        def build(
+            machine: Machine, start: Ints, work: LayerWork = work, fp8: bool = fp8,
+            m: int = m, n: int = n, k: int = k,
+        ) -> None:  # fmt: skip
+            if fp8:
+                start = machine.memory_kernel(
+                    Kind.PERMUTE, np.array([_quantise_bytes(m, k)]), start
+                )
+            gemm = Gemm(n, k, Kind.GEMM1, Kind.GEMM1_MEMORY, 2 * n)
+            pool = machine.sm_pool("sm", machine.system.sm.num_sms)
+            gemm_kernel(machine, work, gemm, pool, start, launched_early=fp8)
+
+        found.append(bench.time_us(system, 1, build))
+    return found
+
+
+def gemm_outliers(rows: Sequence[Row]) -> list[bool]:
+    """Mark rows that took 1.35 times as long as a larger m of the same shape.
+
+    A library could have padded. These are glitches of the collection (isolated points of
+    DeepGEMM, two to four times slower than both neighbours) and ranges of m for which a library
+    chose a bad kernel; neither says anything about the hardware.
+    """
+    fastest: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
+    for row in rows:
+        key = (row["library"], row["gemm_dtype"], row["n"], row["k"])
+        fastest.setdefault(key, []).append((row["m"], row.measured))
+    least: dict[tuple[Any, ...], float] = {}
+    for key, points in fastest.items():
+        best = np.inf
+        for m, time in sorted(points, reverse=True):
+            best = min(best, time)
+            least[*key, m] = best
+    return [
+        row.measured
+        > OUTLIER_FACTOR
+        * least[row["library"], row["gemm_dtype"], row["n"], row["k"], row["m"]]
+        for row in rows
+    ]
+
+
+def _local_work(row: Row, precision: str) -> LayerWork:
+    """The rows of one rank's experts under balanced routing."""
+    experts, topk, ranks = row["num_experts"], row["topk"], row["ep_size"]
+    local, pairs = experts // ranks, row["global_tokens"] * topk
+    # Balanced: pairs go round the experts; with fewer pairs than experts the measured rank has
+    # its share of them, and at least one.
+    mine = min(max(-(-pairs // ranks), 1), pairs)
+    expert = np.sort(np.arange(mine) % local).astype(np.int32)
+    return LayerWork(
+        expert[:, None],
+        np.zeros(mine, np.int32),
+        Placement(np.zeros(local, np.int32), 1, "one rank"),
+        ExpertShape(row["hidden"], row["intermediate"]),
+        Precision(precision),
+    )
+
+
+def predict_moe(bench: Bench, rows: Sequence[Row]) -> list[float]:
+    """Predict the fused operator: sort, expand, two grouped GEMMs, finish; in microseconds."""
+    found = []
+    for row in rows:
+        fp8 = row["moe_dtype"] == "fp8_block"
+        system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US)
+        work = _local_work(row, "fp8" if fp8 else "bf16")
+        found.append(
+            bench.time_us(
+                system, 1, lambda machine, start, work=work, row=row: _moe(machine, start, work, row)
+            )
+        )
+    return found
+
+
+SORT_KERNELS = 3  # counts, prefix sums, positions
+
+
+def _moe(machine: Machine, start: Ints, work: LayerWork, row: Row) -> Ints:
+    hidden, rows = work.shape.hidden, np.array([work.num_tokens])
+    fp8 = work.precision.name == "fp8"
+    slower = TRTLLM_ELEMENTWISE_FP8 if fp8 else 1
+    tokens = np.array([row["global_tokens"]])
+    for _ in range(SORT_KERNELS):
+        start = machine.memory_kernel(Kind.PERMUTE, 4 * tokens * row["topk"], start)
+    copied = _quantise_bytes(tokens, hidden) + rows * 2 * hidden if fp8 else rows * 4 * hidden
+    at = machine.memory_kernel(Kind.PERMUTE, copied, start)
+    if fp8:  # the grouped kernels walk through all local experts, with rows or without
+        walk = work.num_experts * machine.system.warps.scan_ps
+        at = machine.delay(Kind.LAYOUT, walk, at)
+    pool = machine.sm_pool("sm", machine.system.sm.num_sms)
+    at = gemm_kernel(machine, work, Gemm.first(work, fused_activation=False), pool, at)
+    at = machine.memory_kernel(Kind.ACTIVATION, slower * activation_bytes(work), at)
+    at = gemm_kernel(machine, work, Gemm.second(work), pool, at)
+    return machine.memory_kernel(
+        Kind.UNPERMUTE, (slower * rows + tokens) * 2 * hidden, at
+    )
+
+
+GEMM = Table(
+    name="gemm",
+    title="Dense GEMM, BF16 (cuBLAS) and block-scaled FP8 (TensorRT-LLM, DeepGEMM), H100",
+    unit="us",
+    size="m",
+    bounds=(
+        Bound("m >= 256", 8, lambda row: row["m"] >= SMALL_M),
+        Bound("m < 256", 15, lambda row: row["m"] < SMALL_M),
+    ),
+    predict=predict_gemm,
+    is_outlier=gemm_outliers,
+)
+
+MOE = Table(
+    name="moe_compute",
+    title="Expert computation of one rank (TensorRT-LLM), balanced routing, H100",
+    unit="us",
+    size="global_tokens",
+    bounds=(Bound("all", 10, lambda row: True),),
+    predict=predict_moe,
+)

@@ -1,0 +1,62 @@
+"""Bandwidth tests between GPUs: pairs, fan-in, fan-out, both ways, by SMs and copy engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.kinds import DISPATCH
+from replay.validate.bench import Bench
+from replay.validate.table import Bound, Row, Table
+
+if TYPE_CHECKING:
+    from replay.machine import Ints, Machine
+
+NUM_GPUS = 8
+MESSAGE_BYTES = 1 << 20
+NUM_MESSAGES = 256
+
+#: (from, to) pairs that data travels between.
+PATTERNS = {
+    "pair": [(0, 1)],
+    "both-ways": [(0, 1), (1, 0)],
+    "fan-in": [(peer, 0) for peer in range(1, NUM_GPUS)],
+    "fan-out": [(0, peer) for peer in range(1, NUM_GPUS)],
+}
+
+
+def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
+    """Predict payload rates of one GPU and direction, in GB/s."""
+    found = []
+    for row in rows:
+        pairs = np.array(PATTERNS[row["pattern"]], dtype=np.int64)
+        chosen = pairs[np.arange(NUM_MESSAGES * len(pairs)) % len(pairs)]
+        here, there = chosen[:, 0], chosen[:, 1]
+
+        def build(machine: Machine, start: Ints, row: Row = row, src: Ints = here, dst: Ints = there) -> None:
+            if row["access"] == "write":
+                machine.push(
+                    DISPATCH, src, dst, MESSAGE_BYTES, start[src], engine=row["engine"]
+                )
+            else:
+                machine.read(
+                    DISPATCH, dst, src, MESSAGE_BYTES, start[dst], engine=row["engine"]
+                )
+
+        time_us = bench.time_us(bench.system(row["system"]), NUM_GPUS, build)
+        streams = 2 if row["pattern"] == "both-ways" else 1
+        found.append(len(chosen) / streams * MESSAGE_BYTES / time_us / 1e3)
+    return found
+
+
+TABLE = Table(
+    name="links",
+    title="NVLink bandwidth, 8 x H800 and 8 x H100",
+    unit="GB/s",
+    size="bandwidth_GB_per_s",
+    bounds=(Bound("all", 3, lambda row: True),),
+    predict=predict,
+    measured="bandwidth_GB_per_s",
+)

@@ -1,0 +1,1 @@
+"""Published measurements as CSV; see README.md."""

@@ -1,0 +1,199 @@
+"""A table of measurements, its predictions, and how far apart they are."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.validate.bench import Bench
+
+Floats = npt.NDArray[np.float64]
+
+NUM_WORST = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement.
+
+    Attributes
+    ----------
+    table
+        Name of the table.
+    line
+        Line of the file, the header being line 1.
+    setting
+        What was measured: column to value, whole numbers as int.
+    measured
+        In the table's unit.
+    """
+
+    table: str
+    line: int
+    setting: Mapping[str, Any] = field(hash=False)
+    measured: float
+
+    def __getitem__(self, column: str) -> Any:
+        return self.setting[column]
+
+    def label(self) -> str:
+        """Say in words which row it is."""
+        return " ".join(str(value) for value in self.setting.values())
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a part of a table promises.
+
+    Attributes
+    ----------
+    name
+        Of the part.
+    mape_percent
+        Largest mean absolute percentage error.
+    holds
+        Which rows belong to it.
+    reached
+        False where the promise is not kept and DESIGN.md says why; such a bound is shown and
+        does not fail.
+    """
+
+    name: str
+    mape_percent: float
+    holds: Callable[[Row], bool] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One file of measurements and the code that predicts its rows.
+
+    Attributes
+    ----------
+    name, title
+        Name on the command line, and what it is.
+    unit
+        Of the measured value.
+    size
+        Column that tells how much was moved or computed, for the picture of error by size.
+    bounds
+        Promises, none overlapping.
+    predict
+        Predicted values of rows, in their order.
+    read
+        Rows of a CSV line; a line may hold several.
+    is_outlier
+        Rows left out of the statistics, by a rule that looks at the measurements alone.
+    """
+
+    name: str
+    title: str
+    unit: str
+    size: str
+    bounds: tuple[Bound, ...]
+    predict: Callable[[Bench, Sequence[Row]], list[float]]
+    measured: str = "time_us"
+    file: str = ""
+    is_outlier: Callable[[Sequence[Row]], list[bool]] | None = None
+
+    def rows(self) -> tuple[Row, ...]:
+        """All measurements of the table."""
+        return _read(self.name, self.file or f"{self.name}.csv", self.measured)
+
+
+@lru_cache
+def _read(table: str, file: str, measured: str) -> tuple[Row, ...]:
+    text = (resources.files("replay.validate.measurements") / file).read_text("utf-8")
+    found = []
+    for line, record in enumerate(csv.DictReader(text.splitlines()), start=2):
+        value = float(record.pop(measured))
+        setting = {key: int(v) if v.isdecimal() else v for key, v in record.items()}
+        found.append(Row(table, line, setting, value))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Predicted against measured for the rows of a table.
+
+    Attributes
+    ----------
+    table
+        The table.
+    rows
+        (row,) the measurements.
+    predicted
+        (row,) in the table's unit.
+    left_out
+        (row,) whether the row counts in no statistic.
+    """
+
+    table: Table
+    rows: tuple[Row, ...]
+    predicted: Floats
+    left_out: npt.NDArray[np.bool_]
+
+    @property
+    def measured(self) -> Floats:
+        """(row,) in the table's unit."""
+        return np.array([row.measured for row in self.rows])
+
+    @property
+    def errors_percent(self) -> Floats:
+        """(row,) predicted less measured, over measured."""
+        errors: Floats = 100 * (self.predicted / self.measured - 1)
+        return errors
+
+    def part(self, holds: Callable[[Row], bool]) -> npt.NDArray[np.bool_]:
+        """(row,) whether a row belongs to a part and counts."""
+        return np.array([holds(row) for row in self.rows], dtype=bool) & ~self.left_out
+
+    def statistics(self, which: npt.NDArray[np.bool_]) -> dict[str, float]:
+        """Count, mean, median and 95th percentile of the absolute error, and bias, in percent."""
+        errors = self.errors_percent[which]
+        if not len(errors):
+            return {"count": 0}
+        absolute = np.abs(errors)
+        return {
+            "count": len(errors),
+            "mean": float(absolute.mean()),
+            "median": float(np.median(absolute)),
+            "p95": float(np.percentile(absolute, 95)),
+            "bias": float(errors.mean()),
+        }
+
+    def checks(self) -> list[tuple[Bound, dict[str, float], bool]]:
+        """Every bound with its part's statistics, and whether it holds."""
+        found = []
+        for bound in self.table.bounds:
+            numbers = self.statistics(self.part(bound.holds))
+            held = numbers["count"] == 0 or numbers["mean"] <= bound.mape_percent
+            found.append((bound, numbers, held))
+        return found
+
+    def worst(self, count: int = NUM_WORST) -> list[int]:
+        """Indices of the rows that count and are furthest off, worst first."""
+        distance = np.where(self.left_out, -1.0, np.abs(np.log(self.predicted / self.measured)))
+        order = np.argsort(-distance, kind="stable")
+        return [int(index) for index in order[:count] if distance[index] >= 0]
+
+
+def predict(table: Table, bench: Bench, rows: Sequence[Row] | None = None) -> Outcome:
+    """Predict rows of a table; all of them by default."""
+    every = table.rows()
+    chosen = every if rows is None else tuple(rows)
+    out = dict.fromkeys(every, False)
+    if table.is_outlier is not None:
+        out = dict(zip(every, table.is_outlier(every), strict=True))
+    predicted = np.array(table.predict(bench, chosen), dtype=np.float64)
+    if not all(math.isfinite(value) and value > 0 for value in predicted):
+        message = f"table {table.name}: a prediction is not a positive number"
+        raise AssertionError(message)
+    return Outcome(table, chosen, predicted, np.array([out[row] for row in chosen], dtype=bool))
