@@ -36,6 +36,7 @@ ROUND = {
     "compute.operand_bytes_per_clock": 1e6, "compute.bf16_blocks": [[64, 64]],
     "overheads.launch_us": 3.0, "overheads.kernel_gap_stream_us": 2.0,
     "overheads.host_sync_us": 9.0, "overheads.poll_pinned_us": 4.0, "overheads.poll_ns": 5.0,
+    "overheads.small_kernel_us": 0.3,
     "overheads.barrier_base_ns": 1000.0, "overheads.barrier_per_peer_ns": 10.0,
 }  # fmt: skip
 
@@ -86,7 +87,7 @@ def test_ideal_on_one_gpu_is_three_kernels_of_one_wave() -> None:
     ids = np.repeat(np.arange(4, dtype=np.int32), 50)[:, None]
     shape = ExpertShape(hidden=1024, intermediate=64)
     timeline = run(small_layers.work(ids, 1, 4, shape=shape), "ideal")
-    activation = 200 * (128 * 2 + 64 * 2) // 5  # 5000 GB/s: five bytes a picosecond
+    activation = 200 * (128 * 2 + 64 * 2) // 5 + 300 * NS  # 5000 GB/s: five bytes a picosecond
     second = tile_ps(64, 64)  # 64 tiles of 64 columns, less than the SMs
     assert len(tasks(timeline, Kind.GEMM1)) == 4 * 2
     assert len(tasks(timeline, Kind.GEMM2)) == 4 * 16
