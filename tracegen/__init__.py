@@ -7,6 +7,11 @@ Names are imported on first use, so that ``import tracegen`` costs next to nothi
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# The one eager import, of a module that imports nothing itself: `tracegen.capture` is the
+# function. Importing the submodule first would bind the module to that name for good, while
+# this binds the function after it, and Python never sets a loaded submodule's name again.
+from tracegen.capture import capture
+
 if TYPE_CHECKING:
     from tracegen import generate as generate
     from tracegen import library as library
@@ -42,7 +47,7 @@ _HOME = {
 }
 _SUBMODULES = ("generate", "library", "models")
 
-__all__ = [*_HOME, *_SUBMODULES]
+__all__ = ["capture", *_HOME, *_SUBMODULES]
 
 
 def __getattr__(name: str) -> Any:

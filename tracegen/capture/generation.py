@@ -1,0 +1,238 @@
+"""What a call of ``generate`` or ``forward`` says about the sequences it works on."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracegen.errors import UserError
+
+Array = npt.NDArray[Any]
+
+SPECULATIVE = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+"""Arguments of generate that make it check proposed tokens and reject some."""
+
+
+@dataclass
+class Call:
+    """One call of ``generate``."""
+
+    width: int
+    """Columns of the padded prompts as given; 1 if generation starts from nothing."""
+    mask: Any
+    """Attention mask of the prompts (sequence, column), or None if all is real."""
+    stop_ids: tuple[int, ...]
+    """Tokens that, once fed after the prompt, say that the sequence had ended."""
+
+    def prompt_columns(self, past: int, mask_columns: int | None) -> int:
+        """Columns of prompt, those in a cache included.
+
+        Parameters
+        ----------
+        past
+            Columns the cache holds already.
+        mask_columns
+            Width of the attention mask of the first pass, None if there is none.
+        """
+        # With a cache, a prompt is given whole, or only what is new under a whole mask.
+        given_whole = self.width > past and mask_columns in (None, self.width)
+        return self.width if given_whole else past + self.width
+
+    def mask_part(self, size: int, first: int, columns: int) -> Array | None:
+        """Mask of some columns, as far as they are prompt; everything later is real.
+
+        Parameters
+        ----------
+        size
+            Sequences; a multiple of the prompts when several are sampled from each.
+        first, columns
+            Which columns.
+        """
+        if self.mask is None:
+            return None
+        mask = to_numpy(self.mask).astype(np.bool_)
+        mask = np.repeat(mask, max(1, size // len(mask)), axis=0)
+        real = np.ones((size, columns), np.bool_)
+        part = mask[:size, first : first + columns]
+        real[:, : part.shape[1]] = part
+        return real
+
+
+def to_numpy(tensor: Any) -> Array:
+    """Values of a tensor on the host.
+
+    Parameters
+    ----------
+    tensor
+        On any device.
+    """
+    array: Array = tensor.detach().cpu().numpy()
+    return array
+
+
+def arguments(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a forward pass by name, as far as names are known.
+
+    Parameters
+    ----------
+    module
+        Whose forward is called.
+    args, kwargs
+        As given.
+    """
+    if not args:
+        return kwargs
+    names = [
+        name
+        for name, p in inspect.signature(module.forward).parameters.items()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def past_length(cache: Any) -> int:
+    """Columns that a cache holds; 0 if it cannot say.
+
+    Parameters
+    ----------
+    cache
+        Cache object of a forward pass, or None.
+    """
+    get = getattr(cache, "get_seq_length", None)
+    if get is None:
+        return 0
+    try:
+        return int(get())
+    except Exception:  # caches of linear attention have no length and say so in many ways
+        return 0
+
+
+def past_counts(mask: Any, size: int, past: int) -> Array:
+    """Real tokens of each sequence that a cache holds.
+
+    Parameters
+    ----------
+    mask
+        Attention mask over the cache and the new columns, if it has two dimensions.
+    size
+        Sequences.
+    past
+        Columns that the cache holds.
+    """
+    if past and getattr(mask, "ndim", 0) == 2 and mask.shape[1] >= past:
+        counts: Array = to_numpy(mask[:, :past]).astype(np.bool_).sum(axis=1)
+        return counts
+    return np.full(size, past, np.int64)
+
+
+def describe_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """What a call of generate means for the capture.
+
+    Parameters
+    ----------
+    model
+        Whose generate is called.
+    args, kwargs
+        As given to it.
+
+    Raises
+    ------
+    UserError
+        If it is one that cannot be recorded faithfully.
+    """
+    config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
+
+    def setting(name: str) -> Any:
+        value = kwargs.get(name)
+        return getattr(config, name, None) if value is None else value
+
+    if (setting("num_beams") or 1) > 1:
+        msg = (
+            f"num_beams={setting('num_beams')}: beam search reorders sequences between steps, "
+            "so rows cannot be assigned to requests; use num_beams=1 (sampling is fine)"
+        )
+        raise UserError(msg)
+    for name in SPECULATIVE:
+        if setting(name):
+            msg = f"{name} is set: speculative decoding routes tokens that are then rejected"
+            raise UserError(msg)
+    inputs = next(
+        (
+            kwargs[name]
+            for name in ("inputs_embeds", "input_ids", "inputs")
+            if kwargs.get(name) is not None
+        ),
+        args[0] if args else None,
+    )
+    mask = kwargs.get("attention_mask")
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        inputs, mask = kwargs.get("decoder_input_ids"), kwargs.get("decoder_attention_mask")
+    eos, pad = _ids(setting("eos_token_id")), _ids(setting("pad_token_id"))
+    if mask is None and inputs is not None and inputs.ndim == 2 and pad and not set(pad) & set(eos):
+        real = inputs != pad[0]
+        mask = None if bool(real.all()) else real  # as generate itself infers it
+    others = any(setting(name) for name in ("stop_strings", "stopping_criteria", "max_time"))
+    return Call(
+        width=1 if inputs is None else int(inputs.shape[1]),
+        mask=mask,
+        stop_ids=(*eos, *(pad if others else ())),
+    )
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    """Token ids from None, a number, a list or a tensor."""
+    if value is None:
+        return ()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return tuple(int(i) for i in value) if isinstance(value, list | tuple) else (int(value),)
+
+
+def watch(model: Any, begin: Callable[[Call], None], end: Callable[[], None]) -> None:
+    """Be told of every call of a model's generate, until :func:`unwatch`.
+
+    Parameters
+    ----------
+    model
+        A transformers model; one without generate is left alone.
+    begin, end
+        Called around each call.
+    """
+    generate = getattr(model, "generate", None)
+    if generate is None:
+        return
+
+    @functools.wraps(generate)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        begin(describe_call(model, args, kwargs))
+        try:
+            return generate(*args, **kwargs)
+        finally:
+            end()
+
+    def refused(*_args: Any, **_kwargs: Any) -> Any:
+        msg = "generate_batch packs sequences into one row, which cannot be taken apart"
+        raise UserError(msg)
+
+    # On the instance, so that other models of the class are not touched.
+    model.__dict__["generate"] = watched
+    if hasattr(model, "generate_batch"):
+        model.__dict__["generate_batch"] = refused
+
+
+def unwatch(model: Any) -> None:
+    """Undo :func:`watch`.
+
+    Parameters
+    ----------
+    model
+        The same model.
+    """
+    model.__dict__.pop("generate", None)
+    model.__dict__.pop("generate_batch", None)

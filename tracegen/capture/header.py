@@ -1,0 +1,301 @@
+"""The header of a captured trace, from a transformers configuration and its modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from tracegen.models import ModelShape
+from tracegen.tables import TraceModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracegen.capture.sites import Site
+
+NUM_EXPERTS = (
+    "n_routed_experts",
+    "num_local_experts",
+    "num_experts",
+    "moe_num_experts",
+    "num_routed_experts",
+)
+"""Names that configurations give to the number of routed experts."""
+SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+EXPERT_WIDTH = (
+    "moe_intermediate_size",
+    "expert_ffn_hidden_size",
+    "intermediate_size_mlp",
+    "intermediate_size",
+    "ffn_hidden_size",
+)
+SCORES = {"softmax": "softmax", "sigmoid": "sigmoid"}
+TOPK_SOFTMAX = ("gpt_oss", "granitemoe", "granitemoeshared", "granitemoehybrid", "jetmoe")
+"""Model types that take the softmax over the chosen experts only."""
+BIAS_NAMES = ("e_score_correction_bias", "expert_bias", "moe_statics", "router_bias")
+
+
+def text_config(model: Any) -> Any:
+    """Configuration of the text decoder.
+
+    Parameters
+    ----------
+    model
+        A transformers model.
+    """
+    config = model.config
+    get = getattr(config, "get_text_config", None)
+    return config if get is None else get(decoder=True)
+
+
+def _first(config: Any, names: Sequence[str]) -> Any:
+    """First of several attributes that is there and not None; lists count by their largest."""
+    for name in names:
+        value = getattr(config, name, None)
+        if value is not None:
+            return max(value) if isinstance(value, list | tuple) and value else value
+    return None
+
+
+def num_experts(model: Any, sites: Sequence[Site]) -> int:
+    """Experts of a layer that can be chosen, zero experts included.
+
+    Parameters
+    ----------
+    model
+        A transformers model.
+    sites
+        Its MoE layers.
+    """
+    config = text_config(model)
+    from_sites = max((site.num_experts for site in sites), default=0)
+    stated = _first(getattr(config, "ffn_config", config), NUM_EXPERTS) or 0
+    return from_sites or int(stated) + num_zero_experts(config)
+
+
+def num_zero_experts(config: Any) -> int:
+    """Identity experts at the end of the list (LongCat-Flash).
+
+    Parameters
+    ----------
+    config
+        Of the text decoder.
+    """
+    return int(getattr(config, "zero_expert_num", 0) or 0)
+
+
+def trace_model(model: Any, sites: Sequence[Site], topk: int) -> TraceModel:
+    """What the trace says about the model.
+
+    Parameters
+    ----------
+    model
+        A transformers model.
+    sites
+        Its MoE layers.
+    topk
+        Slots per token, as seen.
+    """
+    config = text_config(model)
+    name = str(getattr(model.config, "_name_or_path", "") or "")
+    if Path(name).exists():
+        name = Path(name).name  # a folder of this machine means nothing elsewhere
+    experts = num_experts(model, sites)
+    scaling = getattr(config, "routed_scaling_factor", None)
+    groups = int(getattr(config, "n_group", None) or 1)
+    model_type = str(getattr(config, "model_type", ""))
+    dtype = getattr(model, "dtype", None)
+    return TraceModel(
+        num_experts=experts,
+        top_k=topk,
+        hidden_size=int(_first(config, ("hidden_size", "d_model")) or 1),
+        model_id=name,
+        revision=str(getattr(model.config, "_commit_hash", None) or ""),
+        model_type=model_type,
+        num_shared_experts=num_shared_experts(config),
+        num_zero_experts=num_zero_experts(config),
+        act_dtype_bytes=int(getattr(dtype, "itemsize", 2)),
+        score_function=_score_function(config, model_type),
+        norm_topk=bool(_or(getattr(config, "norm_topk_prob", None), True)),
+        routed_scaling_factor=float(scaling) if isinstance(scaling, int | float) else 1.0,
+        n_group=groups if experts % groups == 0 else 1,
+        topk_group=int(getattr(config, "topk_group", None) or 1) if experts % groups == 0 else 1,
+        expert_bias=_has_bias(model),
+        shape=model_shape(model, sites, topk),
+    )
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def num_shared_experts(config: Any) -> int:
+    """Experts that every token visits.
+
+    Parameters
+    ----------
+    config
+        Of the text decoder.
+    """
+    stated = _first(config, SHARED)
+    if stated is not None:
+        return int(stated)
+    return int(bool(getattr(config, "shared_expert_intermediate_size", 0)))
+
+
+def _score_function(config: Any, model_type: str) -> str:
+    """How scores become weights, or empty if the configuration does not say."""
+    if model_type in TOPK_SOFTMAX:
+        return "topk_softmax"
+    if model_type == "phimoe":
+        return "sparsemixer"
+    stated = str(_first(config, ("scoring_func", "score_function", "score_func")) or "")
+    return SCORES.get(stated, "")
+
+
+def _has_bias(model: Any) -> bool:
+    """Whether a selection bias is among the parameters or buffers."""
+    tensors = [name for name, _ in model.named_parameters()]
+    tensors += [name for name, _ in model.named_buffers()]
+    return any(part in name for name in tensors for part in BIAS_NAMES)
+
+
+def model_shape(model: Any, sites: Sequence[Site], topk: int) -> ModelShape | None:
+    """Complete shape of the model for replay, or None if the configuration lacks something.
+
+    Parameters
+    ----------
+    model
+        A transformers model.
+    sites
+        Its MoE layers.
+    topk
+        Slots per token, as seen.
+    """
+    config = text_config(model)
+    width = _expert_width(config, sites)
+    layers = _first(config, ("num_hidden_layers", "n_layers"))
+    hidden = _first(config, ("hidden_size", "d_model"))
+    if not (width and layers and hidden) or getattr(config, "is_encoder_decoder", False):
+        return None
+    moe = {site.layer for site in sites}
+    shared = num_shared_experts(config)
+    shared_width = _first(config, ("shared_expert_intermediate_size", "shared_intermediate_size"))
+    dense = tuple(layer for layer in range(int(layers)) if layer not in moe)
+    values: dict[str, Any] = {
+        "name": str(getattr(config, "model_type", "model")),
+        "model_id": "" if Path(str(model.name_or_path)).exists() else str(model.name_or_path),
+        "hidden": int(hidden),
+        "moe_intermediate": int(width),
+        "num_experts": num_experts(model, sites),
+        "topk": topk,
+        "num_shared_experts": shared,
+        "shared_intermediate": int(shared_width or width) if shared else 0,
+        "num_layers": int(layers),
+        "dense_layers": dense,
+        "dense_intermediate": int(_first(config, ("intermediate_size", "ffn_dim")) or 0)
+        if dense
+        else 0,
+        "gated": _gated(sites),
+        "num_heads": _first(config, ("num_attention_heads", "n_heads")),
+        "num_kv_heads": _first(config, ("num_key_value_heads", "num_attention_heads")),
+        "q_lora_rank": getattr(config, "q_lora_rank", None),
+        "kv_lora_rank": getattr(config, "kv_lora_rank", None),
+        "expert_bias": _has_bias(model),
+    }
+    if values["kv_lora_rank"]:
+        for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
+            values[name] = getattr(config, name, None)
+    elif values["num_heads"]:
+        values["head_dim"] = int(getattr(config, "head_dim", None) or hidden // values["num_heads"])
+    score = _score_function(config, values["name"])
+    if score:
+        values["score_function"] = score
+    groups = int(getattr(config, "n_group", None) or 1)
+    if groups > 1:
+        values |= {"n_group": groups, "topk_group": int(getattr(config, "topk_group", None) or 1)}
+    values["norm_topk"] = bool(_or(getattr(config, "norm_topk_prob", None), True))
+    scaling = getattr(config, "routed_scaling_factor", None)
+    if isinstance(scaling, int | float) and scaling > 0:
+        values["routed_scaling_factor"] = float(scaling)
+    try:
+        return ModelShape(**{name: value for name, value in values.items() if value is not None})
+    except ValidationError:
+        return None  # a trace without the shape can still be replayed with --model
+
+
+def _expert_width(config: Any, sites: Sequence[Site]) -> int | None:
+    """Inner width of a routed expert: as the module says, else the configuration."""
+    for name in ("intermediate_dim", "intermediate_size", "expert_dim", "ffn_hidden_size"):
+        value = getattr(sites[0].module, name, None)
+        if isinstance(value, int) and value:
+            return value
+    stated = _first(getattr(config, "ffn_config", config), EXPERT_WIDTH)
+    return int(stated) if isinstance(stated, int | float) and stated else None
+
+
+def _gated(sites: Sequence[Site]) -> bool:
+    """Whether an expert has a gate and an up projection."""
+    names = [name for name, _ in sites[0].module.named_parameters()]
+    return not any(name.split(".")[-1] == "up_proj" for name in names) or any(
+        "gate" in name for name in names
+    )
+
+
+def as_json(model: TraceModel) -> dict[str, Any]:
+    """Model header as a JSON-ready dictionary.
+
+    Parameters
+    ----------
+    model
+        Of the trace.
+    """
+    values = dict(vars(model))
+    values["shape"] = None if model.shape is None else model.shape.model_dump(mode="json")
+    return values
+
+
+def weight_semantics(sites: Sequence[Site], model_type: str) -> str:
+    """What a recorded weight is, in words.
+
+    Parameters
+    ----------
+    sites
+        MoE layers.
+    model_type
+        Of the configuration.
+    """
+    module = type(sites[0].module).__name__
+    return f"as {module} of {model_type} {'receives' if sites[0].before else 'returns'} it"
+
+
+def source(model: Any) -> dict[str, Any]:
+    """What was run, for the provenance.
+
+    Parameters
+    ----------
+    model
+        A transformers model.
+    """
+    config = model.config
+    name = str(getattr(config, "_name_or_path", "") or "")
+    found = {
+        "model": Path(name).name if name and Path(name).exists() else name,
+        "revision": str(getattr(config, "_commit_hash", None) or ""),
+        "class": type(model).__name__,
+        "dtype": str(getattr(model, "dtype", "")).removeprefix("torch."),
+        "device": str(getattr(model, "device", "")).partition(":")[0],
+        "attention": str(getattr(config, "_attn_implementation", None) or ""),
+        "experts": str(getattr(config, "_experts_implementation", None) or ""),
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def environment() -> dict[str, str]:
+    """Versions of what the model ran on."""
+    import torch
+    import transformers
+
+    return {"torch": str(torch.__version__), "transformers": transformers.__version__}

@@ -1,0 +1,104 @@
+"""Whether a model can be captured, and which of its modules are to be watched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tracegen.errors import UserError
+
+if TYPE_CHECKING:
+    from tracegen.capture.sites import Site, Stack
+
+MIN_TRANSFORMERS = 5
+"""Major version from which experts modules receive ids and weights as arguments."""
+INSTALL = "pip install 'moereplay[capture]'"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A model and the places where its routing is read."""
+
+    model: Any
+    stacks: list[Stack]
+    sites: list[Site]
+    """Of all stacks, layers ascending."""
+    notes: str
+    """What a reader of the trace must know."""
+
+
+def prepare(model: Any, fallback: str | None) -> Watched:
+    """Find the sites of a model.
+
+    Parameters
+    ----------
+    model
+        A transformers model, maybe wrapped (PEFT, data-parallel).
+    fallback
+        ``"gate-logits"`` if routing may be derived from gate modules.
+
+    Raises
+    ------
+    UserError
+        If torch or transformers are missing or too old, this is no model, or it has no
+        routing that can be seen.
+    """
+    major, version = _transformers()
+    from tracegen.capture.sites import find_sites, find_stacks, is_torch_module
+
+    if fallback not in (None, "gate-logits"):
+        msg = f"unknown fallback {fallback!r}; known: gate-logits"
+        raise UserError(msg)
+    if not is_torch_module(model):
+        msg = f"a model must be given to capture, not {type(model).__name__}"
+        raise UserError(msg)
+    model = _unwrap(model)
+    kind = type(model).__name__
+    notes = ""
+    if fallback is not None:
+        from tracegen.capture.fallback import find_gates
+
+        sites = find_gates(model)
+        notes = f"Expert ids were derived from gate modules (transformers {version})."
+    elif major < MIN_TRANSFORMERS:
+        msg = (
+            f"transformers {version} is installed, capture needs {MIN_TRANSFORMERS} or newer, "
+            "where experts receive their ids; fallback='gate-logits' derives them from the gates "
+            "of some families instead"
+        )
+        raise UserError(msg)
+    else:
+        sites = find_sites(model)
+    if not sites:
+        msg = (
+            f"{kind} has no module whose routing can be seen: no '*Experts' that receives ids and "
+            "weights, no router that is known; is it a Mixture-of-Experts model?"
+        )
+        raise UserError(msg)
+    stacks, outside = find_stacks(model, sites)
+    if outside:
+        notes += f" Not recorded, since not in the text decoder: {', '.join(outside[:8])}."
+    ordered = sorted((site for stack in stacks for site in stack.sites), key=lambda s: s.layer)
+    for stack in stacks:
+        stack.sites.sort(key=lambda s: s.layer)
+    return Watched(model, stacks, ordered, notes.strip())
+
+
+def _transformers() -> tuple[int, str]:
+    """Major version and version of transformers."""
+    try:
+        import torch  # noqa: F401 (whether it is there)
+        import transformers
+    except ImportError as error:
+        msg = f"capture needs torch and transformers ({error}): {INSTALL}"
+        raise UserError(msg) from error
+    version = transformers.__version__
+    return int(version.split(".")[0]), version
+
+
+def _unwrap(model: Any) -> Any:
+    """The transformers model inside PEFT, DataParallel or DistributedDataParallel."""
+    if hasattr(model, "get_base_model"):
+        model = model.get_base_model()
+    inner = getattr(model, "module", None)
+    return inner if inner is not None and not hasattr(model, "config") else model

@@ -1,0 +1,1 @@
+"""Traces from the routing dumps of other tools."""
