@@ -75,6 +75,30 @@ def check_url(url: str) -> str:
     return url
 
 
+def check_name(name: str) -> str:
+    """Refuse names that could not stand in a catalogue, or that would be paths.
+
+    Parameters
+    ----------
+    name
+        Of a trace.
+
+    Returns
+    -------
+    The same name.
+
+    Raises
+    ------
+    UserError
+        Saying what a name is made of.
+    """
+    try:
+        return _name(name)
+    except ValueError as error:
+        msg = f"the name {name!r} {error}"
+        raise UserError(msg) from error
+
+
 def _printable(text: str) -> str:
     """Text that cannot move a terminal's cursor."""
     if not all(c.isprintable() for c in text):

@@ -70,6 +70,7 @@ def add(
         If the trace is not valid or has no licence, or the name is taken.
     """
     name = name or Path(trace.rpartition("/")[2]).name.removesuffix(".h5").removesuffix(".hdf5")
+    catalogue.check_name(name)
     if name in library.entries() and not _is_built_in(trace, name):
         msg = f"{name} comes with the package and could not be found by that name; give another"
         raise UserError(msg)

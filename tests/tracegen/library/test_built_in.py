@@ -1,5 +1,6 @@
 """The traces that ship: what the index says of them is true."""
 
+import hashlib
 import importlib.util
 from pathlib import Path
 
@@ -8,14 +9,16 @@ import pytest
 
 import tracegen
 from tracegen import UserError, library
+from tracegen.library import catalogue, describe
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("name", sorted(library.entries()))
 def test_every_trace_is_what_the_index_says(name):
     entry = library.entries()[name]
     assert library.verify(name) == entry.content_id
+    assert hashlib.sha256(library.find(name).read_bytes()).hexdigest() == entry.sha256
     with tracegen.open(name) as file:
         assert file.file_bytes == entry.file_bytes
         assert (file.num_layers, file.num_tokens) == (entry.num_layers, entry.num_tokens)
@@ -26,6 +29,18 @@ def test_every_trace_is_what_the_index_says(name):
         trace = file.read([0])
     assert trace.model_shape.name == entry.model
     assert (trace.num_ranks or 0) == entry.num_ranks
+    assert bool(entry.dataset) == bool(entry.citation) == (entry.kind == "imported")
+
+
+@pytest.mark.parametrize("name", ["toy-uniform", "toy-zipf"])
+def test_an_entry_follows_from_its_file(name):
+    made = describe.entry(library.find(name), name, source=library.entries()[name].source)
+    assert made == library.entries()[name]
+    load = np.sort(tracegen.load(name).load_per_expert(), axis=1)
+    assert made.load_max_over_mean == pytest.approx(np.median(load[:, -1] / load.mean(1)), abs=1e-4)
+    # Gini by its definition: mean absolute difference over twice the mean.
+    differences = np.abs(load[:, :, None].astype(float) - load[:, None, :]).mean(axis=(1, 2))
+    assert made.load_gini == pytest.approx(np.median(differences / 2 / load.mean(1)), abs=1e-4)
 
 
 def make_traces():
@@ -70,7 +85,8 @@ def test_a_name_works_from_any_folder(tmp_path, monkeypatch):
         ("absent.h5", "absent.h5: no such file"),
         ("some/where", "some/where: no such file"),
         (Path("toy-uniform"), "toy-uniform: no such file"),
-        ("https://example.org/a.h5", "URLs are not supported"),
+        ("file:///etc/passwd", "not a URL that is followed; possible: https, http, s3"),
+        ("simplecache::https://example.org/a.h5", "not a URL that is followed"),
     ],
 )
 def test_names_that_are_not_traces(name, message):
@@ -81,6 +97,7 @@ def test_names_that_are_not_traces(name, message):
 def test_the_index_is_trusted_less_than_the_content(monkeypatch):
     entry = library.entries()["toy-zipf"]
     wrong = {"toy-zipf": entry.model_copy(update={"content_id": "0" * 64})}
-    monkeypatch.setattr(library, "entries", lambda: wrong)
+    stale = catalogue.Catalogue("built-in", catalogue.built_in().base, wrong)
+    monkeypatch.setattr(catalogue, "built_in", lambda: stale)
     with pytest.raises(UserError, match="is not the index's 0000"):
         library.verify("toy-zipf")

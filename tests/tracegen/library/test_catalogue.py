@@ -1,0 +1,247 @@
+"""Which catalogues are searched, in which order, and what strangers may not write into them."""
+
+import json
+
+import pytest
+
+import tracegen
+from tracegen import UserError, library
+from tracegen.library import catalogue, settings
+
+GOOD = {
+    "name": "a",
+    "title": "A",
+    "file": "a.h5",
+    "file_bytes": 10,
+    "sha256": "0" * 64,
+    "content_id": "1" * 64,
+    "model": "m",
+    "kind": "synthetic",
+    "phase": "decode",
+    "num_layers": 1,
+    "num_tokens": 1,
+    "num_experts": 2,
+    "topk": 1,
+    "license": "MIT",
+    "source": "s",
+}
+
+
+def text(**changed):
+    lines = [f"{key} = {json.dumps(value)}" for key, value in {**GOOD, **changed}.items()]
+    return "\n".join(["version = 1", "", "[[trace]]", *lines, ""])
+
+
+def test_a_catalogue_is_read_as_it_was_written():
+    changed = {"title": 'quotes " \\ é 日本', "load_gini": 0.5, "has_gate_weights": True}
+    wanted = catalogue.Entry(**{**GOOD, **changed})
+    assert catalogue.parse(text(**changed), "x") == {"a": wanted}
+    assert catalogue.parse(catalogue.text_of([wanted], "comment"), "x") == {"a": wanted}
+    # A later version may say more of a trace.
+    more = text() + 'colour = "red"\n[[other]]\nx = 1\n'
+    assert catalogue.parse(more, "x")["a"] == catalogue.Entry(**GOOD)
+    assert catalogue.parse("", "x") == {}
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../a.h5",
+        "/etc/a.h5",
+        "x/../../a.h5",
+        "..\\a.h5",
+        "C:\\a.h5",
+        "C:a.h5",
+        "a.h5\n",
+        "a\0.h5",
+        ".hidden.h5",
+        "x/./a.h5",
+        "~/a.h5",
+        "a.txt",
+        "file:///etc/a.h5",
+        "%2e%2e/a.h5",
+        "a.h5?b",
+        "nul.h5",
+        "x/CON/a.h5",
+        "/".join(["x"] * 9) + "/a.h5",
+        "",
+    ],
+)
+def test_files_outside_the_catalogue(file):
+    with pytest.raises(UserError, match=r"index: trace 1: file: .*must be a relative path"):
+        catalogue.parse(text(file=file), "index")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"name": "../../x"}, "name: .*letters, digits"),
+        ({"name": "a/b"}, "name: .*letters, digits"),
+        ({"name": "x" * 101}, "name: .*at most 100"),
+        ({"name": "nul"}, "name: .*letters"),
+        ({"url": "file:///etc/passwd"}, "url: .*not a URL that is followed"),
+        ({"url": "simplecache::file:///x"}, "url: .*not a URL that is followed"),
+        ({"url": "http://x y/"}, "url: .*not a URL that is followed"),
+        ({"url": "/etc/passwd"}, "url: .*not a URL that is followed"),
+        ({"file_bytes": 2**60}, "file_bytes: .*less than or equal"),
+        ({"file_bytes": -1}, "file_bytes: .*greater than"),
+        ({"num_tokens": 2**40}, "num_tokens: .*less than"),
+        ({"num_layers": 1.5}, "num_layers: .*valid integer"),
+        ({"sha256": "0" * 63}, "sha256: .*pattern"),
+        ({"content_id": "Z" * 64}, "content_id: .*pattern"),
+        ({"title": "x" * 5000}, "title: .*at most 4096"),
+        ({"title": "\x1b[2J"}, "title: .*control characters"),
+        ({"title": "a\nb"}, "title: .*control characters"),
+        ({"license": 3}, "license: .*valid string"),
+        ({"load_max_over_mean": float("inf")}, "load_max_over_mean: "),
+        ({"load_gini": 2.0}, "load_gini: "),
+    ],
+)
+def test_entries_that_do_not_fit(changed, message):
+    written = text(**changed).replace("Infinity", "inf")
+    with pytest.raises(UserError, match=f"^index: trace 1: {message}") as refusal:
+        catalogue.parse(written, "index")
+    assert len(str(refusal.value)) < 400
+    assert str(refusal.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("a = [", "not a catalogue"),
+        ("a = " + "[" * 100_000, "not a catalogue"),
+        ("version = 2", "catalogue version 2; this moereplay reads 1"),
+        ('version = "x"', "catalogue version 'x'"),
+        ("trace = 3", "'trace' must be an array of tables"),
+        ("trace = [3]", "trace 1: : Input should be a valid dictionary"),
+        ("[[trace]]", "trace 1: name: Field required"),
+        (text() + text().partition("\n\n")[2], "trace 2: a is listed twice"),
+    ],
+)
+def test_texts_that_are_no_catalogue(written, message):
+    with pytest.raises(UserError, match=f"^index: {message}"):
+        catalogue.parse(written, "index")
+
+
+@pytest.mark.parametrize(
+    ("where", "index"),
+    [
+        ("https://x.org/t", "https://x.org/t/index.toml"),
+        ("https://x.org/t/", "https://x.org/t/index.toml"),
+        ("https://x.org/t/list.toml", "https://x.org/t/list.toml"),
+        ("https://x.org/t?key=1", "https://x.org/t/index.toml?key=1"),
+        ("hf://datasets/o/n@main", "hf://datasets/o/n@main/index.toml"),
+        ("/data/t", "/data/t/index.toml"),
+        ("/data/t/list.toml", "/data/t/list.toml"),
+    ],
+)
+def test_where_the_index_of_a_catalogue_is(where, index):
+    base, found = catalogue.index_of(where)
+    assert found == index
+    entry = catalogue.Entry(**GOOD)
+    place = catalogue.Catalogue(where, base, {}).locate(entry)
+    wanted = index.replace("index.toml", "a.h5").replace("list.toml", "a.h5")
+    assert str(place) == wanted
+
+
+def test_names_of_the_package_come_first_then_catalogues_in_order(
+    folder, own_folder, monkeypatch, tmp_path
+):
+    (own_folder / "index.toml").write_text(
+        (folder / "index.toml").read_text().replace("one", "three").replace("three.h5", "one.h5")
+    )
+    monkeypatch.setenv("MOEREPLAY_CATALOGUES", f"{folder} , {own_folder},")
+    names = [item.entry.name for item in library.search()[0]]
+    assert names == [*library.entries(), "one", "two", "three"]
+    assert library.find("two") == folder / "two.h5"
+    assert library.find("three") == own_folder / "one.h5"
+    assert library.find("two", str(own_folder)) == own_folder / "two.h5"
+    # A stranger's catalogue cannot take a name of the package.
+    text = (own_folder / "index.toml").read_text().replace('"two"', '"toy-zipf"')
+    (own_folder / "index.toml").write_text(text)
+    assert library.find("toy-zipf").parent.name == "traces"
+    assert library.find("toy-zipf", str(own_folder)).parent == own_folder
+    assert library.find("toy-zipf", "built-in").parent.name == "traces"
+    with pytest.raises(UserError, match=r"unknown trace 'one'.*known: three, toy-zipf"):
+        tracegen.load("one", catalogue=str(own_folder))
+
+
+def test_a_catalogue_that_cannot_be_read_does_not_hide_the_others(
+    folder, monkeypatch, tmp_path, caplog
+):
+    monkeypatch.setenv("MOEREPLAY_CATALOGUES", f"{tmp_path / 'no'},{folder}")
+    assert library.find("one") == folder / "one.h5"
+    assert "catalogue not read" in caplog.text
+    found, problems = library.search()
+    assert "one" in [item.entry.name for item in found]
+    assert len(problems) == 1
+    with pytest.raises(UserError, match=r"unknown trace 'onne'.*catalogue not read: .*no/index"):
+        tracegen.load("onne")
+    with pytest.raises(UserError, match=r"no/index.toml: no such catalogue"):
+        library.search(str(tmp_path / "no"))
+    big = tmp_path / "big" / "index.toml"
+    big.parent.mkdir()
+    with big.open("wb") as file:
+        file.truncate(2**30)
+    with pytest.raises(UserError, match="a catalogue has at most"):
+        library.search(str(big))
+    big.write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="not a catalogue"):
+        library.search(str(big))
+
+
+def test_a_listed_file_that_is_absent_or_another(own_folder):
+    assert (
+        library.verify("one", str(own_folder))
+        == library.lookup("one", str(own_folder)).entry.content_id
+    )
+    (own_folder / "one.h5").write_bytes((own_folder / "two.h5").read_bytes())
+    with pytest.raises(UserError, match=r"one.h5: content id [0-9a-f]+ is not the index's"):
+        library.verify("one", str(own_folder))
+    (own_folder / "one.h5").unlink()
+    with pytest.raises(UserError, match=r"is listed by .*own, but is not there"):
+        tracegen.load("one", catalogue=str(own_folder))
+
+
+def test_settings_come_from_the_environment_then_from_a_file(tmp_path, monkeypatch):
+    present = settings.read()
+    assert (present.catalogues, present.offline) == ((), False)
+    file = tmp_path / "config/moereplay/config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text('catalogues = ["/a", "https://b/"]\ncache = "/c"\noffline = true\n')
+    monkeypatch.delenv("MOEREPLAY_CACHE")
+    present = settings.read()
+    assert present.catalogues == ("/a", "https://b/")
+    assert (str(present.cache), present.offline) == ("/c", True)
+    assert settings.read(offline=False).offline is False
+    monkeypatch.setenv("MOEREPLAY_CATALOGUES", "")
+    monkeypatch.setenv("MOEREPLAY_OFFLINE", "0")
+    present = settings.read()
+    assert (present.catalogues, present.offline) == ((), False)
+    file.write_text('cahce = "/c"\n')
+    with pytest.raises(UserError, match=r"config.toml: cahce: .*possible keys: catalogues, cache"):
+        settings.read()
+    file.write_text("offline = maybe\n")
+    with pytest.raises(UserError, match=r"config.toml: "):
+        settings.read()
+    monkeypatch.setenv("MOEREPLAY_CONFIG", str(tmp_path / "no.toml"))
+    with pytest.raises(UserError, match=r"no.toml: no such file \(MOEREPLAY_CONFIG\)"):
+        settings.read()
+
+
+@pytest.mark.parametrize(
+    ("platform", "environment", "wanted"),
+    [
+        ("linux", {"XDG_CACHE_HOME": "/x"}, "/x/moereplay"),
+        ("linux", {"XDG_CACHE_HOME": "relative"}, "/home/me/.cache/moereplay"),
+        ("linux", {"XDG_CACHE_HOME": ""}, "/home/me/.cache/moereplay"),
+        ("darwin", {}, "/home/me/Library/Caches/moereplay"),
+        ("win32", {"LOCALAPPDATA": "/L"}, "/L/moereplay/Cache"),
+    ],
+)
+def test_the_cache_is_where_the_platform_has_caches(platform, environment, wanted, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(settings.sys, "platform", platform)
+    assert settings.user_folder("cache").as_posix() == wanted

@@ -1,0 +1,268 @@
+"""Adding traces to a folder, publishing a folder, converting a trace, and the commands."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import tracegen
+from tracegen import UserError, library, provenance
+from tracegen.cli import app
+from tracegen.library import card, convert, publish
+
+ABOUT = publish.About(title="Traces: a set", creator="Us", citation="Us, 2026")
+runner = CliRunner()
+
+
+def run(*arguments):
+    return runner.invoke(app, [str(argument) for argument in arguments])
+
+
+def test_added_traces_are_found_and_keep_every_byte(tmp_path, tiny_file):
+    entry = publish.add(tmp_path / "cat", str(tiny_file), name="small", source="by hand")
+    assert (tmp_path / "cat/small.h5").read_bytes() == tiny_file.read_bytes()
+    assert (entry.dataset, entry.num_ranks, entry.phase) == ("exams", 2, "prefill, decode")
+    publish.add(tmp_path / "cat", "toy-zipf")
+    found, _ = library.search(str(tmp_path / "cat"))
+    assert [item.entry.name for item in found] == ["small", "toy-zipf"]
+    assert library.verify("small", str(tmp_path / "cat")) == entry.content_id
+    assert sorted(p.name for p in (tmp_path / "cat").iterdir()) == [
+        "index.toml",
+        "small.h5",
+        "toy-zipf.h5",
+    ]
+
+
+def test_what_is_not_added(tmp_path, tiny_file, changed):
+    folder = tmp_path / "cat"
+    publish.add(folder, str(tiny_file))
+    with pytest.raises(UserError, match="tiny is listed already"):
+        publish.add(folder, str(tiny_file))
+    publish.add(folder, str(tiny_file), replace=True)
+    with pytest.raises(UserError, match="toy-zipf comes with the package"):
+        publish.add(folder, str(tiny_file), name="toy-zipf")
+    for name in ("a/b", "../b", "nul", ".b"):
+        with pytest.raises(UserError, match=r"the name '.*' must consist of letters"):
+            publish.add(folder, str(tiny_file), name=name)
+    with pytest.raises(UserError, match="control characters"):
+        publish.add(folder, str(tiny_file), name="x", citation="\x1b[1m")
+    trace = changed()
+    bare = tmp_path / "bare.h5"
+    tracegen.write(
+        dataclasses.replace(trace, info=dataclasses.replace(trace.info, license="")), bare
+    )
+    with pytest.raises(UserError, match="says nothing of its licence"):
+        publish.add(folder, str(bare))
+    with h5py.File(bare, "r+") as file:
+        file["tokens/position"][0] = 9
+    with pytest.raises(UserError, match="does not match content_sha256"):
+        publish.add(folder, str(bare))
+    assert sorted(path.name for path in folder.iterdir()) == ["index.toml", "tiny.h5"]
+
+
+def test_a_published_folder_is_a_catalogue_a_card_and_croissant(tmp_path, folder):
+    names = [str(folder / "one.h5"), "toy-zipf"]
+    entries = publish.publish(tmp_path / "set", names, ABOUT)
+    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == [
+        "README.md",
+        "croissant.json",
+        "index.toml",
+        "one.h5",
+        "toy-zipf.h5",
+    ]
+    found, _ = library.search(str(tmp_path / "set"))
+    assert [item.entry for item in found] == entries
+    metadata = json.loads((tmp_path / "set/croissant.json").read_text())
+    assert {part["@id"]: part["sha256"] for part in metadata["distribution"]} == {
+        entry.file: entry.sha256 for entry in entries
+    }
+    text = (tmp_path / "set/README.md").read_text()
+    assert "$" not in text
+    assert all(entry.name in text for entry in entries)
+
+
+def test_the_card_is_what_the_hub_reads(tmp_path, tiny_file):
+    hub = pytest.importorskip("huggingface_hub", reason="pip install 'moereplay[remote]'")
+    odd = publish.About(title='A: "set" # of', creator="Us", base_url="https://x.org/t")
+    publish.publish(tmp_path / "set", [str(tiny_file)], odd, with_token_ids=True)
+    data = hub.DatasetCard.load(tmp_path / "set/README.md").data.to_dict()
+    assert data["pretty_name"] == odd.title
+    assert data["license"] == ["cc0-1.0"]
+    assert data["size_categories"] == ["n<1K"]
+    assert data["viewer"] is False
+    assert "moe" in data["tags"]
+
+
+def test_licences_that_the_hub_does_not_know(tmp_path, tiny):
+    info = dataclasses.replace(tiny.info, license="OGL-UK-3.0")
+    tokens = dataclasses.replace(tiny.tokens, token_id=None)
+    trace = dataclasses.replace(tiny, info=info, tokens=tokens)
+    tracegen.write(trace, tmp_path / "a.h5")
+    publish.publish(tmp_path / "set", [str(tmp_path / "a.h5")], ABOUT)
+    text = (tmp_path / "set/README.md").read_text()
+    assert '- other\nlicense_name: "ogl-uk-3.0"\nlicense_link: LICENSE.md\n' in text
+    assert "a.h5`: OGL-UK-3.0" in (tmp_path / "set/LICENSE.md").read_text()
+
+
+@pytest.mark.parametrize("base_url", ["", "https://x.org/t"])
+def test_croissant_metadata_is_valid(tmp_path, base_url):
+    pytest.importorskip("mlcroissant", reason="pip install mlcroissant")
+    about = dataclasses.replace(ABOUT, base_url=base_url)
+    publish.publish(tmp_path / "set", ["toy-zipf", "toy-uniform"], about)
+    script = """
+        import json, sys, mlcroissant
+        made = mlcroissant.Dataset(sys.argv[1])
+        issues = made.metadata.ctx.issues
+        print(json.dumps([sorted(issues.errors), sorted(issues.warnings),
+                          [part.content_url for part in made.metadata.distribution]]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", re.sub("^ {8}", "", script, flags=re.M).strip(),
+         tmp_path / "set/croissant.json"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    errors, warnings, urls = json.loads(done.stdout.splitlines()[-1])
+    assert (errors, warnings) == ([], [])
+    prefix = f"{base_url}/" if base_url else ""
+    assert sorted(urls) == [f"{prefix}toy-uniform.h5", f"{prefix}toy-zipf.h5"]
+    assert "not standard" not in done.stderr
+
+
+def test_what_is_not_published(tmp_path, tiny_file):
+    with pytest.raises(UserError, match="holds token ids, that is the texts"):
+        publish.publish(tmp_path / "set", [str(tiny_file)], ABOUT)
+    with pytest.raises(UserError, match="no such file"):
+        publish.publish(tmp_path / "set", ["toy-zipf", "no.h5"], ABOUT)
+    with pytest.raises(UserError, match="not a URL that is followed"):
+        odd = dataclasses.replace(ABOUT, base_url="file:///x")
+        publish.publish(tmp_path / "set", ["toy-zipf"], odd)
+    assert [path.name for path in tmp_path.iterdir() if "set" in path.name] == []
+    publish.publish(tmp_path / "set", ["toy-zipf"], ABOUT)
+    with pytest.raises(UserError, match="exists; --force"):
+        publish.publish(tmp_path / "set", ["toy-zipf"], ABOUT)
+    publish.publish(tmp_path / "set", ["toy-uniform"], ABOUT, replace=True)
+    assert not (tmp_path / "set/toy-zipf.h5").exists()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/thesis.tex").touch()
+    with pytest.raises(UserError, match="was not made by `publish`; it is not replaced"):
+        publish.publish(tmp_path / "home", ["toy-zipf"], ABOUT, replace=True)
+    assert (tmp_path / "home/thesis.tex").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [(0, "n<1K"), (999, "n<1K"), (1000, "1K<n<10K"), (10**12 - 1, "100B<n<1T"), (10**12, "n>1T")],
+)
+def test_size_categories(rows, name):
+    assert card.size_category(rows) == name
+
+
+def test_conversion_keeps_the_content(tmp_path, tiny_file, tiny, same):
+    made = convert.convert(str(tiny_file), tmp_path / "again.h5", to="1.0")
+    assert made.is_same
+    assert made.version == "1.0.0"
+    same(tracegen.load(tmp_path / "again.h5"), tiny)
+    assert tracegen.load(tmp_path / "again.h5").info.provenance == tiny.info.provenance
+
+
+def test_a_part_is_a_new_trace_that_names_its_parent(tmp_path, tiny_file, tiny):
+    out = tmp_path / "part.h5"
+    without = ("token_id", "requests")
+    made = convert.convert(str(tiny_file), out, layers="1", tokens="3:", without=without)
+    part = tracegen.load(out)
+    np.testing.assert_array_equal(part.expert_ids, tiny.expert_ids[1:, 3:])
+    assert part.tokens.token_id is None
+    assert part.requests.id is None
+    assert part.gate_weights is not None
+    assert library.verify(out) == made.content_id != made.parent == tiny.content_id
+    record = provenance.Provenance.model_validate(part.info.provenance)
+    assert record.parents == [tiny.content_id]
+    assert record.parameters == {"layers": "1", "tokens": "3:", "without": list(without)}
+    convert.convert(str(tiny_file), out, without=("gate_weights", "flags", "rank"), overwrite=True)
+    bare = tracegen.load(out)
+    assert (bare.gate_weights, bare.flags, bare.tokens.rank) == (None, None, None)
+    assert bare.info.weight_semantics == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"to": "0.1"}, "format version '0.1' cannot be written; possible: 1.0"),
+        ({"to": "2.0"}, "cannot be written"),
+        ({"without": ("expert_ids",)}, "'expert_ids' cannot be left out; possible: token_id"),
+        ({"layers": "a"}, "--layers a: write A:B or A,B"),
+        ({"layers": "7"}, r"layers \[7\] must ascend within 0 to 1"),
+        ({"tokens": "1"}, "--tokens 1: write A:B"),
+        ({"tokens": "1:2:3"}, "--tokens 1:2:3: write A:B"),
+        ({"max_bytes": 10}, "needs 0.0 GB of memory"),
+    ],
+)
+def test_conversions_that_are_refused(tmp_path, tiny_file, options, message):
+    with pytest.raises(UserError, match=message):
+        convert.convert(str(tiny_file), tmp_path / "x.h5", **options)
+    assert not (tmp_path / "x.h5").exists()
+
+
+def test_a_changed_trace_does_not_get_a_new_identity(tmp_path, tiny_file):
+    with h5py.File(tiny_file, "r+") as file:
+        file["tokens/position"][0] = 9
+    with pytest.raises(UserError, match="it was changed or damaged"):
+        convert.convert(str(tiny_file), tmp_path / "x.h5")
+    assert not (tmp_path / "x.h5").exists()
+
+
+def test_the_commands(tmp_path, remote, tiny_file):
+    assert "one" in run("list").stdout
+    listed = {item["name"]: item for item in json.loads(run("list", "--json").stdout)}
+    assert (listed["one"]["cached"], listed["toy-zipf"]["cached"]) == (False, True)
+    assert listed["one"]["catalogue"].startswith("http")
+    done = run("fetch", "one", "--out", tmp_path / "here")
+    assert done.exit_code == 0, done.stderr
+    assert (tmp_path / "here/one.h5").stat().st_size == listed["one"]["file_bytes"]
+    assert run("fetch", "one", "--offline").exit_code == 0
+    assert run("info", "one").exit_code == 0
+    assert run("validate", "two").exit_code == 0
+    assert run("add", tmp_path / "cat", tiny_file, "--citation", "Us").exit_code == 0
+    described = ("--title", "T", "--creator", "Us")
+    assert run("publish", tmp_path / "set", "toy-zipf", *described).exit_code == 0
+    converted = run("convert", "one", tmp_path / "c.h5", "--layers", "0:2")
+    assert converted.exit_code == 0
+    assert "derived from" in converted.stdout
+    assert json.loads(run("info", tmp_path / "c.h5", "--json").stdout)["num_layers"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fetch", "onne"), "unknown trace 'onne' (did you mean 'one'?)"),
+        (("fetch", "two", "--offline"), "connections are switched off"),
+        (("list", "--catalogue", "nowhere"), "nowhere/index.toml: no such catalogue"),
+        (("list", "--catalogue", "gopher://x"), "not a URL that is followed"),
+        (("publish", "no/where", "toy-zipf", "--title", "T", "--creator", "U"), "does not exist"),
+        (("convert", "toy-zipf", "no/where.h5"), "does not exist"),
+        (("add", "cat", "no.h5"), "no.h5: no such file"),
+    ],
+)
+def test_mistakes_end_in_one_line_and_code_2(arguments, message, remote, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    library.search()
+    done = run(*arguments)
+    assert done.exit_code == 2, done.stdout
+    assert message in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_catalogue_that_cannot_be_read_is_a_note(monkeypatch, tmp_path):
+    monkeypatch.setenv("MOEREPLAY_CATALOGUES", str(tmp_path / "no"))
+    done = run("list")
+    assert done.exit_code == 0
+    assert done.stderr.startswith("note: catalogue not read")
+    assert "toy-zipf" in done.stdout
