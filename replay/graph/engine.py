@@ -60,10 +60,10 @@ def schedule(graph: TaskGraph) -> Timeline:
     columns, gives = _columns(graph)
     plan, shape = _plan(graph, columns, gives)
     done = kernels.run(plan, shape.shift, shape.num_streams, shape.num_flights, shape.has_instant)
-    if plan.status[0] == kernels.TOO_LATE:
+    if plan.flights.status[0] == kernels.TOO_LATE:
         raise EngineError(_too_long(kernels.NEVER >> shape.shift, len(graph.resources)))
-    if plan.status[0] == kernels.EARLY_RELEASE:
-        giver, taker = (graph.describe(int(task)) for task in plan.status[1:])
+    if plan.flights.status[0] == kernels.EARLY_RELEASE:
+        giver, taker = (graph.describe(int(task)) for task in plan.flights.status[1:])
         message = f"{giver} gives back credits before {taker} has taken them"
         raise EngineError(message)
     if done < graph.num_tasks:
@@ -72,9 +72,12 @@ def schedule(graph: TaskGraph) -> Timeline:
     if graph.gates.num_members:
         slot = plan.members[:, kernels.MB_SLOT]
         landed[:] = plan.gate_slots[slot, kernels.SL_TILE]
-    words = plan.words
+    words = plan.flights.words
     del plan  # everything but the records is free before the result takes its place
-    start_ps, end_ps = np.empty(graph.num_tasks, np.int64), np.empty(graph.num_tasks, np.int64)
+    start_ps, end_ps = (
+        np.empty(graph.num_tasks, np.int64),
+        np.empty(graph.num_tasks, np.int64),
+    )
     kernels.unpack(columns, words, start_ps, end_ps)
     return Timeline(graph, start_ps, end_ps, landed)
 
@@ -90,14 +93,16 @@ def _started(plan: Any) -> npt.NDArray[np.bool_]:
     """Which tasks have taken a server."""
     from replay.graph import kernels
 
-    return np.asarray(plan.halves[kernels.MISSING :: kernels.HALVES][:-1] == kernels.STARTED)
+    return np.asarray(
+        plan.flights.halves[kernels.MISSING :: kernels.HALVES][:-1] == kernels.STARTED
+    )
 
 
 def _ready(plan: Any) -> npt.NDArray[np.bool_]:
     """Which tasks wait for nothing but a server or credits."""
     from replay.graph import kernels
 
-    return np.asarray(plan.halves[kernels.MISSING :: kernels.HALVES][:-1] == 0)
+    return np.asarray(plan.flights.halves[kernels.MISSING :: kernels.HALVES][:-1] == 0)
 
 
 def _columns(graph: TaskGraph) -> tuple[Any, npt.NDArray[np.int64]]:
@@ -209,7 +214,7 @@ def _plan(
     pools = np.zeros((len(graph.pools), kernels.POOL_COLUMNS), np.int64)
     pools[:, kernels.PL_FREE] = graph.pools.capacity
     pools[:, kernels.PL_WAITING] = -1
-    plan = kernels.Plan(
+    flights = kernels.Flights(
         words=packed.words,
         halves=packed.halves,
         successors=fixed(graph.successors),
@@ -219,22 +224,28 @@ def _plan(
         channels=channels.table,
         heap_time=np.empty(channels.num_heap, np.int64),
         heap_task=np.empty(channels.num_heap, np.int32),
+        status=np.zeros(3, np.int64),
+    )
+    queues = kernels.Queues(
         lanes=lanes,
         stations=stations,
         station_lanes=np.empty(lane_resource.size, np.int64),
+        pools=pools,
+        rivals=np.full((len(stations) + len(pools), kernels.RIVAL_COLUMNS), -1, np.int64),
+    )
+    plan = kernels.Plan(
+        flights=flights,
+        queues=queues,
         need_indptr=columns.need_indptr,
         needs=columns.needs,
         give_indptr=columns.give_indptr,
         gives=gives,
-        pools=pools,
         stack=np.empty(packed.num_direct + 2, np.int32),
         touched=np.empty(lane_resource.size, np.int32),
-        late=np.zeros(of_single.size + 1, np.int64),
-        touched_stations=np.zeros(of_station.size + 1, np.int64),
-        touched_pools=np.zeros(len(graph.pools) + 1, np.int64),
-        rivals=np.full((of_station.size + len(graph.pools), kernels.RIVAL_COLUMNS), -1, np.int64),
+        late=np.empty(of_single.size, np.int32),
+        touched_stations=np.zeros(len(stations) + 1, np.int64),
+        touched_pools=np.zeros(len(pools) + 1, np.int64),
         deferred=np.empty(lane_resource.size, np.int64),
-        status=np.zeros(3, np.int64),
         **_gate_state(graph),
     )
     shape = SimpleNamespace(
@@ -311,7 +322,9 @@ def _grown(
 
 
 def _channels(
-    packed: SimpleNamespace, is_stream: npt.NDArray[np.bool_], station_room: npt.NDArray[np.int64]
+    packed: SimpleNamespace,
+    is_stream: npt.NDArray[np.bool_],
+    station_room: npt.NDArray[np.int64],
 ) -> SimpleNamespace:
     """Memory of the channels: flights first, one for each class, then one for each station.
 

@@ -217,8 +217,10 @@ Columns = namedtuple(
     ],
 )
 
-Plan = namedtuple(
-    "Plan",
+#: Tasks and the channels they fly on. Plans are cut into parts because arguments are passed by
+#: value: what a function does not get, numba need not unpack.
+Flights = namedtuple(
+    "Flights",
     [
         "words",  # records of the tasks,
         "halves",  # and the same memory in halves
@@ -229,14 +231,31 @@ Plan = namedtuple(
         "channels",  # what becomes visible or leaves, by time
         "heap_time",
         "heap_task",
-        "lanes",  # queues in order of (ready time, id)
+        "status",
+    ],
+)
+
+#: What orders lanes: queues in order of (ready time, id).
+Queues = namedtuple(
+    "Queues",
+    [
+        "lanes",
         "stations",  # resources that need an event for each end
         "station_lanes",  # heaps of lanes
+        "pools",
+        "rivals",  # stations and pools that compete for credits
+    ],
+)
+
+Plan = namedtuple(
+    "Plan",
+    [
+        "flights",
+        "queues",
         "need_indptr",
         "needs",
         "give_indptr",
         "gives",
-        "pools",
         "members",
         "gate_slot",
         "gate_slots",
@@ -247,14 +266,10 @@ Plan = namedtuple(
         "late",
         "touched_stations",
         "touched_pools",
-        "rivals",
         "deferred",
         "arrivals",
-        "status",
     ],
 )
-
-Queues = namedtuple("Queues", ["lanes", "stations", "station_lanes", "pools", "rivals"])
 
 
 # --- Preparing a run ----------------------------------------------------------------------------
@@ -620,51 +635,51 @@ def _heap_pop(times, tasks, base, size):
 
 
 @njit(**INLINED)
-def _send(p, shift, channel, task, time):
+def _send(f, shift, channel, task, time):
     """Put a task on a channel, from which it comes back at ``time``."""
     if time > (NEVER >> shift):
-        p.status[0] = TOO_LATE  # the key would not fit; the loop ends before it looks again
+        f.status[0] = TOO_LATE  # the key would not fit; the loop ends before it looks again
         return
-    if p.channels[channel, CH_KIND] == IN_ORDER:
-        tail = p.channels[channel, CH_TAIL]
-        p.slots[tail] = task
-        p.channels[channel, CH_TAIL] = tail + 1
-        is_first = p.channels[channel, CH_HEAD] == tail
+    if f.channels[channel, CH_KIND] == IN_ORDER:
+        tail = f.channels[channel, CH_TAIL]
+        f.slots[tail] = task
+        f.channels[channel, CH_TAIL] = tail + 1
+        is_first = f.channels[channel, CH_HEAD] == tail
     else:
-        base = p.channels[channel, CH_BASE]
-        _heap_push(p.heap_time, p.heap_task, base, p.channels[channel, CH_SIZE], time, task)
-        p.channels[channel, CH_SIZE] += 1
-        is_first = p.heap_time[base] == time
+        base = f.channels[channel, CH_BASE]
+        _heap_push(f.heap_time, f.heap_task, base, f.channels[channel, CH_SIZE], time, task)
+        f.channels[channel, CH_SIZE] += 1
+        is_first = f.heap_time[base] == time
     if is_first:
-        _set_key(p.tree, (p.tree.size >> 1) + channel, (time << shift) | channel)
+        _set_key(f.tree, (f.tree.size >> 1) + channel, (time << shift) | channel)
 
 
 @njit(**INLINED)
-def _receive(p, shift, channel):
+def _receive(f, shift, channel):
     """Take the first task off a channel."""
     key = NEVER
-    if p.channels[channel, CH_KIND] == IN_ORDER:
-        head = p.channels[channel, CH_HEAD]
-        task = p.slots[head]
+    if f.channels[channel, CH_KIND] == IN_ORDER:
+        head = f.channels[channel, CH_HEAD]
+        task = f.slots[head]
         head += 1
-        p.channels[channel, CH_HEAD] = head
-        if head < p.channels[channel, CH_TAIL]:
-            following = np.int64(p.slots[head])
-            key = (p.words[following * WORDS + VISIBLE] << shift) | channel
+        f.channels[channel, CH_HEAD] = head
+        if head < f.channels[channel, CH_TAIL]:
+            following = np.int64(f.slots[head])
+            key = (f.words[following * WORDS + VISIBLE] << shift) | channel
             row = following * HALVES
-            edge = p.halves[row + EDGES]
-            if edge < p.halves[row + HALVES + EDGES]:
-                _prefetch(p.halves, np.int64(p.successors[edge]) * HALVES)
-            if head + 2 < p.channels[channel, CH_TAIL]:
-                _prefetch(p.halves, np.int64(p.slots[head + 2]) * HALVES)
+            edge = f.halves[row + EDGES]
+            if edge < f.halves[row + HALVES + EDGES]:
+                _prefetch(f.halves, np.int64(f.successors[edge]) * HALVES)
+            if head + 2 < f.channels[channel, CH_TAIL]:
+                _prefetch(f.halves, np.int64(f.slots[head + 2]) * HALVES)
     else:
-        base = p.channels[channel, CH_BASE]
-        task = p.heap_task[base]
-        _heap_pop(p.heap_time, p.heap_task, base, p.channels[channel, CH_SIZE])
-        p.channels[channel, CH_SIZE] -= 1
-        if p.channels[channel, CH_SIZE] > 0:
-            key = (p.heap_time[base] << shift) | channel
-    _set_key(p.tree, (p.tree.size >> 1) + channel, key)
+        base = f.channels[channel, CH_BASE]
+        task = f.heap_task[base]
+        _heap_pop(f.heap_time, f.heap_task, base, f.channels[channel, CH_SIZE])
+        f.channels[channel, CH_SIZE] -= 1
+        if f.channels[channel, CH_SIZE] > 0:
+            key = (f.heap_time[base] << shift) | channel
+    _set_key(f.tree, (f.tree.size >> 1) + channel, key)
     return np.int64(task)
 
 
@@ -675,58 +690,60 @@ def _receive(p, shift, channel):
 def _make_ready(p, shift, num_streams, task, now, num_stack, num_touched):
     """Queue a task, or start it if it is a pure delay. Returns the sizes of two work lists."""
     row = task * HALVES
-    lane = np.int64(p.halves[row + LANE])
+    lane = np.int64(p.flights.halves[row + LANE])
     if lane >= 0:
-        tail = p.lanes[lane, LN_TAIL]
-        p.slots[tail] = task
-        p.lanes[lane, LN_TAIL] = tail + 1
+        tail = p.queues.lanes[lane, LN_TAIL]
+        p.flights.slots[tail] = task
+        p.queues.lanes[lane, LN_TAIL] = tail + 1
         if lane < num_streams:
             # What lies behind ``lane_run`` has no start yet; the first such task reports the lane.
-            if tail == p.lanes[lane, LN_RUN]:
+            if tail == p.queues.lanes[lane, LN_RUN]:
                 p.touched[num_touched] = lane
                 num_touched += 1
         else:
-            p.words[task * WORDS + VISIBLE] = now
-            if p.lanes[lane, LN_RUN_TIME] != now:
-                p.lanes[lane, LN_RUN_TIME] = now
-                p.lanes[lane, LN_RUN] = tail
-            if p.lanes[lane, LN_TOUCHED] == 0:
-                p.lanes[lane, LN_TOUCHED] = 1
+            p.flights.words[task * WORDS + VISIBLE] = now
+            if p.queues.lanes[lane, LN_RUN_TIME] != now:
+                p.queues.lanes[lane, LN_RUN_TIME] = now
+                p.queues.lanes[lane, LN_RUN] = tail
+            if p.queues.lanes[lane, LN_TOUCHED] == 0:
+                p.queues.lanes[lane, LN_TOUCHED] = 1
                 p.touched[num_touched] = lane
                 num_touched += 1
     elif lane == NO_LANE:
-        visible = now + p.words[task * WORDS + DURATION]
-        p.words[task * WORDS + VISIBLE] = visible
-        channel = p.halves[row + FLIGHT]
+        visible = now + p.flights.words[task * WORDS + DURATION]
+        p.flights.words[task * WORDS + VISIBLE] = visible
+        channel = p.flights.halves[row + FLIGHT]
         if channel == NO_FLIGHT:
             p.stack[num_stack] = task
             num_stack += 1
         else:
-            _send(p, shift, np.int64(channel), task, visible)
+            _send(p.flights, shift, np.int64(channel), task, visible)
     else:
         num_stack = _start_giving_delay(p, shift, task, now, num_stack)
     return num_stack, num_touched
 
 
 @njit(**INLINED)
-def _latency_of(p, task):
+def _latency_of(f, task):
     """Latency of a task, from its channel if all tasks on that have the same."""
-    channel = p.halves[task * HALVES + FLIGHT]
+    channel = f.halves[task * HALVES + FLIGHT]
     if channel == NO_FLIGHT:
         return np.int64(0)
-    if p.channels[channel, CH_KIND] == IN_ORDER:
-        return p.channels[channel, CH_LATENCY]
-    return p.latency[0][task * p.latency[1]]
+    if f.channels[channel, CH_KIND] == IN_ORDER:
+        return f.channels[channel, CH_LATENCY]
+    return f.latency[0][task * f.latency[1]]
 
 
 @njit(**HOT)
 def _start_giving_delay(p, shift, task, now, num_stack):
     """Start a pure delay that gives credits back: its leaving is an event of its own."""
-    end = now + p.words[task * WORDS + DURATION]
-    p.words[task * WORDS + VISIBLE] = end + _latency_of(p, task)
-    p.halves[task * HALVES + MISSING] = STARTED
+    end = now + p.flights.words[task * WORDS + DURATION]
+    p.flights.words[task * WORDS + VISIBLE] = end + _latency_of(p.flights, task)
+    p.flights.halves[task * HALVES + MISSING] = STARTED
     if end > now:
-        _send(p, shift, p.channels.shape[0] - 1, task, end)  # the station of pure delays is last
+        _send(
+            p.flights, shift, p.flights.channels.shape[0] - 1, task, end
+        )  # the station of pure delays is last
         return num_stack
     return _leave(p, shift, task, num_stack)
 
@@ -737,30 +754,36 @@ def _leave(p, shift, task, num_stack):
     if p.give_indptr.size > 1:
         for entry in range(p.give_indptr[task], p.give_indptr[task + 1]):
             taker = np.int64(p.gives[entry, ND_TAKER])
-            if p.halves[taker * HALVES + MISSING] != STARTED:
-                p.status[0] = EARLY_RELEASE
-                p.status[1] = task
-                p.status[2] = taker
+            if p.flights.halves[taker * HALVES + MISSING] != STARTED:
+                p.flights.status[0] = EARLY_RELEASE
+                p.flights.status[1] = task
+                p.flights.status[2] = taker
                 return num_stack
             pool = p.gives[entry, ND_POOL]
-            p.pools[pool, PL_FREE] += p.gives[entry, ND_UNITS]
-            if p.pools[pool, PL_TOUCHED] == 0 and p.pools[pool, PL_WAITING] >= 0:
-                p.pools[pool, PL_TOUCHED] = 1
+            p.queues.pools[pool, PL_FREE] += p.gives[entry, ND_UNITS]
+            if p.queues.pools[pool, PL_TOUCHED] == 0 and p.queues.pools[pool, PL_WAITING] >= 0:
+                p.queues.pools[pool, PL_TOUCHED] = 1
                 p.touched_pools[1 + p.touched_pools[0]] = pool
                 p.touched_pools[0] += 1
-    channel = p.halves[task * HALVES + FLIGHT]
+    channel = p.flights.halves[task * HALVES + FLIGHT]
     if channel == NO_FLIGHT:
         p.stack[num_stack] = task
         return num_stack + 1
-    _send(p, shift, np.int64(channel), task, p.words[task * WORDS + VISIBLE])
+    _send(
+        p.flights,
+        shift,
+        np.int64(channel),
+        task,
+        p.flights.words[task * WORDS + VISIBLE],
+    )
     return num_stack
 
 
 @njit(**HOT)
 def _meet(p, shift, num_streams, task, now, num_stack, num_touched):
     """Meet one dependency of a task."""
-    p.halves[task * HALVES + MISSING] -= 1
-    if p.halves[task * HALVES + MISSING] == 0:
+    p.flights.halves[task * HALVES + MISSING] -= 1
+    if p.flights.halves[task * HALVES + MISSING] == 0:
         return _make_ready(p, shift, num_streams, task, now, num_stack, num_touched)
     return num_stack, num_touched
 
@@ -848,26 +871,20 @@ def _sift_id(ids, low, place, count):
 @njit(**INLINED)
 def _commit(p, shift, lane, low, high, now):
     """Fix the starts of ``slots[low:high]`` of a stream: nothing can come before them any more."""
-    free_at = max(p.lanes[lane, LN_FREE_AT], now)
+    free_at = max(p.queues.lanes[lane, LN_FREE_AT], now)
     for place in range(low, high):
-        task = np.int64(p.slots[place])
-        free_at += p.words[task * WORDS + DURATION]
-        channel = np.int64(p.halves[task * HALVES + FLIGHT])
-        visible = free_at + p.channels[channel, CH_LATENCY]
-        if p.channels[channel, CH_KIND] != IN_ORDER:
-            visible = free_at + p.latency[0][task * p.latency[1]]
-        p.words[task * WORDS + VISIBLE] = visible
-        _send(p, shift, channel, task, visible)
-        if p.status[0] != OK:
+        task = np.int64(p.flights.slots[place])
+        free_at += p.flights.words[task * WORDS + DURATION]
+        channel = np.int64(p.flights.halves[task * HALVES + FLIGHT])
+        visible = free_at + p.flights.channels[channel, CH_LATENCY]
+        if p.flights.channels[channel, CH_KIND] != IN_ORDER:
+            visible = free_at + p.flights.latency[0][task * p.flights.latency[1]]
+        p.flights.words[task * WORDS + VISIBLE] = visible
+        _send(p.flights, shift, channel, task, visible)
+        if p.flights.status[0] != OK:
             break
-    p.lanes[lane, LN_FREE_AT] = free_at
-    p.lanes[lane, LN_RUN] = high
-
-
-@njit(**INLINED)
-def _queues(p):
-    """Pick the part of a plan that orders lanes: what is passed on is passed by value."""
-    return Queues(p.lanes, p.stations, p.station_lanes, p.pools, p.rivals)
+    p.queues.lanes[lane, LN_FREE_AT] = free_at
+    p.queues.lanes[lane, LN_RUN] = high
 
 
 @njit(**INLINED)
@@ -936,12 +953,12 @@ def _remove_first_lane(q, station):
 
 
 @njit(**INLINED)
-def _touch_station(p, station):
+def _touch_station(stations, touched, station):
     """Note that the station may have something to start."""
-    if p.stations[station, ST_TOUCHED] == 0:
-        p.stations[station, ST_TOUCHED] = 1
-        p.touched_stations[1 + p.touched_stations[0]] = station
-        p.touched_stations[0] += 1
+    if stations[station, ST_TOUCHED] == 0:
+        stations[station, ST_TOUCHED] = 1
+        touched[1 + touched[0]] = station
+        touched[0] += 1
 
 
 @njit(**HOT)
@@ -1018,65 +1035,69 @@ def _unblock_lane(q, lane):
 
 
 @njit(**INLINED)
-def _note_head(p, lane, task):
+def _note_head(lanes, words, lane, task):
     """Keep what orders a lane in the lane itself."""
-    p.lanes[lane, LN_READY] = p.words[task * WORDS + VISIBLE]
-    p.lanes[lane, LN_TASK] = task
+    lanes[lane, LN_READY] = words[task * WORDS + VISIBLE]
+    lanes[lane, LN_TASK] = task
 
 
 @njit(**INLINED)
 def _order_lane(p, lane):
     """Sort what became ready now in a lane, and put the lane where it belongs."""
-    q = _queues(p)
-    head = p.lanes[lane, LN_HEAD]
-    p.lanes[lane, LN_TOUCHED] = 0
-    before = p.lanes[lane, LN_TASK]
-    _sort_ids(p.slots, max(head, p.lanes[lane, LN_RUN]), p.lanes[lane, LN_TAIL])
-    first = np.int64(p.slots[head])
-    _note_head(p, lane, first)
-    station = p.lanes[lane, LN_STATION]
-    pool = p.lanes[lane, LN_POOL]
+    q = p.queues
+    head = p.queues.lanes[lane, LN_HEAD]
+    p.queues.lanes[lane, LN_TOUCHED] = 0
+    before = p.queues.lanes[lane, LN_TASK]
+    _sort_ids(
+        p.flights.slots,
+        max(head, p.queues.lanes[lane, LN_RUN]),
+        p.queues.lanes[lane, LN_TAIL],
+    )
+    first = np.int64(p.flights.slots[head])
+    _note_head(p.queues.lanes, p.flights.words, lane, first)
+    station = p.queues.lanes[lane, LN_STATION]
+    pool = p.queues.lanes[lane, LN_POOL]
     if pool >= 0 and first != before:
         # A later round of this instant brought a smaller id, which may want something else.
         _unblock_lane(q, lane)
         pool = np.int64(-1)
-    if p.lanes[lane, LN_PLACE] >= 0:
-        _lift_lane(q, p.stations[station, ST_BASE], p.lanes[lane, LN_PLACE], lane)
+    if p.queues.lanes[lane, LN_PLACE] >= 0:
+        _lift_lane(q, p.queues.stations[station, ST_BASE], p.queues.lanes[lane, LN_PLACE], lane)
     elif pool < 0:
         _enter_lane(q, lane)
-    _touch_station(p, station)
+    _touch_station(p.queues.stations, p.touched_stations, station)
 
 
 @njit(**INLINED)
 def _start_first(p, shift, num_flights, station, now):
     """Start the head of the station's first lane."""
-    q = _queues(p)
-    base = p.stations[station, ST_BASE]
-    lane = p.station_lanes[base]
-    head = p.lanes[lane, LN_HEAD]
-    task = np.int64(p.slots[head])
-    p.lanes[lane, LN_HEAD] = head + 1
-    is_empty = head + 1 == p.lanes[lane, LN_TAIL]
+    q = p.queues
+    base = p.queues.stations[station, ST_BASE]
+    lane = p.queues.station_lanes[base]
+    head = p.queues.lanes[lane, LN_HEAD]
+    task = np.int64(p.flights.slots[head])
+    p.queues.lanes[lane, LN_HEAD] = head + 1
+    is_empty = head + 1 == p.queues.lanes[lane, LN_TAIL]
     if not is_empty:
-        _note_head(p, lane, np.int64(p.slots[head + 1]))
+        _note_head(p.queues.lanes, p.flights.words, lane, np.int64(p.flights.slots[head + 1]))
     if is_empty:
         _remove_first_lane(q, station)
-    elif p.stations[station, ST_SIZE] > 1:
-        _sink_lane(q, base, p.stations[station, ST_SIZE], np.int64(0), lane)
-    end = now + p.words[task * WORDS + DURATION]
-    visible = end + _latency_of(p, task)
-    p.words[task * WORDS + VISIBLE] = visible
-    p.halves[task * HALVES + MISSING] = STARTED
-    p.stations[station, ST_FREE] -= 1
-    _send(p, shift, num_flights + station, task, end)
+    elif p.queues.stations[station, ST_SIZE] > 1:
+        _sink_lane(q, base, p.queues.stations[station, ST_SIZE], np.int64(0), lane)
+    end = now + p.flights.words[task * WORDS + DURATION]
+    visible = end + _latency_of(p.flights, task)
+    p.flights.words[task * WORDS + VISIBLE] = visible
+    p.flights.halves[task * HALVES + MISSING] = STARTED
+    p.queues.stations[station, ST_FREE] -= 1
+    _send(p.flights, shift, num_flights + station, task, end)
 
 
 @njit(**INLINED)
-def _lacking_pool(p, task):
+def _lacking_pool(need_indptr, needs, pools, task):
     """First pool that has too few units for the task, or -1."""
-    for entry in range(p.need_indptr[task], p.need_indptr[task + 1]):
-        if p.pools[p.needs[entry, ND_POOL], PL_FREE] < p.needs[entry, ND_UNITS]:
-            return p.needs[entry, ND_POOL]
+    for entry in range(need_indptr[task], need_indptr[task + 1]):
+        if pools[needs[entry, ND_POOL], PL_FREE] < needs[entry, ND_UNITS]:
+            return needs[entry, ND_POOL]
     return -1
 
 
@@ -1123,7 +1144,7 @@ def _place_rival(q, count, place, rival):
 def _update_rival(q, count, rival, is_in):
     """Let a rival enter, leave or change its place; returns how many there are then."""
     place = q.rivals[rival, RV_PLACE]
-    if is_in:
+    if is_in != 0:
         if place < 0:
             place = count
             count += 1
@@ -1140,17 +1161,17 @@ def _update_rival(q, count, rival, is_in):
 @njit(**HOT)
 def _block_first_lane(p, station, pool, count, num_deferred):
     """Let a station's first lane wait at a pool. Returns the numbers of rivals and deferred."""
-    q = _queues(p)
-    lane = p.station_lanes[p.stations[station, ST_BASE]]
-    if p.stations[station, ST_IS_VOQ] == 1:
+    q = p.queues
+    lane = p.queues.station_lanes[p.queues.stations[station, ST_BASE]]
+    if p.queues.stations[station, ST_IS_VOQ] == 1:
         _remove_first_lane(q, station)
-    rival = p.stations.shape[0] + pool
-    if p.rivals[rival, RV_PLACE] >= 0 and p.pools[pool, PL_FREE] > 0:
+    rival = p.queues.stations.shape[0] + pool
+    if p.queues.rivals[rival, RV_PLACE] >= 0 and p.queues.pools[pool, PL_FREE] > 0:
         # The pool still offers what it got back, too little for this lane: do not offer it again.
-        p.lanes[lane, LN_POOL] = pool
+        p.queues.lanes[lane, LN_POOL] = pool
         p.deferred[num_deferred] = lane
         return count, num_deferred + 1
-    count = _update_rival(q, count, rival, False)
+    count = _update_rival(q, count, rival, np.int64(0))
     _block_lane(q, lane, pool)
     return count, num_deferred
 
@@ -1162,57 +1183,59 @@ def _serve_stations(p, shift, num_flights, now):
     Rivals for credits are served in the order of their tasks: stations with a free server, and
     pools that got units back, on behalf of the first lane that waits for them.
     """
-    q = _queues(p)
-    num_stations = p.stations.shape[0]
+    q = p.queues
+    num_stations = p.queues.stations.shape[0]
     count = np.int64(0)
     num_deferred = np.int64(0)
     for index in range(1, 1 + p.touched_stations[0]):
         station = p.touched_stations[index]
-        p.stations[station, ST_TOUCHED] = 0
-        if p.stations[station, ST_TAKES] == 0:
-            while p.stations[station, ST_FREE] > 0 and p.stations[station, ST_SIZE] > 0:
+        p.queues.stations[station, ST_TOUCHED] = 0
+        if p.queues.stations[station, ST_TAKES] == 0:
+            while (
+                p.queues.stations[station, ST_FREE] > 0 and p.queues.stations[station, ST_SIZE] > 0
+            ):
                 _start_first(p, shift, num_flights, station, now)
-        elif p.stations[station, ST_FREE] > 0 and p.stations[station, ST_SIZE] > 0:
-            count = _update_rival(q, count, station, True)
+        elif p.queues.stations[station, ST_FREE] > 0 and p.queues.stations[station, ST_SIZE] > 0:
+            count = _update_rival(q, count, station, np.int64(1))
     p.touched_stations[0] = 0
     for index in range(1, 1 + p.touched_pools[0]):
         pool = p.touched_pools[index]
-        p.pools[pool, PL_TOUCHED] = 0
-        if p.pools[pool, PL_WAITING] >= 0:
-            count = _update_rival(q, count, num_stations + pool, True)
+        p.queues.pools[pool, PL_TOUCHED] = 0
+        if p.queues.pools[pool, PL_WAITING] >= 0:
+            count = _update_rival(q, count, num_stations + pool, np.int64(1))
     p.touched_pools[0] = 0
     while count > 0:
-        rival = p.rivals[0, RV_HEAP]
+        rival = p.queues.rivals[0, RV_HEAP]
         lane = _rival_lane(q, rival)
-        station = p.lanes[lane, LN_STATION]
+        station = p.queues.lanes[lane, LN_STATION]
         if rival >= num_stations:
             pool = rival - num_stations
-            if p.pools[pool, PL_FREE] == 0:
-                count = _update_rival(q, count, rival, False)
+            if p.queues.pools[pool, PL_FREE] == 0:
+                count = _update_rival(q, count, rival, np.int64(0))
                 continue
             _unblock_lane(q, lane)
-            count = _update_rival(q, count, rival, p.pools[pool, PL_WAITING] >= 0)
-            if p.lanes[lane, LN_PLACE] < 0:
+            count = _update_rival(q, count, rival, np.int64(p.queues.pools[pool, PL_WAITING] >= 0))
+            if p.queues.lanes[lane, LN_PLACE] < 0:
                 _enter_lane(q, lane)
-            if p.station_lanes[p.stations[station, ST_BASE]] != lane:
+            if p.queues.station_lanes[p.queues.stations[station, ST_BASE]] != lane:
                 continue  # overtaken: it is looked at again when it is first
-        if p.stations[station, ST_FREE] > 0 and p.lanes[lane, LN_POOL] < 0:
-            task = np.int64(p.slots[p.lanes[lane, LN_HEAD]])
-            pool = _lacking_pool(p, task)
+        if p.queues.stations[station, ST_FREE] > 0 and p.queues.lanes[lane, LN_POOL] < 0:
+            task = np.int64(p.flights.slots[p.queues.lanes[lane, LN_HEAD]])
+            pool = _lacking_pool(p.need_indptr, p.needs, p.queues.pools, task)
             if pool < 0:
                 for entry in range(p.need_indptr[task], p.need_indptr[task + 1]):
-                    p.pools[p.needs[entry, ND_POOL], PL_FREE] -= p.needs[entry, ND_UNITS]
+                    p.queues.pools[p.needs[entry, ND_POOL], PL_FREE] -= p.needs[entry, ND_UNITS]
                 _start_first(p, shift, num_flights, station, now)
             else:
                 count, num_deferred = _block_first_lane(p, station, pool, count, num_deferred)
-        is_in = p.stations[station, ST_FREE] > 0 and p.stations[station, ST_SIZE] > 0
+        is_in = p.queues.stations[station, ST_FREE] > 0 and p.queues.stations[station, ST_SIZE] > 0
         if is_in:
-            first = p.station_lanes[p.stations[station, ST_BASE]]
-            is_in = p.lanes[first, LN_POOL] < 0  # else a FIFO whose head waits
-        count = _update_rival(q, count, station, is_in)
+            first = p.queues.station_lanes[p.queues.stations[station, ST_BASE]]
+            is_in = p.queues.lanes[first, LN_POOL] < 0  # else a FIFO whose head waits
+        count = _update_rival(q, count, station, np.int64(is_in))
     for index in range(num_deferred):
         lane = p.deferred[index]
-        _block_lane(q, lane, p.lanes[lane, LN_POOL])
+        _block_lane(q, lane, p.queues.lanes[lane, LN_POOL])
 
 
 # --- The loop -----------------------------------------------------------------------------------
@@ -1221,7 +1244,7 @@ def _serve_stations(p, shift, num_flights, now):
 @njit(**HOT)
 def run(p, shift, num_streams, num_flights, has_instant):
     """Replay the graph; returns how many tasks became visible."""
-    num_tasks = p.words.size // WORDS - 1
+    num_tasks = p.flights.words.size // WORDS - 1
     num_members = p.members.shape[0]
     mask = (1 << shift) - 1
     now = np.int64(0)
@@ -1232,39 +1255,45 @@ def run(p, shift, num_streams, num_flights, has_instant):
     num_late = np.int64(0)
     is_final = not has_instant
     for first in range(num_tasks):
-        if p.halves[first * HALVES + MISSING] == 0:
+        if p.flights.halves[first * HALVES + MISSING] == 0:
             num_stack, num_touched = _make_ready(
                 p, shift, num_streams, first, now, num_stack, num_touched
             )
-    while p.status[0] == OK:
+    while p.flights.status[0] == OK:
         # Phase 1: everything that leaves or becomes visible now.
         while True:
             if num_stack > 0:
                 num_stack -= 1
                 task = np.int64(p.stack[num_stack])
             else:
-                key = p.tree[1]
+                key = p.flights.tree[1]
                 if key >> shift != now:
                     if num_arrivals > 0:
                         num_stack, num_touched = _admit_arrivals(
-                            p, shift, num_streams, num_arrivals, now, num_stack, num_touched
+                            p,
+                            shift,
+                            num_streams,
+                            num_arrivals,
+                            now,
+                            num_stack,
+                            num_touched,
                         )
                         num_arrivals = np.int64(0)
                         continue
                     break
                 channel = key & mask
-                task = _receive(p, shift, channel)
+                task = _receive(p.flights, shift, channel)
                 if channel >= num_flights:
                     station = channel - num_flights
-                    if p.halves[task * HALVES + LANE] >= 0:
-                        p.stations[station, ST_FREE] += 1
-                        _touch_station(p, station)
+                    if p.flights.halves[task * HALVES + LANE] >= 0:
+                        p.queues.stations[station, ST_FREE] += 1
+                        _touch_station(p.queues.stations, p.touched_stations, station)
                     num_stack = _leave(p, shift, task, num_stack)
                     continue
             done += 1
             row = task * HALVES + EDGES
-            for edge in range(p.halves[row], p.halves[row + HALVES]):
-                target = np.int64(p.successors[edge])
+            for edge in range(p.flights.halves[row], p.flights.halves[row + HALVES]):
+                target = np.int64(p.flights.successors[edge])
                 if target < 0:
                     event = -1 - target
                     if event < num_members:
@@ -1281,8 +1310,8 @@ def run(p, shift, num_streams, num_flights, has_instant):
                             num_touched,
                         )
                     continue
-                missing = p.halves[target * HALVES + MISSING] - 1
-                p.halves[target * HALVES + MISSING] = missing
+                missing = p.flights.halves[target * HALVES + MISSING] - 1
+                p.flights.halves[target * HALVES + MISSING] = missing
                 if missing == 0:
                     num_stack, num_touched = _make_ready(
                         p, shift, num_streams, target, now, num_stack, num_touched
@@ -1293,15 +1322,15 @@ def run(p, shift, num_streams, num_flights, has_instant):
             if lane >= num_streams:
                 _order_lane(p, lane)
                 continue
-            low = p.lanes[lane, LN_RUN]
-            high = p.lanes[lane, LN_TAIL]
+            low = p.queues.lanes[lane, LN_RUN]
+            high = p.queues.lanes[lane, LN_TAIL]
             if high - low > 1:
-                _sort_ids(p.slots, low, high)
+                _sort_ids(p.flights.slots, low, high)
             if not is_final:
                 # A task that is visible the moment it starts opens a further round of this
                 # instant, which may bring tasks that go before those still queued here: fix only
                 # what starts now.
-                stop = low + 1 if p.lanes[lane, LN_FREE_AT] <= now else low
+                stop = low + 1 if p.queues.lanes[lane, LN_FREE_AT] <= now else low
                 if stop < high:
                     p.late[num_late] = lane
                     num_late += 1
@@ -1312,7 +1341,7 @@ def run(p, shift, num_streams, num_flights, has_instant):
         if p.touched_stations[0] > 0 or p.touched_pools[0] > 0:
             _serve_stations(p, shift, num_flights, now)
         is_final = not has_instant
-        if p.tree[1] >> shift == now:
+        if p.flights.tree[1] >> shift == now:
             continue
         if num_late > 0:
             # No further round: once more for what was left open.
@@ -1322,9 +1351,9 @@ def run(p, shift, num_streams, num_flights, has_instant):
             num_late = np.int64(0)
             is_final = True
             continue
-        if p.tree[1] == NEVER:
+        if p.flights.tree[1] == NEVER:
             break
-        now = p.tree[1] >> shift
+        now = p.flights.tree[1] >> shift
     return done
 
 
@@ -1391,7 +1420,14 @@ def longest_chain(
 
 @njit(**CACHED)
 def last_met(
-    visible, indptr, successors, member_task, member_waiter, landed_tile, tile_first, tile_last
+    visible,
+    indptr,
+    successors,
+    member_task,
+    member_waiter,
+    landed_tile,
+    tile_first,
+    tile_last,
 ):
     """When each task became ready, and the predecessor that was visible last (-1 for none)."""
     num_tasks = visible.size
