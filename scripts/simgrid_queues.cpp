@@ -12,6 +12,7 @@
 // and prints the makespan.
 #include <simgrid/s4u.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -29,12 +30,14 @@ struct Queue {
   // Lowest priority number first, then who was ready first, then the lowest number.
   using Entry = std::tuple<i64, double, i64>;
   std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> waiting;
-  sg4::SemaphorePtr tasks = sg4::Semaphore::create(0);
+  i64 num_idle = 0;  // servers that wait to be woken
+  sg4::SemaphorePtr wake = sg4::Semaphore::create(0);
 };
 
 struct Way {
   std::deque<std::pair<double, i64>> travellers;
-  sg4::SemaphorePtr tasks = sg4::Semaphore::create(0);
+  bool is_idle = false;
+  sg4::SemaphorePtr wake = sg4::Semaphore::create(0);
 };
 
 static i64 num_tasks, num_resources, num_edges;
@@ -46,31 +49,50 @@ static i64 num_left;
 static double last_visible = 0;
 static sg4::SemaphorePtr finished;
 
-static void travel(i64 delay, i64 task) {
+// What an actor has to wake. To wake is to give SimGrid the word, and others may act before it
+// gives it back: so first everything of this instant is written down, then all is woken.
+struct Wakes {
+  std::vector<Queue*> queues;
+  std::vector<Way*> ways;
+  bool is_end = false;
+
+  void send() {
+    for (Way* way : ways) way->wake->release();
+    for (Queue* queue : queues) {
+      i64 count = std::min(queue->num_idle, static_cast<i64>(queue->waiting.size()));
+      queue->num_idle -= count;
+      while (count-- > 0) queue->wake->release();
+    }
+    if (is_end) finished->release();
+  }
+};
+
+static void travel(i64 delay, i64 task, Wakes& wakes) {
   Way* way = ways.at(delay);
   way->travellers.emplace_back(sg4::Engine::get_clock() + static_cast<double>(delay), task);
-  way->tasks->release();
+  if (way->is_idle) wakes.ways.push_back(way);
+  way->is_idle = false;
 }
 
 // The task and all that follow from it without time passing.
-static void become_visible(i64 task) {
+static void become_visible(i64 task, Wakes& wakes) {
   const double now = sg4::Engine::get_clock();
   std::vector<i64> visible{task};
   while (not visible.empty()) {
     const i64 done = visible.back();
     visible.pop_back();
     last_visible = now;
-    if (--num_left == 0) finished->release();
+    if (--num_left == 0) wakes.is_end = true;
     for (i64 edge = first_edge[done]; edge < first_edge[done + 1]; ++edge) {
       const i64 next = target[edge];
       if (--missing[next] > 0) continue;
       if (resource[next] >= 0) {
         queues[resource[next]]->waiting.emplace(priority[next], now, next);
-        queues[resource[next]]->tasks->release();
+        wakes.queues.push_back(queues[resource[next]]);
       } else {
         starts[next] = static_cast<i64>(now);
         const i64 delay = duration[next] + latency[next];
-        if (delay > 0) travel(delay, next);
+        if (delay > 0) travel(delay, next, wakes);
         else visible.push_back(next);
       }
     }
@@ -80,42 +102,48 @@ static void become_visible(i64 task) {
 static void serve(i64 mine) {
   Queue* queue = queues[mine];
   while (true) {
-    queue->tasks->acquire();
-    // Let others of this instant become ready first: each turn of SimGrid's actors brings more.
-    for (int turn = 0; turn < 3; ++turn) sg4::this_actor::yield();
+    if (queue->waiting.empty()) {
+      ++queue->num_idle;
+      queue->wake->acquire();
+      continue;
+    }
     const i64 task = std::get<2>(queue->waiting.top());
     queue->waiting.pop();
     starts[task] = static_cast<i64>(sg4::Engine::get_clock());
     if (duration[task] > 0) sg4::this_actor::execute(static_cast<double>(duration[task]));
-    if (latency[task] > 0) travel(latency[task], task);
-    else become_visible(task);
+    Wakes wakes;
+    if (latency[task] > 0) travel(latency[task], task, wakes);
+    else become_visible(task, wakes);
+    wakes.send();
+    sg4::this_actor::yield();  // let others of this instant write down who is ready
   }
 }
 
 static void carry(Way* way) {
   while (true) {
-    way->tasks->acquire();
-    const auto [time, task] = way->travellers.front();
-    way->travellers.pop_front();
-    sg4::this_actor::sleep_until(time);
-    become_visible(task);
+    if (way->travellers.empty()) {
+      way->is_idle = true;
+      way->wake->acquire();
+      continue;
+    }
+    sg4::this_actor::sleep_until(way->travellers.front().first);
+    Wakes wakes;
+    const double now = sg4::Engine::get_clock();
+    while (not way->travellers.empty() and way->travellers.front().first <= now) {
+      const i64 task = way->travellers.front().second;
+      way->travellers.pop_front();
+      become_visible(task, wakes);
+    }
+    wakes.send();
   }
 }
 
+// The beginning is a task of no time, numbered behind the others; all that wait for no task wait
+// for it.
 static void begin() {
-  // A source of everything: its successors are the tasks that wait for nobody.
-  for (i64 task = 0; task < num_tasks; ++task) {
-    if (missing[task] > 0) continue;
-    if (resource[task] >= 0) {
-      queues[resource[task]]->waiting.emplace(priority[task], 0.0, task);
-      queues[resource[task]]->tasks->release();
-    } else {
-      starts[task] = 0;
-      const i64 delay = duration[task] + latency[task];
-      if (delay > 0) travel(delay, task);
-      else become_visible(task);
-    }
-  }
+  Wakes wakes;
+  become_visible(num_tasks, wakes);
+  wakes.send();
   finished->acquire();
 }
 
@@ -143,7 +171,13 @@ int main(int argc, char** argv) {
   missing.assign(num_tasks, 0);
   starts.assign(num_tasks, -1);
   for (const i64 next : target) ++missing[next];
-  num_left = num_tasks;
+  for (i64 task = 0; task < num_tasks; ++task) {
+    if (missing[task] > 0) continue;
+    missing[task] = 1;  // waits for the beginning alone
+    target.push_back(task);
+  }
+  first_edge.push_back(static_cast<i64>(target.size()));
+  num_left = num_tasks + 1;
   finished = sg4::Semaphore::create(0);
 
   auto* zone = sg4::create_full_zone("machine");
