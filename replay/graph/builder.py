@@ -8,8 +8,19 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph.checks import check_acyclic
-from replay.graph.columns import Column, EdgeBlocks, IntArray, Ints, as_ints, check_range
+from replay.graph.checks import check_acyclic, check_gates, check_takes
+from replay.graph.columns import (
+    Column,
+    EdgeBlocks,
+    IntArray,
+    Ints,
+    as_array,
+    as_ints,
+    block_length,
+    broadcast_length,
+    check_range,
+    stretch,
+)
 from replay.graph.errors import GraphError
 from replay.graph.taskgraph import (
     NULL_RESOURCE,
@@ -191,7 +202,7 @@ class GraphBuilder:
             "tag": as_ints("tag", tag),
         }
         before = None if after is None else as_ints("after", after)
-        count = _block_length(count, given, before)
+        count = block_length(count, given, before)
         first = self._num_tasks
         if first + count > _INT32_MAX:
             message = f"{first + count} tasks; a graph holds at most {_INT32_MAX}"
@@ -220,10 +231,10 @@ class GraphBuilder:
         """Add edges: each ``dst`` waits until its ``src`` is visible; arrays broadcast."""
         self._check_open()
         sources, targets = as_ints("src", src), as_ints("dst", dst)
-        count = _broadcast_length({"src": sources, "dst": targets})
+        count = broadcast_length({"src": sources, "dst": targets})
         check_range("src", sources, 0, _INT32_MAX, 0, "edge")
         check_range("dst", targets, 0, _INT32_MAX, 0, "edge")
-        self._edges.append(_stretch(sources, count), _stretch(targets, count), count)
+        self._edges.append(stretch(sources, count), stretch(targets, count), count)
 
     def join(self, ids: Ints, *, resource: Ints = NULL_RESOURCE, **fields: Any) -> int:
         """Add one task that waits for all of ``ids`` and return its id."""
@@ -263,16 +274,16 @@ class GraphBuilder:
             "units": as_ints("units", units),
             "released_by": takers if released_by is None else as_ints("released_by", released_by),
         }
-        count = _broadcast_length(given)
+        count = broadcast_length(given)
         first = len(self._take_task)
         check_range("task", given["tasks"], 0, _INT32_MAX, first, "take")
         check_range("releasing task", given["released_by"], 0, _INT32_MAX, first, "take")
         check_range("pool", given["pool"], 0, len(self._pools) - 1, first, "take")
         check_range("units", given["units"], 1, _INT64_MAX, first, "take")
-        self._take_task.append(_stretch(given["tasks"], count), count)
-        self._take_pool.append(_stretch(given["pool"], count), count)
-        self._take_units.append(_stretch(given["units"], count), count)
-        self._take_released_by.append(_stretch(given["released_by"], count), count)
+        self._take_task.append(stretch(given["tasks"], count), count)
+        self._take_pool.append(stretch(given["pool"], count), count)
+        self._take_units.append(stretch(given["units"], count), count)
+        self._take_released_by.append(stretch(given["released_by"], count), count)
 
     def gate(
         self, members: Ints, waiters: Ints, tile_slots: Ints, tile_first: Ints, tile_last: Ints
@@ -306,13 +317,13 @@ class GraphBuilder:
         self._check_open()
         index = len(self._gates)
         arrays = {
-            "members": _as_array("members", members),
-            "tile_slots": _as_array("tile_slots", tile_slots),
+            "members": as_array("members", members),
+            "tile_slots": as_array("tile_slots", tile_slots),
         }
         num_members, num_tiles = arrays["members"].size, arrays["tile_slots"].size
-        arrays["waiters"] = _as_array("waiters", waiters, num_members)
-        arrays["tile_first"] = _as_array("tile_first", tile_first, num_tiles)
-        arrays["tile_last"] = _as_array("tile_last", tile_last, num_tiles)
+        arrays["waiters"] = as_array("waiters", waiters, num_members)
+        arrays["tile_first"] = as_array("tile_first", tile_first, num_tiles)
+        arrays["tile_last"] = as_array("tile_last", tile_last, num_tiles)
         for name, want in (
             ("waiters", num_members),
             ("tile_first", num_tiles),
@@ -358,7 +369,8 @@ class GraphBuilder:
         self._check_open()
         self._is_built = True
         num_tasks = self._num_tasks
-        gates = _join_gates(self._gates, num_tasks)
+        gates = Gates.from_blocks(self._gates)
+        check_gates(gates, num_tasks)
         self._gates = []
         pools = CreditPools(
             tuple(name for name, _ in self._pools),
@@ -370,7 +382,7 @@ class GraphBuilder:
             self._take_units.join(),
             self._take_released_by.join(),
         )
-        _check_takes(takes, pools, num_tasks)
+        check_takes(takes, pools, num_tasks)
         gates.append_events(self._edges)
         graph = TaskGraph.from_edges(
             kind_names=self.kind_names,
@@ -390,91 +402,3 @@ class GraphBuilder:
         if self._is_built:
             message = "this builder has built its graph already; start a new GraphBuilder"
             raise GraphError(message)
-
-
-def _block_length(
-    count: int | None, given: dict[str, int | IntArray], before: int | IntArray | None
-) -> int:
-    """Length of a block: the given count, or what the arrays agree on."""
-    sizes = {name: value.size for name, value in given.items() if not isinstance(value, int)}
-    if before is not None and not isinstance(before, int) and (before.size != 1 or not sizes):
-        sizes["after"] = before.size
-    if count is not None:
-        if count < 0:
-            message = f"count is {count}; possible: 0 or more"
-            raise GraphError(message)
-        if sizes.get("after") == 1:
-            del sizes["after"]  # one predecessor for the whole block
-        wrong = {name: size for name, size in sizes.items() if size != count}
-        if wrong:
-            message = f"a block of {count} tasks got arrays of other lengths: {wrong}"
-            raise GraphError(message)
-        return int(count)
-    if len(set(sizes.values())) > 1:
-        message = f"fields of one block have different lengths: {sizes}"
-        raise GraphError(message)
-    return next(iter(sizes.values()), 1)
-
-
-def _broadcast_length(given: dict[str, int | IntArray]) -> int:
-    """Length that numbers, one-element arrays and arrays of one length stretch to."""
-    sizes = {name: 1 if isinstance(value, int) else value.size for name, value in given.items()}
-    wide = {size for size in sizes.values() if size != 1}
-    if len(wide) > 1:
-        message = f"arrays of different lengths: {sizes}"
-        raise GraphError(message)
-    return wide.pop() if wide else 1
-
-
-def _stretch(value: int | IntArray, count: int) -> int | IntArray:
-    """Make a one-element array a number where more rows are wanted."""
-    if not isinstance(value, int) and value.size == 1 and count != 1:
-        return int(value[0])
-    return value
-
-
-def _as_array(name: str, value: Ints, count: int = 1) -> IntArray:
-    """Turn a number into an array of ``count`` rows, leave arrays alone."""
-    values = as_ints(name, value)
-    return np.full(count, values, np.int64) if isinstance(values, int) else values
-
-
-def _join_gates(
-    blocks: list[tuple[IntArray, IntArray, IntArray, IntArray, IntArray]], num_tasks: int
-) -> Gates:
-    """Concatenate the gates, members of each in order of task id, and check their ids."""
-    gates = Gates.from_blocks(blocks)
-    for name in ("member_task", "member_waiter", "tile_first", "tile_last"):
-        values: IntArray = getattr(gates, name)
-        if values.size and int(values.max()) >= num_tasks:
-            row = int(np.argmax(values))
-            message = (
-                f"gates: {name} {int(values[row])} does not exist; there are {num_tasks} tasks"
-            )
-            raise GraphError(message)
-    return gates
-
-
-def _check_takes(takes: CreditTakes, pools: CreditPools, num_tasks: int) -> None:
-    """Refuse takes of unknown tasks and takes that no pool could ever grant."""
-    for name, values in (("task", takes.task), ("releasing task", takes.released_by)):
-        if values.size and int(values.max()) >= num_tasks:
-            row = int(np.argmax(values))
-            message = f"take {row}: {name} {int(values[row])} does not exist; there are {num_tasks}"
-            raise GraphError(message)
-    if not takes.task.size:
-        return
-    # A task may take twice from one pool; it needs the sum before it starts.
-    key = takes.task.astype(np.int64) * max(1, len(pools)) + takes.pool
-    order = np.argsort(key, kind="stable")
-    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
-    totals = np.add.reduceat(takes.units[order], starts)
-    capacity = pools.capacity[takes.pool[order][starts]]
-    if np.any(totals > capacity):
-        row = int(np.flatnonzero(totals > capacity)[0])
-        pool = int(takes.pool[order][starts][row])
-        message = (
-            f"task {int(takes.task[order][starts][row])} takes {int(totals[row])} units of credit "
-            f"pool {pools.names[pool]!r}, which holds {int(capacity[row])}"
-        )
-        raise GraphError(message)

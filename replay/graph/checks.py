@@ -1,11 +1,12 @@
-"""Refusing graphs that have a cycle, naming the tasks on it."""
+"""Refusing graphs that cannot be run, naming the tasks to blame."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from replay.graph.columns import IntArray
 from replay.graph.errors import GraphError
-from replay.graph.taskgraph import TaskGraph
+from replay.graph.taskgraph import CreditPools, CreditTakes, Gates, TaskGraph
 
 #: Tasks of a cycle that a message names.
 _SHOWN = 6
@@ -90,3 +91,38 @@ def _raise_cycle(graph: TaskGraph) -> None:
     more = f" -> ... {len(cycle) - _SHOWN} more" if len(cycle) > _SHOWN else ""
     message = f"the graph has a cycle: {' -> '.join(names)}{more} -> {names[0]}"
     raise GraphError(message)
+
+
+def check_gates(gates: Gates, num_tasks: int) -> None:
+    """Refuse gates that name tasks that do not exist."""
+    for name in ("member_task", "member_waiter", "tile_first", "tile_last"):
+        values: IntArray = getattr(gates, name)
+        if values.size and int(values.max()) >= num_tasks:
+            bad = int(values.max())
+            message = f"gates: {name} {bad} does not exist; there are {num_tasks} tasks"
+            raise GraphError(message)
+
+
+def check_takes(takes: CreditTakes, pools: CreditPools, num_tasks: int) -> None:
+    """Refuse takes of unknown tasks and takes that no pool could ever grant."""
+    for name, values in (("task", takes.task), ("releasing task", takes.released_by)):
+        if values.size and int(values.max()) >= num_tasks:
+            row = int(np.argmax(values))
+            message = f"take {row}: {name} {int(values[row])} does not exist; there are {num_tasks}"
+            raise GraphError(message)
+    if not takes.task.size:
+        return
+    # A task may take twice from one pool; it needs the sum before it starts.
+    key = takes.task.astype(np.int64) * max(1, len(pools)) + takes.pool
+    order = np.argsort(key, kind="stable")
+    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
+    totals = np.add.reduceat(takes.units[order], starts)
+    capacity = pools.capacity[takes.pool[order][starts]]
+    if np.any(totals > capacity):
+        row = int(np.flatnonzero(totals > capacity)[0])
+        pool = int(takes.pool[order][starts][row])
+        message = (
+            f"task {int(takes.task[order][starts][row])} takes {int(totals[row])} units of credit "
+            f"pool {pools.names[pool]!r}, which holds {int(capacity[row])}"
+        )
+        raise GraphError(message)

@@ -195,3 +195,50 @@ def _end(ids: int | IntArray | range) -> tuple[IntArray, int, int]:
     if isinstance(ids, range):
         return fixed(np.array([ids.start], np.int32)), 0, 1
     return fixed(ids.astype(np.int32, copy=True)), 1, 0
+
+
+def block_length(
+    count: int | None, given: dict[str, int | IntArray], before: int | IntArray | None
+) -> int:
+    """Length of a block: the given count, or what the arrays agree on."""
+    sizes = {name: value.size for name, value in given.items() if not isinstance(value, int)}
+    if before is not None and not isinstance(before, int) and (before.size != 1 or not sizes):
+        sizes["after"] = before.size
+    if count is not None:
+        if count < 0:
+            message = f"count is {count}; possible: 0 or more"
+            raise GraphError(message)
+        if sizes.get("after") == 1:
+            del sizes["after"]  # one predecessor for the whole block
+        wrong = {name: size for name, size in sizes.items() if size != count}
+        if wrong:
+            message = f"a block of {count} tasks got arrays of other lengths: {wrong}"
+            raise GraphError(message)
+        return int(count)
+    if len(set(sizes.values())) > 1:
+        message = f"fields of one block have different lengths: {sizes}"
+        raise GraphError(message)
+    return next(iter(sizes.values()), 1)
+
+
+def broadcast_length(given: dict[str, int | IntArray]) -> int:
+    """Length that numbers, one-element arrays and arrays of one length stretch to."""
+    sizes = {name: 1 if isinstance(value, int) else value.size for name, value in given.items()}
+    wide = {size for size in sizes.values() if size != 1}
+    if len(wide) > 1:
+        message = f"arrays of different lengths: {sizes}"
+        raise GraphError(message)
+    return wide.pop() if wide else 1
+
+
+def stretch(value: int | IntArray, count: int) -> int | IntArray:
+    """Make a one-element array a number where more rows are wanted."""
+    if not isinstance(value, int) and value.size == 1 and count != 1:
+        return int(value[0])
+    return value
+
+
+def as_array(name: str, value: Ints, count: int = 1) -> IntArray:
+    """Turn a number into an array of ``count`` rows, leave arrays alone."""
+    values = as_ints(name, value)
+    return np.full(count, values, np.int64) if isinstance(values, int) else values

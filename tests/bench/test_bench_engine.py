@@ -178,8 +178,9 @@ def test_tiles_in_order_of_arrival_or_laid_out_before(skew: float, tile_ps: int)
         graph = workload.build_layer(work, late_binding=late, tile_ps=tile_ps)
         ends.append(schedule(graph).makespan_ps / 1e6)
     print(  # noqa: T201
-        f"skew {skew}, tile {tile_ps / 1e6:.0f} us: in order of arrival {ends[0]:9.1f} us, laid out "
-        f"by token {ends[1] / ends[0] - 1:+.2%}, laid out by source {ends[2] / ends[0] - 1:+.2%}"
+        f"skew {skew}, tile {tile_ps / 1e6:.0f} us: in order of arrival {ends[0]:9.1f} us, "
+        f"laid out by token {ends[1] / ends[0] - 1:+.2%}, "
+        f"laid out by source {ends[2] / ends[0] - 1:+.2%}"
     )
 
 
