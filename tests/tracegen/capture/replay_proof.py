@@ -1,0 +1,230 @@
+"""The proof that a capture is right: its trace, fed back to the model, gives the same logits.
+
+Weights are rounded to the trace's half precision in the reference run too, so that the
+comparison can be exact.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiny_families
+import torch
+
+import tracegen
+from tracegen.capture.sites import Site, find_sites, find_stacks
+
+PROMPT_TOKENS = (4, 7, 6)
+"""Real tokens of the three prompts, padded on the left to the longest."""
+NEW_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was found about one model type."""
+
+    read_from: str
+    """Class whose hook the routing is read from."""
+    how: str
+    """``experts`` or ``adapter``."""
+    rows_as_expected: bool
+    """One row per real token: prompts, and all generated tokens but the last."""
+    replay_exact: bool
+    """Captured ids and weights, fed back, give bit-identical logits."""
+    shift_differs: bool
+    """Every id moved by one expert gives other logits."""
+    cached_equals_whole: float
+    """Share of (layer, row) of cached generation equal to one pass over the whole sequence."""
+
+
+def prompts() -> tuple[torch.Tensor, torch.Tensor]:
+    """Left-padded input ids and their mask."""
+    generator = torch.Generator().manual_seed(5)
+    width = max(PROMPT_TOKENS)
+    ids = torch.randint(4, tiny_families.VOCAB, (len(PROMPT_TOKENS), width), generator=generator)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(PROMPT_TOKENS):
+        mask[row, width - length :] = 1
+    return ids.masked_fill(mask == 0, tiny_families.PAD), mask
+
+
+def generate(model: Any) -> torch.Tensor:
+    """Greedy generation of NEW_TOKENS for every prompt; nothing ends early."""
+    ids, mask = prompts()
+    tokens: torch.Tensor = model.generate(
+        input_ids=ids,
+        attention_mask=mask,
+        max_new_tokens=NEW_TOKENS,
+        min_new_tokens=NEW_TOKENS,
+        do_sample=False,
+    )
+    return tokens
+
+
+@functools.cache
+def prove(model_type: str, folder: Path) -> Proof:
+    """Everything that is checked about one model type."""
+    model = tiny_families.tiny_model(model_type, folder / model_type)
+    sites = find_sites(model)
+    stacks, _ = find_stacks(model, sites)
+    sites = sorted((s for stack in stacks for s in stack.sites), key=lambda s: s.layer)
+    inputs = forward_inputs(model)
+    path = folder / f"{model_type}.h5"
+    with rounded(sites), torch.no_grad():
+        with tracegen.capture(model, path):
+            reference = model(**inputs).logits
+        whole = tracegen.load(path)
+        replayed = with_routing(model, inputs, stacks, whole, shift=0)
+        shifted = with_routing(model, inputs, stacks, whole, shift=1)
+    cached_path = folder / f"{model_type}-cached.h5"
+    with tracegen.capture(model, cached_path):
+        sequences = generate(model)
+    cached = tracegen.load(cached_path)
+    decoder_rows = cached.tokens.phase != 3
+    tokens = len(PROMPT_TOKENS) if model.config.is_encoder_decoder else sum(PROMPT_TOKENS)
+    expected = tokens + len(PROMPT_TOKENS) * (NEW_TOKENS - 1)
+    return Proof(
+        read_from=type(sites[0].module).__name__,
+        how=sites[0].proof,
+        rows_as_expected=int(decoder_rows.sum()) == expected,
+        replay_exact=bool(torch.equal(real_rows(replayed, inputs), real_rows(reference, inputs))),
+        shift_differs=not torch.equal(real_rows(shifted, inputs), real_rows(reference, inputs)),
+        cached_equals_whole=agreement(model, cached, sequences, folder),
+    )
+
+
+def real_rows(logits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Logits of real tokens: padding rows are not in the trace."""
+    if "decoder_input_ids" in inputs:
+        return logits
+    return logits[inputs["attention_mask"].bool()]
+
+
+def forward_inputs(model: Any) -> dict[str, torch.Tensor]:
+    """One forward pass over the padded prompts."""
+    ids, mask = prompts()
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = ids.flip(0)
+    return inputs
+
+
+class rounded:  # noqa: N801 (a context manager used like a function)
+    """Round gate weights to half precision before the experts see them."""
+
+    def __init__(self, sites: list[Site]) -> None:
+        self._sites = sites
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> None:
+        for site in self._sites:
+            hook: Callable[..., Any]
+            if site.before:
+                hook = lambda _m, args, kwargs: (  # noqa: E731
+                    tuple(half(a) if i else a for i, a in enumerate(args)),
+                    {k: v if k == "hidden_states" else half(v) for k, v in kwargs.items()},
+                )
+                handle = site.module.register_forward_pre_hook(hook, with_kwargs=True)
+            else:
+                hook = lambda _m, _a, output: tuple(half(part) for part in output)  # noqa: E731
+                handle = site.module.register_forward_hook(hook)
+            self._handles.append(handle)
+
+    def __exit__(self, *_error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def half(value: Any) -> Any:
+    """A float tensor through half precision; anything else as it is."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.to(torch.float16).to(value.dtype)
+    return value
+
+
+def with_routing(
+    model: Any, inputs: dict[str, torch.Tensor], stacks: Any, trace: Any, *, shift: int
+) -> torch.Tensor:
+    """Logits of a pass in which every real row is routed as the trace says."""
+    assert trace.gate_weights is not None
+    handles = []
+    layers = {int(number): at for at, number in enumerate(trace.moe_layer_index)}
+    for stack in stacks:
+        mask = inputs["attention_mask"]
+        encoder_decoder = "decoder_input_ids" in inputs
+        if encoder_decoder and not stack.encoder:
+            mask = torch.ones_like(inputs["decoder_input_ids"])
+        rows = trace.tokens.phase == 3 if stack.encoder else trace.tokens.phase != 3
+        keep = mask.reshape(-1).bool()
+        for site in stack.sites:
+            at = layers[site.layer]
+            ids = torch.from_numpy(trace.layer_ids(at)[rows].astype(np.int64))
+            chosen = torch.where(ids >= 0, (ids + shift) % trace.num_experts, ids)
+            weights = torch.from_numpy(trace.gate_weights[at][rows].astype(np.float32))
+            handles.append(substitute(site, keep, chosen, weights))
+    try:
+        logits: torch.Tensor = model(**inputs).logits
+    finally:
+        for handle in handles:
+            handle.remove()
+    return logits
+
+
+def substitute(site: Site, keep: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Any:
+    """Hook that replaces what a site routes; padding rows keep the model's own routing."""
+    kind = type(site.module).__name__
+
+    def merged(read: tuple[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        own_ids, own_weights = read[0].long().clone(), read[1].clone()
+        own_ids[keep], own_weights[keep] = ids, weights.to(own_weights.dtype)
+        return own_ids, own_weights
+
+    if site.before:
+
+        def before(module: Any, args: Any, kwargs: Any) -> Any:
+            new_ids, new_weights = merged(site.read(module, args, kwargs, None))
+            hidden = args[0] if args else kwargs["hidden_states"]
+            if kind == "SwitchTransformersExperts":
+                mask = torch.zeros(len(new_ids), 1, module.num_experts, dtype=torch.long)
+                real = new_ids[:, 0] >= 0
+                mask[real, 0, new_ids[real, 0]] = 1
+                return (hidden, mask, new_weights), {}
+            return (hidden, new_ids, new_weights), {}
+
+        return site.module.register_forward_pre_hook(before, with_kwargs=True)
+
+    def after(module: Any, args: Any, output: Any) -> Any:
+        new_ids, new_weights = merged(site.read(module, args, {}, output))
+        if kind == "Llama4Router":
+            scores = torch.zeros_like(output[0]).scatter(1, new_ids, new_weights)
+            return scores, output[1]
+        order = new_ids.flatten().sort(stable=True).indices  # JetMoE
+        sizes = torch.bincount(new_ids.flatten(), minlength=module.num_experts).tolist()
+        tokens = order.div(module.top_k, rounding_mode="trunc")
+        return order, tokens, new_weights.flatten()[order], sizes, output[4]
+
+    return site.module.register_forward_hook(after)
+
+
+def agreement(model: Any, cached: Any, sequences: torch.Tensor, folder: Path) -> float:
+    """Share of rows whose experts equal those of one uncached pass per sequence."""
+    if model.config.is_encoder_decoder:
+        return float("nan")
+    path = folder / "whole.h5"
+    width, equal, total = max(PROMPT_TOKENS), 0, 0
+    for row, length in enumerate(PROMPT_TOKENS):
+        tokens = sequences[row : row + 1, width - length : -1]
+        with torch.no_grad(), tracegen.capture(model, path, overwrite=True):
+            model(input_ids=tokens, use_cache=False)
+        whole = tracegen.load(path)
+        rows = np.flatnonzero(cached.tokens.request == row)
+        rows = rows[np.argsort(cached.tokens.position[rows])]
+        left, right = (np.sort(i, axis=2) for i in (cached.expert_ids[:, rows], whole.expert_ids))
+        if left.shape != right.shape:
+            return 0.0
+        same = (left == right).all(axis=2)
+        equal, total = equal + int(same.sum()), total + same.size
+    return equal / total
