@@ -72,8 +72,9 @@ class Link:
         One link, one direction, as sold.
     flit_bytes, header_flits, byte_enable_flits
         Packet format.
-    fan_out_efficiency
-        Share of the port's rate that SMs reach when their packets alternate between peers.
+    fan_out_efficiency, scatter_efficiency
+        Share of the port's rate that SMs reach when their packets alternate between peers, and
+        when all SMs store single rows to whatever peer is next.
     """
 
     links_per_gpu: int
@@ -83,6 +84,7 @@ class Link:
     header_flits: int
     byte_enable_flits: int
     fan_out_efficiency: Fraction
+    scatter_efficiency: Fraction
     _sm: PacketRules
     _copy_engine: PacketRules
 
@@ -98,6 +100,7 @@ class Link:
             header_flits=spec.header_flits.value,
             byte_enable_flits=spec.byte_enable_flits.value,
             fan_out_efficiency=exact(spec.fan_out_efficiency.value),
+            scatter_efficiency=exact(spec.scatter_efficiency.value),
             _sm=PacketRules(
                 spec.sm_payload_bytes.value,
                 exact(spec.sm_read_request_flits.value),
@@ -131,9 +134,10 @@ class Link:
         """
         return self.port_rate.duration_ps(wire_bytes)
 
-    def fan_out_duration_ps(self, wire_bytes: Whole) -> Whole:
+    def fan_out_duration_ps(self, wire_bytes: Whole, *, scattered: bool = False) -> Whole:
         """Time that wire bytes occupy a port whose packets alternate between several peers."""
-        period = self.port_rate.ps_per_unit / self.fan_out_efficiency
+        efficiency = self.scatter_efficiency if scattered else self.fan_out_efficiency
+        period = self.port_rate.ps_per_unit / efficiency
         return Rate.per_second(PS_PER_S / period).duration_ps(wire_bytes)
 
     def rules(self, engine: Engine = "sm") -> PacketRules:

@@ -70,6 +70,8 @@ class LinkSpec(_Strict):
     header_flits: Quantity[NonNegativeInt]
     fan_out_efficiency: Quantity[Ratio]
     """Share of a port's rate that SMs reach when they store to, or load from, several peers."""
+    scatter_efficiency: Quantity[Ratio]
+    """The same where all SMs store single rows to whatever peer is next."""
     byte_enable_flits: Quantity[NonNegativeInt]
     """Extra flits of a write whose last flit is not full."""
     sm_payload_bytes: Quantity[Count]

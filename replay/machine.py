@@ -67,6 +67,7 @@ class Machine:
         self._down_latency = fabric.downlink_latency_ps
         self._write_latency = fabric.downlink_latency_ps + fabric.write_visibility_ps
         self._reduction_buffers: Ints | None = None
+        self._nics: tuple[Ints, Ints] | None = None
         self._sms: dict[tuple[str, int], Ints] = {}
         self._rings: dict[tuple[int, int], Ints] = {}
         self._followed: dict[str, list[tuple[Ints, Ints]]] = {"sent": [], "combined": []}
@@ -212,8 +213,12 @@ class Machine:
         rows: IntsLike = 1,
         meta_bytes: int = 0,
         engine: Engine = "sm",
+        scattered: bool = False,
     ) -> tuple[Ints, Ints]:
-        """Store rows as `push` does: tasks after which they have left, and are visible."""
+        """Store rows as `push` does: tasks after which they have left, and are visible.
+
+        `scattered` says that all SMs store single rows to whatever peer is next.
+        """
         link = self.system.link
         wire = link.write_wire_bytes(row_bytes + meta_bytes, rows, engine=engine)
         up, down = self._hop_pair(
@@ -225,10 +230,43 @@ class Machine:
             row_bytes * rows,
             after,
             several=self._has_several(src, dst) if engine == "sm" else None,
+            scattered=scattered,
         )
         acks = link.ack_wire_bytes(row_bytes + meta_bytes, rows, engine=engine)
         self._acknowledge(kinds, src, dst, wire, acks, down)
         return up, down
+
+    def put(self, kinds: PhaseKinds, src: Ints, dst: Ints, nbytes: IntsLike, after: Ints) -> Ints:
+        """Send messages to another NVLink domain by the GPUs' NICs: (message,) tasks."""
+        if self._nics is None:
+            self._nics = self._each("nic-out"), self._each("nic-in")
+        fabric = self.system.fabric
+        latency = np.array(
+            [fabric.path_latency_ps(int(s), int(d)) for s, d in zip(src, dst, strict=True)],
+            dtype=np.int64,
+        )
+        duration = fabric.nic.duration_ps(nbytes)
+        out = self.graph.add(
+            len(src),
+            resource=self._nics[0][src],
+            duration_ps=duration,
+            latency_ps=latency,
+            kind=kinds.up,
+            payload_bytes=nbytes,
+            wire_bytes=nbytes,
+            rank=src,
+            after=after,
+        )
+        return self.graph.add(
+            len(dst),
+            resource=self._nics[1][dst],
+            duration_ps=duration,
+            kind=kinds.down,
+            payload_bytes=nbytes,
+            wire_bytes=nbytes,
+            rank=dst,
+            after=out,
+        )
 
     def _has_several(self, here: Ints, there: Ints) -> npt.NDArray[np.bool_]:
         """(message,): whether the rank `here` has messages to or from more than one `there`."""
@@ -249,6 +287,7 @@ class Machine:
         down_latency: int | None = None,
         several: npt.NDArray[np.bool_] | None = None,
         several_in: npt.NDArray[np.bool_] | None = None,
+        scattered: bool = False,
     ) -> tuple[Ints, Ints]:
         """One message over one uplink and one downlink.
 
@@ -258,7 +297,8 @@ class Machine:
         link = self.system.link
         duration = leaving = entering = link.port_duration_ps(wire)
         if several is not None and several.any():
-            leaving = np.where(several, link.fan_out_duration_ps(wire), duration)
+            slower = link.fan_out_duration_ps(wire, scattered=scattered)
+            leaving = np.where(several, slower, duration)
         if several_in is not None and several_in.any():
             entering = np.where(several_in, link.fan_out_duration_ps(wire), duration)
         up = self.graph.add(

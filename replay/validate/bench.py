@@ -60,7 +60,9 @@ def uniform_work(
     num_ranks: int, tokens: int, num_experts: int, topk: int, hidden: int, precision: str = "fp8"
 ) -> LayerWork:
     """Uniform random routing: `tokens` of every rank, each to `topk` distinct experts."""
-    return _work(_draw(num_ranks * tokens, num_experts, topk), num_ranks, hidden, precision, num_experts)
+    return _work(
+        _draw(num_ranks * tokens, num_experts, topk), num_ranks, hidden, precision, num_experts
+    )
 
 
 @lru_cache(maxsize=32)

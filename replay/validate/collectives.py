@@ -124,9 +124,7 @@ PIECES, LEAST_PIECE = 16, 4096
 still leaving the source."""
 
 
-def _store(
-    machine: Machine, src: Ints, dst: Ints, nbytes: int, after: Ints
-) -> tuple[Ints, Ints]:
+def _store(machine: Machine, src: Ints, dst: Ints, nbytes: int, after: Ints) -> tuple[Ints, Ints]:
     """Store a chunk from each `src` to its `dst`: the tasks of its last piece."""
     pieces = max(1, min(PIECES, nbytes // LEAST_PIECE))
     each = -(-nbytes // pieces)
@@ -209,10 +207,6 @@ def nvls_all_reduce(machine: Machine, start: Ints, nbytes: int) -> Ints:
         kind=Kind.DISPATCH_MEMORY, rank=machine.ranks, after=begun,
     )  # fmt: skip
     met = machine.barrier(DISPATCH, staged)
-    total = machine.reduce_read(
-        DISPATCH, owner, of, member, size, met[owner], fixed_group=True
-    )
-    spread = machine.multicast(
-        DISPATCH, owner, of, member, size, total, fixed_group=True
-    )
+    total = machine.reduce_read(DISPATCH, owner, of, member, size, met[owner], fixed_group=True)
+    spread = machine.multicast(DISPATCH, owner, of, member, size, total, fixed_group=True)
     return machine.barrier(DISPATCH, machine.gather(spread, member, met))

@@ -93,8 +93,7 @@ def gemm_outliers(rows: Sequence[Row]) -> list[bool]:
             least[*key, m] = best
     return [
         row.measured
-        > OUTLIER_FACTOR
-        * least[row["library"], row["gemm_dtype"], row["n"], row["k"], row["m"]]
+        > OUTLIER_FACTOR * least[row["library"], row["gemm_dtype"], row["n"], row["k"], row["m"]]
         for row in rows
     ]
 
@@ -125,7 +124,9 @@ def predict_moe(bench: Bench, rows: Sequence[Row]) -> list[float]:
         work = _local_work(row, "fp8" if fp8 else "bf16")
         found.append(
             bench.time_us(
-                system, 1, lambda machine, start, work=work, row=row: _moe(machine, start, work, row)
+                system,
+                1,
+                lambda machine, start, work=work, row=row: _moe(machine, start, work, row),
             )
         )
     return found
@@ -150,9 +151,7 @@ def _moe(machine: Machine, start: Ints, work: LayerWork, row: Row) -> Ints:
     at = gemm_kernel(machine, work, Gemm.first(work, fused_activation=False), pool, at)
     at = machine.memory_kernel(Kind.ACTIVATION, slower * activation_bytes(work), at)
     at = gemm_kernel(machine, work, Gemm.second(work), pool, at)
-    return machine.memory_kernel(
-        Kind.UNPERMUTE, (slower * rows + tokens) * 2 * hidden, at
-    )
+    return machine.memory_kernel(Kind.UNPERMUTE, (slower * rows + tokens) * 2 * hidden, at)
 
 
 GEMM = Table(

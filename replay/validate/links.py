@@ -35,15 +35,13 @@ def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
         chosen = pairs[np.arange(NUM_MESSAGES * len(pairs)) % len(pairs)]
         here, there = chosen[:, 0], chosen[:, 1]
 
-        def build(machine: Machine, start: Ints, row: Row = row, src: Ints = here, dst: Ints = there) -> None:
+        def build(
+            machine: Machine, start: Ints, row: Row = row, src: Ints = here, dst: Ints = there
+        ) -> None:
             if row["access"] == "write":
-                machine.push(
-                    DISPATCH, src, dst, MESSAGE_BYTES, start[src], engine=row["engine"]
-                )
+                machine.push(DISPATCH, src, dst, MESSAGE_BYTES, start[src], engine=row["engine"])
             else:
-                machine.read(
-                    DISPATCH, dst, src, MESSAGE_BYTES, start[dst], engine=row["engine"]
-                )
+                machine.read(DISPATCH, dst, src, MESSAGE_BYTES, start[dst], engine=row["engine"])
 
         time_us = bench.time_us(bench.system(row["system"]), NUM_GPUS, build)
         streams = 2 if row["pattern"] == "both-ways" else 1
