@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracegen import checks, content_id, header, part, provenance, schema
+from tracegen.capture.journal import refuse_journal
 from tracegen.errors import UserError
 from tracegen.guard import Guard, damage
 from tracegen.schema import COLUMNS, Column, columns_of
@@ -286,6 +287,7 @@ def open_trace(source: str | Path | BinaryIO) -> Iterator[TraceFile]:
         if not path.is_file():
             msg = f"{name}: no such file"
             raise UserError(msg)
+        refuse_journal(path)
         size = path.stat().st_size
     else:
         size = source.seek(0, os.SEEK_END)

@@ -185,6 +185,29 @@ def is_journal(path: str | Path) -> bool:
     return False
 
 
+def refuse_journal(path: Path) -> None:
+    """Say what a journal is to someone who takes it for a trace.
+
+    Parameters
+    ----------
+    path
+        Of any file.
+
+    Raises
+    ------
+    UserError
+        If it is a journal: with what it holds, and how to make a trace of it.
+    """
+    if is_journal(path):
+        journal = open_journal(path)
+        msg = (
+            f"{path} is a capture that was not finished: {journal.num_rows} tokens x "
+            f"{journal.layout.num_layers} layers; `moereplay trace recover {path}` makes a "
+            "trace of them"
+        )
+        raise UserError(msg)
+
+
 def open_journal(path: str | Path) -> Journal:
     """Read the header and find the whole blocks of a journal.
 

@@ -43,7 +43,7 @@ def prepare(model: Any, fallback: str | None) -> Watched:
         If torch or transformers are missing or too old, this is no model, or it has no
         routing that can be seen.
     """
-    major, version = _transformers()
+    major, version = require_transformers()
     from tracegen.capture.sites import find_sites, find_stacks, is_torch_module
 
     if fallback not in (None, "gate-logits"):
@@ -84,8 +84,14 @@ def prepare(model: Any, fallback: str | None) -> Watched:
     return Watched(model, stacks, ordered, notes.strip())
 
 
-def _transformers() -> tuple[int, str]:
-    """Major version and version of transformers."""
+def require_transformers() -> tuple[int, str]:
+    """Major version and version of transformers.
+
+    Raises
+    ------
+    UserError
+        If it or torch is missing, saying how to install them.
+    """
     try:
         import torch  # noqa: F401 (whether it is there)
         import transformers

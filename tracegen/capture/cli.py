@@ -1,0 +1,206 @@
+"""``moereplay trace capture`` and ``moereplay trace recover``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tracegen.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this package to ``moereplay trace``.
+
+    Parameters
+    ----------
+    app
+        The command group.
+    """
+    app.command("capture")(_capture)
+    app.command("recover")(_recover)
+
+
+def _fail(error: UserError) -> typer.Exit:
+    """A user's mistake as one line and exit code 2."""
+    for line in (str(error), *getattr(error, "__notes__", ())):
+        print(f"error: {line}", file=sys.stderr)
+    return typer.Exit(2)
+
+
+def _capture(
+    model: Annotated[str, typer.Argument(help="Folder or Hub name of a transformers model.")],
+    prompts: Annotated[
+        Path,
+        typer.Option(help="A prompt per line; .jsonl: objects with 'prompt' or chat 'messages'."),
+    ],
+    out: Annotated[Path, typer.Option(help="File to write.")],
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens generated per prompt.")] = 128,
+    batch_size: Annotated[int, typer.Option(help="Prompts that run together.")] = 8,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto to spread.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
+    weights: Annotated[bool, typer.Option(help="Record gate weights.")] = True,
+    token_ids: Annotated[
+        bool, typer.Option("--token-ids", help="Record vocabulary entries: they reveal the text.")
+    ] = False,
+    title: Annotated[str, typer.Option(help="Title of the trace.")] = "",
+    license: Annotated[str, typer.Option(help="SPDX identifier of the trace's licence.")] = "",
+    dataset: Annotated[str, typer.Option(help="Where the prompts are from.")] = "",
+    gate_logits: Annotated[
+        bool, typer.Option("--gate-logits", help="Fallback for transformers below 5.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Run a Hugging Face model on prompts and record its routing."""
+    try:
+        if out.exists() and not force:
+            msg = f"{out} exists; --force overwrites it"
+            raise UserError(msg)
+        asked = read_prompts(prompts)[:limit]
+        loaded, tokenizer = _load(model, device, dtype)
+        from tracegen.capture import capture
+
+        session = capture(
+            loaded,
+            out,
+            overwrite=force,
+            weights=weights,
+            token_ids=token_ids,
+            title=title,
+            license=license,
+            dataset=dataset,
+            fallback="gate-logits" if gate_logits else None,
+        )
+        with session:
+            _generate(loaded, tokenizer, asked, batch_size, max_new_tokens)
+    except UserError as error:
+        raise _fail(error) from None
+    print(
+        f"{out}: {len(session.layers)} layers x {session.num_tokens} tokens in "
+        f"{session.num_steps} steps, content {session.content_id[:12]}"
+    )
+
+
+def read_prompts(path: Path) -> list[str | list[dict[str, str]]]:
+    """Prompts of a file.
+
+    Parameters
+    ----------
+    path
+        Text with a prompt per line, or ``.jsonl`` whose objects have ``prompt`` (or
+        ``text``), or ``messages`` for the model's chat template.
+
+    Raises
+    ------
+    UserError
+        If it cannot be read, a line has none of them, or there is no prompt.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"{path}: cannot be read as text ({error})"
+        raise UserError(msg) from error
+    found: list[str | list[dict[str, str]]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if path.suffix != ".jsonl":
+            found.append(line)
+            continue
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            msg = f"{path}, line {number}: not JSON ({error})"
+            raise UserError(msg) from error
+        keys = entry if isinstance(entry, dict) else {}
+        prompt = next((keys[k] for k in ("prompt", "text", "messages") if k in keys), None)
+        if not isinstance(prompt, str | list) or not prompt:
+            msg = f"{path}, line {number}: no 'prompt', 'text' or 'messages'"
+            raise UserError(msg)
+        found.append(prompt)
+    if not found:
+        msg = f"{path}: no prompts"
+        raise UserError(msg)
+    return found
+
+
+def _load(name: str, device: str, dtype: str) -> tuple[Any, Any]:
+    """Model and tokenizer, ready to generate."""
+    from tracegen.capture.prepare import require_transformers
+
+    require_transformers()
+    import transformers
+
+    maker: Callable[..., Any] = transformers.AutoModelForCausalLM.from_pretrained
+    try:
+        config = transformers.AutoConfig.from_pretrained(name)
+        if config.is_encoder_decoder:
+            maker = transformers.AutoModelForSeq2SeqLM.from_pretrained
+        placed: dict[str, Any] = {}
+        if device == "auto":
+            import torch
+
+            placed = {"device_map": "auto"} if torch.cuda.is_available() else {}
+        model = maker(name, dtype=dtype, **placed)
+        if device != "auto":
+            model = model.to(device)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, RuntimeError, ImportError, AttributeError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        msg = f"{name}: cannot be loaded as a transformers model ({first})"
+        raise UserError(msg) from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
+    return model.eval(), tokenizer
+
+
+def _generate(
+    model: Any, tokenizer: Any, asked: list[Any], batch_size: int, max_new_tokens: int
+) -> None:
+    """Greedy generation, batch after batch."""
+    import torch
+    from tqdm import tqdm
+
+    batches = [asked[i : i + batch_size] for i in range(0, len(asked), batch_size)]
+    for batch in tqdm(batches, unit="batch", disable=not sys.stderr.isatty(), leave=False):
+        texts = [
+            prompt
+            if isinstance(prompt, str)
+            else tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+            for prompt in batch
+        ]
+        inputs = tokenizer(texts, return_tensors="pt", padding=True).to(model.device)
+        with torch.no_grad():
+            model.generate(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+            )
+
+
+def _recover(
+    journals: Annotated[
+        list[Path], typer.Argument(help="The .partial file of a killed capture, or all ranks'.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write [the one the capture was to write].")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Make a trace of what a killed capture left behind."""
+    from tracegen.capture import recover
+
+    try:
+        path, digest = recover(journals, out, overwrite=force)
+    except UserError as error:
+        raise _fail(error) from None
+    print(f"{path}: recovered, content {digest[:12]}; {', '.join(map(str, journals))} can go")
