@@ -16,11 +16,14 @@ and types its feeder reads (``src/feeder/et_feeder_node.cpp``).
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 from replay.graph.errors import UserError
 from replay.graph.export.files import Written, whole_file
 from replay.graph.export.programs import (
+    CALCULATION,
     DELAY,
     RECEIVE,
     SEND,
@@ -28,7 +31,7 @@ from replay.graph.export.programs import (
     Transfers,
     make_programs,
 )
-from replay.graph.taskgraph import TaskGraph
+from replay.graph.taskgraph import NULL_RESOURCE, TaskGraph
 from replay.graph.timeline import Timeline
 
 #: Version that Chakra's own generator writes.
@@ -41,7 +44,14 @@ _NODE_ID, _NODE_NAME, _NODE_TYPE, _NODE_DATA_DEPS = 1, 2, 3, 5
 _NODE_START_MICROS, _NODE_DURATION_MICROS, _NODE_ATTR = 6, 7, 10
 _METADATA_VERSION, _METADATA_ATTR = 1, 2
 _ATTR_NAME, _ATTR_INT32, _ATTR_INT64, _ATTR_UINT64, _ATTR_BOOL, _ATTR_STRING = 1, 7, 9, 13, 27, 29
-_CHUNK_BYTES = 1 << 20
+_NODE_TYPE_OF = {
+    CALCULATION: _COMP_NODE,
+    DELAY: _COMP_NODE,
+    SEND: _COMM_SEND_NODE,
+    RECEIVE: _COMM_RECV_NODE,
+}
+_SUFFIX = {CALCULATION: "", DELAY: ".delay", SEND: ".send", RECEIVE: ".recv"}
+_CHUNK = 50_000
 
 
 def write_chakra(
@@ -97,13 +107,10 @@ def write_chakra(
     for rank, (low, high) in enumerate(programs.rows_of_ranks()):
         path = Path(f"{prefix}.{rank}.et")
         with whole_file(path) as file:
-            buffer = bytearray(_delimited(metadata))
-            for number in range(low, high):
-                buffer += _delimited(nodes.node(number))
-                if len(buffer) > _CHUNK_BYTES:
-                    file.write(buffer)
-                    buffer.clear()
-            file.write(buffer)
+            file.write(_delimited(metadata))
+            for first in range(low, high, _CHUNK):
+                messages = nodes.rows(first, min(high, first + _CHUNK))
+                file.write(b"".join(map(_delimited, messages)))
         paths.append(path)
     return Written(tuple(paths), len(programs), notes)
 
@@ -115,55 +122,73 @@ class _Nodes:
         self._graph = graph
         self._programs = programs
         self._unit_ps = unit_ps
-        self._is_gpu_op = _bytes(
-            _NODE_ATTR, _text(_ATTR_NAME, "is_cpu_op") + _number(_ATTR_BOOL, 0)
-        )
+        self._names = {
+            what: [_text(_NODE_NAME, name + suffix) for name in graph.kind_names]
+            for what, suffix in _SUFFIX.items()
+        }
+        resources = (*graph.resources.names, graph.resources.name(NULL_RESOURCE))
+        self._resources = [_attribute(_string("resource", name)) for name in resources]
 
-    def node(self, number: int) -> bytes:
-        """One message ``Node``."""
+    def rows(self, low: int, high: int) -> Iterator[bytes]:
+        """Messages ``Node`` of a part of the operations."""
         graph, programs = self._graph, self._programs
-        what, task = int(programs.what[number]), int(programs.task[number])
-        kind = graph.kind_names[int(graph.kind[task])]
-        start_ps, end_ps = int(programs.start_ps[number]), int(programs.end_ps[number])
-        start, end = start_ps // self._unit_ps, end_ps // self._unit_ps
-        first, last = programs.indptr[number : number + 2].tolist()
-        attributes = [_uint64("task", task), _uint64("start_ps", start_ps)]
-        if what in (SEND, RECEIVE):
-            peer, rank = int(programs.peer[number]), int(programs.rank[number])
-            source, target = (rank, peer) if what == SEND else (peer, rank)
-            node_type = _COMM_SEND_NODE if what == SEND else _COMM_RECV_NODE
-            name = f"{kind}.{'send' if what == SEND else 'recv'}"
-            attributes += [
-                # Signed types: what the feeder reads, and what its later versions convert.
-                _int64("comm_size", int(programs.size_bytes[number])),
-                _int32("comm_src", source),
-                _int32("comm_dst", target),
-                _int32("comm_tag", int(programs.tag[number])),
-            ]
-        else:
-            node_type = _COMP_NODE
-            name = f"{kind}.delay" if what == DELAY else kind
-            attributes += [
-                _uint64("duration_ps", end_ps - start_ps),
-                _string("resource", graph.resources.name(int(graph.resource[task]))),
-                _int32("server", int(programs.server[number])),
-            ]
-        needs = b"".join(_varint(need) for need in programs.needs[first:last].tolist())
-        return b"".join(
-            (
+        part = slice(low, high)
+        task = programs.task[part]
+        columns = (
+            programs.what[part], task, graph.kind[task], graph.resource[task],
+            programs.start_ps[part], programs.end_ps[part], programs.server[part],
+            programs.rank[part], programs.peer[part], programs.size_bytes[part],
+            programs.tag[part],
+        )  # fmt: skip
+        bounds = programs.indptr[low : high + 1].tolist()
+        needs = programs.needs[bounds[0] : bounds[-1]].tolist()
+        rows = zip(itertools.count(low), *(column.tolist() for column in columns))
+        for (
+            number,
+            what,
+            task_id,
+            kind,
+            resource,
+            start,
+            end,
+            server,
+            rank,
+            peer,
+            size,
+            tag,
+        ) in rows:
+            first, last = bounds[number - low] - bounds[0], bounds[number - low + 1] - bounds[0]
+            begin = start // self._unit_ps
+            node = [
                 _number(_NODE_ID, number),
-                _text(_NODE_NAME, name),
-                _number(_NODE_TYPE, node_type),
-                _bytes(_NODE_DATA_DEPS, needs) if needs else b"",
-                _number(_NODE_START_MICROS, start),
-                _number(_NODE_DURATION_MICROS, end - start),
-                self._is_gpu_op,
-                *(_bytes(_NODE_ATTR, attribute) for attribute in attributes),
-            )
-        )
+                self._names[what][kind],
+                _number(_NODE_TYPE, _NODE_TYPE_OF[what]),
+                _number(_NODE_START_MICROS, begin),
+                _number(_NODE_DURATION_MICROS, end // self._unit_ps - begin),
+                _IS_GPU_OP,
+                _attribute(_TASK + _varint(task_id)),
+                _attribute(_START_PS + _varint(start)),
+            ]
+            if last > first:
+                node.append(_bytes(_NODE_DATA_DEPS, b"".join(map(_varint, needs[first:last]))))
+            if what in (SEND, RECEIVE):
+                source, target = (rank, peer) if what == SEND else (peer, rank)
+                node += (
+                    _attribute(_COMM_SIZE + _varint(size)),
+                    _attribute(_COMM_SRC + _varint(source)),
+                    _attribute(_COMM_DST + _varint(target)),
+                    _attribute(_COMM_TAG + _varint(tag)),
+                )
+            else:
+                node += (
+                    _attribute(_DURATION_PS + _varint(end - start)),
+                    self._resources[resource],
+                    _attribute(_SERVER + _varint(server)),
+                )
+            yield b"".join(node)
 
 
-def _varint(value: int) -> bytes:
+def _long_varint(value: int) -> bytes:
     """Base-128 number, lowest digits first; the top bit says that more follow."""
     encoded = bytearray()
     while value > 0x7F:
@@ -171,6 +196,14 @@ def _varint(value: int) -> bytes:
         value >>= 7
     encoded.append(value)
     return bytes(encoded)
+
+
+#: Numbers of up to two bytes: most of all that are written.
+_SHORT = [_long_varint(value) for value in range(1 << 14)]
+
+
+def _varint(value: int) -> bytes:
+    return _SHORT[value] if value < len(_SHORT) else _long_varint(value)
 
 
 def _number(field: int, value: int) -> bytes:
@@ -191,17 +224,30 @@ def _delimited(message: bytes) -> bytes:
     return _varint(len(message)) + message
 
 
-def _int32(name: str, value: int) -> bytes:
-    return _text(_ATTR_NAME, name) + _number(_ATTR_INT32, value)
-
-
-def _int64(name: str, value: int) -> bytes:
-    return _text(_ATTR_NAME, name) + _number(_ATTR_INT64, value)
+def _string(name: str, value: str) -> bytes:
+    return _text(_ATTR_NAME, name) + _text(_ATTR_STRING, value)
 
 
 def _uint64(name: str, value: int) -> bytes:
-    return _text(_ATTR_NAME, name) + _number(_ATTR_UINT64, value)
+    return _head(name, _ATTR_UINT64) + _varint(value)
 
 
-def _string(name: str, value: str) -> bytes:
-    return _text(_ATTR_NAME, name) + _text(_ATTR_STRING, value)
+def _head(name: str, field: int) -> bytes:
+    """Beginning of a message ``AttributeProto``: all but the value itself."""
+    return _text(_ATTR_NAME, name) + _varint(field << 3)
+
+
+def _attribute(message: bytes) -> bytes:
+    """Attribute of a node."""
+    return _bytes(_NODE_ATTR, message)
+
+
+_IS_GPU_OP = _attribute(_head("is_cpu_op", _ATTR_BOOL) + _varint(0))
+_TASK, _START_PS, _DURATION_PS = (
+    _head(name, _ATTR_UINT64) for name in ("task", "start_ps", "duration_ps")
+)
+# Signed types: what the feeder reads, and what its later versions convert.
+_COMM_SIZE = _head("comm_size", _ATTR_INT64)
+_COMM_SRC, _COMM_DST, _COMM_TAG, _SERVER = (
+    _head(name, _ATTR_INT32) for name in ("comm_src", "comm_dst", "comm_tag", "server")
+)

@@ -97,29 +97,24 @@ def write_goal(
 
 def _lines(programs: Programs, unit_ps: int) -> Iterator[str]:
     """Text of the programs, a rank after the other: its operations, then what they require."""
-    labels = _labels(programs)
     for rank, (low, high) in enumerate(programs.rows_of_ranks()):
         yield f"\nrank {rank} {{\n"
         if low == high:
             yield "empty: calc 0\n"  # some readers take no empty programs
+        labels = _labels(programs, low, high)
         yield from _operations(programs, labels, low, high, unit_ps)
         bounds = programs.indptr[low : high + 1].tolist()
         for number in range(low, high):
             first, last = bounds[number - low : number - low + 2]
             for need in programs.needs[first:last].tolist():
-                yield f"{labels[number]} requires {labels[need]}\n"
+                yield f"{labels[number - low]} requires {labels[need - low]}\n"
         yield "}\n"
 
 
-def _labels(programs: Programs) -> list[str]:
-    """Label of each operation: a letter and its task; of messages, the tag and peer, too."""
-    rows = zip(
-        programs.what.tolist(),
-        programs.task.tolist(),
-        programs.peer.tolist(),
-        programs.tag.tolist(),
-        strict=True,
-    )
+def _labels(programs: Programs, low: int, high: int) -> list[str]:
+    """Label of each operation: a letter and its task; of messages, the peer and tag, too."""
+    columns = (programs.what, programs.task, programs.peer, programs.tag)
+    rows = zip(*(column[low:high].tolist() for column in columns), strict=True)
     return [
         f"{_LETTER[what]}{task}" if peer < 0 else f"{_LETTER[what]}{task}_{peer}_{tag}"
         for what, task, peer, tag in rows
@@ -133,7 +128,7 @@ def _operations(
         programs.what, programs.start_ps // unit_ps, programs.end_ps // unit_ps, programs.server,
         programs.peer, programs.size_bytes, programs.tag,
     )  # fmt: skip
-    rows = zip(labels[low:high], *(column[low:high].tolist() for column in columns), strict=True)
+    rows = zip(labels, *(column[low:high].tolist() for column in columns), strict=True)
     for label, what, start, end, server, peer, size, tag in rows:
         if what == SEND:
             yield f"{label}: send {max(1, size)}b to {peer} tag {tag}\n"

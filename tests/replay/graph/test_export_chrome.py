@@ -151,6 +151,8 @@ def test_same_schedule_same_bytes(busy: Timeline, tmp_path: Path) -> None:
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
     assert read(tmp_path / "a.json") == read(tmp_path / "a.json.gz")
+    # Neither the time of writing nor a name stands in the header of the compressed file.
+    assert (tmp_path / "a.json.gz").read_bytes()[3:8] == bytes(5)
 
 
 def test_too_many_events_become_utilisation(busy: Timeline, tmp_path: Path) -> None:
