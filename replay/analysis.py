@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.graph import busiest_ps, critical_path, longest_chain_ps, union_length
-from replay.kinds import COMPUTE, KIND_NAMES, PHASES, ROWS, Kind, phase_of
+from replay.kinds import ACKS, COMPUTE, KIND_NAMES, PHASES, ROWS, Kind, phase_of
 from replay.result import (
     Bounds,
     BusiestPort,
@@ -138,6 +138,7 @@ class _Ports:
         owner = graph.resources.owner[resource[chosen]]
         shape = (len(PHASES), len(PORTS), num_ranks)
         key = np.ravel_multi_index((phase[chosen], direction[chosen], owner), shape)
+        is_ack = np.isin(graph.kind[chosen], np.array(sorted(ACKS)))
         is_row = np.isin(graph.kind[chosen], np.array(sorted(ROWS)))
 
         def total(values: Ints) -> Ints:
@@ -151,6 +152,8 @@ class _Ports:
             "payload": total(np.where(is_row, graph.payload_bytes[chosen], 0)),
             "wire": total(graph.wire_bytes[chosen]),
             "duration": total(graph.duration_ps[chosen]),
+            # Nobody waits for acknowledgements: they may be under way after the phase.
+            "awaited": total(np.where(is_ack, 0, graph.duration_ps[chosen])),
         }
 
     def _of(self, phase: str, what: str) -> Ints:
@@ -177,7 +180,7 @@ class _Ports:
         )
 
     def bound_ps(self, phase: str) -> int:
-        return int(self._of(phase, "duration").max(initial=0))
+        return int(self._of(phase, "awaited").max(initial=0))
 
 
 def _phases(graph: TaskGraph, timeline: Timeline) -> dict[str, PhaseTimes]:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 import hwmodel.cli
+import replay.validate.cli
 import tracegen.cli
 from hwmodel.errors import UserError as HardwareError
 from replay.errors import UserError, unknown
+from replay.graph.errors import UserError as GraphError
 from tracegen.errors import UserError as TraceError
 
 if TYPE_CHECKING:
@@ -29,8 +31,12 @@ app = typer.Typer(
 )
 app.add_typer(tracegen.cli.app, name="trace")
 app.add_typer(hwmodel.cli.app, name="hardware")
+app.command()(replay.validate.cli.validate)
 
 DEFAULT_SYSTEM = "dgx-h100"
+
+# Typer keeps a copy of click of its own and exports only some of its errors.
+UsageError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assignment]  # not None
 
 TraceArgument = Annotated[str, typer.Argument(help="A file, or a name of `moereplay trace list`.")]
 SystemOption = Annotated[
@@ -126,8 +132,8 @@ def run(
         if name != scheme:
             raise unknown("scheme with options", name, [scheme])
         options[key] = value
-    loaded, machine = _load(trace, system, set_, settings)
-    with _Progress(1, loaded) as advance:
+    loaded, machine = _load(trace, system, set_)
+    with _Progress(1, loaded, settings) as advance:
         result = replay.run(
             loaded,
             machine,
@@ -180,12 +186,12 @@ def compare(
     settings = _settings(
         ranks, tokens_per_rank, layer, phase, step, steps, pass_, barrier, placement, precision
     )
-    loaded, machine = _load(trace, system, set_, settings)
+    loaded, machine = _load(trace, system, set_)
     schemes = scheme or supported(machine)
     options: dict[str, dict[str, str]] = {}
     for name, key, value in _options(option, schemes):
         options.setdefault(name, {})[key] = value
-    with _Progress(len(schemes), loaded) as advance:
+    with _Progress(len(schemes), loaded, settings) as advance:
         compared = replay.compare(
             loaded,
             machine,
@@ -233,14 +239,29 @@ def schemes(
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command: exit code 0, 2 for the user's mistake, 1 for ours."""
     try:
-        app(args=None if argv is None else list(argv), prog_name="moereplay")
-    except (UserError, HardwareError, TraceError) as error:
+        code = app(
+            args=None if argv is None else list(argv), prog_name="moereplay", standalone_mode=False
+        )
+    except (UserError, HardwareError, TraceError, GraphError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except UsageError as error:
+        _explain(error)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     except BrokenPipeError:  # the reader of our output has gone, as in `moereplay ... | head`
         sys.stderr.close()
         raise SystemExit(0) from None
-    raise SystemExit(0)
+    raise SystemExit(code or 0)
+
+
+def _explain(error: Any) -> None:
+    """Say in a line what is wrong with the command's words; without any, show what there is."""
+    if not sys.argv[1:] or error.ctx is None or not error.message:
+        error.show()
+        return
+    print(f"error: {error.format_message()} See `{error.ctx.command_path} --help`", file=sys.stderr)
 
 
 def _settings(
@@ -269,10 +290,8 @@ def _settings(
     }
 
 
-def _load(
-    trace: str, system: str, changes: list[str] | None, settings: dict[str, Any]
-) -> tuple[RoutingTrace, System]:
-    """Load both; of the trace only the layers that are asked for."""
+def _load(trace: str, system: str, changes: list[str] | None) -> tuple[RoutingTrace, System]:
+    """Load both."""
     import hwmodel
     import tracegen
 
@@ -304,11 +323,14 @@ def _options(given: list[str] | None, schemes: Sequence[str]) -> list[tuple[str,
 class _Progress:
     """A bar over layers and schemes, if someone is watching and it takes longer than a second."""
 
-    def __init__(self, num_schemes: int, trace: RoutingTrace) -> None:
+    def __init__(self, num_schemes: int, trace: RoutingTrace, settings: dict[str, Any]) -> None:
         from tqdm import tqdm
 
+        layers = trace.num_layers if settings["layer"] == "all" else 1
+        passes = 2 if settings["direction"] == "training" else 1
+
         self._bar = tqdm(
-            total=num_schemes * trace.num_layers,
+            total=num_schemes * layers * passes * settings["steps"],
             unit="layer",
             delay=1,
             leave=False,

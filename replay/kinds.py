@@ -97,6 +97,12 @@ ROWS = frozenset({Kind.DISPATCH_UP, Kind.DISPATCH_DOWN, Kind.COMBINE_UP, Kind.CO
 """Port tasks whose payload is token rows; every other port task carries only control."""
 
 
+ACKS = frozenset(
+    {Kind.DISPATCH_ACK_UP, Kind.DISPATCH_ACK_DOWN, Kind.COMBINE_ACK_UP, Kind.COMBINE_ACK_DOWN}
+)
+"""Acknowledgements of stores; they take room on the ports, but nobody waits for them."""
+
+
 @dataclass(frozen=True)
 class PhaseKinds:
     """The kinds of one of the two communication phases, so that one piece of code serves both."""

@@ -387,7 +387,7 @@ def _scheme(scheme: str | Scheme, options: Mapping[str, Any] | None, system: Sys
     elif options:
         message = "options go with the name of a scheme; a Scheme has its own"
         raise UserError(message)
-    missing = scheme.needs - {capability.value for capability in system.capabilities}
+    missing = scheme.needs - _can(system)
     if missing:
         message = (
             f"scheme {scheme.name!r} needs {', '.join(sorted(missing))}, which system "
@@ -395,6 +395,10 @@ def _scheme(scheme: str | Scheme, options: Mapping[str, Any] | None, system: Sys
         )
         raise UserError(message)
     return scheme
+
+
+def _can(system: System) -> set[str]:
+    return {capability.value for capability in system.capabilities}
 
 
 def _layers(layer: Layers, num_layers: int) -> list[int]:
@@ -439,7 +443,7 @@ def _describe(
             "moe_intermediate": shape.moe_intermediate,
         },
         "system": system.describe(),
-        "scheme": scheme.describe(),
+        "scheme": {**scheme.describe(), "lacking": sorted(scheme.proposes - _can(system))},
         "batch": {"num_ranks": batch.num_ranks, "phase": batch.phase, **batch.description},
         "placement": identify(placement),
         "precision": precision.name,
@@ -466,6 +470,8 @@ def _result(
     )
     identity = {
         **description,
+        # A title is for people; the content id says what was replayed.
+        "trace": {key: value for key, value in description["trace"].items() if key != "title"},
         "layers": [[link.step, link.layer_index, link.between.is_backward] for link in links],
         "chained": chain is not None,
     }

@@ -61,7 +61,7 @@ def comparison_tables(compared: Comparison) -> Group:
             (one.busiest_resource for one in result.measured), key=lambda one: one.utilisation
         )
         times.add_row(
-            result.scheme["name"],
+            _name(result),
             f"{time_us:,.1f}",
             f"{base / time_us:.2f}" if time_us else "-",
             *((f"{_mean_chained_us(result):,.1f}",) if chained else ()),
@@ -78,13 +78,18 @@ def comparison_tables(compared: Comparison) -> Group:
          "wire bound us", "phases"),
     )  # fmt: skip
     for result in results:
-        wire.add_row(result.scheme["name"], *_wire_cells(result))
+        wire.add_row(_name(result), *_wire_cells(result))
     notes = [
         "exposed: communication and waiting that no computation hides.",
         "dispatch, combine, both: payload of the port that carries most in that phase, or in both.",
         "wire bound: dispatch + combine where a barrier separates them (apart), else the busiest",
         "port of both together (shared).",
     ]
+    lacking = sorted({what for result in results for what in result.scheme["lacking"]})
+    if lacking:
+        notes.append(
+            f"* proposed hardware, which {results[0].system['name']} lacks: {', '.join(lacking)}."
+        )
     if chained:
         chain = results[0].chain
         assert chain is not None
@@ -225,6 +230,10 @@ def _heading(result: Result) -> str:
             f"{shared} slots run a request that another slot runs too, at another position"
         )
     return "\n".join(lines)
+
+
+def _name(result: Result) -> str:
+    return result.scheme["name"] + ("*" if result.scheme["lacking"] else "")
 
 
 def _what(result: Result) -> str:

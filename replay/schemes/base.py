@@ -50,6 +50,9 @@ class Scheme(ABC):
     source: ClassVar[str]
     assumes: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()
+    """Capabilities of a system without which the scheme cannot run."""
+    proposes: ClassVar[frozenset[str]] = frozenset()
+    """Capabilities that the scheme adds to a system that lacks them: hardware that is proposed."""
     traffic: ClassVar[str]
     """Class of the payload traffic: none, pair, copy, dense or switch (DESIGN.md, "Traffic")."""
     phases_separated: ClassVar[bool] = True
@@ -85,6 +88,7 @@ class Scheme(ABC):
             "name": self.name,
             "source": self.source,
             "assumes": self.assumes,
+            "proposes": sorted(self.proposes),
             "traffic": self.traffic,
             "options": dataclasses.asdict(self.options),
         }

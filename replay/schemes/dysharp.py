@@ -38,17 +38,37 @@ NOTIFY_BYTES = 8  # one counter update; the paper gives no size, a flit holds it
 
 
 @dataclass(frozen=True)
-class DySharpOptions(NoOptions):
-    """Options.
+class BasicOptions(NoOptions):
+    """Options of the variant without overlap.
 
     Attributes
     ----------
     dispatch_sms, combine_sms
-        SMs of the dispatch and combine groups; the two GEMM groups share the rest. The paper
+        SMs that push and pull; in the fused variants the two GEMM groups share the rest. The paper
         gives no numbers.
     target_flits
         Flits of target lists added to every dispatch packet and combine request, on every leg: one
         holds the expert ids of eight targets. Whether the switch strips it is not stated.
+    """
+
+    dispatch_sms: int = 8
+    combine_sms: int = 8
+    target_flits: int = 1
+
+    def check(self) -> None:
+        """See `NoOptions.check`."""
+        at_least("dysharp-basic", 1, dispatch_sms=self.dispatch_sms, combine_sms=self.combine_sms)
+        at_least("dysharp-basic", 0, target_flits=self.target_flits)
+
+
+@dataclass(frozen=True)
+class FusedOptions(NoOptions):
+    """Options of the fused kernel.
+
+    Attributes
+    ----------
+    dispatch_sms, combine_sms
+        See `BasicOptions`.
     slots
         How rows get their slots in the tiles: ``"arrival"`` (the proposal: the first free one) or
         ``"source"`` (fixed beforehand, in order of source and token, as software would).
@@ -61,7 +81,6 @@ class DySharpOptions(NoOptions):
 
     dispatch_sms: int = 8
     combine_sms: int = 8
-    target_flits: int = 1
     slots: str = "arrival"
     tile_order: str = "expert"
     weight_passes: int = 1
@@ -72,11 +91,28 @@ class DySharpOptions(NoOptions):
             "dysharp", 1, dispatch_sms=self.dispatch_sms, combine_sms=self.combine_sms,
             weight_passes=self.weight_passes,
         )  # fmt: skip
-        at_least("dysharp", 0, target_flits=self.target_flits)
         for name, known in (("slots", SLOTS), ("tile_order", TILE_ORDERS)):
             value = getattr(self, name)
             if value not in known:
                 raise unknown(f"{name} of scheme 'dysharp'", value, known)
+
+
+@dataclass(frozen=True)
+class DySharpOptions(FusedOptions):
+    """Options of the fused kernel with in-switch computing.
+
+    Attributes
+    ----------
+    target_flits
+        See `BasicOptions`.
+    """
+
+    target_flits: int = 1
+
+    def check(self) -> None:
+        """See `NoOptions.check`."""
+        super().check()
+        at_least("dysharp", 0, target_flits=self.target_flits)
 
 
 class DySharp(Scheme):
@@ -90,6 +126,7 @@ class DySharp(Scheme):
         "own copies stay local; a partial tile starts when its expert's rows are all there"
     )
     needs: ClassVar[frozenset[str]] = frozenset({"multicast", "reduction"})
+    proposes: ClassVar[frozenset[str]] = frozenset({"dynamic-multicast"})
     traffic: ClassVar[str] = "switch"
     phases_separated: ClassVar[bool] = False
     Options: ClassVar[type[NoOptions]] = DySharpOptions
@@ -297,7 +334,9 @@ class DySharpFusionOnly(DySharp):
         "8 + 8 SMs for dispatch and combine"
     )
     needs: ClassVar[frozenset[str]] = frozenset()
+    proposes: ClassVar[frozenset[str]] = frozenset()
     traffic: ClassVar[str] = "copy"
+    Options: ClassVar[type[NoOptions]] = FusedOptions
     in_switch: ClassVar[bool] = False
 
 
@@ -310,6 +349,7 @@ class DySharpBasic(DySharp):
         "proposed switch and GPU hardware; a barrier over all GPUs ends dispatch and starts combine"
     )
     phases_separated: ClassVar[bool] = True
+    Options: ClassVar[type[NoOptions]] = BasicOptions
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the dispatch kernel, three expert kernels and the combine kernel."""

@@ -24,9 +24,16 @@ class Ideal(Scheme):
     phases_separated: ClassVar[bool] = False
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
-        """Add GEMM-1, activation and GEMM-2 on all SMs of each rank."""
+        """Add GEMM-1, activation and GEMM-2 on all SMs of each rank.
+
+        A rank begins when all whose tokens it serves have begun, and ends when all that serve its
+        tokens have ended.
+        """
         pool = machine.sm_pool("sm", machine.system.sm.num_sms)
-        ends = separate_kernels(machine, work, pool, start)
+        source, expert_rank = np.nonzero(work.matrix("copies"))
+        begun = machine.gather(start[source], expert_rank, start)
+        done = separate_kernels(machine, work, pool, begun)
+        ends = machine.gather(done[expert_rank], source, done)
         token = np.arange(work.num_tokens)
         machine.follow("sent", token, start[work.source_rank])
         machine.follow("combined", token, ends[work.source_rank])

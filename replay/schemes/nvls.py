@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from replay.machine import Ints, Machine
     from replay.work import LayerWork
 
+ID_AND_WEIGHT_BYTES = 4 + 4  # of each of a token's experts, gathered with its row
+
 
 @dataclass(frozen=True)
 class NvlsOptions(NoOptions):
@@ -116,7 +118,7 @@ class Nvls(Scheme):
         machine.follow("sent", token, stored[of_token])
         arrived = machine.multicast(
             DISPATCH, owner, block, rank, work.dispatch_row_bytes, stored,
-            rows=rows, fixed_group=True,
+            rows=rows, meta_bytes=work.expert_ids.shape[1] * ID_AND_WEIGHT_BYTES, fixed_group=True,
         )  # fmt: skip
         return machine.gather(
             np.concatenate((stored, arrived)), np.concatenate((owner, rank)), begun

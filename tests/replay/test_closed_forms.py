@@ -165,7 +165,8 @@ def test_dysharp_token_takes_as_long_to_one_gpu_as_to_seven(targets: list[int]) 
 def test_nvls_block_occupies_every_port_once_at_the_multimem_rate() -> None:
     timeline = run(one_token([1]), "nvls")
     barrier = 1000 * NS + 7 * 10 * NS
-    out = 2 * write_packets(ROW)  # half the rate of the port
+    meta = 8 * one_token([1]).expert_ids.shape[1]  # ids and weights of the slots
+    out = 2 * write_packets(ROW + meta)  # half the rate of the port
     gathered = GAP + barrier + PUSH + out + UP + out + DOWN + VISIBLE
     downs = tasks(timeline, Kind.DISPATCH_DOWN)
     assert len(tasks(timeline, Kind.DISPATCH_UP)) == 1

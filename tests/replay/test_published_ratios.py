@@ -121,11 +121,10 @@ def test_json_shows_the_ports_and_the_bounds_they_imply() -> None:
         assert busiest["payload_bytes"] == max(payload["deepep"][phase][way])
     # Basic keeps its phases apart, one busiest port after the other; in full they share the wire.
     basic, full = layers["dysharp-basic"]["bounds_us"], layers["dysharp"]["bounds_us"]
-    assert basic["phases_us"] == pytest.approx(
-        sum(
-            layers["dysharp-basic"]["busiest_port"][phase]["busy_us"] for phase in payload["deepep"]
-        )
+    busy = sum(
+        layers["dysharp-basic"]["busiest_port"][phase]["busy_us"] for phase in payload["deepep"]
     )
+    assert 0.95 * busy < basic["phases_us"] <= busy  # acknowledgements are not awaited
     assert full["phases_us"] is None
     assert full["port_us"] == layers["dysharp"]["busiest_port"]["both"]["busy_us"]
     assert full["port_us"] < 0.75 * basic["phases_us"]

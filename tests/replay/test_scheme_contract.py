@@ -108,7 +108,10 @@ def test_ideal_has_no_communication(name: str, system_for: SystemFor) -> None:
             assert not any(ports.uplink + ports.downlink)
         assert phase not in result.phases
     assert result.bounds_us.port_us == 0
-    assert not any(result.exposed_communication_us_per_gpu)
+    # What is left is waiting for GPUs with more work; the one with most waits for nobody.
+    assert min(result.exposed_communication_us_per_gpu) == 0
+    if layer.num_ranks == 1:
+        assert not any(result.exposed_communication_us_per_gpu)
 
 
 # Work that nobody waits for: acknowledgements, and room given back when no row needs it any more.
@@ -169,15 +172,15 @@ def test_experts_wait_for_their_tokens_and_owners_for_the_experts(
     for owner, expert in np.ndindex(layer.num_ranks, layer.num_experts):
         rows = int((layer.expert_ids[layer.source_rank == owner] == expert).sum())
         rank = int(layer.placement.expert_rank[expert])
-        if not rows or (scheme == "ideal" and rank != owner):
-            continue  # under ideal, GPUs do not meet at all
+        if not rows:
+            continue
         before, end = waits.before(first[expert]), waits.before([ends[owner]])
         way_back = waits.after(second[expert]) & end
         assert starts[owner] in before
         assert end & set(second[expert])
         if layer.rows_of_expert[expert] <= 64:  # in a single tile, whatever its shape
             assert end.issuperset(first[expert] + second[expert])
-        if rank == owner:
+        if rank == owner or scheme == "ideal":  # whose rows move in no time
             continue
         for tasks, kind, gpu, direction, row_bytes in (
             (before, Kind.DISPATCH_UP, owner, "uplink", layer.dispatch_row_bytes),

@@ -204,7 +204,8 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
         "nccl-alltoall": {"dispatch": write(out), "combine": write(back)},
         # With each row: the source index, and expert ids (8 B) and weights (4 B) of its slots.
         "deepep": {"dispatch": write(out + 4 + 12 * k), "combine": write(back + 4 + 4 * k)},
-        "nvls": {"dispatch": write(out), "combine": answer(back)},
+        # Every rank needs the ids and weights (4 B each) of all tokens.
+        "nvls": {"dispatch": write(out + 8 * k), "combine": answer(back)},
         # Rows are loaded on the way out; on the way back 512 columns are stored at a time.
         "comet": {"dispatch": answer(out), "combine": write(1024) + write(back - 1024)},
         "dysharp-basic": {"dispatch": write(out, extra_flits=1), "combine": answer(back)},
