@@ -94,7 +94,7 @@ def parse_exports(
     UserError
         If an option is malformed, or options do not fit together.
     """
-    from replay.graph.export import FORMATS
+    from replay.graph.export import FORMATS, WINDOWED
 
     targets = [("chrome", trace_events)] if trace_events else []
     for text in exports:
@@ -112,6 +112,13 @@ def parse_exports(
         message = (
             "an export holds one graph, and --barrier makes one of each layer: choose one --layer, "
             "or leave out --barrier"
+        )
+        raise UserError(message)
+    whole = [name for name, _ in targets if name not in WINDOWED]
+    if whole and window is not None:
+        message = (
+            f"--window: {whole[0]} holds whole programs and cannot be cut to a window; "
+            f"formats that can: {', '.join(WINDOWED)}"
         )
         raise UserError(message)
     if max_events is not None and max_events < 1:

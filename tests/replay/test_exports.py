@@ -90,7 +90,10 @@ def test_window_and_limit_are_said(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--trace-events", "x", "--max-events", "0"], "possible are 1 and more"),
         (["--trace-events", "x", "--barrier"], "choose one --layer, or leave out --barrier"),
         (["--layer", "0", "--trace-events", "/nowhere/x"], "cannot write /nowhere/x: No such file"),
-        (["--layer", "0", "--export", "goal:x", "--window", "1:2"], "cannot be cut to a window"),
+        (
+            ["--trace-events", "x", "--export", "goal:y", "--window", "1:2"],
+            "goal holds whole programs",
+        ),
     ],
 )
 def test_mistakes(

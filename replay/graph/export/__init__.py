@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from replay.graph.timeline import Timeline
 
-__all__ = ["FORMATS", "Written", "export"]
+__all__ = ["FORMATS", "WINDOWED", "Written", "export"]
 
 FORMATS = ("chakra", "chrome", "goal", "networkx")
 """Names that `export` knows."""
 
-#: Formats that can show a part of the time; the others are programs, which have no parts.
-_WINDOWED = ("chrome", "networkx")
+WINDOWED = ("chrome", "networkx")
+"""Formats that can show a part of the time; the others are programs, which have no parts."""
 
 
 def export(
@@ -66,10 +66,10 @@ def export(
     if format_name not in FORMATS:
         message = f"unknown export format {format_name!r}; known: {', '.join(FORMATS)}"
         raise UserError(message)
-    if window_ps is not None and format_name not in _WINDOWED:
+    if window_ps is not None and format_name not in WINDOWED:
         message = (
             f"format {format_name!r} holds whole programs and cannot be cut to a window; "
-            f"those that can: {', '.join(_WINDOWED)}"
+            f"those that can: {', '.join(WINDOWED)}"
         )
         raise UserError(message)
     if format_name == "chrome":
