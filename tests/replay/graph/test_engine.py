@@ -47,6 +47,15 @@ RECIPES = {
     "credits, no time": {"max_pools": 3, "durations": (0, 0, 1), "latencies": (0, 0, 2)},
     "credits, one resource": {"max_pools": 2, "max_resources": 1, "is_shuffled": True},
     "credits and priorities": {"max_pools": 2, "priorities": (0, 1, 1), "durations": (0, 1, 2)},
+    "credits in many rounds": {
+        "num_tasks": 70,
+        "max_pools": 2,
+        "max_resources": 9,
+        "max_servers": 1,
+        "durations": (0, 0, 0, 5),
+        "latencies": (0,),
+        "is_shuffled": True,
+    },
     "gates": {"max_gates": 4},
     "gates, no time": {"max_gates": 4, "durations": (0, 0, 1), "latencies": (0, 0, 1)},
     "everything": {
@@ -211,6 +220,45 @@ def test_a_task_takes_all_its_pools_or_none() -> None:
     builder.take([tasks[0], tasks[1], tasks[1], tasks[2]], [a, a, b, b])
     # The second lacks ``a``, so it does not keep ``b`` from the third.
     assert _starts(builder) == [0, 10, 0]
+
+
+def test_units_too_few_for_the_first_are_offered_to_the_next() -> None:
+    builder = GraphBuilder(["x"])
+    ports = [builder.resource(f"port{index}", "port") for index in range(4)]
+    pool = builder.credit_pool("p", 2)
+    tasks = builder.add(4, resource=ports, duration_ps=[10, 20, 5, 5])
+    builder.take(tasks, pool, [1, 1, 2, 1])
+    # One unit comes back after 10: not enough for the third, enough for the fourth.
+    assert _starts(builder) == [0, 0, 20, 10]
+
+
+def test_a_smaller_id_of_a_later_round_goes_before_a_blocked_head() -> None:
+    builder = GraphBuilder(["x"])
+    port, other = builder.resource("port", "port"), builder.resource("other", "other")
+    instant = builder.resource("instant", "other")
+    pool = builder.credit_pool("p", 1)
+    first = builder.add_one(resource=port, duration_ps=3)
+    holder = builder.add_one(resource=other, duration_ps=50)
+    blocked = builder.add_one(resource=port, duration_ps=3)
+    builder.edges(builder.add_one(resource=instant), first)
+    builder.take([holder, blocked], pool)
+    assert _starts(builder) == [0, 0, 50, 0]
+
+
+@pytest.mark.parametrize("rounds", range(1, 7))
+@pytest.mark.parametrize("overtaken", range(8))
+def test_waiting_lanes_stay_in_order_when_one_is_overtaken(overtaken: int, rounds: int) -> None:
+    """Eight heads share one unit, one round each; meanwhile a smaller id comes before one."""
+    builder = GraphBuilder(["x"])
+    ports = [builder.resource(f"port{index}", "port") for index in range(8)]
+    instant = builder.resource("instant", "other", servers=9)
+    newcomer = builder.add_one(resource=ports[overtaken], duration_ps=1)
+    heads = builder.add(8, resource=ports)
+    builder.take(heads, builder.credit_pool("p", 1))
+    chain = builder.add(rounds, resource=instant)
+    builder.edges(chain[:-1], chain[1:])
+    builder.edges(chain[-1], newcomer)
+    assert_same_as_oracle(builder.build())
 
 
 def test_arrivals_take_slots_in_order_of_arrival() -> None:
