@@ -1,1 +1,60 @@
-"""Predicted against measured: every benchmark's own setting through the code of a replay."""
+"""Predicted against measured: every benchmark's own setting through the code of a replay.
+
+>>> from replay.validate import validate
+>>> outcome = validate(["links"])[0]
+>>> outcome.statistics(outcome.part(lambda row: True))["count"]
+18
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from replay.validate.table import Outcome
+
+__all__ = ["validate"]
+
+
+def validate(
+    tables: Sequence[str] | None = None,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    progress: Callable[[], object] | None = None,
+) -> list[Outcome]:
+    """Predict published measurements.
+
+    Parameters
+    ----------
+    tables
+        Names; all of them by default.
+    overrides
+        Hardware values by dotted key, on top of every machine.
+    progress
+        Called after every table.
+
+    Returns
+    -------
+    One outcome a table, in the order asked for.
+
+    Raises
+    ------
+    UserError
+        If there is no such table.
+    """
+    from replay.errors import unknown
+    from replay.validate.bench import Bench
+    from replay.validate.catalog import TABLES
+    from replay.validate.table import predict
+
+    names = list(tables or TABLES)
+    for name in names:
+        if name not in TABLES:
+            raise unknown("table", name, TABLES)
+    bench, found = Bench(overrides), []
+    for name in names:
+        found.append(predict(TABLES[name], bench))
+        if progress is not None:
+            progress()
+    return found

@@ -201,9 +201,10 @@ def nvls_all_reduce(machine: Machine, start: Ints, nbytes: int) -> Ints:
     owner = np.repeat(np.arange(n), slices)
     of = np.repeat(np.arange(n * slices), n)
     member = np.tile(np.arange(n), n * slices)
+    staging = min(nbytes, 4 * NVLS_CHUNK * MULTIMEM_SMS)  # the rest overlaps
     staged = machine.graph.add(
         resource=machine.hbm,
-        duration_ps=machine.system.hbm.stream_ps(np.full(n, min(nbytes, 4 * NVLS_CHUNK * MULTIMEM_SMS) * 2)),
+        duration_ps=machine.system.hbm.stream_ps(np.full(n, 2 * staging)),
         kind=Kind.DISPATCH_MEMORY, rank=machine.ranks, after=begun,
     )  # fmt: skip
     met = machine.barrier(DISPATCH, staged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,9 +28,13 @@ OUTLIER_FACTOR = 1.35
 TRTLLM_FP8: dict[str, Any] = {
     "compute__fp8_efficiency": 0.62,
     "compute__tile_overhead_ns": 2000.0,
-    "compute__fp8_blocks": [[128, 128]],
+    "compute__fp8_blocks": [[128, 128], [128, 64]],
 }
 TRTLLM_ELEMENTWISE_FP8 = 9  # its quantising kernels move 0.33 TB/s; fitted to moe_compute
+
+
+def _is_fp8(row: Row) -> bool:
+    return bool(row["gemm_dtype"] == "fp8_block")
 
 
 def _one_expert(rows: int, columns: int, inner: int, precision: str) -> LayerWork:
@@ -52,7 +57,7 @@ def predict_gemm(bench: Bench, rows: Sequence[Row]) -> list[float]:
     """Predict times in microseconds; FP8 rows include the quantisation of the activations."""
     found = []
     for row in rows:
-        fp8 = row["gemm_dtype"] == "fp8_block"
+        fp8 = _is_fp8(row)
         own = TRTLLM_FP8 if fp8 and row["library"] == "cublas-trtllm" else {}
         system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US, **own)
         m, n, k = row["m"], row["n"], row["k"]
@@ -122,20 +127,14 @@ def predict_moe(bench: Bench, rows: Sequence[Row]) -> list[float]:
         fp8 = row["moe_dtype"] == "fp8_block"
         system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US)
         work = _local_work(row, "fp8" if fp8 else "bf16")
-        found.append(
-            bench.time_us(
-                system,
-                1,
-                lambda machine, start, work=work, row=row: _moe(machine, start, work, row),
-            )
-        )
+        found.append(bench.time_us(system, 1, partial(_moe, work, row)))
     return found
 
 
 SORT_KERNELS = 3  # counts, prefix sums, positions
 
 
-def _moe(machine: Machine, start: Ints, work: LayerWork, row: Row) -> Ints:
+def _moe(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
     hidden, rows = work.shape.hidden, np.array([work.num_tokens])
     fp8 = work.precision.name == "fp8"
     slower = TRTLLM_ELEMENTWISE_FP8 if fp8 else 1
@@ -160,7 +159,8 @@ GEMM = Table(
     unit="us",
     size="m",
     bounds=(
-        Bound("m >= 256", 8, lambda row: row["m"] >= SMALL_M),
+        Bound("BF16, m >= 256", 8, lambda row: row["m"] >= SMALL_M and not _is_fp8(row)),
+        Bound("FP8, m >= 256", 11, lambda row: row["m"] >= SMALL_M and _is_fp8(row)),
         Bound("m < 256", 15, lambda row: row["m"] < SMALL_M),
     ),
     predict=predict_gemm,

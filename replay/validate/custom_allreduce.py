@@ -10,6 +10,7 @@ Sources: vLLM, SGLang and TensorRT-LLM custom all-reduce kernels.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,12 +52,12 @@ def _kernel(machine: Machine, start: Ints, framework: str, nbytes: int) -> Ints:
     return machine.barrier(DISPATCH, begun)
 
 
-def one_shot(machine: Machine, start: Ints, framework: str, nbytes: int) -> Ints:
+def one_shot(framework: str, nbytes: int, machine: Machine, start: Ints) -> Ints:
     """Read everything, add."""
     return _read_all(machine, _kernel(machine, start, framework, nbytes), nbytes)
 
 
-def two_shot(machine: Machine, start: Ints, framework: str, nbytes: int) -> Ints:
+def two_shot(framework: str, nbytes: int, machine: Machine, start: Ints) -> Ints:
     """Read and add a share, meet, read the others' shares."""
     share = -(-nbytes // machine.num_ranks)
     added = _read_all(machine, _kernel(machine, start, framework, nbytes), share)
@@ -74,14 +75,9 @@ def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
         times = [nccl[n, nbytes]]
         if nbytes < MOST_BYTES:
             times += [
-                bench.time_us(
-                    system, n,
-                    lambda machine, start, shot=shot, row=row: shot(
-                        machine, start, row["framework"], row["bytes"]
-                    ),
-                )
+                bench.time_us(system, n, partial(shot, row["framework"], nbytes))
                 for shot in (one_shot, two_shot)
-            ]  # fmt: skip
+            ]
         found.append(min(times))
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from replay.schemes.deepep import DeepEp, DeepEpOptions
 from replay.validate.bench import Bench, even_work, uniform_work
@@ -36,13 +37,8 @@ def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
         )  # fmt: skip
         scheme = DeepEp(options)
         phase = scheme.dispatch if row["phase"] == "dispatch" else scheme.combine
-        found.append(
-            bench.time_us(
-                bench.system(row["system"]),
-                row["ep_size"],
-                lambda machine, start, phase=phase, work=work: phase(work, machine, start),
-            )
-        )
+        build = partial(phase, work)
+        found.append(bench.time_us(bench.system(row["system"]), row["ep_size"], build))
     return found
 
 

@@ -14,6 +14,7 @@ Source: deepseek-ai/DeepEP, ``csrc/kernels/legacy/internode_ll.cu`` and ``intern
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,7 +101,7 @@ def _transfer(
     return landed
 
 
-def low_latency(machine: Machine, start: Ints, work: LayerWork, phase: str) -> Ints:
+def low_latency(work: LayerWork, phase: str, machine: Machine, start: Ints) -> Ints:
     """One kernel: send, meet, flags, receive."""
     kinds = DISPATCH if phase == "dispatch" else COMBINE
     overheads, n = machine.system.overheads, work.num_ranks
@@ -167,14 +168,7 @@ def predict_low_latency(bench: Bench, rows: Sequence[Row]) -> list[float]:
         work = uniform_work(
             n, row["tokens_per_rank"], row["num_experts"], row["topk"], row["hidden"]
         )
-        found.append(
-            bench.time_us(
-                system, n,
-                lambda machine, start, work=work, row=row: low_latency(
-                    machine, start, work, row["phase"]
-                ),
-            )
-        )  # fmt: skip
+        found.append(bench.time_us(system, n, partial(low_latency, work, row["phase"])))
     return found
 
 
@@ -186,7 +180,7 @@ def _system(bench: Bench, num_ranks: int) -> Any:
 # ---- normal kernels between nodes ------------------------------------------------------------
 
 
-def internode(machine: Machine, start: Ints, work: LayerWork, row: Row, alike: int) -> Ints:
+def internode(work: LayerWork, row: Row, alike: int, machine: Machine, start: Ints) -> Ints:
     """The dispatch or combine kernel alone, after its notify kernel."""
     channels = row["num_sms"] // 2
     place = np.arange(work.num_tokens) - work.tokens_of_rank[work.source_rank]
@@ -204,7 +198,8 @@ def internode(machine: Machine, start: Ints, work: LayerWork, row: Row, alike: i
 
 def _share(rows: Ints, a_row_ps: int) -> Ints:
     """Time the copying warps of a block need for rows, one warp a row."""
-    return np.ceil(rows * (a_row_ps / INTERNODE_WARPS)).astype(np.int64)
+    shared: Ints = -(-rows * a_row_ps // INTERNODE_WARPS)
+    return shared
 
 
 def _rail_peer(owner: Ints, rank: Ints) -> Ints:
@@ -332,14 +327,7 @@ def predict_internode(bench: Bench, rows: Sequence[Row]) -> list[float]:
         alike = max(1, tokens // GRAINS) if tokens > EXACT_TOKENS else 1
         draw = uniform_work if alike == 1 else even_work
         work = draw(n, tokens // alike, row["num_experts"], row["topk"], row["hidden"])
-        found.append(
-            bench.time_us(
-                _system(bench, n), n,
-                lambda machine, start, work=work, row=row, alike=alike: internode(
-                    machine, start, work, row, alike
-                ),
-            )
-        )  # fmt: skip
+        found.append(bench.time_us(_system(bench, n), n, partial(internode, work, row, alike)))
     return found
 
 

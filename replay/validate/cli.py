@@ -1,0 +1,80 @@
+"""``moereplay validate``: predicted against measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def validate(
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="[TABLE ...]", help="Names [all tables].")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the tables and stop.")] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="K=V", help="Change a hardware value; repeatable."),
+    ] = None,
+    json_: Annotated[
+        Path | None, typer.Option("--json", help="Write every row to this file.")
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option("--plots", help="Write a picture of every table to this folder.")
+    ] = None,
+) -> None:
+    """Predict published measurements and print the errors; exit code 1 if a bound is missed."""
+    from rich.console import Console
+
+    from replay.errors import UserError
+    from replay.report.text import WIDTH
+    from replay.validate import report, validate
+    from replay.validate.catalog import TABLES
+
+    if list_:
+        for name, table in TABLES.items():
+            print(f"{name}: {table.title} ({len(table.rows())} rows)")
+        return
+    overrides = {}
+    for change in set_ or []:
+        key, equals, value = change.partition("=")
+        if not equals:
+            message = f"--set {change}: expected KEY=VALUE, such as link.links_per_gpu=8"
+            raise UserError(message)
+        overrides[key] = value
+    names = tables or list(TABLES)
+    from tqdm import tqdm
+
+    with tqdm(
+        total=len(names), unit="table", delay=1, leave=False, disable=not sys.stderr.isatty()
+    ) as bar:
+        outcomes = validate(names, overrides=overrides, progress=bar.update)
+    if json_ is not None:
+        _write(json_, json.dumps(report.as_json(outcomes), indent=1))
+    for outcome in outcomes if plots is not None else []:
+        assert plots is not None
+        _write(plots / f"{outcome.table.name}.svg", report.picture(outcome))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)
+    for lines in report.text_tables(outcomes):
+        console.print(lines)
+    if not report.all_hold(outcomes):
+        raise typer.Exit(1)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a whole file or none."""
+    from replay.errors import UserError
+
+    aside = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text, "utf-8")
+        aside.replace(path)
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror}"
+        raise UserError(message) from None
