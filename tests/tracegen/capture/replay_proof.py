@@ -73,7 +73,7 @@ def prove(model_type: str, folder: Path) -> Proof:
     sites = sorted((s for stack in stacks for s in stack.sites), key=lambda s: s.layer)
     inputs = forward_inputs(model)
     path = folder / f"{model_type}.h5"
-    with rounded(sites), torch.no_grad():
+    with Rounded(sites), torch.no_grad():
         with tracegen.capture(model, path):
             reference = model(**inputs).logits
         whole = tracegen.load(path)
@@ -112,7 +112,7 @@ def forward_inputs(model: Any) -> dict[str, torch.Tensor]:
     return inputs
 
 
-class rounded:  # noqa: N801 (a context manager used like a function)
+class Rounded:
     """Round gate weights to half precision before the experts see them."""
 
     def __init__(self, sites: list[Site]) -> None:

@@ -52,7 +52,9 @@ def captured(model: Any, out: Path, **options: Any) -> tracegen.RoutingTrace:
 
 def rows_of(trace: tracegen.RoutingTrace) -> list[tuple[int, int, int]]:
     table = trace.tokens
-    return sorted(zip(table.request.tolist(), table.position.tolist(), table.phase.tolist()))
+    return sorted(
+        zip(table.request.tolist(), table.position.tolist(), table.phase.tolist(), strict=True)
+    )
 
 
 EXPECTED = sorted(
@@ -297,7 +299,7 @@ def test_a_bypassed_hook_is_noticed(out: Path) -> None:
         captured(fused, out)
     for layer in fused.model.layers:
         layer.mlp.forward = lambda hidden: (hidden, None)
-    with pytest.raises(tracegen.UserError, match="no site fired.*use_kernels"):
+    with pytest.raises(tracegen.UserError, match=r"no site fired.*use_kernels"):
         captured(fused, out)
 
 
@@ -325,7 +327,7 @@ def test_models_without_routing_and_misuse_are_refused(model: Any, out: Path) ->
 
 
 def test_an_error_in_the_block_keeps_what_was_recorded(model: Any, out: Path) -> None:
-    with pytest.raises(KeyError) as caught, tracegen.capture(model, out):  # noqa: PT012
+    with pytest.raises(KeyError) as caught, tracegen.capture(model, out):
         generate(model)
         raise KeyError("the user's own")
     assert f"{REAL + DECODED} tokens were captured" in caught.value.__notes__[0]
@@ -365,7 +367,7 @@ def test_a_killed_capture_can_be_recovered(tmp_path: Path) -> None:
     trace = tracegen.load(path)
     assert trace.num_tokens >= REAL + DECODED
     first = trace.tokens.request < 3
-    assert sorted(zip(trace.tokens.request[first], trace.tokens.position[first])) == [
+    assert sorted(zip(trace.tokens.request[first], trace.tokens.position[first], strict=True)) == [
         (request, position) for request, position, _ in EXPECTED
     ]
 
@@ -390,7 +392,12 @@ def test_two_ranks_write_one_trace(tmp_path: Path, mode: str) -> None:
     assert verify(out)
     rank, request = trace.tokens.rank, trace.tokens.request
     assert rank is not None
-    assert sorted(set(zip(rank.tolist(), request.tolist()))) == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    assert sorted(set(zip(rank.tolist(), request.tolist(), strict=True))) == [
+        (0, 0),
+        (0, 1),
+        (1, 2),
+        (1, 3),
+    ]
     assert np.bincount(rank).tolist() == [2 * (5 + 2), 2 * (6 + 2)]
     assert trace.num_steps == 3
     assert not list(tmp_path.glob("*.partial"))

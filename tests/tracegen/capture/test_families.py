@@ -23,23 +23,24 @@ PADDING_MATTERS = {"deepseek_v32": 0.95, "glm_moe_dsa": 0.95, "minimax": 0.9}
 """Sparse or linear attention that sees padding: a padded and an unpadded pass of these models
 differ by themselves; share of rows that still agree."""
 
-INTRODUCTION = """# Model families that capture is proven for
+INTRODUCTION = f"""# Model families that capture is proven for
 
-Written by the test run (`{rewrite}=1 pytest tests/tracegen/capture/test_families.py`), and compared with it
-in every other run. Each row is a tiny random model: configuration, saved, loaded, generated with.
+Written by the test run (`{REWRITE}=1 pytest tests/tracegen/capture/test_families.py`), and
+compared with it in every other run. Each row is a tiny random model: configured, saved, loaded,
+generated with.
 
-- **proven**: the routing is read from what the experts module receives. The trace holds one row for each real
-  token; fed back, its ids and weights give bit-identical logits, and ids moved by one give others; cached
-  generation is routed as one pass over the whole sequence.
+- **proven**: the routing is read from what the experts module receives. The trace holds one row
+  for each real token; fed back, its ids and weights give bit-identical logits, and ids moved by
+  one give others; cached generation is routed as one pass over the whole sequence.
 - **adapter**: the same, with the routing read from the family's own router or mask format.
 - **refused**: capture raises an error that says why.
 
-A model type that is not listed is captured all the same if its experts module receives ids and weights: the
-sites are found by signature, not by this list.
+A model type that is not listed is captured all the same if its experts module receives ids and
+weights: sites are found by signature, not by this list.
 
 | model type | read from | verdict |
 |---|---|---|
-""".format(rewrite=REWRITE)
+"""
 
 
 def installed() -> list[str]:
