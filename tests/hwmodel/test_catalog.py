@@ -27,7 +27,10 @@ def written(text, tmp_path):
 
 
 def test_presets():
-    assert PRESETS == ["dgx-h100", "gh200-nvl32", "hgx-h800"]
+    assert [
+        *("dgx-a100", "dgx-h100", "dgx-h100-x2", "gb200-nvl72", "gh200-nvl32"),
+        *("hgx-b200", "hgx-h20", "hgx-h200", "hgx-h800"),
+    ] == PRESETS
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -149,8 +152,8 @@ def test_more_gpus_than_there_are(wanted):
 def test_the_larger_preset_is_named():
     with pytest.raises(UserError, match="gh200-nvl32 has 32"):
         hwmodel.load("dgx-h100", num_gpus=16)
-    with pytest.raises(UserError, match="the largest preset has 32"):
-        hwmodel.load("dgx-h100", num_gpus=64)
+    with pytest.raises(UserError, match="the largest preset has 72"):
+        hwmodel.load("dgx-h100", num_gpus=100)
 
 
 def test_a_file_over_a_base(tmp_path):
@@ -230,7 +233,7 @@ def test_a_complete_file_needs_no_base(tmp_path):
     ("text", "said"),
     [
         ("base = ", "is not a TOML file"),
-        ('base = "nowhere"', "unknown base 'nowhere'; known: dgx-h100"),
+        ('base = "nowhere"', "unknown base 'nowhere'; known: dgx-a100"),
         ('base = "dgx-h100"\nname = 3', "name must be text; got 3"),
         ('base = "dgx-h100"\n[lnk]\na = 1', "unknown table or key 'lnk'; did you mean link"),
         ('base = "dgx-h100"\nlink = 1', "unknown table or key 'link'"),

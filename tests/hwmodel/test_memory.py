@@ -42,9 +42,9 @@ def test_reducing_reads_all_and_writes_one():
 @pytest.mark.parametrize(
     ("weights_bytes", "measured_us", "tolerance"),
     [
-        # ai-dynamo/aiconfigurator, H100, few tokens: all local experts read once
-        (32 * 3 * 7168 * 2048, 482.9, 0.01),  # DeepSeek-V3 shape, EP8, FP8
-        (8 * 3 * 4096 * 14336 * 2, 962.0, 0.01),  # Mixtral shape, EP1, BF16
+        # ai-dynamo/aiconfigurator, H100, few tokens: what twice as many experts take more
+        (16 * 3 * 7168 * 2048, 482.9 - 254.8, 0.04),  # DeepSeek-V3 shape, EP8, FP8
+        (4 * 3 * 4096 * 14336 * 2, 971.6 - 502.2, 0.04),  # Mixtral shape, EP1, BF16
     ],
 )
 def test_weights_stream_as_fast_as_measured(weights_bytes, measured_us, tolerance):

@@ -6,8 +6,8 @@ from hwmodel import UserError
 OVERHEADS = hwmodel.load("dgx-h100").overheads
 
 
-def test_barrier_of_eight_gpus_takes_one_and_a_half_microseconds():
-    assert OVERHEADS.barrier_ps(8) == 1_500_000
+def test_barrier_of_eight_gpus_takes_a_flag_and_a_little():
+    assert OVERHEADS.barrier_ps(8) == 1_300_000
 
 
 def test_barriers_grow_with_their_members_and_one_waits_for_nobody():
@@ -18,7 +18,9 @@ def test_barriers_grow_with_their_members_and_one_waits_for_nobody():
 
 
 def test_a_flag_is_a_store_that_is_seen():
-    assert OVERHEADS.flag_ps == 600_000 + OVERHEADS.poll_ps == 1_000_000
+    assert OVERHEADS.flag_ps == 600_000 + OVERHEADS.poll_ps
+    # NCCL's LL rings, 512 bytes, 8 x H100: 14 steps of an all-reduce take 7 more than 7.
+    assert OVERHEADS.flag_ps / 1e6 == pytest.approx((15.59 - 10.14) / 7, rel=0.05)
 
 
 def test_overheads_are_ordered_as_measured():
