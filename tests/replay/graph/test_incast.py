@@ -2,7 +2,7 @@
 
 Seven GPUs send to GPU 0 all at once; the first of them also sends every other message to GPU 7,
 whose port is idle otherwise. A message needs room in the switch, in the queue for its output
-(credits), before it can leave its GPU. The table of these times is in replay/DESIGN.md.
+(credits), before it can leave its GPU.
 """
 
 from __future__ import annotations
