@@ -337,7 +337,9 @@ def write(trace: RoutingTrace, path: str | Path, *, overwrite: bool = False) -> 
     # Beside the target, so that the final rename cannot cross file systems.
     draft = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        with h5py.File(draft, "x") as file:
+        arrays = 1 + sum(array is not None for array in (trace.gate_weights, trace.flags))
+        reserve = schema.metadata_bytes(trace.num_layers * arrays, trace.num_tokens)
+        with h5py.File(draft, "x", meta_block_size=reserve) as file:
             _write_body(file, trace)
             _write_attributes(file, attributes)
         draft.replace(target)

@@ -79,3 +79,25 @@ def columns_of(group: str) -> tuple[Column, ...]:
     In the order of :data:`COLUMNS`.
     """
     return tuple(column for column in COLUMNS.values() if column.path.startswith(f"{group}/"))
+
+
+def metadata_bytes(num_layers: int, num_tokens: int) -> int:
+    """Bytes that a writer has HDF5 set aside at a time for everything but data.
+
+    Enough to hold it all in one piece: by HDF5's default of 2 KiB the indexes of chunks end
+    up all over the file, and opening it over a network takes ten times the requests.
+
+    Parameters
+    ----------
+    num_layers
+        Layers of all arrays over (layer, token) together.
+    num_tokens
+        Rows.
+
+    Examples
+    --------
+    >>> metadata_bytes(2, 5), metadata_bytes(2 * 58, 65_536)
+    (2048, 118784)
+    """
+    # A node of the index takes 3.1 KB for 32 to 64 chunks.
+    return min(max(2048, 128 * num_layers * -(-num_tokens // TOKENS_PER_CHUNK)), 2**20)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = 64 * 2**10
 """Bytes fetched at least: the header of a trace takes about two such pages."""
-MAX_AHEAD_PAGES = 16
-"""Pages fetched at most in one go (1 MiB) while reading proceeds in order."""
+MAX_AHEAD_PAGES = 8
+"""Pages fetched at most beyond what was asked for (512 KiB) while reading proceeds in order."""
 MAX_PAGES = 512
 """Pages kept (32 MiB)."""
 
@@ -97,7 +97,7 @@ class RemoteFile(io.RawIOBase):
         filled = 0
         while self._at < stop:
             page, offset = divmod(self._at, PAGE_BYTES)
-            data = self._page(page)[offset : offset + stop - self._at]
+            data = self._page(page, (stop - 1) // PAGE_BYTES)[offset : offset + stop - self._at]
             view[filled : filled + len(data)] = data
             filled += len(data)
             self._at += len(data)
@@ -106,17 +106,18 @@ class RemoteFile(io.RawIOBase):
             view[filled:] = bytes(len(view) - filled)
         return filled
 
-    def _page(self, number: int) -> bytes:
-        """One page, from the cache or fetched with those that will follow."""
+    def _page(self, number: int, last: int) -> bytes:
+        """One page, from the cache or fetched with those that are wanted or will follow."""
         if number not in self._pages:
             # Readers go through a layer's chunks in the order of the file.
             self._ahead = min(2 * self._ahead, MAX_AHEAD_PAGES) if number == self._next else 1
+            wanted = min(max(self._ahead, last - number + 1), MAX_PAGES // 2)
             start = number * PAGE_BYTES
-            stop = min(start + self._ahead * PAGE_BYTES, self._size)
+            stop = min(start + wanted * PAGE_BYTES, self._size)
             data = self._fetch(start, stop)
             for first in range(0, len(data), PAGE_BYTES):
                 self._pages[number + first // PAGE_BYTES] = data[first : first + PAGE_BYTES]
-            self._next = number + self._ahead
+            self._next = number + wanted
             while len(self._pages) > MAX_PAGES:
                 self._pages.popitem(last=False)
         self._pages.move_to_end(number)
