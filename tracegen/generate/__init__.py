@@ -1,7 +1,7 @@
-"""Synthetic routing: one file a kind, all independent from token to token.
+"""Synthetic routing: one file a kind, all but ``latent`` independent from token to token.
 
 Recorded traces have more: neighbouring tokens share experts, layers predict each
-other, loads follow the topic. A synthetic trace is for controlled comparisons.
+other, loads follow the topic. ``latent`` has that; the others are for controlled comparisons.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
-from tracegen import provenance
+from tracegen import latent_draw, provenance
 from tracegen.checks import boundaries
 from tracegen.errors import UserError, unknown_name
 from tracegen.generate import draw
 from tracegen.generate.histogram import Histogram
+from tracegen.generate.latent import Latent
 from tracegen.generate.normal import Normal
 from tracegen.generate.uniform import Uniform
 from tracegen.generate.zipf import Zipf
@@ -58,6 +59,7 @@ class Generator(Protocol):
 
 GENERATORS: dict[str, type[BaseModel]] = {
     "histogram": Histogram,
+    "latent": Latent,
     "normal": Normal,
     "uniform": Uniform,
     "zipf": Zipf,
@@ -138,8 +140,22 @@ def generate(
         msg = f"{shape.name} has no group-limited routing: a token may choose from all groups"
         raise UserError(msg)
     rows_per_step = ranks * tokens_per_rank
+    tokens, requests = _tables(ranks, tokens_per_rank, steps, PHASES.index(phase))
+    if isinstance(skew, Latent):
+        tables = skew.tables(ranks, tokens_per_rank, steps, PHASES.index(phase), seed)
+        tokens, requests = tables or (tokens, requests)
+        model_of = skew.model(shape, num_layers, seed)
+        shared = skew.latents(model_of, tokens, seed)
     ids = np.empty((num_layers, steps * rows_per_step, shape.topk), expert_dtype(shape.num_experts))
     for layer in range(num_layers):
+        if isinstance(skew, Latent):
+            for step in range(steps):
+                rows = slice(step * rows_per_step, (step + 1) * rows_per_step)
+                rng = draw.stream(seed, layer, step + 1)
+                ids[layer, rows] = latent_draw.route(model_of, shared[rows], layer, rng, groups)
+            if on_layer is not None:
+                on_layer(layer + 1)
+            continue
         rng = draw.stream(seed, layer, draw.SHAPE_STREAM)
         weights = skew.weights(shape.num_experts, shape.topk, layer, rng)
         for step in range(steps):
@@ -150,7 +166,6 @@ def generate(
             )
         if on_layer is not None:
             on_layer(layer + 1)
-    tokens, requests = _tables(ranks, tokens_per_rank, steps, PHASES.index(phase))
     arguments = {
         "kind": kind,
         "model": shape.name,

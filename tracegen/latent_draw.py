@@ -1,0 +1,248 @@
+"""Drawing latents and routing from a :class:`tracegen.latent_model.LatentModel`.
+
+Streams are keyed by request and by layer: a trace with more requests extends one with fewer
+(unless it is balanced), and a layer is the same however many there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracegen.latent_model import FAST_KERNEL, SCALES, LatentModel
+from tracegen.tables import expert_dtype
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+
+ROWS_PER_BLOCK = 2048
+"""Rows scored at a time; 2048 x 256 experts x 8 B stay in a core's cache."""
+_SHARED = 2**31
+"""First key of the streams that belong to no layer: layers are far fewer."""
+_REQUEST, _DRIFT, _TYPES = range(3)
+
+
+def _stream(seed: int, *key: int) -> np.random.Generator:
+    """Stream of one purpose; PCG64 by name, for numpy may change its default."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
+
+
+def latents(
+    model: LatentModel, request: Array, position: Array, seed: int, *, balance: bool = False
+) -> Floats:
+    """Latents of every token, all scales side by side.
+
+    Parameters
+    ----------
+    model
+        How many latents, and how long they last.
+    request, position
+        Of each token, in any order, shape (token,).
+    seed
+        Non-negative.
+    balance
+        Whether the request and drift latents are shifted and scaled to mean 0 and covariance 1
+        over the trace, so that a trace of few requests has the mix of topics that the
+        parameters describe and not a chance one; token counts are the weights.
+
+    Returns
+    -------
+    Shape (token, latent), latents in the order of :data:`SCALES`.
+    """
+    width = {name: model.factors[name].shape[2] for name in SCALES}
+    order = np.lexsort((position, request))
+    ids, begins, counts = np.unique(request[order], return_index=True, return_counts=True)
+    per_token = width["token"] + width["fast"] + width["slow"]
+    sorted_rows = np.empty((request.size, per_token))
+    topics = np.empty((ids.size, width["request"]))
+    for row, (number, begin, count) in enumerate(zip(ids, begins, counts, strict=True)):
+        rng = _stream(seed, _SHARED, _REQUEST, int(number))
+        topics[row] = rng.standard_normal(width["request"])
+        sorted_rows[begin : begin + count] = rng.standard_normal((count, per_token))
+    innovations = _stream(seed, _SHARED, _DRIFT).standard_normal((ids.size, width["drift"]))
+    runs = _autoregression(innovations, model.drift, np.zeros(1, np.int64), np.array([ids.size]))
+    if balance:
+        topics, runs = _whitened(topics, counts), _whitened(runs, counts)
+    fast = slice(width["token"], width["token"] + width["fast"])
+    slow = slice(fast.stop, per_token)
+    age = np.arange(request.size) - np.repeat(begins, counts)
+    sorted_rows[:, fast] = _moving_average(sorted_rows[:, fast], age)
+    sorted_rows[:, slow] = _autoregression(sorted_rows[:, slow], model.slow, begins, counts)
+    out = np.empty((request.size, sum(width.values())))
+    out[order, :per_token] = sorted_rows
+    if model.num_types:
+        out[:, : width["token"]] = _types(model, out[:, : width["token"]], seed)
+    of_row = np.repeat(np.arange(ids.size), counts)
+    out[order, per_token:] = np.hstack([topics, runs])[of_row]
+    return out
+
+
+def _moving_average(noise: Floats, age: Array) -> Floats:
+    """:data:`FAST_KERNEL` over each token and those before it in its request, variance 1."""
+    values = np.zeros_like(noise)
+    variance = np.zeros((noise.shape[0], 1))
+    for back, weight in enumerate(FAST_KERNEL):
+        has = age >= back
+        values[has] += weight * noise[np.flatnonzero(has) - back]
+        variance[has] += weight**2
+    averaged: Floats = values / np.sqrt(variance)
+    return averaged
+
+
+def _autoregression(noise: Floats, rho: float, begins: Array, counts: Array) -> Floats:
+    """Stationary AR(1) within each run of rows, from independent standard normals."""
+    values = noise.copy()
+    innovation = math.sqrt(1 - rho * rho)
+    longest_first = np.argsort(-counts, kind="stable")
+    begins, counts = begins[longest_first], counts[longest_first]
+    for age in range(1, int(counts.max(initial=0))):
+        alive = int(np.searchsorted(-counts, -age, side="left"))
+        rows = begins[:alive] + age
+        values[rows] = rho * values[rows - 1] + innovation * noise[rows]
+    return values
+
+
+def _whitened(values: Floats, weights: Array) -> Floats:
+    """Values with weighted mean 0 and covariance 1, where there are enough rows for that."""
+    if values.shape[0] <= 2 * values.shape[1] or not values.shape[1]:
+        return values
+    share = weights / weights.sum()
+    centred = values - share @ values
+    lower = np.linalg.cholesky((centred * share[:, None]).T @ centred)
+    white: Floats = np.linalg.solve(lower, centred.T).T
+    return white
+
+
+def _types(model: LatentModel, own: Floats, seed: int) -> Floats:
+    """Token latents from a vocabulary, in place of one drawn for each token."""
+    rng = _stream(seed, _SHARED, _TYPES)
+    frequency = np.arange(1, model.num_types + 1) ** -model.type_exponent
+    vectors = _whitened(rng.standard_normal((model.num_types, own.shape[1])), frequency)
+    # The token's own first latent decides its type: no further random number is needed.
+    edges = np.cumsum(frequency / frequency.sum())
+    chosen = np.searchsorted(edges, _normal_cdf(own[:, 0])) if own.shape[1] else np.zeros(0, int)
+    types: Floats = vectors[np.minimum(chosen, model.num_types - 1)]
+    return types if own.shape[1] else own
+
+
+def _normal_cdf(values: Floats) -> Floats:
+    """Standard normal distribution function."""
+    erf = np.frompyfunc(math.erf, 1, 1)
+    cdf: Floats = 0.5 * (1 + erf(values / math.sqrt(2)).astype(np.float64))
+    return cdf
+
+
+def route(
+    model: LatentModel,
+    shared: Floats,
+    layer: int,
+    rng: np.random.Generator,
+    groups: tuple[int, int] | None = None,
+    topk: int | None = None,
+) -> npt.NDArray[np.unsignedinteger]:
+    """Choose the experts of every token in one layer.
+
+    Parameters
+    ----------
+    model
+        Parameters.
+    shared
+        From :func:`latents`, or rows of it, shape (token, latent). Its type is the one worked
+        in: float64 makes ids that do not depend on the machine.
+    layer
+        Position among the MoE layers.
+    rng
+        Stream of this layer.
+    groups
+        Number of groups of neighbouring experts, and how many a token may choose from.
+    topk
+        Experts per token; None for the model's.
+
+    Returns
+    -------
+    Ids, best score first, shape (token, k).
+    """
+    topk = model.topk if topk is None else topk
+    kind = shared.dtype
+    loadings = np.concatenate([model.factors[name][layer] for name in SCALES], axis=1).astype(kind)
+    own = _own_loadings(model, layer).astype(kind)
+    bias, noise = model.bias[layer].astype(kind), model.noise()[layer].astype(kind)
+    out = np.empty((shared.shape[0], topk), expert_dtype(model.num_experts))
+    for begin in range(0, shared.shape[0], ROWS_PER_BLOCK):
+        block = shared[begin : begin + ROWS_PER_BLOCK]
+        score = rng.standard_normal((block.shape[0], model.num_experts), dtype=kind.type)
+        score *= noise
+        score += bias
+        score += block @ loadings.T
+        if own.shape[1]:
+            score += rng.standard_normal((block.shape[0], own.shape[1]), dtype=kind.type) @ own.T
+        if groups is not None:
+            _leave_groups(score, *groups)
+        out[begin : begin + ROWS_PER_BLOCK] = _best(score, topk)
+    return out
+
+
+def _own_loadings(model: LatentModel, layer: int) -> Floats:
+    """Factors on latents of one layer: private ones, then one for each pair that is used."""
+    used = np.flatnonzero(model.pair_loading[layer])
+    pairs = np.zeros((model.num_experts, used.size))
+    for column, pair in enumerate(used):
+        pairs[model.pairs[layer, pair], column] = model.pair_loading[layer, pair]
+    return np.hstack([model.private[layer], pairs])
+
+
+def _best(score: Array, topk: int) -> Array:
+    """Positions of the largest scores of each row, largest first."""
+    if topk < score.shape[1]:
+        chosen = np.argpartition(score, score.shape[1] - topk, axis=1)[:, -topk:]
+    else:
+        chosen = np.broadcast_to(np.arange(topk), score.shape)
+    order = np.argsort(-np.take_along_axis(score, chosen, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(chosen, order, axis=1)
+
+
+def _leave_groups(score: Array, num_groups: int, topk_group: int) -> None:
+    """Take experts outside each token's best groups out, in place.
+
+    A group's score is the sum of its two best, as in DeepSeek-V3 (arXiv 2412.19437,
+    section 2.1.2).
+    """
+    by_group = score.reshape(score.shape[0], num_groups, -1)
+    best = min(2, by_group.shape[2])
+    total = np.partition(by_group, by_group.shape[2] - best, axis=2)[:, :, -best:].sum(axis=2)
+    out = np.argsort(-total, axis=1, kind="stable")[:, topk_group:]
+    np.put_along_axis(by_group, out[:, :, None], -np.inf, axis=1)
+
+
+def route_layers(
+    model: LatentModel,
+    shared: Floats,
+    seed: int,
+    on_layer: Callable[[int], None] | None = None,
+) -> npt.NDArray[np.unsignedinteger]:
+    """Choose the experts of every token in every layer.
+
+    Parameters
+    ----------
+    model, shared
+        As for :func:`route`.
+    seed
+        Of the layers' streams.
+    on_layer
+        Called with the number of finished layers.
+
+    Returns
+    -------
+    Ids, shape (layer, token, k).
+    """
+    shape = (model.num_layers, shared.shape[0], model.topk)
+    ids = np.empty(shape, expert_dtype(model.num_experts))
+    for layer in range(model.num_layers):
+        ids[layer] = route(model, shared, layer, _stream(seed, layer, 1))
+        if on_layer is not None:
+            on_layer(layer + 1)
+    return ids

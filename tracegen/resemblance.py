@@ -1,0 +1,129 @@
+"""How near an imitation comes: real against synthetic, and against independent tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracegen import provenance
+from tracegen.generate import draw
+from tracegen.stats import TraceStatistics, gini
+from tracegen.tables import TraceInfo
+from tracegen.trace import RoutingTrace
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One statistic of three traces."""
+
+    name: str
+    label: str
+    real: float
+    real_error: float
+    """Standard error over requests; 0 where it is not known."""
+    imitated: float
+    independent: float
+    """Of tokens that choose independently, with the same skew."""
+
+    @property
+    def difference(self) -> float:
+        """Relative difference of the imitation."""
+        return self.imitated / self.real - 1 if self.real else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**dataclasses.asdict(self), "difference": self.difference}
+
+
+def compare_statistics(
+    real: TraceStatistics, imitated: TraceStatistics, independent: TraceStatistics
+) -> list[Row]:
+    """One row for every statistic that all three have.
+
+    Parameters
+    ----------
+    real, imitated, independent
+        From :func:`tracegen.stats.statistics`.
+    """
+    return [
+        Row(
+            name,
+            statistic.label,
+            statistic.summary,
+            statistic.summary_error,
+            imitated.by_name[name].summary,
+            independent.by_name[name].summary,
+        )
+        for name, statistic in real.by_name.items()
+        if name in imitated.by_name and name in independent.by_name
+    ]
+
+
+def zipf_exponent(load: Floats) -> float:
+    """Exponent of the Zipf law whose Gini coefficient is the median over layers.
+
+    Parameters
+    ----------
+    load
+        Shape (layer, expert).
+
+    Returns
+    -------
+    Between 0 and 4, to 1e-6.
+
+    Examples
+    --------
+    >>> round(zipf_exponent(np.arange(1, 33.0)[None] ** -0.6), 3)
+    0.6
+    """
+    wanted = float(np.median(gini(load)))
+    rank = np.arange(1, load.shape[1] + 1, dtype=np.float64)
+    low, high = 0.0, 4.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if gini(rank**-middle) < wanted else (low, middle)
+    return (low + high) / 2
+
+
+def independent_zipf(trace: RoutingTrace, seed: int = 0) -> RoutingTrace:
+    """The same requests with every token choosing for itself, by a Zipf law of the same skew.
+
+    Parameters
+    ----------
+    trace
+        Whose requests and skew are taken.
+    seed
+        Of the choices.
+    """
+    exponent = zipf_exponent(trace.load_per_expert().astype(np.float64))
+    ids = np.empty(trace.expert_ids.shape, trace.expert_ids.dtype)
+    for layer in range(trace.num_layers):
+        rank = draw.stream(seed, layer, draw.SHAPE_STREAM).permutation(trace.num_experts) + 1
+        rng = draw.stream(seed, layer, 1)
+        ids[layer] = draw.topk_without_replacement(
+            rng, rank.astype(np.float64) ** -exponent, trace.topk, trace.num_tokens
+        )
+    return dataclasses.replace(
+        trace,
+        expert_ids=ids,
+        gate_weights=None,
+        flags=None,
+        info=TraceInfo(
+            kind="synthetic",
+            title=f"independent Zipf routing with the skew of {trace.info.title}",
+            license="CC0-1.0",
+            slot_order="weight_desc",
+            provenance=provenance.record(
+                "tracegen.resemblance.independent_zipf",
+                parameters={"exponent": exponent, "seed": seed},
+                parents=[trace.content_id],
+            ),
+        ),
+        stored_content_id="",
+    )

@@ -1,0 +1,410 @@
+"""Statistics of routing that decide what communication costs: skew, locality, co-activation.
+
+Sums are kept by group of requests, so that every statistic comes with the standard error that
+leaving out one group at a time gives (delete-a-group jackknife): tokens of one request are
+alike, and an error over tokens would be far too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracegen.errors import UserError
+from tracegen.moments import indicators
+from tracegen.trace import RoutingTrace
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+
+LAGS = (1, 2, 4, 8, 16, 32, 64)
+"""Distances at which reuse is measured, in tokens of the same request."""
+EXPERT_GROUPS = (8, 16, 32)
+"""Numbers of equal groups of neighbouring experts: what GPUs of an expert-parallel group hold."""
+BATCHES = (64, 256, 1024, 4096)
+"""Consecutive tokens of a batch (prefill-like)."""
+REQUEST_BATCHES = (32, 128, 512)
+"""Requests of a batch with one token of each (decode-like)."""
+DRAWS = 64
+"""Batches drawn of each size."""
+JACKKNIFE = 20
+"""Groups of requests; more would not make an error of an error better than its 16 %."""
+MAX_TOKENS = 60_000
+"""Tokens for pair statistics: correlations to 0.004."""
+MAX_REUSES = 20_000
+"""Token pairs of each lag."""
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One number a layer, with its standard error."""
+
+    label: str
+    """For people."""
+    value: Floats
+    """Shape (layer,)."""
+    error: Floats
+    """Standard error, shape (layer,)."""
+    summary: float
+    """Median over layers for skew and co-activation, mean for all else."""
+    summary_error: float
+    """Standard error of the summary; layers are not independent, requests are."""
+
+
+@dataclass(frozen=True)
+class TraceStatistics:
+    """Everything that ``moereplay trace stats`` shows."""
+
+    by_name: dict[str, Statistic]
+    load: Floats
+    """Share of tokens that visit each expert, shape (layer, expert)."""
+    correlation: Floats
+    """Of visits of two experts by the same token, shape (layer, expert, expert)."""
+    fanout: dict[int, Floats] = field(default_factory=dict)
+    """By number of expert groups: share of tokens that visit 0, 1, ... groups, (layer, groups)."""
+    travel: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    """Share of visits from an expert group of one layer to one of the next, shape (group, group)."""
+
+    def summary(self) -> dict[str, float]:
+        """Every statistic over all layers, by name."""
+        return {name: statistic.summary for name, statistic in self.by_name.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers, JSON-ready."""
+        return {
+            name: {
+                "label": s.label,
+                "summary": s.summary,
+                "summary_error": s.summary_error,
+                "value": s.value.tolist(),
+                "error": s.error.tolist(),
+            }
+            for name, s in self.by_name.items()
+        }
+
+
+@dataclass
+class _Sample:
+    """A trace with rows by request and position."""
+
+    ids: Array
+    request: Array
+    """From 0, ascending, shape (token,)."""
+    group: Array
+    """Jackknife group of each token."""
+    begins: Array
+    counts: Array
+    num_experts: int
+    rng: np.random.Generator
+    expert_per_group: dict[int, Array]
+
+
+def statistics(
+    trace: RoutingTrace, *, seed: int = 0, placement: Array | None = None
+) -> TraceStatistics:
+    """Measure a trace.
+
+    Parameters
+    ----------
+    trace
+        With at least two requests.
+    seed
+        Of the samples where all tokens would take long.
+    placement
+        Experts in the order in which they are dealt to groups, shape (expert,); None for
+        neighbours together.
+
+    Raises
+    ------
+    UserError
+        If there is nothing to measure.
+    """
+    sample = _sample(trace, seed, placement)
+    found: dict[str, Statistic] = {}
+    _skew(sample, found)
+    _reuse(sample, found)
+    correlation, travel = _together(sample, found)
+    fanout = _fanout(sample, found)
+    _busiest(sample, found)
+    return TraceStatistics(found, _load(sample).sum(0) / sample.request.size, correlation, fanout,
+                           travel)
+
+
+def _sample(trace: RoutingTrace, seed: int, placement: Array | None) -> _Sample:
+    """Rows in order, and which group each request is left out with."""
+    order = np.lexsort((trace.tokens.position, trace.tokens.request))
+    _, begins, counts = np.unique(
+        trace.tokens.request[order], return_index=True, return_counts=True
+    )
+    if counts.size < 2:
+        msg = f"{counts.size} requests; statistics compare tokens of one with those of others"
+        raise UserError(msg)
+    rng = np.random.default_rng(seed)
+    in_order = bool((np.diff(order) == 1).all())
+    ids = trace.expert_ids if in_order else trace.expert_ids[:, order]
+    request = np.repeat(np.arange(counts.size), counts)
+    group_of = rng.permutation(counts.size) % min(JACKKNIFE, counts.size)
+    experts = np.arange(trace.num_experts) if placement is None else np.argsort(placement)
+    groups = {}
+    for number in EXPERT_GROUPS:
+        if number <= trace.num_experts:
+            owner = experts * number // trace.num_experts
+            # Empty slots belong to a group of their own, beyond the others.
+            groups[number] = np.append(owner, np.full(trace.empty_slot + 1 - owner.size, number))
+    return _Sample(
+        ids, request, group_of[request], begins, counts, trace.num_experts, rng, groups
+    )
+
+
+def _statistic(
+    label: str, sums: Array, measure: Callable[[Array], Floats], over: Callable[..., Any]
+) -> Statistic:
+    """A statistic of sums by group, with its jackknife error.
+
+    Parameters
+    ----------
+    label
+        For people.
+    sums
+        Shape (group, ...).
+    measure
+        From sums over groups to one number a layer.
+    over
+        From numbers of all layers to one: median or mean.
+    """
+    total = sums.sum(axis=0)
+    value = measure(total)
+    left_out = np.stack([measure(total - part) for part in sums])
+    count = sums.shape[0]
+    error = np.sqrt((count - 1) * left_out.var(axis=0))
+    overall = np.array([over(one) for one in left_out])
+    return Statistic(
+        label, value, error, float(over(value)), float(np.sqrt((count - 1) * overall.var()))
+    )
+
+
+def _load(sample: _Sample) -> Array:
+    """Visits by group of requests, layer and expert."""
+    layers = sample.ids.shape[0]
+    groups = int(sample.group.max()) + 1
+    width = sample.num_experts
+    out = np.zeros((groups, layers, width))
+    for layer in range(layers):
+        key = sample.ids[layer].astype(np.int64)
+        real = key < width
+        key = sample.group[:, None] * width + np.minimum(key, width - 1)
+        out[:, layer] = np.bincount(key[real], minlength=groups * width).reshape(groups, width)
+    return out
+
+
+def gini(load: Floats) -> Floats:
+    """Gini coefficient of loads: 0 when all are equal.
+
+    Parameters
+    ----------
+    load
+        Non-negative, shape (..., expert).
+
+    Examples
+    --------
+    >>> gini(np.array([[1.0, 1.0], [0.0, 1.0]])).tolist()
+    [0.0, 0.5]
+    """
+    ordered = np.sort(load, axis=-1)
+    count = load.shape[-1]
+    rank = np.arange(1, count + 1)
+    total = np.maximum(ordered.sum(axis=-1), 1e-300)
+    coefficient: Floats = 2 * (ordered @ rank) / (count * total) - (count + 1) / count
+    return coefficient
+
+
+def _skew(sample: _Sample, found: dict[str, Statistic]) -> None:
+    """Load of experts; and reuse between requests, which the load alone decides."""
+    load, topk = _load(sample), sample.ids.shape[2]
+    found["load_max_over_mean"] = _statistic(
+        "load: busiest expert over mean",
+        load,
+        lambda n: n.max(axis=1) / np.maximum(n.mean(axis=1), 1e-300),
+        np.median,
+    )
+    found["load_gini"] = _statistic("load: Gini coefficient", load, gini, np.median)
+    found["reuse_other_request"] = _statistic(
+        "reuse: a token of any request",
+        load,
+        lambda n: topk * ((n / np.maximum(n.sum(1, keepdims=True), 1e-300)) ** 2).sum(1),
+        np.mean,
+    )
+
+
+def _reuse(sample: _Sample, found: dict[str, Statistic]) -> None:
+    """Share of a token's experts that another token of its request visits too."""
+    request, rng = sample.request, sample.rng
+    pairs: dict[str, tuple[str, Array, Array]] = {}
+    for lag in LAGS:
+        rows = np.flatnonzero(request[lag:] == request[:-lag]) + lag
+        if rows.size:
+            rows = rng.choice(rows, min(rows.size, MAX_REUSES), replace=False)
+            pairs[f"reuse_lag_{lag}"] = (f"reuse: lag {lag}", rows, rows - lag)
+    rows = rng.choice(request.size, min(request.size, MAX_REUSES), replace=False)
+    rows = rows[sample.counts[request[rows]] > 1]
+    if rows.size:
+        begin, count = sample.begins[request[rows]], sample.counts[request[rows]]
+        away = 1 + np.floor(rng.random(rows.size) * (count - 1)).astype(np.int64)
+        label = "reuse: a token of the same request"
+        pairs["reuse_same_request"] = (label, rows, begin + (rows - begin + away) % count)
+    groups = int(sample.group.max()) + 1
+    for name, (label, left, right) in pairs.items():
+        sums = np.zeros((groups, sample.ids.shape[0], 2))
+        for layer, ids in enumerate(sample.ids):
+            ours = ids[left]
+            real = ours < sample.num_experts
+            again = (ours[:, :, None] == ids[right][:, None, :]).any(axis=2) & real
+            for column, count in enumerate((again.sum(1), real.sum(1))):
+                sums[:, layer, column] = np.bincount(sample.group[left], count, groups)
+        found[name] = _statistic(label, sums, _ratio, np.mean)
+
+
+def _ratio(sums: Array) -> Floats:
+    """First sum over the second."""
+    ratio: Floats = sums[:, 0] / np.maximum(sums[:, 1], 1e-300)
+    return ratio
+
+
+def _together(sample: _Sample, found: dict[str, Statistic]) -> tuple[Floats, Floats]:
+    """Co-activation within a layer, and how well a layer predicts the next."""
+    tokens = sample.request.size
+    # Every n-th: pieces of all requests, long ones with more.
+    rows = np.arange(0, tokens, -(-tokens // MAX_TOKENS))
+    group = sample.group[rows]
+    groups, layers, width = int(sample.group.max()) + 1, sample.ids.shape[0], sample.num_experts
+    joint = np.zeros((groups, layers, width, width))
+    recall = np.zeros((groups, max(layers - 1, 0), 2))
+    owner = sample.expert_per_group.get(8, np.zeros(width, int))[:width]
+    travel = np.zeros((int(owner.max()) + 1,) * 2)
+    before: Array | None = None
+    learns = group % 2 == 0
+    for layer in range(layers):
+        present = indicators(sample.ids[layer : layer + 1, rows], width)
+        for part in range(groups):
+            ours = present[group == part]
+            joint[part, layer] = ours.T @ ours
+        if before is not None:
+            table = before[learns].T @ present[learns]
+            np.add.at(travel, (owner[:, None], owner[None, :]), table)
+            table /= np.maximum(before[learns].sum(axis=0), 1)[:, None]
+            guess = before[~learns] @ table
+            hits = _hits(guess, present[~learns], sample.ids.shape[2])
+            for column, count in enumerate((hits, present[~learns].sum(axis=1))):
+                recall[:, layer - 1, column] = np.bincount(group[~learns], count, groups)
+        before = present
+    visits = np.bincount(group, minlength=groups).astype(np.float64)
+    packed = np.concatenate(
+        [joint.reshape(groups, layers, -1), np.tile(visits[:, None, None], (1, layers, 1))], axis=2
+    )
+    upper = np.triu_indices(width, 1)
+
+    def pairs(sums: Array) -> Floats:
+        return _correlation(sums, width)[:, upper[0], upper[1]]
+
+    found["pair_std"] = _statistic(
+        "co-activation: spread", packed, lambda s: pairs(s).std(axis=1), np.median
+    )
+    found["pair_max"] = _statistic(
+        "co-activation: strongest pair", packed, lambda s: pairs(s).max(axis=1), np.median
+    )
+    if layers > 1:
+        # Groups that only taught the table have no hits to leave out.
+        tested = recall[recall[:, 0, 1] > 0]
+        if tested.size:
+            label = "next layer: experts predicted"
+            found["next_layer_recall"] = _statistic(label, tested, _ratio, np.mean)
+    return _correlation(packed.sum(axis=0), width), travel / max(travel.sum(), 1)
+
+
+def _hits(guess: Array, present: Array, topk: int) -> Array:
+    """How many of the most likely experts each token did visit."""
+    best = np.argpartition(-guess, topk - 1, axis=1)[:, :topk]
+    return np.take_along_axis(present, best, axis=1).sum(axis=1)
+
+
+def _correlation(packed: Array, width: int) -> Floats:
+    """Correlation of visits from joint counts and, in the last column, tokens."""
+    joint = packed[:, :-1].reshape(-1, width, width) / np.maximum(packed[:, -1:, None], 1)
+    share = np.einsum("lee->le", joint)
+    covariance = joint - share[:, :, None] * share[:, None, :]
+    spread = np.sqrt(np.maximum(share * (1 - share), 1e-12))
+    correlation: Floats = covariance / (spread[:, :, None] * spread[:, None, :])
+    return correlation
+
+
+def _fanout(sample: _Sample, found: dict[str, Statistic]) -> dict[int, Floats]:
+    """Distinct groups of experts that a token visits."""
+    groups = int(sample.group.max()) + 1
+    layers, _, topk = sample.ids.shape
+    shares = {}
+    for number, owner in sample.expert_per_group.items():
+        histogram = np.zeros((groups, layers, topk + 1))
+        for layer, ids in enumerate(sample.ids):
+            visited = np.sort(owner[ids], axis=1)
+            new = np.ones(visited.shape, bool)
+            new[:, 1:] = visited[:, 1:] != visited[:, :-1]
+            distinct = (new & (visited < number)).sum(axis=1)
+            key = sample.group * (topk + 1) + distinct
+            histogram[:, layer] = np.bincount(key, minlength=groups * (topk + 1)).reshape(
+                groups, topk + 1
+            )
+        count = np.arange(topk + 1)
+        found[f"distinct_groups_{number}"] = _statistic(
+            f"distinct of {number} groups a token",
+            histogram,
+            lambda n: (n @ count) / np.maximum(n.sum(axis=1), 1),
+            np.mean,
+        )
+        total = histogram.sum(axis=0)
+        shares[number] = total / np.maximum(total.sum(axis=1, keepdims=True), 1)
+    return shares
+
+
+def _busiest(sample: _Sample, found: dict[str, Statistic]) -> None:
+    """Visits of the busiest group of experts over the mean, by size and kind of batch."""
+    tokens = sample.request.size
+    batches: list[tuple[str, str, list[Array]]] = []
+    for size in BATCHES:
+        if size <= tokens:
+            starts = sample.rng.integers(0, tokens - size + 1, DRAWS)
+            rows = [np.arange(start, start + size) for start in starts]
+            batches.append((f"tokens_{size}", f"{size} consecutive tokens", rows))
+    for size in REQUEST_BATCHES:
+        if size <= sample.counts.size:
+            rows = []
+            for _ in range(DRAWS):
+                chosen = sample.rng.choice(sample.counts.size, size, replace=False)
+                offset = np.floor(sample.rng.random(size) * sample.counts[chosen])
+                rows.append(sample.begins[chosen] + offset.astype(np.int64))
+            batches.append((f"requests_{size}", f"a token of {size} requests", rows))
+    for number, owner in sample.expert_per_group.items():
+        for name, label, drawn in batches:
+            value = np.stack([_imbalance(sample.ids[:, rows], owner, number) for rows in drawn])
+            mean, spread = value.mean(axis=0), value.std(axis=0) / np.sqrt(len(drawn))
+            # Layers share the batches: the error of their mean is that of the batches' means.
+            overall = value.mean(axis=1).std() / np.sqrt(len(drawn))
+            found[f"busiest_group_{number}_{name}"] = Statistic(
+                f"busiest of {number} groups: {label}",
+                mean,
+                spread,
+                float(mean.mean()),
+                float(overall),
+            )
+
+
+def _imbalance(ids: Array, owner: Array, number: int) -> Floats:
+    """Visits of the busiest group over the mean, by layer."""
+    layers = ids.shape[0]
+    key = (np.arange(layers)[:, None] * (number + 1) + owner[ids].reshape(layers, -1)).ravel()
+    visits = np.bincount(key, minlength=layers * (number + 1)).reshape(layers, number + 1)
+    real = visits[:, :number]
+    return real.max(axis=1) / np.maximum(real.mean(axis=1), 1e-300)

@@ -1,0 +1,74 @@
+"""``moereplay trace stats``: measure a trace, and draw it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tracegen.stats import TraceStatistics
+
+
+def stats(
+    trace: Annotated[str, typer.Argument(help="A name of `list`, or a file.")],
+    plots: Annotated[
+        Path | None, typer.Option("--plots", help="Draw PNG files into this folder.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the samples and batches drawn.")] = 0,
+    per_layer: Annotated[
+        bool, typer.Option("--per-layer", help="A column for the range over layers.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, layer by layer.")] = False,
+) -> None:
+    """Measure skew, locality, co-activation and imbalance, with 95 % confidence over requests."""
+    import sys
+
+    from tracegen.errors import UserError
+    from tracegen.library import load
+    from tracegen.stats import statistics
+
+    try:
+        loaded = load(trace)
+        found = statistics(loaded, seed=seed)
+        drawn = []
+        if plots is not None:
+            from tracegen.plots import draw_all
+
+            drawn = draw_all(found, plots, loaded.info.title or trace)
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=1))
+        return
+    _show(found, per_layer)
+    for path in drawn:
+        typer.echo(path)
+
+
+def _show(found: TraceStatistics, per_layer: bool) -> None:
+    """Print a table."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("statistic", no_wrap=True)
+    headings = ["all layers", "+- 95 %", "least layer", "largest layer"]
+    headings += ["layer by layer"] if per_layer else []
+    for heading in headings:
+        table.add_column(heading, justify="right", overflow="fold")
+    for s in found.by_name.values():
+        row = [f"{s.summary:.3f}", f"{1.96 * s.summary_error:.3f}"]
+        row += [f"{s.value.min():.3f}", f"{s.value.max():.3f}"]
+        if per_layer:
+            pairs = zip(s.value.tolist(), (1.96 * s.error).tolist(), strict=True)
+            row.append(" ".join(f"{value:.2f}+-{error:.2f}" for value, error in pairs))
+        table.add_row(s.label, *row)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160 if per_layer else 110)
+    console.print(table)
