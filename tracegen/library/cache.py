@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from tracegen.errors import UserError
 from tracegen.library import transport
-from tracegen.library.catalogue import MAX_FILE_BYTES, MAX_INDEX_BYTES, Entry
+from tracegen.library.catalogue import MAX_FILE_BYTES, MAX_INDEX_BYTES, Entry, sha256_of
 from tracegen.library.transport import Interrupted
 
 T = TypeVar("T")
@@ -36,33 +37,37 @@ SPARE_BYTES = 64 * 2**20
 """Room to be left on the disk, in bytes."""
 
 
-def retry(action: Callable[[], T]) -> T:
+def retry(action: Callable[[], T], attempts: int | None = None) -> T:
     """Call a function until the connection holds.
 
     Parameters
     ----------
     action
         Raises :class:`Interrupted` when it may be tried again.
+    attempts
+        How often at most; None for :data:`ATTEMPTS`.
 
     Raises
     ------
     Interrupted
-        The last one, after :data:`ATTEMPTS`.
+        The last one.
     """
-    for attempt in range(ATTEMPTS - 1):
+    for attempt in range((attempts or ATTEMPTS) - 1):
         with contextlib.suppress(Interrupted):
             return action()
         time.sleep(WAIT_S * 2**attempt)
     return action()
 
 
-def connect(url: str) -> transport.Source:
+def connect(url: str, attempts: int | None = None) -> transport.Source:
     """A remote file, attempts included.
 
     Parameters
     ----------
     url
         Of the file.
+    attempts
+        How often at most; None for :data:`ATTEMPTS`.
 
     Raises
     ------
@@ -70,7 +75,7 @@ def connect(url: str) -> transport.Source:
         If it cannot be reached.
     """
     try:
-        return retry(lambda: transport.connect(url))
+        return retry(lambda: transport.connect(url), attempts)
     except Interrupted as error:
         msg = f"{url}: {error}"
         raise UserError(msg) from error
@@ -114,8 +119,11 @@ def fetch(cache: Path, entry: Entry, url: str, on_bytes: OnBytes | None = None) 
         If it cannot be had, or is not what the catalogue says.
     """
     target = _place(cache, entry)
+    # Without the lock, since a cache shared by others may be read-only.
+    if cached(cache, entry) and sha256_of(target) == entry.sha256:
+        return target
     with _locked(target):
-        if cached(cache, entry) and _sha256(target) == entry.sha256:
+        if cached(cache, entry) and sha256_of(target) == entry.sha256:
             return target
         part = target.with_name(target.name + ".part")
         resumed = part.is_file() and part.stat().st_size > 0
@@ -211,15 +219,17 @@ def read_index(cache: Path, url: str, offline: bool) -> tuple[str, str | None]:
         msg = f"{url}: not in the cache {cache}, and connections are switched off"
         raise UserError(msg)
     try:
-        text = _read_small(connect(url), MAX_INDEX_BYTES)
+        # Little patience where there is something to fall back on.
+        text = _read_small(connect(url, 2 if kept.is_file() else None), MAX_INDEX_BYTES)
     except UserError as error:
         if not kept.is_file():
             raise
         return kept.read_text("utf-8"), f"{error}; using what was read before"
-    _make_folder(kept.parent)
-    draft = kept.with_name(f"{kept.name}.tmp")
-    draft.write_text(text, "utf-8")
-    draft.replace(kept)
+    with contextlib.suppress(OSError, UserError):  # a cache that cannot be written is no loss here
+        _make_folder(kept.parent)
+        draft = kept.with_name(f"{kept.name}.{os.getpid()}.tmp")
+        draft.write_text(text, "utf-8")
+        draft.replace(kept)
     return text, None
 
 
@@ -299,11 +309,7 @@ def _take(
             raise UserError(msg)
         if size is None:
             _check_room(Path(out.name), len(block))
-        try:
-            out.write(block)
-        except OSError as error:
-            msg = f"{out.name}: cannot be written ({error.strerror})"
-            raise UserError(msg) from error
+        out.write(block)
         digest.update(block)
         if on_bytes is not None:
             on_bytes(out.tell(), size)
@@ -317,12 +323,6 @@ def _hash_of(out: BinaryIO) -> hashlib._Hash:
     while block := out.read(transport.BLOCK_BYTES):
         digest.update(block)
     return digest
-
-
-def _sha256(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _verify(part: Path, url: str, content_id: str | None) -> None:
@@ -385,10 +385,14 @@ def _make_folder(folder: Path) -> None:
 def _locked(target: Path) -> Iterator[None]:
     """One process at a time; released by the system if that process is killed."""
     _make_folder(target.parent)
-    with target.with_name(f"{target.name}.lock").open("wb") as lock:
-        # Windows has no such lock: two processes there may fetch the same file twice.
-        with contextlib.suppress(ImportError):
-            import fcntl
+    try:
+        with target.with_name(f"{target.name}.lock").open("wb") as lock:
+            # Windows has no such lock: two processes there may fetch the same file twice.
+            with contextlib.suppress(ImportError):
+                import fcntl
 
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        msg = f"{target}: cannot be written ({error.strerror}); see MOEREPLAY_CACHE"
+        raise UserError(msg) from error

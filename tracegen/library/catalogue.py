@@ -5,6 +5,7 @@ a stranger: names, paths, sizes and texts are checked before anything is done wi
 """
 
 import functools
+import hashlib
 import json
 import os
 import re
@@ -37,6 +38,18 @@ _FILE = re.compile(rf"(?:{_PART}/){{0,7}}{_PART}\.(?:h5|hdf5)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 # What Windows opens as a device, whatever the suffix.
 _DEVICES = re.compile(r"(?i)(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?")
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, as hexadecimal digits.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_url(text: str) -> bool:

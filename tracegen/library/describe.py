@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from tracegen.errors import UserError
-from tracegen.library.catalogue import Entry
+from tracegen.library.catalogue import Entry, sha256_of
 from tracegen.tables import PHASES
 
 
@@ -90,7 +89,7 @@ def entry(
             "title": file.info.title or name,
             "file": file_name or path.name,
             "file_bytes": file.file_bytes,
-            "sha256": _sha256(path),
+            "sha256": sha256_of(path),
             "content_id": file.content_id,
             "model": file.model.shape.name if file.model.shape else file.model.model_id,
             "dataset": dataset,
@@ -129,9 +128,3 @@ def _source(provenance: dict[str, Any]) -> str:
     if repository:
         return f"{repository} at {commit[:12]}" if commit else str(repository)
     return str(provenance.get("command") or provenance.get("tool") or "unknown")
-
-
-def _sha256(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

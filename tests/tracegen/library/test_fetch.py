@@ -68,6 +68,24 @@ def test_a_layer_of_a_large_file_takes_few_requests_and_little_more_than_itself(
     assert len(server.log) < 25
 
 
+def test_a_cache_that_cannot_be_written(remote, tmp_path, monkeypatch):
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file, where a folder should be")
+    monkeypatch.setenv("MOEREPLAY_CACHE", str(blocked))
+    assert tracegen.load("one", layers=[1]).num_layers == 1
+    with pytest.raises(UserError, match=r"blocked.*cannot be made .*see MOEREPLAY_CACHE"):
+        tracegen.load("one")
+
+
+def test_a_disk_that_fills_up(remote, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache, "_take", full)
+    with pytest.raises(UserError, match=r"one.h5: cannot be written \(No space left on device\)"):
+        tracegen.load("one")
+
+
 def test_a_url_is_downloaded_and_again_only_if_it_changed(remote, folder):
     url = f"{remote.url}/t/one.h5"
     first = tracegen.load(url)
