@@ -54,7 +54,8 @@ def test_options_of_a_kind_are_given_by_name(tmp_path):
         assert done.exit_code == 0, done.stderr
 
 
-def test_list_shows_every_trace_of_the_library():
+def test_list_shows_every_trace_of_the_library(monkeypatch):
+    monkeypatch.setenv("MOEREPLAY_CATALOGUES", "")
     listed = json.loads(run("list", "--json").stdout)
     assert [entry["name"] for entry in listed] == sorted(tracegen.library.entries())
     table = run("list").stdout
