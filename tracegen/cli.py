@@ -14,11 +14,13 @@ import typer
 from tracegen.capture.cli import register as register_capture
 from tracegen.cli_common import AsJson, user_errors
 from tracegen.errors import UserError
+from tracegen.importers.cli import register as register_import
 from tracegen.library_cli import register as register_library
 
 app = typer.Typer(no_args_is_help=True, help="Routing traces: which experts every token chose.")
 register_library(app)
 register_capture(app)
+register_import(app)
 
 PROGRESS_FROM_IDS = 20_000_000
 """Ids to draw from which a progress bar is worth its line (about a second)."""

@@ -1,0 +1,124 @@
+"""``moereplay trace import``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tracegen.cli_common import user_errors
+from tracegen.errors import UserError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``moereplay trace``.
+
+    Parameters
+    ----------
+    app
+        The command group.
+    """
+    app.command("import")(_import)
+
+
+def _import(
+    files: Annotated[list[Path], typer.Argument(help="Files of the dump, or its folder.")],
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="vllm, sglang, megatron, rollout, tensorrt-llm, llama.cpp, gpt-oss or flame.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="File to write.")],
+    model: Annotated[
+        str | None, typer.Option(help="Model shape: a name, or a TOML file; gives all sizes.")
+    ] = None,
+    num_experts: Annotated[int | None, typer.Option(help="Experts of a layer.")] = None,
+    topk: Annotated[int | None, typer.Option(help="Experts per token.")] = None,
+    hidden_size: Annotated[int | None, typer.Option(help="Elements of a token.")] = None,
+    moe_layers: Annotated[
+        str | None, typer.Option(help="Decoder layers with experts, such as 1,2,3 or 3-60.")
+    ] = None,
+    num_layers: Annotated[
+        int | None, typer.Option(help="Decoder layers in all, for dumps without a header.")
+    ] = None,
+    prompt_len: Annotated[
+        int | None, typer.Option(help="Tokens of every prompt, if the dump does not say.")
+    ] = None,
+    mask: Annotated[Path | None, typer.Option(help="Attention mask of a padded tensor.")] = None,
+    drop_repeats: Annotated[
+        bool, typer.Option("--drop-repeats", help="Leave out rows that repeat the row before.")
+    ] = False,
+    max_tokens: Annotated[int, typer.Option(help="Most rows read, or drawn.")] = 2_000_000,
+    seed: Annotated[int, typer.Option(help="Of rows drawn from counts.")] = 0,
+    title: Annotated[str, typer.Option(help="Title of the trace.")] = "",
+    license: Annotated[str, typer.Option(help="SPDX identifier of the dump's licence.")] = "",
+    dataset: Annotated[str, typer.Option(help="Where the prompts are from.")] = "",
+    source: Annotated[str, typer.Option(help="Where the dump is from: a URL and commit.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Make a trace of another tool's routing dump, checking it on the way."""
+    with user_errors():
+        from tracegen.hdf5 import write
+        from tracegen.importers import read
+
+        if out.exists() and not force:
+            msg = f"{out} exists; --force overwrites it"
+            raise UserError(msg)
+        options: dict[str, Any] = {
+            "model": model,
+            "num_experts": num_experts,
+            "topk": topk,
+            "hidden_size": hidden_size,
+            "moe_layers": None if moe_layers is None else layer_numbers(moe_layers),
+            "num_layers": num_layers,
+            "prompt_len": prompt_len,
+            "mask": mask,
+            "drop_repeats": drop_repeats,
+            "max_tokens": max_tokens,
+            "seed": seed,
+            "title": title,
+            "license": license,
+            "dataset": dataset,
+            "source": source,
+        }
+        made = read(files, format, **options)
+        digest = write(made.trace, out, overwrite=force)
+        for notice in made.notices:
+            typer.echo(f"note: {notice}", err=True)
+        trace = made.trace
+        typer.echo(
+            f"{out}: {trace.num_layers} layers x {trace.num_tokens} tokens x top-{trace.topk} "
+            f"of {trace.num_experts}, content {digest[:12]}"
+        )
+
+
+def layer_numbers(text: str) -> tuple[int, ...]:
+    """Numbers and ranges as a user writes them.
+
+    Parameters
+    ----------
+    text
+        Such as ``1,2,5-7``.
+
+    Raises
+    ------
+    UserError
+        If it is anything else.
+
+    Examples
+    --------
+    >>> layer_numbers("1,3-5")
+    (1, 3, 4, 5)
+    """
+    found: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            found += range(int(first), int(last or first) + 1)
+    except ValueError as error:
+        msg = f"layers {text!r}: write numbers and ranges, such as 1,2,5-7"
+        raise UserError(msg) from error
+    return tuple(found)

@@ -1,0 +1,201 @@
+"""Dumps that only count: token rows are drawn that have exactly the counted loads.
+
+TensorRT-LLM (EXPERT_STATISTIC_ITER_RANGE, EXPERT_STATISTIC_PATH): a folder with
+``meta_info.json`` (num_experts, num_experts_per_token) and ``rank{r}.safetensors``, whose
+tensors ``{iteration}_{layer}`` count the tokens of each expert.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracegen.errors import UserError
+from tracegen.importers import files
+from tracegen.importers.routed import PREFILL, Options, Routed
+
+Array = npt.NDArray[Any]
+
+ROUNDS = 24
+"""Random exchanges per slot that mix drawn rows; their co-activation no longer changes after
+a few."""
+MAX_HEADER_BYTES = 16 * 2**20
+"""Longest header of a safetensors file."""
+INTEGER_TYPES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "U8": "u1", "I8": "i1"}
+"""safetensors names of integer types, as numpy names them."""
+
+
+def draw_rows(counts: Array, topk: int, options: Options) -> Routed:
+    """Rows whose loads are the given counts, experts otherwise at random.
+
+    Parameters
+    ----------
+    counts
+        Tokens of each expert, integer (step, layer, expert).
+    topk
+        Slots per token.
+    options
+        ``seed`` and ``max_tokens``.
+
+    Raises
+    ------
+    UserError
+        If counts are negative, none, need more rows than allowed, or an expert has more
+        tokens than the step.
+    """
+    if counts.size == 0 or counts.min() < 0 or not counts.any():
+        msg = "the counts are empty or negative"
+        raise UserError(msg)
+    rows_of = -(-counts.sum(axis=2).max(axis=1) // topk)
+    if rows_of.sum() > options.max_tokens:
+        msg = (
+            f"the counts stand for {int(rows_of.sum())} tokens, at most {options.max_tokens} are "
+            "drawn; take fewer iterations, or raise max_tokens"
+        )
+        raise UserError(msg)
+    if (counts.max(axis=(1, 2)) > rows_of).any():
+        first = int(np.argmax(counts.max(axis=(1, 2)) > rows_of))
+        msg = (
+            f"step {first}: an expert has {int(counts[first].max())} tokens of only "
+            f"{int(rows_of[first])}; is topk {topk} right?"
+        )
+        raise UserError(msg)
+    rng = np.random.default_rng(options.seed)
+    parts = [
+        np.stack([_layer(layer, int(rows), topk, rng) for layer in step], axis=1)
+        for step, rows in zip(counts, rows_of, strict=True)
+        if rows
+    ]
+    steps = np.repeat(np.arange(len(counts)), rows_of)
+    routed = Routed(
+        ids=np.concatenate(parts),
+        request=steps,
+        position=np.concatenate([np.arange(rows) for rows in rows_of]),
+        phase=np.full(steps.size, PREFILL, np.uint8),
+        step=steps,
+        drawn=True,
+    )
+    short = int((rows_of[:, None] * topk - counts.sum(axis=2)).sum())
+    routed.notices.append(
+        f"Only loads were recorded: {steps.size} rows were drawn that have exactly these loads, "
+        "with experts otherwise at random. Co-activation and locality are not real."
+    )
+    if short:
+        routed.notices.append(f"{short} slots are empty, where layers have fewer counts.")
+    return routed
+
+
+def _layer(counts: Array, rows: int, topk: int, rng: np.random.Generator) -> Array:
+    """Ids (row, k) in which each expert is in exactly its count of rows.
+
+    Experts laid out one after the other, column by column, cannot meet themselves in a row
+    as long as none has more than ``rows`` (McNaughton's wrap-around rule); random exchanges
+    between rows then mix who meets whom.
+    """
+    order = rng.permutation(counts.size)
+    line = np.repeat(order, counts[order])
+    line = np.concatenate([line, np.full(rows * topk - line.size, -1)])
+    ids: Array = line.reshape(topk, rows).T.copy()
+    for _ in range(ROUNDS * topk):
+        left, right = np.array_split(rng.permutation(rows)[: rows // 2 * 2], 2)
+        a, b = rng.integers(topk, size=(2, left.size))
+        mine, yours = ids[left, a], ids[right, b]
+        clash = (ids[left] == yours[:, None]).any(axis=1) | (ids[right] == mine[:, None]).any(
+            axis=1
+        )
+        free = ~clash
+        ids[left[free], a[free]], ids[right[free], b[free]] = yours[free], mine[free]
+    return ids
+
+
+def read_tensorrt_llm(paths: list[Path], options: Options) -> Routed:
+    """Statistics of TensorRT-LLM.
+
+    Parameters
+    ----------
+    paths
+        One folder.
+    options
+        ``seed``, ``max_tokens``.
+
+    Raises
+    ------
+    UserError
+        If a file is missing or not what it should be.
+    """
+    folder = paths[0]
+    meta = files.load_json(files.load_text(folder / "meta_info.json"), "meta_info.json")
+    try:
+        experts, topk = int(meta["num_experts"]), int(meta["num_experts_per_token"])
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"{folder / 'meta_info.json'}: num_experts and num_experts_per_token are needed"
+        raise UserError(msg) from error
+    found: dict[tuple[int, int], Array] = {}
+    ranks = sorted(folder.glob("rank*.safetensors"))
+    if not ranks:
+        msg = f"{folder}: no rank*.safetensors"
+        raise UserError(msg)
+    for path in ranks:
+        for name, tensor in load_safetensors(path).items():
+            match = re.fullmatch(r"(\d+)_(\d+)", name)
+            if match is None or tensor.shape != (experts,):
+                msg = f"{path}: tensor {name!r} {tensor.shape}; iteration_layer ({experts},) is due"
+                raise UserError(msg)
+            key = (int(match[1]), int(match[2]))
+            # Each rank counts the tokens it holds.
+            found[key] = found.get(key, 0) + tensor.astype(np.int64)
+    iterations, layers = (sorted({key[place] for key in found}) for place in (0, 1))
+    missing = [(i, layer) for i in iterations for layer in layers if (i, layer) not in found]
+    if missing:
+        msg = f"{folder}: iteration {missing[0][0]} lacks layer {missing[0][1]}"
+        raise UserError(msg)
+    counts = np.array([[found[i, layer] for layer in layers] for i in iterations])
+    routed = draw_rows(counts, topk, options)
+    routed.layers, routed.num_experts = tuple(layers), experts
+    routed.facts["iterations"] = [iterations[0], iterations[-1]]
+    return routed
+
+
+def load_safetensors(path: Path) -> dict[str, Array]:
+    """Integer tensors of a safetensors file: u8 length, JSON header, data.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+
+    Raises
+    ------
+    UserError
+        If it is damaged or holds other types.
+    """
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES):
+        msg = f"{path}: not a safetensors file"
+        raise UserError(msg)
+    body = memoryview(data)[8 + length :]
+    tensors: dict[str, Array] = {}
+    try:
+        header = json.loads(data[8 : 8 + length])
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            dtype, (begin, end) = np.dtype(INTEGER_TYPES[entry["dtype"]]), entry["data_offsets"]
+            shape = tuple(int(size) for size in entry["shape"])
+            if (
+                not 0 <= begin <= end <= len(body)
+                or math.prod(shape) * dtype.itemsize != end - begin
+            ):
+                raise ValueError(f"tensor {name!r} is not where the header says")
+            tensors[name] = np.frombuffer(body[begin:end], dtype).reshape(shape)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        msg = f"{path}: not a safetensors file of integers ({error})"
+        raise UserError(msg) from error
+    return tensors

@@ -1,0 +1,288 @@
+"""Opening files of strangers: arrays without pickle, tensors with weights only, JSON."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import gzip
+import io
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from tracegen.errors import UserError
+
+Array = npt.NDArray[Any]
+
+MAX_GUNZIPPED_BYTES = 2**30
+"""Longest text that a compressed file may become."""
+
+
+def load_array(source: Path | bytes, where: str) -> Array:
+    """A ``.npy`` array; type and shape are read from its header, pickle is refused.
+
+    Parameters
+    ----------
+    source
+        Path, or the bytes of such a file.
+    where
+        What to call it in errors.
+
+    Raises
+    ------
+    UserError
+        If it is none, holds objects, or declares more than is there.
+    """
+    data = source if isinstance(source, bytes) else source.read_bytes()
+    try:
+        stream = io.BytesIO(data)
+        version = np.lib.format.read_magic(stream)
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
+        shape, _, dtype = read(stream)
+        if dtype.hasobject:
+            msg = f"{where}: holds Python objects, which only unpickling could read: refused"
+            raise UserError(msg)
+        # Before anything is allocated by what the header declares.
+        if math.prod(shape) * dtype.itemsize > len(data) - stream.tell():
+            msg = f"{where}: declares {shape} of {dtype}, more than its {len(data)} bytes"
+            raise UserError(msg)
+        stream.seek(0)
+        array: Array = np.load(stream, allow_pickle=False)
+    except UserError:
+        raise
+    except (ValueError, OSError, EOFError) as error:
+        msg = f"{where}: not an .npy array ({error})"
+        raise UserError(msg) from error
+    return array
+
+
+def load_npz(path: Path) -> dict[str, Array]:
+    """Arrays of an ``.npz`` archive, without pickle.
+
+    Parameters
+    ----------
+    path
+        Of the archive.
+
+    Raises
+    ------
+    UserError
+        If it is none, or an array in it holds objects.
+    """
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            total = sum(entry.file_size for entry in archive.infolist())
+            if total > MAX_GUNZIPPED_BYTES:
+                msg = f"{path}: {total} bytes unpacked; at most {MAX_GUNZIPPED_BYTES}"
+                raise UserError(msg)
+            return {
+                entry.filename.removesuffix(".npy"): load_array(
+                    archive.read(entry), f"{path}: {entry.filename}"
+                )
+                for entry in archive.infolist()
+            }
+    except (zipfile.BadZipFile, OSError, EOFError) as error:
+        msg = f"{path}: not an .npz archive ({error})"
+        raise UserError(msg) from error
+
+
+def load_tensors(path: Path) -> Any:
+    """What ``torch.save`` wrote, tensors as arrays; only tensors and plain containers are read.
+
+    Parameters
+    ----------
+    path
+        Of a ``.pt`` file.
+
+    Raises
+    ------
+    UserError
+        If torch is missing, or the file holds anything that must be unpickled.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        msg = f"{path}: reading .pt files needs torch: pip install 'moereplay[capture]'"
+        raise UserError(msg) from error
+    try:
+        return _plain(torch.load(path, map_location="cpu", weights_only=True))
+    except Exception as error:  # pickle, zip and torch each have their own
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        msg = f"{path}: not a file of plain tensors ({first[0][:200]})"
+        raise UserError(msg) from error
+
+
+def _plain(value: Any) -> Any:
+    """Tensors as arrays, containers kept."""
+    if hasattr(value, "detach"):
+        tensor = value.detach().cpu()
+        return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value
+
+
+def load_text(path: Path) -> str:
+    """Text of a file, gunzipped if its name ends in ``.gz``.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+
+    Raises
+    ------
+    UserError
+        If it cannot be read, is not UTF-8, or unpacks to more than a GiB.
+    """
+    try:
+        if path.suffix != ".gz":
+            return path.read_text("utf-8")
+        with gzip.open(path) as packed:
+            data = packed.read(MAX_GUNZIPPED_BYTES + 1)
+        if len(data) > MAX_GUNZIPPED_BYTES:
+            msg = f"{path}: unpacks to more than {MAX_GUNZIPPED_BYTES} bytes"
+            raise UserError(msg)
+        return data.decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        msg = f"{path}: cannot be read as text ({error})"
+        raise UserError(msg) from error
+
+
+def load_json(text: str, where: str) -> Any:
+    """A JSON value.
+
+    Parameters
+    ----------
+    text
+        Of it.
+    where
+        File and line, for errors.
+
+    Raises
+    ------
+    UserError
+        If it is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        msg = f"{where}: not JSON ({error})"
+        raise UserError(msg) from error
+
+
+def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Objects of a ``.json`` (one, or a list) or ``.jsonl`` file, with where they stand.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+
+    Raises
+    ------
+    UserError
+        If it holds anything else.
+    """
+    text = load_text(path)
+    if ".jsonl" in path.name:
+        lines = enumerate(text.splitlines(), 1)
+        found = [
+            (f"{path}, line {n}", load_json(line, f"{path}, line {n}"))
+            for n, line in lines
+            if line.strip()
+        ]
+    else:
+        value = load_json(text, str(path))
+        found = [
+            (f"{path}, entry {n}", entry)
+            for n, entry in enumerate(value if isinstance(value, list) else [value])
+        ]
+    for where, entry in found:
+        if not isinstance(entry, dict):
+            msg = f"{where}: not an object"
+            raise UserError(msg)
+        yield where, entry
+
+
+def from_base64(text: Any, where: str) -> bytes:
+    """Bytes of a base64 text.
+
+    Parameters
+    ----------
+    text
+        As found in JSON.
+    where
+        For errors.
+
+    Raises
+    ------
+    UserError
+        If it is not base64.
+    """
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, TypeError, ValueError) as error:
+        msg = f"{where}: not base64 ({error})"
+        raise UserError(msg) from error
+
+
+def integers(array: Any, dims: int, where: str) -> Array:
+    """An array of integers with so many dimensions.
+
+    Parameters
+    ----------
+    array
+        As read.
+    dims
+        Dimensions it must have.
+    where
+        For errors.
+
+    Raises
+    ------
+    UserError
+        If it is anything else.
+    """
+    try:
+        found: Array = np.asarray(array)
+    except ValueError as error:
+        msg = f"{where}: rows of unequal length"
+        raise UserError(msg) from error
+    if found.dtype.kind not in "iu" or found.ndim != dims:
+        msg = f"{where}: {found.dtype} {found.shape}; expert ids of {dims} dimensions are expected"
+        raise UserError(msg)
+    return found.astype(np.int64)
+
+
+def open_binary(path: Path) -> BinaryIO:
+    """A file open for reading bytes.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+
+    Raises
+    ------
+    UserError
+        If it cannot be opened.
+    """
+    try:
+        return path.open("rb")
+    except OSError as error:
+        msg = f"{path}: cannot be read ({error})"
+        raise UserError(msg) from error

@@ -1,0 +1,108 @@
+"""FLAME-MoE traces (huggingface.co/datasets/CMU-FLAME/FLAME-MoE-Traces): parquet, a file a layer.
+
+Columns: a list of float16 scores and a list of int16 ids, one row a token. The layer is the last
+number in the file's name. Sequences are not marked.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracegen.errors import UserError
+from tracegen.importers.routed import TRAINING, Options, Routed
+
+Array = npt.NDArray[Any]
+
+INSTALL = "pip install 'moereplay[parquet]'"
+
+
+def read_flame(paths: list[Path], options: Options) -> Routed:
+    """One capture: the files of all layers of one checkpoint.
+
+    Parameters
+    ----------
+    paths
+        Parquet files, one a layer.
+    options
+        Sizes; at most ``max_tokens`` rows are read, the first ones.
+
+    Raises
+    ------
+    UserError
+        If pyarrow is missing, or a file has other columns or rows than the others.
+    """
+    layers: dict[int, tuple[Array, Array | None]] = {}
+    total = 0
+    for path in paths:
+        numbers = re.findall(r"\d+", path.stem)
+        if not numbers:
+            msg = f"{path}: no layer number in the name"
+            raise UserError(msg)
+        layer = int(numbers[-1])
+        if layer in layers:
+            msg = f"{path}: layer {layer} is there twice; give the files of one checkpoint"
+            raise UserError(msg)
+        ids, scores, rows = _layer(path, options.max_tokens)
+        layers[layer], total = (ids, scores), max(total, rows)
+    shapes = {ids.shape for ids, _ in layers.values()}
+    if len(shapes) != 1:
+        msg = f"the layers differ in (tokens, slots): {sorted(shapes)}"
+        raise UserError(msg)
+    order = sorted(layers)
+    ids = np.stack([layers[layer][0] for layer in order], axis=1)
+    found = [layers[layer][1] for layer in order]
+    scores = [part for part in found if part is not None]
+    weights = np.stack(scores, axis=1) if len(scores) == len(found) else None
+    rows = len(ids)
+    routed = Routed(
+        ids=ids.astype(np.int64),
+        weights=weights,
+        request=np.zeros(rows, np.int64),
+        position=np.arange(rows),
+        phase=np.full(rows, TRAINING, np.uint8),
+        step=np.zeros(rows, np.int64),
+        layers=tuple(order),
+        semantics="router scores as recorded",
+    )
+    routed.notices.append("Sequence boundaries are not recorded: all tokens are one request.")
+    if total > rows:
+        routed.dropped[f"after the first {rows} tokens (max_tokens)"] = total - rows
+    return routed
+
+
+def _layer(path: Path, limit: int) -> tuple[Array, Array | None, int]:
+    """Ids, scores and the number of rows of one file."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        msg = f"{path}: reading parquet needs pyarrow: {INSTALL}"
+        raise UserError(msg) from error
+    ids: list[Array] = []
+    scores: list[Array] = []
+    try:
+        with parquet.ParquetFile(path) as file:
+            rows = int(file.metadata.num_rows)
+            taken = 0
+            for batch in file.iter_batches(batch_size=65_536):
+                if taken >= limit:
+                    break
+                for column in batch.columns:
+                    values = column.flatten().to_numpy(zero_copy_only=False)
+                    if len(values) % max(1, len(column)) or values.dtype.kind not in "iuf":
+                        raise ValueError("lists of unequal length")
+                    values = values.reshape(len(column), -1)[: limit - taken]
+                    (ids if values.dtype.kind in "iu" else scores).append(values)
+                taken += min(len(batch), limit - taken)
+    except (pyarrow.ArrowException, OSError, ValueError, AttributeError) as error:
+        msg = f"{path}: not the parquet file of a layer ({error})"
+        raise UserError(msg) from error
+    if not ids:
+        msg = f"{path}: no column of integer lists"
+        raise UserError(msg)
+    return np.concatenate(ids), np.concatenate(scores) if scores else None, rows

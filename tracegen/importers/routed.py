@@ -1,0 +1,196 @@
+"""What a reader hands on, before it is checked and becomes a trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tracegen.errors import UserError
+
+if TYPE_CHECKING:
+    from tracegen.models import ModelShape
+    from tracegen.trace import RoutingTrace
+
+Array = npt.NDArray[Any]
+
+PREFILL, DECODE, TRAINING = 0, 1, 2
+"""Values of the ``phase`` column that importers use."""
+
+
+class Imported(NamedTuple):
+    """A trace, and what was noticed on the way."""
+
+    trace: RoutingTrace
+    notices: list[str]
+    """Sentences with numbers: what looks wrong, what was dropped."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the dump does not say."""
+
+    model: str | Path | None = None
+    """Name in the catalogue of shapes, or a TOML file; gives all sizes."""
+    num_experts: int | None = None
+    topk: int | None = None
+    hidden_size: int | None = None
+    moe_layers: tuple[int, ...] | None = None
+    """Decoder layer number of each MoE layer, when the dump does not number them."""
+    num_layers: int | None = None
+    """Decoder layers, dense ones included, where a dump without header has one entry each."""
+    prompt_len: int | None = None
+    """Tokens of every prompt, where the dump does not say."""
+    mask: Path | None = None
+    """Attention mask of a padded tensor, .npy or .pt."""
+    drop_repeats: bool = False
+    """Leave out rows that repeat the row before in every layer (warm-up, padding)."""
+    max_tokens: int = 2_000_000
+    """Most rows drawn from counts, or read."""
+    seed: int = 0
+    """Of the rows drawn from counts."""
+    title: str = ""
+    license: str = ""
+    dataset: str = ""
+    source: str = ""
+    """Where the dump is from: a URL, a repository and commit."""
+
+    def shape(self) -> ModelShape | None:
+        """Shape of the model, if one was named."""
+        from tracegen.models import load
+
+        return None if self.model is None else load(self.model)
+
+    def experts(self) -> int:
+        """Experts of a layer.
+
+        Raises
+        ------
+        UserError
+            If neither a model nor the number was given.
+        """
+        if self.num_experts is not None:
+            return self.num_experts
+        shape = self.shape()
+        if shape is None:
+            msg = "the dump does not say how many experts there are: give a model or num_experts"
+            raise UserError(msg)
+        return shape.num_experts
+
+    def slots(self) -> int:
+        """Experts per token.
+
+        Raises
+        ------
+        UserError
+            If neither a model nor the number was given.
+        """
+        if self.topk is not None:
+            return self.topk
+        shape = self.shape()
+        if shape is None:
+            msg = "the dump does not say how many experts a token has: give a model or topk"
+            raise UserError(msg)
+        return shape.topk
+
+    def decoder_layers(self) -> int:
+        """Decoder layers, dense ones included.
+
+        Raises
+        ------
+        UserError
+            If neither a model nor the number was given.
+        """
+        if self.num_layers is not None:
+            return self.num_layers
+        shape = self.shape()
+        if shape is None:
+            msg = "the dump has no header: give a model, or num_layers and topk"
+            raise UserError(msg)
+        return shape.num_layers
+
+
+@dataclass
+class Routed:
+    """Rows as a reader found them."""
+
+    ids: Array
+    """Expert ids, integer (token, layer, k); -1 where a slot is empty."""
+    request: Array
+    """Request of each row, integer (token,)."""
+    position: Array
+    """Position in the request, integer (token,)."""
+    phase: Array
+    """uint8 (token,)."""
+    step: Array
+    """Forward pass of each row, integer, never falling (token,)."""
+    layers: tuple[int, ...] | None = None
+    """Decoder layer numbers if the dump has them."""
+    weights: Array | None = None
+    """Gate weights, float (token, layer, k)."""
+    rank: Array | None = None
+    """Source GPU, integer (token,)."""
+    num_experts: int | None = None
+    """If the dump says so."""
+    labels: list[str] | None = None
+    """Category of each request."""
+    datasets: list[str] | None = None
+    """Data set of each request."""
+    order: str = "native"
+    """What the dump promises about the order of slots."""
+    semantics: str = ""
+    """What a weight is."""
+    drawn: bool = False
+    """Whether the rows were drawn from counts."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Reason to number of rows."""
+    notices: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Anything of the dump worth keeping in the provenance, JSON-ready."""
+
+
+def from_sequences(sequences: list[Array], prompt_lens: list[int | None], **facts: Any) -> Routed:
+    """Rows of dumps that hold one array a request.
+
+    Parameters
+    ----------
+    sequences
+        Ids (token, layer, k) of each request, from its first position.
+    prompt_lens
+        Tokens of each prompt; None if it is not known, all rows are then prefill.
+    **facts
+        Further fields of :class:`Routed`.
+
+    Raises
+    ------
+    UserError
+        If the sequences differ in layers or slots.
+    """
+    shapes = {sequence.shape[1:] for sequence in sequences}
+    if len(shapes) != 1:
+        msg = f"requests differ in (layers, slots): {sorted(shapes)}"
+        raise UserError(msg)
+    lengths = [len(sequence) for sequence in sequences]
+    position = np.concatenate([np.arange(length) for length in lengths])
+    request = np.repeat(np.arange(len(lengths)), lengths)
+    prompts = np.array(
+        [
+            length if known is None else known
+            for known, length in zip(prompt_lens, lengths, strict=True)
+        ]
+    )
+    phase = np.where(position < prompts[request], PREFILL, DECODE).astype(np.uint8)
+    # One request at a time: a prompt is one pass, each later token another.
+    begins = (position == 0) | (phase == DECODE)
+    step = np.cumsum(begins) - 1
+    return Routed(
+        ids=np.concatenate(sequences).astype(np.int64),
+        request=request,
+        position=position,
+        phase=phase,
+        step=step,
+        **facts,
+    )
