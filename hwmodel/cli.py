@@ -121,3 +121,50 @@ def show(
         text = f"[bold]{row['key']}[/bold] = {escape(value)}"
         console.print(text, f"[dim]({row['confidence']})[/dim]", highlight=False)
         console.print(Padding(escape(row["source"]), (0, 0, 0, 4)), style="dim", highlight=False)
+
+
+@app.command()
+def diff(
+    first: Annotated[str, typer.Argument(help="A machine of `list`, or a TOML file.")],
+    second: Annotated[str, typer.Argument(help="Another one.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the values in which two machines differ."""
+    import hwmodel
+
+    try:
+        one, other = (hwmodel.load(name).spec.rows() for name in (first, second))
+    except UserError as error:
+        _fail(error)
+    rows: list[dict[str, Any]] = [
+        {
+            "key": left[0],
+            "unit": left[2],
+            "first": left[1],
+            "second": right[1],
+            "first_confidence": left[4],
+            "second_confidence": right[4],
+        }
+        for left, right in zip(one, other, strict=True)
+        if left[1] != right[1]
+    ]
+    if as_json:
+        document = {"first": first, "second": second, "values": rows}
+        print(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("value", "unit", first, second):
+        table.add_column(escape(heading))
+    for row in rows:
+        values = [escape(_plain(row[side])) for side in ("first", "second")]
+        table.add_row(row["key"], row["unit"], *values)
+    console = Console()
+    if rows:
+        console.print(table)
+    else:
+        console.print(f"{escape(first)} and {escape(second)} do not differ")

@@ -55,3 +55,13 @@ def test_mistakes_end_with_a_line_and_code_2(arguments, said):
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ") and said in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_diff_names_what_differs_and_nothing_else():
+    values = json.loads(run("diff", "dgx-h100", "hgx-h200", "--json").stdout)["values"]
+    found = {row["key"]: (row["first"], row["second"]) for row in values}
+    assert found["hbm.peak_GB_per_s"] == (3350.0, 4800.0)
+    assert "link.links_per_gpu" not in found
+    assert "hbm.peak_GB_per_s" in run("diff", "dgx-h100", "hgx-h200").stdout
+    assert "do not differ" in run("diff", "dgx-h100", "dgx-h100").stdout
+    assert run("diff", "dgx-h100", "nothing").exit_code == 2

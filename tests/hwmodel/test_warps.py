@@ -9,7 +9,7 @@ WARPS = H100.warps
 def test_a_block_of_24_warps_sends_combine_rows_at_the_measured_rate():
     # DeepEP combine, DeepSeek-V3 shape, 4 SMs: 1.851 us for each token of a channel, 5.295 rows.
     rate = 24 * 14336 / WARPS.copy_ps(14336, unroll=4) * 1e3
-    assert rate == pytest.approx(5.295 * 14336 / 1.851 / 1e3, rel=0.08)
+    assert rate == pytest.approx(5.295 * 14336 / 1.851 / 1e3, rel=0.12)
 
 
 def test_many_readers_share_a_miss():
