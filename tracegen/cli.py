@@ -12,14 +12,16 @@ from typing import Annotated, Any
 import typer
 
 from tracegen.capture.cli import register as register_capture
-from tracegen.cli_common import AsJson, user_errors
+from tracegen.cli_common import AsJson, plain, user_errors
 from tracegen.errors import UserError
 from tracegen.importers.cli import register as register_import
 from tracegen.library_cli import register as register_library
+from tracegen.stats_cli import stats
 
 app = typer.Typer(no_args_is_help=True, help="Routing traces: which experts every token chose.")
 register_library(app)
 register_capture(app)
+app.command()(stats)
 register_import(app)
 
 PROGRESS_FROM_IDS = 20_000_000
@@ -53,7 +55,7 @@ def _progress(layers: int, num_ids: int) -> Iterator[Callable[[int], None]]:
 
 @app.command()
 def generate(
-    kind: Annotated[str, typer.Argument(help="uniform, zipf, normal or histogram.")],
+    kind: Annotated[str, typer.Argument(help="uniform, zipf, normal, histogram or latent.")],
     model: Annotated[str, typer.Option(help="Model shape: a name, or a TOML file.")],
     out: Annotated[Path, typer.Option(help="File to write.")],
     ranks: Annotated[int, typer.Option(help="Source GPUs.")] = 8,
@@ -137,7 +139,7 @@ def info(
                 value = "\n".join(f"{k}: {v}" for k, v in value.items())
             if isinstance(value, list):
                 value = " ".join(map(str, value))
-            table.add_row(key.replace("_", " "), escape(str(value)))
+            table.add_row(key.replace("_", " "), escape(plain(str(value))))
         console.print(table)
 
 

@@ -12,6 +12,22 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 """Option of the commands that describe something."""
 
 
+def plain(text: str) -> str:
+    r"""Text without control characters: what a stranger's file says may end on a terminal.
+
+    Parameters
+    ----------
+    text
+        Any; line breaks stay.
+
+    Examples
+    --------
+    >>> print(plain("\x1b[2Jtitle"))
+    \x1b[2Jtitle
+    """
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
     """Print a user's mistake as one line and leave with code 2.
@@ -24,5 +40,5 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {plain(str(error))}", err=True)
         raise typer.Exit(2) from None
