@@ -134,10 +134,6 @@ def _file(text: str) -> str:
     return text
 
 
-def _url(text: str) -> str:
-    return check_url(text) if text else text
-
-
 Line = Annotated[str, Field(max_length=4096), AfterValidator(_printable)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, lt=2**32)]
@@ -153,7 +149,7 @@ class Entry(BaseModel):
     title: Line
     file: Annotated[str, AfterValidator(_file)]
     """Path of the file, relative to the catalogue."""
-    url: Annotated[Line, AfterValidator(_url)] = ""
+    url: Annotated[Line, AfterValidator(lambda url: url and check_url(url))] = ""
     """Where the file is if it is not beside the catalogue."""
     file_bytes: Annotated[int, Field(gt=0, le=MAX_FILE_BYTES)]
     sha256: Sha256
