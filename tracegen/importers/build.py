@@ -96,7 +96,9 @@ def _drop_empty_rows(routed: Routed) -> None:
     Zero in every slot would be expert 0 several times, which no router does; with one slot
     it cannot be told from a real choice.
     """
-    keep_rows(routed, (routed.ids >= 0).any(axis=(1, 2)), "no expert in any layer (missing)")
+    keep_rows(
+        routed, np.asarray((routed.ids >= 0).any(axis=(1, 2))), "no expert in any layer (missing)"
+    )
     if routed.ids.shape[2] > 1 and len(routed.ids):
         zero = np.all(routed.ids == 0, axis=(1, 2))
         keep_rows(routed, ~zero, "zero in every slot of every layer (padding)")

@@ -56,8 +56,8 @@ def read_flame(paths: list[Path], options: Options) -> Routed:
     order = sorted(layers)
     ids = np.stack([layers[layer][0] for layer in order], axis=1)
     found = [layers[layer][1] for layer in order]
-    scores = [part for part in found if part is not None]
-    weights = np.stack(scores, axis=1) if len(scores) == len(found) else None
+    known = [part for part in found if part is not None]
+    weights = np.stack(known, axis=1) if len(known) == len(found) else None
     rows = len(ids)
     routed = Routed(
         ids=ids.astype(np.int64),
