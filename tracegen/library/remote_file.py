@@ -128,7 +128,11 @@ class RemoteFile(io.RawIOBase):
         self.requests += 1
         self.fetched_bytes += stop - start
         try:
-            return self._retry(lambda: self._source.read(start, stop))
+            data = self._retry(lambda: self._source.read(start, stop))
+            if len(data) == stop - start:
+                return data
+            # A short page would be asked for again and again.
+            self.failure = UserError(f"{self.name}: {len(data)} of {stop - start} bytes arrived")
         except Interrupted as error:
             self.failure = UserError(f"{self.name}: {error}")
         except UserError as error:

@@ -3,10 +3,12 @@
 import io
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracegen
+from tracegen import UserError
 from tracegen.library import remote_file
 
 
@@ -62,3 +64,17 @@ def test_a_remote_file_reads_like_a_local_one(reads):
             assert remote.read(size) == local.read(size)
             assert remote.tell() == (local.tell() if start < len(data) else start)
         assert remote.seek(-5, 2) == len(data) - 5
+
+
+def test_a_source_that_hands_out_too_little_is_no_endless_loop(tmp_path):
+    class Short(LocalRanges):
+        def read(self, start, stop):
+            return super().read(start, stop)[:-1]
+
+    path = tmp_path / "a.h5"
+    path.write_bytes(bytes(100_000))
+    with (
+        remote_file.RemoteFile(Short(path), lambda action: action()) as remote,
+        pytest.raises(UserError, match=r"a.h5: 65535 of 65536 bytes arrived"),
+    ):
+        remote.read(10)
