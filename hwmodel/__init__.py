@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hwmodel.overheads import Overheads
     from hwmodel.switch import Switch
     from hwmodel.system import Capability, System
+    from hwmodel.warps import Warps
 
 __all__ = [
     "Capability",
@@ -36,6 +37,7 @@ __all__ = [
     "System",
     "TileGrid",
     "UserError",
+    "Warps",
     "load",
     "names",
 ]
@@ -50,6 +52,7 @@ _HOMES = {
     "Switch": "switch",
     "System": "system",
     "TileGrid": "compute",
+    "Warps": "warps",
     "load": "catalog",
     "names": "catalog",
 }
