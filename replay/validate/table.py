@@ -61,9 +61,6 @@ class Bound:
         Largest mean absolute percentage error.
     holds
         Which rows belong to it.
-    reached
-        False where the promise is not kept and DESIGN.md says why; such a bound is shown and
-        does not fail.
     """
 
     name: str
