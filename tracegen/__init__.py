@@ -14,6 +14,7 @@ from tracegen.capture import capture
 
 if TYPE_CHECKING:
     from tracegen import generate as generate
+    from tracegen import importers as importers
     from tracegen import library as library
     from tracegen import models as models
     from tracegen.errors import UserError as UserError
@@ -45,7 +46,7 @@ _HOME = {
     "open": "library",
     "write": "hdf5",
 }
-_SUBMODULES = ("generate", "library", "models")
+_SUBMODULES = ("generate", "importers", "library", "models")
 
 __all__ = ["capture", *_HOME, *_SUBMODULES]
 

@@ -5,6 +5,11 @@ scores is believed only for families whose routing is the plain top-k of them: w
 selection bias, expert groups or hashing, the top-k of the scores is not what is executed
 (measured on 13 model types: it agrees for 0 to 56 % of the rows). No weights are recorded
 where only scores are seen.
+
+Measured with transformers 4.57.1 on tiny random models: the captured loads equal the rows that
+each expert module really saw for mixtral, qwen2_moe, qwen3_moe, qwen3_next, olmoe, phimoe, jamba,
+minimax, hunyuan_v1_moe (top-k of scores) and deepseek_v2, deepseek_v3, glm4_moe, dots1,
+longcat_flash (ids that the gate returns, biases set). gpt_oss is read but could not be checked.
 """
 
 from __future__ import annotations

@@ -71,7 +71,6 @@ class CaptureSession:
         self._handles: list[Any] = []
         self._open: OpenStep | None = None
         self._outside_calls = 0
-        self._failed_passes = 0
         self._recorder: Recorder | None = None
         self._world = ranks.World(0, 1, "")
         self._dropped: dict[str, int] = {}
@@ -221,8 +220,6 @@ class CaptureSession:
         """Open a step; one that is still open was left by an error in its forward."""
         import torch
 
-        if self._open is not None:
-            self._failed_passes += 1
         given = generation.arguments(module, args, kwargs)
         training = bool(module.training) and torch.is_grad_enabled()
         rows = self._follower.begin(given, encoder=stack.encoder, training=training)

@@ -18,11 +18,13 @@ pytest.importorskip("transformers", "5.0", reason=ENABLE)
 
 import tiny_families  # noqa: E402 (only once it is known that models can be made)
 import torch  # noqa: E402
+import transformers  # noqa: E402
 from replay_proof import NEW_TOKENS, PROMPT_TOKENS, generate, prompts  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 import tracegen  # noqa: E402
 from tracegen.capture import recover  # noqa: E402
+from tracegen.capture.sites import find_sites, find_stacks  # noqa: E402
 from tracegen.library import verify  # noqa: E402
 
 PREFILL, DECODE, TRAINING, ENCODER = range(4)
@@ -227,6 +229,7 @@ def test_an_encoder_has_its_own_phase_and_capacity_leaves_slots_empty(out: Path)
     trace = captured(switch, out)
     encoder = trace.tokens.phase == ENCODER
     assert int(encoder.sum()) == REAL
+    assert set(trace.tokens.request[encoder]) == set(trace.tokens.request[~encoder]) == {0, 1, 2}
     assert trace.moe_layer_index.tolist() == [1, 3, 5, 7]
     empty = trace.expert_ids[..., 0] == trace.empty_slot
     assert empty[:2, ~encoder].all()
@@ -252,6 +255,24 @@ def test_zero_and_shared_experts_are_in_the_header(tmp_path: Path) -> None:
     assert deepseek.model.expert_bias
     assert deepseek.moe_layer_index.tolist() == [1, 2]
     assert deepseek.info.weight_row_sum == "2.5"
+
+
+def test_of_a_multimodal_model_only_the_text_decoder_is_watched() -> None:
+    """Vision towers route patches, not tokens; their rows would not be those of the text."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if "dots3_note" not in CONFIG_MAPPING:
+        pytest.skip("the installed transformers has no dots3_note")
+    with torch.device("meta"):
+        config = tiny_families.AutoConfig.for_model("dots3_note")
+        config.text_config.num_hidden_layers = 3
+        both = transformers.AutoModelForImageTextToText.from_config(config)
+    stacks, outside = find_stacks(both, find_sites(both))
+    (text,) = stacks
+    assert [site.layer for site in text.sites] == [1, 2]
+    assert all("language_model" in site.name for site in text.sites)
+    assert outside
+    assert all("vision_tower" in name for name in outside)
 
 
 def test_the_result_does_not_depend_on_the_buffer_or_on_weights(model: Any, tmp_path: Path) -> None:

@@ -515,6 +515,16 @@ def write_npy(path: Path, array: Array) -> Path:
     return path
 
 
+def test_rows_without_routes_are_dropped_and_counted(tmp_path: Path) -> None:
+    """A prefix cache leaves zeros or -1 in the middle; expert 0 three times is no routing."""
+    ids = routing(9)
+    ids[4], ids[6] = 0, -1
+    trace = read([write_npy(tmp_path / "r.npy", ids)], "vllm", **SIZES).trace
+    np.testing.assert_array_equal(ids_of(trace), np.delete(routing(9), [4, 6], axis=0))
+    assert trace.tokens.position.tolist() == [0, 1, 2, 3, 5, 7, 8]
+    assert sorted(dropped(trace).values()) == [1, 1]
+
+
 def test_impossible_ids_are_refused_by_place(tmp_path: Path) -> None:
     ids = routing(4)
     ids[2, 1, 0] = EXPERTS
