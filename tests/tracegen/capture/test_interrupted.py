@@ -1,0 +1,188 @@
+"""What cannot be captured is refused; what was killed or runs in parallel is not lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ENABLE = "needs torch and transformers 5: pip install 'moereplay[capture]'"
+pytest.importorskip("torch", reason=ENABLE)
+pytest.importorskip("transformers", "5.0", reason=ENABLE)
+
+import tiny_families  # noqa: E402 (only once it is known that models can be made)
+import torch  # noqa: E402
+from replay_proof import NEW_TOKENS, PROMPT_TOKENS, generate, prompts  # noqa: E402
+
+import tracegen  # noqa: E402
+from tracegen.capture import recover  # noqa: E402
+from tracegen.library import verify  # noqa: E402
+
+PREFILL, DECODE, TRAINING, ENCODER = range(4)
+REAL = sum(PROMPT_TOKENS)
+DECODED = len(PROMPT_TOKENS) * (NEW_TOKENS - 1)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_families.tiny_model("mixtral")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "trace.h5"
+    left = {path.name for path in tmp_path.iterdir()}
+    assert not {n for n in left if n.startswith(".")}, "a temporary file was left"
+
+
+def captured(model: Any, out: Path, **options: Any) -> tracegen.RoutingTrace:
+    with tracegen.capture(model, out, **options):
+        generate(model)
+    assert verify(out)
+    assert not out.with_name(out.name + ".partial").exists()
+    return tracegen.load(out)
+
+
+EXPECTED = sorted(
+    (request, position, PREFILL if position < length else DECODE)
+    for request, length in enumerate(PROMPT_TOKENS)
+    for position in range(length + NEW_TOKENS - 1)
+)
+"""Each prompt once, and all generated tokens but the last, which is never routed."""
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"num_beams": 2}, "beam search reorders"),
+        ({"prompt_lookup_num_tokens": 2}, "speculative decoding"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_before_it_runs(
+    model: Any, out: Path, options: dict[str, Any], reason: str
+) -> None:
+    ids, mask = prompts()
+    with (
+        pytest.raises(tracegen.UserError, match=reason),
+        tracegen.capture(model, out),
+    ):
+        model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=2, **options)
+    assert list(out.parent.iterdir()) == []
+
+
+def test_a_bypassed_hook_is_noticed(out: Path) -> None:
+    fused = tiny_families.tiny_model("gpt_oss")
+    block = fused.model.layers[1].mlp
+    block.forward = lambda hidden: (hidden, None)
+    with pytest.raises(tracegen.UserError, match="1 of 3 MoE layers were not seen"):
+        captured(fused, out)
+    for layer in fused.model.layers:
+        layer.mlp.forward = lambda hidden: (hidden, None)
+    with pytest.raises(tracegen.UserError, match=r"no site fired.*use_kernels"):
+        captured(fused, out)
+
+
+def test_rows_that_are_not_the_tokens_are_refused(out: Path) -> None:
+    odd = tiny_families.tiny_model("mixtral")
+    experts = odd.model.layers[1].mlp.experts
+    experts.register_forward_pre_hook(lambda _m, args: tuple(a[:-1] for a in args))
+    with pytest.raises(tracegen.UserError, match=r"layer 1 .* routed 20 rows.*3 x 7 = 21"):
+        captured(odd, out)
+
+
+def test_models_without_routing_and_misuse_are_refused(model: Any, out: Path) -> None:
+    with pytest.raises(tracegen.UserError, match="is it a Mixture-of-Experts"):
+        tracegen.capture(torch.nn.Linear(2, 2), out)
+    with pytest.raises(tracegen.UserError, match="not str"):
+        tracegen.capture("mixtral", out)
+    with pytest.raises(tracegen.UserError, match="did not run"), tracegen.capture(model, out):
+        pass
+    with pytest.raises(tracegen.UserError, match="not within a forward pass"):  # noqa: SIM117
+        with tracegen.capture(model, out):
+            model.model(input_ids=prompts()[0])
+    out.touch()
+    with pytest.raises(tracegen.UserError, match="exists"), tracegen.capture(model, out):
+        generate(model)
+
+
+def test_an_error_in_the_block_keeps_what_was_recorded(model: Any, out: Path) -> None:
+    with pytest.raises(KeyError) as caught, tracegen.capture(model, out):
+        generate(model)
+        raise KeyError("the user's own")
+    assert f"{REAL + DECODED} tokens were captured" in caught.value.__notes__[0]
+    partial = out.with_name("trace.h5.partial")
+    with pytest.raises(tracegen.UserError, match="killed capture left"):
+        captured(model, out)
+    assert tracegen.load(recover([partial])[0]).num_tokens == REAL + DECODED
+    partial.unlink()
+
+
+KILLED = """
+import sys, warnings
+warnings.simplefilter("ignore")
+sys.path.insert(0, sys.argv[1])
+import tiny_families, tracegen
+from replay_proof import generate
+model = tiny_families.tiny_model("mixtral")
+with tracegen.capture(model, sys.argv[2], buffer_bytes=1):
+    while True:
+        generate(model)
+        print("once", flush=True)
+"""
+
+
+def test_a_killed_capture_can_be_recovered(tmp_path: Path) -> None:
+    out = tmp_path / "a.h5"
+    here = str(Path(__file__).parent)
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, here, str(out)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    path, _ = recover([tmp_path / "a.h5.partial"])
+    trace = tracegen.load(path)
+    assert trace.num_tokens >= REAL + DECODED
+    first = trace.tokens.request < 3
+    assert sorted(zip(trace.tokens.request[first], trace.tokens.position[first], strict=True)) == [
+        (request, position) for request, position, _ in EXPECTED
+    ]
+
+
+@pytest.mark.parametrize("mode", ["gloo", "environment"])
+def test_two_ranks_write_one_trace(tmp_path: Path, mode: str) -> None:
+    out = tmp_path / "a.h5"
+    here = Path(__file__).parent
+    shared = {**os.environ, "PYTHONPATH": str(here), "WORLD_SIZE": "2", "MASTER_PORT": "29511"}
+    if mode == "gloo":
+        shared.pop("WORLD_SIZE")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, here / "rank_worker.py", mode, str(rank), "2", tmp_path / "s", out],
+            env={**shared, "RANK": str(rank)},
+        )
+        for rank in (0, 1)
+    ]
+    deadline = time.monotonic() + 120
+    assert [p.wait(max(1, deadline - time.monotonic())) for p in processes] == [0, 0]
+    trace = tracegen.load(out)
+    assert verify(out)
+    rank, request = trace.tokens.rank, trace.tokens.request
+    assert rank is not None
+    assert sorted(set(zip(rank.tolist(), request.tolist(), strict=True))) == [
+        (0, 0),
+        (0, 1),
+        (1, 2),
+        (1, 3),
+    ]
+    assert np.bincount(rank).tolist() == [2 * (5 + 2), 2 * (6 + 2)]
+    assert trace.num_steps == 3
+    assert not list(tmp_path.glob("*.partial"))
