@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 import hwmodel.cli
+import replay.imitation_cli
 import replay.validate.cli
 import tracegen.cli
 from hwmodel.errors import UserError as HardwareError
@@ -29,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Replay Mixture-of-Experts routing under every communication scheme.",
 )
+tracegen.cli.app.command()(replay.imitation_cli.imitate)
 app.add_typer(tracegen.cli.app, name="trace")
 app.add_typer(hwmodel.cli.app, name="hardware")
 app.command()(replay.validate.cli.validate)

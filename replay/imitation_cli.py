@@ -83,9 +83,7 @@ def _times(
     from replay.imitation import SCHEMES, compare_times
 
     with _bar(len(SCHEMES)) as bar:
-        return compare_times(
-            real, imitated, independent, hwmodel.load(system), progress=bar.update
-        )
+        return compare_times(real, imitated, independent, hwmodel.load(system), progress=bar.update)
 
 
 def _bar(total: int) -> Any:

@@ -132,7 +132,7 @@ def _types(model: LatentModel, own: Floats, seed: int) -> Floats:
 def _normal_cdf(values: Floats) -> Floats:
     """Standard normal distribution function."""
     erf = np.frompyfunc(math.erf, 1, 1)
-    cdf: Floats = 0.5 * (1 + erf(values / math.sqrt(2)).astype(np.float64))
+    cdf: Floats = 0.5 * (1 + np.asarray(erf(values / math.sqrt(2)), np.float64))
     return cdf
 
 
@@ -169,30 +169,48 @@ def route(
     topk = model.topk if topk is None else topk
     kind = shared.dtype
     loadings = np.concatenate([model.factors[name][layer] for name in SCALES], axis=1).astype(kind)
-    own = _own_loadings(model, layer).astype(kind)
+    own = model.private[layer].astype(kind)
+    mix, scale = _mixing(model, layer, kind)
     bias, noise = model.bias[layer].astype(kind), model.noise()[layer].astype(kind)
     out = np.empty((shared.shape[0], topk), expert_dtype(model.num_experts))
     for begin in range(0, shared.shape[0], ROWS_PER_BLOCK):
         block = shared[begin : begin + ROWS_PER_BLOCK]
         score = rng.standard_normal((block.shape[0], model.num_experts), dtype=kind.type)
         score *= noise
-        score += bias
         score += block @ loadings.T
         if own.shape[1]:
             score += rng.standard_normal((block.shape[0], own.shape[1]), dtype=kind.type) @ own.T
+        if mix:
+            alone = score.copy()
+            for one, other, weight in mix:
+                score[:, one] += weight * alone[:, other]
+                score[:, other] += weight * alone[:, one]
+            score *= scale
+        score += bias
         if groups is not None:
             _leave_groups(score, *groups)
         out[begin : begin + ROWS_PER_BLOCK] = _best(score, topk)
     return out
 
 
-def _own_loadings(model: LatentModel, layer: int) -> Floats:
-    """Factors on latents of one layer: private ones, then one for each pair that is used."""
-    used = np.flatnonzero(model.pair_loading[layer])
-    pairs = np.zeros((model.num_experts, used.size))
-    for column, pair in enumerate(used):
-        pairs[model.pairs[layer, pair], column] = model.pair_loading[layer, pair]
-    return np.hstack([model.private[layer], pairs])
+def _mixing(
+    model: LatentModel, layer: int, kind: np.dtype[Any]
+) -> tuple[list[tuple[int, int, Any]], Array]:
+    """Pairs with their weight, and what brings each expert's variance back to one."""
+    factors = [model.factors[name][layer] for name in SCALES]
+    shared = np.concatenate([*factors, model.private[layer]], axis=1)
+    covariance = shared @ shared.T + np.diag(model.noise()[layer] ** 2)
+    transform = np.eye(model.num_experts)
+    mix = []
+    for (one, other), weight in zip(
+        model.pairs[layer].tolist(), model.pair_mixing[layer].tolist(), strict=True
+    ):
+        if weight:
+            transform[one, other] += weight
+            transform[other, one] += weight
+            mix.append((one, other, kind.type(weight)))
+    variance = ((transform @ covariance) * transform).sum(axis=1)
+    return mix, (1 / np.sqrt(np.maximum(variance, 1e-6))).astype(kind)
 
 
 def _best(score: Array, topk: int) -> Array:

@@ -2,11 +2,12 @@
 
 A token's score for expert ``e`` of layer ``l`` is
 
-    bias[l, e] + sum over scales s of factors[s][l, e] . x_s + private and pair terms + noise
+    bias[l, e] + sum over scales s of factors[s][l, e] . x_s + private[l, e] . x_l + noise
 
-with standard normal latents ``x_s`` shared by all layers, and it visits the top-k. The
-scales differ in how long a latent lasts: one token, about two (``fast``: a moving average), a
-dozen (``slow``: AR(1) within a request), a request, or a run of requests (``drift``: AR(1) over
+and some of the score of a partner, if it has one (then scaled back to variance one), with
+standard normal latents ``x_s`` shared by all layers, and it visits the top-k. The
+scales differ in how long a latent lasts: one token, about two (``fast``: a moving average), some
+dozens (``slow``: AR(1) within a request), a request, or a run of requests (``drift``: AR(1) over
 requests). Noise fills each
 expert's variance up to one, so a squared factor is a share of what decides about an expert.
 """
@@ -58,9 +59,10 @@ class LatentModel:
     """Factors on latents of one token and one layer, shape (layer, expert, latent)."""
     pairs: npt.NDArray[np.int64]
     """Experts that are chosen together beyond what the factors say, shape (layer, pair, 2)."""
-    pair_loading: Floats
-    """Factor of both on a latent of their own, shape (layer, pair)."""
-    slow: float = 0.92
+    pair_mixing: Floats
+    """How much of the partner's score is added to each, shape (layer, pair). Scores of a pair
+    that correlate by r do so by (2 w + r (1 + w^2)) / (1 + w^2 + 2 w r) afterwards."""
+    slow: float = 0.98
     """Correlation of the slow latents from token to token."""
     drift: float = 0.98
     """Correlation of the drift latents from request to request."""
@@ -91,21 +93,17 @@ class LatentModel:
     def num_numbers(self) -> int:
         """Numbers in biases, factors and pairs."""
         factors = sum(f.size for f in self.factors.values())
-        return self.bias.size + factors + self.private.size + 3 * self.pair_loading.size
+        return self.bias.size + factors + self.private.size + 3 * self.pair_mixing.size
 
     def shared_variance(self) -> dict[str, Floats]:
         """Share of each expert's variance by origin, each of shape (layer, expert).
 
         Returns
         -------
-        By scale, and ``"private"`` and ``"pairs"``.
+        By scale, and ``"private"``; before pairs are mixed.
         """
         shares = {name: (f**2).sum(axis=2) for name, f in self.factors.items()}
         shares["private"] = (self.private**2).sum(axis=2)
-        pairs = np.zeros_like(self.bias)
-        layer = np.arange(self.num_layers)[:, None, None]
-        np.add.at(pairs, (layer, self.pairs), (self.pair_loading**2)[:, :, None])
-        shares["pairs"] = pairs
         return shares
 
     def noise(self) -> Floats:
@@ -162,7 +160,7 @@ def dumps(model: LatentModel) -> str:
             lines.append(f"{name} = {_whole(factors[layer], FACTOR_UNIT)}")
         lines.append(f"private = {_whole(model.private[layer], FACTOR_UNIT)}")
         together = np.column_stack(
-            [model.pairs[layer], np.rint(model.pair_loading[layer] / FACTOR_UNIT)]
+            [model.pairs[layer], np.rint(model.pair_mixing[layer] / FACTOR_UNIT)]
         )
         lines.append(f"pairs = {_whole(together, 1)}")
     return "\n".join(lines) + "\n"
@@ -280,8 +278,8 @@ def _checked(document: dict[str, Any]) -> LatentModel:
         factors={name: stack(name, FACTOR_UNIT) for name in SCALES},
         private=stack("private", FACTOR_UNIT),
         pairs=who,
-        pair_loading=together[:, :, 2] * FACTOR_UNIT,
-            slow=_fraction(document, "slow"),
+        pair_mixing=together[:, :, 2] * FACTOR_UNIT,
+        slow=_fraction(document, "slow"),
         drift=_fraction(document, "drift"),
         num_types=_number(document, "num_types", 0, 10**6),
         type_exponent=float(document["type_exponent"]),

@@ -95,7 +95,7 @@ def _travel(figure: Any, statistics: TraceStatistics) -> None:
     """Where visits go from one layer to the next."""
     ax = figure.subplots()
     share = statistics.travel * statistics.travel.size
-    image = ax.imshow(share, cmap="viridis", interpolation="nearest")
+    image = ax.imshow(share, cmap="viridis", interpolation="nearest", aspect="auto")
     ax.set(
         xlabel="group of experts in the next layer",
         ylabel="group of experts",
@@ -112,10 +112,6 @@ def _fanout(figure: Any, statistics: TraceStatistics) -> None:
         mean = shares.mean(axis=0)
         ax.bar(np.arange(mean.size) + place * width, mean, width, label=f"{number} groups")
     ax.set(xlabel="distinct groups of experts a token visits", ylabel="share of tokens")
-    ax.set_xticks(
-        np.arange(mean.size) + width * (len(statistics.fanout) - 1) / 2,
-        [str(count) for count in range(mean.size)],
-    ) if statistics.fanout else None
     ax.legend()
 
 
@@ -139,6 +135,7 @@ def _locality(figure: Any, statistics: TraceStatistics) -> None:
             one = statistics.by_name[name]
             ax.axhline(one.summary, color="k", linestyle=style, label=one.label)
     ax.set_xscale("log", base=2)
+    ax.set_xticks(lags, [str(lag) for lag in lags])
     ax.set(xlabel="distance in tokens of the same request", ylabel="share of experts used again")
     ax.set_ylim(bottom=0)
     ax.legend()

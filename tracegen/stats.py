@@ -67,7 +67,7 @@ class TraceStatistics:
     fanout: dict[int, Floats] = field(default_factory=dict)
     """By number of expert groups: share of tokens that visit 0, 1, ... groups, (layer, groups)."""
     travel: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    """Share of visits from an expert group of one layer to one of the next, shape (group, group)."""
+    """Visits from a group of experts (of 8) of one layer to one of the next; sums to 1."""
 
     def summary(self) -> dict[str, float]:
         """Every statistic over all layers, by name."""
@@ -103,9 +103,7 @@ class _Sample:
     expert_per_group: dict[int, Array]
 
 
-def statistics(
-    trace: RoutingTrace, *, seed: int = 0, placement: Array | None = None
-) -> TraceStatistics:
+def statistics(trace: RoutingTrace, *, seed: int = 0) -> TraceStatistics:
     """Measure a trace.
 
     Parameters
@@ -114,27 +112,25 @@ def statistics(
         With at least two requests.
     seed
         Of the samples where all tokens would take long.
-    placement
-        Experts in the order in which they are dealt to groups, shape (expert,); None for
-        neighbours together.
 
     Raises
     ------
     UserError
         If there is nothing to measure.
     """
-    sample = _sample(trace, seed, placement)
+    sample = _sample(trace, seed)
     found: dict[str, Statistic] = {}
     _skew(sample, found)
     _reuse(sample, found)
     correlation, travel = _together(sample, found)
     fanout = _fanout(sample, found)
     _busiest(sample, found)
-    return TraceStatistics(found, _load(sample).sum(0) / sample.request.size, correlation, fanout,
-                           travel)
+    return TraceStatistics(
+        found, _load(sample).sum(0) / sample.request.size, correlation, fanout, travel
+    )
 
 
-def _sample(trace: RoutingTrace, seed: int, placement: Array | None) -> _Sample:
+def _sample(trace: RoutingTrace, seed: int) -> _Sample:
     """Rows in order, and which group each request is left out with."""
     order = np.lexsort((trace.tokens.position, trace.tokens.request))
     _, begins, counts = np.unique(
@@ -148,16 +144,14 @@ def _sample(trace: RoutingTrace, seed: int, placement: Array | None) -> _Sample:
     ids = trace.expert_ids if in_order else trace.expert_ids[:, order]
     request = np.repeat(np.arange(counts.size), counts)
     group_of = rng.permutation(counts.size) % min(JACKKNIFE, counts.size)
-    experts = np.arange(trace.num_experts) if placement is None else np.argsort(placement)
+    experts = np.arange(trace.num_experts)
     groups = {}
     for number in EXPERT_GROUPS:
         if number <= trace.num_experts:
             owner = experts * number // trace.num_experts
             # Empty slots belong to a group of their own, beyond the others.
             groups[number] = np.append(owner, np.full(trace.empty_slot + 1 - owner.size, number))
-    return _Sample(
-        ids, request, group_of[request], begins, counts, trace.num_experts, rng, groups
-    )
+    return _Sample(ids, request, group_of[request], begins, counts, trace.num_experts, rng, groups)
 
 
 def _statistic(
@@ -165,16 +159,8 @@ def _statistic(
 ) -> Statistic:
     """A statistic of sums by group, with its jackknife error.
 
-    Parameters
-    ----------
-    label
-        For people.
-    sums
-        Shape (group, ...).
-    measure
-        From sums over groups to one number a layer.
-    over
-        From numbers of all layers to one: median or mean.
+    `sums` has the shape (group, ...), `measure` makes one number a layer of sums over groups,
+    `over` one number of those of all layers: median or mean.
     """
     total = sums.sum(axis=0)
     value = measure(total)
@@ -328,7 +314,8 @@ def _together(sample: _Sample, found: dict[str, Statistic]) -> tuple[Floats, Flo
 def _hits(guess: Array, present: Array, topk: int) -> Array:
     """How many of the most likely experts each token did visit."""
     best = np.argpartition(-guess, topk - 1, axis=1)[:, :topk]
-    return np.take_along_axis(present, best, axis=1).sum(axis=1)
+    hits: Array = np.take_along_axis(present, best, axis=1).sum(axis=1)
+    return hits
 
 
 def _correlation(packed: Array, width: int) -> Floats:
@@ -357,11 +344,10 @@ def _fanout(sample: _Sample, found: dict[str, Statistic]) -> dict[int, Floats]:
             histogram[:, layer] = np.bincount(key, minlength=groups * (topk + 1)).reshape(
                 groups, topk + 1
             )
-        count = np.arange(topk + 1)
         found[f"distinct_groups_{number}"] = _statistic(
             f"distinct of {number} groups a token",
             histogram,
-            lambda n: (n @ count) / np.maximum(n.sum(axis=1), 1),
+            lambda n: (n @ np.arange(topk + 1)) / np.maximum(n.sum(axis=1), 1),
             np.mean,
         )
         total = histogram.sum(axis=0)
@@ -407,4 +393,5 @@ def _imbalance(ids: Array, owner: Array, number: int) -> Floats:
     key = (np.arange(layers)[:, None] * (number + 1) + owner[ids].reshape(layers, -1)).ravel()
     visits = np.bincount(key, minlength=layers * (number + 1)).reshape(layers, number + 1)
     real = visits[:, :number]
-    return real.max(axis=1) / np.maximum(real.mean(axis=1), 1e-300)
+    busiest: Floats = real.max(axis=1) / np.maximum(real.mean(axis=1), 1e-300)
+    return busiest

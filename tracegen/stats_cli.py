@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracegen.cli_common import AsJson, user_errors
+
 if TYPE_CHECKING:
     from tracegen.stats import TraceStatistics
 
@@ -21,16 +23,13 @@ def stats(
     per_layer: Annotated[
         bool, typer.Option("--per-layer", help="A column for the range over layers.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, layer by layer.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure skew, locality, co-activation and imbalance, with 95 % confidence over requests."""
-    import sys
+    with user_errors():
+        from tracegen.library import load
+        from tracegen.stats import statistics
 
-    from tracegen.errors import UserError
-    from tracegen.library import load
-    from tracegen.stats import statistics
-
-    try:
         loaded = load(trace)
         found = statistics(loaded, seed=seed)
         drawn = []
@@ -38,9 +37,6 @@ def stats(
             from tracegen.plots import draw_all
 
             drawn = draw_all(found, plots, loaded.info.title or trace)
-    except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=1))
         return

@@ -52,8 +52,8 @@ class Latent(BaseModel):
     """Share of a request's topic."""
     drift: float = _share(0.07)
     """Share that a run of requests has in common: the mix of topics drifts."""
-    pair: float = _share(0.05)
-    """Share that an expert has in common with a partner of its own, in one layer."""
+    pair: float = Field(default=0.1, ge=0, le=1, allow_inf_nan=False)
+    """How much of its partner's score each expert takes; all experts of a layer are paired."""
     width: int = Field(default=8, ge=1, le=256)
     """Latents of each scale; fewer make experts more alike."""
     early_locality: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
@@ -70,9 +70,9 @@ class Latent(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Latent:
         """Shares are parts of one whole, and a file is not contradicted."""
-        total = sum(getattr(self, name) for name in (*SCALES, "pair"))
+        total = sum(getattr(self, name) for name in SCALES)
         if total > MAX_SHARED:
-            msg = f"the shares of {', '.join(SCALES)} and pair sum to {total:g}, over {MAX_SHARED}"
+            msg = f"the shares of {', '.join(SCALES)} sum to {total:g}, over {MAX_SHARED}"
             raise ValueError(msg)
         allowed = {"parameters", "num_types", "type_exponent", "mean_output_len"}
         extra = sorted(self.model_fields_set - allowed)
@@ -81,9 +81,7 @@ class Latent(BaseModel):
             raise ValueError(msg)
         return self
 
-    def weights(
-        self, num_experts: int, topk: int, layer: int, rng: np.random.Generator
-    ) -> Floats:
+    def weights(self, num_experts: int, topk: int, layer: int, rng: np.random.Generator) -> Floats:
         """Popularity of the experts of a layer without latents, shape (expert,).
 
         Parameters
@@ -115,7 +113,7 @@ class Latent(BaseModel):
         if self.parameters:
             return self._from_file(shape, num_layers)
         one = [self._drawn_layer(shape, layer, seed) for layer in range(num_layers)]
-        bias, factors, pairs, loading = zip(*one, strict=True)
+        bias, factors, pairs, mixing = zip(*one, strict=True)
         by_scale = {name: np.stack([f[name] for f in factors]) for name in SCALES}
         return LatentModel(
             moe_layer_index=shape.moe_layer_index[:num_layers],
@@ -124,7 +122,7 @@ class Latent(BaseModel):
             factors=by_scale,
             private=np.zeros((num_layers, shape.num_experts, 0)),
             pairs=np.stack(pairs),
-            pair_loading=np.stack(loading),
+            pair_mixing=np.stack(mixing),
             num_types=self.num_types,
             type_exponent=self.type_exponent,
         )
@@ -147,7 +145,7 @@ class Latent(BaseModel):
     def _drawn_layer(
         self, shape: ModelShape, layer: int, seed: int
     ) -> tuple[Floats, dict[str, Floats], Array, Floats]:
-        """Bias, factors, pairs and their loadings of one layer, whatever the number of layers."""
+        """Bias, factors, pairs and their mixing of one layer, whatever the number of layers."""
         rng = draw.stream(seed, layer, draw.SHAPE_STREAM)
         experts = shape.num_experts
         bias = self.skew * rng.standard_normal(experts)
@@ -160,7 +158,7 @@ class Latent(BaseModel):
             direction /= np.linalg.norm(direction, axis=1, keepdims=True)
             factors[name] = np.sqrt(share) * direction
         partners = rng.permutation(experts)[: experts // 2 * 2].reshape(-1, 2)
-        return bias, factors, partners, np.full(experts // 2, np.sqrt(self.pair))
+        return bias, factors, partners, np.full(experts // 2, self.pair)
 
     def tables(
         self, ranks: int, tokens_per_rank: int, steps: int, phase: int, seed: int
