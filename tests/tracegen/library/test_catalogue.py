@@ -81,6 +81,7 @@ def test_files_outside_the_catalogue(file):
         ({"name": "nul"}, "name: .*letters"),
         ({"url": "file:///etc/passwd"}, "url: .*not a URL that is followed"),
         ({"url": "simplecache::file:///x"}, "url: .*not a URL that is followed"),
+        ({"url": "s3://bucket/a::file:///x"}, "url: .*not a URL that is followed"),
         ({"url": "http://x y/"}, "url: .*not a URL that is followed"),
         ({"url": "/etc/passwd"}, "url: .*not a URL that is followed"),
         ({"file_bytes": 2**60}, "file_bytes: .*less than or equal"),
@@ -154,6 +155,7 @@ def test_names_of_the_package_come_first_then_catalogues_in_order(
     names = [item.entry.name for item in library.search()[0]]
     assert names == [*library.entries(), "one", "two", "three"]
     assert library.find("two") == folder / "two.h5"
+    assert library.search()[0][-2].location == folder / "two.h5"
     assert library.find("three") == own_folder / "one.h5"
     assert library.find("two", str(own_folder)) == own_folder / "two.h5"
     # A stranger's catalogue cannot take a name of the package.

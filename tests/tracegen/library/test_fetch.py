@@ -1,5 +1,6 @@
 """Traces from a server: whole, in part, again, and whatever can go wrong on the way."""
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import tracegen
+import tracegen.hdf5
 from tracegen import UserError, library
 from tracegen.library import cache, resolve, transport
 
@@ -122,6 +124,32 @@ def test_a_download_that_was_given_up_goes_on_the_next_time(remote, tmp_path):
     tracegen.load("one")
     assert remote.log[-1] == ("/t/one.h5", "bytes=70000-")
     assert not leftovers(tmp_path)
+
+
+def test_a_connection_may_break_often_as_long_as_something_arrives(remote, monkeypatch):
+    monkeypatch.setattr(cache, "PROGRESS_BYTES", 1000)
+    remote.cut = [None, None, None, *[2000] * (4 * cache.ATTEMPTS)]
+    tracegen.load("one")
+    assert not remote.cut
+
+
+def test_the_connections_reason_is_told_when_hdf5_swallows_it(remote, monkeypatch):
+    class Swallowing:
+        def __init__(self, source):
+            self.source = source
+
+        def __enter__(self):
+            remote.status = [404]
+            with contextlib.suppress(UserError):
+                self.source.read(100)
+            raise UserError("/routing is missing")
+
+        def __exit__(self, *error):
+            return None
+
+    monkeypatch.setattr(tracegen.hdf5, "open_trace", Swallowing)
+    with pytest.raises(UserError, match=r"one.h5: the server answered 404"):
+        tracegen.load("one", layers=[0])
 
 
 def test_a_part_of_another_version_of_the_file_is_started_again(remote, tmp_path):

@@ -78,3 +78,15 @@ def test_a_source_that_hands_out_too_little_is_no_endless_loop(tmp_path):
         pytest.raises(UserError, match=r"a.h5: 65535 of 65536 bytes arrived"),
     ):
         remote.read(10)
+
+
+def test_what_is_wanted_at_once_is_asked_for_at_once(tmp_path):
+    path = tmp_path / "a.h5"
+    path.write_bytes(bytes(2**20))
+    with remote_file.RemoteFile(LocalRanges(path), lambda action: action()) as remote:
+        remote.seek(3 * remote_file.PAGE_BYTES)
+        remote.read(5 * remote_file.PAGE_BYTES)
+        assert (remote.requests, remote.fetched_bytes) == (1, 5 * remote_file.PAGE_BYTES)
+        remote.seek(4 * remote_file.PAGE_BYTES)
+        remote.read(100)
+        assert remote.requests == 1
