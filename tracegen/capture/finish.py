@@ -6,6 +6,7 @@ the target, so that a capture larger than memory can be finished.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import tempfile
 from collections.abc import Sequence
@@ -125,19 +126,27 @@ def finish(journals: list[Journal], target: Path, *, overwrite: bool) -> str:
 
 
 def _without_replicas(journals: list[Journal]) -> tuple[list[Journal], int]:
-    """Leave out ranks that recorded what rank 0 did: tensor-parallel ranks share a batch."""
-    if len(journals) == 1 or any(j.blocks != journals[0].blocks for j in journals[1:]):
+    """Keep one rank of each tensor-parallel group: its ranks record the same rows.
+
+    Groups must be of one size; equal batches on some data-parallel ranks are still batches.
+    """
+    groups: dict[bytes, list[Journal]] = {}
+    for journal in journals:
+        groups.setdefault(_fingerprint(journal), []).append(journal)
+    sizes = {len(group) for group in groups.values()}
+    if len(sizes) != 1 or sizes == {1}:
         return journals, 0
-    distinct = [journals[0]]
-    for journal in journals[1:]:
-        pairs = zip(journals[0].read(), journal.read(), strict=True)
-        if not all(
-            np.array_equal(a[n], b[n]) for a, b in pairs for n in ("step", "position", "expert_ids")
-        ):
-            distinct.append(journal)
-    if len(distinct) > 1:
-        return journals, 0  # equal batches on some data-parallel ranks are still batches
-    return distinct, len(journals) - 1
+    return [group[0] for group in groups.values()], len(journals) - len(groups)
+
+
+def _fingerprint(journal: Journal) -> bytes:
+    """Digest of what was routed, whatever the blocks it was written in."""
+    hashes = [hashlib.sha256() for _ in range(3)]
+    for block in journal.read():
+        rows = (block["expert_ids"].transpose(1, 0, 2), block["step"], block["position"])
+        for digest, part in zip(hashes, rows, strict=True):
+            digest.update(np.ascontiguousarray(part).data)
+    return b"".join(digest.digest() for digest in hashes)
 
 
 def _assemble(journals: list[Journal], folder: Path, replicas: int) -> RoutingTrace:
@@ -191,10 +200,10 @@ def _small_columns(journals: list[Journal]) -> tuple[dict[str, Array], Array, Ar
     parts: dict[str, list[Array]] = {}
     ranks = []
     first_request = 0
-    for journal in journals:
+    for number, journal in enumerate(journals):
         highest = -1
         for block in journal.read():
-            ranks.append(np.full(len(block["step"]), journal.head["rank"], np.uint16))
+            ranks.append(np.full(len(block["step"]), number, np.uint16))
             highest = max(highest, int(block["request"].max(initial=0)))
             for name in SMALL:
                 if name in block:

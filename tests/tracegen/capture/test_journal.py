@@ -95,6 +95,23 @@ def test_tensor_parallel_replicas_are_recorded_once(tmp_path: Path) -> None:
     assert "2 further ranks recorded the same rows" in trace.info.provenance["notes"]
 
 
+def test_of_each_tensor_parallel_group_one_rank_is_kept(tmp_path: Path) -> None:
+    """Ranks 0 and 1 share a batch, 2 and 3 another; blocks end where the clock said."""
+    paths = []
+    for rank in range(4):
+        journal = JournalWriter(tmp_path / f"a.h5.rank{rank}.partial", LAYOUT, head(rank))
+        whole = block(0, 8, seed=rank // 2)
+        cut = 3 + rank
+        for rows in (slice(0, cut), slice(cut, 8)):
+            journal.append({n: a[:, rows] if a.ndim > 1 else a[rows] for n, a in whole.items()})
+        journal.finish({})
+        paths.append(journal.path)
+    trace = tracegen.load(recover(paths)[0])
+    assert trace.tokens.rank is not None
+    assert np.bincount(trace.tokens.rank).tolist() == [8, 8]
+    assert "2 further ranks recorded the same rows" in trace.info.provenance["notes"]
+
+
 def test_parts_of_different_captures_do_not_mix(tmp_path: Path) -> None:
     first = write(tmp_path / "a.rank0.partial")
     other = JournalWriter(tmp_path / "a.rank1.partial", LAYOUT, head(1, "another"))
