@@ -82,6 +82,10 @@ def _capture(
             _generate(loaded, tokenizer, asked, batch_size, max_new_tokens)
     except UserError as error:
         raise _fail(error) from None
+    except KeyboardInterrupt as stop:
+        for line in getattr(stop, "__notes__", ("nothing was captured",)):
+            print(f"stopped: {line}", file=sys.stderr)
+        raise typer.Exit(130) from None
     print(
         f"{out}: {len(session.layers)} layers x {session.num_tokens} tokens in "
         f"{session.num_steps} steps, content {session.content_id[:12]}"

@@ -76,6 +76,21 @@ def to_numpy(tensor: Any) -> Array:
     return array
 
 
+def to_host(tensors: list[Any]) -> list[Array]:
+    """Values of one tensor a layer, in one transfer where they are alike.
+
+    Parameters
+    ----------
+    tensors
+        Of all layers, on any devices.
+    """
+    import torch
+
+    if len({(tensor.device, tensor.shape) for tensor in tensors}) == 1:
+        return list(to_numpy(torch.stack(tensors)))
+    return [to_numpy(tensor) for tensor in tensors]
+
+
 def arguments(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a forward pass by name, as far as names are known.
 

@@ -134,6 +134,14 @@ class CaptureSession:
         self._recorder.finish({"dropped": self._dropped})
         if self._world.rank:
             return  # rank 0 joins the parts
+        try:
+            self._write()
+        except UserError as problem:
+            problem.add_note(f"what was captured is kept in {self._journal_path()}")
+            raise
+
+    def _write(self) -> None:
+        """Make the trace of the journals of all ranks."""
         journals = (
             [open_journal(self._journal_path())]
             if self._world.size == 1
@@ -237,10 +245,10 @@ class CaptureSession:
         if silent:
             raise UserError(self._why_silent(silent, wanted))
         rows = step.rows.rows()
-        ids = [generation.to_numpy(step.found[index][0]) for index in wanted]
+        ids = generation.to_host([step.found[index][0] for index in wanted])
         weights = None
         if self._options.weights and all(step.found[i][1] is not None for i in wanted):
-            weights = [generation.to_numpy(step.found[index][1]) for index in wanted]
+            weights = generation.to_host([step.found[index][1] for index in wanted])
         if self._recorder is None:
             self._recorder = self._start(max(layer.shape[1] for layer in ids), weights is not None)
         tokens = step.rows.tokens if self._options.token_ids else None

@@ -123,6 +123,18 @@ def test_an_error_in_the_block_keeps_what_was_recorded(model: Any, out: Path) ->
     partial.unlink()
 
 
+def test_a_trace_that_cannot_be_written_keeps_what_was_recorded(model: Any, out: Path) -> None:
+    with (
+        pytest.raises(tracegen.UserError, match="exists") as caught,
+        tracegen.capture(model, out),
+    ):
+        generate(model)
+        out.touch()  # someone else was faster
+    partial = out.with_name("trace.h5.partial")
+    assert str(partial) in caught.value.__notes__[0]
+    assert recover([partial], out.with_name("other.h5"))[0].is_file()
+
+
 KILLED = """
 import sys, warnings
 warnings.simplefilter("ignore")
