@@ -8,7 +8,7 @@ source "$(dirname "$0")/_venv.sh" dev
 
 # In CI nothing may be skipped. torch comes first: the build named here needs no GPU where CI runs.
 if [ -n "${CI:-}" ] || [ "${1:-}" = capture ]; then
-    python -c "import torch, transformers" 2>/dev/null || {
+    python -c "import torch, transformers, pyarrow" 2>/dev/null || {
         echo "Installing torch and transformers into .venv ..."
         python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
         python -m pip install --quiet --disable-pip-version-check -e ".[capture,parquet]"
