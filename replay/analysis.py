@@ -299,7 +299,7 @@ def _token_latency(
     slowest = travelled[np.lexsort((travelled, -latency))[:NUM_SLOWEST]]
     return TokenLatency(
         num_tokens=len(travelled),
-        mean_us=us(int(latency.sum())) / len(latency),
+        mean_us=int(latency.sum()) / len(latency) / 1e6,
         p50_us=quantile(0.5),
         p90_us=quantile(0.9),
         p99_us=quantile(0.99),

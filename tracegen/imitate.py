@@ -9,7 +9,6 @@ of a full correlation matrix.
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from tracegen import moments, provenance
 from tracegen.checks import boundaries
 from tracegen.errors import UserError
 from tracegen.latent_draw import latents, route_layers
-from tracegen.latent_model import MAX_SHARED, SCALES, LatentModel, rounded
+from tracegen.latent_model import MAX_SHARED, SCALES, LatentModel, normal_quantile, rounded
 from tracegen.tables import RequestTable, TokenTable, TraceInfo
 from tracegen.trace import RoutingTrace
 
@@ -111,7 +110,7 @@ def fit(
     for iteration in range(iterations):
         # Half steps at the end average the noise of single simulations.
         step = _STEP if iteration < 0.6 * iterations else _STEP / 2
-        state.bias += step * (_normal_quantile(load) - _normal_quantile(simulated_load))
+        state.bias += step * (normal_quantile(load) - normal_quantile(simulated_load))
         _correct(state, target - simulated, step, load)
         if iteration:
             which = np.arange(trace.num_layers)[:, None]
@@ -167,13 +166,6 @@ def _template(trace: RoutingTrace) -> LatentModel:
     )
 
 
-def _normal_quantile(share: Floats) -> Floats:
-    """Inverse of the standard normal distribution function."""
-    inverse = np.frompyfunc(statistics.NormalDist().inv_cdf, 1, 1)
-    quantiles: Floats = np.asarray(inverse(np.clip(share, _LEAST, 1 - _LEAST)), np.float64)
-    return quantiles
-
-
 def _start(load: Floats, target: Floats) -> _State:
     """No factors yet, and the pairs of each layer that are chosen together most."""
     layers, experts = load.shape
@@ -182,7 +174,7 @@ def _start(load: Floats, target: Floats) -> _State:
     count = min(PAIRS, first.size)
     best = np.argsort(-correlation[:, first, second], axis=1, kind="stable")[:, :count]
     return _State(
-        bias=_normal_quantile(load),
+        bias=normal_quantile(load),
         factors={name: np.zeros((layers * experts, width)) for name, width in WIDTH.items()},
         private=np.zeros((layers, experts, min(PRIVATE, experts))),
         pairs=np.stack([first[best], second[best]], axis=2),
@@ -211,7 +203,7 @@ def _correct(state: _State, difference: Floats, step: float, load: Floats) -> No
     layers = load.shape[0]
     # To first order the covariance of two indicators is that of the scores times the normal
     # densities at their thresholds; rare experts would divide by almost nothing.
-    density = np.exp(-(_normal_quantile(load) ** 2) / 2) / np.sqrt(2 * np.pi)
+    density = np.exp(-(normal_quantile(load) ** 2) / 2) / np.sqrt(2 * np.pi)
     scale = 1 / np.maximum(density, 0.6 * np.sqrt(load * (1 - load)) + _LEAST).ravel()
     for name, missing in zip(SCALES, difference, strict=True):
         latent = step * missing * np.outer(scale, scale)

@@ -182,9 +182,8 @@ def route(
             score += rng.standard_normal((block.shape[0], own.shape[1]), dtype=kind.type) @ own.T
         if mix:
             alone = score.copy()
-            for one, other, weight in mix:
-                score[:, one] += weight * alone[:, other]
-                score[:, other] += weight * alone[:, one]
+            for partner, weight in mix:
+                score += weight * alone[:, partner]
             score *= scale
         score += bias
         if groups is not None:
@@ -195,22 +194,32 @@ def route(
 
 def _mixing(
     model: LatentModel, layer: int, kind: np.dtype[Any]
-) -> tuple[list[tuple[int, int, Any]], Array]:
-    """Pairs with their weight, and what brings each expert's variance back to one."""
+) -> tuple[list[tuple[Array, Array]], Array]:
+    """Partner and weight of every expert, in as many rounds as one has partners; and a scale.
+
+    The scale brings each expert's variance back to one.
+    """
     factors = [model.factors[name][layer] for name in SCALES]
     shared = np.concatenate([*factors, model.private[layer]], axis=1)
     covariance = shared @ shared.T + np.diag(model.noise()[layer] ** 2)
     transform = np.eye(model.num_experts)
-    mix = []
+    rounds: list[tuple[Array, Array]] = []
     for (one, other), weight in zip(
         model.pairs[layer].tolist(), model.pair_mixing[layer].tolist(), strict=True
     ):
-        if weight:
-            transform[one, other] += weight
-            transform[other, one] += weight
-            mix.append((one, other, kind.type(weight)))
+        if not weight:
+            continue
+        transform[one, other] += weight
+        transform[other, one] += weight
+        free = (r for r in rounds if not r[1][one] and not r[1][other])
+        found = next(free, None)
+        if found is None:
+            found = (np.arange(model.num_experts), np.zeros(model.num_experts, kind))
+            rounds.append(found)
+        found[0][[one, other]] = other, one
+        found[1][[one, other]] = weight
     variance = ((transform @ covariance) * transform).sum(axis=1)
-    return mix, (1 / np.sqrt(np.maximum(variance, 1e-6))).astype(kind)
+    return rounds, (1 / np.sqrt(np.maximum(variance, 1e-6))).astype(kind)
 
 
 def _best(score: Array, topk: int) -> Array:

@@ -15,6 +15,7 @@ expert's variance up to one, so a squared factor is a share of what decides abou
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,6 +113,23 @@ class LatentModel:
         # Rounding of the file may lift a sum over its limit; the rest of noise stays.
         noise: Floats = np.sqrt(np.maximum(1 - shared, 1 - MAX_SHARED))
         return noise
+
+
+def normal_quantile(share: Floats) -> Floats:
+    """Bias that makes a standard normal score positive with this probability.
+
+    Parameters
+    ----------
+    share
+        Of tokens; kept 1e-5 away from none and all.
+
+    Examples
+    --------
+    >>> normal_quantile(np.array([0.5, 0.975])).round(2).tolist()
+    [0.0, 1.96]
+    """
+    inverse = np.frompyfunc(statistics.NormalDist().inv_cdf, 1, 1)
+    return np.asarray(inverse(np.clip(share, 1e-5, 1 - 1e-5)), np.float64)
 
 
 def fast_correlation(distance: int) -> float:

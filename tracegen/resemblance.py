@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tracegen import provenance
 from tracegen.generate import draw
+from tracegen.generate.shares import weights_for_shares
 from tracegen.stats import TraceStatistics, gini
 from tracegen.tables import TraceInfo
 from tracegen.trace import RoutingTrace
@@ -102,13 +103,15 @@ def independent_zipf(trace: RoutingTrace, seed: int = 0) -> RoutingTrace:
         Of the choices.
     """
     exponent = zipf_exponent(trace.load_per_expert().astype(np.float64))
+    shares = np.arange(1, trace.num_experts + 1, dtype=np.float64) ** -exponent
+    shares /= shares.sum()
+    if shares[0] * trace.topk < 1:  # else no weights give that load: an expert is visited once
+        shares = weights_for_shares(shares, trace.topk)
     ids = np.empty(trace.expert_ids.shape, trace.expert_ids.dtype)
     for layer in range(trace.num_layers):
-        rank = draw.stream(seed, layer, draw.SHAPE_STREAM).permutation(trace.num_experts) + 1
+        rank = draw.stream(seed, layer, draw.SHAPE_STREAM).permutation(trace.num_experts)
         rng = draw.stream(seed, layer, 1)
-        ids[layer] = draw.topk_without_replacement(
-            rng, rank.astype(np.float64) ** -exponent, trace.topk, trace.num_tokens
-        )
+        ids[layer] = draw.topk_without_replacement(rng, shares[rank], trace.topk, trace.num_tokens)
     return dataclasses.replace(
         trace,
         expert_ids=ids,

@@ -153,7 +153,8 @@ class NcclAllToAll(Scheme):
         payload, meta = (row_bytes, 0) if rows else (0, row_bytes)
         sent = ring.send(
             machine, kinds, chunks, senders[chunks.src, chunks.channel],
-            machine.system.sm.push_ps(chunks.rows * row_bytes), payload, begun, meta_bytes=meta,
+            machine.system.sm.push_ps(chunks.rows * row_bytes), payload, begun,
+            meta_bytes=meta, contiguous=not rows,
         )  # fmt: skip
         if tokens is not None:
             machine.follow("sent", tokens[order], sent.send[chunks.of_row])

@@ -14,7 +14,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from replay.kinds import PhaseKinds
-    from replay.machine import Ints, Machine
+    from replay.machine import Ints, IntsLike, Machine
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ def send(
     row_bytes: int,
     start: Ints,
     *,
-    meta_bytes: int = 0,
+    meta_bytes: IntsLike = 0,
+    contiguous: bool = False,
 ) -> Sent:
     """Store the chunks into the receivers' rings.
 
@@ -103,6 +104,8 @@ def send(
         (chunk,): how long they take.
     row_bytes, meta_bytes
         Payload of a row, and what travels with it.
+    contiguous
+        Whether what travels with the rows of a chunk shares packets, as rows never do.
     start
         (rank,): when each rank's kernel runs.
     """
@@ -120,9 +123,12 @@ def send(
 
     remote = chunks.src != chunks.dst
     landed = np.empty(len(chunks), np.int64)
+    rows: IntsLike = chunks.rows[remote]
+    if contiguous:
+        meta_bytes, rows = meta_bytes * rows, 1
     landed[remote] = machine.push(
         kinds, chunks.src[remote], chunks.dst[remote], row_bytes, stored[remote],
-        rows=chunks.rows[remote], meta_bytes=meta_bytes,
+        rows=rows, meta_bytes=meta_bytes,
     )  # fmt: skip
     landed[~remote] = stored[~remote]
     # The tail of the ring is stored with release order: only after the rows are acknowledged.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from replay.analysis import union_ps
 from replay.graph import schedule
 from replay.kinds import Kind
-from replay.replayer import build_layer, replay_layer
+from replay.layer import build_layer, replay_layer
 from replay.schemes import SCHEMES
 
 INTERVALS = st.lists(

@@ -10,7 +10,7 @@ import small_layers
 
 import hwmodel
 from replay.kinds import Kind
-from replay.replayer import build_graph, replay_layer
+from replay.layer import build_graph, replay_layer
 from replay.schemes import SCHEMES
 from replay.work import ExpertShape, LayerWork
 

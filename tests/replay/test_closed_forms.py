@@ -13,7 +13,7 @@ import hwmodel
 from hwmodel import System
 from replay.graph import Timeline, schedule
 from replay.kinds import Kind
-from replay.replayer import build_graph
+from replay.layer import build_graph
 from replay.schemes import SCHEMES
 from replay.work import ExpertShape, LayerWork
 

@@ -19,7 +19,7 @@ from graph_reading import port_bytes
 import hwmodel
 import replay
 import tracegen
-from replay.replayer import build_graph
+from replay.layer import build_graph
 from replay.schemes import SCHEMES
 from replay.work import ExpertShape, LayerWork
 

@@ -9,8 +9,8 @@ import hwmodel
 import replay
 from replay.batch import form_batch
 from replay.errors import UserError
+from replay.layer import make_work
 from replay.placement import place
-from replay.replayer import make_work
 from replay.schemes import SCHEMES, supported
 from replay.work import Precision
 

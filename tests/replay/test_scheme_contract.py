@@ -19,7 +19,7 @@ import hwmodel
 from hwmodel import System
 from replay.graph import TaskGraph, Timeline, schedule
 from replay.kinds import Kind
-from replay.replayer import build_graph, replay_layer
+from replay.layer import build_graph, replay_layer
 from replay.schemes import SCHEMES
 from replay.work import LayerWork
 

@@ -13,7 +13,7 @@ from graph_reading import Dependencies
 from hwmodel import System
 from replay.graph import schedule
 from replay.kinds import Kind
-from replay.replayer import build_layer
+from replay.layer import build_layer
 from replay.schemes import SCHEMES
 
 SystemFor = Callable[[int], System]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hwmodel import System
 from replay.graph import TaskGraph
 from replay.kinds import Kind
-from replay.replayer import build_graph, replay_layer
+from replay.layer import build_graph, replay_layer
 from replay.schemes import SCHEMES
 from replay.work import ExpertShape, LayerWork
 

@@ -20,7 +20,7 @@ def real():
 
     shape = tracegen.models.load("gpt-oss-20b")
     shape = shape.model_copy(update={"num_experts": 16, "topk": 2})
-    kind = Latent(skew=0.7, early_locality=1.0, width=4, pair=0.3)
+    kind = Latent(skew=0.8, early_locality=1.0, width=4, pair=0.3)
     truth = dataclasses.replace(kind.model(shape, 4, seed=5), num_requests=120, num_tokens=(90,))
     base = generate("uniform", shape, ranks=1, tokens_per_rank=1, layers=4)
     decode = dataclasses.replace(base.tokens, phase=np.ones(1, np.uint8))

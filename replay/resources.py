@@ -1,0 +1,183 @@
+"""The resources of a modelled system in a task graph, and what is remembered of the tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.errors import UserError
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.graph import GraphBuilder
+
+Ints = npt.NDArray[np.int64]
+IntsLike = Ints | int
+
+
+class Resources:
+    """Resources of one system in one task graph.
+
+    Parameters
+    ----------
+    system
+        The hardware model.
+    graph
+        Builder that receives the resources and tasks.
+    num_ranks
+        Ranks in use; rank r runs on GPU r.
+
+    Attributes
+    ----------
+    uplink, downlink
+        (rank,): the port GPU -> switch and switch -> GPU.
+    hbm, host
+        (rank,): the memory system of the GPU, and the host thread that launches its kernels.
+    """
+
+    def __init__(self, system: System, graph: GraphBuilder, num_ranks: int) -> None:
+        self.system = system
+        self.graph = graph
+        self.num_ranks = num_ranks
+        self.ranks: Ints = np.arange(num_ranks, dtype=np.int64)
+        # Requests and responses have virtual channels of their own: a request that waits for room
+        # in a reduction buffer does not hold up what others asked for.
+        self.uplink = self._each("uplink", discipline="voq")
+        self.downlink = self._each("downlink")
+        self.hbm = self._each("hbm")
+        self.host = self._each("host")
+        fabric = system.fabric
+        self._up_latency = fabric.uplink_latency_ps
+        self._down_latency = fabric.downlink_latency_ps
+        self._write_latency = fabric.downlink_latency_ps + fabric.write_visibility_ps
+        self._reduction_buffers: Ints | None = None
+        self._nics: tuple[Ints, Ints] | None = None
+        self._sms: dict[tuple[str, int], Ints] = {}
+        self._rings: dict[tuple[int, int], Ints] = {}
+        self._followed: dict[str, list[tuple[Ints, Ints]]] = {"sent": [], "combined": []}
+
+    def _each(
+        self, group: str, servers: int = 1, discipline: Literal["fifo", "voq"] = "fifo"
+    ) -> Ints:
+        return np.array(
+            [
+                self.graph.resource(
+                    f"{group} {rank}", group, servers=servers, discipline=discipline, owner=rank
+                )
+                for rank in range(self.num_ranks)
+            ],
+            dtype=np.int64,
+        )
+
+    # ---- following tokens ------------------------------------------------------------------------
+
+    def follow(self, what: Literal["sent", "combined"], token: Ints, task: Ints) -> None:
+        """Remember tasks in which tokens are sent, or after which they are combined.
+
+        Parameters
+        ----------
+        what
+            ``"sent"``: the token's way begins when the first of its tasks starts. ``"combined"``:
+            it ends when the last of them is visible.
+        token, task
+            (entry,): a token may have several tasks, and a task several tokens.
+        """
+        self._followed[what].append((token, task))
+
+    def followed(self, what: Literal["sent", "combined"]) -> tuple[Ints, Ints]:
+        """Tokens and tasks of all that was remembered: two (entry,)."""
+        nothing = np.zeros(0, np.int64)
+        tokens, tasks = zip((nothing, nothing), *self._followed[what], strict=True)
+        return np.concatenate(tokens), np.concatenate(tasks)
+
+    # ---- SMs -------------------------------------------------------------------------------------
+
+    def sm_pool(self, group: str, num_sms: int) -> Ints:
+        """SMs of every GPU that take tasks from one queue: (rank,) resources.
+
+        The same group and size is the same pool, in whichever layer it is asked for.
+        """
+        key = (group, num_sms)
+        self._check_sms(group, num_sms)
+        if key not in self._sms:
+            self._sms[key] = self._each(group, servers=num_sms)
+        return self._sms[key]
+
+    def sm_channels(self, group: str, num_channels: int) -> Ints:
+        """SMs that each serve their own queues: (rank, channel) resources.
+
+        Whatever waits for buffer space does not hold up the SM's other queues, since different
+        warps serve them. The same group and size is the same SMs, in whichever layer.
+        """
+        key = (group, num_channels)
+        self._check_sms(group, num_channels)
+        if key not in self._sms:
+            self._sms[key] = np.array(
+                [
+                    self.graph.resource(
+                        f"{group} {rank}.{channel}", group, discipline="voq", owner=rank
+                    )
+                    for rank in range(self.num_ranks)
+                    for channel in range(num_channels)
+                ],
+                dtype=np.int64,
+            ).reshape(self.num_ranks, num_channels)
+        return self._sms[key]
+
+    def _check_sms(self, group: str, num_sms: int) -> None:
+        has = self.system.sm.num_sms
+        if num_sms > has:
+            message = f"{num_sms} SMs were asked for as {group!r}; the GPU has {has}"
+            raise UserError(message)
+
+    def rings(self, num_channels: int, rows: int) -> Ints:
+        """Ring buffers in the receivers' memory: credit pools (source, destination, channel).
+
+        They are allocated once and used by one kernel after the other, in whichever layer.
+        """
+        key = (num_channels, rows)
+        if key not in self._rings:
+            shape = (self.num_ranks, self.num_ranks, num_channels)
+            self._rings[key] = np.array(
+                [
+                    self.graph.credit_pool(f"ring {src}->{dst} channel {channel}", rows)
+                    for src, dst, channel in np.ndindex(*shape)
+                ],
+                dtype=np.int64,
+            ).reshape(shape)
+        return self._rings[key]
+
+    def warp_lanes(self, group: str, num_channels: int, num_peers: int) -> Ints:
+        """Warps of SMs that each serve one peer: (rank, channel, peer) resources.
+
+        The same group and sizes are the same warps, in whichever layer.
+        """
+        key = (f"{group}/{num_peers}", num_channels)
+        if key not in self._sms:
+            self._sms[key] = np.array(
+                [
+                    self.graph.resource(f"{group} {rank}.{channel}<->{peer}", group, owner=rank)
+                    for rank in range(self.num_ranks)
+                    for channel in range(num_channels)
+                    for peer in range(num_peers)
+                ],
+                dtype=np.int64,
+            ).reshape(self.num_ranks, num_channels, num_peers)
+        return self._sms[key]
+
+    def reduction_buffers(self) -> Ints:
+        """Room in the switch for sums, behind each rank's port: (rank,) credit pools of bytes."""
+        if self._reduction_buffers is None:
+            self._reduction_buffers = np.array(
+                [
+                    self.graph.credit_pool(
+                        f"reduction buffer of port {rank}",
+                        self.system.switch.reduction_buffer_total_bytes(rank),
+                    )
+                    for rank in range(self.num_ranks)
+                ],
+                dtype=np.int64,
+            )
+        return self._reduction_buffers
