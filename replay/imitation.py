@@ -58,6 +58,8 @@ def compare_times(
     independent: RoutingTrace,
     system: System,
     schemes: Sequence[str] = SCHEMES,
+    *,
+    steps: Sequence[int] = STEPS,
     progress: Callable[[], object] | None = None,
 ) -> list[Row]:
     """Mean layer time of three traces, a row a scheme.
@@ -70,6 +72,8 @@ def compare_times(
         Hardware.
     schemes
         Names of `replay.schemes.SCHEMES`.
+    steps
+        Steps that are replayed.
     progress
         Called after each scheme.
 
@@ -83,7 +87,7 @@ def compare_times(
     rows = []
     for scheme in schemes:
         times = [
-            float(np.mean(layer_times_us(trace, system, scheme)))
+            float(np.mean(layer_times_us(trace, system, scheme, steps)))
             for trace in (real, imitated, independent)
         ]
         label = f"mean layer time: {scheme}, us"
