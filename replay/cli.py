@@ -36,6 +36,7 @@ app.add_typer(hwmodel.cli.app, name="hardware")
 app.command()(replay.validate.cli.validate)
 
 DEFAULT_SYSTEM = "dgx-h100"
+MANY_LAYERS = 96
 
 # Typer keeps a copy of click of its own and exports only some of its errors.
 UsageError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assignment]  # not None
@@ -69,6 +70,10 @@ PlacementOption = Annotated[
 ]
 PrecisionOption = Annotated[
     str | None, typer.Option("--precision", help="bf16 or fp8 [the model's own].")
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option("--jobs", help="Processes that share the schemes [2 if there is much to do]."),
 ]
 JsonOption = Annotated[
     Path | None, typer.Option("--json", help="Write the whole result to this file.")
@@ -178,6 +183,7 @@ def compare(
         typer.Option("--option", help="Option of one scheme: SCHEME.K=V, repeatable."),
     ] = None,
     set_: SetOption = None,
+    jobs: JobsOption = None,
     json_: JsonOption = None,
 ) -> None:
     """Replay a trace under several schemes and compare them."""
@@ -200,6 +206,7 @@ def compare(
             schemes,
             baseline=baseline,
             options=options,
+            jobs=jobs if jobs is not None else _worth_two(settings, loaded),
             progress=advance,
             **settings,
         )
@@ -322,17 +329,26 @@ def _options(given: list[str] | None, schemes: Sequence[str]) -> list[tuple[str,
     return found
 
 
+def _num_layers(settings: dict[str, Any], trace: RoutingTrace) -> int:
+    """Layers that one scheme replays, over all steps and passes."""
+    layers = trace.num_layers if settings["layer"] == "all" else 1
+    passes = 2 if settings["direction"] == "training" else 1
+    return int(layers * passes * settings["steps"])
+
+
+def _worth_two(settings: dict[str, Any], trace: RoutingTrace) -> int:
+    """Two processes where starting them takes less time than they save."""
+    return 2 if _num_layers(settings, trace) >= MANY_LAYERS else 1
+
+
 class _Progress:
     """A bar over layers and schemes, if someone is watching and it takes longer than a second."""
 
     def __init__(self, num_schemes: int, trace: RoutingTrace, settings: dict[str, Any]) -> None:
         from tqdm import tqdm
 
-        layers = trace.num_layers if settings["layer"] == "all" else 1
-        passes = 2 if settings["direction"] == "training" else 1
-
         self._bar = tqdm(
-            total=num_schemes * layers * passes * settings["steps"],
+            total=num_schemes * _num_layers(settings, trace),
             unit="layer",
             delay=1,
             leave=False,

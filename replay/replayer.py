@@ -226,6 +226,7 @@ def compare(
     *,
     baseline: str | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    jobs: int = 1,
     **settings: Any,
 ) -> Comparison:
     """Replay a trace under several schemes.
@@ -238,6 +239,10 @@ def compare(
         Scheme that speed-ups are given over; None takes deepep, else nccl-alltoall, else the first.
     options
         Options by name, by name of the scheme.
+    jobs
+        Processes that share the schemes; the result is the same. A script that asks for more than
+        one must keep its own work behind ``if __name__ == "__main__":``, as for any use of
+        `multiprocessing`.
     settings
         Passed on to `run`, for every scheme.
 
@@ -263,8 +268,32 @@ def compare(
         _scheme(scheme, (options or {}).get(name), system)
         for scheme, name in zip(chosen, names, strict=True)
     ]
-    results = [run(trace, system, scheme, **settings) for scheme in ready]
+    if jobs < 1:
+        message = f"jobs must be at least 1, not {jobs}"
+        raise UserError(message)
+    if min(jobs, len(ready)) > 1:
+        results = _in_processes(trace, system, ready, min(jobs, len(ready)), settings)
+    else:
+        results = [run(trace, system, scheme, **settings) for scheme in ready]
     return Comparison(baseline=baseline, results=results)
+
+
+def _in_processes(
+    trace: RoutingTrace, system: System, schemes: list[Scheme], jobs: int, settings: dict[str, Any]
+) -> list[Result]:
+    """Run each scheme in one of several fresh processes; results in the order of the schemes."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+
+    progress = settings.pop("progress", None)
+    # Fresh processes rather than forks of this one, whose threads a fork would not copy.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        waiting = [pool.submit(run, trace, system, scheme, **settings) for scheme in schemes]
+        for done in as_completed(waiting):
+            for _ in range(done.result().totals.num_layers if progress else 0):
+                progress()
+    return [done.result() for done in waiting]
 
 
 def _scheme(scheme: str | Scheme, options: Mapping[str, Any] | None, system: System) -> Scheme:

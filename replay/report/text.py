@@ -233,7 +233,7 @@ def _heading(result: Result) -> str:
 
 
 def _name(result: Result) -> str:
-    return result.scheme["name"] + ("*" if result.scheme["lacking"] else "")
+    return str(result.scheme["name"]) + ("*" if result.scheme["lacking"] else "")
 
 
 def _what(result: Result) -> str:

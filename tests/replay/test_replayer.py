@@ -202,3 +202,23 @@ def test_more_than_one_domain_is_refused(synthetic) -> None:
     two = hwmodel.load("dgx-h100", {"fabric.num_domains": 2})
     assert two.num_gpus == 16
     assert "domain" in refusal(synthetic(ranks=16, tokens_per_rank=2), two, "deepep", layer=0)
+
+
+def test_processes_do_not_change_a_comparison(synthetic, system) -> None:
+    names = ["ideal", "deepep", "dysharp"]
+    calls: list[int] = []
+    alone, shared = (
+        replay.compare(
+            synthetic(), system, names, jobs=jobs, progress=lambda: calls.append(1), steps=1
+        )
+        for jobs in (1, 2)
+    )
+    assert alone.to_json() == shared.to_json()
+    assert len(calls) == 2 * sum(result.totals.num_layers for result in alone.results)
+    assert "at least 1" in refusal_of_compare(synthetic(), system, names, jobs=0)
+
+
+def refusal_of_compare(*args, **settings) -> str:
+    with pytest.raises(UserError) as error:
+        replay.compare(*args, **settings)
+    return str(error.value)
