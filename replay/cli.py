@@ -267,10 +267,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _explain(error: Any) -> None:
     """Say in a line what is wrong with the command's words; without any, show what there is."""
-    if not sys.argv[1:] or error.ctx is None or not error.message:
+    said = error.format_message()
+    if not sys.argv[1:] or not said:
         error.show()
         return
-    print(f"error: {error.format_message()} See `{error.ctx.command_path} --help`", file=sys.stderr)
+    help_of = f" See `{error.ctx.command_path} --help`" if error.ctx else ""
+    print(f"error: {said}{help_of}", file=sys.stderr)
 
 
 def _settings(

@@ -40,7 +40,10 @@ class PortBytes(_Strict):
 
 
 class BusiestPort(_Strict):
-    """The port that carries most in a phase, or in the whole layer."""
+    """The port in service longest in a phase, or in the whole layer.
+
+    Another port may carry as many bytes: one that stores to several peers serves them more slowly.
+    """
 
     direction: str
     gpu: int

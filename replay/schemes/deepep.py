@@ -54,8 +54,8 @@ class DeepEpOptions(NoOptions):
     dispatch_chunk, combine_chunk, ring_tokens
         Tokens in a chunk and in a ring; 0 takes what DeepEP ships for this group size.
     alike
-        Tokens that each token of the routing stands for. A modelling grain for batches of many
-        thousand tokens a rank; 1 is exact.
+        Tokens that each token of the routing stands for: a modelling grain for the kernels alone
+        with many thousand tokens a rank. 1 is exact, and the only value for a whole layer.
     cached_layout
         Whether layout and counts are known from before (backward pass, repeated routing): only the
         barriers remain.
@@ -93,6 +93,15 @@ class DeepEp(Scheme):
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add layout, notify, dispatch, permute, experts, unpermute, cached notify, combine."""
+        options, num_sms = self.options, machine.system.sm.num_sms
+        if options.num_sms > num_sms:
+            message = (
+                f"option num_sms={options.num_sms} of scheme 'deepep': the GPU has {num_sms} SMs"
+            )
+            raise UserError(message)
+        if options.alike != 1:  # the experts would still serve the tokens of the routing
+            message = f"option alike={options.alike} of scheme 'deepep': a whole layer takes only 1"
+            raise UserError(message)
         b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
         copies = work.matrix("copies").sum(axis=0)
         rows = work.matrix("pairs").sum(axis=0)

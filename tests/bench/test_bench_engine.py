@@ -105,9 +105,10 @@ def test_growth_with_tasks(copies: int) -> None:
     )
 
 
-@pytest.mark.parametrize("num_gpus", [8, 16, 32, 64])
+@pytest.mark.parametrize("num_gpus", [8, 16, 32, 64, 72])
 def test_growth_with_gpus(num_gpus: int) -> None:
-    work = workload.make_workload(num_gpus, tokens=32_768 // num_gpus)
+    experts = 256 if 256 % num_gpus == 0 else 4 * num_gpus
+    work = workload.make_workload(num_gpus, tokens=32_768 // num_gpus, num_experts=experts)
     graph = workload.build_layer(work)
     _report(f"{num_gpus} GPUs", graph, _best_s(graph, 5))
 
