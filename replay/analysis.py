@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,22 +125,73 @@ def layer_result(
     )
 
 
+def phases_by_layer(
+    graph: TaskGraph, timeline: Timeline, layer: Ints, num_layers: int
+) -> list[dict[str, tuple[float, float]]]:
+    """First start and last end of each phase of each layer, in microseconds.
+
+    Parameters
+    ----------
+    layer
+        (task,): the layer each task belongs to, -1 for none.
+    """
+    phase = _PHASE_INDEX[graph.kind]
+    mine = np.flatnonzero((phase >= 0) & (layer >= 0))
+    key = layer[mine] * len(PHASES) + phase[mine]
+    never = np.iinfo(np.int64).max
+    first = np.full(num_layers * len(PHASES), never)
+    last = np.full(num_layers * len(PHASES), -1, np.int64)
+    np.minimum.at(first, key, timeline.start_ps[mine])
+    np.maximum.at(last, key, timeline.visible_ps[mine])
+    times: list[dict[str, tuple[float, float]]] = [{} for _ in range(num_layers)]
+    for index in np.flatnonzero(last >= 0).tolist():
+        times[index // len(PHASES)][PHASES[index % len(PHASES)]] = (
+            us(first[index]),
+            us(last[index]),
+        )
+    return times
+
+
+def bytes_by_layer(
+    graph: TaskGraph, num_ranks: int, bounds: Ints
+) -> list[tuple[dict[str, PortBytes], dict[str, PortBytes]]]:
+    """Payload and wire bytes of each layer's dispatch and combine.
+
+    Parameters
+    ----------
+    bounds
+        (layer + 1,): tasks of layer l are ``[bounds[l], bounds[l + 1])``.
+    """
+    found = []
+    for first, last in itertools.pairwise(bounds.tolist()):
+        ports = _Ports(graph, num_ranks, slice(first, last))
+        found.append(
+            (
+                {phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},
+                {phase: ports.bytes(phase, "wire") for phase in COMMUNICATION},
+            )
+        )
+    return found
+
+
 class _Ports:
     """Sums over port tasks: (phase, direction, gpu)."""
 
-    def __init__(self, graph: TaskGraph, num_ranks: int) -> None:
+    def __init__(self, graph: TaskGraph, num_ranks: int, tasks: slice = slice(None)) -> None:
         group = np.array(
             [PORTS.index(name) if name in PORTS else -1 for name in graph.resources.groups] or [-1]
         )
-        resource = graph.resource.astype(np.int64)
+        resource, kind = graph.resource[tasks].astype(np.int64), graph.kind[tasks]
         direction = np.where(resource >= 0, group[resource], -1)
-        phase = _PHASE_INDEX[graph.kind]
+        phase = _PHASE_INDEX[kind]
         chosen = np.flatnonzero((direction >= 0) & (phase >= 0))
         owner = graph.resources.owner[resource[chosen]]
         shape = (len(PHASES), len(PORTS), num_ranks)
         key = np.ravel_multi_index((phase[chosen], direction[chosen], owner), shape)
-        is_ack = np.isin(graph.kind[chosen], np.array(sorted(ACKS)))
-        is_row = np.isin(graph.kind[chosen], np.array(sorted(ROWS)))
+        is_ack = np.isin(kind[chosen], np.array(sorted(ACKS)))
+        is_row = np.isin(kind[chosen], np.array(sorted(ROWS)))
+        payload, wire = graph.payload_bytes[tasks][chosen], graph.wire_bytes[tasks][chosen]
+        duration = graph.duration_ps[tasks][chosen]
 
         def total(values: Ints) -> Ints:
             # Sums stay below 2**53, where a double counts exactly.
@@ -149,11 +201,11 @@ class _Ports:
             return by_port
 
         self._sums = {
-            "payload": total(np.where(is_row, graph.payload_bytes[chosen], 0)),
-            "wire": total(graph.wire_bytes[chosen]),
-            "duration": total(graph.duration_ps[chosen]),
+            "payload": total(np.where(is_row, payload, 0)),
+            "wire": total(wire),
+            "duration": total(duration),
             # Nobody waits for acknowledgements: they may be under way after the phase.
-            "awaited": total(np.where(is_ack, 0, graph.duration_ps[chosen])),
+            "awaited": total(np.where(is_ack, 0, duration)),
         }
 
     def _of(self, phase: str, what: str) -> Ints:

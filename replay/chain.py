@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.analysis import measures, us
+from replay.analysis import bytes_by_layer, measures, phases_by_layer, us
 from replay.graph import GraphBuilder, schedule
 from replay.kinds import KIND_NAMES, Kind
 from replay.machine import Machine
@@ -83,6 +83,7 @@ def replay_chain(
     machine = Machine(system, builder, num_ranks)
     ends = machine.mark(machine.ranks)
     starts, finishes, routing = [], [], []
+    bounds = [builder.num_tasks]
     spent = np.zeros(num_ranks, np.int64)
     for link in links:
         duration = link.between.before_layer(link.decoder_layer, link.tokens, link.context)
@@ -100,17 +101,14 @@ def replay_chain(
         routing.append(work.summary())
         starts.append(start)
         finishes.append(ends)
+        bounds.append(builder.num_tasks)
         if progress is not None:
             progress()
     graph = builder.build()
     timeline = schedule(graph)
     if observe is not None:
         observe(timeline)
-    visible = timeline.visible_ps
-    layers = [
-        _chained_layer(link, visible[start], visible[finish])
-        for link, start, finish in zip(links, starts, finishes, strict=True)
-    ]
+    layers = _layers(links, timeline, starts, finishes, np.array(bounds, np.int64))
     steps = {link.step for link in links}
     passes = {link.between.is_backward for link in links}
     return ChainResult(
@@ -125,12 +123,32 @@ def replay_chain(
     )
 
 
-def _chained_layer(link: ChainLink, start: Ints, end: Ints) -> ChainedLayer:
-    return ChainedLayer(
-        step=link.step,
-        layer_index=link.layer_index,
-        is_backward=link.between.is_backward,
-        start_us=(us(start.min()), us(start.max())),
-        end_us=(us(end.min()), us(end.max())),
-        mean_us=us(int((end - start).sum())) / len(start),
-    )
+def _layers(
+    links: Sequence[ChainLink],
+    timeline: Timeline,
+    starts: list[Ints],
+    finishes: list[Ints],
+    bounds: Ints,
+) -> list[ChainedLayer]:
+    graph, visible = timeline.graph, timeline.visible_ps
+    layer = np.searchsorted(bounds, np.arange(graph.num_tasks), side="right") - 1
+    phases = phases_by_layer(graph, timeline, layer, len(links))
+    carried = bytes_by_layer(graph, len(starts[0]), bounds)
+    found = []
+    for index, link in enumerate(links):
+        start, end = visible[starts[index]], visible[finishes[index]]
+        payload, wire = carried[index]
+        found.append(
+            ChainedLayer(
+                step=link.step,
+                layer_index=link.layer_index,
+                is_backward=link.between.is_backward,
+                start_us=(us(start.min()), us(start.max())),
+                end_us=(us(end.min()), us(end.max())),
+                mean_us=us(int((end - start).sum())) / len(start),
+                phases_us=phases[index],
+                payload_bytes=payload,
+                wire_bytes=wire,
+            )
+        )
+    return found

@@ -124,6 +124,7 @@ def run(
 ) -> None:
     """Replay a trace under one scheme."""
     import replay
+    import replay.result as result_file
     from replay.exports import parse_exports
     from replay.report.text import summary_tables
 
@@ -131,6 +132,8 @@ def run(
     exports = parse_exports(
         trace_events, export or [], window, max_events, is_one_graph=is_one_graph
     )
+    if json_ is not None:
+        result_file.check_target(json_)
     settings = _settings(
         ranks, tokens_per_rank, layer, phase, step, steps, pass_, barrier, placement, precision
     )
@@ -188,9 +191,12 @@ def compare(
 ) -> None:
     """Replay a trace under several schemes and compare them."""
     import replay
+    import replay.result as result_file
     from replay.report.text import comparison_tables
     from replay.schemes import supported
 
+    if json_ is not None:
+        result_file.check_target(json_)
     settings = _settings(
         ranks, tokens_per_rank, layer, phase, step, steps, pass_, barrier, placement, precision
     )

@@ -118,8 +118,11 @@ def _random(seed: str, num_experts: int, num_ranks: int, layer: int) -> npt.NDAr
 def _from_file(path: Path, num_experts: int, num_ranks: int, layer: int) -> npt.NDArray[np.int64]:
     try:
         data = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        message = f"placement file {path}: {error}"
+    except OSError as error:
+        message = f"placement file {path}: {error.strerror}"
+        raise UserError(message) from None
+    except (ValueError, RecursionError) as error:
+        message = f"placement file {path} is not JSON: {error}"
         raise UserError(message) from None
     rows = data if isinstance(data, list) else None
     if rows and isinstance(rows[0], list):

@@ -126,7 +126,7 @@ def run(
         raise UserError(message)
     numbers = Precision(precision or trace.model_shape.default_precision)
     if direction not in DIRECTIONS:
-        raise unknown("direction", direction, DIRECTIONS)
+        raise unknown("pass", direction, DIRECTIONS)
     passes = DIRECTIONS[direction]
     positions = _layers(layer, trace.num_layers)
     if not positions:

@@ -222,6 +222,10 @@ class ChainedLayer(_Strict):
         When the first and the last GPU began, and when the first and the last had its tokens.
     mean_us
         Mean over the GPUs of the time from its beginning to its end, waiting for others included.
+    phases_us
+        First start and last end of each phase, over all GPUs.
+    payload_bytes, wire_bytes
+        As in `Measures`, of this layer alone.
     """
 
     step: int
@@ -230,6 +234,9 @@ class ChainedLayer(_Strict):
     start_us: tuple[float, float]
     end_us: tuple[float, float]
     mean_us: float
+    phases_us: dict[str, tuple[float, float]]
+    payload_bytes: dict[str, PortBytes]
+    wire_bytes: dict[str, PortBytes]
 
 
 class ChainResult(Measures):
@@ -352,6 +359,26 @@ def run_id(description: dict[str, Any]) -> str:
     """Identity of a run before it starts: SHA-256 of its sorted description."""
     text = json.dumps(description, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_target(path: str | Path) -> None:
+    """Refuse a file that could not be written, before the work that fills it.
+
+    Raises
+    ------
+    UserError
+        If its folder does not exist or cannot be written to, or the path is a folder.
+    """
+    target = Path(path)
+    if target.is_dir():
+        message = f"cannot write {target}: it is a folder"
+        raise UserError(message)
+    if not target.parent.is_dir():
+        message = f"cannot write {target}: there is no folder {target.parent}"
+        raise UserError(message)
+    if not os.access(target.parent, os.W_OK):
+        message = f"cannot write {target}: folder {target.parent} is read-only"
+        raise UserError(message)
 
 
 def write_text(path: str | Path, text: str) -> None:

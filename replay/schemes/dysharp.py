@@ -68,7 +68,8 @@ class FusedOptions(NoOptions):
     Attributes
     ----------
     dispatch_sms, combine_sms
-        See `BasicOptions`.
+        See `BasicOptions`. Without the switch each row is stored once for every GPU: twelve SMs, as
+        many as DeepEP's kernels have senders, keep the port busy.
     slots
         How rows get their slots in the tiles: ``"arrival"`` (the proposal: the first free one) or
         ``"source"`` (fixed beforehand, in order of source and token, as software would).
@@ -79,7 +80,7 @@ class FusedOptions(NoOptions):
         How often an expert's weights are read from HBM (see `gemm_tasks`).
     """
 
-    dispatch_sms: int = 8
+    dispatch_sms: int = 12
     combine_sms: int = 8
     slots: str = "arrival"
     tile_order: str = "expert"
@@ -103,10 +104,11 @@ class DySharpOptions(FusedOptions):
 
     Attributes
     ----------
-    target_flits
-        See `BasicOptions`.
+    dispatch_sms, target_flits
+        See `BasicOptions`; a row is stored once for all GPUs.
     """
 
+    dispatch_sms: int = 8
     target_flits: int = 1
 
     def check(self) -> None:
@@ -331,7 +333,7 @@ class DySharpFusionOnly(DySharp):
     summary: ClassVar[str] = "DySHARP's fused layer without in-switch computing"
     assumes: ClassVar[str] = (
         "proposed GPU hardware (slots on arrival, readiness counters); "
-        "8 + 8 SMs for dispatch and combine"
+        "12 + 8 SMs for dispatch and combine"
     )
     needs: ClassVar[frozenset[str]] = frozenset()
     proposes: ClassVar[frozenset[str]] = frozenset()

@@ -52,6 +52,11 @@ def test_payload_of_a_chain_is_the_sum_of_its_layers(scheme: str, trace, system)
     assert chained.totals.uplink_payload_bytes == apart.totals.uplink_payload_bytes
     assert chained.totals.downlink_payload_bytes == apart.totals.downlink_payload_bytes
     assert chained.chain is not None
+    for one, alone in zip(chained.chain.layers, apart.layers, strict=True):
+        assert one.payload_bytes == alone.payload_bytes
+        assert one.wire_bytes == alone.wire_bytes
+        assert set(one.phases_us) == set(alone.phases) | {"between"}
+        assert all(0 <= first <= last for first, last in one.phases_us.values())
     assert chained.chain.num_tasks > sum(layer.num_tasks for layer in apart.layers)
 
 
