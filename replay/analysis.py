@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from replay.graph import busiest_ps, critical_path, longest_chain_ps, union_length
-from replay.kinds import ACKS, COMPUTE, KIND_NAMES, PHASES, ROWS, Kind, phase_of
+from replay.kinds import COMPUTE, KIND_NAMES, PHASES, Kind, phase_index
+from replay.ports import COMMUNICATION, PORTS, PortSums
 from replay.result import (
     Bounds,
-    BusiestPort,
     BusiestResource,
     CriticalPath,
     LayerResult,
     PhaseTimes,
-    PortBytes,
     SlowToken,
     TokenLatency,
     Utilisation,
@@ -30,14 +28,9 @@ if TYPE_CHECKING:
     from replay.work import LayerWork
 
 Ints = npt.NDArray[np.int64]
-PORTS = ("uplink", "downlink")
-COMMUNICATION = ("dispatch", "combine")
 NUM_WINDOWS = 64  # of the utilisation over time
 NUM_SLOWEST = 8  # tokens listed one by one
 CAUSES = ("compute", "serialisation", "copying", "overhead", "queueing", "latency", "credits")
-_PHASE_INDEX = np.array(
-    [PHASES.index(phase) if (phase := phase_of(kind)) else -1 for kind in Kind], dtype=np.int64
-)
 
 
 def us(ps: int | np.integer) -> float:
@@ -63,7 +56,7 @@ def measures(
     phases_separated
         Whether a barrier over all ranks lies between all of the dispatch and all of the combine.
     """
-    ports = _Ports(graph, len(ends))
+    ports = PortSums(graph, len(ends))
     rank_end = timeline.visible_ps[ends]
     exposed = _exposed_ps(graph, timeline, rank_end)
     share = _shares(graph, timeline)
@@ -135,7 +128,7 @@ def phases_by_layer(
     layer
         (task,): the layer each task belongs to, -1 for none.
     """
-    phase = _PHASE_INDEX[graph.kind]
+    phase = phase_index(graph.kind)
     mine = np.flatnonzero((phase >= 0) & (layer >= 0))
     key = layer[mine] * len(PHASES) + phase[mine]
     never = np.iinfo(np.int64).max
@@ -152,91 +145,8 @@ def phases_by_layer(
     return times
 
 
-def bytes_by_layer(
-    graph: TaskGraph, num_ranks: int, bounds: Ints
-) -> list[tuple[dict[str, PortBytes], dict[str, PortBytes]]]:
-    """Payload and wire bytes of each layer's dispatch and combine.
-
-    Parameters
-    ----------
-    bounds
-        (layer + 1,): tasks of layer l are ``[bounds[l], bounds[l + 1])``.
-    """
-    found = []
-    for first, last in itertools.pairwise(bounds.tolist()):
-        ports = _Ports(graph, num_ranks, slice(first, last))
-        found.append(
-            (
-                {phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},
-                {phase: ports.bytes(phase, "wire") for phase in COMMUNICATION},
-            )
-        )
-    return found
-
-
-class _Ports:
-    """Sums over port tasks: (phase, direction, gpu)."""
-
-    def __init__(self, graph: TaskGraph, num_ranks: int, tasks: slice = slice(None)) -> None:
-        group = np.array(
-            [PORTS.index(name) if name in PORTS else -1 for name in graph.resources.groups] or [-1]
-        )
-        resource, kind = graph.resource[tasks].astype(np.int64), graph.kind[tasks]
-        direction = np.where(resource >= 0, group[resource], -1)
-        phase = _PHASE_INDEX[kind]
-        chosen = np.flatnonzero((direction >= 0) & (phase >= 0))
-        owner = graph.resources.owner[resource[chosen]]
-        shape = (len(PHASES), len(PORTS), num_ranks)
-        key = np.ravel_multi_index((phase[chosen], direction[chosen], owner), shape)
-        is_ack = np.isin(kind[chosen], np.array(sorted(ACKS)))
-        is_row = np.isin(kind[chosen], np.array(sorted(ROWS)))
-        payload, wire = graph.payload_bytes[tasks][chosen], graph.wire_bytes[tasks][chosen]
-        duration = graph.duration_ps[tasks][chosen]
-
-        def total(values: Ints) -> Ints:
-            # Sums stay below 2**53, where a double counts exactly.
-            size = int(np.prod(shape))
-            sums: Ints = np.bincount(key, weights=values, minlength=size).astype(np.int64)
-            by_port: Ints = sums.reshape(shape)
-            return by_port
-
-        self._sums = {
-            "payload": total(np.where(is_row, payload, 0)),
-            "wire": total(wire),
-            "duration": total(duration),
-            # Nobody waits for acknowledgements: they may be under way after the phase.
-            "awaited": total(np.where(is_ack, 0, duration)),
-        }
-
-    def _of(self, phase: str, what: str) -> Ints:
-        sums = self._sums[what]
-        by_port: Ints = sums.sum(axis=0) if phase == "both" else sums[PHASES.index(phase)]
-        return by_port
-
-    def bytes(self, phase: str, what: str) -> PortBytes:
-        """Bytes of a phase by direction and GPU."""
-        up, down = self._of(phase, what)
-        return PortBytes(uplink=up.tolist(), downlink=down.tolist())
-
-    def busiest(self, phase: str) -> BusiestPort:
-        """The port that is in service longest; the first of equals."""
-        duration = self._of(phase, "duration")
-        direction, gpu = np.unravel_index(int(duration.argmax()), duration.shape)
-        where = (direction, gpu)
-        return BusiestPort(
-            direction=PORTS[int(direction)],
-            gpu=int(gpu),
-            payload_bytes=int(self._of(phase, "payload")[where]),
-            wire_bytes=int(self._of(phase, "wire")[where]),
-            busy_us=us(duration[where]),
-        )
-
-    def bound_ps(self, phase: str) -> int:
-        return int(self._of(phase, "awaited").max(initial=0))
-
-
 def _phases(graph: TaskGraph, timeline: Timeline) -> dict[str, PhaseTimes]:
-    phase = _PHASE_INDEX[graph.kind]
+    phase = phase_index(graph.kind)
     times = {}
     for index, name in enumerate(PHASES):
         mine = np.flatnonzero(phase == index)
@@ -379,7 +289,7 @@ def _busiest_resource(graph: TaskGraph, share: npt.NDArray[np.float64]) -> Busie
     )
 
 
-def _bounds(graph: TaskGraph, ports: _Ports, phases_separated: bool) -> Bounds:
+def _bounds(graph: TaskGraph, ports: PortSums, phases_separated: bool) -> Bounds:
     groups = np.array(graph.resources.groups)
     least = busiest_ps(graph)
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.analysis import bytes_by_layer, measures, phases_by_layer, us
+from replay.analysis import measures, phases_by_layer, us
 from replay.graph import GraphBuilder, schedule
 from replay.kinds import KIND_NAMES, Kind
 from replay.machine import Machine
+from replay.ports import bytes_by_layer
 from replay.result import ChainedLayer, ChainResult
 
 if TYPE_CHECKING:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 
 class Kind(IntEnum):
@@ -74,6 +78,14 @@ def phase_of(kind: Kind) -> str | None:
     if kind in (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN):
         return "combine"
     return kind.name.split("_", maxsplit=1)[0].lower()
+
+
+def phase_index(kind: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    """Position in `PHASES` of each kind, -1 for none."""
+    phases = [phase_of(each) for each in Kind]
+    table = np.array([PHASES.index(name) if name else -1 for name in phases], dtype=np.int64)
+    index: npt.NDArray[np.int64] = table[kind]
+    return index
 
 
 COMPUTE = frozenset(

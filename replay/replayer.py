@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replay.analysis import COMMUNICATION, us
+from replay.analysis import us
 from replay.batch import Batch, form_batch
 from replay.between import Between
 from replay.chain import ChainLink, replay_chain
@@ -15,6 +15,7 @@ from replay.errors import UserError, unknown
 from replay.graph import schedule
 from replay.layer import build_graph, make_work, replay_layer
 from replay.placement import identify
+from replay.ports import COMMUNICATION
 from replay.result import ChainResult, Comparison, LayerResult, Measures, Result, Totals, run_id
 from replay.schemes import SCHEMES, Scheme, supported
 from replay.work import Precision

@@ -1,0 +1,102 @@
+"""What every port carries, and for how long: sums over the tasks on uplinks and downlinks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.kinds import ACKS, PHASES, ROWS, phase_index
+from replay.result import BusiestPort, PortBytes
+
+if TYPE_CHECKING:
+    from replay.graph import TaskGraph
+    from replay.resources import Ints
+
+PORTS = ("uplink", "downlink")
+COMMUNICATION = ("dispatch", "combine")
+
+
+class PortSums:
+    """Sums over port tasks: (phase, direction, gpu)."""
+
+    def __init__(self, graph: TaskGraph, num_ranks: int, tasks: slice = slice(None)) -> None:
+        group = np.array(
+            [PORTS.index(name) if name in PORTS else -1 for name in graph.resources.groups] or [-1]
+        )
+        resource, kind = graph.resource[tasks].astype(np.int64), graph.kind[tasks]
+        direction = np.where(resource >= 0, group[resource], -1)
+        phase = phase_index(kind)
+        chosen = np.flatnonzero((direction >= 0) & (phase >= 0))
+        owner = graph.resources.owner[resource[chosen]]
+        shape = (len(PHASES), len(PORTS), num_ranks)
+        key = np.ravel_multi_index((phase[chosen], direction[chosen], owner), shape)
+        is_ack = np.isin(kind[chosen], np.array(sorted(ACKS)))
+        is_row = np.isin(kind[chosen], np.array(sorted(ROWS)))
+        payload, wire = graph.payload_bytes[tasks][chosen], graph.wire_bytes[tasks][chosen]
+        duration = graph.duration_ps[tasks][chosen]
+
+        def total(values: Ints) -> Ints:
+            # Sums stay below 2**53, where a double counts exactly.
+            size = int(np.prod(shape))
+            sums: Ints = np.bincount(key, weights=values, minlength=size).astype(np.int64)
+            by_port: Ints = sums.reshape(shape)
+            return by_port
+
+        self._sums = {
+            "payload": total(np.where(is_row, payload, 0)),
+            "wire": total(wire),
+            "duration": total(duration),
+            # Nobody waits for acknowledgements: they may be under way after the phase.
+            "awaited": total(np.where(is_ack, 0, duration)),
+        }
+
+    def _of(self, phase: str, what: str) -> Ints:
+        sums = self._sums[what]
+        by_port: Ints = sums.sum(axis=0) if phase == "both" else sums[PHASES.index(phase)]
+        return by_port
+
+    def bytes(self, phase: str, what: str) -> PortBytes:
+        """Bytes of a phase by direction and GPU."""
+        up, down = self._of(phase, what)
+        return PortBytes(uplink=up.tolist(), downlink=down.tolist())
+
+    def busiest(self, phase: str) -> BusiestPort:
+        """The port that is in service longest; the first of equals."""
+        duration = self._of(phase, "duration")
+        direction, gpu = np.unravel_index(int(duration.argmax()), duration.shape)
+        where = (direction, gpu)
+        return BusiestPort(
+            direction=PORTS[int(direction)],
+            gpu=int(gpu),
+            payload_bytes=int(self._of(phase, "payload")[where]),
+            wire_bytes=int(self._of(phase, "wire")[where]),
+            busy_us=int(duration[where]) / 1e6,
+        )
+
+    def bound_ps(self, phase: str) -> int:
+        """Time in which the busiest port serves what the phase waits for, in picoseconds."""
+        return int(self._of(phase, "awaited").max(initial=0))
+
+
+def bytes_by_layer(
+    graph: TaskGraph, num_ranks: int, bounds: Ints
+) -> list[tuple[dict[str, PortBytes], dict[str, PortBytes]]]:
+    """Payload and wire bytes of each layer's dispatch and combine.
+
+    Parameters
+    ----------
+    bounds
+        (layer + 1,): tasks of layer l are ``[bounds[l], bounds[l + 1])``.
+    """
+    found = []
+    for first, last in itertools.pairwise(bounds.tolist()):
+        ports = PortSums(graph, num_ranks, slice(first, last))
+        found.append(
+            (
+                {phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},
+                {phase: ports.bytes(phase, "wire") for phase in COMMUNICATION},
+            )
+        )
+    return found
