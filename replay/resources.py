@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.errors import UserError
+from replay.notes import Notes, TouchNotes
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -56,7 +57,12 @@ class Resources:
         self._nics: tuple[Ints, Ints] | None = None
         self._sms: dict[tuple[str, int], Ints] = {}
         self._rings: dict[tuple[int, int], Ints] = {}
+        self._tables: dict[tuple[str, int, int], Ints] = {}
+        self._buffers: dict[tuple[str, int, int], Ints] = {}
+        self._num_touches = 0
+        self._num_keys = 0
         self._followed: dict[str, list[tuple[Ints, Ints]]] = {"sent": [], "combined": []}
+        self.notes = Notes(num_ranks)
 
     def _each(
         self, group: str, servers: int = 1, discipline: Literal["fifo", "voq"] = "fifo"
@@ -91,6 +97,140 @@ class Resources:
         nothing = np.zeros(0, np.int64)
         tokens, tasks = zip((nothing, nothing), *self._followed[what], strict=True)
         return np.concatenate(tokens), np.concatenate(tasks)
+
+    def count(self, name: str, rank: Ints, amount: IntsLike = 1) -> None:
+        """Count something that a result shall report; see `Notes.count`."""
+        self.notes.count(name, rank, amount)
+
+    def note_tiles(self, rank: Ints, rows: Ints, tile_rows: int) -> None:
+        """Remember how full row tiles are.
+
+        Parameters
+        ----------
+        rank, rows
+            (tile,): whose it is, and rows in it.
+        tile_rows
+            Rows of a full tile.
+        """
+        self.notes.tiles.append((rank, rows, tile_rows))
+
+    def note_polling(self, held: Ints, begun: Ints, rank: Ints) -> None:
+        """Remember blocks that hold an SM while they wait for data.
+
+        Parameters
+        ----------
+        held, begun
+            (block,): the task whose start takes the SM, and the one whose start is the end of the
+            wait.
+        rank
+            (block,): the GPU.
+        """
+        self.notes.polls.append((held, begun, rank))
+
+    # ---- tables and buffers ----------------------------------------------------------------------
+
+    def tables(
+        self,
+        group: str,
+        entries: int,
+        *,
+        policy: Literal["lru", "fifo"] = "lru",
+        patience_ps: int = 0,
+    ) -> Ints:
+        """Associative memories of every GPU: (rank,) tables.
+
+        The same group, size and patience are the same tables, in whichever layer; keys of different
+        layers must differ (`new_keys`).
+        """
+        key = (group, entries, patience_ps)
+        if key not in self._tables:
+            self._tables[key] = np.array(
+                [
+                    self.graph.table(
+                        f"{group} {rank}",
+                        entries,
+                        group=group,
+                        policy=policy,
+                        patience_ps=patience_ps,
+                    )
+                    for rank in range(self.num_ranks)
+                ],
+                dtype=np.int64,
+            )
+        return self._tables[key]
+
+    def new_keys(self, count: int) -> int:
+        """First of so many keys that no table has seen."""
+        first = self._num_keys
+        self._num_keys += count
+        return first
+
+    def touch(
+        self,
+        group: str,
+        tasks: Ints,
+        table: Ints,
+        key: Ints,
+        *,
+        lookups: IntsLike = 1,
+        miss_latency_ps: int = 0,
+        evict_duration_ps: IntsLike = 0,
+        evict_wire_bytes: IntsLike = 0,
+        charged: Ints | None = None,
+        drops: bool = False,
+    ) -> None:
+        """Look keys up in tables when tasks start; see `GraphBuilder.touch`.
+
+        Parameters
+        ----------
+        group
+            Group of the tables, for reports.
+        tasks, table, key
+            (touch,).
+        lookups
+            Lookups in a row that a touch stands for; 0 for one that only forgets.
+        evict_wire_bytes
+            What an eviction puts on the port that `charged` occupies.
+        """
+        self.graph.touch(
+            tasks,
+            table,
+            key,
+            miss_latency_ps=miss_latency_ps,
+            evict_duration_ps=evict_duration_ps,
+            charged=charged,
+            drops=drops,
+        )
+        count = len(tasks)
+        self.notes.touches.setdefault(group, []).append(
+            TouchNotes(
+                np.arange(self._num_touches, self._num_touches + count),
+                np.broadcast_to(np.asarray(lookups, np.int64), count),
+                np.broadcast_to(np.asarray(evict_wire_bytes, np.int64), count),
+            )
+        )
+        self._num_touches += count
+
+    def buffers(self, group: str, capacity: int, per_rank: int = 1) -> Ints:
+        """Finite buffers of every GPU: credit pools (rank, buffer), or (rank,) where it has one.
+
+        The same group and sizes are the same buffers, in whichever layer.
+        """
+        key = (group, capacity, per_rank)
+        if key not in self._buffers:
+            several = per_rank > 1
+            pools = [
+                self.graph.credit_pool(
+                    f"{group} {rank}.{index}" if several else f"{group} {rank}",
+                    capacity,
+                    group=group,
+                )
+                for rank in range(self.num_ranks)
+                for index in range(per_rank)
+            ]
+            shape = (self.num_ranks, per_rank) if several else (self.num_ranks,)
+            self._buffers[key] = np.array(pools, np.int64).reshape(shape)
+        return self._buffers[key]
 
     # ---- SMs -------------------------------------------------------------------------------------
 
