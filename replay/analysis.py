@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from replay.graph import busiest_ps, critical_path, longest_chain_ps, union_length
 from replay.kinds import COMPUTE, KIND_NAMES, PHASES, Kind, phase_index
+from replay.mechanisms import evicted_wire_bytes, mechanisms
 from replay.ports import COMMUNICATION, PORTS, PortSums
 from replay.result import (
     Bounds,
@@ -42,6 +43,7 @@ def measures(
     graph: TaskGraph,
     timeline: Timeline,
     ends: Ints,
+    machine: Machine,
     *,
     phases_separated: bool,
 ) -> dict[str, Any]:
@@ -53,10 +55,13 @@ def measures(
         The tasks, and when each ran.
     ends
         (rank,) task after which the rank's tokens are combined.
+    machine
+        The machine that made the graph.
     phases_separated
         Whether a barrier over all ranks lies between all of the dispatch and all of the combine.
     """
-    ports = PortSums(graph, len(ends))
+    evicted = evicted_wire_bytes(timeline, machine)
+    ports = PortSums(graph, len(ends), extra_wire=evicted)
     rank_end = timeline.visible_ps[ends]
     exposed = _exposed_ps(graph, timeline, rank_end)
     share = _shares(graph, timeline)
@@ -74,6 +79,7 @@ def measures(
         "exposed_communication_us_per_gpu": [us(time) for time in exposed],
         "bounds_us": _bounds(graph, ports, phases_separated),
         "critical_path": _critical_path(timeline),
+        "mechanisms": mechanisms(timeline, machine, evicted),
         "num_tasks": graph.num_tasks,
         "num_edges": graph.num_edges,
     }
@@ -114,7 +120,7 @@ def layer_result(
         decoder_layer=decoder_layer,
         is_backward=work.is_backward,
         routing=work.summary(),
-        **measures(graph, timeline, ends, phases_separated=phases_separated),
+        **measures(graph, timeline, ends, machine, phases_separated=phases_separated),
     )
 
 

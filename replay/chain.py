@@ -17,6 +17,7 @@ from replay.analysis import measures, phases_by_layer, us
 from replay.graph import GraphBuilder, schedule
 from replay.kinds import KIND_NAMES, Kind
 from replay.machine import Machine
+from replay.mechanisms import evicted_wire_bytes
 from replay.ports import bytes_by_layer
 from replay.result import ChainedLayer, ChainResult
 
@@ -109,7 +110,8 @@ def replay_chain(
     timeline = schedule(graph)
     if observe is not None:
         observe(timeline)
-    layers = _layers(links, timeline, starts, finishes, np.array(bounds, np.int64))
+    evicted = evicted_wire_bytes(timeline, machine)
+    layers = _layers(links, timeline, starts, finishes, np.array(bounds, np.int64), evicted)
     steps = {link.step for link in links}
     passes = {link.between.is_backward for link in links}
     return ChainResult(
@@ -120,7 +122,7 @@ def replay_chain(
         left_out=links[0].between.left_out,
         barrier_us=barrier_us,
         routing={key: float(np.mean([row[key] for row in routing])) for key in routing[0]},
-        **measures(graph, timeline, ends, phases_separated=False),
+        **measures(graph, timeline, ends, machine, phases_separated=False),
     )
 
 
@@ -130,11 +132,12 @@ def _layers(
     starts: list[Ints],
     finishes: list[Ints],
     bounds: Ints,
+    evicted: Ints,
 ) -> list[ChainedLayer]:
     graph, visible = timeline.graph, timeline.visible_ps
     layer = np.searchsorted(bounds, np.arange(graph.num_tasks), side="right") - 1
     phases = phases_by_layer(graph, timeline, layer, len(links))
-    carried = bytes_by_layer(graph, len(starts[0]), bounds)
+    carried = bytes_by_layer(graph, len(starts[0]), bounds, evicted)
     found = []
     for index, link in enumerate(links):
         start, end = visible[starts[index]], visible[finishes[index]]

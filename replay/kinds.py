@@ -115,6 +115,27 @@ ACKS = frozenset(
 """Acknowledgements of stores; they take room on the ports, but nobody waits for them."""
 
 
+WIRE_ROLES = ("payload", "headers", "requests", "acks", "signals")
+"""What bytes on a port are for. Headers: what a message of rows has beside payload; target lists,
+row metadata and padding included. Signals: counts, flags, notifications."""
+
+
+def wire_role(kind: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    """Position in `WIRE_ROLES` of each kind, rows as payload; -1 for what is not on a port."""
+
+    def role(each: Kind) -> int:
+        if each in ROWS:
+            return WIRE_ROLES.index("payload")
+        if not each.name.endswith(("_UP", "_DOWN")):
+            return -1
+        if "_REQUEST_" in each.name:
+            return WIRE_ROLES.index("requests")
+        return WIRE_ROLES.index("acks" if each in ACKS else "signals")
+
+    index: npt.NDArray[np.int64] = np.array([role(each) for each in Kind], dtype=np.int64)[kind]
+    return index
+
+
 @dataclass(frozen=True)
 class PhaseKinds:
     """The kinds of one of the two communication phases, so that one piece of code serves both."""

@@ -18,23 +18,45 @@ PORTS = ("uplink", "downlink")
 COMMUNICATION = ("dispatch", "combine")
 
 
-class PortSums:
-    """Sums over port tasks: (phase, direction, gpu)."""
+def port_of(graph: TaskGraph, tasks: slice = slice(None)) -> tuple[Ints, Ints]:
+    """Direction (0 up, 1 down, -1 none) and GPU of the port that each task occupies."""
+    group = np.array(
+        [PORTS.index(name) if name in PORTS else -1 for name in graph.resources.groups] or [-1]
+    )
+    resource = graph.resource[tasks].astype(np.int64)
+    return np.where(resource >= 0, group[resource], -1), graph.resources.owner[resource]
 
-    def __init__(self, graph: TaskGraph, num_ranks: int, tasks: slice = slice(None)) -> None:
-        group = np.array(
-            [PORTS.index(name) if name in PORTS else -1 for name in graph.resources.groups] or [-1]
-        )
-        resource, kind = graph.resource[tasks].astype(np.int64), graph.kind[tasks]
-        direction = np.where(resource >= 0, group[resource], -1)
+
+class PortSums:
+    """Sums over port tasks: (phase, direction, gpu).
+
+    Parameters
+    ----------
+    tasks
+        The tasks that count.
+    extra_wire
+        (task,): bytes that the schedule added to tasks of the whole graph (evictions).
+    """
+
+    def __init__(
+        self,
+        graph: TaskGraph,
+        num_ranks: int,
+        tasks: slice = slice(None),
+        extra_wire: Ints | None = None,
+    ) -> None:
+        kind = graph.kind[tasks]
+        direction, gpu = port_of(graph, tasks)
         phase = phase_index(kind)
         chosen = np.flatnonzero((direction >= 0) & (phase >= 0))
-        owner = graph.resources.owner[resource[chosen]]
+        owner = gpu[chosen]
         shape = (len(PHASES), len(PORTS), num_ranks)
         key = np.ravel_multi_index((phase[chosen], direction[chosen], owner), shape)
         is_ack = np.isin(kind[chosen], np.array(sorted(ACKS)))
         is_row = np.isin(kind[chosen], np.array(sorted(ROWS)))
         payload, wire = graph.payload_bytes[tasks][chosen], graph.wire_bytes[tasks][chosen]
+        if extra_wire is not None:
+            wire = wire + extra_wire[tasks][chosen]
         duration = graph.duration_ps[tasks][chosen]
 
         def total(values: Ints) -> Ints:
@@ -81,7 +103,7 @@ class PortSums:
 
 
 def bytes_by_layer(
-    graph: TaskGraph, num_ranks: int, bounds: Ints
+    graph: TaskGraph, num_ranks: int, bounds: Ints, extra_wire: Ints | None = None
 ) -> list[tuple[dict[str, PortBytes], dict[str, PortBytes]]]:
     """Payload and wire bytes of each layer's dispatch and combine.
 
@@ -89,10 +111,12 @@ def bytes_by_layer(
     ----------
     bounds
         (layer + 1,): tasks of layer l are ``[bounds[l], bounds[l + 1])``.
+    extra_wire
+        See `PortSums`.
     """
     found = []
     for first, last in itertools.pairwise(bounds.tolist()):
-        ports = PortSums(graph, num_ranks, slice(first, last))
+        ports = PortSums(graph, num_ranks, slice(first, last), extra_wire)
         found.append(
             (
                 {phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},

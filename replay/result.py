@@ -168,6 +168,82 @@ class CriticalPath(_Strict):
     queueing_behind_us: dict[str, float]
 
 
+class TableUse(_Strict):
+    """How the tables of a group (one or several a GPU) were used.
+
+    Attributes
+    ----------
+    entries
+        Entries of one table.
+    lookups, hits, new, missed
+        Of all tables together; *new* keys were never there, *missed* ones had been evicted.
+    evictions
+        Entries that left for want of room.
+    hit_rate
+        Hits over lookups; 1 without lookups.
+    high_water
+        Most entries in use at once in one table.
+    """
+
+    entries: int
+    lookups: int
+    hits: int
+    new: int
+    missed: int
+    evictions: int
+    hit_rate: float = Field(ge=0, le=1)
+    high_water: int
+
+
+class BufferUse(_Strict):
+    """Capacity of the finite buffers of a group, and the most that was in use at once in one."""
+
+    capacity: int
+    high_water: int
+
+
+class TileUse(_Strict):
+    """How well rows fill the tiles of the experts' first GEMM.
+
+    Attributes
+    ----------
+    num_tiles, num_rows
+        Row tiles, and rows in them.
+    fill
+        Rows over the rows that so many full tiles have.
+    """
+
+    num_tiles: int
+    num_rows: int
+    fill: float = Field(ge=0, le=1)
+
+
+class Mechanisms(_Strict):
+    """What the mechanisms of a scheme did.
+
+    Attributes
+    ----------
+    wire_bytes
+        Bytes on the ports by what they are for: payload, headers (with target lists, row metadata
+        and padding), requests, acks, signals (counts, flags, notifications), evictions (partial
+        sums sent early).
+    tables, buffers
+        Finite memories by name.
+    polling_us
+        For each GPU, SM time in which blocks held an SM and waited for data; null for schemes whose
+        blocks do not.
+    counters
+        What else the scheme counts, for each GPU.
+    """
+
+    wire_bytes: dict[str, PortBytes]
+    tables: dict[str, TableUse]
+    buffers: dict[str, BufferUse]
+    tiles: TileUse | None
+    polling_us: list[float] | None
+    counters: dict[str, list[int]]
+
+
 class Measures(_Strict):
     """What is measured on a schedule, of one layer or of many.
 
@@ -182,6 +258,8 @@ class Measures(_Strict):
     critical_path
         One chain of tasks and waits that adds up to the layer's time, by what the time was spent
         on.
+    mechanisms
+        What explains the result: finite tables and buffers, tiles, polling, bytes by purpose.
     """
 
     makespan_us: float
@@ -197,6 +275,7 @@ class Measures(_Strict):
     exposed_communication_us_per_gpu: list[float]
     bounds_us: Bounds
     critical_path: CriticalPath
+    mechanisms: Mechanisms
     num_tasks: int
     num_edges: int
 
