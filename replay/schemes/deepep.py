@@ -53,9 +53,6 @@ class DeepEpOptions(NoOptions):
         tables).
     dispatch_chunk, combine_chunk, ring_tokens
         Tokens in a chunk and in a ring; 0 takes what DeepEP ships for this group size.
-    alike
-        Tokens that each token of the routing stands for: a modelling grain for the kernels alone
-        with many thousand tokens a rank. 1 is exact, and the only value for a whole layer.
     cached_layout
         Whether layout and counts are known from before (backward pass, repeated routing): only the
         barriers remain.
@@ -65,13 +62,11 @@ class DeepEpOptions(NoOptions):
     dispatch_chunk: int = 0
     combine_chunk: int = 0
     ring_tokens: int = 0
-    alike: int = 1
     cached_layout: bool = False
 
     def check(self) -> None:
         """See `NoOptions.check`."""
         at_least("deepep", 2, num_sms=self.num_sms)
-        at_least("deepep", 1, alike=self.alike)
         at_least(
             "deepep", 0, dispatch_chunk=self.dispatch_chunk, combine_chunk=self.combine_chunk,
             ring_tokens=self.ring_tokens,
@@ -90,6 +85,9 @@ class DeepEp(Scheme):
     assumes: ClassVar[str] = "GEMMs run on all SMs, after the dispatch kernel"
     traffic: ClassVar[str] = "copy"
     Options: ClassVar[type[NoOptions]] = DeepEpOptions
+    alike: int = 1
+    """Tokens that each token of the routing stands for. 1 is exact; validation takes a coarser
+    grain for the kernels alone with many thousand tokens a rank."""
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add layout, notify, dispatch, permute, experts, unpermute, cached notify, combine."""
@@ -98,9 +96,6 @@ class DeepEp(Scheme):
             message = (
                 f"option num_sms={options.num_sms} of scheme 'deepep': the GPU has {num_sms} SMs"
             )
-            raise UserError(message)
-        if options.alike != 1:  # the experts would still serve the tokens of the routing
-            message = f"option alike={options.alike} of scheme 'deepep': a whole layer takes only 1"
             raise UserError(message)
         b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
         copies = work.matrix("copies").sum(axis=0)
@@ -133,21 +128,20 @@ class DeepEp(Scheme):
         row = next((row for row in SHIPPED if num_ranks <= row[0]), SHIPPED[-1])
         options = self.options
         dispatch, combine = options.dispatch_chunk or row[1], options.combine_chunk or row[2]
-        dispatch, combine = max(dispatch, options.alike), max(combine, options.alike)
+        dispatch, combine = max(dispatch, self.alike), max(combine, self.alike)
         return dispatch, combine, max(options.ring_tokens or row[3], dispatch, combine)
 
     def _chunks(self, src: Ints, dst: Ints, channel: Ints, chunk_rows: int) -> ring.Chunks:
         """Chunks of the copies; the sizes count every token that one stands for."""
-        alike = self.options.alike
-        chunks = ring.cut(src, dst, channel, chunk_rows // alike)
-        return replace(chunks, rows=chunks.rows * alike)
+        chunks = ring.cut(src, dst, channel, chunk_rows // self.alike)
+        return replace(chunks, rows=chunks.rows * self.alike)
 
     def _before_dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Layout and notify kernels; (rank,) tasks when the dispatch kernel runs."""
         overheads = machine.system.overheads
         if self.options.cached_layout or work.is_backward:
             return self._cached_notify(machine, DISPATCH, start)
-        tokens = np.diff(work.tokens_of_rank) * self.options.alike
+        tokens = np.diff(work.tokens_of_rank) * self.alike
         topk = work.expert_ids.shape[1]
         read = tokens * (topk * EXPERT_ID_BYTES + work.num_ranks)
         laid_out = machine.memory_kernel(Kind.LAYOUT, read, start)
@@ -172,7 +166,7 @@ class DeepEp(Scheme):
         # Warps of a group share its rows; every warp looks at all tokens of the channel.
         readers = len(work.copy_token) / max(work.num_tokens, 1)
         copying = warps.copy_ps(row_bytes, DISPATCH_UNROLL, readers)
-        looked_at = self._tokens_up_to(work, channel, chunks) * self.options.alike
+        looked_at = self._tokens_up_to(work, channel, chunks) * self.alike
         busy = looked_at * warps.scan_ps * -(-n // BLOCK_WARPS)
         busy += -(-chunks.rows * n // BLOCK_WARPS) * copying
         senders = machine.warp_lanes("deepep-send", self.options.num_sms // 2, n)
@@ -230,7 +224,7 @@ class DeepEp(Scheme):
         """Combine kernel: (rank,) marks of its end."""
         _, chunk_rows, ring_rows = self._shipped(work.num_ranks)
         warps, row_bytes, n = machine.system.warps, work.combine_row_bytes, work.num_ranks
-        channels, alike = self.options.num_sms // 2, self.options.alike
+        channels = self.options.num_sms // 2
         channel = self._channel_of_token(work)
         chunks = self._chunks(
             work.copy_rank, work.copy_source, channel[work.copy_token], chunk_rows
@@ -250,7 +244,7 @@ class DeepEp(Scheme):
         added = machine.graph.add(
             work.num_tokens,
             resource=adders[work.source_rank, channel],
-            duration_ps=alike
+            duration_ps=self.alike
             * warps.reduce_ps(
                 sources,
                 row_bytes,

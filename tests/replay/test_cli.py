@@ -132,7 +132,7 @@ def test_output_that_nobody_reads_is_no_error(trace_file: Path) -> None:
         (["run", "TRACE", "--scheme", "deeepep"], "did you mean 'deepep'"),
         (["run", "TRACE", "--scheme", "deepep", "--option", "num_sms=3"], "must be even"),
         (["run", "TRACE", "--scheme", "deepep", "--option", "num_sms=134"], "has 132 SMs"),
-        (["run", "TRACE", "--scheme", "deepep", "--option", "alike=2"], "alike=2"),
+        (["run", "TRACE", "--scheme", "deepep", "--option", "alike=2"], "'alike'"),
         (["run", "TRACE"], "Missing option '--scheme'"),
         (["run", "TRACE", "--scheme", "deepep", "--set", "link.links=8"], "link.links"),
     ],
