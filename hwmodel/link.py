@@ -157,7 +157,9 @@ class Link:
 
     # ---- counts ------------------------------------------------------------------
 
-    def packets(self, row_bytes: Whole, engine: Engine = "sm") -> Whole:
+    def packets(
+        self, row_bytes: Whole, engine: Engine = "sm", packet_bytes: int | None = None
+    ) -> Whole:
         """Packets of one row; a row of no bytes has none.
 
         Parameters
@@ -166,12 +168,33 @@ class Link:
             Payload of the row.
         engine
             Who makes the packets.
+        packet_bytes
+            Data bytes of a full packet where stores leave in smaller ones than the engine could
+            fill, such as single sectors that nobody merges.
+
+        Raises
+        ------
+        UserError
+            If such packets are not whole flits, or more than the engine's.
         """
         checked: Whole = whole(row_bytes, "row_bytes")
-        return ceil_div(checked, self.rules(engine).payload_bytes)
+        most = self.rules(engine).payload_bytes
+        if packet_bytes is None:
+            return ceil_div(checked, most)
+        if not 0 < packet_bytes <= most or packet_bytes % self.flit_bytes:
+            message = (
+                f"packets of {packet_bytes} bytes of data; possible for engine {engine!r}: "
+                f"multiples of {self.flit_bytes} up to {most}"
+            )
+            raise UserError(message)
+        return ceil_div(checked, packet_bytes)
 
     def write_flits(
-        self, row_bytes: Whole, engine: Engine = "sm", extra_flits_per_packet: int = 0
+        self,
+        row_bytes: Whole,
+        engine: Engine = "sm",
+        extra_flits_per_packet: int = 0,
+        packet_bytes: int | None = None,
     ) -> Whole:
         """Flits that carry one row: data, headers, byte enables of a partial last flit.
 
@@ -183,6 +206,8 @@ class Link:
             Who makes the packets.
         extra_flits_per_packet
             Flits added to each packet, such as a list of targets.
+        packet_bytes
+            See :meth:`packets`.
 
         Notes
         -----
@@ -194,27 +219,30 @@ class Link:
         checked: Whole = whole(row_bytes, "row_bytes")
         data = ceil_div(checked, self.flit_bytes)
         partial = data - checked // self.flit_bytes  # 1 where the last flit is not full
-        headers = self.packets(checked, engine) * (self.header_flits + extra)
+        headers = self.packets(checked, engine, packet_bytes) * (self.header_flits + extra)
         return data + headers + partial * self.byte_enable_flits
 
     # ---- bytes on the wire --------------------------------------------------------
 
     @overload
     def write_wire_bytes(
-        self, row_bytes: int, rows: int = 1, *, engine: Engine = "sm", extra_flits: int = 0
-    ) -> int: ...
+        self, row_bytes: int, rows: int = 1, *,
+        engine: Engine = "sm", extra_flits: int = 0, packet_bytes: int | None = None,
+    ) -> int: ...  # fmt: skip
     @overload
     def write_wire_bytes(
         self, row_bytes: IntArray, rows: int | IntArray = 1, *,
-        engine: Engine = "sm", extra_flits: int = 0,
+        engine: Engine = "sm", extra_flits: int = 0, packet_bytes: int | None = None,
     ) -> IntArray: ...  # fmt: skip
     @overload
     def write_wire_bytes(
-        self, row_bytes: int, rows: IntArray, *, engine: Engine = "sm", extra_flits: int = 0
-    ) -> IntArray: ...
+        self, row_bytes: int, rows: IntArray, *,
+        engine: Engine = "sm", extra_flits: int = 0, packet_bytes: int | None = None,
+    ) -> IntArray: ...  # fmt: skip
     def write_wire_bytes(
-        self, row_bytes: Any, rows: Any = 1, *, engine: Engine = "sm", extra_flits: int = 0
-    ) -> Any:
+        self, row_bytes: Any, rows: Any = 1, *,
+        engine: Engine = "sm", extra_flits: int = 0, packet_bytes: int | None = None,
+    ) -> Any:  # fmt: skip
         """Wire bytes that a message of writes puts on its own direction.
 
         Parameters
@@ -228,12 +256,14 @@ class Link:
             Who makes the packets.
         extra_flits
             Flits added to each packet, such as a list of targets.
+        packet_bytes
+            See :meth:`packets`.
 
         Returns
         -------
         Bytes, a multiple of the flit size.
         """
-        flits = self.write_flits(row_bytes, engine, extra_flits)
+        flits = self.write_flits(row_bytes, engine, extra_flits, packet_bytes)
         return flits * whole(rows, "rows") * self.flit_bytes
 
     @overload
@@ -291,16 +321,24 @@ class Link:
         return scale_up(packets, per_packet * self.flit_bytes)
 
     @overload
-    def ack_wire_bytes(self, row_bytes: int, rows: int = 1, *, engine: Engine = "sm") -> int: ...
+    def ack_wire_bytes(
+        self, row_bytes: int, rows: int = 1, *,
+        engine: Engine = "sm", packet_bytes: int | None = None,
+    ) -> int: ...  # fmt: skip
     @overload
     def ack_wire_bytes(
-        self, row_bytes: IntArray, rows: int | IntArray = 1, *, engine: Engine = "sm"
-    ) -> IntArray: ...
+        self, row_bytes: IntArray, rows: int | IntArray = 1, *,
+        engine: Engine = "sm", packet_bytes: int | None = None,
+    ) -> IntArray: ...  # fmt: skip
     @overload
     def ack_wire_bytes(
-        self, row_bytes: int, rows: IntArray, *, engine: Engine = "sm"
-    ) -> IntArray: ...
-    def ack_wire_bytes(self, row_bytes: Any, rows: Any = 1, *, engine: Engine = "sm") -> Any:
+        self, row_bytes: int, rows: IntArray, *,
+        engine: Engine = "sm", packet_bytes: int | None = None,
+    ) -> IntArray: ...  # fmt: skip
+    def ack_wire_bytes(
+        self, row_bytes: Any, rows: Any = 1, *,
+        engine: Engine = "sm", packet_bytes: int | None = None,
+    ) -> Any:  # fmt: skip
         """Wire bytes of the acknowledgements of writes, against the direction of the data.
 
         The parameters are those of :meth:`write_wire_bytes`.
@@ -309,7 +347,7 @@ class Link:
         -------
         Bytes, rounded up over the whole message.
         """
-        packets = self.packets(row_bytes, engine) * whole(rows, "rows")
+        packets = self.packets(row_bytes, engine, packet_bytes) * whole(rows, "rows")
         return scale_up(packets, self.rules(engine).write_ack_flits * self.flit_bytes)
 
     # ---- for people -----------------------------------------------------------------

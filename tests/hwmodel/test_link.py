@@ -83,6 +83,31 @@ def test_small_stores_waste_the_wire():
     assert [H100.write_flits(size) for size in (128, 64, 32, 16, 8, 0)] == [9, 5, 3, 2, 3, 0]
 
 
+@given(row_sizes, row_counts, st.sampled_from([16, 32, 64, 96, 128]))
+def test_stores_may_leave_in_smaller_packets(row_bytes, rows, size):
+    packets = packetise(row_bytes, size) * rows
+    flits = sum(1 + ceil(data / 16) + (data % 16 > 0) for data in packets)
+    assert H100.packets(row_bytes, packet_bytes=size) * rows == len(packets)
+    assert H100.write_wire_bytes(row_bytes, rows, packet_bytes=size) == flits * 16
+    acks = H100.ack_wire_bytes(row_bytes, rows, packet_bytes=size)
+    assert acks == ceil(len(packets) * Fraction("0.22") * 16)
+
+
+def test_sectors_that_nobody_merges_cost_a_third_more():
+    # A row of 8 KB: 64 packets of 8 + 1 flits, or 256 sectors of 2 + 1; and 4 times the answers.
+    assert H100.write_wire_bytes(8192) == 64 * 9 * 16
+    assert H100.write_wire_bytes(8192, packet_bytes=32) == 256 * 3 * 16
+    assert H100.ack_wire_bytes(8192, packet_bytes=32) == ceil(256 * 0.22 * 16)
+    sizes = np.array([8192, 40], dtype=np.int64)
+    assert H100.write_wire_bytes(sizes, packet_bytes=32).tolist() == [256 * 3 * 16, (3 + 3) * 16]
+
+
+@pytest.mark.parametrize("size", [0, 8, 24, 144])
+def test_packets_are_whole_flits_and_no_larger_than_the_engines(size):
+    with pytest.raises(UserError, match=f"packets of {size} bytes.*multiples of 16 up to 128"):
+        H100.packets(1, packet_bytes=size)
+
+
 def test_an_extension_flit_is_paid_once_a_packet():
     assert H100.write_wire_bytes(256, extra_flits=1) == (2 * (8 + 1 + 1)) * 16
 
