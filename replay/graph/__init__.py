@@ -8,7 +8,7 @@ from replay.graph.critical_path import CriticalPath, critical_path
 from replay.graph.engine import schedule
 from replay.graph.errors import EngineError, GraphError, UserError
 from replay.graph.taskgraph import NULL_RESOURCE, TaskGraph
-from replay.graph.timeline import Span, Timeline, difference_length, union_length
+from replay.graph.timeline import Span, Timeline, Touched, difference_length, union_length
 
 __all__ = [
     "NULL_RESOURCE",
@@ -20,6 +20,7 @@ __all__ = [
     "Span",
     "TaskGraph",
     "Timeline",
+    "Touched",
     "UserError",
     "busiest_ps",
     "critical_path",

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph.checks import check_acyclic, check_gates, check_takes
+from replay.graph.blocks import (
+    INT32_MAX,
+    INT64_MAX,
+    GateBlock,
+    TakeBlocks,
+    TouchBlocks,
+    gate_block,
+)
+from replay.graph.checks import check_acyclic, check_gates, check_takes, check_touches
 from replay.graph.columns import (
     Column,
     EdgeBlocks,
     IntArray,
     Ints,
-    as_array,
     as_ints,
     block_length,
     broadcast_length,
@@ -22,34 +29,25 @@ from replay.graph.columns import (
     stretch,
 )
 from replay.graph.errors import GraphError
-from replay.graph.taskgraph import (
-    NULL_RESOURCE,
-    CreditPools,
-    CreditTakes,
-    Gates,
-    Resources,
-    TaskGraph,
-)
+from replay.graph.supplies import Supplies
+from replay.graph.taskgraph import NULL_RESOURCE, CreditPools, Gates, Resources, Tables, TaskGraph
 
 Ids = npt.NDArray[np.int64]
 
-_INT32_MAX = 2**31 - 1
-_INT64_MAX = 2**63 - 1
-
 #: Field -> (element type, smallest, largest) of what a task carries beside its resource and kind.
 _FIELDS: dict[str, tuple[type[np.generic], int, int]] = {
-    "duration_ps": (np.int64, 0, _INT64_MAX),
-    "latency_ps": (np.int64, 0, _INT64_MAX),
-    "priority": (np.int32, -_INT32_MAX, _INT32_MAX),
-    "payload_bytes": (np.int64, 0, _INT64_MAX),
-    "wire_bytes": (np.int64, 0, _INT64_MAX),
-    "rank": (np.int32, -1, _INT32_MAX),
-    "tag": (np.int64, -_INT64_MAX, _INT64_MAX),
+    "duration_ps": (np.int64, 0, INT64_MAX),
+    "latency_ps": (np.int64, 0, INT64_MAX),
+    "priority": (np.int32, -INT32_MAX, INT32_MAX),
+    "payload_bytes": (np.int64, 0, INT64_MAX),
+    "wire_bytes": (np.int64, 0, INT64_MAX),
+    "rank": (np.int32, -1, INT32_MAX),
+    "tag": (np.int64, -INT64_MAX, INT64_MAX),
 }
 
 
-class GraphBuilder:
-    """Collects resources, credit pools, tasks, edges and gates, then builds the graph once.
+class GraphBuilder(Supplies):
+    """Collects resources, pools, tables, tasks, edges and gates, then builds the graph once.
 
     Parameters
     ----------
@@ -70,75 +68,22 @@ class GraphBuilder:
     """
 
     def __init__(self, kind_names: Sequence[str]) -> None:
+        super().__init__()
         self.kind_names = tuple(kind_names)
-        self._resources: list[tuple[str, str, int, bool, int]] = []
-        self._pools: list[tuple[str, int]] = []
         self._num_tasks = 0
         self._resource = Column(np.int32)
         self._kind = Column(np.int16)
         self._fields = {name: Column(spec[0]) for name, spec in _FIELDS.items()}
         self._edges = EdgeBlocks()
-        self._take_task = Column(np.int32)
-        self._take_pool = Column(np.int32)
-        self._take_units = Column(np.int64)
-        self._take_released_by = Column(np.int32)
-        self._gates: list[tuple[IntArray, IntArray, IntArray, IntArray, IntArray]] = []
+        self._takes = TakeBlocks()
+        self._touches = TouchBlocks()
+        self._gates: list[GateBlock] = []
         self._is_built = False
 
     @property
     def num_tasks(self) -> int:
         """Tasks added so far; also the id of the next one."""
         return self._num_tasks
-
-    def resource(
-        self,
-        name: str,
-        group: str,
-        servers: int = 1,
-        discipline: Literal["fifo", "voq"] = "fifo",
-        owner: int = -1,
-    ) -> int:
-        """Add something that serves tasks.
-
-        Parameters
-        ----------
-        name
-            For reports, such as ``gpu3.uplink``.
-        group
-            Class for utilisation and bounds, such as ``uplink`` or ``sm``.
-        servers
-            How many tasks it serves at a time.
-        discipline
-            What a waiting task without credits does to those behind it: ``fifo`` blocks them,
-            ``voq`` lets the first in order that has its credits pass.
-        owner
-            The GPU it belongs to, -1 for none.
-
-        Returns
-        -------
-        The resource's index.
-
-        Raises
-        ------
-        GraphError
-            If ``servers`` is not positive or the discipline unknown.
-        """
-        if discipline not in ("fifo", "voq"):
-            message = f"unknown discipline {discipline!r} of resource {name!r}; known: fifo, voq"
-            raise GraphError(message)
-        if not 1 <= servers <= _INT32_MAX:
-            message = f"resource {name!r} has {servers} servers; possible: 1 to {_INT32_MAX}"
-            raise GraphError(message)
-        self._resources.append((name, group, int(servers), discipline == "voq", int(owner)))
-        return len(self._resources) - 1
-
-    def credit_pool(self, name: str, capacity: int) -> int:
-        """Add a counting pool of ``capacity`` units and return its index."""
-        if not 0 <= capacity <= _INT64_MAX:
-            message = f"credit pool {name!r} has capacity {capacity}; possible: 0 to {_INT64_MAX}"
-            raise GraphError(message)
-        self._pools.append((name, int(capacity)))
-        return len(self._pools) - 1
 
     def add(
         self,
@@ -204,8 +149,8 @@ class GraphBuilder:
         before = None if after is None else as_ints("after", after)
         count = block_length(count, given, before)
         first = self._num_tasks
-        if first + count > _INT32_MAX:
-            message = f"{first + count} tasks; a graph holds at most {_INT32_MAX}"
+        if first + count > INT32_MAX:
+            message = f"{first + count} tasks; a graph holds at most {INT32_MAX}"
             raise GraphError(message)
         check_range("resource", given["resource"], -1, len(self._resources) - 1, first)
         check_range("kind", given["kind"], 0, len(self.kind_names) - 1, first)
@@ -219,7 +164,7 @@ class GraphBuilder:
         if before is not None and count:
             if not isinstance(before, int) and before.size == 1 and count != 1:
                 before = int(before[0])
-            check_range("after", before, 0, _INT32_MAX, 0, "row")
+            check_range("after", before, 0, INT32_MAX, 0, "row")
             self._edges.append(before, range(first, first + count), count)
         return np.arange(first, first + count, dtype=np.int64)
 
@@ -232,8 +177,8 @@ class GraphBuilder:
         self._check_open()
         sources, targets = as_ints("src", src), as_ints("dst", dst)
         count = broadcast_length({"src": sources, "dst": targets})
-        check_range("src", sources, 0, _INT32_MAX, 0, "edge")
-        check_range("dst", targets, 0, _INT32_MAX, 0, "edge")
+        check_range("src", sources, 0, INT32_MAX, 0, "edge")
+        check_range("dst", targets, 0, INT32_MAX, 0, "edge")
         self._edges.append(stretch(sources, count), stretch(targets, count), count)
 
     def join(self, ids: Ints, *, resource: Ints = NULL_RESOURCE, **fields: Any) -> int:
@@ -267,23 +212,59 @@ class GraphBuilder:
             If lengths differ, a pool is unknown, or more is asked than the pool holds.
         """
         self._check_open()
-        takers = as_ints("tasks", tasks)
-        given: dict[str, int | IntArray] = {
-            "tasks": takers,
-            "pool": as_ints("pool", pool),
-            "units": as_ints("units", units),
-            "released_by": takers if released_by is None else as_ints("released_by", released_by),
+        self._takes.append(len(self._pools), tasks, pool, units, released_by)
+
+    def touch(
+        self,
+        tasks: Ints,
+        table: Ints,
+        key: Ints,
+        *,
+        miss_latency_ps: Ints = 0,
+        miss_duration_ps: Ints = 0,
+        evict_duration_ps: Ints = 0,
+        charged: Ints | None = None,
+        drops: bool | npt.NDArray[np.bool_] = False,
+    ) -> None:
+        """Make tasks look a key up in a table when they start; arrays broadcast.
+
+        A task's touches happen in the order they were added. A key that is not in the table is
+        inserted; if the table is full, another one leaves. :attr:`Timeline.touched` tells what
+        each touch found.
+
+        Parameters
+        ----------
+        tasks
+            Who touches (touch,); tasks of a real resource.
+        table
+            Which table (touch,).
+        key
+            Which key (touch,), any number from 0 on.
+        miss_latency_ps, miss_duration_ps
+            What a key costs that was evicted (touch,): the task becomes visible so much later, and
+            is in service so much longer. Keys that were never there, or were dropped, cost nothing.
+        evict_duration_ps
+            How much longer ``charged`` is in service if the insertion evicts a key (touch,).
+        charged
+            Who pays for the eviction (touch,), a task of a real resource that does not start
+            before the touch; the touching task itself if left out.
+        drops
+            Take the key out of the table after the touch and forget it (touch,): the next touch
+            finds it new. A key that is not there is then not inserted.
+
+        Raises
+        ------
+        GraphError
+            If lengths differ, a table is unknown, or a key or a time is negative.
+        """
+        self._check_open()
+        costs = {
+            "miss_latency_ps": miss_latency_ps,
+            "miss_duration_ps": miss_duration_ps,
+            "evict_duration_ps": evict_duration_ps,
         }
-        count = broadcast_length(given)
-        first = len(self._take_task)
-        check_range("task", given["tasks"], 0, _INT32_MAX, first, "take")
-        check_range("releasing task", given["released_by"], 0, _INT32_MAX, first, "take")
-        check_range("pool", given["pool"], 0, len(self._pools) - 1, first, "take")
-        check_range("units", given["units"], 1, _INT64_MAX, first, "take")
-        self._take_task.append(stretch(given["tasks"], count), count)
-        self._take_pool.append(stretch(given["pool"], count), count)
-        self._take_units.append(stretch(given["units"], count), count)
-        self._take_released_by.append(stretch(given["released_by"], count), count)
+        forgets = np.asarray(drops, np.bool_).astype(np.int8)
+        self._touches.append(len(self._tables), tasks, table, key, costs, charged, forgets)
 
     def gate(
         self, members: Ints, waiters: Ints, tile_slots: Ints, tile_first: Ints, tile_last: Ints
@@ -316,44 +297,7 @@ class GraphBuilder:
         """
         self._check_open()
         index = len(self._gates)
-        arrays = {
-            "members": as_array("members", members),
-            "tile_slots": as_array("tile_slots", tile_slots),
-        }
-        num_members, num_tiles = arrays["members"].size, arrays["tile_slots"].size
-        arrays["waiters"] = as_array("waiters", waiters, num_members)
-        arrays["tile_first"] = as_array("tile_first", tile_first, num_tiles)
-        arrays["tile_last"] = as_array("tile_last", tile_last, num_tiles)
-        for name, want in (
-            ("waiters", num_members),
-            ("tile_first", num_tiles),
-            ("tile_last", num_tiles),
-        ):
-            if arrays[name].size != want:
-                per = "member" if name == "waiters" else "tile"
-                message = f"gate {index}: {arrays[name].size} {name} for {want} {per}s"
-                raise GraphError(message)
-        for name, low in (
-            ("members", 0),
-            ("waiters", -1),
-            ("tile_slots", 0),
-            ("tile_first", 0),
-            ("tile_last", 0),
-        ):
-            check_range(f"gate {index} {name}", arrays[name], low, _INT32_MAX, 0, "row")
-        slots = int(arrays["tile_slots"].sum())
-        if slots != num_members:
-            message = f"gate {index} has {slots} slots in its tiles for {num_members} members"
-            raise GraphError(message)
-        self._gates.append(
-            (
-                arrays["members"].astype(np.int32),
-                arrays["waiters"].astype(np.int32),
-                arrays["tile_slots"].astype(np.int32),
-                arrays["tile_first"].astype(np.int32),
-                arrays["tile_last"].astype(np.int32),
-            )
-        )
+        self._gates.append(gate_block(index, members, waiters, tile_slots, tile_first, tile_last))
         return index
 
     def build(self) -> TaskGraph:
@@ -362,9 +306,10 @@ class GraphBuilder:
         Raises
         ------
         GraphError
-            If an edge, a take or a gate names a task that does not exist, if a take wants more
-            than its pool holds, or if the graph has a cycle (a gate counts as if every tile
-            waited for every member, and every waiter for every tile).
+            If an edge, a take, a touch or a gate names a task that does not exist, if a take wants
+            more than its pool holds, if a pure delay touches a table or is charged, or if the graph
+            has a cycle (a gate counts as if every tile waited for every member, and every waiter
+            for every tile).
         """
         self._check_open()
         self._is_built = True
@@ -372,16 +317,8 @@ class GraphBuilder:
         gates = Gates.from_blocks(self._gates)
         check_gates(gates, num_tasks)
         self._gates = []
-        pools = CreditPools(
-            tuple(name for name, _ in self._pools),
-            np.array([capacity for _, capacity in self._pools], np.int64),
-        )
-        takes = CreditTakes(
-            self._take_task.join(),
-            self._take_pool.join(),
-            self._take_units.join(),
-            self._take_released_by.join(),
-        )
+        pools = CreditPools.from_rows(self._pools)
+        takes, touches = self._takes.join(), self._touches.join()
         check_takes(takes, pools, num_tasks)
         gates.append_events(self._edges)
         graph = TaskGraph.from_edges(
@@ -389,12 +326,15 @@ class GraphBuilder:
             resources=Resources.from_rows(self._resources),
             pools=pools,
             takes=takes,
+            tables=Tables.from_rows(self._tables),
+            touches=touches,
             gates=gates,
             resource=self._resource.join(),
             kind=self._kind.join(),
             fields={name: column.join() for name, column in self._fields.items()},
             edges=self._edges,
         )
+        check_touches(graph)
         check_acyclic(graph)
         return graph
 

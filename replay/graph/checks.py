@@ -126,3 +126,26 @@ def check_takes(takes: CreditTakes, pools: CreditPools, num_tasks: int) -> None:
             f"pool {pools.names[pool]!r}, which holds {int(capacity[row])}"
         )
         raise GraphError(message)
+
+
+def check_touches(graph: TaskGraph) -> None:
+    """Refuse touches by, or at the cost of, tasks that do not exist or hold no server."""
+    touches = graph.touches
+    for name, values in (("task", touches.task), ("charged task", touches.charged)):
+        if not values.size:
+            return
+        if int(values.max()) >= graph.num_tasks:
+            row = int(np.argmax(values))
+            message = (
+                f"touch {row}: {name} {int(values[row])} does not exist; "
+                f"there are {graph.num_tasks}"
+            )
+            raise GraphError(message)
+        has_none = graph.resource[values] < 0
+        if np.any(has_none):
+            row = int(np.argmax(has_none))
+            message = (
+                f"touch {row}: {name} {graph.describe(int(values[row]))} is a pure delay; "
+                "tables are touched by, and charge, tasks that hold a server"
+            )
+            raise GraphError(message)

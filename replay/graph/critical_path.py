@@ -134,7 +134,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
         queueing,
         wait - queueing,
         timeline.end_ps[task] - timeline.start_ps[task],
-        np.asarray(graph.latency_ps[task]),
+        timeline.on_the_way_ps[task],
         behind,
     )
 
@@ -148,12 +148,13 @@ def _queueing(timeline: Timeline, chain: Int64s, ready: Int64s) -> tuple[Int64s,
     where = graph.resource[chain[waited]]
     is_asked = np.zeros(len(graph.resources) + 1, np.bool_)
     is_asked[where] = True
+    service = timeline.service_ps
     # In order of (resource, start): what was in service during a wait is then one slice.
-    served = np.flatnonzero(is_asked[graph.resource] & (graph.duration_ps > 0))
+    served = np.flatnonzero(is_asked[graph.resource] & (service > 0))
     served = served[_by_resource_and_start(graph.resource[served], timeline.start_ps[served])]
     first = np.searchsorted(graph.resource[served], np.arange(len(graph.resources) + 1))
     longest = np.zeros(len(graph.resources), np.int64)
-    np.maximum.at(longest, graph.resource[served], graph.duration_ps[served])
+    np.maximum.at(longest, graph.resource[served], service[served])
     for link, resource in zip(waited.tolist(), where.tolist(), strict=True):
         low, high = int(ready[link]), int(timeline.start_ps[chain[link]])
         mine = served[first[resource] : first[resource + 1]]

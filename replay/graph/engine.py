@@ -14,7 +14,7 @@ import numpy.typing as npt
 from replay.graph.columns import fixed, stepped
 from replay.graph.errors import EngineError
 from replay.graph.stuck import describe_deadlock
-from replay.graph.taskgraph import TaskGraph
+from replay.graph.taskgraph import FIFO, TURNS, TaskGraph
 from replay.graph.timeline import Timeline
 
 _CACHE_LINE = 64
@@ -56,7 +56,12 @@ def schedule(graph: TaskGraph) -> Timeline:
     if graph.num_tasks == 0:
         nothing = np.empty(0, np.int64)
         landed = np.full(graph.gates.num_members, -1, np.int32)
-        return Timeline(graph, nothing, nothing.copy(), landed)
+        return Timeline(
+            graph, nothing, nothing.copy(), landed, np.empty(0, np.int8), nothing.copy()
+        )
+    if len(graph.touches) or np.any(graph.resources.discipline == TURNS):
+        message = "tables and turns can be built but not run yet"
+        raise EngineError(message)
     columns, gives = _columns(graph)
     plan, shape = _plan(graph, columns, gives)
     done = kernels.run(plan, shape.shift, shape.num_streams, shape.num_flights, shape.has_instant)
@@ -79,7 +84,8 @@ def schedule(graph: TaskGraph) -> Timeline:
         np.empty(graph.num_tasks, np.int64),
     )
     kernels.unpack(columns, words, start_ps, end_ps)
-    return Timeline(graph, start_ps, end_ps, landed)
+    no_extra = np.broadcast_to(np.int64(0), (graph.num_tasks,))
+    return Timeline(graph, start_ps, end_ps, landed, np.empty(0, np.int8), no_extra)
 
 
 def _too_long(limit_ps: int, num_resources: int) -> str:
@@ -173,7 +179,7 @@ def _plan(
     has_lane = table[kernels.TASKS] > 0
     has_lane[null] = table[kernels.TAKERS, null] > 0
     servers = np.append(resources.servers.astype(np.int64), kernels.NEVER >> 1)
-    is_voq = np.append(resources.is_voq, True)
+    is_voq = np.append(resources.discipline != FIFO, True)
     is_mixed = table[kernels.IS_MIXED] > 0
     has_credits = (table[kernels.TAKERS] > 0) | (table[kernels.GIVERS] > 0)
     is_stream = has_lane & (servers == 1) & ~is_mixed & ~has_credits

@@ -13,7 +13,14 @@ from replay.graph.errors import GraphError
 
 #: Infinitely many servers: a task on it is a pure delay.
 NULL_RESOURCE = -1
+#: What a resource does where tasks lack credits, by number; see :meth:`GraphBuilder.resource`.
+DISCIPLINES = ("fifo", "voq", "turns")
+FIFO, VOQ, TURNS = range(3)
+#: Whom a full table lets go, by number; see :meth:`GraphBuilder.table`.
+POLICIES = ("lru", "fifo")
+LRU, OLDEST = range(2)
 
+Int8s = npt.NDArray[np.int8]
 Int16s = npt.NDArray[np.int16]
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -27,20 +34,20 @@ class Resources:
     names: tuple[str, ...]
     groups: tuple[str, ...]
     servers: Int32s
-    is_voq: Bools
+    discipline: Int8s
     owner: Int32s
 
     def __len__(self) -> int:
         return len(self.names)
 
     @classmethod
-    def from_rows(cls, rows: list[tuple[str, str, int, bool, int]]) -> Resources:
-        """Turn rows of (name, group, servers, is voq, owner) into columns."""
+    def from_rows(cls, rows: list[tuple[str, str, int, int, int]]) -> Resources:
+        """Turn rows of (name, group, servers, discipline, owner) into columns."""
         return cls(
             tuple(row[0] for row in rows),
             tuple(row[1] for row in rows),
             np.array([row[2] for row in rows], np.int32),
-            np.array([row[3] for row in rows], np.bool_),
+            np.array([row[3] for row in rows], np.int8),
             np.array([row[4] for row in rows], np.int32),
         )
 
@@ -54,10 +61,20 @@ class CreditPools:
     """Counting pools, one row a pool."""
 
     names: tuple[str, ...]
+    groups: tuple[str, ...]
     capacity: Int64s
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @classmethod
+    def from_rows(cls, rows: list[tuple[str, str, int]]) -> CreditPools:
+        """Turn rows of (name, group, capacity) into columns."""
+        return cls(
+            tuple(row[0] for row in rows),
+            tuple(row[1] for row in rows),
+            np.array([row[2] for row in rows], np.int64),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +85,48 @@ class CreditTakes:
     pool: Int32s
     units: Int64s
     released_by: Int32s
+
+    def __len__(self) -> int:
+        return int(self.task.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """Finite associative memories, one row a table."""
+
+    names: tuple[str, ...]
+    groups: tuple[str, ...]
+    entries: Int32s
+    policy: Int8s
+    patience_ps: Int64s
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @classmethod
+    def from_rows(cls, rows: list[tuple[str, str, int, int, int]]) -> Tables:
+        """Turn rows of (name, group, entries, policy, patience) into columns."""
+        return cls(
+            tuple(row[0] for row in rows),
+            tuple(row[1] for row in rows),
+            np.array([row[2] for row in rows], np.int32),
+            np.array([row[3] for row in rows], np.int8),
+            np.array([row[4] for row in rows], np.int64),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Touches:
+    """Who looks up what in which table, and what it costs; one row a touch, as they were added."""
+
+    task: Int32s
+    table: Int32s
+    key: Int64s
+    miss_latency_ps: Int64s
+    miss_duration_ps: Int64s
+    evict_duration_ps: Int64s
+    charged: Int32s
+    drops: Bools
 
     def __len__(self) -> int:
         return int(self.task.size)
@@ -155,6 +214,8 @@ class TaskGraph:
     resources: Resources
     pools: CreditPools
     takes: CreditTakes
+    tables: Tables
+    touches: Touches
     gates: Gates
     resource: Int32s
     kind: Int16s
@@ -185,6 +246,8 @@ class TaskGraph:
         resources: Resources,
         pools: CreditPools,
         takes: CreditTakes,
+        tables: Tables,
+        touches: Touches,
         gates: Gates,
         resource: Int32s,
         kind: Int16s,
@@ -233,6 +296,8 @@ class TaskGraph:
             resources=resources,
             pools=pools,
             takes=takes,
+            tables=tables,
+            touches=touches,
             gates=gates,
             resource=resource,
             kind=kind,

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntFlag
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph.taskgraph import Int32s, Int64s, TaskGraph
+from replay.graph.taskgraph import Int8s, Int32s, Int64s, TaskGraph
+
+
+class Touched(IntFlag):
+    """What a touch found: ``touched & OUTCOME`` is one of three, and ``EVICTED`` comes on top."""
+
+    #: The key was in the table.
+    HIT = 0
+    #: It never was, or was dropped since.
+    NEW = 1
+    #: It was evicted earlier.
+    MISSED = 2
+    #: Mask of the above.
+    OUTCOME = 3
+    #: The table was full: another key left.
+    EVICTED = 4
 
 
 @dataclass(frozen=True)
@@ -39,10 +55,17 @@ class Timeline:
     graph
         What was scheduled.
     start_ps, end_ps
-        When each task got its server and left it (task,), in picoseconds.
+        When each task got its server and left it (task,), in picoseconds; longer than its
+        ``duration_ps`` by what touches of tables cost.
     landed_tile
         Tile each membership landed in (membership,), in the order of
         :attr:`~replay.graph.taskgraph.Gates.member_task`.
+    touched
+        What each touch found (touch,), in the order of :meth:`GraphBuilder.touch`; see
+        :class:`Touched`.
+    extra_latency_ps
+        How much longer than its ``latency_ps`` each task was on its way, for what touches of
+        tables cost (task,).
 
     Examples
     --------
@@ -62,11 +85,32 @@ class Timeline:
     start_ps: Int64s
     end_ps: Int64s
     landed_tile: Int32s
+    touched: Int8s
+    extra_latency_ps: Int64s
+
+    @property
+    def service_ps(self) -> Int64s:
+        """How long each task held its server (task,); on the null resource, the delay itself."""
+        if len(self.graph.touches) == 0:
+            return self.graph.duration_ps
+        return self.end_ps - self.start_ps
+
+    @property
+    def extra_service_ps(self) -> Int64s:
+        """How much longer than its ``duration_ps`` each task was in service (task,)."""
+        return self.service_ps - self.graph.duration_ps
+
+    @property
+    def on_the_way_ps(self) -> Int64s:
+        """How long after its end each task became visible (task,)."""
+        if len(self.graph.touches) == 0:
+            return self.graph.latency_ps
+        return self.graph.latency_ps + self.extra_latency_ps
 
     @property
     def visible_ps(self) -> Int64s:
         """When each task became visible to its successors (task,)."""
-        return self.end_ps + self.graph.latency_ps
+        return self.end_ps + self.on_the_way_ps
 
     @cached_property
     def makespan_ps(self) -> int:
@@ -75,7 +119,7 @@ class Timeline:
 
     def busy_ps(self) -> Int64s:
         """Time in service of each resource, summed over its servers (resource,)."""
-        return _sum_by(self.graph.resource, self.graph.duration_ps, len(self.graph.resources))
+        return _sum_by(self.graph.resource, self.service_ps, len(self.graph.resources))
 
     def utilisation(self) -> dict[str, float]:
         """Share of the makespan that the servers of each group were in service (0 to 1)."""
@@ -92,11 +136,12 @@ class Timeline:
     def spans(self) -> dict[str, Span]:
         """First start, last end and time in service of every kind that occurs, by name."""
         found = {}
+        on_the_way = self.on_the_way_ps
         for kind, name in enumerate(self.graph.kind_names):
             mine = np.flatnonzero(self.graph.kind == kind)
             if mine.size:
                 start, end = self.start_ps[mine], self.end_ps[mine]
-                last = int((end + self.graph.latency_ps[mine]).max())
+                last = int((end + on_the_way[mine]).max())
                 found[name] = Span(int(start.min()), last, union_length(start, end))
         return found
 

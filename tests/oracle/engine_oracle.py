@@ -10,6 +10,7 @@ import heapq
 from dataclasses import dataclass, field
 
 from replay.graph import NULL_RESOURCE, TaskGraph
+from replay.graph.taskgraph import VOQ
 
 LEAVE, VISIBLE = 0, 1
 
@@ -192,7 +193,7 @@ class Oracle:
         if where == NULL_RESOURCE:
             is_voq = True
         else:
-            is_voq = bool(self.graph.resources.is_voq[where])
+            is_voq = self.graph.resources.discipline[where] == VOQ
             if self.busy.get(where, 0) == self.graph.resources.servers[where]:
                 return []
         if not is_voq:

@@ -226,13 +226,14 @@ def _task_events(timeline: Timeline, tasks: Int64s, tracks: _Tracks) -> Iterator
     kinds = [json.dumps(name) for name in graph.kind_names]
     base = _first_thread(tracks)
     pid = _pid(0) + tracks.process
+    on_the_way = timeline.on_the_way_ps
     for first in range(0, tasks.size, _CHUNK):
         chunk = tasks[first : first + _CHUNK]
         thread = tracks.of_event[first : first + _CHUNK]
         columns = (
             graph.kind[chunk], graph.resource[chunk], pid[thread], base + thread,
             timeline.start_ps[chunk], timeline.end_ps[chunk], chunk, graph.payload_bytes[chunk],
-            graph.wire_bytes[chunk], graph.latency_ps[chunk], graph.tag[chunk],
+            graph.wire_bytes[chunk], on_the_way[chunk], graph.tag[chunk],
         )  # fmt: skip
         for kind, resource, process, tid, start, end, task, payload, wire, latency, tag in zip(
             *(column.tolist() for column in columns), strict=True

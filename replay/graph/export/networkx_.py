@@ -68,7 +68,7 @@ def to_networkx(
             f"cut a window out of the {timeline.makespan_ps / 1e6:g} us"
         )
         raise UserError(message)
-    columns = timeline.graph
+    columns, visible = timeline.graph, timeline.visible_ps
     graph: nx.DiGraph[int] = nx.DiGraph(left_out=columns.num_tasks - int(tasks.size))
     for task in tasks.tolist():
         resource = int(columns.resource[task])
@@ -79,7 +79,7 @@ def to_networkx(
             "rank": int(columns.rank[task]),
             "start_ps": int(timeline.start_ps[task]),
             "end_ps": int(timeline.end_ps[task]),
-            "visible_ps": int(timeline.end_ps[task] + columns.latency_ps[task]),
+            "visible_ps": int(visible[task]),
             "payload_bytes": int(columns.payload_bytes[task]),
             "wire_bytes": int(columns.wire_bytes[task]),
         }

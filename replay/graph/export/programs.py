@@ -150,7 +150,7 @@ def make_programs(
             is_transfer[ends[is_message]] = True
         is_transfer &= carried > 0
     # A task's way to others takes time of its own, unless the network's stands for it.
-    has_delay = graph.latency_ps > 0
+    has_delay = timeline.on_the_way_ps > 0
     if transfers == "network":
         goes_on = np.ones(graph.num_tasks, np.bool_)
         goes_on[src] = False  # the last task's way counts, too
@@ -320,6 +320,8 @@ def _notes(
     notes = []
     if len(graph.takes):
         notes.append(f"{len(graph.takes)} takes of credits are left out: buffers have no end")
+    if len(graph.touches):
+        notes.append(f"{len(graph.touches)} touches of tables are fixed as this schedule had them")
     if len(graph.gates):
         notes.append(f"{len(graph.gates)} gates are fixed as this schedule resolved them")
     if np.any(graph.priority != graph.priority[:1]):

@@ -1,0 +1,153 @@
+"""Takes, touches and gates: checked when given, joined when the graph is built."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from replay.graph.columns import (
+    Column,
+    IntArray,
+    Ints,
+    as_array,
+    as_ints,
+    broadcast_length,
+    check_range,
+    stretch,
+)
+from replay.graph.errors import GraphError
+from replay.graph.taskgraph import CreditTakes, Touches
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+Given = dict[str, int | IntArray]
+GateBlock = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]
+
+
+class TakeBlocks:
+    """Who takes how many units of which pool; see :meth:`GraphBuilder.take`."""
+
+    def __init__(self) -> None:
+        self._columns = {
+            "task": Column(np.int32),
+            "pool": Column(np.int32),
+            "units": Column(np.int64),
+            "released_by": Column(np.int32),
+        }
+
+    def append(self, num_pools: int, task: Ints, pool: Ints, units: Ints, by: Ints | None) -> None:
+        """Add takes; arrays broadcast."""
+        takers = as_ints("tasks", task)
+        given: Given = {
+            "task": takers,
+            "pool": as_ints("pool", pool),
+            "units": as_ints("units", units),
+            "released_by": takers if by is None else as_ints("released_by", by),
+        }
+        first = len(self._columns["task"])
+        check_range("task", given["task"], 0, INT32_MAX, first, "take")
+        check_range("releasing task", given["released_by"], 0, INT32_MAX, first, "take")
+        check_range("pool", given["pool"], 0, num_pools - 1, first, "take")
+        check_range("units", given["units"], 1, INT64_MAX, first, "take")
+        _append(self._columns, given)
+
+    def join(self) -> CreditTakes:
+        """All takes, in the order given."""
+        return CreditTakes(**{name: column.join() for name, column in self._columns.items()})
+
+
+class TouchBlocks:
+    """Who touches which key of which table, at what cost; see :meth:`GraphBuilder.touch`."""
+
+    def __init__(self) -> None:
+        self._columns = {
+            "task": Column(np.int32),
+            "table": Column(np.int32),
+            "key": Column(np.int64),
+            "miss_latency_ps": Column(np.int64),
+            "miss_duration_ps": Column(np.int64),
+            "evict_duration_ps": Column(np.int64),
+            "charged": Column(np.int32),
+            "drops": Column(np.bool_),
+        }
+
+    def append(
+        self,
+        num_tables: int,
+        task: Ints,
+        table: Ints,
+        key: Ints,
+        costs: dict[str, Ints],
+        charged: Ints | None,
+        drops: Ints,
+    ) -> None:
+        """Add touches; arrays broadcast."""
+        touching = as_ints("tasks", task)
+        given: Given = {
+            "task": touching,
+            "table": as_ints("table", table),
+            "key": as_ints("key", key),
+            **{name: as_ints(name, cost) for name, cost in costs.items()},
+            "charged": touching if charged is None else as_ints("charged", charged),
+            "drops": as_ints("drops", drops),
+        }
+        first = len(self._columns["task"])
+        check_range("task", given["task"], 0, INT32_MAX, first, "touch")
+        check_range("charged task", given["charged"], 0, INT32_MAX, first, "touch")
+        check_range("table", given["table"], 0, num_tables - 1, first, "touch")
+        for name in ("key", *costs):
+            check_range(name, given[name], 0, INT64_MAX, first, "touch")
+        _append(self._columns, given)
+
+    def join(self) -> Touches:
+        """All touches, in the order given."""
+        return Touches(**{name: column.join() for name, column in self._columns.items()})
+
+
+def _append(columns: dict[str, Column], given: Given) -> None:
+    """Add one block to all columns."""
+    count = broadcast_length(given)
+    for name, column in columns.items():
+        column.append(stretch(given[name], count), count)
+
+
+def gate_block(
+    index: int, members: Ints, waiters: Ints, tile_slots: Ints, tile_first: Ints, tile_last: Ints
+) -> GateBlock:
+    """Check the arrays of one gate; see :meth:`GraphBuilder.gate`."""
+    arrays = {
+        "members": as_array("members", members),
+        "tile_slots": as_array("tile_slots", tile_slots),
+    }
+    num_members, num_tiles = arrays["members"].size, arrays["tile_slots"].size
+    arrays["waiters"] = as_array("waiters", waiters, num_members)
+    arrays["tile_first"] = as_array("tile_first", tile_first, num_tiles)
+    arrays["tile_last"] = as_array("tile_last", tile_last, num_tiles)
+    for name, want in (
+        ("waiters", num_members),
+        ("tile_first", num_tiles),
+        ("tile_last", num_tiles),
+    ):
+        if arrays[name].size != want:
+            per = "member" if name == "waiters" else "tile"
+            message = f"gate {index}: {arrays[name].size} {name} for {want} {per}s"
+            raise GraphError(message)
+    for name, low in (
+        ("members", 0),
+        ("waiters", -1),
+        ("tile_slots", 0),
+        ("tile_first", 0),
+        ("tile_last", 0),
+    ):
+        check_range(f"gate {index} {name}", arrays[name], low, INT32_MAX, 0, "row")
+    slots = int(arrays["tile_slots"].sum())
+    if slots != num_members:
+        message = f"gate {index} has {slots} slots in its tiles for {num_members} members"
+        raise GraphError(message)
+    return (
+        arrays["members"].astype(np.int32),
+        arrays["waiters"].astype(np.int32),
+        arrays["tile_slots"].astype(np.int32),
+        arrays["tile_first"].astype(np.int32),
+        arrays["tile_last"].astype(np.int32),
+    )
