@@ -21,10 +21,12 @@ from hwmodel.memory import Hbm
 from hwmodel.specs import ComputeSpec, GpuSpec
 from hwmodel.units import IntArray, Rate, Whole, ceil_div, exact, ps_from_ns, whole
 
-# Operand types. FP8 has one 4-byte scale for each block of values.
-_VALUE_BYTES: dict[str, int] = {"bf16": 2, "fp8": 1}
+# Operand types, and what results leave as: BF16, or FP32 where the operands are. FP8 has one
+# 4-byte scale for each block of values. FP32 values are multiplied as TF32 on the tensor cores,
+# as kernels for FP32 tensors do where they are allowed to round the operands.
+_VALUE_BYTES: dict[str, int] = {"bf16": 2, "fp8": 1, "fp32": 4}
+_RESULT_BYTES: dict[str, int] = {"bf16": 2, "fp8": 2, "fp32": 4}
 _SCALE_BYTES = 4
-_RESULT_BYTES = 2  # results leave in BF16, whatever the operands
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,12 @@ class Compute:
                     spec.fp8_efficiency.value,
                     spec.fp8_blocks.value,
                 ),
+                "fp32": precision(
+                    "fp32",
+                    spec.fp32_peak_TFLOP_per_s.value,
+                    spec.fp32_efficiency.value,
+                    spec.fp32_blocks.value,
+                ),
             },
             _hbm=hbm,
         )
@@ -169,7 +177,7 @@ class Compute:
         rows: Whole = whole(n, "n")
         inner: Whole = whole(k, "k")
         values = rows * inner * self._precision(dtype).value_bytes
-        if dtype == "bf16":
+        if dtype != "fp8":
             return values
         scales = ceil_div(rows, self._scale_block) * ceil_div(inner, self._scale_block)
         return values + scales * _SCALE_BYTES
@@ -177,7 +185,7 @@ class Compute:
     def activation_bytes(self, rows: Whole, k: int, dtype: str) -> Whole:
         """Bytes of (rows, k) activations; FP8 rows have one scale for each block of a row."""
         checked: Whole = whole(rows, "rows")
-        scales = 0 if dtype == "bf16" else -(-k // self._scale_block) * _SCALE_BYTES
+        scales = -(-k // self._scale_block) * _SCALE_BYTES if dtype == "fp8" else 0
         return checked * (k * self._precision(dtype).value_bytes + scales)
 
     # ---- tiles ------------------------------------------------------------------------
@@ -306,7 +314,8 @@ class Compute:
     def _stream_ps(self, counts: IntArray, n: int, k: int, dtype: str) -> int:
         weights = int((counts > 0).sum()) * self.weight_bytes(n, k, dtype)
         activations = int(self.activation_bytes(counts, k, dtype).sum())
-        return self._hbm.stream_ps(weights + activations + int(counts.sum()) * n * _RESULT_BYTES)
+        results = int(counts.sum()) * n * _RESULT_BYTES[dtype]
+        return self._hbm.stream_ps(weights + activations + results)
 
     def peak_flop_per_s(self, dtype: str) -> float:
         """Operations a second of all SMs inside the main loops of full tiles."""

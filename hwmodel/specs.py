@@ -153,9 +153,12 @@ class ComputeSpec(_Strict):
 
     bf16_peak_TFLOP_per_s: Quantity[Positive]
     fp8_peak_TFLOP_per_s: Quantity[Positive]
+    fp32_peak_TFLOP_per_s: Quantity[Positive]
+    """FP32 values multiplied as TF32 on tensor cores."""
     bf16_efficiency: Quantity[Ratio]
     """Of peak, inside a tile's main loop."""
     fp8_efficiency: Quantity[Ratio]
+    fp32_efficiency: Quantity[Ratio]
     mma_rows: Quantity[Count]
     """Rows of a tile are rounded up to this."""
     tile_overhead_ns: Quantity[NonNegative]
@@ -164,6 +167,7 @@ class ComputeSpec(_Strict):
     """Into one SM."""
     bf16_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
     fp8_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
+    fp32_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
     """Tile shapes (rows, columns) that kernels of this type come in."""
     fp8_scale_block: Quantity[Count]
     """Values that share one 4-byte scale."""

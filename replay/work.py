@@ -18,7 +18,8 @@ from replay.placement import Placement
 
 Ints = npt.NDArray[np.int64]
 
-PRECISIONS = ("bf16", "fp8")
+PRECISIONS = ("bf16", "fp8", "fp32")
+VALUE_BYTES = {"bf16": 2, "fp8": 1, "fp32": 4}
 SCALE_BLOCK = (
     128  # FP8 values that share one FP32 scale (DeepSeek-V3 technical report, section 3.3)
 )
@@ -29,7 +30,8 @@ class Precision:
     """Number types of the GEMMs and of the rows on the wire.
 
     ``fp8`` means FP8 GEMMs and FP8 dispatch rows with one FP32 scale per 128 values; combine rows
-    are BF16 in both, since the sum over experts needs the range (DeepEP, DeepSeek-V3).
+    are BF16 in both, since the sum over experts needs the range (DeepEP, DeepSeek-V3). ``fp32``
+    means rows and results of 4 bytes a value both ways, and GEMMs that multiply them as TF32.
     """
 
     name: str
@@ -38,15 +40,25 @@ class Precision:
         if self.name not in PRECISIONS:
             raise unknown("precision", self.name, PRECISIONS)
 
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of one value that a GEMM reads, scales aside."""
+        return VALUE_BYTES[self.name]
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of one value that a GEMM puts out for others than a GEMM to read."""
+        return 4 if self.name == "fp32" else 2
+
     def dispatch_row_bytes(self, hidden: int) -> int:
         """Bytes of one token row on its way to an expert, scales included."""
         if self.name == "fp8":
             return hidden + 4 * -(-hidden // SCALE_BLOCK)
-        return 2 * hidden
+        return self.operand_bytes * hidden
 
     def combine_row_bytes(self, hidden: int) -> int:
         """Bytes of one token row on its way back."""
-        return 2 * hidden
+        return self.result_bytes * hidden
 
 
 @dataclass(frozen=True)

@@ -94,17 +94,17 @@ class Gemm:
     @classmethod
     def first(cls, work: LayerWork, fused_activation: bool) -> Gemm:
         """The GEMM that reads the dispatched rows; a fused activation writes only its result."""
-        shape, element = work.shape, element_bytes(work)
+        shape, element, result = work.shape, element_bytes(work), work.precision.result_bytes
         if work.is_backward:
-            out = shape.gemm1_columns * element if fused_activation else shape.intermediate * 2
+            out = shape.gemm1_columns * element if fused_activation else shape.intermediate * result
             return cls(shape.intermediate, shape.hidden, Kind.GEMM2, Kind.GEMM2_MEMORY, out)
-        out = shape.intermediate * element if fused_activation else shape.gemm1_columns * 2
+        out = shape.intermediate * element if fused_activation else shape.gemm1_columns * result
         return cls(shape.gemm1_columns, shape.hidden, Kind.GEMM1, Kind.GEMM1_MEMORY, out)
 
     @classmethod
     def second(cls, work: LayerWork) -> Gemm:
-        """The GEMM whose BF16 output is combined."""
-        shape, out = work.shape, 2 * work.shape.hidden
+        """The GEMM whose output is combined."""
+        shape, out = work.shape, work.combine_row_bytes
         if work.is_backward:
             return cls(shape.hidden, shape.gemm1_columns, Kind.GEMM1, Kind.GEMM1_MEMORY, out)
         return cls(shape.hidden, shape.intermediate, Kind.GEMM2, Kind.GEMM2_MEMORY, out)
@@ -259,16 +259,16 @@ def fused_tiles(
 def activation_bytes(work: LayerWork) -> Ints:
     """HBM traffic of an activation kernel: (rank,) bytes.
 
-    Forward: reads GEMM-1's BF16 output, writes GEMM-2's input. Backward: reads the gradient of that
+    Forward: reads GEMM-1's output, writes GEMM-2's input. Backward: reads the gradient of that
     input and what GEMM-1 had put out, writes the gradient of the latter and the input once more,
     which the weight gradient needs.
     """
     rows = np.bincount(work.pair_rank, minlength=work.num_ranks)
-    shape, element = work.shape, element_bytes(work)
+    shape, element, result = work.shape, element_bytes(work), work.precision.result_bytes
     if work.is_backward:
-        read = (shape.intermediate + shape.gemm1_columns) * 2
+        read = (shape.intermediate + shape.gemm1_columns) * result
         return rows * (read + (shape.gemm1_columns + shape.intermediate) * element)
-    return rows * (shape.gemm1_columns * 2 + shape.intermediate * element)
+    return rows * (shape.gemm1_columns * result + shape.intermediate * element)
 
 
 def separate_kernels(machine: Machine, work: LayerWork, pool: Ints, after: Ints) -> Ints:

@@ -26,7 +26,7 @@ ACCUMULATOR_BYTES = 4  # gradients add up in FP32 over the micro-batches
 
 def element_bytes(work: LayerWork) -> int:
     """Bytes of one GEMM operand element."""
-    return 1 if work.precision.name == "fp8" else 2
+    return work.precision.operand_bytes
 
 
 def weight_gradient_tasks(

@@ -16,10 +16,11 @@ SYSTEM = hwmodel.load("dgx-h100")
 COMPUTE = SYSTEM.compute
 GRAPH_GAP_US = 1.2
 
+DTYPES = st.sampled_from(["bf16", "fp8", "fp32"])
 row_lists = st.lists(st.integers(0, 700), max_size=12)
 
 
-@given(row_lists, st.integers(1, 5000), st.sampled_from(["bf16", "fp8"]))
+@given(row_lists, st.integers(1, 5000), DTYPES)
 def test_tiles_cover_every_row_and_column_once(rows, columns, dtype):
     grid = COMPUTE.gemm_tiles(np.array(rows, dtype=np.int64), columns, 512, dtype)
     covered = np.zeros(len(rows), dtype=np.int64)
@@ -58,7 +59,7 @@ def test_few_rows_get_small_tiles_so_that_more_sms_work():
     assert COMPUTE.gemm_tiles(np.array([128]), 4096, 7168, "bf16", num_sms=1).num_tiles == 16
 
 
-@given(st.integers(0, 128), st.sampled_from([64, 128, 256]), st.sampled_from(["bf16", "fp8"]))
+@given(st.integers(0, 128), st.sampled_from([64, 128, 256]), DTYPES)
 def test_tile_time_grows_with_rows_in_steps_of_the_mma(rows, columns, dtype):
     longest = COMPUTE.tile_ps(128, columns, 4096, dtype)
     one, more = (COMPUTE.tile_ps(count, columns, 4096, dtype) for count in (rows, rows + 1))
@@ -87,6 +88,27 @@ def test_a_small_tile_is_limited_by_its_operands():
     assert COMPUTE.tile_ps(64, 64, 4096, "bf16") / 1e6 == pytest.approx(by_hand_us, rel=1e-6)
 
 
+def test_fp32_is_multiplied_as_tf32_at_half_the_rate_of_bf16():
+    # 2 x 128 x 256 x 4096 operations at 0.85 x 494.7 TFLOP/s / 132, and 1.5 us.
+    by_hand_us = 2 * 128 * 256 * 4096 / (0.85 * 494.7e6 / 132) + 1.5
+    assert COMPUTE.tile_ps(128, 256, 4096, "fp32") / 1e6 == pytest.approx(by_hand_us, rel=1e-6)
+    # 64 x 64 is limited by 128 values of four bytes a step, at 64 bytes a clock of 1.755 GHz.
+    small_us = (64 + 64) * 4096 * 4 / (64 * 1755) + 1.5
+    assert COMPUTE.tile_ps(64, 64, 4096, "fp32") / 1e6 == pytest.approx(small_us, rel=1e-6)
+    # Tensor cores are halved with the width of a value on every GPU that has TF32.
+    for name in ("dgx-h100", "dgx-a100", "hgx-h20", "hgx-b200", "gb200-nvl72"):
+        compute = hwmodel.load(name).compute
+        ratio = compute.peak_flop_per_s("bf16") / compute.peak_flop_per_s("fp32")
+        assert ratio == pytest.approx(2, rel=1e-3), name
+
+
+def test_fp32_results_take_four_bytes():
+    # One row of 8192 x 8192 is bound by memory: weights, the row, and what it puts out.
+    nbytes = 4 * (8192 * 8192 + 8192 + 8192)
+    by_hand_us = nbytes / (0.9 * 3350e3) + 1.5
+    assert COMPUTE.gemm_time_ps(1, 8192, 8192, "fp32") / 1e6 == pytest.approx(by_hand_us, rel=1e-6)
+
+
 def test_bytes_of_operands():
     assert COMPUTE.weight_bytes(4096, 7168, "bf16") == 4096 * 7168 * 2
     assert COMPUTE.weight_bytes(4096, 7168, "fp8") == 4096 * 7168 + 32 * 56 * 4
@@ -94,7 +116,9 @@ def test_bytes_of_operands():
     # A DeepSeek-V3 token in FP8: 7168 values and 56 scales.
     assert COMPUTE.activation_bytes(3, 7168, "fp8") == 3 * (7168 + 56 * 4)
     assert COMPUTE.activation_bytes(np.array([0, 2]), 10, "bf16").tolist() == [0, 40]
-    with pytest.raises(UserError, match="unknown dtype 'fp4'; known: bf16, fp8"):
+    assert COMPUTE.weight_bytes(130, 129, "fp32") == 4 * 130 * 129
+    assert COMPUTE.activation_bytes(np.array([0, 2]), 10, "fp32").tolist() == [0, 80]
+    with pytest.raises(UserError, match="unknown dtype 'fp4'; known: bf16, fp8, fp32"):
         COMPUTE.weight_bytes(1, 1, "fp4")
 
 
@@ -192,7 +216,7 @@ def test_fp8_times_of_deepgemm_with_its_quantiser(n, k, rows, measured_us, toler
 
 
 def test_nothing_beats_the_data_sheet():
-    for dtype, peak in (("bf16", 989.4e12), ("fp8", 1978.9e12)):
+    for dtype, peak in (("bf16", 989.4e12), ("fp8", 1978.9e12), ("fp32", 494.7e12)):
         assert COMPUTE.peak_flop_per_s(dtype) < peak
         time_ps = COMPUTE.gemm_time_ps(16384, 8192, 8192, dtype)
         assert 2 * 16384 * 8192 * 8192 / time_ps * 1e12 < COMPUTE.peak_flop_per_s(dtype)

@@ -79,6 +79,7 @@ ORDINARY: dict[str, Callable[[], LayerWork]] = {
     "uniform 8 ranks fp8": lambda: work(draw(64, 32, 8), 8, 32, precision="fp8"),
     "zipf 8 ranks": lambda: work(draw(96, 64, 6, skew=1.2), 8, 64),
     "zipf 4 ranks fp8": lambda: work(draw(50, 8, 2, skew=1.0), 4, 8, precision="fp8"),
+    "zipf 4 ranks fp32": lambda: work(draw(50, 8, 2, skew=1.0), 4, 8, precision="fp32"),
     "one expert a rank": lambda: work(draw(30, 4, 2), 4, 4),
     "groups": lambda: work(draw(48, 32, 4, groups=8), 8, 32),
     "round robin": lambda: work(draw(40, 16, 4), 4, 16, placement="round-robin"),
@@ -93,6 +94,9 @@ BACKWARD: dict[str, Callable[[], LayerWork]] = {
     "backward": lambda: work(draw(40, 16, 4), 4, 16, is_backward=True),
     "backward zipf fp8": lambda: work(
         draw(96, 64, 6, skew=1.2), 8, 64, precision="fp8", is_backward=True
+    ),
+    "backward fp32": lambda: work(
+        draw(60, 16, 3, skew=0.5), 4, 16, precision="fp32", is_backward=True
     ),
     "backward several tiles": lambda: work(
         draw(600, 4, 2, skew=0.5), 2, 4, shape=ExpertShape(200, 72, gated=False), is_backward=True

@@ -38,6 +38,8 @@ def one_flop_a_picosecond() -> System:
             "compute.bf16_efficiency": 1.0,
             "compute.fp8_peak_TFLOP_per_s": 132.0,
             "compute.fp8_efficiency": 1.0,
+            "compute.fp32_peak_TFLOP_per_s": 132.0,
+            "compute.fp32_efficiency": 1.0,
             "compute.mma_rows": 1,
             "compute.operand_bytes_per_clock": 1e6,
             "compute.tile_overhead_ns": 0.0,

@@ -29,10 +29,15 @@ UP_DOWN = {
 
 
 def row_bytes(layer: LayerWork) -> dict[str, int]:
-    """Bytes of a row each way, from the definition of the two precisions."""
-    hidden, fp8 = layer.shape.hidden, layer.precision.name == "fp8"
+    """Bytes of a row each way, from the definition of the precisions."""
+    hidden = layer.shape.hidden
     scales = 4 * -(-hidden // 128)
-    return {"dispatch": hidden + scales if fp8 else 2 * hidden, "combine": 2 * hidden}
+    dispatch = {"bf16": 2 * hidden, "fp8": hidden + scales, "fp32": 4 * hidden}
+    combine = {"bf16": 2 * hidden, "fp8": 2 * hidden, "fp32": 4 * hidden}
+    return {
+        "dispatch": dispatch[layer.precision.name],
+        "combine": combine[layer.precision.name],
+    }
 
 
 def expected_bytes(layer: LayerWork, traffic: str) -> dict[str, Counter[tuple[str, int]]]:
@@ -111,7 +116,7 @@ def layers(draw: st.DrawFn) -> LayerWork:
     ids[np.random.default_rng(seed).random(ids.shape) < holes] = -1
     return small_layers.work(
         ids, num_ranks, num_experts, tokens_of_rank=counts, placement=placement,
-        precision=draw(st.sampled_from(["bf16", "fp8"])),
+        precision=draw(st.sampled_from(["bf16", "fp8", "fp32"])),
         shape=ExpertShape(draw(st.sampled_from([64, 100])), 48),
     )  # fmt: skip
 
@@ -199,6 +204,7 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
     """Wire bytes of one row each way, packet by packet."""
     k = layer.expert_ids.shape[1]
     out, back = row_bytes(layer)["dispatch"], row_bytes(layer)["combine"]
+    value = back // layer.shape.hidden
     write, answer = traffic_oracle.write_packets, traffic_oracle.response_packets
     return {
         "nccl-alltoall": {"dispatch": write(out), "combine": write(back)},
@@ -207,14 +213,17 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
         # Every rank needs the ids and weights (4 B each) of all tokens.
         "nvls": {"dispatch": write(out + 8 * k), "combine": answer(back)},
         # Rows are loaded on the way out; on the way back 512 columns are stored at a time.
-        "comet": {"dispatch": answer(out), "combine": write(1024) + write(back - 1024)},
+        "comet": {
+            "dispatch": answer(out),
+            "combine": write(512 * value) + write(back - 512 * value),
+        },
         "dysharp-basic": {"dispatch": write(out, extra_flits=1), "combine": answer(back)},
         "dysharp-fusion-only": {"dispatch": write(out), "combine": answer(back)},
         "dysharp": {"dispatch": write(out, extra_flits=1), "combine": answer(back)},
     }[scheme]
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8", "fp32"])
 @pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "ideal"])
 def test_rows_on_the_wire_packet_by_packet(
     scheme: str, precision: str, system_for: SystemFor

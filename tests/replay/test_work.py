@@ -56,6 +56,8 @@ def test_rows_of_deepseek_v3() -> None:
     assert Precision("fp8").dispatch_row_bytes(7168) == 7168 + 224
     assert Precision("fp8").combine_row_bytes(7168) == 14336
     assert Precision("fp8").dispatch_row_bytes(130) == 130 + 2 * 4
+    assert Precision("fp32").dispatch_row_bytes(7168) == 4 * 7168
+    assert Precision("fp32").combine_row_bytes(7168) == 4 * 7168
 
 
 def test_gate_and_up_projection_are_one_gemm() -> None:
@@ -64,5 +66,5 @@ def test_gate_and_up_projection_are_one_gemm() -> None:
 
 
 def test_unknown_precision_lists_the_known() -> None:
-    with pytest.raises(UserError, match=r"unknown precision 'fp16' .*known: bf16, fp8"):
+    with pytest.raises(UserError, match=r"unknown precision 'fp16' .*known: bf16, fp32, fp8"):
         Precision("fp16")
