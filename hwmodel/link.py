@@ -215,12 +215,13 @@ class Link:
         know powers of two up to 128 bytes and split it; the difference is at most
         two headers a row.
         """
-        extra: int = whole(extra_flits_per_packet, "extra_flits_per_packet")
+        extra: Any = whole(extra_flits_per_packet, "extra_flits_per_packet")
         checked: Whole = whole(row_bytes, "row_bytes")
         data = ceil_div(checked, self.flit_bytes)
         partial = data - checked // self.flit_bytes  # 1 where the last flit is not full
         headers = self.packets(checked, engine, packet_bytes) * (self.header_flits + extra)
-        return data + headers + partial * self.byte_enable_flits
+        flits: Whole = data + headers + partial * self.byte_enable_flits
+        return flits
 
     # ---- bytes on the wire --------------------------------------------------------
 
@@ -232,7 +233,7 @@ class Link:
     @overload
     def write_wire_bytes(
         self, row_bytes: IntArray, rows: int | IntArray = 1, *,
-        engine: Engine = "sm", extra_flits: int = 0, packet_bytes: int | None = None,
+        engine: Engine = "sm", extra_flits: int | IntArray = 0, packet_bytes: int | None = None,
     ) -> IntArray: ...  # fmt: skip
     @overload
     def write_wire_bytes(
@@ -241,7 +242,7 @@ class Link:
     ) -> IntArray: ...  # fmt: skip
     def write_wire_bytes(
         self, row_bytes: Any, rows: Any = 1, *,
-        engine: Engine = "sm", extra_flits: int = 0, packet_bytes: int | None = None,
+        engine: Engine = "sm", extra_flits: Any = 0, packet_bytes: int | None = None,
     ) -> Any:  # fmt: skip
         """Wire bytes that a message of writes puts on its own direction.
 
@@ -273,14 +274,14 @@ class Link:
     @overload
     def response_wire_bytes(
         self, row_bytes: IntArray, rows: int | IntArray = 1, *,
-        engine: Engine = "sm", extra_flits: int = 0,
+        engine: Engine = "sm", extra_flits: int | IntArray = 0,
     ) -> IntArray: ...  # fmt: skip
     @overload
     def response_wire_bytes(
         self, row_bytes: int, rows: IntArray, *, engine: Engine = "sm", extra_flits: int = 0
     ) -> IntArray: ...
     def response_wire_bytes(
-        self, row_bytes: Any, rows: Any = 1, *, engine: Engine = "sm", extra_flits: int = 0
+        self, row_bytes: Any, rows: Any = 1, *, engine: Engine = "sm", extra_flits: Any = 0
     ) -> Any:
         """Wire bytes of the answers to reads, on the direction the data travels.
 
@@ -298,14 +299,14 @@ class Link:
     @overload
     def request_wire_bytes(
         self, row_bytes: IntArray, rows: int | IntArray = 1, *,
-        engine: Engine = "sm", extra_flits: int = 0,
+        engine: Engine = "sm", extra_flits: int | IntArray = 0,
     ) -> IntArray: ...  # fmt: skip
     @overload
     def request_wire_bytes(
         self, row_bytes: int, rows: IntArray, *, engine: Engine = "sm", extra_flits: int = 0
     ) -> IntArray: ...
     def request_wire_bytes(
-        self, row_bytes: Any, rows: Any = 1, *, engine: Engine = "sm", extra_flits: int = 0
+        self, row_bytes: Any, rows: Any = 1, *, engine: Engine = "sm", extra_flits: Any = 0
     ) -> Any:
         """Wire bytes of the requests for reads, against the direction of the data.
 

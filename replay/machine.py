@@ -3,21 +3,22 @@
 `Machine` is the only place where a scheme's wish ("store these rows from here to there") meets
 hardware numbers: it asks `hwmodel` how long the work takes on an idle resource and adds the
 tasks. Schemes see ranks, rows and bytes; the engine sees durations. Resources, transfers over
-them, and (here) kernels and synchronisation are three files of one thing.
+them, what the switch does by itself, and (here) kernels and synchronisation are four files of one
+thing.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from replay.in_switch import InSwitch
 from replay.kinds import Kind, PhaseKinds
 from replay.resources import Ints, IntsLike
-from replay.transfers import Transfers
 
 __all__ = ["Ints", "IntsLike", "Machine"]
 
 
-class Machine(Transfers):
+class Machine(InSwitch):
     """Resources, transfers, kernels and synchronisation of one system in one task graph.
 
     Parameters

@@ -24,7 +24,8 @@ def port_of(graph: TaskGraph, tasks: slice = slice(None)) -> tuple[Ints, Ints]:
         [PORTS.index(name) if name in PORTS else -1 for name in graph.resources.groups] or [-1]
     )
     resource = graph.resource[tasks].astype(np.int64)
-    return np.where(resource >= 0, group[resource], -1), graph.resources.owner[resource]
+    owner = graph.resources.owner.astype(np.int64)
+    return np.where(resource >= 0, group[resource], -1), owner[resource]
 
 
 class PortSums:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 IntsLike = Ints | int
+Discipline = Literal["fifo", "voq", "turns"]
 
 
 class Resources:
@@ -29,6 +30,8 @@ class Resources:
         Builder that receives the resources and tasks.
     num_ranks
         Ranks in use; rank r runs on GPU r.
+    uplinks
+        Discipline of the uplinks.
 
     Attributes
     ----------
@@ -38,14 +41,16 @@ class Resources:
         (rank,): the memory system of the GPU, and the host thread that launches its kernels.
     """
 
-    def __init__(self, system: System, graph: GraphBuilder, num_ranks: int) -> None:
+    def __init__(
+        self, system: System, graph: GraphBuilder, num_ranks: int, uplinks: Discipline = "voq"
+    ) -> None:
         self.system = system
         self.graph = graph
         self.num_ranks = num_ranks
         self.ranks: Ints = np.arange(num_ranks, dtype=np.int64)
         # Requests and responses have virtual channels of their own: a request that waits for room
         # in a reduction buffer does not hold up what others asked for.
-        self.uplink = self._each("uplink", discipline="voq")
+        self.uplink = self._each("uplink", discipline=uplinks)
         self.downlink = self._each("downlink")
         self.hbm = self._each("hbm")
         self.host = self._each("host")
@@ -53,7 +58,6 @@ class Resources:
         self._up_latency = fabric.uplink_latency_ps
         self._down_latency = fabric.downlink_latency_ps
         self._write_latency = fabric.downlink_latency_ps + fabric.write_visibility_ps
-        self._reduction_buffers: Ints | None = None
         self._nics: tuple[Ints, Ints] | None = None
         self._sms: dict[tuple[str, int], Ints] = {}
         self._rings: dict[tuple[int, int], Ints] = {}
@@ -64,9 +68,7 @@ class Resources:
         self._followed: dict[str, list[tuple[Ints, Ints]]] = {"sent": [], "combined": []}
         self.notes = Notes(num_ranks)
 
-    def _each(
-        self, group: str, servers: int = 1, discipline: Literal["fifo", "voq"] = "fifo"
-    ) -> Ints:
+    def _each(self, group: str, servers: int = 1, discipline: Discipline = "fifo") -> Ints:
         return np.array(
             [
                 self.graph.resource(
@@ -306,18 +308,3 @@ class Resources:
                 dtype=np.int64,
             ).reshape(self.num_ranks, num_channels, num_peers)
         return self._sms[key]
-
-    def reduction_buffers(self) -> Ints:
-        """Room in the switch for sums, behind each rank's port: (rank,) credit pools of bytes."""
-        if self._reduction_buffers is None:
-            self._reduction_buffers = np.array(
-                [
-                    self.graph.credit_pool(
-                        f"reduction buffer of port {rank}",
-                        self.system.switch.reduction_buffer_total_bytes(rank),
-                    )
-                    for rank in range(self.num_ranks)
-                ],
-                dtype=np.int64,
-            )
-        return self._reduction_buffers

@@ -1,4 +1,4 @@
-"""Moving bytes between GPUs: stores, loads, multicasts and reductions as tasks on ports.
+"""Moving bytes between GPUs: stores and loads as tasks on ports.
 
 Every transfer occupies the ports it passes for its flits, and what it causes the other way
 (acknowledgements, requests) occupies those of the opposite direction.
@@ -6,7 +6,7 @@ Every transfer occupies the ports it passes for its flits, and what it causes th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,13 @@ ACK_BATCH_BYTES = 32 * 1024
 The flits are all there; only their number of tasks is reduced. A row of acknowledgements is a
 flit per several packets, far below the resolution of anything that is read off a result.
 """
+
+
+class AckBatches(NamedTuple):
+    """(batch,): the last message of each batch of acknowledgements, and their bytes."""
+
+    last: Ints
+    flits: Ints
 
 
 class Transfers(Resources):
@@ -77,13 +84,17 @@ class Transfers(Resources):
         meta_bytes: IntsLike = 0,
         engine: Engine = "sm",
         scattered: bool = False,
+        packet_bytes: int | None = None,
     ) -> tuple[Ints, Ints]:
         """Store rows as `push` does: tasks after which they have left, and are visible.
 
-        `scattered` says that all SMs store single rows to whatever peer is next.
+        `scattered` says that all SMs store single rows to whatever peer is next; `packet_bytes` is
+        the data of a packet where it is less than what the engine could fill.
         """
         link = self.system.link
-        wire = link.write_wire_bytes(row_bytes + meta_bytes, rows, engine=engine)
+        wire = link.write_wire_bytes(
+            row_bytes + meta_bytes, rows, engine=engine, packet_bytes=packet_bytes
+        )
         up, down = self._hop_pair(
             kinds.up,
             kinds.down,
@@ -95,7 +106,9 @@ class Transfers(Resources):
             several=self._has_several(src, dst) if engine == "sm" else None,
             scattered=scattered,
         )
-        acks = link.ack_wire_bytes(row_bytes + meta_bytes, rows, engine=engine)
+        acks = link.ack_wire_bytes(
+            row_bytes + meta_bytes, rows, engine=engine, packet_bytes=packet_bytes
+        )
         self._acknowledge(kinds, src, dst, wire, acks, down)
         return up, down
 
@@ -200,93 +213,39 @@ class Transfers(Resources):
         """Charge the acknowledgements of stores to the opposite direction, batched per GPU pair."""
         if not len(src):
             return
-        pair = src * self.num_ranks + dst
-        order = np.argsort(pair, kind="stable")
-        pair = pair[order]
-        sent = np.cumsum(np.broadcast_to(wire, pair.shape)[order])
-        is_first = np.diff(pair, prepend=-1) != 0
-        before = np.where(is_first, np.concatenate(([0], sent[:-1])), 0)
-        batch = (sent - 1 - np.maximum.accumulate(before)) // ACK_BATCH_BYTES
-        is_last = np.append((np.diff(pair) != 0) | (np.diff(batch) != 0), True)
-        total = np.cumsum(np.broadcast_to(acks, pair.shape)[order])[is_last]
-        flits = np.diff(total, prepend=0)
-        chosen = order[is_last]
+        batches = self._ack_batches(
+            src * self.num_ranks + dst,
+            np.broadcast_to(wire, src.shape),
+            np.broadcast_to(acks, src.shape),
+        )
         self._hop_pair(
             kinds.ack_up,
             kinds.ack_down,
-            dst[chosen],
-            src[chosen],
-            flits,
+            dst[batches.last],
+            src[batches.last],
+            batches.flits,
             0,
-            arrived[chosen],
+            arrived[batches.last],
             self._down_latency,
         )
 
-    def _in_switch_ps(self, wire: IntsLike, fixed_group: bool) -> IntsLike:
-        system = self.system
-        timed = system.switch.multimem_duration_ps if fixed_group else system.link.port_duration_ps
-        return timed(wire)
-
-    def multicast(
-        self,
-        kinds: PhaseKinds,
-        src: Ints,
-        of: Ints,
-        dst: Ints,
-        row_bytes: int,
-        after: Ints,
-        *,
-        rows: IntsLike = 1,
-        meta_bytes: int = 0,
-        extra_flits: int = 0,
-        fixed_group: bool = False,
-    ) -> Ints:
-        """Store rows once into the switch, which copies them to several GPUs.
+    def _ack_batches(self, flow: Ints, wire: Ints, acks: Ints) -> AckBatches:
+        """Gather the acknowledgements of each flow until so many bytes have been acknowledged.
 
         Parameters
         ----------
-        src
-            (message,) source ranks.
-        of, dst
-            (copy,): the message each copy belongs to, and its destination.
-        extra_flits
-            Flits added to every packet, on every leg (a list of targets).
-        fixed_group
-            Whether these are today's multicast objects, at the rate NVLS reaches.
-
-        Returns
-        -------
-        (copy,) tasks, visible when the copy is visible at its destination.
+        flow, wire, acks
+            (message,): what belongs together, bytes acknowledged, bytes of acknowledgements.
         """
-        link = self.system.link
-        wire = link.write_wire_bytes(row_bytes + meta_bytes, rows, extra_flits=extra_flits)
-        duration = self._in_switch_ps(wire, fixed_group)
-        payload = row_bytes * rows
-        up = self.graph.add(
-            len(src),
-            resource=self.uplink[src],
-            duration_ps=duration,
-            latency_ps=self._up_latency,
-            kind=kinds.up,
-            payload_bytes=payload,
-            wire_bytes=wire,
-            rank=src,
-            after=after,
-        )
-        down = self.graph.add(
-            len(dst),
-            resource=self.downlink[dst],
-            duration_ps=_pick(duration, of),
-            latency_ps=self._write_latency,
-            kind=kinds.down,
-            payload_bytes=_pick(payload, of),
-            wire_bytes=_pick(wire, of),
-            rank=dst,
-            after=up[of],
-        )
-        acks = link.ack_wire_bytes(row_bytes + meta_bytes, rows)
-        self._acknowledge(kinds, src[of], dst, _pick(wire, of), _pick(acks, of), down)
-        return down
+        order = np.argsort(flow, kind="stable")
+        flow = flow[order]
+        sent = np.cumsum(wire[order])
+        is_first = np.diff(flow, prepend=-1) != 0
+        before = np.where(is_first, np.concatenate(([0], sent[:-1])), 0)
+        batch = (sent - 1 - np.maximum.accumulate(before)) // ACK_BATCH_BYTES
+        is_last = np.append((np.diff(flow) != 0) | (np.diff(batch) != 0), True)
+        total = np.cumsum(acks[order])[is_last]
+        return AckBatches(order[is_last], np.diff(total, prepend=0))
 
     def read(
         self,
@@ -330,93 +289,3 @@ class Transfers(Resources):
             several_in=self._has_several(reader, target) if engine == "sm" else None,
         )
         return data
-
-    def reduce_read(
-        self,
-        kinds: PhaseKinds,
-        reader: Ints,
-        of: Ints,
-        target: Ints,
-        row_bytes: int,
-        after: Ints,
-        *,
-        rows: IntsLike = 1,
-        extra_flits: int = 0,
-        fixed_group: bool = False,
-    ) -> Ints:
-        """Load the sum of several GPUs' rows, added up in the switch.
-
-        The request is copied to every target, each answers with its row, and the switch adds them
-        in the reader's port. The port's reduction buffer holds a row's accumulator from the
-        request's passage until the sum has left; a request waits in the reader's uplink until
-        there is room.
-
-        Parameters
-        ----------
-        reader
-            (message,) ranks that want the sum.
-        of, target
-            (contribution,): the message, and the rank that contributes.
-
-        Returns
-        -------
-        (message,) tasks, visible when the sum is in the reader's SM.
-        """
-        graph, link = self.graph, self.system.link
-        asked = link.request_wire_bytes(row_bytes, rows, extra_flits=extra_flits)
-        asking = self._in_switch_ps(asked, fixed_group)
-        request = graph.add(
-            len(reader),
-            resource=self.uplink[reader],
-            duration_ps=asking,
-            latency_ps=self._up_latency,
-            kind=kinds.request_up,
-            wire_bytes=asked,
-            rank=reader,
-            after=after,
-        )
-        forwarded = graph.add(
-            len(target),
-            resource=self.downlink[target],
-            duration_ps=_pick(asking, of),
-            latency_ps=self._down_latency + self.system.fabric.read_access_ps,
-            kind=kinds.request_down,
-            wire_bytes=_pick(asked, of),
-            rank=target,
-            after=request[of],
-        )
-        wire = link.response_wire_bytes(row_bytes, rows)
-        duration = self._in_switch_ps(wire, fixed_group)
-        payload = row_bytes * rows
-        part = graph.add(
-            len(target),
-            resource=self.uplink[target],
-            duration_ps=_pick(duration, of),
-            latency_ps=self._up_latency + self.system.switch.merge_latency_ps,
-            kind=kinds.up,
-            payload_bytes=_pick(payload, of),
-            wire_bytes=_pick(wire, of),
-            rank=target,
-            after=forwarded,
-        )
-        total = graph.add(
-            len(reader),
-            resource=self.downlink[reader],
-            duration_ps=duration,
-            latency_ps=self._down_latency,
-            kind=kinds.down,
-            payload_bytes=payload,
-            wire_bytes=wire,
-            rank=reader,
-        )
-        graph.edges(part, total[of])
-        pools = self.reduction_buffers()
-        room = self.system.switch.reduction_buffer_total_bytes(0)
-        held = np.minimum(np.broadcast_to(row_bytes * rows, reader.shape), room)
-        graph.take(request, pools[reader], held, released_by=total)
-        return total
-
-
-def _pick(values: IntsLike, index: Ints) -> IntsLike:
-    """Entries of a per-message quantity for each copy; a scalar holds for all."""
-    return values[index] if isinstance(values, np.ndarray) else values

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from replay.errors import UserError, unknown
+from replay.in_switch import Naming
 from replay.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes.base import NoOptions, Scheme, at_least
 from replay.schemes.experts import Gemm, fused_tiles, row_tiles, separate_kernels
@@ -168,8 +169,8 @@ class DySharp(Scheme):
         if self.in_switch:
             arrived[remote] = machine.multicast(
                 DISPATCH, src, of, work.copy_rank[remote], row_bytes, stored,
-                extra_flits=self.options.target_flits,
-            )  # fmt: skip
+                naming=Naming(self.options.target_flits, self.options.target_flits),
+            ).arrived  # fmt: skip
         else:
             arrived[remote] = machine.push(DISPATCH, src, work.copy_rank[remote], row_bytes, stored)
         # The own copy is written to the own memory; the same SMs do it.
@@ -289,8 +290,8 @@ class DySharp(Scheme):
             )
             total = machine.reduce_read(
                 COMBINE, owner, of, work.copy_rank[remote], row_bytes, asked,
-                extra_flits=self.options.target_flits,
-            )  # fmt: skip
+                naming=Naming(self.options.target_flits, self.options.target_flits),
+            ).total  # fmt: skip
             summed, last_of = total, pulled
         else:
             asked = graph.add(

@@ -119,7 +119,7 @@ class Nvls(Scheme):
         arrived = machine.multicast(
             DISPATCH, owner, block, rank, work.dispatch_row_bytes, stored,
             rows=rows, meta_bytes=work.expert_ids.shape[1] * ID_AND_WEIGHT_BYTES, fixed_group=True,
-        )  # fmt: skip
+        ).arrived  # fmt: skip
         return machine.gather(
             np.concatenate((stored, arrived)), np.concatenate((owner, rank)), begun
         )
@@ -143,7 +143,7 @@ class Nvls(Scheme):
         total = machine.reduce_read(
             COMBINE, owner, block, rank, work.combine_row_bytes, asked,
             rows=rows, fixed_group=True,
-        )  # fmt: skip
+        ).total  # fmt: skip
         # Without loop-back the owner adds its own dense row to what the switch returns.
         written = machine.graph.add(
             len(owner),

@@ -208,6 +208,6 @@ def nvls_all_reduce(machine: Machine, start: Ints, nbytes: int) -> Ints:
         kind=Kind.DISPATCH_MEMORY, rank=machine.ranks, after=begun,
     )  # fmt: skip
     met = machine.barrier(DISPATCH, staged)
-    total = machine.reduce_read(DISPATCH, owner, of, member, size, met[owner], fixed_group=True)
-    spread = machine.multicast(DISPATCH, owner, of, member, size, total, fixed_group=True)
-    return machine.barrier(DISPATCH, machine.gather(spread, member, met))
+    pulled = machine.reduce_read(DISPATCH, owner, of, member, size, met[owner], fixed_group=True)
+    spread = machine.multicast(DISPATCH, owner, of, member, size, pulled.total, fixed_group=True)
+    return machine.barrier(DISPATCH, machine.gather(spread.arrived, member, met))
