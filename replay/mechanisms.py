@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.graph import Touched
 from replay.kinds import WIRE_ROLES, wire_role
 from replay.ports import PORTS, port_of
 from replay.result import BufferUse, Mechanisms, PortBytes, TableUse, TileUse
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
     from replay.notes import Ints, Notes, TouchNotes
 
 ROLES = (*WIRE_ROLES, "evictions")
-
-
-class Touched:
-    HIT, NEW, MISSED, OUTCOME, EVICTED = 0, 1, 2, 3, 4
 
 
 def mechanisms(timeline: Timeline, machine: Machine, evicted: Ints) -> Mechanisms:
@@ -120,9 +117,8 @@ def _table_use(timeline: Timeline, group: str, blocks: list[TouchNotes]) -> Tabl
 def _buffer_uses(timeline: Timeline) -> Iterator[tuple[str, BufferUse]]:
     graph = timeline.graph
     pools, takes = graph.pools, graph.takes
-    names: tuple[str, ...] = getattr(pools, "groups", ())
-    groups = np.array(names)
-    for group in sorted(set(names) - {""}):
+    groups = np.array(pools.groups)
+    for group in sorted(set(pools.groups) - {""}):
         mine = np.flatnonzero(groups[takes.pool] == group) if len(takes) else np.zeros(0, np.int64)
         pool, units = takes.pool[mine].astype(np.int64), takes.units[mine]
         yield (

@@ -3,6 +3,20 @@
 A *row tile* is up to `block_m` rows of one expert; its *column tiles* are the units that run on
 an SM. Weights and activations stream through HBM beside the SMs: a row tile is complete when all
 its column tiles are, and its memory traffic too.
+
+How the rows of a rank's experts lie in memory decides what a kernel does with a partial tile:
+
+- ``"plain"``: one expert after the other without gaps; a tile works on the rows that are there.
+- ``"contiguous"``: each expert padded to the height of a tile, which is fixed. Serving engines mark
+  padding as rows of the expert (the scatter kernel of SGLang fills ``m_indices`` to the end), so it
+  is read, multiplied and written like any other row.
+- ``"masked"``: a buffer of fixed size and a count for each expert. Row tiles beyond the count are
+  skipped, and so is the multiplication of a warp group (64 rows) that begins beyond it; the tiles
+  that are left are read and written whole. The host does not know the counts and chooses the tile
+  for an expected number of rows; the scheduler of every SM walks through the counts of all experts.
+
+Source of the last two: deepseek-ai/DeepGEMM, ``deep_gemm/include/deep_gemm/common/scheduler.cuh``,
+``impls/sm90_fp8_gemm_1d2d.cuh`` and ``csrc/jit_kernels/heuristics``.
 """
 
 from __future__ import annotations
@@ -16,8 +30,16 @@ from replay.kinds import Kind
 from replay.schemes.weight_gradients import DOWN, UP, element_bytes, weight_gradient_kernel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from replay.machine import Ints, Machine
     from replay.work import LayerWork
+
+
+LAYOUTS = ("plain", "contiguous", "masked")
+CONTIGUOUS_ROWS = 128  # DeepGEMM's alignment of a contiguous layout, which is also its tile height
+MASKED_ROWS = (64, 128)  # heights that its masked kernels have: one warp group or two
+COUNT_LINE_BYTES = 128  # counts of four bytes are read by the line; later looks hit the L1 cache
 
 
 @dataclass(frozen=True)
@@ -27,7 +49,9 @@ class RowTiles:
     Attributes
     ----------
     expert, rank, rows
-        (tile,): the expert, its rank, and how many rows are in the tile.
+        (tile,): the expert, its rank, and how many rows of the tile are multiplied.
+    moved_rows
+        (tile,): how many are read and written; more than `rows` where a layout has padding.
     first_of_expert
         (expert + 1,): tiles of expert e are ``[first[e], first[e + 1])``.
     block_n
@@ -37,6 +61,7 @@ class RowTiles:
     expert: Ints
     rank: Ints
     rows: Ints
+    moved_rows: Ints
     first_of_expert: Ints
     block_n: Ints
 
@@ -45,7 +70,12 @@ class RowTiles:
 
 
 def row_tiles(
-    machine: Machine, work: LayerWork, gemm: Gemm, num_sms: int, tile_rows: int | None = None
+    machine: Machine,
+    work: LayerWork,
+    gemm: Gemm,
+    num_sms: int,
+    tile_rows: int | None = None,
+    layout: str = "plain",
 ) -> RowTiles:
     """Cut every expert's rows into tiles; the last one of an expert may be partial.
 
@@ -55,26 +85,46 @@ def row_tiles(
         SMs of a GPU that compute; each rank takes the tile shape that suits its rows best on them.
     tile_rows
         Rows of a tile where the scheme prescribes them.
+    layout
+        How the rows of a rank's experts lie in memory, one of `LAYOUTS`.
     """
     compute, dtype = machine.system.compute, work.precision.name
     rows = work.rows_of_expert
     rank_of = work.placement.expert_rank.astype(np.int64)
-    grids = [
-        compute.gemm_tiles(rows[experts], gemm.n, gemm.k, dtype, block_m=tile_rows, num_sms=num_sms)
-        for experts in work.experts_of_rank
-    ]
+    if layout == "contiguous":
+        tile_rows = CONTIGUOUS_ROWS
+    grids = []
+    for experts in work.experts_of_rank:
+        known = _expected_rows(rows[experts]) if layout == "masked" else rows[experts]
+        height = _masked_rows(known) if layout == "masked" else tile_rows
+        grids.append(
+            compute.gemm_tiles(known, gemm.n, gemm.k, dtype, block_m=height, num_sms=num_sms)
+        )
     block_m = np.array([grid.block_m for grid in grids], dtype=np.int64)[rank_of]
     tiles = -(-rows // block_m)
     first = np.concatenate(([0], np.cumsum(tiles))).astype(np.int64)
     expert = np.repeat(np.arange(work.num_experts, dtype=np.int64), tiles)
     index = np.arange(len(expert)) - first[expert]
+    there = np.minimum(block_m[expert], rows[expert] - index * block_m[expert])
     return RowTiles(
         expert=expert,
         rank=rank_of[expert],
-        rows=np.minimum(block_m[expert], rows[expert] - index * block_m[expert]),
+        rows=block_m[expert] if layout == "contiguous" else there,
+        moved_rows=there if layout == "plain" else block_m[expert],
         first_of_expert=first,
         block_n=np.array([grid.block_n for grid in grids], dtype=np.int64),
     )
+
+
+def _expected_rows(rows: Ints) -> Ints:
+    """(expert,): what the host takes each expert's rows to be, their mean rounded up."""
+    return np.full(len(rows), -(-int(rows.sum()) // max(len(rows), 1)), np.int64)
+
+
+def _masked_rows(expected: Ints) -> int:
+    """Height of a masked kernel's tile: the lower one where it holds an expert's expected rows."""
+    low, high = MASKED_ROWS
+    return low if int(expected.max(initial=0)) <= low else high
 
 
 @dataclass(frozen=True)
@@ -182,7 +232,8 @@ def gemm_tasks(
     per_expert = np.diff(tiles.first_of_expert)[tiles.expert]
     reads = np.minimum(weight_passes, per_expert)
     weights = -(-compute.weight_bytes(gemm.n, gemm.k, dtype) * reads // np.maximum(per_expert, 1))
-    activations = compute.activation_bytes(tiles.rows, gemm.k, dtype) + tiles.rows * gemm.out_bytes
+    activations = compute.activation_bytes(tiles.moved_rows, gemm.k, dtype)
+    activations += tiles.moved_rows * gemm.out_bytes
     memory = machine.graph.add(
         len(tiles),
         resource=machine.hbm[tiles.rank],
@@ -205,6 +256,7 @@ def gemm_kernel(
     after: Ints,
     *,
     launched_early: bool = False,
+    layout: str = "plain",
 ) -> Ints:
     """Run one grouped GEMM as a kernel of its own on every rank: (rank,) marks of its end.
 
@@ -213,9 +265,15 @@ def gemm_kernel(
     launched_early
         Whether the kernel is on the GPU before its input is there (programmatic dependent
         launch), so that there is no gap.
+    layout
+        How the rows of a rank's experts lie in memory, one of `LAYOUTS`.
     """
     begun = machine.mark(machine.ranks, after) if launched_early else machine.kernel(after)
-    tiles = row_tiles(machine, work, gemm, machine.system.sm.num_sms)
+    if layout == "masked":
+        most = max((len(experts) for experts in work.experts_of_rank), default=0)
+        lines = -(-4 * most // COUNT_LINE_BYTES)
+        begun = machine.delay(gemm.kind, lines * machine.system.warps.cache_latency_ps, begun)
+    tiles = row_tiles(machine, work, gemm, machine.system.sm.num_sms, layout=layout)
     tasks = gemm_tasks(machine, work, gemm, tiles, pool, begun[tiles.rank])
     return machine.gather(
         np.concatenate((tasks.columns, tasks.memory)),
@@ -233,6 +291,8 @@ def fused_tiles(
     *,
     tile_order: str,
     weight_passes: int,
+    second_pool: Ints | None = None,
+    between: Callable[[Ints], Ints] | None = None,
 ) -> Ints:
     """Run both GEMMs of each row tile as soon as it is ready: (tile,) marks.
 
@@ -244,6 +304,10 @@ def fused_tiles(
         ``"expert"``: among ready tiles, those of one expert together, so that they find its weights
         in the L2 cache. ``"arrival"``: as they became ready; then experts alternate, and
         `weight_passes` should say that weights are read again.
+    second_pool
+        (rank,): the SMs of the second GEMM, where they are not those of the first.
+    between
+        Turns (tile,) ends of the first GEMM into what its tiles wait for in the second.
     """
     priority = tiles.expert if tile_order == "expert" else None
     for gemm in (Gemm.first(work, fused_activation=True), Gemm.second(work)):
@@ -253,17 +317,29 @@ def fused_tiles(
         )  # fmt: skip
         ready = machine.mark(tiles.rank, tasks.memory)
         machine.graph.edges(tasks.columns, ready[tasks.column_tile])
+        if between is not None:
+            ready, between = between(ready), None
+        if second_pool is not None:
+            pool = second_pool
     return ready
 
 
-def activation_bytes(work: LayerWork) -> Ints:
+def padded_rows(work: LayerWork, layout: str) -> Ints:
+    """Rows that a kernel between the GEMMs works on: (rank,), padding included where it exists."""
+    rows = work.rows_of_expert
+    if layout == "contiguous":
+        rows = -(-rows // CONTIGUOUS_ROWS) * CONTIGUOUS_ROWS
+    return np.bincount(work.placement.expert_rank, rows, work.num_ranks).astype(np.int64)
+
+
+def activation_bytes(work: LayerWork, layout: str = "plain") -> Ints:
     """HBM traffic of an activation kernel: (rank,) bytes.
 
     Forward: reads GEMM-1's output, writes GEMM-2's input. Backward: reads the gradient of that
     input and what GEMM-1 had put out, writes the gradient of the latter and the input once more,
     which the weight gradient needs.
     """
-    rows = np.bincount(work.pair_rank, minlength=work.num_ranks)
+    rows = padded_rows(work, layout)
     shape, element, result = work.shape, element_bytes(work), work.precision.result_bytes
     if work.is_backward:
         read = (shape.intermediate + shape.gemm1_columns) * result
@@ -271,18 +347,21 @@ def activation_bytes(work: LayerWork) -> Ints:
     return rows * (shape.gemm1_columns * result + shape.intermediate * element)
 
 
-def separate_kernels(machine: Machine, work: LayerWork, pool: Ints, after: Ints) -> Ints:
+def separate_kernels(
+    machine: Machine, work: LayerWork, pool: Ints, after: Ints, *, layout: str = "plain"
+) -> Ints:
     """Run the experts as kernels one after the other on every rank: (rank,) marks.
 
     Forward: GEMM-1, activation, GEMM-2. Backward, in the order of automatic differentiation: input
     and weight gradients of the down projection, activation, input and weight gradients of the up
     projection.
     """
-    done = gemm_kernel(machine, work, Gemm.first(work, fused_activation=False), pool, after)
+    first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
+    done = gemm_kernel(machine, work, first, pool, after, layout=layout)
     if work.is_backward:
         done = weight_gradient_kernel(machine, work, DOWN, pool, done)
-    done = machine.memory_kernel(Kind.ACTIVATION, activation_bytes(work), done)
-    done = gemm_kernel(machine, work, Gemm.second(work), pool, done)
+    done = machine.memory_kernel(Kind.ACTIVATION, activation_bytes(work, layout), done)
+    done = gemm_kernel(machine, work, second, pool, done, layout=layout)
     if work.is_backward:
         done = weight_gradient_kernel(machine, work, UP, pool, done)
     return done
