@@ -2,7 +2,7 @@
 
 >>> import replay
 >>> sorted(replay.__all__)
-['Comparison', 'Result', 'SCHEMES', 'Scheme', 'UserError', 'compare', 'run']
+['Comparison', 'Result', 'SCHEMES', 'Scheme', 'UserError', 'compare', 'run', 'sweep']
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from replay.replayer import compare, run
     from replay.result import Comparison, Result
     from replay.schemes import SCHEMES, Scheme
+    from replay.sweeps.run import sweep
 
-__all__ = ["SCHEMES", "Comparison", "Result", "Scheme", "UserError", "compare", "run"]
+__all__ = ["SCHEMES", "Comparison", "Result", "Scheme", "UserError", "compare", "run", "sweep"]
 
 # Loaded on first use: a command's --help should not wait for numba.
 _HOMES = {
@@ -27,6 +28,7 @@ _HOMES = {
     "UserError": "errors",
     "compare": "replayer",
     "run": "replayer",
+    "sweep": "sweeps.run",
 }
 
 

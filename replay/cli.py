@@ -11,6 +11,7 @@ import typer
 
 import hwmodel.cli
 import replay.imitation_cli
+import replay.sweeps.cli
 import replay.validate.cli
 import tracegen.cli
 from hwmodel.errors import UserError as HardwareError
@@ -34,6 +35,7 @@ tracegen.cli.app.command()(replay.imitation_cli.imitate)
 app.add_typer(tracegen.cli.app, name="trace")
 app.add_typer(hwmodel.cli.app, name="hardware")
 app.command()(replay.validate.cli.validate)
+app.command()(replay.sweeps.cli.sweep)
 
 DEFAULT_SYSTEM = "dgx-h100"
 MANY_LAYERS = 96
@@ -70,6 +72,9 @@ PlacementOption = Annotated[
 ]
 PrecisionOption = Annotated[
     str | None, typer.Option("--precision", help="bf16 or fp8 [the model's own].")
+]
+TuneOption = Annotated[
+    bool, typer.Option("--tune", help="Let a scheme choose among its splits of the SMs, by replay.")
 ]
 JobsOption = Annotated[
     int | None,
@@ -112,6 +117,7 @@ def run(
     barrier: BarrierOption = False,
     placement: PlacementOption = "contiguous",
     precision: PrecisionOption = None,
+    tune: TuneOption = False,
     option: Annotated[
         list[str] | None, typer.Option("--option", help="Option of the scheme: K=V, repeatable.")
     ] = None,
@@ -135,8 +141,9 @@ def run(
     if json_ is not None:
         result_file.check_target(json_)
     settings = _settings(
-        ranks, tokens_per_rank, layer, phase, step, steps, pass_, barrier, placement, precision
-    )
+        ranks, tokens_per_rank, layer, phase, step, steps, pass_, barrier, placement, precision,
+        tune,
+    )  # fmt: skip
     options = {}
     for name, key, value in _options(option, [scheme]):
         if name != scheme:
@@ -181,6 +188,7 @@ def compare(
     barrier: BarrierOption = False,
     placement: PlacementOption = "contiguous",
     precision: PrecisionOption = None,
+    tune: TuneOption = False,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", help="Option of one scheme: SCHEME.K=V, repeatable."),
@@ -198,8 +206,9 @@ def compare(
     if json_ is not None:
         result_file.check_target(json_)
     settings = _settings(
-        ranks, tokens_per_rank, layer, phase, step, steps, pass_, barrier, placement, precision
-    )
+        ranks, tokens_per_rank, layer, phase, step, steps, pass_, barrier, placement, precision,
+        tune,
+    )  # fmt: skip
     loaded, machine = _load(trace, system, set_)
     schemes = scheme or supported(machine)
     options: dict[str, dict[str, str]] = {}
@@ -292,6 +301,7 @@ def _settings(
     barrier: bool,
     placement: str,
     precision: str | None,
+    tune: bool,
 ) -> dict[str, Any]:
     return {
         "ranks": ranks,
@@ -304,6 +314,7 @@ def _settings(
         "barrier": barrier,
         "placement": placement,
         "precision": precision,
+        "tune": tune,
     }
 
 

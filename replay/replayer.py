@@ -18,6 +18,8 @@ from replay.placement import identify
 from replay.ports import COMMUNICATION
 from replay.result import ChainResult, Comparison, LayerResult, Measures, Result, Totals, run_id
 from replay.schemes import SCHEMES, Scheme, supported
+from replay.tune import Trial
+from replay.tune import tune as tuned
 from replay.work import Precision
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ def run(
     placement: str = "contiguous",
     precision: str | None = None,
     options: Mapping[str, Any] | None = None,
+    tune: bool = False,
     progress: Callable[[], object] | None = None,
     observe: Callable[[Timeline], object] | None = None,
 ) -> Result:
@@ -86,6 +89,9 @@ def run(
         ``"bf16"`` or ``"fp8"``; None takes the model's.
     options
         Options of the scheme by name.
+    tune
+        Let `replay.tune` choose among the scheme's `candidates` on the first layer; what was tried
+        is in the result.
     progress
         Called after every layer.
     observe
@@ -140,7 +146,12 @@ def run(
         for is_backward in passes
         for position in (reversed(positions) if is_backward else positions)
     ]
+    trials: list[Trial] = []
+    if tune:
+        chosen, trials = tuned(chosen, links[0].work(), system)
     description = _describe(trace, system, chosen, batches[0], placement, numbers)
+    if trials:
+        description["scheme"]["tuned"] = [trial.to_json() for trial in trials]
     description["direction"] = direction
     if len(links) > 1 and not barrier:
         chain = _chain(system, chosen, links, compare_barrier, progress, observe)

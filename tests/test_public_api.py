@@ -10,7 +10,7 @@ import pytest
 PACKAGES = {
     "tracegen": {"RoutingTrace", "load", "open", "write", "generate", "models", "UserError"},
     "hwmodel": {"System", "load", "names", "UserError"},
-    "replay": {"SCHEMES", "Comparison", "Result", "Scheme", "UserError", "compare", "run"},
+    "replay": {"SCHEMES", "Comparison", "Result", "Scheme", "UserError", "compare", "run", "sweep"},
 }
 
 

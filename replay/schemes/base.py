@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from replay.errors import UserError, unknown
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from replay.machine import Ints, Machine
+    from replay.resources import Discipline
     from replay.work import LayerWork
 
 
@@ -58,7 +60,11 @@ class Scheme(ABC):
     phases_separated: ClassVar[bool] = True
     """Whether a barrier over all ranks lies between dispatch and combine, so that the busiest ports
     of the two phases bound the layer one after the other."""
+    candidates: ClassVar[Mapping[str, tuple[int, ...]]] = MappingProxyType({})
+    """Values of its options among which `replay.tune` may choose, such as splits of the SMs."""
     Options: ClassVar[type[NoOptions]] = NoOptions
+    uplinks: Discipline = "voq"
+    """How a GPU's uplink chooses among what waits (see `GraphBuilder.resource`)."""
 
     def __init__(self, options: NoOptions | None = None) -> None:
         self.options: Any = self.Options() if options is None else options

@@ -32,7 +32,7 @@ TILE_ROWS = 128  # rows of a tile, and of the groups of tokens that an owner add
 
 # Splits of the SMs to choose from. The paper says that several are compiled and profiled, and
 # shows the best for three set-ups (18, 26 and 46 of 132, figure 8) but not the list: these are the
-# three, and as many on either side of them.
+# three, one between them, and one beyond each end.
 SPLITS = (10, 18, 26, 36, 46, 64)
 
 

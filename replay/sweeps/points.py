@@ -1,0 +1,208 @@
+"""What a study spans: the settings of every point, by name.
+
+==========================  =======================================================================
+setting                     is
+==========================  =======================================================================
+``scheme``                  a scheme
+``SCHEME.OPTION``           an option of a scheme, heeded where ``scheme`` is that scheme
+``system``                  a preset or a TOML file
+``system.SECTION.KEY``      a hardware value, such as ``system.link.links_per_gpu``
+``trace.file``              a recorded trace: a name of the library, or a file
+``trace.KEY``               what a trace is generated from: ``kind``, ``model``, ``layers`` (1
+                            unless given), ``seed``, ``group_limited``, parameters of the kind
+``shape.KEY``               a size in place of the model's, such as ``shape.topk``
+``total_tokens``            tokens of all ranks, in place of ``tokens_per_rank``
+`RUN_SETTINGS`              as `replay.run` takes them
+==========================  =======================================================================
+
+Ranks, tokens and phase of a generated trace are those of the run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from replay.errors import UserError, unknown
+from replay.schemes import SCHEMES
+
+if TYPE_CHECKING:
+    from replay.sweeps.study import Grid, Scalar, Study
+
+RUN_SETTINGS: dict[str, tuple[type, ...]] = {
+    "ranks": (int,),
+    "tokens_per_rank": (int,),
+    "layer": (int, str),
+    "phase": (str,),
+    "step": (int,),
+    "steps": (int,),
+    "pass": (str,),
+    "barrier": (bool,),
+    "placement": (str,),
+    "precision": (str,),
+    "tune": (bool,),
+}
+TRACE_SETTINGS: dict[str, tuple[type, ...]] = {
+    "file": (str,),
+    "kind": (str,),
+    "model": (str,),
+    "layers": (int,),
+    "seed": (int,),
+    "group_limited": (bool,),
+}
+OTHER_SETTINGS: dict[str, tuple[type, ...]] = {
+    "scheme": (str,),
+    "system": (str,),
+    "total_tokens": (int,),
+}
+PREFIXES = ("trace", "shape", "system")
+SEED = "trace.seed"
+LABEL = "label"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of an axis: what it is called and what it sets."""
+
+    label: str
+    settings: Mapping[str, Scalar]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One replay that a study asks for.
+
+    Attributes
+    ----------
+    grid
+        Position of its grid in the study.
+    labels
+        Label of its value on every axis, in the order of the axes.
+    seed
+        Seed of the trace, where the grid has several.
+    settings
+        Everything the study says about it, by dotted name.
+    """
+
+    grid: int
+    labels: tuple[str, ...]
+    seed: int | None
+    settings: Mapping[str, Scalar] = field(hash=False)
+
+
+def axes_of(grid: Grid, where: str) -> dict[str, list[Choice]]:
+    """Choices of every axis.
+
+    Parameters
+    ----------
+    where
+        What to call the grid in errors.
+
+    Raises
+    ------
+    UserError
+        If a setting or a label is not possible.
+    """
+    axes: dict[str, list[Choice]] = {}
+    for name, values in grid.axes.items():
+        if not values:
+            message = f"{where}: axis {name!r} is empty; give at least one value"
+            raise UserError(message)
+        choices = []
+        for value in values:
+            if isinstance(value, dict):
+                settings = {key: entry for key, entry in value.items() if key != LABEL}
+                label = value.get(LABEL, ", ".join(show(entry) for entry in settings.values()))
+            else:
+                settings, label = {name: value}, show(value)
+            for key, entry in settings.items():
+                check_setting(key, entry, f"{where}: axis {name!r}")
+            choices.append(Choice(str(label), settings))
+        labels = [choice.label for choice in choices]
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        if twice is not None:
+            message = f"{where}: axis {name!r} has two values called {twice!r}; give each a label"
+            raise UserError(message)
+        axes[name] = choices
+    if grid.across is not None and grid.across not in axes:
+        message = f"{where}: across: {unknown('axis', grid.across, axes)}"
+        raise UserError(message)
+    return axes
+
+
+def points_of(study: Study) -> list[Point]:
+    """Every point of every grid, the last axis varying fastest, seeds within.
+
+    Raises
+    ------
+    UserError
+        If a setting is not possible, or is given twice.
+    """
+    points: list[Point] = []
+    for number, grid in enumerate(study.grids):
+        points += _points_of_grid(grid, number, place(study, number))
+    return points
+
+
+def place(study: Study, number: int) -> str:
+    """What to call a grid in errors."""
+    title = study.grids[number].title
+    return f"study {study.name!r}: grid {number}" + (f" ({title})" if title else "")
+
+
+def _points_of_grid(grid: Grid, number: int, where: str) -> Iterator[Point]:
+    for key, value in grid.fixed.items():
+        check_setting(key, value, f"{where}: fixed")
+    axes = axes_of(grid, where)
+    seen: dict[str, str] = {SEED: "seeds"} if grid.seeds else {}
+    for name, choices in axes.items():
+        for key in dict.fromkeys(key for choice in choices for key in choice.settings):
+            if key in seen:
+                message = f"{where}: {key} is varied by {seen[key]!r} and by {name!r}"
+                raise UserError(message)
+            seen[key] = name
+    for combination in itertools.product(*axes.values()):
+        for seed in (*grid.seeds,) or (None,):
+            settings = dict(grid.fixed)
+            for choice in combination:
+                settings |= choice.settings
+            if seed is not None:
+                settings[SEED] = seed
+            yield Point(number, tuple(choice.label for choice in combination), seed, settings)
+
+
+def check_setting(key: str, value: Scalar, where: str) -> None:
+    """Refuse a setting that does not exist, or a value that is not of its type.
+
+    Values of hardware, options and generators are checked by those who know them.
+
+    Raises
+    ------
+    UserError
+        Saying what is possible.
+    """
+    wanted = (RUN_SETTINGS | OTHER_SETTINGS).get(key)
+    group, dot, name = key.partition(".")
+    if wanted is None and group == "trace" and dot:
+        wanted = TRACE_SETTINGS.get(name, (bool, int, float, str))
+    if wanted is None and not (dot and name and (group in PREFIXES or group in SCHEMES)):
+        if dot:
+            problem = unknown("group of settings", group, [*PREFIXES, *SCHEMES])
+        else:
+            forms = [f"{prefix}.KEY" for prefix in PREFIXES] + ["SCHEME.OPTION"]
+            problem = unknown("setting", key, [*RUN_SETTINGS, *OTHER_SETTINGS, *forms])
+        message = f"{where}: {problem}"
+        raise UserError(message)
+    if wanted is not None and type(value) not in wanted:
+        names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+        message = f"{where}: {key} = {value!r}: expected {' or '.join(names[t] for t in wanted)}"
+        raise UserError(message)
+
+
+def show(value: Scalar) -> str:
+    """A value as a label."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,273 @@
+"""A study: one question, the grids of replays that answer it, the columns to show.
+
+A study is a TOML file::
+
+    title = "..."
+    question = "..."
+
+    [fixed]                        # settings that all points share
+    system = "gh200-nvl32"
+    trace.kind = "normal"
+    trace.model = "dysharp-s"
+    tokens_per_rank = 1024
+
+    [axes]                         # every combination is one point
+    scheme = ["deepep", "dysharp"]
+    ranks = [4, 8, 16]
+
+    [[columns]]
+    header = "layer us"
+    path = "totals.mean_layer_us"
+
+Several tables take ``[[grid]]`` with ``fixed``, ``axes``, ``columns`` of their own; what stands at
+the top holds for each. `replay.sweeps.points` says which settings there are.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from replay.errors import UserError, unknown
+
+PACKAGE = "replay.studies"
+REDUCTIONS = ("min", "mean", "max", "sum")
+
+Scalar = bool | int | float | str
+Text = Annotated[str, Field(min_length=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Column(_Strict):
+    """One quantity of the result, as a column.
+
+    Attributes
+    ----------
+    header
+        Heading, with the unit.
+    path
+        Where it stands in the JSON of a result: names and positions joined by dots, ``*`` for all
+        entries of a list, such as ``layers.0.wire_bytes.dispatch.uplink``.
+    reduce
+        What to make of a list: its ``min``, ``mean``, ``max`` or ``sum``.
+    per
+        Another path; the value is divided by what stands there.
+    scale
+        The value is multiplied by this, such as 1e-6 for MB.
+    digits
+        Digits after the decimal point.
+    speedup_over, relative_to
+        Values of axes that make this point the baseline, such as ``{ scheme = "deepep" }``: the
+        column shows the baseline's value over this one, or this one over the baseline's.
+    """
+
+    header: Text
+    path: Text
+    reduce: Literal["min", "mean", "max", "sum"] | None = None
+    per: Text | None = None
+    scale: float = 1.0
+    digits: int = Field(default=1, ge=0, le=9)
+    speedup_over: dict[str, Scalar] | None = None
+    relative_to: dict[str, Scalar] | None = None
+
+
+class Grid(_Strict):
+    """Every combination of some axes, shown as one table.
+
+    Attributes
+    ----------
+    title, notes
+        Heading and remarks of the table.
+    fixed
+        Settings of all its points, by dotted name.
+    axes
+        Values by the name of a setting; or, under a name of one's own, tables of settings that
+        vary together, each with a ``label``.
+    across
+        An axis whose values become columns instead of rows.
+    seeds
+        Seeds of the synthetic trace; the table shows mean, least and largest over them.
+    columns
+        What to show.
+    """
+
+    title: str = ""
+    notes: str = ""
+    fixed: dict[str, Scalar] = {}
+    axes: dict[str, list[Scalar] | list[dict[str, Scalar]]] = {}
+    across: str | None = None
+    seeds: list[Annotated[int, Field(ge=0)]] = []
+    columns: list[Column] = []
+
+
+class Study(_Strict):
+    """A question and the grids that answer it.
+
+    Attributes
+    ----------
+    name
+        Of the file, or of the study that comes with the package.
+    title, question, notes
+        For people.
+    grids
+        Complete: what the file gives for all of them is in each.
+    """
+
+    name: Text
+    title: Text
+    question: Text
+    notes: str = ""
+    grids: list[Grid] = Field(min_length=1)
+
+
+def study_names() -> list[str]:
+    """Names of the studies that come with the package, sorted."""
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in resources.files(PACKAGE).iterdir()
+        if entry.name.endswith(".toml")
+    )
+
+
+def load_study(name_or_path: str | Path) -> Study:
+    """Read a study.
+
+    Parameters
+    ----------
+    name_or_path
+        A name of `study_names`, or a TOML file.
+
+    Raises
+    ------
+    UserError
+        If there is no such study, or the file says something that is not possible.
+    """
+    given = str(name_or_path)
+    if given in study_names():
+        text = (resources.files(PACKAGE) / f"{given}.toml").read_text("utf-8")
+        return parse_study(text, given, f"study {given!r}")
+    path = Path(given)
+    if path.suffix != ".toml" and not path.is_file():
+        problem = unknown("study", given, study_names())
+        message = f"{problem}; or the path of a .toml file"
+        raise UserError(message)
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"cannot read the study {given}: {error}"
+        raise UserError(message) from None
+    return parse_study(text, path.stem, given)
+
+
+def parse_study(text: str, name: str, where: str) -> Study:
+    """Read the text of a study.
+
+    Parameters
+    ----------
+    text
+        TOML.
+    name
+        What to call the study.
+    where
+        What to call the file in errors.
+
+    Raises
+    ------
+    UserError
+        If it is not TOML, or a key or value is not what is possible.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = f"{where}: not valid TOML: {error}"
+        raise UserError(message) from None
+    shared = {key: document.pop(key) for key in Grid.model_fields if key in _SHARED & set(document)}
+    grids = document.pop("grid", None)
+    if grids is None:
+        grids = [{key: document.pop(key) for key in ("axes", "across") if key in document}]
+    elif not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
+        message = f"{where}: grid: write [[grid]], once for each table"
+        raise UserError(message)
+    _known(document, {"title", "question", "notes"}, {"grid", *_SHARED, "axes", "across"}, where)
+    complete = []
+    for number, grid in enumerate(grids):
+        place = f"{where}: grid {number}"
+        _known(grid, set(Grid.model_fields), set(), place)
+        complete.append(_complete(shared, grid, place))
+    try:
+        return Study.model_validate({**document, "name": name, "grids": complete})
+    except ValidationError as error:
+        message = f"{where}: {_first_problem(error)}"
+        raise UserError(message) from None
+
+
+_SHARED = {"fixed", "seeds", "columns"}  # given once, they hold for every grid
+
+
+def _known(given: dict[str, Any], here: set[str], also: set[str], where: str) -> None:
+    for key in given:
+        if key not in here:
+            message = f"{where}: {unknown('key', key, here | also)}"
+            raise UserError(message)
+
+
+def _complete(shared: dict[str, Any], grid: dict[str, Any], where: str) -> dict[str, Any]:
+    """A grid with what the file gives for all of them, and dotted names in place of tables."""
+    flat = dict(grid)
+    for key in ("seeds", "columns"):
+        if key in shared:
+            flat.setdefault(key, shared[key])
+    for source in (shared, grid):
+        if not isinstance(source.get("fixed", {}), dict):
+            message = f"{where}: fixed must be a table of settings"
+            raise UserError(message)
+    flat["fixed"] = flatten(shared.get("fixed", {})) | flatten(grid.get("fixed", {}))
+    axes = grid.get("axes", {})
+    if not isinstance(axes, dict):
+        message = f"{where}: axes must be a table of lists"
+        raise UserError(message)
+    flat["axes"] = {
+        name: [flatten(value) if isinstance(value, dict) else value for value in values]
+        if isinstance(values, list)
+        else values
+        for name, values in flatten(axes).items()
+    }
+    return flat
+
+
+def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted names in place of nested tables.
+
+    Examples
+    --------
+    >>> flatten({"trace": {"kind": "zipf"}, "system": "dgx-h100"})
+    {'trace.kind': 'zipf', 'system': 'dgx-h100'}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _first_problem(error: ValidationError) -> str:
+    """What pydantic found first, in one line."""
+    first = error.errors(include_url=False)[0]
+    # Members of a union are named in the place; they tell a user nothing.
+    place = ".".join(
+        str(part) for part in first["loc"] if not str(part).startswith(("list[", "dict["))
+    )
+    if first["type"] == "extra_forbidden":
+        return f"{place}: unknown key; known: {', '.join(sorted(Column.model_fields))}"
+    if first["type"] == "missing":
+        return f"{place} is missing"
+    return f"{place}: {first['msg'].lower()}; got {first['input']!r}"
