@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from replay.errors import UserError
+from replay.errors import UserError, unknown
 from replay.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes import ring
 from replay.schemes.base import NoOptions, Scheme, at_least
@@ -37,6 +37,7 @@ BLOCK_WARPS = 24  # 768 threads
 DISPATCH_UNROLL, COMBINE_UNROLL = 5, 4  # loads of a lane in flight (UNROLLED_WARP_COPY)
 STAGES = 2  # a received row is copied in two halves, each loaded and stored before the next
 
+PERMUTED_LAYOUTS = ("plain", "contiguous")  # a masked buffer is what low-latency kernels fill
 INDEX_BYTES = 4  # source index of a row
 EXPERT_ID_BYTES = 8
 WEIGHT_BYTES = 4
@@ -56,6 +57,10 @@ class DeepEpOptions(NoOptions):
     cached_layout
         Whether layout and counts are known from before (backward pass, repeated routing): only the
         barriers remain.
+    layout
+        How the received rows lie before the experts' GEMMs: ``"plain"``, without gaps, or
+        ``"contiguous"``, each expert padded to the height of a tile, as DeepGEMM's kernel for
+        prefill wants it (see `replay.schemes.experts`).
     """
 
     num_sms: int = 24
@@ -63,6 +68,7 @@ class DeepEpOptions(NoOptions):
     combine_chunk: int = 0
     ring_tokens: int = 0
     cached_layout: bool = False
+    layout: str = "plain"
 
     def check(self) -> None:
         """See `NoOptions.check`."""
@@ -71,6 +77,8 @@ class DeepEpOptions(NoOptions):
             "deepep", 0, dispatch_chunk=self.dispatch_chunk, combine_chunk=self.combine_chunk,
             ring_tokens=self.ring_tokens,
         )  # fmt: skip
+        if self.layout not in PERMUTED_LAYOUTS:
+            raise unknown("layout of scheme 'deepep'", self.layout, PERMUTED_LAYOUTS)
         if self.num_sms % 2:
             message = f"option num_sms={self.num_sms} of scheme 'deepep': must be even"
             raise UserError(message)
@@ -103,7 +111,7 @@ class DeepEp(Scheme):
         received = self.dispatch(work, machine, start)
         permuted = machine.memory_kernel(Kind.PERMUTE, (copies + rows) * b_d, received)
         pool = machine.sm_pool("sm", machine.system.sm.num_sms)
-        done = separate_kernels(machine, work, pool, permuted)
+        done = separate_kernels(machine, work, pool, permuted, layout=options.layout)
         # The caller adds the rows of its own experts, so that one row per (token, GPU) returns.
         reduced = machine.memory_kernel(Kind.UNPERMUTE, (rows + copies) * b_c, done)
         return self.combine(work, machine, reduced)

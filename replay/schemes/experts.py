@@ -88,6 +88,7 @@ def row_tiles(
     layout
         How the rows of a rank's experts lie in memory, one of `LAYOUTS`.
     """
+    assert layout in LAYOUTS, layout
     compute, dtype = machine.system.compute, work.precision.name
     rows = work.rows_of_expert
     rank_of = work.placement.expert_rank.astype(np.int64)
