@@ -82,7 +82,7 @@ def replay_chain(
         Called with the schedule.
     """
     builder = GraphBuilder(KIND_NAMES)
-    machine = Machine(system, builder, num_ranks)
+    machine = Machine(system, builder, num_ranks, scheme.uplinks)
     ends = machine.mark(machine.ranks)
     starts, finishes, routing = [], [], []
     bounds = [builder.num_tasks]

@@ -84,7 +84,7 @@ class Built(NamedTuple):
 def build_layer(work: LayerWork, system: System, scheme: Scheme) -> Built:
     """Let a scheme describe the work of one layer."""
     builder = GraphBuilder(KIND_NAMES)
-    machine = Machine(system, builder, work.num_ranks)
+    machine = Machine(system, builder, work.num_ranks, scheme.uplinks)
     ends = scheme.build(work, machine, machine.mark(machine.ranks))
     return Built(builder.build(), ends, machine)
 
