@@ -19,6 +19,8 @@ from replay.graph.taskgraph import CreditTakes, Touches
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
+#: Most that one touch may cost: six days, so that no sum of times leaves 64 bits.
+MOST_EXTRA_PS = 2**59
 
 Given = dict[str, int | IntArray]
 GateBlock = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]
@@ -95,8 +97,9 @@ class TouchBlocks:
         check_range("task", given["task"], 0, INT32_MAX, first, "touch")
         check_range("charged task", given["charged"], 0, INT32_MAX, first, "touch")
         check_range("table", given["table"], 0, num_tables - 1, first, "touch")
-        for name in ("key", *costs):
-            check_range(name, given[name], 0, INT64_MAX, first, "touch")
+        check_range("key", given["key"], 0, INT64_MAX, first, "touch")
+        for name in costs:
+            check_range(name, given[name], 0, MOST_EXTRA_PS, first, "touch")
         _append(self._columns, given)
 
     def join(self) -> Touches:

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from replay.graph.columns import fixed, stepped
 from replay.graph.errors import EngineError
+from replay.graph.lookups import kernel_lookups, turn_takers, who_looks_up
 from replay.graph.stuck import describe_deadlock
-from replay.graph.taskgraph import FIFO, TURNS, TaskGraph
+from replay.graph.taskgraph import FIFO, TURNS, VOQ, TaskGraph
 from replay.graph.timeline import Timeline
 
 _CACHE_LINE = 64
@@ -37,9 +38,10 @@ def schedule(graph: TaskGraph) -> Timeline:
     ------
     EngineError
         If tasks wait for credits for ever, if a task gives credits back that have not been taken
-        yet, or if the schedule is longer than the clock can count: 2**63 picoseconds over the
-        number of resources and their distinct latencies, rounded up to a power of two (40 hours
-        with 64, nine minutes with 10,000).
+        yet, if an eviction is to be paid for by a task that has started already, or if the
+        schedule is longer than the clock can count: 2**63 picoseconds over the number of resources
+        and their distinct latencies, rounded up to a power of two (40 hours with 64, nine minutes
+        with 10,000).
 
     Examples
     --------
@@ -56,12 +58,8 @@ def schedule(graph: TaskGraph) -> Timeline:
     if graph.num_tasks == 0:
         nothing = np.empty(0, np.int64)
         landed = np.full(graph.gates.num_members, -1, np.int32)
-        return Timeline(
-            graph, nothing, nothing.copy(), landed, np.empty(0, np.int8), nothing.copy()
-        )
-    if len(graph.touches) or np.any(graph.resources.discipline == TURNS):
-        message = "tables and turns can be built but not run yet"
-        raise EngineError(message)
+        none = np.empty(0, np.int8)
+        return Timeline(graph, nothing, nothing.copy(), landed, none, nothing.copy())
     columns, gives = _columns(graph)
     plan, shape = _plan(graph, columns, gives)
     done = kernels.run(plan, shape.shift, shape.num_streams, shape.num_flights, shape.has_instant)
@@ -71,21 +69,27 @@ def schedule(graph: TaskGraph) -> Timeline:
         giver, taker = (graph.describe(int(task)) for task in plan.flights.status[1:])
         message = f"{giver} gives back credits before {taker} has taken them"
         raise EngineError(message)
+    if plan.flights.status[0] == kernels.LATE_CHARGE:
+        toucher, payer = (graph.describe(int(task)) for task in plan.flights.status[1:])
+        message = f"{toucher} evicts at the cost of {payer}, which has started already"
+        raise EngineError(message)
     if done < graph.num_tasks:
         raise EngineError(describe_deadlock(graph, _started(plan), _ready(plan)))
     landed = np.full(graph.gates.num_members, -1, np.int32)
     if graph.gates.num_members:
         slot = plan.members[:, kernels.MB_SLOT]
         landed[:] = plan.gate_slots[slot, kernels.SL_TILE]
-    words = plan.flights.words
+    words, lookups = plan.flights.words, plan.lookups
     del plan  # everything but the records is free before the result takes its place
     start_ps, end_ps = (
         np.empty(graph.num_tasks, np.int64),
         np.empty(graph.num_tasks, np.int64),
     )
-    kernels.unpack(columns, words, start_ps, end_ps)
-    no_extra = np.broadcast_to(np.int64(0), (graph.num_tasks,))
-    return Timeline(graph, start_ps, end_ps, landed, np.empty(0, np.int8), no_extra)
+    kernels.unpack(columns, words, lookups.extra_service, lookups.extra_latency, start_ps, end_ps)
+    late = lookups.extra_latency
+    if len(graph.touches) == 0:
+        late = np.broadcast_to(np.int64(0), (graph.num_tasks,))
+    return Timeline(graph, start_ps, end_ps, landed, lookups.touched, late)
 
 
 def _too_long(limit_ps: int, num_resources: int) -> str:
@@ -162,8 +166,9 @@ def _plan(
     """Lay out lanes, channels and stations, and fill the records.
 
     A resource is a *stream* if it has one server, all its tasks have one priority, and none of
-    them takes or gives credits: its order of service is its order of arrival, so a task's end is
-    known as soon as it arrives. All other resources are *stations*, with an event for each end.
+    them takes or gives credits, touches a table or pays for an eviction: its order of service is
+    its order of arrival, so a task's end is known as soon as it arrives. All other resources are
+    *stations*, with an event for each end.
     Where a task is visible the moment it starts, an instant has several rounds, and it matters
     in which of them a server is free; then resources with tasks of no duration are stations too.
     """
@@ -179,10 +184,12 @@ def _plan(
     has_lane = table[kernels.TASKS] > 0
     has_lane[null] = table[kernels.TAKERS, null] > 0
     servers = np.append(resources.servers.astype(np.int64), kernels.NEVER >> 1)
-    is_voq = np.append(resources.discipline != FIFO, True)
+    rule = np.append(resources.discipline, VOQ).astype(np.int64)
+    rule[(rule == TURNS) & (table[kernels.TAKERS] == 0)] = FIFO  # the same, where all have credits
+    looks_up, late = who_looks_up(graph)
     is_mixed = table[kernels.IS_MIXED] > 0
     has_credits = (table[kernels.TAKERS] > 0) | (table[kernels.GIVERS] > 0)
-    is_stream = has_lane & (servers == 1) & ~is_mixed & ~has_credits
+    is_stream = has_lane & (servers == 1) & ~is_mixed & ~has_credits & ~looks_up
     has_instant = bool(table[kernels.INSTANT].any())
     if has_instant:
         is_stream &= table[kernels.ZERO] == 0
@@ -190,11 +197,12 @@ def _plan(
     is_station[null] = has_credits[null]
 
     lane_rule = np.where(is_mixed, kernels.BY_PRIORITY, kernels.ONE_LANE)
-    lane_rule[is_voq & (table[kernels.TAKERS] > 0)] = kernels.BY_NEEDS
+    lane_rule[(rule != FIFO) & (table[kernels.TAKERS] > 0)] = kernels.BY_NEEDS
     is_single = has_lane & (lane_rule == kernels.ONE_LANE)
     # Streams have the first lanes, so that the kernel tells them by their number.
     of_single = np.concatenate([np.flatnonzero(is_stream), np.flatnonzero(is_single & ~is_stream)])
     packed = _pack(graph.num_tasks, columns, lane_rule, of_single, is_stream)
+    late_channel = _add_late_channels(packed, late)
     lane_resource = np.concatenate([of_single, packed.keys[:, 0]])
     # Lanes of different resources meet when their heads want the same credits.
     lane_priority = np.concatenate([table[kernels.FIRST_PRIORITY, of_single], packed.keys[:, 1]])
@@ -213,8 +221,10 @@ def _plan(
     lanes[:, kernels.LN_STATION] = station_of[lane_resource]
     stations = np.zeros((of_station.size, kernels.STATION_COLUMNS), np.int64)
     stations[:, kernels.ST_FREE] = servers[of_station]
-    stations[:, kernels.ST_IS_VOQ] = is_voq[of_station]
-    stations[:, kernels.ST_TAKES] = (table[kernels.TAKERS] > 0)[of_station]
+    stations[:, kernels.ST_RULE] = rule[of_station]
+    stations[:, kernels.ST_CONTENDS] = ((table[kernels.TAKERS] > 0) | looks_up)[of_station]
+    stations[:, kernels.ST_LOOKS_UP] = looks_up[of_station]
+    stations[:, kernels.ST_LATE] = late_channel[of_station]
     lanes_per_resource = np.bincount(lane_resource, minlength=null + 1)
     stations[:, kernels.ST_BASE] = _offsets(lanes_per_resource[of_station])[:-1]
     pools = np.zeros((len(graph.pools), kernels.POOL_COLUMNS), np.int64)
@@ -239,9 +249,13 @@ def _plan(
         pools=pools,
         rivals=np.full((len(stations) + len(pools), kernels.RIVAL_COLUMNS), -1, np.int64),
     )
+    turn_indptr, turn_stations = turn_takers(graph, packed.keys, packed.needs_keys, station_of)
     plan = kernels.Plan(
         flights=flights,
         queues=queues,
+        lookups=kernel_lookups(graph),
+        turn_indptr=turn_indptr,
+        turn_stations=turn_stations,
         need_indptr=columns.need_indptr,
         needs=columns.needs,
         give_indptr=columns.give_indptr,
@@ -305,6 +319,7 @@ def _pack(
         words=words,
         halves=halves,
         keys=keys[:num_lanes],
+        needs_keys=needs_keys,
         lane_tasks=lane_tasks[: num_single + num_lanes],
         single_lane=single_lane,
         classes=classes[: sizes[kernels.CLASSES]],
@@ -325,6 +340,28 @@ def _grown(
     table = np.full(2 * room, -1, np.int32)
     kernels.rehash(table, larger, size)
     return larger, table
+
+
+def _add_late_channels(
+    packed: SimpleNamespace, late: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Give each resource with touches that may be late a heap for them: (resource,), -1 for none.
+
+    Everybody else keeps the order of leaving, and with it the queue of its latency.
+    """
+    from replay.graph import kernels
+
+    where = np.flatnonzero(late)
+    classes = np.zeros((where.size, packed.classes.shape[1]), np.int64)
+    classes[:, kernels.NEXT] = -1
+    classes[:, kernels.COUNT] = late[where]
+    classes[:, kernels.KIND] = kernels.BY_HEAP
+    classes[:, kernels.PLACE] = where
+    channel = np.full(late.size, -1, np.int64)
+    channel[where] = packed.num_flights + np.arange(where.size)
+    packed.classes = np.concatenate([packed.classes, classes])
+    packed.num_flights += where.size
+    return channel
 
 
 def _channels(

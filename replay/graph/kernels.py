@@ -185,20 +185,34 @@ LANES, NEEDS, CLASSES, DIRECT = 0, 1, 2, 3
 LATENCY, NEXT, COUNT, KIND, PLACE = 0, 1, 2, 3, 4
 
 NEVER = 2**63 - 1
-OK, TOO_LATE, EARLY_RELEASE = 0, 1, 2
+OK, TOO_LATE, EARLY_RELEASE, LATE_CHARGE = range(4)
+#: Most that touches may add to a service or a latency: with it no sum of times overflows.
+MOST_EXTRA = 2**59
 
 #: Tables of the plan: one row a thing, so that what is used together lies together.
 CH_HEAD, CH_TAIL, CH_KIND, CH_LATENCY, CH_BASE, CH_SIZE, CHANNEL_COLUMNS = range(7)
 LN_RUN, LN_TAIL, LN_FREE_AT, LN_HEAD, LN_RUN_TIME, LN_STATION, LN_TOUCHED, LN_PLACE = range(8)
 LN_PRIORITY, LN_READY, LN_TASK, LN_POOL, LN_NEXT, LN_PREVIOUS, LN_CHILD = range(8, 15)
-LANE_COLUMNS = 16
-ST_FREE, ST_IS_VOQ, ST_TAKES, ST_BASE, ST_SIZE, ST_TOUCHED, STATION_COLUMNS = range(7)
+LN_SERVED, LANE_COLUMNS = 15, 16
+ST_FREE, ST_RULE, ST_CONTENDS, ST_BASE, ST_SIZE, ST_TOUCHED, ST_SERVED = range(7)
+ST_LOOKS_UP, ST_LATE, STATION_COLUMNS = range(7, 10)
 PL_FREE, PL_WAITING, PL_TOUCHED, POOL_COLUMNS = range(4)
 ND_POOL, ND_UNITS, ND_TAKER = range(3)
 RV_HEAP, RV_PLACE, RIVAL_COLUMNS = range(3)
 MB_GATE, MB_WAITER, MB_SLOT, MEMBER_COLUMNS = range(4)
 SL_TILE, SL_WAITER, SLOT_COLUMNS = range(3)
 TL_BASE, TL_OPEN, TL_FIRST, TL_IS_DONE, TILE_COLUMNS = range(5)
+TB_FREE, TB_OLDEST, TB_NEWEST, TB_POLICY, TB_PATIENCE, TABLE_COLUMNS = range(6)
+KY_STATE, KY_OLDER, KY_NEWER, KY_TIME, KEY_COLUMNS = range(5)
+
+#: ``ST_RULE``: how a station treats lanes that lack credits, as in ``taskgraph.DISCIPLINES``.
+FIFO, VOQ, TURNS = range(3)
+#: ``TB_POLICY``, as in ``taskgraph.POLICIES``.
+LRU, OLDEST = range(2)
+#: ``KY_STATE``.
+UNKNOWN, PRESENT, EVICTED = range(3)
+#: What a touch found, as in ``timeline.Touched``.
+HIT, NEW, MISSED, AND_EVICTED = 0, 1, 2, 4
 
 Columns = namedtuple(
     "Columns",
@@ -247,11 +261,35 @@ Queues = namedtuple(
     ],
 )
 
+#: Tables, and who touches them. Columns are (array, step) of touches, in the order they were added.
+Lookups = namedtuple(
+    "Lookups",
+    [
+        "indptr",  # touches of each task in ``order``; of size 1 where nobody touches anything
+        "order",
+        "key",  # number of the key, over all tables (touch,)
+        "table",
+        "miss_latency",
+        "miss_duration",
+        "evict_duration",
+        "charged",
+        "drops",
+        "tables",
+        "keys",  # the keys of a table, from the one that leaves next to the one that came last
+        "touched",  # what each touch found (touch,)
+        "extra_service",  # what touches add to the times of each task
+        "extra_latency",
+    ],
+)
+
 Plan = namedtuple(
     "Plan",
     [
         "flights",
         "queues",
+        "lookups",
+        "turn_indptr",  # stations that serve in turns, by the pools their tasks take from
+        "turn_stations",
         "need_indptr",
         "needs",
         "give_indptr",
@@ -293,7 +331,9 @@ def group_rows(keys, num_groups):
 
 @njit(**CACHED)
 def merge_needs(indptr, needs):
-    """Add up what a task takes from one pool; moves the rows of ``needs`` together, in place.
+    """Add up what a task takes from one pool and sort by pool, in place.
+
+    So tasks that take the same have the same rows, in whatever order they were told to.
 
     Returns
     -------
@@ -312,8 +352,15 @@ def merge_needs(indptr, needs):
                     is_new = False
                     break
             if is_new:
-                needs[kept, ND_POOL] = needs[row, ND_POOL]
-                needs[kept, ND_UNITS] = needs[row, ND_UNITS]
+                pool = needs[row, ND_POOL]
+                units = needs[row, ND_UNITS]
+                place = kept
+                while place > first and needs[place - 1, ND_POOL] > pool:
+                    needs[place, ND_POOL] = needs[place - 1, ND_POOL]
+                    needs[place, ND_UNITS] = needs[place - 1, ND_UNITS]
+                    place -= 1
+                needs[place, ND_POOL] = pool
+                needs[place, ND_UNITS] = units
                 kept += 1
         low = high
         indptr[task + 1] = kept
@@ -545,12 +592,28 @@ def pack(
 
 
 @njit(**HOT)
-def unpack(c, words, start, end):
-    """Read start and end of every task out of the records."""
+def unpack(c, words, extra_service, extra_latency, start, end):
+    """Read start and end of every task out of the records.
+
+    What touches added is given for every task, or empty where there are none.
+    """
     for task in range(start.size):
         finish = words[task * WORDS + VISIBLE] - _at(c.latency, task)
+        service = _at(c.duration, task)
+        if extra_service.size > 0:
+            finish -= extra_latency[task]
+            service += extra_service[task]
         end[task] = finish
-        start[task] = finish - _at(c.duration, task)
+        start[task] = finish - service
+
+
+@njit(**CACHED)
+def largest_keys(table, key, num_tables):
+    """Largest key of each table, -1 where nobody touches it; ``table`` is (array, step)."""
+    largest = np.full(num_tables, -1, np.int64)
+    for row in range(key.size):
+        largest[_at(table, row)] = max(largest[_at(table, row)], key[row])
+    return largest
 
 
 # --- Asking for memory before it is needed --------------------------------------------------------
@@ -765,6 +828,8 @@ def _leave(p, shift, task, num_stack):
                 p.queues.pools[pool, PL_TOUCHED] = 1
                 p.touched_pools[1 + p.touched_pools[0]] = pool
                 p.touched_pools[0] += 1
+            if p.turn_indptr.size > 1:
+                _wake_turns(p, pool)
     channel = p.flights.halves[task * HALVES + FLIGHT]
     if channel == NO_FLIGHT:
         p.stack[num_stack] = task
@@ -777,6 +842,15 @@ def _leave(p, shift, task, num_stack):
         p.flights.words[task * WORDS + VISIBLE],
     )
     return num_stack
+
+
+@njit(**HOT)
+def _wake_turns(p, pool):
+    """Let stations that serve in turns look again: one of their lanes may have its credits."""
+    for index in range(p.turn_indptr[pool], p.turn_indptr[pool + 1]):
+        station = p.turn_stations[index]
+        if p.queues.stations[station, ST_FREE] > 0 and p.queues.stations[station, ST_SIZE] > 0:
+            _touch_station(p.queues.stations, p.touched_stations, station)
 
 
 @njit(**HOT)
@@ -934,11 +1008,16 @@ def _sink_lane(q, base, size, place, lane):
 
 @njit(**INLINED)
 def _enter_lane(q, lane):
-    """Put a lane into its station's heap."""
+    """Put a lane into its station's heap, or into the plain list of one that serves in turns."""
     station = q.lanes[lane, LN_STATION]
+    base = q.stations[station, ST_BASE]
     size = q.stations[station, ST_SIZE]
     q.stations[station, ST_SIZE] = size + 1
-    _lift_lane(q, q.stations[station, ST_BASE], size, lane)
+    if q.stations[station, ST_RULE] == TURNS:
+        q.station_lanes[base + size] = lane
+        q.lanes[lane, LN_PLACE] = size
+    else:
+        _lift_lane(q, base, size, lane)
 
 
 @njit(**INLINED)
@@ -949,7 +1028,12 @@ def _remove_first_lane(q, station):
     size = q.stations[station, ST_SIZE] - 1
     q.stations[station, ST_SIZE] = size
     if size > 0:
-        _sink_lane(q, base, size, np.int64(0), q.station_lanes[base + size])
+        last = q.station_lanes[base + size]
+        if q.stations[station, ST_RULE] == TURNS:
+            q.station_lanes[base] = last
+            q.lanes[last, LN_PLACE] = 0
+        else:
+            _sink_lane(q, base, size, np.int64(0), last)
 
 
 @njit(**INLINED)
@@ -1061,11 +1145,111 @@ def _order_lane(p, lane):
         # A later round of this instant brought a smaller id, which may want something else.
         _unblock_lane(q, lane)
         pool = np.int64(-1)
-    if p.queues.lanes[lane, LN_PLACE] >= 0:
-        _lift_lane(q, p.queues.stations[station, ST_BASE], p.queues.lanes[lane, LN_PLACE], lane)
+    place = p.queues.lanes[lane, LN_PLACE]
+    if place >= 0:
+        if p.queues.stations[station, ST_RULE] != TURNS:
+            _lift_lane(q, p.queues.stations[station, ST_BASE], place, lane)
     elif pool < 0:
         _enter_lane(q, lane)
     _touch_station(p.queues.stations, p.touched_stations, station)
+
+
+@njit(**INLINED)
+def _unlink(lookups, table, key):
+    """Take a key out of its table's list."""
+    older = lookups.keys[key, KY_OLDER]
+    newer = lookups.keys[key, KY_NEWER]
+    if older >= 0:
+        lookups.keys[older, KY_NEWER] = newer
+    else:
+        lookups.tables[table, TB_OLDEST] = newer
+    if newer >= 0:
+        lookups.keys[newer, KY_OLDER] = older
+    else:
+        lookups.tables[table, TB_NEWEST] = older
+
+
+@njit(**INLINED)
+def _link_newest(lookups, table, key, now):
+    """Put a key at the end of its table's list."""
+    older = lookups.tables[table, TB_NEWEST]
+    lookups.keys[key, KY_OLDER] = older
+    lookups.keys[key, KY_NEWER] = -1
+    lookups.keys[key, KY_TIME] = now
+    lookups.tables[table, TB_NEWEST] = key
+    if older >= 0:
+        lookups.keys[older, KY_NEWER] = key
+    else:
+        lookups.tables[table, TB_OLDEST] = key
+
+
+@njit(**INLINED)
+def _add_extra(status, extra, task, time):
+    """Add to what touches cost a task."""
+    extra[task] += time
+    if extra[task] > MOST_EXTRA:
+        extra[task] = 0
+        status[0] = TOO_LATE
+
+
+@njit(**INLINED)
+def _make_room(p, table, task, row, now):
+    """Let the first key of a full table go, at the cost of who pays for it."""
+    lookups = p.lookups
+    oldest = lookups.tables[table, TB_OLDEST]
+    wait = lookups.keys[oldest, KY_TIME] + lookups.tables[table, TB_PATIENCE] - now
+    if wait > 0:
+        _add_extra(p.flights.status, lookups.extra_service, task, wait)
+    cost = _at(lookups.evict_duration, row)
+    if cost > 0:
+        charged = np.int64(_at(lookups.charged, row))
+        if charged != task and p.flights.halves[charged * HALVES + MISSING] == STARTED:
+            if p.flights.status[0] == OK:
+                p.flights.status[0] = LATE_CHARGE
+                p.flights.status[1] = task
+                p.flights.status[2] = charged
+        else:
+            _add_extra(p.flights.status, lookups.extra_service, charged, cost)
+    _unlink(lookups, table, oldest)
+    lookups.keys[oldest, KY_STATE] = EVICTED
+
+
+@njit(**HOT)
+def _look_up(p, task, now):
+    """Make the touches of a task that starts; what they add to its times is noted."""
+    lookups = p.lookups
+    for entry in range(lookups.indptr[task], lookups.indptr[task + 1]):
+        row = np.int64(lookups.order[entry])
+        table = np.int64(_at(lookups.table, row))
+        key = np.int64(lookups.key[row])
+        drops = _at(lookups.drops, row)
+        outcome = HIT
+        if lookups.keys[key, KY_STATE] == PRESENT:
+            if drops:
+                _unlink(lookups, table, key)
+                lookups.tables[table, TB_FREE] += 1
+            elif lookups.tables[table, TB_POLICY] == LRU:
+                _unlink(lookups, table, key)
+                _link_newest(lookups, table, key, now)
+        else:
+            outcome = NEW
+            if lookups.keys[key, KY_STATE] == EVICTED:
+                outcome = MISSED
+                cost = _at(lookups.miss_duration, row)
+                _add_extra(p.flights.status, lookups.extra_service, task, cost)
+                late = _at(lookups.miss_latency, row)
+                _add_extra(p.flights.status, lookups.extra_latency, task, late)
+            if not drops:
+                if lookups.tables[table, TB_FREE] == 0:
+                    outcome += AND_EVICTED
+                    _make_room(p, table, task, row, now)
+                else:
+                    lookups.tables[table, TB_FREE] -= 1
+                _link_newest(lookups, table, key, now)
+                lookups.keys[key, KY_STATE] = PRESENT
+        if drops:
+            lookups.keys[key, KY_STATE] = UNKNOWN
+        lookups.touched[row] = outcome
 
 
 @njit(**INLINED)
@@ -1080,12 +1264,25 @@ def _start_first(p, shift, num_flights, station, now):
     is_empty = head + 1 == p.queues.lanes[lane, LN_TAIL]
     if not is_empty:
         _note_head(p.queues.lanes, p.flights.words, lane, np.int64(p.flights.slots[head + 1]))
-    if is_empty:
+    if p.queues.stations[station, ST_RULE] == TURNS:
+        p.queues.stations[station, ST_SERVED] += 1
+        p.queues.lanes[lane, LN_SERVED] = p.queues.stations[station, ST_SERVED]
+        if is_empty:
+            _remove_first_lane(q, station)
+    elif is_empty:
         _remove_first_lane(q, station)
     elif p.queues.stations[station, ST_SIZE] > 1:
         _sink_lane(q, base, p.queues.stations[station, ST_SIZE], np.int64(0), lane)
     end = now + p.flights.words[task * WORDS + DURATION]
     visible = end + _latency_of(p.flights, task)
+    if p.queues.stations[station, ST_LOOKS_UP] == 1:
+        _look_up(p, task, now)
+        end += p.lookups.extra_service[task]
+        visible += p.lookups.extra_service[task]
+        if p.lookups.extra_latency[task] > 0:
+            # It would come out of order among those that left before it.
+            visible += p.lookups.extra_latency[task]
+            p.flights.halves[task * HALVES + FLIGHT] = p.queues.stations[station, ST_LATE]
     p.flights.words[task * WORDS + VISIBLE] = visible
     p.flights.halves[task * HALVES + MISSING] = STARTED
     p.queues.stations[station, ST_FREE] -= 1
@@ -1095,6 +1292,8 @@ def _start_first(p, shift, num_flights, station, now):
 @njit(**INLINED)
 def _lacking_pool(need_indptr, needs, pools, task):
     """First pool that has too few units for the task, or -1."""
+    if need_indptr.size == 1:
+        return np.int64(-1)
     for entry in range(need_indptr[task], need_indptr[task + 1]):
         if pools[needs[entry, ND_POOL], PL_FREE] < needs[entry, ND_UNITS]:
             return needs[entry, ND_POOL]
@@ -1163,7 +1362,7 @@ def _block_first_lane(p, station, pool, count, num_deferred):
     """Let a station's first lane wait at a pool. Returns the numbers of rivals and deferred."""
     q = p.queues
     lane = p.queues.station_lanes[p.queues.stations[station, ST_BASE]]
-    if p.queues.stations[station, ST_IS_VOQ] == 1:
+    if p.queues.stations[station, ST_RULE] == VOQ:
         _remove_first_lane(q, station)
     rival = p.queues.stations.shape[0] + pool
     if p.queues.rivals[rival, RV_PLACE] >= 0 and p.queues.pools[pool, PL_FREE] > 0:
@@ -1177,11 +1376,63 @@ def _block_first_lane(p, station, pool, count, num_deferred):
 
 
 @njit(**INLINED)
+def _is_turn_before(lanes, lane, other):
+    """Whether a lane is served before another of a station that serves in turns."""
+    for column in (LN_PRIORITY, LN_SERVED, LN_READY):
+        if lanes[lane, column] != lanes[other, column]:
+            return lanes[lane, column] < lanes[other, column]
+    return lanes[lane, LN_TASK] < lanes[other, LN_TASK]
+
+
+@njit(**HOT)
+def _choose_turn(p, station):
+    """Put the lane whose turn it is first in its station's list; 0 if none has its credits."""
+    q = p.queues
+    base = q.stations[station, ST_BASE]
+    best = np.int64(-1)
+    for place in range(q.stations[station, ST_SIZE]):
+        lane = q.station_lanes[base + place]
+        if best >= 0 and not _is_turn_before(q.lanes, lane, best):
+            continue
+        if _lacking_pool(p.need_indptr, p.needs, q.pools, q.lanes[lane, LN_TASK]) < 0:
+            best = lane
+    if best < 0:
+        return np.int64(0)
+    first = q.station_lanes[base]
+    place = q.lanes[best, LN_PLACE]
+    q.station_lanes[base + place] = first
+    q.lanes[first, LN_PLACE] = place
+    q.station_lanes[base] = best
+    q.lanes[best, LN_PLACE] = 0
+    return np.int64(1)
+
+
+@njit(**HOT)
+def _recheck_turns(p, task, count):
+    """Let stations that serve in turns choose again if a start took their lane's credits.
+
+    Their next candidate may come before all others, so this cannot wait. Returns the number of
+    rivals.
+    """
+    q = p.queues
+    for entry in range(p.need_indptr[task], p.need_indptr[task + 1]):
+        pool = p.needs[entry, ND_POOL]
+        for index in range(p.turn_indptr[pool], p.turn_indptr[pool + 1]):
+            station = p.turn_stations[index]
+            if q.rivals[station, RV_PLACE] < 0:
+                continue
+            head = q.lanes[q.station_lanes[q.stations[station, ST_BASE]], LN_TASK]
+            if _lacking_pool(p.need_indptr, p.needs, q.pools, head) >= 0:
+                count = _update_rival(q, count, station, _choose_turn(p, station))
+    return count
+
+
+@njit(**INLINED)
 def _serve_stations(p, shift, num_flights, now):
     """Start what can start at the touched stations and behind the touched pools.
 
-    Rivals for credits are served in the order of their tasks: stations with a free server, and
-    pools that got units back, on behalf of the first lane that waits for them.
+    Where the order of starts matters, rivals are served in the order of their tasks: stations with
+    a free server, and pools that got units back, on behalf of the first lane that waits for them.
     """
     q = p.queues
     num_stations = p.queues.stations.shape[0]
@@ -1190,13 +1441,16 @@ def _serve_stations(p, shift, num_flights, now):
     for index in range(1, 1 + p.touched_stations[0]):
         station = p.touched_stations[index]
         p.queues.stations[station, ST_TOUCHED] = 0
-        if p.queues.stations[station, ST_TAKES] == 0:
+        if p.queues.stations[station, ST_CONTENDS] == 0:
             while (
                 p.queues.stations[station, ST_FREE] > 0 and p.queues.stations[station, ST_SIZE] > 0
             ):
                 _start_first(p, shift, num_flights, station, now)
         elif p.queues.stations[station, ST_FREE] > 0 and p.queues.stations[station, ST_SIZE] > 0:
-            count = _update_rival(q, count, station, np.int64(1))
+            is_in = np.int64(1)
+            if p.queues.stations[station, ST_RULE] == TURNS:
+                is_in = _choose_turn(p, station)
+            count = _update_rival(q, count, station, is_in)
     p.touched_stations[0] = 0
     for index in range(1, 1 + p.touched_pools[0]):
         pool = p.touched_pools[index]
@@ -1219,20 +1473,28 @@ def _serve_stations(p, shift, num_flights, now):
                 _enter_lane(q, lane)
             if p.queues.station_lanes[p.queues.stations[station, ST_BASE]] != lane:
                 continue  # overtaken: it is looked at again when it is first
+        started = np.int64(-1)
         if p.queues.stations[station, ST_FREE] > 0 and p.queues.lanes[lane, LN_POOL] < 0:
             task = np.int64(p.flights.slots[p.queues.lanes[lane, LN_HEAD]])
             pool = _lacking_pool(p.need_indptr, p.needs, p.queues.pools, task)
             if pool < 0:
-                for entry in range(p.need_indptr[task], p.need_indptr[task + 1]):
-                    p.queues.pools[p.needs[entry, ND_POOL], PL_FREE] -= p.needs[entry, ND_UNITS]
+                if p.need_indptr.size > 1:
+                    for entry in range(p.need_indptr[task], p.need_indptr[task + 1]):
+                        units = p.needs[entry, ND_UNITS]
+                        p.queues.pools[p.needs[entry, ND_POOL], PL_FREE] -= units
                 _start_first(p, shift, num_flights, station, now)
+                started = task
             else:
                 count, num_deferred = _block_first_lane(p, station, pool, count, num_deferred)
         is_in = p.queues.stations[station, ST_FREE] > 0 and p.queues.stations[station, ST_SIZE] > 0
-        if is_in:
+        if is_in and p.queues.stations[station, ST_RULE] == TURNS:
+            is_in = _choose_turn(p, station) == 1
+        elif is_in:
             first = p.queues.station_lanes[p.queues.stations[station, ST_BASE]]
             is_in = p.queues.lanes[first, LN_POOL] < 0  # else a FIFO whose head waits
         count = _update_rival(q, count, station, np.int64(is_in))
+        if started >= 0 and p.turn_indptr.size > 1:
+            count = _recheck_turns(p, started, count)
     for index in range(num_deferred):
         lane = p.deferred[index]
         _block_lane(q, lane, p.queues.lanes[lane, LN_POOL])

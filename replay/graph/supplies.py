@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from replay.graph.blocks import INT32_MAX, INT64_MAX
+from replay.graph.blocks import INT32_MAX, INT64_MAX, MOST_EXTRA_PS
 from replay.graph.errors import GraphError
 from replay.graph.taskgraph import DISCIPLINES, POLICIES
 
@@ -112,8 +112,10 @@ class Supplies:
         if not 1 <= entries <= INT32_MAX:
             message = f"table {name!r} has {entries} entries; possible: 1 to {INT32_MAX}"
             raise GraphError(message)
-        if not 0 <= patience_ps <= INT64_MAX:
-            message = f"table {name!r} has patience_ps {patience_ps}; possible: 0 to {INT64_MAX}"
+        if not 0 <= patience_ps <= MOST_EXTRA_PS:
+            message = (
+                f"table {name!r} has patience_ps {patience_ps}; possible: 0 to {MOST_EXTRA_PS}"
+            )
             raise GraphError(message)
         self._tables.append((name, group, int(entries), rule, int(patience_ps)))
         return len(self._tables) - 1

@@ -10,7 +10,7 @@ import heapq
 from dataclasses import dataclass, field
 
 from replay.graph import NULL_RESOURCE, TaskGraph
-from replay.graph.taskgraph import VOQ
+from replay.graph.taskgraph import FIFO, LRU, TURNS
 
 LEAVE, VISIBLE = 0, 1
 
@@ -27,13 +27,19 @@ class OracleEarlyRelease(Exception):
     """A task gives credits back that have not been taken yet."""
 
 
+class OracleLateCharge(Exception):
+    """A task is to pay for an eviction that has started already."""
+
+
 @dataclass
 class Schedule:
-    """What happened when, per task, and the tile each membership landed in."""
+    """What happened when, per task, the tile of each membership, and what each touch found."""
 
     start: dict[int, int] = field(default_factory=dict)
     end: dict[int, int] = field(default_factory=dict)
+    visible: dict[int, int] = field(default_factory=dict)
     landed: dict[int, int] = field(default_factory=dict)
+    touched: dict[int, tuple[str, bool]] = field(default_factory=dict)
 
 
 class Oracle:
@@ -59,6 +65,16 @@ class Oracle:
             self.takes[taker].append((pool, units))
             self.gives[giver].append((pool, units, taker))
         self._read_gates()
+        self.touches: dict[int, list[int]] = {task: [] for task in tasks}
+        for row, task in enumerate(graph.touches.task.tolist()):
+            self.touches[task].append(row)
+        # Keys of each table from the one that leaves next to the one that came last: key -> since.
+        self.held: list[dict[int, int]] = [{} for _ in graph.tables.names]
+        self.gone: list[set[int]] = [set() for _ in graph.tables.names]
+        self.extra_service = dict.fromkeys(tasks, 0)
+        self.extra_latency = dict.fromkeys(tasks, 0)
+        self.num_starts = 0
+        self.served: dict[object, int] = {}
         self.now = 0
         self.ready: dict[int, int] = {}
         self.waiting: dict[int, list[int]] = {}
@@ -131,7 +147,7 @@ class Oracle:
             if taker not in self.out.start:
                 raise OracleEarlyRelease(task, taker)
             self.free_units[pool] += units
-        heapq.heappush(self.events, (self.now + self.latency[task], VISIBLE, task))
+        heapq.heappush(self.events, (self.out.visible[task], VISIBLE, task))
 
     def become_visible(self, task: int) -> None:
         self.done.add(task)
@@ -191,25 +207,78 @@ class Oracle:
     def candidates(self, where: int) -> list[int]:
         queue = sorted(self.waiting[where], key=self.order)
         if where == NULL_RESOURCE:
-            is_voq = True
-        else:
-            is_voq = self.graph.resources.discipline[where] == VOQ
-            if self.busy.get(where, 0) == self.graph.resources.servers[where]:
-                return []
-        if not is_voq:
+            return [task for task in queue if self.has_credits(task)][:1]
+        if self.busy.get(where, 0) == self.graph.resources.servers[where]:
+            return []
+        discipline = self.graph.resources.discipline[where]
+        if discipline == FIFO:
             queue = queue[:1]
+        elif discipline == TURNS:
+            # Never served is longest ago; among equals, the order of the queue remains.
+            queue.sort(key=lambda task: (self.priority[task], self.served.get(self.lane(task), 0)))
         return [task for task in queue if self.has_credits(task)][:1]
 
-    def has_credits(self, task: int) -> bool:
+    def lane(self, task: int) -> object:
+        return (self.resource[task], self.priority[task], tuple(sorted(self.wanted(task).items())))
+
+    def wanted(self, task: int) -> dict[int, int]:
         wanted: dict[int, int] = {}
         for pool, units in self.takes[task]:
             wanted[pool] = wanted.get(pool, 0) + units
-        return all(self.free_units[pool] >= units for pool, units in wanted.items())
+        return wanted
+
+    def has_credits(self, task: int) -> bool:
+        return all(self.free_units[pool] >= units for pool, units in self.wanted(task).items())
 
     def start(self, task: int) -> None:
+        self.num_starts += 1
+        self.served[self.lane(task)] = self.num_starts
+        for row in self.touches[task]:
+            self.touch(row, task)
         self.out.start[task] = self.now
-        self.out.end[task] = self.now + self.duration[task]
+        self.out.end[task] = self.now + self.duration[task] + self.extra_service[task]
+        late = self.latency[task] + self.extra_latency[task]
+        self.out.visible[task] = self.out.end[task] + late
         heapq.heappush(self.events, (self.out.end[task], LEAVE, task))
+
+    # Tables ------------------------------------------------------------------------------------
+
+    def touch(self, row: int, task: int) -> None:
+        touches, tables = self.graph.touches, self.graph.tables
+        table, key, drops = int(touches.table[row]), int(touches.key[row]), touches.drops[row]
+        held, gone = self.held[table], self.gone[table]
+        is_full = len(held) == tables.entries[table]
+        evicts = False
+        if key in held:
+            found = "hit"
+            if tables.policy[table] == LRU:
+                del held[key]
+                held[key] = self.now
+        else:
+            found = "missed" if key in gone else "new"
+            if found == "missed":
+                self.extra_service[task] += int(touches.miss_duration_ps[row])
+                self.extra_latency[task] += int(touches.miss_latency_ps[row])
+            evicts = is_full and not drops
+            if evicts:
+                oldest, since = next(iter(held.items()))
+                del held[oldest]
+                gone.add(oldest)
+                self.extra_service[task] += max(
+                    0, since + int(tables.patience_ps[table]) - self.now
+                )
+                self.charge(int(touches.charged[row]), int(touches.evict_duration_ps[row]))
+            if not drops:
+                held[key] = self.now
+        if drops:
+            held.pop(key, None)
+            gone.discard(key)
+        self.out.touched[row] = (found, evicts)
+
+    def charge(self, task: int, duration: int) -> None:
+        if duration and task in self.out.start:
+            raise OracleLateCharge(task)
+        self.extra_service[task] += duration
 
 
 def simulate(graph: TaskGraph) -> Schedule:

@@ -18,6 +18,10 @@ class Recipe:
     max_servers: int = 3
     max_pools: int = 0
     max_gates: int = 0
+    max_tables: int = 0
+    #: Keys a table is asked for; few, so that they come back.
+    num_keys: int = 5
+    disciplines: tuple[str, ...] = ("fifo", "voq", "turns")
     durations: tuple[int, ...] = (1, 2, 2, 3)
     latencies: tuple[int, ...] = (0, 2)
     priorities: tuple[int, ...] = (0,)
@@ -38,7 +42,7 @@ def random_graph(recipe: Recipe) -> TaskGraph:
             f"r{index}",
             f"group{index % 2}",
             servers=rng.randint(1, recipe.max_servers),
-            discipline=rng.choice(["fifo", "voq"]),
+            discipline=rng.choice(recipe.disciplines),
             owner=index,
         )
         for index in range(rng.randint(1, recipe.max_resources))
@@ -68,6 +72,9 @@ def random_graph(recipe: Recipe) -> TaskGraph:
         for index in range(count):
             if rng.random() < 0.4:
                 _take(builder, rng, ids, index, pool, capacity)
+    real = [index for index in range(count) if where[index] != NULL_RESOURCE]
+    for number in range(rng.randint(0, recipe.max_tables)):
+        _table(builder, rng, ids, real, f"t{number}", recipe.num_keys)
     low = 0
     for _ in range(rng.randint(0, recipe.max_gates)):
         low = _gate(builder, rng, ids, low)
@@ -90,6 +97,44 @@ def _take(
         rest -= units
         if rest == 0:
             return
+
+
+def _table(
+    builder: GraphBuilder,
+    rng: random.Random,
+    ids: list[int],
+    real: list[int],
+    name: str,
+    num_keys: int,
+) -> None:
+    """Add a table; let some of the tasks at places ``real`` touch it, perhaps several times."""
+    table = builder.table(
+        name,
+        rng.randint(1, 3),
+        group=rng.choice(["", "tlb"]),
+        policy=rng.choice(["lru", "fifo"]),
+        patience_ps=rng.choice([0, 0, 3, 9]),
+    )
+    drop_share = rng.choice([0.0, 0.0, 0.2])
+    cost = rng.choice([0, 1, 1, 4])
+    for index in real:
+        for _ in range(rng.choice((0, 0, 1, 1, 2))):
+            charged = None
+            if rng.random() < 0.3:
+                later = rng.choice([place for place in real if place >= index])
+                if later > index:
+                    builder.edges(ids[index], ids[later])
+                charged = ids[later]
+            builder.touch(
+                ids[index],
+                table,
+                rng.randrange(num_keys),
+                miss_latency_ps=rng.choice((0, 1, 5)),
+                miss_duration_ps=rng.choice((0, 2)),
+                evict_duration_ps=cost,
+                charged=charged,
+                drops=rng.random() < drop_share,
+            )
 
 
 def _gate(builder: GraphBuilder, rng: random.Random, ids: list[int], low: int) -> int:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay.graph import NULL_RESOURCE, EngineError, GraphBuilder, TaskGraph, schedule
+from replay.graph import NULL_RESOURCE, EngineError, GraphBuilder, TaskGraph, Touched, schedule
 
 _ORACLE = Path(__file__).parents[2] / "oracle"
 
@@ -58,8 +58,29 @@ RECIPES = {
     },
     "gates": {"max_gates": 4},
     "gates, no time": {"max_gates": 4, "durations": (0, 0, 1), "latencies": (0, 0, 1)},
+    "turns": {"disciplines": ("turns",), "max_pools": 4, "max_servers": 2},
+    "turns, one server": {
+        "disciplines": ("turns",),
+        "max_pools": 4,
+        "max_servers": 1,
+        "max_resources": 2,
+        "priorities": (0, 0, 1),
+        "num_tasks": 60,
+    },
+    "turns, no time": {
+        "disciplines": ("turns", "turns", "voq"),
+        "max_pools": 3,
+        "durations": (0, 0, 1),
+        "latencies": (0, 0, 1),
+    },
+    "tables": {"max_tables": 3},
+    "tables, streams": {"max_tables": 2, "max_servers": 1, "latencies": tuple(range(12))},
+    "tables, no time": {"max_tables": 3, "durations": (0, 0, 1), "latencies": (0, 0, 1)},
+    "tables, one resource": {"max_tables": 2, "max_resources": 1, "num_tasks": 60},
+    "tables and credits": {"max_tables": 2, "max_pools": 2, "priorities": (0, 0, 1)},
     "everything": {
         "max_pools": 3,
+        "max_tables": 2,
         "max_gates": 3,
         "durations": (0, 1, 1, 2),
         "priorities": (0, 0, 1),
@@ -80,10 +101,20 @@ def assert_same_as_oracle(graph: TaskGraph) -> bool:
         with pytest.raises(EngineError, match="before"):
             schedule(graph)
         return False
+    except oracle.OracleLateCharge:
+        with pytest.raises(EngineError, match="started already"):
+            schedule(graph)
+        return False
     timeline = schedule(graph)
     tasks = range(graph.num_tasks)
     assert timeline.start_ps.tolist() == [expected.start[task] for task in tasks]
     assert timeline.end_ps.tolist() == [expected.end[task] for task in tasks]
+    assert timeline.visible_ps.tolist() == [expected.visible[task] for task in tasks]
+    found = [
+        (Touched(value & Touched.OUTCOME).name.lower(), bool(value & Touched.EVICTED))
+        for value in timeline.touched.tolist()
+    ]
+    assert found == [expected.touched[row] for row in range(len(graph.touches))]
     members = range(graph.gates.num_members)
     assert timeline.landed_tile.tolist() == [expected.landed[row] for row in members]
     return True
@@ -95,7 +126,7 @@ def test_equals_twin_on_seeded_graphs(name: str) -> None:
         assert_same_as_oracle(random_graphs.random_graph(Recipe(seed=seed, **RECIPES[name])))
         for seed in range(60)
     )
-    assert finished > 20
+    assert finished > 15
 
 
 @pytest.mark.extended
@@ -119,6 +150,7 @@ times = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple)
         max_servers=st.integers(1, 3),
         max_pools=st.integers(0, 2),
         max_gates=st.integers(0, 3),
+        max_tables=st.integers(0, 2),
         durations=times,
         latencies=times,
         priorities=times,
@@ -140,6 +172,7 @@ def _digest() -> str:
             digest.update(str(error).encode())
         else:
             digest.update(timeline.start_ps.tobytes() + timeline.end_ps.tobytes())
+            digest.update(timeline.touched.tobytes() + timeline.visible_ps.tobytes())
     return digest.hexdigest()
 
 

@@ -1,0 +1,114 @@
+"""Preparing what the kernel needs to know of tables, and of resources that serve in turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.graph.columns import fixed, stepped
+from replay.graph.taskgraph import TURNS, Int32s, Int64s, TaskGraph, Touches
+
+#: Numbers that a key may cost without being used, for every touch, before keys are sorted.
+_SPARE_KEYS = 4
+
+
+def kernel_lookups(graph: TaskGraph) -> Any:
+    """Tables and touches as the kernel reads them; see ``kernels.Lookups``."""
+    from replay.graph import kernels
+
+    tables, touches = graph.tables, graph.touches
+    state = np.full((len(tables), kernels.TABLE_COLUMNS), -1, np.int64)
+    state[:, kernels.TB_FREE] = tables.entries
+    state[:, kernels.TB_POLICY] = tables.policy
+    state[:, kernels.TB_PATIENCE] = tables.patience_ps
+    num_tasks = graph.num_tasks if len(touches) else 0
+    indptr, order = np.zeros(1, np.int32), np.zeros(0, np.int32)
+    if len(touches):
+        indptr, order = kernels.group_rows(fixed(touches.task), graph.num_tasks)
+    number, num_keys = _number_keys(touches, len(tables))
+    keys = np.zeros((num_keys, kernels.KEY_COLUMNS), np.int64)
+    return kernels.Lookups(
+        indptr=fixed(indptr),
+        order=fixed(order),
+        key=fixed(number),
+        table=stepped(touches.table),
+        miss_latency=stepped(touches.miss_latency_ps),
+        miss_duration=stepped(touches.miss_duration_ps),
+        evict_duration=stepped(touches.evict_duration_ps),
+        charged=stepped(touches.charged),
+        drops=stepped(touches.drops),
+        tables=state,
+        keys=keys,
+        touched=np.zeros(len(touches), np.int8),
+        extra_service=np.zeros(num_tasks, np.int64),
+        extra_latency=np.zeros(num_tasks, np.int64),
+    )
+
+
+def _number_keys(touches: Touches, num_tables: int) -> tuple[Int32s, int]:
+    """Number the keys of all tables from 0 on: (touch,), and how many numbers there are."""
+    from replay.graph import kernels
+
+    count = len(touches)
+    if count == 0:
+        return np.zeros(0, np.int32), 0
+    key = np.ascontiguousarray(touches.key)
+    largest = kernels.largest_keys(stepped(touches.table), key, num_tables)
+    total = sum(largest.tolist()) + num_tables  # a Python sum: keys may be large
+    if total <= _SPARE_KEYS * count + num_tables:
+        base = np.concatenate([[0], np.cumsum(largest + 1)[:-1]])
+        return (base[touches.table] + key).astype(np.int32), total
+    order = np.lexsort((key, touches.table))
+    is_new = np.ones(count, np.bool_)
+    table_, key_ = touches.table[order], key[order]
+    is_new[1:] = (np.diff(table_) != 0) | (key_[1:] != key_[:-1])
+    number = np.empty(count, np.int32)
+    number[order] = np.cumsum(is_new) - 1
+    return number, int(is_new.sum())
+
+
+def who_looks_up(graph: TaskGraph) -> tuple[npt.NDArray[np.bool_], Int64s]:
+    """Resources whose services touches may lengthen, and touches of each that may be late.
+
+    Both (resource,), the null resource last.
+    """
+    touches, size = graph.touches, len(graph.resources) + 1
+    looks_up = np.zeros(size, np.bool_)
+    if len(touches) == 0:
+        return looks_up, np.zeros(size, np.int64)
+    where = graph.resource[touches.task]
+    looks_up[where] = True
+    looks_up[graph.resource[touches.charged]] = True
+    late = np.bincount(where[touches.miss_latency_ps > 0], minlength=size)
+    return looks_up, late.astype(np.int64)
+
+
+def turn_takers(
+    graph: TaskGraph, lane_keys: Int64s, needs_keys: Int64s, station_of: Int64s
+) -> tuple[Int32s, Int32s]:
+    """Stations that serve in turns, by the pools that their tasks take from, as compressed rows.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    lane_keys
+        (resource, priority, list of needs) of each lane (lane, 3).
+    needs_keys
+        (list without its last, pool, units) of each list of needs (list, 3).
+    station_of
+        Station of each resource (resource,).
+    """
+    discipline = np.append(graph.resources.discipline, 0)
+    pairs: set[tuple[int, int]] = set()
+    for resource, _, needs in lane_keys[discipline[lane_keys[:, 0]] == TURNS].tolist():
+        while needs >= 0:
+            pairs.add((int(needs_keys[needs, 1]), int(station_of[resource])))
+            needs = int(needs_keys[needs, 0])
+    if not pairs:
+        return np.zeros(1, np.int32), np.zeros(0, np.int32)
+    rows = np.array(sorted(pairs), np.int32)
+    indptr = np.searchsorted(rows[:, 0], np.arange(len(graph.pools) + 1)).astype(np.int32)
+    return indptr, np.ascontiguousarray(rows[:, 1])
