@@ -63,12 +63,15 @@ class Scheme(ABC):
     candidates: ClassVar[Mapping[str, tuple[int, ...]]] = MappingProxyType({})
     """Values of its options among which `replay.tune` may choose, such as splits of the SMs."""
     Options: ClassVar[type[NoOptions]] = NoOptions
-    uplinks: Discipline = "voq"
-    """How a GPU's uplink chooses among what waits (see `GraphBuilder.resource`)."""
 
     def __init__(self, options: NoOptions | None = None) -> None:
         self.options: Any = self.Options() if options is None else options
         self.options.check()
+
+    @property
+    def uplinks(self) -> Discipline:
+        """How a GPU's uplink chooses among what waits (see `GraphBuilder.resource`)."""
+        return "voq"
 
     @abstractmethod
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:

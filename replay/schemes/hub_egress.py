@@ -1,0 +1,188 @@
+"""MoE-Hub's way out of a GPU: SMs store rows, the hub queues them, merges them and sends them.
+
+With the packet manager every destination has a queue of full packets (128 bytes); the sectors of a
+row (32 bytes) are merged there, and a row's last packet, if it is not full, waits for a timer. The
+uplink serves the destinations in turn. Without it one plain queue holds the sectors of all
+destinations, and each travels as a packet of its own. A store that finds no room waits in its SM.
+
+Both meet the switch's input buffers: each port has virtual channels of finite depth, a destination
+uses the channel of its number modulo theirs, and flits leave the GPU only when there is room for
+them. A row's flits hold the room from its start on the uplink until its end on the downlink.
+
+The unit is a row (its full packets, and its last one). So a queue holds at least one row, rows of
+different SMs do not interleave, and a row on the wire holds the channel for its whole length; that
+is one serialisation more than a flit would, and about what the way back of a credit takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from replay.kinds import PhaseKinds
+    from replay.machine import Ints, Machine
+    from replay.schemes.block_scheduler import BlockScheduler
+
+SECTOR_BYTES = 32  # what a store of a warp is made of in the caches and on its way to the hub
+STORES_FIRST = -1  # blocks that store go before blocks that compute
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Rows on their way.
+
+    Attributes
+    ----------
+    claims, stored
+        (row,): blocks that store, and tasks after which the row has left its SM.
+    pieces
+        (row, piece): tasks after which pieces of the row are visible at the destination, -1 where
+        it has fewer.
+    packets
+        (row, piece): packets of each piece.
+    """
+
+    claims: Ints
+    stored: Ints
+    pieces: Ints
+    packets: Ints
+
+
+class Egress:
+    """The hubs' egress in one layer.
+
+    Parameters
+    ----------
+    machine, blocks
+        The machine, and who holds its SMs.
+    pool
+        (rank,): the SMs.
+    merges
+        Whether the packet manager is there.
+    queue_packets
+        Packets that a destination's queue holds; the plain queue has as many sectors as all of
+        them have room for.
+    timer_ps
+        How long a packet waits to become full.
+    largest_row
+        Bytes of the largest row; a queue is never smaller.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        blocks: BlockScheduler,
+        pool: Ints,
+        *,
+        merges: bool,
+        queue_packets: int,
+        timer_ps: int,
+        largest_row: int,
+    ) -> None:
+        self._machine, self._blocks, self._pool = machine, blocks, pool
+        self._merges, self._timer_ps = merges, timer_ps
+        n, link = machine.num_ranks, machine.system.link
+        self._packet_bytes = link.rules().payload_bytes if merges else SECTOR_BYTES
+        if merges:
+            depth = max(queue_packets, int(link.packets(largest_row)))
+            self._queues = machine.buffers("egress queue", depth, n).reshape(n, n)
+        else:
+            sectors = queue_packets * (n - 1) * (link.rules().payload_bytes // SECTOR_BYTES)
+            depth = max(sectors, -(-largest_row // SECTOR_BYTES))
+            self._queues = np.repeat(machine.buffers("egress queue", depth)[:, None], n, axis=1)
+        switch = machine.system.switch
+        channels = switch.virtual_channels
+        self._channel_flits = switch.input_buffer_total_bytes(0) // channels // link.flit_bytes
+        room = machine.buffers("switch input channel", self._channel_flits, channels)
+        self._channels = room.reshape(n, channels)
+
+    def send(
+        self,
+        kinds: PhaseKinds,
+        src: Ints,
+        dst: Ints,
+        row_bytes: int,
+        after: Ints | None,
+        *,
+        meta_bytes: int = 0,
+        resident: Ints | None = None,
+    ) -> Sent:
+        """Store rows to their destinations, or into the own memory.
+
+        Parameters
+        ----------
+        src, dst
+            (row,) ranks.
+        row_bytes, meta_bytes
+            Payload of a row, and what travels behind it.
+        after
+            (row,): when the block that stores is offered; None where a gate will say.
+        resident
+            (row,): see `BlockScheduler.hold`.
+        """
+        machine, graph = self._machine, self._machine.graph
+        away = np.flatnonzero(src != dst)
+        stored = graph.add(
+            len(src),
+            resource=self._pool[src],
+            duration_ps=machine.system.sm.push_ps(np.full(len(src), row_bytes + meta_bytes)),
+            latency_ps=np.where(src == dst, machine.system.fabric.write_visibility_ps, 0),
+            priority=STORES_FIRST,
+            kind=kinds.send,
+            rank=src,
+        )
+        first = stored.copy()
+        first[away] = machine.mark(src[away])  # waits for room in the queue, in its SM
+        graph.edges(first[away], stored[away])
+        claims = self._blocks.hold(
+            first, stored, src, after, priority=STORES_FIRST, resident=resident
+        )
+        pieces = np.full((len(src), 2), -1, np.int64)
+        packets = np.zeros((len(src), 2), np.int64)
+        pieces[:, 0], packets[:, 0] = stored, 1
+        for index, (payload, meta) in enumerate(self._pieces(row_bytes, meta_bytes)):
+            ready = stored[away]
+            if (payload + meta) % self._packet_bytes and self._merges:
+                ready = machine.delay(kinds.sync, self._timer_ps, ready, src[away])
+            down = self._piece(kinds, src[away], dst[away], payload, meta, ready, first[away])
+            pieces[away, index] = down
+            packets[away, index] = machine.system.link.packets(
+                payload + meta, packet_bytes=self._packet_bytes
+            )
+        total = row_bytes + meta_bytes
+        machine.count("egress sectors", src[away], -(-total // SECTOR_BYTES))
+        machine.count("egress packets", src[away], packets[away].sum(axis=1))
+        return Sent(claims, stored, pieces, packets)
+
+    def _pieces(self, row_bytes: int, meta_bytes: int) -> list[tuple[int, int]]:
+        """Payload and other bytes of what travels at once: full packets, and the rest."""
+        total = row_bytes + meta_bytes
+        full = total - total % self._packet_bytes if self._merges else total
+        head = min(row_bytes, full)
+        both = [(head, full - head), (row_bytes - head, meta_bytes - (full - head))]
+        return [(payload, meta) for payload, meta in both if payload + meta]
+
+    def _piece(
+        self,
+        kinds: PhaseKinds,
+        src: Ints,
+        dst: Ints,
+        payload: int,
+        meta: int,
+        ready: Ints,
+        room: Ints,
+    ) -> Ints:
+        """One piece of every row over its two links, with the room that it takes."""
+        machine, graph, link = self._machine, self._machine.graph, self._machine.system.link
+        up, down = machine.store(
+            kinds, src, dst, payload, ready, meta_bytes=meta, packet_bytes=self._packet_bytes
+        )
+        packets = link.packets(payload + meta, packet_bytes=self._packet_bytes)
+        flits = link.write_flits(payload + meta, packet_bytes=self._packet_bytes)
+        graph.take(room, self._queues[src, dst], packets, released_by=up)
+        channel = self._channels[src, dst % self._channels.shape[1]]
+        graph.take(up, channel, min(flits, self._channel_flits), released_by=down)
+        return down

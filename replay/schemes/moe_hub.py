@@ -1,0 +1,359 @@
+"""MoE-Hub: rows are stored to an expert; the receiving GPU's hub finds the address.
+
+Source: arXiv 2605.05888 (ISCA 2026), abstract, introduction and section III; a proposal, no GPU
+does this today, and the switch is left as it is. Right after routing the producer stores one row
+for every (token, expert), naming the expert and the row: nothing is counted, exchanged or laid out
+before. Rows for own experts take the same way inside the GPU. Three units in each GPU's hub:
+
+- *Address allocation* (at the receiver): a row gets the next free slot of its expert, so that rows
+  lie dense in order of arrival. A table of finite size, first in first out, remembers the address
+  of every row for its later packets; what it forgets is looked up in device memory.
+- *Packet manager* (at the sender, option `rpm`): see `hub_egress`.
+- *Data availability* (at the receiver, option `dam`): counters on the acknowledgements of writes
+  launch the thread blocks of a tile when its rows are there. Without it kernels follow one another,
+  GEMM-1's blocks take SMs in the order of the grid and poll their tile's flag (`block_scheduler`).
+
+Each finished row goes back to the token's owner as an ordinary store, to an address that came with
+the row; the owner adds the token's rows when all have come.
+
+Not stated in what is public, hence options: entries and latency of the table, depth of the queues,
+the timer, bytes of the return address, latency of a launch, SMs that the routing kernel holds while
+it stores. Gate weights are applied by the owner and do not travel. GEMM-1's epilogue includes the
+activation, with `dam` and without. A row of a tile is sent when all its columns are done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from hwmodel.units import ps_from_ns
+from replay.errors import UserError, unknown
+from replay.kinds import COMBINE, DISPATCH, Kind
+from replay.schemes.base import NoOptions, Scheme, at_least
+from replay.schemes.block_scheduler import BlockScheduler
+from replay.schemes.experts import Gemm, gemm_tasks, row_tiles
+from replay.schemes.hub_egress import STORES_FIRST, Egress, Sent
+from replay.schemes.weight_gradients import (
+    DOWN,
+    UP,
+    weight_gradient_kernel,
+    weight_gradient_tasks,
+)
+
+if TYPE_CHECKING:
+    from replay.machine import Ints, Machine
+    from replay.resources import Discipline
+    from replay.schemes.experts import RowTiles, TileTasks
+    from replay.work import LayerWork
+
+TILE_ORDERS = ("arrival", "expert")
+TILE_ROWS = 128  # rows of a tile; the paper's GEMMs are CUTLASS's, whose tiles have 128
+TABLE = "row-address table"
+
+
+@dataclass(frozen=True)
+class MoeHubOptions(NoOptions):
+    """Options.
+
+    Attributes
+    ----------
+    rpm, dam
+        Whether the packet manager and the data availability manager are there.
+    queue_packets
+        Packets that the packet manager queues for each destination; 256 are 32 KiB. Assumed.
+    rpm_timer_ns
+        How long a packet that is not full waits for more. Assumed.
+    aau_entries, aau_ns
+        Rows whose address the table holds, and the time of a look-up. Assumed.
+    address_bytes
+        Bytes of the return address that travel behind every dispatched row. Assumed.
+    launch_ns
+        From a counter's last count to the start of the blocks it launches. Assumed.
+    store_sms
+        Most SMs of a GPU that the routing kernel's blocks hold while they store. Assumed: twelve,
+        as many as DeepEP's kernels have senders, keep the port of an H100 busy.
+    tile_order
+        With `dam`, which ready tile goes first: ``"expert"`` (lowest expert, so that its tiles
+        share weights in the L2 cache) or ``"arrival"``. Without, tiles go in the order of the grid.
+    weight_passes
+        How often an expert's weights are read from HBM (see `gemm_tasks`).
+    """
+
+    rpm: bool = True
+    dam: bool = True
+    queue_packets: int = 256
+    rpm_timer_ns: float = 100.0
+    aau_entries: int = 4096
+    aau_ns: float = 10.0
+    address_bytes: int = 8
+    launch_ns: float = 100.0
+    store_sms: int = 12
+    tile_order: str = "expert"
+    weight_passes: int = 1
+
+    def check(self) -> None:
+        """See `NoOptions.check`."""
+        at_least(
+            "moe-hub", 1, queue_packets=self.queue_packets, aau_entries=self.aau_entries,
+            store_sms=self.store_sms, weight_passes=self.weight_passes,
+        )  # fmt: skip
+        at_least("moe-hub", 0, address_bytes=self.address_bytes)
+        for name in ("rpm_timer_ns", "aau_ns", "launch_ns"):
+            value = getattr(self, name)
+            if not (isfinite(value) and 0 <= value <= 1e9):
+                message = f"option {name}={value} of scheme 'moe-hub': possible are 0 to 1e9"
+                raise UserError(message)
+        if self.tile_order not in TILE_ORDERS:
+            raise unknown("tile_order of scheme 'moe-hub'", self.tile_order, TILE_ORDERS)
+
+
+class MoeHub(Scheme):
+    """Stores without addresses, slots on arrival, merged packets, blocks launched by data."""
+
+    name: ClassVar[str] = "moe-hub"
+    summary: ClassVar[str] = "MoE-Hub: stores without addresses, tiles launched by their data"
+    source: ClassVar[str] = "arXiv 2605.05888 section III"
+    assumes: ClassVar[str] = (
+        "proposed GPU hardware; table of 4096 rows, queues of 32 KiB, timer, look-up and launch of "
+        "100, 10 and 100 ns, 8-byte return addresses; 12 SMs store"
+    )
+    proposes: ClassVar[frozenset[str]] = frozenset(
+        {"address-allocation", "store-merging", "launch-on-arrival"}
+    )
+    traffic: ClassVar[str] = "pair"
+    phases_separated: ClassVar[bool] = False
+    Options: ClassVar[type[NoOptions]] = MoeHubOptions
+
+    @property
+    def uplinks(self) -> Discipline:
+        """The packet manager serves destinations in turn; a plain queue blocks behind its head."""
+        return "turns" if self.options.rpm else "fifo"
+
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add the routing kernel's stores, the experts' tiles and the sums."""
+        return _Layer(self.options, work, machine, machine.kernel(start)).build()
+
+
+class _Layer:
+    """One layer's tasks, with what its parts share.
+
+    Parameters
+    ----------
+    begun
+        (rank,): the routing kernel stores its first row.
+    """
+
+    def __init__(
+        self, options: MoeHubOptions, work: LayerWork, machine: Machine, begun: Ints
+    ) -> None:
+        self.options, self.work, self.machine, self.begun = options, work, machine, begun
+        num_sms = machine.system.sm.num_sms
+        if options.store_sms > num_sms:
+            message = (
+                f"option store_sms={options.store_sms} of scheme 'moe-hub': the GPU has "
+                f"{num_sms} SMs"
+            )
+            raise UserError(message)
+        self.pool = machine.sm_pool("sm", num_sms)
+        self.blocks = BlockScheduler(machine, num_sms)
+        self.dispatch_bytes = work.dispatch_row_bytes + options.address_bytes
+        self.egress = Egress(
+            machine, self.blocks, self.pool,
+            merges=options.rpm, queue_packets=options.queue_packets,
+            timer_ps=ps_from_ns(options.rpm_timer_ns),
+            largest_row=max(self.dispatch_bytes, work.combine_row_bytes),
+        )  # fmt: skip
+
+    def build(self) -> Ints:
+        """All tasks; (rank,) marks of the end."""
+        work, machine = self.work, self.machine
+        sent, arrived = self._dispatch()
+        num_sms = machine.system.sm.num_sms
+        gemm = Gemm.first(work, fused_activation=True)
+        tiles = row_tiles(machine, work, gemm, num_sms, TILE_ROWS)
+        machine.note_tiles(tiles.rank, tiles.rows, TILE_ROWS)
+        full = machine.mark(tiles.rank, self.begun[tiles.rank])
+        if self.options.dam:
+            done = self._launched_tiles(tiles, full)
+            _, landed = self._send_back(arrived, tiles, full, done)
+            ends = self._add(self._complete(landed), self.begun)
+            return machine.gather(*self._weight_gradients(tiles, done), ends)
+        done, ended = self._kernels_of_tiles(tiles, full, sent)
+        stored, landed = self._send_back(arrived, tiles, full, done)
+        ended = machine.gather(stored, work.pair_rank, ended)
+        # The kernel of the sums is next in the stream, and all rows must have come.
+        met = machine.barrier(COMBINE, machine.gather(landed, work.pair_source, ended))
+        begun = machine.kernel(met)
+        ends = self._add(begun[work.source_rank[np.unique(work.pair_token)]], begun)
+        if work.is_backward:
+            for projection in (DOWN, UP):
+                ends = weight_gradient_kernel(machine, work, projection, self.pool, ends)
+        return ends
+
+    # ---- dispatch --------------------------------------------------------------------------------
+
+    def _dispatch(self) -> tuple[Sent, Ints]:
+        """Store every pair's row: what was sent, and (pair,) when its slot is filled."""
+        work, machine, options = self.work, self.machine, self.options
+        src, dst = work.pair_source, work.pair_rank
+        sent = self.egress.send(
+            DISPATCH, src, dst, work.dispatch_row_bytes, self.begun[src],
+            meta_bytes=options.address_bytes,
+            resident=machine.buffers("routing kernel's blocks", options.store_sms)[src],
+        )  # fmt: skip
+        machine.follow("sent", work.pair_token, sent.claims)
+        table = machine.tables(TABLE, options.aau_entries, policy="fifo")
+        key = machine.new_keys(len(src)) + np.arange(len(src))
+        for piece in range(2):
+            has = np.flatnonzero(sent.pieces[:, piece] >= 0)
+            machine.touch(
+                TABLE, sent.pieces[has, piece], table[dst[has]], key[has],
+                lookups=sent.packets[has, piece],
+                miss_latency_ps=machine.system.hbm.latency_ps,
+            )  # fmt: skip
+        placed = machine.delay(DISPATCH.sync, ps_from_ns(options.aau_ns), sent.pieces[:, 0], dst)
+        several = np.flatnonzero(sent.pieces[:, 1] >= 0)
+        machine.graph.edges(sent.pieces[several, 1], placed[several])
+        return sent, placed
+
+    # ---- experts ---------------------------------------------------------------------------------
+
+    def _launched_tiles(self, tiles: RowTiles, full: Ints) -> Ints:
+        """Blocks of both GEMMs, launched when their rows are there: (tile,) marks of the end."""
+        launch_ps = ps_from_ns(self.options.launch_ns)
+        order = tiles.expert if self.options.tile_order == "expert" else np.zeros_like(tiles.expert)
+        done = full
+        for gemm in self._gemms():
+            ready = self.machine.delay(Kind.LAUNCH, launch_ps, done, tiles.rank)
+            tasks = self._gemm(gemm, tiles, ready, order)
+            self.blocks.hold(
+                tasks.columns, tasks.columns, tiles.rank[tasks.column_tile],
+                ready[tasks.column_tile], priority=order[tasks.column_tile],
+            )  # fmt: skip
+            done = self._done(tiles, tasks)
+        return done
+
+    def _kernels_of_tiles(self, tiles: RowTiles, full: Ints, sent: Sent) -> tuple[Ints, Ints]:
+        """Both GEMMs as kernels after the routing kernel: (tile,) and (rank,) marks of the end."""
+        machine, work = self.machine, self.work
+        ended = machine.gather(sent.stored, work.pair_source, self.begun)
+        ready = machine.delay(
+            DISPATCH.sync, machine.system.overheads.poll_ps, full, rank=tiles.rank
+        )
+        done = full
+        for gemm in self._gemms():
+            begun = machine.kernel(ended)
+            tasks = self._gemm(gemm, tiles, ready, np.zeros_like(tiles.expert))
+            rank = tiles.rank[tasks.column_tile]
+            claims = self.blocks.hold(tasks.columns, tasks.columns, rank, begun[rank])
+            is_first = tasks.column_index == 0
+            machine.graph.edges(claims[is_first], tasks.memory)  # its blocks load the weights
+            if done is full:  # GEMM-1; GEMM-2's data are there when it begins
+                machine.note_polling(claims, tasks.columns, rank)
+            done = self._done(tiles, tasks)
+            ended = machine.gather(done, tiles.rank, begun)
+            ready = done
+        return done, ended
+
+    def _gemms(self) -> tuple[Gemm, Gemm]:
+        """GEMM-1, and GEMM-2 whose results go to the hub instead of memory."""
+        work = self.work
+        return Gemm.first(work, fused_activation=True), replace(Gemm.second(work), out_bytes=0)
+
+    def _gemm(self, gemm: Gemm, tiles: RowTiles, ready: Ints, order: Ints) -> TileTasks:
+        return gemm_tasks(
+            self.machine, self.work, gemm, tiles, self.pool, ready,
+            weight_passes=self.options.weight_passes, priority=order,
+        )  # fmt: skip
+
+    def _done(self, tiles: RowTiles, tasks: TileTasks) -> Ints:
+        """(tile,) marks: all of a row tile's columns are done."""
+        done = self.machine.mark(tiles.rank, tasks.memory)
+        self.machine.graph.edges(tasks.columns, done[tasks.column_tile])
+        return done
+
+    def _weight_gradients(self, tiles: RowTiles, done: Ints) -> tuple[Ints, Ints]:
+        """Weight gradients where SMs have nothing better to do: tasks and ranks, two (task,)."""
+        work, machine = self.work, self.machine
+        if not work.is_backward:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        rank_of = work.placement.expert_rank.astype(np.int64)
+        complete = machine.mark(rank_of, self.begun[rank_of])
+        machine.graph.edges(done, complete[tiles.expert])
+        tasks, ranks = zip(
+            *(
+                weight_gradient_tasks(
+                    machine, work, projection, self.pool, complete, priority=work.num_experts
+                )
+                for projection in (DOWN, UP)
+            ),
+            strict=True,
+        )
+        return np.concatenate(tasks), np.concatenate(ranks)
+
+    # ---- combine ---------------------------------------------------------------------------------
+
+    def _send_back(
+        self, arrived: Ints, tiles: RowTiles, full: Ints, done: Ints
+    ) -> tuple[Ints, Ints]:
+        """Give rows their slots, and store each back when its tile is done.
+
+        Returns
+        -------
+        (pair,) tasks after which the row has left its SM, and is visible at the owner.
+        """
+        work, machine = self.work, self.machine
+        sent = self.egress.send(
+            COMBINE, work.pair_rank, work.pair_source, work.combine_row_bytes, None
+        )
+        by_expert = np.argsort(work.pair_expert, kind="stable")
+        bounds = np.searchsorted(work.pair_expert[by_expert], np.arange(work.num_experts + 1))
+        for expert in np.flatnonzero(work.rows_of_expert):
+            members = by_expert[bounds[expert] : bounds[expert + 1]]
+            mine = slice(tiles.first_of_expert[expert], tiles.first_of_expert[expert + 1])
+            machine.graph.gate(
+                arrived[members], sent.claims[members], tiles.rows[mine], full[mine], done[mine]
+            )
+        landed = machine.mark(work.pair_source, sent.pieces[:, 0])
+        several = np.flatnonzero(sent.pieces[:, 1] >= 0)
+        machine.graph.edges(sent.pieces[several, 1], landed[several])
+        return sent.stored, landed
+
+    def _complete(self, landed: Ints) -> Ints:
+        """(sum,): all rows of the token have come, and its sum is launched."""
+        tokens, of_pair = np.unique(self.work.pair_token, return_inverse=True)
+        rank = self.work.source_rank[tokens]
+        complete = self.machine.mark(rank, self.begun[rank])
+        self.machine.graph.edges(landed, complete[of_pair])
+        return self.machine.delay(Kind.LAUNCH, ps_from_ns(self.options.launch_ns), complete, rank)
+
+    def _add(self, ready: Ints, begun: Ints) -> Ints:
+        """Add each token's rows: (rank,) marks when all of a rank's tokens are combined.
+
+        Parameters
+        ----------
+        ready
+            (sum,): when each token that has experts may be summed.
+        begun
+            (rank,): start of the kernel that adds.
+        """
+        work, machine = self.work, self.machine
+        tokens, rows_in = np.unique(work.pair_token, return_counts=True)
+        rank, row_bytes = work.source_rank[tokens], work.combine_row_bytes
+        added = machine.graph.add(
+            len(tokens),
+            resource=self.pool[rank],
+            duration_ps=machine.system.sm.reduce_ps(
+                rows_in * row_bytes, np.full(len(tokens), row_bytes)
+            ),
+            priority=STORES_FIRST,
+            kind=COMBINE.receive,
+            rank=rank,
+        )
+        self.blocks.hold(added, added, rank, ready, priority=STORES_FIRST)
+        machine.follow("combined", tokens, added)
+        return machine.gather(added, rank, begun)
