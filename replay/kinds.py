@@ -50,6 +50,9 @@ class Kind(IntEnum):
     BETWEEN = 34  # everything of a layer that is not its routed experts
     WGRAD = 35  # gradients of the experts' weights
     WGRAD_MEMORY = 36
+    SIGNAL_UP = 37  # "the rows of this expert are there, so many", from their owner to its rank
+    SIGNAL_DOWN = 38
+    GEMM2_SYNC = 39  # a scheduler inside the kernel hands out the tiles of the second GEMM
 
 
 KIND_NAMES: tuple[str, ...] = tuple(kind.name.lower().replace("_", "-") for kind in Kind)
@@ -73,7 +76,7 @@ def phase_of(kind: Kind) -> str | None:
     """Phase a kind belongs to; None for launches and marks, which belong to no phase."""
     if kind in (Kind.MARK, Kind.LAUNCH):
         return None
-    if kind in (Kind.COUNT_UP, Kind.COUNT_DOWN):
+    if kind in (Kind.COUNT_UP, Kind.COUNT_DOWN, Kind.SIGNAL_UP, Kind.SIGNAL_DOWN):
         return "dispatch"
     if kind in (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN):
         return "combine"

@@ -88,10 +88,29 @@ class Machine(InSwitch):
         _, down = self._hop_pair(Kind.COUNT_UP, Kind.COUNT_DOWN, src, dst, wire, 0, after[src])
         return self.gather(down, dst, after)
 
-    def notify(self, src: Ints, dst: Ints, nbytes: int, after: Ints) -> Ints:
-        """Store a counter update into a peer's memory: (message,) tasks, visible to a poll."""
+    def notify(
+        self,
+        src: Ints,
+        dst: Ints,
+        nbytes: int,
+        after: Ints,
+        *,
+        kinds: tuple[Kind, Kind] = (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN),
+        waiting_ps: int = 0,
+    ) -> Ints:
+        """Store a counter update into a peer's memory: (message,) tasks, visible to a poll.
+
+        Parameters
+        ----------
+        kinds
+            What the message is on an uplink and on a downlink.
+        waiting_ps
+            Pure waiting before and after it, such as a fence and a poll, which is added to its
+            latency.
+        """
         wire = self.system.link.write_wire_bytes(nbytes, 1)
-        return self._hop_pair(Kind.NOTIFY_UP, Kind.NOTIFY_DOWN, src, dst, wire, 0, after)[1]
+        latency = self._write_latency + waiting_ps
+        return self._hop_pair(*kinds, src, dst, wire, 0, after, latency)[1]
 
     def memory_kernel(self, kind: Kind, nbytes: Ints, after: Ints) -> Ints:
         """Run an elementwise kernel that is limited by HBM: (rank,) tasks.

@@ -192,6 +192,7 @@ def gemm_tasks(
     weight_passes: int = 1,
     column_major: bool = False,
     priority: Ints | None = None,
+    resident_blocks: int = 1,
 ) -> TileTasks:
     """Add the tiles of one GEMM.
 
@@ -208,8 +209,13 @@ def gemm_tasks(
         Whether the tiles of one rank are taken column by column over all its experts.
     priority
         (tile,): order among ready tiles, smaller first.
+    resident_blocks
+        Blocks that share an SM. While one fills its pipeline or stores its result the others
+        multiply, so that only this share of a tile's overhead keeps the SM from other tiles; the
+        tile itself is done as late as ever.
     """
     compute, dtype = machine.system.compute, work.precision.name
+    hidden_ps = compute.tile_overhead_ps - compute.tile_overhead_ps // resident_blocks
     block_n = tiles.block_n[tiles.rank]
     num_columns = -(-gemm.n // block_n)
     tile = np.repeat(np.arange(len(tiles), dtype=np.int64), num_columns)
@@ -223,7 +229,8 @@ def gemm_tasks(
     columns = machine.graph.add(
         len(tile),
         resource=pool[tiles.rank[tile]],
-        duration_ps=duration,
+        duration_ps=duration - hidden_ps,
+        latency_ps=hidden_ps,
         priority=order,
         kind=gemm.kind,
         rank=tiles.rank[tile],
@@ -273,7 +280,7 @@ def gemm_kernel(
     if layout == "masked":
         most = max((len(experts) for experts in work.experts_of_rank), default=0)
         lines = -(-4 * most // COUNT_LINE_BYTES)
-        begun = machine.delay(gemm.kind, lines * machine.system.warps.cache_latency_ps, begun)
+        begun = machine.delay(Kind.LAUNCH, lines * machine.system.warps.cache_latency_ps, begun)
     tiles = row_tiles(machine, work, gemm, machine.system.sm.num_sms, layout=layout)
     tasks = gemm_tasks(machine, work, gemm, tiles, pool, begun[tiles.rank])
     return machine.gather(
