@@ -317,9 +317,9 @@ class Link:
         -------
         Bytes, rounded up over the whole message.
         """
-        per_packet = self.rules(engine).read_request_flits + whole(extra_flits, "extra_flits")
         packets = self.packets(row_bytes, engine) * whole(rows, "rows")
-        return scale_up(packets, per_packet * self.flit_bytes)
+        asked = scale_up(packets, self.rules(engine).read_request_flits * self.flit_bytes)
+        return asked + packets * whole(extra_flits, "extra_flits") * self.flit_bytes
 
     @overload
     def ack_wire_bytes(

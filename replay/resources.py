@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -67,6 +68,11 @@ class Resources:
         self._num_keys = 0
         self._followed: dict[str, list[tuple[Ints, Ints]]] = {"sent": [], "combined": []}
         self.notes = Notes(num_ranks)
+
+    @cached_property
+    def hub(self) -> Ints:
+        """(rank,): the logic in front of a GPU's memory that keeps its tables."""
+        return self._each("hub")
 
     def _each(self, group: str, servers: int = 1, discipline: Discipline = "fifo") -> Ints:
         return np.array(

@@ -40,7 +40,7 @@ class Transfers(Resources):
         kinds: PhaseKinds,
         src: Ints,
         dst: Ints,
-        row_bytes: int,
+        row_bytes: IntsLike,
         after: Ints,
         *,
         rows: IntsLike = 1,
@@ -77,7 +77,7 @@ class Transfers(Resources):
         kinds: PhaseKinds,
         src: Ints,
         dst: Ints,
-        row_bytes: int,
+        row_bytes: IntsLike,
         after: Ints,
         *,
         rows: IntsLike = 1,
@@ -252,7 +252,7 @@ class Transfers(Resources):
         kinds: PhaseKinds,
         reader: Ints,
         target: Ints,
-        row_bytes: int,
+        row_bytes: IntsLike,
         after: Ints,
         *,
         rows: IntsLike = 1,
@@ -264,6 +264,20 @@ class Transfers(Resources):
         -------
         (message,) tasks, visible when the data is in the reader's SM.
         """
+        return self.load(kinds, reader, target, row_bytes, after, rows=rows, engine=engine)[1]
+
+    def load(
+        self,
+        kinds: PhaseKinds,
+        reader: Ints,
+        target: Ints,
+        row_bytes: IntsLike,
+        after: Ints,
+        *,
+        rows: IntsLike = 1,
+        engine: Engine = "sm",
+    ) -> tuple[Ints, Ints]:
+        """Load rows as `read` does: tasks that bring the request to the target, and the data."""
         link = self.system.link
         asked = link.request_wire_bytes(row_bytes, rows, engine=engine)
         _, request = self._hop_pair(
@@ -288,4 +302,4 @@ class Transfers(Resources):
             self._down_latency,
             several_in=self._has_several(reader, target) if engine == "sm" else None,
         )
-        return data
+        return request, data

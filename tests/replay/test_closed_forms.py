@@ -187,7 +187,9 @@ def test_reduction_buffer_holds_back_requests() -> None:
     layer = small_layers.work(
         np.full((4, 1), 1, np.int32), 2, 2, tokens_of_rank=[4, 0], shape=ExpertShape(1024, 64)
     )
-    graph, _ = build_graph(layer, small, SCHEMES["dysharp-basic"]())
+    graph, _ = build_graph(
+        layer, small, SCHEMES["dysharp-basic"].with_options({"reduction": "wait"})
+    )
     timeline = schedule(graph)
     asked = timeline.start_ps[tasks(timeline, Kind.COMBINE_REQUEST_UP)]
     summed = timeline.end_ps[tasks(timeline, Kind.COMBINE_DOWN)]
