@@ -37,6 +37,7 @@ def _random_graphs() -> ModuleType:
 random_graphs = _random_graphs()
 EVERYTHING = {
     "max_pools": 2,
+    "max_tables": 2,
     "max_gates": 3,
     "durations": (0, 1, 2, 7),
     "latencies": (0, 1, 4),
