@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from replay.validate import compute, custom_allreduce, deepep, links, low_latency, nccl
+from replay.validate import (
+    compute,
+    custom_allreduce,
+    deepep,
+    deepgemm,
+    links,
+    low_latency,
+    nccl,
+)
 from replay.validate.table import Table
 
 TABLES: dict[str, Table] = {
@@ -17,5 +25,6 @@ TABLES: dict[str, Table] = {
         low_latency.LOW_LATENCY_INTERNODE,
         compute.GEMM,
         compute.MOE,
+        deepgemm.TABLE,
     )
 }

@@ -41,7 +41,7 @@ def test_the_tables_are_the_published_ones():
     assert counts == {
         "links": 18, "nccl_collectives": 252, "custom_allreduce": 207, "deepep_normal": 1380,
         "deepep_low_latency": 66, "deepep_internode": 276, "deepep_low_latency_internode": 52,
-        "gemm": 1554, "moe_compute": 891,
+        "gemm": 1554, "moe_compute": 891, "moe_deepgemm": 188,
     }  # fmt: skip
     row = TABLES["deepep_normal"].rows()[0]
     assert row.line == 2 and row["hidden"] == 2048 and row.measured == 25.29
@@ -65,6 +65,8 @@ def test_parts_of_a_table_do_not_overlap_and_cover_it():
         ("deepep_internode", {"warp.round_ns": 1200.0}),
         ("deepep_low_latency_internode", {"nic.efficiency": 0.5}),
         ("moe_compute", {"hbm.stream_efficiency": 0.5}),
+        ("moe_deepgemm", {"hbm.stream_efficiency": 0.5}),
+        ("moe_deepgemm", {"compute.fp8_efficiency": 0.5}),
     ],
 )
 def test_a_wrong_constant_is_noticed(table, change):
