@@ -66,6 +66,14 @@ def routing_of(layer: LayerWork) -> Routing:
     )
 
 
+def shares_a_tile(layer: LayerWork, expert: int, scheme: str) -> bool:
+    """Whether all rows of an expert are in a single tile, whatever its shape."""
+    routed = (layer.expert_ids == expert).any(axis=1)
+    if scheme == "flashdmoe" and len(set(layer.source_rank[routed].tolist())) > 1:
+        return False  # rows of different owners never are
+    return int(routed.sum()) <= 64
+
+
 def _emptied(ids: Ids, share: float) -> Ids:
     holes = ids.copy()
     holes[np.random.default_rng(5).random(ids.shape) < share] = -1

@@ -217,6 +217,11 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
             "dispatch": answer(out),
             "combine": write(512 * value) + write(back - 512 * value),
         },
+        # Tiles of 64 columns come back.
+        "flashdmoe": {
+            "dispatch": write(out),
+            "combine": back // value // 64 * write(64 * value) + write(back % (64 * value)),
+        },
         "dysharp-basic": {"dispatch": write(out, extra_flits=1), "combine": answer(back)},
         "dysharp-fusion-only": {"dispatch": write(out), "combine": answer(back)},
         "dysharp": {"dispatch": write(out, extra_flits=1), "combine": answer(back)},
