@@ -25,6 +25,7 @@ activation, with `dam` and without. A row of a tile is sent when all its columns
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isfinite
 from typing import TYPE_CHECKING, ClassVar
 
@@ -172,17 +173,15 @@ class _Layer:
         """All tasks; (rank,) marks of the end."""
         work, machine = self.work, self.machine
         sent, arrived = self._dispatch()
-        num_sms = machine.system.sm.num_sms
-        gemm = Gemm.first(work, fused_activation=True)
-        tiles = row_tiles(machine, work, gemm, num_sms, TILE_ROWS)
+        tiles = self._gemms[0][1]
         machine.note_tiles(tiles.rank, tiles.rows, TILE_ROWS)
         full = machine.mark(tiles.rank, self.begun[tiles.rank])
         if self.options.dam:
-            done = self._launched_tiles(tiles, full)
+            done = self._launched_tiles(full)
             _, landed = self._send_back(arrived, tiles, full, done)
             ends = self._add(self._complete(landed), self.begun)
             return machine.gather(*self._weight_gradients(tiles, done), ends)
-        done, ended = self._kernels_of_tiles(tiles, full, sent)
+        done, ended = self._kernels_of_tiles(full, sent)
         stored, landed = self._send_back(arrived, tiles, full, done)
         ended = machine.gather(stored, work.pair_rank, ended)
         # The kernel of the sums is next in the stream, and all rows must have come.
@@ -222,12 +221,13 @@ class _Layer:
 
     # ---- experts ---------------------------------------------------------------------------------
 
-    def _launched_tiles(self, tiles: RowTiles, full: Ints) -> Ints:
+    def _launched_tiles(self, full: Ints) -> Ints:
         """Blocks of both GEMMs, launched when their rows are there: (tile,) marks of the end."""
         launch_ps = ps_from_ns(self.options.launch_ns)
-        order = tiles.expert if self.options.tile_order == "expert" else np.zeros_like(tiles.expert)
         done = full
-        for gemm in self._gemms():
+        for gemm, tiles in self._gemms:
+            by_expert = self.options.tile_order == "expert"
+            order = tiles.expert if by_expert else np.zeros_like(tiles.expert)
             ready = self.machine.delay(Kind.LAUNCH, launch_ps, done, tiles.rank)
             tasks = self._gemm(gemm, tiles, ready, order)
             self.blocks.hold(
@@ -237,15 +237,15 @@ class _Layer:
             done = self._done(tiles, tasks)
         return done
 
-    def _kernels_of_tiles(self, tiles: RowTiles, full: Ints, sent: Sent) -> tuple[Ints, Ints]:
+    def _kernels_of_tiles(self, full: Ints, sent: Sent) -> tuple[Ints, Ints]:
         """Both GEMMs as kernels after the routing kernel: (tile,) and (rank,) marks of the end."""
         machine, work = self.machine, self.work
         ended = machine.gather(sent.stored, work.pair_source, self.begun)
-        ready = machine.delay(
-            DISPATCH.sync, machine.system.overheads.poll_ps, full, rank=tiles.rank
-        )
+        (_, tiles), _ = self._gemms
+        poll_ps = machine.system.overheads.poll_ps
+        ready = machine.delay(DISPATCH.sync, poll_ps, full, rank=tiles.rank)
         done = full
-        for gemm in self._gemms():
+        for gemm, tiles in self._gemms:
             begun = machine.kernel(ended)
             tasks = self._gemm(gemm, tiles, ready, np.zeros_like(tiles.expert))
             rank = tiles.rank[tasks.column_tile]
@@ -259,10 +259,18 @@ class _Layer:
             ready = done
         return done, ended
 
-    def _gemms(self) -> tuple[Gemm, Gemm]:
-        """GEMM-1, and GEMM-2 whose results go to the hub instead of memory."""
-        work = self.work
-        return Gemm.first(work, fused_activation=True), replace(Gemm.second(work), out_bytes=0)
+    @cached_property
+    def _gemms(self) -> list[tuple[Gemm, RowTiles]]:
+        """GEMM-1, and GEMM-2 whose results go to the hub instead of memory; the tiles of each.
+
+        Their row tiles are the same, the widths of their column tiles need not be.
+        """
+        work, num_sms = self.work, self.machine.system.sm.num_sms
+        first, second = Gemm.first(work, fused_activation=True), Gemm.second(work)
+        return [
+            (gemm, row_tiles(self.machine, work, gemm, num_sms, TILE_ROWS))
+            for gemm in (first, replace(second, out_bytes=0))
+        ]
 
     def _gemm(self, gemm: Gemm, tiles: RowTiles, ready: Ints, order: Ints) -> TileTasks:
         return gemm_tasks(
