@@ -14,7 +14,7 @@ from replay.kinds import Kind, PhaseKinds
 from replay.resources import Ints, IntsLike
 from replay.transfers import Transfers
 
-REDUCTION_BUFFER = "reduction-buffer"
+REDUCTION_BUFFER = "reduction buffer"
 
 
 @dataclass(frozen=True)

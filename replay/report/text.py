@@ -9,17 +9,18 @@ from __future__ import annotations
 from io import StringIO
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 
+from replay.report.mechanisms import mechanism_table, overhead_table
+from replay.report.tables import mb, scheme_name, text_table
 from replay.result import LayerResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from rich.console import RenderableType
+    from rich.table import Table
 
     from replay.result import ChainResult, Comparison, Measures, Result
 
@@ -50,7 +51,7 @@ def comparison_tables(compared: Comparison) -> Group:
     chained = results[0].chain is not None
     base = _time_us(compared[compared.baseline])
     unit = "step us" if chained else "layer us"
-    times = _table(
+    times = text_table(
         f"Time of a {_what(results[0])}; speed-up over {compared.baseline}",
         ("scheme", unit, "speed-up", *(("MoE layer us",) if chained else ()), "exposed us",
          "bound us", "bound/time", "busiest resource", "in use"),
@@ -61,7 +62,7 @@ def comparison_tables(compared: Comparison) -> Group:
             (one.busiest_resource for one in result.measured), key=lambda one: one.utilisation
         )
         times.add_row(
-            _name(result),
+            scheme_name(result),
             f"{time_us:,.1f}",
             f"{base / time_us:.2f}" if time_us else "-",
             *((f"{_mean_chained_us(result):,.1f}",) if chained else ()),
@@ -71,14 +72,14 @@ def comparison_tables(compared: Comparison) -> Group:
             busiest.name,
             f"{busiest.utilisation:.1%}",
         )
-    wire = _table(
+    wire = text_table(
         f"Payload over each GPU's port (MB a {'step' if chained else 'layer'}), and the busiest "
         "port (MB, us)",
         ("scheme", "up mean", "up max", "down mean", "down max", "dispatch", "combine", "both",
          "wire bound us", "phases"),
     )  # fmt: skip
     for result in results:
-        wire.add_row(_name(result), *_wire_cells(result))
+        wire.add_row(scheme_name(result), *_wire_cells(result))
     notes = [
         "exposed: communication and waiting that no computation hides.",
         "dispatch, combine, both: payload of the port that carries most in that phase, or in both.",
@@ -97,7 +98,17 @@ def comparison_tables(compared: Comparison) -> Group:
             f"A step holds {chain.between_us / chain.num_steps:,.1f} us a GPU of attention, norms, "
             f"gate and shared experts; not in it: {', '.join(chain.left_out)}."
         )
-    return Group(Text(_heading(results[0])), times, wire, Text("\n".join(notes)))
+    unit_of = "step" if chained else "layer"
+    overheads = overhead_table(results, _count(results[0]), unit_of)
+    mechanisms = mechanism_table(results)
+    return Group(
+        Text(_heading(results[0])),
+        times,
+        wire,
+        overheads,
+        *([mechanisms] if mechanisms else []),
+        Text("\n".join(notes)),
+    )
 
 
 def summary_tables(result: Result) -> Group:
@@ -108,7 +119,7 @@ def summary_tables(result: Result) -> Group:
         if isinstance(slowest, LayerResult)
         else f"{slowest.num_steps} step(s) of {slowest.num_layers} layers"
     )
-    phases = _table(
+    phases = text_table(
         f"Phases of {name}",
         ("phase", "start us", "end us", "busy us", "busiest port", "payload MB", "port busy us"),
     )
@@ -117,7 +128,7 @@ def summary_tables(result: Result) -> Group:
         cells = ("", "", "")
         if port:
             busy = f"{port.busy_us:,.1f}"
-            cells = (f"{port.direction} {port.gpu}", _mb(port.payload_bytes), busy)
+            cells = (f"{port.direction} {port.gpu}", mb(port.payload_bytes), busy)
         phases.add_row(
             phase,
             f"{times.start_us:,.1f}",
@@ -125,11 +136,16 @@ def summary_tables(result: Result) -> Group:
             f"{times.busy_us:,.1f}",
             *cells,
         )
-    path = _table(f"Critical path of {name}", ("time spent on", "us", "share"))
+    path = text_table(f"Critical path of {name}", ("time spent on", "us", "share"))
     for what, time_us in slowest.critical_path.by_cause_us.items():
         path.add_row(what, f"{time_us:,.1f}", f"{time_us / max(slowest.makespan_us, 1e-12):.1%}")
     layers = _layer_table(result) if result.chain is None else _chain_table(result.chain)
-    parts: list[Text | Table] = [Text(_heading(result)), layers, phases, path]
+    unit = "layer" if result.chain is None else "step"
+    overheads = overhead_table([result], _count(result), unit)
+    parts: list[Text | Table] = [Text(_heading(result)), layers, phases, path, overheads]
+    mechanisms = mechanism_table([result])
+    if mechanisms:
+        parts.append(mechanisms)
     if isinstance(slowest, LayerResult):
         parts.append(Text(_token_note(slowest)))
     if result.chain is not None:
@@ -138,7 +154,7 @@ def summary_tables(result: Result) -> Group:
 
 
 def _layer_table(result: Result) -> Table:
-    table = _table(
+    table = text_table(
         f"{result.scheme['name']}: layers",
         ("layer", "layer us", "exposed us", "bound us", "bound / layer", "busiest resource",
          "in use", "tasks"),
@@ -159,7 +175,7 @@ def _layer_table(result: Result) -> Table:
 
 
 def _chain_table(chain: ChainResult) -> Table:
-    table = _table(
+    table = text_table(
         "Layers as the GPUs met them",
         ("step", "layer", "first begins us", "last begins us", "first ends us", "last ends us",
          "mean us"),
@@ -232,10 +248,6 @@ def _heading(result: Result) -> str:
     return "\n".join(lines)
 
 
-def _name(result: Result) -> str:
-    return str(result.scheme["name"]) + ("*" if result.scheme["lacking"] else "")
-
-
 def _what(result: Result) -> str:
     if result.chain is not None:
         steps = f", mean of {result.chain.num_steps}" if result.chain.num_steps > 1 else ""
@@ -253,7 +265,7 @@ def _wire_cells(result: Result) -> list[str]:
     apart = result.measured[0].bounds_us.phases_us is not None
     bound_us = _per(result, lambda one: one.bounds_us.phases_us or one.bounds_us.port_us)
     sizes = (sum(up) / len(up), max(up), sum(down) / len(down), max(down), *busiest)
-    return [*(_mb(size) for size in sizes), f"{bound_us:,.1f}", "apart" if apart else "shared"]
+    return [*(mb(size) for size in sizes), f"{bound_us:,.1f}", "apart" if apart else "shared"]
 
 
 def _most(*phases: str) -> Callable[[Measures], float]:
@@ -285,14 +297,3 @@ def _mean_chained_us(result: Result) -> float:
     assert result.chain is not None
     times = [layer.mean_us for layer in result.chain.layers]
     return sum(times) / len(times)
-
-
-def _mb(nbytes: float) -> str:
-    return f"{nbytes / 1e6:,.2f}"
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
-    return table

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from replay.schemes.experts import RowTiles
     from replay.work import LayerWork
 
-AL_TLB, TILE_STATUS, READINESS = "al-tlb", "tile-status", "output-readiness"
+AL_TLB, TILE_STATUS, READINESS = "AL-TLB", "tile status", "output readiness"
 
 
 class Hub:

@@ -246,7 +246,7 @@ class Rows:
         num_sms = switch.dispatch_sms if phase == "dispatch" else switch.combine_sms
         most = int(packets.max())
         room = most + max(switch.multimem_queue, most)
-        pools = self._machine.buffers(f"multimem-queue-{phase}", room, num_sms)
+        pools = self._machine.buffers(f"MultimemQ ({phase})", room, num_sms)
         lane = self._lane(sends, num_sms)
         pool = pools.reshape(work.num_ranks, num_sms)[work.source_rank[sends], lane]
         units = np.tile(packets, len(sends))

@@ -1,0 +1,98 @@
+"""What the mechanisms did, as tables: bytes by purpose, finite memories, tiles, polling."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from replay.report.tables import mb, scheme_name, text_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.table import Table
+
+    from replay.result import Mechanisms, Result, TableUse
+
+OVERHEADS = ("headers", "requests", "acks", "signals", "evictions")
+
+
+def overhead_table(results: Sequence[Result], count: int, unit: str) -> Table:
+    """Wire bytes beside the payload, by purpose and direction, a mean GPU's.
+
+    Parameters
+    ----------
+    count
+        Layers or steps that a result's bytes are divided by.
+    unit
+        What they are then of: "layer" or "step".
+    """
+    table = text_table(
+        f"Bytes on the wire a {unit} and GPU, up / down (MB)",
+        ("scheme", "payload", *OVERHEADS, "payload share"),
+    )
+    for result in results:
+        sums = {
+            role: tuple(
+                sum(sum(getattr(one.mechanisms.wire_bytes[role], way)) for one in result.measured)
+                / (count * result.batch["num_ranks"])
+                for way in ("uplink", "downlink")
+            )
+            for role in ("payload", *OVERHEADS)
+        }
+        wire = sum(map(sum, sums.values()))
+        table.add_row(
+            scheme_name(result),
+            *(f"{mb(up)} / {mb(down)}" if up or down else "-" for up, down in sums.values()),
+            f"{sum(sums['payload']) / wire:.1%}" if wire else "-",
+        )
+    return table
+
+
+def mechanism_table(results: Sequence[Result]) -> Table | None:
+    """One row for each thing that a scheme's mechanisms have to say; None if they say nothing."""
+    title = "What the mechanisms did (all layers together)"
+    table = text_table(title, ("scheme", "mechanism", "use"), num_left=3)
+    for result in results:
+        name = scheme_name(result)
+        for what, text in _lines([one.mechanisms for one in result.measured]):
+            table.add_row(name, what, text)
+            name = ""
+    return table if table.row_count else None
+
+
+def _lines(reports: Sequence[Mechanisms]) -> Iterator[tuple[str, str]]:
+    """Descriptions of all finite memories, tiles, polling and counters of several layers."""
+    for name in sorted({name for report in reports for name in report.tables}):
+        yield (
+            name,
+            _table_text([report.tables[name] for report in reports if name in report.tables]),
+        )
+    for name in sorted({name for report in reports for name in report.buffers}):
+        uses = [report.buffers[name] for report in reports if name in report.buffers]
+        most = max(use.high_water for use in uses)
+        yield name, f"at most {most:,} of {uses[0].capacity:,} in use"
+    tiles = [report.tiles for report in reports if report.tiles is not None]
+    if tiles:
+        number, rows = sum(use.num_tiles for use in tiles), sum(use.num_rows for use in tiles)
+        slots = sum(use.num_rows / use.fill for use in tiles if use.num_rows)
+        yield "row tiles", f"{number:,} tiles, {rows / slots if slots else 1:.1%} full"
+    polling = [sum(report.polling_us) for report in reports if report.polling_us is not None]
+    if polling:
+        gpus = max(len(report.polling_us or ()) for report in reports)
+        yield "polling", f"{sum(polling) / gpus:,.1f} us of SM time a GPU"
+    counters: Counter[str] = Counter()
+    for report in reports:
+        counters.update({name: sum(amounts) for name, amounts in report.counters.items()})
+    for name, amount in sorted(counters.items()):
+        yield name, f"{amount:,}"
+
+
+def _table_text(uses: Sequence[TableUse]) -> str:
+    lookups, hits = sum(use.lookups for use in uses), sum(use.hits for use in uses)
+    missed, evictions = sum(use.missed for use in uses), sum(use.evictions for use in uses)
+    return (
+        f"{hits / lookups if lookups else 1:.2%} of {lookups:,} lookups hit, {missed:,} missed; "
+        f"{evictions:,} evicted; at most {max(use.high_water for use in uses):,} of "
+        f"{uses[0].entries:,} in use"
+    )

@@ -1,0 +1,31 @@
+"""What all tables of results share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replay.result import Result
+
+
+def text_table(title: str, columns: Sequence[str], num_left: int = 1) -> Table:
+    """Make a table with its first columns to the left and numbers to the right."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < num_left else "right", no_wrap=True)
+    return table
+
+
+def mb(nbytes: float) -> str:
+    """Megabytes (10^6) with two digits."""
+    return f"{nbytes / 1e6:,.2f}"
+
+
+def scheme_name(result: Result) -> str:
+    """Name of a result's scheme, marked if the system lacks what it proposes."""
+    return str(result.scheme["name"]) + ("*" if result.scheme["lacking"] else "")
