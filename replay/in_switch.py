@@ -335,8 +335,13 @@ class InSwitch(Transfers):
             evict_duration_ps=link.port_duration_ps(early)[of],
             evict_wire_bytes=early[of],
         )
+        # A sum leaves the buffer the moment its last part has come, before any other part is added.
         complete = graph.add(
-            len(reader), resource=self._mergers[reader], kind=Kind.MARK, rank=reader
+            len(reader),
+            resource=self._mergers[reader],
+            priority=-1,
+            kind=Kind.MARK,
+            rank=reader,
         )
         graph.edges(merged, complete[of])
         graph.edges(complete, total)

@@ -12,7 +12,7 @@ from replay.schemes.base import NoOptions, at_least
 
 SLOTS = ("arrival", "source")
 TILE_ORDERS = ("arrival", "expert")
-ADDRESSING = ("dynamic", "explicit")
+ADDRESSING = ("dynamic", "explicit", "free")
 TARGET_LISTS = ("trimmed", "kept", "stripped")
 ANSWERS = ("gpu", "expert")
 REDUCTION = ("evict", "wait")
@@ -57,7 +57,8 @@ class SwitchOptions(RowOptions):
     addressing
         ``"dynamic"``: packets list experts, eight to a flit, and the switch finds the ports.
         ``"explicit"``: packets carry an address for each GPU, one flit for each beyond the first,
-        both on the way to the switch and in what answers (section III-A).
+        both on the way to the switch and in what answers (section III-A). ``"free"``: names cost
+        nothing, the paper's ideal.
     target_lists
         What of a dynamic list goes on to a target: the experts of that GPU (``"trimmed"``, section
         III-B), all (``"kept"``), or nothing (``"stripped"``).

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.in_switch import Eviction, Naming
+from replay.in_switch import UNNAMED, Eviction, Naming
 from replay.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes.dysharp_options import RowOptions, SwitchOptions
 
@@ -224,6 +224,8 @@ class Rows:
         """Flits that name the targets of messages of `num` segments each."""
         work, switch = self._work, self._switch
         assert switch is not None
+        if switch.addressing == "free":
+            return UNNAMED
         if switch.addressing == "explicit":
             further = np.repeat(np.bincount(of, minlength=len(sends)) - 1, num)
             return Naming(at_source=further, answered=further)

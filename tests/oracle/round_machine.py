@@ -1,0 +1,37 @@
+"""A machine of round numbers, on which times can be added up by hand."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import hwmodel
+from hwmodel import System
+
+NS = 1000  # picoseconds
+US = 1_000_000
+
+# One byte a picosecond is 1000 GB/s.
+ROUND = {
+    "link.bandwidth_GB_per_s": 125.0, "link.efficiency": 1.0, "link.links_per_gpu": 8,
+    "link.propagation_ns": 100.0, "link.sm_write_ack_flits": 0.0,
+    "switch.traversal_ns": 50.0, "switch.merge_ns": 7.0, "switch.multimem_efficiency": 0.5,
+    "gpu.num_sms": 100, "gpu.sm_push_GB_per_s": 100.0, "gpu.sm_read_GB_per_s": 200.0,
+    "gpu.sm_write_GB_per_s": 50.0, "gpu.write_visibility_ns": 30.0,
+    "gpu.remote_read_access_ns": 20.0,
+    "gpu.l2_latency_ns": 20.0, "hbm.latency_ns": 60.0,
+    "warp.scan_ns": 3.0, "warp.row_ns": 40.0, "warp.round_ns": 100.0,
+    "hbm.peak_GB_per_s": 10000.0, "hbm.stream_efficiency": 0.5,
+    "compute.bf16_peak_TFLOP_per_s": 100.0, "compute.bf16_efficiency": 1.0,
+    "compute.mma_rows": 64, "compute.tile_overhead_ns": 11.0,
+    "compute.operand_bytes_per_clock": 1e6, "compute.bf16_blocks": [[64, 64]],
+    "overheads.launch_us": 3.0, "overheads.kernel_gap_stream_us": 2.0,
+    "overheads.host_sync_us": 9.0, "overheads.poll_pinned_us": 4.0, "overheads.poll_ns": 5.0,
+    "overheads.small_kernel_us": 0.3,
+    "overheads.barrier_base_ns": 1000.0, "overheads.barrier_per_peer_ns": 10.0,
+}  # fmt: skip
+
+
+@cache
+def round_machine() -> System:
+    """Eight GPUs: ports of one byte a picosecond, SMs that push a tenth of that."""
+    return hwmodel.load("dgx-h100", ROUND)
