@@ -114,9 +114,12 @@ def axes_of(grid: Grid, where: str) -> dict[str, list[Choice]]:
         for value in values:
             if isinstance(value, dict):
                 settings = {key: entry for key, entry in value.items() if key != LABEL}
-                label = value.get(LABEL, ", ".join(show(entry) for entry in settings.values()))
+                label = value.get(LABEL, _label(settings))
             else:
                 settings, label = {name: value}, show(value)
+            if not settings:
+                message = f"{where}: axis {name!r}: {label!r} sets nothing"
+                raise UserError(message)
             for key, entry in settings.items():
                 check_setting(key, entry, f"{where}: axis {name!r}")
             choices.append(Choice(str(label), settings))
@@ -199,6 +202,14 @@ def check_setting(key: str, value: Scalar, where: str) -> None:
         names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
         message = f"{where}: {key} = {value!r}: expected {' or '.join(names[t] for t in wanted)}"
         raise UserError(message)
+
+
+def _label(settings: Mapping[str, Scalar]) -> str:
+    """Settings that vary together, the scheme by its name alone."""
+    return ", ".join(
+        show(value) if key == "scheme" else f"{key.rpartition('.')[2]}={show(value)}"
+        for key, value in settings.items()
+    )
 
 
 def show(value: Scalar) -> str:

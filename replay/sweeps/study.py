@@ -88,8 +88,8 @@ class Grid(_Strict):
     fixed
         Settings of all its points, by dotted name.
     axes
-        Values by the name of a setting; or, under a name of one's own, tables of settings that
-        vary together, each with a ``label``.
+        Values by the name of a setting; or tables of settings that vary together, each with a
+        ``label`` if it should have one, under any name.
     across
         An axis whose values become columns instead of rows.
     seeds
@@ -101,7 +101,7 @@ class Grid(_Strict):
     title: str = ""
     notes: str = ""
     fixed: dict[str, Scalar] = {}
-    axes: dict[str, list[Scalar] | list[dict[str, Scalar]]] = {}
+    axes: dict[str, list[Scalar | dict[str, Scalar]]] = {}
     across: str | None = None
     seeds: list[Annotated[int, Field(ge=0)]] = []
     columns: list[Column] = []
@@ -262,10 +262,13 @@ def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def _first_problem(error: ValidationError) -> str:
     """What pydantic found first, in one line."""
     first = error.errors(include_url=False)[0]
-    # Members of a union are named in the place; they tell a user nothing.
-    place = ".".join(
-        str(part) for part in first["loc"] if not str(part).startswith(("list[", "dict["))
-    )
+    parts = [str(part) for part in first["loc"]]
+    for group, is_value in (("axes", "a value, or a table of settings"), ("fixed", "a value")):
+        if group in parts[:3] and first["type"] != "list_type":
+            # Pydantic complains of the first type that a value might have had; say all.
+            end = parts.index(group) + (3 if group == "axes" else 2)
+            return f"{'.'.join(parts[:end])}: expected {is_value}; got {first['input']!r}"
+    place = ".".join(parts)
     if first["type"] == "extra_forbidden":
         return f"{place}: unknown key; known: {', '.join(sorted(Column.model_fields))}"
     if first["type"] == "missing":

@@ -98,10 +98,10 @@ def test_settings_may_vary_together() -> None:
           { label = "small", shape.hidden = 64, shape.topk = 2, trace.skew = 0.1 },
           { shape.hidden = 128, tokens_per_rank = 4 },
         ]
-        ranks = [2, 4]"""
+        ranks = [2, { label = "four", ranks = 4 }]"""
     )
     points = points_of(study(text))
-    assert [point.labels[0] for point in points[::6]] == ["small", "128, 4"]
+    assert [point.labels[0] for point in points[::6]] == ["small", "hidden=128, tokens_per_rank=4"]
     first, last = make_task(points[0]), make_task(points[-1])
     assert first.source.load().topk == 2 and last.source.load().topk == 8
     assert first.source.load().model_shape.hidden == 64
@@ -466,7 +466,11 @@ def test_an_axis_may_become_columns(tmp_path: Path) -> None:
         ("ranks = [2, 4]", 'ranks = ["two"]', "expected a whole number"),
         ("ranks = [2, 4]", "ranks = [2, 2]", "two values called '2'"),
         ("ranks = [2, 4]", "rank = [2, 4]", "did you mean 'ranks'"),
-        ("ranks = [2, 4]", "ranks = 2", "axes"),
+        ("ranks = [2, 4]", "ranks = 2", "axes.ranks: input should be a valid list"),
+        ("ranks = [2, 4]", "ranks = [[2], 4]", "expected a value, or a table of settings"),
+        ("ranks = [2, 4]", "ranks = [{ ranks = [2] }]", "expected a value, or a table of settings"),
+        ("trace.skew = 0.8", "trace.skew = [0.8]", "fixed.trace.skew: expected a value"),
+        ("ranks = [2, 4]", "ranks = [{ label = 2 }]", "sets nothing"),
         ("comet.message_rows", "comet.message_row", "did you mean 'message_rows'"),
         ("comet.message_rows", "comte.message_rows", "did you mean 'comet'"),
         ("[8, 16]", "[8, 0]", "message_rows"),
