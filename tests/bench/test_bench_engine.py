@@ -20,7 +20,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from replay.graph import GraphBuilder, TaskGraph, schedule
+from replay.graph import GraphBuilder, TaskGraph, Touched, schedule
 
 pytestmark = pytest.mark.bench
 _HERE = Path(__file__).parent
@@ -129,7 +129,7 @@ def test_pools_of_132_servers_with_unequal_durations() -> None:
     _report("8 pools of 132 servers", graph, _best_s(graph, 5))
 
 
-@pytest.mark.parametrize("discipline", ["fifo", "voq"])
+@pytest.mark.parametrize("discipline", ["fifo", "voq", "turns"])
 def test_incast_through_finite_buffers(discipline: str) -> None:
     num_gpus, rows = 32, 8_000
     rng = np.random.default_rng(2)
@@ -144,6 +144,30 @@ def test_incast_through_finite_buffers(discipline: str) -> None:
     builder.take(sent, pools[target], released_by=received)
     graph = builder.build()
     _report(f"incast, 16 credits a port, {discipline}", graph, _best_s(graph, 3))
+
+
+@pytest.mark.parametrize("touches", [0, 1])
+def test_one_touch_a_task(touches: int) -> None:
+    """Eight ports in two steps; the second looks each of its rows up in a table of 512 entries."""
+    num_gpus, rows = 8, 65_536
+    rng = np.random.default_rng(3)
+    builder = GraphBuilder(["up", "down"])
+    up = np.array([builder.resource(f"up{g}", "uplink") for g in range(num_gpus)])
+    down = np.array([builder.resource(f"down{g}", "downlink") for g in range(num_gpus)])
+    tables = np.array([builder.table(f"tlb{g}", 512) for g in range(num_gpus)])
+    source = np.repeat(np.arange(num_gpus), rows)
+    target = rng.integers(0, num_gpus, source.size)
+    sent = builder.add(resource=up[source], duration_ps=31_858, latency_ps=250_000)
+    received = builder.add(
+        resource=down[target], duration_ps=31_858, latency_ps=250_000, after=sent, kind=1
+    )
+    keys = np.minimum(rng.geometric(1 / 400, source.size), 4096)
+    if touches:
+        builder.touch(received, tables[target], keys, miss_latency_ps=500_000)
+    graph = builder.build()
+    found = schedule(graph).touched
+    share = f"{np.mean(found == Touched.HIT):.0%} hits" if touches else ""
+    _report(f"{touches} touches for two tasks", graph, _best_s(graph, 5), share)
 
 
 def test_rings_of_many_pools() -> None:
