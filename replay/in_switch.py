@@ -140,6 +140,7 @@ class InSwitch(Transfers):
             rank=src,
             after=after,
         )
+        self.channel(left, src, "requests")
         copied = link.write_wire_bytes(nbytes[of], rows[of], extra_flits=naming.at_target)
         arrived = self.graph.add(
             len(dst),
@@ -261,6 +262,7 @@ class InSwitch(Transfers):
             rank=reader,
             after=after,
         )
+        self.channel(requested, reader, "requests")
         passed_wire = link.request_wire_bytes(row_bytes[of], rows[of], extra_flits=naming.at_target)
         asked = graph.add(
             len(target),
@@ -285,6 +287,7 @@ class InSwitch(Transfers):
             rank=target[copy],
             after=asked[copy],
         )
+        self.channel(part, target[copy], "responses")
         total_wire = link.response_wire_bytes(row_bytes, rows, extra_flits=naming.answered)
         total = graph.add(
             len(reader),

@@ -52,6 +52,8 @@ class Resources:
         # Requests and responses have virtual channels of their own: a request that waits for room
         # in a reduction buffer does not hold up what others asked for.
         self.uplink = self._each("uplink", discipline=uplinks)
+        self._takes_turns = uplinks == "turns"
+        self._channels: dict[str, Ints] = {}
         self.downlink = self._each("downlink")
         self.hbm = self._each("hbm")
         self.host = self._each("host")
@@ -239,6 +241,21 @@ class Resources:
             shape = (self.num_ranks, per_rank) if several else (self.num_ranks,)
             self._buffers[key] = np.array(pools, np.int64).reshape(shape)
         return self._buffers[key]
+
+    def channel(self, tasks: Ints, rank: Ints, name: str) -> None:
+        """Send messages (message,) on a virtual channel of the uplinks of `rank` (message,).
+
+        Uplinks that serve in turn go from channel to channel. A message occupies its channel at the
+        port while it is served; what the switch has room for is another matter.
+        """
+        if not self._takes_turns or not len(tasks):
+            return
+        if name not in self._channels:
+            pools = [
+                self.graph.credit_pool(f"uplink {rank} {name}", 1) for rank in range(self.num_ranks)
+            ]
+            self._channels[name] = np.array(pools, np.int64)
+        self.graph.take(tasks, self._channels[name][rank])
 
     # ---- SMs -------------------------------------------------------------------------------------
 

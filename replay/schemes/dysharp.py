@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from replay.machine import Ints, Machine
+    from replay.resources import Discipline
     from replay.work import LayerWork
 
 SM_CANDIDATES = (2, 4, 6, 8, 12, 16, 24, 32)
@@ -61,6 +62,11 @@ class DySharp(Scheme):
     }
 
     two_kernels: ClassVar[bool] = False
+
+    @property
+    def uplinks(self) -> Discipline:
+        """Requests and responses have virtual channels (section V-A), served in turn."""
+        return "turns"
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the fused kernel, or two of them."""
