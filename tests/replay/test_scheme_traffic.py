@@ -224,6 +224,7 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
         },
         "dysharp-basic": {"dispatch": write(out, extra_flits=1), "combine": answer(back)},
         "dysharp-fusion-only": {"dispatch": write(out), "combine": answer(back)},
+        "dysharp-comet": {"dispatch": write(out, extra_flits=1), "combine": answer(back)},
         "dysharp": {"dispatch": write(out, extra_flits=1), "combine": answer(back)},
         # Behind a row the address it shall go back to.
         "moe-hub": {"dispatch": write(out + 8), "combine": write(back)},
