@@ -29,12 +29,13 @@ import numpy as np
 from replay.errors import UserError, unknown
 from replay.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes.base import NoOptions, Scheme, at_least
-from replay.schemes.experts import Gemm, RowTiles, TileTasks, gemm_tasks
+from replay.schemes.experts import Gemm, TileTasks, gemm_tasks
+from replay.schemes.packets import Packets, PacketTiles, within_capacity
 from replay.schemes.weight_gradients import DOWN, UP, weight_gradient_tasks
-from replay.work import LayerWork
 
 if TYPE_CHECKING:
     from replay.machine import Ints, Machine
+    from replay.work import LayerWork
 
 TILE_ORDERS = ("arrival", "expert")
 SIGNAL_BYTES = 8  # counts or tile, and a sequence bit, in one word (`SignalPayload`)
@@ -56,6 +57,9 @@ class FlashDMoeOptions(NoOptions):
         Shape of a tile; the repository has this one alone.
     blocks_per_sm
         Blocks that share an SM: two, with 255 registers a thread.
+    dispatch_group_blocks
+        Blocks that send an expert's rows together; all groups send at once. 0: as many as the
+        repository takes, 256 over the number of experts and at least two.
     pad_tiles
         Whether a partial tile is multiplied, and moved through memory, as if it were full. The
         repository's main loop has no predicates.
@@ -76,6 +80,7 @@ class FlashDMoeOptions(NoOptions):
     tile_rows: int = 128
     tile_columns: int = 64
     blocks_per_sm: int = 2
+    dispatch_group_blocks: int = 0
     pad_tiles: bool = True
     send_padding: bool = False
     packet_bytes: int = 128
@@ -88,6 +93,7 @@ class FlashDMoeOptions(NoOptions):
             "flashdmoe", 1, tile_rows=self.tile_rows, tile_columns=self.tile_columns,
             blocks_per_sm=self.blocks_per_sm, weight_passes=self.weight_passes,
         )  # fmt: skip
+        at_least("flashdmoe", 0, dispatch_group_blocks=self.dispatch_group_blocks)
         at_least("flashdmoe", 16, packet_bytes=self.packet_bytes)
         if not 0 <= self.capacity_factor < float("inf"):
             message = (
@@ -97,68 +103,6 @@ class FlashDMoeOptions(NoOptions):
             raise UserError(message)
         if self.tile_order not in TILE_ORDERS:
             raise unknown("tile_order of scheme 'flashdmoe'", self.tile_order, TILE_ORDERS)
-
-
-@dataclass(frozen=True)
-class Packets:
-    """Rows that a source has for an expert, by expert and then source.
-
-    Attributes
-    ----------
-    expert, source, rank, rows
-        (packet,): the expert, whose rows they are, the expert's rank, how many there are.
-    order, packet, place
-        (row,): pairs in the order of packets and tokens, the packet of each, its place in it.
-    """
-
-    expert: Ints
-    source: Ints
-    rank: Ints
-    rows: Ints
-    order: Ints
-    packet: Ints
-    place: Ints
-
-    @classmethod
-    def of(cls, work: LayerWork) -> Packets:
-        """All packets of a layer, those without rows too."""
-        n, num_experts = work.num_ranks, work.num_experts
-        cell = work.pair_expert * n + work.pair_source
-        rows = np.bincount(cell, minlength=num_experts * n).astype(np.int64)
-        order = np.argsort(cell, kind="stable")
-        expert = np.repeat(np.arange(num_experts, dtype=np.int64), n)
-        return cls(
-            expert=expert,
-            source=np.tile(np.arange(n, dtype=np.int64), num_experts),
-            rank=work.placement.expert_rank.astype(np.int64)[expert],
-            rows=rows,
-            order=order,
-            packet=cell[order],
-            place=np.arange(len(order)) - np.repeat(np.cumsum(rows) - rows, rows),
-        )
-
-    @property
-    def is_remote(self) -> np.ndarray:
-        """(packet,): whether it leaves its source."""
-        remote: np.ndarray = self.source != self.rank
-        return remote
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Row tiles of all packets.
-
-    Attributes
-    ----------
-    grid
-        What the GEMMs work on.
-    packet, rows
-        (tile,): the packet, and how many of its rows are in the tile.
-    """
-
-    grid: RowTiles
-    packet: Ints
-    rows: Ints
 
 
 class FlashDMoe(Scheme):
@@ -178,7 +122,9 @@ class FlashDMoe(Scheme):
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the kernel."""
         options, num_sms = self.options, machine.system.sm.num_sms
-        work = self._within_capacity(work, machine)
+        if options.capacity_factor:
+            work, dropped = within_capacity(work, options.capacity_factor)
+            machine.count("dropped rows", dropped)
         packets = Packets.of(work)
         # A server is an SM, whose blocks take turns. The operating system polls and computes
         # nothing: it takes an SM from the processors only if its block has the SM to itself.
@@ -189,7 +135,10 @@ class FlashDMoe(Scheme):
         pool = machine.sm_pool("sm", num_sms - alone)
         begun = machine.kernel(start)
         seen, priority = self._dispatch(work, machine, packets, pool, begun)
-        tiles = self._tiles(work, machine, packets)
+        tiles = PacketTiles.of(
+            work, packets, options.tile_rows, options.tile_columns, padded=options.pad_tiles
+        )
+        machine.note_tiles(tiles.grid.rank, tiles.rows, options.tile_rows)
         second, kept = self._experts(work, machine, tiles, pool, seen, priority)
         added, owner = self._combine(work, machine, packets, tiles, second, pool, priority)
         rank = tiles.grid.rank
@@ -198,24 +147,6 @@ class FlashDMoe(Scheme):
             np.concatenate((owner, packets.rank, rank[second.column_tile], rank, kept[1])),
             begun,
         )
-
-    def _within_capacity(self, work: LayerWork, machine: Machine) -> LayerWork:
-        """Leave out what a packet has no room for: the work without dropped rows."""
-        if not self.options.capacity_factor:
-            return work
-        tokens = np.diff(work.tokens_of_rank)
-        each = -(-tokens // max(work.num_experts, 1)) * work.expert_ids.shape[1]
-        capacity = np.floor(each * self.options.capacity_factor).astype(np.int64)
-        packets = Packets.of(work)
-        dropped = packets.order[packets.place >= capacity[packets.source[packets.packet]]]
-        machine.count("dropped rows", work.pair_source[dropped])
-        ids = work.expert_ids.copy()
-        token, slot = np.nonzero(ids >= 0)
-        ids[token[dropped], slot[dropped]] = -1
-        return LayerWork(
-            ids, work.source_rank.astype(np.int32), work.placement, work.shape, work.precision,
-            is_backward=work.is_backward,
-        )  # fmt: skip
 
     # ---- dispatch --------------------------------------------------------------------------------
 
@@ -264,7 +195,9 @@ class FlashDMoe(Scheme):
     def _turns(self, work: LayerWork, machine: Machine) -> Ints:
         """When its group of blocks comes to each expert: (expert,)."""
         num_experts = work.num_experts
-        blocks = max(-(-GROUP_BLOCKS // max(num_experts, LEAST_EXPERTS)), LEAST_GROUP_BLOCKS)
+        blocks = self.options.dispatch_group_blocks
+        if not blocks:
+            blocks = max(-(-GROUP_BLOCKS // max(num_experts, LEAST_EXPERTS)), LEAST_GROUP_BLOCKS)
         processors = machine.system.sm.num_sms * self.options.blocks_per_sm - OS_BLOCKS
         num_groups = max(processors // blocks, 1)
         rounds = -(-num_experts // num_groups)
@@ -302,31 +235,11 @@ class FlashDMoe(Scheme):
 
     # ---- experts ---------------------------------------------------------------------------------
 
-    def _tiles(self, work: LayerWork, machine: Machine, packets: Packets) -> Tiles:
-        """Cut every packet into row tiles."""
-        tile_rows = self.options.tile_rows
-        count = -(-packets.rows // tile_rows)
-        packet = np.repeat(np.arange(len(count), dtype=np.int64), count)
-        index = np.arange(len(packet)) - np.repeat(np.cumsum(count) - count, count)
-        rows = np.minimum(packets.rows[packet] - index * tile_rows, tile_rows)
-        rank, expert = packets.rank[packet], packets.expert[packet]
-        machine.note_tiles(rank, rows, tile_rows)
-        multiplied = np.full(len(packet), tile_rows, np.int64) if self.options.pad_tiles else rows
-        grid = RowTiles(
-            expert=expert,
-            rank=rank,
-            rows=multiplied,
-            moved_rows=multiplied,
-            first_of_expert=np.searchsorted(expert, np.arange(work.num_experts + 1)),
-            block_n=np.full(work.num_ranks, self.options.tile_columns, np.int64),
-        )
-        return Tiles(grid, packet, rows)
-
     def _experts(
         self,
         work: LayerWork,
         machine: Machine,
-        tiles: Tiles,
+        tiles: PacketTiles,
         pool: Ints,
         seen: Ints,
         priority: int,
@@ -379,7 +292,7 @@ class FlashDMoe(Scheme):
         work: LayerWork,
         machine: Machine,
         packets: Packets,
-        tiles: Tiles,
+        tiles: PacketTiles,
         second: TileTasks,
         pool: Ints,
         priority: int,
@@ -422,14 +335,13 @@ class FlashDMoe(Scheme):
         )
         whole = machine.mark(owner)
         graph.edges(added, whole[tile])
-        tile_of_row = self._tile_of_row(packets, tiles)
-        machine.follow("combined", work.pair_token[packets.order], whole[tile_of_row])
+        machine.follow("combined", work.pair_token[packets.order], whole[tiles.of_row])
         return whole, owner
 
     def _send(
         self,
         machine: Machine,
-        tiles: Tiles,
+        tiles: PacketTiles,
         owner: Ints,
         tile: Ints,
         row_bytes: int,
@@ -459,8 +371,3 @@ class FlashDMoe(Scheme):
             src, dst, SIGNAL_BYTES, stored,
             waiting_ps=acknowledged + self._handed_out_ps(machine),
         )  # fmt: skip
-
-    def _tile_of_row(self, packets: Packets, tiles: Tiles) -> Ints:
-        """Row tile of each pair, in the order of packets: (row,)."""
-        first_tile = np.searchsorted(tiles.packet, np.arange(len(packets.rows)))
-        return first_tile[packets.packet] + packets.place // self.options.tile_rows
