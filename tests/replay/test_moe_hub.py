@@ -158,16 +158,16 @@ def test_one_row_there_and_back() -> None:
 def test_every_latency_counts_as_often_as_it_is_met() -> None:
     layer, usual = layer_of(*ONE), full_ps()
     # The tail leaves after the timer; three times something is launched: GEMM-1, GEMM-2, the sum.
-    assert ends_ps(layer, rpm_timer_ns=350.0) == usual + 250 * NS
-    assert ends_ps(layer, aau_ns=17.0) == usual + 7 * NS
-    assert ends_ps(layer, launch_ns=130.0) == usual + 3 * 30 * NS
+    assert ends_ps(layer, rpm_timer_ns=350) == usual + 250 * NS
+    assert ends_ps(layer, aau_ns=17) == usual + 7 * NS
+    assert ends_ps(layer, launch_ns=130) == usual + 3 * 30 * NS
     # Without a timer the tail is right behind the full packets, on both links.
-    assert ends_ps(layer, rpm_timer_ns=0.0) == full_ps(timer=0) + ADDRESS
+    assert ends_ps(layer, rpm_timer_ns=0) == full_ps(timer=0) + ADDRESS
 
 
 def test_a_row_of_full_packets_waits_for_no_timer() -> None:
     layer, expected = layer_of(*ONE), full_ps(address=0, push=ROW * 10)
-    for timer in (0.0, 5000.0):
+    for timer in (0, 5000):
         assert ends_ps(layer, address_bytes=0, rpm_timer_ns=timer) == expected
 
 
@@ -176,7 +176,7 @@ def test_one_row_without_the_packet_manager_has_no_timer_and_more_headers() -> N
     experts = LAUNCH + gemms_ps()[0] + LAUNCH + gemms_ps()[1]
     back = PUSH_BACK + way(SECTORS) + LAUNCH + sum_ps()
     layer = layer_of(*ONE)
-    assert ends_ps(layer, rpm=False, rpm_timer_ns=7777.0) == there + experts + back
+    assert ends_ps(layer, rpm=False, rpm_timer_ns=7777) == there + experts + back
 
 
 @pytest.mark.parametrize("rpm", [True, False])
@@ -448,7 +448,7 @@ def test_a_launch_follows_the_last_arrival_at_once() -> None:
 def test_addresses_that_the_table_forgot_are_looked_up_in_memory() -> None:
     # One SM stores four rows; their tails wait for the timer until all rows have begun.
     layer = layer_of([[1]] * 4, 2, 2, [4, 0])
-    options = {"store_sms": 1, "rpm_timer_ns": 1000.0}
+    options = {"store_sms": 1, "rpm_timer_ns": 1000}
     arrival, tables = {}, {}
     for entries in (4, 3, 1):
         built = build(layer, aau_entries=entries, **options)
@@ -602,9 +602,9 @@ def test_layers_follow_one_another(name: str, synthetic) -> None:
         ({"aau_entries": 0}, "aau_entries=0 .* at least 1"),
         ({"store_sms": 0}, "store_sms=0 .* at least 1"),
         ({"address_bytes": -1}, "address_bytes=-1 .* at least 0"),
-        ({"rpm_timer_ns": -1.0}, "rpm_timer_ns=-1.0 .* 0 to 1e9"),
-        ({"launch_ns": float("nan")}, "launch_ns=nan"),
-        ({"aau_ns": float("inf")}, "aau_ns=inf"),
+        ({"rpm_timer_ns": -1}, "rpm_timer_ns=-1 .* at least 0"),
+        ({"launch_ns": -1}, "launch_ns=-1 .* at least 0"),
+        ({"aau_ns": -1}, "aau_ns=-1 .* at least 0"),
         ({"tile_order": "arival"}, "did you mean 'arrival'"),
         ({"rpm": "yes"}, "expected true or false"),
     ],
