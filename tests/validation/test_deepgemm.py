@@ -18,10 +18,10 @@ def rows_where(**setting):
     return [row for row in TABLE.rows() if all(row[key] == value for key, value in setting.items())]
 
 
-def skewed(alpha, tokens, ep_size=8):
+def skewed(alpha, tokens, ep_size=8, num_experts=256):
     setting = {
         "layout": "contiguous", "distribution": f"power_law_{alpha}", "global_tokens": tokens,
-        "num_experts": 256, "topk": 8, "ep_size": ep_size,
+        "num_experts": num_experts, "topk": 8, "ep_size": ep_size,
     }  # fmt: skip
     return Row("moe_deepgemm", 0, setting, 1.0)
 
@@ -52,6 +52,12 @@ def test_the_busiest_rank_has_rows_that_routing_can_give_it(alpha, tokens):
     assert all(rows.sum() == tokens * 8 for rows in measured_rows(skewed(alpha, tokens, 1)))
 
 
+def test_a_token_does_not_choose_an_expert_twice():
+    draws = measured_rows(skewed(1.2, 1000, ep_size=1, num_experts=12))
+    assert any((rows == 1000).sum() > 1 for rows in draws)  # some would have had more
+    assert all(rows.max() == 1000 and rows.sum() == 8000 for rows in draws)
+
+
 def test_more_skew_loads_the_busiest_rank_more():
     means = [np.mean([rows.sum() for rows in measured_rows(skewed(a, 8192))]) for a in (0.6, 1.2)]
     assert means[0] < means[1]
@@ -79,6 +85,17 @@ def test_small_batches_take_as_long_as_the_experts_they_touch():
     assert predicted == pytest.approx(measured, rel=0.10)
     # Weights of an expert, 3 x 7168 x 2048 bytes, at no more than the peak of memory.
     assert (measured > 3 * 7168 * 2048 / 3.35e6).all()
+
+
+def test_experts_without_rows_are_not_quite_free():
+    """Eight experts with a row each, of 16, 32 and 64 on the rank."""
+    rows = [rows_where(layout="masked", ep_size=256 // n)[0] for n in (16, 32, 64)]
+    assert [int((measured_rows(row)[0] > 0).sum()) for row in rows] == [8, 8, 8]
+    outcome = predict(TABLE, Bench(), rows)
+    measured, predicted = (
+        (times[-1] - times[0]) / (64 - 16) for times in (outcome.measured, outcome.predicted)
+    )
+    assert predicted == pytest.approx(measured, rel=0.15)
 
 
 def test_rows_beyond_the_first_of_an_expert_are_nearly_free_while_weights_stream():
