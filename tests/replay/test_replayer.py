@@ -145,6 +145,7 @@ BAD_VALUES = [
     for scheme, kind in SCHEMES.items()
     for name, default in kind().describe()["options"].items()
     for value in (["maybe", 1.5] if isinstance(default, bool) else ["x", "", None, -1, "1.5", True])
+    if not (value == "1.5" and isinstance(default, float))
 ]
 
 
