@@ -21,6 +21,8 @@ class Recipe:
     max_tables: int = 0
     #: Keys a table is asked for; few, so that they come back.
     num_keys: int = 5
+    #: Share of touches that charge just anybody, perhaps somebody who has started already.
+    careless_charges: float = 0.0
     disciplines: tuple[str, ...] = ("fifo", "voq", "turns")
     durations: tuple[int, ...] = (1, 2, 2, 3)
     latencies: tuple[int, ...] = (0, 2)
@@ -74,7 +76,7 @@ def random_graph(recipe: Recipe) -> TaskGraph:
                 _take(builder, rng, ids, index, pool, capacity)
     real = [index for index in range(count) if where[index] != NULL_RESOURCE]
     for number in range(rng.randint(0, recipe.max_tables)):
-        _table(builder, rng, ids, real, f"t{number}", recipe.num_keys)
+        _table(builder, rng, ids, real, f"t{number}", recipe)
     low = 0
     for _ in range(rng.randint(0, recipe.max_gates)):
         low = _gate(builder, rng, ids, low)
@@ -105,7 +107,7 @@ def _table(
     ids: list[int],
     real: list[int],
     name: str,
-    num_keys: int,
+    recipe: Recipe,
 ) -> None:
     """Add a table; let some of the tasks at places ``real`` touch it, perhaps several times."""
     table = builder.table(
@@ -125,10 +127,12 @@ def _table(
                 if later > index:
                     builder.edges(ids[index], ids[later])
                 charged = ids[later]
+            if rng.random() < recipe.careless_charges:
+                charged = ids[rng.choice(real)]
             builder.touch(
                 ids[index],
                 table,
-                rng.randrange(num_keys),
+                rng.randrange(recipe.num_keys),
                 miss_latency_ps=rng.choice((0, 1, 5)),
                 miss_duration_ps=rng.choice((0, 2)),
                 evict_duration_ps=cost,

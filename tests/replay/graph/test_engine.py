@@ -77,6 +77,12 @@ RECIPES = {
     "tables, streams": {"max_tables": 2, "max_servers": 1, "latencies": tuple(range(12))},
     "tables, no time": {"max_tables": 3, "durations": (0, 0, 1), "latencies": (0, 0, 1)},
     "tables, one resource": {"max_tables": 2, "max_resources": 1, "num_tasks": 60},
+    "tables, careless charges": {
+        "max_tables": 2,
+        "num_tasks": 25,
+        "durations": (0, 1, 1),
+        "careless_charges": 0.1,
+    },
     "tables and credits": {"max_tables": 2, "max_pools": 2, "priorities": (0, 0, 1)},
     "everything": {
         "max_pools": 3,

@@ -117,6 +117,40 @@ def test_between_ports_the_order_of_the_queue_decides() -> None:
     assert start[[first, mine, rival, again]].tolist() == [0, 30, 130, 130]
 
 
+def test_an_idle_port_whose_lanes_all_wait_goes_on_when_units_come_back() -> None:
+    builder = GraphBuilder(["x"])
+    port = builder.resource("port", "port", discipline="turns")
+    other = builder.resource("other", "port")
+    pools = [builder.credit_pool(lane, 1) for lane in "ab"]
+    holders = builder.add(2, resource=other, duration_ps=[30, 40])
+    waiters = builder.add(2, resource=port, duration_ps=5)
+    builder.take(holders, pools)
+    builder.take(waiters, pools)
+    # The second holder takes its unit at 30, at the very moment that the first gives its own back;
+    # until then the unit of b is free.
+    assert schedule(builder.build()).start_ps.tolist() == [0, 30, 30, 0]
+
+
+def test_a_port_that_loses_the_units_of_its_turn_offers_another_lane_at_once() -> None:
+    builder = GraphBuilder(["x"])
+    port = builder.resource("port", "port", discipline="turns")
+    thief, rival = builder.resource("thief", "port"), builder.resource("rival", "port")
+    u, v = builder.credit_pool("u", 1), builder.credit_pool("v", 1)
+    everywhere = [port, thief, rival]
+    first = builder.add(3, resource=everywhere, duration_ps=20)
+    builder.take(first[0], v)
+    delays = builder.add(4, resource=-1, duration_ps=[10, 5, 7, 8])
+    turn, again, steals, wants = builder.add(
+        4, resource=[port, port, thief, rival], duration_ps=100, after=delays
+    ).tolist()
+    builder.take([turn, steals], u)
+    builder.take([again, wants], v)
+    start = schedule(builder.build()).start_ps
+    # At 20 all three ports are free. It would be the turn of u, ready at 10; but the thief, ready
+    # at 7, takes that unit, and the lane of v, ready at 5, is before the rival, ready at 8.
+    assert start[[steals, again, wants, turn]].tolist() == [20, 20, 120, 120]
+
+
 def test_pools_have_groups() -> None:
     builder = GraphBuilder(["x"])
     builder.credit_pool("a", 1, group="switch buffer")
