@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from replay.graph import (
     lower_bounds,
     schedule,
 )
+from replay.graph.export.chrome import write_chrome
 from replay.graph.export.networkx_ import to_networkx
 from replay.graph.export.programs import DELAY, make_programs
 
@@ -210,18 +213,19 @@ def test_touches_of_one_task_happen_in_the_order_they_were_added() -> None:
     assert timeline.extra_service_ps.tolist() == [21]
 
 
-def test_tables_do_not_share_their_keys() -> None:
+@pytest.mark.parametrize("key", [7, 2**63 - 1])
+def test_tables_do_not_share_their_keys(key: int) -> None:
     builder = GraphBuilder(["x"])
     port = builder.resource("port", "port")
     tables = [builder.table(f"t{index}", 1, group="tlb") for index in range(2)]
     tasks = builder.add(4, resource=port, duration_ps=10)
-    builder.touch(tasks, [tables[0], tables[1], tables[0], tables[1]], 7)
+    builder.touch(tasks, [tables[0], tables[1], tables[0], tables[1]], key)
     graph = builder.build()
     assert schedule(graph).touched.tolist() == [NEW, NEW, HIT, HIT]
     assert (graph.tables.names, graph.tables.groups) == (("t0", "t1"), ("tlb", "tlb"))
 
 
-def test_what_touches_add_is_seen_by_all_who_read_the_schedule() -> None:
+def test_what_touches_add_is_seen_by_all_who_read_the_schedule(tmp_path: Path) -> None:
     builder = GraphBuilder(["x", "y"])
     port = builder.resource("port", "port", owner=0)
     table = builder.table("table", 1)
@@ -240,6 +244,10 @@ def test_what_touches_add_is_seen_by_all_who_read_the_schedule() -> None:
     # A bound may not count on evictions: it knows the graph's own times only.
     assert lower_bounds(graph).largest_ps == 31
     assert to_networkx(timeline).nodes[2]["visible_ps"] == 562
+    write_chrome(timeline, tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    late = next(event for event in events if event["args"].get("task") == 2)
+    assert (late["dur"], late["args"]["latency_us"]) == (0.00004, 0.000502)
     programs = make_programs(timeline, "schedule")
     assert (programs.end_ps - programs.start_ps)[programs.what == DELAY].max() == 502
 
