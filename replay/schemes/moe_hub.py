@@ -175,13 +175,12 @@ class _Layer:
         full = machine.mark(tiles.rank, self.begun[tiles.rank])
         if self.options.dam:
             done = self._launched_tiles(full)
-            _, landed = self._send_back(arrived, tiles, full, done)
+            landed = self._send_back(arrived, tiles, full, done)
             ends = self._add(self._complete(landed), self.begun)
             return machine.gather(*self._weight_gradients(tiles, done), ends)
         done, ended = self._kernels_of_tiles(full, sent)
-        stored, landed = self._send_back(arrived, tiles, full, done)
-        ended = machine.gather(stored, work.pair_rank, ended)
-        # The kernel of the sums is next in the stream, and all rows must have come.
+        landed = self._send_back(arrived, tiles, full, done)
+        # The kernel of the sums is next in the stream; all rows must have come to all GPUs.
         met = machine.barrier(COMBINE, machine.gather(landed, work.pair_source, ended))
         begun = machine.kernel(met)
         ends = self._add(begun[work.source_rank[np.unique(work.pair_token)]], begun)
@@ -249,8 +248,7 @@ class _Layer:
             claims = self.blocks.hold(tasks.columns, tasks.columns, rank, begun[rank])
             is_first = tasks.column_index == 0
             machine.graph.edges(claims[is_first], tasks.memory)  # its blocks load the weights
-            if done is full:  # GEMM-1; GEMM-2's data are there when it begins
-                machine.note_polling(claims, tasks.columns, rank)
+            machine.note_polling(claims, tasks.columns, rank)
             done = self._done(tiles, tasks)
             ended = machine.gather(done, tiles.rank, begun)
             ready = done
@@ -302,15 +300,8 @@ class _Layer:
 
     # ---- combine ---------------------------------------------------------------------------------
 
-    def _send_back(
-        self, arrived: Ints, tiles: RowTiles, full: Ints, done: Ints
-    ) -> tuple[Ints, Ints]:
-        """Give rows their slots, and store each back when its tile is done.
-
-        Returns
-        -------
-        (pair,) tasks after which the row has left its SM, and is visible at the owner.
-        """
+    def _send_back(self, arrived: Ints, tiles: RowTiles, full: Ints, done: Ints) -> Ints:
+        """Give rows their slots, store each back when its tile is done: (pair,) marks, arrived."""
         work, machine = self.work, self.machine
         sent = self.egress.send(
             COMBINE, work.pair_rank, work.pair_source, work.combine_row_bytes, None
@@ -326,7 +317,7 @@ class _Layer:
         landed = machine.mark(work.pair_source, sent.pieces[:, 0])
         several = np.flatnonzero(sent.pieces[:, 1] >= 0)
         machine.graph.edges(sent.pieces[several, 1], landed[several])
-        return sent.stored, landed
+        return landed
 
     def _complete(self, landed: Ints) -> Ints:
         """(sum,): all rows of the token have come, and its sum is launched."""

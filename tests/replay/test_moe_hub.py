@@ -192,6 +192,23 @@ def test_one_row_without_the_data_availability_manager_meets_kernel_boundaries(r
     assert ends_ps(layer_of(*ONE), rpm=rpm, dam=False) == expected
 
 
+def test_weights_and_rows_stream_from_memory_and_results_go_to_the_hub() -> None:
+    graph = build(layer_of(*ONE)).graph
+    up = 2 * 64 * HIDDEN + 2 * HIDDEN + 2 * 32  # weights of 64 columns, the row, its activation
+    down = 2 * 32 * HIDDEN + 2 * 32
+    for kind, nbytes in ((Kind.GEMM1_MEMORY, up), (Kind.GEMM2_MEMORY, down)):
+        assert graph.duration_ps[of_kind(graph, kind)].tolist() == [-(-nbytes // 5)]
+
+
+def test_weights_are_read_as_often_as_said() -> None:
+    layer = layer_of([[1]] * 200, 2, 2, [200, 0])  # two tiles
+    weights, rows = 2 * 64 * HIDDEN, 200 * (2 * HIDDEN + 2 * 32)
+    for passes in (1, 2):
+        graph = build(layer, weight_passes=passes).graph
+        streamed = int(graph.duration_ps[of_kind(graph, Kind.GEMM1_MEMORY)].sum())
+        assert streamed == pytest.approx((passes * weights + rows) / 5, abs=2)
+
+
 def test_rows_of_own_experts_take_the_same_way_without_the_link() -> None:
     layer = layer_of([[0]], 2, 2, [1, 0])
     there = GAP + PUSH_OUT + VISIBLE + LOOKUP
@@ -320,6 +337,27 @@ def test_a_store_waits_in_its_sm_for_room_in_the_queue() -> None:
     unlimited = run(layer, fast, queue_packets=1000, **options)
     sends = of_kind(unlimited.graph, Kind.DISPATCH_SEND)
     assert np.diff(np.sort(unlimited.start_ps[sends])[::2]).tolist() == [-(-ROW // 10)] * 5
+
+
+def test_the_plain_queue_has_the_room_of_all_queues() -> None:
+    layer = random_layer()  # on four GPUs
+    for rpm, units in ((True, 50), (False, 3 * 50 * 4)):
+        built = build(layer, rpm=rpm, queue_packets=50)
+        queue = report(built, schedule(built.graph)).buffers["egress queue"]
+        assert queue.capacity == units
+        assert 0 < queue.high_water <= units
+
+
+def test_stores_go_before_tiles() -> None:
+    # GPU 0 keeps its first 128 rows, a tile, and stores as many to GPU 1.
+    layer = layer_of([[0]] * 128 + [[1]] * 128, 2, 2, [256, 0], inter=256)
+    timeline = run(layer, machine(gpu__num_sms=4), store_sms=4)
+    graph = timeline.graph
+    tiles = of_kind(graph, Kind.GEMM1)
+    stores = timeline.start_ps[of_kind(graph, Kind.DISPATCH_SEND)]
+    full = timeline.visible_ps[graph.gates.member_task][:128].max()
+    first = timeline.start_ps[tiles[graph.rank[tiles] == 0]].min()
+    assert full < stores.max() <= first
 
 
 def incast(rows: int, **options: object) -> tuple[int, int]:
@@ -465,6 +503,20 @@ def test_addresses_that_the_table_forgot_are_looked_up_in_memory() -> None:
     assert tables[1].high_water == 1
 
 
+def test_the_table_forgets_what_came_first_even_if_used_since() -> None:
+    # Two entries. The tail of the first row comes before the third row, which drives out the first
+    # row nonetheless; so the second row's tail finds its address.
+    layer = layer_of([[1]] * 3, 2, 2, [3, 0])
+    built = build(layer, aau_entries=2, store_sms=1, rpm_timer_ns=30)
+    timeline = schedule(built.graph)
+    downs = of_kind(timeline.graph, Kind.DISPATCH_DOWN)
+    by_start = downs[np.argsort(timeline.start_ps[downs])]
+    is_tail = (timeline.graph.payload_bytes[by_start] == 0).tolist()
+    assert is_tail == [False, False, True, False, True, True]
+    table = report(built, timeline).tables["row-address table"]
+    assert (table.new, table.missed, table.evictions) == (3, 0, 1)
+
+
 def test_without_tails_a_row_is_looked_up_once() -> None:
     built = build(random_layer(), rpm=False, aau_entries=1)
     table = report(built, schedule(built.graph)).tables["row-address table"]
@@ -505,9 +557,37 @@ def test_blocks_that_poll_keep_their_sms_from_tiles_that_are_ready(rpm: bool) ->
         assert polled is not None
         assert polled[0] == pytest.approx(4 * (first[False][0] - begun) / 1e6)
         assert polled[1] == 0
+        members = graph.gates.member_task[graph.gates.member_indptr[0] :][:1]
+        assert first[False][0] == timeline.visible_ps[members[0]] + POLL
     assert first[True][1] < first[True][0]
     assert first[False][1] > first[False][0]
     assert first[True][1] == GAP + PUSH_OUT + VISIBLE + LOOKUP + LAUNCH
+
+
+@pytest.mark.parametrize("order", ["expert", "arrival"])
+def test_ready_tiles_go_by_expert_or_in_order_of_arrival(order: str) -> None:
+    layer = small_layers.work(
+        small_layers.draw(900, 6, 2, seed=3), 3, 6, shape=ExpertShape(128, 256)
+    )
+    timeline = run(layer, machine(gpu__num_sms=4), tile_order=order, store_sms=1)
+    graph, before = timeline.graph, predecessors(timeline.graph)
+    overtaken = 0
+    for rank in range(3):
+        waited = [  # when it was offered, when it got its SM, and whose it is
+            (
+                max(int(timeline.visible_ps[task]) for task in before[claim]),
+                int(timeline.start_ps[claim]),
+                int(graph.tag[last]),
+            )
+            for claim, last in blocks_on_sms(graph)
+            if graph.rank[claim] == rank and graph.kind[last] in (Kind.GEMM1, Kind.GEMM2)
+        ]
+        for offered, started, expert in waited:
+            later = [row for row in waited if row[1] > started and row[0] < started]
+            if order == "expert":
+                assert all(row[2] >= expert for row in later)
+            overtaken += sum(row[0] < offered for row in later)
+    assert (overtaken > 0) == (order == "expert")
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
@@ -572,6 +652,13 @@ def test_grid_order_is_by_expert_and_ready_tiles_wait_their_turn() -> None:
         mine = mine[graph.rank[mine] == rank]
         order = np.lexsort((mine, timeline.start_ps[mine]))
         assert (np.diff(graph.tag[mine][order]) >= 0).all()
+    # Weights are asked for by blocks that have their SM.
+    claims = defaultdict(list)
+    for claim, last in blocks_on_sms(graph):
+        if graph.kind[last] == Kind.GEMM1:
+            claims[int(graph.tag[last])].append(int(timeline.start_ps[claim]))
+    for task in of_kind(graph, Kind.GEMM1_MEMORY).tolist():
+        assert timeline.start_ps[task] >= min(claims[int(graph.tag[task])])
 
 
 # ---- all together --------------------------------------------------------------------------------
