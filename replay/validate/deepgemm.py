@@ -218,7 +218,7 @@ TABLE = Table(
             6,
             lambda row: row["layout"] == "contiguous" and row["distribution"] == "uniform",
         ),
-        Bound("contiguous, power law", 12, lambda row: row["distribution"] != "uniform"),
+        Bound("contiguous, power law", 10, lambda row: row["distribution"] != "uniform"),
         Bound("masked", 6, lambda row: row["layout"] == "masked"),
     ),
     predict=predict,
