@@ -61,7 +61,7 @@ def measures(
         Whether a barrier over all ranks lies between all of the dispatch and all of the combine.
     """
     evicted = evicted_wire_bytes(timeline, machine)
-    ports = PortSums(graph, len(ends), extra_wire=evicted)
+    ports = PortSums(graph, len(ends), timeline.service_ps, extra_wire=evicted)
     rank_end = timeline.visible_ps[ends]
     exposed = _exposed_ps(graph, timeline, rank_end)
     share = _shares(graph, timeline)
@@ -223,7 +223,7 @@ def _over_time(graph: TaskGraph, timeline: Timeline) -> UtilisationOverTime:
     names = sorted(set(graph.resources.groups))
     index = np.array([names.index(group) for group in graph.resources.groups], np.int64)
     servers = np.bincount(index, weights=graph.resources.servers, minlength=len(names))
-    served = np.flatnonzero((graph.resource >= 0) & (graph.duration_ps > 0))
+    served = np.flatnonzero((graph.resource >= 0) & (timeline.service_ps > 0))
     row = index[graph.resource[served]] * (NUM_WINDOWS + 1)
     start, end = timeline.start_ps[served], timeline.end_ps[served]
     first, last = start // window, end // window

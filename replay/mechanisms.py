@@ -44,6 +44,10 @@ def mechanisms(timeline: Timeline, machine: Machine, evicted: Ints) -> Mechanism
         tiles=_tile_use(notes),
         polling_us=_polling_us(timeline, notes),
         counters={name: sums.tolist() for name, sums in sorted(notes.counters.items())},
+        ratios={
+            name: int(notes.counters[over].sum()) / max(1, int(notes.counters[under].sum()))
+            for name, (over, under) in sorted(notes.ratios.items())
+        },
     )
 
 

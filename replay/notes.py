@@ -42,6 +42,8 @@ class Notes:
     ----------
     counters
         By name, (rank,) sums.
+    ratios
+        By name, the counters that are set over one another.
     tiles
         Blocks of (tile,) ranks, rows, and rows that a full tile has.
     polls
@@ -52,6 +54,7 @@ class Notes:
 
     num_ranks: int
     counters: dict[str, Ints] = field(default_factory=dict)
+    ratios: dict[str, tuple[str, str]] = field(default_factory=dict)
     tiles: list[tuple[Ints, Ints, int]] = field(default_factory=list)
     polls: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
     touches: dict[str, list[TouchNotes]] = field(default_factory=dict)

@@ -33,6 +33,8 @@ class PortSums:
 
     Parameters
     ----------
+    service_ps
+        (task,): time in service, where the schedule is known.
     tasks
         The tasks that count.
     extra_wire
@@ -43,6 +45,7 @@ class PortSums:
         self,
         graph: TaskGraph,
         num_ranks: int,
+        service_ps: Ints | None = None,
         tasks: slice = slice(None),
         extra_wire: Ints | None = None,
     ) -> None:
@@ -58,7 +61,8 @@ class PortSums:
         payload, wire = graph.payload_bytes[tasks][chosen], graph.wire_bytes[tasks][chosen]
         if extra_wire is not None:
             wire = wire + extra_wire[tasks][chosen]
-        duration = graph.duration_ps[tasks][chosen]
+        least = graph.duration_ps[tasks][chosen]
+        duration = least if service_ps is None else service_ps[tasks][chosen]
 
         def total(values: Ints) -> Ints:
             # Sums stay below 2**53, where a double counts exactly.
@@ -72,7 +76,7 @@ class PortSums:
             "wire": total(wire),
             "duration": total(duration),
             # Nobody waits for acknowledgements: they may be under way after the phase.
-            "awaited": total(np.where(is_ack, 0, duration)),
+            "awaited": total(np.where(is_ack, 0, least)),
         }
 
     def _of(self, phase: str, what: str) -> Ints:
@@ -117,7 +121,7 @@ def bytes_by_layer(
     """
     found = []
     for first, last in itertools.pairwise(bounds.tolist()):
-        ports = PortSums(graph, num_ranks, slice(first, last), extra_wire)
+        ports = PortSums(graph, num_ranks, None, slice(first, last), extra_wire)
         found.append(
             (
                 {phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},

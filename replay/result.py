@@ -232,8 +232,8 @@ class Mechanisms(_Strict):
     polling_us
         For each GPU, SM time in which blocks held an SM and waited for data; null for schemes whose
         blocks do not.
-    counters
-        What else the scheme counts, for each GPU.
+    counters, ratios
+        What else the scheme counts, for each GPU, and sums of them over one another.
     """
 
     wire_bytes: dict[str, PortBytes]
@@ -242,6 +242,7 @@ class Mechanisms(_Strict):
     tiles: TileUse | None
     polling_us: list[float] | None
     counters: dict[str, list[int]]
+    ratios: dict[str, float]
 
 
 class Measures(_Strict):

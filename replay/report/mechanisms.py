@@ -86,6 +86,9 @@ def _lines(reports: Sequence[Mechanisms]) -> Iterator[tuple[str, str]]:
         counters.update({name: sum(amounts) for name, amounts in report.counters.items()})
     for name, amount in sorted(counters.items()):
         yield name, f"{amount:,}"
+    for name in sorted({name for report in reports for name in report.ratios}):
+        found = [report.ratios[name] for report in reports if name in report.ratios]
+        yield name, f"{sum(found) / len(found):.2f}"
 
 
 def _table_text(uses: Sequence[TableUse]) -> str:

@@ -9,9 +9,11 @@ Both meet the switch's input buffers: each port has virtual channels of finite d
 uses the channel of its number modulo theirs, and flits leave the GPU only when there is room for
 them. A row's flits hold the room from its start on the uplink until its end on the downlink.
 
-The unit is a row (its full packets, and its last one). So a queue holds at least one row, rows of
-different SMs do not interleave, and a row on the wire holds the channel for its whole length; that
-is one serialisation more than a flit would, and about what the way back of a credit takes.
+The grain is a piece of a row, up to `piece_bytes` long; a last packet that is not full is a piece
+of its own. Pieces of different rows interleave, packets do not. A queue holds at least one row. A
+piece holds its channel's room for all of its length, one serialisation longer than each of its
+flits would; that is about what the way back of a credit takes, which is not counted. Flits that are
+less than a piece stay unused at the end of a channel.
 """
 
 from __future__ import annotations
@@ -67,6 +69,8 @@ class Egress:
         them have room for.
     timer_ps
         How long a packet waits to become full.
+    piece_bytes
+        Most bytes of a row that travel as one message.
     largest_row
         Bytes of the largest row; a queue is never smaller.
     """
@@ -80,12 +84,15 @@ class Egress:
         merges: bool,
         queue_packets: int,
         timer_ps: int,
+        piece_bytes: int,
         largest_row: int,
     ) -> None:
         self._machine, self._blocks, self._pool = machine, blocks, pool
         self._merges, self._timer_ps = merges, timer_ps
         n, link = machine.num_ranks, machine.system.link
         self._packet_bytes = link.rules().payload_bytes if merges else SECTOR_BYTES
+        whole_packets = piece_bytes - piece_bytes % link.rules().payload_bytes
+        self._piece_bytes = max(whole_packets, link.rules().payload_bytes)
         if merges:
             depth = max(queue_packets, int(link.packets(largest_row)))
             self._queues = machine.buffers("egress queue", depth, n).reshape(n, n)
@@ -140,10 +147,11 @@ class Egress:
         claims = self._blocks.hold(
             first, stored, src, after, priority=STORES_FIRST, resident=resident
         )
-        pieces = np.full((len(src), 2), -1, np.int64)
-        packets = np.zeros((len(src), 2), np.int64)
-        pieces[:, 0], packets[:, 0] = stored, 1
-        for index, (payload, meta) in enumerate(self._pieces(row_bytes, meta_bytes)):
+        cut = self._cut(row_bytes, meta_bytes)
+        pieces = np.full((len(src), len(cut)), -1, np.int64)
+        packets = np.zeros((len(src), len(cut)), np.int64)
+        pieces[:, 0], packets[:, 0] = stored, 1  # in the own memory a row is one piece
+        for index, (payload, meta) in enumerate(cut):
             ready = stored[away]
             if (payload + meta) % self._packet_bytes and self._merges:
                 ready = machine.delay(kinds.sync, self._timer_ps, ready, src[away])
@@ -155,15 +163,16 @@ class Egress:
         total = row_bytes + meta_bytes
         machine.count("egress sectors", src[away], -(-total // SECTOR_BYTES))
         machine.count("egress packets", src[away], packets[away].sum(axis=1))
+        machine.notes.ratios["sectors a packet"] = ("egress sectors", "egress packets")
         return Sent(claims, stored, pieces, packets)
 
-    def _pieces(self, row_bytes: int, meta_bytes: int) -> list[tuple[int, int]]:
-        """Payload and other bytes of what travels at once: full packets, and the rest."""
+    def _cut(self, row_bytes: int, meta_bytes: int) -> list[tuple[int, int]]:
+        """Payload and other bytes of each piece of a row, the last packet apart if it must wait."""
         total = row_bytes + meta_bytes
         full = total - total % self._packet_bytes if self._merges else total
-        head = min(row_bytes, full)
-        both = [(head, full - head), (row_bytes - head, meta_bytes - (full - head))]
-        return [(payload, meta) for payload, meta in both if payload + meta]
+        bounds = sorted({*range(0, full, self._piece_bytes), full, total})
+        payload = np.diff(np.minimum(bounds, row_bytes)).tolist()
+        return list(zip(payload, (np.diff(bounds) - payload).tolist(), strict=True))
 
     def _piece(
         self,

@@ -367,3 +367,14 @@ def test_tiles_are_as_tall_as_asked(tile_rows: int) -> None:
     assert use is not None
     assert use.num_tiles == sum(-(-int(count) // tile_rows) for count in rows)
     assert use.fill == pytest.approx(len(layer.pair_token) / (use.num_tiles * tile_rows))
+
+
+def test_time_in_service_counts_what_evictions_added() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    row = layer.combine_row_bytes
+    small = hwmodel.load("dgx-h100", {**ROUND, "switch.reduction_buffer_bytes": row // 8 + 1})
+    result = replayed(layer, small)
+    # One byte a picosecond: the busiest port of the combine is in service for its wire bytes.
+    port = result.busiest_port["combine"]
+    assert port.direction == "downlink"
+    assert port.busy_us == pytest.approx(port.wire_bytes / 1e6, abs=1e-9)
