@@ -369,12 +369,18 @@ def test_tiles_are_as_tall_as_asked(tile_rows: int) -> None:
     assert use.fill == pytest.approx(len(layer.pair_token) / (use.num_tiles * tile_rows))
 
 
-def test_time_in_service_counts_what_evictions_added() -> None:
+def test_evictions_occupy_the_port_of_the_reader() -> None:
     layer = small_layers.ALL["zipf 8 ranks"]()
     row = layer.combine_row_bytes
     small = hwmodel.load("dgx-h100", {**ROUND, "switch.reduction_buffer_bytes": row // 8 + 1})
     result = replayed(layer, small)
-    # One byte a picosecond: the busiest port of the combine is in service for its wire bytes.
-    port = result.busiest_port["combine"]
-    assert port.direction == "downlink"
-    assert port.busy_us == pytest.approx(port.wire_bytes / 1e6, abs=1e-9)
+    evictions = result.mechanisms.tables["reduction buffer"].evictions
+    _, timeline = build(layer, small)
+    downs = of_kind(timeline, Kind.COMBINE_DOWN)
+    # One byte a picosecond.
+    served = int((timeline.end_ps[downs] - timeline.start_ps[downs]).sum())
+    assert evictions > 0
+    assert served == (len(downs) + evictions) * response_packets(row)
+    busy = sum(result.wire_bytes["combine"].downlink) + sum(result.wire_bytes["dispatch"].downlink)
+    shares = result.utilisation["downlink"].mean * layer.num_ranks * result.makespan_us
+    assert shares == pytest.approx(busy / 1e6, rel=1e-9)
