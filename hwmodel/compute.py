@@ -28,6 +28,12 @@ _VALUE_BYTES: dict[str, int] = {"bf16": 2, "fp8": 1, "fp32": 4}
 _RESULT_BYTES: dict[str, int] = {"bf16": 2, "fp8": 2, "fp32": 4}
 _SCALE_BYTES = 4
 
+# Loads of tiles (TMA boxes): bytes of a row, and heights that kernels have beside that of the tile,
+# for a matrix with no more rows (deepseek-ai/DeepGEMM, csrc/jit_kernels/heuristics/sm90.hpp:
+# "smaller block M can avoid TMA L2 OOB bound").
+_LOAD_BYTES = 128
+_LOW_LOADS = (16, 32, 64)
+
 
 @dataclass(frozen=True)
 class TileGrid:
@@ -108,6 +114,9 @@ class Compute:
         Rows of a tile are rounded up to a multiple of this.
     tile_overhead_ps
         Filling the pipeline of a tile and storing its result.
+    fp8_absent_row_ps
+        For each row of an FP8 tile's loads beyond the end of the matrix, and each 128 bytes of the
+        inner dimension.
     operand_rate
         Bytes a second into one SM.
     """
@@ -115,6 +124,7 @@ class Compute:
     num_sms: int
     mma_rows: int
     tile_overhead_ps: int
+    fp8_absent_row_ps: int
     operand_rate: Rate
     _scale_block: int
     _precisions: dict[str, _Precision]
@@ -137,6 +147,7 @@ class Compute:
             num_sms=sms,
             mma_rows=spec.mma_rows.value,
             tile_overhead_ps=ps_from_ns(spec.tile_overhead_ns.value),
+            fp8_absent_row_ps=ps_from_ns(spec.fp8_absent_row_ns.value),
             operand_rate=Rate.per_second(exact(spec.operand_bytes_per_clock.value) * clock_hz),
             _scale_block=spec.fp8_scale_block.value,
             _precisions={
@@ -245,7 +256,32 @@ class Compute:
 
         return min(grids, key=estimate_ps)
 
-    def tile_ps(self, rows_in_tile: Whole, columns: int, k: int, dtype: str) -> Whole:
+    def absent_rows(self, rows_in_tile: IntArray, block_m: int) -> IntArray:
+        """Rows that loads ask for beyond the end of a matrix of its own.
+
+        Where groups lie in one buffer, a tile's loads find rows of the next group or padding.
+
+        Parameters
+        ----------
+        rows_in_tile
+            Rows of each row tile of the matrix, (row_tile,); the last one may be partial.
+        block_m
+            Rows of a full tile.
+
+        Returns
+        -------
+        (row_tile,): up to `block_m`, or to 16, 32 or 64 where the matrix has no more rows.
+        """
+        height = block_m
+        if len(rows_in_tile) == 1:
+            lower = [low for low in _LOW_LOADS if low >= rows_in_tile[0]]
+            height = min([block_m, *lower])
+        absent: IntArray = height - rows_in_tile
+        return absent
+
+    def tile_ps(
+        self, rows_in_tile: Whole, columns: int, k: int, dtype: str, absent_rows: int | IntArray = 0
+    ) -> Whole:
         """Time of a tile on one SM whose operands are in reach (L2).
 
         Parameters
@@ -258,11 +294,14 @@ class Compute:
             Inner dimension.
         dtype
             Type of the operands.
+        absent_rows
+            Rows of the tile's loads beyond the end of the matrix (:meth:`absent_rows`).
 
         Returns
         -------
         Picoseconds: the slower of the tensor cores, on rows rounded up to
-        ``mma_rows``, and of the operands' way into the SM; and the tile overhead.
+        ``mma_rows``, and of the operands' way into the SM; and the tile overhead;
+        and what FP8 kernels lose to loads of rows that are not there.
 
         Examples
         --------
@@ -276,10 +315,12 @@ class Compute:
         precision = self._precision(dtype)
         multiply = precision.sm_rate.duration_ps(padded * (2 * columns * k))
         load = self.operand_rate.duration_ps((rows + columns) * (k * precision.value_bytes))
+        loads = -(-k * precision.value_bytes // _LOAD_BYTES)
+        absent = absent_rows * (loads * self.fp8_absent_row_ps if dtype == "fp8" else 0)
         if isinstance(rows, np.ndarray):
-            busy = np.maximum(multiply, load) + self.tile_overhead_ps
+            busy = np.maximum(multiply, load) + self.tile_overhead_ps + absent
             return np.where(rows > 0, busy, 0)
-        return max(multiply, load) + self.tile_overhead_ps if rows else 0
+        return max(multiply, load) + self.tile_overhead_ps + int(absent) if rows else 0
 
     # ---- for checks ----------------------------------------------------------------------
 
@@ -303,8 +344,10 @@ class Compute:
         if not grid.num_tiles:
             return 0
         free = [0] * min(self.num_sms, grid.num_tiles)
+        is_matrix = len(counts) == 1
+        absent = self.absent_rows(grid.rows_in_tile, grid.block_m) if is_matrix else 0
         tiles = [
-            self.tile_ps(grid.rows_in_tile, int(columns), k, dtype)
+            self.tile_ps(grid.rows_in_tile, int(columns), k, dtype, absent)
             for columns in grid.columns_in_tile
         ]
         for duration in np.stack(tiles, axis=1).ravel().tolist():

@@ -163,6 +163,9 @@ class ComputeSpec(_Strict):
     """Rows of a tile are rounded up to this."""
     tile_overhead_ns: Quantity[NonNegative]
     """Filling the pipeline and storing the result of a tile."""
+    fp8_absent_row_ns: Quantity[NonNegative]
+    """For each row of a tile's loads that lies beyond the end of the matrix, and each 128 bytes of
+    the inner dimension."""
     operand_bytes_per_clock: Quantity[Positive]
     """Into one SM."""
     bf16_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]

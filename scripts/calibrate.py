@@ -59,6 +59,10 @@ def sampled(row: Row) -> bool:
     return row["num_sms"] in SMS and row["tokens_per_rank"] in TOKENS
 
 
+def partial_fp8(row: Row) -> bool:
+    return row["gemm_dtype"] == "fp8_block" and row["m"] >= 256 and row["m"] % 128 != 0
+
+
 DEEPEP = Fit(
     "deepep_normal",
     {
@@ -91,6 +95,13 @@ FITS = (
         lambda row: row["gemm_dtype"] == "bfloat16" and row["m"] >= 256 and row["m"] % 2 == 0,
         lambda row: row["gemm_dtype"] == "bfloat16" and row["m"] >= 256 and row["m"] % 2 == 1,
         "fitted to cuBLAS, H100, even m from 256",
+    ),
+    Fit(
+        "gemm",
+        {"compute.fp8_absent_row_ns": 2.0},
+        lambda row: partial_fp8(row) and row["library"] == "cublas-trtllm",
+        lambda row: partial_fp8(row) and row["library"] != "cublas-trtllm",
+        "fitted to FP8 GEMMs of TensorRT-LLM, H100, m from 256 that is no multiple of 128",
     ),
     Fit(
         "moe_compute",

@@ -14,9 +14,11 @@ How the rows of a rank's experts lie in memory decides what a kernel does with a
   skipped, and so is the multiplication of a warp group (64 rows) that begins beyond it; the tiles
   that are left are read and written whole. The host does not know the counts and chooses the tile
   for an expected number of rows; the scheduler of every SM walks through the counts of all experts.
+- ``"matrix"``: the rank has one expert, whose rows end with the buffer, so that loads of a partial
+  tile ask for rows that do not exist. For dense layers.
 
-Source of the last two: deepseek-ai/DeepGEMM, ``deep_gemm/include/deep_gemm/common/scheduler.cuh``,
-``impls/sm90_fp8_gemm_1d2d.cuh`` and ``csrc/jit_kernels/heuristics``.
+Source of the middle two: deepseek-ai/DeepGEMM, ``csrc/jit_kernels/heuristics`` and, under
+``deep_gemm/include/deep_gemm``, ``common/scheduler.cuh`` and ``impls/sm90_fp8_gemm_1d2d.cuh``.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from replay.work import LayerWork
 
 
-LAYOUTS = ("plain", "contiguous", "masked")
+LAYOUTS = ("plain", "contiguous", "masked", "matrix")
 CONTIGUOUS_ROWS = 128  # DeepGEMM's alignment of a contiguous layout, which is also its tile height
 MASKED_ROWS = (64, 128)  # heights that its masked kernels have: one warp group or two
 COUNT_LINE_BYTES = 128  # counts of four bytes are read by the line; later looks hit the L1 cache
@@ -56,6 +58,8 @@ class RowTiles:
         (expert + 1,): tiles of expert e are ``[first[e], first[e + 1])``.
     block_n
         (rank,): columns of the tiles that run on an SM.
+    absent_rows
+        (tile,): rows of the tile's loads beyond the end of the buffer; None if there are none.
     """
 
     expert: Ints
@@ -64,6 +68,7 @@ class RowTiles:
     moved_rows: Ints
     first_of_expert: Ints
     block_n: Ints
+    absent_rows: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.expert)
@@ -111,9 +116,10 @@ def row_tiles(
         expert=expert,
         rank=rank_of[expert],
         rows=block_m[expert] if layout == "contiguous" else there,
-        moved_rows=there if layout == "plain" else block_m[expert],
+        moved_rows=block_m[expert] if layout in ("contiguous", "masked") else there,
         first_of_expert=first,
         block_n=np.array([grid.block_n for grid in grids], dtype=np.int64),
+        absent_rows=compute.absent_rows(there, int(block_m[0])) if layout == "matrix" else None,
     )
 
 
@@ -224,7 +230,9 @@ def gemm_tasks(
     duration = np.zeros(len(tile), np.int64)
     for width in np.unique(widths):
         same = widths == width
-        duration[same] = compute.tile_ps(tiles.rows[tile[same]], int(width), gemm.k, dtype)
+        of = tile[same]
+        absent = 0 if tiles.absent_rows is None else tiles.absent_rows[of]
+        duration[same] = compute.tile_ps(tiles.rows[of], int(width), gemm.k, dtype, absent)
     order = column if column_major else (0 if priority is None else priority[tile])
     columns = machine.graph.add(
         len(tile),

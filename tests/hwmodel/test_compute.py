@@ -220,3 +220,27 @@ def test_nothing_beats_the_data_sheet():
         assert COMPUTE.peak_flop_per_s(dtype) < peak
         time_ps = COMPUTE.gemm_time_ps(16384, 8192, 8192, dtype)
         assert 2 * 16384 * 8192 * 8192 / time_ps * 1e12 < COMPUTE.peak_flop_per_s(dtype)
+
+
+@pytest.mark.parametrize(
+    ("rows", "absent"),
+    [(256, 0), (129, 127), (64, 0), (60, 4), (33, 31), (17, 15), (3, 13), (65, 63)],
+)
+def test_loads_ask_for_rows_beyond_the_end_of_a_matrix(rows, absent):
+    in_tile = np.array([min(128, rows - at) for at in range(0, rows, 128)])
+    assert COMPUTE.absent_rows(in_tile, 128).tolist()[-1] == absent
+    assert COMPUTE.absent_rows(in_tile, 128).sum() == absent
+
+
+def test_a_row_that_is_not_there_costs_an_fp8_tile_as_often_as_it_is_asked_for():
+    here, missing = (COMPUTE.tile_ps(64, 128, 7168, "fp8", absent) for absent in (0, 10))
+    assert missing - here == 10 * (7168 // 128) * COMPUTE.fp8_absent_row_ps
+    assert COMPUTE.tile_ps(64, 128, 7168, "bf16", 10) == COMPUTE.tile_ps(64, 128, 7168, "bf16")
+    assert COMPUTE.tile_ps(0, 128, 7168, "fp8", 10) == 0
+
+
+def test_groups_find_rows_of_the_next_one():
+    one, two = (COMPUTE.gemm_time_ps(np.full(n, 129), 128, 7168, "fp8") for n in (1, 2))
+    tile = COMPUTE.tile_ps(1, 64, 7168, "fp8", 127)
+    assert one == max(tile, COMPUTE.tile_ps(128, 64, 7168, "fp8"))
+    assert two <= one

@@ -65,6 +65,7 @@ def test_parts_of_a_table_do_not_overlap_and_cover_it():
         ("deepep_internode", {"warp.round_ns": 1200.0}),
         ("deepep_low_latency_internode", {"nic.efficiency": 0.5}),
         ("moe_compute", {"hbm.stream_efficiency": 0.5}),
+        ("gemm", {"compute.fp8_absent_row_ns": 12.0}),
         ("moe_deepgemm", {"hbm.stream_efficiency": 0.5}),
         ("moe_deepgemm", {"compute.fp8_efficiency": 0.5}),
     ],
