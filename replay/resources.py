@@ -257,6 +257,23 @@ class Resources:
             self._channels[name] = np.array(pools, np.int64)
         self.graph.take(tasks, self._channels[name][rank])
 
+    def arbiters(self, group: str, per_rank: int, discipline: Discipline) -> Ints:
+        """Units of every GPU that decide who is next, in no time: (rank, unit) resources.
+
+        The same group and number are the same units, in whichever layer.
+        """
+        key = (group, per_rank)
+        if key not in self._sms:
+            self._sms[key] = np.array(
+                [
+                    self.graph.resource(f"{group} {rank}.{unit}", group, 1, discipline, rank)
+                    for rank in range(self.num_ranks)
+                    for unit in range(per_rank)
+                ],
+                dtype=np.int64,
+            ).reshape(self.num_ranks, per_rank)
+        return self._sms[key]
+
     # ---- SMs -------------------------------------------------------------------------------------
 
     def sm_pool(self, group: str, num_sms: int) -> Ints:

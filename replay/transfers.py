@@ -85,11 +85,14 @@ class Transfers(Resources):
         engine: Engine = "sm",
         scattered: bool = False,
         packet_bytes: int | None = None,
+        priority: int = 0,
+        ack_priority: int = 0,
     ) -> tuple[Ints, Ints]:
         """Store rows as `push` does: tasks after which they have left, and are visible.
 
         `scattered` says that all SMs store single rows to whatever peer is next; `packet_bytes` is
-        the data of a packet where it is less than what the engine could fill.
+        the data of a packet where it is less than what the engine could fill; `priority` and
+        `ack_priority` order the messages and their acknowledgements on their uplinks.
         """
         link = self.system.link
         wire = link.write_wire_bytes(
@@ -105,11 +108,12 @@ class Transfers(Resources):
             after,
             several=self._has_several(src, dst) if engine == "sm" else None,
             scattered=scattered,
+            priority=priority,
         )
         acks = link.ack_wire_bytes(
             row_bytes + meta_bytes, rows, engine=engine, packet_bytes=packet_bytes
         )
-        self._acknowledge(kinds, src, dst, wire, acks, down)
+        self._acknowledge(kinds, src, dst, wire, acks, down, ack_priority)
         return up, down
 
     def put(self, kinds: PhaseKinds, src: Ints, dst: Ints, nbytes: IntsLike, after: Ints) -> Ints:
@@ -164,11 +168,13 @@ class Transfers(Resources):
         several: npt.NDArray[np.bool_] | None = None,
         several_in: npt.NDArray[np.bool_] | None = None,
         scattered: bool = False,
+        priority: int = 0,
     ) -> tuple[Ints, Ints]:
         """One message over one uplink and one downlink.
 
         `several` marks the messages whose uplink alternates between the peers an SM stores to,
-        `several_in` those whose downlink alternates between the peers an SM loads from.
+        `several_in` those whose downlink alternates between the peers an SM loads from; `priority`
+        holds on the uplink.
         """
         link = self.system.link
         duration = leaving = entering = link.port_duration_ps(wire)
@@ -182,6 +188,7 @@ class Transfers(Resources):
             resource=self.uplink[src],
             duration_ps=leaving,
             latency_ps=self._up_latency,
+            priority=priority,
             kind=up_kind,
             payload_bytes=payload,
             wire_bytes=wire,
@@ -209,6 +216,7 @@ class Transfers(Resources):
         wire: IntsLike,
         acks: IntsLike,
         arrived: Ints,
+        priority: int = 0,
     ) -> None:
         """Charge the acknowledgements of stores to the opposite direction, batched per GPU pair."""
         if not len(src):
@@ -227,6 +235,7 @@ class Transfers(Resources):
             0,
             arrived[batches.last],
             self._down_latency,
+            priority=priority,
         )
 
     def _ack_batches(self, flow: Ints, wire: Ints, acks: Ints) -> AckBatches:

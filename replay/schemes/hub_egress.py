@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SECTOR_BYTES = 32  # what a store of a warp is made of in the caches and on its way to the hub
 STORES_FIRST = -1  # blocks that store go before blocks that compute
+BYPASS = -1  # acknowledgements, and packets whose timer has run out, wait for nobody's turn
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,19 @@ class Egress:
         if merges:
             depth = max(queue_packets, int(link.packets(largest_row)))
             self._queues = machine.buffers("egress queue", depth, n).reshape(n, n)
+            self._entries = machine.arbiters("egress entry", n, "fifo")
         else:
             sectors = queue_packets * (n - 1) * (link.rules().payload_bytes // SECTOR_BYTES)
             depth = max(sectors, -(-largest_row // SECTOR_BYTES))
             self._queues = np.repeat(machine.buffers("egress queue", depth)[:, None], n, axis=1)
+            self._entries = np.repeat(machine.arbiters("egress entry", 1, "fifo"), n, axis=1)
         switch = machine.system.switch
         channels = switch.virtual_channels
-        self._channel_flits = switch.input_buffer_total_bytes(0) // channels // link.flit_bytes
-        room = machine.buffers("switch input channel", self._channel_flits, channels)
+        flits = switch.input_buffer_total_bytes(0) // channels // link.flit_bytes
+        longest = link.write_flits(
+            min(self._piece_bytes, largest_row), packet_bytes=self._packet_bytes
+        )
+        room = machine.buffers("switch input channel", max(1, flits // longest), channels)
         self._channels = room.reshape(n, channels)
 
     def send(
@@ -142,7 +148,12 @@ class Egress:
             rank=src,
         )
         first = stored.copy()
-        first[away] = machine.mark(src[away])  # waits for room in the queue, in its SM
+        first[away] = graph.add(  # waits for room in the queue, in its SM
+            len(away),
+            resource=self._entries[src[away], dst[away]],
+            kind=kinds.sync,
+            rank=src[away],
+        )
         graph.edges(first[away], stored[away])
         claims = self._blocks.hold(
             first, stored, src, after, priority=STORES_FIRST, resident=resident
@@ -152,10 +163,12 @@ class Egress:
         packets = np.zeros((len(src), len(cut)), np.int64)
         pieces[:, 0], packets[:, 0] = stored, 1  # in the own memory a row is one piece
         for index, (payload, meta) in enumerate(cut):
-            ready = stored[away]
-            if (payload + meta) % self._packet_bytes and self._merges:
+            ready, is_late = stored[away], self._merges and (payload + meta) % self._packet_bytes
+            if is_late:
                 ready = machine.delay(kinds.sync, self._timer_ps, ready, src[away])
-            down = self._piece(kinds, src[away], dst[away], payload, meta, ready, first[away])
+            down = self._piece(
+                kinds, src[away], dst[away], payload, meta, ready, first[away], bool(is_late)
+            )
             pieces[away, index] = down
             packets[away, index] = machine.system.link.packets(
                 payload + meta, packet_bytes=self._packet_bytes
@@ -183,15 +196,17 @@ class Egress:
         meta: int,
         ready: Ints,
         room: Ints,
+        is_late: bool,
     ) -> Ints:
         """One piece of every row over its two links, with the room that it takes."""
-        machine, graph, link = self._machine, self._machine.graph, self._machine.system.link
+        machine, graph = self._machine, self._machine.graph
         up, down = machine.store(
-            kinds, src, dst, payload, ready, meta_bytes=meta, packet_bytes=self._packet_bytes
-        )
-        packets = link.packets(payload + meta, packet_bytes=self._packet_bytes)
-        flits = link.write_flits(payload + meta, packet_bytes=self._packet_bytes)
+            kinds, src, dst, payload, ready, meta_bytes=meta, packet_bytes=self._packet_bytes,
+            priority=BYPASS if is_late else 0, ack_priority=BYPASS,
+        )  # fmt: skip
+        packets = machine.system.link.packets(payload + meta, packet_bytes=self._packet_bytes)
         graph.take(room, self._queues[src, dst], packets, released_by=up)
-        channel = self._channels[src, dst % self._channels.shape[1]]
-        graph.take(up, channel, min(flits, self._channel_flits), released_by=down)
+        if not is_late:
+            channel = self._channels[src, dst % self._channels.shape[1]]
+            graph.take(up, channel, 1, released_by=down)
         return down

@@ -81,6 +81,8 @@ class MoeHubOptions(NoOptions):
         share weights in the L2 cache) or ``"arrival"``. Without, tiles go in the order of the grid.
     weight_passes
         How often an expert's weights are read from HBM (see `gemm_tasks`).
+    piece_bytes
+        Grain of the model: most bytes of a row that are one message on the links.
     """
 
     rpm: bool = True
@@ -94,12 +96,14 @@ class MoeHubOptions(NoOptions):
     store_sms: int = 12
     tile_order: str = "expert"
     weight_passes: int = 1
+    piece_bytes: int = 8192
 
     def check(self) -> None:
         """See `NoOptions.check`."""
         at_least(
             "moe-hub", 1, queue_packets=self.queue_packets, aau_entries=self.aau_entries,
             store_sms=self.store_sms, weight_passes=self.weight_passes,
+            piece_bytes=self.piece_bytes,
         )  # fmt: skip
         at_least(
             "moe-hub", 0, address_bytes=self.address_bytes, rpm_timer_ns=self.rpm_timer_ns,
@@ -162,7 +166,7 @@ class _Layer:
         self.egress = Egress(
             machine, self.blocks, self.pool,
             merges=options.rpm, queue_packets=options.queue_packets,
-            timer_ps=options.rpm_timer_ns * NS,
+            timer_ps=options.rpm_timer_ns * NS, piece_bytes=options.piece_bytes,
             largest_row=max(self.dispatch_bytes, work.combine_row_bytes),
         )  # fmt: skip
 
@@ -203,17 +207,19 @@ class _Layer:
         machine.follow("sent", work.pair_token, sent.claims)
         table = machine.tables(TABLE, options.aau_entries, policy="fifo")
         key = machine.new_keys(len(src)) + np.arange(len(src))
-        for piece in range(2):
-            has = np.flatnonzero(sent.pieces[:, piece] >= 0)
-            machine.touch(
-                TABLE, sent.pieces[has, piece], table[dst[has]], key[has],
-                lookups=sent.packets[has, piece],
-                miss_latency_ps=machine.system.hbm.latency_ps,
-            )  # fmt: skip
+        row, piece = np.nonzero(sent.pieces >= 0)
+        machine.touch(
+            TABLE, sent.pieces[row, piece], table[dst[row]], key[row],
+            lookups=sent.packets[row, piece], miss_latency_ps=machine.system.hbm.latency_ps,
+        )  # fmt: skip
         placed = machine.delay(DISPATCH.sync, options.aau_ns * NS, sent.pieces[:, 0], dst)
-        several = np.flatnonzero(sent.pieces[:, 1] >= 0)
-        machine.graph.edges(sent.pieces[several, 1], placed[several])
+        self._await_pieces(sent, placed)
         return sent, placed
+
+    def _await_pieces(self, sent: Sent, arrived: Ints) -> None:
+        """Let (row,) tasks that wait for the first piece of a row wait for all others too."""
+        row, piece = np.nonzero(sent.pieces[:, 1:] >= 0)
+        self.machine.graph.edges(sent.pieces[row, 1 + piece], arrived[row])
 
     # ---- experts ---------------------------------------------------------------------------------
 
@@ -303,21 +309,28 @@ class _Layer:
     def _send_back(self, arrived: Ints, tiles: RowTiles, full: Ints, done: Ints) -> Ints:
         """Give rows their slots, store each back when its tile is done: (pair,) marks, arrived."""
         work, machine = self.work, self.machine
-        sent = self.egress.send(
-            COMBINE, work.pair_rank, work.pair_source, work.combine_row_bytes, None
+        # Rows of a tile leave at one time, in the order of their slots: that of their arrival. What
+        # comes close to it is known here: sources send side by side, each in its own order.
+        place = np.arange(len(work.pair_source)) - np.searchsorted(
+            work.pair_source, work.pair_source
         )
+        order = np.lexsort((work.pair_source, place))
+        sent = self.egress.send(
+            COMBINE, work.pair_rank[order], work.pair_source[order], work.combine_row_bytes, None
+        )
+        landed = machine.mark(work.pair_source[order], sent.pieces[:, 0])
+        self._await_pieces(sent, landed)
+        of_pair = np.argsort(order)
+        claims = sent.claims[of_pair]
         by_expert = np.argsort(work.pair_expert, kind="stable")
         bounds = np.searchsorted(work.pair_expert[by_expert], np.arange(work.num_experts + 1))
         for expert in np.flatnonzero(work.rows_of_expert):
             members = by_expert[bounds[expert] : bounds[expert + 1]]
             mine = slice(tiles.first_of_expert[expert], tiles.first_of_expert[expert + 1])
             machine.graph.gate(
-                arrived[members], sent.claims[members], tiles.rows[mine], full[mine], done[mine]
+                arrived[members], claims[members], tiles.rows[mine], full[mine], done[mine]
             )
-        landed = machine.mark(work.pair_source, sent.pieces[:, 0])
-        several = np.flatnonzero(sent.pieces[:, 1] >= 0)
-        machine.graph.edges(sent.pieces[several, 1], landed[several])
-        return landed
+        return landed[of_pair]
 
     def _complete(self, landed: Ints) -> Ints:
         """(sum,): all rows of the token have come, and its sum is launched."""
