@@ -9,11 +9,12 @@ Both meet the switch's input buffers: each port has virtual channels of finite d
 uses the channel of its number modulo theirs, and flits leave the GPU only when there is room for
 them. A row's flits hold the room from its start on the uplink until its end on the downlink.
 
-The grain is a piece of a row, up to `piece_bytes` long; a last packet that is not full is a piece
-of its own. Pieces of different rows interleave, packets do not. A queue holds at least one row. A
-piece holds its channel's room for all of its length, one serialisation longer than each of its
-flits would; that is about what the way back of a credit takes, which is not counted. Flits that are
-less than a piece stay unused at the end of a channel.
+The grain is a piece of a row of about `piece_bytes`; a last packet that waits for the timer is a
+piece of its own. Pieces of different rows interleave, packets do not. A queue holds at least one
+row, a channel at least one piece. A piece holds its room for all of its length, one serialisation
+longer than each of its flits would; that is about what the way back of a credit takes, which is not
+counted. With the packet manager a channel's room is counted in whole pieces, so that what one
+destination's queue holds is one line for the uplink; late packets, a few flits each, need none.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from replay.kinds import PhaseKinds
     from replay.machine import Ints, Machine
     from replay.schemes.block_scheduler import BlockScheduler
@@ -71,9 +74,9 @@ class Egress:
     timer_ps
         How long a packet waits to become full.
     piece_bytes
-        Most bytes of a row that travel as one message.
-    largest_row
-        Bytes of the largest row; a queue is never smaller.
+        About how many bytes of a row travel as one message.
+    rows
+        Payload and other bytes of the rows that will be sent, one entry a kind of row.
     """
 
     def __init__(
@@ -86,14 +89,14 @@ class Egress:
         queue_packets: int,
         timer_ps: int,
         piece_bytes: int,
-        largest_row: int,
+        rows: Sequence[tuple[int, int]],
     ) -> None:
         self._machine, self._blocks, self._pool = machine, blocks, pool
         self._merges, self._timer_ps = merges, timer_ps
         n, link = machine.num_ranks, machine.system.link
         self._packet_bytes = link.rules().payload_bytes if merges else SECTOR_BYTES
-        whole_packets = piece_bytes - piece_bytes % link.rules().payload_bytes
-        self._piece_bytes = max(whole_packets, link.rules().payload_bytes)
+        self._piece_bytes = piece_bytes
+        largest_row = max(payload + meta for payload, meta in rows)
         if merges:
             depth = max(queue_packets, int(link.packets(largest_row)))
             self._queues = machine.buffers("egress queue", depth, n).reshape(n, n)
@@ -106,10 +109,13 @@ class Egress:
         switch = machine.system.switch
         channels = switch.virtual_channels
         flits = switch.input_buffer_total_bytes(0) // channels // link.flit_bytes
-        longest = link.write_flits(
-            min(self._piece_bytes, largest_row), packet_bytes=self._packet_bytes
+        longest = max(
+            link.write_flits(sum(piece), packet_bytes=self._packet_bytes)
+            for row in rows
+            for piece in self._cut(*row)
         )
-        room = machine.buffers("switch input channel", max(1, flits // longest), channels)
+        self._units = max(1, flits // longest) if merges else flits
+        room = machine.buffers("switch input channel", self._units, channels)
         self._channels = room.reshape(n, channels)
 
     def send(
@@ -183,7 +189,10 @@ class Egress:
         """Payload and other bytes of each piece of a row, the last packet apart if it must wait."""
         total = row_bytes + meta_bytes
         full = total - total % self._packet_bytes if self._merges else total
-        bounds = sorted({*range(0, full, self._piece_bytes), full, total})
+        packets = -(-full // self._packet_bytes)
+        count = min(max(1, round(full / self._piece_bytes)), max(1, packets))
+        step = -(-packets // count) * self._packet_bytes
+        bounds = sorted({*range(0, full, max(1, step)), full, total})
         payload = np.diff(np.minimum(bounds, row_bytes)).tolist()
         return list(zip(payload, (np.diff(bounds) - payload).tolist(), strict=True))
 
@@ -200,13 +209,16 @@ class Egress:
     ) -> Ints:
         """One piece of every row over its two links, with the room that it takes."""
         machine, graph = self._machine, self._machine.graph
+        link = machine.system.link
         up, down = machine.store(
             kinds, src, dst, payload, ready, meta_bytes=meta, packet_bytes=self._packet_bytes,
             priority=BYPASS if is_late else 0, ack_priority=BYPASS,
         )  # fmt: skip
-        packets = machine.system.link.packets(payload + meta, packet_bytes=self._packet_bytes)
+        packets = link.packets(payload + meta, packet_bytes=self._packet_bytes)
         graph.take(room, self._queues[src, dst], packets, released_by=up)
         if not is_late:
             channel = self._channels[src, dst % self._channels.shape[1]]
-            graph.take(up, channel, 1, released_by=down)
+            flits = link.write_flits(payload + meta, packet_bytes=self._packet_bytes)
+            units = 1 if self._merges else min(flits, self._units)
+            graph.take(up, channel, units, released_by=down)
         return down

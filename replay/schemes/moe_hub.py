@@ -82,7 +82,7 @@ class MoeHubOptions(NoOptions):
     weight_passes
         How often an expert's weights are read from HBM (see `gemm_tasks`).
     piece_bytes
-        Grain of the model: most bytes of a row that are one message on the links.
+        Grain of the model: about how many bytes of a row are one message on the links.
     """
 
     rpm: bool = True
@@ -162,12 +162,13 @@ class _Layer:
             raise UserError(message)
         self.pool = machine.sm_pool("sm", num_sms)
         self.blocks = BlockScheduler(machine, num_sms)
-        self.dispatch_bytes = work.dispatch_row_bytes + options.address_bytes
         self.egress = Egress(
             machine, self.blocks, self.pool,
             merges=options.rpm, queue_packets=options.queue_packets,
             timer_ps=options.rpm_timer_ns * NS, piece_bytes=options.piece_bytes,
-            largest_row=max(self.dispatch_bytes, work.combine_row_bytes),
+            rows=[
+                (work.dispatch_row_bytes, options.address_bytes), (work.combine_row_bytes, 0),
+            ],
         )  # fmt: skip
 
     def build(self) -> Ints:
