@@ -9,7 +9,7 @@ import engine_oracle
 import numpy as np
 import pytest
 import small_layers
-from graph_reading import port_bytes
+from graph_reading import Dependencies, port_bytes
 
 import hwmodel
 import replay
@@ -283,6 +283,18 @@ def test_four_sectors_are_merged_into_a_packet() -> None:
         assert sum(counted["egress packets"]) == rows * packets
 
 
+@pytest.mark.parametrize("rpm", [True, False])
+def test_the_grain_changes_messages_but_no_bytes(rpm: bool) -> None:
+    layer = random_layer()
+    rows = sum(remote_rows(layer).values())
+    usual = build(layer, rpm=rpm).graph
+    for grain, pieces in ((512, 4), (700, 3), (1, 16 if rpm else 64)):
+        graph = build(layer, rpm=rpm, piece_bytes=grain).graph
+        for what in ("payload", "wire"):
+            assert port_bytes(graph, what) == port_bytes(usual, what)
+        assert len(of_kind(graph, Kind.COMBINE_UP)) == rows * pieces
+
+
 # ---- egress --------------------------------------------------------------------------------------
 
 
@@ -346,6 +358,51 @@ def test_the_plain_queue_has_the_room_of_all_queues() -> None:
         queue = report(built, schedule(built.graph)).buffers["egress queue"]
         assert queue.capacity == units
         assert 0 < queue.high_water <= units
+
+
+def test_rows_get_room_in_the_order_in_which_they_ask() -> None:
+    # Rows of nine packets go out and rows of 16 come back through queues of twenty.
+    layer = small_layers.work(
+        small_layers.draw(600, 4, 2, seed=8), 2, 4, precision="fp8", shape=ExpertShape(HIDDEN, 32)
+    )
+    timeline = run(layer, queue_packets=20)
+    graph, before = timeline.graph, predecessors(timeline.graph)
+    asked = defaultdict(list)
+    entries = [i for i, group in enumerate(graph.resources.groups) if group == "egress entry"]
+    for task in np.flatnonzero(np.isin(graph.resource, entries)).tolist():
+        ready = max(int(timeline.visible_ps[claim]) for claim in before[task])
+        asked[int(graph.resource[task])].append((ready, task, int(timeline.start_ps[task])))
+    kinds = {int(graph.kind[task]) for rows in asked.values() for _, task, _ in rows}
+    assert kinds == {Kind.DISPATCH_SYNC, Kind.COMBINE_SYNC}
+    assert sum(start > ready for rows in asked.values() for ready, _, start in rows) > 100
+    for rows in asked.values():
+        starts = [start for _, _, start in sorted(rows)]
+        assert starts == sorted(starts)
+
+
+def test_late_packets_and_acknowledgements_wait_for_nobodys_turn() -> None:
+    # Eight GPUs send 15 rows of 64 packets to each of the others; every fourth brings the turn of
+    # its acknowledgements.
+    ids = [[dst] for src in range(8) for _ in range(15) for dst in range(8) if dst != src]
+    layer = layer_of(ids, 8, 8, [105] * 8, hidden=4 * HIDDEN)
+    system = machine(link__sm_write_ack_flits=0.5)
+
+    def longest_wait(kind: Kind, payload: bool, address: int) -> int:
+        timeline = run(layer, system, store_sms=100, queue_packets=1000, address_bytes=address)
+        graph, before = timeline.graph, predecessors(timeline.graph)
+        mine = of_kind(graph, kind)
+        mine = mine[(graph.payload_bytes[mine] > 0) == payload]
+        assert len(mine) > 100
+        return max(
+            int(timeline.start_ps[task])
+            - max(int(timeline.visible_ps[src]) for src in before[task])
+            for task in mine.tolist()
+        )
+
+    # At worst for the piece that is on the wire, and for others that are as late.
+    assert longest_wait(Kind.DISPATCH_UP, False, 8) <= 4 * MERGED + 105 * ADDRESS
+    assert longest_wait(Kind.DISPATCH_ACK_UP, False, 0) < 1.5 * 4 * MERGED
+    assert longest_wait(Kind.DISPATCH_UP, True, 8) > 50 * 4 * MERGED  # where rows wait in queues
 
 
 def test_stores_go_before_tiles() -> None:
@@ -523,6 +580,33 @@ def test_without_tails_a_row_is_looked_up_once() -> None:
     assert table.missed == 0
 
 
+def test_every_row_comes_back_to_its_own_token() -> None:
+    layer = small_layers.ALL["some slots empty"]()
+    built = build(layer)
+    timeline = schedule(built.graph)
+    gates, waits = timeline.graph.gates, Dependencies(timeline)
+    sent = dict(
+        zip(*(ids.tolist() for ids in reversed(built.machine.followed("sent"))), strict=True)
+    )
+    sums = dict(zip(*(ids.tolist() for ids in built.machine.followed("combined")), strict=True))
+    found = []
+    for member, waiter in zip(gates.member_task, gates.member_waiter, strict=True):
+        (token,) = (sent[task] for task in waits.before([int(member)]) if task in sent)
+        added = waits.after([int(waiter)]) & set(sums.values())
+        assert added == {sums[token]}
+        found.append(token)
+    assert sorted(found) == np.nonzero(layer.expert_ids >= 0)[0].tolist()
+
+
+def test_a_tile_is_sent_back_in_about_the_order_in_which_it_came() -> None:
+    layer = layer_of([[0]] * 40, 4, 4, [10, 10, 10, 10])
+    timeline = run(layer, machine(gpu__num_sms=1), store_sms=1)
+    graph = timeline.graph
+    downs = of_kind(graph, Kind.COMBINE_DOWN)
+    owners = graph.rank[downs][np.argsort(timeline.start_ps[downs])]
+    assert owners.tolist() == [1, 2, 3] * 10
+
+
 # ---- blocks that wait in their SMs ---------------------------------------------------------------
 
 
@@ -692,6 +776,7 @@ def test_layers_follow_one_another(name: str, synthetic) -> None:
         ({"rpm_timer_ns": -1}, "rpm_timer_ns=-1 .* at least 0"),
         ({"launch_ns": -1}, "launch_ns=-1 .* at least 0"),
         ({"aau_ns": -1}, "aau_ns=-1 .* at least 0"),
+        ({"piece_bytes": 0}, "piece_bytes=0 .* at least 1"),
         ({"tile_order": "arival"}, "did you mean 'arrival'"),
         ({"rpm": "yes"}, "expected true or false"),
     ],
