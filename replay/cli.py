@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hwmodel import System
+    from replay.result import Result
     from tracegen import RoutingTrace
 
 app = typer.Typer(
@@ -166,6 +167,7 @@ def run(
     if json_ is not None:
         result.save(json_)
     _show(summary_tables(result))
+    _show_tuned([result])
 
 
 @app.command()
@@ -228,6 +230,7 @@ def compare(
     if json_ is not None:
         compared.save(json_)
     _show(comparison_tables(compared))
+    _show_tuned(compared.results)
 
 
 @app.command()
@@ -379,6 +382,17 @@ class _Progress:
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
+
+
+def _show_tuned(results: Sequence[Result]) -> None:
+    """What `--tune` chose."""
+    for result in results:
+        tried = result.scheme.get("tuned")
+        if tried:
+            chosen = ", ".join(
+                f"{name}={result.scheme['options'][name]}" for name in tried[0]["options"]
+            )
+            print(f"{result.scheme['name']}: chose {chosen} out of {len(tried)} tried.")
 
 
 def _show(content: Any) -> None:

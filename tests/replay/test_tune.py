@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 from small_layers import draw, work
+from typer.testing import CliRunner
 
 import hwmodel
 import replay
+import tracegen
+from replay.cli import app
 from replay.errors import UserError
 from replay.kinds import Kind
 from replay.schemes import SCHEMES
@@ -136,3 +141,16 @@ def test_a_scheme_without_candidates_is_left_as_it_is(synthetic) -> None:
     assert runs[0] == runs[1]
     compared = replay.compare(trace, system, ["ideal", "comet"], layer=0, tune=True)
     assert "tuned" in compared["comet"].scheme and "tuned" not in compared["ideal"].scheme
+
+
+def test_the_command_says_what_was_chosen(tmp_path: Path, synthetic) -> None:
+    trace, out = tmp_path / "trace.h5", tmp_path / "out.json"
+    tracegen.write(synthetic(ranks=4, tokens_per_rank=64), trace)
+    shared = ["--layer", "1", "--tune", "--json", str(out)]
+    run = CliRunner().invoke(app, ["run", str(trace), "--scheme", "comet", *shared])
+    options = json.loads(out.read_text())["scheme"]["options"]
+    line = f"comet: chose dispatch_sms={options['dispatch_sms']}, combine_sms="
+    assert line in run.stdout
+    schemes = ["--scheme", "comet", "--scheme", "ideal"]
+    compared = CliRunner().invoke(app, ["compare", str(trace), *schemes, *shared])
+    assert line in compared.stdout and "ideal: chose" not in compared.stdout
