@@ -153,7 +153,9 @@ BAD_VALUES = [
 def test_impossible_value_of_an_option(synthetic, system, scheme, name, value) -> None:
     message = refusal(synthetic(), system, scheme, options={name: value})
     assert name in message
-    assert scheme.removesuffix("-basic").removesuffix("-fusion-only") in message
+    assert (
+        scheme.removesuffix("-basic").removesuffix("-fusion-only").removesuffix("-comet") in message
+    )
 
 
 @pytest.mark.parametrize(
