@@ -60,8 +60,8 @@ def schedule(graph: TaskGraph) -> Timeline:
         landed = np.full(graph.gates.num_members, -1, np.int32)
         none = np.empty(0, np.int8)
         return Timeline(graph, nothing, nothing.copy(), landed, none, nothing.copy())
-    columns, gives = _columns(graph)
-    plan, shape = _plan(graph, columns, gives)
+    columns = _columns(graph)
+    plan, shape = _plan(graph, columns)
     done = kernels.run(plan, shape.shift, shape.num_streams, shape.num_flights, shape.has_instant)
     if plan.flights.status[0] == kernels.TOO_LATE:
         raise EngineError(_too_long(kernels.NEVER >> shape.shift, len(graph.resources)))
@@ -79,17 +79,17 @@ def schedule(graph: TaskGraph) -> Timeline:
     if graph.gates.num_members:
         slot = plan.members[:, kernels.MB_SLOT]
         landed[:] = plan.gate_slots[slot, kernels.SL_TILE]
-    words, lookups = plan.flights.words, plan.lookups
+    words, late = plan.flights.words, plan.lookups.extra_latency
+    touched = plan.lookups.touched
     del plan  # everything but the records is free before the result takes its place
     start_ps, end_ps = (
         np.empty(graph.num_tasks, np.int64),
         np.empty(graph.num_tasks, np.int64),
     )
-    kernels.unpack(columns, words, lookups.extra_service, lookups.extra_latency, start_ps, end_ps)
-    late = lookups.extra_latency
+    kernels.unpack(columns, words, late, start_ps, end_ps)
     if len(graph.touches) == 0:
         late = np.broadcast_to(np.int64(0), (graph.num_tasks,))
-    return Timeline(graph, start_ps, end_ps, landed, lookups.touched, late)
+    return Timeline(graph, start_ps, end_ps, landed, touched, late)
 
 
 def _too_long(limit_ps: int, num_resources: int) -> str:
@@ -115,33 +115,41 @@ def _ready(plan: Any) -> npt.NDArray[np.bool_]:
     return np.asarray(plan.flights.halves[kernels.MISSING :: kernels.HALVES][:-1] == 0)
 
 
-def _columns(graph: TaskGraph) -> tuple[Any, npt.NDArray[np.int64]]:
-    """What the kernels read of a graph, and beside it what is given back by whom."""
+def _columns(graph: TaskGraph) -> Any:
+    """What the kernels read of a graph."""
     from replay.graph import kernels
 
-    takes = graph.takes
-    need_indptr = give_indptr = np.zeros(1, np.int32)
-    needs, gives = np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int64)
+    takes, touches = graph.takes, graph.touches
+    nobody = np.zeros(1, np.int32), np.zeros(0, np.int32)
+    by_taker = by_giver = by_toucher = nobody
+    most = 0
     if len(takes):
-        need_indptr, order = kernels.group_rows(fixed(takes.task), graph.num_tasks)
-        needs = np.column_stack([takes.pool[order], takes.units[order]]).astype(np.int64)
-        needs = needs[: kernels.merge_needs(need_indptr, needs)]
-        give_indptr, order = kernels.group_rows(fixed(takes.released_by), graph.num_tasks)
-        gives = np.column_stack([takes.pool[order], takes.units[order], takes.task[order]]).astype(
-            np.int64
-        )
-    columns = kernels.Columns(
+        by_taker = kernels.group_rows(fixed(takes.task), graph.num_tasks)
+        by_giver = kernels.group_rows(fixed(takes.released_by), graph.num_tasks)
+        most = int(np.diff(by_taker[0]).max())
+    if len(touches):
+        by_toucher = kernels.group_rows(fixed(touches.task), graph.num_tasks)
+    return kernels.Columns(
         resource=stepped(graph.resource),
         priority=stepped(graph.priority),
         duration=stepped(graph.duration_ps),
         latency=stepped(graph.latency_ps),
         indptr=fixed(graph.indptr),
         num_predecessors=fixed(graph.num_predecessors),
-        need_indptr=fixed(need_indptr),
-        needs=needs,
-        give_indptr=fixed(give_indptr),
+        successors=fixed(graph.successors),
+        takes=kernels.Takes(
+            task=fixed(takes.task),
+            pool=fixed(takes.pool),
+            units=fixed(takes.units),
+            take_indptr=fixed(by_taker[0]),
+            take_order=fixed(by_taker[1]),
+            give_indptr=fixed(by_giver[0]),
+            give_order=fixed(by_giver[1]),
+            scratch=np.empty((most, 2), np.int64),
+        ),
+        touch_indptr=fixed(by_toucher[0]),
+        touch_order=fixed(by_toucher[1]),
     )
-    return columns, gives
 
 
 def _records(num_tasks: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
@@ -160,9 +168,7 @@ def _offsets(sizes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-def _plan(
-    graph: TaskGraph, columns: Any, gives: npt.NDArray[np.int64]
-) -> tuple[Any, SimpleNamespace]:
+def _plan(graph: TaskGraph, columns: Any) -> tuple[Any, SimpleNamespace]:
     """Lay out lanes, channels and stations, and fill the records.
 
     A resource is a *stream* if it has one server, all its tasks have one priority, and none of
@@ -233,7 +239,7 @@ def _plan(
     flights = kernels.Flights(
         words=packed.words,
         halves=packed.halves,
-        successors=fixed(graph.successors),
+        successors=columns.successors,
         latency=columns.latency,
         slots=np.empty(channels.num_slots, np.int32),
         tree=np.full(2 << shift, kernels.NEVER, np.int64),
@@ -248,18 +254,19 @@ def _plan(
         station_lanes=np.empty(lane_resource.size, np.int64),
         pools=pools,
         rivals=np.full((len(stations) + len(pools), kernels.RIVAL_COLUMNS), -1, np.int64),
+        nodes=packed.nodes,
+        ways=packed.ways,
     )
-    turn_indptr, turn_stations = turn_takers(graph, packed.keys, packed.needs_keys, station_of)
+    turn_indptr, turn_stations = turn_takers(graph, packed.keys, packed.nodes, station_of)
     plan = kernels.Plan(
         flights=flights,
         queues=queues,
-        lookups=kernel_lookups(graph),
+        lookups=kernel_lookups(graph, columns),
         turn_indptr=turn_indptr,
         turn_stations=turn_stations,
-        need_indptr=columns.need_indptr,
-        needs=columns.needs,
-        give_indptr=columns.give_indptr,
-        gives=gives,
+        give_indptr=columns.takes.give_indptr,
+        give_order=columns.takes.give_order,
+        taker=columns.takes.task,
         stack=np.empty(packed.num_direct + 2, np.int32),
         touched=np.empty(lane_resource.size, np.int32),
         late=np.empty(of_single.size, np.int32),
@@ -294,21 +301,25 @@ def _pack(
     # Places: every resource, the null one, and the null one for tasks with credits.
     classes = np.zeros(((kernels.MAX_CLASSES + 1) * (is_stream.size + 1), 5), np.int64)
     first_class = np.full(is_stream.size + 1, -1, np.int64)
-    sizes = np.zeros(4, np.int64)
-    keys = needs_keys = np.zeros((0, 3), np.int64)
+    sizes = np.zeros(5, np.int64)
+    keys = nodes = ways = np.zeros((0, 3), np.int64)
     lane_tasks = np.zeros(0, np.int64)
-    room = 64
+    # No list is longer than the most that one task takes and gives back.
+    room = 64 + columns.takes.scratch.shape[0]
+    if len(columns.takes.give_order):
+        room += int(np.diff(columns.takes.give_indptr).max())
     task = 0
     while True:
         # The tables grow together until no task finds one full.
         keys, table = _grown(keys, room, int(sizes[kernels.LANES]))
-        needs_keys, needs_table = _grown(needs_keys, room, int(sizes[kernels.NEEDS]))
+        nodes, node_table = _grown(nodes, room, int(sizes[kernels.NODES]))
+        ways, way_table = _grown(ways, room, int(sizes[kernels.WAYS]))
         more = np.zeros(num_single + room, np.int64)
         more[: lane_tasks.size] = lane_tasks
         lane_tasks = more
         task = kernels.pack(
-            columns, task, num_tasks, lane_rule, single_lane, num_single,
-            is_stream.view(np.uint8), lane_tasks, keys, table, needs_keys, needs_table,
+            columns, task, num_tasks, lane_rule, single_lane, num_single, is_stream.view(np.uint8),
+            lane_tasks, keys, table, nodes, node_table, ways, way_table,
             classes, first_class, sizes, words, halves,
         )  # fmt: skip
         if task == num_tasks:
@@ -319,7 +330,8 @@ def _pack(
         words=words,
         halves=halves,
         keys=keys[:num_lanes],
-        needs_keys=needs_keys,
+        nodes=nodes[: sizes[kernels.NODES]],
+        ways=ways[: sizes[kernels.WAYS]],
         lane_tasks=lane_tasks[: num_single + num_lanes],
         single_lane=single_lane,
         classes=classes[: sizes[kernels.CLASSES]],
@@ -337,7 +349,7 @@ def _grown(
 
     larger = np.zeros((room, 3), np.int64)
     larger[:size] = keys[:size]
-    table = np.full(2 * room, -1, np.int32)
+    table = np.full(1 << (2 * room - 1).bit_length(), -1, np.int32)
     kernels.rehash(table, larger, size)
     return larger, table
 

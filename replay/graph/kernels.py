@@ -167,8 +167,12 @@ EDGES, MISSING, LANE, FLIGHT = 4, 5, 6, 7
 NO_LANE, GIVING_LANE = -1, -2
 #: ``MISSING`` of a task that holds or held a server, where credits have to know.
 STARTED = -1
-#: ``FLIGHT`` of tasks that are visible the moment they leave.
+#: ``FLIGHT`` of tasks that are visible the moment they leave. Less than that, it is the number of
+#: a way, counted down from -2.
 NO_FLIGHT = -1
+FIRST_WAY = -2
+#: ``LANE`` of a task in service that a miss delays, counted down: its station.
+LATE_LANE = -3
 
 #: Kinds of channel: in order of time by construction, or kept in order by a heap.
 IN_ORDER, BY_HEAP = 0, 1
@@ -179,25 +183,32 @@ MAX_CLASSES = 8
 TASKS, FIRST_PRIORITY, IS_MIXED, TAKERS, GIVERS, ZERO, INSTANT = 0, 1, 2, 3, 4, 5, 6
 #: What separates the lanes of a resource: nothing, the priority, or also what its tasks take.
 ONE_LANE, BY_PRIORITY, BY_NEEDS = 0, 1, 2
-#: What ``pack`` counts: lanes beyond the single ones, needs, classes, tasks without a flight.
-LANES, NEEDS, CLASSES, DIRECT = 0, 1, 2, 3
+#: What ``pack`` counts: lanes beyond the single ones, nodes of lists of credits, ways, flight
+#: classes, tasks without a flight.
+LANES, NODES, WAYS, CLASSES, DIRECT = range(5)
 #: Columns of the table of flight classes.
 LATENCY, NEXT, COUNT, KIND, PLACE = 0, 1, 2, 3, 4
 
 NEVER = 2**63 - 1
 OK, TOO_LATE, EARLY_RELEASE, LATE_CHARGE = range(4)
-#: Most that touches may add to a service or a latency: with it no sum of times overflows.
-MOST_EXTRA = 2**59
+#: Longest service and latency, of a task and with all that touches add: no sum of times overflows.
+LONGEST = NEVER >> 2
 
 #: Tables of the plan: one row a thing, so that what is used together lies together.
 CH_HEAD, CH_TAIL, CH_KIND, CH_LATENCY, CH_BASE, CH_SIZE, CHANNEL_COLUMNS = range(7)
 LN_RUN, LN_TAIL, LN_FREE_AT, LN_HEAD, LN_RUN_TIME, LN_STATION, LN_TOUCHED, LN_PLACE = range(8)
+LN_NEEDS = LN_FREE_AT  # lanes of stations have no such time
 LN_PRIORITY, LN_READY, LN_TASK, LN_POOL, LN_NEXT, LN_PREVIOUS, LN_CHILD = range(8, 15)
 LN_SERVED, LANE_COLUMNS = 15, 16
 ST_FREE, ST_RULE, ST_CONTENDS, ST_BASE, ST_SIZE, ST_TOUCHED, ST_SERVED = range(7)
 ST_LOOKS_UP, ST_LATE, STATION_COLUMNS = range(7, 10)
 PL_FREE, PL_WAITING, PL_TOUCHED, POOL_COLUMNS = range(4)
-ND_POOL, ND_UNITS, ND_TAKER = range(3)
+ND_NEXT, ND_POOL, ND_UNITS = range(3)
+WY_CHANNEL, WY_NEEDS, WY_GIVES = range(3)
+#: ``WY_GIVES`` is four times the list of what is given back, and these.
+WAY_FLAGS, MAY_BE_EARLY, LOOKS_UP = 2, 1, 2
+#: Edges of a task that :func:`_follows` looks at.
+MOST_ASKED = 4
 RV_HEAP, RV_PLACE, RIVAL_COLUMNS = range(3)
 MB_GATE, MB_WAITER, MB_SLOT, MEMBER_COLUMNS = range(4)
 SL_TILE, SL_WAITER, SLOT_COLUMNS = range(3)
@@ -225,9 +236,25 @@ Columns = namedtuple(
         # arrays
         "indptr",
         "num_predecessors",
-        "need_indptr",
-        "needs",
+        "successors",
+        "takes",
+        "touch_indptr",  # touches by who touches; of size 1 without any
+        "touch_order",
+    ],
+)
+
+#: Takes, and their rows by who takes and who gives back. Without any, the ``indptr`` have size 1.
+Takes = namedtuple(
+    "Takes",
+    [
+        "task",
+        "pool",
+        "units",
+        "take_indptr",
+        "take_order",
         "give_indptr",
+        "give_order",
+        "scratch",  # room for the pools and units of one task
     ],
 )
 
@@ -258,6 +285,8 @@ Queues = namedtuple(
         "station_lanes",  # heaps of lanes
         "pools",
         "rivals",  # stations and pools that compete for credits
+        "nodes",  # lists of (next, pool, units): what is taken or given back together
+        "ways",  # how tasks with credits leave: channel, lists of what is taken and given back
     ],
 )
 
@@ -277,8 +306,7 @@ Lookups = namedtuple(
         "tables",
         "keys",  # the keys of a table, from the one that leaves next to the one that came last
         "touched",  # what each touch found (touch,)
-        "extra_service",  # what touches add to the times of each task
-        "extra_latency",
+        "extra_latency",  # what touches add to the latency of each task
     ],
 )
 
@@ -290,10 +318,9 @@ Plan = namedtuple(
         "lookups",
         "turn_indptr",  # stations that serve in turns, by the pools their tasks take from
         "turn_stations",
-        "need_indptr",
-        "needs",
-        "give_indptr",
-        "gives",
+        "give_indptr",  # takes by who gives back, for those who might be early
+        "give_order",
+        "taker",
         "members",
         "gate_slot",
         "gate_slots",
@@ -329,44 +356,6 @@ def group_rows(keys, num_groups):
     return indptr[: num_groups + 1], order
 
 
-@njit(**CACHED)
-def merge_needs(indptr, needs):
-    """Add up what a task takes from one pool and sort by pool, in place.
-
-    So tasks that take the same have the same rows, in whatever order they were told to.
-
-    Returns
-    -------
-    Number of rows left.
-    """
-    kept = 0
-    low = 0
-    for task in range(indptr.size - 1):
-        first = kept
-        high = indptr[task + 1]
-        for row in range(low, high):
-            is_new = True
-            for earlier in range(first, kept):
-                if needs[earlier, ND_POOL] == needs[row, ND_POOL]:
-                    needs[earlier, ND_UNITS] += needs[row, ND_UNITS]
-                    is_new = False
-                    break
-            if is_new:
-                pool = needs[row, ND_POOL]
-                units = needs[row, ND_UNITS]
-                place = kept
-                while place > first and needs[place - 1, ND_POOL] > pool:
-                    needs[place, ND_POOL] = needs[place - 1, ND_POOL]
-                    needs[place, ND_UNITS] = needs[place - 1, ND_UNITS]
-                    place -= 1
-                needs[place, ND_POOL] = pool
-                needs[place, ND_UNITS] = units
-                kept += 1
-        low = high
-        indptr[task + 1] = kept
-    return kept
-
-
 @njit(**INLINED)
 def _at(column, row):
     """Value of a column given as (array, step); step 0 means one value for every row."""
@@ -387,7 +376,7 @@ def survey(c, num_tasks, limit, table):
     A task that takes too long for the clock or -1.
     """
     null = table.shape[1] - 1
-    has_credits = c.need_indptr.size > 1
+    has_credits = c.takes.take_indptr.size > 1
     for task in range(num_tasks):
         where = np.int64(_at(c.resource, task))
         if where < 0:
@@ -403,10 +392,10 @@ def survey(c, num_tasks, limit, table):
             return task
         takes = False
         if has_credits:
-            takes = c.need_indptr[task + 1] > c.need_indptr[task]
+            takes = c.takes.take_indptr[task + 1] > c.takes.take_indptr[task]
             if takes:
                 table[TAKERS, where] += 1
-            elif c.give_indptr[task + 1] > c.give_indptr[task]:
+            elif c.takes.give_indptr[task + 1] > c.takes.give_indptr[task]:
                 table[GIVERS, where] += 1
         if time == 0 and (where != null or takes):
             table[ZERO, where] += 1
@@ -487,24 +476,94 @@ def _class_of(classes, first_class, sizes, where, value):
     return new
 
 
-@njit(**HOT)
-def _needs_of(c, task, needs_table, needs_keys, sizes):
-    """Number of the list of (pool, units) that a task takes; tasks that take the same share it."""
-    number = np.int64(-1)
-    for row in range(c.need_indptr[task], c.need_indptr[task + 1]):
-        number = _intern(
-            needs_table, needs_keys, sizes[NEEDS],
-            number, c.needs[row, ND_POOL], c.needs[row, ND_UNITS],
-        )  # fmt: skip
-        if number == sizes[NEEDS]:
-            sizes[NEEDS] += 1
+@njit(**INLINED)
+def _add_node(table, nodes, sizes, following, pool, units):
+    """Put (pool, units) before a list; equal lists get the same number."""
+    number = _intern(table, nodes, sizes[NODES], following, pool, units)
+    if number == sizes[NODES]:
+        sizes[NODES] += 1
     return number
 
 
 @njit(**HOT)
+def _needs_of(t, task, table, nodes, sizes):
+    """List of what a task takes, by pool; -1 for nothing. Takes from one pool are added up."""
+    low = t.take_indptr[task]
+    high = t.take_indptr[task + 1]
+    if high - low == 1:
+        row = t.take_order[low]
+        return _add_node(table, nodes, sizes, np.int64(-1), np.int64(t.pool[row]), t.units[row])
+    count = 0
+    for entry in range(low, high):
+        row = t.take_order[entry]
+        pool = np.int64(t.pool[row])
+        place = count
+        while place > 0 and t.scratch[place - 1, 0] >= pool:
+            place -= 1
+        if place < count and t.scratch[place, 0] == pool:
+            t.scratch[place, 1] += t.units[row]
+            continue
+        for later in range(count, place, -1):
+            t.scratch[later, 0] = t.scratch[later - 1, 0]
+            t.scratch[later, 1] = t.scratch[later - 1, 1]
+        t.scratch[place, 0] = pool
+        t.scratch[place, 1] = t.units[row]
+        count += 1
+    number = np.int64(-1)
+    for place in range(count - 1, -1, -1):
+        number = _add_node(
+            table, nodes, sizes, number, t.scratch[place, 0], t.scratch[place, 1]
+        )  # fmt: skip
+    return number
+
+
+@njit(**HOT)
+def _gives_of(t, task, table, nodes, sizes):
+    """List of what a task gives back; -1 for nothing."""
+    number = np.int64(-1)
+    for entry in range(t.give_indptr[task + 1] - 1, t.give_indptr[task] - 1, -1):
+        row = t.give_order[entry]
+        number = _add_node(table, nodes, sizes, number, np.int64(t.pool[row]), t.units[row])
+    return number
+
+
+@njit(**HOT)
+def _may_be_early(c, task):
+    """Whether a task might leave before somebody whose credits it gives back has started.
+
+    It cannot if it is the taker itself or follows it within two edges; others are not looked at.
+    """
+    t = c.takes
+    for entry in range(t.give_indptr[task], t.give_indptr[task + 1]):
+        taker = np.int64(t.task[t.give_order[entry]])
+        if taker != task and not _follows(c, taker, task):
+            return True
+    return False
+
+
+@njit(**HOT)
+def _follows(c, first, task):
+    """Whether a task is among the successors of another, or among theirs; not all are asked."""
+    low = c.indptr[first]
+    high = min(c.indptr[first + 1], low + MOST_ASKED)
+    for edge in range(low, high):
+        if c.successors[edge] == task:
+            return True
+    for edge in range(low, high):
+        between = np.int64(c.successors[edge])
+        if between < 0:
+            continue
+        start = c.indptr[between]
+        for further in range(start, min(c.indptr[between + 1], start + MOST_ASKED)):
+            if c.successors[further] == task:
+                return True
+    return False
+
+
+@njit(**HOT)
 def pack(
-    c, task, num_tasks, lane_rule, single_lane, num_single, is_stream, counts, keys, table,
-    needs_keys, needs_table, classes, first_class, sizes, words, halves,
+    c, task, num_tasks, lane_rule, single_lane, num_single, is_stream, counts,
+    keys, table, nodes, node_table, ways, way_table, classes, first_class, sizes, words, halves,
 ):  # fmt: skip
     """Write the record of every task, with the lane it queues in and the channel it flies on.
 
@@ -522,12 +581,14 @@ def pack(
         Receives the tasks of each lane.
     keys, table
         Lanes beyond the single ones: (resource, priority, needs) and the table to find them.
-    needs_keys, needs_table
-        The same for the lists of what tasks take.
+    nodes, node_table
+        The same for the lists of what tasks take and give back.
+    ways, way_table
+        The same for (class, list of needs, list of gives and flags); see ``WY_GIVES``.
     classes, first_class
         Receive the flight classes; see :func:`_class_of`.
     sizes
-        How many lanes, needs and classes there are, and tasks that are visible when they leave.
+        How many of all these there are, and tasks that are visible when they leave.
     words, halves
         The records, as two views of the same memory.
 
@@ -536,16 +597,31 @@ def pack(
     The task at which a table was full, or ``num_tasks``.
     """
     null = is_stream.size - 1
-    has_credits = c.need_indptr.size > 1
+    has_credits = c.takes.take_indptr.size > 1
+    has_touches = c.touch_indptr.size > 1
     while task < num_tasks:
         where = np.int64(_at(c.resource, task))
         duration = _at(c.duration, task)
         latency = _at(c.latency, task)
-        takes = has_credits and c.need_indptr[task + 1] > c.need_indptr[task]
+        needs = np.int64(-1)
+        gives = np.int64(-1)
+        if has_credits:
+            # Room for the most that one task can add.
+            most = c.takes.take_indptr[task + 1] - c.takes.take_indptr[task]
+            most += c.takes.give_indptr[task + 1] - c.takes.give_indptr[task]
+            if most > 0:
+                if sizes[NODES] + most > nodes.shape[0]:
+                    return task
+                needs = _needs_of(c.takes, task, node_table, nodes, sizes)
+                gives = _gives_of(c.takes, task, node_table, nodes, sizes)
+        touches = has_touches and c.touch_indptr[task + 1] > c.touch_indptr[task]
+        has_way = needs >= 0 or gives >= 0 or touches
+        if has_way and sizes[WAYS] == ways.shape[0]:
+            return task
         lane = np.int64(NO_LANE)
         flight = np.int64(NO_FLIGHT)
-        if where < 0 and not takes:
-            if has_credits and c.give_indptr[task + 1] > c.give_indptr[task]:
+        if where < 0 and needs < 0:
+            if gives >= 0:
                 lane = np.int64(GIVING_LANE)
                 if latency > 0:
                     flight = _class_of(classes, first_class, sizes, null + 1, latency)
@@ -561,17 +637,11 @@ def pack(
             if lane_rule[where] == ONE_LANE:
                 lane = single_lane[where]
             else:
-                # Room for the most that one task can add.
-                most = 0
-                if lane_rule[where] == BY_NEEDS and takes:
-                    most = c.need_indptr[task + 1] - c.need_indptr[task]
-                if sizes[LANES] == keys.shape[0] or sizes[NEEDS] + most > needs_keys.shape[0]:
+                if sizes[LANES] == keys.shape[0]:
                     return task
-                needs = np.int64(-1)
-                if most > 0:
-                    needs = _needs_of(c, task, needs_table, needs_keys, sizes)
                 level = np.int64(_at(c.priority, task))
-                number = _intern(table, keys, sizes[LANES], where, level, needs)
+                wanted = needs if lane_rule[where] == BY_NEEDS else np.int64(-1)
+                number = _intern(table, keys, sizes[LANES], where, level, wanted)
                 if number == sizes[LANES]:
                     sizes[LANES] += 1
                 lane = num_single + number
@@ -580,6 +650,16 @@ def pack(
                 flight = _class_of(classes, first_class, sizes, place, latency)
         if flight == NO_FLIGHT:
             sizes[DIRECT] += 1
+        if has_way:
+            last = gives << WAY_FLAGS
+            if touches:
+                last |= LOOKS_UP
+            if gives >= 0 and _may_be_early(c, task):
+                last |= MAY_BE_EARLY
+            way = _intern(way_table, ways, sizes[WAYS], flight, needs, last)
+            if way == sizes[WAYS]:
+                sizes[WAYS] += 1
+            flight = FIRST_WAY - way
         words[task * WORDS + DURATION] = duration
         words[task * WORDS + VISIBLE] = -1
         halves[task * HALVES + EDGES] = c.indptr[task]
@@ -592,17 +672,18 @@ def pack(
 
 
 @njit(**HOT)
-def unpack(c, words, extra_service, extra_latency, start, end):
+def unpack(c, words, extra_latency, start, end):
     """Read start and end of every task out of the records.
 
-    What touches added is given for every task, or empty where there are none.
+    The latency that touches added is given for every task, or empty where there are no touches.
     """
+    has_touches = extra_latency.size > 0
     for task in range(start.size):
         finish = words[task * WORDS + VISIBLE] - _at(c.latency, task)
         service = _at(c.duration, task)
-        if extra_service.size > 0:
+        if has_touches and _at(c.resource, task) >= 0:
+            service = words[task * WORDS + DURATION]  # touches may have added to it
             finish -= extra_latency[task]
-            service += extra_service[task]
         end[task] = finish
         start[task] = finish - service
 
@@ -787,9 +868,20 @@ def _make_ready(p, shift, num_streams, task, now, num_stack, num_touched):
 
 
 @njit(**INLINED)
-def _latency_of(f, task):
+def _channel_of(ways, flight):
+    """Channel of a task that may have a way, from its ``FLIGHT``."""
+    return np.int64(flight) if flight > FIRST_WAY else ways[FIRST_WAY - flight, WY_CHANNEL]
+
+
+@njit(**INLINED)
+def _needs_at(ways, flight):
+    """List of what a task takes, from its ``FLIGHT``."""
+    return np.int64(-1) if flight > FIRST_WAY else ways[FIRST_WAY - flight, WY_NEEDS]
+
+
+@njit(**INLINED)
+def _latency_of(f, task, channel):
     """Latency of a task, from its channel if all tasks on that have the same."""
-    channel = f.halves[task * HALVES + FLIGHT]
     if channel == NO_FLIGHT:
         return np.int64(0)
     if f.channels[channel, CH_KIND] == IN_ORDER:
@@ -801,7 +893,8 @@ def _latency_of(f, task):
 def _start_giving_delay(p, shift, task, now, num_stack):
     """Start a pure delay that gives credits back: its leaving is an event of its own."""
     end = now + p.flights.words[task * WORDS + DURATION]
-    p.flights.words[task * WORDS + VISIBLE] = end + _latency_of(p.flights, task)
+    channel = _channel_of(p.queues.ways, p.flights.halves[task * HALVES + FLIGHT])
+    p.flights.words[task * WORDS + VISIBLE] = end + _latency_of(p.flights, task, channel)
     p.flights.halves[task * HALVES + MISSING] = STARTED
     if end > now:
         _send(
@@ -814,34 +907,52 @@ def _start_giving_delay(p, shift, task, now, num_stack):
 @njit(**INLINED)
 def _leave(p, shift, task, num_stack):
     """Give the task's credits back and send it on its way to be visible."""
-    if p.give_indptr.size > 1:
-        for entry in range(p.give_indptr[task], p.give_indptr[task + 1]):
-            taker = np.int64(p.gives[entry, ND_TAKER])
-            if p.flights.halves[taker * HALVES + MISSING] != STARTED:
-                p.flights.status[0] = EARLY_RELEASE
-                p.flights.status[1] = task
-                p.flights.status[2] = taker
-                return num_stack
-            pool = p.gives[entry, ND_POOL]
-            p.queues.pools[pool, PL_FREE] += p.gives[entry, ND_UNITS]
+    flight = np.int64(p.flights.halves[task * HALVES + FLIGHT])
+    channel = flight
+    if flight <= FIRST_WAY:
+        way = FIRST_WAY - flight
+        channel = p.queues.ways[way, WY_CHANNEL]
+        lane = p.flights.halves[task * HALVES + LANE]
+        if lane <= LATE_LANE:
+            channel = p.queues.stations[LATE_LANE - lane, ST_LATE]
+        gives = p.queues.ways[way, WY_GIVES]
+        if gives & MAY_BE_EARLY and _is_early(p, task):
+            return num_stack
+        node = gives >> WAY_FLAGS
+        while node >= 0:
+            pool = p.queues.nodes[node, ND_POOL]
+            p.queues.pools[pool, PL_FREE] += p.queues.nodes[node, ND_UNITS]
             if p.queues.pools[pool, PL_TOUCHED] == 0 and p.queues.pools[pool, PL_WAITING] >= 0:
                 p.queues.pools[pool, PL_TOUCHED] = 1
                 p.touched_pools[1 + p.touched_pools[0]] = pool
                 p.touched_pools[0] += 1
             if p.turn_indptr.size > 1:
                 _wake_turns(p, pool)
-    channel = p.flights.halves[task * HALVES + FLIGHT]
+            node = p.queues.nodes[node, ND_NEXT]
     if channel == NO_FLIGHT:
         p.stack[num_stack] = task
         return num_stack + 1
     _send(
         p.flights,
         shift,
-        np.int64(channel),
+        channel,
         task,
         p.flights.words[task * WORDS + VISIBLE],
     )
     return num_stack
+
+
+@njit(**HOT)
+def _is_early(p, task):
+    """Whether a task gives back what its taker has not taken yet, which ends the run."""
+    for entry in range(p.give_indptr[task], p.give_indptr[task + 1]):
+        taker = np.int64(p.taker[p.give_order[entry]])
+        if p.flights.halves[taker * HALVES + MISSING] != STARTED:
+            p.flights.status[0] = EARLY_RELEASE
+            p.flights.status[1] = task
+            p.flights.status[2] = taker
+            return True
+    return False
 
 
 @njit(**HOT)
@@ -1119,10 +1230,12 @@ def _unblock_lane(q, lane):
 
 
 @njit(**INLINED)
-def _note_head(lanes, words, lane, task):
-    """Keep what orders a lane in the lane itself."""
-    lanes[lane, LN_READY] = words[task * WORDS + VISIBLE]
+def _note_head(p, lane, task):
+    """Keep what orders a lane in the lane itself, and what its head takes."""
+    lanes = p.queues.lanes
+    lanes[lane, LN_READY] = p.flights.words[task * WORDS + VISIBLE]
     lanes[lane, LN_TASK] = task
+    lanes[lane, LN_NEEDS] = _needs_at(p.queues.ways, p.flights.halves[task * HALVES + FLIGHT])
 
 
 @njit(**INLINED)
@@ -1138,7 +1251,7 @@ def _order_lane(p, lane):
         p.queues.lanes[lane, LN_TAIL],
     )
     first = np.int64(p.flights.slots[head])
-    _note_head(p.queues.lanes, p.flights.words, lane, first)
+    _note_head(p, lane, first)
     station = p.queues.lanes[lane, LN_STATION]
     pool = p.queues.lanes[lane, LN_POOL]
     if pool >= 0 and first != before:
@@ -1184,12 +1297,13 @@ def _link_newest(lookups, table, key, now):
 
 
 @njit(**INLINED)
-def _add_extra(status, extra, task, time):
-    """Add to what touches cost a task."""
-    extra[task] += time
-    if extra[task] > MOST_EXTRA:
-        extra[task] = 0
-        status[0] = TOO_LATE
+def _lengthen(f, task, time):
+    """Add to the service of a task that has not started."""
+    service = f.words[task * WORDS + DURATION] + time
+    if service > LONGEST:
+        service = LONGEST
+        f.status[0] = TOO_LATE
+    f.words[task * WORDS + DURATION] = service
 
 
 @njit(**INLINED)
@@ -1199,7 +1313,7 @@ def _make_room(p, table, task, row, now):
     oldest = lookups.tables[table, TB_OLDEST]
     wait = lookups.keys[oldest, KY_TIME] + lookups.tables[table, TB_PATIENCE] - now
     if wait > 0:
-        _add_extra(p.flights.status, lookups.extra_service, task, wait)
+        _lengthen(p.flights, task, wait)
     cost = _at(lookups.evict_duration, row)
     if cost > 0:
         charged = np.int64(_at(lookups.charged, row))
@@ -1209,15 +1323,16 @@ def _make_room(p, table, task, row, now):
                 p.flights.status[1] = task
                 p.flights.status[2] = charged
         else:
-            _add_extra(p.flights.status, lookups.extra_service, charged, cost)
+            _lengthen(p.flights, charged, cost)
     _unlink(lookups, table, oldest)
     lookups.keys[oldest, KY_STATE] = EVICTED
 
 
 @njit(**HOT)
 def _look_up(p, task, now):
-    """Make the touches of a task that starts; what they add to its times is noted."""
+    """Make the touches of a task that starts; returns what they add to its latency."""
     lookups = p.lookups
+    late = np.int64(0)
     for entry in range(lookups.indptr[task], lookups.indptr[task + 1]):
         row = np.int64(lookups.order[entry])
         table = np.int64(_at(lookups.table, row))
@@ -1235,10 +1350,8 @@ def _look_up(p, task, now):
             outcome = NEW
             if lookups.keys[key, KY_STATE] == EVICTED:
                 outcome = MISSED
-                cost = _at(lookups.miss_duration, row)
-                _add_extra(p.flights.status, lookups.extra_service, task, cost)
-                late = _at(lookups.miss_latency, row)
-                _add_extra(p.flights.status, lookups.extra_latency, task, late)
+                _lengthen(p.flights, task, _at(lookups.miss_duration, row))
+                late = min(late + _at(lookups.miss_latency, row), LONGEST)
             if not drops:
                 if lookups.tables[table, TB_FREE] == 0:
                     outcome += AND_EVICTED
@@ -1250,6 +1363,7 @@ def _look_up(p, task, now):
         if drops:
             lookups.keys[key, KY_STATE] = UNKNOWN
         lookups.touched[row] = outcome
+    return late
 
 
 @njit(**INLINED)
@@ -1263,7 +1377,7 @@ def _start_first(p, shift, num_flights, station, now):
     p.queues.lanes[lane, LN_HEAD] = head + 1
     is_empty = head + 1 == p.queues.lanes[lane, LN_TAIL]
     if not is_empty:
-        _note_head(p.queues.lanes, p.flights.words, lane, np.int64(p.flights.slots[head + 1]))
+        _note_head(p, lane, np.int64(p.flights.slots[head + 1]))
     if p.queues.stations[station, ST_RULE] == TURNS:
         p.queues.stations[station, ST_SERVED] += 1
         p.queues.lanes[lane, LN_SERVED] = p.queues.stations[station, ST_SERVED]
@@ -1273,16 +1387,19 @@ def _start_first(p, shift, num_flights, station, now):
         _remove_first_lane(q, station)
     elif p.queues.stations[station, ST_SIZE] > 1:
         _sink_lane(q, base, p.queues.stations[station, ST_SIZE], np.int64(0), lane)
+    flight = np.int64(p.flights.halves[task * HALVES + FLIGHT])
+    channel = flight
+    late = np.int64(0)
+    if flight <= FIRST_WAY:
+        channel = p.queues.ways[FIRST_WAY - flight, WY_CHANNEL]
+        if p.queues.ways[FIRST_WAY - flight, WY_GIVES] & LOOKS_UP:
+            late = _look_up(p, task, now)
+            if late > 0:
+                # It would come out of order among those that left before it.
+                p.lookups.extra_latency[task] = late
+                p.flights.halves[task * HALVES + LANE] = LATE_LANE - station
     end = now + p.flights.words[task * WORDS + DURATION]
-    visible = end + _latency_of(p.flights, task)
-    if p.queues.stations[station, ST_LOOKS_UP] == 1:
-        _look_up(p, task, now)
-        end += p.lookups.extra_service[task]
-        visible += p.lookups.extra_service[task]
-        if p.lookups.extra_latency[task] > 0:
-            # It would come out of order among those that left before it.
-            visible += p.lookups.extra_latency[task]
-            p.flights.halves[task * HALVES + FLIGHT] = p.queues.stations[station, ST_LATE]
+    visible = end + _latency_of(p.flights, task, channel) + late
     p.flights.words[task * WORDS + VISIBLE] = visible
     p.flights.halves[task * HALVES + MISSING] = STARTED
     p.queues.stations[station, ST_FREE] -= 1
@@ -1290,14 +1407,14 @@ def _start_first(p, shift, num_flights, station, now):
 
 
 @njit(**INLINED)
-def _lacking_pool(need_indptr, needs, pools, task):
-    """First pool that has too few units for the task, or -1."""
-    if need_indptr.size == 1:
-        return np.int64(-1)
-    for entry in range(need_indptr[task], need_indptr[task + 1]):
-        if pools[needs[entry, ND_POOL], PL_FREE] < needs[entry, ND_UNITS]:
-            return needs[entry, ND_POOL]
-    return -1
+def _lacking_pool(q, lane):
+    """First pool that has too few units for the head of a lane, or -1."""
+    node = q.lanes[lane, LN_NEEDS]
+    while node >= 0:
+        if q.pools[q.nodes[node, ND_POOL], PL_FREE] < q.nodes[node, ND_UNITS]:
+            return q.nodes[node, ND_POOL]
+        node = q.nodes[node, ND_NEXT]
+    return np.int64(-1)
 
 
 @njit(**INLINED)
@@ -1394,7 +1511,7 @@ def _choose_turn(p, station):
         lane = q.station_lanes[base + place]
         if best >= 0 and not _is_turn_before(q.lanes, lane, best):
             continue
-        if _lacking_pool(p.need_indptr, p.needs, q.pools, q.lanes[lane, LN_TASK]) < 0:
+        if _lacking_pool(q, lane) < 0:
             best = lane
     if best < 0:
         return np.int64(0)
@@ -1408,21 +1525,21 @@ def _choose_turn(p, station):
 
 
 @njit(**HOT)
-def _recheck_turns(p, task, count):
+def _recheck_turns(p, node, count):
     """Let stations that serve in turns choose again if a start took their lane's credits.
 
-    Their next candidate may come before all others, so this cannot wait. Returns the number of
-    rivals.
+    ``node`` is the list of what it took. Their next candidate may come before all others, so this
+    cannot wait. Returns the number of rivals.
     """
     q = p.queues
-    for entry in range(p.need_indptr[task], p.need_indptr[task + 1]):
-        pool = p.needs[entry, ND_POOL]
+    while node >= 0:
+        pool = q.nodes[node, ND_POOL]
+        node = q.nodes[node, ND_NEXT]
         for index in range(p.turn_indptr[pool], p.turn_indptr[pool + 1]):
             station = p.turn_stations[index]
             if q.rivals[station, RV_PLACE] < 0:
                 continue
-            head = q.lanes[q.station_lanes[q.stations[station, ST_BASE]], LN_TASK]
-            if _lacking_pool(p.need_indptr, p.needs, q.pools, head) >= 0:
+            if _lacking_pool(q, q.station_lanes[q.stations[station, ST_BASE]]) >= 0:
                 count = _update_rival(q, count, station, _choose_turn(p, station))
     return count
 
@@ -1473,17 +1590,16 @@ def _serve_stations(p, shift, num_flights, now):
                 _enter_lane(q, lane)
             if p.queues.station_lanes[p.queues.stations[station, ST_BASE]] != lane:
                 continue  # overtaken: it is looked at again when it is first
-        started = np.int64(-1)
+        taken = np.int64(-1)
         if p.queues.stations[station, ST_FREE] > 0 and p.queues.lanes[lane, LN_POOL] < 0:
-            task = np.int64(p.flights.slots[p.queues.lanes[lane, LN_HEAD]])
-            pool = _lacking_pool(p.need_indptr, p.needs, p.queues.pools, task)
+            pool = _lacking_pool(q, lane)
             if pool < 0:
-                if p.need_indptr.size > 1:
-                    for entry in range(p.need_indptr[task], p.need_indptr[task + 1]):
-                        units = p.needs[entry, ND_UNITS]
-                        p.queues.pools[p.needs[entry, ND_POOL], PL_FREE] -= units
+                taken = q.lanes[lane, LN_NEEDS]
+                node = taken
+                while node >= 0:
+                    q.pools[q.nodes[node, ND_POOL], PL_FREE] -= q.nodes[node, ND_UNITS]
+                    node = q.nodes[node, ND_NEXT]
                 _start_first(p, shift, num_flights, station, now)
-                started = task
             else:
                 count, num_deferred = _block_first_lane(p, station, pool, count, num_deferred)
         is_in = p.queues.stations[station, ST_FREE] > 0 and p.queues.stations[station, ST_SIZE] > 0
@@ -1493,8 +1609,8 @@ def _serve_stations(p, shift, num_flights, now):
             first = p.queues.station_lanes[p.queues.stations[station, ST_BASE]]
             is_in = p.queues.lanes[first, LN_POOL] < 0  # else a FIFO whose head waits
         count = _update_rival(q, count, station, np.int64(is_in))
-        if started >= 0 and p.turn_indptr.size > 1:
-            count = _recheck_turns(p, started, count)
+        if taken >= 0 and p.turn_indptr.size > 1:
+            count = _recheck_turns(p, taken, count)
     for index in range(num_deferred):
         lane = p.deferred[index]
         _block_lane(q, lane, p.queues.lanes[lane, LN_POOL])
@@ -1547,7 +1663,7 @@ def run(p, shift, num_streams, num_flights, has_instant):
                 task = _receive(p.flights, shift, channel)
                 if channel >= num_flights:
                     station = channel - num_flights
-                    if p.flights.halves[task * HALVES + LANE] >= 0:
+                    if p.flights.halves[task * HALVES + LANE] != GIVING_LANE:
                         p.queues.stations[station, ST_FREE] += 1
                         _touch_station(p.queues.stations, p.touched_stations, station)
                     num_stack = _leave(p, shift, task, num_stack)

@@ -14,7 +14,7 @@ from replay.graph.taskgraph import TURNS, Int32s, Int64s, TaskGraph, Touches
 _SPARE_KEYS = 4
 
 
-def kernel_lookups(graph: TaskGraph) -> Any:
+def kernel_lookups(graph: TaskGraph, columns: Any) -> Any:
     """Tables and touches as the kernel reads them; see ``kernels.Lookups``."""
     from replay.graph import kernels
 
@@ -24,14 +24,11 @@ def kernel_lookups(graph: TaskGraph) -> Any:
     state[:, kernels.TB_POLICY] = tables.policy
     state[:, kernels.TB_PATIENCE] = tables.patience_ps
     num_tasks = graph.num_tasks if len(touches) else 0
-    indptr, order = np.zeros(1, np.int32), np.zeros(0, np.int32)
-    if len(touches):
-        indptr, order = kernels.group_rows(fixed(touches.task), graph.num_tasks)
     number, num_keys = _number_keys(touches, len(tables))
     keys = np.zeros((num_keys, kernels.KEY_COLUMNS), np.int64)
     return kernels.Lookups(
-        indptr=fixed(indptr),
-        order=fixed(order),
+        indptr=columns.touch_indptr,
+        order=columns.touch_order,
         key=fixed(number),
         table=stepped(touches.table),
         miss_latency=stepped(touches.miss_latency_ps),
@@ -42,7 +39,6 @@ def kernel_lookups(graph: TaskGraph) -> Any:
         tables=state,
         keys=keys,
         touched=np.zeros(len(touches), np.int8),
-        extra_service=np.zeros(num_tasks, np.int64),
         extra_latency=np.zeros(num_tasks, np.int64),
     )
 
@@ -86,7 +82,7 @@ def who_looks_up(graph: TaskGraph) -> tuple[npt.NDArray[np.bool_], Int64s]:
 
 
 def turn_takers(
-    graph: TaskGraph, lane_keys: Int64s, needs_keys: Int64s, station_of: Int64s
+    graph: TaskGraph, lane_keys: Int64s, nodes: Int64s, station_of: Int64s
 ) -> tuple[Int32s, Int32s]:
     """Stations that serve in turns, by the pools that their tasks take from, as compressed rows.
 
@@ -96,8 +92,8 @@ def turn_takers(
         The graph.
     lane_keys
         (resource, priority, list of needs) of each lane (lane, 3).
-    needs_keys
-        (list without its last, pool, units) of each list of needs (list, 3).
+    nodes
+        (rest of the list, pool, units) of each list of credits (list, 3).
     station_of
         Station of each resource (resource,).
     """
@@ -105,8 +101,8 @@ def turn_takers(
     pairs: set[tuple[int, int]] = set()
     for resource, _, needs in lane_keys[discipline[lane_keys[:, 0]] == TURNS].tolist():
         while needs >= 0:
-            pairs.add((int(needs_keys[needs, 1]), int(station_of[resource])))
-            needs = int(needs_keys[needs, 0])
+            pairs.add((int(nodes[needs, 1]), int(station_of[resource])))
+            needs = int(nodes[needs, 0])
     if not pairs:
         return np.zeros(1, np.int32), np.zeros(0, np.int32)
     rows = np.array(sorted(pairs), np.int32)
