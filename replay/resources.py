@@ -64,7 +64,7 @@ class Resources:
         self._nics: tuple[Ints, Ints] | None = None
         self._sms: dict[tuple[str, int], Ints] = {}
         self._rings: dict[tuple[int, int], Ints] = {}
-        self._tables: dict[tuple[str, int, int], Ints] = {}
+        self._tables: dict[tuple[str, int, str, int], Ints] = {}
         self._buffers: dict[tuple[str, int, int], Ints] = {}
         self._num_touches = 0
         self._num_keys = 0
@@ -149,10 +149,10 @@ class Resources:
     ) -> Ints:
         """Associative memories of every GPU: (rank,) tables.
 
-        The same group, size and patience are the same tables, in whichever layer; keys of different
-        layers must differ (`new_keys`).
+        The same group, size, policy and patience are the same tables, in whichever layer; keys of
+        different layers must differ (`new_keys`).
         """
-        key = (group, entries, patience_ps)
+        key = (group, entries, policy, patience_ps)
         if key not in self._tables:
             self._tables[key] = np.array(
                 [

@@ -25,9 +25,14 @@ from replay.errors import UserError
 from replay.kinds import COMBINE, DISPATCH
 from replay.schemes.base import NoOptions, Scheme
 from replay.schemes.dysharp_hub import Hub
-from replay.schemes.dysharp_options import DySharpOptions, FusedOptions, SwitchOptions
+from replay.schemes.dysharp_options import (
+    DySharpOptions,
+    FusedOptions,
+    SwitchOptions,
+    TwoKernelOptions,
+)
 from replay.schemes.dysharp_rows import Rows
-from replay.schemes.experts import Gemm, fused_tiles, row_tiles, separate_kernels
+from replay.schemes.experts import Gemm, RowTiles, fused_tiles, row_tiles, separate_kernels
 from replay.schemes.weight_gradients import DOWN, UP, weight_gradient_tasks
 
 if TYPE_CHECKING:
@@ -77,42 +82,50 @@ class DySharp(Scheme):
             tlb_entries=self.options.tlb_entries,
             tile_entries=self.options.tile_entries,
             readiness_entries=self.options.readiness_entries,
+            tile_of_pair=_tiles_by_source(work, self.options.tile_rows)
+            if self.options.slots == "source"
+            else None,
         )
         rows = Rows(work, machine, self.options, hub)
         arrived = rows.push(begun)
-        ready, leftover = self._experts(work, machine, hub, begun, arrived)
+        ready, beside = self._experts(work, machine, hub, begun, arrived)
         notified = rows.notify(ready)
         complete = machine.mark(work.source_rank, begun[work.source_rank])
         machine.graph.edges(notified, complete[work.copy_token])
         ends = rows.pull(begun, complete)
-        return machine.gather(*leftover, ends) if work.is_backward else ends
+        for tasks, ranks in beside:
+            ends = machine.gather(tasks, ranks, ends)
+        return ends
 
     # ---- experts ---------------------------------------------------------------------------------
 
-    def _pools(self, machine: Machine) -> tuple[Ints, Ints | None, int]:
-        """SMs of the two GEMMs, the second None where they share, and how many the first has."""
+    def _pools(self, machine: Machine) -> tuple[Ints, Ints, int]:
+        """SMs of the two GEMMs, which may be the same, and how many the first has."""
         num_sms = machine.system.sm.num_sms
         second = self.options.gemm2_sms
         first = num_sms - self.options.dispatch_sms - self.options.combine_sms - second
-        if first < 1:
+        self._leaves_sms("dispatch_sms, combine_sms and gemm2_sms", first, num_sms)
+        pool = machine.sm_pool("sm", first)
+        return pool, machine.sm_pool("sm-2", second) if second else pool, first
+
+    def _leaves_sms(self, options: str, left: int, num_sms: int) -> None:
+        """Refuse options that leave no SMs to a GEMM."""
+        if left < 1:
             message = (
-                f"options dispatch_sms, combine_sms and gemm2_sms of scheme {self.name!r} take "
-                f"{num_sms - first} SMs; the GPU has {num_sms}, and some must run the first GEMM"
+                f"{options} of scheme {self.name!r} take {num_sms - left} SMs; the GPU has "
+                f"{num_sms}, and some must multiply"
             )
             raise UserError(message)
-        pool = machine.sm_pool("sm", first)
-        return pool, machine.sm_pool("sm-2", second) if second else None, first
 
     def _experts(
         self, work: LayerWork, machine: Machine, hub: Hub, begun: Ints, arrived: Ints
-    ) -> tuple[Ints, tuple[Ints, Ints]]:
+    ) -> tuple[Ints, list[tuple[Ints, Ints]]]:
         """Run tiles as their slots fill.
 
         Returns
         -------
-        (copy,) marks: the rows of all the token's experts on that GPU are in its memory. And the
-        tasks that nothing else waits for (weight gradients, where SMs have nothing better to do),
-        with their ranks.
+        (copy,) marks: the rows of all the token's experts on that GPU are in its memory. And what
+        is to end beside the combine, see `_beside`.
         """
         graph = machine.graph
         pool, second_pool, num_computing = self._pools(machine)
@@ -129,34 +142,46 @@ class DySharp(Scheme):
         )  # fmt: skip
         done = hub.tiles_done(tiles, done)
         ready = machine.mark(work.copy_rank, arrived)
-        by_expert = np.argsort(work.pair_expert, kind="stable")
-        bounds = np.searchsorted(work.pair_expert[by_expert], np.arange(work.num_experts + 1))
-        for expert in np.flatnonzero(work.rows_of_expert):
-            members = work.pair_copy[by_expert[bounds[expert] : bounds[expert + 1]]]
-            mine = slice(tiles.first_of_expert[expert], tiles.first_of_expert[expert + 1])
-            if self.options.slots == "arrival":
+        if hub.tile_of_pair is None:
+            by_expert = np.argsort(work.pair_expert, kind="stable")
+            bounds = np.searchsorted(work.pair_expert[by_expert], np.arange(work.num_experts + 1))
+            for expert in np.flatnonzero(work.rows_of_expert):
+                members = work.pair_copy[by_expert[bounds[expert] : bounds[expert + 1]]]
+                mine = slice(tiles.first_of_expert[expert], tiles.first_of_expert[expert + 1])
                 rows = tiles.rows[mine]
                 graph.gate(arrived[members], ready[members], rows, full[mine], done[mine])
-            else:  # pairs are listed by source and token
-                tile = np.arange(len(members)) // self.options.tile_rows
-                graph.edges(arrived[members], full[mine][tile])
-                graph.edges(done[mine][tile], ready[members])
-        nothing = np.zeros(0, np.int64)
-        if not work.is_backward:
-            return ready, (nothing, nothing)
-        rank_of = work.placement.expert_rank.astype(np.int64)
-        complete = machine.mark(rank_of, begun[rank_of])
-        graph.edges(done, complete[tiles.expert])
-        tasks, ranks = zip(
-            *(
+        else:
+            graph.edges(arrived[work.pair_copy], full[hub.tile_of_pair])
+            graph.edges(done[hub.tile_of_pair], ready[work.pair_copy])
+        last_pool = second_pool if self.two_kernels else pool
+        return ready, self._beside(work, machine, tiles, begun, done, last_pool)
+
+    def _beside(
+        self,
+        work: LayerWork,
+        machine: Machine,
+        tiles: RowTiles,
+        begun: Ints,
+        done: Ints,
+        pool: Ints,
+    ) -> list[tuple[Ints, Ints]]:
+        """What GPUs have to end beside their combine: tasks, and the rank of each.
+
+        A second kernel ends with its tiles. Weight gradients run where SMs have nothing better to
+        do.
+        """
+        beside = [(done, tiles.rank)] if self.two_kernels else []
+        if work.is_backward:
+            rank_of = work.placement.expert_rank.astype(np.int64)
+            complete = machine.mark(rank_of, begun[rank_of])
+            machine.graph.edges(done, complete[tiles.expert])
+            beside += [
                 weight_gradient_tasks(
                     machine, work, projection, pool, complete, priority=work.num_experts
                 )
                 for projection in (DOWN, UP)
-            ),
-            strict=True,
-        )
-        return ready, (np.concatenate(tasks), np.concatenate(ranks))
+            ]
+        return beside
 
     def _second_kernel(
         self, machine: Machine, rank: Ints, arrived: Ints, work: LayerWork
@@ -196,7 +221,20 @@ class DySharpComet(DySharp):
         "proposed switch and GPU hardware; dispatch overlaps GEMM-1, GEMM-2 overlaps combine, with "
         "a kernel boundary between"
     )
+    Options: ClassVar[type[NoOptions]] = TwoKernelOptions
+    candidates: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "dispatch_sms": SM_CANDIDATES,
+        "combine_sms": SM_CANDIDATES,
+    }
     two_kernels: ClassVar[bool] = True
+
+    def _pools(self, machine: Machine) -> tuple[Ints, Ints, int]:
+        """Each kernel multiplies on all SMs but those that move its rows."""
+        num_sms = machine.system.sm.num_sms
+        first, second = num_sms - self.options.dispatch_sms, num_sms - self.options.combine_sms
+        self._leaves_sms("dispatch_sms", first, num_sms)
+        self._leaves_sms("combine_sms", second, num_sms)
+        return machine.sm_pool("sm", first), machine.sm_pool("sm-2", second), first
 
 
 class DySharpBasic(DySharp):
@@ -226,3 +264,14 @@ class DySharpBasic(DySharp):
         done = separate_kernels(machine, work, pool, dispatched)
         begun = machine.barrier(COMBINE, machine.kernel(done))
         return rows.pull(begun, machine.mark(work.source_rank, begun[work.source_rank]))
+
+
+def _tiles_by_source(work: LayerWork, tile_rows: int) -> Ints:
+    """(pair,): the tile of each row where an expert's rows lie in order of source and token."""
+    order = np.argsort(work.pair_expert, kind="stable")  # pairs are listed by source and token
+    expert, rows = work.pair_expert[order], work.rows_of_expert
+    tiles = -(-rows // tile_rows)
+    place = np.arange(len(order)) - (np.cumsum(rows) - rows)[expert]
+    tile = np.empty(len(order), np.int64)
+    tile[order] = (np.cumsum(tiles) - tiles)[expert] + place // tile_rows
+    return tile

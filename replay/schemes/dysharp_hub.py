@@ -9,7 +9,8 @@ order in which packets arrive; a key that had to leave costs a DRAM access.
 
 The first packet of a row is assumed to say that it is the first, so that a slot is allocated
 without reading the table in DRAM. A tile is one entry while its rows arrive (of the expert, whose
-slots fill one after the other) and one from then on until its second GEMM is done.
+slots fill one after the other) and one from then on until its second GEMM is done; with slots
+that are fixed beforehand it is one entry from its first row on.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ class Hub:
     ----------
     tlb_entries, tile_entries, readiness_entries
         Entries on chip; 0 for a table that costs nothing.
+    tile_of_pair
+        (pair,): the tile of each row, where slots are fixed beforehand; None where rows take the
+        slots of their expert as they arrive.
     """
 
     def __init__(
@@ -45,7 +49,9 @@ class Hub:
         tlb_entries: int,
         tile_entries: int = 0,
         readiness_entries: int = 0,
+        tile_of_pair: Ints | None = None,
     ) -> None:
+        self.tile_of_pair = tile_of_pair
         self._work = work
         self._machine = machine
         self._miss_ps = machine.system.hbm.latency_ps
@@ -54,6 +60,7 @@ class Hub:
         }  # fmt: skip
         self._pair = machine.new_keys(len(work.pair_token))
         self._expert = machine.new_keys(work.num_experts)
+        self._tile = machine.new_keys(len(work.pair_token))  # no tile is without a row
         self._token = machine.new_keys(work.num_tokens)
         self._by_copy = np.argsort(work.pair_copy, kind="stable")
         self._first_of_copy = np.cumsum(work.copy_pairs) - work.copy_pairs
@@ -66,9 +73,8 @@ class Hub:
             return
         machine = self._machine
         table = machine.tables(group, entries)[rank]
-        machine.touch(
-            group, tasks, table, key, lookups=lookups, miss_latency_ps=self._miss_ps, drops=drops
-        )
+        cost = self._miss_ps if np.any(lookups) else 0  # what is only forgotten is not fetched
+        machine.touch(group, tasks, table, key, lookups=lookups, miss_latency_ps=cost, drops=drops)
 
     # ---- rows ------------------------------------------------------------------------------------
 
@@ -93,11 +99,14 @@ class Hub:
         self._touch(AL_TLB, tasks[entry], rank, self._pair + pair, packets[entry], drops=False)
 
     def arrive(self, copies: Ints, tasks: Ints, packets: Ints) -> None:
-        """Count packets that arrive, in the status of the tile that each expert is filling."""
+        """Count packets that arrive, in the status of the tiles that they fill."""
         entry, pair = self._pairs_of(copies)
         rank = self._work.copy_rank[copies[entry]]
-        expert = self._expert + self._work.pair_expert[pair]
-        self._touch(TILE_STATUS, tasks[entry], rank, expert, packets[entry], drops=False)
+        if self.tile_of_pair is None:
+            key = self._expert + self._work.pair_expert[pair]
+        else:
+            key = self._tile + self.tile_of_pair[pair]
+        self._touch(TILE_STATUS, tasks[entry], rank, key, packets[entry], drops=False)
 
     # ---- tiles -----------------------------------------------------------------------------------
 
@@ -115,12 +124,12 @@ class Hub:
             rank=tiles.rank,
             after=full,
         )
-        self._tile = machine.new_keys(len(tiles))
         key = self._tile + np.arange(len(tiles))
         self._touch(TILE_STATUS, seen, tiles.rank, key, 1, drops=False)
-        last = tiles.first_of_expert[1:][np.diff(tiles.first_of_expert) > 0] - 1
-        expert = self._expert + tiles.expert[last]
-        self._touch(TILE_STATUS, seen[last], tiles.rank[last], expert, 0, drops=True)
+        if self.tile_of_pair is None:
+            last = tiles.first_of_expert[1:][np.diff(tiles.first_of_expert) > 0] - 1
+            expert = self._expert + tiles.expert[last]
+            self._touch(TILE_STATUS, seen[last], tiles.rank[last], expert, 0, drops=True)
         return seen
 
     def tiles_done(self, tiles: RowTiles, done: Ints) -> Ints:
@@ -164,4 +173,4 @@ class Hub:
     def combined(self, token: Ints, tasks: Ints) -> None:
         """Forget tokens whose combine begins: (token,) tokens and tasks of their owners."""
         owner = self._work.source_rank[token]
-        self._touch(READINESS, tasks, owner, self._token + token, 0, drops=True)
+        self._touch(READINESS, tasks, owner, self._token + token, 1, drops=True)

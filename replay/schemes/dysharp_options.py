@@ -71,7 +71,7 @@ class SwitchOptions(RowOptions):
         What a full reduction buffer does: ``"evict"`` sends a partial sum early (section III-C),
         ``"wait"`` lets requests wait until there is room.
     reduction_timeout_ns
-        For how long after its last part a sum is not evicted. Not stated.
+        For how long after its last part a sum is not evicted, if anything is. Not stated.
     multimem_queue
         Entries of an SM's MultimemQ (section III-B: 32), each a packet from its issue until it has
         left; 0 for any number. The queue holds at least one message, our grain, beside the one
@@ -101,13 +101,11 @@ class SwitchOptions(RowOptions):
 
 
 @dataclass(frozen=True)
-class FusedOptions(RowOptions):
-    """Options of the fused kernel.
+class TileOptions(RowOptions):
+    """Options of tiles that start as their rows arrive.
 
     Attributes
     ----------
-    gemm2_sms
-        SMs of the second GEMM's group; 0 lets the two GEMM groups share all that do not move rows.
     slots
         How rows get their slots in the tiles: ``"arrival"`` (the proposal: the first free one) or
         ``"source"`` (fixed beforehand, in order of source and token, as software would).
@@ -123,7 +121,6 @@ class FusedOptions(RowOptions):
         does not fit lies in DRAM. 0 for as many as are needed.
     """
 
-    gemm2_sms: int = 0
     slots: str = "arrival"
     tile_order: str = "expert"
     weight_passes: int = 1
@@ -136,11 +133,29 @@ class FusedOptions(RowOptions):
         super().check()
         at_least("dysharp", 1, weight_passes=self.weight_passes, tile_rows=self.tile_rows)
         at_least(
-            "dysharp", 0, gemm2_sms=self.gemm2_sms, tile_entries=self.tile_entries,
+            "dysharp", 0, tile_entries=self.tile_entries,
             readiness_entries=self.readiness_entries,
         )  # fmt: skip
         one_of("slots", self.slots, SLOTS)
         one_of("tile_order", self.tile_order, TILE_ORDERS)
+
+
+@dataclass(frozen=True)
+class FusedOptions(TileOptions):
+    """Options of the fused kernel.
+
+    Attributes
+    ----------
+    gemm2_sms
+        SMs of the second GEMM's group; 0 lets the two GEMM groups share all that do not move rows.
+    """
+
+    gemm2_sms: int = 0
+
+    def check(self) -> None:
+        """See `NoOptions.check`."""
+        super().check()
+        at_least("dysharp", 0, gemm2_sms=self.gemm2_sms)
 
 
 @dataclass(frozen=True)
@@ -149,9 +164,12 @@ class DySharpOptions(FusedOptions, SwitchOptions):
 
     dispatch_sms: int = 8
 
-    def check(self) -> None:
-        """See `NoOptions.check`."""
-        super().check()
+
+@dataclass(frozen=True)
+class TwoKernelOptions(TileOptions, SwitchOptions):
+    """Options of two kernels with in-switch computing; see its two parts."""
+
+    dispatch_sms: int = 8
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -164,6 +164,9 @@ class Rows:
             after=complete[tokens],
         )
         graph.edges(came, np.repeat(written[place[pulled]], num))
+        # A token whose experts are all on its owner's GPU is not asked for.
+        kept = np.setdiff1d(tokens, pulled)
+        self._hub.combined(kept, written[place[kept]])
         machine.follow("combined", tokens, written)
         return machine.gather(written, rank, begun)
 

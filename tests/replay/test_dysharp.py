@@ -13,10 +13,13 @@ from traffic_oracle import response_packets, write_packets
 
 import hwmodel
 from hwmodel import System
-from replay.graph import Timeline, Touched, schedule
-from replay.kinds import Kind
+from replay.errors import UserError
+from replay.graph import GraphBuilder, Timeline, Touched, schedule
+from replay.kinds import KIND_NAMES, Kind
 from replay.layer import Built, build_layer, replay_layer
-from replay.result import LayerResult
+from replay.machine import Machine
+from replay.mechanisms import evicted_wire_bytes, mechanisms
+from replay.result import LayerResult, Mechanisms
 from replay.schemes import SCHEMES
 from replay.work import ExpertShape, LayerWork
 
@@ -31,8 +34,22 @@ def build(
     return built, schedule(built.graph)
 
 
-def replayed(layer: LayerWork, system: System | None = None, **options: Any) -> LayerResult:
-    return replay_layer(layer, system or round_machine(), SCHEMES["dysharp"].with_options(options))
+def replayed(
+    layer: LayerWork, system: System | None = None, scheme: str = "dysharp", **options: Any
+) -> LayerResult:
+    return replay_layer(layer, system or round_machine(), SCHEMES[scheme].with_options(options))
+
+
+def chained(layer: LayerWork, times: int, scheme: str = "dysharp", **options: Any) -> Mechanisms:
+    """The same layer several times, one after the other on each GPU."""
+    made = SCHEMES[scheme].with_options(options)
+    builder = GraphBuilder(KIND_NAMES)
+    machine = Machine(round_machine(), builder, layer.num_ranks, made.uplinks)
+    ends = machine.mark(machine.ranks)
+    for _ in range(times):
+        ends = made.build(layer, machine, ends)
+    timeline = schedule(builder.build())
+    return mechanisms(timeline, machine, evicted_wire_bytes(timeline, machine))
 
 
 def of_kind(timeline: Timeline, kind: Kind) -> np.ndarray:
@@ -168,6 +185,27 @@ def test_segments_change_no_byte(segment_packets: int) -> None:
         assert cut.mechanisms.wire_bytes[role] == whole.mechanisms.wire_bytes[role]
 
 
+def test_every_expert_answers_with_every_segment() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    result = replayed(layer, answers="expert", segment_packets=1)
+    remote = layer.pair_source != layer.pair_rank
+    rows = np.bincount(layer.pair_rank[remote], minlength=layer.num_ranks)
+    sent = result.payload_bytes["combine"].uplink
+    assert sent == (rows * layer.combine_row_bytes).tolist()
+
+
+@pytest.mark.parametrize("segment_packets", [0, 4])
+def test_a_gpu_has_a_row_when_all_its_segments_are_there(segment_packets: int) -> None:
+    layer = small_layers.work(
+        np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64)
+    )
+    _, timeline = build(layer, segment_packets=segment_packets)
+    arrived = timeline.visible_ps[of_kind(timeline, Kind.DISPATCH_DOWN)].max()
+    assert timeline.start_ps[of_kind(timeline, Kind.GEMM1)].min() == arrived + 5 * NS  # a poll
+    came = timeline.visible_ps[of_kind(timeline, Kind.COMBINE_DOWN)].max()
+    assert timeline.start_ps[of_kind(timeline, Kind.COMBINE_RECEIVE)].min() == came
+
+
 # ---- tables --------------------------------------------------------------------------------------
 
 
@@ -196,13 +234,104 @@ def test_tables_with_room_for_all_miss_nothing(scheme: str) -> None:
     assert used(result, "output readiness")["new"] == layer.num_tokens
 
 
-def test_lookups_are_one_for_each_packet_and_expert() -> None:
+@pytest.mark.parametrize(
+    "scheme", ["dysharp", "dysharp-comet", "dysharp-basic", "dysharp-fusion-only"]
+)
+def test_lookups_are_one_for_each_packet_and_expert(scheme: str) -> None:
     layer = small_layers.ALL["uniform 8 ranks fp8"]()
-    use = replayed(layer).mechanisms.tables["AL-TLB"]
+    use = replayed(layer, scheme=scheme).mechanisms.tables["AL-TLB"]
     remote = int((layer.pair_source != layer.pair_rank).sum())
     out, back = -(-layer.dispatch_row_bytes // 128), -(-layer.combine_row_bytes // 128)
     assert use.lookups == len(layer.pair_token) * out + remote * back  # own rows are not pulled
     assert use.hits + use.new + use.missed == use.lookups
+
+
+@pytest.mark.parametrize("slots", ["arrival", "source"])
+def test_lookups_of_tiles_and_of_tokens(slots: str) -> None:
+    layer = small_layers.ALL["several tiles"]()
+    tables = replayed(layer, slots=slots).mechanisms.tables
+    pairs, packets = len(layer.pair_token), -(-layer.dispatch_row_bytes // 128)
+    experts = np.count_nonzero(layer.rows_of_expert)
+    tiles = int((-(-layer.rows_of_expert // 128)).sum())
+    # Packets are counted; a tile is looked up when it is full and when it is done.
+    assert tables["tile status"].lookups == pairs * packets + 2 * tiles
+    assert tables["tile status"].new == tiles + (experts if slots == "arrival" else 0)
+    # GPUs are counted; a token is looked up when its combine begins.
+    tokens = len(np.unique(layer.copy_token))
+    assert tables["output readiness"].lookups == len(layer.copy_token) + tokens
+    assert tables["output readiness"].new == tokens
+
+
+@pytest.mark.parametrize("slots", ["arrival", "source"])
+@pytest.mark.parametrize("scheme", ["dysharp", "dysharp-comet", "dysharp-fusion-only"])
+@pytest.mark.parametrize("name", ["several tiles", "one gpu", "own rank only", "some slots empty"])
+def test_tables_of_tiles_and_tokens_are_empty_in_the_end(
+    name: str, scheme: str, slots: str
+) -> None:
+    built, timeline = build(small_layers.ALL[name](), scheme=scheme, slots=slots)
+    touches, names = built.graph.touches, built.graph.tables.groups
+    mine = [
+        row for row, table in enumerate(touches.table)
+        if names[table] in ("tile status", "output readiness")
+    ]  # fmt: skip
+    order = sorted(mine, key=lambda row: (timeline.start_ps[touches.task[row]], touches.drops[row]))
+    held: set[tuple[int, int]] = set()
+    for row in order:
+        key = int(touches.table[row]), int(touches.key[row])
+        held.add(key)
+        if touches.drops[row]:
+            held.remove(key)
+    assert len(order) > 0
+    assert not held
+
+
+def test_tables_are_those_of_the_gpu_that_needs_them() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    built, timeline = build(layer)
+    touches, tables = built.graph.touches, built.graph.tables
+    new = (timeline.touched & Touched.OUTCOME) == Touched.NEW
+    found = Counter(tables.names[table] for table in touches.table[new].tolist())
+    tokens = np.bincount(layer.source_rank[np.unique(layer.copy_token)], minlength=8)
+    rows = np.bincount(layer.pair_rank, minlength=8)
+    experts = np.bincount(layer.placement.expert_rank[layer.rows_of_expert > 0], minlength=8)
+    for gpu in range(8):
+        assert found[f"AL-TLB {gpu}"] == rows[gpu]
+        assert found[f"output readiness {gpu}"] == tokens[gpu]
+        assert found[f"tile status {gpu}"] == 2 * experts[gpu]  # of one tile each
+
+
+@pytest.mark.parametrize("table", ["tile", "readiness"])
+def test_status_that_had_to_leave_costs_time(table: str) -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    name = {"tile": "tile status", "readiness": "output readiness"}[table]
+    slow = hwmodel.load("dgx-h100", {**ROUND, "hbm.latency_ns": 5000.0})
+    sizes: list[dict[str, Any]] = [{f"{table}_entries": entries} for entries in (10**6, 1)]
+    roomy, tight = (replayed(layer, slow, **options) for options in sizes)
+    assert tight.mechanisms.tables[name].missed > 0
+    assert tight.mechanisms.tables[name].high_water == 1
+    assert tight.makespan_us > roomy.makespan_us + 4
+
+
+def test_layers_share_tables_and_queues_and_no_keys() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    once, twice = (chained(layer, times, tlb_entries=10**6) for times in (1, 2))
+    for name, use in once.tables.items():
+        assert twice.tables[name].lookups == 2 * use.lookups
+        assert twice.tables[name].new == 2 * use.new
+    rows = int(np.bincount(layer.pair_rank).max())
+    assert once.tables["AL-TLB"].high_water == rows
+    assert twice.tables["AL-TLB"].high_water == 2 * rows
+    assert once.buffers.keys() == twice.buffers.keys()
+    for role, ports in once.wire_bytes.items():
+        assert twice.wire_bytes[role].uplink == [2 * nbytes for nbytes in ports.uplink]
+
+
+def test_layers_share_what_fills_up() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    use = chained(layer, 3, tlb_entries=16).tables["AL-TLB"]
+    left = np.minimum(16, 3 * np.bincount(layer.pair_rank, minlength=8))
+    assert use.high_water == 16
+    assert use.evictions == use.new + use.missed - left.sum()
 
 
 @pytest.mark.parametrize("segment_packets", [0, 1])
@@ -309,6 +438,56 @@ def test_without_eviction_requests_wait_and_no_byte_is_added() -> None:
     assert waiting.makespan_us > replayed(layer, reduction="wait").makespan_us
 
 
+def test_a_buffer_that_waits_holds_rows_until_they_have_left() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    built, timeline = build(layer, reduction="wait")
+    use = replayed(layer, reduction="wait").mechanisms.buffers["reduction buffer"]
+    takes = built.graph.takes
+    most = 0
+    for gpu in range(8):
+        pool = built.graph.pools.names.index(f"reduction buffer {gpu}")
+        mine = takes.pool == pool
+        taken, given = takes.task[mine], takes.released_by[mine]
+        assert set(built.graph.kind[given].tolist()) <= {Kind.COMBINE_DOWN}
+        for now in timeline.start_ps[taken].tolist():
+            inside = (timeline.start_ps[taken] <= now) & (timeline.end_ps[given] > now)
+            most = max(most, int(takes.units[mine][inside].sum()))
+    assert use.high_water == most > layer.combine_row_bytes
+
+
+# ---- one token by hand ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("experts", "rows_in"), [([0], 1), ([0, 1], 1), ([0, 2], 2), ([2, 3], 1)])
+def test_rows_that_the_owner_adds_up(experts: list[int], rows_in: int) -> None:
+    # Two experts a GPU: a GPU gives the sum of its experts' rows.
+    layer = small_layers.work(
+        np.array([experts], np.int32), 2, 4, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64)
+    )
+    row, gap, push, poll = 2048, 2 * US, 2048 * 10, 5 * NS
+    _, timeline = build(layer)
+    written = of_kind(timeline, Kind.COMBINE_RECEIVE)
+    spent = timeline.end_ps[written] - timeline.start_ps[written]
+    assert spent.tolist() == [rows_in * row * 5 + row * 20]  # read at 200, written at 50 GB/s
+    if max(experts) < 2:  # nothing leaves the GPU
+        gemms = of_kind(timeline, Kind.GEMM1), of_kind(timeline, Kind.GEMM2)
+        assert timeline.start_ps[gemms[0]].min() == gap + push + VISIBLE + poll
+        assert timeline.start_ps[written].tolist() == [timeline.visible_ps[gemms[1]].max() + poll]
+
+
+def test_a_token_is_not_asked_for_before_all_its_gpus_have_told() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    for scheme in ("dysharp", "dysharp-comet", "dysharp-fusion-only"):
+        _, timeline = build(layer, scheme=scheme, dispatch_sms=1, combine_sms=1)
+        graph = timeline.graph
+        for gpu in range(8):
+            mine = graph.rank == gpu
+            told = timeline.visible_ps[mine & (graph.kind == Kind.NOTIFY_DOWN)]
+            asked = np.sort(timeline.start_ps[mine & (graph.kind == Kind.COMBINE_SEND)])
+            assert asked[0] >= told.min()
+            assert asked[-1] >= told.max()
+
+
 # ---- queues, SMs, kernels ------------------------------------------------------------------------
 
 
@@ -342,7 +521,7 @@ def test_groups_of_sms_run_one_gemm_each() -> None:
 
 def test_overlap_as_in_comet_keeps_the_gemms_apart() -> None:
     layer = small_layers.ALL["several tiles"]()
-    built, timeline = build(layer, scheme="dysharp-comet", dispatch_sms=48, combine_sms=48)
+    built, timeline = build(layer, scheme="dysharp-comet", dispatch_sms=96, combine_sms=96)
     for gpu in range(layer.num_ranks):
         mine = built.graph.rank == gpu
         first = np.flatnonzero(mine & (built.graph.kind == Kind.GEMM1))
@@ -384,3 +563,112 @@ def test_evictions_occupy_the_port_of_the_reader() -> None:
     busy = sum(result.wire_bytes["combine"].downlink) + sum(result.wire_bytes["dispatch"].downlink)
     shares = result.utilisation["downlink"].mean * layer.num_ranks * result.makespan_us
     assert shares == pytest.approx(busy / 1e6, rel=1e-9)
+
+
+@pytest.mark.parametrize("phase", ["dispatch", "combine"])
+@pytest.mark.parametrize(("depth", "sms", "waits"), [(31, 1, 2), (32, 1, 3), (16, 2, 4)])
+def test_every_sm_has_a_queue_of_so_many_packets(
+    phase: str, depth: int, sms: int, waits: int
+) -> None:
+    # Four tokens of 16 packets. SMs and targets are far ahead of a slow port, so that nothing
+    # leaves before all that find room have been issued.
+    layer = small_layers.work(
+        np.full((4, 1), 1, np.int32), 2, 2, tokens_of_rank=[4, 0], shape=ExpertShape(1024, 64)
+    )
+    machine = hwmodel.load(
+        "dgx-h100",
+        {**ROUND, "link.bandwidth_GB_per_s": 0.1, **dict.fromkeys(
+            ("gpu.sm_push_GB_per_s", "gpu.sm_read_GB_per_s", "gpu.sm_write_GB_per_s"), 1e5
+        )},
+    )  # fmt: skip
+    options: dict[str, Any] = {f"{phase}_sms": sms, "multimem_queue": depth}
+    _, timeline = build(layer, machine, "dysharp-basic", **options)
+    kinds = {
+        "dispatch": (Kind.DISPATCH_SEND, Kind.DISPATCH_UP),
+        "combine": (Kind.COMBINE_SEND, Kind.COMBINE_REQUEST_UP),
+    }[phase]
+    issued, left = (np.sort(timeline.start_ps[of_kind(timeline, kind)]) for kind in kinds)
+    first = np.sort(timeline.end_ps[of_kind(timeline, kinds[1])])[0]
+    assert (issued < first).sum() == waits
+    assert len(left) == 4
+
+
+def test_fixed_slots_wait_for_their_source() -> None:
+    # Tiles of two rows, two sources with two tokens each, which they push one after the other.
+    layer = small_layers.work(
+        np.full((4, 1), 2, np.int32), 3, 3, tokens_of_rank=[2, 2, 0], shape=ExpertShape(1024, 64)
+    )
+    push = 2048 * 10
+    begun = {}
+    for slots in ("arrival", "source"):
+        built, timeline = build(layer, slots=slots, tile_rows=2, dispatch_sms=1)
+        gemm = of_kind(timeline, Kind.GEMM1)
+        begun[slots] = np.unique(timeline.start_ps[gemm])
+        assert len(built.graph.gates) == (slots == "arrival")
+    assert begun["arrival"][1] - begun["arrival"][0] == push
+    # The last rows of both sources arrive one behind the other.
+    last = begun["arrival"][1]
+    assert begun["source"].tolist() == [last - write_packets(2048, 1), last]
+
+
+def test_order_of_tiles_and_passes_over_weights() -> None:
+    layer = small_layers.ALL["several tiles"]()
+    by_expert, by_arrival = (
+        build(layer, tile_order=order)[0].graph for order in ("expert", "arrival")
+    )
+    for kind in (Kind.GEMM1, Kind.GEMM2):
+        tiles = by_expert.kind == kind
+        assert (by_expert.priority[tiles] == by_expert.tag[tiles]).all()
+        assert set(by_arrival.priority[by_arrival.kind == kind].tolist()) == {0}
+    once, twice = (build(layer, weight_passes=passes)[0].graph for passes in (1, 2))
+    read = [graph.duration_ps[graph.kind == Kind.GEMM1_MEMORY].sum() for graph in (once, twice)]
+    several = layer.rows_of_expert > 128
+    weights = 2 * 96 * 2 * 64 * int(several.sum())  # BF16; five bytes a picosecond
+    assert several.any()
+    assert read[1] - read[0] == pytest.approx(weights / 5, abs=len(once.rank))
+
+
+def test_each_of_two_kernels_has_all_sms_but_those_that_move_its_rows() -> None:
+    layer = small_layers.ALL["backward several tiles"]()
+    built, timeline = build(layer, scheme="dysharp-comet", dispatch_sms=10, combine_sms=20)
+    resources = built.graph.resources
+    # Backward: gradients of the down projection's input come first.
+    for kind, group, servers in (
+        (Kind.GEMM2, "sm", 90), (Kind.GEMM1, "sm-2", 80), (Kind.WGRAD, "sm-2", 80),
+    ):  # fmt: skip
+        used = np.unique(built.graph.resource[of_kind(timeline, kind)])
+        assert {resources.groups[index] for index in used} == {group}
+        assert set(resources.servers[used].tolist()) == {servers}
+    all_sms: list[dict[str, Any]] = [{"dispatch_sms": 100}, {"combine_sms": 100}]
+    for options in all_sms:
+        with pytest.raises(UserError, match=r"_sms of scheme 'dysharp-comet' take 100 SMs"):
+            build(layer, scheme="dysharp-comet", **options)
+
+
+def test_groups_that_take_all_sms_are_refused() -> None:
+    with pytest.raises(UserError, match="take 100 SMs; the GPU has 100, and some must multiply"):
+        build(small_layers.ALL["one token"](), dispatch_sms=50, combine_sms=30, gemm2_sms=20)
+
+
+def test_a_kernel_ends_when_its_tiles_and_its_sends_have() -> None:
+    # GPU 0 pushes many rows with one SM and computes one; GPU 1 owns nothing and computes the rest.
+    ids = np.array([[0]] + [[1]] * 9, np.int32)
+    layer = small_layers.work(ids, 2, 2, tokens_of_rank=[10, 0], shape=ExpertShape(1024, 64))
+    slow = hwmodel.load("dgx-h100", {**ROUND, "gpu.sm_push_GB_per_s": 1.0})
+    built, timeline = build(layer, slow, "dysharp-comet", dispatch_sms=1)
+    graph = timeline.graph
+    sent = timeline.visible_ps[of_kind(timeline, Kind.DISPATCH_DOWN)].max()
+    second = of_kind(timeline, Kind.GEMM2)
+    own, other = (timeline.start_ps[second[graph.rank[second] == gpu]] for gpu in (0, 1))
+    assert own.min() == sent + 2 * US
+    assert timeline.visible_ps[built.ends[1]] >= other.max()
+
+
+def test_backward_ends_with_the_weight_gradients() -> None:
+    layer = small_layers.ALL["backward several tiles"]()
+    for scheme in ("dysharp", "dysharp-comet", "dysharp-fusion-only"):
+        built, timeline = build(layer, scheme=scheme)
+        last = timeline.visible_ps[of_kind(timeline, Kind.WGRAD)]
+        gpu = timeline.graph.rank[of_kind(timeline, Kind.WGRAD)]
+        for rank in range(layer.num_ranks):
+            assert timeline.visible_ps[built.ends[rank]] >= last[gpu == rank].max()
