@@ -728,6 +728,23 @@ def _prefetch_line(typing_context, array, index):
 _prefetch: Any = _prefetch_nothing if getattr(config, "DISABLE_JIT", 0) else _prefetch_line
 
 
+@njit(**INLINED)
+def _prefetch_edges(f, task):
+    """Ask for the list of a task's successors: the task is under way to be visible."""
+    _prefetch(f.successors, np.int64(f.halves[task * HALVES + EDGES]))
+
+
+@njit(**INLINED)
+def _prefetch_targets(f, task):
+    """Ask for the records of a task's first and last successors: it is visible soon."""
+    edge = np.int64(f.halves[task * HALVES + EDGES])
+    end = np.int64(f.halves[task * HALVES + HALVES + EDGES])
+    if edge < end:
+        _prefetch(f.halves, np.int64(f.successors[edge]) * HALVES)
+        if edge + 1 < end:
+            _prefetch(f.halves, np.int64(f.successors[end - 1]) * HALVES)
+
+
 # --- Channels: one key each in a tournament tree, whatever the number of tasks ------------------
 
 
@@ -810,10 +827,7 @@ def _receive(f, shift, channel):
         if head < f.channels[channel, CH_TAIL]:
             following = np.int64(f.slots[head])
             key = (f.words[following * WORDS + VISIBLE] << shift) | channel
-            row = following * HALVES
-            edge = f.halves[row + EDGES]
-            if edge < f.halves[row + HALVES + EDGES]:
-                _prefetch(f.halves, np.int64(f.successors[edge]) * HALVES)
+            _prefetch_targets(f, following)
             if head + 2 < f.channels[channel, CH_TAIL]:
                 _prefetch(f.halves, np.int64(f.slots[head + 2]) * HALVES)
     else:
@@ -823,6 +837,7 @@ def _receive(f, shift, channel):
         f.channels[channel, CH_SIZE] -= 1
         if f.channels[channel, CH_SIZE] > 0:
             key = (f.heap_time[base] << shift) | channel
+            _prefetch_targets(f, np.int64(f.heap_task[base]))
     _set_key(f.tree, (f.tree.size >> 1) + channel, key)
     return np.int64(task)
 
@@ -932,6 +947,7 @@ def _leave(p, shift, task, num_stack):
     if channel == NO_FLIGHT:
         p.stack[num_stack] = task
         return num_stack + 1
+    _prefetch_targets(p.flights, task)
     _send(
         p.flights,
         shift,
@@ -1351,7 +1367,7 @@ def _look_up(p, task, now):
             if lookups.keys[key, KY_STATE] == EVICTED:
                 outcome = MISSED
                 _lengthen(p.flights, task, _at(lookups.miss_duration, row))
-                late = min(late + _at(lookups.miss_latency, row), LONGEST)
+                late = min(late + _at(lookups.miss_latency, row), np.int64(LONGEST))
             if not drops:
                 if lookups.tables[table, TB_FREE] == 0:
                     outcome += AND_EVICTED
@@ -1378,6 +1394,8 @@ def _start_first(p, shift, num_flights, station, now):
     is_empty = head + 1 == p.queues.lanes[lane, LN_TAIL]
     if not is_empty:
         _note_head(p, lane, np.int64(p.flights.slots[head + 1]))
+        if head + 2 < p.queues.lanes[lane, LN_TAIL]:
+            _prefetch(p.flights.halves, np.int64(p.flights.slots[head + 2]) * HALVES)
     if p.queues.stations[station, ST_RULE] == TURNS:
         p.queues.stations[station, ST_SERVED] += 1
         p.queues.lanes[lane, LN_SERVED] = p.queues.stations[station, ST_SERVED]
@@ -1403,6 +1421,7 @@ def _start_first(p, shift, num_flights, station, now):
     p.flights.words[task * WORDS + VISIBLE] = visible
     p.flights.halves[task * HALVES + MISSING] = STARTED
     p.queues.stations[station, ST_FREE] -= 1
+    _prefetch_edges(p.flights, task)
     _send(p.flights, shift, num_flights + station, task, end)
 
 
