@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from replay.graph.columns import fixed, stepped
 from replay.graph.errors import EngineError
-from replay.graph.lookups import kernel_lookups, turn_takers, who_looks_up
+from replay.graph.lookups import grown, kernel_lookups, turn_takers, who_looks_up
 from replay.graph.stuck import describe_deadlock
 from replay.graph.taskgraph import FIFO, TURNS, VOQ, TaskGraph
 from replay.graph.timeline import Timeline
@@ -311,9 +311,9 @@ def _pack(
     task = 0
     while True:
         # The tables grow together until no task finds one full.
-        keys, table = _grown(keys, room, int(sizes[kernels.LANES]))
-        nodes, node_table = _grown(nodes, room, int(sizes[kernels.NODES]))
-        ways, way_table = _grown(ways, room, int(sizes[kernels.WAYS]))
+        keys, table = grown(keys, room, int(sizes[kernels.LANES]))
+        nodes, node_table = grown(nodes, room, int(sizes[kernels.NODES]))
+        ways, way_table = grown(ways, room, int(sizes[kernels.WAYS]))
         more = np.zeros(num_single + room, np.int64)
         more[: lane_tasks.size] = lane_tasks
         lane_tasks = more
@@ -339,19 +339,6 @@ def _pack(
         num_flights=int(sizes[kernels.CLASSES]),
         num_direct=int(sizes[kernels.DIRECT]),
     )
-
-
-def _grown(
-    keys: npt.NDArray[np.int64], room: int, size: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """A larger table of triples with its hash table, holding the first ``size`` again."""
-    from replay.graph import kernels
-
-    larger = np.zeros((room, 3), np.int64)
-    larger[:size] = keys[:size]
-    table = np.full(1 << (2 * room - 1).bit_length(), -1, np.int32)
-    kernels.rehash(table, larger, size)
-    return larger, table
 
 
 def _add_late_channels(

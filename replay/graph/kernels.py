@@ -215,6 +215,9 @@ SL_TILE, SL_WAITER, SLOT_COLUMNS = range(3)
 TL_BASE, TL_OPEN, TL_FIRST, TL_IS_DONE, TILE_COLUMNS = range(5)
 TB_FREE, TB_OLDEST, TB_NEWEST, TB_POLICY, TB_PATIENCE, TABLE_COLUMNS = range(6)
 KY_STATE, KY_OLDER, KY_NEWER, KY_TIME, KEY_COLUMNS = range(5)
+TO_KEY, TO_FORM, TO_CHARGED, TO_ROW, TOUCH_COLUMNS = range(5)
+FO_TABLE, FO_DROPS, FO_COSTS = range(3)
+CO_MISS_LATENCY, CO_MISS_DURATION, CO_EVICT_DURATION = range(3)
 
 #: ``ST_RULE``: how a station treats lanes that lack credits, as in ``taskgraph.DISCIPLINES``.
 FIFO, VOQ, TURNS = range(3)
@@ -290,19 +293,21 @@ Queues = namedtuple(
     ],
 )
 
-#: Tables, and who touches them. Columns are (array, step) of touches, in the order they were added.
+#: Columns of the touches, as :func:`pack_touches` reads them: (array, step), in the order in which
+#: they were added, but for ``key``: the number of the key over all tables (touch,).
+TouchColumns = namedtuple(
+    "TouchColumns",
+    ["key", "table", "miss_latency", "miss_duration", "evict_duration", "charged", "drops"],
+)
+
+#: Tables, and who touches them.
 Lookups = namedtuple(
     "Lookups",
     [
-        "indptr",  # touches of each task in ``order``; of size 1 where nobody touches anything
-        "order",
-        "key",  # number of the key, over all tables (touch,)
-        "table",
-        "miss_latency",
-        "miss_duration",
-        "evict_duration",
-        "charged",
-        "drops",
+        "indptr",  # touches of each task in ``touches``; of size 1 where nobody touches anything
+        "touches",  # one record of 16 bytes a touch, by task
+        "forms",  # what many touches have in common: (table, whether it drops, costs)
+        "costs",  # (latency of a miss, duration of a miss, duration of an eviction)
         "tables",
         "keys",  # the keys of a table, from the one that leaves next to the one that came last
         "touched",  # what each touch found (touch,)
@@ -669,6 +674,54 @@ def pack(
         task += 1
     halves[num_tasks * HALVES + EDGES] = c.indptr[num_tasks]
     return num_tasks
+
+
+@njit(**HOT)
+def pack_touches(t, order, place, forms, form_table, costs, cost_table, sizes, touches):
+    """Write the record of every touch, in the order of the tasks.
+
+    Parameters
+    ----------
+    t
+        Columns of the touches.
+    order, place
+        Rows of the touches by task, and where to begin among them.
+    forms, form_table, costs, cost_table
+        Receive what touches have in common, with tables to find it; see ``Lookups``.
+    sizes
+        How many forms and costs there are.
+    touches
+        The records.
+
+    Returns
+    -------
+    The place at which a table was full, or the number of touches.
+    """
+    while place < order.size:
+        row = np.int64(order[place])
+        if max(sizes[0], sizes[1]) == forms.shape[0]:
+            return place
+        cost = _intern(
+            cost_table,
+            costs,
+            sizes[1],
+            _at(t.miss_latency, row),
+            _at(t.miss_duration, row),
+            _at(t.evict_duration, row),
+        )
+        if cost == sizes[1]:
+            sizes[1] += 1
+        table = np.int64(_at(t.table, row))
+        drops = np.int64(_at(t.drops, row))
+        form = _intern(form_table, forms, sizes[0], table, drops, cost)
+        if form == sizes[0]:
+            sizes[0] += 1
+        touches[place, TO_KEY] = t.key[row]
+        touches[place, TO_FORM] = form
+        touches[place, TO_CHARGED] = _at(t.charged, row)
+        touches[place, TO_ROW] = row
+        place += 1
+    return place
 
 
 @njit(**HOT)
@@ -1323,16 +1376,15 @@ def _lengthen(f, task, time):
 
 
 @njit(**INLINED)
-def _make_room(p, table, task, row, now):
+def _make_room(p, table, task, entry, cost, now):
     """Let the first key of a full table go, at the cost of who pays for it."""
     lookups = p.lookups
     oldest = lookups.tables[table, TB_OLDEST]
     wait = lookups.keys[oldest, KY_TIME] + lookups.tables[table, TB_PATIENCE] - now
     if wait > 0:
         _lengthen(p.flights, task, wait)
-    cost = _at(lookups.evict_duration, row)
     if cost > 0:
-        charged = np.int64(_at(lookups.charged, row))
+        charged = np.int64(lookups.touches[entry, TO_CHARGED])
         if charged != task and p.flights.halves[charged * HALVES + MISSING] == STARTED:
             if p.flights.status[0] == OK:
                 p.flights.status[0] = LATE_CHARGE
@@ -1350,10 +1402,11 @@ def _look_up(p, task, now):
     lookups = p.lookups
     late = np.int64(0)
     for entry in range(lookups.indptr[task], lookups.indptr[task + 1]):
-        row = np.int64(lookups.order[entry])
-        table = np.int64(_at(lookups.table, row))
-        key = np.int64(lookups.key[row])
-        drops = _at(lookups.drops, row)
+        key = np.int64(lookups.touches[entry, TO_KEY])
+        form = np.int64(lookups.touches[entry, TO_FORM])
+        table = lookups.forms[form, FO_TABLE]
+        drops = lookups.forms[form, FO_DROPS] != 0
+        costs = lookups.forms[form, FO_COSTS]
         outcome = HIT
         if lookups.keys[key, KY_STATE] == PRESENT:
             if drops:
@@ -1366,19 +1419,20 @@ def _look_up(p, task, now):
             outcome = NEW
             if lookups.keys[key, KY_STATE] == EVICTED:
                 outcome = MISSED
-                _lengthen(p.flights, task, _at(lookups.miss_duration, row))
-                late = min(late + _at(lookups.miss_latency, row), np.int64(LONGEST))
+                _lengthen(p.flights, task, lookups.costs[costs, CO_MISS_DURATION])
+                late = min(late + lookups.costs[costs, CO_MISS_LATENCY], np.int64(LONGEST))
             if not drops:
                 if lookups.tables[table, TB_FREE] == 0:
                     outcome += AND_EVICTED
-                    _make_room(p, table, task, row, now)
+                    cost = lookups.costs[costs, CO_EVICT_DURATION]
+                    _make_room(p, table, task, entry, cost, now)
                 else:
                     lookups.tables[table, TB_FREE] -= 1
                 _link_newest(lookups, table, key, now)
                 lookups.keys[key, KY_STATE] = PRESENT
         if drops:
             lookups.keys[key, KY_STATE] = UNKNOWN
-        lookups.touched[row] = outcome
+        lookups.touched[lookups.touches[entry, TO_ROW]] = outcome
     return late
 
 

@@ -26,9 +26,24 @@ def kernel_lookups(graph: TaskGraph, columns: Any) -> Any:
     num_tasks = graph.num_tasks if len(touches) else 0
     number, num_keys = _number_keys(touches, len(tables))
     keys = np.zeros((num_keys, kernels.KEY_COLUMNS), np.int64)
+    records, forms, costs = _pack_touches(touches, number, columns.touch_order)
     return kernels.Lookups(
         indptr=columns.touch_indptr,
-        order=columns.touch_order,
+        touches=records,
+        forms=forms,
+        costs=costs,
+        tables=state,
+        keys=keys,
+        touched=np.zeros(len(touches), np.int8),
+        extra_latency=np.zeros(num_tasks, np.int64),
+    )
+
+
+def _pack_touches(touches: Touches, number: Int32s, order: Int32s) -> tuple[Int32s, Int64s, Int64s]:
+    """Records of the touches in the given order, their forms and costs; see ``kernels.Lookups``."""
+    from replay.graph import kernels
+
+    columns = kernels.TouchColumns(
         key=fixed(number),
         table=stepped(touches.table),
         miss_latency=stepped(touches.miss_latency_ps),
@@ -36,11 +51,30 @@ def kernel_lookups(graph: TaskGraph, columns: Any) -> Any:
         evict_duration=stepped(touches.evict_duration_ps),
         charged=stepped(touches.charged),
         drops=stepped(touches.drops),
-        tables=state,
-        keys=keys,
-        touched=np.zeros(len(touches), np.int8),
-        extra_latency=np.zeros(num_tasks, np.int64),
     )
+    records = np.empty((len(touches), kernels.TOUCH_COLUMNS), np.int32)
+    forms = costs = np.zeros((0, 3), np.int64)
+    sizes = np.zeros(2, np.int64)
+    place, room = 0, 64
+    while place < len(touches):
+        forms, form_table = grown(forms, room, int(sizes[0]))
+        costs, cost_table = grown(costs, room, int(sizes[1]))
+        place = kernels.pack_touches(
+            columns, order, place, forms, form_table, costs, cost_table, sizes, records
+        )
+        room *= 2
+    return records, forms[: sizes[0]], costs[: sizes[1]]
+
+
+def grown(keys: Int64s, room: int, size: int) -> tuple[Int64s, Int32s]:
+    """A larger table of triples with its hash table, holding the first ``size`` again."""
+    from replay.graph import kernels
+
+    larger = np.zeros((room, 3), np.int64)
+    larger[:size] = keys[:size]
+    table = np.full(1 << (2 * room - 1).bit_length(), -1, np.int32)
+    kernels.rehash(table, larger, size)
+    return larger, table
 
 
 def _number_keys(touches: Touches, num_tables: int) -> tuple[Int32s, int]:
