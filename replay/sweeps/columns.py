@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,8 @@ def value_of(column: Column, result: Mapping[str, Any]) -> float | None:
     Raises
     ------
     UserError
-        If what stands there is not a number, or a list of them that nothing reduces.
+        If what stands there is not a number, or a list of them that nothing reduces, or the value
+        is beyond what a number holds.
     """
     value = _number(column, column.path, result)
     if value is None:
@@ -48,7 +50,11 @@ def value_of(column: Column, result: Mapping[str, Any]) -> float | None:
         if not per:
             return None
         value /= per
-    return value * column.scale
+    value *= column.scale
+    if not math.isfinite(value):
+        message = f"column {column.header!r}: {column.path} times {column.scale:g} is {value}"
+        raise UserError(message)
+    return value
 
 
 def _number(column: Column, path: str, result: Mapping[str, Any]) -> float | None:
@@ -118,14 +124,15 @@ def check_path(column: Column, where: str) -> None:
         except UserError as error:
             message = f"{where}: column {column.header!r}: path {path!r}: {error}"
             raise UserError(message) from None
-        if typing.get_origin(kind) in (list, tuple) and column.reduce is None:
+        is_list = typing.get_origin(kind) in (list, tuple) or "*" in path.split(".")
+        if is_list and column.reduce is None:
             message = (
                 f"{where}: column {column.header!r}: {path} is a list; "
                 f"say reduce = {' or '.join(REDUCE)}"
             )
             raise UserError(message)
         has = None
-        if kind is str:
+        if kind is str or typing.get_origin(kind) is dict:
             has = ""
         elif isinstance(kind, type) and issubclass(kind, BaseModel):
             has = f"; it has {', '.join(kind.model_fields)}"

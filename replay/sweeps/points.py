@@ -21,6 +21,7 @@ Ranks, tokens and phase of a generated trace are those of the run.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -57,9 +58,14 @@ OTHER_SETTINGS: dict[str, tuple[type, ...]] = {
     "system": (str,),
     "total_tokens": (int,),
 }
+LEAST: dict[str, int] = {
+    "ranks": 1, "tokens_per_rank": 1, "total_tokens": 1, "layer": 0, "step": 0, "steps": 1,
+    "trace.layers": 1, "trace.seed": 0,
+}  # fmt: skip
 PREFIXES = ("trace", "shape", "system")
 SEED = "trace.seed"
 LABEL = "label"
+MOST_POINTS = 100_000  # planning takes about a millisecond a point, and a replay far longer
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,9 @@ def axes_of(grid: Grid, where: str) -> dict[str, list[Choice]]:
                 raise UserError(message)
             for key, entry in settings.items():
                 check_setting(key, entry, f"{where}: axis {name!r}")
+            if not str(label).isprintable():
+                message = f"{where}: axis {name!r}: label {label!r} must be one line of text"
+                raise UserError(message)
             choices.append(Choice(str(label), settings))
         labels = [choice.label for choice in choices]
         twice = next((label for label in labels if labels.count(label) > 1), None)
@@ -141,8 +150,19 @@ def points_of(study: Study) -> list[Point]:
     Raises
     ------
     UserError
-        If a setting is not possible, or is given twice.
+        If a setting is not possible, or is given twice, or there are more than `MOST_POINTS`.
     """
+    sizes = [
+        math.prod(len(values) for values in grid.axes.values()) * max(1, len(grid.seeds))
+        for grid in study.grids
+    ]
+    if sum(sizes) > MOST_POINTS:
+        largest = sizes.index(max(sizes))
+        message = (
+            f"study {study.name!r} has {sum(sizes):,} points; at most {MOST_POINTS:,} are possible "
+            f"(grid {largest} alone has {sizes[largest]:,})"
+        )
+        raise UserError(message)
     points: list[Point] = []
     for number, grid in enumerate(study.grids):
         points += _points_of_grid(grid, number, place(study, number))
@@ -159,6 +179,9 @@ def _points_of_grid(grid: Grid, number: int, where: str) -> Iterator[Point]:
     for key, value in grid.fixed.items():
         check_setting(key, value, f"{where}: fixed")
     axes = axes_of(grid, where)
+    if len(set(grid.seeds)) < len(grid.seeds):
+        message = f"{where}: seeds = {grid.seeds}: each must be there once"
+        raise UserError(message)
     seen: dict[str, str] = {SEED: "seeds"} if grid.seeds else {}
     for name, choices in axes.items():
         for key in dict.fromkeys(key for choice in choices for key in choice.settings):
@@ -191,7 +214,9 @@ def check_setting(key: str, value: Scalar, where: str) -> None:
     if wanted is None and group == "trace" and dot:
         wanted = TRACE_SETTINGS.get(name, (bool, int, float, str))
     if wanted is None and not (dot and name and (group in PREFIXES or group in SCHEMES)):
-        if dot:
+        if dot and (group in PREFIXES or group in SCHEMES):
+            problem = UserError(f"{key!r} names nothing in the group {group!r}")
+        elif dot:
             problem = unknown("group of settings", group, [*PREFIXES, *SCHEMES])
         else:
             forms = [f"{prefix}.KEY" for prefix in PREFIXES] + ["SCHEME.OPTION"]
@@ -201,6 +226,12 @@ def check_setting(key: str, value: Scalar, where: str) -> None:
     if wanted is not None and type(value) not in wanted:
         names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
         message = f"{where}: {key} = {value!r}: expected {' or '.join(names[t] for t in wanted)}"
+        raise UserError(message)
+    if key in LEAST and isinstance(value, int) and value < LEAST[key]:
+        message = f"{where}: {key} = {value}: must be at least {LEAST[key]}"
+        raise UserError(message)
+    if isinstance(value, float) and not math.isfinite(value):
+        message = f"{where}: {key} = {value}: expected a finite number"
         raise UserError(message)
 
 

@@ -262,5 +262,9 @@ def _fill(table: GridTable, point: Point, outcome: Outcome) -> None:
     if outcome.result is None:
         table.refused[point.labels] = (outcome.refused or "").replace("\n", " ")
         return
-    values = [value_of(column, outcome.result) for column in table.columns]
+    try:
+        values = [value_of(column, outcome.result) for column in table.columns]
+    except UserError as error:
+        message = f"{table.where}: {error}"
+        raise UserError(message) from None
     table.values[point.labels, point.seed] = values

@@ -87,7 +87,10 @@ class Store:
             return None, f"{path.name} holds another point"
         if checksum != _checksum(document):
             return None, f"{path.name} is damaged: its checksum does not hold"
-        return Outcome(document["result"], document["refused"]), ""
+        result, refused = document.get("result"), document.get("refused")
+        if isinstance(result, dict) == isinstance(refused, str):
+            return None, f"{path.name} is damaged: it holds no result"
+        return Outcome(result, refused), ""
 
     def write(self, identity: str, description: Mapping[str, Any], outcome: Outcome) -> None:
         """Keep a point.

@@ -39,6 +39,7 @@ REDUCTIONS = ("min", "mean", "max", "sum")
 
 Scalar = bool | int | float | str
 Text = Annotated[str, Field(min_length=1)]
+Line = Annotated[str, Field(min_length=1, pattern=r"^[^\r\n]+$")]
 
 
 class _Strict(BaseModel):
@@ -60,7 +61,7 @@ class Column(_Strict):
     per
         Another path; the value is divided by what stands there.
     scale
-        The value is multiplied by this, such as 1e-6 for MB.
+        The value is multiplied by this positive number, such as 1e-6 for MB.
     digits
         Digits after the decimal point.
     speedup_over, relative_to
@@ -68,14 +69,14 @@ class Column(_Strict):
         column shows the baseline's value over this one, or this one over the baseline's.
     """
 
-    header: Text
+    header: Line
     path: Text
     reduce: Literal["min", "mean", "max", "sum"] | None = None
     per: Text | None = None
-    scale: float = 1.0
+    scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     digits: int = Field(default=1, ge=0, le=9)
-    speedup_over: dict[str, Scalar] | None = None
-    relative_to: dict[str, Scalar] | None = None
+    speedup_over: dict[str, Scalar] | None = Field(default=None, min_length=1)
+    relative_to: dict[str, Scalar] | None = Field(default=None, min_length=1)
 
 
 class Grid(_Strict):
@@ -121,7 +122,7 @@ class Study(_Strict):
     """
 
     name: Text
-    title: Text
+    title: Line
     question: Text
     notes: str = ""
     grids: list[Grid] = Field(min_length=1)
@@ -159,9 +160,10 @@ def load_study(name_or_path: str | Path) -> Study:
         message = f"{problem}; or the path of a .toml file"
         raise UserError(message)
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read the study {given}: {error}"
+        text = path.read_text("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"cannot read the study {given}: {reason}"
         raise UserError(message) from None
     return parse_study(text, path.stem, given)
 
@@ -195,6 +197,10 @@ def parse_study(text: str, name: str, where: str) -> Study:
     elif not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
         message = f"{where}: grid: write [[grid]], once for each table"
         raise UserError(message)
+    for key in ("axes", "across"):
+        if key in document:
+            message = f"{where}: {key} stands beside [[grid]]; write it in the grid it is for"
+            raise UserError(message)
     _known(document, {"title", "question", "notes"}, {"grid", *_SHARED, "axes", "across"}, where)
     complete = []
     for number, grid in enumerate(grids):
@@ -259,6 +265,20 @@ def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "a table",
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "list_type": "a list",
+    "model_type": "a table",
+    "string_pattern_mismatch": "one line of text",
+    "string_too_short": "text",
+    "string_type": "text",
+    "too_short": "at least one entry",
+}
+
+
 def _first_problem(error: ValidationError) -> str:
     """What pydantic found first, in one line."""
     first = error.errors(include_url=False)[0]
@@ -267,10 +287,19 @@ def _first_problem(error: ValidationError) -> str:
         if group in parts[:3] and first["type"] != "list_type":
             # Pydantic complains of the first type that a value might have had; say all.
             end = parts.index(group) + (3 if group == "axes" else 2)
-            return f"{'.'.join(parts[:end])}: expected {is_value}; got {first['input']!r}"
-    place = ".".join(parts)
+            return f"{_place(parts[:end])}: expected {is_value}; got {first['input']!r}"
+    place = _place(parts)
+    if first["type"] in _EXPECTED:
+        return f"{place}: expected {_EXPECTED[first['type']]}; got {first['input']!r}"
     if first["type"] == "extra_forbidden":
         return f"{place}: unknown key; known: {', '.join(sorted(Column.model_fields))}"
     if first["type"] == "missing":
         return f"{place} is missing"
     return f"{place}: {first['msg'].lower()}; got {first['input']!r}"
+
+
+def _place(parts: list[str]) -> str:
+    """Where in the file something stands, grids named as in other messages."""
+    if parts[0] == "grids" and len(parts) > 1:
+        return f"grid {parts[1]}" + (f": {'.'.join(parts[2:])}" if parts[2:] else "")
+    return ".".join(parts).replace("grids", "grid")

@@ -229,7 +229,7 @@ def aligned(headings: Sequence[str], rows: Iterable[Sequence[str]], *, labels: i
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int) -> list[str]:
     """Lines of a Markdown table; parameters as for `aligned`."""
-    rows = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    headings, *rows = [[cell.replace("|", "\\|") for cell in row] for row in (headings, *rows)]
     widths = [
         max(3, *(len(line[column]) for line in [headings, *rows]))
         for column in range(len(headings))

@@ -23,7 +23,7 @@ from hwmodel.errors import UserError as HardwareError
 from replay.batch import DEFAULT_TOKENS_PER_RANK, PHASES
 from replay.errors import UserError, unknown
 from replay.graph.errors import UserError as GraphError
-from replay.placement import identify
+from replay.placement import identify, place
 from replay.replayer import DIRECTIONS, run
 from replay.result import run_id
 from replay.schemes import SCHEMES, Scheme
@@ -190,6 +190,9 @@ def _check_names(settings: Mapping[str, Any]) -> None:
         value = settings.get(name)
         if isinstance(value, str) and value not in known:
             raise unknown(what, value, known)
+    placement = settings.get("placement", "contiguous")
+    if not placement.startswith("file:"):
+        place(placement, 1, 1)
 
 
 @functools.lru_cache(maxsize=64)

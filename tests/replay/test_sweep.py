@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import statistics
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from replay.sweeps import load_study, study_names, task
 from replay.sweeps.points import points_of
 from replay.sweeps.run import plan_sweep, sweep
 from replay.sweeps.study import Column, parse_study
+from replay.sweeps.table import markdown
 from replay.sweeps.task import make_task
 
 STUDY = """
@@ -366,8 +368,17 @@ def not_text(path: Path, _: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
 
 
+def without_result(path: Path, _: Path) -> None:
+    document = json.loads(path.read_text())
+    del document["sha256"], document["result"]
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    document["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(json.dumps(document))
+
+
 @pytest.mark.parametrize(
-    "harm", [cut_short, emptied, altered, of_another_point, of_another_kind, not_text]
+    "harm",
+    [cut_short, emptied, altered, of_another_point, of_another_kind, not_text, without_result],
 )
 def test_a_file_that_is_not_whole_or_not_ours_is_computed_anew(
     harm: Callable[[Path, Path], None], tmp_path: Path
@@ -418,11 +429,33 @@ def test_a_column_reads_the_result(settings: dict, expected: float | None) -> No
 
 
 @pytest.mark.parametrize(
-    ("path", "says"), [("system.name", "str, not a number"), ("layers.*.us", "2 values")]
+    ("settings", "says"),
+    [
+        ({"path": "system.name"}, "str, not a number"),
+        ({"path": "layers.*.us"}, "2 values"),
+        ({"path": "totals.makespan_us", "scale": 1e308}, "is inf"),
+    ],
 )
-def test_a_column_that_is_no_number_is_a_mistake(path: str, says: str) -> None:
-    with pytest.raises(UserError, match=says.replace("*", r"\*")):
-        column_reading.value_of(Column(header="x", path=path), RESULT)
+def test_a_column_that_is_no_number_is_a_mistake(settings: dict, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        column_reading.value_of(Column(header="x", **settings), RESULT)
+
+
+def test_a_late_mistake_of_a_column_says_where(tmp_path: Path) -> None:
+    text = with_axes("ranks = [2]", '[[columns]]\nheader = "x"\npath = "scheme.name"\n')
+    with pytest.raises(UserError, match=r"study 'test': grid 0: column 'x': .* not a number"):
+        sweep(study(text), tmp_path)
+
+
+def test_bars_in_text_do_not_end_a_markdown_cell() -> None:
+    lines = markdown(["a | b", "us"], [["c|d", "1"]], labels=1)
+    assert [line.replace("\\|", "").count("|") for line in lines] == [3, 3, 3]
+
+
+def test_a_study_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + STUDY.encode())
+    assert load_study(path) == parse_study(STUDY, "small", "small.toml")
 
 
 def test_a_column_that_nothing_has_is_reported(tmp_path: Path) -> None:
@@ -466,7 +499,7 @@ def test_an_axis_may_become_columns(tmp_path: Path) -> None:
         ("ranks = [2, 4]", 'ranks = ["two"]', "expected a whole number"),
         ("ranks = [2, 4]", "ranks = [2, 2]", "two values called '2'"),
         ("ranks = [2, 4]", "rank = [2, 4]", "did you mean 'ranks'"),
-        ("ranks = [2, 4]", "ranks = 2", "axes.ranks: input should be a valid list"),
+        ("ranks = [2, 4]", "ranks = 2", "grid 0: axes.ranks: expected a list"),
         ("ranks = [2, 4]", "ranks = [[2], 4]", "expected a value, or a table of settings"),
         ("ranks = [2, 4]", "ranks = [{ ranks = [2] }]", "expected a value, or a table of settings"),
         ("trace.skew = 0.8", "trace.skew = [0.8]", "fixed.trace.skew: expected a value"),
@@ -498,6 +531,24 @@ def test_an_axis_may_become_columns(tmp_path: Path) -> None:
         ('{ scheme = "deepep" }', '{ scheme = "depep" }', "did you mean 'deepep'"),
         ('{ scheme = "deepep" }', '{ schema = "deepep" }', "did you mean 'scheme'"),
         ('header = "over deepep"', 'header = "us"', "two columns"),
+        ('header = "us"', 'header = "a\\nb"', "header: expected one line of text"),
+        ("ranks = [2, 4]", 'ranks = [{ label = "a\\nb", ranks = 2 }]', "one line of text"),
+        ("ranks = [2, 4]", "ranks = [2, 0]", "ranks = 0: must be at least 1"),
+        ("ranks = [2, 4]", "ranks = [2.0, 4]", "expected a whole number"),
+        ("tokens_per_rank = 8", "tokens_per_rank = 0", "must be at least 1"),
+        ("tokens_per_rank = 8", "total_tokens = 8\nranks = 0", "ranks = 0: must be at least 1"),
+        ("tokens_per_rank = 8", 'placement = "diagonal"', "round-robin"),
+        ("trace.skew = 0.8", "trace.skew = nan", "expected a finite number"),
+        ("trace.skew = 0.8", "trace.layers = 0", "must be at least 1"),
+        ("trace.skew = 0.8", '"comet." = 3', "names nothing"),
+        ("seeds = [0, 1, 2]", "seeds = [1, 1]", "each must be there once"),
+        ("[axes]", f"[axes]\nlayer = {list(range(5000))}", "180,000 points; at most 100,000"),
+        ("[axes]", "[[grid]]\n[axes]", "axes stands beside [[grid]]"),
+        ('header = "us"', 'header = "us"\nscale = nan', "scale"),
+        ('header = "us"', 'header = "us"\nscale = inf', "scale"),
+        ('{ scheme = "deepep" }', "{}", "speedup_over: expected at least one entry"),
+        ("totals.makespan_us", "layers.*.makespan_us", "reduce = "),
+        ("totals.makespan_us", "system", "not a number"),
     ],
 )
 def test_a_mistake_is_a_line_that_says_what_is_possible(old: str, new: str, says: str) -> None:
