@@ -317,7 +317,8 @@ class InSwitch(Transfers):
         graph, link = self.graph, self.system.link
         if self._mergers is None:
             self._mergers = self._each("switch-merge")
-        # Room is counted in sums of the largest size, of which nearly all are.
+        # Room is counted in sums of the largest size, and what leaves early is charged at the size
+        # of the part that takes its place: only the last segment of a row is smaller than others.
         room = self.system.switch.reduction_buffer_total_bytes()
         entries = max(1, room // int(nbytes.max()))
         tables = self.tables(REDUCTION_BUFFER, entries, patience_ps=eviction.patience_ps)

@@ -52,8 +52,9 @@ class DySharp(Scheme):
     summary: ClassVar[str] = "DySHARP: dynamic in-switch multicast and reduction, fused layer"
     source: ClassVar[str] = "arXiv 2605.05607 sections III-IV"
     assumes: ClassVar[str] = (
-        "proposed switch and GPU hardware; 8 + 8 SMs for dispatch and combine; one answer a GPU; "
-        "own copies stay local; a partial tile starts when its expert's rows are all there"
+        "proposed switch and GPU hardware; 8 + 8 SMs for dispatch and combine; one notice and one "
+        "answer a GPU; own copies stay local; a partial tile starts when its expert's rows are all "
+        "there"
     )
     needs: ClassVar[frozenset[str]] = frozenset({"multicast", "reduction"})
     proposes: ClassVar[frozenset[str]] = frozenset({"dynamic-multicast"})

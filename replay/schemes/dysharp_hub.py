@@ -8,9 +8,10 @@ have arrived in a tile, and how far the tile is); at the tokens' owners the Outp
 order in which packets arrive; a key that had to leave costs a DRAM access.
 
 The first packet of a row is assumed to say that it is the first, so that a slot is allocated
-without reading the table in DRAM. A tile is one entry while its rows arrive (of the expert, whose
-slots fill one after the other) and one from then on until its second GEMM is done; with slots
-that are fixed beforehand it is one entry from its first row on.
+without reading the table in DRAM. Rows on their owner's own GPU are looked up when they are placed,
+not when they are added. A tile is one entry while its rows arrive (of the expert, whose slots fill
+one after the other) and one from then on until its second GEMM is done; with slots that are fixed
+beforehand it is one entry from its first row on.
 """
 
 from __future__ import annotations

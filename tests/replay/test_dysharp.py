@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, OrderedDict
 from typing import Any
 
@@ -438,6 +439,17 @@ def test_without_eviction_requests_wait_and_no_byte_is_added() -> None:
     assert waiting.makespan_us > replayed(layer, reduction="wait").makespan_us
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_a_buffer_holds_as_many_sums_as_fit(rows: int) -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    # The port has eight links; what is left beyond whole rows is of no use.
+    least = -(-rows * layer.combine_row_bytes // 8)
+    small = hwmodel.load("dgx-h100", {**ROUND, "switch.reduction_buffer_bytes": least + 1})
+    assert used(replayed(layer, small), "reduction buffer")["most"] == rows
+    small = hwmodel.load("dgx-h100", {**ROUND, "switch.reduction_buffer_bytes": least - 1})
+    assert used(replayed(layer, small), "reduction buffer")["most"] == max(1, rows - 1)
+
+
 def test_a_buffer_that_waits_holds_rows_until_they_have_left() -> None:
     layer = small_layers.ALL["zipf 8 ranks"]()
     built, timeline = build(layer, reduction="wait")
@@ -563,6 +575,36 @@ def test_evictions_occupy_the_port_of_the_reader() -> None:
     busy = sum(result.wire_bytes["combine"].downlink) + sum(result.wire_bytes["dispatch"].downlink)
     shares = result.utilisation["downlink"].mean * layer.num_ranks * result.makespan_us
     assert shares == pytest.approx(busy / 1e6, rel=1e-9)
+
+
+def test_uplinks_serve_requests_and_responses_in_turn() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    slow = hwmodel.load("dgx-h100", {**ROUND, "link.bandwidth_GB_per_s": 1.0})
+    built, timeline = build(layer, slow, multimem_queue=0)
+    graph = timeline.graph
+    ready = np.zeros(graph.num_tasks, np.int64)
+    src, dst = graph.edges()
+    np.maximum.at(ready, dst, timeline.visible_ps[src])
+    classes = (
+        np.isin(graph.kind, (Kind.DISPATCH_UP, Kind.COMBINE_REQUEST_UP)),
+        graph.kind == Kind.COMBINE_UP,
+    )
+    turns = 0
+    for uplink in built.machine.uplink:
+        here = graph.resource == uplink
+        requests, responses = (np.flatnonzero(here & mine) for mine in classes)
+        both = np.concatenate((requests, responses))
+        order = both[np.lexsort((both, timeline.start_ps[both]))]
+        is_response = np.isin(order, responses)
+        for before, after in itertools.pairwise(range(len(order))):
+            now = timeline.start_ps[order[after]]
+            others = requests if is_response[after] else responses
+            waiting = (ready[others] < now) & (timeline.start_ps[others] > now)
+            if is_response[before] == is_response[after]:
+                assert not waiting.any()
+            else:
+                turns += 1
+    assert turns > 50
 
 
 @pytest.mark.parametrize("phase", ["dispatch", "combine"])
