@@ -15,7 +15,7 @@ from traffic_oracle import response_packets, write_packets
 import hwmodel
 from hwmodel import System
 from replay.errors import UserError
-from replay.graph import GraphBuilder, Timeline, Touched, schedule
+from replay.graph import GraphBuilder, TaskGraph, Timeline, Touched, schedule
 from replay.kinds import KIND_NAMES, Kind
 from replay.layer import Built, build_layer, replay_layer
 from replay.machine import Machine
@@ -41,16 +41,16 @@ def replayed(
     return replay_layer(layer, system or round_machine(), SCHEMES[scheme].with_options(options))
 
 
-def chained(layer: LayerWork, times: int, scheme: str = "dysharp", **options: Any) -> Mechanisms:
+def chained(layer: LayerWork, times: int, **options: Any) -> tuple[TaskGraph, Mechanisms]:
     """The same layer several times, one after the other on each GPU."""
-    made = SCHEMES[scheme].with_options(options)
+    made = SCHEMES["dysharp"].with_options(options)
     builder = GraphBuilder(KIND_NAMES)
     machine = Machine(round_machine(), builder, layer.num_ranks, made.uplinks)
     ends = machine.mark(machine.ranks)
     for _ in range(times):
         ends = made.build(layer, machine, ends)
     timeline = schedule(builder.build())
-    return mechanisms(timeline, machine, evicted_wire_bytes(timeline, machine))
+    return timeline.graph, mechanisms(timeline, machine, evicted_wire_bytes(timeline, machine))
 
 
 def of_kind(timeline: Timeline, kind: Kind) -> np.ndarray:
@@ -313,23 +313,40 @@ def test_status_that_had_to_leave_costs_time(table: str) -> None:
     assert tight.makespan_us > roomy.makespan_us + 4
 
 
+def test_what_is_only_forgotten_is_no_lookup_and_costs_nothing() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    built, timeline = build(layer, tile_entries=1)
+    touches = built.graph.touches
+    groups = np.array(built.graph.tables.groups)
+    missed = (timeline.touched & Touched.OUTCOME) == Touched.MISSED
+    missed &= groups[touches.table] == "tile status"
+    # The entry of an expert that is full leaves as the scheduler sees its last tile.
+    forgets = touches.drops & (built.graph.kind[touches.task] == Kind.DISPATCH_SYNC)
+    assert (missed & forgets).any()
+    assert not touches.miss_latency_ps[forgets].any()
+    use = replayed(layer, tile_entries=1).mechanisms.tables["tile status"]
+    assert use.missed == (missed & ~forgets).sum()
+
+
 def test_layers_share_tables_and_queues_and_no_keys() -> None:
     layer = small_layers.ALL["zipf 8 ranks"]()
-    once, twice = (chained(layer, times, tlb_entries=10**6) for times in (1, 2))
+    (first, once), (second, twice) = (chained(layer, n, tlb_entries=10**6) for n in (1, 2))
+    assert first.pools.names == second.pools.names
+    assert first.tables.names == second.tables.names
+    assert first.resources.names == second.resources.names
     for name, use in once.tables.items():
         assert twice.tables[name].lookups == 2 * use.lookups
         assert twice.tables[name].new == 2 * use.new
     rows = int(np.bincount(layer.pair_rank).max())
     assert once.tables["AL-TLB"].high_water == rows
     assert twice.tables["AL-TLB"].high_water == 2 * rows
-    assert once.buffers.keys() == twice.buffers.keys()
     for role, ports in once.wire_bytes.items():
         assert twice.wire_bytes[role].uplink == [2 * nbytes for nbytes in ports.uplink]
 
 
 def test_layers_share_what_fills_up() -> None:
     layer = small_layers.ALL["zipf 8 ranks"]()
-    use = chained(layer, 3, tlb_entries=16).tables["AL-TLB"]
+    use = chained(layer, 3, tlb_entries=16)[1].tables["AL-TLB"]
     left = np.minimum(16, 3 * np.bincount(layer.pair_rank, minlength=8))
     assert use.high_water == 16
     assert use.evictions == use.new + use.missed - left.sum()
@@ -452,8 +469,9 @@ def test_a_buffer_holds_as_many_sums_as_fit(rows: int) -> None:
 
 def test_a_buffer_that_waits_holds_rows_until_they_have_left() -> None:
     layer = small_layers.ALL["zipf 8 ranks"]()
-    built, timeline = build(layer, reduction="wait")
-    use = replayed(layer, reduction="wait").mechanisms.buffers["reduction buffer"]
+    slow = hwmodel.load("dgx-h100", {**ROUND, "link.bandwidth_GB_per_s": 1.0})
+    built, timeline = build(layer, slow, reduction="wait")
+    use = replayed(layer, slow, reduction="wait").mechanisms.buffers["reduction buffer"]
     takes = built.graph.takes
     most = 0
     for gpu in range(8):
