@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -15,6 +14,32 @@ import replay.sweeps.cli
 import replay.validate.cli
 import tracegen.cli
 from hwmodel.errors import UserError as HardwareError
+from replay.cli_options import (
+    DEFAULT_SYSTEM,
+    BarrierOption,
+    ExportOption,
+    JobsOption,
+    JsonOption,
+    LayerOption,
+    MaxEventsOption,
+    PassOption,
+    PhaseOption,
+    PlacementOption,
+    PrecisionOption,
+    RanksOption,
+    SetOption,
+    StepOption,
+    StepsOption,
+    SystemOption,
+    TokensOption,
+    TraceArgument,
+    TraceEventsOption,
+    TuneOption,
+    WindowOption,
+    load_both,
+    options_of,
+    settings_of,
+)
 from replay.errors import UserError, unknown
 from replay.graph.errors import UserError as GraphError
 from tracegen.errors import UserError as TraceError
@@ -22,7 +47,6 @@ from tracegen.errors import UserError as TraceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hwmodel import System
     from replay.result import Result
     from tracegen import RoutingTrace
 
@@ -30,6 +54,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # "[...]" in a help text is no markup
     help="Replay Mixture-of-Experts routing under every communication scheme.",
 )
 tracegen.cli.app.command()(replay.imitation_cli.imitate)
@@ -38,69 +63,10 @@ app.add_typer(hwmodel.cli.app, name="hardware")
 app.command()(replay.validate.cli.validate)
 app.command()(replay.sweeps.cli.sweep)
 
-DEFAULT_SYSTEM = "dgx-h100"
 MANY_LAYERS = 96
 
 # Typer keeps a copy of click of its own and exports only some of its errors.
 UsageError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assignment]  # not None
-
-TraceArgument = Annotated[str, typer.Argument(help="A file, or a name of `moereplay trace list`.")]
-SystemOption = Annotated[
-    str, typer.Option("--system", help="A name of `moereplay hardware list`, or a TOML file.")
-]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a hardware value: KEY=VALUE, repeatable.")
-]
-RanksOption = Annotated[int | None, typer.Option("--ranks", help="GPUs [all of the system].")]
-TokensOption = Annotated[
-    int | None,
-    typer.Option(
-        "--tokens-per-rank", help="Tokens a GPU: 4096 prefill, or 64 running requests decode."
-    ),
-]
-LayerOption = Annotated[str, typer.Option("--layer", help="Position of an MoE layer, or 'all'.")]
-PhaseOption = Annotated[
-    str | None, typer.Option("--phase", help="prefill or decode [what the trace holds].")
-]
-StepOption = Annotated[int, typer.Option("--step", help="Later steps take later tokens.")]
-StepsOption = Annotated[int, typer.Option("--steps", help="Steps in sequence.")]
-PassOption = Annotated[str, typer.Option("--pass", help="forward, backward or training.")]
-BarrierOption = Annotated[
-    bool, typer.Option("--barrier", help="Each layer by itself, instead of chained per GPU.")
-]
-PlacementOption = Annotated[
-    str, typer.Option("--placement", help="contiguous, round-robin, random:SEED or file:PATH.")
-]
-PrecisionOption = Annotated[
-    str | None, typer.Option("--precision", help="bf16 or fp8 [the model's own].")
-]
-TuneOption = Annotated[
-    bool, typer.Option("--tune", help="Let a scheme choose among its splits of the SMs, by replay.")
-]
-JobsOption = Annotated[
-    int | None,
-    typer.Option("--jobs", help="Processes that share the schemes [2 if there is much to do]."),
-]
-JsonOption = Annotated[
-    Path | None, typer.Option("--json", help="Write the whole result to this file.")
-]
-TraceEventsOption = Annotated[
-    str | None,
-    typer.Option("--trace-events", help="Write the schedule for Perfetto to this file (.gz too)."),
-]
-ExportOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--export", help="FORMAT:FILE, repeatable; formats are chrome, chakra, goal, networkx."
-    ),
-]
-WindowOption = Annotated[
-    str | None, typer.Option("--window", help="START:END in us that chrome and networkx show.")
-]
-MaxEventsOption = Annotated[
-    int | None,
-    typer.Option("--max-events", help="Above so many, chrome gets utilisation [1000000]."),
-]
 
 
 @app.command()
@@ -141,16 +107,16 @@ def run(
     )
     if json_ is not None:
         result_file.check_target(json_)
-    settings = _settings(
+    settings = settings_of(
         ranks, tokens_per_rank, layer, phase, step, steps, pass_, barrier, placement, precision,
         tune,
     )  # fmt: skip
     options = {}
-    for name, key, value in _options(option, [scheme]):
+    for name, key, value in options_of(option, [scheme]):
         if name != scheme:
             raise unknown("scheme with options", name, [scheme])
         options[key] = value
-    loaded, machine = _load(trace, system, set_)
+    loaded, machine = load_both(trace, system, set_)
     with _Progress(1, loaded, settings) as advance:
         result = replay.run(
             loaded,
@@ -167,7 +133,8 @@ def run(
     if json_ is not None:
         result.save(json_)
     _show(summary_tables(result))
-    _show_tuned([result])
+    if tune:
+        _show_tuned([result])
 
 
 @app.command()
@@ -207,14 +174,14 @@ def compare(
 
     if json_ is not None:
         result_file.check_target(json_)
-    settings = _settings(
+    settings = settings_of(
         ranks, tokens_per_rank, layer, phase, step, steps, pass_, barrier, placement, precision,
         tune,
     )  # fmt: skip
-    loaded, machine = _load(trace, system, set_)
+    loaded, machine = load_both(trace, system, set_)
     schemes = scheme or supported(machine)
     options: dict[str, dict[str, str]] = {}
-    for name, key, value in _options(option, schemes):
+    for name, key, value in options_of(option, schemes):
         options.setdefault(name, {})[key] = value
     with _Progress(len(schemes), loaded, settings) as advance:
         compared = replay.compare(
@@ -230,7 +197,8 @@ def compare(
     if json_ is not None:
         compared.save(json_)
     _show(comparison_tables(compared))
-    _show_tuned(compared.results)
+    if tune:
+        _show_tuned(compared.results)
 
 
 @app.command()
@@ -293,64 +261,6 @@ def _explain(error: Any) -> None:
     print(f"error: {said}{help_of}", file=sys.stderr)
 
 
-def _settings(
-    ranks: int | None,
-    tokens_per_rank: int | None,
-    layer: str,
-    phase: str | None,
-    step: int,
-    steps: int,
-    direction: str,
-    barrier: bool,
-    placement: str,
-    precision: str | None,
-    tune: bool,
-) -> dict[str, Any]:
-    return {
-        "ranks": ranks,
-        "tokens_per_rank": tokens_per_rank,
-        "layer": int(layer) if layer.isdecimal() else layer,
-        "phase": phase,
-        "step": step,
-        "steps": steps,
-        "direction": direction,
-        "barrier": barrier,
-        "placement": placement,
-        "precision": precision,
-        "tune": tune,
-    }
-
-
-def _load(trace: str, system: str, changes: list[str] | None) -> tuple[RoutingTrace, System]:
-    """Load both."""
-    import hwmodel
-    import tracegen
-
-    overrides = {}
-    for change in changes or []:
-        key, equals, value = change.partition("=")
-        if not equals:
-            message = f"--set {change}: expected KEY=VALUE, such as link.links_per_gpu=8"
-            raise UserError(message)
-        overrides[key] = value
-    machine = hwmodel.load(system, overrides)
-    return tracegen.load(trace), machine
-
-
-def _options(given: list[str] | None, schemes: Sequence[str]) -> list[tuple[str, str, str]]:
-    """(scheme, option, value) of ``SCHEME.K=V``, or of ``K=V`` where there is only one scheme."""
-    found = []
-    for text in given or []:
-        name, equals, value = text.partition("=")
-        scheme, dot, key = name.rpartition(".")
-        if not equals or (not dot and len(schemes) != 1):
-            form = "K=V" if len(schemes) == 1 else "SCHEME.K=V, such as deepep.num_sms=20"
-            message = f"--option {text}: expected {form}"
-            raise UserError(message)
-        found.append((scheme if dot else schemes[0], key, value))
-    return found
-
-
 def _num_layers(settings: dict[str, Any], trace: RoutingTrace) -> int:
     """Layers that one scheme replays, over all steps and passes."""
     layers = trace.num_layers if settings["layer"] == "all" else 1
@@ -387,12 +297,14 @@ class _Progress:
 def _show_tuned(results: Sequence[Result]) -> None:
     """What `--tune` chose."""
     for result in results:
-        tried = result.scheme.get("tuned")
+        name, tried = result.scheme["name"], result.scheme.get("tuned")
         if tried:
             chosen = ", ".join(
-                f"{name}={result.scheme['options'][name]}" for name in tried[0]["options"]
+                f"{option}={result.scheme['options'][option]}" for option in tried[0]["options"]
             )
-            print(f"{result.scheme['name']}: chose {chosen} out of {len(tried)} tried.")
+            print(f"{name}: chose {chosen} out of {len(tried)} tried.")
+        else:
+            print(f"{name}: has nothing to choose.")
 
 
 def _show(content: Any) -> None:

@@ -45,7 +45,7 @@ DEFAULT_KIND = "uniform"
 
 # Code that no number of a result passes through.
 _BYSTANDERS = (
-    "replay/cli.py", "replay/exports.py", "replay/imitation", "replay/report/", "replay/studies/",
+    "replay/cli", "replay/exports.py", "replay/imitation", "replay/report/", "replay/studies/",
     "replay/sweeps/", "replay/validate/", "replay/graph/export/", "hwmodel/cli.py",
     "tracegen/capture/", "tracegen/importers/", "tracegen/library", "tracegen/plots.py",
     "tracegen/cli", "tracegen/stats",

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import tracegen
@@ -206,3 +207,11 @@ def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:
 def test_nothing_is_written_when_a_run_is_refused(trace_file: Path, tmp_path: Path) -> None:
     mistake("compare", trace_file, "--scheme", "nope", "--json", tmp_path / "out.json")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["run", "compare", "sweep", "validate", "schemes"])
+def test_help_shows_every_text_as_it_is_written(name: str) -> None:
+    command = typer.main.get_command(app).commands[name]
+    shown = " ".join(invoke(name, "--help").stdout.split())
+    for parameter in command.params:
+        assert " ".join((parameter.help or "").split()) in shown
