@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from replay.resources import Discipline
     from replay.work import LayerWork
 
+MOST = 2**31 - 1
+"""Of any option that is a whole number: products of it with a layer's sizes fit 64 bits."""
+
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
@@ -45,6 +48,11 @@ class Scheme(ABC):
     ----------
     options
         The scheme's own `Options`; None takes the defaults.
+
+    Raises
+    ------
+    UserError
+        If a value is not possible.
     """
 
     name: ClassVar[str]
@@ -66,6 +74,10 @@ class Scheme(ABC):
 
     def __init__(self, options: NoOptions | None = None) -> None:
         self.options: Any = self.Options() if options is None else options
+        for name, value in dataclasses.asdict(self.options).items():
+            if isinstance(value, int) and value > MOST:
+                message = f"option {name}={value} of scheme {self.name!r}: must be at most {MOST}"
+                raise UserError(message)
         self.options.check()
 
     @property

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 TILE_ORDERS = ("arrival", "expert")
 TILE_ROWS = 128  # rows of a tile; the paper's GEMMs are CUTLASS's, whose tiles have 128
 TABLE = "row-address table"
+MOST_ADDRESS_BYTES = 4096  # far more than any address; it travels in pieces, as a row does
 NS = 1000  # picoseconds
 
 
@@ -109,6 +110,12 @@ class MoeHubOptions(NoOptions):
             "moe-hub", 0, address_bytes=self.address_bytes, rpm_timer_ns=self.rpm_timer_ns,
             aau_ns=self.aau_ns, launch_ns=self.launch_ns,
         )  # fmt: skip
+        if self.address_bytes > MOST_ADDRESS_BYTES:
+            message = (
+                f"option address_bytes={self.address_bytes} of scheme 'moe-hub': must be at most "
+                f"{MOST_ADDRESS_BYTES}"
+            )
+            raise UserError(message)
         if self.tile_order not in TILE_ORDERS:
             raise unknown("tile_order of scheme 'moe-hub'", self.tile_order, TILE_ORDERS)
 

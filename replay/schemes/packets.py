@@ -121,7 +121,8 @@ def within_capacity(work: LayerWork, factor: float) -> tuple[LayerWork, Ints]:
     """
     tokens = np.diff(work.tokens_of_rank)
     each = -(-tokens // work.num_experts) * work.expert_ids.shape[1]
-    capacity = np.floor(each * factor).astype(np.int64)
+    enough = min(factor, len(work.pair_token))  # no packet holds more rows than there are
+    capacity = np.floor(each * enough).astype(np.int64)
     packets = Packets.of(work)
     dropped = packets.order[packets.place >= capacity[packets.source[packets.packet]]]
     ids = work.expert_ids.copy()

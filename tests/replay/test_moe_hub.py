@@ -773,6 +773,7 @@ def test_layers_follow_one_another(name: str, synthetic) -> None:
         ({"aau_entries": 0}, "aau_entries=0 .* at least 1"),
         ({"store_sms": 0}, "store_sms=0 .* at least 1"),
         ({"address_bytes": -1}, "address_bytes=-1 .* at least 0"),
+        ({"address_bytes": 10**6}, "address_bytes=1000000 .* at most 4096"),
         ({"rpm_timer_ns": -1}, "rpm_timer_ns=-1 .* at least 0"),
         ({"launch_ns": -1}, "launch_ns=-1 .* at least 0"),
         ({"aau_ns": -1}, "aau_ns=-1 .* at least 0"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import subprocess
 import sys
@@ -17,10 +19,12 @@ from graph_reading import Dependencies
 
 import hwmodel
 from hwmodel import System
+from replay.errors import UserError
 from replay.graph import TaskGraph, Timeline, schedule
 from replay.kinds import Kind
 from replay.layer import build_graph, replay_layer
 from replay.schemes import SCHEMES
+from replay.sweeps.task import MISTAKES
 from replay.work import LayerWork
 
 SystemFor = Callable[[int], System]
@@ -252,6 +256,21 @@ def test_engine_and_its_slow_twin_agree(name: str, scheme: str, system_for: Syst
     tasks = range(timeline.graph.num_tasks)
     assert timeline.start_ps.tolist() == [slow.start[task] for task in tasks]
     assert timeline.end_ps.tolist() == [slow.end[task] for task in tasks]
+
+
+# ---- options -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_huge_options_run_or_are_refused_by_name(scheme: str, system_for: SystemFor) -> None:
+    layer, system = next(iter(small_layers.TINY.values()))(), system_for(8)
+    for name, value in dataclasses.asdict(SCHEMES[scheme]().options).items():
+        if type(value) is not int:
+            continue
+        with pytest.raises(UserError, match=f"option {name}=.* at most {2**31 - 1}"):
+            SCHEMES[scheme].with_options({name: str(2**31)})
+        with contextlib.suppress(*MISTAKES):
+            replay_layer(layer, system, SCHEMES[scheme].with_options({name: 2**31 - 1}))
 
 
 # ---- the same input, the same output -----------------------------------------------------------
