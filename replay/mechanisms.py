@@ -45,8 +45,9 @@ def mechanisms(timeline: Timeline, machine: Machine, evicted: Ints) -> Mechanism
         polling_us=_polling_us(timeline, notes),
         counters={name: sums.tolist() for name, sums in sorted(notes.counters.items())},
         ratios={
-            name: int(notes.counters[over].sum()) / max(1, int(notes.counters[under].sum()))
+            name: int(notes.counters[over].sum()) / int(notes.counters[under].sum())
             for name, (over, under) in sorted(notes.ratios.items())
+            if notes.counters[under].any()
         },
     )
 

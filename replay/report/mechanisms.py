@@ -53,6 +53,7 @@ def mechanism_table(results: Sequence[Result]) -> Table | None:
     """One row for each thing that a scheme's mechanisms have to say; None if they say nothing."""
     title = "What the mechanisms did (all layers together)"
     table = text_table(title, ("scheme", "mechanism", "use"), num_left=3)
+    table.columns[-1].no_wrap = False  # a line too long is broken, not cut
     for result in results:
         name = scheme_name(result)
         for what, text in _lines([one.mechanisms for one in result.measured]):
@@ -93,9 +94,9 @@ def _lines(reports: Sequence[Mechanisms]) -> Iterator[tuple[str, str]]:
 
 def _table_text(uses: Sequence[TableUse]) -> str:
     lookups, hits = sum(use.lookups for use in uses), sum(use.hits for use in uses)
-    missed, evictions = sum(use.missed for use in uses), sum(use.evictions for use in uses)
+    new, missed = sum(use.new for use in uses), sum(use.missed for use in uses)
     return (
-        f"{hits / lookups if lookups else 1:.2%} of {lookups:,} lookups hit, {missed:,} missed; "
-        f"{evictions:,} evicted; at most {max(use.high_water for use in uses):,} of "
-        f"{uses[0].entries:,} in use"
+        f"{hits / lookups if lookups else 1:.2%} of {lookups:,} lookups hit, {new:,} were first, "
+        f"{missed:,} missed; {sum(use.evictions for use in uses):,} evicted; "
+        f"at most {max(use.high_water for use in uses):,} of {uses[0].entries:,} in use"
     )

@@ -215,3 +215,16 @@ def test_help_shows_every_text_as_it_is_written(name: str) -> None:
     shown = " ".join(invoke(name, "--help").stdout.split())
     for parameter in command.params:
         assert " ".join((parameter.help or "").split()) in shown
+
+
+def test_what_mechanisms_did_is_told_in_full(trace_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    schemes = ("--scheme", "dysharp-fusion-only", "--scheme", "moe-hub")
+    shown = invoke("compare", trace_file, *schemes, "--layer", 0, "--json", out).stdout
+    told = shown[shown.index("What the mechanisms did") :]
+    assert "…" not in shown and "egress packets" in told
+    words = " ".join(told.split())
+    for result in json.loads(out.read_text())["results"]:
+        for use in result["layers"][0]["mechanisms"]["tables"].values():
+            assert use["hits"] + use["new"] + use["missed"] == use["lookups"]
+            assert f"{use['new']:,} were first, {use['missed']:,} missed" in words
