@@ -77,6 +77,8 @@ def everybody_to_eight() -> LayerWork:
     [
         # Flits of a packet over nine legs: 8 of data, a header and an acknowledgement each.
         ({"addressing": "free"}, 72, 90),
+        # Or each target's own acknowledgement reaches the source.
+        ({"addressing": "free", "acks": "apart"}, 72, 90 + 7),
         # Seven further addresses in the packet, and in what answers it.
         ({"addressing": "explicit"}, 72, 90 + 7 + 7),
         # Eight expert ids are one flit on the first leg; on the others those of the GPU.
@@ -85,8 +87,10 @@ def everybody_to_eight() -> LayerWork:
     ],
 )
 def test_payload_efficiency_at_eight_targets(options: dict[str, Any], data: int, wire: int) -> None:
+    options = dict(options)
+    apart = options.pop("acks", "merged") == "apart"
     papers = hwmodel.load(
-        "gh200-nvl32", {"link.sm_write_ack_flits": 1.0, "switch.multicast_acks_merged": True}
+        "gh200-nvl32", {"link.sm_write_ack_flits": 1.0, "switch.multicast_acks_merged": not apart}
     )
     result = replay_layer(
         everybody_to_eight(), papers, SCHEMES["dysharp-basic"].with_options(options)
@@ -596,9 +600,10 @@ def test_evictions_occupy_the_port_of_the_reader() -> None:
 
 
 def test_uplinks_serve_requests_and_responses_in_turn() -> None:
-    layer = small_layers.ALL["zipf 8 ranks"]()
-    slow = hwmodel.load("dgx-h100", {**ROUND, "link.bandwidth_GB_per_s": 1.0})
-    built, timeline = build(layer, slow, multimem_queue=0)
+    # Tiles of one row, so that the combine begins while most of the dispatch waits for slow ports.
+    layer = small_layers.work(small_layers.draw(240, 16, 2, skew=0.8), 4, 16)
+    slow = hwmodel.load("dgx-h100", {**ROUND, "link.bandwidth_GB_per_s": 0.02})
+    built, timeline = build(layer, slow, multimem_queue=0, tile_rows=1)
     graph = timeline.graph
     ready = np.zeros(graph.num_tasks, np.int64)
     src, dst = graph.edges()
@@ -607,10 +612,14 @@ def test_uplinks_serve_requests_and_responses_in_turn() -> None:
         np.isin(graph.kind, (Kind.DISPATCH_UP, Kind.COMBINE_REQUEST_UP)),
         graph.kind == Kind.COMBINE_UP,
     )
-    turns = 0
+    turns = behind = 0
     for uplink in built.machine.uplink:
         here = graph.resource == uplink
         requests, responses = (np.flatnonzero(here & mine) for mine in classes)
+        first_come = requests[np.lexsort((requests, ready[requests]))]
+        assert (np.diff(timeline.start_ps[first_come]) > 0).all()
+        rows = requests[graph.kind[requests] == Kind.DISPATCH_UP]
+        behind += np.count_nonzero(ready[requests] < timeline.start_ps[rows].max()) - len(rows)
         both = np.concatenate((requests, responses))
         order = both[np.lexsort((both, timeline.start_ps[both]))]
         is_response = np.isin(order, responses)
@@ -622,7 +631,8 @@ def test_uplinks_serve_requests_and_responses_in_turn() -> None:
                 assert not waiting.any()
             else:
                 turns += 1
-    assert turns > 50
+    assert turns > 100
+    assert behind > 20
 
 
 @pytest.mark.parametrize("phase", ["dispatch", "combine"])
@@ -651,6 +661,8 @@ def test_every_sm_has_a_queue_of_so_many_packets(
     first = np.sort(timeline.end_ps[of_kind(timeline, kinds[1])])[0]
     assert (issued < first).sum() == waits
     assert len(left) == 4
+    use = replayed(layer, machine, "dysharp-basic", **options).mechanisms
+    assert use.buffers[f"MultimemQ ({phase})"].high_water == 16 * waits // sms
 
 
 def test_fixed_slots_wait_for_their_source() -> None:
