@@ -247,6 +247,7 @@ def _plan(graph: TaskGraph, columns: Any) -> tuple[Any, SimpleNamespace]:
         heap_time=np.empty(channels.num_heap, np.int64),
         heap_task=np.empty(channels.num_heap, np.int32),
         status=np.zeros(3, np.int64),
+        touch_indptr=columns.touch_indptr,
     )
     queues = kernels.Queues(
         lanes=lanes,

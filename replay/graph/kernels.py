@@ -276,6 +276,7 @@ Flights = namedtuple(
         "heap_time",
         "heap_task",
         "status",
+        "touch_indptr",  # that of the lookups
     ],
 )
 
@@ -782,6 +783,14 @@ _prefetch: Any = _prefetch_nothing if getattr(config, "DISABLE_JIT", 0) else _pr
 
 
 @njit(**INLINED)
+def _prefetch_task(f, task):
+    """Ask for the record of a task, and for where its touches begin."""
+    _prefetch(f.halves, task * HALVES)
+    if f.touch_indptr.size > 1:
+        _prefetch(f.touch_indptr, task)
+
+
+@njit(**INLINED)
 def _prefetch_edges(f, task):
     """Ask for the list of a task's successors: the task is under way to be visible."""
     _prefetch(f.successors, np.int64(f.halves[task * HALVES + EDGES]))
@@ -793,9 +802,9 @@ def _prefetch_targets(f, task):
     edge = np.int64(f.halves[task * HALVES + EDGES])
     end = np.int64(f.halves[task * HALVES + HALVES + EDGES])
     if edge < end:
-        _prefetch(f.halves, np.int64(f.successors[edge]) * HALVES)
+        _prefetch_task(f, np.int64(f.successors[edge]))
         if edge + 1 < end:
-            _prefetch(f.halves, np.int64(f.successors[end - 1]) * HALVES)
+            _prefetch_task(f, np.int64(f.successors[end - 1]))
 
 
 # --- Channels: one key each in a tournament tree, whatever the number of tasks ------------------
@@ -921,6 +930,10 @@ def _make_ready(p, shift, num_streams, task, now, num_stack, num_touched):
                 p.queues.lanes[lane, LN_TOUCHED] = 1
                 p.touched[num_touched] = lane
                 num_touched += 1
+            flight = p.flights.halves[row + FLIGHT]
+            if flight <= FIRST_WAY and p.queues.ways[FIRST_WAY - flight, WY_GIVES] & LOOKS_UP:
+                entry = np.int64(p.lookups.indptr[task])
+                _prefetch(p.lookups.touches, entry * TOUCH_COLUMNS)
     elif lane == NO_LANE:
         visible = now + p.flights.words[task * WORDS + DURATION]
         p.flights.words[task * WORDS + VISIBLE] = visible
@@ -939,12 +952,6 @@ def _make_ready(p, shift, num_streams, task, now, num_stack, num_touched):
 def _channel_of(ways, flight):
     """Channel of a task that may have a way, from its ``FLIGHT``."""
     return np.int64(flight) if flight > FIRST_WAY else ways[FIRST_WAY - flight, WY_CHANNEL]
-
-
-@njit(**INLINED)
-def _needs_at(ways, flight):
-    """List of what a task takes, from its ``FLIGHT``."""
-    return np.int64(-1) if flight > FIRST_WAY else ways[FIRST_WAY - flight, WY_NEEDS]
 
 
 @njit(**INLINED)
@@ -1299,12 +1306,25 @@ def _unblock_lane(q, lane):
 
 
 @njit(**INLINED)
+def _prefetch_keys(lookups, task):
+    """Ask for the keys that a task touches."""
+    low = lookups.indptr[task]
+    for entry in range(low, min(lookups.indptr[task + 1], low + 4)):
+        _prefetch(lookups.keys, np.int64(lookups.touches[entry, TO_KEY]) * KEY_COLUMNS)
+
+
+@njit(**INLINED)
 def _note_head(p, lane, task):
     """Keep what orders a lane in the lane itself, and what its head takes."""
     lanes = p.queues.lanes
     lanes[lane, LN_READY] = p.flights.words[task * WORDS + VISIBLE]
     lanes[lane, LN_TASK] = task
-    lanes[lane, LN_NEEDS] = _needs_at(p.queues.ways, p.flights.halves[task * HALVES + FLIGHT])
+    lanes[lane, LN_NEEDS] = -1
+    flight = p.flights.halves[task * HALVES + FLIGHT]
+    if flight <= FIRST_WAY:
+        lanes[lane, LN_NEEDS] = p.queues.ways[FIRST_WAY - flight, WY_NEEDS]
+        if p.queues.ways[FIRST_WAY - flight, WY_GIVES] & LOOKS_UP:
+            _prefetch_keys(p.lookups, task)
 
 
 @njit(**INLINED)
