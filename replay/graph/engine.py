@@ -13,12 +13,10 @@ import numpy.typing as npt
 
 from replay.graph.columns import fixed, stepped
 from replay.graph.errors import EngineError
-from replay.graph.lookups import grown, kernel_lookups, turn_takers, who_looks_up
+from replay.graph.lookups import aligned, grown, kernel_lookups, turn_takers, who_looks_up
 from replay.graph.stuck import describe_deadlock
 from replay.graph.taskgraph import FIFO, TURNS, VOQ, TaskGraph
 from replay.graph.timeline import Timeline
-
-_CACHE_LINE = 64
 
 
 def schedule(graph: TaskGraph) -> Timeline:
@@ -150,17 +148,6 @@ def _columns(graph: TaskGraph) -> Any:
         touch_indptr=fixed(by_toucher[0]),
         touch_order=fixed(by_toucher[1]),
     )
-
-
-def _records(num_tasks: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """Records of all tasks and one more, aligned so that none straddles a cache line."""
-    from replay.graph import kernels
-
-    size = (num_tasks + 1) * kernels.WORDS
-    raw = np.empty(size + _CACHE_LINE // 8, np.int64)
-    offset = (-raw.ctypes.data % _CACHE_LINE) // 8
-    words = raw[offset : offset + size]
-    return words, words.view(np.int32)
 
 
 def _offsets(sizes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -298,7 +285,8 @@ def _pack(
     num_single = of_single.size
     single_lane = np.full(is_stream.size, -1, np.int64)
     single_lane[of_single] = np.arange(num_single)
-    words, halves = _records(num_tasks)
+    words = aligned(np.empty, num_tasks + 1, kernels.WORDS).reshape(-1)
+    halves = words.view(np.int32)
     # Places: every resource, the null one, and the null one for tasks with credits.
     classes = np.zeros(((kernels.MAX_CLASSES + 1) * (is_stream.size + 1), 5), np.int64)
     first_class = np.full(is_stream.size + 1, -1, np.int64)

@@ -219,6 +219,8 @@ TO_KEY, TO_FORM, TO_CHARGED, TO_ROW, TOUCH_COLUMNS = range(5)
 FO_TABLE, FO_DROPS, FO_COSTS = range(3)
 CO_MISS_LATENCY, CO_MISS_DURATION, CO_EVICT_DURATION = range(3)
 
+#: What ``pack_touches`` counts.
+FORMS, COSTS, KEYS = range(3)
 #: ``ST_RULE``: how a station treats lanes that lack credits, as in ``taskgraph.DISCIPLINES``.
 FIFO, VOQ, TURNS = range(3)
 #: ``TB_POLICY``, as in ``taskgraph.POLICIES``.
@@ -295,7 +297,7 @@ Queues = namedtuple(
 )
 
 #: Columns of the touches, as :func:`pack_touches` reads them: (array, step), in the order in which
-#: they were added, but for ``key``: the number of the key over all tables (touch,).
+#: they were added, but for ``key`` (touch,).
 TouchColumns = namedtuple(
     "TouchColumns",
     ["key", "table", "miss_latency", "miss_duration", "evict_duration", "charged", "drops"],
@@ -678,19 +680,27 @@ def pack(
 
 
 @njit(**HOT)
-def pack_touches(t, order, place, forms, form_table, costs, cost_table, sizes, touches):
+def pack_touches(
+    t, base, order, place, numbers, forms, form_table, costs, cost_table, sizes, touches
+):
     """Write the record of every touch, in the order of the tasks.
+
+    Keys get numbers in that order too: those that are wanted together lie together.
 
     Parameters
     ----------
     t
         Columns of the touches.
+    base
+        Place of the first key of each table (table,).
     order, place
         Rows of the touches by task, and where to begin among them.
+    numbers
+        Receives the number of the key at each place; -1 where it has none yet.
     forms, form_table, costs, cost_table
         Receive what touches have in common, with tables to find it; see ``Lookups``.
     sizes
-        How many forms and costs there are.
+        How many forms, costs and keys there are.
     touches
         The records.
 
@@ -700,24 +710,24 @@ def pack_touches(t, order, place, forms, form_table, costs, cost_table, sizes, t
     """
     while place < order.size:
         row = np.int64(order[place])
-        if max(sizes[0], sizes[1]) == forms.shape[0]:
+        if max(sizes[FORMS], sizes[COSTS]) == forms.shape[0]:
             return place
-        cost = _intern(
-            cost_table,
-            costs,
-            sizes[1],
-            _at(t.miss_latency, row),
-            _at(t.miss_duration, row),
-            _at(t.evict_duration, row),
-        )
-        if cost == sizes[1]:
-            sizes[1] += 1
+        late = _at(t.miss_latency, row)
+        longer = _at(t.miss_duration, row)
+        evict = _at(t.evict_duration, row)
+        cost = _intern(cost_table, costs, sizes[COSTS], late, longer, evict)
+        if cost == sizes[COSTS]:
+            sizes[COSTS] += 1
         table = np.int64(_at(t.table, row))
         drops = np.int64(_at(t.drops, row))
-        form = _intern(form_table, forms, sizes[0], table, drops, cost)
-        if form == sizes[0]:
-            sizes[0] += 1
-        touches[place, TO_KEY] = t.key[row]
+        form = _intern(form_table, forms, sizes[FORMS], table, drops, cost)
+        if form == sizes[FORMS]:
+            sizes[FORMS] += 1
+        where = base[table] + t.key[row]
+        if numbers[where] < 0:
+            numbers[where] = sizes[KEYS]
+            sizes[KEYS] += 1
+        touches[place, TO_KEY] = numbers[where]
         touches[place, TO_FORM] = form
         touches[place, TO_CHARGED] = _at(t.charged, row)
         touches[place, TO_ROW] = row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import numpy.typing as npt
 from replay.graph.columns import fixed, stepped
 from replay.graph.taskgraph import TURNS, Int32s, Int64s, TaskGraph, Touches
 
-#: Numbers that a key may cost without being used, for every touch, before keys are sorted.
-_SPARE_KEYS = 4
+#: Keys that are not used, for every touch, before keys are sorted: they cost four bytes each.
+_SPARE_KEYS = 16
+_CACHE_LINE = 64
 
 
 def kernel_lookups(graph: TaskGraph, columns: Any) -> Any:
@@ -24,27 +26,31 @@ def kernel_lookups(graph: TaskGraph, columns: Any) -> Any:
     state[:, kernels.TB_POLICY] = tables.policy
     state[:, kernels.TB_PATIENCE] = tables.patience_ps
     num_tasks = graph.num_tasks if len(touches) else 0
-    number, num_keys = _number_keys(touches, len(tables))
-    keys = np.zeros((num_keys, kernels.KEY_COLUMNS), np.int64)
-    records, forms, costs = _pack_touches(touches, number, columns.touch_order)
+    records, forms, costs, num_keys = _pack_touches(touches, len(tables), columns.touch_order)
     return kernels.Lookups(
         indptr=columns.touch_indptr,
         touches=records,
         forms=forms,
         costs=costs,
         tables=state,
-        keys=keys,
+        keys=aligned(np.zeros, num_keys, kernels.KEY_COLUMNS),
         touched=np.zeros(len(touches), np.int8),
         extra_latency=np.zeros(num_tasks, np.int64),
     )
 
 
-def _pack_touches(touches: Touches, number: Int32s, order: Int32s) -> tuple[Int32s, Int64s, Int64s]:
-    """Records of the touches in the given order, their forms and costs; see ``kernels.Lookups``."""
+def _pack_touches(
+    touches: Touches, num_tables: int, order: Int32s
+) -> tuple[Int32s, Int64s, Int64s, int]:
+    """Records of the touches in the given order, their forms and costs, and how many keys.
+
+    See ``kernels.Lookups``.
+    """
     from replay.graph import kernels
 
+    place_of, base, num_places = _places_of_keys(touches, num_tables)
     columns = kernels.TouchColumns(
-        key=fixed(number),
+        key=fixed(place_of),
         table=stepped(touches.table),
         miss_latency=stepped(touches.miss_latency_ps),
         miss_duration=stepped(touches.miss_duration_ps),
@@ -52,18 +58,32 @@ def _pack_touches(touches: Touches, number: Int32s, order: Int32s) -> tuple[Int3
         charged=stepped(touches.charged),
         drops=stepped(touches.drops),
     )
+    numbers = np.full(num_places, -1, np.int32)
     records = np.empty((len(touches), kernels.TOUCH_COLUMNS), np.int32)
     forms = costs = np.zeros((0, 3), np.int64)
-    sizes = np.zeros(2, np.int64)
+    sizes = np.zeros(3, np.int64)
     place, room = 0, 64
     while place < len(touches):
-        forms, form_table = grown(forms, room, int(sizes[0]))
-        costs, cost_table = grown(costs, room, int(sizes[1]))
+        forms, form_table = grown(forms, room, int(sizes[kernels.FORMS]))
+        costs, cost_table = grown(costs, room, int(sizes[kernels.COSTS]))
         place = kernels.pack_touches(
-            columns, order, place, forms, form_table, costs, cost_table, sizes, records
-        )
+            columns, base, order, place, numbers, forms, form_table, costs, cost_table, sizes,
+            records,
+        )  # fmt: skip
         room *= 2
-    return records, forms[: sizes[0]], costs[: sizes[1]]
+    return (
+        records,
+        forms[: sizes[kernels.FORMS]],
+        costs[: sizes[kernels.COSTS]],
+        int(sizes[kernels.KEYS]),
+    )
+
+
+def aligned(make: Callable[..., Int64s], rows: int, columns: int) -> Int64s:
+    """An array of whole numbers (row, column) that begins with a cache line."""
+    raw = make(rows * columns + _CACHE_LINE // 8, np.int64)
+    offset = (-raw.ctypes.data % _CACHE_LINE) // 8
+    return raw[offset : offset + rows * columns].reshape(rows, columns)
 
 
 def grown(keys: Int64s, room: int, size: int) -> tuple[Int64s, Int32s]:
@@ -77,26 +97,26 @@ def grown(keys: Int64s, room: int, size: int) -> tuple[Int64s, Int32s]:
     return larger, table
 
 
-def _number_keys(touches: Touches, num_tables: int) -> tuple[Int32s, int]:
-    """Number the keys of all tables from 0 on: (touch,), and how many numbers there are."""
+def _places_of_keys(touches: Touches, num_tables: int) -> tuple[Int64s, Int64s, int]:
+    """Give each (table, key) a place: (touch,) and (table,) to be added up, and the places' number.
+
+    Keys that use few of the numbers between them are replaced by their rank.
+    """
     from replay.graph import kernels
 
     count = len(touches)
-    if count == 0:
-        return np.zeros(0, np.int32), 0
     key = np.ascontiguousarray(touches.key)
     largest = kernels.largest_keys(stepped(touches.table), key, num_tables)
     total = sum(largest.tolist()) + num_tables  # a Python sum: keys may be large
     if total <= _SPARE_KEYS * count + num_tables:
-        base = np.concatenate([[0], np.cumsum(largest + 1)[:-1]])
-        return (base[touches.table] + key).astype(np.int32), total
+        return key, np.concatenate([[0], np.cumsum(largest + 1)])[:-1].astype(np.int64), total
     order = np.lexsort((key, touches.table))
     is_new = np.ones(count, np.bool_)
     table_, key_ = touches.table[order], key[order]
     is_new[1:] = (np.diff(table_) != 0) | (key_[1:] != key_[:-1])
-    number = np.empty(count, np.int32)
-    number[order] = np.cumsum(is_new) - 1
-    return number, int(is_new.sum())
+    rank = np.empty(count, np.int64)
+    rank[order] = np.cumsum(is_new) - 1
+    return rank, np.zeros(num_tables, np.int64), int(is_new.sum())
 
 
 def who_looks_up(graph: TaskGraph) -> tuple[npt.NDArray[np.bool_], Int64s]:
