@@ -257,8 +257,8 @@ def _explain(error: Any) -> None:
     if not sys.argv[1:] or not said:
         error.show()
         return
-    help_of = f" See `{error.ctx.command_path} --help`" if error.ctx else ""
-    print(f"error: {said}{help_of}", file=sys.stderr)
+    help_of = f". See `{error.ctx.command_path} --help`" if error.ctx else ""
+    print(f"error: {said.rstrip('.')}{help_of}", file=sys.stderr)
 
 
 def _num_layers(settings: dict[str, Any], trace: RoutingTrace) -> int:

@@ -49,6 +49,9 @@ def sweep(
     if out is None and not dry_run:
         message = "where to? Give a folder with -o; what is there already is used again"
         raise UserError(message)
+    if json_ is not None and dry_run:
+        message = "--json has nothing to write with --dry-run"
+        raise UserError(message)
     if json_ is not None:
         check_target(json_)
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tracegen import RoutingTrace
 
 FORMAT = "moereplay-sweep/1"
-PROSE_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -192,7 +191,8 @@ def sweep(
     progress
         Called after every replay.
     report
-        Called with a line where a file in the folder could not be used, or a column shows nothing.
+        Called with a line where a file in the folder could not be used, a column shows nothing, or
+        the folder had the tables of another study.
 
     Raises
     ------
@@ -227,6 +227,9 @@ def sweep(
     for table in plan.tables:
         for header in table.empty_columns():
             tell(f"{table.where}: no point has a value for column {header!r}")
+    before = store.study_name()
+    if before not in (None, plan.study.name):
+        tell(f"{store.folder}: the tables of study {before!r} are replaced; its points stay")
     result = SweepResult(
         plan=plan,
         identities=[identity_of[id(point)] for point in plan.points],

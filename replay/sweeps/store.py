@@ -58,6 +58,14 @@ class Store:
             message = f"cannot make the folder {self.folder}: {error.strerror}"
             raise UserError(message) from None
 
+    def study_name(self) -> str | None:
+        """Name of the study whose tables are there; None if there are none."""
+        try:
+            document = json.loads((self.folder / "sweep.json").read_text("utf-8"))
+            return str(document["name"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
     def path(self, identity: str) -> Path:
         """Where a point's file is or will be."""
         return self.folder / "points" / f"{identity}.json"

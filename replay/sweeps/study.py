@@ -35,7 +35,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from replay.errors import UserError, unknown
 
 PACKAGE = "replay.studies"
-REDUCTIONS = ("min", "mean", "max", "sum")
 
 Scalar = bool | int | float | str
 Text = Annotated[str, Field(min_length=1)]

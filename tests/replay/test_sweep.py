@@ -566,6 +566,19 @@ def test_a_folder_that_cannot_be_is_a_mistake(study_file: Path, tmp_path: Path) 
         sweep(study_file, study_file / "out")
 
 
+def test_studies_may_share_a_folder_but_not_in_silence(tmp_path: Path) -> None:
+    text = with_axes('ranks = [2]\nscheme = ["ideal"]').replace("[0, 1, 2]", "[5]")
+    said: list[str] = []
+    sweep(parse_study(text, "one", "one.toml"), tmp_path, report=said.append)
+    again = sweep(parse_study(text, "one", "one.toml"), tmp_path, report=said.append)
+    assert not said and again.num_reused == 1
+    other = sweep(parse_study(text, "two", "two.toml"), tmp_path, report=said.append)
+    assert other.num_reused == 1 and len(said) == 1 and "'one' are replaced" in said[0]
+    (tmp_path / "sweep.json").write_text("not ours")
+    sweep(parse_study(text, "one", "one.toml"), tmp_path, report=said.append)
+    assert len(said) == 1
+
+
 # ---- command -----------------------------------------------------------------------------------
 
 
@@ -608,6 +621,7 @@ def test_the_exit_code_tells_of_points_that_cannot_run(tmp_path: Path) -> None:
         ((), "which study"),
         (("no-such-study", "-o", "x"), "known: "),
         (("no-such-study.toml", "-o", "x"), "cannot read"),
+        (("moe-hub-ablation", "--dry-run", "--json", "x.json"), "nothing to write"),
     ],
 )
 def test_the_commands_mistakes(arguments: tuple[str, ...], says: str) -> None:
