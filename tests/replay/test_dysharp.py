@@ -13,6 +13,8 @@ from round_machine import NS, ROUND, US, round_machine
 from traffic_oracle import response_packets, write_packets
 
 import hwmodel
+import replay
+import tracegen
 from hwmodel import System
 from replay.errors import UserError
 from replay.graph import GraphBuilder, TaskGraph, Timeline, Touched, schedule
@@ -20,6 +22,7 @@ from replay.kinds import KIND_NAMES, Kind
 from replay.layer import Built, build_layer, replay_layer
 from replay.machine import Machine
 from replay.mechanisms import evicted_wire_bytes, mechanisms
+from replay.report.mechanisms import mechanism_table
 from replay.result import LayerResult, Mechanisms
 from replay.schemes import SCHEMES
 from replay.work import ExpertShape, LayerWork
@@ -619,7 +622,8 @@ def test_uplinks_serve_requests_and_responses_in_turn() -> None:
         first_come = requests[np.lexsort((requests, ready[requests]))]
         assert (np.diff(timeline.start_ps[first_come]) > 0).all()
         rows = requests[graph.kind[requests] == Kind.DISPATCH_UP]
-        behind += np.count_nonzero(ready[requests] < timeline.start_ps[rows].max()) - len(rows)
+        before_last = ready[requests] < timeline.start_ps[rows].max()
+        behind += int(before_last.sum()) - len(rows)
         both = np.concatenate((requests, responses))
         order = both[np.lexsort((both, timeline.start_ps[both]))]
         is_response = np.isin(order, responses)
@@ -744,3 +748,51 @@ def test_backward_ends_with_the_weight_gradients() -> None:
         gpu = timeline.graph.rank[of_kind(timeline, Kind.WGRAD)]
         for rank in range(layer.num_ranks):
             assert timeline.visible_ps[built.ends[rank]] >= last[gpu == rank].max()
+
+
+# ---- what is told --------------------------------------------------------------------------------
+
+
+def test_report_of_two_layers_is_that_of_their_sums() -> None:
+    # Layers in which the fullest tables, tiles and ratios differ.
+    trace = tracegen.generate.generate(
+        "zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=12, layers=2, seed=4, skew=0.8
+    )
+    results = []
+    for scheme, options in (("dysharp", {"tlb_entries": 8}), ("moe-hub", {})):
+        first, second = (
+            replay.run(trace, round_machine(), scheme=scheme, options=options, layer=layer)
+            for layer in (0, 1)
+        )
+        results.append(first.model_copy(update={"layers": [*first.layers, *second.layers]}))
+    table = mechanism_table(results)
+    assert table is not None
+    whose, what, text = ([str(cell) for cell in column.cells] for column in table.columns)
+    starts = [row for row, name in enumerate(whose) if name]
+    told = [
+        dict(zip(what[first:last], text[first:last], strict=True))
+        for first, last in zip(starts, [*starts[1:], len(what)], strict=True)
+    ]
+    for result, lines in zip(results, told, strict=True):
+        layers = [layer.mechanisms for layer in result.layers]
+        assert len(layers) == 2
+        for name in layers[0].tables:
+            uses = [layer.tables[name] for layer in layers]
+            hits, lookups = sum(use.hits for use in uses), sum(use.lookups for use in uses)
+            assert f"{hits / lookups:.2%} of {lookups:,}" in lines[name]
+            assert f"at most {max(use.high_water for use in uses):,} of" in lines[name]
+        for name in layers[0].buffers:
+            most = max(layer.buffers[name].high_water for layer in layers)
+            assert lines[name].startswith(f"at most {most:,} of")
+        tiles = [layer.tiles for layer in layers if layer.tiles is not None]
+        rows, slots = sum(use.num_rows for use in tiles), sum(use.num_tiles for use in tiles) * 128
+        assert f"{rows / slots:.1%} full" in lines["row tiles"]
+        for name, amount in layers[0].counters.items():
+            total = sum(amount) + sum(layers[1].counters[name])
+            assert lines[name] == f"{total:,}"
+    sectors, packets = (
+        [sum(layer.mechanisms.counters[name]) for layer in results[1].layers]
+        for name in ("egress sectors", "egress packets")
+    )
+    mean = np.mean(np.array(sectors) / np.array(packets))
+    assert told[1]["sectors a packet"] == f"{mean:.2f}"
