@@ -804,6 +804,7 @@ def _prefetch_task(f, task):
 def _prefetch_edges(f, task):
     """Ask for the list of a task's successors: the task is under way to be visible."""
     _prefetch(f.successors, np.int64(f.halves[task * HALVES + EDGES]))
+    _prefetch(f.halves, (task + 1) * HALVES)  # the list ends where the next one begins
 
 
 @njit(**INLINED)
