@@ -182,7 +182,7 @@ def _check_key(key: str, where: str) -> None:
             key, [known for known in keys() if known.startswith(f"{section}.")], limit=30
         )
     else:
-        hint = f"{suggest(key, keys(), limit=0)}; tables: {', '.join(sections())}"
+        hint = f"{suggest(key, keys())}; tables: {', '.join(sections())}"
     message = f"{where}: unknown key {key!r}; {hint}"
     raise UserError(message)
 
