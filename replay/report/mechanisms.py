@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from replay.report.tables import mb, scheme_name, text_table
+from replay.report.tables import scheme_name, text_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,8 +28,8 @@ def overhead_table(results: Sequence[Result], count: int, unit: str) -> Table:
         What they are then of: "layer" or "step".
     """
     table = text_table(
-        f"Bytes on the wire a {unit} and GPU, up / down (MB)",
-        ("scheme", "payload", *OVERHEADS, "payload share"),
+        f"Bytes on the wire a {unit} and GPU, up / down (MB), and the payload's share",
+        ("scheme", "payload", *OVERHEADS, "share"),
     )
     for result in results:
         sums = {
@@ -43,7 +43,10 @@ def overhead_table(results: Sequence[Result], count: int, unit: str) -> Table:
         wire = sum(map(sum, sums.values()))
         table.add_row(
             scheme_name(result),
-            *(f"{mb(up)} / {mb(down)}" if up or down else "-" for up, down in sums.values()),
+            *(
+                f"{_short(up)} / {_short(down)}" if up or down else "-"
+                for up, down in sums.values()
+            ),
             f"{sum(sums['payload']) / wire:.1%}" if wire else "-",
         )
     return table
@@ -100,3 +103,11 @@ def _table_text(uses: Sequence[TableUse]) -> str:
         f"{missed:,} missed; {sum(use.evictions for use in uses):,} evicted; "
         f"at most {max(use.high_water for use in uses):,} of {uses[0].entries:,} in use"
     )
+
+
+def _short(nbytes: float) -> str:
+    """Megabytes with as many digits as fit five places."""
+    megabytes = nbytes / 1e6
+    if 0 < megabytes < 0.005:
+        return "<0.01"
+    return f"{megabytes:,.{0 if megabytes >= 1000 else 1 if megabytes >= 10 else 2}f}"
