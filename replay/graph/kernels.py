@@ -412,7 +412,7 @@ def survey(c, num_tasks, limit, table):
     return -1
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _hashed(a, b, c):
     """Hash of three whole numbers; 31 bits a factor, so that nothing overflows as plain Python."""
     low = 0x7FFFFFFF
@@ -422,7 +422,7 @@ def _hashed(a, b, c):
     return h ^ (h >> 31)
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _intern(table, keys, size, a, b, c):
     """Number of the triple (a, b, c), which is ``size`` if it is new.
 
@@ -493,7 +493,7 @@ def _add_node(table, nodes, sizes, following, pool, units):
     return number
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _needs_of(t, task, table, nodes, sizes):
     """List of what a task takes, by pool; -1 for nothing. Takes from one pool are added up."""
     low = t.take_indptr[task]
@@ -525,7 +525,7 @@ def _needs_of(t, task, table, nodes, sizes):
     return number
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _gives_of(t, task, table, nodes, sizes):
     """List of what a task gives back; -1 for nothing."""
     number = np.int64(-1)
@@ -535,7 +535,7 @@ def _gives_of(t, task, table, nodes, sizes):
     return number
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _may_be_early(c, task):
     """Whether a task might leave before somebody whose credits it gives back has started.
 
@@ -549,7 +549,7 @@ def _may_be_early(c, task):
     return False
 
 
-@njit(**HOT)
+@njit(**INLINED)
 def _follows(c, first, task):
     """Whether a task is among the successors of another, or among theirs; not all are asked."""
     low = c.indptr[first]
