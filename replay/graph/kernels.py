@@ -794,7 +794,9 @@ _prefetch: Any = _prefetch_nothing if getattr(config, "DISABLE_JIT", 0) else _pr
 
 @njit(**INLINED)
 def _prefetch_task(f, task):
-    """Ask for the record of a task, and for where its touches begin."""
+    """Ask for the record of a task and for where its touches begin, unless it is a gate's event."""
+    if task < 0:
+        return
     _prefetch(f.halves, task * HALVES)
     if f.touch_indptr.size > 1:
         _prefetch(f.touch_indptr, task)
@@ -900,7 +902,9 @@ def _receive(f, shift, channel):
         if head < f.channels[channel, CH_TAIL]:
             following = np.int64(f.slots[head])
             key = (f.words[following * WORDS + VISIBLE] << shift) | channel
-            _prefetch_targets(f, following)
+            edge = f.halves[following * HALVES + EDGES]
+            if edge < f.halves[following * HALVES + HALVES + EDGES]:
+                _prefetch_task(f, np.int64(f.successors[edge]))
             if head + 2 < f.channels[channel, CH_TAIL]:
                 _prefetch(f.halves, np.int64(f.slots[head + 2]) * HALVES)
     else:
