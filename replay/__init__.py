@@ -10,10 +10,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# The one eager import, of a module that imports nothing itself: `replay.run` is the function, and
+# importing the package of that name first would bind the package to it for good.
+from replay.run import run
+
 if TYPE_CHECKING:
     from replay.errors import UserError
-    from replay.replayer import compare, run
-    from replay.result import Comparison, Result
+    from replay.measure.result import Comparison, Result
+    from replay.run.replayer import compare
     from replay.schemes import SCHEMES, Scheme
     from replay.sweeps.run import sweep
 
@@ -21,13 +25,12 @@ __all__ = ["SCHEMES", "Comparison", "Result", "Scheme", "UserError", "compare", 
 
 # Loaded on first use: a command's --help should not wait for numba.
 _HOMES = {
-    "Comparison": "result",
-    "Result": "result",
+    "Comparison": "measure.result",
+    "Result": "measure.result",
     "SCHEMES": "schemes",
     "Scheme": "schemes",
     "UserError": "errors",
-    "compare": "replayer",
-    "run": "replayer",
+    "compare": "run.replayer",
     "sweep": "sweeps.run",
 }
 

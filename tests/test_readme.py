@@ -79,7 +79,7 @@ def test_python(fence: Fence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_commands(fence: Fence, tmp_path: Path) -> None:
     for arguments in commands(fence.text):
         done = subprocess.run(
-            [sys.executable, "-m", "replay.cli", *arguments],
+            [sys.executable, "-m", "replay.cli.main", *arguments],
             cwd=tmp_path, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"moereplay {shlex.join(arguments)}: {done.stderr}"

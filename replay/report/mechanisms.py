@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from replay.result import Mechanisms, Result, TableUse
+    from replay.measure.result import Mechanisms, Result, TableUse
 
 OVERHEADS = ("headers", "requests", "acks", "signals", "evictions")
 

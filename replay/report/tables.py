@@ -10,7 +10,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.result import Result
+    from replay.measure.result import Result
 
 
 def text_table(title: str, columns: Sequence[str], num_left: int = 1) -> Table:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group
 from rich.text import Text
 
+from replay.measure.result import LayerResult
 from replay.report.mechanisms import mechanism_table, overhead_table
 from replay.report.tables import mb, scheme_name, text_table
-from replay.result import LayerResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from replay.result import ChainResult, Comparison, Measures, Result
+    from replay.measure.result import ChainResult, Comparison, Measures, Result
 
 WIDTH = 132
 MOST_CHAINED_ROWS = 24

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from replay.schemes.base import Scheme
 from replay.schemes.comet import Comet
 from replay.schemes.deepep import DeepEp
-from replay.schemes.dysharp import DySharp, DySharpBasic, DySharpComet, DySharpFusionOnly
-from replay.schemes.flashdmoe import FlashDMoe
+from replay.schemes.dysharp.scheme import DySharp, DySharpBasic, DySharpComet, DySharpFusionOnly
+from replay.schemes.flashdmoe.scheme import FlashDMoe
 from replay.schemes.ideal import Ideal
-from replay.schemes.moe_hub import MoeHub
+from replay.schemes.moe_hub.scheme import MoeHub
 from replay.schemes.nccl_alltoall import NcclAllToAll
 from replay.schemes.nvls import Nvls
 

@@ -19,9 +19,9 @@ from replay.errors import UserError, unknown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from replay.machine import Ints, Machine
-    from replay.resources import Discipline
-    from replay.work import LayerWork
+    from replay.machine.machine import Ints, Machine
+    from replay.machine.resources import Discipline
+    from replay.work.layer import LayerWork
 
 MOST = 2**31 - 1
 """Of any option that is a whole number: products of it with a layer's sizes fit 64 bits."""
@@ -69,7 +69,7 @@ class Scheme(ABC):
     """Whether a barrier over all ranks lies between dispatch and combine, so that the busiest ports
     of the two phases bound the layer one after the other."""
     candidates: ClassVar[Mapping[str, tuple[int, ...]]] = MappingProxyType({})
-    """Values of its options among which `replay.tune` may choose, such as splits of the SMs."""
+    """Values of its options among which `replay.run.tune` may choose, such as splits of the SMs."""
     Options: ClassVar[type[NoOptions]] = NoOptions
 
     def __init__(self, options: NoOptions | None = None) -> None:

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from replay.compute.experts import Gemm, gemm_tasks, row_tiles
+from replay.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
 from replay.errors import UserError
-from replay.kinds import COMBINE, DISPATCH, Kind
+from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes.base import NoOptions, Scheme, at_least
-from replay.schemes.experts import Gemm, gemm_tasks, row_tiles
-from replay.schemes.weight_gradients import DOWN, UP, weight_gradient_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from replay.machine import Ints, Machine
-    from replay.work import LayerWork
+    from replay.machine.machine import Ints, Machine
+    from replay.work.layer import LayerWork
 
 TILE_ROWS = 128  # rows of a tile, and of the groups of tokens that an owner adds up together
 

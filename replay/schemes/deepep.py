@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from replay.compute.experts import separate_kernels
 from replay.errors import UserError, unknown
-from replay.kinds import COMBINE, DISPATCH, Kind
-from replay.schemes import ring
+from replay.machine import rings
+from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes.base import NoOptions, Scheme, at_least
-from replay.schemes.experts import separate_kernels
 
 if TYPE_CHECKING:
-    from replay.kinds import PhaseKinds
-    from replay.machine import Ints, Machine
-    from replay.work import LayerWork
+    from replay.machine.kinds import PhaseKinds
+    from replay.machine.machine import Ints, Machine
+    from replay.work.layer import LayerWork
 
 # Configurations shipped with DeepEP, by group size: (up to ranks, dispatch chunk, combine chunk,
 # ring), chunks and ring in tokens. Between the listed sizes the next larger one is taken.
@@ -60,7 +60,7 @@ class DeepEpOptions(NoOptions):
     layout
         How the received rows lie before the experts' GEMMs: ``"plain"``, without gaps, or
         ``"contiguous"``, each expert padded to the height of a tile, as DeepGEMM's kernel for
-        prefill wants it (see `replay.schemes.experts`).
+        prefill wants it (see `replay.compute.experts`).
     """
 
     num_sms: int = 24
@@ -139,9 +139,9 @@ class DeepEp(Scheme):
         dispatch, combine = max(dispatch, self.alike), max(combine, self.alike)
         return dispatch, combine, max(options.ring_tokens or row[3], dispatch, combine)
 
-    def _chunks(self, src: Ints, dst: Ints, channel: Ints, chunk_rows: int) -> ring.Chunks:
+    def _chunks(self, src: Ints, dst: Ints, channel: Ints, chunk_rows: int) -> rings.Chunks:
         """Chunks of the copies; the sizes count every token that one stands for."""
-        chunks = ring.cut(src, dst, channel, chunk_rows // self.alike)
+        chunks = rings.cut(src, dst, channel, chunk_rows // self.alike)
         return replace(chunks, rows=chunks.rows * self.alike)
 
     def _before_dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
@@ -178,7 +178,7 @@ class DeepEp(Scheme):
         busy = looked_at * warps.scan_ps * -(-n // BLOCK_WARPS)
         busy += -(-chunks.rows * n // BLOCK_WARPS) * copying
         senders = machine.warp_lanes("deepep-send", self.options.num_sms // 2, n)
-        sent = ring.send(
+        sent = rings.send(
             machine, DISPATCH, chunks, senders[chunks.src, chunks.channel, chunks.dst], busy,
             row_bytes, begun, meta_bytes=meta,
         )  # fmt: skip
@@ -202,12 +202,12 @@ class DeepEp(Scheme):
             after=copied,
         )
         machine.graph.edges(begun[chunks.dst], received)
-        ring.return_room(machine, DISPATCH, chunks, sent, received, ring_rows)
+        rings.return_room(machine, DISPATCH, chunks, sent, received, ring_rows)
         return machine.gather(
             np.concatenate((sent.send, received)), np.concatenate((chunks.src, chunks.dst)), begun
         )
 
-    def _tokens_up_to(self, work: LayerWork, channel: Ints, chunks: ring.Chunks) -> Ints:
+    def _tokens_up_to(self, work: LayerWork, channel: Ints, chunks: rings.Chunks) -> Ints:
         """(chunk,): tokens of the channel looked at from the end of the chunk before to its end."""
         token = np.arange(work.num_tokens)
         lane = work.source_rank * (self.options.num_sms // 2) + channel
@@ -240,7 +240,7 @@ class DeepEp(Scheme):
         meta = INDEX_BYTES + work.expert_ids.shape[1] * WEIGHT_BYTES
         copying = warps.copy_ps(row_bytes, COMBINE_UNROLL)
         senders = machine.warp_lanes("deepep-send", channels, n)
-        sent = ring.send(
+        sent = rings.send(
             machine, COMBINE, chunks, senders[chunks.src, chunks.channel, chunks.dst],
             -(-chunks.rows * n // BLOCK_WARPS) * copying, row_bytes, begun, meta_bytes=meta,
         )  # fmt: skip
@@ -268,7 +268,7 @@ class DeepEp(Scheme):
         machine.follow("combined", np.arange(work.num_tokens), added)
         last_reader = np.zeros(len(chunks), np.int64)
         np.maximum.at(last_reader, chunks.of_row, work.copy_token)
-        ring.return_room(machine, COMBINE, chunks, sent, added[last_reader], ring_rows)
+        rings.return_room(machine, COMBINE, chunks, sent, added[last_reader], ring_rows)
         return machine.gather(
             np.concatenate((sent.send, added)),
             np.concatenate((chunks.src, work.source_rank)),

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from replay.compute.experts import separate_kernels
 from replay.schemes.base import Scheme
-from replay.schemes.experts import separate_kernels
 
 if TYPE_CHECKING:
-    from replay.machine import Ints, Machine
-    from replay.work import LayerWork
+    from replay.machine.machine import Ints, Machine
+    from replay.work.layer import LayerWork
 
 
 class Ideal(Scheme):

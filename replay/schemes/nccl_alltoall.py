@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from replay.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
-from replay.schemes import ring
+from replay.compute.experts import separate_kernels
+from replay.machine import rings
+from replay.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
 from replay.schemes.base import NoOptions, Scheme, at_least
-from replay.schemes.experts import separate_kernels
 
 if TYPE_CHECKING:
-    from replay.machine import Ints, Machine
-    from replay.work import LayerWork
+    from replay.machine.machine import Ints, Machine
+    from replay.work.layer import LayerWork
 
 PROB_BYTES = 4  # the gate weight of a pair, FP32, in an all-to-all of its own
 
@@ -149,9 +149,9 @@ class NcclAllToAll(Scheme):
         distance = (dst[order] - src[order]) % n
         channel = (distance * options.channels_per_peer + share) % options.channels
         slice_rows = max(1, options.slice_bytes // row_bytes)
-        chunks = ring.cut(src[order], dst[order], channel, slice_rows)
+        chunks = rings.cut(src[order], dst[order], channel, slice_rows)
         payload, meta = (row_bytes, 0) if rows else (0, row_bytes)
-        sent = ring.send(
+        sent = rings.send(
             machine, kinds, chunks, senders[chunks.src, chunks.channel],
             machine.system.sm.push_ps(chunks.rows * row_bytes), payload, begun,
             meta_bytes=meta, contiguous=not rows,
@@ -167,7 +167,7 @@ class NcclAllToAll(Scheme):
             after=sent.arrived,
         )
         machine.graph.edges(begun[chunks.dst], got)
-        ring.return_room(machine, kinds, chunks, sent, got, options.slots * slice_rows)
+        rings.return_room(machine, kinds, chunks, sent, got, options.slots * slice_rows)
         return machine.gather(
             np.concatenate((sent.send, got)), np.concatenate((chunks.src, chunks.dst)), begun
         )

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from replay.kinds import COMBINE, DISPATCH, Kind
+from replay.compute.experts import separate_kernels
+from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes.base import NoOptions, Scheme, at_least
-from replay.schemes.experts import separate_kernels
 
 if TYPE_CHECKING:
-    from replay.machine import Ints, Machine
-    from replay.work import LayerWork
+    from replay.machine.machine import Ints, Machine
+    from replay.work.layer import LayerWork
 
 ID_AND_WEIGHT_BYTES = 4 + 4  # of each of a token's experts, gathered with its row
 

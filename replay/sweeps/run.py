@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
-from replay.result import write_text
+from replay.measure.result import write_text
 from replay.sweeps.columns import value_of
 from replay.sweeps.points import Point, place, points_of
 from replay.sweeps.store import Outcome, Store

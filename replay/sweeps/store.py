@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from replay.errors import UserError
-from replay.result import write_text
+from replay.measure.result import write_text
 
 FORMAT = "moereplay-point/1"
 

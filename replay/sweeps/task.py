@@ -20,22 +20,22 @@ from pydantic import BaseModel, ValidationError
 import hwmodel
 import tracegen
 from hwmodel.errors import UserError as HardwareError
-from replay.batch import DEFAULT_TOKENS_PER_RANK, PHASES
 from replay.errors import UserError, unknown
 from replay.graph.errors import UserError as GraphError
-from replay.placement import identify, place
-from replay.replayer import DIRECTIONS, run
-from replay.result import run_id
+from replay.measure.result import run_id
+from replay.run.replayer import DIRECTIONS, run
 from replay.schemes import SCHEMES, Scheme
 from replay.sweeps.points import PREFIXES, TRACE_SETTINGS, Point
-from replay.work import PRECISIONS
+from replay.work.batch import DEFAULT_TOKENS_PER_RANK, PHASES
+from replay.work.layer import PRECISIONS
+from replay.work.placement import identify, place
 from tracegen.errors import UserError as TraceError
 from tracegen.library import open_trace
 from tracegen.models import ModelShape
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.result import Result
+    from replay.measure.result import Result
     from replay.sweeps.study import Scalar
     from tracegen import RoutingTrace
 
@@ -45,7 +45,7 @@ DEFAULT_KIND = "uniform"
 
 # Code that no number of a result passes through.
 _BYSTANDERS = (
-    "replay/cli", "replay/exports.py", "replay/imitation", "replay/report/", "replay/studies/",
+    "replay/cli", "replay/cli/exports.py", "replay/imitation", "replay/report/", "replay/studies/",
     "replay/sweeps/", "replay/validate/", "replay/graph/export/", "hwmodel/cli.py",
     "tracegen/capture/", "tracegen/importers/", "tracegen/library", "tracegen/plots.py",
     "tracegen/cli", "tracegen/stats",

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay.graph import GraphBuilder, schedule
-from replay.kinds import KIND_NAMES
-from replay.machine import Machine
-from replay.placement import place
-from replay.work import ExpertShape, LayerWork, Precision
+from replay.machine.kinds import KIND_NAMES
+from replay.machine.machine import Machine
+from replay.work.layer import ExpertShape, LayerWork, Precision
+from replay.work.placement import place
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.machine import Ints
+    from replay.machine.machine import Ints
 
 PS_PER_US = 1_000_000
 POOL = 4096  # tokens that an evenly spread routing is drawn from

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.kinds import DISPATCH, Kind
+from replay.machine.kinds import DISPATCH, Kind
 
 if TYPE_CHECKING:
-    from replay.machine import Ints, Machine
+    from replay.machine.machine import Ints, Machine
 
 CHANNELS = 16
 STEP_BYTES = 2 << 20

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replay.kinds import Kind
-from replay.placement import Placement
-from replay.schemes.experts import Gemm, activation_bytes, gemm_kernel
+from replay.compute.experts import Gemm, activation_bytes, gemm_kernel
+from replay.machine.kinds import Kind
 from replay.validate.bench import Bench
 from replay.validate.table import Bound, Row, Table
-from replay.work import ExpertShape, LayerWork, Precision
+from replay.work.layer import ExpertShape, LayerWork, Precision
+from replay.work.placement import Placement
 
 if TYPE_CHECKING:
-    from replay.machine import Ints, Machine
+    from replay.machine.machine import Ints, Machine
 
 SYSTEM = "dgx-h100"
 GRAPH_GAP_US = 1.2  # both tables were measured in CUDA graphs; overheads.kernel_gap_graph_us

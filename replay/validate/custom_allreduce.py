@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.kinds import DISPATCH, Kind
+from replay.machine.kinds import DISPATCH, Kind
 from replay.validate.bench import Bench
 from replay.validate.nccl import nccl_us
 from replay.validate.table import Bound, Row, Table
 
 if TYPE_CHECKING:
-    from replay.machine import Ints, Machine
+    from replay.machine.machine import Ints, Machine
 
 SYSTEM = "dgx-h100"
 PIECE_BYTES, MOST_PIECES = 16384, 32

@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.kinds import Kind
-from replay.placement import Placement
-from replay.schemes.experts import CONTIGUOUS_ROWS, Gemm, activation_bytes, gemm_kernel, padded_rows
+from replay.compute.experts import CONTIGUOUS_ROWS, Gemm, activation_bytes, gemm_kernel, padded_rows
+from replay.machine.kinds import Kind
 from replay.validate.bench import Bench
 from replay.validate.table import Bound, Row, Table
-from replay.work import SCALE_BLOCK, ExpertShape, LayerWork, Precision
+from replay.work.layer import SCALE_BLOCK, ExpertShape, LayerWork, Precision
+from replay.work.placement import Placement
 
 if TYPE_CHECKING:
-    from replay.machine import Ints, Machine
+    from replay.machine.machine import Ints, Machine
 
 SYSTEM = "dgx-h100"
 GRAPH_GAP_US = 1.2  # of the masked rows; overheads.kernel_gap_graph_us

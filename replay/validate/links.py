@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.kinds import DISPATCH
+from replay.machine.kinds import DISPATCH
 from replay.validate.bench import Bench
 from replay.validate.table import Bound, Row, Table
 
 if TYPE_CHECKING:
-    from replay.machine import Ints, Machine
+    from replay.machine.machine import Ints, Machine
 
 NUM_GPUS = 8
 MESSAGE_BYTES = 1 << 20

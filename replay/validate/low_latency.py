@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replay.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
+from replay.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
 from replay.schemes.deepep import COMBINE_UNROLL, DISPATCH_UNROLL
 from replay.validate.bench import Bench, even_work, uniform_work
 from replay.validate.table import Bound, Row, Table
 
 if TYPE_CHECKING:
-    from replay.machine import Ints, Machine
-    from replay.work import LayerWork
+    from replay.machine.machine import Ints, Machine
+    from replay.work.layer import LayerWork
 
 HEADER_BYTES = 16
 CAST_PS = 2_400_000  # a block casts a token to FP8 and begins its rows; 6144/2/8 on 8 SMs

@@ -11,7 +11,7 @@ from replay.validate.collectives import PROTOCOLS, Protocol
 from replay.validate.table import Bound, Row, Table
 
 if TYPE_CHECKING:
-    from replay.machine import Ints, Machine
+    from replay.machine.machine import Ints, Machine
 
 MEGABYTE = 1 << 20
 Algorithm = Callable[["Machine", "Ints"], "Ints"]

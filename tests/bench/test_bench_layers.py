@@ -12,10 +12,10 @@ import pytest
 
 import hwmodel
 from replay.graph import schedule
-from replay.layer import build_layer
-from replay.placement import place
+from replay.run.layer import build_layer
 from replay.schemes import SCHEMES
-from replay.work import ExpertShape, LayerWork, Precision
+from replay.work.layer import ExpertShape, LayerWork, Precision
+from replay.work.placement import place
 
 pytestmark = pytest.mark.bench
 

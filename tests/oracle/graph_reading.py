@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from replay.graph import TaskGraph, Timeline
-from replay.kinds import Kind, phase_of
+from replay.machine.kinds import Kind, phase_of
 
 Port = tuple[str, int]
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from traffic_oracle import Routing
 
-from replay.placement import Placement, place
-from replay.work import ExpertShape, LayerWork, Precision
+from replay.work.layer import ExpertShape, LayerWork, Precision
+from replay.work.placement import Placement, place
 
 SHAPE = ExpertShape(hidden=96, intermediate=64)
 

@@ -1,0 +1,1 @@
+"""Every command of `replay`, put together with those of the other packages."""

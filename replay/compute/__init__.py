@@ -1,0 +1,1 @@
+"""Expert GEMMs, weight gradients and dense parts as tasks."""

@@ -1,0 +1,105 @@
+"""Gradients of the experts' weights, shared by every scheme.
+
+The gradient of an (n, m) weight matrix is a product over the expert's rows. It is cut into tiles
+like any GEMM; each SM takes an equal share of them in a row, as the blocks of a persistent kernel
+do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from replay.machine.kinds import Kind
+
+if TYPE_CHECKING:
+    from replay.machine.machine import Ints, Machine
+    from replay.work.layer import LayerWork
+
+Projection = Literal["up", "down"]
+UP: Projection = "up"
+DOWN: Projection = "down"
+
+ACCUMULATOR_BYTES = 4  # gradients add up in FP32 over the micro-batches
+
+
+def element_bytes(work: LayerWork) -> int:
+    """Bytes of one GEMM operand element."""
+    return work.precision.operand_bytes
+
+
+def weight_gradient_tasks(
+    machine: Machine,
+    work: LayerWork,
+    projection: Projection,
+    pool: Ints,
+    after: Ints,
+    *,
+    priority: int = 0,
+) -> tuple[Ints, Ints]:
+    """Add the weight gradients of one projection.
+
+    Parameters
+    ----------
+    pool
+        (rank,): the SMs that compute.
+    after
+        (expert,): when all of an expert's rows and gradients are there.
+    priority
+        Order among other work on the same SMs, smaller first.
+
+    Returns
+    -------
+    Tasks and their ranks, two (task,).
+    """
+    shape, compute, dtype = work.shape, machine.system.compute, work.precision.name
+    inner = shape.gemm1_columns if projection == UP else shape.intermediate
+    experts = np.flatnonzero(work.rows_of_expert)
+    rank_of = work.placement.expert_rank.astype(np.int64)
+    count, duration = np.zeros(len(experts), np.int64), np.zeros(len(experts), np.int64)
+    for index, expert in enumerate(experts):
+        rows = int(work.rows_of_expert[expert])
+        grid = compute.gemm_tiles(np.array([inner]), shape.hidden, rows, dtype)
+        work_ps = sum(
+            int(np.sum(compute.tile_ps(grid.rows_in_tile, int(width), rows, dtype)))
+            for width in grid.columns_in_tile
+        )
+        count[index] = min(grid.num_tiles, compute.num_sms)
+        duration[index] = -(-work_ps // count[index])
+    which = np.repeat(experts, count)
+    columns = machine.graph.add(
+        len(which),
+        resource=pool[rank_of[which]],
+        duration_ps=np.repeat(duration, count),
+        priority=priority,
+        kind=Kind.WGRAD,
+        rank=rank_of[which],
+        tag=which,
+        after=after[which],
+    )
+    all_rows = work.rows_of_expert[experts]
+    # Both operands are read, the accumulated gradient is read and written.
+    read = all_rows * (inner + shape.hidden) * element_bytes(work)
+    memory = machine.graph.add(
+        len(experts),
+        resource=machine.hbm[rank_of[experts]],
+        duration_ps=machine.system.hbm.stream_ps(
+            read + 2 * ACCUMULATOR_BYTES * inner * shape.hidden
+        ),
+        kind=Kind.WGRAD_MEMORY,
+        rank=rank_of[experts],
+        tag=experts,
+        after=after[experts],
+    )
+    return np.concatenate((columns, memory)), np.concatenate((rank_of[which], rank_of[experts]))
+
+
+def weight_gradient_kernel(
+    machine: Machine, work: LayerWork, projection: Projection, pool: Ints, after: Ints
+) -> Ints:
+    """Run the weight gradients of one projection as a kernel of their own: (rank,) marks."""
+    begun = machine.kernel(after)
+    of_expert = begun[work.placement.expert_rank]
+    tasks, rank = weight_gradient_tasks(machine, work, projection, pool, of_expert)
+    return machine.gather(tasks, rank, begun)

@@ -1,0 +1,359 @@
+"""Copies and sums made by the switch: one message in, several out, and the other way round.
+
+Used by today's fixed groups (NVLS) and by packets that name their targets themselves (DySHARP).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from replay.machine.kinds import Kind, PhaseKinds
+from replay.machine.resources import Ints, IntsLike
+from replay.machine.transfers import Transfers
+
+REDUCTION_BUFFER = "reduction buffer"
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Flits with which the packets of a message name their targets.
+
+    Attributes
+    ----------
+    at_source
+        (message,): flits added to each packet between the GPU that begins and the switch.
+    at_target
+        (copy,): the same between the switch and each target.
+    answered
+        (message,): flits added to what answers each packet on the way back to that GPU: to the
+        acknowledgement of a store, to a packet of the sum of a load.
+    """
+
+    at_source: IntsLike = 0
+    at_target: IntsLike = 0
+    answered: IntsLike = 0
+
+
+UNNAMED = Naming()
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """A reduction buffer that sends partial sums early rather than let requests wait for room.
+
+    Attributes
+    ----------
+    patience_ps
+        For how long after its last part a sum may not be sent early; the part that needs its room
+        waits, and all behind it.
+    first_key
+        Keys ``first_key + message`` name the sums in the buffers (`Resources.new_keys`).
+    """
+
+    patience_ps: int
+    first_key: int
+
+
+class Spread(NamedTuple):
+    """Tasks of a multicast: (message,) on the uplinks, (copy,) visible at the targets."""
+
+    left: Ints
+    arrived: Ints
+
+
+class Summed(NamedTuple):
+    """Tasks of a reduction.
+
+    Attributes
+    ----------
+    requested
+        (message,): the request on the reader's uplink.
+    asked
+        (copy,): the request on each target's downlink.
+    total
+        (message,): visible when the sum is in the reader's SM.
+    """
+
+    requested: Ints
+    asked: Ints
+    total: Ints
+
+
+class InSwitch(Transfers):
+    """What the switch can do beyond passing messages on."""
+
+    _mergers: Ints | None = None
+
+    def _in_switch_ps(self, wire: Ints, fixed_group: bool) -> Ints:
+        system = self.system
+        timed = system.switch.multimem_duration_ps if fixed_group else system.link.port_duration_ps
+        return timed(wire)
+
+    def multicast(
+        self,
+        kinds: PhaseKinds,
+        src: Ints,
+        of: Ints,
+        dst: Ints,
+        row_bytes: IntsLike,
+        after: Ints,
+        *,
+        rows: IntsLike = 1,
+        meta_bytes: int = 0,
+        naming: Naming = UNNAMED,
+        fixed_group: bool = False,
+    ) -> Spread:
+        """Store rows once into the switch, which copies them to several GPUs.
+
+        Parameters
+        ----------
+        src
+            (message,) source ranks.
+        of, dst
+            (copy,): the message each copy belongs to, and its destination; the source itself may be
+            one.
+        row_bytes, rows
+            (message,) or the same for all: payload of a row, and rows.
+        meta_bytes
+            Bytes that travel with each row and are not payload.
+        naming
+            Flits that name the targets.
+        fixed_group
+            Whether these are today's multicast objects, at the rate NVLS reaches.
+        """
+        link = self.system.link
+        rows = np.broadcast_to(rows, src.shape)
+        payload = np.broadcast_to(row_bytes, src.shape) * rows
+        nbytes = np.broadcast_to(row_bytes + meta_bytes, src.shape)
+        wire = link.write_wire_bytes(nbytes, rows, extra_flits=naming.at_source)
+        left = self.graph.add(
+            len(src),
+            resource=self.uplink[src],
+            duration_ps=self._in_switch_ps(wire, fixed_group),
+            latency_ps=self._up_latency,
+            kind=kinds.up,
+            payload_bytes=payload,
+            wire_bytes=wire,
+            rank=src,
+            after=after,
+        )
+        self.channel(left, src, "requests")
+        copied = link.write_wire_bytes(nbytes[of], rows[of], extra_flits=naming.at_target)
+        arrived = self.graph.add(
+            len(dst),
+            resource=self.downlink[dst],
+            duration_ps=self._in_switch_ps(copied, fixed_group),
+            latency_ps=self._write_latency,
+            kind=kinds.down,
+            payload_bytes=payload[of],
+            wire_bytes=copied,
+            rank=dst,
+            after=left[of],
+        )
+        self._acknowledge_copies(kinds, src, of, dst, nbytes, rows, naming, arrived)
+        return Spread(left, arrived)
+
+    def _acknowledge_copies(
+        self,
+        kinds: PhaseKinds,
+        src: Ints,
+        of: Ints,
+        dst: Ints,
+        nbytes: Ints,
+        rows: Ints,
+        naming: Naming,
+        arrived: Ints,
+    ) -> None:
+        """Charge what the targets of a multicast send back, and what of it the source gets.
+
+        The switch passes all acknowledgements on, or merges those of a packet into one.
+        """
+        if not len(dst):
+            return
+        link, switch = self.system.link, self.system.switch
+        acks, wire = link.ack_wire_bytes(nbytes, rows), link.write_wire_bytes(nbytes, rows)
+        up = self._ack_batches(dst * self.num_ranks + src[of], wire[of], acks[of])
+        self.graph.add(
+            len(up.last),
+            resource=self.uplink[dst[up.last]],
+            duration_ps=link.port_duration_ps(up.flits),
+            latency_ps=self._up_latency,
+            kind=kinds.ack_up,
+            wire_bytes=up.flits,
+            rank=dst[up.last],
+            after=arrived[up.last],
+        )
+        copies = np.bincount(of, minlength=len(src))
+        packets = link.packets(nbytes) * rows
+        received = acks * (np.minimum(copies, 1) if switch.multicast_acks_merged else copies)
+        received = received + packets * naming.answered * link.flit_bytes
+        # The last copy of each message stands for all of them: nobody waits for acknowledgements.
+        last_copy = np.zeros(len(src), np.int64)
+        last_copy[of] = arrived
+        mine = np.flatnonzero(copies)
+        down = self._ack_batches(src[mine], (wire * copies)[mine], received[mine])
+        chosen = mine[down.last]
+        self.graph.add(
+            len(chosen),
+            resource=self.downlink[src[chosen]],
+            duration_ps=link.port_duration_ps(down.flits),
+            latency_ps=self._down_latency,
+            kind=kinds.ack_down,
+            wire_bytes=down.flits,
+            rank=src[chosen],
+            after=last_copy[chosen],
+        )
+
+    def reduce_read(
+        self,
+        kinds: PhaseKinds,
+        reader: Ints,
+        of: Ints,
+        target: Ints,
+        row_bytes: IntsLike,
+        after: Ints,
+        *,
+        rows: IntsLike = 1,
+        answers: Ints | None = None,
+        naming: Naming = UNNAMED,
+        eviction: Eviction | None = None,
+        fixed_group: bool = False,
+    ) -> Summed:
+        """Load the sum of several GPUs' rows, added up in the switch.
+
+        The request is copied to every target, each answers, and the switch adds the answers in the
+        reader's port, whose buffer holds the sum. Without `eviction` a request waits in the
+        reader's uplink until there is room, and the room is held until the sum has left. With it a
+        sum takes room from its first part to its last; a part that finds none has the sum that
+        has waited longest for a part sent to the reader as it is, whose rest follows later.
+
+        Parameters
+        ----------
+        reader
+            (message,) ranks that want the sum.
+        of, target
+            (copy,): the message, and the rank that is asked; the reader itself may be one.
+        row_bytes, rows
+            (message,) or the same for all: payload of a row, and rows.
+        answers
+            (answer,): the copy of the request that each answer belongs to; None is one each.
+        naming
+            Flits that name the targets.
+        eviction
+            How the buffer makes room.
+        fixed_group
+            Whether these are today's multicast objects.
+        """
+        graph, link = self.graph, self.system.link
+        rows = np.broadcast_to(rows, reader.shape)
+        row_bytes = np.broadcast_to(row_bytes, reader.shape)
+        nbytes = row_bytes * rows
+        asked_wire = link.request_wire_bytes(row_bytes, rows, extra_flits=naming.at_source)
+        requested = graph.add(
+            len(reader),
+            resource=self.uplink[reader],
+            duration_ps=self._in_switch_ps(asked_wire, fixed_group),
+            latency_ps=self._up_latency,
+            kind=kinds.request_up,
+            wire_bytes=asked_wire,
+            rank=reader,
+            after=after,
+        )
+        self.channel(requested, reader, "requests")
+        passed_wire = link.request_wire_bytes(row_bytes[of], rows[of], extra_flits=naming.at_target)
+        asked = graph.add(
+            len(target),
+            resource=self.downlink[target],
+            duration_ps=self._in_switch_ps(passed_wire, fixed_group),
+            latency_ps=self._down_latency + self.system.fabric.read_access_ps,
+            kind=kinds.request_down,
+            wire_bytes=passed_wire,
+            rank=target,
+            after=requested[of],
+        )
+        copy = np.arange(len(target)) if answers is None else answers
+        wire = link.response_wire_bytes(row_bytes, rows)
+        part = graph.add(
+            len(copy),
+            resource=self.uplink[target[copy]],
+            duration_ps=self._in_switch_ps(wire, fixed_group)[of[copy]],
+            latency_ps=self._up_latency + self.system.switch.merge_latency_ps,
+            kind=kinds.up,
+            payload_bytes=nbytes[of[copy]],
+            wire_bytes=wire[of[copy]],
+            rank=target[copy],
+            after=asked[copy],
+        )
+        self.channel(part, target[copy], "responses")
+        total_wire = link.response_wire_bytes(row_bytes, rows, extra_flits=naming.answered)
+        total = graph.add(
+            len(reader),
+            resource=self.downlink[reader],
+            duration_ps=self._in_switch_ps(total_wire, fixed_group),
+            latency_ps=self._down_latency,
+            kind=kinds.down,
+            payload_bytes=nbytes,
+            wire_bytes=total_wire,
+            rank=reader,
+        )
+        if eviction is None:
+            graph.edges(part, total[of[copy]])
+            room = self.system.switch.reduction_buffer_total_bytes()
+            pools = self.buffers(REDUCTION_BUFFER, room)
+            graph.take(requested, pools[reader], np.minimum(nbytes, room), released_by=total)
+        else:
+            self._merge(eviction, reader, of[copy], part, total, nbytes)
+        return Summed(requested, asked, total)
+
+    def _merge(
+        self, eviction: Eviction, reader: Ints, of: Ints, part: Ints, total: Ints, nbytes: Ints
+    ) -> None:
+        """Add parts (part,) up in the readers' ports; what is evicted occupies their downlinks."""
+        if not len(reader):
+            return
+        graph, link = self.graph, self.system.link
+        if self._mergers is None:
+            self._mergers = self._each("switch-merge")
+        # Room is counted in sums of the largest size, and what leaves early is charged at the size
+        # of the part that takes its place: only the last segment of a row is smaller than others.
+        room = self.system.switch.reduction_buffer_total_bytes()
+        entries = max(1, room // int(nbytes.max()))
+        tables = self.tables(REDUCTION_BUFFER, entries, patience_ps=eviction.patience_ps)
+        merged = graph.add(
+            len(part),
+            resource=self._mergers[reader[of]],
+            kind=Kind.MARK,
+            rank=reader[of],
+            after=part,
+        )
+        early = link.response_wire_bytes(nbytes)
+        self.touch(
+            REDUCTION_BUFFER,
+            merged,
+            tables[reader[of]],
+            eviction.first_key + of,
+            charged=total[of],
+            evict_duration_ps=link.port_duration_ps(early)[of],
+            evict_wire_bytes=early[of],
+        )
+        # A sum leaves the buffer the moment its last part has come, before any other part is added.
+        complete = graph.add(
+            len(reader),
+            resource=self._mergers[reader],
+            priority=-1,
+            kind=Kind.MARK,
+            rank=reader,
+        )
+        graph.edges(merged, complete[of])
+        graph.edges(complete, total)
+        self.touch(
+            REDUCTION_BUFFER,
+            complete,
+            tables[reader],
+            eviction.first_key + np.arange(len(reader)),
+            lookups=0,
+            drops=True,
+        )

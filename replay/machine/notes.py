@@ -1,0 +1,75 @@
+"""What a scheme says about its tasks so that a result can explain what its mechanism did.
+
+None of it changes a schedule. Numbers known before the run are counted (`Notes.count`); what only
+the schedule knows is remembered as tasks and touches, and read off it in
+`replay.measure.mechanisms`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+IntsLike = Ints | int
+
+
+@dataclass(frozen=True)
+class TouchNotes:
+    """Touches of one group of tables.
+
+    Attributes
+    ----------
+    touch
+        (touch,): places in the graph's list of touches.
+    lookups
+        (touch,): lookups that a touch stands for; all but the first find what it brought.
+    evicted_wire_bytes
+        (touch,): bytes that an eviction by this touch puts on the port of the charged task.
+    """
+
+    touch: Ints
+    lookups: Ints
+    evicted_wire_bytes: Ints
+
+
+@dataclass
+class Notes:
+    """Everything remembered of one graph.
+
+    Attributes
+    ----------
+    counters
+        By name, (rank,) sums.
+    ratios
+        By name, the counters that are set over one another.
+    tiles
+        Blocks of (tile,) ranks, rows, and rows that a full tile has.
+    polls
+        Blocks of (block,) tasks that take an SM, tasks for which it then waits, and ranks.
+    touches
+        By group of tables.
+    """
+
+    num_ranks: int
+    counters: dict[str, Ints] = field(default_factory=dict)
+    ratios: dict[str, tuple[str, str]] = field(default_factory=dict)
+    tiles: list[tuple[Ints, Ints, int]] = field(default_factory=list)
+    polls: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
+    touches: dict[str, list[TouchNotes]] = field(default_factory=dict)
+
+    def count(self, name: str, rank: Ints, amount: IntsLike = 1) -> None:
+        """Add amounts to a counter.
+
+        Parameters
+        ----------
+        name
+            What is counted, with its unit, such as ``"rpm sectors"``.
+        rank, amount
+            (entry,): whose it is, and how much.
+        """
+        sums = np.zeros(self.num_ranks, np.int64)
+        np.add.at(sums, rank, amount)
+        self.counters[name] = self.counters.get(name, np.zeros_like(sums)) + sums

@@ -1,0 +1,181 @@
+"""Chunks of rows through ring buffers in the receiver's memory (DeepEP's normal kernels, NCCL).
+
+A *lane* is one ring: source rank, destination rank, channel. An SM of the source stores chunks of
+rows into the ring, an SM of the destination copies them out and returns the room. Chunks of a
+lane stay in order; lanes of one SM do not wait for each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from replay.machine.kinds import PhaseKinds
+    from replay.machine.machine import Ints, IntsLike, Machine
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Chunks in lane order.
+
+    Attributes
+    ----------
+    src, dst, channel, rows
+        (chunk,): lane and size.
+    lane
+        (chunk,): index of the lane, ascending.
+    of_row
+        (row,): the chunk each row travels in, in the order in which the rows were given.
+    """
+
+    src: Ints
+    dst: Ints
+    channel: Ints
+    rows: Ints
+    lane: Ints
+    of_row: Ints
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+
+def cut(src: Ints, dst: Ints, channel: Ints, chunk_rows: int) -> Chunks:
+    """Cut rows into chunks, lane by lane; rows of a lane keep their order.
+
+    Parameters
+    ----------
+    src, dst, channel
+        (row,): the lane of each row.
+    chunk_rows
+        Rows in a chunk; the last chunk of a lane may have fewer.
+    """
+    num_channels = int(channel.max(initial=0)) + 1
+    num_ranks = int(max(src.max(initial=0), dst.max(initial=0))) + 1
+    key = (src * num_ranks + dst) * num_channels + channel
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    new_lane = np.diff(key, prepend=-1) != 0
+    index = np.arange(len(key))
+    in_lane = index - np.maximum.accumulate(np.where(new_lane, index, 0))
+    is_first = in_lane % chunk_rows == 0
+    of_row = np.empty(len(key), np.int64)
+    of_row[order] = np.cumsum(is_first) - 1
+    first = order[is_first]
+    return Chunks(
+        src=src[first],
+        dst=dst[first],
+        channel=channel[first],
+        rows=np.diff(np.append(np.flatnonzero(is_first), len(key))),
+        lane=(np.cumsum(new_lane) - 1)[is_first],
+        of_row=of_row,
+    )
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Tasks of the chunks: the sending SM's, and the one whose end makes the chunk readable."""
+
+    send: Ints
+    arrived: Ints
+
+
+def send(
+    machine: Machine,
+    kinds: PhaseKinds,
+    chunks: Chunks,
+    servers: Ints,
+    duration_ps: Ints,
+    row_bytes: int,
+    start: Ints,
+    *,
+    meta_bytes: IntsLike = 0,
+    contiguous: bool = False,
+) -> Sent:
+    """Store the chunks into the receivers' rings.
+
+    Parameters
+    ----------
+    servers
+        (chunk,): who stores the chunk: the SM or the warps that serve its lane.
+    duration_ps
+        (chunk,): how long they take.
+    row_bytes, meta_bytes
+        Payload of a row, and what travels with it.
+    contiguous
+        Whether what travels with the rows of a chunk shares packets, as rows never do.
+    start
+        (rank,): when each rank's kernel runs.
+    """
+    graph, system = machine.graph, machine.system
+    stored = graph.add(
+        len(chunks),
+        resource=servers,
+        duration_ps=duration_ps,
+        kind=kinds.send,
+        rank=chunks.src,
+        after=start[chunks.src],
+    )
+    follows = chunks.lane[1:] == chunks.lane[:-1]
+    graph.edges(stored[:-1][follows], stored[1:][follows])
+
+    remote = chunks.src != chunks.dst
+    landed = np.empty(len(chunks), np.int64)
+    rows: IntsLike = chunks.rows[remote]
+    if contiguous:
+        meta_bytes, rows = meta_bytes * rows, 1
+    landed[remote] = machine.push(
+        kinds, chunks.src[remote], chunks.dst[remote], row_bytes, stored[remote],
+        rows=rows, meta_bytes=meta_bytes,
+    )  # fmt: skip
+    landed[~remote] = stored[~remote]
+    # The tail of the ring is stored with release order: only after the rows are acknowledged.
+    one_way = system.fabric.uplink_latency_ps + system.fabric.downlink_latency_ps
+    release = np.where(remote, one_way + system.overheads.flag_ps, system.overheads.poll_ps)
+    arrived = graph.add(
+        len(chunks),
+        resource=-1,
+        duration_ps=release,
+        kind=kinds.sync,
+        rank=chunks.dst,
+        after=landed,
+    )
+    return Sent(stored, arrived)
+
+
+def return_room(
+    machine: Machine,
+    kinds: PhaseKinds,
+    chunks: Chunks,
+    sent: Sent,
+    emptied_by: Ints,
+    ring_rows: int,
+) -> None:
+    """Give each lane a ring of `ring_rows` rows, whose room comes back after `emptied_by`.
+
+    Parameters
+    ----------
+    emptied_by
+        (chunk,): the task that reads the last row of the chunk out of the ring.
+    """
+    if not len(chunks):
+        return
+    rings = machine.rings(int(chunks.channel.max()) + 1, ring_rows)
+    remote = chunks.src != chunks.dst
+    back = np.where(remote, machine.system.overheads.flag_ps, machine.system.overheads.poll_ps)
+    returned = machine.graph.add(
+        len(chunks),
+        resource=-1,
+        duration_ps=back,
+        kind=kinds.sync,
+        rank=chunks.dst,
+        after=emptied_by,
+    )
+    machine.graph.take(
+        sent.send,
+        rings[chunks.src, chunks.dst, chunks.channel],
+        chunks.rows,
+        released_by=returned,
+    )

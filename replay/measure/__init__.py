@@ -1,0 +1,1 @@
+"""From a schedule to a result; everything here is derived."""

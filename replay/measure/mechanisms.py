@@ -1,0 +1,176 @@
+"""What the mechanisms of a scheme did: read off the schedule and the notes of its machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.graph import Touched
+from replay.machine.kinds import WIRE_ROLES, wire_role
+from replay.measure.ports import PORTS, port_of
+from replay.measure.result import BufferUse, Mechanisms, PortBytes, TableUse, TileUse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from replay.graph import TaskGraph, Timeline
+    from replay.machine.machine import Machine
+    from replay.machine.notes import Ints, Notes, TouchNotes
+
+ROLES = (*WIRE_ROLES, "evictions")
+
+
+def mechanisms(timeline: Timeline, machine: Machine, evicted: Ints) -> Mechanisms:
+    """Derive the report of all mechanisms that the scheme spoke of.
+
+    Parameters
+    ----------
+    timeline
+        The schedule.
+    machine
+        The machine that made the graph, with its notes.
+    evicted
+        (task,): see `evicted_wire_bytes`.
+    """
+    graph, notes = timeline.graph, machine.notes
+    return Mechanisms(
+        wire_bytes=_by_role(graph, machine.num_ranks, evicted),
+        tables={
+            group: _table_use(timeline, group, blocks)
+            for group, blocks in sorted(notes.touches.items())
+        },
+        buffers=dict(_buffer_uses(timeline)),
+        tiles=_tile_use(notes),
+        polling_us=_polling_us(timeline, notes),
+        counters={name: sums.tolist() for name, sums in sorted(notes.counters.items())},
+        ratios={
+            name: int(notes.counters[over].sum()) / int(notes.counters[under].sum())
+            for name, (over, under) in sorted(notes.ratios.items())
+            if notes.counters[under].any()
+        },
+    )
+
+
+def evicted_wire_bytes(timeline: Timeline, machine: Machine) -> Ints:
+    """Bytes that evictions put on the port of each task: (task,)."""
+    graph = timeline.graph
+    extra = np.zeros(graph.num_tasks, np.int64)
+    for blocks in machine.notes.touches.values():
+        for block in blocks:
+            has = np.flatnonzero(timeline.touched[block.touch] & Touched.EVICTED)
+            np.add.at(extra, graph.touches.charged[block.touch[has]], block.evicted_wire_bytes[has])
+    return extra
+
+
+def _by_role(graph: TaskGraph, num_ranks: int, evicted: Ints) -> dict[str, PortBytes]:
+    """Bytes on the ports by what they are for."""
+    direction, gpu = port_of(graph)
+    role = wire_role(graph.kind)
+    mine = np.flatnonzero((direction >= 0) & (role >= 0))
+    role, direction, gpu = role[mine], direction[mine], gpu[mine]
+    wire, payload = graph.wire_bytes[mine], graph.payload_bytes[mine]
+    is_row = role == ROLES.index("payload")
+    sums = np.zeros((len(ROLES), len(PORTS), num_ranks), np.int64)
+    for which, where, nbytes in (
+        (slice(None), role, np.where(is_row, payload, wire)),
+        (is_row, np.full(len(role), ROLES.index("headers")), wire - payload),
+        (slice(None), np.full(len(role), ROLES.index("evictions")), evicted[mine]),
+    ):
+        shape = sums.shape
+        key = np.ravel_multi_index((where[which], direction[which], gpu[which]), shape)
+        # Sums stay below 2**53, where a double counts exactly.
+        total = np.bincount(key, weights=nbytes[which], minlength=sums.size)
+        sums += total.astype(np.int64).reshape(shape)
+    return {
+        name: PortBytes(uplink=up.tolist(), downlink=down.tolist())
+        for name, (up, down) in zip(ROLES, sums, strict=True)
+    }
+
+
+def _table_use(timeline: Timeline, group: str, blocks: list[TouchNotes]) -> TableUse:
+    touches, tables = timeline.graph.touches, timeline.graph.tables
+    touch = np.concatenate([block.touch for block in blocks])
+    lookups = np.concatenate([block.lookups for block in blocks])
+    outcome = timeline.touched[touch]
+    found = outcome & Touched.OUTCOME
+    asks = lookups > 0
+    new = int((asks & (found == Touched.NEW)).sum())
+    missed = int((asks & (found == Touched.MISSED)).sum())
+    total = int(lookups.sum())
+    hits = total - new - missed
+    drops = touches.drops[touch]
+    change = np.where(
+        drops,
+        -(found == Touched.HIT).astype(np.int64),
+        (found != Touched.HIT).astype(np.int64) - ((outcome & Touched.EVICTED) > 0),
+    )
+    table = touches.table[touch].astype(np.int64)
+    entries = [tables.entries[index] for index, name in enumerate(tables.groups) if name == group]
+    return TableUse(
+        entries=int(entries[0]),
+        lookups=total,
+        hits=hits,
+        new=new,
+        missed=missed,
+        evictions=int(((outcome & Touched.EVICTED) > 0).sum()),
+        hit_rate=hits / total if total else 1.0,
+        high_water=_high_water(table, timeline.start_ps[touches.task[touch]], change),
+    )
+
+
+def _buffer_uses(timeline: Timeline) -> Iterator[tuple[str, BufferUse]]:
+    graph = timeline.graph
+    pools, takes = graph.pools, graph.takes
+    groups = np.array(pools.groups)
+    for group in sorted(set(pools.groups) - {""}):
+        mine = np.flatnonzero(groups[takes.pool] == group) if len(takes) else np.zeros(0, np.int64)
+        pool, units = takes.pool[mine].astype(np.int64), takes.units[mine]
+        yield (
+            group,
+            BufferUse(
+                capacity=int(pools.capacity[np.flatnonzero(groups == group)[0]]),
+                high_water=_high_water(
+                    np.concatenate((pool, pool)),
+                    np.concatenate(
+                        (
+                            timeline.start_ps[takes.task[mine]],
+                            timeline.end_ps[takes.released_by[mine]],
+                        )
+                    ),
+                    np.concatenate((units, -units)),
+                ),
+            ),
+        )
+
+
+def _high_water(owner: Ints, time: Ints, change: Ints) -> int:
+    """Most that any owner had at the end of an instant."""
+    if not len(owner):
+        return 0
+    order = np.lexsort((time, owner))
+    owner, time = owner[order], time[order]
+    level = np.cumsum(change[order])
+    is_first = np.diff(owner, prepend=-1) != 0
+    before = np.concatenate(([0], level[:-1]))
+    base = np.repeat(before[is_first], np.diff(np.append(np.flatnonzero(is_first), len(owner))))
+    settled = np.append((np.diff(owner) != 0) | (np.diff(time) != 0), True)
+    return int((level - base)[settled].max(initial=0))
+
+
+def _tile_use(notes: Notes) -> TileUse | None:
+    if not notes.tiles:
+        return None
+    num_tiles = sum(len(rows) for _, rows, _ in notes.tiles)
+    num_rows = sum(int(rows.sum()) for _, rows, _ in notes.tiles)
+    slots = sum(len(rows) * tile_rows for _, rows, tile_rows in notes.tiles)
+    return TileUse(num_tiles=num_tiles, num_rows=num_rows, fill=num_rows / slots if slots else 1.0)
+
+
+def _polling_us(timeline: Timeline, notes: Notes) -> list[float] | None:
+    if not notes.polls:
+        return None
+    waited = np.zeros(notes.num_ranks, np.int64)
+    for held, begun, rank in notes.polls:
+        np.add.at(waited, rank, timeline.start_ps[begun] - timeline.start_ps[held])
+    return [int(time) / 1e6 for time in waited]

@@ -1,0 +1,119 @@
+"""Choosing among the options that a scheme offers for its machine: how it splits the SMs.
+
+Libraries profile a few compiled variants on the machine and keep the best one (COMET, arXiv
+2502.19811v3, section 3.2: kernels with several numbers of communicating blocks are compiled
+beforehand, profiled for a set-up, and looked up at run time). Here the replay takes the place of
+the profile: `tune` looks for the options with the shortest makespan on one layer.
+
+The search is a descent along one option at a time. It begins with the scheme's own options; for
+one option after the other, in the order of `Scheme.candidates`, all candidates are replayed and the
+best one is kept; this is repeated until a whole round changes nothing. Every step shortens the
+makespan and there are finitely many settings, so that it ends; where options influence each other
+it may end beside the best combination. Of equally good values the one already held stays, else the
+first listed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from replay.errors import UserError
+from replay.graph import schedule
+from replay.measure.analysis import us
+from replay.run.layer import build_graph
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.schemes import Scheme
+    from replay.work.layer import LayerWork
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Options that were tried: the values of those searched, and the layer's time.
+
+    `makespan_us` is None where the scheme cannot run with them, such as a split of more SMs than
+    the GPU has.
+    """
+
+    options: dict[str, int]
+    makespan_us: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As objects."""
+        return dataclasses.asdict(self)
+
+
+class Tuned(NamedTuple):
+    """The scheme with the best options found, and all trials in order."""
+
+    scheme: Scheme
+    trials: list[Trial]
+
+
+def tune(scheme: Scheme, work: LayerWork, system: System) -> Tuned:
+    """Search the options that a scheme declares in `Scheme.candidates`.
+
+    Parameters
+    ----------
+    scheme
+        Where the search begins; its other options stay as they are.
+    work
+        The layer that is replayed for each trial.
+    system
+        The machine.
+
+    Returns
+    -------
+    The scheme itself, with no trials, if it declares nothing.
+
+    Raises
+    ------
+    UserError
+        If the scheme cannot run with the options that it begins with.
+    """
+    if not scheme.candidates:
+        return Tuned(scheme, [])
+    search = _Search(scheme, work, system)
+    best = {name: getattr(scheme.options, name) for name in scheme.candidates}
+    best_ps = search.makespan_ps(best, must_run=True)
+    improved = True
+    while improved:
+        improved = False
+        for name, values in scheme.candidates.items():
+            for value in values:
+                other = {**best, name: value}
+                other_ps = search.makespan_ps(other)
+                if other_ps is not None and best_ps is not None and other_ps < best_ps:
+                    best, best_ps, improved = other, other_ps, True
+    return Tuned(search.scheme(best), search.trials)
+
+
+class _Search:
+    """Trials of one search; none is replayed twice."""
+
+    def __init__(self, scheme: Scheme, work: LayerWork, system: System) -> None:
+        self._scheme, self._work, self._system = scheme, work, system
+        self._found: dict[tuple[int, ...], int | None] = {}
+        self.trials: list[Trial] = []
+
+    def scheme(self, chosen: dict[str, int]) -> Scheme:
+        """The scheme with some options changed."""
+        return type(self._scheme)(dataclasses.replace(self._scheme.options, **chosen))
+
+    def makespan_ps(self, chosen: dict[str, int], *, must_run: bool = False) -> int | None:
+        """Time of the layer, or None where the scheme refuses the options."""
+        key = tuple(chosen.values())
+        if key not in self._found:
+            makespan_ps: int | None = None
+            try:
+                graph, _ = build_graph(self._work, self._system, self.scheme(chosen))
+                makespan_ps = schedule(graph).makespan_ps
+            except UserError:
+                if must_run:
+                    raise
+            self._found[key] = makespan_ps
+            self.trials.append(Trial(chosen, None if makespan_ps is None else us(makespan_ps)))
+        return self._found[key]

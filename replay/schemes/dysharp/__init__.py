@@ -1,0 +1,1 @@
+"""DySHARP and its variants."""

@@ -1,0 +1,177 @@
+"""The tables of a DySHARP destination: where rows are placed, which tiles and tokens are ready.
+
+Source: arXiv 2605.05607, section IV. The hub in front of a GPU's memory keeps, all in DRAM with a
+part on chip: for each expert an Algebraic->Layout table (token -> slot, filled on the first touch
+of a dispatched row, read again by the combine) with its AL-TLB; the Tile-Status table (rows that
+have arrived in a tile, and how far the tile is); at the tokens' owners the Output-Readiness table
+(GPUs whose rows of a token are ready). Each is an associative memory of the engine, touched in the
+order in which packets arrive; a key that had to leave costs a DRAM access.
+
+The first packet of a row is assumed to say that it is the first, so that a slot is allocated
+without reading the table in DRAM. Rows on their owner's own GPU are looked up when they are placed,
+not when they are added. A tile is one entry while its rows arrive (of the expert, whose slots fill
+one after the other) and one from then on until its second GEMM is done; with slots that are fixed
+beforehand it is one entry from its first row on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.machine.kinds import Kind
+
+if TYPE_CHECKING:
+    from replay.compute.experts import RowTiles
+    from replay.machine.machine import Ints, Machine
+    from replay.work.layer import LayerWork
+
+AL_TLB, TILE_STATUS, READINESS = "AL-TLB", "tile status", "output readiness"
+
+
+class Hub:
+    """Tables of all GPUs for one layer.
+
+    Parameters
+    ----------
+    tlb_entries, tile_entries, readiness_entries
+        Entries on chip; 0 for a table that costs nothing.
+    tile_of_pair
+        (pair,): the tile of each row, where slots are fixed beforehand; None where rows take the
+        slots of their expert as they arrive.
+    """
+
+    def __init__(
+        self,
+        work: LayerWork,
+        machine: Machine,
+        *,
+        tlb_entries: int,
+        tile_entries: int = 0,
+        readiness_entries: int = 0,
+        tile_of_pair: Ints | None = None,
+    ) -> None:
+        self.tile_of_pair = tile_of_pair
+        self._work = work
+        self._machine = machine
+        self._miss_ps = machine.system.hbm.latency_ps
+        self._entries = {
+            AL_TLB: tlb_entries, TILE_STATUS: tile_entries, READINESS: readiness_entries,
+        }  # fmt: skip
+        self._pair = machine.new_keys(len(work.pair_token))
+        self._expert = machine.new_keys(work.num_experts)
+        self._tile = machine.new_keys(len(work.pair_token))  # no tile is without a row
+        self._token = machine.new_keys(work.num_tokens)
+        self._by_copy = np.argsort(work.pair_copy, kind="stable")
+        self._first_of_copy = np.cumsum(work.copy_pairs) - work.copy_pairs
+
+    def _touch(
+        self, group: str, tasks: Ints, rank: Ints, key: Ints, lookups: Ints | int, drops: bool
+    ) -> None:
+        entries = self._entries[group]
+        if not entries or not len(tasks):
+            return
+        machine = self._machine
+        table = machine.tables(group, entries)[rank]
+        cost = self._miss_ps if np.any(lookups) else 0  # what is only forgotten is not fetched
+        machine.touch(group, tasks, table, key, lookups=lookups, miss_latency_ps=cost, drops=drops)
+
+    # ---- rows ------------------------------------------------------------------------------------
+
+    def _pairs_of(self, copies: Ints) -> tuple[Ints, Ints]:
+        """Entries of copies (copy,) and their pairs: two (entry,)."""
+        count = self._work.copy_pairs[copies]
+        entry = np.repeat(np.arange(len(copies)), count)
+        place = np.arange(len(entry)) - np.repeat(np.cumsum(count) - count, count)
+        return entry, self._by_copy[self._first_of_copy[copies[entry]] + place]
+
+    def translate(self, copies: Ints, tasks: Ints, packets: Ints) -> None:
+        """Look the slots of rows up, one for every expert that a copy is for.
+
+        Parameters
+        ----------
+        copies, tasks, packets
+            (message,): the copy of a token that arrives, or is asked for; the task on its GPU; and
+            packets, each of which is looked up.
+        """
+        entry, pair = self._pairs_of(copies)
+        rank = self._work.copy_rank[copies[entry]]
+        self._touch(AL_TLB, tasks[entry], rank, self._pair + pair, packets[entry], drops=False)
+
+    def arrive(self, copies: Ints, tasks: Ints, packets: Ints) -> None:
+        """Count packets that arrive, in the status of the tiles that they fill."""
+        entry, pair = self._pairs_of(copies)
+        rank = self._work.copy_rank[copies[entry]]
+        if self.tile_of_pair is None:
+            key = self._expert + self._work.pair_expert[pair]
+        else:
+            key = self._tile + self.tile_of_pair[pair]
+        self._touch(TILE_STATUS, tasks[entry], rank, key, packets[entry], drops=False)
+
+    # ---- tiles -----------------------------------------------------------------------------------
+
+    def tiles_full(self, tiles: RowTiles, full: Ints) -> Ints:
+        """Let the scheduler see that tiles are `full` (tile,): (tile,) tasks."""
+        machine = self._machine
+        poll = machine.system.overheads.poll_ps
+        if not self._entries[TILE_STATUS]:
+            return machine.delay(Kind.DISPATCH_SYNC, poll, full, rank=tiles.rank)
+        seen = machine.graph.add(
+            len(tiles),
+            resource=machine.hub[tiles.rank],
+            latency_ps=poll,
+            kind=Kind.DISPATCH_SYNC,
+            rank=tiles.rank,
+            after=full,
+        )
+        key = self._tile + np.arange(len(tiles))
+        self._touch(TILE_STATUS, seen, tiles.rank, key, 1, drops=False)
+        if self.tile_of_pair is None:
+            last = tiles.first_of_expert[1:][np.diff(tiles.first_of_expert) > 0] - 1
+            expert = self._expert + tiles.expert[last]
+            self._touch(TILE_STATUS, seen[last], tiles.rank[last], expert, 0, drops=True)
+        return seen
+
+    def tiles_done(self, tiles: RowTiles, done: Ints) -> Ints:
+        """Let tiles that are `done` (tile,) leave their table: (tile,) tasks."""
+        if not self._entries[TILE_STATUS]:
+            return done
+        machine = self._machine
+        left = machine.graph.add(
+            len(tiles),
+            resource=machine.hub[tiles.rank],
+            kind=Kind.MARK,
+            rank=tiles.rank,
+            after=done,
+        )
+        key = self._tile + np.arange(len(tiles))
+        self._touch(TILE_STATUS, left, tiles.rank, key, 1, drops=True)
+        return left
+
+    # ---- tokens ----------------------------------------------------------------------------------
+
+    def told(self, copies: Ints, told: Ints) -> Ints:
+        """Count at the owner that a GPU's rows of tokens are ready: (copy,) tasks.
+
+        Parameters
+        ----------
+        copies, told
+            (copy,): copies, and the arrival of their notifications; of the owner's own copies, when
+            they are ready.
+        """
+        if not self._entries[READINESS]:
+            return told
+        work, machine = self._work, self._machine
+        owner = work.copy_source[copies]
+        counted = machine.graph.add(
+            len(copies), resource=machine.hub[owner], kind=Kind.MARK, rank=owner, after=told
+        )
+        key = self._token + work.copy_token[copies]
+        self._touch(READINESS, counted, owner, key, 1, drops=False)
+        return counted
+
+    def combined(self, token: Ints, tasks: Ints) -> None:
+        """Forget tokens whose combine begins: (token,) tokens and tasks of their owners."""
+        owner = self._work.source_rank[token]
+        self._touch(READINESS, tasks, owner, self._token + token, 1, drops=True)

@@ -1,0 +1,278 @@
+"""DySHARP: multicast to, and reduction from, a different set of GPUs for every token.
+
+Source: arXiv 2605.05607 (ISCA 2026), sections III and IV; a proposal, no switch does this today.
+Dispatch is a push: one packet stream leaves the source and the switch copies it once per port that
+hosts an expert of the token. Combine is a pull by the token's owner: the request is copied to the
+same GPUs, each answers with the sum of its experts' rows (weighted in GEMM-2's epilogue), the
+switch adds the answers. Hardware allocates a dense slot for a row on arrival, so that nothing is
+counted or exchanged beforehand. Token-centric fusion runs dispatch, both GEMMs and combine in one
+kernel with persistent blocks in four groups: a tile of 128 rows starts when its slots are full, a
+token is combined when its rows are ready.
+
+Four variants, one mechanism: `DySharp` (in-switch computing and fusion), `DySharpComet` (in-switch
+computing, dispatch overlaps GEMM-1 and GEMM-2 overlaps combine), `DySharpBasic` (in-switch
+computing, kernels one after the other), `DySharpFusionOnly` (fusion over ordinary stores and
+loads). Rows are moved in `dysharp_rows.py`, tables at the destination are in `dysharp_hub.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from replay.compute.experts import Gemm, RowTiles, fused_tiles, row_tiles, separate_kernels
+from replay.compute.weight_gradients import DOWN, UP, weight_gradient_tasks
+from replay.errors import UserError
+from replay.machine.kinds import COMBINE, DISPATCH
+from replay.schemes.base import NoOptions, Scheme
+from replay.schemes.dysharp.hub import Hub
+from replay.schemes.dysharp.options import (
+    DySharpOptions,
+    FusedOptions,
+    SwitchOptions,
+    TwoKernelOptions,
+)
+from replay.schemes.dysharp.rows import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from replay.machine.machine import Ints, Machine
+    from replay.machine.resources import Discipline
+    from replay.work.layer import LayerWork
+
+SM_CANDIDATES = (2, 4, 6, 8, 12, 16, 24, 32)
+
+
+class DySharp(Scheme):
+    """Dynamic multicast, in-switch reduction, token-centric fusion of the whole layer."""
+
+    name: ClassVar[str] = "dysharp"
+    summary: ClassVar[str] = "DySHARP: dynamic in-switch multicast and reduction, fused layer"
+    source: ClassVar[str] = "arXiv 2605.05607 sections III-IV"
+    assumes: ClassVar[str] = (
+        "proposed switch and GPU hardware; 8 + 8 SMs for dispatch and combine; one notice and one "
+        "answer a GPU; own copies stay local; a partial tile starts when its expert's rows are all "
+        "there"
+    )
+    needs: ClassVar[frozenset[str]] = frozenset({"multicast", "reduction"})
+    proposes: ClassVar[frozenset[str]] = frozenset({"dynamic-multicast"})
+    traffic: ClassVar[str] = "switch"
+    phases_separated: ClassVar[bool] = False
+    Options: ClassVar[type[NoOptions]] = DySharpOptions
+    candidates: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "dispatch_sms": SM_CANDIDATES,
+        "combine_sms": SM_CANDIDATES,
+        "gemm2_sms": (0, 32, 44, 56),
+    }
+
+    two_kernels: ClassVar[bool] = False
+
+    @property
+    def uplinks(self) -> Discipline:
+        """Requests and responses have virtual channels (section V-A), served in turn."""
+        return "turns"
+
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add the fused kernel, or two of them."""
+        begun = machine.kernel(start)
+        hub = Hub(
+            work,
+            machine,
+            tlb_entries=self.options.tlb_entries,
+            tile_entries=self.options.tile_entries,
+            readiness_entries=self.options.readiness_entries,
+            tile_of_pair=_tiles_by_source(work, self.options.tile_rows)
+            if self.options.slots == "source"
+            else None,
+        )
+        rows = Rows(work, machine, self.options, hub)
+        arrived = rows.push(begun)
+        ready, beside = self._experts(work, machine, hub, begun, arrived)
+        notified = rows.notify(ready)
+        complete = machine.mark(work.source_rank, begun[work.source_rank])
+        machine.graph.edges(notified, complete[work.copy_token])
+        ends = rows.pull(begun, complete)
+        for tasks, ranks in beside:
+            ends = machine.gather(tasks, ranks, ends)
+        return ends
+
+    # ---- experts ---------------------------------------------------------------------------------
+
+    def _pools(self, machine: Machine) -> tuple[Ints, Ints, int]:
+        """SMs of the two GEMMs, which may be the same, and how many the first has."""
+        num_sms = machine.system.sm.num_sms
+        second = self.options.gemm2_sms
+        first = num_sms - self.options.dispatch_sms - self.options.combine_sms - second
+        self._leaves_sms("dispatch_sms, combine_sms and gemm2_sms", first, num_sms)
+        pool = machine.sm_pool("sm", first)
+        return pool, machine.sm_pool("sm-2", second) if second else pool, first
+
+    def _leaves_sms(self, options: str, left: int, num_sms: int) -> None:
+        """Refuse options that leave no SMs to a GEMM."""
+        if left < 1:
+            message = (
+                f"{options} of scheme {self.name!r} take {num_sms - left} SMs; the GPU has "
+                f"{num_sms}, and some must multiply"
+            )
+            raise UserError(message)
+
+    def _experts(
+        self, work: LayerWork, machine: Machine, hub: Hub, begun: Ints, arrived: Ints
+    ) -> tuple[Ints, list[tuple[Ints, Ints]]]:
+        """Run tiles as their slots fill.
+
+        Returns
+        -------
+        (copy,) marks: the rows of all the token's experts on that GPU are in its memory. And what
+        is to end beside the combine, see `_beside`.
+        """
+        graph = machine.graph
+        pool, second_pool, num_computing = self._pools(machine)
+        gemm = Gemm.first(work, fused_activation=True)
+        tiles = row_tiles(machine, work, gemm, num_computing, self.options.tile_rows)
+        machine.note_tiles(tiles.rank, tiles.rows, self.options.tile_rows)
+        full = machine.mark(tiles.rank, begun[tiles.rank])
+        done = fused_tiles(
+            machine, work, tiles, pool, hub.tiles_full(tiles, full),
+            tile_order=self.options.tile_order, weight_passes=self.options.weight_passes,
+            second_pool=second_pool,
+            between=self._second_kernel(machine, tiles.rank, arrived, work) if self.two_kernels
+            else None,
+        )  # fmt: skip
+        done = hub.tiles_done(tiles, done)
+        ready = machine.mark(work.copy_rank, arrived)
+        if hub.tile_of_pair is None:
+            by_expert = np.argsort(work.pair_expert, kind="stable")
+            bounds = np.searchsorted(work.pair_expert[by_expert], np.arange(work.num_experts + 1))
+            for expert in np.flatnonzero(work.rows_of_expert):
+                members = work.pair_copy[by_expert[bounds[expert] : bounds[expert + 1]]]
+                mine = slice(tiles.first_of_expert[expert], tiles.first_of_expert[expert + 1])
+                rows = tiles.rows[mine]
+                graph.gate(arrived[members], ready[members], rows, full[mine], done[mine])
+        else:
+            graph.edges(arrived[work.pair_copy], full[hub.tile_of_pair])
+            graph.edges(done[hub.tile_of_pair], ready[work.pair_copy])
+        last_pool = second_pool if self.two_kernels else pool
+        return ready, self._beside(work, machine, tiles, begun, done, last_pool)
+
+    def _beside(
+        self,
+        work: LayerWork,
+        machine: Machine,
+        tiles: RowTiles,
+        begun: Ints,
+        done: Ints,
+        pool: Ints,
+    ) -> list[tuple[Ints, Ints]]:
+        """What GPUs have to end beside their combine: tasks, and the rank of each.
+
+        A second kernel ends with its tiles. Weight gradients run where SMs have nothing better to
+        do.
+        """
+        beside = [(done, tiles.rank)] if self.two_kernels else []
+        if work.is_backward:
+            rank_of = work.placement.expert_rank.astype(np.int64)
+            complete = machine.mark(rank_of, begun[rank_of])
+            machine.graph.edges(done, complete[tiles.expert])
+            beside += [
+                weight_gradient_tasks(
+                    machine, work, projection, pool, complete, priority=work.num_experts
+                )
+                for projection in (DOWN, UP)
+            ]
+        return beside
+
+    def _second_kernel(
+        self, machine: Machine, rank: Ints, arrived: Ints, work: LayerWork
+    ) -> Callable[[Ints], Ints]:
+        """Let the second GEMM wait for the end of the kernel with dispatch and the first."""
+
+        def begin(done: Ints) -> Ints:
+            ended = machine.mark(machine.ranks)
+            machine.graph.edges(done, ended[rank])
+            machine.graph.edges(arrived, ended[work.copy_source])
+            return machine.kernel(ended)[rank]
+
+        return begin
+
+
+class DySharpFusionOnly(DySharp):
+    """The fused kernel over ordinary stores and loads: one copy per GPU each way."""
+
+    name: ClassVar[str] = "dysharp-fusion-only"
+    summary: ClassVar[str] = "DySHARP's fused layer without in-switch computing"
+    assumes: ClassVar[str] = (
+        "proposed GPU hardware (slots on arrival, readiness counters); "
+        "12 + 8 SMs for dispatch and combine"
+    )
+    needs: ClassVar[frozenset[str]] = frozenset()
+    proposes: ClassVar[frozenset[str]] = frozenset()
+    traffic: ClassVar[str] = "copy"
+    Options: ClassVar[type[NoOptions]] = FusedOptions
+
+
+class DySharpComet(DySharp):
+    """In-switch computing with COMET's overlap: two kernels, dispatch and combine apart."""
+
+    name: ClassVar[str] = "dysharp-comet"
+    summary: ClassVar[str] = "DySHARP's in-switch computing, overlap inside two kernels as in COMET"
+    assumes: ClassVar[str] = (
+        "proposed switch and GPU hardware; dispatch overlaps GEMM-1, GEMM-2 overlaps combine, with "
+        "a kernel boundary between"
+    )
+    Options: ClassVar[type[NoOptions]] = TwoKernelOptions
+    candidates: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "dispatch_sms": SM_CANDIDATES,
+        "combine_sms": SM_CANDIDATES,
+    }
+    two_kernels: ClassVar[bool] = True
+
+    def _pools(self, machine: Machine) -> tuple[Ints, Ints, int]:
+        """Each kernel multiplies on all SMs but those that move its rows."""
+        num_sms = machine.system.sm.num_sms
+        first, second = num_sms - self.options.dispatch_sms, num_sms - self.options.combine_sms
+        self._leaves_sms("dispatch_sms", first, num_sms)
+        self._leaves_sms("combine_sms", second, num_sms)
+        return machine.sm_pool("sm", first), machine.sm_pool("sm-2", second), first
+
+
+class DySharpBasic(DySharp):
+    """Dynamic in-switch multicast and reduction, with dispatch, experts and combine in sequence."""
+
+    name: ClassVar[str] = "dysharp-basic"
+    summary: ClassVar[str] = "DySHARP's in-switch computing without overlap"
+    assumes: ClassVar[str] = (
+        "proposed switch and GPU hardware; a barrier over all GPUs ends dispatch and starts combine"
+    )
+    phases_separated: ClassVar[bool] = True
+    Options: ClassVar[type[NoOptions]] = SwitchOptions
+    candidates: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "dispatch_sms": SM_CANDIDATES,
+        "combine_sms": SM_CANDIDATES,
+    }
+
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add the dispatch kernel, three expert kernels and the combine kernel."""
+        begun = machine.kernel(start)
+        hub = Hub(work, machine, tlb_entries=self.options.tlb_entries)
+        rows = Rows(work, machine, self.options, hub)
+        arrived = rows.push(begun)
+        dispatched = machine.barrier(DISPATCH, machine.gather(arrived, work.copy_rank, begun))
+        pool = machine.sm_pool("sm", machine.system.sm.num_sms)
+        # Rows were placed by expert on arrival: no permute before the GEMMs, none after.
+        done = separate_kernels(machine, work, pool, dispatched)
+        begun = machine.barrier(COMBINE, machine.kernel(done))
+        return rows.pull(begun, machine.mark(work.source_rank, begun[work.source_rank]))
+
+
+def _tiles_by_source(work: LayerWork, tile_rows: int) -> Ints:
+    """(pair,): the tile of each row where an expert's rows lie in order of source and token."""
+    order = np.argsort(work.pair_expert, kind="stable")  # pairs are listed by source and token
+    expert, rows = work.pair_expert[order], work.rows_of_expert
+    tiles = -(-rows // tile_rows)
+    place = np.arange(len(order)) - (np.cumsum(rows) - rows)[expert]
+    tile = np.empty(len(order), np.int64)
+    tile[order] = (np.cumsum(tiles) - tiles)[expert] + place // tile_rows
+    return tile

@@ -1,0 +1,224 @@
+"""MoE-Hub's way out of a GPU: SMs store rows, the hub queues them, merges them and sends them.
+
+With the packet manager every destination has a queue of full packets (128 bytes); the sectors of a
+row (32 bytes) are merged there, and a row's last packet, if it is not full, waits for a timer. The
+uplink serves the destinations in turn. Without it one plain queue holds the sectors of all
+destinations, and each travels as a packet of its own. A store that finds no room waits in its SM.
+
+Both meet the switch's input buffers: each port has virtual channels of finite depth, a destination
+uses the channel of its number modulo theirs, and flits leave the GPU only when there is room for
+them. A row's flits hold the room from its start on the uplink until its end on the downlink.
+
+The grain is a piece of a row of about `piece_bytes`; a last packet that waits for the timer is a
+piece of its own. Pieces of different rows interleave, packets do not. A queue holds at least one
+row, a channel at least one piece. A piece holds its room for all of its length, one serialisation
+longer than each of its flits would; that is about what the way back of a credit takes, which is not
+counted. With the packet manager a channel's room is counted in whole pieces, so that what one
+destination's queue holds is one line for the uplink; late packets, a few flits each, need none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replay.machine.block_scheduler import BlockScheduler
+    from replay.machine.kinds import PhaseKinds
+    from replay.machine.machine import Ints, Machine
+
+SECTOR_BYTES = 32  # what a store of a warp is made of in the caches and on its way to the hub
+STORES_FIRST = -1  # blocks that store go before blocks that compute
+BYPASS = -1  # acknowledgements, and packets whose timer has run out, wait for nobody's turn
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Rows on their way.
+
+    Attributes
+    ----------
+    claims, stored
+        (row,): blocks that store, and tasks after which the row has left its SM.
+    pieces
+        (row, piece): tasks after which pieces of the row are visible at the destination, -1 where
+        it has fewer.
+    packets
+        (row, piece): packets of each piece.
+    """
+
+    claims: Ints
+    stored: Ints
+    pieces: Ints
+    packets: Ints
+
+
+class Egress:
+    """The hubs' egress in one layer.
+
+    Parameters
+    ----------
+    machine, blocks
+        The machine, and who holds its SMs.
+    pool
+        (rank,): the SMs.
+    merges
+        Whether the packet manager is there.
+    queue_packets
+        Packets that a destination's queue holds; the plain queue has as many sectors as all of
+        them have room for.
+    timer_ps
+        How long a packet waits to become full.
+    piece_bytes
+        About how many bytes of a row travel as one message.
+    rows
+        Payload and other bytes of the rows that will be sent, one entry a kind of row.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        blocks: BlockScheduler,
+        pool: Ints,
+        *,
+        merges: bool,
+        queue_packets: int,
+        timer_ps: int,
+        piece_bytes: int,
+        rows: Sequence[tuple[int, int]],
+    ) -> None:
+        self._machine, self._blocks, self._pool = machine, blocks, pool
+        self._merges, self._timer_ps = merges, timer_ps
+        n, link = machine.num_ranks, machine.system.link
+        self._packet_bytes = link.rules().payload_bytes if merges else SECTOR_BYTES
+        self._piece_bytes = piece_bytes
+        largest_row = max(payload + meta for payload, meta in rows)
+        if merges:
+            depth = max(queue_packets, int(link.packets(largest_row)))
+            self._queues = machine.buffers("egress queue", depth, n).reshape(n, n)
+            self._entries = machine.arbiters("egress entry", n, "fifo")
+        else:
+            sectors = queue_packets * (n - 1) * (link.rules().payload_bytes // SECTOR_BYTES)
+            depth = max(sectors, -(-largest_row // SECTOR_BYTES))
+            self._queues = np.repeat(machine.buffers("egress queue", depth)[:, None], n, axis=1)
+            self._entries = np.repeat(machine.arbiters("egress entry", 1, "fifo"), n, axis=1)
+        switch = machine.system.switch
+        channels = switch.virtual_channels
+        flits = switch.input_buffer_total_bytes(0) // channels // link.flit_bytes
+        longest = max(
+            link.write_flits(sum(piece), packet_bytes=self._packet_bytes)
+            for row in rows
+            for piece in self._cut(*row)
+        )
+        self._units = max(1, flits // longest) if merges else flits
+        room = machine.buffers("switch input channel", self._units, channels)
+        self._channels = room.reshape(n, channels)
+
+    def send(
+        self,
+        kinds: PhaseKinds,
+        src: Ints,
+        dst: Ints,
+        row_bytes: int,
+        after: Ints | None,
+        *,
+        meta_bytes: int = 0,
+        resident: Ints | None = None,
+    ) -> Sent:
+        """Store rows to their destinations, or into the own memory.
+
+        Parameters
+        ----------
+        src, dst
+            (row,) ranks.
+        row_bytes, meta_bytes
+            Payload of a row, and what travels behind it.
+        after
+            (row,): when the block that stores is offered; None where a gate will say.
+        resident
+            (row,): see `BlockScheduler.hold`.
+        """
+        machine, graph = self._machine, self._machine.graph
+        away = np.flatnonzero(src != dst)
+        stored = graph.add(
+            len(src),
+            resource=self._pool[src],
+            duration_ps=machine.system.sm.push_ps(np.full(len(src), row_bytes + meta_bytes)),
+            latency_ps=np.where(src == dst, machine.system.fabric.write_visibility_ps, 0),
+            priority=STORES_FIRST,
+            kind=kinds.send,
+            rank=src,
+        )
+        first = stored.copy()
+        first[away] = graph.add(  # waits for room in the queue, in its SM
+            len(away),
+            resource=self._entries[src[away], dst[away]],
+            kind=kinds.sync,
+            rank=src[away],
+        )
+        graph.edges(first[away], stored[away])
+        claims = self._blocks.hold(
+            first, stored, src, after, priority=STORES_FIRST, resident=resident
+        )
+        cut = self._cut(row_bytes, meta_bytes)
+        pieces = np.full((len(src), len(cut)), -1, np.int64)
+        packets = np.zeros((len(src), len(cut)), np.int64)
+        pieces[:, 0], packets[:, 0] = stored, 1  # in the own memory a row is one piece
+        for index, (payload, meta) in enumerate(cut):
+            ready, is_late = stored[away], self._merges and (payload + meta) % self._packet_bytes
+            if is_late:
+                ready = machine.delay(kinds.sync, self._timer_ps, ready, src[away])
+            down = self._piece(
+                kinds, src[away], dst[away], payload, meta, ready, first[away], bool(is_late)
+            )
+            pieces[away, index] = down
+            packets[away, index] = machine.system.link.packets(
+                payload + meta, packet_bytes=self._packet_bytes
+            )
+        total = row_bytes + meta_bytes
+        machine.count("egress sectors", src[away], -(-total // SECTOR_BYTES))
+        machine.count("egress packets", src[away], packets[away].sum(axis=1))
+        machine.notes.ratios["sectors a packet"] = ("egress sectors", "egress packets")
+        return Sent(claims, stored, pieces, packets)
+
+    def _cut(self, row_bytes: int, meta_bytes: int) -> list[tuple[int, int]]:
+        """Payload and other bytes of each piece of a row, the last packet apart if it must wait."""
+        total = row_bytes + meta_bytes
+        full = total - total % self._packet_bytes if self._merges else total
+        packets = -(-full // self._packet_bytes)
+        count = min(max(1, round(full / self._piece_bytes)), max(1, packets))
+        step = -(-packets // count) * self._packet_bytes
+        bounds = sorted({*range(0, full, max(1, step)), full, total})
+        payload = np.diff(np.minimum(bounds, row_bytes)).tolist()
+        return list(zip(payload, (np.diff(bounds) - payload).tolist(), strict=True))
+
+    def _piece(
+        self,
+        kinds: PhaseKinds,
+        src: Ints,
+        dst: Ints,
+        payload: int,
+        meta: int,
+        ready: Ints,
+        room: Ints,
+        is_late: bool,
+    ) -> Ints:
+        """One piece of every row over its two links, with the room that it takes."""
+        machine, graph = self._machine, self._machine.graph
+        link = machine.system.link
+        up, down = machine.store(
+            kinds, src, dst, payload, ready, meta_bytes=meta, packet_bytes=self._packet_bytes,
+            priority=BYPASS if is_late else 0, ack_priority=BYPASS,
+        )  # fmt: skip
+        packets = link.packets(payload + meta, packet_bytes=self._packet_bytes)
+        graph.take(room, self._queues[src, dst], packets, released_by=up)
+        if not is_late:
+            channel = self._channels[src, dst % self._channels.shape[1]]
+            flits = link.write_flits(payload + meta, packet_bytes=self._packet_bytes)
+            units = 1 if self._merges else min(flits, self._units)
+            graph.take(up, channel, units, released_by=down)
+        return down

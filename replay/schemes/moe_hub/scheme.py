@@ -1,0 +1,377 @@
+"""MoE-Hub: rows are stored to an expert; the receiving GPU's hub finds the address.
+
+Source: arXiv 2605.05888 (ISCA 2026), abstract, introduction and section III; a proposal, no GPU
+does this today, and the switch is left as it is. Right after routing the producer stores one row
+for every (token, expert), naming the expert and the row: nothing is counted, exchanged or laid out
+before. Rows for own experts take the same way inside the GPU. Three units in each GPU's hub:
+
+- *Address allocation* (at the receiver): a row gets the next free slot of its expert, so that rows
+  lie dense in order of arrival. A table of finite size, first in first out, remembers the address
+  of every row for its later packets; what it forgets is looked up in device memory.
+- *Packet manager* (at the sender, option `rpm`): see `replay.schemes.moe_hub.egress`.
+- *Data availability* (at the receiver, option `dam`): counters on the acknowledgements of writes
+  launch the thread blocks of a tile when its rows are there. Without it kernels follow one another,
+  GEMM-1's blocks take SMs in the order of the grid and poll their tile's flag
+  (`replay.machine.block_scheduler`).
+
+Each finished row goes back to the token's owner as an ordinary store, to an address that came with
+the row; the owner adds the token's rows when all have come.
+
+Not stated in what is public, hence options: entries and latency of the table, depth of the queues,
+the timer, bytes of the return address, latency of a launch, SMs that the routing kernel holds while
+it stores. Gate weights are applied by the owner and do not travel. GEMM-1's epilogue includes the
+activation, with `dam` and without. A row of a tile is sent when all its columns are done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from replay.compute.experts import Gemm, gemm_tasks, row_tiles
+from replay.compute.weight_gradients import (
+    DOWN,
+    UP,
+    weight_gradient_kernel,
+    weight_gradient_tasks,
+)
+from replay.errors import UserError, unknown
+from replay.machine.block_scheduler import BlockScheduler
+from replay.machine.kinds import COMBINE, DISPATCH, Kind
+from replay.schemes.base import NoOptions, Scheme, at_least
+from replay.schemes.moe_hub.egress import STORES_FIRST, Egress, Sent
+
+if TYPE_CHECKING:
+    from replay.compute.experts import RowTiles, TileTasks
+    from replay.machine.machine import Ints, Machine
+    from replay.machine.resources import Discipline
+    from replay.work.layer import LayerWork
+
+TILE_ORDERS = ("arrival", "expert")
+TILE_ROWS = 128  # rows of a tile; the paper's GEMMs are CUTLASS's, whose tiles have 128
+TABLE = "row-address table"
+MOST_ADDRESS_BYTES = 4096  # far more than any address; it travels in pieces, as a row does
+NS = 1000  # picoseconds
+
+
+@dataclass(frozen=True)
+class MoeHubOptions(NoOptions):
+    """Options.
+
+    Attributes
+    ----------
+    rpm, dam
+        Whether the packet manager and the data availability manager are there.
+    queue_packets
+        Packets that the packet manager queues for each destination; 256 are 32 KiB. Assumed.
+    rpm_timer_ns
+        How long a packet that is not full waits for more. Assumed.
+    aau_entries, aau_ns
+        Rows whose address the table holds, and the time of a look-up. Assumed.
+    address_bytes
+        Bytes of the return address that travel behind every dispatched row. Assumed.
+    launch_ns
+        From a counter's last count to the start of the blocks it launches. Assumed.
+    store_sms
+        Most SMs of a GPU that the routing kernel's blocks hold while they store. Assumed: twelve,
+        as many as DeepEP's kernels have senders, keep the port of an H100 busy.
+    tile_order
+        With `dam`, which ready tile goes first: ``"expert"`` (lowest expert, so that its tiles
+        share weights in the L2 cache) or ``"arrival"``. Without, tiles go in the order of the grid.
+    weight_passes
+        How often an expert's weights are read from HBM (see `gemm_tasks`).
+    piece_bytes
+        Grain of the model: about how many bytes of a row are one message on the links.
+    """
+
+    rpm: bool = True
+    dam: bool = True
+    queue_packets: int = 256
+    rpm_timer_ns: int = 100
+    aau_entries: int = 4096
+    aau_ns: int = 10
+    address_bytes: int = 8
+    launch_ns: int = 100
+    store_sms: int = 12
+    tile_order: str = "expert"
+    weight_passes: int = 1
+    piece_bytes: int = 8192
+
+    def check(self) -> None:
+        """See `NoOptions.check`."""
+        at_least(
+            "moe-hub", 1, queue_packets=self.queue_packets, aau_entries=self.aau_entries,
+            store_sms=self.store_sms, weight_passes=self.weight_passes,
+            piece_bytes=self.piece_bytes,
+        )  # fmt: skip
+        at_least(
+            "moe-hub", 0, address_bytes=self.address_bytes, rpm_timer_ns=self.rpm_timer_ns,
+            aau_ns=self.aau_ns, launch_ns=self.launch_ns,
+        )  # fmt: skip
+        if self.address_bytes > MOST_ADDRESS_BYTES:
+            message = (
+                f"option address_bytes={self.address_bytes} of scheme 'moe-hub': must be at most "
+                f"{MOST_ADDRESS_BYTES}"
+            )
+            raise UserError(message)
+        if self.tile_order not in TILE_ORDERS:
+            raise unknown("tile_order of scheme 'moe-hub'", self.tile_order, TILE_ORDERS)
+
+
+class MoeHub(Scheme):
+    """Stores without addresses, slots on arrival, merged packets, blocks launched by data."""
+
+    name: ClassVar[str] = "moe-hub"
+    summary: ClassVar[str] = "MoE-Hub: stores without addresses, tiles launched by their data"
+    source: ClassVar[str] = "arXiv 2605.05888 section III"
+    assumes: ClassVar[str] = (
+        "proposed GPU hardware; table of 4096 rows, queues of 32 KiB, timer, look-up and launch of "
+        "100, 10 and 100 ns, 8-byte return addresses; 12 SMs store"
+    )
+    proposes: ClassVar[frozenset[str]] = frozenset(
+        {"address-allocation", "store-merging", "launch-on-arrival"}
+    )
+    traffic: ClassVar[str] = "pair"
+    phases_separated: ClassVar[bool] = False
+    Options: ClassVar[type[NoOptions]] = MoeHubOptions
+
+    @property
+    def uplinks(self) -> Discipline:
+        """The packet manager serves destinations in turn; a plain queue blocks behind its head."""
+        return "turns" if self.options.rpm else "fifo"
+
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add the routing kernel's stores, the experts' tiles and the sums."""
+        return _Layer(self.options, work, machine, machine.kernel(start)).build()
+
+
+class _Layer:
+    """One layer's tasks, with what its parts share.
+
+    Parameters
+    ----------
+    begun
+        (rank,): the routing kernel stores its first row.
+    """
+
+    def __init__(
+        self, options: MoeHubOptions, work: LayerWork, machine: Machine, begun: Ints
+    ) -> None:
+        self.options, self.work, self.machine, self.begun = options, work, machine, begun
+        num_sms = machine.system.sm.num_sms
+        if options.store_sms > num_sms:
+            message = (
+                f"option store_sms={options.store_sms} of scheme 'moe-hub': the GPU has "
+                f"{num_sms} SMs"
+            )
+            raise UserError(message)
+        self.pool = machine.sm_pool("sm", num_sms)
+        self.blocks = BlockScheduler(machine, num_sms)
+        self.egress = Egress(
+            machine, self.blocks, self.pool,
+            merges=options.rpm, queue_packets=options.queue_packets,
+            timer_ps=options.rpm_timer_ns * NS, piece_bytes=options.piece_bytes,
+            rows=[
+                (work.dispatch_row_bytes, options.address_bytes), (work.combine_row_bytes, 0),
+            ],
+        )  # fmt: skip
+
+    def build(self) -> Ints:
+        """All tasks; (rank,) marks of the end."""
+        work, machine = self.work, self.machine
+        sent, arrived = self._dispatch()
+        tiles = self._gemms[0][1]
+        machine.note_tiles(tiles.rank, tiles.rows, TILE_ROWS)
+        full = machine.mark(tiles.rank, self.begun[tiles.rank])
+        if self.options.dam:
+            done = self._launched_tiles(full)
+            landed = self._send_back(arrived, tiles, full, done)
+            ends = self._add(self._complete(landed), self.begun)
+            return machine.gather(*self._weight_gradients(tiles, done), ends)
+        done, ended = self._kernels_of_tiles(full, sent)
+        landed = self._send_back(arrived, tiles, full, done)
+        # The kernel of the sums is next in the stream; all rows must have come to all GPUs.
+        met = machine.barrier(COMBINE, machine.gather(landed, work.pair_source, ended))
+        begun = machine.kernel(met)
+        ends = self._add(begun[work.source_rank[np.unique(work.pair_token)]], begun)
+        if work.is_backward:
+            for projection in (DOWN, UP):
+                ends = weight_gradient_kernel(machine, work, projection, self.pool, ends)
+        return ends
+
+    # ---- dispatch --------------------------------------------------------------------------------
+
+    def _dispatch(self) -> tuple[Sent, Ints]:
+        """Store every pair's row: what was sent, and (pair,) when its slot is filled."""
+        work, machine, options = self.work, self.machine, self.options
+        src, dst = work.pair_source, work.pair_rank
+        sent = self.egress.send(
+            DISPATCH, src, dst, work.dispatch_row_bytes, self.begun[src],
+            meta_bytes=options.address_bytes,
+            resident=machine.buffers("routing kernel's blocks", options.store_sms)[src],
+        )  # fmt: skip
+        machine.follow("sent", work.pair_token, sent.claims)
+        table = machine.tables(TABLE, options.aau_entries, policy="fifo")
+        key = machine.new_keys(len(src)) + np.arange(len(src))
+        row, piece = np.nonzero(sent.pieces >= 0)
+        machine.touch(
+            TABLE, sent.pieces[row, piece], table[dst[row]], key[row],
+            lookups=sent.packets[row, piece], miss_latency_ps=machine.system.hbm.latency_ps,
+        )  # fmt: skip
+        placed = machine.delay(DISPATCH.sync, options.aau_ns * NS, sent.pieces[:, 0], dst)
+        self._await_pieces(sent, placed)
+        return sent, placed
+
+    def _await_pieces(self, sent: Sent, arrived: Ints) -> None:
+        """Let (row,) tasks that wait for the first piece of a row wait for all others too."""
+        row, piece = np.nonzero(sent.pieces[:, 1:] >= 0)
+        self.machine.graph.edges(sent.pieces[row, 1 + piece], arrived[row])
+
+    # ---- experts ---------------------------------------------------------------------------------
+
+    def _launched_tiles(self, full: Ints) -> Ints:
+        """Blocks of both GEMMs, launched when their rows are there: (tile,) marks of the end."""
+        launch_ps = self.options.launch_ns * NS
+        done = full
+        for gemm, tiles in self._gemms:
+            by_expert = self.options.tile_order == "expert"
+            order = tiles.expert if by_expert else np.zeros_like(tiles.expert)
+            ready = self.machine.delay(Kind.LAUNCH, launch_ps, done, tiles.rank)
+            tasks = self._gemm(gemm, tiles, ready, order)
+            self.blocks.hold(
+                tasks.columns, tasks.columns, tiles.rank[tasks.column_tile],
+                ready[tasks.column_tile], priority=order[tasks.column_tile],
+            )  # fmt: skip
+            done = self._done(tiles, tasks)
+        return done
+
+    def _kernels_of_tiles(self, full: Ints, sent: Sent) -> tuple[Ints, Ints]:
+        """Both GEMMs as kernels after the routing kernel: (tile,) and (rank,) marks of the end."""
+        machine, work = self.machine, self.work
+        ended = machine.gather(sent.stored, work.pair_source, self.begun)
+        (_, tiles), _ = self._gemms
+        poll_ps = machine.system.overheads.poll_ps
+        ready = machine.delay(DISPATCH.sync, poll_ps, full, rank=tiles.rank)
+        done = full
+        for gemm, tiles in self._gemms:
+            begun = machine.kernel(ended)
+            tasks = self._gemm(gemm, tiles, ready, np.zeros_like(tiles.expert))
+            rank = tiles.rank[tasks.column_tile]
+            claims = self.blocks.hold(tasks.columns, tasks.columns, rank, begun[rank])
+            is_first = tasks.column_index == 0
+            machine.graph.edges(claims[is_first], tasks.memory)  # its blocks load the weights
+            machine.note_polling(claims, tasks.columns, rank)
+            done = self._done(tiles, tasks)
+            ended = machine.gather(done, tiles.rank, begun)
+            ready = done
+        return done, ended
+
+    @cached_property
+    def _gemms(self) -> list[tuple[Gemm, RowTiles]]:
+        """GEMM-1, and GEMM-2 whose results go to the hub instead of memory; the tiles of each.
+
+        Their row tiles are the same, the widths of their column tiles need not be.
+        """
+        work, num_sms = self.work, self.machine.system.sm.num_sms
+        first, second = Gemm.first(work, fused_activation=True), Gemm.second(work)
+        return [
+            (gemm, row_tiles(self.machine, work, gemm, num_sms, TILE_ROWS))
+            for gemm in (first, replace(second, out_bytes=0))
+        ]
+
+    def _gemm(self, gemm: Gemm, tiles: RowTiles, ready: Ints, order: Ints) -> TileTasks:
+        return gemm_tasks(
+            self.machine, self.work, gemm, tiles, self.pool, ready,
+            weight_passes=self.options.weight_passes, priority=order,
+        )  # fmt: skip
+
+    def _done(self, tiles: RowTiles, tasks: TileTasks) -> Ints:
+        """(tile,) marks: all of a row tile's columns are done."""
+        done = self.machine.mark(tiles.rank, tasks.memory)
+        self.machine.graph.edges(tasks.columns, done[tasks.column_tile])
+        return done
+
+    def _weight_gradients(self, tiles: RowTiles, done: Ints) -> tuple[Ints, Ints]:
+        """Weight gradients where SMs have nothing better to do: tasks and ranks, two (task,)."""
+        work, machine = self.work, self.machine
+        if not work.is_backward:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        rank_of = work.placement.expert_rank.astype(np.int64)
+        complete = machine.mark(rank_of, self.begun[rank_of])
+        machine.graph.edges(done, complete[tiles.expert])
+        tasks, ranks = zip(
+            *(
+                weight_gradient_tasks(
+                    machine, work, projection, self.pool, complete, priority=work.num_experts
+                )
+                for projection in (DOWN, UP)
+            ),
+            strict=True,
+        )
+        return np.concatenate(tasks), np.concatenate(ranks)
+
+    # ---- combine ---------------------------------------------------------------------------------
+
+    def _send_back(self, arrived: Ints, tiles: RowTiles, full: Ints, done: Ints) -> Ints:
+        """Give rows their slots, store each back when its tile is done: (pair,) marks, arrived."""
+        work, machine = self.work, self.machine
+        # Rows of a tile leave at one time, in the order of their slots: that of their arrival. What
+        # comes close to it is known here: sources send side by side, each in its own order.
+        place = np.arange(len(work.pair_source)) - np.searchsorted(
+            work.pair_source, work.pair_source
+        )
+        order = np.lexsort((work.pair_source, place))
+        sent = self.egress.send(
+            COMBINE, work.pair_rank[order], work.pair_source[order], work.combine_row_bytes, None
+        )
+        landed = machine.mark(work.pair_source[order], sent.pieces[:, 0])
+        self._await_pieces(sent, landed)
+        of_pair = np.argsort(order)
+        claims = sent.claims[of_pair]
+        by_expert = np.argsort(work.pair_expert, kind="stable")
+        bounds = np.searchsorted(work.pair_expert[by_expert], np.arange(work.num_experts + 1))
+        for expert in np.flatnonzero(work.rows_of_expert):
+            members = by_expert[bounds[expert] : bounds[expert + 1]]
+            mine = slice(tiles.first_of_expert[expert], tiles.first_of_expert[expert + 1])
+            machine.graph.gate(
+                arrived[members], claims[members], tiles.rows[mine], full[mine], done[mine]
+            )
+        return landed[of_pair]
+
+    def _complete(self, landed: Ints) -> Ints:
+        """(sum,): all rows of the token have come, and its sum is launched."""
+        tokens, of_pair = np.unique(self.work.pair_token, return_inverse=True)
+        rank = self.work.source_rank[tokens]
+        complete = self.machine.mark(rank, self.begun[rank])
+        self.machine.graph.edges(landed, complete[of_pair])
+        return self.machine.delay(Kind.LAUNCH, self.options.launch_ns * NS, complete, rank)
+
+    def _add(self, ready: Ints, begun: Ints) -> Ints:
+        """Add each token's rows: (rank,) marks when all of a rank's tokens are combined.
+
+        Parameters
+        ----------
+        ready
+            (sum,): when each token that has experts may be summed.
+        begun
+            (rank,): start of the kernel that adds.
+        """
+        work, machine = self.work, self.machine
+        tokens, rows_in = np.unique(work.pair_token, return_counts=True)
+        rank, row_bytes = work.source_rank[tokens], work.combine_row_bytes
+        added = machine.graph.add(
+            len(tokens),
+            resource=self.pool[rank],
+            duration_ps=machine.system.sm.reduce_ps(
+                rows_in * row_bytes, np.full(len(tokens), row_bytes)
+            ),
+            priority=STORES_FIRST,
+            kind=COMBINE.receive,
+            rank=rank,
+        )
+        self.blocks.hold(added, added, rank, ready, priority=STORES_FIRST)
+        machine.follow("combined", tokens, added)
+        return machine.gather(added, rank, begun)

@@ -1,0 +1,1 @@
+"""The work of a layer, counted from routing: no time, no hardware."""

@@ -1,0 +1,263 @@
+"""The work of one MoE layer in one step: what every scheme is given.
+
+Everything here is counted from the routing; nothing here knows time. The closed forms of traffic
+that the tests check are sums over these arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.errors import unknown
+from replay.work.placement import Placement
+
+Ints = npt.NDArray[np.int64]
+
+PRECISIONS = ("bf16", "fp8", "fp32")
+VALUE_BYTES = {"bf16": 2, "fp8": 1, "fp32": 4}
+SCALE_BLOCK = (
+    128  # FP8 values that share one FP32 scale (DeepSeek-V3 technical report, section 3.3)
+)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Number types of the GEMMs and of the rows on the wire.
+
+    ``fp8`` means FP8 GEMMs and FP8 dispatch rows with one FP32 scale per 128 values; combine rows
+    are BF16 in both, since the sum over experts needs the range (DeepEP, DeepSeek-V3). ``fp32``
+    means rows and results of 4 bytes a value both ways, and GEMMs that multiply them as TF32.
+    """
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in PRECISIONS:
+            raise unknown("precision", self.name, PRECISIONS)
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of one value that a GEMM reads, scales aside."""
+        return VALUE_BYTES[self.name]
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of one value that a GEMM puts out for others than a GEMM to read."""
+        return 4 if self.name == "fp32" else 2
+
+    def dispatch_row_bytes(self, hidden: int) -> int:
+        """Bytes of one token row on its way to an expert, scales included."""
+        if self.name == "fp8":
+            return hidden + 4 * -(-hidden // SCALE_BLOCK)
+        return self.operand_bytes * hidden
+
+    def combine_row_bytes(self, hidden: int) -> int:
+        """Bytes of one token row on its way back."""
+        return self.result_bytes * hidden
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """Sizes of one expert.
+
+    Attributes
+    ----------
+    hidden, intermediate
+        Length of a token row, and of the row between the two GEMMs.
+    gated
+        Whether the first GEMM computes gate and up projections (twice `intermediate` columns).
+    """
+
+    hidden: int
+    intermediate: int
+    gated: bool = True
+
+    @property
+    def gemm1_columns(self) -> int:
+        """Output columns of the first GEMM."""
+        return (2 if self.gated else 1) * self.intermediate
+
+
+class LayerWork:
+    """One layer of one step: routing, placement, expert shape, precision.
+
+    Parameters
+    ----------
+    expert_ids
+        (token, k): logical experts of each token, -1 for an empty slot, distinct within a row.
+    source_rank
+        (token,): the owner of each token, ascending.
+    placement
+        The rank of every expert.
+    shape
+        Sizes of one expert.
+    precision
+        Number types.
+    is_backward
+        Whether this is the backward pass: gradients of the tokens' outputs are dispatched, those of
+        their inputs combined. The routing is known from the forward pass, so nothing is counted.
+
+    Notes
+    -----
+    A *pair* is one (token, expert); a *copy* is one (token, rank that hosts at least one of the
+    token's experts). Both are listed token-major, pairs in slot order, copies by rank.
+    """
+
+    def __init__(
+        self,
+        expert_ids: npt.NDArray[np.int32],
+        source_rank: npt.NDArray[np.int32],
+        placement: Placement,
+        shape: ExpertShape,
+        precision: Precision,
+        *,
+        is_backward: bool = False,
+    ) -> None:
+        assert expert_ids.shape[0] == len(source_rank), "one owner a token"
+        assert (np.diff(source_rank) >= 0).all(), "tokens are ordered by owner"
+        self.expert_ids = expert_ids
+        self.source_rank = source_rank.astype(np.int64)
+        self.placement = placement
+        self.shape = shape
+        self.precision = precision
+        self.is_backward = is_backward
+        self.num_ranks = placement.num_ranks
+        self.num_experts = placement.num_experts
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens over all ranks."""
+        return len(self.source_rank)
+
+    @property
+    def dispatch_row_bytes(self) -> int:
+        """Bytes of one row of the dispatch."""
+        return self.precision.dispatch_row_bytes(self.shape.hidden)
+
+    @property
+    def combine_row_bytes(self) -> int:
+        """Bytes of one row of the combine."""
+        return self.precision.combine_row_bytes(self.shape.hidden)
+
+    @cached_property
+    def tokens_of_rank(self) -> Ints:
+        """(rank + 1,): tokens of rank r are ``[t[r], t[r + 1])``."""
+        return np.searchsorted(self.source_rank, np.arange(self.num_ranks + 1)).astype(np.int64)
+
+    @cached_property
+    def _pairs(self) -> tuple[Ints, Ints]:
+        token, slot = np.nonzero(self.expert_ids >= 0)
+        return token, self.expert_ids[token, slot].astype(np.int64)
+
+    @property
+    def pair_token(self) -> Ints:
+        """(pair,): the token."""
+        return self._pairs[0]
+
+    @property
+    def pair_expert(self) -> Ints:
+        """(pair,): the expert."""
+        return self._pairs[1]
+
+    @cached_property
+    def pair_rank(self) -> Ints:
+        """(pair,): the rank of the expert."""
+        return self.placement.expert_rank[self.pair_expert].astype(np.int64)
+
+    @cached_property
+    def pair_source(self) -> Ints:
+        """(pair,): the owner of the token."""
+        return self.source_rank[self.pair_token]
+
+    @cached_property
+    def _copies(self) -> tuple[Ints, Ints, Ints]:
+        key, pair_copy = np.unique(
+            self.pair_token * self.num_ranks + self.pair_rank, return_inverse=True
+        )
+        return key // self.num_ranks, key % self.num_ranks, pair_copy
+
+    @property
+    def copy_token(self) -> Ints:
+        """(copy,): the token."""
+        return self._copies[0]
+
+    @property
+    def copy_rank(self) -> Ints:
+        """(copy,): the rank that hosts experts of the token."""
+        return self._copies[1]
+
+    @property
+    def pair_copy(self) -> Ints:
+        """(pair,): the copy that brings the token to the expert's rank."""
+        return self._copies[2]
+
+    @cached_property
+    def copy_source(self) -> Ints:
+        """(copy,): the owner of the token."""
+        return self.source_rank[self.copy_token]
+
+    @cached_property
+    def copy_is_remote(self) -> npt.NDArray[np.bool_]:
+        """(copy,): whether the copy leaves the owner's GPU."""
+        remote: npt.NDArray[np.bool_] = self.copy_source != self.copy_rank
+        return remote
+
+    @cached_property
+    def copy_pairs(self) -> Ints:
+        """(copy,): experts of the token on that rank."""
+        return np.bincount(self.pair_copy, minlength=len(self.copy_token))
+
+    @cached_property
+    def remote_copies_of_token(self) -> Ints:
+        """(token,): r(t), distinct remote ranks of each token."""
+        return np.bincount(self.copy_token[self.copy_is_remote], minlength=self.num_tokens)
+
+    @cached_property
+    def rows_of_expert(self) -> Ints:
+        """(expert,): rows routed to each expert."""
+        return np.bincount(self.pair_expert, minlength=self.num_experts)
+
+    @cached_property
+    def experts_of_rank(self) -> list[Ints]:
+        """Per rank, its experts in ascending order."""
+        return [
+            np.flatnonzero(self.placement.expert_rank == rank).astype(np.int64)
+            for rank in range(self.num_ranks)
+        ]
+
+    def matrix(self, what: str) -> Ints:
+        """Traffic matrix in rows, (source rank, expert rank).
+
+        Parameters
+        ----------
+        what
+            ``"pairs"`` or ``"copies"``.
+        """
+        source, rank = {
+            "pairs": (self.pair_source, self.pair_rank),
+            "copies": (self.copy_source, self.copy_rank),
+        }[what]
+        n = self.num_ranks
+        return np.bincount(source * n + rank, minlength=n * n).reshape(n, n)
+
+    def summary(self) -> dict[str, Any]:
+        """Counts that explain a result: tokens, pairs, copies, fan-out, imbalance."""
+        rows_of_rank = np.bincount(self.pair_rank, minlength=self.num_ranks)
+        tokens = max(self.num_tokens, 1)
+        mean_rows = max(float(rows_of_rank.mean()), 1e-300)
+        return {
+            "num_tokens": self.num_tokens,
+            "num_pairs": len(self.pair_token),
+            "num_copies": len(self.copy_token),
+            "mean_distinct_ranks": len(self.copy_token) / tokens,
+            "mean_distinct_remote_ranks": float(self.copy_is_remote.sum()) / tokens,
+            "mean_remote_pairs": float((self.pair_source != self.pair_rank).sum()) / tokens,
+            "rank_imbalance": float(rows_of_rank.max(initial=0)) / mean_rows
+            if len(self.pair_token)
+            else 1.0,
+        }

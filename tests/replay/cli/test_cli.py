@@ -1,0 +1,230 @@
+"""The command: tables for people, JSON for programs, a line for mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import tracegen
+from replay.cli.main import app
+from replay.schemes import SCHEMES
+
+
+@pytest.fixture(scope="module")
+def trace_file(tmp_path_factory: pytest.TempPathFactory, synthetic) -> Path:
+    path = tmp_path_factory.mktemp("traces") / "small.h5"
+    tracegen.write(synthetic(ranks=4, tokens_per_rank=8), path)
+    return path
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "replay.cli.main", *map(str, arguments)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def invoke(*arguments: object):
+    """Run the command in this process; errors come out as exceptions."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def mistake(*arguments: object) -> str:
+    """The error message of a command that must fail, as `main` prints it."""
+    result = invoke(*arguments)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, ValueError), result.exception
+    assert type(result.exception).__name__ == "UserError"
+    message = str(result.exception)
+    assert message and message.count("\n") < 2
+    return message
+
+
+# ---- what it does ------------------------------------------------------------------------------
+
+
+def test_schemes_lists_all_with_source_and_options() -> None:
+    table = invoke("schemes").stdout
+    rows = json.loads(invoke("schemes", "--json").stdout)
+    assert [row["name"] for row in rows] == list(SCHEMES)
+    for row in rows:
+        assert row["name"] in table
+        assert row["source"] and row["summary"]
+        assert all(option in table for option in row["options"])
+
+
+def test_run_shows_a_table_and_writes_json(trace_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    result = invoke(
+        "run", trace_file, "--scheme", "comet", "--layer", 1, "--option", "message_rows=8",
+        "--set", "link.links_per_gpu=8", "--placement", "round-robin", "--precision", "fp8",
+        "--json", out,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.exception
+    assert "comet" in result.stdout and "ritical path" in result.stdout
+    data = json.loads(out.read_text())
+    assert data["format"] == "moereplay-result/1"
+    assert [layer["layer_index"] for layer in data["layers"]] == [1]
+    assert data["scheme"]["options"]["message_rows"] == 8
+    assert data["system"]["link.links_per_gpu"] == 8
+    assert (data["placement"], data["precision"]) == ("round-robin", "fp8")
+
+
+def test_compare_takes_all_schemes_and_shows_each(trace_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    result = invoke(
+        "compare", trace_file, "--layer", 0, "--option", "deepep.num_sms=20", "--json", out
+    )
+    assert result.exit_code == 0, result.exception
+    data = json.loads(out.read_text())
+    assert data["format"] == "moereplay-comparison/1"
+    assert data["baseline"] == "deepep"
+    assert [row["scheme"]["name"] for row in data["results"]] == list(SCHEMES)
+    assert data["results"][2]["scheme"]["options"]["num_sms"] == 20
+    for name, scheme in SCHEMES.items():
+        shown = f"{name}*" if scheme.proposes else f"{name} "
+        assert result.stdout.count(shown) >= 2, "once in each table"
+
+
+def test_compare_takes_the_schemes_and_the_baseline_asked_for(trace_file: Path) -> None:
+    result = invoke(
+        "compare", trace_file, "--scheme", "ideal", "--scheme", "comet", "--baseline", "comet",
+        "--layer", 0,
+    )  # fmt: skip
+    assert "over comet" in result.stdout
+    assert "deepep" not in result.stdout
+
+
+def test_the_same_command_writes_the_same_bytes(trace_file: Path, tmp_path: Path) -> None:
+    texts = []
+    for name in ("a.json", "b.json"):
+        done = command(
+            "compare", trace_file, "--scheme", "deepep", "--scheme", "dysharp", "--json",
+            tmp_path / name,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        texts.append((tmp_path / name).read_bytes())
+        assert done.stderr == "", "no progress bar where nobody watches"
+    assert texts[0] == texts[1]
+
+
+def test_output_that_nobody_reads_is_no_error(trace_file: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m replay.cli.main schemes | head -1; exit ${{PIPESTATUS[0]}}",
+        shell=True, executable="/bin/bash", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+
+
+# ---- mistakes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "nowhere.h5", "--scheme", "deepep"], "nowhere.h5"),
+        (["run", "TRACE", "--scheme", "deeepep"], "did you mean 'deepep'"),
+        (["run", "TRACE", "--scheme", "deepep", "--option", "num_sms=3"], "must be even"),
+        (["run", "TRACE", "--scheme", "deepep", "--option", "num_sms=134"], "has 132 SMs"),
+        (["run", "TRACE", "--scheme", "deepep", "--option", "alike=2"], "'alike'"),
+        (["run", "TRACE"], "Missing option '--scheme'"),
+        (["run", "TRACE", "--scheme", "deepep", "--set", "link.links=8"], "link.links"),
+    ],
+)
+def test_a_mistake_ends_with_a_line_and_code_2(trace_file: Path, arguments, said: str) -> None:
+    done = command(*[trace_file if word == "TRACE" else word for word in arguments])
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--scheme", "deepep", "--ranks", "9"], "made for 4 ranks"),
+        (["--scheme", "deepep", "--layer", "7"], "layers 0..1"),
+        (["--scheme", "deepep", "--layer", "last"], "layers 0..1"),
+        (["--scheme", "deepep", "--layer", "-1"], "layers 0..1"),
+        (["--scheme", "deepep", "--step", "1"], "not a step 1"),
+        (["--scheme", "deepep", "--phase", "decode"], "a prefill step"),
+        (["--scheme", "deepep", "--phase", "both"], "unknown phase 'both'"),
+        (["--scheme", "deepep", "--precision", "fp4"], "unknown precision 'fp4'"),
+        (["--scheme", "deepep", "--placement", "eplb"], "unknown placement 'eplb'"),
+        (["--scheme", "deepep", "--placement", "file:gone.json"], "gone.json"),
+        (["--scheme", "deepep", "--system", "dgx-h1000"], "unknown system 'dgx-h1000'"),
+        (["--scheme", "deepep", "--option", "num_sms"], "expected K=V"),
+        (["--scheme", "deepep", "--option", "sms=4"], "num_sms"),
+        (["--scheme", "deepep", "--set", "link.links_per_gpu"], "expected KEY=VALUE"),
+        (["--scheme", "deepep", "--set", "link.links_per_gpu=many"], "links_per_gpu"),
+        (["--scheme", "dysharp", "--set", "switch.multicast=false"], "needs multicast"),
+        (["--scheme", "dysharp", "--option", "comet.dispatch_sms=9"], "comet"),
+        (["--scheme", "ideal", "--layer", "0", "--json", "no/such/folder.json"], "cannot write"),
+    ],
+)
+def test_mistakes_of_run(trace_file: Path, arguments: list[str], said: str) -> None:
+    assert said in mistake("run", trace_file, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--scheme", "deepep", "--scheme", "deepep"], "listed twice"),
+        (["--scheme", "deepep", "--baseline", "comet"], "unknown baseline 'comet'"),
+        (["--option", "num_sms=4"], "expected SCHEME.K=V"),
+        (["--scheme", "comet", "--option", "deepep.num_sms=4"], "deepep"),
+        (["--option", "nope.num_sms=4"], "nope"),
+    ],
+)
+def test_mistakes_of_compare(trace_file: Path, arguments: list[str], said: str) -> None:
+    assert said in mistake("compare", trace_file, *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["run"], ["run", "TRACE"], ["runn"], ["run", "TRACE", "--scheme", "ideal", "--ranks", "x"]],
+)
+def test_a_command_line_that_cannot_be_read_is_code_2(trace_file: Path, arguments) -> None:
+    result = invoke(*[trace_file if word == "TRACE" else word for word in arguments])
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "text.h5"
+    path.write_text("not a trace")
+    assert "text.h5" in mistake("run", path, "--scheme", "ideal")
+
+
+def test_nothing_is_written_when_a_run_is_refused(trace_file: Path, tmp_path: Path) -> None:
+    mistake("compare", trace_file, "--scheme", "nope", "--json", tmp_path / "out.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["run", "compare", "sweep", "validate", "schemes"])
+def test_help_shows_every_text_as_it_is_written(name: str) -> None:
+    command = typer.main.get_command(app).commands[name]
+    shown = " ".join(invoke(name, "--help").stdout.split())
+    for parameter in command.params:
+        assert " ".join((parameter.help or "").split()) in shown
+
+
+def test_what_mechanisms_did_is_told_in_full(trace_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    schemes = ("--scheme", "dysharp-fusion-only", "--scheme", "moe-hub")
+    shown = invoke("compare", trace_file, *schemes, "--layer", 0, "--json", out).stdout
+    told = shown[shown.index("What the mechanisms did") :]
+    assert "…" not in shown and "egress packets" in told
+    words = " ".join(told.split())
+    for result in json.loads(out.read_text())["results"]:
+        for use in result["layers"][0]["mechanisms"]["tables"].values():
+            assert use["hits"] + use["new"] + use["missed"] == use["lookups"]
+            assert f"{use['new']:,} were first, {use['missed']:,} missed" in words

@@ -1,0 +1,116 @@
+"""The exports of `moereplay run`: files of the replayed graph, and what they do not hold."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+import hwmodel
+import replay
+import tracegen
+from replay.cli.exports import Exports, parse_exports
+from replay.cli.main import main
+from replay.graph import Timeline
+
+SMALL = ("gpt-oss-20b-decode", "--scheme", "dysharp", "--ranks", "2", "--tokens-per-rank", "4")
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", *SMALL, *arguments])
+    code = stopped.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def test_all_formats_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events, program, nodes, graph = (
+        str(tmp_path / name) for name in ("t.json.gz", "p.goal", "p", "g.graphml")
+    )
+    code = run(
+        "--layer", "3", "--trace-events", events, "--export", f"goal:{program}",
+        "--export", f"chakra:{nodes}", "--export", f"networkx:{graph}",
+        "--json", str(tmp_path / "r.json"),
+    )  # fmt: skip
+    assert code == 0
+    said = capsys.readouterr().err
+    assert "chakra: " in said
+    assert f"{nodes}.0.et and 1 more" in said
+    assert "gates are fixed as this schedule resolved them" in said
+    found = {path.name for path in tmp_path.iterdir()}
+    assert found == {"t.json.gz", "p.goal", "p.0.et", "p.1.et", "g.graphml", "r.json"}
+    trace = json.loads(gzip.decompress(Path(events).read_bytes()))
+    result = json.loads((tmp_path / "r.json").read_text())
+    (layer,) = result["layers"]
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert len(slices) == layer["num_tasks"]
+    assert float(trace["otherData"]["makespan_us"]) == pytest.approx(layer["makespan_us"], abs=1e-9)
+
+
+def test_layers_in_a_chain_are_one_graph(tmp_path: Path) -> None:
+    seen: list[Timeline] = []
+    trace, system = tracegen.load("gpt-oss-20b-decode"), hwmodel.load("dgx-h100")
+    small = {"ranks": 2, "tokens_per_rank": 4, "layer": [0, 1]}
+    chained = replay.run(trace, system, "ideal", observe=seen.append, **small)
+    assert chained.chain is not None
+    assert [timeline.graph.num_tasks for timeline in seen] == [chained.chain.num_tasks]
+    seen.clear()
+    apart = replay.run(trace, system, "ideal", observe=seen.append, barrier=True, **small)
+    assert [timeline.graph.num_tasks for timeline in seen] == [
+        layer.num_tasks for layer in apart.layers
+    ]
+
+
+def test_window_and_limit_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.json"
+    code = run(
+        "--layer", "0", "--trace-events", str(path), "--window", "1.5:20", "--max-events", "50"
+    )
+    assert code == 0
+    said = capsys.readouterr().err
+    assert "lie outside 1.500000 to 20.000000 us and are left out" in said
+    assert "tasks are more than 50 events: written is the utilisation" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--export", "svg:x"],
+            "expected FORMAT:FILE, FORMAT being chakra, chrome, goal, networkx",
+        ),
+        (["--export", "goal"], "--export goal: expected FORMAT:FILE"),
+        (["--window", "1:2"], "--window and --max-events go with --trace-events or --export"),
+        (["--trace-events", "x", "--window", "2:1"], "expected START:END in microseconds"),
+        (["--trace-events", "x", "--window", "a:b"], "expected START:END in microseconds"),
+        (["--trace-events", "x", "--window", "nan:1"], "expected START:END in microseconds"),
+        (["--trace-events", "x", "--max-events", "0"], "possible are 1 and more"),
+        (["--trace-events", "x", "--barrier"], "choose one --layer, or leave out --barrier"),
+        (["--layer", "0", "--trace-events", "/nowhere/x"], "cannot write /nowhere/x: No such file"),
+        (
+            ["--trace-events", "x", "--export", "goal:y", "--window", "1:2"],
+            "goal holds whole programs",
+        ),
+    ],
+)
+def test_mistakes(
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert words in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_window_is_exact() -> None:
+    exports = parse_exports("x", [], "0.000001:1.5", None, is_one_graph=True)
+    assert exports == Exports([("chrome", "x")], (1, 1_500_000))

@@ -1,0 +1,227 @@
+"""What grouped GEMMs compute, read and write in each layout, counted by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import small_layers
+
+import hwmodel
+from hwmodel import System
+from replay.compute.experts import Gemm, activation_bytes, gemm_kernel, row_tiles
+from replay.errors import UserError
+from replay.graph import GraphBuilder, TaskGraph, Timeline, schedule
+from replay.machine.kinds import KIND_NAMES, Kind
+from replay.machine.machine import Machine
+from replay.run.layer import replay_layer
+from replay.schemes import SCHEMES
+from replay.work.layer import ExpertShape, LayerWork
+
+LAYOUTS = ("plain", "contiguous", "masked")
+SHAPE = ExpertShape(hidden=512, intermediate=256)
+COLUMNS, INNER = 2 * SHAPE.intermediate, SHAPE.hidden
+NUM_SMS = 132
+
+
+def exact_system(**changes: object) -> System:
+    """One operation of a tile and one byte of memory take a picosecond; nothing else takes time."""
+    values: dict[str, object] = {
+        "compute.mma_rows": 1,
+        "compute.operand_bytes_per_clock": 1e6,
+        "compute.tile_overhead_ns": 0.0,
+        "hbm.peak_GB_per_s": 1000.0,
+        "hbm.stream_efficiency": 1.0,
+        "overheads.kernel_gap_stream_us": 0.0,
+    }
+    for dtype in ("bf16", "fp8"):
+        values[f"compute.{dtype}_peak_TFLOP_per_s"] = float(NUM_SMS)
+        values[f"compute.{dtype}_efficiency"] = 1.0
+    return hwmodel.load("dgx-h100", {**values, **changes})
+
+
+def layer(rows: list[int], num_ranks: int = 1, precision: str = "bf16") -> LayerWork:
+    """A layer whose experts have so many rows, one expert a token."""
+    ids = np.repeat(np.arange(len(rows), dtype=np.int32), rows)[:, None]
+    return small_layers.work(ids, num_ranks, len(rows), precision=precision, shape=SHAPE)
+
+
+def run(work: LayerWork, system: System, layout: str) -> tuple[TaskGraph, Timeline]:
+    """The first GEMM alone, as a kernel."""
+    graph = GraphBuilder(KIND_NAMES)
+    machine = Machine(system, graph, work.num_ranks)
+    pool = machine.sm_pool("sm", NUM_SMS)
+    gemm = Gemm.first(work, fused_activation=False)
+    gemm_kernel(machine, work, gemm, pool, machine.mark(machine.ranks), layout=layout)
+    built = graph.build()
+    return built, schedule(built)
+
+
+def busy(graph: TaskGraph, kind: Kind, rank: int = 0) -> int:
+    """Picoseconds of all tasks of a kind on a rank."""
+    return int(graph.duration_ps[(graph.kind == kind) & (graph.rank == rank)].sum())
+
+
+def up(rows: int, to: int) -> int:
+    return (rows + to - 1) // to * to
+
+
+SKEWED = [700, 0, 129, 128, 1, 64]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_padding_is_multiplied_in_the_contiguous_layout_only(layout: str) -> None:
+    graph, _ = run(layer(SKEWED), exact_system(), layout)
+    rows = sum(up(count, 128) if layout == "contiguous" else count for count in SKEWED)
+    assert busy(graph, Kind.GEMM1) == 2 * rows * COLUMNS * INNER
+
+
+def test_a_masked_kernel_skips_warp_groups_without_rows() -> None:
+    graph, _ = run(layer(SKEWED), exact_system(**{"compute.mma_rows": 64}), "masked")
+    assert busy(graph, Kind.GEMM1) == 2 * sum(up(count, 64) for count in SKEWED) * COLUMNS * INNER
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_whole_tiles_are_read_and_written_where_there_is_padding(
+    layout: str, precision: str
+) -> None:
+    graph, _ = run(layer(SKEWED, precision=precision), exact_system(), layout)
+    expected = -(-sum(SKEWED) // len(SKEWED))
+    assert expected > 64  # so that masked tiles have 128 rows
+    rows = sum(count if layout == "plain" else up(count, 128) for count in SKEWED)
+    touched = sum(count > 0 for count in SKEWED)
+    if precision == "bf16":
+        weight, row = 2 * COLUMNS * INNER, 2 * INNER
+    else:
+        weight = COLUMNS * INNER + 4 * (COLUMNS // 128) * (INNER // 128)
+        row = INNER + 4 * (INNER // 128)
+    bytes_ = touched * weight + rows * (row + 2 * COLUMNS)
+    # An expert's weights are shared out to its tiles, each share rounded up to a byte.
+    assert 0 <= busy(graph, Kind.GEMM1_MEMORY) - bytes_ < 8
+
+
+def test_the_expected_rows_decide_the_tile_of_a_masked_kernel() -> None:
+    def heights(rows: list[int]) -> list[int]:
+        work = layer(rows)
+        machine = Machine(exact_system(), GraphBuilder(KIND_NAMES), 1)
+        gemm = Gemm.first(work, fused_activation=False)
+        tiles = row_tiles(machine, work, gemm, NUM_SMS, layout="masked")
+        return [int(height) for height in tiles.moved_rows]
+
+    assert heights([130]) == [128, 128]  # 130 rows expected of each expert
+    assert heights([130, 0]) == [128, 128]  # 65
+    assert heights([130, 0, 0]) == [64, 64, 64]  # 44, though one expert has 130
+
+
+def test_a_masked_kernel_looks_at_the_counts_of_experts_without_rows() -> None:
+    def end_ps(experts: int) -> int:
+        system = exact_system(**{"gpu.l2_latency_ns": 100.0, "compute.bf16_blocks": [[64, 64]]})
+        return run(layer([40] + [0] * (experts - 1)), system, "masked")[1].makespan_ps
+
+    # 32 counts of four bytes are a line of 128 bytes.
+    assert end_ps(32) == end_ps(1)
+    assert end_ps(33) - end_ps(1) == 100_000
+    assert end_ps(256) - end_ps(1) == 7 * 100_000
+    plain = [run(layer([40] + [0] * n), exact_system(), "plain")[1].makespan_ps for n in (0, 255)]
+    assert plain[0] == plain[1]
+
+
+def test_activation_kernels_work_on_the_padding_of_the_contiguous_layout() -> None:
+    work = layer(SKEWED, num_ranks=2)
+    row = 2 * COLUMNS + 2 * SHAPE.intermediate
+    for layout, rows in (
+        ("plain", [829, 193]),
+        ("masked", [829, 193]),
+        ("contiguous", [768 + 256, 128 + 128 + 128]),
+    ):
+        assert activation_bytes(work, layout).tolist() == [row * count for count in rows]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_rank_with_more_tiles_is_the_last(layout: str) -> None:
+    """Full tiles of 64 columns on 132 SMs: rank times are whole waves."""
+    columns, height = 64, 128
+    system = exact_system(
+        **{
+            "compute.bf16_blocks": [[height, columns]],
+            "hbm.peak_GB_per_s": 1e6,
+            "gpu.l2_latency_ns": 0.0,
+        }
+    )
+    rows = [height * 9, height, height * 50, height * 40]  # two experts a rank
+    graph, timeline = run(layer(rows, num_ranks=2), system, layout)
+    tile_ps = 2 * height * columns * INNER
+    per_row_tile = COLUMNS // columns
+    for rank, row_tiles_ in enumerate((10, 90)):
+        of_rank = (graph.kind == Kind.GEMM1) & (graph.rank == rank)
+        waves = -(-row_tiles_ * per_row_tile // NUM_SMS)
+        assert int(timeline.end_ps[of_rank].max()) == waves * tile_ps
+        assert waves == (1, 6)[rank]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_padding_never_helps_and_costs_nothing_without_partial_tiles(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    system = hwmodel.load("dgx-h100", {"compute.fp8_blocks": [[128, 128]]})
+    ragged = [int(n) for n in rng.integers(0, 900, 12) * (rng.random(12) < 0.7)]
+    for rows in (ragged, [up(n, 128) for n in ragged]):
+        plain, contiguous = (
+            run(layer(rows, 2, "fp8"), system, name)[1].makespan_ps
+            for name in ("plain", "contiguous")
+        )
+        assert plain <= contiguous
+        assert rows is ragged or plain == contiguous
+
+
+# ---- small batches ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_small_batch_streams_the_weights_of_the_experts_it_touches(layout: str) -> None:
+    """Eight rows: the time of the GEMM grows by one expert's weights with each expert touched."""
+    system = hwmodel.load("dgx-h100", {"hbm.peak_GB_per_s": 10.0, "hbm.stream_efficiency": 1.0})
+    weight = 2 * COLUMNS * INNER  # bytes of BF16; each takes 100 ps
+    times = {}
+    for touched in (1, 2, 4, 8):
+        rows = [8 // touched] * touched + [0] * (24 - touched)
+        graph, timeline = run(layer(rows), system, layout)
+        assert set(graph.tag[graph.kind == Kind.GEMM1_MEMORY].tolist()) == set(range(touched))
+        times[touched] = timeline.makespan_ps
+    # What a layout moves beside the weights: the rows that are there, or whole tiles.
+    tile_rows = {"plain": 0, "contiguous": 128, "masked": 64}[layout]
+    each = weight + tile_rows * 2 * (INNER + COLUMNS)
+    for touched, time in times.items():
+        assert time - times[1] == (touched - 1) * each * 100
+
+
+def test_as_many_tokens_take_longer_on_more_experts() -> None:
+    """In a whole layer too: 64 tokens of one expert each, on 8 or on 64 experts of 8 GPUs."""
+    system = hwmodel.load("dgx-h100")
+    shape = ExpertShape(hidden=4096, intermediate=4096)
+    times = []
+    for touched in (8, 64):
+        ids = (np.arange(64, dtype=np.int32) % touched * (64 // touched))[:, None]
+        work = small_layers.work(ids, 8, 64, shape=shape)
+        times.append(replay_layer(work, system, SCHEMES["ideal"]()).makespan_us)
+    # Each GPU reads the three matrices of eight experts instead of one, at 0.9 of 3.35 TB/s.
+    weights_us = 3 * 4096 * 4096 * 2 / (0.9 * 3.35e6)
+    assert times[1] - times[0] == pytest.approx((8 - 1) * weights_us, rel=0.02)
+
+
+# ---- the option of a scheme ----------------------------------------------------------------------
+
+
+def test_deepep_in_the_contiguous_layout_moves_the_same_and_computes_more() -> None:
+    work = small_layers.work(small_layers.draw(512, 32, 4), 4, 32, precision="fp8")
+    system = hwmodel.load("dgx-h100")
+    plain, contiguous = (
+        replay_layer(work, system, SCHEMES["deepep"].with_options({"layout": layout}))
+        for layout in ("plain", "contiguous")
+    )
+    assert plain.payload_bytes == contiguous.payload_bytes
+    assert plain.makespan_us < contiguous.makespan_us
+
+
+def test_deepep_refuses_a_layout_that_its_kernels_do_not_fill() -> None:
+    with pytest.raises(UserError, match=r"layout.*'masked'.*contiguous, plain"):
+        SCHEMES["deepep"].with_options({"layout": "masked"})

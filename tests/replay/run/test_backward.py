@@ -1,0 +1,85 @@
+"""The backward pass: the same rows the other way round, three times the multiplications."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import small_layers
+
+import hwmodel
+from replay.machine.kinds import Kind
+from replay.run.layer import build_graph, replay_layer
+from replay.schemes import SCHEMES
+from replay.work.layer import ExpertShape, LayerWork
+
+
+@pytest.fixture(scope="module")
+def counting_machine() -> hwmodel.System:
+    """Tiles take as many picoseconds as they have operations."""
+    return hwmodel.load(
+        "gh200-nvl32",
+        {
+            "compute.bf16_peak_TFLOP_per_s": 132.0,
+            "compute.bf16_efficiency": 1.0,
+            "compute.mma_rows": 1,
+            "compute.operand_bytes_per_clock": 1e6,
+            "compute.tile_overhead_ns": 0.0,
+        },
+    )
+
+
+def layer(is_backward: bool, gated: bool = True) -> LayerWork:
+    ids = small_layers.draw(300, 8, 2, skew=0.7)
+    shape = ExpertShape(160, 96, gated=gated)
+    return small_layers.work(ids, 4, 8, shape=shape, is_backward=is_backward)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_weight_gradients_multiply_as_much_as_the_forward_pass(
+    scheme: str, gated: bool, counting_machine: hwmodel.System
+) -> None:
+    work = layer(is_backward=True, gated=gated)
+    graph, _ = build_graph(work, counting_machine, SCHEMES[scheme]())
+    done: Counter[int] = Counter()
+    tasks: Counter[int] = Counter()
+    for task in np.flatnonzero(graph.kind == Kind.WGRAD).tolist():
+        done[int(graph.tag[task])] += int(graph.duration_ps[task])
+        tasks[int(graph.tag[task])] += 1
+    rows = Counter(expert for row in work.expert_ids.tolist() for expert in row)
+    projections = 3 if gated else 2
+    assert set(done) == set(rows)
+    for expert, count in rows.items():
+        exact = 2 * count * 160 * 96 * projections
+        # Equal shares of an expert's tiles are rounded up, a picosecond a task at most.
+        assert exact <= done[expert] <= exact + tasks[expert]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_rows_travel_as_in_the_forward_pass(scheme: str, system_for) -> None:
+    there, back = (
+        replay_layer(layer(is_backward), system_for(4), SCHEMES[scheme]())
+        for is_backward in (False, True)
+    )
+    assert there.payload_bytes == back.payload_bytes
+    assert "wgrad" in back.phases and "wgrad" not in there.phases
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_nothing_is_counted_when_the_routing_is_known(scheme: str, system_for) -> None:
+    graph, _ = build_graph(layer(is_backward=True), system_for(4), SCHEMES[scheme]())
+    assert not np.isin(graph.kind, [Kind.COUNT_UP, Kind.COUNT_DOWN, Kind.LAYOUT]).any()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_layer_ends_after_its_weight_gradients(scheme: str, system_for) -> None:
+    from replay.graph import schedule
+
+    graph, ends = build_graph(layer(is_backward=True), system_for(4), SCHEMES[scheme]())
+    timeline = schedule(graph)
+    gradients = graph.kind == Kind.WGRAD
+    for rank, end in enumerate(ends.tolist()):
+        mine = gradients & (graph.rank == rank)
+        assert timeline.visible_ps[end] >= timeline.visible_ps[mine].max()

@@ -1,0 +1,231 @@
+"""Replaying: what is asked for is done, and what cannot be done is refused in a line or two."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hwmodel
+import replay
+from replay.errors import UserError
+from replay.run.layer import make_work
+from replay.schemes import SCHEMES, supported
+from replay.work.batch import form_batch
+from replay.work.layer import Precision
+from replay.work.placement import place
+
+
+@pytest.fixture(scope="module")
+def system() -> hwmodel.System:
+    return hwmodel.load("dgx-h100")
+
+
+def refusal(*args, **settings) -> str:
+    """The message of a replay that must be refused; one or two lines."""
+    with pytest.raises(UserError) as error:
+        replay.run(*args, **settings)
+    message = str(error.value)
+    assert message.count("\n") < 2
+    return message
+
+
+def test_work_is_the_traces_routing(synthetic) -> None:
+    trace = synthetic(ranks=2, tokens_per_rank=5)
+    batch = form_batch(trace)
+    for layer in (0, 1):
+        work = make_work(
+            trace, batch, layer=layer, placement="round-robin", precision=Precision("bf16")
+        )
+        assert (work.expert_ids == trace.expert_ids[layer][batch.rows]).all()
+        assert (
+            work.placement.expert_rank.tolist() == place("round-robin", 64, 2).expert_rank.tolist()
+        )
+        assert (work.shape.hidden, work.shape.intermediate) == (2048, 1024)
+
+
+def test_layers_one_several_or_all(synthetic, system) -> None:
+    def indices(layer) -> list[int]:
+        result = replay.run(synthetic(), system, "ideal", layer=layer, barrier=True)
+        return [one.layer_index for one in result.layers]
+
+    assert indices(1) == [1]
+    assert indices([1, 0]) == [1, 0]
+    assert indices("all") == [0, 1]
+    assert indices(np.array([0])) == [0]
+
+
+def test_progress_is_told_of_every_layer(synthetic, system) -> None:
+    calls = []
+    for barrier in (True, False):
+        calls.clear()
+        replay.run(synthetic(), system, "ideal", barrier=barrier, progress=lambda: calls.append(1))
+        assert len(calls) == 2
+
+
+def test_compare_takes_every_supported_scheme(synthetic, system) -> None:
+    compared = replay.compare(synthetic(), system, layer=0)
+    assert [result.scheme["name"] for result in compared.results] == list(SCHEMES)
+    assert compared.baseline == "deepep"
+    plain = hwmodel.load("dgx-h100", {"switch.multicast": False})
+    assert supported(plain) == [
+        name
+        for name in SCHEMES
+        if name not in ("nvls", "dysharp-basic", "dysharp-comet", "dysharp")
+    ]
+    names = [
+        result.scheme["name"] for result in replay.compare(synthetic(), plain, layer=0).results
+    ]
+    assert names == supported(plain)
+
+
+def test_compare_uses_the_options_of_each_scheme(synthetic, system) -> None:
+    compared = replay.compare(
+        synthetic(), system, ["comet", "deepep"], options={"deepep": {"num_sms": 20}}, layer=0,
+        baseline="comet",
+    )  # fmt: skip
+    assert compared["deepep"].scheme["options"]["num_sms"] == 20
+    assert compared.baseline == "comet"
+
+
+def test_a_scheme_of_ones_own_can_be_replayed(synthetic, system) -> None:
+    scheme = SCHEMES["comet"].with_options({"message_rows": 8})
+    result = replay.run(synthetic(), system, scheme, layer=0)
+    assert result.scheme["options"]["message_rows"] == 8
+
+
+# ---- mistakes ----------------------------------------------------------------------------------
+
+
+def test_unknown_scheme(synthetic, system) -> None:
+    message = refusal(synthetic(), system, "deeepep")
+    assert "unknown scheme 'deeepep' (did you mean 'deepep'?)" in message
+    assert all(name in message for name in SCHEMES)
+
+
+def test_too_many_ranks(synthetic, recorded, system) -> None:
+    message = refusal(synthetic(ranks=9), system, "deepep")
+    assert message == "9 ranks were asked for; system 'dgx-h100' has 8 GPUs"
+
+
+@pytest.mark.parametrize("layer", [2, -1, "2", "last", [0, 5]])
+def test_layer_that_is_not_there(synthetic, system, layer) -> None:
+    assert "the trace has MoE layers 0..1, or 'all'" in refusal(
+        synthetic(), system, "ideal", layer=layer
+    )
+
+
+def test_no_layer_at_all(synthetic, system) -> None:
+    assert "layer" in refusal(synthetic(), system, "ideal", layer=[])
+
+
+def test_no_steps_at_all(synthetic, system) -> None:
+    assert refusal(synthetic(), system, "ideal", steps=0) == "steps must be at least 1, not 0"
+
+
+@pytest.mark.parametrize(
+    "scheme", [name for name, scheme in SCHEMES.items() if "multicast" in scheme.needs]
+)
+def test_scheme_that_the_system_cannot_do(synthetic, scheme) -> None:
+    plain = hwmodel.load("dgx-h100", {"switch.multicast": False})
+    message = refusal(synthetic(), plain, scheme)
+    assert f"scheme {scheme!r} needs multicast, which system 'dgx-h100' lacks" in message
+    assert "it supports: ideal, nccl-alltoall" in message
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_unknown_option(synthetic, system, scheme) -> None:
+    message = refusal(synthetic(), system, scheme, options={"num_smss": 3})
+    assert "num_smss" in message and scheme in message
+    for name in SCHEMES[scheme]().describe()["options"]:
+        assert name in message
+
+
+BAD_VALUES = [
+    (scheme, name, value)
+    for scheme, kind in SCHEMES.items()
+    for name, default in kind().describe()["options"].items()
+    for value in (["maybe", 1.5] if isinstance(default, bool) else ["x", "", None, -1, "1.5", True])
+    if not (value == "1.5" and isinstance(default, float))
+]
+
+
+@pytest.mark.parametrize(("scheme", "name", "value"), BAD_VALUES)
+def test_impossible_value_of_an_option(synthetic, system, scheme, name, value) -> None:
+    message = refusal(synthetic(), system, scheme, options={name: value})
+    assert name in message
+    assert (
+        scheme.removesuffix("-basic").removesuffix("-fusion-only").removesuffix("-comet") in message
+    )
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "said"),
+    [
+        ("deepep", {"num_sms": 3}, "must be even"),
+        ("comet", {"dispatch_sms": 132}, "the GPU has 132 SMs, and some must compute"),
+        ("dysharp", {"dispatch_sms": 66, "combine_sms": 66}, "take 132 SMs"),
+        ("dysharp", {"tile_order": "arival"}, "did you mean 'arrival'?"),
+        ("deepep", {"num_sms": 400}, "the GPU has 132"),
+        ("nvls", {"num_sms": 400}, "the GPU has 132"),
+        ("nccl-alltoall", {"channels": 400}, "the GPU has 132"),
+    ],
+)
+def test_options_that_do_not_fit_the_machine(synthetic, system, scheme, options, said) -> None:
+    assert said in refusal(synthetic(), system, scheme, options=options, layer=0)
+
+
+@pytest.mark.parametrize("options", [{"ring_tokens": 1}, {"ring_tokens": 6, "combine_chunk": 4}])
+def test_deepep_rings_too_small_to_make_progress_are_refused(synthetic, system, options) -> None:
+    trace = synthetic(ranks=8, tokens_per_rank=200, layers=1)
+    try:
+        replay.run(trace, system, "deepep", options={"num_sms": 2, **options})
+    except UserError as error:
+        assert "ring_tokens" in str(error)
+
+
+def test_options_beside_a_scheme_that_has_its_own(synthetic, system) -> None:
+    assert "options go with the name of a scheme" in refusal(
+        synthetic(), system, SCHEMES["comet"](), options={"message_rows": 8}
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"schemes": ["comet", "comet"]}, "a scheme is listed twice: comet, comet"),
+        ({"schemes": ["comet"], "baseline": "deepep"}, "unknown baseline 'deepep'"),
+        ({"schemes": ["comet"], "options": {"deepep": {}}}, "unknown scheme with options 'deepep'"),
+        ({"schemes": ["comet", "nope"]}, "unknown scheme 'nope'"),
+    ],
+)
+def test_comparisons_that_cannot_be_made(synthetic, system, settings, said) -> None:
+    with pytest.raises(UserError) as error:
+        replay.compare(synthetic(), system, **settings)
+    assert said in str(error.value)
+
+
+def test_more_than_one_domain_is_refused(synthetic) -> None:
+    """No scheme knows the network between domains yet: a replay must not pretend to."""
+    two = hwmodel.load("dgx-h100", {"fabric.num_domains": 2})
+    assert two.num_gpus == 16
+    assert "domain" in refusal(synthetic(ranks=16, tokens_per_rank=2), two, "deepep", layer=0)
+
+
+def test_processes_do_not_change_a_comparison(synthetic, system) -> None:
+    names = ["ideal", "deepep", "dysharp"]
+    calls: list[int] = []
+    alone, shared = (
+        replay.compare(
+            synthetic(), system, names, jobs=jobs, progress=lambda: calls.append(1), steps=1
+        )
+        for jobs in (1, 2)
+    )
+    assert alone.to_json() == shared.to_json()
+    assert len(calls) == 2 * sum(result.totals.num_layers for result in alone.results)
+    assert "at least 1" in refusal_of_compare(synthetic(), system, names, jobs=0)
+
+
+def refusal_of_compare(*args, **settings) -> str:
+    with pytest.raises(UserError) as error:
+        replay.compare(*args, **settings)
+    return str(error.value)

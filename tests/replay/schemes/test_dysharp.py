@@ -1,0 +1,798 @@
+"""DySHARP's mechanisms one by one: names of targets, finite tables, eviction, queues, kernels."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import small_layers
+from round_machine import NS, ROUND, US, round_machine
+from traffic_oracle import response_packets, write_packets
+
+import hwmodel
+import replay
+import tracegen
+from hwmodel import System
+from replay.errors import UserError
+from replay.graph import GraphBuilder, TaskGraph, Timeline, Touched, schedule
+from replay.machine.kinds import KIND_NAMES, Kind
+from replay.machine.machine import Machine
+from replay.measure.mechanisms import evicted_wire_bytes, mechanisms
+from replay.measure.result import LayerResult, Mechanisms
+from replay.report.mechanisms import mechanism_table
+from replay.run.layer import Built, build_layer, replay_layer
+from replay.schemes import SCHEMES
+from replay.work.layer import ExpertShape, LayerWork
+
+FLIT = 16
+UP, DOWN, VISIBLE = 150 * NS, 100 * NS, 30 * NS
+
+
+def build(
+    layer: LayerWork, system: System | None = None, scheme: str = "dysharp", **options: Any
+) -> tuple[Built, Timeline]:
+    built = build_layer(layer, system or round_machine(), SCHEMES[scheme].with_options(options))
+    return built, schedule(built.graph)
+
+
+def replayed(
+    layer: LayerWork, system: System | None = None, scheme: str = "dysharp", **options: Any
+) -> LayerResult:
+    return replay_layer(layer, system or round_machine(), SCHEMES[scheme].with_options(options))
+
+
+def chained(layer: LayerWork, times: int, **options: Any) -> tuple[TaskGraph, Mechanisms]:
+    """The same layer several times, one after the other on each GPU."""
+    made = SCHEMES["dysharp"].with_options(options)
+    builder = GraphBuilder(KIND_NAMES)
+    machine = Machine(round_machine(), builder, layer.num_ranks, made.uplinks)
+    ends = machine.mark(machine.ranks)
+    for _ in range(times):
+        ends = made.build(layer, machine, ends)
+    timeline = schedule(builder.build())
+    return timeline.graph, mechanisms(timeline, machine, evicted_wire_bytes(timeline, machine))
+
+
+def of_kind(timeline: Timeline, kind: Kind) -> np.ndarray:
+    return np.flatnonzero(timeline.graph.kind == kind)
+
+
+def bytes_of(result: LayerResult, *roles: str) -> int:
+    """Sum over all ports."""
+    ports = [result.mechanisms.wire_bytes[role] for role in roles]
+    return sum(sum(port.uplink) + sum(port.downlink) for port in ports)
+
+
+# ---- how packets name their targets --------------------------------------------------------------
+
+
+def everybody_to_eight() -> LayerWork:
+    """Nine GPUs with an expert each: every token goes to all eight others."""
+    ids = [[gpu for gpu in range(9) if gpu != token // 4] for token in range(36)]
+    return small_layers.work(np.array(ids, np.int32), 9, 9, shape=ExpertShape(1024, 64))
+
+
+@pytest.mark.parametrize(
+    ("options", "data", "wire"),
+    [
+        # Flits of a packet over nine legs: 8 of data, a header and an acknowledgement each.
+        ({"addressing": "free"}, 72, 90),
+        # Or each target's own acknowledgement reaches the source.
+        ({"addressing": "free", "acks": "apart"}, 72, 90 + 7),
+        # Seven further addresses in the packet, and in what answers it.
+        ({"addressing": "explicit"}, 72, 90 + 7 + 7),
+        # Eight expert ids are one flit on the first leg; on the others those of the GPU.
+        ({"addressing": "dynamic"}, 72, 90 + 9),
+        ({"addressing": "dynamic", "target_lists": "stripped"}, 72, 90 + 1),
+    ],
+)
+def test_payload_efficiency_at_eight_targets(options: dict[str, Any], data: int, wire: int) -> None:
+    options = dict(options)
+    apart = options.pop("acks", "merged") == "apart"
+    papers = hwmodel.load(
+        "gh200-nvl32", {"link.sm_write_ack_flits": 1.0, "switch.multicast_acks_merged": not apart}
+    )
+    result = replay_layer(
+        everybody_to_eight(), papers, SCHEMES["dysharp-basic"].with_options(options)
+    )
+    ports = result.wire_bytes["dispatch"]
+    payload = result.payload_bytes["dispatch"]
+    carried = sum(payload.uplink) + sum(payload.downlink)
+    assert carried * wire == (sum(ports.uplink) + sum(ports.downlink)) * data
+
+
+def flits(addressing: str, lists: str, listed: int, here: list[int]) -> tuple[int, list[int], int]:
+    """Flits that name targets: at the source, at each target, in the answer."""
+    if addressing == "free":
+        return 0, [0] * len(here), 0
+    if addressing == "explicit":
+        return len(here) - 1, [0] * len(here), len(here) - 1
+    first = -(-listed // 8)
+    each = {
+        "kept": [first] * len(here),
+        "trimmed": [-(-count // 8) for count in here],
+        "stripped": [0] * len(here),
+    }[lists]
+    return first, each, 0
+
+
+@pytest.mark.parametrize("loopback", [False, True])
+@pytest.mark.parametrize("answers", ["gpu", "expert"])
+@pytest.mark.parametrize(
+    ("addressing", "lists"),
+    [
+        ("free", "kept"),
+        ("explicit", "kept"),
+        *(("dynamic", x) for x in ("trimmed", "kept", "stripped")),
+    ],
+)
+def test_bytes_of_every_way_to_name_targets(
+    addressing: str, lists: str, answers: str, loopback: bool
+) -> None:
+    # Ten experts on one of three GPUs: lists of more than one flit.
+    ids = small_layers.draw(60, 24, 12, seed=3)
+    placement = [0] * 10 + [1] * 8 + [2] * 6
+    layer = small_layers.work(ids, 3, 24, placement=placement, shape=ExpertShape(200, 64))
+    row, packets = 400, 4
+    dispatch: Counter[str] = Counter()
+    combine: Counter[str] = Counter()
+    for token, experts in enumerate(ids.tolist()):
+        owner = int(layer.source_rank[token])
+        gpus = Counter(placement[expert] for expert in experts)
+        if not loopback:
+            gpus.pop(owner, None)
+        if not gpus:
+            continue
+        first, each, answered = flits(addressing, lists, sum(gpus.values()), list(gpus.values()))
+        parts = list(gpus.values()) if answers == "expert" else [1] * len(gpus)
+        dispatch["up"] += write_packets(row, first)
+        dispatch["down"] += sum(write_packets(row, extra) for extra in each)
+        dispatch["ack down"] += packets * answered * FLIT
+        combine["request up"] += packets * (1 + first) * FLIT
+        combine["request down"] += sum(packets * (1 + extra) * FLIT for extra in each)
+        combine["up"] += sum(parts) * response_packets(row)
+        combine["down"] += response_packets(row) + packets * answered * FLIT
+    _, timeline = build(
+        layer, scheme="dysharp-basic", addressing=addressing, target_lists=lists, answers=answers,
+        loopback=loopback,
+    )  # fmt: skip
+    wire = timeline.graph.wire_bytes
+
+    def on(name: str) -> int:
+        return int(wire[of_kind(timeline, Kind[name])].sum())
+
+    for way in ("up", "down", "ack down"):
+        assert on(f"DISPATCH_{way}".upper().replace(" ", "_")) == dispatch[way]
+    for way in ("request up", "request down", "up", "down"):
+        assert on(f"COMBINE_{way}".upper().replace(" ", "_")) == combine[way]
+
+
+# ---- segments ------------------------------------------------------------------------------------
+
+
+def test_a_row_in_segments_is_pipelined_over_its_way() -> None:
+    layer = small_layers.work(
+        np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64)
+    )
+    push, wire, gap = 4 * 128 * 10, 4 * (8 + 2) * FLIT, 2 * US
+    _, timeline = build(layer, segment_packets=4)
+    downs = of_kind(timeline, Kind.DISPATCH_DOWN)
+    way = wire + UP + wire + DOWN + VISIBLE
+    assert timeline.visible_ps[downs].tolist() == [gap + (i + 1) * push + way for i in range(4)]
+
+
+@pytest.mark.parametrize("segment_packets", [1, 3, 16])
+def test_segments_change_no_byte(segment_packets: int) -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    whole, cut = replayed(layer), replayed(layer, segment_packets=segment_packets)
+    assert cut.payload_bytes == whole.payload_bytes
+    for role in ("headers", "requests", "signals"):
+        assert cut.mechanisms.wire_bytes[role] == whole.mechanisms.wire_bytes[role]
+
+
+def test_every_expert_answers_with_every_segment() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    result = replayed(layer, answers="expert", segment_packets=1)
+    remote = layer.pair_source != layer.pair_rank
+    rows = np.bincount(layer.pair_rank[remote], minlength=layer.num_ranks)
+    sent = result.payload_bytes["combine"].uplink
+    assert sent == (rows * layer.combine_row_bytes).tolist()
+
+
+@pytest.mark.parametrize("segment_packets", [0, 4])
+def test_a_gpu_has_a_row_when_all_its_segments_are_there(segment_packets: int) -> None:
+    layer = small_layers.work(
+        np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64)
+    )
+    _, timeline = build(layer, segment_packets=segment_packets)
+    arrived = timeline.visible_ps[of_kind(timeline, Kind.DISPATCH_DOWN)].max()
+    assert timeline.start_ps[of_kind(timeline, Kind.GEMM1)].min() == arrived + 5 * NS  # a poll
+    came = timeline.visible_ps[of_kind(timeline, Kind.COMBINE_DOWN)].max()
+    assert timeline.start_ps[of_kind(timeline, Kind.COMBINE_RECEIVE)].min() == came
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def used(result: LayerResult, table: str) -> dict[str, int]:
+    use = result.mechanisms.tables[table]
+    return {
+        "new": use.new,
+        "missed": use.missed,
+        "evictions": use.evictions,
+        "most": use.high_water,
+    }
+
+
+@pytest.mark.parametrize("scheme", ["dysharp", "dysharp-comet", "dysharp-fusion-only"])
+def test_tables_with_room_for_all_miss_nothing(scheme: str) -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    roomy = dict.fromkeys(("tlb_entries", "tile_entries", "readiness_entries"), 10**6)
+    result = replay_layer(layer, round_machine(), SCHEMES[scheme].with_options(roomy))
+    free = dict.fromkeys(roomy, 0)
+    ideal = replay_layer(layer, round_machine(), SCHEMES[scheme].with_options(free))
+    assert result.makespan_us == ideal.makespan_us
+    pairs = len(layer.pair_token)
+    tlb = used(result, "AL-TLB")
+    assert tlb["new"] == pairs
+    assert tlb["missed"] == tlb["evictions"] == 0
+    assert used(result, "output readiness")["new"] == layer.num_tokens
+
+
+@pytest.mark.parametrize(
+    "scheme", ["dysharp", "dysharp-comet", "dysharp-basic", "dysharp-fusion-only"]
+)
+def test_lookups_are_one_for_each_packet_and_expert(scheme: str) -> None:
+    layer = small_layers.ALL["uniform 8 ranks fp8"]()
+    use = replayed(layer, scheme=scheme).mechanisms.tables["AL-TLB"]
+    remote = int((layer.pair_source != layer.pair_rank).sum())
+    out, back = -(-layer.dispatch_row_bytes // 128), -(-layer.combine_row_bytes // 128)
+    assert use.lookups == len(layer.pair_token) * out + remote * back  # own rows are not pulled
+    assert use.hits + use.new + use.missed == use.lookups
+
+
+@pytest.mark.parametrize("slots", ["arrival", "source"])
+def test_lookups_of_tiles_and_of_tokens(slots: str) -> None:
+    layer = small_layers.ALL["several tiles"]()
+    tables = replayed(layer, slots=slots).mechanisms.tables
+    pairs, packets = len(layer.pair_token), -(-layer.dispatch_row_bytes // 128)
+    experts = np.count_nonzero(layer.rows_of_expert)
+    tiles = int((-(-layer.rows_of_expert // 128)).sum())
+    # Packets are counted; a tile is looked up when it is full and when it is done.
+    assert tables["tile status"].lookups == pairs * packets + 2 * tiles
+    assert tables["tile status"].new == tiles + (experts if slots == "arrival" else 0)
+    # GPUs are counted; a token is looked up when its combine begins.
+    tokens = len(np.unique(layer.copy_token))
+    assert tables["output readiness"].lookups == len(layer.copy_token) + tokens
+    assert tables["output readiness"].new == tokens
+
+
+@pytest.mark.parametrize("slots", ["arrival", "source"])
+@pytest.mark.parametrize("scheme", ["dysharp", "dysharp-comet", "dysharp-fusion-only"])
+@pytest.mark.parametrize("name", ["several tiles", "one gpu", "own rank only", "some slots empty"])
+def test_tables_of_tiles_and_tokens_are_empty_in_the_end(
+    name: str, scheme: str, slots: str
+) -> None:
+    built, timeline = build(small_layers.ALL[name](), scheme=scheme, slots=slots)
+    touches, names = built.graph.touches, built.graph.tables.groups
+    mine = [
+        row for row, table in enumerate(touches.table)
+        if names[table] in ("tile status", "output readiness")
+    ]  # fmt: skip
+    order = sorted(mine, key=lambda row: (timeline.start_ps[touches.task[row]], touches.drops[row]))
+    held: set[tuple[int, int]] = set()
+    for row in order:
+        key = int(touches.table[row]), int(touches.key[row])
+        held.add(key)
+        if touches.drops[row]:
+            held.remove(key)
+    assert len(order) > 0
+    assert not held
+
+
+def test_tables_are_those_of_the_gpu_that_needs_them() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    built, timeline = build(layer)
+    touches, tables = built.graph.touches, built.graph.tables
+    new = (timeline.touched & Touched.OUTCOME) == Touched.NEW
+    found = Counter(tables.names[table] for table in touches.table[new].tolist())
+    tokens = np.bincount(layer.source_rank[np.unique(layer.copy_token)], minlength=8)
+    rows = np.bincount(layer.pair_rank, minlength=8)
+    experts = np.bincount(layer.placement.expert_rank[layer.rows_of_expert > 0], minlength=8)
+    for gpu in range(8):
+        assert found[f"AL-TLB {gpu}"] == rows[gpu]
+        assert found[f"output readiness {gpu}"] == tokens[gpu]
+        assert found[f"tile status {gpu}"] == 2 * experts[gpu]  # of one tile each
+
+
+@pytest.mark.parametrize("table", ["tile", "readiness"])
+def test_status_that_had_to_leave_costs_time(table: str) -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    name = {"tile": "tile status", "readiness": "output readiness"}[table]
+    slow = hwmodel.load("dgx-h100", {**ROUND, "hbm.latency_ns": 5000.0})
+    sizes: list[dict[str, Any]] = [{f"{table}_entries": entries} for entries in (10**6, 1)]
+    roomy, tight = (replayed(layer, slow, **options) for options in sizes)
+    assert tight.mechanisms.tables[name].missed > 0
+    assert tight.mechanisms.tables[name].high_water == 1
+    assert tight.makespan_us > roomy.makespan_us + 4
+
+
+def test_what_is_only_forgotten_is_no_lookup_and_costs_nothing() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    built, timeline = build(layer, tile_entries=1)
+    touches = built.graph.touches
+    groups = np.array(built.graph.tables.groups)
+    missed = (timeline.touched & Touched.OUTCOME) == Touched.MISSED
+    missed &= groups[touches.table] == "tile status"
+    # The entry of an expert that is full leaves as the scheduler sees its last tile.
+    forgets = touches.drops & (built.graph.kind[touches.task] == Kind.DISPATCH_SYNC)
+    assert (missed & forgets).any()
+    assert not touches.miss_latency_ps[forgets].any()
+    use = replayed(layer, tile_entries=1).mechanisms.tables["tile status"]
+    assert use.missed == (missed & ~forgets).sum()
+
+
+def test_layers_share_tables_and_queues_and_no_keys() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    (first, once), (second, twice) = (chained(layer, n, tlb_entries=10**6) for n in (1, 2))
+    assert first.pools.names == second.pools.names
+    assert first.tables.names == second.tables.names
+    assert first.resources.names == second.resources.names
+    for name, use in once.tables.items():
+        assert twice.tables[name].lookups == 2 * use.lookups
+        assert twice.tables[name].new == 2 * use.new
+    rows = int(np.bincount(layer.pair_rank).max())
+    assert once.tables["AL-TLB"].high_water == rows
+    assert twice.tables["AL-TLB"].high_water == 2 * rows
+    for role, ports in once.wire_bytes.items():
+        assert twice.wire_bytes[role].uplink == [2 * nbytes for nbytes in ports.uplink]
+
+
+def test_layers_share_what_fills_up() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    use = chained(layer, 3, tlb_entries=16)[1].tables["AL-TLB"]
+    left = np.minimum(16, 3 * np.bincount(layer.pair_rank, minlength=8))
+    assert use.high_water == 16
+    assert use.evictions == use.new + use.missed - left.sum()
+
+
+@pytest.mark.parametrize("segment_packets", [0, 1])
+@pytest.mark.parametrize("entries", [1, 4, 16, 64])
+def test_outcomes_are_those_of_an_ordered_dictionary(entries: int, segment_packets: int) -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    built, timeline = build(layer, tlb_entries=entries, segment_packets=segment_packets)
+    touches, names = built.graph.touches, built.graph.tables.groups
+    mine = np.array([names[table] == "AL-TLB" for table in touches.table])
+    start = timeline.start_ps[touches.task]
+    memories: dict[int, OrderedDict[int, None]] = {}
+    seen: set[tuple[int, int]] = set()
+    checked = 0
+    for table in np.unique(touches.table[mine]).tolist():
+        here = np.flatnonzero(touches.table == table)
+        # Tasks of one port and of several SMs that begin at once have no order that could be told
+        # from outside; the engine's own twin has it. Up to there all outcomes must agree.
+        order = here[np.lexsort((here, start[here]))]
+        memory: OrderedDict[int, None] = memories.setdefault(table, OrderedDict())
+        for touch in order.tolist():
+            same = order[(start[order] == start[touch])]
+            if len(set(touches.task[same].tolist())) > 1:
+                break
+            key = int(touches.key[touch])
+            outcome = Touched.HIT
+            if key not in memory:
+                outcome = Touched.MISSED if (table, key) in seen else Touched.NEW
+                if len(memory) == entries:
+                    memory.popitem(last=False)
+                    outcome |= Touched.EVICTED
+            memory[key] = None
+            memory.move_to_end(key)
+            seen.add((table, key))
+            assert timeline.touched[touch] == outcome
+            checked += 1
+    assert checked > 100
+
+
+def test_more_entries_never_miss_more_where_a_miss_costs_nothing() -> None:
+    # Without a miss's latency the sequence of lookups is the same: LRU then has the inclusion
+    # property.
+    free = hwmodel.load("dgx-h100", {**ROUND, "hbm.latency_ns": 0.0})
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    missed = [
+        used(replayed(layer, free, tlb_entries=entries, segment_packets=1), "AL-TLB")["missed"]
+        for entries in (1, 2, 4, 8, 16, 32, 64, 128)
+    ]
+    assert missed == sorted(missed, reverse=True)
+    assert missed[0] > missed[-1]
+
+
+def test_a_missed_lookup_costs_an_access_to_memory() -> None:
+    # Two tokens of one owner to one expert: the second takes the only entry, so that the first
+    # is missed when it is pulled.
+    layer = small_layers.work(
+        np.array([[1], [1]], np.int32), 2, 2, tokens_of_rank=[2, 0], shape=ExpertShape(1024, 64)
+    )
+    plain, missing = (build(layer, tlb_entries=entries)[1] for entries in (2, 1))
+    asked = [
+        timeline.visible_ps[of_kind(timeline, Kind.COMBINE_REQUEST_DOWN)]
+        for timeline in (plain, missing)
+    ]
+    assert (asked[1] - asked[0]).tolist() == [60 * NS, 60 * NS]
+
+
+# ---- the reduction buffer ------------------------------------------------------------------------
+
+
+def test_a_full_buffer_sends_partial_sums_early_and_each_costs_a_row() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    row = layer.combine_row_bytes
+    small = hwmodel.load("dgx-h100", {**ROUND, "switch.reduction_buffer_bytes": row // 8 + 1})
+    roomy, tight = replayed(layer), replayed(layer, small)
+    assert used(roomy, "reduction buffer")["evictions"] == 0
+    use = used(tight, "reduction buffer")
+    assert use["most"] == 1
+    assert use["evictions"] == use["missed"] > 0
+    assert bytes_of(tight, "evictions") == use["evictions"] * response_packets(row)
+    assert tight.payload_bytes == roomy.payload_bytes
+    down = [
+        sum(result.wire_bytes["combine"].downlink)
+        - sum(result.mechanisms.wire_bytes["acks"].downlink)
+        for result in (roomy, tight)
+    ]
+    assert down[1] - down[0] == use["evictions"] * response_packets(row)
+    assert tight.busiest_port["combine"].busy_us >= roomy.busiest_port["combine"].busy_us
+
+
+def test_patience_lets_parts_wait_instead() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    row = layer.combine_row_bytes
+    small = hwmodel.load("dgx-h100", {**ROUND, "switch.reduction_buffer_bytes": row // 8 + 1})
+    hasty, patient = (replayed(layer, small, reduction_timeout_ns=wait) for wait in (0, 1_000_000))
+    assert patient.makespan_us > hasty.makespan_us + 1_000
+
+
+def test_without_eviction_requests_wait_and_no_byte_is_added() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    row = layer.combine_row_bytes
+    small = hwmodel.load("dgx-h100", {**ROUND, "switch.reduction_buffer_bytes": row // 8 + 1})
+    waiting = replayed(layer, small, reduction="wait")
+    assert bytes_of(waiting, "evictions") == 0
+    assert waiting.mechanisms.buffers["reduction buffer"].high_water == row
+    assert waiting.makespan_us > replayed(layer, reduction="wait").makespan_us
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_a_buffer_holds_as_many_sums_as_fit(rows: int) -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    # The port has eight links; what is left beyond whole rows is of no use.
+    least = -(-rows * layer.combine_row_bytes // 8)
+    small = hwmodel.load("dgx-h100", {**ROUND, "switch.reduction_buffer_bytes": least + 1})
+    assert used(replayed(layer, small), "reduction buffer")["most"] == rows
+    small = hwmodel.load("dgx-h100", {**ROUND, "switch.reduction_buffer_bytes": least - 1})
+    assert used(replayed(layer, small), "reduction buffer")["most"] == max(1, rows - 1)
+
+
+def test_a_buffer_that_waits_holds_rows_until_they_have_left() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    slow = hwmodel.load("dgx-h100", {**ROUND, "link.bandwidth_GB_per_s": 1.0})
+    built, timeline = build(layer, slow, reduction="wait")
+    use = replayed(layer, slow, reduction="wait").mechanisms.buffers["reduction buffer"]
+    takes = built.graph.takes
+    most = 0
+    for gpu in range(8):
+        pool = built.graph.pools.names.index(f"reduction buffer {gpu}")
+        mine = takes.pool == pool
+        taken, given = takes.task[mine], takes.released_by[mine]
+        assert set(built.graph.kind[given].tolist()) <= {Kind.COMBINE_DOWN}
+        for now in timeline.start_ps[taken].tolist():
+            inside = (timeline.start_ps[taken] <= now) & (timeline.end_ps[given] > now)
+            most = max(most, int(takes.units[mine][inside].sum()))
+    assert use.high_water == most > layer.combine_row_bytes
+
+
+# ---- one token by hand ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("experts", "rows_in"), [([0], 1), ([0, 1], 1), ([0, 2], 2), ([2, 3], 1)])
+def test_rows_that_the_owner_adds_up(experts: list[int], rows_in: int) -> None:
+    # Two experts a GPU: a GPU gives the sum of its experts' rows.
+    layer = small_layers.work(
+        np.array([experts], np.int32), 2, 4, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64)
+    )
+    row, gap, push, poll = 2048, 2 * US, 2048 * 10, 5 * NS
+    _, timeline = build(layer)
+    written = of_kind(timeline, Kind.COMBINE_RECEIVE)
+    spent = timeline.end_ps[written] - timeline.start_ps[written]
+    assert spent.tolist() == [rows_in * row * 5 + row * 20]  # read at 200, written at 50 GB/s
+    if max(experts) < 2:  # nothing leaves the GPU
+        gemms = of_kind(timeline, Kind.GEMM1), of_kind(timeline, Kind.GEMM2)
+        assert timeline.start_ps[gemms[0]].min() == gap + push + VISIBLE + poll
+        assert timeline.start_ps[written].tolist() == [timeline.visible_ps[gemms[1]].max() + poll]
+
+
+def test_a_token_is_not_asked_for_before_all_its_gpus_have_told() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    for scheme in ("dysharp", "dysharp-comet", "dysharp-fusion-only"):
+        _, timeline = build(layer, scheme=scheme, dispatch_sms=1, combine_sms=1)
+        graph = timeline.graph
+        for gpu in range(8):
+            mine = graph.rank == gpu
+            told = timeline.visible_ps[mine & (graph.kind == Kind.NOTIFY_DOWN)]
+            asked = np.sort(timeline.start_ps[mine & (graph.kind == Kind.COMBINE_SEND)])
+            assert asked[0] >= told.min()
+            assert asked[-1] >= told.max()
+
+
+# ---- queues, SMs, kernels ------------------------------------------------------------------------
+
+
+def test_an_sm_stops_issuing_when_its_queue_is_full() -> None:
+    # One SM that is faster than the port: rows pile up in its queue of one message (beside the one
+    # being issued), and the third begins when the first has left.
+    layer = small_layers.work(
+        np.full((4, 1), 1, np.int32), 2, 2, tokens_of_rank=[4, 0], shape=ExpertShape(1024, 64)
+    )
+    fast = hwmodel.load("dgx-h100", {**ROUND, "gpu.sm_push_GB_per_s": 100000.0})
+    push = 2048 // 100 + 1
+    for depth, third in ((1, "left"), (0, "issued"), (10**6, "issued")):
+        _, timeline = build(layer, fast, dispatch_sms=1, multimem_queue=depth)
+        sends = of_kind(timeline, Kind.DISPATCH_SEND)
+        ups = of_kind(timeline, Kind.DISPATCH_UP)
+        expected = {
+            "left": timeline.end_ps[ups[0]], "issued": timeline.start_ps[sends[0]] + 2 * push,
+        }[third]  # fmt: skip
+        assert timeline.start_ps[sends[2]] == expected
+
+
+def test_groups_of_sms_run_one_gemm_each() -> None:
+    layer = small_layers.ALL["several tiles"]()
+    built, timeline = build(layer, gemm2_sms=3)
+    groups = np.array(built.graph.resources.groups)
+    for kind, group, servers in ((Kind.GEMM1, "sm", 100 - 16 - 3), (Kind.GEMM2, "sm-2", 3)):
+        resource = built.graph.resource[of_kind(timeline, kind)]
+        assert set(groups[resource]) == {group}
+        assert set(built.graph.resources.servers[resource].tolist()) == {servers}
+
+
+def test_overlap_as_in_comet_keeps_the_gemms_apart() -> None:
+    layer = small_layers.ALL["several tiles"]()
+    built, timeline = build(layer, scheme="dysharp-comet", dispatch_sms=96, combine_sms=96)
+    for gpu in range(layer.num_ranks):
+        mine = built.graph.rank == gpu
+        first = np.flatnonzero(mine & (built.graph.kind == Kind.GEMM1))
+        second = np.flatnonzero(mine & (built.graph.kind == Kind.GEMM2))
+        assert timeline.start_ps[second].min() >= timeline.end_ps[first].max() + 2 * US
+    # The first GEMM overlaps the dispatch, the second the combine.
+    assert (
+        timeline.start_ps[of_kind(timeline, Kind.GEMM1)].min()
+        < timeline.end_ps[of_kind(timeline, Kind.DISPATCH_DOWN)].max()
+    )
+    assert (
+        timeline.start_ps[of_kind(timeline, Kind.COMBINE_DOWN)].min()
+        < timeline.end_ps[of_kind(timeline, Kind.GEMM2)].max()
+    )
+
+
+@pytest.mark.parametrize("tile_rows", [16, 64, 128])
+def test_tiles_are_as_tall_as_asked(tile_rows: int) -> None:
+    layer = small_layers.ALL["several tiles"]()
+    use = replayed(layer, tile_rows=tile_rows).mechanisms.tiles
+    rows = layer.rows_of_expert
+    assert use is not None
+    assert use.num_tiles == sum(-(-int(count) // tile_rows) for count in rows)
+    assert use.fill == pytest.approx(len(layer.pair_token) / (use.num_tiles * tile_rows))
+
+
+def test_evictions_occupy_the_port_of_the_reader() -> None:
+    layer = small_layers.ALL["zipf 8 ranks"]()
+    row = layer.combine_row_bytes
+    small = hwmodel.load("dgx-h100", {**ROUND, "switch.reduction_buffer_bytes": row // 8 + 1})
+    result = replayed(layer, small)
+    evictions = result.mechanisms.tables["reduction buffer"].evictions
+    _, timeline = build(layer, small)
+    downs = of_kind(timeline, Kind.COMBINE_DOWN)
+    # One byte a picosecond.
+    served = int((timeline.end_ps[downs] - timeline.start_ps[downs]).sum())
+    assert evictions > 0
+    assert served == (len(downs) + evictions) * response_packets(row)
+    busy = sum(result.wire_bytes["combine"].downlink) + sum(result.wire_bytes["dispatch"].downlink)
+    shares = result.utilisation["downlink"].mean * layer.num_ranks * result.makespan_us
+    assert shares == pytest.approx(busy / 1e6, rel=1e-9)
+
+
+def test_uplinks_serve_requests_and_responses_in_turn() -> None:
+    # Tiles of one row, so that the combine begins while most of the dispatch waits for slow ports.
+    layer = small_layers.work(small_layers.draw(240, 16, 2, skew=0.8), 4, 16)
+    slow = hwmodel.load("dgx-h100", {**ROUND, "link.bandwidth_GB_per_s": 0.02})
+    built, timeline = build(layer, slow, multimem_queue=0, tile_rows=1)
+    graph = timeline.graph
+    ready = np.zeros(graph.num_tasks, np.int64)
+    src, dst = graph.edges()
+    np.maximum.at(ready, dst, timeline.visible_ps[src])
+    classes = (
+        np.isin(graph.kind, (Kind.DISPATCH_UP, Kind.COMBINE_REQUEST_UP)),
+        graph.kind == Kind.COMBINE_UP,
+    )
+    turns = behind = 0
+    for uplink in built.machine.uplink:
+        here = graph.resource == uplink
+        requests, responses = (np.flatnonzero(here & mine) for mine in classes)
+        first_come = requests[np.lexsort((requests, ready[requests]))]
+        assert (np.diff(timeline.start_ps[first_come]) > 0).all()
+        rows = requests[graph.kind[requests] == Kind.DISPATCH_UP]
+        before_last = ready[requests] < timeline.start_ps[rows].max()
+        behind += int(before_last.sum()) - len(rows)
+        both = np.concatenate((requests, responses))
+        order = both[np.lexsort((both, timeline.start_ps[both]))]
+        is_response = np.isin(order, responses)
+        for before, after in itertools.pairwise(range(len(order))):
+            now = timeline.start_ps[order[after]]
+            others = requests if is_response[after] else responses
+            waiting = (ready[others] < now) & (timeline.start_ps[others] > now)
+            if is_response[before] == is_response[after]:
+                assert not waiting.any()
+            else:
+                turns += 1
+    assert turns > 100
+    assert behind > 20
+
+
+@pytest.mark.parametrize("phase", ["dispatch", "combine"])
+@pytest.mark.parametrize(("depth", "sms", "waits"), [(31, 1, 2), (32, 1, 3), (16, 2, 4)])
+def test_every_sm_has_a_queue_of_so_many_packets(
+    phase: str, depth: int, sms: int, waits: int
+) -> None:
+    # Four tokens of 16 packets. SMs and targets are far ahead of a slow port, so that nothing
+    # leaves before all that find room have been issued.
+    layer = small_layers.work(
+        np.full((4, 1), 1, np.int32), 2, 2, tokens_of_rank=[4, 0], shape=ExpertShape(1024, 64)
+    )
+    machine = hwmodel.load(
+        "dgx-h100",
+        {**ROUND, "link.bandwidth_GB_per_s": 0.1, **dict.fromkeys(
+            ("gpu.sm_push_GB_per_s", "gpu.sm_read_GB_per_s", "gpu.sm_write_GB_per_s"), 1e5
+        )},
+    )  # fmt: skip
+    options: dict[str, Any] = {f"{phase}_sms": sms, "multimem_queue": depth}
+    _, timeline = build(layer, machine, "dysharp-basic", **options)
+    kinds = {
+        "dispatch": (Kind.DISPATCH_SEND, Kind.DISPATCH_UP),
+        "combine": (Kind.COMBINE_SEND, Kind.COMBINE_REQUEST_UP),
+    }[phase]
+    issued, left = (np.sort(timeline.start_ps[of_kind(timeline, kind)]) for kind in kinds)
+    first = np.sort(timeline.end_ps[of_kind(timeline, kinds[1])])[0]
+    assert (issued < first).sum() == waits
+    assert len(left) == 4
+    use = replayed(layer, machine, "dysharp-basic", **options).mechanisms
+    assert use.buffers[f"MultimemQ ({phase})"].high_water == 16 * waits // sms
+
+
+def test_fixed_slots_wait_for_their_source() -> None:
+    # Tiles of two rows, two sources with two tokens each, which they push one after the other.
+    layer = small_layers.work(
+        np.full((4, 1), 2, np.int32), 3, 3, tokens_of_rank=[2, 2, 0], shape=ExpertShape(1024, 64)
+    )
+    push = 2048 * 10
+    begun = {}
+    for slots in ("arrival", "source"):
+        built, timeline = build(layer, slots=slots, tile_rows=2, dispatch_sms=1)
+        gemm = of_kind(timeline, Kind.GEMM1)
+        begun[slots] = np.unique(timeline.start_ps[gemm])
+        assert len(built.graph.gates) == (slots == "arrival")
+    assert begun["arrival"][1] - begun["arrival"][0] == push
+    # The last rows of both sources arrive one behind the other.
+    last = begun["arrival"][1]
+    assert begun["source"].tolist() == [last - write_packets(2048, 1), last]
+
+
+def test_order_of_tiles_and_passes_over_weights() -> None:
+    layer = small_layers.ALL["several tiles"]()
+    by_expert, by_arrival = (
+        build(layer, tile_order=order)[0].graph for order in ("expert", "arrival")
+    )
+    for kind in (Kind.GEMM1, Kind.GEMM2):
+        tiles = by_expert.kind == kind
+        assert (by_expert.priority[tiles] == by_expert.tag[tiles]).all()
+        assert set(by_arrival.priority[by_arrival.kind == kind].tolist()) == {0}
+    once, twice = (build(layer, weight_passes=passes)[0].graph for passes in (1, 2))
+    read = [graph.duration_ps[graph.kind == Kind.GEMM1_MEMORY].sum() for graph in (once, twice)]
+    several = layer.rows_of_expert > 128
+    weights = 2 * 96 * 2 * 64 * int(several.sum())  # BF16; five bytes a picosecond
+    assert several.any()
+    assert read[1] - read[0] == pytest.approx(weights / 5, abs=len(once.rank))
+
+
+def test_each_of_two_kernels_has_all_sms_but_those_that_move_its_rows() -> None:
+    layer = small_layers.ALL["backward several tiles"]()
+    built, timeline = build(layer, scheme="dysharp-comet", dispatch_sms=10, combine_sms=20)
+    resources = built.graph.resources
+    # Backward: gradients of the down projection's input come first.
+    for kind, group, servers in (
+        (Kind.GEMM2, "sm", 90), (Kind.GEMM1, "sm-2", 80), (Kind.WGRAD, "sm-2", 80),
+    ):  # fmt: skip
+        used = np.unique(built.graph.resource[of_kind(timeline, kind)])
+        assert {resources.groups[index] for index in used} == {group}
+        assert set(resources.servers[used].tolist()) == {servers}
+    all_sms: list[dict[str, Any]] = [{"dispatch_sms": 100}, {"combine_sms": 100}]
+    for options in all_sms:
+        with pytest.raises(UserError, match=r"_sms of scheme 'dysharp-comet' take 100 SMs"):
+            build(layer, scheme="dysharp-comet", **options)
+
+
+def test_groups_that_take_all_sms_are_refused() -> None:
+    with pytest.raises(UserError, match="take 100 SMs; the GPU has 100, and some must multiply"):
+        build(small_layers.ALL["one token"](), dispatch_sms=50, combine_sms=30, gemm2_sms=20)
+
+
+def test_a_kernel_ends_when_its_tiles_and_its_sends_have() -> None:
+    # GPU 0 pushes many rows with one SM and computes one; GPU 1 owns nothing and computes the rest.
+    ids = np.array([[0]] + [[1]] * 9, np.int32)
+    layer = small_layers.work(ids, 2, 2, tokens_of_rank=[10, 0], shape=ExpertShape(1024, 64))
+    slow = hwmodel.load("dgx-h100", {**ROUND, "gpu.sm_push_GB_per_s": 1.0})
+    built, timeline = build(layer, slow, "dysharp-comet", dispatch_sms=1)
+    graph = timeline.graph
+    sent = timeline.visible_ps[of_kind(timeline, Kind.DISPATCH_DOWN)].max()
+    second = of_kind(timeline, Kind.GEMM2)
+    own, other = (timeline.start_ps[second[graph.rank[second] == gpu]] for gpu in (0, 1))
+    assert own.min() == sent + 2 * US
+    assert timeline.visible_ps[built.ends[1]] >= other.max()
+
+
+def test_backward_ends_with_the_weight_gradients() -> None:
+    layer = small_layers.ALL["backward several tiles"]()
+    for scheme in ("dysharp", "dysharp-comet", "dysharp-fusion-only"):
+        built, timeline = build(layer, scheme=scheme)
+        last = timeline.visible_ps[of_kind(timeline, Kind.WGRAD)]
+        gpu = timeline.graph.rank[of_kind(timeline, Kind.WGRAD)]
+        for rank in range(layer.num_ranks):
+            assert timeline.visible_ps[built.ends[rank]] >= last[gpu == rank].max()
+
+
+# ---- what is told --------------------------------------------------------------------------------
+
+
+def test_report_of_two_layers_is_that_of_their_sums() -> None:
+    # Layers in which the fullest tables, tiles and ratios differ.
+    trace = tracegen.generate.generate(
+        "zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=12, layers=2, seed=4, skew=0.8
+    )
+    results = []
+    for scheme, options in (("dysharp", {"tlb_entries": 8}), ("moe-hub", {})):
+        first, second = (
+            replay.run(trace, round_machine(), scheme=scheme, options=options, layer=layer)
+            for layer in (0, 1)
+        )
+        results.append(first.model_copy(update={"layers": [*first.layers, *second.layers]}))
+    table = mechanism_table(results)
+    assert table is not None
+    whose, what, text = ([str(cell) for cell in column.cells] for column in table.columns)
+    starts = [row for row, name in enumerate(whose) if name]
+    told = [
+        dict(zip(what[first:last], text[first:last], strict=True))
+        for first, last in zip(starts, [*starts[1:], len(what)], strict=True)
+    ]
+    for result, lines in zip(results, told, strict=True):
+        layers = [layer.mechanisms for layer in result.layers]
+        assert len(layers) == 2
+        for name in layers[0].tables:
+            uses = [layer.tables[name] for layer in layers]
+            hits, lookups = sum(use.hits for use in uses), sum(use.lookups for use in uses)
+            assert f"{hits / lookups:.2%} of {lookups:,}" in lines[name]
+            assert f"at most {max(use.high_water for use in uses):,} of" in lines[name]
+        for name in layers[0].buffers:
+            most = max(layer.buffers[name].high_water for layer in layers)
+            assert lines[name].startswith(f"at most {most:,} of")
+        tiles = [layer.tiles for layer in layers if layer.tiles is not None]
+        rows, slots = sum(use.num_rows for use in tiles), sum(use.num_tiles for use in tiles) * 128
+        assert f"{rows / slots:.1%} full" in lines["row tiles"]
+        for name, amount in layers[0].counters.items():
+            total = sum(amount) + sum(layers[1].counters[name])
+            assert lines[name] == f"{total:,}"
+    sectors, packets = (
+        [sum(layer.mechanisms.counters[name]) for layer in results[1].layers]
+        for name in ("egress sectors", "egress packets")
+    )
+    mean = np.mean(np.array(sectors) / np.array(packets))
+    assert told[1]["sectors a packet"] == f"{mean:.2f}"

@@ -1,0 +1,679 @@
+"""Sweeps: what a study spans, that its numbers are those of runs, and what is left after a stop."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import hwmodel
+import replay
+import tracegen
+from replay.cli.main import app
+from replay.errors import UserError
+from replay.schemes import SCHEMES
+from replay.sweeps import columns as column_reading
+from replay.sweeps import load_study, study_names, task
+from replay.sweeps.points import points_of
+from replay.sweeps.run import plan_sweep, sweep
+from replay.sweeps.study import Column, parse_study
+from replay.sweeps.table import markdown
+from replay.sweeps.task import make_task
+
+STUDY = """
+title = "A small study"
+question = "Does it hold together?"
+seeds = [0, 1, 2]
+[fixed]
+scheme = "ideal"
+system = "dgx-h100"
+tokens_per_rank = 8
+trace.kind = "zipf"
+trace.skew = 0.8
+trace.model = "olmoe-1b-7b"
+[axes]
+ranks = [2, 4]
+scheme = ["deepep", "ideal", "comet"]
+"comet.message_rows" = [8, 16]
+[[columns]]
+header = "us"
+path = "totals.makespan_us"
+[[columns]]
+header = "over deepep"
+path = "totals.makespan_us"
+speedup_over = { scheme = "deepep" }
+"""
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(STUDY, encoding="utf-8")
+    return path
+
+
+def study(text: str):
+    return parse_study(text, "test", "test.toml")
+
+
+def with_axes(axes: str, more: str = "") -> str:
+    """The small study with other axes and without columns."""
+    return STUDY[: STUDY.index("[axes]")] + f"[axes]\n{axes}\n{more}"
+
+
+def mistake(text: str) -> str:
+    """The line that says what is wrong with a study."""
+    with pytest.raises(ValueError, match=r"test\.toml|study 'test'") as caught:
+        plan_sweep(study(text))
+    assert type(caught.value) is UserError
+    message = str(caught.value)
+    assert message.count("\n") < 2
+    return message
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+# ---- points ------------------------------------------------------------------------------------
+
+
+def test_a_study_spans_the_product_of_its_axes_and_seeds() -> None:
+    points = points_of(study(STUDY))
+    assert len(points) == 2 * 3 * 2 * 3
+    assert points[0].labels == ("2", "deepep", "8")
+    assert [point.seed for point in points[:4]] == [0, 1, 2, 0]
+    assert [point.labels for point in points[3:9:3]] == [("2", "deepep", "16"), ("2", "ideal", "8")]
+    assert points[-1].settings["trace.seed"] == 2
+    assert points[-1].settings["system"] == "dgx-h100"
+
+
+def test_settings_may_vary_together() -> None:
+    text = with_axes(
+        """shape = [
+          { label = "small", shape.hidden = 64, shape.topk = 2, trace.skew = 0.1 },
+          { shape.hidden = 128, tokens_per_rank = 4 },
+        ]
+        ranks = [2, { label = "four", ranks = 4 }]"""
+    )
+    points = points_of(study(text))
+    assert [point.labels[0] for point in points[::6]] == ["small", "hidden=128, tokens_per_rank=4"]
+    first, last = make_task(points[0]), make_task(points[-1])
+    assert first.source.load().topk == 2 and last.source.load().topk == 8
+    assert first.source.load().model_shape.hidden == 64
+    assert last.source.load().num_tokens == 4 * 4
+    assert first.source.generator["skew"] == 0.1 and last.source.generator["skew"] == 0.8
+
+
+def test_tokens_of_all_ranks_are_shared_among_them() -> None:
+    text = with_axes("total_tokens = [32, 64]").replace("tokens_per_rank = 8", "ranks = 4")
+    assert [make_task(point).settings["tokens_per_rank"] for point in points_of(study(text))] == [
+        8, 8, 8, 16, 16, 16
+    ]  # fmt: skip
+    assert "cannot be shared" in mistake(text.replace("32", "30"))
+    assert "say the same" in mistake(with_axes("total_tokens = [32]"))
+
+
+def test_a_synthetic_trace_is_made_for_all_gpus_unless_ranks_are_given() -> None:
+    text = with_axes('system = ["dgx-h100", "gh200-nvl32"]\nscheme = ["ideal"]').replace(
+        'system = "dgx-h100"\n', ""
+    )
+    ranks = [make_task(point).source.load().num_ranks for point in points_of(study(text))[::3]]
+    assert ranks == [8, 32]
+
+
+def test_grids_share_what_stands_at_the_top_and_may_change_it() -> None:
+    text = """
+    title = "t"
+    question = "q"
+    columns = [{ header = "us", path = "totals.makespan_us" }]
+    fixed = { scheme = "ideal", ranks = 2, trace.model = "olmoe-1b-7b", tokens_per_rank = 4 }
+    [[grid]]
+    title = "one"
+    axes.ranks = [2]
+    [[grid]]
+    title = "two"
+    fixed.tokens_per_rank = 6
+    seeds = [4]
+    axes.ranks = [4]
+    columns = [{ header = "tasks", path = "layers.0.num_tasks" }]
+    """
+    one, two = study(text).grids
+    assert one.fixed["tokens_per_rank"] == 4 and two.fixed["tokens_per_rank"] == 6
+    assert one.seeds == [] and two.seeds == [4]
+    assert [grid.columns[0].header for grid in (one, two)] == ["us", "tasks"]
+    assert len(points_of(study(text))) == 2
+
+
+# ---- identity ----------------------------------------------------------------------------------
+
+
+def identity(**changes: object) -> str:
+    """Identity of a point of the small study with some settings changed."""
+    point = points_of(study(STUDY))[0]
+    settings = {**point.settings, **{key.replace("__", "."): v for key, v in changes.items()}}
+    return make_task(type(point)(0, (), None, settings)).id
+
+
+def test_an_identity_is_that_of_the_replay_and_of_nothing_else() -> None:
+    assert identity() == identity()
+    assert identity(comet__message_rows=4) == identity(), "the scheme is another"
+    assert identity(placement="contiguous", deepep__num_sms=24) == identity(), "the defaults"
+    different = [
+        identity(),
+        identity(scheme="comet"),
+        identity(scheme="comet", comet__message_rows=4),
+        identity(system__link__links_per_gpu=8),
+        identity(system="hgx-h800"),
+        identity(trace__seed=1),
+        identity(trace__skew=0.9),
+        identity(shape__hidden=1024),
+        identity(tokens_per_rank=9),
+        identity(ranks=4),
+        identity(precision="fp8"),
+        identity(placement="round-robin"),
+        identity(tune=True),
+        identity(**{"pass": "backward"}),
+    ]
+    assert len(set(different)) == len(different)
+
+
+def test_other_code_makes_another_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = identity()
+    assert task.code_identity() == task.code_identity()
+    monkeypatch.setattr(task, "code_identity", lambda: "of another day")
+    assert identity() != before
+
+
+def test_code_is_told_apart_by_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("hwmodel", "replay", "tracegen"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+        (tmp_path / name / "inner" / "file.py").write_text("a = 1\n")
+    monkeypatch.setattr(task.resources, "files", lambda name: tmp_path / name)
+    compute = task.code_identity.__wrapped__
+    before = compute()
+    (tmp_path / "replay" / "cli.py").write_text("shows = 1\n")
+    (tmp_path / "replay" / "notes.txt").write_text("x")
+    assert compute() == before, "no number passes through these"
+    (tmp_path / "replay" / "inner" / "file.py").write_text("a = 2\n")
+    assert compute() != before
+
+
+def test_recorded_traces_are_known_by_their_content(tmp_path: Path, synthetic) -> None:
+    for name in ("a.h5", "b.h5"):
+        tracegen.write(synthetic(ranks=2, tokens_per_rank=4), tmp_path / name)
+    text = """
+    title = "t"
+    question = "q"
+    [axes]
+    trace.file = ["A", "B"]
+    scheme = ["ideal"]
+    """.replace('"A"', json.dumps(str(tmp_path / "a.h5"))).replace(
+        '"B"', json.dumps(str(tmp_path / "b.h5"))
+    )
+    plan = plan_sweep(study(text))
+    assert len(plan.points) == 2 and len(plan.tasks) == 1
+    table = sweep(plan, tmp_path / "out").plan.tables[0]
+    direct = replay.run(synthetic(ranks=2, tokens_per_rank=4), hwmodel.load("dgx-h100"), "ideal")
+    for labels in table.rows():
+        assert table.cell(labels, table.columns[0]).mean == direct.totals.mean_layer_us
+
+
+# ---- numbers -----------------------------------------------------------------------------------
+
+
+def test_numbers_are_those_of_runs(study_file: Path, tmp_path: Path) -> None:
+    result = replay.sweep(study_file, tmp_path / "out")
+    system = hwmodel.load("dgx-h100")
+
+    def run_us(ranks: int, scheme: str, rows: int, seed: int) -> float:
+        trace = tracegen.generate.generate(
+            "zipf", "olmoe-1b-7b", ranks=ranks, tokens_per_rank=8, layers=1, seed=seed, skew=0.8
+        )
+        options = {"message_rows": rows} if scheme == "comet" else {}
+        return replay.run(trace, system, scheme, options=options).totals.makespan_us
+
+    document = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert document["format"] == "moereplay-sweep/1"
+    grid = document["grids"][0]
+    assert len(grid["rows"]) == 12 and len(grid["points"]) == 36
+    for ranks, scheme, rows in ((2, "comet", 8), (4, "comet", 16), (4, "ideal", 8)):
+        times = [run_us(ranks, scheme, rows, seed) for seed in range(3)]
+        over = [run_us(ranks, "deepep", rows, s) / t for s, t in enumerate(times)]
+        labels = {"ranks": str(ranks), "scheme": scheme, "comet.message_rows": str(rows)}
+        row = next(row for row in grid["rows"] if row["labels"] == labels)
+        for cell, values in ((row["cells"]["us"], times), (row["cells"]["over deepep"], over)):
+            assert cell["mean"] == pytest.approx(statistics.mean(values))
+            assert (cell["min"], cell["max"], cell["count"]) == (min(values), max(values), 3)
+        assert [p["values"][0] for p in grid["points"] if p["labels"] == list(labels.values())] == (
+            times
+        )
+    # ideal and deepep do not heed an option of comet: 2 ranks x 3 seeds x (1 + 1 + 2) replays.
+    assert (result.num_computed, result.num_reused, result.num_refused) == (24, 0, 0)
+    assert (tmp_path / "out" / "table.txt").read_text() == result.text()
+
+
+def test_each_trace_is_made_once_and_only_if_needed(
+    study_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    real = tracegen.generate.generate
+
+    def counting(*args: object, **arguments: object):
+        made.append((arguments["ranks"], arguments["seed"]))
+        return real(*args, **arguments)
+
+    monkeypatch.setattr(tracegen.generate, "generate", counting)
+    sweep(study_file, tmp_path / "out")
+    assert sorted(made) == [(ranks, seed) for ranks in (2, 4) for seed in (0, 1, 2)]
+    made.clear()
+    assert sweep(study_file, tmp_path / "out").num_computed == 0
+    assert made == []
+
+
+def test_a_tuned_point_is_a_tuned_run(tmp_path: Path) -> None:
+    text = (
+        with_axes(
+            'scheme = [{ label = "fixed", scheme = "comet" },\n'
+            '{ label = "tuned", scheme = "comet", tune = true }]',
+            '[[columns]]\nheader = "us"\npath = "totals.makespan_us"\n'
+            '[[columns]]\nheader = "sms"\npath = "scheme.options.dispatch_sms"\n',
+        )
+        .replace("seeds = [0, 1, 2]", "")
+        .replace("tokens_per_rank = 8", "tokens_per_rank = 128")
+    )
+    table = sweep(study(text), tmp_path).plan.tables[0]
+    trace = tracegen.generate.generate(
+        "zipf", "olmoe-1b-7b", ranks=8, tokens_per_rank=128, layers=1, skew=0.8
+    )
+    tuned = replay.run(trace, hwmodel.load("dgx-h100"), "comet", tune=True)
+    us, sms = (table.cell(("tuned",), column).mean for column in table.columns)
+    assert us == tuned.totals.makespan_us < table.cell(("fixed",), table.columns[0]).mean
+    assert sms == tuned.scheme["options"]["dispatch_sms"]
+
+
+REFUSED = with_axes('ranks = [4, 16]\nscheme = ["ideal", "nvls"]').replace("dgx-h100", "dgx-a100")
+
+
+def test_a_point_that_cannot_run_says_why_and_the_rest_goes_on(tmp_path: Path) -> None:
+    result = sweep(study(REFUSED), tmp_path)
+    table = result.plan.tables[0]
+    assert result.num_refused == 3 * 3
+    assert table.cell(("4", "ideal"), table.columns[0]) is not None
+    assert "needs" in table.refused["4", "nvls"] and "dgx-a100" in table.refused["4", "nvls"]
+    assert "16 ranks" in table.refused["16", "ideal"]
+    for text in (result.text(), (tmp_path / "table.md").read_text()):
+        assert text.count("refused [") == 3
+        assert f"[1] {table.refused['4', 'nvls']}" in text
+    again = sweep(study(REFUSED), tmp_path)
+    assert (again.num_computed, again.num_refused) == (0, 9)
+    assert again.to_json() == result.to_json()
+
+
+# ---- restarting --------------------------------------------------------------------------------
+
+
+def test_an_interrupted_sweep_goes_on_and_ends_alike(study_file: Path, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    sweep(study_file, whole)
+    finished = 0
+
+    def stop() -> None:
+        nonlocal finished
+        finished += 1
+        if finished == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(study_file, broken, progress=stop)
+    left = files(broken / "points")
+    assert len(left) == 5 and files(broken) == {}
+    assert all(left[name] == files(whole / "points")[name] for name in left)
+    result = sweep(study_file, broken)
+    assert (result.num_reused, result.num_computed) == (5, 19)
+    assert files(broken) == files(whole)
+    assert files(broken / "points") == files(whole / "points")
+
+
+def cut_short(path: Path, _: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def emptied(path: Path, _: Path) -> None:
+    path.write_bytes(b"")
+
+
+def altered(path: Path, _: Path) -> None:
+    text = path.read_text()
+    document = json.loads(text)
+    document["result"]["totals"]["makespan_us"] += 1
+    path.write_text(json.dumps(document))
+
+
+def of_another_point(path: Path, other: Path) -> None:
+    path.write_bytes(other.read_bytes())
+
+
+def of_another_kind(path: Path, _: Path) -> None:
+    path.write_text('{"format": "moereplay-result/1"}')
+
+
+def not_text(path: Path, _: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x00")
+
+
+def without_result(path: Path, _: Path) -> None:
+    document = json.loads(path.read_text())
+    del document["sha256"], document["result"]
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    document["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [cut_short, emptied, altered, of_another_point, of_another_kind, not_text, without_result],
+)
+def test_a_file_that_is_not_whole_or_not_ours_is_computed_anew(
+    harm: Callable[[Path, Path], None], tmp_path: Path
+) -> None:
+    small = study(with_axes('ranks = [2]\nscheme = ["ideal", "comet"]').replace("[0, 1, 2]", "[5]"))
+    sweep(small, tmp_path)
+    before, points = files(tmp_path), files(tmp_path / "points")
+    first, second = sorted((tmp_path / "points").iterdir())
+    harm(first, second)
+    said: list[str] = []
+    result = sweep(small, tmp_path, report=said.append)
+    assert (result.num_reused, result.num_computed) == (1, 1)
+    assert len(said) == 1 and first.name in said[0] and said[0].endswith("computed anew")
+    assert files(tmp_path) == before and files(tmp_path / "points") == points
+
+
+# ---- columns -----------------------------------------------------------------------------------
+
+RESULT = {
+    "totals": {"makespan_us": 8.0},
+    "layers": [{"bytes": {"up": [1, 2, 6]}, "us": 2.0}, {"bytes": {"up": [4, 4, 4]}, "us": 6.0}],
+    "system": {"link.links_per_gpu": 18, "name": "a"},
+    "empty": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"path": "totals.makespan_us"}, 8),
+        ({"path": "totals.makespan_us", "scale": 0.5}, 4),
+        ({"path": "layers.0.bytes.up", "reduce": "max"}, 6),
+        ({"path": "layers.0.bytes.up", "reduce": "mean"}, 3),
+        ({"path": "layers.0.bytes.up.1"}, 2),
+        ({"path": "layers.-1.us"}, 6),
+        ({"path": "layers.*.us", "reduce": "sum"}, 8),
+        ({"path": "layers.*.bytes.up", "reduce": "sum"}, 21),
+        ({"path": "system.link.links_per_gpu"}, 18),
+        ({"path": "layers.1.us", "per": "totals.makespan_us"}, 0.75),
+        ({"path": "layers.1.us", "per": "totals.nothing"}, None),
+        ({"path": "layers.7.us"}, None),
+        ({"path": "totals.nothing.at_all"}, None),
+        ({"path": "empty", "reduce": "max"}, None),
+    ],
+)
+def test_a_column_reads_the_result(settings: dict, expected: float | None) -> None:
+    assert column_reading.value_of(Column(header="x", **settings), RESULT) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"path": "system.name"}, "str, not a number"),
+        ({"path": "layers.*.us"}, "2 values"),
+        ({"path": "totals.makespan_us", "scale": 1e308}, "is inf"),
+    ],
+)
+def test_a_column_that_is_no_number_is_a_mistake(settings: dict, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        column_reading.value_of(Column(header="x", **settings), RESULT)
+
+
+def test_a_late_mistake_of_a_column_says_where(tmp_path: Path) -> None:
+    text = with_axes("ranks = [2]", '[[columns]]\nheader = "x"\npath = "scheme.name"\n')
+    with pytest.raises(UserError, match=r"study 'test': grid 0: column 'x': .* not a number"):
+        sweep(study(text), tmp_path)
+
+
+def test_bars_in_text_do_not_end_a_markdown_cell() -> None:
+    lines = markdown(["a | b", "us"], [["c|d", "1"]], labels=1)
+    assert [line.replace("\\|", "").count("|") for line in lines] == [3, 3, 3]
+
+
+def test_a_study_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + STUDY.encode())
+    assert load_study(path) == parse_study(STUDY, "small", "small.toml")
+
+
+def test_a_column_that_nothing_has_is_reported(tmp_path: Path) -> None:
+    text = with_axes(
+        'ranks = [2]\nscheme = ["ideal"]',
+        '[[columns]]\nheader = "sms"\npath = "scheme.options.num_sms"\n',
+    )
+    said: list[str] = []
+    sweep(study(text), tmp_path, report=said.append)
+    assert len(said) == 1 and "'sms'" in said[0]
+
+
+def test_an_axis_may_become_columns(tmp_path: Path) -> None:
+    text = STUDY.replace('"comet.message_rows" = [8, 16]\n', "")
+    text = text.replace("seeds =", 'across = "scheme"\nseeds =')
+    result = sweep(study(text), tmp_path)
+    headings, rows, _ = result.plan.tables[0].lines()
+    assert headings == [
+        "ranks", "deepep us", "ideal us", "ideal over deepep", "comet us", "comet over deepep"
+    ]  # fmt: skip
+    assert [row[0] for row in rows] == ["2", "4"]
+    cells = {
+        tuple(r["labels"].values()): r["cells"]
+        for r in json.loads(result.to_json())["grids"][0]["rows"]
+    }
+    shown = rows[1][headings.index("comet us")]
+    assert shown.startswith(f"{cells['4', 'comet']['us']['mean']:,.1f}")
+
+
+# ---- mistakes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("[axes]", "[axis]", "axes"),
+        ('title = "A small study"', "", "title is missing"),
+        ("title", "titel", "title"),
+        ("seeds = [0, 1, 2]", "seeds = [-1]", "seeds"),
+        ("ranks = [2, 4]", "ranks = []", "empty"),
+        ("ranks = [2, 4]", 'ranks = ["two"]', "expected a whole number"),
+        ("ranks = [2, 4]", "ranks = [2, 2]", "two values called '2'"),
+        ("ranks = [2, 4]", "rank = [2, 4]", "did you mean 'ranks'"),
+        ("ranks = [2, 4]", "ranks = 2", "grid 0: axes.ranks: expected a list"),
+        ("ranks = [2, 4]", "ranks = [[2], 4]", "expected a value, or a table of settings"),
+        ("ranks = [2, 4]", "ranks = [{ ranks = [2] }]", "expected a value, or a table of settings"),
+        ("trace.skew = 0.8", "trace.skew = [0.8]", "fixed.trace.skew: expected a value"),
+        ("ranks = [2, 4]", "ranks = [{ label = 2 }]", "sets nothing"),
+        ("comet.message_rows", "comet.message_row", "did you mean 'message_rows'"),
+        ("comet.message_rows", "comte.message_rows", "did you mean 'comet'"),
+        ("[8, 16]", "[8, 0]", "message_rows"),
+        ('"ideal", "comet"', '"ideals", "comet"', "did you mean 'ideal'"),
+        ('"dgx-h100"', '"dgx-h1000"', "dgx-h100"),
+        ("tokens_per_rank = 8", "system.link.speed = 8", "not valid TOML"),
+        ("tokens_per_rank = 8", '"system.link.link" = 8', "links_per_gpu"),
+        ("trace.skew", "trace.slew", "did you mean 'skew'"),
+        ("trace.skew = 0.8", "trace.skew = -1", "trace.skew"),
+        ('"zipf"', '"zip"', "did you mean 'zipf'"),
+        ('"olmoe-1b-7b"', '"olmoe"', "olmoe-1b-7b"),
+        ("trace.skew = 0.8", "shape.topq = 2", "did you mean 'topk'"),
+        ("trace.skew = 0.8", "shape.topk = 65", "topk"),
+        ("trace.skew = 0.8", 'trace.file = "gpt-oss-20b-decode"', "exclude each other"),
+        ("trace.skew = 0.8", 'phase = "prefil"', "did you mean 'prefill'"),
+        ("trace.skew = 0.8", 'precision = "fp7"', "fp8"),
+        ("trace.skew = 0.8", "trace.seed = 3\n[axes]\ntrace.seed = [1]\n[x]", "x"),
+        ("[axes]", "[axes]\ntrace.seed = [1]", "varied by 'seeds'"),
+        ("totals.makespan_us", "totals.makespan", "did you mean 'makespan_us'"),
+        ("totals.makespan_us", "layers.0.wire_bytes.dispatch.uplink", "reduce = "),
+        ("totals.makespan_us", "layers.first.makespan_us", "stands at a list"),
+        ("totals.makespan_us", "totals.makespan_us.mean", "no parts"),
+        ("totals.makespan_us", "totals", "not a number; it has"),
+        ("speedup_over", "speed_up_over", "speedup_over"),
+        ('{ scheme = "deepep" }', '{ scheme = "depep" }', "did you mean 'deepep'"),
+        ('{ scheme = "deepep" }', '{ schema = "deepep" }', "did you mean 'scheme'"),
+        ('header = "over deepep"', 'header = "us"', "two columns"),
+        ('header = "us"', 'header = "a\\nb"', "header: expected one line of text"),
+        ("ranks = [2, 4]", 'ranks = [{ label = "a\\nb", ranks = 2 }]', "one line of text"),
+        ("ranks = [2, 4]", "ranks = [2, 0]", "ranks = 0: must be at least 1"),
+        ("ranks = [2, 4]", "ranks = [2.0, 4]", "expected a whole number"),
+        ("tokens_per_rank = 8", "tokens_per_rank = 0", "must be at least 1"),
+        ("tokens_per_rank = 8", "total_tokens = 8\nranks = 0", "ranks = 0: must be at least 1"),
+        ("tokens_per_rank = 8", 'placement = "diagonal"', "round-robin"),
+        ("trace.skew = 0.8", "trace.skew = nan", "expected a finite number"),
+        ("trace.skew = 0.8", "trace.layers = 0", "must be at least 1"),
+        ("trace.skew = 0.8", '"comet." = 3', "names nothing"),
+        ("seeds = [0, 1, 2]", "seeds = [1, 1]", "each must be there once"),
+        ("[axes]", f"[axes]\nlayer = {list(range(5000))}", "180,000 points; at most 100,000"),
+        ("[axes]", "[[grid]]\n[axes]", "axes stands beside [[grid]]"),
+        ('header = "us"', 'header = "us"\nscale = nan', "scale"),
+        ('header = "us"', 'header = "us"\nscale = inf', "scale"),
+        ('{ scheme = "deepep" }', "{}", "speedup_over: expected at least one entry"),
+        ("totals.makespan_us", "layers.*.makespan_us", "reduce = "),
+        ("totals.makespan_us", "system", "not a number"),
+    ],
+)
+def test_a_mistake_is_a_line_that_says_what_is_possible(old: str, new: str, says: str) -> None:
+    assert old in STUDY
+    assert says in mistake(STUDY.replace(old, new, 1))
+
+
+def test_a_mistake_of_a_point_says_which() -> None:
+    said = mistake(with_axes("ranks = [2]").replace('scheme = "ideal"\n', ""))
+    assert "at ranks=2: no scheme is given" in said
+
+
+def test_a_folder_that_cannot_be_is_a_mistake(study_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot make the folder"):
+        sweep(study_file, study_file / "out")
+
+
+def test_studies_may_share_a_folder_but_not_in_silence(tmp_path: Path) -> None:
+    text = with_axes('ranks = [2]\nscheme = ["ideal"]').replace("[0, 1, 2]", "[5]")
+    said: list[str] = []
+    sweep(parse_study(text, "one", "one.toml"), tmp_path, report=said.append)
+    again = sweep(parse_study(text, "one", "one.toml"), tmp_path, report=said.append)
+    assert not said and again.num_reused == 1
+    other = sweep(parse_study(text, "two", "two.toml"), tmp_path, report=said.append)
+    assert other.num_reused == 1 and len(said) == 1 and "'one' are replaced" in said[0]
+    (tmp_path / "sweep.json").write_text("not ours")
+    sweep(parse_study(text, "one", "one.toml"), tmp_path, report=said.append)
+    assert len(said) == 1
+
+
+# ---- command -----------------------------------------------------------------------------------
+
+
+def invoke(*arguments: object):
+    return CliRunner().invoke(app, ["sweep", *map(str, arguments)])
+
+
+def test_the_command_writes_tables_and_json(study_file: Path, tmp_path: Path) -> None:
+    out, copy = tmp_path / "out", tmp_path / "copy.json"
+    done = invoke(study_file, "-o", out, "--json", copy)
+    assert done.exit_code == 0, done.exception
+    assert (out / "table.txt").read_text() == done.stdout
+    assert (out / "sweep.json").read_bytes() == copy.read_bytes()
+    assert done.stderr == f"{out}: 24 replayed, 0 used again\n"
+    before = files(out)
+    assert invoke(study_file, "-o", out).stderr == f"{out}: 0 replayed, 24 used again\n"
+    assert files(out) == before
+    shown = invoke(study_file, "--dry-run", "-o", out).stdout
+    assert "36 points, 24 different replays of 6 traces; 24 there already" in shown
+
+
+def test_a_dry_run_leaves_nothing(study_file: Path, tmp_path: Path) -> None:
+    done = invoke(study_file, "--dry-run", "-o", tmp_path / "out")
+    assert "24 different replays of 6 traces; 0 there already" in done.stdout
+    assert done.stdout.count("deepep") == 2 * 2 * 3
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_exit_code_tells_of_points_that_cannot_run(tmp_path: Path) -> None:
+    path = tmp_path / "refused.toml"
+    path.write_text(REFUSED)
+    done = invoke(path, "-o", tmp_path / "out")
+    assert done.exit_code == 3
+    assert "9 points cannot run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "which study"),
+        (("no-such-study", "-o", "x"), "known: "),
+        (("no-such-study.toml", "-o", "x"), "cannot read"),
+        (("moe-hub-ablation", "--dry-run", "--json", "x.json"), "nothing to write"),
+    ],
+)
+def test_the_commands_mistakes(arguments: tuple[str, ...], says: str) -> None:
+    done = invoke(*arguments)
+    assert isinstance(done.exception, UserError) and says in str(done.exception)
+
+
+def test_a_sweep_needs_a_folder(study_file: Path) -> None:
+    done = invoke(study_file)
+    assert isinstance(done.exception, UserError) and "-o" in str(done.exception)
+
+
+# ---- the studies that come with the package ----------------------------------------------------
+
+
+def test_every_study_is_listed() -> None:
+    shown = invoke("--list").stdout
+    for name in study_names():
+        assert f"{name}: {load_study(name).title}" in shown
+        assert load_study(name).question.strip() in shown
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_a_shipped_table_is_that_of_its_study(name: str) -> None:
+    """Prose, headings, labels and settings agree; the numbers take minutes and are not checked."""
+    plan = plan_sweep(name)
+    shipped = (resources.files("replay.studies") / f"{name}.md").read_text("utf-8").splitlines()
+    from replay.sweeps.run import SweepResult
+
+    empty = SweepResult(plan, [task.id for task, _ in plan.tasks], 0, 0, 0).markdown().splitlines()
+    widths = iter(len(table.axes) - (table.grid.across is not None) for table in plan.tables)
+
+    def skeleton(lines: list[str]) -> list[str]:
+        """Everything but numbers and the reasons of refusals."""
+        found, labels = [], 0
+        for before, line in zip(["", *lines], lines, strict=False):
+            if not line.startswith("|"):
+                if line and not line.startswith("["):
+                    found.append(line)
+                continue
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if not before.startswith("|"):
+                labels = next(widths)
+                found.append(" ".join(cells))
+            elif not line.startswith("|---") and not set(line) <= set("|-: "):
+                found.append(" ".join(cells[:labels]))
+        return found
+
+    wanted = skeleton(empty)
+    widths = iter(len(table.axes) - (table.grid.across is not None) for table in plan.tables)
+    assert skeleton(shipped) == wanted
+    assert f"`moereplay sweep {name} -o FOLDER`" in shipped
+    assert all(
+        set(point.settings.get("scheme", "").split()) <= set(SCHEMES) for point in plan.points
+    )

@@ -1,0 +1,155 @@
+"""Cheap rows of every table must stay within its bound; so must what the tables are made of."""
+
+import json
+import math
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+from replay.errors import UserError
+from replay.validate import report, validate
+from replay.validate.bench import Bench, even_work, uniform_work
+from replay.validate.catalog import TABLES
+from replay.validate.compute import gemm_outliers
+from replay.validate.table import Outcome, Row, Table, predict
+
+MOST_TOKENS = 512
+EVERY = 7  # of the rows that are cheap
+
+
+def cheap(row):
+    return row.setting.get("tokens_per_rank", 0) <= MOST_TOKENS
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_cheap_rows_stay_within_the_bound(name):
+    table = TABLES[name]
+    step = 1 if name == "links" else EVERY
+    rows = [row for row in table.rows() if cheap(row)][::step]
+    outcome = predict(table, Bench(), rows)
+    for bound, numbers, _ in outcome.checks():
+        # A seventh of the rows scatters around the mean of all.
+        assert numbers["mean"] <= 1.25 * bound.mape_percent, bound.name
+        assert abs(numbers["bias"]) <= bound.mape_percent, bound.name
+
+
+def test_the_tables_are_the_published_ones():
+    counts = {name: len(table.rows()) for name, table in TABLES.items()}
+    assert counts == {
+        "links": 18, "nccl_collectives": 252, "custom_allreduce": 207, "deepep_normal": 1380,
+        "deepep_low_latency": 66, "deepep_internode": 276, "deepep_low_latency_internode": 52,
+        "gemm": 1554, "moe_compute": 891, "moe_deepgemm": 188,
+    }  # fmt: skip
+    row = TABLES["deepep_normal"].rows()[0]
+    assert row.line == 2 and row["hidden"] == 2048 and row.measured == 25.29
+
+
+def test_parts_of_a_table_do_not_overlap_and_cover_it():
+    for table in TABLES.values():
+        for row in table.rows():
+            assert sum(bound.holds(row) for bound in table.bounds) == 1, (table.name, row)
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("links", {"link.efficiency": 0.85}),
+        ("links", {"link.fan_out_efficiency": 0.3}),
+        ("nccl_collectives", {"link.links_per_gpu": 9}),
+        ("deepep_normal", {"warp.round_ns": 1200.0}),
+        ("deepep_normal", {"overheads.fence_us": 0.0}),
+        ("deepep_low_latency", {"link.scatter_efficiency": 0.3}),
+        ("deepep_internode", {"warp.round_ns": 1200.0}),
+        ("deepep_low_latency_internode", {"nic.efficiency": 0.5}),
+        ("moe_compute", {"hbm.stream_efficiency": 0.5}),
+        ("gemm", {"compute.fp8_absent_row_ns": 12.0}),
+        ("moe_deepgemm", {"hbm.stream_efficiency": 0.5}),
+        ("moe_deepgemm", {"compute.fp8_efficiency": 0.5}),
+    ],
+)
+def test_a_wrong_constant_is_noticed(table, change):
+    rows = [row for row in TABLES[table].rows() if cheap(row)][:: 1 if table == "links" else EVERY]
+    right = predict(TABLES[table], Bench(), rows).checks()
+    wrong = predict(TABLES[table], Bench(change), rows).checks()
+    assert sum(numbers["mean"] for _, numbers, _ in wrong) > 1.15 * sum(
+        numbers["mean"] for _, numbers, _ in right
+    )
+
+
+def made_up(measured, predicted, left_out=None):
+    rows = tuple(Row("made-up", i + 2, {"bytes": i + 1}, m) for i, m in enumerate(measured))
+    table = Table("made-up", "made up", "us", "bytes", (), lambda bench, rows: [])
+    out = np.zeros(len(rows), bool) if left_out is None else np.array(left_out)
+    return Outcome(table, rows, np.array(predicted, float), out)
+
+
+def test_statistics_by_hand():
+    outcome = made_up([100, 100, 200, 50], [110, 80, 200, 500], [False, False, False, True])
+    numbers = outcome.statistics(outcome.part(lambda row: True))
+    assert numbers["count"] == 3
+    assert numbers["mean"] == pytest.approx(10)
+    assert numbers["median"] == pytest.approx(10)
+    assert numbers["bias"] == pytest.approx(-10 / 3)
+    assert outcome.worst(2) == [1, 0]
+    assert outcome.statistics(outcome.part(lambda row: False)) == {"count": 0}
+
+
+def test_outliers_are_named_by_the_measurements_alone():
+    def row(m, time):
+        return Row("gemm", m, {"library": "x", "gemm_dtype": "y", "n": 1, "k": 1, "m": m}, time)
+
+    rows = [row(1, 10.0), row(2, 30.0), row(4, 12.0), row(8, 40.0)]
+    assert gemm_outliers(rows) == [False, True, False, False]
+
+
+def test_even_routing_is_even_and_has_the_distribution_of_the_random_one():
+    even, drawn = even_work(8, 256, 256, 8, 7168), uniform_work(8, 4096, 256, 8, 7168)
+    counts = np.bincount(even.copy_rank, minlength=8)
+    assert counts.max() == counts.min()
+    per_token = [len(work.copy_token) / work.num_tokens for work in (even, drawn)]
+    expected = 8 * (1 - math.comb(224, 8) / math.comb(256, 8))
+    assert per_token == pytest.approx([expected, expected], rel=0.01)
+
+
+def test_pictures_are_well_formed_and_show_every_row():
+    outcome = validate(["links"])[0]
+    root = ET.fromstring(report.picture(outcome))
+    dots = [element for element in root if element.tag.endswith("circle")]
+    assert len(dots) == 2 * len(outcome.rows)
+
+
+def test_json_holds_every_row():
+    document = json.loads(json.dumps(report.as_json(validate(["links"]))))
+    assert document["schema"] == "moereplay-validation/1" and document["holds"]
+    (table,) = document["tables"]
+    assert len(table["rows"]) == table["parts"][0]["count"] == 18
+    row = table["rows"][0]
+    error = 100 * (row["predicted"] / row["measured"] - 1)
+    assert row["error_percent"] == pytest.approx(error, abs=0.02)
+
+
+def test_an_unknown_table_is_refused_by_name():
+    with pytest.raises(UserError, match="link"):
+        validate(["link"])
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "replay.cli.main", "validate", *arguments],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_command_ends_with_0_where_bounds_hold_and_1_where_not(tmp_path):
+    target = tmp_path / "deep" / "out.json"
+    good = command("links", "--json", str(target), "--plots", str(tmp_path / "p"))
+    assert good.returncode == 0, good.stderr
+    assert json.loads(target.read_text())["holds"]
+    assert [path.name for path in (tmp_path / "p").iterdir()] == ["links.svg"]
+    bad = command("links", "--set", "link.efficiency=0.5")
+    assert bad.returncode == 1 and "MISSED" in bad.stdout
+    wrong = command("linkz")
+    assert wrong.returncode == 2 and "Traceback" not in wrong.stderr
