@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.schemes.base import Scheme
 from replay.schemes.comet import Comet
-from replay.schemes.deepep import DeepEp
+from replay.schemes.deepep.normal import DeepEp
 from replay.schemes.dysharp.scheme import DySharp, DySharpBasic, DySharpComet, DySharpFusionOnly
 from replay.schemes.flashdmoe.scheme import FlashDMoe
 from replay.schemes.ideal import Ideal

@@ -8,7 +8,6 @@ from replay.validate import (
     deepep,
     deepgemm,
     links,
-    low_latency,
     nccl,
 )
 from replay.validate.table import Table
@@ -20,9 +19,9 @@ TABLES: dict[str, Table] = {
         nccl.TABLE,
         custom_allreduce.TABLE,
         deepep.TABLE,
-        low_latency.LOW_LATENCY,
-        low_latency.INTERNODE,
-        low_latency.LOW_LATENCY_INTERNODE,
+        deepep.LOW_LATENCY,
+        deepep.INTERNODE,
+        deepep.LOW_LATENCY_INTERNODE,
         compute.GEMM,
         compute.MOE,
         deepgemm.TABLE,

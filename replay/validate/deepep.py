@@ -1,16 +1,21 @@
-"""DeepEP's normal kernels alone: cached layout, uniform routing, chunk sizes tuned."""
+"""DeepEP's kernels alone: normal (cached layout, chunk sizes tuned), low latency, internode."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
-from replay.schemes.deepep import DeepEp, DeepEpOptions
+from replay.schemes.deepep.internode import internode
+from replay.schemes.deepep.low_latency import low_latency
+from replay.schemes.deepep.messages import NVLINK_DOMAIN
+from replay.schemes.deepep.normal import DeepEp, DeepEpOptions
 from replay.validate.bench import Bench, even_work, uniform_work
 from replay.validate.table import Bound, Row, Table
 
 TUNED_CHUNK = 6  # the benchmark tunes chunks; a multiple of the three warps of a peer wins
 EXACT_TOKENS = 2048  # above, one task stands for several tokens
+INTERNODE_EXACT_TOKENS = 1024
 GRAINS = 1024
 CHUNK_GRAINS, RING_CHUNKS = 2, 16
 
@@ -53,6 +58,40 @@ def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
     return found
 
 
+def predict_low_latency(bench: Bench, rows: Sequence[Row]) -> list[float]:
+    """Predict kernel times in microseconds."""
+    found = []
+    for row in rows:
+        n = row["ep_size"]
+        system = _system(bench, n)
+        work = uniform_work(
+            n, row["tokens_per_rank"], row["num_experts"], row["topk"], row["hidden"]
+        )
+        found.append(bench.time_us(system, n, partial(low_latency, work, row["phase"])))
+    return found
+
+
+def _system(bench: Bench, num_ranks: int) -> Any:
+    domains = -(-num_ranks // NVLINK_DOMAIN)
+    return bench.system("dgx-h100", fabric__num_domains=domains)
+
+
+def predict_internode(bench: Bench, rows: Sequence[Row]) -> list[float]:
+    """Predict transmit times in microseconds; the notify kernel is measured apart."""
+    found = []
+    for row in rows:
+        n, tokens = row["ep_size"], row["tokens_per_rank"]
+        alike = max(1, tokens // GRAINS) if tokens > INTERNODE_EXACT_TOKENS else 1
+        draw = uniform_work if alike == 1 else even_work
+        work = draw(n, tokens // alike, row["num_experts"], row["topk"], row["hidden"])
+        found.append(
+            bench.time_us(
+                _system(bench, n), n, partial(internode, work, row["phase"], row["num_sms"], alike)
+            )
+        )
+    return found
+
+
 TABLE = Table(
     name="deepep_normal",
     title="DeepEP V1 normal kernels, 8 x H100",
@@ -63,4 +102,29 @@ TABLE = Table(
         Bound("combine", 8, lambda row: row["phase"] == "combine"),
     ),
     predict=predict,
+)
+LOW_LATENCY = Table(
+    name="deepep_low_latency",
+    title="DeepEP V1 low-latency kernels, 8 x H100",
+    unit="us",
+    size="tokens_per_rank",
+    bounds=(Bound("all", 10, lambda row: True),),
+    predict=predict_low_latency,
+)
+LOW_LATENCY_INTERNODE = Table(
+    name="deepep_low_latency_internode",
+    title="DeepEP V1 low-latency kernels, 16 x H100 on two nodes",
+    unit="us",
+    size="tokens_per_rank",
+    bounds=(Bound("all", 15, lambda row: True),),
+    predict=predict_low_latency,
+)
+INTERNODE = Table(
+    name="deepep_internode",
+    title="DeepEP V1 normal kernels, 16 x H100 on two nodes, without notify",
+    unit="us",
+    size="tokens_per_rank",
+    bounds=(Bound("all", 10, lambda row: True),),
+    predict=predict_internode,
+    measured="transmit_us",
 )

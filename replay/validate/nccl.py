@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from replay.validate import collectives
+from replay.machine import collectives
+from replay.machine.collectives import PROTOCOLS, Protocol
 from replay.validate.bench import Bench
-from replay.validate.collectives import PROTOCOLS, Protocol
 from replay.validate.table import Bound, Row, Table
 
 if TYPE_CHECKING:

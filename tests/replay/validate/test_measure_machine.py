@@ -8,7 +8,7 @@ import pytest
 
 import hwmodel
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "measure_machine.py"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "measure_machine.py"
 
 
 @pytest.fixture(scope="module")

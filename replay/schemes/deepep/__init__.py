@@ -1,0 +1,1 @@
+"""DeepEP: normal kernels inside a domain and between nodes, and low-latency kernels."""

@@ -1,0 +1,86 @@
+"""Rows between ranks in blocks of tokens, and how they travel inside and between nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from replay.machine.kinds import PhaseKinds
+    from replay.machine.machine import Ints, Machine
+    from replay.work.layer import LayerWork
+
+NVLINK_DOMAIN = 8
+
+
+class Messages:
+    """Rows between ranks, cut into blocks of consecutive tokens of their owner.
+
+    Attributes
+    ----------
+    owner, other, block, rows
+        (message,): owner of the tokens, rank of the experts, block of the owner, rows in it.
+    tokens
+        (rank x block,): tokens of each block.
+    """
+
+    def __init__(
+        self, work: LayerWork, tokens: Ints, ranks: Ints, block_of_token: Ints, alike: int
+    ) -> None:
+        n = work.num_ranks
+        self.num_blocks = int(block_of_token.max(initial=0)) + 1
+        key = (work.source_rank[tokens] * self.num_blocks + block_of_token[tokens]) * n + ranks
+        unique, count = np.unique(key, return_counts=True)
+        owner, rest = np.divmod(unique, self.num_blocks * n)
+        block, other = np.divmod(rest, n)
+        # Blocks in turn, and each rank begins with another peer, as the kernels do.
+        order = np.lexsort((owner, (other - owner) % n, block))
+        self.owner, self.other, self.block = owner[order], other[order], block[order]
+        self.rows = count[order] * alike
+        self.tokens = alike * np.bincount(
+            work.source_rank * self.num_blocks + block_of_token, minlength=n * self.num_blocks
+        )
+
+
+def blocks_of_tokens(work: LayerWork, most: int) -> Ints:
+    """(token,): block of the token within its rank."""
+    place = np.arange(work.num_tokens) - work.tokens_of_rank[work.source_rank]
+    each = -(-int(np.diff(work.tokens_of_rank).max()) // most)
+    blocks: Ints = place // each
+    return blocks
+
+
+def transfer(
+    machine: Machine, kinds: PhaseKinds, src: Ints, dst: Ints, row_bytes: int, rows: Ints,
+    after: Ints,
+) -> Ints:  # fmt: skip
+    """Rows to wherever they go: own memory, a peer of the domain, another domain."""
+    landed = after.copy()
+    domain = src // NVLINK_DOMAIN
+    near = (src != dst) & (domain == dst // NVLINK_DOMAIN)
+    far = domain != dst // NVLINK_DOMAIN
+    if near.any():
+        landed[near] = machine.store(
+            kinds, src[near], dst[near], row_bytes, after[near], rows=rows[near], scattered=True
+        )[1]
+    if far.any():
+        landed[far] = machine.put(kinds, src[far], dst[far], rows[far] * row_bytes, after[far])
+    return landed
+
+
+def push(
+    machine: Machine,
+    kinds: PhaseKinds,
+    src: Ints,
+    dst: Ints,
+    row_bytes: int,
+    rows: Ints,
+    after: Ints,
+) -> Ints:
+    """Rows to peers of the domain or to own memory: (message,) tasks, visible."""
+    landed, remote = after.copy(), src != dst
+    landed[remote] = machine.push(
+        kinds, src[remote], dst[remote], row_bytes, after[remote], rows=rows[remote]
+    )
+    return landed
