@@ -1,0 +1,259 @@
+"""The frozen cases as data: a trace, a machine, settings of `replay.run`, and what runs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from measures import Value, flatten
+
+import hwmodel
+import replay
+import tracegen
+from replay.schemes import supported
+from tracegen.generate import generate
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Run:
+    """One scheme with options of its own.
+
+    Attributes
+    ----------
+    scheme
+        A name of `replay.SCHEMES`.
+    options
+        Options that are not the scheme's defaults.
+    tune
+        Whether `replay.run` chooses among the scheme's candidates.
+    """
+
+    scheme: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tune: bool = False
+
+    @property
+    def label(self) -> str:
+        """Key of the run in a frozen file."""
+        words = [f"{name}={value}" for name, value in self.options.items()]
+        return " ".join([self.scheme, *words, *["tuned"] * self.tune])
+
+
+@dataclass(frozen=True)
+class Case:
+    """One trace on one machine, replayed under every scheme that the machine supports.
+
+    Attributes
+    ----------
+    system
+        Name of a system of `hwmodel`.
+    settings
+        Keyword arguments of `replay.run` that all runs share.
+    generate
+        Keyword arguments of `tracegen.generate.generate`; None where `load` says what to read.
+    load
+        Keyword arguments of `tracegen.load`.
+    more
+        Runs with options, beside one run of every scheme with its defaults.
+    """
+
+    system: str
+    settings: Mapping[str, Any]
+    generate: Mapping[str, Any] | None = None
+    load: Mapping[str, Any] | None = None
+    more: tuple[Run, ...] = ()
+
+    def runs(self) -> dict[str, Run]:
+        """Every run of the case by its label."""
+        plain = [Run(name) for name in supported(hwmodel.load(self.system))]
+        return {run.label: run for run in (*plain, *self.more)}
+
+
+CASES: dict[str, Case] = {
+    # Two steps of two layers in a chain; the same work with barriers is timed beside it.
+    "decode-chain": Case(
+        system="dgx-h100",
+        generate={
+            "kind": "zipf",
+            "model": "olmoe-1b-7b",
+            "ranks": 4,
+            "tokens_per_rank": 6,
+            "layers": 2,
+            "steps": 2,
+            "phase": "decode",
+            "seed": 11,
+            "skew": 0.6,
+        },
+        settings={"steps": 2, "compare_barrier": True},
+        more=(
+            Run("dysharp", {"slots": "source", "tile_order": "arrival", "gemm2_sms": 44}),
+            Run("comet", {"message_rows": 2, "column_block": 1024}),
+            Run("nccl-alltoall", {"channels": 8, "channels_per_peer": 2, "slice_bytes": 4096}),
+        ),
+    ),
+    # One isolated layer of many small experts in FP8, tokens limited to groups of experts.
+    "prefill-layer": Case(
+        system="dgx-h100",
+        generate={
+            "kind": "normal",
+            "model": "deepseek-v3",
+            "ranks": 8,
+            "tokens_per_rank": 24,
+            "layers": 1,
+            "phase": "prefill",
+            "seed": 12,
+            "skew": 0.5,
+            "group_limited": True,
+        },
+        settings={"precision": "fp8"},
+        more=(
+            Run("deepep", {"layout": "contiguous", "num_sms": 8, "dispatch_chunk": 2}),
+            Run("flashdmoe", {"capacity_factor": 1.0, "send_padding": True}),
+            Run("dysharp", {"addressing": "explicit", "loopback": True, "segment_packets": 16}),
+            Run("dysharp", {"tlb_entries": 8, "tile_entries": 8, "readiness_entries": 8}),
+        ),
+    ),
+    # Every layer by itself, with the experts placed by a file that differs between the layers.
+    "prefill-barrier-placed": Case(
+        system="hgx-h20",
+        generate={
+            "kind": "uniform",
+            "model": "qwen2-moe-2.7b-e64",
+            "ranks": 4,
+            "tokens_per_rank": 20,
+            "layers": 2,
+            "phase": "prefill",
+            "seed": 13,
+        },
+        settings={"barrier": True, "placement": f"file:{FOLDER / 'placement.json'}"},
+        more=(
+            Run("moe-hub", {"rpm": False, "aau_entries": 16}),
+            Run("nvls", {"loopback": True, "block_rows": 3}),
+            Run("dysharp-comet", {"reduction": "wait", "target_lists": "kept"}),
+        ),
+    ),
+    # The machine whose switches multicast to targets named by each packet.
+    "dynamic-multicast": Case(
+        system="gh200-nvl32",
+        generate={
+            "kind": "zipf",
+            "model": "qwen3-235b-a22b",
+            "ranks": 32,
+            "tokens_per_rank": 3,
+            "layers": 1,
+            "phase": "decode",
+            "seed": 14,
+            "skew": 0.8,
+        },
+        settings={"placement": "round-robin"},
+        more=(
+            Run("dysharp", {"answers": "expert", "target_lists": "stripped", "tile_rows": 64}),
+            Run("dysharp-basic", {"addressing": "free", "multimem_queue": 0}),
+            Run("moe-hub", {"dam": False, "piece_bytes": 1024}),
+        ),
+    ),
+    # The layers from the last to the first, with gradients of the weights.
+    "backward-chain": Case(
+        system="hgx-b200",
+        generate={
+            "kind": "uniform",
+            "model": "mixtral-8x7b",
+            "ranks": 4,
+            "tokens_per_rank": 16,
+            "layers": 2,
+            "phase": "prefill",
+            "seed": 15,
+        },
+        settings={"direction": "backward", "compare_barrier": True},
+        more=(
+            Run("deepep", {"cached_layout": True, "ring_tokens": 4, "combine_chunk": 2}),
+            Run("dysharp-fusion-only", {"segment_packets": 16, "slots": "source"}),
+            Run("flashdmoe", {"pad_tiles": False, "tile_order": "expert"}),
+        ),
+    ),
+    # Forward, then backward, each layer by itself and in FP8.
+    "training-barrier": Case(
+        system="dgx-h100",
+        generate={
+            "kind": "zipf",
+            "model": "phi-3.5-moe",
+            "ranks": 4,
+            "tokens_per_rank": 10,
+            "layers": 1,
+            "phase": "prefill",
+            "seed": 16,
+            "skew": 0.4,
+        },
+        settings={"direction": "training", "precision": "fp8", "barrier": True},
+        more=(
+            Run("comet", tune=True),
+            Run("dysharp-basic", {"reduction_timeout_ns": 200, "segment_packets": 8}),
+            Run("moe-hub", {"rpm": False, "dam": False}),
+        ),
+    ),
+    # A recorded trace without ranks: tokens of three layers and two steps, batched by us.
+    "recorded-decode": Case(
+        system="dgx-h100",
+        load={
+            "name": "gpt-oss-20b-decode",
+            "layers": [0, 11, 23],
+            "tokens": slice(1000, 9000),
+        },
+        settings={"ranks": 8, "tokens_per_rank": 4, "step": 5, "steps": 2, "layer": [0, 2]},
+        more=(
+            Run("dysharp-comet", {"slots": "source", "multimem_queue": 4}),
+            Run("nvls", {"num_sms": 4, "block_rows": 1}),
+        ),
+    ),
+    # Training in a chain on switches that neither copy nor add: some schemes do not run here.
+    "training-plain-switch": Case(
+        system="dgx-a100",
+        generate={
+            "kind": "histogram",
+            "model": "mixtral-8x7b",
+            "ranks": 8,
+            "tokens_per_rank": 5,
+            "layers": 1,
+            "steps": 2,
+            "phase": "prefill",
+            "seed": 17,
+            "load": [[9, 1, 4, 2, 7, 3, 5, 1]],
+        },
+        settings={"direction": "training", "steps": 2, "placement": "random:3"},
+        more=(
+            Run("dysharp-fusion-only", {"tlb_entries": 4, "gemm2_sms": 32}),
+            Run("nccl-alltoall", {"slots": 2, "slice_bytes": 2048}),
+        ),
+    ),
+}
+"""Every case by name; the name is also that of its frozen file."""
+
+
+@cache
+def _trace(name: str) -> tracegen.RoutingTrace:
+    case = CASES[name]
+    if case.load is not None:
+        return tracegen.load(**case.load)
+    return generate(**case.generate)
+
+
+def replayed(name: str, label: str) -> dict[str, Value]:
+    """Replay one run of a case and flatten what it measured."""
+    case = CASES[name]
+    run = case.runs()[label]
+    timelines: list[Any] = []
+    result = replay.run(
+        _trace(name),
+        hwmodel.load(case.system),
+        run.scheme,
+        options=run.options,
+        tune=run.tune,
+        observe=timelines.append,
+        **case.settings,
+    )
+    return flatten(_trace(name), result, timelines)

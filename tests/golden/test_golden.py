@@ -1,0 +1,45 @@
+"""Every measure of every scheme is what it was; README.md of this folder says how to read this."""
+
+from __future__ import annotations
+
+import cases
+import frozen
+import pytest
+from numba import config
+
+import replay
+
+pytestmark = pytest.mark.skipif(
+    bool(config.DISABLE_JIT), reason="as plain Python the engine takes minutes for these cases"
+)
+
+RUNS = [(name, label) for name, case in cases.CASES.items() for label in case.runs()]
+NUM_SHOWN = 20
+
+
+@pytest.mark.parametrize(("case", "label"), RUNS)
+def test_results_are_what_they_were(case: str, label: str) -> None:
+    before = frozen.read(case).get(label, {})
+    changed = frozen.differences(before, frozen.as_text(cases.replayed(case, label)))
+    if changed:
+        shown = "\n".join(changed[:NUM_SHOWN])
+        pytest.fail(
+            f"{case} / {label}: {len(changed)} of {len(before)} values differ, before -> after"
+            f"{f', the first {NUM_SHOWN}' if len(changed) > NUM_SHOWN else ''}:\n{shown}",
+            pytrace=False,
+        )
+
+
+def test_what_is_frozen_is_what_is_run() -> None:
+    assert {file.stem for file in frozen.files()} == set(cases.CASES)
+    for name, case in cases.CASES.items():
+        assert set(frozen.read(name)) == set(case.runs())
+
+
+def test_every_scheme_runs_with_its_defaults_and_with_other_options() -> None:
+    plain, varied = set(), set()
+    for case in cases.CASES.values():
+        for run in case.runs().values():
+            (varied if run.options else plain).add(run.scheme)
+    assert plain == set(replay.SCHEMES)
+    assert varied == set(replay.SCHEMES) - {"ideal"}  # which has none
