@@ -10,7 +10,8 @@ from numba import config
 import replay
 
 pytestmark = pytest.mark.skipif(
-    bool(config.DISABLE_JIT), reason="as plain Python the engine takes minutes for these cases"
+    bool(config.DISABLE_JIT),
+    reason="kernels as plain Python are the business of tests/replay/graph",
 )
 
 RUNS = [(name, label) for name, case in cases.CASES.items() for label in case.runs()]
