@@ -17,9 +17,9 @@ import h5py
 import numpy as np
 
 import tracegen
-from tracegen import provenance
-from tracegen.checks import boundaries
 from tracegen.library import catalogue, describe
+from tracegen.trace import provenance
+from tracegen.trace.checks import boundaries
 
 FOLDER = Path(__file__).resolve().parent.parent / "traces"
 SOURCE_REPOSITORY = "https://github.com/AmanPriyanshu/GPT-OSS-MoE-ExpertFingerprinting"

@@ -94,12 +94,12 @@ def test_schemes_describe_work_and_know_no_time() -> None:
 @pytest.mark.parametrize(
     ("library", "homes"),
     [
-        ("h5py", {"tracegen/hdf5.py"}),
+        ("h5py", {"tracegen/file/hdf5.py"}),
         ("numba", {"replay/graph/kernels.py"}),
         # Foreign dumps are written by torch; they are read weights-only, and only when asked for.
-        ("torch", ("tracegen/capture/", "tracegen/importers/files.py")),
-        ("transformers", ("tracegen/capture/",)),
-        ("matplotlib", ("tracegen/plots.py", "replay/report/")),
+        ("torch", ("tracegen/capture/", "tracegen/cli/capture.py", "tracegen/importers/files.py")),
+        ("transformers", ("tracegen/capture/", "tracegen/cli/capture.py")),
+        ("matplotlib", ("tracegen/stats/plots.py", "replay/report/")),
         ("dask", ("replay/sweeps/",)),
         ("distributed", ("replay/sweeps/",)),
     ],

@@ -18,33 +18,33 @@ if TYPE_CHECKING:
     from tracegen import library as library
     from tracegen import models as models
     from tracegen.errors import UserError as UserError
+    from tracegen.file.hdf5 import TraceFile as TraceFile
+    from tracegen.file.hdf5 import write as write
     from tracegen.generate import GENERATORS as GENERATORS
-    from tracegen.hdf5 import TraceFile as TraceFile
-    from tracegen.hdf5 import write as write
     from tracegen.library import load as load
     from tracegen.library import open_trace as open  # noqa: F401 (the name of the API)
     from tracegen.models import ModelShape as ModelShape
-    from tracegen.tables import RequestTable as RequestTable
-    from tracegen.tables import TokenTable as TokenTable
-    from tracegen.tables import TraceInfo as TraceInfo
-    from tracegen.tables import TraceModel as TraceModel
-    from tracegen.trace import LayerDag as LayerDag
-    from tracegen.trace import RoutingTrace as RoutingTrace
+    from tracegen.trace.routing import LayerDag as LayerDag
+    from tracegen.trace.routing import RoutingTrace as RoutingTrace
+    from tracegen.trace.tables import RequestTable as RequestTable
+    from tracegen.trace.tables import TokenTable as TokenTable
+    from tracegen.trace.tables import TraceInfo as TraceInfo
+    from tracegen.trace.tables import TraceModel as TraceModel
 
 _HOME = {
     "GENERATORS": "generate",
-    "LayerDag": "trace",
+    "LayerDag": "trace.routing",
     "ModelShape": "models",
-    "RequestTable": "tables",
-    "RoutingTrace": "trace",
-    "TokenTable": "tables",
-    "TraceFile": "hdf5",
-    "TraceInfo": "tables",
-    "TraceModel": "tables",
+    "RequestTable": "trace.tables",
+    "RoutingTrace": "trace.routing",
+    "TokenTable": "trace.tables",
+    "TraceFile": "file.hdf5",
+    "TraceInfo": "trace.tables",
+    "TraceModel": "trace.tables",
     "UserError": "errors",
     "load": "library",
     "open": "library",
-    "write": "hdf5",
+    "write": "file.hdf5",
 }
 _SUBMODULES = ("generate", "importers", "library", "models")
 

@@ -13,7 +13,7 @@ from replay.errors import UserError
 
 if TYPE_CHECKING:
     from tracegen import RoutingTrace
-    from tracegen.resemblance import Row
+    from tracegen.imitate.resemblance import Row
 
 
 def imitate(
@@ -35,11 +35,11 @@ def imitate(
     independently by a Zipf law of the same skew.
     """
     import tracegen
-    from tracegen import imitate as fitting
-    from tracegen.hdf5 import write
-    from tracegen.latent_model import dumps
-    from tracegen.resemblance import compare_statistics, independent_zipf
-    from tracegen.stats import statistics
+    from tracegen.file.hdf5 import write
+    from tracegen.generate.latent_model import dumps
+    from tracegen.imitate import fit as fitting
+    from tracegen.imitate.resemblance import compare_statistics, independent_zipf
+    from tracegen.stats.statistics import statistics
 
     for path in (out, parameters, report):
         if path is not None and path.exists() and not force:

@@ -47,8 +47,8 @@ DEFAULT_KIND = "uniform"
 _BYSTANDERS = (
     "replay/cli", "replay/cli/exports.py", "replay/imitation", "replay/report/", "replay/studies/",
     "replay/sweeps/", "replay/validate/", "replay/graph/export/", "hwmodel/cli.py",
-    "tracegen/capture/", "tracegen/importers/", "tracegen/library", "tracegen/plots.py",
-    "tracegen/cli", "tracegen/stats",
+    "tracegen/capture/", "tracegen/importers/", "tracegen/library",
+    "tracegen/cli/", "tracegen/stats/",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from replay.run.replayer import run
 if TYPE_CHECKING:
     from hwmodel import System
     from tracegen import RoutingTrace
-    from tracegen.resemblance import Row
+    from tracegen.imitate.resemblance import Row
 
 SCHEMES = ("nccl-alltoall", "deepep", "comet", "dysharp")
 """Two that move one copy per GPU or per expert, one that overlaps, one that uses the switch."""
@@ -82,7 +82,7 @@ def compare_times(
     UserError
         If a trace cannot be replayed.
     """
-    from tracegen.resemblance import Row
+    from tracegen.imitate.resemblance import Row
 
     rows = []
     for scheme in schemes:

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracegen import provenance
 from tracegen.capture.journal import SUFFIX, Journal, open_journal
-from tracegen.checks import boundaries
 from tracegen.errors import UserError
 from tracegen.models import ModelShape
-from tracegen.tables import (
+from tracegen.trace import provenance
+from tracegen.trace.checks import boundaries
+from tracegen.trace.routing import RoutingTrace
+from tracegen.trace.tables import (
     RequestTable,
     SlotOrder,
     TokenTable,
@@ -29,7 +30,6 @@ from tracegen.tables import (
     TraceModel,
     expert_dtype,
 )
-from tracegen.trace import RoutingTrace
 
 Array = npt.NDArray[Any]
 
@@ -106,7 +106,7 @@ def finish(journals: list[Journal], target: Path, *, overwrite: bool) -> str:
     UserError
         If there are no rows, the journals do not belong together, or the file exists.
     """
-    from tracegen.hdf5 import write
+    from tracegen.file.hdf5 import write
 
     first = journals[0]
     for journal in journals[1:]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from tracegen.models import ModelShape
-from tracegen.tables import TraceModel
+from tracegen.trace.tables import TraceModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

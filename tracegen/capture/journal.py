@@ -53,7 +53,7 @@ class Layout:
         rows
             Token rows of the block.
         """
-        from tracegen.tables import expert_dtype
+        from tracegen.trace.tables import expert_dtype
 
         body = (self.num_layers, rows, self.topk)
         ids = expert_dtype(self.num_experts).newbyteorder("<")

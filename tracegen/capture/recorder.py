@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracegen import checks
 from tracegen.capture.batch import StepRows
 from tracegen.capture.journal import JournalWriter, Layout
 from tracegen.errors import UserError
-from tracegen.tables import expert_dtype
+from tracegen.trace import checks
+from tracegen.trace.tables import expert_dtype
 
 Array = npt.NDArray[Any]
 

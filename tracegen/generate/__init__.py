@@ -11,10 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
-from tracegen import latent_draw, provenance
-from tracegen.checks import boundaries
 from tracegen.errors import UserError, unknown_name
-from tracegen.generate import draw
+from tracegen.generate import draw, latent_draw
 from tracegen.generate.histogram import Histogram
 from tracegen.generate.latent import Latent
 from tracegen.generate.normal import Normal
@@ -22,7 +20,10 @@ from tracegen.generate.uniform import Uniform
 from tracegen.generate.zipf import Zipf
 from tracegen.models import ModelShape
 from tracegen.models import load as load_model
-from tracegen.tables import (
+from tracegen.trace import provenance
+from tracegen.trace.checks import boundaries
+from tracegen.trace.routing import RoutingTrace
+from tracegen.trace.tables import (
     PHASES,
     RequestTable,
     TokenTable,
@@ -30,7 +31,6 @@ from tracegen.tables import (
     TraceModel,
     expert_dtype,
 )
-from tracegen.trace import RoutingTrace
 
 __all__ = ["GENERATORS", "Generator", "generate"]
 
@@ -104,7 +104,7 @@ def generate(
         Forward passes. In the decode phase each GPU's requests advance by one token a
         step; otherwise each step brings new sequences.
     phase
-        One of :data:`tracegen.tables.PHASES`.
+        One of :data:`tracegen.trace.tables.PHASES`.
     topk
         Experts per token; None for the model's.
     group_limited

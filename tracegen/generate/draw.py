@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from tracegen.tables import expert_dtype
+from tracegen.trace.tables import expert_dtype
 
 ROWS_PER_BLOCK = 2048
 """Rows worked on at a time; 2048 x 256 experts x 8 B stay in a core's cache."""
@@ -63,7 +63,7 @@ def topk_without_replacement(
 
     Returns
     -------
-    Ids (token, k), first choice first, in :func:`tracegen.tables.expert_dtype`.
+    Ids (token, k), first choice first, in :func:`tracegen.trace.tables.expert_dtype`.
     """
     num_experts = weights.size
     out = np.empty((num_tokens, topk), expert_dtype(num_experts))

@@ -8,12 +8,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tracegen import latent_draw
 from tracegen.errors import UserError
-from tracegen.generate import draw
-from tracegen.latent_model import MAX_SHARED, SCALES, LatentModel, normal_quantile, read
+from tracegen.generate import draw, latent_draw
+from tracegen.generate.latent_model import MAX_SHARED, SCALES, LatentModel, normal_quantile, read
 from tracegen.models import ModelShape
-from tracegen.tables import PHASES, RequestTable, TokenTable
+from tracegen.trace.tables import PHASES, RequestTable, TokenTable
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
@@ -30,8 +29,8 @@ def _share(default: float) -> Any:
 class Latent(BaseModel):
     """Scores from latents that last a token, a few, a request, or a run of requests.
 
-    See :mod:`tracegen.latent_model` for the model. ``parameters`` takes all of it from a file
-    of ``moereplay trace imitate``; without one, factors are drawn, and the shares say how much
+    See :mod:`tracegen.generate.latent_model` for the model. ``parameters`` takes all of it from a
+    file of ``moereplay trace imitate``; without one, factors are drawn, and the shares say how much
     of what decides about an expert lasts how long. Their defaults are rounded means over the
     layers and experts of the fit to gpt-oss-20b-decode that ships with this package.
     """
@@ -217,5 +216,5 @@ class Latent(BaseModel):
         return tokens, requests
 
     def latents(self, model: LatentModel, tokens: TokenTable, seed: int) -> Floats:
-        """Latents of every token; see :func:`tracegen.latent_draw.latents`."""
+        """Latents of every token; see :func:`tracegen.generate.latent_draw.latents`."""
         return latent_draw.latents(model, tokens.request, tokens.position, seed)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracegen import provenance
-from tracegen.checks import boundaries
 from tracegen.errors import UserError
 from tracegen.importers.routed import Imported, Options, Routed
-from tracegen.tables import (
+from tracegen.trace import provenance
+from tracegen.trace.checks import boundaries
+from tracegen.trace.routing import RoutingTrace
+from tracegen.trace.tables import (
     RequestTable,
     SlotOrder,
     TokenTable,
@@ -20,7 +21,6 @@ from tracegen.tables import (
     TraceModel,
     expert_dtype,
 )
-from tracegen.trace import RoutingTrace
 
 Array = npt.NDArray[Any]
 

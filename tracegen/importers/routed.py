@@ -13,7 +13,7 @@ from tracegen.errors import UserError
 
 if TYPE_CHECKING:
     from tracegen.models import ModelShape
-    from tracegen.trace import RoutingTrace
+    from tracegen.trace.routing import RoutingTrace
 
 Array = npt.NDArray[Any]
 

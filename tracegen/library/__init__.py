@@ -21,9 +21,9 @@ from tracegen.library.catalogue import Entry, is_url
 from tracegen.library.resolve import Found, search
 
 if TYPE_CHECKING:
-    from tracegen.hdf5 import TraceFile
+    from tracegen.file.hdf5 import TraceFile
     from tracegen.library.cache import OnBytes
-    from tracegen.trace import RoutingTrace
+    from tracegen.trace.routing import RoutingTrace
 
 __all__ = [
     "Entry",
@@ -167,7 +167,7 @@ def load(
     UserError
         If there is no such trace, or it is damaged or not what the format says.
     """
-    from tracegen import hdf5
+    from tracegen.file import hdf5
 
     whole = layers is None and tokens is None
     source = find(name, catalogue) if whole else name
@@ -197,7 +197,7 @@ def open_trace(
     UserError
         If there is no such trace or it is not one this reader knows.
     """
-    from tracegen import hdf5
+    from tracegen.file import hdf5
 
     if not isinstance(name, str | Path):
         with hdf5.open_trace(name) as file:
@@ -236,7 +236,7 @@ def verify(name: str | Path, catalogue: str | None = None) -> str:
     UserError
         Naming what is wrong.
     """
-    from tracegen import hdf5
+    from tracegen.file import hdf5
 
     listed = resolve.lookup(name, catalogue, settings.read())
     with hdf5.open_trace(find(name, catalogue)) as file:
@@ -249,7 +249,7 @@ def verify(name: str | Path, catalogue: str | None = None) -> str:
 @contextlib.contextmanager
 def _open_remote(place: Found | str, name: str, catalogue: str | None) -> Iterator[TraceFile]:
     """Open a remote file in place, or download it if its server sends whole files only."""
-    from tracegen import hdf5
+    from tracegen.file import hdf5
     from tracegen.library import cache
     from tracegen.library.remote_file import RemoteFile
 

@@ -327,7 +327,7 @@ def _hash_of(out: BinaryIO) -> hashlib._Hash:
 
 def _verify(part: Path, url: str, content_id: str | None) -> None:
     """Check every value of a downloaded file; remove it if it fails."""
-    from tracegen import hdf5
+    from tracegen.file import hdf5
 
     try:
         with hdf5.open_trace(part) as file:

@@ -9,7 +9,7 @@ from importlib import resources
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from tracegen import schema
+from tracegen.file import schema
 from tracegen.library.catalogue import Entry, join
 
 if TYPE_CHECKING:

@@ -6,10 +6,12 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracegen import library, provenance, schema
+from tracegen import library
 from tracegen.errors import UserError
-from tracegen.tables import RequestTable
-from tracegen.trace import RoutingTrace
+from tracegen.file import schema
+from tracegen.trace import provenance
+from tracegen.trace.routing import RoutingTrace
+from tracegen.trace.tables import RequestTable
 
 WRITES = ("1.0",)
 """Versions of the format that can be written; every 1.x can be read."""
@@ -106,7 +108,7 @@ def convert(
             dropped=dropped,
         )
         kept = dataclasses.replace(kept, info=dataclasses.replace(kept.info, provenance=record))
-    from tracegen import hdf5
+    from tracegen.file import hdf5
 
     digest = hdf5.write(kept, out, overwrite=overwrite)
     if not any(made.values()) and digest != parent:

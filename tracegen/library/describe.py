@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from tracegen.errors import UserError
 from tracegen.library.catalogue import Entry, sha256_of
-from tracegen.tables import PHASES
+from tracegen.trace.tables import PHASES
 
 
 def skew(load: npt.NDArray[Any]) -> tuple[float, float]:
@@ -75,7 +75,7 @@ def entry(
     UserError
         If the file is no valid trace, or something cannot be listed.
     """
-    from tracegen import hdf5
+    from tracegen.file import hdf5
 
     with hdf5.open_trace(path) as file:
         file.verify()

@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 import tracegen
-from tracegen import UserError, library, provenance
+from tracegen import UserError, library
 from tracegen.cli import app
 from tracegen.library import card, convert, publish
+from tracegen.trace import provenance
 
 ABOUT = publish.About(title="Traces: a set", creator="Us", citation="Us, 2026")
 runner = CliRunner()

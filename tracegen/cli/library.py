@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracegen.cli_common import AsJson, user_errors
+from tracegen.cli.common import AsJson, user_errors
 
 if TYPE_CHECKING:
     from tracegen.library import Found

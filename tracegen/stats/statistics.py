@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracegen.errors import UserError
-from tracegen.moments import indicators
-from tracegen.trace import RoutingTrace
+from tracegen.stats.moments import indicators
+from tracegen.trace.routing import RoutingTrace
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]

@@ -11,8 +11,8 @@ import pytest
 
 import tracegen
 
-FORMATS = Path(__file__).parent.parent / "data" / "formats"
-FORMAT_MD = Path(tracegen.__file__).parent / "FORMAT.md"
+FORMATS = Path(__file__).parents[2] / "data" / "formats"
+FORMAT_MD = Path(tracegen.__file__).parent / "file" / "FORMAT.md"
 TINY_CONTENT = "55d2ba4cbabe3172e10dae5c07e3dc36d695ddf4c69d5f670dd1f5ba198ae4fd"
 
 

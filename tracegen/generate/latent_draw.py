@@ -1,4 +1,4 @@
-"""Drawing latents and routing from a :class:`tracegen.latent_model.LatentModel`.
+"""Drawing latents and routing from a :class:`tracegen.generate.latent_model.LatentModel`.
 
 Streams are keyed by request and by layer: a trace with more requests extends one with fewer
 (unless it is balanced), and a layer is the same however many there are.
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracegen.latent_model import FAST_KERNEL, SCALES, LatentModel
-from tracegen.tables import expert_dtype
+from tracegen.generate.latent_model import FAST_KERNEL, SCALES, LatentModel
+from tracegen.trace.tables import expert_dtype
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]

@@ -37,7 +37,7 @@ class Column(NamedTuple):
     dims: tuple[str, ...]
     required: bool
     field: str
-    """Attribute of the table in :mod:`tracegen.tables` that it becomes."""
+    """Attribute of the table in :mod:`tracegen.trace.tables` that it becomes."""
 
 
 COLUMNS: dict[str, Column] = {

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from tracegen.capture.cli import register as register_capture
-from tracegen.cli_common import AsJson, plain, user_errors
+from tracegen.cli.capture import register as register_capture
+from tracegen.cli.common import AsJson, plain, user_errors
+from tracegen.cli.importers import register as register_import
+from tracegen.cli.library import register as register_library
+from tracegen.cli.stats import stats
 from tracegen.errors import UserError
-from tracegen.importers.cli import register as register_import
-from tracegen.library_cli import register as register_library
-from tracegen.stats_cli import stats
 
 app = typer.Typer(no_args_is_help=True, help="Routing traces: which experts every token chose.")
 register_library(app)
@@ -81,7 +81,7 @@ def generate(
     with user_errors():
         from tracegen import generate as generators
         from tracegen import models
-        from tracegen.hdf5 import write
+        from tracegen.file.hdf5 import write
 
         if out.exists() and not force:
             # Before the work, not after it.

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracegen.cli_common import AsJson, user_errors
+from tracegen.cli.common import AsJson, user_errors
 
 if TYPE_CHECKING:
-    from tracegen.stats import TraceStatistics
+    from tracegen.stats.statistics import TraceStatistics
 
 
 def stats(
@@ -28,13 +28,13 @@ def stats(
     """Measure skew, locality, co-activation and imbalance, with 95 % confidence over requests."""
     with user_errors():
         from tracegen.library import load
-        from tracegen.stats import statistics
+        from tracegen.stats.statistics import statistics
 
         loaded = load(trace)
         found = statistics(loaded, seed=seed)
         drawn = []
         if plots is not None:
-            from tracegen.plots import draw_all
+            from tracegen.stats.plots import draw_all
 
             drawn = draw_all(found, plots, loaded.info.title or trace)
     if as_json:

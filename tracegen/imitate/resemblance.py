@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracegen import provenance
 from tracegen.generate import draw
 from tracegen.generate.shares import weights_for_shares
-from tracegen.stats import TraceStatistics, gini
-from tracegen.tables import TraceInfo
-from tracegen.trace import RoutingTrace
+from tracegen.stats.statistics import TraceStatistics, gini
+from tracegen.trace import provenance
+from tracegen.trace.routing import RoutingTrace
+from tracegen.trace.tables import TraceInfo
 
 Floats = npt.NDArray[np.float64]
 
@@ -50,7 +50,7 @@ def compare_statistics(
     Parameters
     ----------
     real, imitated, independent
-        From :func:`tracegen.stats.statistics`.
+        From :func:`tracegen.stats.statistics.statistics`.
     """
     return [
         Row(
@@ -123,7 +123,7 @@ def independent_zipf(trace: RoutingTrace, seed: int = 0) -> RoutingTrace:
             license="CC0-1.0",
             slot_order="weight_desc",
             provenance=provenance.record(
-                "tracegen.resemblance.independent_zipf",
+                "tracegen.imitate.resemblance.independent_zipf",
                 parameters={"exponent": exponent, "seed": seed},
                 parents=[trace.content_id],
             ),

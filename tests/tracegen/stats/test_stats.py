@@ -12,7 +12,7 @@ import tracegen
 from tracegen import UserError
 from tracegen.cli import app
 from tracegen.generate import generate
-from tracegen.stats import gini, statistics
+from tracegen.stats.statistics import gini, statistics
 
 
 def decode_trace(ids, length):

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from tracegen.tables import TraceInfo, TraceModel
-    from tracegen.trace import RoutingTrace
+    from tracegen.trace.routing import RoutingTrace
+    from tracegen.trace.tables import TraceInfo, TraceModel
 
 HASHED_INFO = ("id_space", "slot_order", "weight_semantics", "weight_row_sum")
-"""Fields of :class:`tracegen.tables.TraceInfo` that change how the arrays are read."""
+"""Fields of :class:`tracegen.trace.tables.TraceInfo` that change how the arrays are read."""
 
 Part = tuple[str, np.dtype[Any], tuple[int, ...], Iterable[npt.NDArray[Any]]]
 """Name, type, shape and blocks (in C order, along the first axis) of one array."""

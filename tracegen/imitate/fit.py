@@ -1,7 +1,7 @@
 """Fitting latent routing to a real trace, and making a trace like it.
 
 Moment matching by stochastic approximation: simulate, compare loads and the covariances of
-:mod:`tracegen.moments` with the real ones, correct the latent covariances by the difference,
+:mod:`tracegen.stats.moments` with the real ones, correct the latent covariances by the difference,
 keep the strongest factors; the idea of NORTA (Cario and Nelson, 1997) with factors in place
 of a full correlation matrix.
 """
@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracegen import moments, provenance
-from tracegen.checks import boundaries
 from tracegen.errors import UserError
-from tracegen.latent_draw import latents, route_layers
-from tracegen.latent_model import MAX_SHARED, SCALES, LatentModel, normal_quantile, rounded
-from tracegen.tables import RequestTable, TokenTable, TraceInfo
-from tracegen.trace import RoutingTrace
+from tracegen.generate.latent_draw import latents, route_layers
+from tracegen.generate.latent_model import MAX_SHARED, SCALES, LatentModel, normal_quantile, rounded
+from tracegen.stats import moments
+from tracegen.trace import provenance
+from tracegen.trace.checks import boundaries
+from tracegen.trace.routing import RoutingTrace
+from tracegen.trace.tables import RequestTable, TokenTable, TraceInfo
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tracegen.errors import UserError
 
 if TYPE_CHECKING:
-    from tracegen.trace import RoutingTrace
+    from tracegen.trace.routing import RoutingTrace
 
 NUM_PHASES = 4
 """Values of the ``phase`` column: prefill, decode, training, encoder."""

@@ -1,7 +1,7 @@
 """Trace files: the one module that speaks HDF5.
 
 A file from someone else is not trusted: before anything is read or allocated, each
-object's link, type, shape, filters and stored size are checked (:mod:`tracegen.guard`).
+object's link, type, shape, filters and stored size are checked (:mod:`tracegen.file.guard`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from tracegen import checks, content_id, header, part, provenance, schema
 from tracegen.capture.journal import refuse_journal
 from tracegen.errors import UserError
-from tracegen.guard import Guard, damage
-from tracegen.schema import COLUMNS, Column, columns_of
-from tracegen.tables import RequestTable, TokenTable
-from tracegen.trace import RoutingTrace
+from tracegen.file import header, part, schema
+from tracegen.file.guard import Guard, damage
+from tracegen.file.schema import COLUMNS, Column, columns_of
+from tracegen.trace import checks, content_id, provenance
+from tracegen.trace.routing import RoutingTrace
+from tracegen.trace.tables import RequestTable, TokenTable
 
 Array = npt.NDArray[Any]
 

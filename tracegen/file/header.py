@@ -10,10 +10,11 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from tracegen import provenance, schema
 from tracegen.errors import UserError
+from tracegen.file import schema
 from tracegen.models import ModelShape
-from tracegen.tables import Kind, SlotOrder, TraceInfo, TraceModel
+from tracegen.trace import provenance
+from tracegen.trace.tables import Kind, SlotOrder, TraceInfo, TraceModel
 
 ROOT: dict[str, type] = dict.fromkeys(
     (

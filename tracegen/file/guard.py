@@ -1,7 +1,7 @@
 """Looking at a stranger's HDF5 file before believing it.
 
 Nothing here reads data or allocates by what a file declares. Works on h5py objects
-without importing h5py, which only `tracegen.hdf5` may do.
+without importing h5py, which only `tracegen.file.hdf5` may do.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tracegen.errors import UserError
-from tracegen.schema import (
+from tracegen.file.schema import (
     LIMITS,
     MAX_CHUNK_BYTES,
     MAX_DEFLATE_RATIO,

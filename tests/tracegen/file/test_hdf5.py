@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import tracegen
 from tracegen import RequestTable, RoutingTrace, TokenTable, TraceInfo, TraceModel, UserError
-from tracegen.checks import boundaries
-from tracegen.tables import expert_dtype
+from tracegen.trace.checks import boundaries
+from tracegen.trace.tables import expert_dtype
 
 
 @st.composite

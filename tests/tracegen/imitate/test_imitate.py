@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 import tracegen
-from tracegen import UserError, imitate, latent_draw, latent_model, moments
-from tracegen.generate import generate
-from tracegen.latent_model import SCALES
-from tracegen.resemblance import compare_statistics, independent_zipf, zipf_exponent
-from tracegen.stats import statistics
+from tracegen import UserError
+from tracegen.generate import generate, latent_draw, latent_model
+from tracegen.generate.latent_model import SCALES
+from tracegen.imitate import fit as imitate
+from tracegen.imitate.resemblance import compare_statistics, independent_zipf, zipf_exponent
+from tracegen.stats import moments
+from tracegen.stats.statistics import statistics
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 import tracegen
 from tracegen import UserError
-from tracegen.stats import statistics
+from tracegen.stats.statistics import statistics
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def measured():
 
 def test_every_picture_is_a_png_of_its_own(measured, tmp_path):
     pytest.importorskip("matplotlib")
-    from tracegen.plots import draw_all
+    from tracegen.stats.plots import draw_all
 
     files = draw_all(measured, tmp_path / "new" / "folder", "a title")
     names = {path.name for path in files}
@@ -36,7 +36,7 @@ def test_every_picture_is_a_png_of_its_own(measured, tmp_path):
 
 
 def test_without_matplotlib_the_extra_is_named(measured, tmp_path, monkeypatch):
-    from tracegen.plots import draw_all
+    from tracegen.stats.plots import draw_all
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UserError, match=r"moereplay\[plots\]"):
@@ -45,7 +45,7 @@ def test_without_matplotlib_the_extra_is_named(measured, tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_is_the_users_mistake(measured, tmp_path):
     pytest.importorskip("matplotlib")
-    from tracegen.plots import draw_all
+    from tracegen.stats.plots import draw_all
 
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):

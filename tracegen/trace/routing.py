@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tracegen import checks
-from tracegen.content_id import content_id
 from tracegen.errors import UserError
 from tracegen.models import ModelShape
 from tracegen.models import load as load_model
 from tracegen.models import names as model_names
-from tracegen.tables import Array, RequestTable, TokenTable, TraceInfo, TraceModel
+from tracegen.trace import checks
+from tracegen.trace.content_id import content_id
+from tracegen.trace.tables import Array, RequestTable, TokenTable, TraceInfo, TraceModel
 
 if TYPE_CHECKING:
     import networkx
@@ -54,7 +54,7 @@ class RoutingTrace:
     moe_layer_index: Array
     """Decoder layer number of each MoE layer, uint16, shape (layer,)."""
     expert_ids: Array
-    """Logical expert ids, shape (layer, token, k), type :func:`tracegen.tables.expert_dtype`."""
+    """Logical expert ids, shape (layer, token, k), of the type that holds every expert."""
     tokens: TokenTable
     steps_indptr: Array
     """Token row where each step begins, uint64, shape (num_steps + 1,)."""

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tracegen import UserError, latent_draw, latent_model
-from tracegen.generate import generate
-from tracegen.latent_model import SCALES, LatentModel
+from tracegen import UserError
+from tracegen.generate import generate, latent_draw, latent_model
+from tracegen.generate.latent_model import SCALES, LatentModel
 
 SMALL = {"ranks": 2, "tokens_per_rank": 64}
 

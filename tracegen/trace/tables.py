@@ -150,7 +150,7 @@ class TraceInfo:
     created_utc: str = ""
     """ISO 8601; the time of writing when left empty."""
     provenance: dict[str, Any] = field(default_factory=dict)
-    """Everything that made the trace; see :mod:`tracegen.provenance`."""
+    """Everything that made the trace; see :mod:`tracegen.trace.provenance`."""
     id_space: str = "logical"
     slot_order: SlotOrder = "native"
     weight_semantics: str = ""

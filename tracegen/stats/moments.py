@@ -2,8 +2,8 @@
 
 Whether a token visits an expert is a number 0 or 1. Covariances of these numbers within one
 token, a few tokens apart, far apart in a request, and between neighbouring requests are sums
-of one part per scale of :data:`tracegen.latent_model.SCALES`, each with a known weight; least
-squares over the distances separates the parts.
+of one part per scale of :data:`tracegen.generate.latent_model.SCALES`, each with a known
+weight; least squares over the distances separates the parts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracegen.errors import UserError
-from tracegen.latent_model import fast_correlation
+from tracegen.generate.latent_model import fast_correlation
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
@@ -107,7 +107,7 @@ def weights(slow: float, drift: float) -> Floats:
     Parameters
     ----------
     slow, drift
-        Correlations of :class:`tracegen.latent_model.LatentModel`.
+        Correlations of :class:`tracegen.generate.latent_model.LatentModel`.
 
     Returns
     -------

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tracegen.errors import UserError
-from tracegen.stats import LAGS, TraceStatistics
+from tracegen.stats.statistics import LAGS, TraceStatistics
 
 _INCHES = (8.0, 4.5)
 _DPI = 120
@@ -21,7 +21,7 @@ def draw_all(statistics: TraceStatistics, folder: str | Path, title: str) -> lis
     Parameters
     ----------
     statistics
-        From :func:`tracegen.stats.statistics`.
+        From :func:`tracegen.stats.statistics.statistics`.
     folder
         Made if it does not exist; files of the same names are replaced.
     title

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tracegen.cli_common import user_errors
+from tracegen.cli.common import user_errors
 from tracegen.errors import UserError
 
 
@@ -61,7 +61,7 @@ def _import(
 ) -> None:
     """Make a trace of another tool's routing dump, checking it on the way."""
     with user_errors():
-        from tracegen.hdf5 import write
+        from tracegen.file.hdf5 import write
         from tracegen.importers import read
 
         if out.exists() and not force:

@@ -1,0 +1,1 @@
+"""The trace file: its schema (FORMAT.md), and reading and writing it."""

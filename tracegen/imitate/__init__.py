@@ -1,0 +1,1 @@
+"""Synthetic traces that imitate a recorded one (IMITATION.md)."""

@@ -1,0 +1,1 @@
+"""Statistics of routing, and pictures of them."""

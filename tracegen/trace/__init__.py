@@ -1,0 +1,1 @@
+"""Routing traces in memory: tables, invariants, origin and identity."""
