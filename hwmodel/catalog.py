@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hwmodel.errors import UserError, suggest
+from hwmodel.errors import UserError, unknown
 from hwmodel.specs import SystemSpec, keys, sections
 from hwmodel.system import System
 
@@ -114,7 +114,7 @@ def _read(name_or_path: str | Path) -> tuple[str, dict[str, Any]]:
     path = Path(given)
     looks_like_path = isinstance(name_or_path, Path) or path.suffix == ".toml" or "/" in given
     if not looks_like_path:
-        message = f"unknown system {given!r}; {suggest(given, names())}, or a path to a .toml file"
+        message = f"{unknown('system', given, names())}; or the path of a .toml file"
         raise UserError(message)
     try:
         return given, tomllib.loads(path.read_text("utf-8"))
@@ -135,7 +135,7 @@ def _complete(
     base = document.get("base")
     if base is not None:
         if base not in names():
-            message = f"{where}: unknown base {base!r}; {suggest(str(base), names())}"
+            message = f"{where}: {unknown('base', str(base), names())}"
             raise UserError(message)
         if base in seen:
             message = f"{where}: base {base!r} leads back to itself"
@@ -150,8 +150,8 @@ def _complete(
             texts[section] = table
             continue
         if section not in sections() or not isinstance(table, dict):
-            known = suggest(section, [*_TEXT_KEYS, *sections()])
-            message = f"{where}: unknown table or key {section!r}; {known}"
+            possible = [*_TEXT_KEYS, *sections()]
+            message = f"{where}: {unknown('table or key', section, possible)}"
             raise UserError(message)
         for leaf, entry in table.items():
             key = f"{section}.{leaf}"
@@ -176,14 +176,13 @@ def _check_key(key: str, where: str) -> None:
     same_leaf = [known for known in keys() if known.rpartition(".")[2] == leaf]
     section = key.partition(".")[0]
     if same_leaf:
-        hint = f"did you mean {' or '.join(same_leaf)}?"
+        problem = str(unknown("key", key, keys(), near=same_leaf))
     elif section in sections():
-        hint = suggest(
-            key, [known for known in keys() if known.startswith(f"{section}.")], limit=30
-        )
+        in_section = [known for known in keys() if known.startswith(f"{section}.")]
+        problem = str(unknown("key", key, in_section))
     else:
-        hint = f"{suggest(key, keys())}; tables: {', '.join(sections())}"
-    message = f"{where}: unknown key {key!r}; {hint}"
+        problem = f"{unknown('key', key, keys())}; tables: {', '.join(sections())}"
+    message = f"{where}: {problem}"
     raise UserError(message)
 
 

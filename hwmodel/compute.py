@@ -16,7 +16,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from hwmodel.errors import UserError
+from hwmodel.errors import UserError, unknown
 from hwmodel.memory import Hbm
 from hwmodel.specs import ComputeSpec, GpuSpec
 from hwmodel.units import IntArray, Rate, Whole, ceil_div, exact, ps_from_ns, whole
@@ -366,6 +366,5 @@ class Compute:
 
     def _precision(self, dtype: str) -> _Precision:
         if dtype not in self._precisions:
-            message = f"unknown dtype {dtype!r}; known: {', '.join(self._precisions)}"
-            raise UserError(message)
+            raise unknown("dtype", dtype, self._precisions)
         return self._precisions[dtype]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, overload
 
-from hwmodel.errors import UserError
+from hwmodel.errors import UserError, unknown
 from hwmodel.specs import LinkSpec
 from hwmodel.units import (
     BYTES_PER_GB,
@@ -152,8 +152,7 @@ class Link:
             return self._sm
         if engine == "copy_engine":
             return self._copy_engine
-        message = f"unknown engine {engine!r}; known: sm, copy_engine"
-        raise UserError(message)
+        raise unknown("engine", engine, ["sm", "copy_engine"])
 
     # ---- counts ------------------------------------------------------------------
 

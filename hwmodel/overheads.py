@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hwmodel.errors import UserError
+from hwmodel.errors import unknown
 from hwmodel.specs import OverheadsSpec
 from hwmodel.units import ps_from_ns, ps_from_us, whole
 
@@ -82,8 +82,7 @@ class Overheads:
             return self._kernel_gap_stream_ps
         if mode == "graph":
             return self._kernel_gap_graph_ps
-        message = f"unknown launch mode {mode!r}; known: graph, stream"
-        raise UserError(message)
+        raise unknown("launch mode", mode, ["graph", "stream"])
 
     def barrier_ps(self, num_gpus: int) -> int:
         """Time of a barrier among GPUs inside running kernels, after the last arrives.

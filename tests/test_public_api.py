@@ -7,6 +7,8 @@ import inspect
 
 import pytest
 
+from tracegen.errors import UserError
+
 PACKAGES = {
     "tracegen": {"RoutingTrace", "load", "open", "write", "generate", "models", "UserError"},
     "hwmodel": {"System", "load", "names", "UserError"},
@@ -41,6 +43,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error(package: str) -> None:
         _ = module.nothing_of_the_kind
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_packages_user_error_is_a_value_error(package: str) -> None:
-    assert issubclass(importlib.import_module(package).UserError, ValueError)
+@pytest.mark.parametrize("package", [*PACKAGES, "replay.graph"])
+def test_the_product_has_one_user_error(package: str) -> None:
+    assert importlib.import_module(package).UserError is UserError
+    assert issubclass(UserError, ValueError)

@@ -1,19 +1,24 @@
-"""What a user did wrong, said in one or two lines."""
+"""The one error for a user's mistake, in all packages; imports nothing of the product."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+LONGEST_LIST = 30
+"""Names up to which a message lists them all."""
+SHOWN = 12
+"""Names that a message shows of a longer list."""
 
 
 class UserError(ValueError):
     """A mistake in what was given: an unknown name, a bad value, a damaged file.
 
-    The message says what was given, what is possible, and where (file, dataset,
-    row). The command line prints it as it stands and exits with code 2.
+    The message says in one or two lines what was given, what is possible, and where
+    (file, dataset, row). The command line prints it without a traceback and exits with code 2.
     """
 
 
-def unknown_name(what: str, given: str, known: Iterable[str]) -> UserError:
-    """Error for a name that is not in a list, with the nearest known one.
+def unknown(what: str, given: str, known: Iterable[str], *, near: Sequence[str] = ()) -> UserError:
+    """Error for a name that is not in a list.
 
     Parameters
     ----------
@@ -23,17 +28,31 @@ def unknown_name(what: str, given: str, known: Iterable[str]) -> UserError:
         The name as the user wrote it.
     known
         Every name that would have worked.
+    near
+        Names that are probably meant; if empty, the one that is spelt most alike.
 
     Returns
     -------
-    The error, to be raised by the caller.
+    The error, to be raised by the caller. Its message has the names that are probably meant,
+    and all known ones. A list longer than :data:`LONGEST_LIST` is left out where a name is
+    near, and cut after :data:`SHOWN` names where none is.
 
     Examples
     --------
-    >>> print(unknown_name("model", "mixtrel", ["mixtral", "olmoe"]))
+    >>> print(unknown("model", "mixtrel", ["olmoe", "mixtral"]))
     unknown model 'mixtrel' (did you mean 'mixtral'?); known: mixtral, olmoe
+    >>> print(unknown("key", "gpus", map(str, range(40))))
+    unknown key 'gpus'; known: 0, 1, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, ... (40 in all)
+    >>> print(unknown("key", "391", map(str, range(40)), near=["39", "31"]))
+    unknown key '391' (did you mean '39' or '31'?)
     """
     names = sorted(known)
-    near = difflib.get_close_matches(given, names, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return UserError(f"unknown {what} {given!r}{hint}; known: {', '.join(names) or 'none'}")
+    meant = near or difflib.get_close_matches(given, names, n=1)
+    message = f"unknown {what} {given!r}"
+    if meant:
+        message += f" (did you mean {' or '.join(map(repr, meant))}?)"
+    if len(names) <= LONGEST_LIST:
+        message += f"; known: {', '.join(names) or 'none'}"
+    elif not meant:
+        message += f"; known: {', '.join(names[:SHOWN])}, ... ({len(names)} in all)"
+    return UserError(message)

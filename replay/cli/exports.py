@@ -45,20 +45,12 @@ class Exports:
         UserError
             If a file cannot be written, or its format cannot hold what was asked for.
         """
-        from replay.graph.errors import UserError as GraphUserError
         from replay.graph.export import export
 
         for format_name, path in self.targets:
-            try:
-                written = export(
-                    timeline,
-                    format_name,
-                    path,
-                    window_ps=self.window_ps,
-                    max_events=self.max_events,
-                )
-            except GraphUserError as error:
-                raise UserError(str(error)) from None
+            written = export(
+                timeline, format_name, path, window_ps=self.window_ps, max_events=self.max_events
+            )
             files = f" and {len(written.paths) - 1} more" if len(written.paths) > 1 else ""
             self.report.append(
                 f"{format_name}: {written.num_events} events in {written.paths[0]}{files}"

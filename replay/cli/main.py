@@ -14,10 +14,7 @@ import replay.cli.schemes
 import replay.cli.sweep
 import replay.cli.validate
 import tracegen.cli
-from hwmodel.errors import UserError as HardwareError
 from replay.errors import UserError
-from replay.graph.errors import UserError as GraphError
-from tracegen.errors import UserError as TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = app(
             args=None if argv is None else list(argv), prog_name="moereplay", standalone_mode=False
         )
-    except (UserError, HardwareError, TraceError, GraphError) as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except UsageError as error:

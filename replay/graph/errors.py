@@ -1,10 +1,8 @@
-"""What a graph or its schedule can be refused for."""
+"""Reasons for which a graph or its schedule is refused."""
 
 from __future__ import annotations
 
-
-class UserError(ValueError):
-    """A mistake in what was given; the message says what is possible and where."""
+from tracegen.errors import UserError as UserError
 
 
 class GraphError(UserError):

@@ -15,7 +15,7 @@ from replay.sweeps.points import Point, place, points_of
 from replay.sweeps.store import Outcome, Store
 from replay.sweeps.study import Study, load_study
 from replay.sweeps.table import GridTable, aligned, markdown, settings_text
-from replay.sweeps.task import MISTAKES, Task, make_task
+from replay.sweeps.task import Task, make_task
 
 if TYPE_CHECKING:
     from tracegen import RoutingTrace
@@ -153,7 +153,7 @@ def plan_sweep(study: Study | str | Path) -> Plan:
     for number, point in enumerate(points):
         try:
             task = make_task(point)
-        except MISTAKES as error:
+        except UserError as error:
             message = f"{place(study, point.grid)}: {_of_point(tables, point)}{error}"
             raise UserError(message) from None
         tasks.setdefault(task.id, (task, []))[1].append(point)
@@ -247,7 +247,7 @@ def _load(task: Task) -> RoutingTrace | str:
     """The trace, or why there is none."""
     try:
         return task.source.load()
-    except MISTAKES as error:
+    except UserError as error:
         return str(error)
 
 
@@ -256,7 +256,7 @@ def _replay(task: Task, trace: RoutingTrace | str) -> Outcome:
         return Outcome(None, trace)
     try:
         result = task.run(trace)
-    except MISTAKES as error:
+    except UserError as error:
         return Outcome(None, str(error))
     return Outcome(result.model_dump(mode="json"), None)
 

@@ -19,9 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 import hwmodel
 import tracegen
-from hwmodel.errors import UserError as HardwareError
 from replay.errors import UserError, unknown
-from replay.graph.errors import UserError as GraphError
 from replay.measure.result import run_id
 from replay.run.replayer import DIRECTIONS, run
 from replay.schemes import SCHEMES, Scheme
@@ -29,7 +27,6 @@ from replay.sweeps.points import PREFIXES, TRACE_SETTINGS, Point
 from replay.work.batch import DEFAULT_TOKENS_PER_RANK, PHASES
 from replay.work.layer import PRECISIONS
 from replay.work.placement import identify, place
-from tracegen.errors import UserError as TraceError
 from tracegen.library import open_trace
 from tracegen.models import ModelShape
 
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
     from replay.sweeps.study import Scalar
     from tracegen import RoutingTrace
 
-MISTAKES = (UserError, HardwareError, TraceError, GraphError)
 DEFAULT_SYSTEM = "dgx-h100"
 DEFAULT_KIND = "uniform"
 

@@ -151,5 +151,5 @@ def test_a_long_message_takes_payload_over_payload_rate(access):
 
 
 def test_there_are_two_engines():
-    with pytest.raises(UserError, match="unknown engine 'dma'; known: sm, copy_engine"):
+    with pytest.raises(UserError, match="unknown engine 'dma'; known: copy_engine, sm"):
         H100.packets(1, "dma")

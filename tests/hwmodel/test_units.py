@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodel.errors import UserError, suggest
+from hwmodel.errors import UserError
 from hwmodel.units import Rate, exact, ps_from_ns, ps_from_us, scale_up, unit_of, whole
 
 amounts = st.integers(0, 1 << 41)
@@ -72,8 +72,3 @@ def test_units_are_read_from_key_names():
     assert unit_of("gpu.clock_GHz") == "GHz"
     assert unit_of("compute.operand_bytes_per_clock") == "bytes/clock"
     assert unit_of("switch.multicast") == ""
-
-
-def test_suggestions_name_the_close_or_all():
-    assert "did you mean hgx-h800" in suggest("hgx-h80", ["hgx-h800", "other"])
-    assert suggest("zzz", ["b", "a"]) == "known: a, b"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tracegen.errors import UserError
+from tracegen.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from tracegen.capture.sites import Site, Stack
@@ -47,8 +47,7 @@ def prepare(model: Any, fallback: str | None) -> Watched:
     from tracegen.capture.sites import find_sites, find_stacks, is_torch_module
 
     if fallback not in (None, "gate-logits"):
-        msg = f"unknown fallback {fallback!r}; known: gate-logits"
-        raise UserError(msg)
+        raise unknown("fallback", fallback, ["gate-logits"])
     if not is_torch_module(model):
         msg = f"a model must be given to capture, not {type(model).__name__}"
         raise UserError(msg)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
-from tracegen.errors import UserError, unknown_name
+from tracegen.errors import UserError, unknown
 from tracegen.generate import draw, latent_draw
 from tracegen.generate.histogram import Histogram
 from tracegen.generate.latent import Latent
@@ -199,13 +199,11 @@ def generate(
 def _generator(kind: str, params: dict[str, Any]) -> Generator:
     """The kind with its parameters, or an error that lists what there is."""
     if kind not in GENERATORS:
-        problem = unknown_name("generator", kind, GENERATORS)
-        raise problem
+        raise unknown("generator", kind, GENERATORS)
     chosen = GENERATORS[kind]
     for name in params:
         if name not in chosen.model_fields:
-            problem = unknown_name(f"parameter of {kind}", name, chosen.model_fields)
-            raise problem
+            raise unknown(f"parameter of {kind}", name, chosen.model_fields)
     try:
         return cast("Generator", chosen(**params))
     except ValidationError as error:
@@ -241,8 +239,7 @@ def _check_counts(
 ) -> None:
     """Refuse sizes that make no trace, or one that does not fit into memory."""
     if phase not in PHASES:
-        problem = unknown_name("phase", phase, PHASES)
-        raise problem
+        raise unknown("phase", phase, PHASES)
     for name, value, low, high in (
         ("ranks", ranks, 1, 2**16 - 1),
         ("tokens_per_rank", tokens_per_rank, 0, 2**31),

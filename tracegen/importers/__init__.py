@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracegen.errors import UserError, unknown_name
+from tracegen.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from tracegen.importers.routed import Imported, Options, Routed
@@ -60,7 +60,7 @@ def read(paths: Sequence[str | Path], format: str, **options: Any) -> Imported:
     from tracegen.importers.routed import Options
 
     if format not in FORMATS:
-        raise unknown_name("format", format, FORMATS)
+        raise unknown("format", format, FORMATS)
     if not paths:
         msg = "no file to import was given"
         raise UserError(msg)

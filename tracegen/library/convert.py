@@ -80,9 +80,9 @@ def convert(
     if version not in WRITES and version != schema.VERSION:
         msg = f"format version {version!r} cannot be written; possible: {', '.join(WRITES)}"
         raise UserError(msg)
-    unknown = [name for name in without if name not in OPTIONAL]
-    if unknown:
-        msg = f"{unknown[0]!r} cannot be left out; possible: {', '.join(OPTIONAL)}"
+    needed = [name for name in without if name not in OPTIONAL]
+    if needed:
+        msg = f"{needed[0]!r} cannot be left out; possible: {', '.join(OPTIONAL)}"
         raise UserError(msg)
     if out.exists() and not overwrite:
         msg = f"{out} exists; --force overwrites it"

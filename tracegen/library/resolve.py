@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracegen.errors import UserError, unknown_name
+from tracegen.errors import UserError, unknown
 from tracegen.library import catalogue as catalogues
 from tracegen.library import settings
 from tracegen.library.catalogue import Catalogue, Entry, is_url
@@ -100,7 +100,7 @@ def resolve(
     found = lookup(name, catalogue, present)
     if found is None:
         known, problems = search(catalogue, offline=present.offline)
-        error = unknown_name("trace", text, [item.entry.name for item in known])
+        error = unknown("trace", text, [item.entry.name for item in known])
         said = "".join(f"; {problem}" for problem in problems)
         msg = f"{error}; or give the path of a file{said}"
         raise UserError(msg)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tracegen.errors import UserError, unknown_name
+from tracegen.errors import UserError, unknown
 from tracegen.models.schema import ModelShape
 
 __all__ = ["ModelShape", "aliases", "load", "names", "parse"]
@@ -78,8 +78,7 @@ def load(name: str | Path) -> ModelShape:
     known = _catalogue()
     resolved = _aliases().get(text, text)
     if resolved not in known:
-        problem = unknown_name("model", text, [*known, *_aliases()])
-        raise problem
+        raise unknown("model", text, [*known, *_aliases()])
     return _shipped(resolved)
 
 
@@ -121,7 +120,7 @@ def parse(text: str, where: str) -> ModelShape:
         raise UserError(msg)
     for key in document:
         if key not in _PROSE:
-            msg = f"{where}: unknown key {key!r}; known: {', '.join(_PROSE)} and the table [shape]"
+            msg = f"{where}: {unknown('key', key, [*_PROSE, '[shape]'])}"
             raise UserError(msg)
     document.pop("aliases", None)
     values, sources = _split_sources(shape, where)
@@ -139,7 +138,7 @@ def _split_sources(shape: dict[str, Any], where: str) -> tuple[dict[str, Any], d
     sources: dict[str, str] = {}
     for key, entry in shape.items():
         if key not in fields:
-            msg = f"{where}: [shape] {unknown_name('key', key, fields)}"
+            msg = f"{where}: [shape] {unknown('key', key, fields)}"
             raise UserError(msg)
         if not isinstance(entry, dict) or set(entry) != {"value", "source"}:
             msg = f'{where}: [shape] {key} must be {{ value = ..., source = "..." }}'

@@ -269,7 +269,7 @@ def test_huge_options_run_or_are_refused_by_name(scheme: str, system_for: System
             continue
         with pytest.raises(UserError, match=f"option {name}=.* at most {2**31 - 1}"):
             SCHEMES[scheme].with_options({name: str(2**31)})
-        with contextlib.suppress(*MISTAKES):
+        with contextlib.suppress(UserError):
             replay_layer(layer, system, SCHEMES[scheme].with_options({name: 2**31 - 1}))
 
 
