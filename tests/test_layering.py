@@ -110,7 +110,7 @@ def test_schemes_describe_work_and_know_no_time() -> None:
 @pytest.mark.parametrize(
     ("library", "homes"),
     [
-        ("h5py", {"tracegen/file/hdf5.py"}),
+        ("h5py", {"tracegen/file/reader.py", "tracegen/file/writer.py"}),
         ("numba", {"replay/graph/kernels.py"}),
         # Foreign dumps are written by torch; they are read weights-only, and only when asked for.
         ("torch", ("tracegen/capture/", "tracegen/cli/capture.py", "tracegen/importers/files.py")),

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tracegen import library as library
     from tracegen import models as models
     from tracegen.errors import UserError as UserError
-    from tracegen.file.hdf5 import TraceFile as TraceFile
-    from tracegen.file.hdf5 import write as write
+    from tracegen.file.reader import TraceFile as TraceFile
+    from tracegen.file.writer import write as write
     from tracegen.generate import GENERATORS as GENERATORS
     from tracegen.library import load as load
     from tracegen.library import open_trace as open  # noqa: F401 (the name of the API)
@@ -38,13 +38,13 @@ _HOME = {
     "RequestTable": "trace.tables",
     "RoutingTrace": "trace.routing",
     "TokenTable": "trace.tables",
-    "TraceFile": "file.hdf5",
+    "TraceFile": "file.reader",
     "TraceInfo": "trace.tables",
     "TraceModel": "trace.tables",
     "UserError": "errors",
     "load": "library",
     "open": "library",
-    "write": "file.hdf5",
+    "write": "file.writer",
 }
 _SUBMODULES = ("generate", "importers", "library", "models")
 

@@ -35,7 +35,7 @@ def imitate(
     independently by a Zipf law of the same skew.
     """
     import tracegen
-    from tracegen.file.hdf5 import write
+    from tracegen.file.writer import write
     from tracegen.generate.latent_model import dumps
     from tracegen.imitate import fit as fitting
     from tracegen.imitate.resemblance import compare_statistics, independent_zipf

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracegen.capture.journal import SUFFIX, Journal, open_journal
 from tracegen.errors import UserError
+from tracegen.file.journal import SUFFIX, Journal, open_journal
 from tracegen.models import ModelShape
 from tracegen.trace import provenance
 from tracegen.trace.checks import boundaries
@@ -106,7 +106,7 @@ def finish(journals: list[Journal], target: Path, *, overwrite: bool) -> str:
     UserError
         If there are no rows, the journals do not belong together, or the file exists.
     """
-    from tracegen.file.hdf5 import write
+    from tracegen.file.writer import write
 
     first = journals[0]
     for journal in journals[1:]:

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracegen.capture.batch import StepRows
-from tracegen.capture.journal import JournalWriter, Layout
 from tracegen.errors import UserError
+from tracegen.file.journal import JournalWriter, Layout
 from tracegen.trace import checks
 from tracegen.trace.tables import expert_dtype
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from tracegen.capture import finish, generation, header, ranks
 from tracegen.capture.follow import Follower, Pass
-from tracegen.capture.journal import Layout, open_journal
 from tracegen.capture.prepare import prepare
 from tracegen.capture.recorder import Recorder
 from tracegen.errors import UserError
+from tracegen.file.journal import Layout, open_journal
 
 if TYPE_CHECKING:
     from tracegen.capture.sites import Site, Stack

@@ -81,7 +81,7 @@ def generate(
     with user_errors():
         from tracegen import generate as generators
         from tracegen import models
-        from tracegen.file.hdf5 import write
+        from tracegen.file.writer import write
 
         if out.exists() and not force:
             # Before the work, not after it.

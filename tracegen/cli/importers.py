@@ -61,7 +61,7 @@ def _import(
 ) -> None:
     """Make a trace of another tool's routing dump, checking it on the way."""
     with user_errors():
-        from tracegen.file.hdf5 import write
+        from tracegen.file.writer import write
         from tracegen.importers import read
 
         if out.exists() and not force:

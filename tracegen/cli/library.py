@@ -168,7 +168,7 @@ def publish(
 ) -> None:
     """Make a folder to upload: traces, catalogue, data set card and Croissant metadata."""
     with user_errors():
-        from tracegen.library.publish import About
+        from tracegen.library.card import About
         from tracegen.library.publish import publish as publish_to
 
         about = About(

@@ -1,7 +1,7 @@
 """Looking at a stranger's HDF5 file before believing it.
 
 Nothing here reads data or allocates by what a file declares. Works on h5py objects
-without importing h5py, which only `tracegen.file.hdf5` may do.
+without importing h5py, which only the reader and the writer do.
 """
 
 import contextlib

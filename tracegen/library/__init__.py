@@ -21,7 +21,7 @@ from tracegen.library.catalogue import Entry, is_url
 from tracegen.library.resolve import Found, search
 
 if TYPE_CHECKING:
-    from tracegen.file.hdf5 import TraceFile
+    from tracegen.file.reader import TraceFile
     from tracegen.library.cache import OnBytes
     from tracegen.trace.routing import RoutingTrace
 
@@ -167,12 +167,12 @@ def load(
     UserError
         If there is no such trace, or it is damaged or not what the format says.
     """
-    from tracegen.file import hdf5
+    from tracegen.file import reader
 
     whole = layers is None and tokens is None
     source = find(name, catalogue) if whole else name
     with open_trace(source, catalogue) as file:
-        return file.read(layers, tokens, hdf5.MAX_LOAD_BYTES if max_bytes is None else max_bytes)
+        return file.read(layers, tokens, reader.MAX_LOAD_BYTES if max_bytes is None else max_bytes)
 
 
 @contextlib.contextmanager
@@ -197,10 +197,10 @@ def open_trace(
     UserError
         If there is no such trace or it is not one this reader knows.
     """
-    from tracegen.file import hdf5
+    from tracegen.file import reader
 
     if not isinstance(name, str | Path):
-        with hdf5.open_trace(name) as file:
+        with reader.open_trace(name) as file:
             yield file
         return
     present = settings.read()
@@ -210,7 +210,7 @@ def open_trace(
     elif isinstance(place, str) and present.offline:
         place = fetch(place)
     if isinstance(place, Path):
-        with hdf5.open_trace(place) as file:
+        with reader.open_trace(place) as file:
             yield file
     else:
         with _open_remote(place, str(name), catalogue) as file:
@@ -236,10 +236,10 @@ def verify(name: str | Path, catalogue: str | None = None) -> str:
     UserError
         Naming what is wrong.
     """
-    from tracegen.file import hdf5
+    from tracegen.file import reader
 
     listed = resolve.lookup(name, catalogue, settings.read())
-    with hdf5.open_trace(find(name, catalogue)) as file:
+    with reader.open_trace(find(name, catalogue)) as file:
         file.verify()
         if listed is not None:
             _check_listed(file, listed)
@@ -249,18 +249,18 @@ def verify(name: str | Path, catalogue: str | None = None) -> str:
 @contextlib.contextmanager
 def _open_remote(place: Found | str, name: str, catalogue: str | None) -> Iterator[TraceFile]:
     """Open a remote file in place, or download it if its server sends whole files only."""
-    from tracegen.file import hdf5
+    from tracegen.file import reader
     from tracegen.library import cache
     from tracegen.library.remote_file import RemoteFile
 
     source = cache.connect(place if isinstance(place, str) else str(place.location))
     if not source.has_ranges:
-        with hdf5.open_trace(fetch(name, catalogue)) as file:
+        with reader.open_trace(fetch(name, catalogue)) as file:
             yield file
         return
     remote = RemoteFile(source, cache.retry)
     try:
-        with hdf5.open_trace(remote) as file:  # type: ignore[arg-type] # it reads, seeks and tells
+        with reader.open_trace(remote) as file:  # type: ignore[arg-type] # it reads, seeks and tells
             if isinstance(place, Found):
                 _check_listed(file, place)
             yield file

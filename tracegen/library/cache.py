@@ -327,10 +327,10 @@ def _hash_of(out: BinaryIO) -> hashlib._Hash:
 
 def _verify(part: Path, url: str, content_id: str | None) -> None:
     """Check every value of a downloaded file; remove it if it fails."""
-    from tracegen.file import hdf5
+    from tracegen.file import reader
 
     try:
-        with hdf5.open_trace(part) as file:
+        with reader.open_trace(part) as file:
             file.verify()
             if content_id not in (None, file.content_id):
                 msg = f"content id {file.content_id} is not the catalogue's {content_id}"

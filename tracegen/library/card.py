@@ -5,15 +5,13 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracegen.file import schema
 from tracegen.library.catalogue import Entry, join
-
-if TYPE_CHECKING:
-    from tracegen.library.publish import About
 
 CROISSANT = "croissant.json"
 """File name of the Croissant metadata."""
@@ -71,6 +69,22 @@ _CONTEXT: dict[str, Any] = {
     "subField": "cr:subField",
     "transform": "cr:transform",
 }
+
+
+@dataclass(frozen=True)
+class About:
+    """What a reader of a published folder is told beside what the traces say themselves."""
+
+    title: str
+    creator: str
+    """Who publishes it."""
+    description: str = ""
+    citation: str = ""
+    """What to cite, for traces whose catalogue does not say."""
+    dataset: str = ""
+    """Texts that were routed, for traces that do not say."""
+    base_url: str = ""
+    """Where the folder will be found; the files are named relative to it if empty."""
 
 
 def texts(entries: Sequence[Entry], about: About, date: datetime.date) -> dict[str, str]:

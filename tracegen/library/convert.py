@@ -108,9 +108,9 @@ def convert(
             dropped=dropped,
         )
         kept = dataclasses.replace(kept, info=dataclasses.replace(kept.info, provenance=record))
-    from tracegen.file import hdf5
+    from tracegen.file.writer import write
 
-    digest = hdf5.write(kept, out, overwrite=overwrite)
+    digest = write(kept, out, overwrite=overwrite)
     if not any(made.values()) and digest != parent:
         msg = f"{source}: content does not match content_sha256: it was changed or damaged"
         out.unlink()

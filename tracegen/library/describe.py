@@ -75,9 +75,9 @@ def entry(
     UserError
         If the file is no valid trace, or something cannot be listed.
     """
-    from tracegen.file import hdf5
+    from tracegen.file import reader
 
-    with hdf5.open_trace(path) as file:
+    with reader.open_trace(path) as file:
         file.verify()
         tokens = file.read([0] if file.num_layers else []).tokens
         requests = file.read([], slice(0, 0)).requests

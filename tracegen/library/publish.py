@@ -7,32 +7,16 @@ import os
 import secrets
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tracegen import library
 from tracegen.errors import UserError
 from tracegen.library import card, catalogue, describe
+from tracegen.library.card import About
 from tracegen.library.catalogue import INDEX, Entry
 
 COMMENT = "Written by moereplay. content_id: what a trace says, not its bytes."
 """First line of the catalogues written here."""
-
-
-@dataclass(frozen=True)
-class About:
-    """What a reader of a published folder is told beside what the traces say themselves."""
-
-    title: str
-    creator: str
-    """Who publishes it."""
-    description: str = ""
-    citation: str = ""
-    """What to cite, for traces whose catalogue does not say."""
-    dataset: str = ""
-    """Texts that were routed, for traces that do not say."""
-    base_url: str = ""
-    """Where the folder will be found; the files are named relative to it if empty."""
 
 
 def add(

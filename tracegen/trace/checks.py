@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tracegen.errors import UserError
+from tracegen.trace.tables import PHASES, TraceData, expert_dtype
 
-if TYPE_CHECKING:
-    from tracegen.trace.routing import RoutingTrace
-
-NUM_PHASES = 4
-"""Values of the ``phase`` column: prefill, decode, training, encoder."""
 KNOWN_FLAGS = 0b11
 """Bits of ``flags``: 1 dropped by capacity, 2 imputed."""
 
 
-def check_structure(trace: RoutingTrace) -> None:
+def check_structure(trace: TraceData) -> None:
     """Refuse arrays of a wrong type or of shapes that do not belong together.
 
     Parameters
@@ -39,7 +35,6 @@ def check_structure(trace: RoutingTrace) -> None:
     if not 1 <= model.num_experts <= 0xFFFE:
         msg = f"num_experts is {model.num_experts}; possible are 1 to {0xFFFE}"
         raise UserError(msg)
-    wanted = np.dtype(np.uint8 if model.num_experts <= 0xFF else np.uint16)
     num_layers, num_tokens, topk = ids.shape
     if topk != model.top_k or not 1 <= topk <= min(model.num_experts, 0xFF):
         msg = (
@@ -51,7 +46,7 @@ def check_structure(trace: RoutingTrace) -> None:
         msg = "steps_indptr must have one dimension and at least one entry"
         raise UserError(msg)
     body, column, table = (num_layers, num_tokens, topk), (num_tokens,), trace.tokens
-    _expect("expert_ids", ids, wanted, body)
+    _expect("expert_ids", ids, expert_dtype(model.num_experts), body)
     _expect("moe_layer_index", trace.moe_layer_index, np.uint16, (num_layers,))
     _expect("steps_indptr", trace.steps_indptr, np.uint64, trace.steps_indptr.shape)
     _expect("gate_weights", trace.gate_weights, np.float16, body)
@@ -64,7 +59,7 @@ def check_structure(trace: RoutingTrace) -> None:
     _check_requests(trace)
 
 
-def _check_requests(trace: RoutingTrace) -> None:
+def _check_requests(trace: TraceData) -> None:
     """Refuse request columns of unequal length or wrong type."""
     table = trace.requests
     columns = {name: column for name, column in vars(table).items() if column is not None}
@@ -97,7 +92,7 @@ def _expect(
         raise UserError(msg)
 
 
-def check_values(trace: RoutingTrace) -> None:
+def check_values(trace: TraceData) -> None:
     """Check every value of a trace whose structure is sound.
 
     Parameters
@@ -113,9 +108,8 @@ def check_values(trace: RoutingTrace) -> None:
     check_layer_index(trace.moe_layer_index)
     check_steps(trace.tokens.step, trace.steps_indptr)
     check_phase(trace.tokens.phase)
-    for layer in range(trace.num_layers):
-        number = int(trace.moe_layer_index[layer])
-        check_layer(trace.expert_ids[layer], trace.num_experts, number)
+    for layer, number in enumerate(trace.moe_layer_index.tolist()):
+        check_layer(trace.expert_ids[layer], trace.model.num_experts, number)
         if trace.gate_weights is not None:
             check_weights(trace.gate_weights[layer], number)
         if trace.flags is not None:
@@ -175,10 +169,10 @@ def boundaries(step: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
 
 def check_phase(phase: npt.NDArray[Any]) -> None:
     """Refuse phases without a name."""
-    bad = phase >= NUM_PHASES
+    bad = phase >= len(PHASES)
     if bad.any():
         row = int(np.argmax(bad))
-        msg = f"tokens.phase is {phase[row]} at row {row}; possible are 0 to {NUM_PHASES - 1}"
+        msg = f"tokens.phase is {phase[row]} at row {row}; possible are 0 to {len(PHASES) - 1}"
         raise UserError(msg)
 
 

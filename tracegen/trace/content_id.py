@@ -6,14 +6,12 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from tracegen.trace.routing import RoutingTrace
-    from tracegen.trace.tables import TraceInfo, TraceModel
+from tracegen.trace.tables import TraceData, TraceInfo, TraceModel
 
 HASHED_INFO = ("id_space", "slot_order", "weight_semantics", "weight_row_sum")
 """Fields of :class:`tracegen.trace.tables.TraceInfo` that change how the arrays are read."""
@@ -86,7 +84,7 @@ def digest(head: bytes, parts: Iterable[Part]) -> str:
     return sha.hexdigest()
 
 
-def parts(trace: RoutingTrace) -> Iterator[Part]:
+def parts(trace: TraceData) -> Iterator[Part]:
     """Arrays of a trace that count, in the order in which they are hashed.
 
     Parameters
@@ -112,7 +110,7 @@ def parts(trace: RoutingTrace) -> Iterator[Part]:
             yield name, array.dtype, array.shape, array if array.ndim > 1 else (array,)
 
 
-def content_id(trace: RoutingTrace) -> str:
+def content_id(trace: TraceData) -> str:
     """SHA-256 of the meaning of a trace.
 
     Parameters

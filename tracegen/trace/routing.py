@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from tracegen.models import load as load_model
 from tracegen.models import names as model_names
 from tracegen.trace import checks
 from tracegen.trace.content_id import content_id
-from tracegen.trace.tables import Array, RequestTable, TokenTable, TraceInfo, TraceModel
+from tracegen.trace.tables import Array, RequestTable, TokenTable, TraceData
 
 if TYPE_CHECKING:
     import networkx
@@ -36,7 +36,7 @@ class LayerDag(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RoutingTrace:
+class RoutingTrace(TraceData):
     """Expert choices of every token, layer by layer, with what made them.
 
     ``expert_ids[l, t, k]`` is the edge list of the token-expert graph: token row
@@ -49,23 +49,6 @@ class RoutingTrace:
         On construction, if an array has the wrong type or shape; values are
         checked by :meth:`validate`.
     """
-
-    model: TraceModel
-    moe_layer_index: Array
-    """Decoder layer number of each MoE layer, uint16, shape (layer,)."""
-    expert_ids: Array
-    """Logical expert ids, shape (layer, token, k), of the type that holds every expert."""
-    tokens: TokenTable
-    steps_indptr: Array
-    """Token row where each step begins, uint64, shape (num_steps + 1,)."""
-    gate_weights: Array | None = None
-    """Gate weight of each slot, float16, shape (layer, token, k)."""
-    flags: Array | None = None
-    """Bits per token and layer, uint8, shape (layer, token): 1 dropped, 2 imputed."""
-    requests: RequestTable = field(default_factory=RequestTable)
-    info: TraceInfo = field(default_factory=TraceInfo)
-    stored_content_id: str = ""
-    """Content id of the file this came from (of the whole file, also after a partial load)."""
 
     def __post_init__(self) -> None:
         for name in ("moe_layer_index", "expert_ids", "steps_indptr", "gate_weights", "flags"):

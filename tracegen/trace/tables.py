@@ -157,3 +157,28 @@ class TraceInfo:
     """What a gate weight is, e.g. ``"softmax over the chosen experts"``."""
     weight_row_sum: str = ""
     """What the weights of a token sum to, in words or as a number."""
+
+
+@dataclass(frozen=True)
+class TraceData:
+    """Everything that a trace holds; :class:`~tracegen.trace.routing.RoutingTrace` answers for it.
+
+    Dimensions: layer (MoE layers only), token (rows in step order), k (slots).
+    """
+
+    model: TraceModel
+    moe_layer_index: Array
+    """Decoder layer number of each MoE layer, uint16, shape (layer,)."""
+    expert_ids: Array
+    """Logical expert ids, shape (layer, token, k), of the type that holds every expert."""
+    tokens: TokenTable
+    steps_indptr: Array
+    """Token row where each step begins, uint64, shape (num_steps + 1,)."""
+    gate_weights: Array | None = None
+    """Gate weight of each slot, float16, shape (layer, token, k)."""
+    flags: Array | None = None
+    """Bits per token and layer, uint8, shape (layer, token): 1 dropped, 2 imputed."""
+    requests: RequestTable = field(default_factory=RequestTable)
+    info: TraceInfo = field(default_factory=TraceInfo)
+    stored_content_id: str = ""
+    """Content id of the file this came from (of the whole file, also after a partial load)."""

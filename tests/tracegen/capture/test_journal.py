@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tracegen
 from tracegen.capture import finish, ranks, recover
-from tracegen.capture.journal import JournalWriter, Layout, open_journal
+from tracegen.file.journal import JournalWriter, Layout, open_journal
 from tracegen.library import verify
 
 LAYOUT = Layout(num_layers=2, topk=2, num_experts=6, weights=True, token_ids=False)

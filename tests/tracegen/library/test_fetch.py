@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tracegen
-import tracegen.file.hdf5
+import tracegen.file.reader
 from tracegen import UserError, library
 from tracegen.library import cache, resolve, transport
 
@@ -147,7 +147,7 @@ def test_the_connections_reason_is_told_when_hdf5_swallows_it(remote, monkeypatc
         def __exit__(self, *error):
             return None
 
-    monkeypatch.setattr(tracegen.file.hdf5, "open_trace", Swallowing)
+    monkeypatch.setattr(tracegen.file.reader, "open_trace", Swallowing)
     with pytest.raises(UserError, match=r"one.h5: the server answered 404"):
         tracegen.load("one", layers=[0])
 

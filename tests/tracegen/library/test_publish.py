@@ -17,7 +17,7 @@ from tracegen.cli import app
 from tracegen.library import card, convert, publish
 from tracegen.trace import provenance
 
-ABOUT = publish.About(title="Traces: a set", creator="Us", citation="Us, 2026")
+ABOUT = card.About(title="Traces: a set", creator="Us", citation="Us, 2026")
 runner = CliRunner()
 
 
@@ -90,7 +90,7 @@ def test_a_published_folder_is_a_catalogue_a_card_and_croissant(tmp_path, folder
 
 def test_the_card_is_what_the_hub_reads(tmp_path, tiny_file):
     hub = pytest.importorskip("huggingface_hub", reason="pip install 'moereplay[remote]'")
-    odd = publish.About(title='A: "set" # of', creator="Us", base_url="https://x.org/t")
+    odd = card.About(title='A: "set" # of', creator="Us", base_url="https://x.org/t")
     publish.publish(tmp_path / "set", [str(tiny_file)], odd, with_token_ids=True)
     data = hub.DatasetCard.load(tmp_path / "set/README.md").data.to_dict()
     assert data["pretty_name"] == odd.title
