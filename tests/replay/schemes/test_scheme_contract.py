@@ -24,7 +24,6 @@ from replay.graph import TaskGraph, Timeline, schedule
 from replay.machine.kinds import Kind
 from replay.run.layer import build_graph, replay_layer
 from replay.schemes import SCHEMES
-from replay.sweeps.task import MISTAKES
 from replay.work.layer import LayerWork
 
 SystemFor = Callable[[int], System]
