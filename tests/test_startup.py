@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("numba", "llvmlite", "h5py", "networkx", "pandas", "scipy", "torch", "matplotlib", "dask")
+HEAVY = ("numba", "llvmlite", "h5py", "networkx", "pandas", "scipy", "torch", "matplotlib")
 
 
 def loaded_after(code: str) -> set[str]:

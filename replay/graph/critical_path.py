@@ -128,7 +128,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     task = kernels.walk_back(int(np.argmax(visible)), cause)
     wait = timeline.start_ps[task] - ready[task]
     queueing, behind = _queueing(timeline, task, ready[task])
-    return CriticalPath(
+    path = CriticalPath(
         graph,
         task,
         queueing,
@@ -137,6 +137,33 @@ def critical_path(timeline: Timeline) -> CriticalPath:
         timeline.on_the_way_ps[task],
         behind,
     )
+    _check(path, timeline.makespan_ps)
+    return path
+
+
+def _check(path: CriticalPath, makespan_ps: int) -> None:
+    """Refuse a path with a negative part, or whose parts do not add up to the makespan."""
+    causes = {
+        "service": path.service_ps,
+        "queueing": path.queueing_ps,
+        "latency": path.latency_ps,
+        "credits": path.credits_ps,
+    }
+    for cause, parts in causes.items():
+        link = int(np.argmin(parts))
+        if parts[link] < 0:
+            message = (
+                f"defect of moereplay: {path.graph.describe(int(path.task[link]))} "
+                f"on the critical path has {parts[link]} ps of {cause}"
+            )
+            raise AssertionError(message)
+    total, behind = sum(path.by_cause().values()), sum(path.behind_ps.values())
+    if total != makespan_ps or behind != int(path.queueing_ps.sum()):
+        message = (
+            f"defect of moereplay: the critical path adds up to {total} ps of {makespan_ps}, "
+            f"its queueing by kind to {behind} ps of {path.queueing_ps.sum()}"
+        )
+        raise AssertionError(message)
 
 
 def _queueing(timeline: Timeline, chain: Int64s, ready: Int64s) -> tuple[Int64s, dict[str, int]]:
@@ -176,7 +203,8 @@ def _by_resource_and_start(resource: IntArray, start_ps: Int64s) -> IntArray:
     span = int(start_ps.max(initial=0)) + 1
     if (int(resource.max(initial=0)) + 1) * span > np.iinfo(np.int64).max:
         return np.lexsort((start_ps, resource))
-    return np.argsort(resource * np.int64(span) + start_ps)
+    # Said outright: numpy before 2 keeps 32 bits in a product of 32-bit numbers and one number.
+    return np.argsort(resource.astype(np.int64) * span + start_ps)
 
 
 def _full_length(begin: Int64s, end: Int64s, servers: int) -> int:

@@ -13,7 +13,6 @@ import secrets
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -360,10 +359,12 @@ def built_in() -> Catalogue:
     UserError
         If it is missing or malformed.
     """
+    # The traces lie beside this package, in a source tree as in an installation. The import system
+    # might find a folder `traces` of the user's instead.
+    folder = Path(__file__).parents[2] / "traces"
     try:
-        folder = resources.files("traces")
         text = (folder / INDEX).read_text("utf-8")
-    except (ModuleNotFoundError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         msg = f"the trace library is not usable: traces/{INDEX}: {error}"
         raise UserError(msg) from error
     return Catalogue("built-in", str(folder), parse(text, f"traces/{INDEX}"))

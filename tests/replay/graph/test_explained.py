@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from replay.graph import (
     EngineError,
     GraphBuilder,
+    Timeline,
     critical_path,
     difference_length,
     longest_chain_ps,
@@ -131,3 +134,59 @@ def test_timeline_sums_by_resource_kind_and_group() -> None:
     spans = timeline.spans()
     assert (spans["send"].start_ps, spans["send"].end_ps, spans["send"].busy_ps) == (0, 20, 20)
     assert (spans["other"].start_ps, spans["other"].end_ps, spans["other"].busy_ps) == (10, 54, 40)
+
+
+def test_order_of_service_is_exact_beyond_32_bits() -> None:
+    """A day on the second of two resources: resource times span does not fit 32 bits."""
+    builder = GraphBuilder(["send", "wait"])
+    builder.resource("first", group="port")
+    port = builder.resource("second", group="port")
+    day = 86_400 * 10**12
+    sends = builder.add(3, resource=port, duration_ps=[day, 1, 5])
+    builder.add(resource=port, duration_ps=7, kind=1, after=sends[:1])
+    path = critical_path(schedule(builder.build()))
+    assert path.by_cause() == {"service": 7 + day, "queueing": 6, "latency": 0, "credits": 0}
+    assert path.behind_ps == {"send": 6}
+
+
+def three_in_a_queue() -> Timeline:
+    builder = GraphBuilder(["send"])
+    port = builder.resource("port", group="port")
+    sends = builder.add(3, resource=port, duration_ps=10, latency_ps=5)
+    builder.join(sends, duration_ps=7)
+    return schedule(builder.build())
+
+
+@pytest.mark.parametrize(
+    ("more_queueing", "more_behind", "message"),
+    [
+        (4, 4, r"task 2 \(send on port\) on the critical path has -4 ps of credits$"),
+        (-24, -24, r"task 2 \(send on port\) on the critical path has -4 ps of queueing$"),
+        (0, -1, "adds up to 42 ps of 42, its queueing by kind to 19 ps of 20$"),
+    ],
+)
+def test_a_wait_that_cannot_be_is_a_defect(
+    more_queueing: int, more_behind: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeline = three_in_a_queue()
+    assert critical_path(timeline).queueing_ps.tolist() == [20, 0]
+    module = importlib.import_module("replay.graph.critical_path")
+    right = module._queueing
+
+    def wrong(*arguments: Any) -> Any:
+        queueing, behind = right(*arguments)
+        queueing[0] += more_queueing
+        return queueing, {"send": behind["send"] + more_behind}
+
+    monkeypatch.setattr(module, "_queueing", wrong)
+    with pytest.raises(AssertionError, match=f"^defect of moereplay: .*{message}"):
+        critical_path(timeline)
+
+
+def test_a_chain_that_begins_late_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline = three_in_a_queue()
+    kernels = importlib.import_module("replay.graph.kernels")
+    right = kernels.walk_back
+    monkeypatch.setattr(kernels, "walk_back", lambda *arguments: right(*arguments)[1:])
+    with pytest.raises(AssertionError, match=r"^defect of moereplay: .* 7 ps of 42, "):
+        critical_path(timeline)
