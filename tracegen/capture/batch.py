@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.errors import UserError
+from tracegen.trace.arrays import Array
+from tracegen.trace.tables import DECODE, PREFILL
 
-Array = npt.NDArray[Any]
-
-PREFILL, DECODE, TRAINING, ENCODER = range(4)
 """Values of the ``phase`` column."""
 
 PADDING = "padding, masked by the attention mask"

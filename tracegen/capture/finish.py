@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.errors import UserError
 from tracegen.file.journal import SUFFIX, Journal, open_journal
 from tracegen.models import ModelShape
 from tracegen.trace import provenance
+from tracegen.trace.arrays import Array
 from tracegen.trace.checks import boundaries
 from tracegen.trace.routing import RoutingTrace
 from tracegen.trace.tables import (
+    DECODE,
     RequestTable,
     SlotOrder,
     TokenTable,
@@ -30,8 +31,6 @@ from tracegen.trace.tables import (
     TraceModel,
     expert_dtype,
 )
-
-Array = npt.NDArray[Any]
 
 SMALL = ("step", "request", "position", "phase", "token_id")
 """Columns over tokens only; they are kept in memory."""
@@ -226,7 +225,7 @@ def _requests(tokens: TokenTable, dataset: str) -> RequestTable:
     prompt_len = np.zeros(ids.size, np.int64)
     prompt = (tokens.phase == 0) | (tokens.phase == 2)
     np.maximum.at(prompt_len, index[prompt], tokens.position[prompt].astype(np.int64) + 1)
-    output_len = np.bincount(index[tokens.phase == 1], minlength=ids.size)
+    output_len = np.bincount(index[tokens.phase == DECODE], minlength=ids.size)
     return RequestTable(
         id=ids.astype(np.uint32),
         prompt_len=prompt_len.astype(np.uint32),

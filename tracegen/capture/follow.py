@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from tracegen.capture import generation
-from tracegen.capture.batch import ENCODER, TRAINING, Batch, StepRows
+from tracegen.capture.batch import Batch, StepRows
 from tracegen.errors import UserError
+from tracegen.trace.tables import ENCODER, TRAINING
 
 PACKED = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens")
 """Arguments of a forward pass that say its one row holds several sequences."""

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.errors import UserError
-
-Array = npt.NDArray[Any]
+from tracegen.trace.arrays import Array
 
 SPECULATIVE = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
 """Arguments of generate that make it check proposed tokens and reject some."""

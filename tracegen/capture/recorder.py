@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.capture.batch import StepRows
 from tracegen.errors import UserError
 from tracegen.file.journal import JournalWriter, Layout
 from tracegen.trace import checks
+from tracegen.trace.arrays import Array
 from tracegen.trace.tables import expert_dtype
-
-Array = npt.NDArray[Any]
 
 MAX_HOLD_S = 5.0
 """Longest time that rows wait in memory while the model runs, in seconds."""

@@ -1,191 +1,27 @@
-"""``moereplay trace``: make, list, describe and check routing traces."""
+"""``moereplay trace``: every command of traces; nothing but the whole command line imports it."""
 
-from __future__ import annotations
-
-import contextlib
-import json
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Callable
 
 import typer
 
-from tracegen.cli.capture import register as register_capture
-from tracegen.cli.common import AsJson, plain, user_errors
-from tracegen.cli.importers import register as register_import
-from tracegen.cli.library import register as register_library
-from tracegen.cli.stats import stats
-from tracegen.errors import UserError
+from tracegen.cli import capture, importers, library, stats, traces
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "list": library.list_traces,
+    "fetch": library.fetch,
+    "add": library.add,
+    "publish": library.publish,
+    "convert": library.convert,
+    "capture": capture.capture,
+    "recover": capture.recover,
+    "stats": stats.stats,
+    "import": importers.import_dump,
+    "generate": traces.generate,
+    "info": traces.info,
+    "validate": traces.validate,
+}
+"""Commands by name, in the order of the help."""
 
 app = typer.Typer(no_args_is_help=True, help="Routing traces: which experts every token chose.")
-register_library(app)
-register_capture(app)
-app.command()(stats)
-register_import(app)
-
-PROGRESS_FROM_IDS = 20_000_000
-"""Ids to draw from which a progress bar is worth its line (about a second)."""
-
-
-def _options(pairs: list[str]) -> dict[str, Any]:
-    """``K=V`` texts as generator parameters; numbers become numbers."""
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals:
-            msg = f"--option {pair}: write KEY=VALUE, such as share_std_e8=0.032"
-            raise UserError(msg)
-        try:
-            found[key.strip()] = float(text)
-        except ValueError:
-            found[key.strip()] = text.strip()
-    return found
-
-
-@contextlib.contextmanager
-def _progress(layers: int, num_ids: int) -> Iterator[Callable[[int], None]]:
-    """Progress over layers, on a terminal and only when there is something to wait for."""
-    from tqdm import tqdm
-
-    hidden = num_ids < PROGRESS_FROM_IDS or not sys.stderr.isatty()
-    with tqdm(total=layers, unit="layer", disable=hidden, leave=False) as bar:
-        yield lambda _finished: (bar.update(), None)[1]
-
-
-@app.command()
-def generate(
-    kind: Annotated[str, typer.Argument(help="uniform, zipf, normal, histogram or latent.")],
-    model: Annotated[str, typer.Option(help="Model shape: a name, or a TOML file.")],
-    out: Annotated[Path, typer.Option(help="File to write.")],
-    ranks: Annotated[int, typer.Option(help="Source GPUs.")] = 8,
-    tokens_per_rank: Annotated[int, typer.Option(help="Tokens of each GPU in a step.")] = 4096,
-    layers: Annotated[int | None, typer.Option(help="MoE layers; all if not given.")] = None,
-    skew: Annotated[
-        float | None, typer.Option(help="zipf: exponent. normal: coefficient of variation.")
-    ] = None,
-    topk: Annotated[int | None, typer.Option(help="Experts per token, if not the model's.")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
-    steps: Annotated[int, typer.Option(help="Forward passes.")] = 1,
-    phase: Annotated[str, typer.Option(help="prefill, decode, training or encoder.")] = "prefill",
-    group_limited: Annotated[
-        bool, typer.Option("--group-limited", help="Keep to the model's groups of experts.")
-    ] = False,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="K=V", help="Another parameter of the kind, such as load=TRACE."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-) -> None:
-    """Make a synthetic trace with a source GPU for every token."""
-    with user_errors():
-        from tracegen import generate as generators
-        from tracegen import models
-        from tracegen.file.writer import write
-
-        if out.exists() and not force:
-            # Before the work, not after it.
-            msg = f"{out} exists; --force overwrites it"
-            raise UserError(msg)
-        params = _options(option or [])
-        if skew is not None:
-            params["skew"] = skew
-        shape = models.load(model)
-        num_layers = layers or shape.num_moe_layers
-        num_ids = num_layers * steps * ranks * tokens_per_rank * shape.num_experts
-        with _progress(num_layers, num_ids) as on_layer:
-            trace = generators.generate(
-                kind,
-                shape,
-                ranks=ranks,
-                tokens_per_rank=tokens_per_rank,
-                layers=layers,
-                seed=seed,
-                steps=steps,
-                phase=phase,
-                topk=topk,
-                group_limited=group_limited,
-                on_layer=on_layer,
-                **params,
-            )
-        digest = write(trace, out, overwrite=force)
-        print(
-            f"{out}: {trace.num_layers} layers x {trace.num_tokens} tokens x top-{trace.topk} "
-            f"of {trace.num_experts}, content {digest[:12]}"
-        )
-
-
-@app.command()
-def info(
-    trace: Annotated[str, typer.Argument(help="A name of `list`, or a file.")],
-    as_json: AsJson = False,
-) -> None:
-    """Describe a trace from its header and summary, without reading its body."""
-    with user_errors():
-        described = _describe(trace)
-        if as_json:
-            print(json.dumps(described, indent=2, ensure_ascii=False))
-            return
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.table import Table
-
-        console = Console()
-        table = Table(show_header=False, box=None)
-        table.add_column(no_wrap=True, style="bold")
-        table.add_column(overflow="fold")
-        for key, value in described.items():
-            if isinstance(value, dict):
-                value = "\n".join(f"{k}: {v}" for k, v in value.items())
-            if isinstance(value, list):
-                value = " ".join(map(str, value))
-            table.add_row(key.replace("_", " "), escape(plain(str(value))))
-        console.print(table)
-
-
-def _describe(name: str) -> dict[str, Any]:
-    """Everything :func:`info` shows, JSON-ready."""
-    import numpy as np
-
-    from tracegen.library import open_trace
-
-    with open_trace(name) as file:
-        load = file.load_per_expert.astype(np.float64)
-        mean = np.maximum(load.mean(axis=1), 1e-300)
-        model = file.model
-        return {
-            "file": file.name,
-            "file_bytes": file.file_bytes,
-            "title": file.info.title,
-            "kind": file.info.kind,
-            "license": file.info.license,
-            "content_id": file.content_id,
-            "trace_id": file.info.trace_id,
-            "created_utc": file.info.created_utc,
-            "model": model.shape.name if model.shape else model.model_id,
-            "hidden_size": model.hidden_size,
-            "num_experts": file.num_experts,
-            "topk": file.topk,
-            "num_layers": file.num_layers,
-            "moe_layer_index": file.moe_layer_index.tolist(),
-            "num_tokens": file.num_tokens,
-            "num_steps": file.num_steps,
-            "has_gate_weights": file.has_gate_weights,
-            "has_rank": file.has_rank,
-            "slot_order": file.info.slot_order,
-            "load_max_over_mean": [round(v, 3) for v in (load.max(axis=1) / mean).tolist()],
-            "load_min_over_mean": [round(v, 3) for v in (load.min(axis=1) / mean).tolist()],
-            "provenance": file.info.provenance,
-        }
-
-
-@app.command()
-def validate(
-    traces: Annotated[list[str], typer.Argument(help="Names of `list`, or files.")],
-) -> None:
-    """Check every value of traces, and that their content is what was written."""
-    with user_errors():
-        from tracegen.library import verify
-
-        for name in traces:
-            print(f"{name}: valid, content {verify(name)}")
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tracegen.cli.common import refuse_existing, user_errors
 from tracegen.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this package to ``moereplay trace``.
-
-    Parameters
-    ----------
-    app
-        The command group.
-    """
-    app.command("capture")(_capture)
-    app.command("recover")(_recover)
-
-
-def _fail(error: UserError) -> typer.Exit:
-    """A user's mistake as one line and exit code 2."""
-    for line in (str(error), *getattr(error, "__notes__", ())):
-        print(f"error: {line}", file=sys.stderr)
-    return typer.Exit(2)
-
-
-def _capture(
+def capture(
     model: Annotated[str, typer.Argument(help="Folder or Hub name of a transformers model.")],
     prompts: Annotated[
         Path,
@@ -59,15 +43,13 @@ def _capture(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Run a Hugging Face model on prompts and record its routing."""
-    try:
-        if out.exists() and not force:
-            msg = f"{out} exists; --force overwrites it"
-            raise UserError(msg)
+    with user_errors(), _notes_of_a_stop():
+        refuse_existing(out, force)
         asked = read_prompts(prompts)[:limit]
         loaded, tokenizer = _load(model, device, dtype)
-        from tracegen.capture import capture
+        from tracegen.capture import capture as start
 
-        session = capture(
+        session = start(
             loaded,
             out,
             overwrite=force,
@@ -80,16 +62,21 @@ def _capture(
         )
         with session:
             _generate(loaded, tokenizer, asked, batch_size, max_new_tokens)
-    except UserError as error:
-        raise _fail(error) from None
-    except KeyboardInterrupt as stop:
-        for line in getattr(stop, "__notes__", ("nothing was captured",)):
-            print(f"stopped: {line}", file=sys.stderr)
-        raise typer.Exit(130) from None
     print(
         f"{out}: {len(session.layers)} layers x {session.num_tokens} tokens in "
         f"{session.num_steps} steps, content {session.content_id[:12]}"
     )
+
+
+@contextlib.contextmanager
+def _notes_of_a_stop() -> Iterator[None]:
+    """Say what a capture that the user stopped has kept, and leave with code 130."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        for line in getattr(stop, "__notes__", ("nothing was captured",)):
+            print(f"stopped: {line}", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 def read_prompts(path: Path) -> list[str | list[dict[str, str]]]:
@@ -191,7 +178,7 @@ def _generate(
             )
 
 
-def _recover(
+def recover(
     journals: Annotated[
         list[Path], typer.Argument(help="The .partial file of a killed capture, or all ranks'.")
     ],
@@ -201,10 +188,8 @@ def _recover(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Make a trace of what a killed capture left behind."""
-    from tracegen.capture import recover
+    from tracegen.capture import recover as finish
 
-    try:
-        path, digest = recover(journals, out, overwrite=force)
-    except UserError as error:
-        raise _fail(error) from None
+    with user_errors():
+        path, digest = finish(journals, out, overwrite=force)
     print(f"{path}: recovered, content {digest[:12]}; {', '.join(map(str, journals))} can go")

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,7 +31,7 @@ def plain(text: str) -> str:
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """Print a user's mistake as one line and leave with code 2.
+    """Print a user's mistake, with the notes added to it, and leave with code 2.
 
     Raises
     ------
@@ -40,5 +41,26 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        typer.echo(f"error: {plain(str(error))}", err=True)
+        for line in (str(error), *getattr(error, "__notes__", ())):
+            typer.echo(f"error: {plain(line)}", err=True)
         raise typer.Exit(2) from None
+
+
+def refuse_existing(out: Path, force: bool) -> None:
+    """Refuse to overwrite a file that exists, before the work and not after it.
+
+    Parameters
+    ----------
+    out
+        The file to write.
+    force
+        Whether overwriting was asked for.
+
+    Raises
+    ------
+    UserError
+        If the file exists and overwriting was not asked for.
+    """
+    if out.exists() and not force:
+        msg = f"{out} exists; --force overwrites it"
+        raise UserError(msg)

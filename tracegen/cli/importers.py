@@ -7,22 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from tracegen.cli.common import user_errors
+from tracegen.cli.common import refuse_existing, user_errors
 from tracegen.errors import UserError
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``moereplay trace``.
-
-    Parameters
-    ----------
-    app
-        The command group.
-    """
-    app.command("import")(_import)
-
-
-def _import(
+def import_dump(
     files: Annotated[list[Path], typer.Argument(help="Files of the dump, or its folder.")],
     format: Annotated[
         str,
@@ -64,9 +53,7 @@ def _import(
         from tracegen.file.writer import write
         from tracegen.importers import read
 
-        if out.exists() and not force:
-            msg = f"{out} exists; --force overwrites it"
-            raise UserError(msg)
+        refuse_existing(out, force)
         options: dict[str, Any] = {
             "model": model,
             "num_experts": num_experts,

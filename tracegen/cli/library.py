@@ -25,19 +25,6 @@ CatalogueOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module.
-
-    Parameters
-    ----------
-    app
-        The ``trace`` commands.
-    """
-    app.command("list")(list_traces)
-    for command in (fetch, add, publish, convert):
-        app.command()(command)
-
-
 def list_traces(
     catalogue: CatalogueOption = None,
     offline: Annotated[

@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.errors import UserError
-
-Array = npt.NDArray[Any]
+from tracegen.trace.arrays import Array
 
 MAGIC = b"moereplay-capture-journal/1\n"
 SUFFIX = ".partial"

@@ -21,8 +21,9 @@ from tracegen.file.guard import Guard, damage
 from tracegen.file.journal import refuse_journal
 from tracegen.file.schema import COLUMNS, columns_of
 from tracegen.trace import checks, content_id, provenance
+from tracegen.trace.arrays import Array
 from tracegen.trace.routing import RoutingTrace
-from tracegen.trace.tables import Array, RequestTable, TokenTable
+from tracegen.trace.tables import RequestTable, TokenTable
 
 MAX_LOAD_BYTES = 4 * 2**30
 """Decoded bytes that reading allocates unless it is told that more is meant."""

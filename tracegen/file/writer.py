@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,11 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.file import header, schema
+from tracegen.file.draft import draft_of
 from tracegen.file.schema import COLUMNS, Column
 from tracegen.trace import content_id
+from tracegen.trace.arrays import Array
 from tracegen.trace.routing import RoutingTrace
-from tracegen.trace.tables import Array
 
 
 def write(trace: RoutingTrace, path: str | Path, *, overwrite: bool = False) -> str:
@@ -54,20 +53,11 @@ def write(trace: RoutingTrace, path: str | Path, *, overwrite: bool = False) -> 
         # Part of a file, or changed since: a new trace, which must not claim the old identity.
         info = dataclasses.replace(info, trace_id="", created_utc="")
     attributes = header.root_attributes(info, digest)
-    # Beside the target, so that the final rename cannot cross file systems.
-    draft = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        arrays = 1 + sum(array is not None for array in (trace.gate_weights, trace.flags))
-        reserve = schema.metadata_bytes(trace.num_layers * arrays, trace.num_tokens)
-        with h5py.File(draft, "x", meta_block_size=reserve) as file:
-            _write_body(file, trace)
-            _write_attributes(file, attributes)
-        draft.replace(target)
-    except OSError as error:
-        msg = f"{target}: cannot be written ({error})"
-        raise UserError(msg) from error
-    finally:
-        draft.unlink(missing_ok=True)
+    arrays = 1 + sum(array is not None for array in (trace.gate_weights, trace.flags))
+    reserve = schema.metadata_bytes(trace.num_layers * arrays, trace.num_tokens)
+    with draft_of(target) as draft, h5py.File(draft, "x", meta_block_size=reserve) as file:
+        _write_body(file, trace)
+        _write_attributes(file, attributes)
     return digest
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tracegen.errors import UserError
 from tracegen.generate import draw, latent_draw
 from tracegen.generate.latent_model import MAX_SHARED, SCALES, LatentModel, normal_quantile, read
 from tracegen.models import ModelShape
+from tracegen.trace.arrays import Array, Floats
 from tracegen.trace.tables import PHASES, RequestTable, TokenTable
-
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
 
 _LENGTHS_STREAM = 2**31 + 16
 """Key of the stream of request lengths; no layer and no other purpose has it."""

@@ -14,10 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracegen.generate.latent_model import FAST_KERNEL, SCALES, LatentModel
+from tracegen.trace.arrays import Array, Floats, place_in_group
 from tracegen.trace.tables import expert_dtype
-
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
 
 ROWS_PER_BLOCK = 2048
 """Rows scored at a time; 2048 x 256 experts x 8 B stay in a core's cache."""
@@ -69,7 +67,7 @@ def latents(
         topics, runs = _whitened(topics, counts), _whitened(runs, counts)
     fast = slice(width["token"], width["token"] + width["fast"])
     slow = slice(fast.stop, per_token)
-    age = np.arange(request.size) - np.repeat(begins, counts)
+    age = place_in_group(counts)
     sorted_rows[:, fast] = _moving_average(sorted_rows[:, fast], age)
     sorted_rows[:, slow] = _autoregression(sorted_rows[:, slow], model.slow, begins, counts)
     out = np.empty((request.size, sum(width.values())))

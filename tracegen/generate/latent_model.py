@@ -25,8 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracegen.errors import UserError
-
-Floats = npt.NDArray[np.float64]
+from tracegen.trace.arrays import Floats
 
 SCALES = ("token", "fast", "slow", "request", "drift")
 """How long a latent lasts, shortest first."""

@@ -1,11 +1,9 @@
 """From the load that is wanted to the weights of draws that give it."""
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.errors import UserError
-
-Floats = npt.NDArray[np.float64]
+from tracegen.trace.arrays import Floats
 
 NODES = 64
 """Points of the Gauss-Legendre rule over arrival times."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +20,10 @@ from tracegen.generate.latent_draw import latents, route_layers
 from tracegen.generate.latent_model import MAX_SHARED, SCALES, LatentModel, normal_quantile, rounded
 from tracegen.stats import moments
 from tracegen.trace import provenance
+from tracegen.trace.arrays import Array, Floats, place_in_group
 from tracegen.trace.checks import boundaries
 from tracegen.trace.routing import RoutingTrace
-from tracegen.trace.tables import RequestTable, TokenTable, TraceInfo
-
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
+from tracegen.trace.tables import DECODE, RequestTable, TokenTable, TraceInfo
 
 WIDTH = {"token": 32, "fast": 8, "slow": 6, "request": 12, "drift": 8}
 """Latents of each scale: 66 numbers an expert. With 20 of a token, layers of gpt-oss-20b-decode
@@ -360,8 +357,8 @@ def _tables(model: LatentModel, phase: int, seed: int) -> tuple[TokenTable, Requ
 
     recorded, prompt = lengths(model.num_tokens), lengths(model.prompt_len)
     request = np.repeat(np.arange(count), recorded)
-    offset = np.arange(request.size) - np.repeat(np.cumsum(recorded) - recorded, recorded)
-    decode = phase == 1
+    offset = place_in_group(recorded)
+    decode = phase == DECODE
     step = np.arange(request.size) if decode else request
     tokens = TokenTable(
         step=step.astype(np.uint32),

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.generate import draw
 from tracegen.generate.shares import weights_for_shares
 from tracegen.stats.statistics import TraceStatistics, gini
 from tracegen.trace import provenance
+from tracegen.trace.arrays import Floats
 from tracegen.trace.routing import RoutingTrace
 from tracegen.trace.tables import TraceInfo
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

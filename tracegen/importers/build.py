@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.errors import UserError
 from tracegen.importers.routed import Imported, Options, Routed
 from tracegen.trace import provenance
+from tracegen.trace.arrays import Array
 from tracegen.trace.checks import boundaries
 from tracegen.trace.routing import RoutingTrace
 from tracegen.trace.tables import (
@@ -21,8 +21,6 @@ from tracegen.trace.tables import (
     TraceModel,
     expert_dtype,
 )
-
-Array = npt.NDArray[Any]
 
 REPEAT_SHARE = 0.05
 """Share of rows equal to the row before, in all layers, from which it is worth a notice. Two

@@ -11,16 +11,14 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.errors import UserError
 from tracegen.importers import files
-from tracegen.importers.routed import PREFILL, Options, Routed
-
-Array = npt.NDArray[Any]
+from tracegen.importers.routed import Options, Routed
+from tracegen.trace.arrays import Array, place_in_group
+from tracegen.trace.tables import PREFILL
 
 ROUNDS = 24
 """Random exchanges per slot that mix drawn rows; their co-activation no longer changes after
@@ -76,7 +74,7 @@ def draw_rows(counts: Array, topk: int, options: Options) -> Routed:
     routed = Routed(
         ids=np.concatenate(parts),
         request=steps,
-        position=np.concatenate([np.arange(rows) for rows in rows_of]),
+        position=place_in_group(rows_of),
         phase=np.full(steps.size, PREFILL, np.uint8),
         step=steps,
         drawn=True,

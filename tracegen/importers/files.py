@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.errors import UserError
-
-Array = npt.NDArray[Any]
+from tracegen.trace.arrays import Array
 
 MAX_GUNZIPPED_BYTES = 2**30
 """Longest text that a compressed file may become."""

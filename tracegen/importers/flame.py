@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.errors import UserError
-from tracegen.importers.routed import TRAINING, Options, Routed
-
-Array = npt.NDArray[Any]
+from tracegen.importers.routed import Options, Routed
+from tracegen.trace.arrays import Array
+from tracegen.trace.tables import TRAINING
 
 INSTALL = "pip install 'moereplay[parquet]'"
 

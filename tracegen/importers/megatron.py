@@ -14,7 +14,8 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.importers import files
-from tracegen.importers.routed import TRAINING, Options, Routed
+from tracegen.importers.routed import Options, Routed
+from tracegen.trace.tables import TRAINING
 
 
 def read_megatron(paths: list[Path], options: Options) -> Routed:

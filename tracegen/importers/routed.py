@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.errors import UserError
+from tracegen.trace.arrays import Array, place_in_group
+from tracegen.trace.tables import DECODE, PREFILL
 
 if TYPE_CHECKING:
     from tracegen.models import ModelShape
     from tracegen.trace.routing import RoutingTrace
 
-Array = npt.NDArray[Any]
 
-PREFILL, DECODE, TRAINING = 0, 1, 2
 """Values of the ``phase`` column that importers use."""
 
 
@@ -72,13 +71,8 @@ class Options:
         UserError
             If neither a model nor the number was given.
         """
-        if self.num_experts is not None:
-            return self.num_experts
-        shape = self.shape()
-        if shape is None:
-            msg = "the dump does not say how many experts there are: give a model or num_experts"
-            raise UserError(msg)
-        return shape.num_experts
+        needs = "the dump does not say how many experts there are: give a model or num_experts"
+        return self._given_or_of_model("num_experts", needs)
 
     def slots(self) -> int:
         """Experts per token.
@@ -88,13 +82,8 @@ class Options:
         UserError
             If neither a model nor the number was given.
         """
-        if self.topk is not None:
-            return self.topk
-        shape = self.shape()
-        if shape is None:
-            msg = "the dump does not say how many experts a token has: give a model or topk"
-            raise UserError(msg)
-        return shape.topk
+        needs = "the dump does not say how many experts a token has: give a model or topk"
+        return self._given_or_of_model("topk", needs)
 
     def decoder_layers(self) -> int:
         """Decoder layers, dense ones included.
@@ -104,13 +93,19 @@ class Options:
         UserError
             If neither a model nor the number was given.
         """
-        if self.num_layers is not None:
-            return self.num_layers
+        needs = "the dump has no header: give a model, or num_layers and topk"
+        return self._given_or_of_model("num_layers", needs)
+
+    def _given_or_of_model(self, name: str, needs: str) -> int:
+        """A size as given, else the one of the model that was named."""
+        given: int | None = getattr(self, name)
+        if given is not None:
+            return given
         shape = self.shape()
         if shape is None:
-            msg = "the dump has no header: give a model, or num_layers and topk"
-            raise UserError(msg)
-        return shape.num_layers
+            raise UserError(needs)
+        size: int = getattr(shape, name)
+        return size
 
 
 @dataclass
@@ -174,7 +169,7 @@ def from_sequences(sequences: list[Array], prompt_lens: list[int | None], **fact
         msg = f"requests differ in (layers, slots): {sorted(shapes)}"
         raise UserError(msg)
     lengths = [len(sequence) for sequence in sequences]
-    position = np.concatenate([np.arange(length) for length in lengths])
+    position = place_in_group(lengths)
     request = np.repeat(np.arange(len(lengths)), lengths)
     prompts = np.array(
         [

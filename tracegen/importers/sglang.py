@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.counts import draw_rows
-from tracegen.importers.routed import DECODE, PREFILL, Options, Routed, from_sequences
-
-Array = npt.NDArray[Any]
+from tracegen.importers.routed import Options, Routed, from_sequences
+from tracegen.trace.arrays import Array
+from tracegen.trace.tables import DECODE, PREFILL
 
 DECODE_MODE, IDLE_MODE = 2, 4
 """ForwardMode of SGLang: 1 extend, 2 decode, 3 mixed, 4 idle."""

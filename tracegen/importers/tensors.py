@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.routed import Options, Routed, from_sequences
-
-Array = npt.NDArray[Any]
+from tracegen.trace.arrays import Array
 
 IDS = ("routed_experts", "rollout_routed_experts")
 """Names of the tensor of ids."""

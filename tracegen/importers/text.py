@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.errors import UserError
 from tracegen.importers import files
-from tracegen.importers.routed import DECODE, PREFILL, Options, Routed
-
-Array = npt.NDArray[Any]
+from tracegen.importers.routed import Options, Routed
+from tracegen.trace.arrays import Array, place_in_group
+from tracegen.trace.tables import DECODE, PREFILL
 
 GPT_OSS_EXPERTS = 32
 """Routed experts of gpt-oss-20b (configuration of openai/gpt-oss-20b)."""
@@ -129,7 +127,7 @@ def read_llama_cpp(paths: list[Path], options: Options) -> Routed:
         ids=ids,
         weights=np.concatenate(weights) if len(weights) == len(parts) else None,
         request=np.repeat(np.arange(len(parts)), lengths),
-        position=np.concatenate([np.arange(length) for length in lengths]),
+        position=place_in_group(lengths),
         phase=np.concatenate(phase).astype(np.uint8),
         step=np.concatenate(step),
         layers=layers,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from tracegen.errors import UserError
+from tracegen.file.draft import draft_of
 from tracegen.library import catalogue as catalogues
 from tracegen.library import resolve, settings
 from tracegen.library.catalogue import Entry, is_url
@@ -297,14 +298,7 @@ def _copy(path: Path, folder: Path, name: str) -> Path:
     if target.exists():
         msg = f"{target} exists"
         raise UserError(msg)
-    draft = target.with_name(f".{target.name}.tmp")
-    try:
+    with draft_of(target) as draft:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, draft)
-        draft.replace(target)
-    except OSError as error:
-        msg = f"{target}: cannot be written ({error.strerror})"
-        raise UserError(msg) from error
-    finally:
-        draft.unlink(missing_ok=True)
     return target

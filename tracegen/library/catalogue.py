@@ -7,9 +7,7 @@ a stranger: names, paths, sizes and texts are checked before anything is done wi
 import functools
 import hashlib
 import json
-import os
 import re
-import secrets
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from tracegen.errors import UserError
+from tracegen.file.draft import draft_of
 
 INDEX = "index.toml"
 """File name of a catalogue."""
@@ -339,15 +338,8 @@ def write(folder: Path, entries: Iterable[Entry], comment: str) -> None:
     UserError
         If it cannot be written.
     """
-    draft = folder / f".{INDEX}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
-    try:
+    with draft_of(folder / INDEX) as draft:
         draft.write_text(text_of(entries, comment), "utf-8")
-        draft.replace(folder / INDEX)
-    except OSError as error:
-        msg = f"{folder / INDEX}: cannot be written ({error})"
-        raise UserError(msg) from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import secrets
 import shutil
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from tracegen import library
 from tracegen.errors import UserError
+from tracegen.file.draft import draft_of
 from tracegen.library import card, catalogue, describe
 from tracegen.library.card import About
 from tracegen.library.catalogue import INDEX, Entry
@@ -70,8 +70,7 @@ def add(
     listed_there = library.lookup(trace)
     known = listed_there.entry if listed_there else None
     path = library.find(trace)
-    draft = folder / f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
-    try:
+    with draft_of(folder / f"{name}.h5") as draft:
         # Copied first and checked then: what is listed is what was checked.
         shutil.copyfile(path, draft)
         entry = describe.entry(
@@ -85,12 +84,6 @@ def add(
         if not entry.license:
             msg = f"{trace}: says nothing of its licence; nobody could use it"
             raise UserError(msg)
-        draft.replace(folder / entry.file)
-    except OSError as error:
-        msg = f"{folder}: cannot be written ({error.strerror})"
-        raise UserError(msg) from error
-    finally:
-        draft.unlink(missing_ok=True)
     listed = sorted({**there, name: entry}.items())
     catalogue.write(folder, [item for _, item in listed], COMMENT)
     return entry

@@ -9,16 +9,13 @@ weight; least squares over the distances separates the parts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tracegen.errors import UserError
 from tracegen.generate.latent_model import fast_correlation
-
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
+from tracegen.trace.arrays import Array, Floats
 
 WINDOWS = ((1, 1), (2, 5), (8, 31))
 """Distances in tokens that are pooled: neighbours, a few tokens, the plateau after them."""

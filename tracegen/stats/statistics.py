@@ -12,14 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.errors import UserError
 from tracegen.stats.moments import indicators
+from tracegen.trace.arrays import Array, Floats
 from tracegen.trace.routing import RoutingTrace
-
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
 
 LAGS = (1, 2, 4, 8, 16, 32, 64)
 """Distances at which reuse is measured, in tokens of the same request."""

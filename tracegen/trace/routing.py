@@ -13,8 +13,9 @@ from tracegen.models import ModelShape
 from tracegen.models import load as load_model
 from tracegen.models import names as model_names
 from tracegen.trace import checks
+from tracegen.trace.arrays import Array
 from tracegen.trace.content_id import content_id
-from tracegen.trace.tables import Array, RequestTable, TokenTable, TraceData
+from tracegen.trace.tables import RequestTable, TokenTable, TraceData
 
 if TYPE_CHECKING:
     import networkx

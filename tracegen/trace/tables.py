@@ -4,16 +4,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from tracegen.models import ModelShape
+from tracegen.trace.arrays import Array
 
-Array = npt.NDArray[Any]
 Kind = Literal["synthetic", "captured", "imported"]
 SlotOrder = Literal["weight_desc", "id_asc", "native"]
 
 PHASES = ("prefill", "decode", "training", "encoder")
 """Names of the values of the ``phase`` column, in order."""
+PREFILL, DECODE, TRAINING, ENCODER = range(len(PHASES))
+"""Values of the ``phase`` column."""
 
 
 def expert_dtype(num_experts: int) -> np.dtype[Any]:
