@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +44,6 @@ def imports(path: Path, *, with_types: bool) -> Iterator[str]:
             if node.level:
                 parents = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*parents, *([node.module] if node.module else [])])
-            yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
@@ -85,6 +85,72 @@ def test_traces_and_hardware_know_nothing_of_each_other_or_of_replay(package: st
         for name in imports(path, with_types=True):
             if not is_shared(name):
                 assert name.split(".")[0] not in others, f"{path.name}: {name}"
+
+
+# ---- rooms of tracegen ---------------------------------------------------------------
+
+TRACEGEN_ROOMS = (
+    "errors",     # shared by all packages
+    "models",     # shapes of models
+    "trace",      # the trace in memory
+    "file",       # the trace on disk, complete or still being captured
+    "library",    # traces found, fetched and published
+    "importers",  # dumps of other tools become traces
+    "capture",    # a running model becomes a trace
+    "generate",   # parameters become a trace
+    "stats",      # a trace becomes numbers and pictures
+    "imitate",    # a trace becomes parameters
+    "cli",        # every command; nobody in tracegen imports it
+)  # fmt: skip
+"""Rooms of tracegen, lowest first: each may import those before it, at any depth of the code."""
+
+TRACEGEN = {module_of(path): path for path in (ROOT / "tracegen").rglob("*.py")}
+
+
+def modules_imported(module: str) -> set[str]:
+    """Modules of tracegen that a module takes something from."""
+    taken = imports(TRACEGEN[module], with_types=True)
+    # A name is a module itself, or is defined in the module before its last dot.
+    homes = {name if name in TRACEGEN else name.rpartition(".")[0] for name in taken}
+    return homes & set(TRACEGEN)
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_every_module_of_tracegen_is_in_a_room() -> None:
+    assert {room_of(name) for name in TRACEGEN if name != "tracegen"} == set(TRACEGEN_ROOMS)
+    assert "tracegen.trace.tables" in modules_imported("tracegen.trace.routing")
+
+
+@pytest.mark.parametrize("room", TRACEGEN_ROOMS)
+def test_rooms_of_tracegen_import_only_lower_ones(room: str) -> None:
+    lower = TRACEGEN_ROOMS[: TRACEGEN_ROOMS.index(room) + 1]
+    for module in TRACEGEN:
+        if module.startswith(f"tracegen.{room}"):
+            for name in modules_imported(module) - {"tracegen"}:
+                assert room_of(name) in lower, f"{module} imports {name}"
+
+
+def test_ways_into_a_trace_know_nothing_of_each_other() -> None:
+    ways = ("importers", "capture", "generate")
+    for module in TRACEGEN:
+        for way in ways:
+            if module.startswith(f"tracegen.{way}"):
+                others = {name for name in modules_imported(module) if name != "tracegen"}
+                assert not {name for name in others if room_of(name) in set(ways) - {way}}, module
+
+
+def test_no_modules_of_tracegen_import_each_other_in_a_circle() -> None:
+    graph = networkx.DiGraph(
+        (module, name) for module in TRACEGEN for name in modules_imported(module)
+    )
+    circles = [part for part in networkx.strongly_connected_components(graph) if len(part) > 1]
+    assert graph.number_of_edges() > 100 and not circles
+
+
+# ---- replay ---------------------------------------------------------------------------
 
 
 def test_the_graph_knows_no_experts() -> None:
