@@ -1,6 +1,6 @@
 """Scheduling a task graph: prepares the kernel's arrays, runs it, and reads the result.
 
-The semantics are in ``replay/DESIGN.md`` (engine semantics); how the kernel gets its speed, too.
+The semantics are in ``replay/graph/ENGINE.md``; how the kernel gets its speed, too.
 """
 
 from __future__ import annotations

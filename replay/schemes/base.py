@@ -64,7 +64,7 @@ class Scheme(ABC):
     proposes: ClassVar[frozenset[str]] = frozenset()
     """Capabilities that the scheme adds to a system that lacks them: hardware that is proposed."""
     traffic: ClassVar[str]
-    """Class of the payload traffic: none, pair, copy, dense or switch (DESIGN.md, "Traffic")."""
+    """Class of the payload traffic: none, pair, copy, dense or switch (MECHANISMS.md, "Traffic")."""
     phases_separated: ClassVar[bool] = True
     """Whether a barrier over all ranks lies between dispatch and combine, so that the busiest ports
     of the two phases bound the layer one after the other."""

@@ -1,4 +1,4 @@
-"""The engine's slow twin: the semantics of replay/DESIGN.md, word for word, in plain Python.
+"""The engine's slow twin: the semantics of replay/graph/ENGINE.md, word for word, in plain Python.
 
 Everything is looked up again whenever it is needed, so that nothing here can go stale: waiting
 tasks are sorted anew for every start. Use it on graphs of a few hundred tasks.
