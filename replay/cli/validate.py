@@ -19,6 +19,9 @@ def validate(
         list[str] | None,
         typer.Option("--set", metavar="K=V", help="Change a hardware value; repeatable."),
     ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the errors as a Markdown table, no more.")
+    ] = False,
     json_: Annotated[
         Path | None, typer.Option("--json", help="Write every row to this file.")
     ] = None,
@@ -57,11 +60,14 @@ def validate(
     for outcome in outcomes if plots is not None else []:
         assert plots is not None
         _write(plots / f"{outcome.table.name}.svg", report.picture(outcome))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)
-    for lines in report.text_tables(outcomes):
-        console.print(lines)
+    if markdown:
+        print(report.markdown_table(outcomes), end="")
+    else:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console = Console(highlight=False, width=WIDTH)
+        for lines in report.text_tables(outcomes):
+            console.print(lines)
     if not report.all_hold(outcomes):
         raise typer.Exit(1)
 

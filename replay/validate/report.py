@@ -1,4 +1,4 @@
-"""Outcomes as text, JSON and pictures."""
+"""Outcomes as text, Markdown, JSON and pictures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,35 @@ if TYPE_CHECKING:
     from replay.validate.table import Outcome
 
 SCHEMA = "moereplay-validation/1"
+COLUMNS = ("table", "part", "rows", "mean %", "median %", "p95 %", "bias %", "bound %")
+NUM_LABELS = 2  # of the columns
 
 
 def all_hold(outcomes: Sequence[Outcome]) -> bool:
     """Whether every stated bound holds."""
     return all(held for outcome in outcomes for _, _, held in outcome.checks())
+
+
+def error_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """One row of cells for each part of each table, under `COLUMNS`."""
+    rows = []
+    for outcome in outcomes:
+        for bound, numbers, _ in outcome.checks():
+            cells = [outcome.table.name, bound.name, f"{numbers['count']:.0f}"]
+            if numbers["count"]:
+                cells += [f"{numbers[key]:.1f}" for key in ("mean", "median", "p95")]
+                cells.append(f"{numbers['bias']:+.1f}")
+            else:
+                cells += ["-"] * 4
+            rows.append([*cells, f"{bound.mape_percent:g}"])
+    return rows
+
+
+def markdown_table(outcomes: Sequence[Outcome]) -> str:
+    """Errors by table and part, as VALIDATION.md shows them."""
+    from replay.sweeps.table import markdown
+
+    return "\n".join(markdown(COLUMNS, error_rows(outcomes), labels=NUM_LABELS)) + "\n"
 
 
 def text_tables(outcomes: Sequence[Outcome]) -> list[TextTable]:
@@ -26,23 +50,19 @@ def text_tables(outcomes: Sequence[Outcome]) -> list[TextTable]:
     from rich.table import Table as TextTable
 
     errors = TextTable(box=box.SIMPLE_HEAD, title="predicted against measured")
-    for column in ("table", "part", "rows", "mean %", "median %", "p95 %", "bias %", "bound %", ""):
-        left = column in ("table", "part", "")
+    for index, column in enumerate((*COLUMNS, "")):
+        left = index < NUM_LABELS or not column
         errors.add_column(column, justify="left" if left else "right", no_wrap=left)
     worst = TextTable(box=box.SIMPLE_HEAD, title="furthest off")
     for column in ("table", "row", "measured", "predicted", "error %"):
         worst.add_column(column, justify="left" if column in ("table", "row") else "right")
     for outcome in outcomes:
         table = outcome.table
-        for bound, numbers, held in outcome.checks():
-            cells = [f"{numbers[key]:.1f}" for key in ("mean", "median", "p95")]
-            errors.add_row(
-                table.name, bound.name, f"{numbers['count']:.0f}", *cells,
-                f"{numbers['bias']:+.1f}", f"{bound.mape_percent:g}", "" if held else "MISSED",
-            )  # fmt: skip
-        out = int(outcome.left_out.sum())
-        if out:
-            errors.add_row(table.name, "[dim]outliers, left out by rule[/dim]", str(out))
+        for cells, (_, _, held) in zip(error_rows([outcome]), outcome.checks(), strict=True):
+            errors.add_row(*cells, "" if held else "MISSED")
+        num_left_out = int(outcome.left_out.sum())
+        if num_left_out:
+            errors.add_row(table.name, "[dim]outliers, left out by rule[/dim]", str(num_left_out))
         for index in outcome.worst(3):
             row = outcome.rows[index]
             worst.add_row(
