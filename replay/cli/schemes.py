@@ -23,7 +23,7 @@ def schemes(
 
     if as_json:
         rows = [
-            {**scheme().describe(), "summary": scheme.summary, "needs": sorted(scheme.needs)}
+            {**scheme.describe(), "summary": scheme.summary, "needs": sorted(scheme.needs)}
             for scheme in SCHEMES.values()
         ]
         print(json.dumps(rows, indent=1, sort_keys=True))
@@ -32,7 +32,7 @@ def schemes(
     for column in ("scheme", "what it does", "source", "assumes", "options"):
         table.add_column(column)
     for scheme in SCHEMES.values():
-        options = "\n".join(f"{k}={v}" for k, v in asdict(scheme().options).items())
+        options = "\n".join(f"{k}={v}" for k, v in asdict(scheme.options).items())
         needs = f"needs {', '.join(sorted(scheme.needs))}" if scheme.needs else ""
         assumed = "; ".join(part for part in (scheme.assumes, needs) if part)
         table.add_row(scheme.name, scheme.summary, scheme.source, assumed, options)

@@ -25,7 +25,7 @@ from replay.run.chain import ChainLink, replay_chain
 from replay.run.layer import build_graph, make_work, replay_layer
 from replay.run.tune import Trial
 from replay.run.tune import tune as tuned
-from replay.schemes import SCHEMES, Scheme, supported
+from replay.schemes import Scheme, find, supported
 from replay.work.batch import Batch, form_batch
 from replay.work.layer import Precision
 from replay.work.placement import identify
@@ -318,9 +318,7 @@ def _in_processes(
 
 def _scheme(scheme: str | Scheme, options: Mapping[str, Any] | None, system: System) -> Scheme:
     if isinstance(scheme, str):
-        if scheme not in SCHEMES:
-            raise unknown("scheme", scheme, SCHEMES)
-        scheme = SCHEMES[scheme].with_options(options or {})
+        scheme = find(scheme).with_options(options or {})
     elif options:
         message = "options go with the name of a scheme; a Scheme has its own"
         raise UserError(message)

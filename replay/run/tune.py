@@ -101,7 +101,7 @@ class _Search:
 
     def scheme(self, chosen: dict[str, int]) -> Scheme:
         """The scheme with some options changed."""
-        return type(self._scheme)(dataclasses.replace(self._scheme.options, **chosen))
+        return self._scheme.with_options(chosen)
 
     def makespan_ps(self, chosen: dict[str, int], *, must_run: bool = False) -> int | None:
         """Time of the layer, or None where the scheme refuses the options."""

@@ -1,43 +1,19 @@
-"""All schemes: one file each, one dict of all."""
+"""All schemes: one file or folder each, one dict of all.
+
+Where to look:
+
+- What a scheme is, and what its tasks must satisfy: `replay.schemes.base`.
+- How to add one: ``ADDING.md`` beside this file, which walks through `replay.schemes.plain`.
+- Bytes on every port, such as DeepEP's: `replay.schemes.traffic` for the closed forms of all
+  classes, `replay.schemes.deepep.normal` for DeepEP.
+- Each model and its source: the heads of `ideal`, `nccl_alltoall`, `deepep.normal`, `nvls`,
+  `comet`, `flashdmoe.scheme`, `dysharp.scheme`, `moe_hub.scheme`.
+- Schemes by name, from a file or from a plug-in: `replay.schemes.registry.find`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from replay.schemes.base import Scheme
-from replay.schemes.comet import Comet
-from replay.schemes.deepep.normal import DeepEp
-from replay.schemes.dysharp.scheme import DySharp, DySharpBasic, DySharpComet, DySharpFusionOnly
-from replay.schemes.flashdmoe.scheme import FlashDMoe
-from replay.schemes.ideal import Ideal
-from replay.schemes.moe_hub.scheme import MoeHub
-from replay.schemes.nccl_alltoall import NcclAllToAll
-from replay.schemes.nvls import Nvls
+from replay.schemes.registry import SCHEMES, find, supported
 
-if TYPE_CHECKING:
-    from hwmodel import System
-
-__all__ = ["SCHEMES", "Scheme", "supported"]
-
-SCHEMES: dict[str, type[Scheme]] = {
-    scheme.name: scheme
-    for scheme in (
-        Ideal,
-        NcclAllToAll,
-        DeepEp,
-        Nvls,
-        Comet,
-        FlashDMoe,
-        DySharpBasic,
-        DySharpFusionOnly,
-        DySharpComet,
-        DySharp,
-        MoeHub,
-    )
-}
-
-
-def supported(system: System) -> list[str]:
-    """Names of the schemes whose needs the system meets, in the order of `SCHEMES`."""
-    has = {capability.value for capability in system.capabilities}
-    return [name for name, scheme in SCHEMES.items() if scheme.needs <= has]
+__all__ = ["SCHEMES", "Scheme", "find", "supported"]

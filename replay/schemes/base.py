@@ -1,20 +1,19 @@
-"""What a scheme is.
+"""The definition of a scheme.
 
-A scheme is a class with a one-line summary, its source, what it assumes, the capabilities it
-needs, a frozen dataclass of options, and one method that adds the tasks of one layer to a graph.
-It has no clock, no randomness and does no I/O; it never asks how long anything takes. To add one,
-write one file and list the class in ``replay/schemes/__init__.py``: the contract suite then tests
-it.
+A scheme is an object with a name, a summary, its source, its assumptions, the capabilities that it
+needs, a frozen dataclass of options, and one method that adds the tasks of one layer to a graph. It
+has no clock, no randomness and does no I/O. ``replay/schemes/ADDING.md`` says how to add one.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from replay.errors import UserError, unknown
+from replay.schemes.options import Options, checked, converted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,62 +22,73 @@ if TYPE_CHECKING:
     from replay.machine.resources import Discipline
     from replay.work.layer import LayerWork
 
-MOST = 2**31 - 1
-"""Of any option that is a whole number: products of it with a layer's sizes fit 64 bits."""
-
-
-@dataclasses.dataclass(frozen=True)
-class NoOptions:
-    """Options of a scheme that has none."""
-
-    def check(self) -> None:
-        """Refuse impossible values.
-
-        Raises
-        ------
-        UserError
-            Naming the option, its value and what is possible.
-        """
-
 
 class Scheme(ABC):
     """One way to carry out dispatch, expert computation and combine.
 
+    The attributes are set in the class or, where one class has several variants, by its
+    ``__init__``.
+
     Parameters
     ----------
     options
-        The scheme's own `Options`; None takes the defaults.
+        Options of the scheme's own class; None takes the defaults.
+
+    Attributes
+    ----------
+    name
+        Name by which the scheme is asked for.
+    summary
+        What the scheme does, in at most 70 characters.
+    source
+        Paper and section, or repository and file, that the model follows.
+    traffic
+        Class of the payload traffic, a key of `replay.schemes.traffic.TRAFFIC`.
+    assumes
+        What the model takes for granted where its source leaves something open.
+    overlap
+        What runs at the same time: "none", or the part of the layer.
+    needs
+        Capabilities of a system without which the scheme cannot run.
+    proposes
+        Capabilities that the scheme adds to a system that lacks them: hardware that is proposed.
+    phases_separated
+        Whether a barrier over all ranks lies between dispatch and combine, so that the busiest
+        ports of the two phases bound the layer one after the other.
+    candidates
+        Values of options among which `replay.run.tune` may choose, such as splits of the SMs.
+    unpadded
+        Options with which no tile is padded; the contract counts multiplied rows with them.
+    options
+        Values of the options.
 
     Raises
     ------
     UserError
-        If a value is not possible.
+        If the value of an option is not possible.
     """
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    source: ClassVar[str]
-    assumes: ClassVar[str] = ""
-    needs: ClassVar[frozenset[str]] = frozenset()
-    """Capabilities of a system without which the scheme cannot run."""
-    proposes: ClassVar[frozenset[str]] = frozenset()
-    """Capabilities that the scheme adds to a system that lacks them: hardware that is proposed."""
-    traffic: ClassVar[str]
-    """Class of the payload traffic: none, pair, copy, dense or switch (MECHANISMS.md, "Traffic")."""
-    phases_separated: ClassVar[bool] = True
-    """Whether a barrier over all ranks lies between dispatch and combine, so that the busiest ports
-    of the two phases bound the layer one after the other."""
-    candidates: ClassVar[Mapping[str, tuple[int, ...]]] = MappingProxyType({})
-    """Values of its options among which `replay.run.tune` may choose, such as splits of the SMs."""
-    Options: ClassVar[type[NoOptions]] = NoOptions
+    name: str
+    summary: str
+    source: str
+    traffic: str
+    assumes: str = ""
+    overlap: str = "none"
+    needs: frozenset[str] = frozenset()
+    proposes: frozenset[str] = frozenset()
+    phases_separated: bool = True
+    candidates: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    unpadded: Mapping[str, Any] = MappingProxyType({})
+    options: Any = Options()
+    code: str = ""
+    """SHA-256 of the source of a scheme from outside; empty for one of moereplay's own."""
+    origin: str = ""
+    """``path/to/file.py:Name`` of a scheme from a file; empty for any other."""
 
-    def __init__(self, options: NoOptions | None = None) -> None:
-        self.options: Any = self.Options() if options is None else options
-        for name, value in dataclasses.asdict(self.options).items():
-            if isinstance(value, int) and value > MOST:
-                message = f"option {name}={value} of scheme {self.name!r}: must be at most {MOST}"
-                raise UserError(message)
-        self.options.check()
+    def __init__(self, options: Options | None = None) -> None:
+        if options is not None:
+            self.options = options
+        checked(self.name, self.options)
 
     @property
     def uplinks(self) -> Discipline:
@@ -88,6 +98,23 @@ class Scheme(ABC):
     @abstractmethod
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the tasks of one layer.
+
+        The contract (``moereplay schemes check NAME``, `replay.contract`) demands of them:
+
+        - Rank r does nothing for the layer before ``start[r]``.
+        - Every token that has an expert is followed twice. ``machine.follow("sent", token, task)``
+          names the task in which it leaves its rank; ``machine.follow("combined", token, task)``
+          names the task after which it is combined.
+        - Tasks of the experts' GEMMs have the kinds `Kind.GEMM1` and `Kind.GEMM2` and carry the
+          number of their expert as ``tag``. Together they multiply exactly the rows that are routed
+          to the expert, on the rank that has it, and none runs before its rows are there. Tasks
+          of `replay.compute.experts` are like this.
+        - The payload on every port is that of the scheme's class of `traffic`, to the byte.
+          Payload are the rows alone; indices, weights, counts and flags are ``meta_bytes``, or
+          messages without payload.
+        - What is returned comes after everything that the ranks wait for: a later layer begins
+          behind it.
+        - The same work gives the same tasks, whenever it is called.
 
         Parameters
         ----------
@@ -101,10 +128,16 @@ class Scheme(ABC):
         Returns
         -------
         (rank,) tasks: rank r's tokens are combined.
+
+        Raises
+        ------
+        UserError
+            If the options do not fit the machine.
         """
 
     def describe(self) -> dict[str, Any]:
         """Name, source, assumptions and all options, for a result's provenance."""
+        code = {"code": self.code} if self.code else {}
         return {
             "name": self.name,
             "source": self.source,
@@ -112,58 +145,18 @@ class Scheme(ABC):
             "proposes": sorted(self.proposes),
             "traffic": self.traffic,
             "options": dataclasses.asdict(self.options),
+            **code,
         }
 
-    @classmethod
-    def with_options(cls, given: Mapping[str, Any]) -> Scheme:
-        """Make the scheme with options by name; text is converted to the option's type.
+    def with_options(self, given: Mapping[str, Any]) -> Scheme:
+        """The scheme with some options replaced; text is converted to the option's type.
 
         Raises
         ------
         UserError
-            If an option is unknown or its value is not of its type.
+            If an option is unknown, or its value is not of its type or not possible.
         """
-        fields = {field.name: field for field in dataclasses.fields(cls.Options)}
-        values: dict[str, Any] = {}
-        for name, value in given.items():
-            if name not in fields:
-                if not fields:
-                    message = f"scheme {cls.name!r} has no options; {name!r} was given"
-                    raise UserError(message)
-                raise unknown(f"option of scheme {cls.name!r}", name, fields)
-            values[name] = _convert(cls.name, name, value, type(fields[name].default))
-        return cls(cls.Options(**values))
-
-
-def _convert(scheme: str, name: str, value: Any, wanted: type) -> Any:
-    """Turn an option's text into the type of its default."""
-    if not isinstance(value, str):
-        if type(value) is wanted:
-            return value
-    elif wanted is str:
-        return value
-    elif wanted is bool:
-        if value.lower() in ("true", "false"):
-            return value.lower() == "true"
-    else:
-        try:
-            return wanted(value)
-        except ValueError:
-            pass
-    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    message = f"option {name}={value!r} of scheme {scheme!r}: expected {expected[wanted]}"
-    raise UserError(message)
-
-
-def at_least(scheme: str, least: int, **values: int) -> None:
-    """Refuse options below a least value.
-
-    Raises
-    ------
-    UserError
-        Naming the first option that is too small.
-    """
-    for name, value in values.items():
-        if value < least:
-            message = f"option {name}={value} of scheme {scheme!r}: must be at least {least}"
-            raise UserError(message)
+        changed = copy.copy(self)
+        changed.options = converted(self.name, self.options, given)
+        checked(self.name, changed.options)
+        return changed

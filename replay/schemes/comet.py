@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,11 +20,10 @@ from replay.compute.experts import Gemm, gemm_tasks, row_tiles
 from replay.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
 from replay.errors import UserError
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
-from replay.schemes.base import NoOptions, Scheme, at_least
+from replay.schemes.base import Scheme
+from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from replay.machine.machine import Ints, Machine
     from replay.work.layer import LayerWork
 
@@ -37,53 +36,58 @@ SPLITS = (6, 12, 18, 26, 36, 46, 60)
 
 
 @dataclass(frozen=True)
-class CometOptions(NoOptions):
-    """Options.
+class CometOptions(Options):
+    """Options of the two fused kernels."""
 
-    Attributes
-    ----------
-    dispatch_sms, combine_sms
-        SMs that communicate in kernel 1 and kernel 2. The library profiles its pre-compiled split
-        points; the paper's Figure 8 shows 18, 26 and 46 as the best ones of kernel 2.
-    message_rows
-        Most rows that a communicating block moves at a time.
-    column_block
-        Columns of GEMM-2's output that are finished, reduced and sent together. The paper says
-        "column blocks"; their width is open.
-    weight_passes
-        How often kernel 1 and 2 read an expert's weights from HBM (see `gemm_tasks`).
-    """
-
-    dispatch_sms: int = 26
-    combine_sms: int = 26
-    message_rows: int = 16
-    column_block: int = 512
-    weight_passes: int = 1
-
-    def check(self) -> None:
-        """See `NoOptions.check`."""
-        at_least(
-            "comet", 1, dispatch_sms=self.dispatch_sms, combine_sms=self.combine_sms,
-            message_rows=self.message_rows, column_block=self.column_block,
-            weight_passes=self.weight_passes,
-        )  # fmt: skip
+    dispatch_sms: int = option(
+        26,
+        least=1,
+        help="SMs that communicate in kernel 1. The library profiles several pre-compiled splits.",
+        source="arXiv 2502.19811v3 figure 8: 18, 26 and 46 are the best for kernel 2",
+    )
+    combine_sms: int = option(
+        26,
+        least=1,
+        help="SMs that communicate in kernel 2.",
+        source="arXiv 2502.19811v3 figure 8: 18, 26 and 46 are the best",
+    )
+    message_rows: int = option(
+        16,
+        least=1,
+        unit="rows",
+        help="Most rows that a communicating block moves at a time.",
+        source="assumed",
+    )
+    column_block: int = option(
+        512,
+        least=1,
+        unit="columns",
+        help="Columns of GEMM-2's output that are finished, reduced and sent together.",
+        source='assumed; the paper says "column blocks" and leaves their width open',
+    )
+    weight_passes: int = option(
+        1,
+        least=1,
+        help="How often each kernel reads an expert's weights from HBM (see `gemm_tasks`).",
+        source="assumed: the tiles of an expert run together and share the L2 cache",
+    )
 
 
 class Comet(Scheme):
     """Tile-granular overlap inside each of two fused kernels."""
 
-    name: ClassVar[str] = "comet"
-    summary: ClassVar[str] = "COMET (paper): two fused kernels, tile-granular, communication SMs"
-    source: ClassVar[str] = "arXiv 2502.19811v3 sections 3-4"
-    assumes: ClassVar[str] = (
-        "26 communication SMs a kernel, 512-column blocks, rows fetched by their reader"
+    name = "comet"
+    summary = "COMET (paper): two fused kernels, tile-granular, communication SMs"
+    source = "arXiv 2502.19811v3 sections 3-4"
+    assumes = (
+        "26 SMs communicate in each kernel; column blocks have 512 columns; "
+        "rows are fetched by the GPU that reads them"
     )
-    traffic: ClassVar[str] = "pair"
-    phases_separated: ClassVar[bool] = False
-    candidates: ClassVar[Mapping[str, tuple[int, ...]]] = MappingProxyType(
-        {"dispatch_sms": SPLITS, "combine_sms": SPLITS}
-    )
-    Options: ClassVar[type[NoOptions]] = CometOptions
+    traffic = "pair"
+    overlap = "inside each of two fused kernels"
+    phases_separated = False
+    candidates = MappingProxyType({"dispatch_sms": SPLITS, "combine_sms": SPLITS})
+    options: CometOptions = CometOptions()
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add counts, the fused kernel of dispatch and GEMM-1, that of GEMM-2 and combine."""

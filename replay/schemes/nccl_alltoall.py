@@ -8,14 +8,15 @@ channels, a FIFO of 8 slots per connection in the receiver's memory).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replay.compute.experts import separate_kernels
 from replay.machine import rings
 from replay.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
-from replay.schemes.base import NoOptions, Scheme, at_least
+from replay.schemes.base import Scheme
+from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
@@ -25,45 +26,46 @@ PROB_BYTES = 4  # the gate weight of a pair, FP32, in an all-to-all of its own
 
 
 @dataclass(frozen=True)
-class NcclOptions(NoOptions):
-    """Options.
+class NcclOptions(Options):
+    """Options of the point-to-point kernel."""
 
-    Attributes
-    ----------
-    channels
-        Channels of the point-to-point kernel, one SM each. NCCL chooses up to 32 on NVLink; no
-        source gives the number for this case, so it is a working value.
-    channels_per_peer
-        Channels that share one peer's message.
-    slice_bytes
-        Data moved through one slot before it is handed on.
-    slots
-        Slots of a connection's FIFO (NCCL_STEPS).
-    """
-
-    channels: int = 24
-    channels_per_peer: int = 4
-    slice_bytes: int = 131072
-    slots: int = 8
-
-    def check(self) -> None:
-        """See `NoOptions.check`."""
-        at_least(
-            "nccl-alltoall", 1, channels=self.channels, channels_per_peer=self.channels_per_peer,
-            slice_bytes=self.slice_bytes, slots=self.slots,
-        )  # fmt: skip
+    channels: int = option(
+        24,
+        least=1,
+        help="Channels of the point-to-point kernel. Each channel occupies one SM.",
+        source="a working value: NCCL chooses up to 32 on NVLink, no source gives the number here",
+    )
+    channels_per_peer: int = option(
+        4,
+        least=1,
+        help="Channels that share the message to one peer.",
+        source="a working value, as for channels",
+    )
+    slice_bytes: int = option(
+        131072,
+        least=1,
+        unit="bytes",
+        help="Data that moves through one slot before the slot is handed on.",
+        source="a working value",
+    )
+    slots: int = option(
+        8,
+        least=1,
+        help="Slots in the FIFO of a connection.",
+        source="NCCL_STEPS",
+    )
 
 
 class NcclAllToAll(Scheme):
     """One row per (token, expert), counts first, host synchronisation, no overlap."""
 
-    name: ClassVar[str] = "nccl-alltoall"
-    summary: ClassVar[str] = "NCCL all-to-all-v of (token, expert) rows, as Megatron-LM does it"
-    source: ClassVar[str] = "Megatron-LM token_dispatcher.py; NCCL point-to-point protocol"
-    assumes: ClassVar[str] = "24 NCCL channels, 4 a peer"
-    traffic: ClassVar[str] = "pair"
-    phases_separated: ClassVar[bool] = False
-    Options: ClassVar[type[NoOptions]] = NcclOptions
+    name = "nccl-alltoall"
+    summary = "NCCL all-to-all-v of (token, expert) rows, as Megatron-LM does it"
+    source = "Megatron-LM token_dispatcher.py; NCCL point-to-point protocol"
+    assumes = "24 NCCL channels, of which each peer gets 4"
+    traffic = "pair"
+    phases_separated = False
+    options: NcclOptions = NcclOptions()
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add permute, all-to-all, sort, experts, unsort, all-to-all, unpermute."""

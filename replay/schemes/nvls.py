@@ -10,13 +10,14 @@ and nccl-tests issues for the rates.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replay.compute.experts import separate_kernels
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
-from replay.schemes.base import NoOptions, Scheme, at_least
+from replay.schemes.base import Scheme
+from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
@@ -26,40 +27,39 @@ ID_AND_WEIGHT_BYTES = 4 + 4  # of each of a token's experts, gathered with its r
 
 
 @dataclass(frozen=True)
-class NvlsOptions(NoOptions):
-    """Options.
+class NvlsOptions(Options):
+    """Options of the dense exchange."""
 
-    Attributes
-    ----------
-    num_sms
-        SMs that issue the multimem instructions (NCCL's NVLS kernels use 16 on Hopper).
-    block_rows
-        Rows that one task moves; a modelling grain, since the whole tensor is one stream.
-    loopback
-        Whether the caller's own copy passes the switch too. NVLS hardware does so (byte counters on
-        H20); the published accounting does not count it, and neither does the default.
-    """
-
-    num_sms: int = 16
-    block_rows: int = 8
-    loopback: bool = False
-
-    def check(self) -> None:
-        """See `NoOptions.check`."""
-        at_least("nvls", 1, num_sms=self.num_sms, block_rows=self.block_rows)
+    num_sms: int = option(
+        16,
+        least=1,
+        help="SMs that issue the multimem instructions.",
+        source="NCCL's NVLS kernels use 16 on Hopper",
+    )
+    block_rows: int = option(
+        8,
+        least=1,
+        unit="rows",
+        help="Rows that one task moves. The whole tensor is one stream; this is the model's grain.",
+        source="chosen for the model",
+    )
+    loopback: bool = option(
+        False,
+        help="Whether the caller's own copy passes the switch too. NVLS hardware does so; the "
+        "published accounting does not count it.",
+        source="published accounting (byte counters on H20 show that hardware does it)",
+    )
 
 
 class Nvls(Scheme):
     """All-gather by multicast, experts, reduce-scatter by in-switch reduction; dense buffers."""
 
-    name: ClassVar[str] = "nvls"
-    summary: ClassVar[str] = "multicast all-gather and in-switch reduce-scatter of all tokens"
-    source: ClassVar[str] = (
-        "arXiv 2605.05607 section II-C; Megatron-Core token_dispatcher_inference.py"
-    )
-    needs: ClassVar[frozenset[str]] = frozenset({"multicast", "reduction"})
-    traffic: ClassVar[str] = "dense"
-    Options: ClassVar[type[NoOptions]] = NvlsOptions
+    name = "nvls"
+    summary = "multicast all-gather and in-switch reduce-scatter of all tokens"
+    source = "arXiv 2605.05607 section II-C; Megatron-Core token_dispatcher_inference.py"
+    needs = frozenset({"multicast", "reduction"})
+    traffic = "dense"
+    options: NvlsOptions = NvlsOptions()
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add barrier, all-gather, permute, experts, scatter-add, barrier, reduce-scatter."""

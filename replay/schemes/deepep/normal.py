@@ -1,5 +1,13 @@
 """DeepEP, first version, normal kernels inside one NVLink domain.
 
+Traffic: every token travels once to each other GPU that has at least one of its experts, and once
+back, however many of its experts that GPU has. With r(t) the number of those GPUs for token t, B_d
+and B_c the bytes of a row out and back (`LayerWork.dispatch_row_bytes`, `combine_row_bytes`), and
+In(g) the copies that GPU g receives of other GPUs' tokens, the payload of GPU g's port is
+
+    dispatch: up B_d x sum of r(t) over g's tokens, down B_d x In(g)
+    combine:  up B_c x In(g), down B_c x sum of r(t) over g's tokens
+
 Source: deepseek-ai/DeepEP at dd758ca, ``csrc/kernels/legacy/intranode.cu`` and the legacy buffer:
 one copy per (token, GPU); channels of one sending and one receiving SM; chunks stored into a ring
 on the receiver, which copies them out and returns the room; in the combine each GPU first adds
@@ -14,15 +22,16 @@ memory do; measured times step up where a channel's tokens no longer fit its add
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replay.compute.experts import separate_kernels
-from replay.errors import UserError, unknown
+from replay.errors import UserError
 from replay.machine import rings
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
-from replay.schemes.base import NoOptions, Scheme, at_least
+from replay.schemes.base import Scheme
+from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from replay.machine.kinds import PhaseKinds
@@ -44,55 +53,61 @@ WEIGHT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class DeepEpOptions(NoOptions):
-    """Options.
+class DeepEpOptions(Options):
+    """Options of the normal kernels and of the experts' GEMMs behind them."""
 
-    Attributes
-    ----------
-    num_sms
-        SMs of the dispatch and combine kernels, half of them sending (default of the published
-        tables).
-    dispatch_chunk, combine_chunk, ring_tokens
-        Tokens in a chunk and in a ring; 0 takes what DeepEP ships for this group size.
-    cached_layout
-        Whether layout and counts are known from before (backward pass, repeated routing): only the
-        barriers remain.
-    layout
-        How the received rows lie before the experts' GEMMs: ``"plain"``, without gaps, or
-        ``"contiguous"``, each expert padded to the height of a tile, as DeepGEMM's kernel for
-        prefill wants it (see `replay.compute.experts`).
-    """
-
-    num_sms: int = 24
-    dispatch_chunk: int = 0
-    combine_chunk: int = 0
-    ring_tokens: int = 0
-    cached_layout: bool = False
-    layout: str = "plain"
-
-    def check(self) -> None:
-        """See `NoOptions.check`."""
-        at_least("deepep", 2, num_sms=self.num_sms)
-        at_least(
-            "deepep", 0, dispatch_chunk=self.dispatch_chunk, combine_chunk=self.combine_chunk,
-            ring_tokens=self.ring_tokens,
-        )  # fmt: skip
-        if self.layout not in PERMUTED_LAYOUTS:
-            raise unknown("layout of scheme 'deepep'", self.layout, PERMUTED_LAYOUTS)
-        if self.num_sms % 2:
-            message = f"option num_sms={self.num_sms} of scheme 'deepep': must be even"
-            raise UserError(message)
+    num_sms: int = option(
+        24,
+        least=2,
+        multiple_of=2,
+        help="SMs of the dispatch kernel and of the combine kernel. Half of them send.",
+        source="default of DeepEP's published tables",
+    )
+    dispatch_chunk: int = option(
+        0,
+        least=0,
+        unit="tokens",
+        help="Tokens in a chunk of the dispatch. 0 takes what DeepEP ships for the group size.",
+        source="deepseek-ai/DeepEP, the configurations it ships",
+    )
+    combine_chunk: int = option(
+        0,
+        least=0,
+        unit="tokens",
+        help="Tokens in a chunk of the combine. 0 takes what DeepEP ships for the group size.",
+        source="deepseek-ai/DeepEP, the configurations it ships",
+    )
+    ring_tokens: int = option(
+        0,
+        least=0,
+        unit="tokens",
+        help="Tokens in a ring. 0 takes what DeepEP ships for the group size.",
+        source="deepseek-ai/DeepEP, the configurations it ships",
+    )
+    cached_layout: bool = option(
+        False,
+        help="Whether layout and counts are known from before, as in a backward pass or with "
+        "repeated routing. Then only the barriers remain.",
+        source="a layer whose routing is new",
+    )
+    layout: str = option(
+        "plain",
+        choices=PERMUTED_LAYOUTS,
+        help="How received rows lie before the experts' GEMMs. plain leaves no gaps; contiguous "
+        "pads each expert to the height of a tile, as DeepGEMM's kernel for prefill wants it.",
+        source="see replay.compute.experts",
+    )
 
 
 class DeepEp(Scheme):
     """One copy per (token, GPU) through ring buffers; kernels one after the other."""
 
-    name: ClassVar[str] = "deepep"
-    summary: ClassVar[str] = "DeepEP V1 normal kernels: one copy per GPU through ring buffers"
-    source: ClassVar[str] = "deepseek-ai/DeepEP dd758ca, csrc/kernels/legacy/intranode.cu"
-    assumes: ClassVar[str] = "GEMMs run on all SMs, after the dispatch kernel"
-    traffic: ClassVar[str] = "copy"
-    Options: ClassVar[type[NoOptions]] = DeepEpOptions
+    name = "deepep"
+    summary = "DeepEP V1 normal kernels: one copy per GPU through ring buffers"
+    source = "deepseek-ai/DeepEP dd758ca, csrc/kernels/legacy/intranode.cu"
+    assumes = "GEMMs run on all SMs, after the dispatch kernel"
+    traffic = "copy"
+    options: DeepEpOptions = DeepEpOptions()
     alike: int = 1
     """Tokens that each token of the routing stands for. 1 is exact; validation takes a coarser
     grain for the kernels alone with many thousand tokens a rank."""

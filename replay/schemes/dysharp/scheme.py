@@ -9,15 +9,16 @@ counted or exchanged beforehand. Token-centric fusion runs dispatch, both GEMMs 
 kernel with persistent blocks in four groups: a tile of 128 rows starts when its slots are full, a
 token is combined when its rows are ready.
 
-Four variants, one mechanism: `DySharp` (in-switch computing and fusion), `DySharpComet` (in-switch
-computing, dispatch overlaps GEMM-1 and GEMM-2 overlaps combine), `DySharpBasic` (in-switch
-computing, kernels one after the other), `DySharpFusionOnly` (fusion over ordinary stores and
-loads). Rows are moved in `dysharp_rows.py`, tables at the destination are in `dysharp_hub.py`.
+The variants are instances of `DySharp` with different parts: `DYSHARP` (in-switch computing and
+fusion), `DYSHARP_COMET` (in-switch computing, dispatch overlaps GEMM-1 and GEMM-2 overlaps
+combine), `DYSHARP_BASIC` (in-switch computing, kernels one after the other) and
+`DYSHARP_FUSION_ONLY` (fusion over ordinary stores and loads). `rows.py` moves the rows, `hub.py`
+has the tables at the destination.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,18 +26,19 @@ from replay.compute.experts import Gemm, RowTiles, fused_tiles, row_tiles, separ
 from replay.compute.weight_gradients import DOWN, UP, weight_gradient_tasks
 from replay.errors import UserError
 from replay.machine.kinds import COMBINE, DISPATCH
-from replay.schemes.base import NoOptions, Scheme
+from replay.schemes.base import Scheme
 from replay.schemes.dysharp.hub import Hub
 from replay.schemes.dysharp.options import (
     DySharpOptions,
     FusedOptions,
+    RowOptions,
     SwitchOptions,
     TwoKernelOptions,
 )
 from replay.schemes.dysharp.rows import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from replay.machine.machine import Ints, Machine
     from replay.machine.resources import Discipline
@@ -45,29 +47,47 @@ if TYPE_CHECKING:
 SM_CANDIDATES = (2, 4, 6, 8, 12, 16, 24, 32)
 
 
+IN_SWITCH = frozenset({"multicast", "reduction"})
+OVERLAPS = {
+    "layer": "whole layer",
+    "kernels": "inside each of two kernels",
+    "none": "none",
+}
+
+
 class DySharp(Scheme):
-    """Dynamic multicast, in-switch reduction, token-centric fusion of the whole layer."""
+    """Dynamic multicast and in-switch reduction, fusion of the layer, or one of the two.
 
-    name: ClassVar[str] = "dysharp"
-    summary: ClassVar[str] = "DySHARP: dynamic in-switch multicast and reduction, fused layer"
-    source: ClassVar[str] = "arXiv 2605.05607 sections III-IV"
-    assumes: ClassVar[str] = (
-        "proposed switch and GPU hardware; 8 + 8 SMs for dispatch and combine; one notice and one "
-        "answer a GPU; own copies stay local; a partial tile starts when its expert's rows are all "
-        "there"
-    )
-    needs: ClassVar[frozenset[str]] = frozenset({"multicast", "reduction"})
-    proposes: ClassVar[frozenset[str]] = frozenset({"dynamic-multicast"})
-    traffic: ClassVar[str] = "switch"
-    phases_separated: ClassVar[bool] = False
-    Options: ClassVar[type[NoOptions]] = DySharpOptions
-    candidates: ClassVar[Mapping[str, tuple[int, ...]]] = {
-        "dispatch_sms": SM_CANDIDATES,
-        "combine_sms": SM_CANDIDATES,
-        "gemm2_sms": (0, 32, 44, 56),
-    }
+    Parameters
+    ----------
+    name, options, summary, assumes
+        See `Scheme`. With `SwitchOptions` the switch copies and adds; with other options rows are
+        stored to, and loaded from, each GPU.
+    fusion
+        "layer": one kernel from dispatch to combine. "kernels": one kernel of dispatch and GEMM-1,
+        and one of GEMM-2 and combine. "none": dispatch, experts and combine one after the other.
+    """
 
-    two_kernels: ClassVar[bool] = False
+    source = "arXiv 2605.05607 sections III-IV"
+
+    def __init__(
+        self, name: str, options: RowOptions, *, summary: str, assumes: str, fusion: str = "layer"
+    ) -> None:
+        self.name, self.summary, self.assumes = name, summary, assumes
+        self.overlap = OVERLAPS[fusion]
+        self.fusion = fusion
+        self.two_kernels = fusion == "kernels"
+        self.phases_separated = fusion == "none"
+        in_switch = isinstance(options, SwitchOptions)
+        self.traffic = "switch" if in_switch else "copy"
+        self.needs = IN_SWITCH if in_switch else frozenset()
+        self.proposes = frozenset({"dynamic-multicast"} if in_switch else ())
+        self.candidates = {
+            "dispatch_sms": SM_CANDIDATES,
+            "combine_sms": SM_CANDIDATES,
+            **({"gemm2_sms": (0, 32, 44, 56)} if fusion == "layer" else {}),
+        }
+        super().__init__(options)
 
     @property
     def uplinks(self) -> Discipline:
@@ -75,7 +95,9 @@ class DySharp(Scheme):
         return "turns"
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
-        """Add the fused kernel, or two of them."""
+        """Add the fused kernel, two of them, or kernels one after the other."""
+        if self.fusion == "none":
+            return self._in_sequence(work, machine, start)
         begun = machine.kernel(start)
         hub = Hub(
             work,
@@ -98,11 +120,29 @@ class DySharp(Scheme):
             ends = machine.gather(tasks, ranks, ends)
         return ends
 
+    def _in_sequence(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add the dispatch kernel, three expert kernels and the combine kernel."""
+        begun = machine.kernel(start)
+        hub = Hub(work, machine, tlb_entries=self.options.tlb_entries)
+        rows = Rows(work, machine, self.options, hub)
+        arrived = rows.push(begun)
+        dispatched = machine.barrier(DISPATCH, machine.gather(arrived, work.copy_rank, begun))
+        pool = machine.sm_pool("sm", machine.system.sm.num_sms)
+        # Rows were placed by expert on arrival: no permute before the GEMMs, none after.
+        done = separate_kernels(machine, work, pool, dispatched)
+        begun = machine.barrier(COMBINE, machine.kernel(done))
+        return rows.pull(begun, machine.mark(work.source_rank, begun[work.source_rank]))
+
     # ---- experts ---------------------------------------------------------------------------------
 
     def _pools(self, machine: Machine) -> tuple[Ints, Ints, int]:
         """SMs of the two GEMMs, which may be the same, and how many the first has."""
         num_sms = machine.system.sm.num_sms
+        if self.two_kernels:  # each multiplies on all SMs but those that move its rows
+            first, second = num_sms - self.options.dispatch_sms, num_sms - self.options.combine_sms
+            self._leaves_sms("dispatch_sms", first, num_sms)
+            self._leaves_sms("combine_sms", second, num_sms)
+            return machine.sm_pool("sm", first), machine.sm_pool("sm-2", second), first
         second = self.options.gemm2_sms
         first = num_sms - self.options.dispatch_sms - self.options.combine_sms - second
         self._leaves_sms("dispatch_sms, combine_sms and gemm2_sms", first, num_sms)
@@ -198,75 +238,6 @@ class DySharp(Scheme):
         return begin
 
 
-class DySharpFusionOnly(DySharp):
-    """The fused kernel over ordinary stores and loads: one copy per GPU each way."""
-
-    name: ClassVar[str] = "dysharp-fusion-only"
-    summary: ClassVar[str] = "DySHARP's fused layer without in-switch computing"
-    assumes: ClassVar[str] = (
-        "proposed GPU hardware (slots on arrival, readiness counters); "
-        "12 + 8 SMs for dispatch and combine"
-    )
-    needs: ClassVar[frozenset[str]] = frozenset()
-    proposes: ClassVar[frozenset[str]] = frozenset()
-    traffic: ClassVar[str] = "copy"
-    Options: ClassVar[type[NoOptions]] = FusedOptions
-
-
-class DySharpComet(DySharp):
-    """In-switch computing with COMET's overlap: two kernels, dispatch and combine apart."""
-
-    name: ClassVar[str] = "dysharp-comet"
-    summary: ClassVar[str] = "DySHARP's in-switch computing, overlap inside two kernels as in COMET"
-    assumes: ClassVar[str] = (
-        "proposed switch and GPU hardware; dispatch overlaps GEMM-1, GEMM-2 overlaps combine, with "
-        "a kernel boundary between"
-    )
-    Options: ClassVar[type[NoOptions]] = TwoKernelOptions
-    candidates: ClassVar[Mapping[str, tuple[int, ...]]] = {
-        "dispatch_sms": SM_CANDIDATES,
-        "combine_sms": SM_CANDIDATES,
-    }
-    two_kernels: ClassVar[bool] = True
-
-    def _pools(self, machine: Machine) -> tuple[Ints, Ints, int]:
-        """Each kernel multiplies on all SMs but those that move its rows."""
-        num_sms = machine.system.sm.num_sms
-        first, second = num_sms - self.options.dispatch_sms, num_sms - self.options.combine_sms
-        self._leaves_sms("dispatch_sms", first, num_sms)
-        self._leaves_sms("combine_sms", second, num_sms)
-        return machine.sm_pool("sm", first), machine.sm_pool("sm-2", second), first
-
-
-class DySharpBasic(DySharp):
-    """Dynamic in-switch multicast and reduction, with dispatch, experts and combine in sequence."""
-
-    name: ClassVar[str] = "dysharp-basic"
-    summary: ClassVar[str] = "DySHARP's in-switch computing without overlap"
-    assumes: ClassVar[str] = (
-        "proposed switch and GPU hardware; a barrier over all GPUs ends dispatch and starts combine"
-    )
-    phases_separated: ClassVar[bool] = True
-    Options: ClassVar[type[NoOptions]] = SwitchOptions
-    candidates: ClassVar[Mapping[str, tuple[int, ...]]] = {
-        "dispatch_sms": SM_CANDIDATES,
-        "combine_sms": SM_CANDIDATES,
-    }
-
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
-        """Add the dispatch kernel, three expert kernels and the combine kernel."""
-        begun = machine.kernel(start)
-        hub = Hub(work, machine, tlb_entries=self.options.tlb_entries)
-        rows = Rows(work, machine, self.options, hub)
-        arrived = rows.push(begun)
-        dispatched = machine.barrier(DISPATCH, machine.gather(arrived, work.copy_rank, begun))
-        pool = machine.sm_pool("sm", machine.system.sm.num_sms)
-        # Rows were placed by expert on arrival: no permute before the GEMMs, none after.
-        done = separate_kernels(machine, work, pool, dispatched)
-        begun = machine.barrier(COMBINE, machine.kernel(done))
-        return rows.pull(begun, machine.mark(work.source_rank, begun[work.source_rank]))
-
-
 def _tiles_by_source(work: LayerWork, tile_rows: int) -> Ints:
     """(pair,): the tile of each row where an expert's rows lie in order of source and token."""
     order = np.argsort(work.pair_expert, kind="stable")  # pairs are listed by source and token
@@ -276,3 +247,43 @@ def _tiles_by_source(work: LayerWork, tile_rows: int) -> Ints:
     tile = np.empty(len(order), np.int64)
     tile[order] = (np.cumsum(tiles) - tiles)[expert] + place // tile_rows
     return tile
+
+
+DYSHARP = DySharp(
+    "dysharp",
+    DySharpOptions(),
+    summary="DySHARP: dynamic in-switch multicast and reduction, fused layer",
+    assumes=(
+        "proposed switch and GPU hardware; 8 SMs dispatch and 8 combine; each GPU gets one notice "
+        "and gives one answer; own copies stay local; a partial tile starts when all rows of its "
+        "expert are there"
+    ),
+)
+DYSHARP_FUSION_ONLY = DySharp(
+    "dysharp-fusion-only",
+    FusedOptions(),
+    summary="DySHARP's fused layer without in-switch computing",
+    assumes=(
+        "proposed GPU hardware (slots on arrival, readiness counters); 12 SMs dispatch and 8 "
+        "combine"
+    ),
+)
+DYSHARP_COMET = DySharp(
+    "dysharp-comet",
+    TwoKernelOptions(),
+    fusion="kernels",
+    summary="DySHARP in the switch, overlap inside two kernels as in COMET",
+    assumes=(
+        "proposed switch and GPU hardware; dispatch overlaps GEMM-1, GEMM-2 overlaps combine, with "
+        "a kernel boundary between"
+    ),
+)
+DYSHARP_BASIC = DySharp(
+    "dysharp-basic",
+    SwitchOptions(),
+    fusion="none",
+    summary="DySHARP's in-switch computing without overlap",
+    assumes=(
+        "proposed switch and GPU hardware; a barrier over all GPUs ends dispatch and starts combine"
+    ),
+)

@@ -22,16 +22,18 @@ In FP32 the repository multiplies on tensor cores as TF32, for which it says it 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replay.compute.experts import Gemm, TileTasks, gemm_tasks
 from replay.compute.weight_gradients import DOWN, UP, weight_gradient_tasks
-from replay.errors import UserError, unknown
+from replay.errors import UserError
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
-from replay.schemes.base import NoOptions, Scheme, at_least
+from replay.schemes.base import Scheme
 from replay.schemes.flashdmoe.packets import Packets, PacketTiles, within_capacity
+from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
@@ -45,79 +47,92 @@ MESSAGE_ROWS = 4  # rows that leave an SM together here; the real block stores o
 
 
 @dataclass(frozen=True)
-class FlashDMoeOptions(NoOptions):
-    """Options.
+class FlashDMoeOptions(Options):
+    """Options of the persistent kernel."""
 
-    Attributes
-    ----------
-    capacity_factor
-        Each expert takes ``ceil(tokens / experts) x k x capacity_factor`` rows of each source, the
-        first in token order; others are dropped. 0: none is.
-    tile_rows, tile_columns
-        Shape of a tile; the repository has this one alone.
-    blocks_per_sm
-        Blocks that share an SM: two, with 255 registers a thread.
-    dispatch_group_blocks
-        Blocks that send an expert's rows together; all groups send at once. 0: as many as the
-        repository takes, 256 over the number of experts and at least two.
-    pad_tiles
-        Whether a partial tile is multiplied, and moved through memory, as if it were full. The
-        repository's main loop has no predicates.
-    send_padding
-        Whether the padding of a partial tile is stored to the owner as well. The paper says that
-        padding never travels; the epilogue of the repository stores all rows of a tile.
-    packet_bytes
-        Data of a packet on the link. A lane stores one value, so that a warp's store is 128 bytes
-        in FP32; it is 64 in BF16 unless the hardware joins two.
-    tile_order
-        Which ready task goes first: ``"arrival"`` (the scheduler's queues) or ``"expert"``, which
-        keeps an expert's tiles together.
-    weight_passes
-        How often an expert's weights are read from HBM (see `gemm_tasks`).
-    """
-
-    capacity_factor: float = 0.0
-    tile_rows: int = 128
-    tile_columns: int = 64
-    blocks_per_sm: int = 2
-    dispatch_group_blocks: int = 0
-    pad_tiles: bool = True
-    send_padding: bool = False
-    packet_bytes: int = 128
-    tile_order: str = "arrival"
-    weight_passes: int = 1
-
-    def check(self) -> None:
-        """See `NoOptions.check`."""
-        at_least(
-            "flashdmoe", 1, tile_rows=self.tile_rows, tile_columns=self.tile_columns,
-            blocks_per_sm=self.blocks_per_sm, weight_passes=self.weight_passes,
-        )  # fmt: skip
-        at_least("flashdmoe", 0, dispatch_group_blocks=self.dispatch_group_blocks)
-        at_least("flashdmoe", 16, packet_bytes=self.packet_bytes)
-        if not 0 <= self.capacity_factor < float("inf"):
-            message = (
-                f"option capacity_factor={self.capacity_factor} of scheme 'flashdmoe': "
-                "must be 0 (nothing is dropped) or a positive number"
-            )
-            raise UserError(message)
-        if self.tile_order not in TILE_ORDERS:
-            raise unknown("tile_order of scheme 'flashdmoe'", self.tile_order, TILE_ORDERS)
+    capacity_factor: float = option(
+        0.0,
+        least=0.0,
+        help="Each expert takes ceil(tokens / experts) x k x capacity_factor rows of each source, "
+        "the first in token order, and the others are dropped. 0 drops none.",
+        source="chosen: nothing is dropped",
+    )
+    tile_rows: int = option(
+        128,
+        least=1,
+        unit="rows",
+        help="Rows of a tile.",
+        source="osayamenja/FlashMoE, which has tiles of this shape alone",
+    )
+    tile_columns: int = option(
+        64,
+        least=1,
+        unit="columns",
+        help="Columns of a tile.",
+        source="osayamenja/FlashMoE, which has tiles of this shape alone",
+    )
+    blocks_per_sm: int = option(
+        2,
+        least=1,
+        help="Blocks that share an SM.",
+        source="osayamenja/FlashMoE: a thread has 255 registers, so that two blocks fit",
+    )
+    dispatch_group_blocks: int = option(
+        0,
+        least=0,
+        help="Blocks that send the rows of one expert together; all groups send at once. 0 takes "
+        "256 over the number of experts, and at least two.",
+        source="osayamenja/FlashMoE, ACC::SBZ",
+    )
+    pad_tiles: bool = option(
+        True,
+        help="Whether a partial tile is multiplied, and moved through memory, as if it were full.",
+        source="osayamenja/FlashMoE: the main loop has no predicates",
+    )
+    send_padding: bool = option(
+        False,
+        help="Whether the padding of a partial tile is stored to the owner as well. The epilogue "
+        "of the repository stores all rows of a tile.",
+        source="arXiv 2506.04667v3: padding never travels",
+    )
+    packet_bytes: int = option(
+        128,
+        least=16,
+        unit="bytes",
+        help="Data of a packet on the link. The store of a warp is 128 bytes in FP32, as each lane "
+        "stores one value; in BF16 it is 64 unless the hardware joins two.",
+        source="assumed: the hardware joins stores",
+    )
+    tile_order: str = option(
+        "arrival",
+        choices=TILE_ORDERS,
+        help="Which ready task goes first. arrival takes tasks as the scheduler's queues do; "
+        "expert keeps the tiles of an expert together.",
+        source="osayamenja/FlashMoE, os/scheduler.cuh",
+    )
+    weight_passes: int = option(
+        1,
+        least=1,
+        help="How often an expert's weights are read from HBM (see `gemm_tasks`).",
+        source="assumed: the L2 cache serves repeated reads",
+    )
 
 
 class FlashDMoe(Scheme):
     """One persistent kernel; tiles of every (expert, source) packet as soon as it is there."""
 
-    name: ClassVar[str] = "flashdmoe"
-    summary: ClassVar[str] = "FlashDMoE: one persistent kernel, signals a packet, tiles a processor"
-    source: ClassVar[str] = "arXiv 2506.04667v3; osayamenja/FlashMoE"
-    assumes: ClassVar[str] = (
-        "two blocks an SM; partial tiles are multiplied in full, their padding is not sent; "
-        "weights are read once; a backward pass of the same form, which does not exist"
+    name = "flashdmoe"
+    summary = "FlashDMoE: one persistent kernel that schedules its own tiles"
+    source = "arXiv 2506.04667v3; osayamenja/FlashMoE"
+    assumes = (
+        "two blocks share an SM; partial tiles are multiplied in full, their padding is not sent; "
+        "weights are read once; there is a backward pass of the same form, which does not exist"
     )
-    traffic: ClassVar[str] = "pair"
-    phases_separated: ClassVar[bool] = False
-    Options: ClassVar[type[NoOptions]] = FlashDMoeOptions
+    traffic = "pair"
+    overlap = "whole layer, in one kernel"
+    phases_separated = False
+    unpadded = MappingProxyType({"pad_tiles": False})
+    options: FlashDMoeOptions = FlashDMoeOptions()
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the kernel."""

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,11 +38,12 @@ from replay.compute.weight_gradients import (
     weight_gradient_kernel,
     weight_gradient_tasks,
 )
-from replay.errors import UserError, unknown
+from replay.errors import UserError
 from replay.machine.block_scheduler import BlockScheduler
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
-from replay.schemes.base import NoOptions, Scheme, at_least
+from replay.schemes.base import Scheme
 from replay.schemes.moe_hub.egress import STORES_FIRST, Egress, Sent
+from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from replay.compute.experts import RowTiles, TileTasks
@@ -58,85 +59,105 @@ NS = 1000  # picoseconds
 
 
 @dataclass(frozen=True)
-class MoeHubOptions(NoOptions):
-    """Options.
+class MoeHubOptions(Options):
+    """Options of the three units in the hub, and of the model."""
 
-    Attributes
-    ----------
-    rpm, dam
-        Whether the packet manager and the data availability manager are there.
-    queue_packets
-        Packets that the packet manager queues for each destination; 256 are 32 KiB. Assumed.
-    rpm_timer_ns
-        How long a packet that is not full waits for more. Assumed.
-    aau_entries, aau_ns
-        Rows whose address the table holds, and the time of a look-up. Assumed.
-    address_bytes
-        Bytes of the return address that travel behind every dispatched row. Assumed.
-    launch_ns
-        From a counter's last count to the start of the blocks it launches. Assumed.
-    store_sms
-        Most SMs of a GPU that the routing kernel's blocks hold while they store. Assumed: twelve,
-        as many as DeepEP's kernels have senders, keep the port of an H100 busy.
-    tile_order
-        With `dam`, which ready tile goes first: ``"expert"`` (lowest expert, so that its tiles
-        share weights in the L2 cache) or ``"arrival"``. Without, tiles go in the order of the grid.
-    weight_passes
-        How often an expert's weights are read from HBM (see `gemm_tasks`).
-    piece_bytes
-        Grain of the model: about how many bytes of a row are one message on the links.
-    """
-
-    rpm: bool = True
-    dam: bool = True
-    queue_packets: int = 256
-    rpm_timer_ns: int = 100
-    aau_entries: int = 4096
-    aau_ns: int = 10
-    address_bytes: int = 8
-    launch_ns: int = 100
-    store_sms: int = 12
-    tile_order: str = "expert"
-    weight_passes: int = 1
-    piece_bytes: int = 8192
-
-    def check(self) -> None:
-        """See `NoOptions.check`."""
-        at_least(
-            "moe-hub", 1, queue_packets=self.queue_packets, aau_entries=self.aau_entries,
-            store_sms=self.store_sms, weight_passes=self.weight_passes,
-            piece_bytes=self.piece_bytes,
-        )  # fmt: skip
-        at_least(
-            "moe-hub", 0, address_bytes=self.address_bytes, rpm_timer_ns=self.rpm_timer_ns,
-            aau_ns=self.aau_ns, launch_ns=self.launch_ns,
-        )  # fmt: skip
-        if self.address_bytes > MOST_ADDRESS_BYTES:
-            message = (
-                f"option address_bytes={self.address_bytes} of scheme 'moe-hub': must be at most "
-                f"{MOST_ADDRESS_BYTES}"
-            )
-            raise UserError(message)
-        if self.tile_order not in TILE_ORDERS:
-            raise unknown("tile_order of scheme 'moe-hub'", self.tile_order, TILE_ORDERS)
+    rpm: bool = option(
+        True,
+        help="Whether the packet manager is there, which merges stores at the sender.",
+        source="arXiv 2605.05888, the proposal",
+    )
+    dam: bool = option(
+        True,
+        help="Whether the data availability manager is there, which launches tiles by their data.",
+        source="arXiv 2605.05888, the proposal",
+    )
+    queue_packets: int = option(
+        256,
+        least=1,
+        unit="packets",
+        help="Packets that the packet manager queues for each destination; 256 are 32 KiB.",
+        source="assumed",
+    )
+    rpm_timer_ns: int = option(
+        100,
+        least=0,
+        unit="ns",
+        help="For how long a packet that is not full waits for more.",
+        source="assumed",
+    )
+    aau_entries: int = option(
+        4096,
+        least=1,
+        help="Rows whose address the table of the address allocation holds.",
+        source="assumed",
+    )
+    aau_ns: int = option(
+        10,
+        least=0,
+        unit="ns",
+        help="Time of a look-up in the table of the address allocation.",
+        source="assumed",
+    )
+    address_bytes: int = option(
+        8,
+        least=0,
+        most=MOST_ADDRESS_BYTES,
+        unit="bytes",
+        help="Bytes of the return address that travel behind every dispatched row.",
+        source="assumed",
+    )
+    launch_ns: int = option(
+        100,
+        least=0,
+        unit="ns",
+        help="Time from a counter's last count to the start of the blocks that it launches.",
+        source="assumed",
+    )
+    store_sms: int = option(
+        12,
+        least=1,
+        help="Most SMs of a GPU that the blocks of the routing kernel hold while they store.",
+        source="assumed: twelve, as many as DeepEP's kernels have senders, keep an H100's port "
+        "busy",
+    )
+    tile_order: str = option(
+        "expert",
+        choices=TILE_ORDERS,
+        help="Which ready tile goes first. expert takes the lowest expert, so that its tiles share "
+        "weights in the L2 cache. Without dam, tiles go in the order of the grid.",
+        source="assumed; the paper does not say",
+    )
+    weight_passes: int = option(
+        1,
+        least=1,
+        help="How often an expert's weights are read from HBM (see `gemm_tasks`).",
+        source="assumed: the tiles of an expert share the L2 cache",
+    )
+    piece_bytes: int = option(
+        8192,
+        least=1,
+        unit="bytes",
+        help="About how many bytes of a row are one message on the links; the model's grain.",
+        source="chosen for the model",
+    )
 
 
 class MoeHub(Scheme):
     """Stores without addresses, slots on arrival, merged packets, blocks launched by data."""
 
-    name: ClassVar[str] = "moe-hub"
-    summary: ClassVar[str] = "MoE-Hub: stores without addresses, tiles launched by their data"
-    source: ClassVar[str] = "arXiv 2605.05888 section III"
-    assumes: ClassVar[str] = (
-        "proposed GPU hardware; table of 4096 rows, queues of 32 KiB, timer, look-up and launch of "
-        "100, 10 and 100 ns, 8-byte return addresses; 12 SMs store"
+    name = "moe-hub"
+    summary = "MoE-Hub: stores without addresses, tiles launched by their data"
+    source = "arXiv 2605.05888 section III"
+    assumes = (
+        "proposed GPU hardware; the table holds 4096 rows, each queue 32 KiB; a packet waits 100 "
+        "ns, a look-up takes 10 ns and a launch 100 ns; return addresses have 8 bytes; 12 SMs store"
     )
-    proposes: ClassVar[frozenset[str]] = frozenset(
-        {"address-allocation", "store-merging", "launch-on-arrival"}
-    )
-    traffic: ClassVar[str] = "pair"
-    phases_separated: ClassVar[bool] = False
-    Options: ClassVar[type[NoOptions]] = MoeHubOptions
+    proposes = frozenset({"address-allocation", "store-merging", "launch-on-arrival"})
+    traffic = "pair"
+    overlap = "whole layer"
+    phases_separated = False
+    options: MoeHubOptions = MoeHubOptions()
 
     @property
     def uplinks(self) -> Discipline:

@@ -202,7 +202,7 @@ def test_as_many_tokens_take_longer_on_more_experts() -> None:
     for touched in (8, 64):
         ids = (np.arange(64, dtype=np.int32) % touched * (64 // touched))[:, None]
         work = small_layers.work(ids, 8, 64, shape=shape)
-        times.append(replay_layer(work, system, SCHEMES["ideal"]()).makespan_us)
+        times.append(replay_layer(work, system, SCHEMES["ideal"]).makespan_us)
     # Each GPU reads the three matrices of eight experts instead of one, at 0.9 of 3.35 TB/s.
     weights_us = 3 * 4096 * 4096 * 2 / (0.9 * 3.35e6)
     assert times[1] - times[0] == pytest.approx((8 - 1) * weights_us, rel=0.02)

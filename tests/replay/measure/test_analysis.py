@@ -32,7 +32,7 @@ def test_union_of_intervals_counts_every_unit_once(rows: list[tuple[int, int, in
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_windows_add_up_to_the_utilisation(scheme: str, system_for) -> None:
     layer = small_layers.ORDINARY["zipf 8 ranks"]()
-    result = replay_layer(layer, system_for(8), SCHEMES[scheme]())
+    result = replay_layer(layer, system_for(8), SCHEMES[scheme])
     over_time = result.utilisation_over_time
     for group, shares in over_time.groups.items():
         assert all(-1e-6 <= share <= 1 + 1e-6 for share in shares)
@@ -45,8 +45,8 @@ def test_windows_add_up_to_the_utilisation(scheme: str, system_for) -> None:
 def test_latency_of_a_token_spans_its_own_rows(scheme: str, name: str, system_for) -> None:
     layer = small_layers.ALL[name]()
     system = system_for(layer.num_ranks)
-    result = replay_layer(layer, system, SCHEMES[scheme]())
-    built = build_layer(layer, system, SCHEMES[scheme]())
+    result = replay_layer(layer, system, SCHEMES[scheme])
+    built = build_layer(layer, system, SCHEMES[scheme])
     timeline = schedule(built.graph)
     travelling = np.flatnonzero((layer.expert_ids >= 0).any(axis=1))
     latency = result.token_latency_us
@@ -75,7 +75,7 @@ def test_latency_of_a_token_spans_its_own_rows(scheme: str, name: str, system_fo
 @pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - {"ideal"}))
 def test_a_token_is_sent_no_later_than_its_rows_leave_its_gpu(scheme: str, system_for) -> None:
     layer = small_layers.ORDINARY["uniform 8 ranks fp8"]()
-    built = build_layer(layer, system_for(8), SCHEMES[scheme]())
+    built = build_layer(layer, system_for(8), SCHEMES[scheme])
     timeline = schedule(built.graph)
     first_sent = min(int(timeline.start_ps[t]) for t in built.machine.followed("sent")[1])
     leaving = built.graph.kind == Kind.DISPATCH_UP

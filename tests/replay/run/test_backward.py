@@ -42,7 +42,7 @@ def test_weight_gradients_multiply_as_much_as_the_forward_pass(
     scheme: str, gated: bool, counting_machine: hwmodel.System
 ) -> None:
     work = layer(is_backward=True, gated=gated)
-    graph, _ = build_graph(work, counting_machine, SCHEMES[scheme]())
+    graph, _ = build_graph(work, counting_machine, SCHEMES[scheme])
     done: Counter[int] = Counter()
     tasks: Counter[int] = Counter()
     for task in np.flatnonzero(graph.kind == Kind.WGRAD).tolist():
@@ -60,7 +60,7 @@ def test_weight_gradients_multiply_as_much_as_the_forward_pass(
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_rows_travel_as_in_the_forward_pass(scheme: str, system_for) -> None:
     there, back = (
-        replay_layer(layer(is_backward), system_for(4), SCHEMES[scheme]())
+        replay_layer(layer(is_backward), system_for(4), SCHEMES[scheme])
         for is_backward in (False, True)
     )
     assert there.payload_bytes == back.payload_bytes
@@ -69,7 +69,7 @@ def test_rows_travel_as_in_the_forward_pass(scheme: str, system_for) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_nothing_is_counted_when_the_routing_is_known(scheme: str, system_for) -> None:
-    graph, _ = build_graph(layer(is_backward=True), system_for(4), SCHEMES[scheme]())
+    graph, _ = build_graph(layer(is_backward=True), system_for(4), SCHEMES[scheme])
     assert not np.isin(graph.kind, [Kind.COUNT_UP, Kind.COUNT_DOWN, Kind.LAYOUT]).any()
 
 
@@ -77,7 +77,7 @@ def test_nothing_is_counted_when_the_routing_is_known(scheme: str, system_for) -
 def test_the_layer_ends_after_its_weight_gradients(scheme: str, system_for) -> None:
     from replay.graph import schedule
 
-    graph, ends = build_graph(layer(is_backward=True), system_for(4), SCHEMES[scheme]())
+    graph, ends = build_graph(layer(is_backward=True), system_for(4), SCHEMES[scheme])
     timeline = schedule(graph)
     gradients = graph.kind == Kind.WGRAD
     for rank, end in enumerate(ends.tolist()):

@@ -136,14 +136,14 @@ def test_scheme_that_the_system_cannot_do(synthetic, scheme) -> None:
 def test_unknown_option(synthetic, system, scheme) -> None:
     message = refusal(synthetic(), system, scheme, options={"num_smss": 3})
     assert "num_smss" in message and scheme in message
-    for name in SCHEMES[scheme]().describe()["options"]:
+    for name in SCHEMES[scheme].describe()["options"]:
         assert name in message
 
 
 BAD_VALUES = [
     (scheme, name, value)
     for scheme, kind in SCHEMES.items()
-    for name, default in kind().describe()["options"].items()
+    for name, default in kind.describe()["options"].items()
     for value in (["maybe", 1.5] if isinstance(default, bool) else ["x", "", None, -1, "1.5", True])
     if not (value == "1.5" and isinstance(default, float))
 ]
@@ -153,9 +153,7 @@ BAD_VALUES = [
 def test_impossible_value_of_an_option(synthetic, system, scheme, name, value) -> None:
     message = refusal(synthetic(), system, scheme, options={name: value})
     assert name in message
-    assert (
-        scheme.removesuffix("-basic").removesuffix("-fusion-only").removesuffix("-comet") in message
-    )
+    assert f"scheme {scheme!r}" in message
 
 
 @pytest.mark.parametrize(
@@ -185,7 +183,7 @@ def test_deepep_rings_too_small_to_make_progress_are_refused(synthetic, system, 
 
 def test_options_beside_a_scheme_that_has_its_own(synthetic, system) -> None:
     assert "options go with the name of a scheme" in refusal(
-        synthetic(), system, SCHEMES["comet"](), options={"message_rows": 8}
+        synthetic(), system, SCHEMES["comet"], options={"message_rows": 8}
     )
 
 

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -22,11 +21,12 @@ from replay.errors import UserError
 from replay.machine.kinds import Kind
 from replay.run.tune import tune
 from replay.schemes import SCHEMES
-from replay.schemes.base import NoOptions, Scheme
+from replay.schemes.base import Scheme
+from replay.schemes.options import Options
 
 
 @dataclass(frozen=True)
-class KnownOptions(NoOptions):
+class KnownOptions(Options):
     first: int = 3
     second: int = 3
     other: int = 7
@@ -35,14 +35,14 @@ class KnownOptions(NoOptions):
 class Known(Scheme):
     """A scheme that takes as long as a table says."""
 
-    name: ClassVar[str] = "known"
-    summary: ClassVar[str] = "of the tests"
-    source: ClassVar[str] = "here"
-    traffic: ClassVar[str] = "none"
-    candidates: ClassVar[Mapping[str, tuple[int, ...]]] = {
+    name = "known"
+    summary = "of the tests"
+    source = "here"
+    traffic = "none"
+    candidates: Mapping[str, tuple[int, ...]] = {
         "first": (1, 2, 3, 4, 5), "second": (1, 2, 3, 4, 5)
     }  # fmt: skip
-    Options: ClassVar[type[NoOptions]] = KnownOptions
+    options = KnownOptions()
     times_ps: Mapping[tuple[int, int], int]
     built: list[tuple[int, int]]
 
@@ -109,9 +109,9 @@ def test_what_cannot_run_is_passed_over_and_noted() -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
-def test_candidates_are_values_of_options_and_hold_the_default(scheme: type[Scheme]) -> None:
+def test_candidates_are_values_of_options_and_hold_the_default(scheme: Scheme) -> None:
     for name, values in scheme.candidates.items():
-        assert getattr(scheme().options, name) in values
+        assert getattr(scheme.options, name) in values
         assert list(values) == sorted(set(values))
         for value in values:
             scheme.with_options({name: value})

@@ -139,14 +139,14 @@ def test_no_layer_is_faster_than_its_bytes_and_its_tiles(precision: str) -> None
 
 def test_a_kernel_without_rows_waits_for_the_signals_that_say_so() -> None:
     layer = small_layers.work(np.full((4, 1), -1, np.int32), 2, 2)
-    graph, ends, _ = build_layer(layer, round_machine(), SCHEMES["flashdmoe"]())
+    graph, ends, _ = build_layer(layer, round_machine(), SCHEMES["flashdmoe"])
     told = GAP + 48 + WAY + 48 + VISIBLE + POLLS
     assert schedule(graph).visible_ps[ends].tolist() == [told, told]
 
 
 def test_a_tile_leaves_when_its_weights_have_come() -> None:
     system = hwmodel.load("dgx-h100", ROUND | {"hbm.peak_GB_per_s": 20.0})
-    graph, _, _ = build_layer(one_token(1), system, SCHEMES["flashdmoe"]())
+    graph, _, _ = build_layer(one_token(1), system, SCHEMES["flashdmoe"])
     timeline = schedule(graph)
     # 64 x 64 weights, 128 rows of 64 in and out; a hundred picoseconds a byte.
     memory = (2 * 64 * 64 + 128 * 2 * (64 + 64)) * 100 + OVERHEAD
@@ -286,7 +286,7 @@ def test_fragments_cost_what_full_tiles_do() -> None:
         gemms = of_kind(graph, Kind.GEMM1, Kind.GEMM2)
         work_of[name] = int(graph.duration_ps[gemms].sum())
     assert work_of["parts"] == 2 * work_of["whole"]
-    fused = SCHEMES["dysharp-fusion-only"]()  # fills tiles in order of arrival, whoever sends
+    fused = SCHEMES["dysharp-fusion-only"]  # fills tiles in order of arrival, whoever sends
     graph, _, _ = build_layer(parts, round_machine(), fused)
     merged = Counter(graph.tag[of_kind(graph, Kind.GEMM1_MEMORY)].tolist())
     assert merged == {0: 2, 1: 2}
@@ -506,7 +506,7 @@ def test_a_result_tells_of_dropped_rows_and_of_the_tiles() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"capacity_factor": -1.0}, "capacity_factor=-1.0 .*must be 0"),
+        ({"capacity_factor": -1.0}, "capacity_factor=-1.0 .*at least 0"),
         ({"capacity_factor": float("nan")}, "capacity_factor=nan"),
         ({"tile_rows": 0}, "tile_rows=0 .*at least 1"),
         ({"blocks_per_sm": 0}, "blocks_per_sm=0 .*at least 1"),

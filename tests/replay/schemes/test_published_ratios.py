@@ -35,7 +35,7 @@ def uniform(k: int) -> LayerWork:
 @cache
 def bytes_of(scheme: str, k: int) -> dict[tuple[str, str], np.ndarray]:
     """(phase, direction) -> payload of each GPU."""
-    graph, _ = build_graph(uniform(k), hwmodel.load("gh200-nvl32"), SCHEMES[scheme]())
+    graph, _ = build_graph(uniform(k), hwmodel.load("gh200-nvl32"), SCHEMES[scheme])
     found = port_bytes(graph)
     return {
         (phase, direction): np.array([found[phase][direction, gpu] for gpu in range(RANKS)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from replay.graph import TaskGraph, Timeline, schedule
 from replay.machine.kinds import Kind
 from replay.run.layer import build_graph, replay_layer
 from replay.schemes import SCHEMES
+from replay.schemes.options import about
 from replay.work.layer import LayerWork
 
 SystemFor = Callable[[int], System]
@@ -80,7 +80,7 @@ def test_every_expert_multiplies_exactly_its_rows(name: str, scheme: str) -> Non
 def test_time_bounds_and_path(name: str, scheme: str, system_for: SystemFor) -> None:
     layer = small_layers.ALL[name]()
     system = system_for(layer.num_ranks)
-    result = replay_layer(layer, system, SCHEMES[scheme]())
+    result = replay_layer(layer, system, SCHEMES[scheme])
     bounds = result.bounds_us
     each = (
         bounds.port_us,
@@ -111,7 +111,7 @@ def test_time_bounds_and_path(name: str, scheme: str, system_for: SystemFor) -> 
 @pytest.mark.parametrize("name", small_layers.ALL)
 def test_ideal_has_no_communication(name: str, system_for: SystemFor) -> None:
     layer = small_layers.ALL[name]()
-    result = replay_layer(layer, system_for(layer.num_ranks), SCHEMES["ideal"]())
+    result = replay_layer(layer, system_for(layer.num_ranks), SCHEMES["ideal"])
     for phase in ("dispatch", "combine"):
         for ports in (result.payload_bytes[phase], result.wire_bytes[phase]):
             assert not any(ports.uplink + ports.downlink)
@@ -136,7 +136,7 @@ def test_nothing_that_matters_comes_after_the_last_rank_is_done(
     name: str, scheme: str, system_for: SystemFor
 ) -> None:
     layer = small_layers.ALL[name]()
-    graph, ends = build_graph(layer, system_for(layer.num_ranks), SCHEMES[scheme]())
+    graph, ends = build_graph(layer, system_for(layer.num_ranks), SCHEMES[scheme])
     timeline = schedule(graph)
     late = timeline.visible_ps > timeline.visible_ps[ends].max()
     assert {Kind(kind) for kind in graph.kind[late].tolist()} <= AFTERMATH
@@ -165,7 +165,7 @@ def payload_over(graph: TaskGraph, tasks: set[int], kind: Kind, gpu: int, direct
 
 def run(layer: LayerWork, system: System, scheme: str) -> tuple[Timeline, list[int], list[int]]:
     """Schedule a layer; also the tasks it starts and ends with, one a rank."""
-    graph, ends = build_graph(layer, system, SCHEMES[scheme]())
+    graph, ends = build_graph(layer, system, SCHEMES[scheme])
     return schedule(graph), list(range(layer.num_ranks)), ends.tolist()
 
 
@@ -263,10 +263,11 @@ def test_engine_and_its_slow_twin_agree(name: str, scheme: str, system_for: Syst
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_huge_options_run_or_are_refused_by_name(scheme: str, system_for: SystemFor) -> None:
     layer, system = next(iter(small_layers.TINY.values()))(), system_for(8)
-    for name, value in dataclasses.asdict(SCHEMES[scheme]().options).items():
-        if type(value) is not int:
+    for option in about(SCHEMES[scheme].options):
+        name, most = option.name, option.most or 2**31 - 1
+        if type(option.default) is not int:
             continue
-        with pytest.raises(UserError, match=f"option {name}=.* at most {2**31 - 1}"):
+        with pytest.raises(UserError, match=f"option {name}=.* at most {most}$"):
             SCHEMES[scheme].with_options({name: str(2**31)})
         with contextlib.suppress(UserError):
             replay_layer(layer, system, SCHEMES[scheme].with_options({name: 2**31 - 1}))

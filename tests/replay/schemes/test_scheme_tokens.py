@@ -32,7 +32,7 @@ def test_every_token_with_an_expert_leaves_and_is_combined(
     name: str, scheme: str, system_for: SystemFor
 ) -> None:
     layer = small_layers.ALL[name]()
-    graph, ends, machine = build_layer(layer, system_for(layer.num_ranks), SCHEMES[scheme]())
+    graph, ends, machine = build_layer(layer, system_for(layer.num_ranks), SCHEMES[scheme])
     timeline = schedule(graph)
     sent, combined = by_token(*machine.followed("sent")), by_token(*machine.followed("combined"))
     routed = np.flatnonzero((layer.expert_ids >= 0).any(axis=1)).tolist()
@@ -49,7 +49,7 @@ def test_a_token_waits_for_each_of_its_experts_and_they_for_it(
     name: str, scheme: str, system_for: SystemFor
 ) -> None:
     layer = small_layers.TINY[name]()
-    graph, _, machine = build_layer(layer, system_for(8), SCHEMES[scheme]())
+    graph, _, machine = build_layer(layer, system_for(8), SCHEMES[scheme])
     waits = Dependencies(schedule(graph))
     sent, combined = by_token(*machine.followed("sent")), by_token(*machine.followed("combined"))
     for token, row in enumerate(layer.expert_ids.tolist()):
@@ -68,7 +68,7 @@ def test_a_ranks_only_token_waits_for_every_row_that_comes_back(
 ) -> None:
     layer = small_layers.work(small_layers.draw(4, 12, 5, seed=3), 4, 12)
     assert layer.source_rank.tolist() == [0, 1, 2, 3]
-    graph, _, machine = build_layer(layer, system_for(4), SCHEMES[scheme]())
+    graph, _, machine = build_layer(layer, system_for(4), SCHEMES[scheme])
     waits = Dependencies(schedule(graph))
     combined = by_token(*machine.followed("combined"))
     back = np.flatnonzero((graph.kind == Kind.COMBINE_DOWN) & (graph.payload_bytes > 0)).tolist()

@@ -58,7 +58,7 @@ def expected_bytes(layer: LayerWork, traffic: str) -> dict[str, Counter[tuple[st
 @pytest.mark.parametrize("name", small_layers.ALL)
 def test_payload_of_every_port(name: str, scheme: str, system_for: SystemFor) -> None:
     layer = small_layers.ALL[name]()
-    graph, _ = build_graph(layer, system_for(layer.num_ranks), SCHEMES[scheme]())
+    graph, _ = build_graph(layer, system_for(layer.num_ranks), SCHEMES[scheme])
     assert port_bytes(graph) == expected_bytes(layer, SCHEMES[scheme].traffic)
 
 
@@ -68,7 +68,7 @@ def test_no_port_carries_less_than_its_payload(
     name: str, scheme: str, system_for: SystemFor
 ) -> None:
     layer = small_layers.ALL[name]()
-    graph, _ = build_graph(layer, system_for(layer.num_ranks), SCHEMES[scheme]())
+    graph, _ = build_graph(layer, system_for(layer.num_ranks), SCHEMES[scheme])
     payload, wire = port_bytes(graph), port_bytes(graph, "wire")
     for phase, ports in payload.items():
         for port, nbytes in ports.items():
@@ -81,8 +81,8 @@ def test_no_port_carries_less_than_its_payload(
 def test_results_report_these_bytes(name: str, scheme: str, system_for: SystemFor) -> None:
     layer = small_layers.ALL[name]()
     system = system_for(layer.num_ranks)
-    result = replay_layer(layer, system, SCHEMES[scheme]())
-    graph, _ = build_graph(layer, system, SCHEMES[scheme]())
+    result = replay_layer(layer, system, SCHEMES[scheme])
+    graph, _ = build_graph(layer, system, SCHEMES[scheme])
     reported = {"payload": result.payload_bytes, "wire": result.wire_bytes}
     counted = {
         "payload": expected_bytes(layer, SCHEMES[scheme].traffic),
@@ -124,7 +124,7 @@ def layers(draw: st.DrawFn) -> LayerWork:
 @settings(max_examples=40, deadline=None)
 @given(layer=layers(), scheme=st.sampled_from(sorted(SCHEMES)))
 def test_payload_of_any_layer(system_for: SystemFor, layer: LayerWork, scheme: str) -> None:
-    graph, _ = build_graph(layer, system_for(layer.num_ranks), SCHEMES[scheme]())
+    graph, _ = build_graph(layer, system_for(layer.num_ranks), SCHEMES[scheme])
     assert port_bytes(graph) == expected_bytes(layer, SCHEMES[scheme].traffic)
 
 
@@ -146,7 +146,7 @@ def test_order_of_a_ranks_tokens_does_not_change_its_bytes(
     )  # fmt: skip
     assert (shuffled.expert_ids != layer.expert_ids).any()
     payloads = [
-        port_bytes(build_graph(work, system_for(8), SCHEMES[scheme]())[0])
+        port_bytes(build_graph(work, system_for(8), SCHEMES[scheme])[0])
         for work in (layer, shuffled)
     ]
     assert payloads[0] == payloads[1]
@@ -174,7 +174,7 @@ def test_rows_go_from_owner_to_expert_and_back(
     name: str, scheme: str, system_for: SystemFor
 ) -> None:
     layer = small_layers.ALL[name]()
-    graph, _ = build_graph(layer, system_for(layer.num_ranks), SCHEMES[scheme]())
+    graph, _ = build_graph(layer, system_for(layer.num_ranks), SCHEMES[scheme])
     sent = traffic_oracle.messages(small_layers.routing_of(layer), SCHEMES[scheme].traffic)
     there = Counter((source, ranks[0]) for source, ranks in sent)
     sizes = row_bytes(layer)
@@ -240,7 +240,7 @@ def test_rows_on_the_wire_packet_by_packet(
         small_layers.draw(30, 8, 3, seed=2), 4, 8, precision=precision,
         shape=ExpertShape(**WIRE_LAYER),
     )  # fmt: skip
-    graph, _ = build_graph(layer, system_for(4), SCHEMES[scheme]())
+    graph, _ = build_graph(layer, system_for(4), SCHEMES[scheme])
     rows = traffic_oracle.port_rows(small_layers.routing_of(layer), SCHEMES[scheme].traffic)
     each = row_on_the_wire(scheme, layer)
     for phase in UP_DOWN:
@@ -254,7 +254,7 @@ def test_stores_are_acknowledged_and_loads_requested_in_the_other_direction(
     scheme: str, system_for: SystemFor
 ) -> None:
     layer = small_layers.work(small_layers.draw(60, 8, 3), 4, 8, shape=ExpertShape(1024, 32))
-    graph, _ = build_graph(layer, system_for(4), SCHEMES[scheme]())
+    graph, _ = build_graph(layer, system_for(4), SCHEMES[scheme])
     for there, back in (
         ("DISPATCH_UP", ("DISPATCH_ACK_DOWN", "DISPATCH_REQUEST_DOWN")),
         ("COMBINE_UP", ("COMBINE_ACK_DOWN", "COMBINE_REQUEST_DOWN")),

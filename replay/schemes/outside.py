@@ -1,0 +1,162 @@
+"""Schemes from outside the package: from a file that the user names, and from plug-ins.
+
+Loading a file executes it, so nothing is loaded that the user did not name. A plug-in is a package
+that was installed on purpose; it is executed when its scheme is asked for or listed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from replay.errors import UserError, unknown
+from replay.schemes.base import Scheme
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+    from types import ModuleType
+
+GROUP = "moereplay.schemes"
+
+
+def from_file(reference: str) -> Scheme:
+    """Execute a file and take a scheme from it.
+
+    Parameters
+    ----------
+    reference
+        ``path/to/file.py:Name``, where `Name` is a `Scheme` or a subclass of `Scheme` that can be
+        made without arguments.
+
+    Raises
+    ------
+    UserError
+        Naming the file and the line, if the file cannot be executed or has no such scheme.
+    """
+    file, colon, name = reference.rpartition(":")
+    if not colon or not file.endswith(".py"):
+        file, name = reference, ""
+    path = Path(file).expanduser().resolve()
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        message = f"scheme {reference!r}: {path} cannot be read: {error.strerror}"
+        raise UserError(message) from None
+    digest = hashlib.sha256(source).hexdigest()
+    module = _executed(path, source, digest)
+    schemes = [key for key, value in vars(module).items() if _is_scheme_of(module, value)]
+    if not name:
+        example = f"{file}:{schemes[0] if schemes else 'Name'}"
+        message = f"scheme {reference!r}: name the scheme in the file, such as {example}"
+        raise UserError(message)
+    if not hasattr(module, name):
+        raise unknown(f"scheme in {file}", name, schemes)
+    scheme = _made(getattr(module, name), reference)
+    scheme.code, scheme.origin = digest, f"{path}:{name}"
+    return scheme
+
+
+def _executed(path: Path, source: bytes, digest: str) -> ModuleType:
+    """The file as a module; the same text at the same place is executed once."""
+    key = hashlib.sha256(f"{path}\0{digest}".encode()).hexdigest()[:16]
+    name = f"moereplay_scheme_{path.stem}_{key}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while it is executed
+    try:
+        exec(compile(source, path, "exec"), vars(module))
+    except Exception as error:
+        del sys.modules[name]
+        message = f"{where(error, path)}: {type(error).__name__}: {said(error)}"
+        raise UserError(message) from None
+    except SystemExit:
+        del sys.modules[name]
+        message = f"{path}: the file ends the program when it is loaded"
+        raise UserError(message) from None
+    return module
+
+
+def where(error: BaseException, path: Path) -> str:
+    """Place in a file at which an error was raised, such as ``my.py:12``."""
+    line = None
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        line = error.lineno
+    else:
+        for frame in traceback.extract_tb(error.__traceback__):
+            if frame.filename == str(path):
+                line = frame.lineno
+    return f"{path}:{line}" if line else str(path)
+
+
+def said(error: BaseException) -> str:
+    """Message of an error in one line."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return " ".join((text or "no message").split())
+
+
+def _is_scheme_of(module: ModuleType, value: Any) -> bool:
+    if isinstance(value, Scheme):
+        return True
+    return (
+        isinstance(value, type) and issubclass(value, Scheme)
+        and value.__module__ == module.__name__
+    )  # fmt: skip
+
+
+def _made(found: Any, reference: str) -> Scheme:
+    """A scheme of its own from a `Scheme` or a subclass."""
+    if isinstance(found, Scheme):
+        return found.with_options({})
+    if not (isinstance(found, type) and issubclass(found, Scheme)):
+        kind = f"a {type(found).__name__}"
+        message = f"scheme {reference!r}: expected a Scheme or a subclass of Scheme, not {kind}"
+        raise UserError(message)
+    missing = [
+        key for key in ("name", "summary", "source", "traffic") if not hasattr(found, key)
+    ] + sorted(found.__abstractmethods__)
+    if missing:
+        message = f"scheme {reference!r}: {found.__name__} lacks {', '.join(missing)}"
+        raise UserError(message)
+    try:
+        return found()
+    except (TypeError, AttributeError) as error:
+        message = f"scheme {reference!r}: {found.__name__} cannot be made: {said(error)}"
+        raise UserError(message) from None
+
+
+def plugins() -> dict[str, EntryPoint]:
+    """Entry points of all installed plug-ins by name, not loaded yet."""
+    return {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+
+
+def from_plugin(point: EntryPoint) -> Scheme:
+    """Load the scheme of a plug-in.
+
+    Raises
+    ------
+    UserError
+        In one line, if it cannot be loaded or is no scheme.
+    """
+    package = point.dist.name if point.dist is not None else "unknown package"
+    label = f"plug-in {point.name!r} of {package}"
+    try:
+        found = point.load()
+    except Exception as error:
+        message = f"{label} cannot be loaded: {type(error).__name__}: {said(error)}"
+        raise UserError(message) from None
+    scheme = _made(found, label)
+    if scheme.name != point.name:
+        message = f"{label}: its scheme is called {scheme.name!r}; the two names must be equal"
+        raise UserError(message)
+    file = getattr(sys.modules.get(type(scheme).__module__), "__file__", None)
+    if file is not None:
+        scheme.code = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return scheme

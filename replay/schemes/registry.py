@@ -1,0 +1,81 @@
+"""The registry: one dict of all schemes, and the finding of a scheme by name or file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replay.errors import UserError, unknown
+from replay.schemes import outside
+from replay.schemes.comet import Comet
+from replay.schemes.deepep.normal import DeepEp
+from replay.schemes.dysharp.scheme import (
+    DYSHARP,
+    DYSHARP_BASIC,
+    DYSHARP_COMET,
+    DYSHARP_FUSION_ONLY,
+)
+from replay.schemes.flashdmoe.scheme import FlashDMoe
+from replay.schemes.ideal import Ideal
+from replay.schemes.moe_hub.scheme import MoeHub
+from replay.schemes.nccl_alltoall import NcclAllToAll
+from replay.schemes.nvls import Nvls
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.schemes.base import Scheme
+
+SCHEMES: dict[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        Ideal(),
+        NcclAllToAll(),
+        DeepEp(),
+        Nvls(),
+        Comet(),
+        FlashDMoe(),
+        DYSHARP_BASIC,
+        DYSHARP_FUSION_ONLY,
+        DYSHARP_COMET,
+        DYSHARP,
+        MoeHub(),
+    )
+}
+"""Schemes that are compared by default, with their default options, in the order of reports."""
+
+
+def supported(system: System) -> list[str]:
+    """Names of the schemes whose needs the system meets, in the order of `SCHEMES`."""
+    has = {capability.value for capability in system.capabilities}
+    return [name for name, scheme in SCHEMES.items() if scheme.needs <= has]
+
+
+def find(reference: str) -> Scheme:
+    """Find a scheme, with its default options.
+
+    Parameters
+    ----------
+    reference
+        A name of `SCHEMES`, the name of a plug-in's entry point in the group ``moereplay.schemes``,
+        or ``path/to/file.py:Name``. A file that is named is executed.
+
+    Raises
+    ------
+    UserError
+        If there is no such scheme, or its file or plug-in cannot be used.
+    """
+    if reference in SCHEMES:
+        return SCHEMES[reference]
+    if ".py:" in reference or reference.endswith(".py"):
+        scheme = outside.from_file(reference)
+    else:
+        plugins = outside.plugins()
+        if reference not in plugins:
+            raise unknown("scheme", reference, [*SCHEMES, *plugins])
+        scheme = outside.from_plugin(plugins[reference])
+    if scheme.name in SCHEMES:
+        message = (
+            f"{reference}: the scheme calls itself {scheme.name!r}, which is a scheme of "
+            "moereplay: give it another name"
+        )
+        raise UserError(message)
+    return scheme
