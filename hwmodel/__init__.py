@@ -1,4 +1,4 @@
-"""Models of machines: which resources exist, how they are wired, how long work takes.
+"""Models of machines: their resources, the wiring between them, and the times of work.
 
 >>> import hwmodel
 >>> system = hwmodel.load("dgx-h100")

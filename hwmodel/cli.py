@@ -1,4 +1,4 @@
-"""``moereplay hardware``: which machines there are, and every number of one with its source."""
+"""``moereplay hardware``: the machines there are, and every number of one with its source."""
 
 from __future__ import annotations
 
@@ -78,10 +78,13 @@ def list_systems(
     for row in rows:
         table.add_row(*(_plain(row[field]) for field in list(row)[:6]))
     console.print(table)
-    console.print("links, GB/s: one GPU, one direction; stores by SMs, payload\n", style="dim")
+    console.print(
+        "Per GPU. Store GB/s: payload of stores by SMs, in one direction.\n",
+        style="dim",
+    )
     for row in rows:
         console.print(f"[bold]{row['name']}[/bold]: {escape(str(row['summary']))}")
-        console.print(f"  can: {', '.join(row['capabilities'])}", style="dim")
+        console.print(f"  capabilities: {', '.join(row['capabilities'])}", style="dim")
 
 
 @app.command()
@@ -126,7 +129,7 @@ def show(
 @app.command()
 def diff(
     first: Annotated[str, typer.Argument(help="A machine of `list`, or a TOML file.")],
-    second: Annotated[str, typer.Argument(help="Another one.")],
+    second: Annotated[str, typer.Argument(help="Another machine of `list`, or a TOML file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the values in which two machines differ."""

@@ -37,7 +37,7 @@ _LOW_LOADS = (16, 32, 64)
 
 @dataclass(frozen=True)
 class TileGrid:
-    """How a grouped multiplication is cut into tiles.
+    """Tiles of a grouped multiplication.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class TileGrid:
 
 @dataclass(frozen=True, slots=True)
 class _Precision:
-    """What one operand type can do."""
+    """Speed and tile shapes of one operand type."""
 
     sm_rate: Rate
     blocks: tuple[tuple[int, int], ...]
@@ -118,7 +118,7 @@ class Compute:
         For each row of an FP8 tile's loads beyond the end of the matrix, and each 128 bytes of the
         inner dimension.
     operand_rate
-        Bytes a second into one SM.
+        Bytes per second into one SM.
     """
 
     num_sms: int
@@ -361,7 +361,7 @@ class Compute:
         return self._hbm.stream_ps(weights + activations + results)
 
     def peak_flop_per_s(self, dtype: str) -> float:
-        """Operations a second of all SMs inside the main loops of full tiles."""
+        """Operations per second of all SMs inside the main loops of full tiles."""
         return self._precision(dtype).sm_rate.times(Fraction(self.num_sms)).units_per_second
 
     def _precision(self, dtype: str) -> _Precision:

@@ -1,11 +1,11 @@
-"""Which ports exist, how they are wired, and how long a packet is under way.
+"""Ports, the wiring between them, and the time that a packet is under way.
 
 GPUs of an NVLink domain hang on parallel switch planes. A GPU spreads its packets
 over all its links, whatever the target, so each plane carries traffic in
 proportion to its links; where all GPUs have the same proportions, no plane is a
 bottleneck before the GPU's port as a whole is (:meth:`Fabric.balanced_planes`),
 and the port as a whole is the resource to schedule. Domains are joined by one NIC
-a GPU; NICs of the same index in their domain share a leaf switch (a rail), and
+per GPU; NICs of the same index in their domain share a leaf switch (a rail), and
 leaves are joined by a spine.
 """
 
@@ -39,7 +39,7 @@ class Port:
     num_links
         Parallel links.
     rate
-        Wire bytes a second, all its links.
+        Wire bytes per second, all its links.
     """
 
     gpu: int
@@ -159,16 +159,16 @@ class Fabric:
 
     @property
     def uplink_rate(self) -> Rate:
-        """Wire bytes a second from a GPU into all planes together."""
+        """Wire bytes per second from a GPU into all planes together."""
         return self._link.port_rate
 
     @property
     def downlink_rate(self) -> Rate:
-        """Wire bytes a second from all planes together into a GPU."""
+        """Wire bytes per second from all planes together into a GPU."""
         return self._link.port_rate
 
     def balanced_planes(self) -> bool:
-        """Whether one port a GPU, all planes together, is an exact model.
+        """Whether one port per GPU, all planes together, is an exact model.
 
         A source with ``u_p`` of its ``U`` links on plane ``p`` sends that plane
         ``u_p / U`` of every message, and a target with ``d_p`` of ``D`` links takes

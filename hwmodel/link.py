@@ -1,4 +1,4 @@
-"""NVLink: how many bytes a message really puts on the wire, and in which direction.
+"""NVLink: the bytes that a message really puts on the wire, in each direction.
 
 Packets are made of 16-byte flits: one header, an optional byte-enable flit, the
 data. An SM fills at most 128 bytes of data into a packet, a copy engine 256. What
@@ -31,16 +31,16 @@ from hwmodel.units import (
     whole,
 )
 
-#: Who makes the packets: an SM's loads and stores (TMA included), or a copy engine.
+#: Maker of the packets: an SM's loads and stores (TMA included), or a copy engine.
 Engine = Literal["sm", "copy_engine"]
 
-#: What a transfer is made of.
+#: Operation that a transfer is made of.
 Access = Literal["write", "read"]
 
 
 @dataclass(frozen=True, slots=True)
 class PacketRules:
-    """What an engine's packets look like.
+    """Sizes of an engine's packets.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class Link:
 
     @property
     def port_rate(self) -> Rate:
-        """All links of a GPU in one direction; wire bytes a second."""
+        """All links of a GPU in one direction; wire bytes per second."""
         return self.link_rate.times(self.links_per_gpu)
 
     def port_duration_ps(self, wire_bytes: Whole) -> Whole:
@@ -166,7 +166,7 @@ class Link:
         row_bytes
             Payload of the row.
         engine
-            Who makes the packets.
+            Maker of the packets.
         packet_bytes
             Data bytes of a full packet where stores leave in smaller ones than the engine could
             fill, such as single sectors that nobody merges.
@@ -202,7 +202,7 @@ class Link:
         row_bytes
             Payload of the row.
         engine
-            Who makes the packets.
+            Maker of the packets.
         extra_flits_per_packet
             Flits added to each packet, such as a list of targets.
         packet_bytes
@@ -212,7 +212,7 @@ class Link:
         -----
         The tail of a row goes out as one shorter packet. Real hardware may only
         know powers of two up to 128 bytes and split it; the difference is at most
-        two headers a row.
+        two headers per row.
         """
         extra: Any = whole(extra_flits_per_packet, "extra_flits_per_packet")
         checked: Whole = whole(row_bytes, "row_bytes")
@@ -253,7 +253,7 @@ class Link:
             Rows of the message. Each is packetised by itself: the last packet of
             a row is not shared with the next.
         engine
-            Who makes the packets.
+            Maker of the packets.
         extra_flits
             Flits added to each packet, such as a list of targets.
         packet_bytes
@@ -360,7 +360,7 @@ class Link:
         Parameters
         ----------
         engine
-            Who makes the packets.
+            Maker of the packets.
         access
             Push (``write``) or pull (``read``).
         both_ways
@@ -370,7 +370,7 @@ class Link:
         Notes
         -----
         ``nominal * efficiency * d / (d + o + r)`` with ``d`` data flits, ``o``
-        header flits and ``r`` flits of the opposite traffic a packet.
+        header flits and ``r`` flits of the opposite traffic per packet.
         """
         rules = self.rules(engine)
         opposite = rules.write_ack_flits if access == "write" else rules.read_request_flits

@@ -20,7 +20,7 @@ class Hbm:
     Attributes
     ----------
     rate
-        Bytes a second that long streams reach, reads and writes together.
+        Bytes per second that long streams reach, reads and writes together.
     latency_ps
         One load, unloaded.
     """
@@ -51,12 +51,12 @@ class StreamingMultiprocessors:
     num_sms
         SMs of a GPU.
     push_rate
-        Bytes a second that one SM sends in a push kernel, wherever they go. This
+        Bytes per second that one SM sends in a push kernel, wherever they go. This
         is the rate at which a DeepEP sender gets rid of rows, the share for its
         own GPU (1/8 under uniform routing to 8 GPUs) included: 39 GB/s in all
         are 34 GB/s to the others.
     read_rate, write_rate
-        Bytes a second that one SM reads into, and writes from, its registers or
+        Bytes per second that one SM reads into, and writes from, its registers or
         shared memory.
     """
 

@@ -1,4 +1,4 @@
-"""What software costs around the work: launches, gaps, synchronisation, flags."""
+"""Costs of software around the work: launches, gaps, synchronisation, flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a preset file must say: every key, its type, and where the number is from.
+"""Schema of a preset file: every key, its type, and the origin of the number.
 
 One pydantic model a table of the file. There are no defaults: a description of a
 machine is complete or refused, and nothing is assumed silently. Keys carry their
@@ -46,18 +46,18 @@ class Quantity(_Strict, Generic[T]):
 
 
 class FabricSpec(_Strict):
-    """Which GPUs there are and how many links go to which switch plane."""
+    """GPUs, and the number of links to each switch plane."""
 
     num_gpus: Quantity[Units]
     """GPUs of one NVLink domain."""
     num_domains: Quantity[Units]
     """NVLink domains, joined by one NIC per GPU if more than one."""
     links_per_plane: Quantity[Links | Annotated[list[Links], Field(min_length=1)]]
-    """Links of a GPU to each plane; one list for all GPUs, or one a GPU of a domain."""
+    """Links of a GPU to each plane; one list for all GPUs, or one for each GPU of a domain."""
 
 
 class LinkSpec(_Strict):
-    """NVLink: rate, latency of a hop, and what a packet costs."""
+    """NVLink: rate, latency of a hop, and the overhead of a packet."""
 
     links_per_gpu: Quantity[Units]
     bandwidth_GB_per_s: Quantity[Positive]
@@ -83,7 +83,7 @@ class LinkSpec(_Strict):
 
 
 class SwitchSpec(_Strict):
-    """What the switch can do with packets, and what it holds."""
+    """Abilities of the switch, and its buffers."""
 
     traversal_ns: Quantity[NonNegative]
     multicast: Quantity[bool]
@@ -115,7 +115,7 @@ class GpuSpec(_Strict):
     remote_read_access_ns: Quantity[NonNegative]
     """From arrival of a read request at the GPU until its answer leaves."""
     sm_push_GB_per_s: Quantity[Positive]
-    """Bytes an SM sends to peers and to its own GPU while it runs a push kernel."""
+    """Bytes that an SM sends to peers and to its own GPU while it runs a push kernel."""
     sm_read_GB_per_s: Quantity[Positive]
     sm_write_GB_per_s: Quantity[Positive]
     l2_bytes: Quantity[Count]
@@ -124,7 +124,7 @@ class GpuSpec(_Strict):
 
 
 class WarpSpec(_Strict):
-    """What single warps need where they, not bytes a second, are the limit."""
+    """Times of single warps, where they are the limit and not bytes per second."""
 
     scan_ns: Quantity[NonNegative]
     """Looking at one token's flag and going on."""
@@ -177,13 +177,13 @@ class ComputeSpec(_Strict):
 
 
 class OverheadsSpec(_Strict):
-    """What software costs around the work."""
+    """Costs of software around the work."""
 
     launch_us: Quantity[NonNegative]
     kernel_gap_graph_us: Quantity[NonNegative]
     kernel_gap_stream_us: Quantity[NonNegative]
     small_kernel_us: Quantity[NonNegative]
-    """What an elementwise kernel takes beside its bytes: from its first load to its last store."""
+    """Time of an elementwise kernel beside that of its bytes: from first load to last store."""
     host_sync_us: Quantity[NonNegative]
     poll_pinned_us: Quantity[NonNegative]
     copy_engine_start_us: Quantity[NonNegative]

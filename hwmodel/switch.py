@@ -18,7 +18,7 @@ from hwmodel.units import PS_PER_S, Rate, Whole, exact, ps_from_ns, scale_up, wh
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What every switch plane of a system can do.
+    """Abilities and limits of every switch plane of a system.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Switch:
         From the last contribution's arrival to the departure of the sum, on top
         of the traversal.
     reduction_rate
-        Additions a second, all planes together.
+        Additions per second, all planes together.
     reduction_buffer_bytes
         One port (one link) of the switch.
     input_buffer_bytes

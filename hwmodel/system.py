@@ -88,7 +88,7 @@ class System:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """What this machine can do beyond moving packets between GPUs."""
+        """Abilities of this machine beyond moving packets between GPUs."""
         has = {
             Capability.MULTICAST: self.switch.multicast,
             Capability.REDUCTION: self.switch.reduction,

@@ -147,19 +147,19 @@ def _simplified(value: Fraction) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How much of something (bytes, floating-point operations) passes a second.
+    """Amount of something (bytes, floating-point operations) that passes per second.
 
     Attributes
     ----------
     ps_per_unit
-        Picoseconds a unit takes, as an exact fraction.
+        Picoseconds per unit, as an exact fraction.
     """
 
     ps_per_unit: Fraction
 
     @classmethod
     def per_second(cls, amount: Fraction | int) -> Rate:
-        """Make a rate from units (bytes, operations) a second.
+        """Make a rate from units (bytes, operations) per second.
 
         Raises
         ------
@@ -176,12 +176,12 @@ class Rate:
 
     @classmethod
     def gigabytes_per_second(cls, value_gb_per_s: float | int) -> Rate:
-        """Make a rate from GB/s (10^9 bytes a second)."""
+        """Make a rate from GB/s (10^9 bytes per second)."""
         return cls.per_second(exact(value_gb_per_s) * BYTES_PER_GB)
 
     @property
     def units_per_second(self) -> float:
-        """Units a second, for printing and for tests."""
+        """Units per second, for printing and for tests."""
         return float(PS_PER_S / self.ps_per_unit)
 
     def times(self, factor: Fraction | int) -> Rate:

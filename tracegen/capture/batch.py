@@ -1,4 +1,4 @@
-"""Which request and position every row of a forward pass belongs to. Knows no torch."""
+"""Request and position of every row of a forward pass. Knows no torch."""
 
 from __future__ import annotations
 

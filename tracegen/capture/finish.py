@@ -286,7 +286,7 @@ def _info(
 
 
 def _row_sum(sums: list[float]) -> str:
-    """What the weights of a row sum to: one number if they agree to half precision."""
+    """Sum of the weights of a row: one number if the rows agree to half precision."""
     low, high = sums
     if not math.isfinite(low):
         return ""

@@ -42,7 +42,7 @@ class Pass:
         return self.size * self.columns
 
     def rows(self) -> StepRows:
-        """Whose rows these are; called once, when the pass has succeeded."""
+        """Requests and positions of the rows; called once, when the pass has succeeded."""
         mask = self.mask
         return self.batch.step(
             self.size,
@@ -177,7 +177,7 @@ class Follower:
         return Batch(first_request, size, **facts)
 
     def _decoder_mask(self, mask: Any, size: int, first: int, columns: int) -> Any:
-        """Which inputs are real: from the pass, else from the call of generate."""
+        """Mask of the inputs that are real: from the pass, else from the call of generate."""
         if getattr(mask, "ndim", 2) == 2 and not isinstance(mask, dict):
             return self._two(mask, columns)
         if self._call is not None:

@@ -1,4 +1,4 @@
-"""What a call of ``generate`` or ``forward`` says about the sequences it works on."""
+"""Sequences that a call of ``generate`` or ``forward`` works on, read from its arguments."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def to_numpy(tensor: Any) -> Array:
 
 
 def to_host(tensors: list[Any]) -> list[Array]:
-    """Values of one tensor a layer, in one transfer where they are alike.
+    """Values of one tensor per layer, in one transfer where they are alike.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def past_counts(mask: Any, size: int, past: int) -> Array:
 
 
 def describe_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """What a call of generate means for the capture.
+    """Meaning of a call of generate for the capture.
 
     Parameters
     ----------

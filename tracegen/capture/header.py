@@ -87,7 +87,7 @@ def num_zero_experts(config: Any) -> int:
 
 
 def trace_model(model: Any, sites: Sequence[Site], topk: int) -> TraceModel:
-    """What the trace says about the model.
+    """Model header of the trace.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def num_shared_experts(config: Any) -> int:
 
 
 def _score_function(config: Any, model_type: str) -> str:
-    """How scores become weights, or empty if the configuration does not say."""
+    """Function from scores to weights, or empty if the configuration does not say."""
     if model_type in TOPK_SOFTMAX:
         return "topk_softmax"
     if model_type == "phimoe":
@@ -258,7 +258,7 @@ def as_json(model: TraceModel) -> dict[str, Any]:
 
 
 def weight_semantics(sites: Sequence[Site], model_type: str) -> str:
-    """What a recorded weight is, in words.
+    """Meaning of a recorded weight, in words.
 
     Parameters
     ----------
@@ -272,7 +272,7 @@ def weight_semantics(sites: Sequence[Site], model_type: str) -> str:
 
 
 def source(model: Any) -> dict[str, Any]:
-    """What was run, for the provenance.
+    """Model that was run, for the provenance.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Whether a model can be captured, and which of its modules are to be watched."""
+"""Choice of the modules of a model that are to be watched, and refusal where there are none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Watched:
     sites: list[Site]
     """Of all stacks, layers ascending."""
     notes: str
-    """What a reader of the trace must know."""
+    """Notes for a reader of the trace."""
 
 
 def prepare(model: Any, fallback: str | None) -> Watched:

@@ -1,4 +1,4 @@
-"""Several processes of one run: which is this one, and have the others finished."""
+"""Several processes of one run: the rank of this one, and the end of the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tracegen.errors import UserError
 from tracegen.file.journal import SUFFIX, Journal, is_journal, open_journal
 
 WAIT_S = 300.0
-"""How long rank 0 waits for the journals of the others to be complete, in seconds."""
+"""Time that rank 0 waits for the journals of the others to be complete, in seconds."""
 POLL_S = 0.05
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """What :func:`tracegen.capture` was asked for; see there."""
+    """Arguments of :func:`tracegen.capture`; see there."""
 
     overwrite: bool
     weights: bool
@@ -36,7 +36,7 @@ class Options:
 
 @dataclass
 class OpenStep:
-    """A forward pass under way, and what its layers routed so far."""
+    """A forward pass under way, and the routing of its layers so far."""
 
     stack: Stack
     rows: Pass

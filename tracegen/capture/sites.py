@@ -1,4 +1,4 @@
-"""Where a model's routing can be read: expert modules found by signature, router adapters.
+"""Places where a model's routing can be read: expert modules by signature, router adapters.
 
 Reading what an experts module receives needs no list of model classes and sees what is
 executed. The adapters are for three families whose experts do not receive ids.

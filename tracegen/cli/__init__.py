@@ -22,6 +22,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 """Commands by name, in the order of the help."""
 
-app = typer.Typer(no_args_is_help=True, help="Routing traces: which experts every token chose.")
+app = typer.Typer(no_args_is_help=True, help="Routing traces: the experts that every token chose.")
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)

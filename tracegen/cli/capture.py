@@ -22,12 +22,12 @@ def capture(
     model: Annotated[str, typer.Argument(help="Folder or Hub name of a transformers model.")],
     prompts: Annotated[
         Path,
-        typer.Option(help="A prompt per line; .jsonl: objects with 'prompt' or chat 'messages'."),
+        typer.Option(help="One prompt per line; .jsonl: objects with 'prompt' or chat 'messages'."),
     ],
     out: Annotated[Path, typer.Option(help="File to write.")],
     max_new_tokens: Annotated[int, typer.Option(help="Tokens generated per prompt.")] = 128,
     batch_size: Annotated[int, typer.Option(help="Prompts that run together.")] = 8,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Use only the first so many prompts.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto to spread.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
     weights: Annotated[bool, typer.Option(help="Record gate weights.")] = True,
@@ -36,9 +36,10 @@ def capture(
     ] = False,
     title: Annotated[str, typer.Option(help="Title of the trace.")] = "",
     license: Annotated[str, typer.Option(help="SPDX identifier of the trace's licence.")] = "",
-    dataset: Annotated[str, typer.Option(help="Where the prompts are from.")] = "",
+    dataset: Annotated[str, typer.Option(help="Origin of the prompts.")] = "",
     gate_logits: Annotated[
-        bool, typer.Option("--gate-logits", help="Fallback for transformers below 5.")
+        bool,
+        typer.Option("--gate-logits", help="Read the gates' scores, for transformers below 5."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""What the trace commands share."""
+"""Parts that the trace commands share."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def plain(text: str) -> str:
-    r"""Text without control characters: what a stranger's file says may end on a terminal.
+    r"""Text without control characters, for a stranger's file may be shown on a terminal.
 
     Parameters
     ----------

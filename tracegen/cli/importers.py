@@ -24,9 +24,11 @@ def import_dump(
     model: Annotated[
         str | None, typer.Option(help="Model shape: a name, or a TOML file; gives all sizes.")
     ] = None,
-    num_experts: Annotated[int | None, typer.Option(help="Experts of a layer.")] = None,
+    num_experts: Annotated[int | None, typer.Option(help="Experts per layer.")] = None,
     topk: Annotated[int | None, typer.Option(help="Experts per token.")] = None,
-    hidden_size: Annotated[int | None, typer.Option(help="Elements of a token.")] = None,
+    hidden_size: Annotated[
+        int | None, typer.Option(help="Elements of a token's hidden state.")
+    ] = None,
     moe_layers: Annotated[
         str | None, typer.Option(help="Decoder layers with experts, such as 1,2,3 or 3-60.")
     ] = None,
@@ -40,12 +42,14 @@ def import_dump(
     drop_repeats: Annotated[
         bool, typer.Option("--drop-repeats", help="Leave out rows that repeat the row before.")
     ] = False,
-    max_tokens: Annotated[int, typer.Option(help="Most rows read, or drawn.")] = 2_000_000,
-    seed: Annotated[int, typer.Option(help="Of rows drawn from counts.")] = 0,
+    max_tokens: Annotated[
+        int, typer.Option(help="Largest number of rows read or drawn.")
+    ] = 2_000_000,
+    seed: Annotated[int, typer.Option(help="Seed of the rows drawn from counts.")] = 0,
     title: Annotated[str, typer.Option(help="Title of the trace.")] = "",
     license: Annotated[str, typer.Option(help="SPDX identifier of the dump's licence.")] = "",
-    dataset: Annotated[str, typer.Option(help="Where the prompts are from.")] = "",
-    source: Annotated[str, typer.Option(help="Where the dump is from: a URL and commit.")] = "",
+    dataset: Annotated[str, typer.Option(help="Origin of the prompts.")] = "",
+    source: Annotated[str, typer.Option(help="Origin of the dump: a URL and commit.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Make a trace of another tool's routing dump, checking it on the way."""

@@ -28,7 +28,10 @@ CatalogueOption = Annotated[
 def list_traces(
     catalogue: CatalogueOption = None,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Use what was read from remote catalogues before.")
+        bool,
+        typer.Option(
+            "--offline", help="Ask no server; use what was read from remote catalogues before."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -119,8 +122,8 @@ def add(
     trace: Annotated[str, typer.Argument(help="A name of `list`, or a file.")],
     name: Annotated[str | None, typer.Option(help="Name in the catalogue.")] = None,
     dataset: Annotated[str, typer.Option(help="Texts that were routed.")] = "",
-    citation: Annotated[str, typer.Option(help="What to cite.")] = "",
-    source: Annotated[str, typer.Option(help="Where the trace is from.")] = "",
+    citation: Annotated[str, typer.Option(help="Publication to cite.")] = "",
+    source: Annotated[str, typer.Option(help="Origin of the trace.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace the trace of that name.")] = False,
 ) -> None:
     """Copy a trace into a folder and list it in the folder's catalogue."""
@@ -143,13 +146,14 @@ def publish(
     folder: Annotated[Path, typer.Argument(help="Folder to make; must not exist.")],
     traces: Annotated[list[str], typer.Argument(help="Names of `list`, or files.")],
     title: Annotated[str, typer.Option(help="Title of the data set.")],
-    creator: Annotated[str, typer.Option(help="Who publishes it.")],
+    creator: Annotated[str, typer.Option(help="Name of the publisher.")],
     description: Annotated[str, typer.Option(help="A paragraph about it.")] = "",
-    citation: Annotated[str, typer.Option(help="What to cite.")] = "",
+    citation: Annotated[str, typer.Option(help="Publication to cite.")] = "",
     dataset: Annotated[str, typer.Option(help="Texts that were routed.")] = "",
-    base_url: Annotated[str, typer.Option(help="Where the folder will be found.")] = "",
+    base_url: Annotated[str, typer.Option(help="Address at which the folder will be found.")] = "",
     with_token_ids: Annotated[
-        bool, typer.Option("--with-token-ids", help="Publish vocabulary entries, i.e. the texts.")
+        bool,
+        typer.Option("--with-token-ids", help="Publish vocabulary entries, that is, the texts."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the folder.")] = False,
 ) -> None:

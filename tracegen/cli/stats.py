@@ -19,9 +19,9 @@ def stats(
     plots: Annotated[
         Path | None, typer.Option("--plots", help="Draw PNG files into this folder.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the samples and batches drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the samples and batches drawn.")] = 0,
     per_layer: Annotated[
-        bool, typer.Option("--per-layer", help="A column for the range over layers.")
+        bool, typer.Option("--per-layer", help="Add a column for the range over layers.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -48,13 +48,13 @@ def generate(
     model: Annotated[str, typer.Option(help="Model shape: a name, or a TOML file.")],
     out: Annotated[Path, typer.Option(help="File to write.")],
     ranks: Annotated[int, typer.Option(help="Source GPUs.")] = 8,
-    tokens_per_rank: Annotated[int, typer.Option(help="Tokens of each GPU in a step.")] = 4096,
+    tokens_per_rank: Annotated[int, typer.Option(help="Tokens per GPU and step.")] = 4096,
     layers: Annotated[int | None, typer.Option(help="MoE layers; all if not given.")] = None,
     skew: Annotated[
         float | None, typer.Option(help="zipf: exponent. normal: coefficient of variation.")
     ] = None,
     topk: Annotated[int | None, typer.Option(help="Experts per token, if not the model's.")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed; the same one gives the same trace.")] = 0,
     steps: Annotated[int, typer.Option(help="Forward passes.")] = 1,
     phase: Annotated[str, typer.Option(help="prefill, decode, training or encoder.")] = "prefill",
     group_limited: Annotated[

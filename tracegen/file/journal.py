@@ -35,7 +35,7 @@ _RECORD = struct.Struct("<4sQI")
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes that fix how a block of rows is laid out."""
+    """Sizes that fix the layout of a block of rows."""
 
     num_layers: int
     topk: int
@@ -141,7 +141,7 @@ class JournalWriter:
 
 @dataclass(frozen=True)
 class Journal:
-    """A journal on disk: its header, and where its whole blocks are."""
+    """A journal on disk: its header, and the places of its whole blocks."""
 
     path: Path
     head: dict[str, Any]
@@ -184,7 +184,7 @@ def is_journal(path: str | Path) -> bool:
 
 
 def refuse_journal(path: Path) -> None:
-    """Say what a journal is to someone who takes it for a trace.
+    """Refuse a journal that is taken for a trace, and explain what it is.
 
     Parameters
     ----------

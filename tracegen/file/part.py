@@ -1,4 +1,4 @@
-"""Which part of a trace is meant: layers by position, tokens by row."""
+"""Choice of a part of a trace: layers by position, tokens by row."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from tracegen.errors import UserError
 
 
 def chosen_layers(layers: Sequence[int] | None, num_layers: int, where: str) -> list[int]:
-    """Positions of the layers that are meant.
+    """Positions of the chosen layers.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def chosen_layers(layers: Sequence[int] | None, num_layers: int, where: str) -> 
 
 
 def chosen_rows(tokens: slice | None, num_tokens: int, where: str) -> slice:
-    """Token rows that are meant, as a range within the trace.
+    """Chosen token rows, as a range within the trace.
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ class TraceFile:
         self.content_id: str = root["content_sha256"]
         """Identity of the whole trace, as stored; :meth:`verify` recomputes it."""
         self.model = header.read_model(self._guard.attributes("model", header.MODEL))
-        """What was routed."""
+        """Header of the model that was routed."""
         self._columns = {path: self._guard.column(column) for path, column in COLUMNS.items()}
         ids = self._columns["routing/expert_ids"]
         self.num_layers, self.num_tokens, self.topk = (int(size) for size in ids.shape)
@@ -70,7 +70,7 @@ class TraceFile:
             else {}
         )
         self.info = header.read_info(root, slots, weights)
-        """Where it is from."""
+        """Origin of the trace, and how its slots are to be read."""
 
     @property
     def num_experts(self) -> int:
@@ -164,7 +164,7 @@ class TraceFile:
             )
 
     def verify(self) -> None:
-        """Read everything, a layer at a time, and check every value and the content id.
+        """Read everything, one layer at a time, and check every value and the content id.
 
         Raises
         ------
@@ -186,7 +186,7 @@ class TraceFile:
             raise UserError(msg)
 
     def _parts(self) -> Iterator[content_id.Part]:
-        """Arrays that the content id covers, a layer at a time."""
+        """Arrays that the content id covers, one layer at a time."""
         for path, dataset in self._columns.items():
             if dataset is None or path in ("steps/indptr", "summary/load"):
                 continue

@@ -22,7 +22,7 @@ class Histogram(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     load: tuple[tuple[float, ...], ...]
-    """Token-expert pairs of each expert, one row a layer; a single row serves all layers.
+    """Token-expert pairs of each expert, one row per layer; a single row serves all layers.
 
     Also accepted: an array, the name or path of a trace (its load), or the path of a
     ``.json`` file (a list of numbers, or a list of such lists)."""

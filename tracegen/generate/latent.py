@@ -50,7 +50,7 @@ class Latent(BaseModel):
     drift: float = _share(0.07)
     """Share that a run of requests has in common: the mix of topics drifts."""
     pair: float = Field(default=0.2, ge=0, le=1, allow_inf_nan=False)
-    """How much of its partner's score each expert takes; all experts of a layer are paired."""
+    """Share of its partner's score that each expert takes; all experts of a layer are paired."""
     width: int = Field(default=8, ge=1, le=256)
     """Latents of each scale; fewer make experts more alike."""
     early_locality: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
@@ -180,15 +180,15 @@ class Latent(BaseModel):
         rng = draw.stream(seed, _LENGTHS_STREAM, 0)
         # Geometric lengths have no memory: what is left of a running request is one of them too.
         ends = 1 / max(self.mean_output_len, 1.0)
-        left = rng.geometric(ends, slots)
+        remaining = rng.geometric(ends, slots)
         position = np.zeros(slots, np.int64)
         request, arrival = np.arange(slots), [0.0] * slots
         rows = np.empty((2, steps, slots), np.int64)
         for step in range(steps):
             rows[0, step], rows[1, step] = request, position
-            position, left = position + 1, left - 1
-            ended = np.flatnonzero(left == 0)
-            left[ended] = rng.geometric(ends, ended.size)
+            position, remaining = position + 1, remaining - 1
+            ended = np.flatnonzero(remaining == 0)
+            remaining[ended] = rng.geometric(ends, ended.size)
             position[ended] = 0
             request = request.copy()
             request[ended] = len(arrival) + np.arange(ended.size)

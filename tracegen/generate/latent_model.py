@@ -1,4 +1,4 @@
-"""Parameters of latent routing: what :mod:`tracegen.generate.latent` draws from.
+"""Parameters of latent routing, from which :mod:`tracegen.generate.latent` draws.
 
 A token's score for expert ``e`` of layer ``l`` is
 
@@ -28,7 +28,7 @@ from tracegen.errors import UserError
 from tracegen.trace.arrays import Floats
 
 SCALES = ("token", "fast", "slow", "request", "drift")
-"""How long a latent lasts, shortest first."""
+"""Spans of a latent, shortest first."""
 FAST_KERNEL = (1.0, 1.0, 0.3)
 """Moving average of the fast latents over a token and those before it: correlations 0.62, 0.14
 and none after two tokens. Reuse in gpt-oss-20b-decode falls from 0.437 at lag 1 over 0.382 and
@@ -60,7 +60,7 @@ class LatentModel:
     pairs: npt.NDArray[np.int64]
     """Experts that are chosen together beyond what the factors say, shape (layer, pair, 2)."""
     pair_mixing: Floats
-    """How much of the partner's score is added to each, shape (layer, pair). Scores of a pair
+    """Share of the partner's score that is added to each, shape (layer, pair). Scores of a pair
     that correlate by r do so by (2 w + r (1 + w^2)) / (1 + w^2 + 2 w r) afterwards."""
     slow: float = 0.98
     """Correlation of the slow latents from token to token."""
@@ -77,7 +77,7 @@ class LatentModel:
     num_requests: int = 1
     """Requests of the trace that was fitted."""
     source: dict[str, str] = field(default_factory=dict)
-    """Where the numbers are from."""
+    """Origin of the numbers."""
 
     @property
     def num_layers(self) -> int:
@@ -285,7 +285,7 @@ def _checked(document: dict[str, Any]) -> LatentModel:
         raise ValueError(msg)
     bias = stack("bias", BIAS_UNIT)
     if bias.shape[2] != 1:
-        msg = f"bias must have {num_experts} numbers a layer"
+        msg = f"bias must have {num_experts} numbers per layer"
         raise ValueError(msg)
     source = {str(k): str(v) for k, v in document.get("source", {}).items()}
     return LatentModel(

@@ -26,7 +26,7 @@ from tracegen.trace.routing import RoutingTrace
 from tracegen.trace.tables import DECODE, RequestTable, TokenTable, TraceInfo
 
 WIDTH = {"token": 32, "fast": 8, "slow": 6, "request": 12, "drift": 8}
-"""Latents of each scale: 66 numbers an expert. With 20 of a token, layers of gpt-oss-20b-decode
+"""Latents of each scale: 66 numbers per expert. With 20 of a token, layers of gpt-oss-20b-decode
 predict each other 10 % less than they should; more of the others did not help."""
 PRIVATE = 4
 """Latents of each layer alone."""
@@ -46,7 +46,7 @@ _STEP = 0.7
 
 @dataclass
 class _State:
-    """What the iteration changes; all in units of a score's standard deviation."""
+    """Parameters that the iteration changes, all in units of a score's standard deviation."""
 
     bias: Floats
     factors: dict[str, Floats]
@@ -57,7 +57,7 @@ class _State:
     mixing: Floats
     """Shape (layer, pair)."""
     gain: Floats
-    """What the factors of a scale are scaled by each time, shape (scale, layer)."""
+    """Factor by which each iteration scales the factors of a scale, shape (scale, layer)."""
 
 
 def fit(
@@ -232,8 +232,8 @@ def _correct_private(state: _State, wanted: Floats, latent: Floats) -> None:
     # Before there are private factors: what a factor of the largest entry alone would have.
     rest[:, diagonal, diagonal] = np.where(variance > 0, variance, 0.5 * np.abs(latent).max(axis=2))
     values, vectors = np.linalg.eigh(rest)
-    kept = np.sqrt(np.maximum(values[:, -width:], 0))
-    state.private = vectors[:, :, -width:] * kept[:, None, :]
+    lengths = np.sqrt(np.maximum(values[:, -width:], 0))
+    state.private = vectors[:, :, -width:] * lengths[:, None, :]
 
 
 def _strongest(matrix: Floats, start: Floats) -> Floats:
@@ -346,7 +346,7 @@ def synthesise(
 
 
 def _tables(model: LatentModel, phase: int, seed: int) -> tuple[TokenTable, RequestTable]:
-    """Requests with lengths as described, in random order, one token a step."""
+    """Requests with lengths as described, in random order, one token per step."""
     rng = np.random.default_rng(seed)
     count = model.num_requests
     even = (np.arange(count) + 0.5) / count

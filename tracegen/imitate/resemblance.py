@@ -1,4 +1,4 @@
-"""How near an imitation comes: real against synthetic, and against independent tokens."""
+"""Comparison of an imitation with the real trace, and with independent tokens."""
 
 from __future__ import annotations
 

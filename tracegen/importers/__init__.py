@@ -20,7 +20,7 @@ __all__ = ["FORMATS", "read"]
 FORMATS: dict[str, tuple[str, str]] = {
     "vllm": (
         "tensors",
-        "vLLM routed experts: .npy or .npz a request, or responses (.json, .jsonl)",
+        "vLLM routed experts: .npy or .npz per request, or responses (.json, .jsonl)",
     ),
     "sglang": ("sglang", "SGLang recorder .pt (per_token, per_pass, stat), or responses (.json)"),
     "megatron": ("megatron", "Megatron-LM --moe-routing-trace-path: router_trace_rank*.jsonl"),
@@ -28,7 +28,7 @@ FORMATS: dict[str, tuple[str, str]] = {
     "tensorrt-llm": ("counts", "TensorRT-LLM EXPERT_STATISTIC folder: counts, rows are drawn"),
     "llama.cpp": ("text", "CSV of an eval callback on ffn_moe_topk: pass,token,layer,e0,..."),
     "gpt-oss": ("text", "GPT-OSS expert fingerprints: *_examples.json or .json.gz"),
-    "flame": ("flame", "FLAME-MoE traces: a parquet file a layer (needs pyarrow)"),
+    "flame": ("flame", "FLAME-MoE traces: one parquet file per layer (needs pyarrow)"),
 }
 """Name to module of the reader, and what it reads."""
 

@@ -186,7 +186,7 @@ def _repeats(routed: Routed, options: Options) -> None:
 
 
 def _slot_order(routed: Routed) -> SlotOrder:
-    """What the order of slots means, found out from the rows."""
+    """Meaning of the order of slots, found out from the rows."""
     ids, weights = routed.ids, routed.weights
     if ids.shape[2] < 2:
         return "native"
@@ -283,7 +283,7 @@ def _model(options: Options, experts: int, topk: int) -> TraceModel:
     if shape is not None:
         if (shape.num_experts, shape.topk) != (experts, topk):
             msg = (
-                f"the dump has {topk} of {experts} experts a token, {shape.name} has "
+                f"the dump has {topk} of {experts} experts per token, {shape.name} has "
                 f"{shape.topk} of {shape.num_experts}"
             )
             raise UserError(msg)

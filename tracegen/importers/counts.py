@@ -103,12 +103,12 @@ def _layer(counts: Array, rows: int, topk: int, rng: np.random.Generator) -> Arr
     for _ in range(ROUNDS * topk):
         left, right = np.array_split(rng.permutation(rows)[: rows // 2 * 2], 2)
         a, b = rng.integers(topk, size=(2, left.size))
-        mine, yours = ids[left, a], ids[right, b]
-        clash = (ids[left] == yours[:, None]).any(axis=1) | (ids[right] == mine[:, None]).any(
-            axis=1
-        )
+        left_ids, right_ids = ids[left, a], ids[right, b]
+        clash = (ids[left] == right_ids[:, None]).any(axis=1) | (
+            ids[right] == left_ids[:, None]
+        ).any(axis=1)
         free = ~clash
-        ids[left[free], a[free]], ids[right[free], b[free]] = yours[free], mine[free]
+        ids[left[free], a[free]], ids[right[free], b[free]] = right_ids[free], left_ids[free]
     return ids
 
 

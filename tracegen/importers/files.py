@@ -96,7 +96,7 @@ def load_npz(path: Path) -> dict[str, Array]:
 
 
 def load_tensors(path: Path) -> Any:
-    """What ``torch.save`` wrote, tensors as arrays; only tensors and plain containers are read.
+    """Content of a file of ``torch.save``, tensors as arrays; only tensors and plain containers.
 
     Parameters
     ----------

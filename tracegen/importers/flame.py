@@ -1,6 +1,6 @@
-"""FLAME-MoE traces (huggingface.co/datasets/CMU-FLAME/FLAME-MoE-Traces): parquet, a file a layer.
+"""FLAME-MoE traces (huggingface.co/datasets/CMU-FLAME/FLAME-MoE-Traces): a parquet file per layer.
 
-Columns: a list of float16 scores and a list of int16 ids, one row a token. The layer is the last
+Columns: a list of float16 scores and a list of int16 ids, one row per token. The layer is the last
 number in the file's name. Sequences are not marked.
 """
 
@@ -25,7 +25,7 @@ def read_flame(paths: list[Path], options: Options) -> Routed:
     Parameters
     ----------
     paths
-        Parquet files, one a layer.
+        Parquet files, one per layer.
     options
         Sizes; at most ``max_tokens`` rows are read, the first ones.
 

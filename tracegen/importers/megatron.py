@@ -96,7 +96,7 @@ def _routed(found: dict[tuple[int, int], dict[int, np.ndarray[Any, Any]]], mtp: 
         position.append(np.arange(len(rows)))
     ranks = np.concatenate(rank)
     steps = np.concatenate(step)
-    # Sequences are not marked: the tokens of a rank in a step count as one.
+    # Sequences are not marked: the tokens of one rank in one step count as one.
     _, request = np.unique(np.stack([steps, ranks]), axis=1, return_inverse=True)
     routed = Routed(
         ids=np.concatenate(ids),
@@ -109,7 +109,7 @@ def _routed(found: dict[tuple[int, int], dict[int, np.ndarray[Any, Any]]], mtp: 
         order="id_asc",
     )
     routed.notices.append(
-        "Sequence boundaries are not recorded: the tokens of a rank in a step are one request."
+        "Sequence boundaries are not recorded: the tokens of one rank in one step are one request."
     )
     if mtp:
         routed.notices.append(f"{mtp} token rows of multi-token-prediction heads were left out.")

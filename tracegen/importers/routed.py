@@ -1,4 +1,4 @@
-"""What a reader hands on, before it is checked and becomes a trace."""
+"""Rows that a reader hands on, before they are checked and become a trace."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from tracegen.trace.routing import RoutingTrace
 
 
-"""Values of the ``phase`` column that importers use."""
-
-
 class Imported(NamedTuple):
-    """A trace, and what was noticed on the way."""
+    """A trace, and what to tell the user about the dump."""
 
     trace: RoutingTrace
     notices: list[str]
@@ -30,7 +27,7 @@ class Imported(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """What the dump does not say."""
+    """Facts that the dump does not say."""
 
     model: str | Path | None = None
     """Name in the catalogue of shapes, or a TOML file; gives all sizes."""
@@ -55,7 +52,7 @@ class Options:
     license: str = ""
     dataset: str = ""
     source: str = ""
-    """Where the dump is from: a URL, a repository and commit."""
+    """Origin of the dump: a URL, a repository and commit."""
 
     def shape(self) -> ModelShape | None:
         """Shape of the model, if one was named."""
@@ -135,9 +132,9 @@ class Routed:
     datasets: list[str] | None = None
     """Data set of each request."""
     order: str = "native"
-    """What the dump promises about the order of slots."""
+    """Order of slots that the dump promises."""
     semantics: str = ""
-    """What a weight is."""
+    """Meaning of a weight."""
     drawn: bool = False
     """Whether the rows were drawn from counts."""
     dropped: dict[str, int] = field(default_factory=dict)
@@ -148,7 +145,7 @@ class Routed:
 
 
 def from_sequences(sequences: list[Array], prompt_lens: list[int | None], **facts: Any) -> Routed:
-    """Rows of dumps that hold one array a request.
+    """Rows of dumps that hold one array per request.
 
     Parameters
     ----------

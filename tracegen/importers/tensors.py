@@ -1,4 +1,4 @@
-"""Dumps that are one tensor of ids a request: vLLM, verl, slime, NeMo-RL.
+"""Dumps that are one tensor of ids per request: vLLM, verl, slime, NeMo-RL.
 
 vLLM (``enable_return_routed_experts``; docs.vllm.ai, training/routed_experts): an array
 (token, layer, k) a request, as ``.npy`` or, over HTTP, base64 of an ``.npy`` file in
@@ -30,7 +30,7 @@ def read_vllm(paths: list[Path], options: Options) -> Routed:
     Parameters
     ----------
     paths
-        ``.npy`` or ``.npz`` files, one a request, or files of responses.
+        ``.npy`` or ``.npz`` files, one per request, or files of responses.
     options
         ``prompt_len`` counts for arrays that do not say where the prompt ends.
 
@@ -141,12 +141,12 @@ def read_rollout(paths: list[Path], options: Options) -> Routed:
 
 def _real(sequence: Array) -> Array:
     """Rows between padding at either end, bool (token,)."""
-    real = ~((sequence == 0).all(axis=(1, 2)) | (sequence == -1).all(axis=(1, 2)))
-    inside = np.flatnonzero(real)
-    kept = np.zeros(len(sequence), np.bool_)
-    if inside.size:
-        kept[inside[0] : inside[-1] + 1] = True
-    return kept
+    is_filled = ~((sequence == 0).all(axis=(1, 2)) | (sequence == -1).all(axis=(1, 2)))
+    filled = np.flatnonzero(is_filled)
+    is_real = np.zeros(len(sequence), np.bool_)
+    if filled.size:
+        is_real[filled[0] : filled[-1] + 1] = True
+    return is_real
 
 
 def _tensor(path: Path) -> tuple[Array, Array | None]:

@@ -18,7 +18,7 @@ GPT_OSS_EXPERTS = 32
 
 
 def read_gpt_oss(paths: list[Path], options: Options) -> Routed:
-    """Generations of the GPT-OSS expert-fingerprinting recorder, a file each.
+    """Generations of the GPT-OSS expert-fingerprinting recorder, one file each.
 
     ``router_data`` is a list of ``{"token_N": {"layer_L": {"selected_experts": [...],
     "selected_probs": [...]}}}``; N is the position. Prompt rows are absent: the recorder
@@ -90,7 +90,7 @@ def read_gpt_oss(paths: list[Path], options: Options) -> Routed:
 def read_llama_cpp(paths: list[Path], options: Options) -> Routed:
     """Ids that an eval callback of llama.cpp wrote from ``ffn_moe_topk-<layer>``.
 
-    One line a token and layer, with a header: ``pass,token,layer,e0,...[,w0,...]``. ``pass``
+    One line per token and layer, with a header: ``pass,token,layer,e0,...[,w0,...]``. ``pass``
     counts calls of llama_decode, ``token`` is the row within it, ``e0`` to ``e(K-1)`` are the
     ids, ``w0``... the values of ``ffn_moe_weights``. A file is a sequence; passes of one token
     after the first pass are decode steps.

@@ -52,7 +52,7 @@ def entries() -> dict[str, Entry]:
 
 
 def lookup(name: str | Path, catalogue: str | None = None) -> Found | None:
-    """What the first catalogue that lists a name says of it.
+    """Statement of the first catalogue that lists a name.
 
     Parameters
     ----------

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import BinaryIO, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from tracegen.errors import UserError
+from tracegen.file.draft import draft_of
 from tracegen.library import transport
 from tracegen.library.catalogue import MAX_FILE_BYTES, MAX_INDEX_BYTES, Entry, sha256_of
 from tracegen.library.transport import Interrupted
@@ -82,7 +82,7 @@ def connect(url: str, attempts: int | None = None) -> transport.Source:
 
 
 def cached(cache: Path, entry: Entry) -> Path | None:
-    """Where a trace lies in the cache, or None if it does not.
+    """Path of a trace in the cache, or None if it is not there.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def fetch(cache: Path, entry: Entry, url: str, on_bytes: OnBytes | None = None) 
 
     Returns
     -------
-    Of a file whose bytes are those that the catalogue lists and whose every value was checked.
+    Of a file whose bytes are those that the catalogue lists, and of which every value was checked.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def fetch_unlisted(
 
     Returns
     -------
-    Of a file whose every value was checked.
+    Of a file of which every value was checked.
 
     Raises
     ------
@@ -212,24 +212,23 @@ def read_index(cache: Path, url: str, offline: bool) -> tuple[str, str | None]:
     UserError
         If it is neither reachable nor in the cache.
     """
-    kept = cache / "catalogues" / f"{hashlib.sha256(url.encode()).hexdigest()}.toml"
+    copy = cache / "catalogues" / f"{hashlib.sha256(url.encode()).hexdigest()}.toml"
     if offline:
-        if kept.is_file():
-            return kept.read_text("utf-8"), None
+        if copy.is_file():
+            return copy.read_text("utf-8"), None
         msg = f"{url}: not in the cache {cache}, and connections are switched off"
         raise UserError(msg)
     try:
         # Little patience where there is something to fall back on.
-        text = _read_small(connect(url, 2 if kept.is_file() else None), MAX_INDEX_BYTES)
+        text = _read_small(connect(url, 2 if copy.is_file() else None), MAX_INDEX_BYTES)
     except UserError as error:
-        if not kept.is_file():
+        if not copy.is_file():
             raise
-        return kept.read_text("utf-8"), f"{error}; using what was read before"
+        return copy.read_text("utf-8"), f"{error}; using what was read before"
     with contextlib.suppress(OSError, UserError):  # a cache that cannot be written is no loss here
-        _make_folder(kept.parent)
-        draft = kept.with_name(f"{kept.name}.{os.getpid()}.tmp")
-        draft.write_text(text, "utf-8")
-        draft.replace(kept)
+        _make_folder(copy.parent)
+        with draft_of(copy) as draft:
+            draft.write_text(text, "utf-8")
     return text, None
 
 
@@ -343,19 +342,19 @@ def _verify(part: Path, url: str, content_id: str | None) -> None:
 
 
 def _place(cache: Path, entry: Entry) -> Path:
-    """Where a listed trace belongs; its name is kept for messages."""
+    """Path at which a listed trace belongs; its name is kept for messages."""
     return cache / "files" / entry.sha256 / f"{entry.name}.h5"
 
 
 def _last_part(url: str) -> str:
     """A harmless file name that reminds of a URL."""
     name = unquote(urlsplit(url).path).rpartition("/")[2]
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
-    return f"{kept.removesuffix('.h5').lstrip('.')[:80] or 'trace'}.h5"
+    harmless = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
+    return f"{harmless.removesuffix('.h5').lstrip('.')[:80] or 'trace'}.h5"
 
 
 def _noted(note: Path) -> object:
-    """What was noted of a downloaded file, or None."""
+    """Note about a downloaded file, or None."""
     try:
         return json.loads(note.read_text("utf-8"))
     except (OSError, ValueError):

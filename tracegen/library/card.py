@@ -73,18 +73,18 @@ _CONTEXT: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class About:
-    """What a reader of a published folder is told beside what the traces say themselves."""
+    """Facts about a published folder that its traces do not say themselves."""
 
     title: str
     creator: str
-    """Who publishes it."""
+    """Name of the publisher."""
     description: str = ""
     citation: str = ""
-    """What to cite, for traces whose catalogue does not say."""
+    """Publication to cite, for traces whose catalogue does not say."""
     dataset: str = ""
     """Texts that were routed, for traces that do not say."""
     base_url: str = ""
-    """Where the folder will be found; the files are named relative to it if empty."""
+    """Address at which the folder will be found; if empty, the files are named relative to it."""
 
 
 def texts(entries: Sequence[Entry], about: About, date: datetime.date) -> dict[str, str]:
@@ -95,7 +95,7 @@ def texts(entries: Sequence[Entry], about: About, date: datetime.date) -> dict[s
     entries
         Of the folder.
     about
-        What the publisher says.
+        From the publisher.
     date
         Of publication.
 
@@ -208,7 +208,7 @@ def _hub_licenses(entries: Sequence[Entry]) -> list[str]:
 
 
 def _license_details(entries: Sequence[Entry]) -> str:
-    """What the Hub wants to know of licences that it does not list."""
+    """Name and link that the Hub wants for licences that it does not list."""
     others = {e.license.lower() for e in entries if e.license.lower() not in HUB_LICENSES}
     name = json.dumps(", ".join(sorted(others)))
     return f"license_name: {name}\nlicense_link: LICENSE.md\n"
@@ -232,7 +232,7 @@ def _row(entry: Entry) -> str:
 
 
 def _citations(entries: Sequence[Entry], about: About) -> list[str]:
-    """What to cite, each once."""
+    """Publications to cite, each once."""
     cited = [about.citation, *(entry.citation for entry in entries)]
     return [_prose(text) for text in dict.fromkeys(cited) if text]
 

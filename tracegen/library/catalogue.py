@@ -1,4 +1,4 @@
-"""Catalogues: which traces there are, where their files lie, and what they must hash to.
+"""Catalogues: lists of traces, with the place and the hash of every file.
 
 A catalogue is one text, `index.toml`, beside the trace files or at a URL. It may come from
 a stranger: names, paths, sizes and texts are checked before anything is done with them.
@@ -148,7 +148,7 @@ class Entry(BaseModel):
     file: Annotated[str, AfterValidator(_file)]
     """Path of the file, relative to the catalogue."""
     url: Annotated[Line, AfterValidator(lambda url: url and check_url(url))] = ""
-    """Where the file is if it is not beside the catalogue."""
+    """Address of the file if it is not beside the catalogue."""
     file_bytes: Annotated[int, Field(gt=0, le=MAX_FILE_BYTES)]
     sha256: Sha256
     """Of the file's bytes."""
@@ -174,9 +174,9 @@ class Entry(BaseModel):
     license: Line
     """SPDX identifier."""
     citation: Line = ""
-    """What to cite."""
+    """Publication to cite."""
     source: Line
-    """Where it is from, or the command that makes it."""
+    """Origin, or the command that makes the trace."""
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from tracegen.trace.tables import RequestTable
 WRITES = ("1.0",)
 """Versions of the format that can be written; every 1.x can be read."""
 OPTIONAL = ("token_id", "gate_weights", "rank", "flags", "requests")
-"""What can be left out."""
+"""Parts of a trace that can be left out."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What became of a trace."""
+    """Outcome of a conversion."""
 
     content_id: str
     parent: str
@@ -31,7 +31,7 @@ class Converted:
 
     @property
     def is_same(self) -> bool:
-        """Whether it still says the same."""
+        """Whether the new trace means the same as the old one."""
         return self.content_id == self.parent
 
 
@@ -96,22 +96,24 @@ def convert(
         max_bytes=max_bytes,
     )
     parent = trace.stored_content_id
-    kept = _leave_out(trace, without)
-    made = {"layers": layers, "tokens": tokens, "without": list(without)}
-    if any(made.values()):
+    converted = _leave_out(trace, without)
+    changes = {"layers": layers, "tokens": tokens, "without": list(without)}
+    if any(changes.values()):
         dropped = trace.info.provenance.get("dropped", [])
         record = provenance.record(
             "moereplay trace convert",
-            parameters={key: value for key, value in made.items() if value},
+            parameters={key: value for key, value in changes.items() if value},
             parents=[parent],
             source=trace.info.provenance.get("source", {}),
             dropped=dropped,
         )
-        kept = dataclasses.replace(kept, info=dataclasses.replace(kept.info, provenance=record))
+        converted = dataclasses.replace(
+            converted, info=dataclasses.replace(converted.info, provenance=record)
+        )
     from tracegen.file.writer import write
 
-    digest = write(kept, out, overwrite=overwrite)
-    if not any(made.values()) and digest != parent:
+    digest = write(converted, out, overwrite=overwrite)
+    if not any(changes.values()) and digest != parent:
         msg = f"{source}: content does not match content_sha256: it was changed or damaged"
         out.unlink()
         raise UserError(msg)

@@ -1,4 +1,4 @@
-"""What a catalogue says of a trace, from the trace itself."""
+"""Entries of a catalogue, made from the traces themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracegen.trace.tables import PHASES
 
 
 def skew(load: npt.NDArray[Any]) -> tuple[float, float]:
-    """How unevenly tokens fall on experts.
+    """Imbalance of tokens over experts.
 
     Parameters
     ----------

@@ -63,12 +63,12 @@ def add(
     except OSError as error:
         msg = f"{folder}: cannot be made ({error.strerror})"
         raise UserError(msg) from error
-    there = catalogue.read_folder(str(folder)).entries if (folder / INDEX).exists() else {}
-    if name in there and not replace:
+    present = catalogue.read_folder(str(folder)).entries if (folder / INDEX).exists() else {}
+    if name in present and not replace:
         msg = f"{folder}: {name} is listed already; --force replaces it"
         raise UserError(msg)
-    listed_there = library.lookup(trace)
-    known = listed_there.entry if listed_there else None
+    source_listing = library.lookup(trace)
+    described = source_listing.entry if source_listing else None
     path = library.find(trace)
     with draft_of(folder / f"{name}.h5") as draft:
         # Copied first and checked then: what is listed is what was checked.
@@ -76,16 +76,16 @@ def add(
         entry = describe.entry(
             draft,
             name,
-            dataset=dataset or (known.dataset if known else ""),
-            citation=citation or (known.citation if known else ""),
-            source=source or (known.source if known else ""),
+            dataset=dataset or (described.dataset if described else ""),
+            citation=citation or (described.citation if described else ""),
+            source=source or (described.source if described else ""),
             file_name=f"{name}.h5",
         )
         if not entry.license:
             msg = f"{trace}: says nothing of its licence; nobody could use it"
             raise UserError(msg)
-    listed = sorted({**there, name: entry}.items())
-    catalogue.write(folder, [item for _, item in listed], COMMENT)
+    entries = sorted({**present, name: entry}.items())
+    catalogue.write(folder, [item for _, item in entries], COMMENT)
     return entry
 
 

@@ -40,13 +40,13 @@ class RemoteFile(io.RawIOBase):
             msg = f"{source.url}: the server does not say how large it is"
             raise UserError(msg)
         self.name = source.url
-        """What to call it in errors."""
+        """Name of the file in errors."""
         self.requests = 0
         """Ranges asked for so far."""
         self.fetched_bytes = 0
         """Bytes received so far."""
         self.failure: UserError | None = None
-        """Why the last read failed, for those above a library that swallows it."""
+        """Error of the last failed read, for those above a library that swallows it."""
         self._source = source
         self._size = source.size
         self._retry = retry

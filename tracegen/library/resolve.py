@@ -1,4 +1,4 @@
-"""Finding what a name means: catalogues in order, each read when its turn comes."""
+"""Resolution of names: catalogues in order, each read when its turn comes."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def is_path(name: str | Path) -> bool:
 def lookup(
     name: str | Path, catalogue: str | None, present: settings.Settings
 ) -> Found | None:  # fmt: skip
-    """What the first catalogue that lists a name says of it.
+    """Statement of the first catalogue that lists a name.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def _read(where: str, present: settings.Settings, problems: list[str]) -> Catalo
 
 @functools.cache
 def _read_remote(where: str, cache_folder: Path, offline: bool) -> tuple[Catalogue, str | None]:
-    """A remote catalogue, and what the user should know about it."""
+    """A remote catalogue, and the problem to tell the user, if there is one."""
     from tracegen.library import cache
 
     base, index = catalogues.index_of(where)
@@ -192,11 +192,11 @@ def _read_remote(where: str, cache_folder: Path, offline: bool) -> tuple[Catalog
 
 
 def _found(item: Catalogue, entry: Entry, present: settings.Settings) -> Found:
-    """An entry together with where its file is."""
+    """An entry together with the place of its file."""
     location = item.locate(entry)
-    kept = None
+    cached = None
     if isinstance(location, str):
         from tracegen.library import cache
 
-        kept = cache.cached(present.cache, entry)
-    return Found(entry, item.where, location, kept)
+        cached = cache.cached(present.cache, entry)
+    return Found(entry, item.where, location, cached)

@@ -1,4 +1,4 @@
-"""Where to look for traces and where to keep them: environment first, then a configuration file."""
+"""Places to look for traces and to keep them: from the environment, then a configuration file."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment and the configuration file say."""
+    """Settings of the environment and the configuration file."""
 
     catalogues: tuple[str, ...]
     """Folders and URLs of catalogues, in the order in which they are searched."""

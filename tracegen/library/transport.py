@@ -284,8 +284,8 @@ class FsspecSource:
             info = self._system.info(self._path)
         size = info.get("size")
         self.size: int | None = size if isinstance(size, int) else None
-        told = info.get("ETag") or info.get("blob_id") or info.get("LastModified") or ""
-        self.validator = str(told)
+        version = info.get("ETag") or info.get("blob_id") or info.get("LastModified") or ""
+        self.validator = str(version)
         self.has_ranges = True
 
     def read(self, start: int, stop: int) -> bytes:

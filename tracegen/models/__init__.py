@@ -1,4 +1,4 @@
-"""Catalogue of model shapes: one TOML file a model, every value with its source."""
+"""Catalogue of model shapes: one TOML file per model, every value with its source."""
 
 import functools
 import tomllib

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ScoreFunction = Literal["softmax", "topk_softmax", "sigmoid", "sparsemixer"]
-"""How router scores become gate weights: softmax over all experts, softmax over the
+"""Function that turns router scores into gate weights: softmax over all experts, softmax over the
 chosen ones, a sigmoid of each, or Phi's sparsemixer."""
 
 Precision = Literal["bf16", "fp8"]
@@ -30,7 +30,7 @@ class ModelShape(BaseModel):
     model_id: str = ""
     """Hugging Face repository of the checkpoint; empty for a paper's synthetic shape."""
     notes: str = ""
-    """What a reader should know before comparing with published numbers."""
+    """Notes to read before comparing with published numbers."""
 
     hidden: int = Field(gt=0)
     """Length of a token's hidden-state vector."""

@@ -1,4 +1,4 @@
-"""Second moments of routing by time scale: what a latent model is fitted to.
+"""Second moments of routing by time scale, to which a latent model is fitted.
 
 Whether a token visits an expert is a number 0 or 1. Covariances of these numbers within one
 token, a few tokens apart, far apart in a request, and between neighbouring requests are sums
@@ -77,7 +77,7 @@ def pieces(request: Array, position: Array, seed: int) -> Pieces:
 
 
 def indicators(ids: Array, num_experts: int) -> npt.NDArray[np.float32]:
-    """Whether each token visits each expert of each layer.
+    """Indicators of the visits of each token to each expert of each layer.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def indicators(ids: Array, num_experts: int) -> npt.NDArray[np.float32]:
 
 
 def weights(slow: float, drift: float) -> Floats:
-    """How much of each scale a covariance at each distance contains.
+    """Share of each scale in a covariance at each distance.
 
     Parameters
     ----------

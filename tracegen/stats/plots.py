@@ -92,7 +92,7 @@ def _co_activation(figure: Any, statistics: TraceStatistics) -> None:
 
 
 def _travel(figure: Any, statistics: TraceStatistics) -> None:
-    """Where visits go from one layer to the next."""
+    """Visits from group to group between one layer and the next."""
     ax = figure.subplots()
     share = statistics.travel * statistics.travel.size
     image = ax.imshow(share, cmap="viridis", interpolation="nearest", aspect="auto")
@@ -105,13 +105,13 @@ def _travel(figure: Any, statistics: TraceStatistics) -> None:
 
 
 def _fanout(figure: Any, statistics: TraceStatistics) -> None:
-    """How many groups a token visits."""
+    """Distribution of the number of groups per token."""
     ax = figure.subplots()
     width = 0.8 / max(len(statistics.fanout), 1)
     for place, (number, shares) in enumerate(statistics.fanout.items()):
         mean = shares.mean(axis=0)
         ax.bar(np.arange(mean.size) + place * width, mean, width, label=f"{number} groups")
-    ax.set(xlabel="distinct groups of experts a token visits", ylabel="share of tokens")
+    ax.set(xlabel="distinct groups of experts per token", ylabel="share of tokens")
     ax.legend()
 
 

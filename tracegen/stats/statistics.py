@@ -21,7 +21,7 @@ from tracegen.trace.routing import RoutingTrace
 LAGS = (1, 2, 4, 8, 16, 32, 64)
 """Distances at which reuse is measured, in tokens of the same request."""
 EXPERT_GROUPS = (8, 16, 32)
-"""Numbers of equal groups of neighbouring experts: what GPUs of an expert-parallel group hold."""
+"""Numbers of equal groups of neighbouring experts, such as the GPUs of a group hold."""
 BATCHES = (64, 256, 1024, 4096)
 """Consecutive tokens of a batch (prefill-like)."""
 REQUEST_BATCHES = (32, 128, 512)
@@ -38,7 +38,7 @@ MAX_REUSES = 20_000
 
 @dataclass(frozen=True)
 class Statistic:
-    """One number a layer, with its standard error."""
+    """One number per layer, with its standard error."""
 
     label: str
     """For people."""
@@ -156,7 +156,7 @@ def _statistic(
 ) -> Statistic:
     """A statistic of sums by group, with its jackknife error.
 
-    `sums` has the shape (group, ...), `measure` makes one number a layer of sums over groups,
+    `sums` has the shape (group, ...), `measure` makes one number per layer of sums over groups,
     `over` one number of those of all layers: median or mean.
     """
     total = sums.sum(axis=0)
@@ -236,18 +236,18 @@ def _reuse(sample: _Sample, found: dict[str, Statistic]) -> None:
     rows = rows[sample.counts[request[rows]] > 1]
     if rows.size:
         begin, count = sample.begins[request[rows]], sample.counts[request[rows]]
-        away = 1 + np.floor(rng.random(rows.size) * (count - 1)).astype(np.int64)
+        distance = 1 + np.floor(rng.random(rows.size) * (count - 1)).astype(np.int64)
         label = "reuse: a token of the same request"
-        pairs["reuse_same_request"] = (label, rows, begin + (rows - begin + away) % count)
+        pairs["reuse_same_request"] = (label, rows, begin + (rows - begin + distance) % count)
     groups = int(sample.group.max()) + 1
-    for name, (label, left, right) in pairs.items():
+    for name, (label, tokens, partners) in pairs.items():
         sums = np.zeros((groups, sample.ids.shape[0], 2))
         for layer, ids in enumerate(sample.ids):
-            ours = ids[left]
-            real = ours < sample.num_experts
-            again = (ours[:, :, None] == ids[right][:, None, :]).any(axis=2) & real
-            for column, count in enumerate((again.sum(1), real.sum(1))):
-                sums[:, layer, column] = np.bincount(sample.group[left], count, groups)
+            visited = ids[tokens]
+            is_visit = visited < sample.num_experts
+            is_reuse = (visited[:, :, None] == ids[partners][:, None, :]).any(axis=2) & is_visit
+            for column, count in enumerate((is_reuse.sum(1), is_visit.sum(1))):
+                sums[:, layer, column] = np.bincount(sample.group[tokens], count, groups)
         found[name] = _statistic(label, sums, _ratio, np.mean)
 
 
@@ -309,7 +309,7 @@ def _together(sample: _Sample, found: dict[str, Statistic]) -> tuple[Floats, Flo
 
 
 def _hits(guess: Array, present: Array, topk: int) -> Array:
-    """How many of the most likely experts each token did visit."""
+    """Number of the most likely experts that each token did visit."""
     best = np.argpartition(-guess, topk - 1, axis=1)[:, :topk]
     hits: Array = np.take_along_axis(present, best, axis=1).sum(axis=1)
     return hits
@@ -342,7 +342,7 @@ def _fanout(sample: _Sample, found: dict[str, Statistic]) -> dict[int, Floats]:
                 groups, topk + 1
             )
         found[f"distinct_groups_{number}"] = _statistic(
-            f"distinct of {number} groups a token",
+            f"distinct of {number} groups per token",
             histogram,
             lambda n: (n @ np.arange(topk + 1)) / np.maximum(n.sum(axis=1), 1),
             np.mean,

@@ -1,4 +1,4 @@
-"""What made a trace: a small validated record that travels in the file."""
+"""Origin of a trace: a small validated record that travels in the file."""
 
 import functools
 import platform
@@ -16,7 +16,7 @@ class Dropped(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     rows: int
-    """How many; 0 if it is not known."""
+    """Number of rows; 0 if it is not known."""
     why: str
     """E.g. padding, warm-up, or that the source did not record them."""
 
@@ -40,7 +40,7 @@ class Provenance(BaseModel):
     source: dict[str, Any] = {}
     """Origin of imported or captured data: repository, commit, files, licence, checkpoint."""
     dropped: list[Dropped] = []
-    """What was left out, and why."""
+    """Rows that were left out, and the reason."""
     parents: list[str] = []
     """Content ids of the traces this one was derived from."""
     notes: str = ""

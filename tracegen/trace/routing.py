@@ -1,4 +1,4 @@
-"""The routing trace in memory: which experts every token of every step chose, layer by layer."""
+"""The routing trace in memory: the experts that every token of every step chose, layer by layer."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ class LayerDag(NamedTuple):
     """Edges token -> expert of one layer and step, grouped by expert (CSR)."""
 
     indptr: Array
-    """Where the edges of each expert begin, int64, shape (num_experts + 1,)."""
+    """First edge of each expert, and the number of edges at the end: int64, shape (expert + 1,)."""
     tokens: Array
     """Token row of each edge, int64; ascends within an expert."""
     slots: Array

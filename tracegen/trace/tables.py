@@ -39,7 +39,7 @@ def expert_dtype(num_experts: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class TraceModel:
-    """What a trace file says about the model that was routed (group ``/model``)."""
+    """Statements of a trace file about the model that was routed (group ``/model``)."""
 
     num_experts: int
     """Routed experts of a layer, zero experts included."""
@@ -60,7 +60,7 @@ class TraceModel:
     act_dtype_bytes: int = 2
     """Bytes of one element of the hidden state."""
     score_function: str = ""
-    """How scores become weights."""
+    """Function that turns scores into weights."""
     norm_topk: bool = True
     """Whether chosen weights are scaled to sum to one."""
     routed_scaling_factor: float = 1.0
@@ -137,7 +137,7 @@ class RequestTable:
 
 @dataclass(frozen=True)
 class TraceInfo:
-    """Where a trace is from, and how to read its slots.
+    """Origin of a trace, and the reading of its slots.
 
     Only ``id_space``, ``slot_order``, ``weight_semantics`` and ``weight_row_sum`` are part
     of the content id.
@@ -155,14 +155,14 @@ class TraceInfo:
     id_space: str = "logical"
     slot_order: SlotOrder = "native"
     weight_semantics: str = ""
-    """What a gate weight is, e.g. ``"softmax over the chosen experts"``."""
+    """Meaning of a gate weight, e.g. ``"softmax over the chosen experts"``."""
     weight_row_sum: str = ""
-    """What the weights of a token sum to, in words or as a number."""
+    """Sum of the weights of a token, in words or as a number."""
 
 
 @dataclass(frozen=True)
 class TraceData:
-    """Everything that a trace holds; :class:`~tracegen.trace.routing.RoutingTrace` answers for it.
+    """Everything that a trace holds; :class:`~tracegen.trace.routing.RoutingTrace` adds behaviour.
 
     Dimensions: layer (MoE layers only), token (rows in step order), k (slots).
     """

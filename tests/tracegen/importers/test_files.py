@@ -185,7 +185,7 @@ def test_what_the_dump_does_not_say_must_be_said(tmp_path: Path) -> None:
     with pytest.raises(tracegen.UserError, match="how wide"):
         read([path], "vllm", num_experts=EXPERTS)
     with pytest.raises(
-        tracegen.UserError, match="3 of 64 experts a token, olmoe-1b-7b has 8 of 64"
+        tracegen.UserError, match="3 of 64 experts per token, olmoe-1b-7b has 8 of 64"
     ):
         read([path], "vllm", model="olmoe-1b-7b")
     with pytest.raises(tracegen.UserError, match="did you mean 'vllm'"):
