@@ -1,20 +1,68 @@
 # Sourced by check.sh and demo.sh: makes .venv on first use and installs the project into it.
 # Usage: source scripts/_venv.sh [EXTRA]    EXTRA: a pip extra, such as dev
+# PYTHON names the Python to use; without it the first that is new enough is taken.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
-python=${PYTHON:-python3}
-"$python" - <<'PY' || exit 2
-import sys
-if sys.version_info < (3, 11):
-    sys.exit(f"moereplay needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}. Set PYTHON=...")
-PY
-[ -x .venv/bin/python ] || "$python" -m venv .venv
+
+is_new_enough() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+python=${PYTHON:-}
+if [ -z "$python" ]; then
+    for python in python3 python python3.14 python3.13 python3.12 python3.11; do
+        is_new_enough "$python" && break
+    done
+fi
+is_new_enough "$python" || {
+    echo "moereplay needs Python 3.11 or newer; ${PYTHON:-what is on the PATH} is not. Set PYTHON=..." >&2
+    return 2
+}
+
+# A venv that these scripts made holds `made` with the place it was made for: a moved venv is
+# broken. It holds `unfinished` while something is installed: what an interrupted pip left behind
+# can look complete to the next one. A venv of somebody else's making is never deleted.
+is_half_made() {
+    [ -e .venv/.moereplay-made ] || return 1
+    [ -e .venv/.moereplay-unfinished ] || [ "$(cat .venv/.moereplay-made)" != "$root" ] ||
+        ! .venv/bin/python -c "import pip" 2>/dev/null
+}
+
+# Usage: pip_install ARGUMENT...    what `pip install` takes; into .venv
+pip_install() {
+    touch .venv/.moereplay-unfinished &&
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@" &&
+        rm .venv/.moereplay-unfinished
+}
+
+# One at a time, where there is flock: two would install into, or delete, the same folder.
+if command -v flock > /dev/null; then
+    exec 9< "$root"
+    flock 9
+fi
+if is_half_made; then
+    echo "The venv in .venv is half-made or moved: making it anew ..."
+    rm -rf .venv
+fi
+if [ ! -e .venv ]; then
+    mkdir .venv
+    echo "$root" > .venv/.moereplay-made
+    touch .venv/.moereplay-unfinished
+    "$python" -m venv .venv || return 1
+fi
+.venv/bin/python -c "import pip" 2>/dev/null || {
+    echo "There is no Python with pip in .venv, which was not made here: remove it, and start again." >&2
+    return 2
+}
 # Installing again costs seconds, so do it only when what is to be installed has changed.
 extra=${1:-}
 stamp=.venv/.moereplay-installed${extra:+-$extra}
-if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
+if [ -e .venv/.moereplay-unfinished ] || [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
     echo "Installing moereplay${extra:+ with the $extra extra} into .venv ..."
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".${extra:+[$extra]}"
+    pip_install -e ".${extra:+[$extra]}" || return 1
     touch "$stamp"
+fi
+if command -v flock > /dev/null; then
+    exec 9<&-
 fi
 export PATH="$root/.venv/bin:$PATH"

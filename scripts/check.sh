@@ -1,17 +1,69 @@
 #!/usr/bin/env bash
 # Everything that must hold before a change lands: format, lint, types, tests with and without the JIT.
-# Usage: bash scripts/check.sh [full|capture]
+# Usage: bash scripts/check.sh [full|capture|lowest]
 #   full     adds the extended tier (long property and fuzz runs)
 #   capture  installs torch and transformers first; without them the tests of capture are skipped
+#   lowest   nothing but the tests with the lowest versions that pyproject.toml allows, and that
+#            results are the same bytes with them
 set -euo pipefail
 source "$(dirname "$0")/_venv.sh" dev
+
+# Usage: results BIN FOLDER    Writes results, traces' identities and a sweep into a folder.
+results() {
+    mkdir "$2"
+    (
+        cd "$2"
+        "$1/moereplay" compare gpt-oss-20b-decode --layer 0 --json recorded.json
+        "$1/moereplay" trace generate zipf --skew 0.8 --model dysharp-l --layers 2 \
+            --tokens-per-rank 256 --out zipf.h5
+        "$1/moereplay" compare zipf.h5 --pass training --json zipf.json
+        "$1/moereplay" trace generate latent --model gpt-oss-20b --layers 2 \
+            --tokens-per-rank 64 --steps 8 --phase decode --out latent.h5
+        "$1/moereplay" compare latent.h5 --steps 8 --json latent.json
+        "$1/moereplay" sweep "$root/tests/data/versions.toml" --out sweep
+        # The files name the versions that wrote them; what a trace is does not depend on them.
+        "$1/python" -c 'import tracegen; print(*(tracegen.load(f"{n}.h5").content_id for n in ("zipf", "latent")))' \
+            > traces.txt
+        rm ./*.h5
+    ) > /dev/null
+}
+
+lowest() {
+    local stamp=.venv-lowest/.moereplay-installed
+    if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
+        echo "Installing the lowest versions into .venv-lowest ..."
+        rm -rf .venv-lowest
+        # The lowest versions are those of the lowest Python: later ones have no wheels of them.
+        uv venv --quiet --python 3.11 .venv-lowest
+        uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct \
+            --compile-bytecode -e ".[dev,parquet,plots,remote]"
+        touch "$stamp"
+    fi
+    echo "== tests, lowest versions"
+    # Code compiled by another numba is thrown away: without a place of its own each run of one
+    # set of versions would compile anew what the other had just compiled.
+    NUMBA_CACHE_DIR=$root/.venv-lowest/numba .venv-lowest/bin/python -m pytest -q -n 2 --dist worksteal
+    echo "== results, lowest and present versions"
+    local place
+    place=$(mktemp -d)
+    results "$root/.venv/bin" "$place/present"
+    NUMBA_CACHE_DIR=$root/.venv-lowest/numba results "$root/.venv-lowest/bin" "$place/lowest"
+    diff -r "$place/present" "$place/lowest"
+    rm -r "$place"
+}
+
+if [ "${1:-}" = lowest ]; then
+    lowest
+    echo "All checks passed."
+    exit
+fi
 
 # In CI nothing may be skipped. torch comes first: the build named here needs no GPU where CI runs.
 if [ -n "${CI:-}" ] || [ "${1:-}" = capture ]; then
     python -c "import torch, transformers, pyarrow" 2>/dev/null || {
         echo "Installing torch and transformers into .venv ..."
-        python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
-        python -m pip install --quiet --disable-pip-version-check -e ".[capture,parquet]"
+        pip_install "torch==2.13.0"
+        pip_install -e ".[capture,parquet]"
     }
 fi
 
@@ -23,5 +75,8 @@ echo "== tests";      pytest -q -n 2 --dist worksteal
 echo "== tests, JIT off"; NUMBA_DISABLE_JIT=1 pytest -q -n 2 --dist worksteal tests/replay/graph
 if [ "${1:-}" = full ]; then
     echo "== extended tier"; pytest -q -n 2 -m extended
+fi
+if [ -n "${CI:-}" ]; then
+    lowest
 fi
 echo "All checks passed."

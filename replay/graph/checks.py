@@ -80,10 +80,10 @@ def _raise_cycle(graph: TaskGraph) -> None:
     )
     dst = np.concatenate((dst, arrived, gates.tile_first, finished, gates.member_waiter))
     inside = (dst >= 0) & left[src] & left[dst]
-    cycle = [
-        int(edge[0])
-        for edge in nx.find_cycle(nx.DiGraph(zip(src[inside], dst[inside], strict=True)))
-    ]
+    # Edges are added, not given to DiGraph: that would look for scipy first, and warn without it.
+    waiting = nx.DiGraph()
+    waiting.add_edges_from(zip(src[inside], dst[inside], strict=True))
+    cycle = [int(edge[0]) for edge in nx.find_cycle(waiting)]
     names = [
         graph.describe(node) if node < base else f"gate {(node - base) // 2}"
         for node in cycle[:_SHOWN]

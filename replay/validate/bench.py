@@ -100,7 +100,9 @@ def _work(ids: Any, num_ranks: int, hidden: int, precision: str, num_experts: in
 
 def _draw(tokens: int, num_experts: int, topk: int) -> Any:
     scores = np.random.default_rng(20260821).random((tokens, num_experts), dtype=np.float32)
-    return np.argpartition(scores, topk - 1, axis=1)[:, :topk].astype(np.int32)
+    chosen = np.argpartition(scores, topk - 1, axis=1)[:, :topk]
+    # Versions of numpy leave the chosen in different orders.
+    return np.sort(chosen, axis=1).astype(np.int32)
 
 
 def _van_der_corput(count: int) -> Any:

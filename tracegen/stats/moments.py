@@ -139,26 +139,27 @@ def covariances(present: npt.NDArray[np.float32], count: int) -> tuple[Floats, F
     token, at each of :data:`WINDOWS`, between the pieces of a request, between requests.
     """
     width = present.shape[1]
+    single = np.float32  # of counts: numpy before 2 divides by a large whole number in doubles
     mean = present.mean(axis=0)
     centred = (present - mean).reshape(count, BLOCK, width)
     flat = centred.reshape(-1, width)
-    found = [flat.T @ flat / flat.shape[0]]
+    found = [flat.T @ flat / single(flat.shape[0])]
     running = np.zeros((count, BLOCK + 1, width), np.float32)
     np.cumsum(centred, axis=1, out=running[:, 1:])
     for first, last in WINDOWS:
         now = centred[:, last:].reshape(-1, width)
         before = running[:, last - first + 1 : BLOCK - first + 1] - running[:, : BLOCK - last]
-        product = now.T @ before.reshape(-1, width) / (now.shape[0] * (last - first + 1))
+        product = now.T @ before.reshape(-1, width) / single(now.shape[0] * (last - first + 1))
         found.append((product + product.T) / 2)
     by_piece = centred.mean(axis=1)
     one, other = by_piece[0::2], by_piece[1::2]
-    product = one.T @ other / one.shape[0]
+    product = one.T @ other / single(one.shape[0])
     found.append((product + product.T) / 2)
     request = (one + other) / 2
     first, last = REQUESTS_APART
     total = np.zeros((width, width), np.float32)
     for apart in range(first, last + 1):
-        product = request[apart:].T @ request[:-apart] / (request.shape[0] - apart)
+        product = request[apart:].T @ request[:-apart] / single(request.shape[0] - apart)
         total += (product + product.T) / (2 * (last - first + 1))
     return mean.astype(np.float64), np.stack([*found, total]).astype(np.float64)
 

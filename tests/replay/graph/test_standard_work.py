@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numba
+import numpy as np
 import pytest
 
 from replay.graph import schedule
@@ -30,6 +31,10 @@ def _load() -> ModuleType:
 
 @pytest.mark.skipif(
     bool(numba.config.DISABLE_JIT), reason="a million tasks take minutes without the JIT"
+)
+@pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) < "2.0.0",
+    reason="the recipe sends rows in the order in which argpartition of numpy 2 leaves them",
 )
 def test_standard_work_takes_what_others_found() -> None:
     workload = _load()
