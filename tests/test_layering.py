@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -203,4 +204,5 @@ def test_nothing_points_outside_the_project() -> None:
     for path in [*FILES, *(ROOT / "scripts").glob("*"), ROOT / "README.md"]:
         if path.is_file():
             text = path.read_text(encoding="utf-8")
-            assert "../shared" not in text and "/work/" not in text, path
+            outside = re.search(r"\.\./shared|(?<!replay)/work/", text)  # replay/work is a room
+            assert not outside, path

@@ -1,5 +1,6 @@
 """The README does what it says: its code and its commands are run, in a folder of their own.
 
+Lines that follow a command in a console fence are its output, and must be among what it prints.
 A fence is left out when an HTML comment stands right before it: ``<!-- not executed: reason -->``.
 """
 
@@ -62,6 +63,12 @@ def commands(text: str) -> Iterator[list[str]]:
             yield words[1:]
 
 
+def shown_output(text: str) -> list[str]:
+    """Lines of a console fence that are neither commands nor empty."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line.rstrip() for line in lines if line.strip() and not line.startswith("$ ")]
+
+
 def test_there_is_something_to_run() -> None:
     assert marked(("python",))
     assert any(list(commands(fence.text)) for fence in fences())
@@ -77,6 +84,7 @@ def test_python(fence: Fence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("fence", marked(("console", "bash", "sh")))
 def test_commands(fence: Fence, tmp_path: Path) -> None:
+    printed: set[str] = set()
     for arguments in commands(fence.text):
         done = subprocess.run(
             [sys.executable, "-m", "replay.cli.main", *arguments],
@@ -84,6 +92,19 @@ def test_commands(fence: Fence, tmp_path: Path) -> None:
         )  # fmt: skip
         assert done.returncode == 0, f"moereplay {shlex.join(arguments)}: {done.stderr}"
         assert done.stdout or done.stderr
+        printed |= {line.rstrip() for line in done.stdout.splitlines()}
+    if fence.language == "console":
+        assert not [line for line in shown_output(fence.text) if line not in printed]
+
+
+def test_the_error_range_is_that_of_the_validation() -> None:
+    """`tests/replay/validate` checks the table itself."""
+    document = (ROOT / "replay/validate/VALIDATION.md").read_text(encoding="utf-8")
+    table = document.partition("<!-- errors -->\n")[2].partition("<!-- /errors -->")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    means = [float(row[rows[0].index("mean %")]) for row in rows[2:]]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"lies between {min(means)} % and {max(means)} %" in text
 
 
 def test_mentioned_files_exist() -> None:
