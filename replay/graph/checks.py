@@ -41,26 +41,9 @@ def topological_order(graph: TaskGraph) -> np.ndarray[tuple[int], np.dtype[np.in
     Numbers from ``num_tasks`` on stand for gates: ``num_tasks + 2 g`` is the moment when all
     members of gate ``g`` have arrived, ``num_tasks + 2 g + 1`` when all its tiles are done.
     """
-    from replay.graph import kernels
+    from replay.graph.kernels import order_tasks
 
-    gates = graph.gates
-    member_gate = np.repeat(np.arange(len(gates), dtype=np.int32), np.diff(gates.member_indptr))
-    tile_gate = np.repeat(np.arange(len(gates), dtype=np.int32), np.diff(gates.tile_indptr))
-    order = np.empty(graph.num_tasks + 2 * len(gates), np.int32)
-    done = kernels.order_tasks(
-        graph.indptr,
-        graph.successors,
-        graph.num_predecessors.copy(),
-        gates.member_indptr,
-        gates.member_waiter,
-        member_gate,
-        gates.tile_indptr,
-        gates.tile_slots,
-        gates.tile_first,
-        tile_gate,
-        order,
-    )
-    return order[:done]
+    return order_tasks(graph)
 
 
 def _raise_cycle(graph: TaskGraph) -> None:

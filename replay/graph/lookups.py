@@ -9,73 +9,80 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.graph.columns import fixed, stepped
+from replay.graph.kernels import layout, pack_touches, rehash
+from replay.graph.kernels.packing import Triples
 from replay.graph.taskgraph import TURNS, Int32s, Int64s, TaskGraph, Touches
 
 #: Keys that are not used, for every touch, before keys are sorted: they cost four bytes each.
 _SPARE_KEYS = 16
 _CACHE_LINE = 64
 
+Records = npt.NDArray[Any]
 
-def kernel_lookups(graph: TaskGraph, columns: Any) -> Any:
-    """Tables and touches as the kernel reads them; see ``kernels.Lookups``."""
-    from replay.graph import kernels
 
+def table_parts(graph: TaskGraph, indptr: Int32s, order: Int32s) -> dict[str, Any]:
+    """Tables and touches as the kernels read them; the touches of each task as compressed rows."""
     tables, touches = graph.tables, graph.touches
-    state = np.full((len(tables), kernels.TABLE_COLUMNS), -1, np.int64)
-    state[:, kernels.TB_FREE] = tables.entries
-    state[:, kernels.TB_POLICY] = tables.policy
-    state[:, kernels.TB_PATIENCE] = tables.patience_ps
+    state = np.full(len(tables), -1, layout.TABLE.dtype)
+    state["free"] = tables.entries
+    state["policy"] = tables.policy
+    state["patience"] = tables.patience_ps
     num_tasks = graph.num_tasks if len(touches) else 0
-    records, forms, costs, num_keys = _pack_touches(touches, len(tables), columns.touch_order)
-    return kernels.Lookups(
-        indptr=columns.touch_indptr,
-        touches=records,
-        forms=forms,
-        costs=costs,
-        tables=state,
-        keys=aligned(np.zeros, num_keys, kernels.KEY_COLUMNS),
-        touched=np.zeros(len(touches), np.int8),
-        extra_latency=np.zeros(num_tasks, np.int64),
-    )
+    records, forms, costs, num_keys = _pack_touches(touches, len(tables), order)
+    keys = aligned(np.zeros, num_keys, layout.KEY.num_bytes // 8)
+    return {
+        "touch_indptr": indptr,
+        "touches": records,
+        "forms": forms,
+        "costs": costs,
+        "tables": state,
+        "keys": layout.KEY.view(keys),
+        "found": np.zeros(len(touches), np.int8),
+        "extra_latency": np.zeros(num_tasks, np.int64),
+    }
 
 
 def _pack_touches(
     touches: Touches, num_tables: int, order: Int32s
-) -> tuple[Int32s, Int64s, Int64s, int]:
-    """Records of the touches in the given order, their forms and costs, and how many keys.
-
-    See ``kernels.Lookups``.
-    """
-    from replay.graph import kernels
-
+) -> tuple[Records, Records, Records, int]:
+    """Records of the touches in the given order, their forms and costs, and how many keys."""
     place_of, base, num_places = _places_of_keys(touches, num_tables)
-    columns = kernels.TouchColumns(
-        key=fixed(place_of),
-        table=stepped(touches.table),
-        miss_latency=stepped(touches.miss_latency_ps),
-        miss_duration=stepped(touches.miss_duration_ps),
-        evict_duration=stepped(touches.evict_duration_ps),
-        charged=stepped(touches.charged),
-        drops=stepped(touches.drops),
-    )
-    numbers = np.full(num_places, -1, np.int32)
-    records = np.empty((len(touches), kernels.TOUCH_COLUMNS), np.int32)
-    forms = costs = np.zeros((0, 3), np.int64)
+    key_number = np.full(num_places, -1, np.int32)
+    records = np.empty(len(touches), layout.TOUCH.dtype)
+    forms = costs = np.zeros(0, layout.TRIPLE.dtype)
     sizes = np.zeros(3, np.int64)
     place, room = 0, 64
     while place < len(touches):
-        forms, form_table = grown(forms, room, int(sizes[kernels.FORMS]))
-        costs, cost_table = grown(costs, room, int(sizes[kernels.COSTS]))
-        place = kernels.pack_touches(
-            columns, base, order, place, numbers, forms, form_table, costs, cost_table, sizes,
-            records,
-        )  # fmt: skip
+        forms, form_table = grown(forms, room, int(sizes[layout.FORMS]))
+        costs, cost_table = grown(costs, room, int(sizes[layout.COSTS]))
+        touching = layout.Touching(
+            first_place=place,
+            num_touches=len(touches),
+            room=room,
+            order=order,
+            key_place=fixed(place_of),
+            table=stepped(touches.table),
+            miss_latency=stepped(touches.miss_latency_ps),
+            miss_duration=stepped(touches.miss_duration_ps),
+            evict_duration=stepped(touches.evict_duration_ps),
+            charged=stepped(touches.charged),
+            drops=stepped(touches.drops.view(np.int8)),
+            base=base,
+            key_number=key_number,
+            forms=forms,
+            form_table=form_table,
+            costs=costs,
+            cost_table=cost_table,
+            touches=records,
+            sizes=sizes,
+        )
+        place = pack_touches(touching)
         room *= 2
     return (
         records,
-        forms[: sizes[kernels.FORMS]],
-        costs[: sizes[kernels.COSTS]],
-        int(sizes[kernels.KEYS]),
+        forms[: sizes[layout.FORMS]].view(layout.FORM.dtype),
+        costs[: sizes[layout.COSTS]].view(layout.COST.dtype),
+        int(sizes[layout.KEYS]),
     )
 
 
@@ -86,14 +93,15 @@ def aligned(make: Callable[..., Int64s], rows: int, columns: int) -> Int64s:
     return raw[offset : offset + rows * columns].reshape(rows, columns)
 
 
-def grown(keys: Int64s, room: int, size: int) -> tuple[Int64s, Int32s]:
-    """A larger table of triples with its hash table, holding the first ``size`` again."""
-    from replay.graph import kernels
+def grown(triples: Records, room: int, size: int) -> tuple[Records, Int32s]:
+    """A larger table of triples with its hash table, holding the first ``size`` again.
 
-    larger = np.zeros((room, 3), np.int64)
-    larger[:size] = keys[:size]
-    table = np.full(1 << (2 * room - 1).bit_length(), -1, np.int32)
-    kernels.rehash(table, larger, size)
+    ``room`` is a power of two.
+    """
+    larger = np.zeros(room, layout.TRIPLE.dtype)
+    larger[:size] = triples[:size]
+    table = np.full(2 * room, -1, np.int32)
+    rehash(Triples(size=size, room=room, triples=larger, table=table))
     return larger, table
 
 
@@ -102,11 +110,10 @@ def _places_of_keys(touches: Touches, num_tables: int) -> tuple[Int64s, Int64s, 
 
     Keys that use few of the numbers between them are replaced by their rank.
     """
-    from replay.graph import kernels
-
     count = len(touches)
     key = np.ascontiguousarray(touches.key)
-    largest = kernels.largest_keys(stepped(touches.table), key, num_tables)
+    largest = np.full(num_tables, -1, np.int64)
+    np.maximum.at(largest, touches.table, key)
     total = sum(largest.tolist()) + num_tables  # a Python sum: keys may be large
     if total <= _SPARE_KEYS * count + num_tables:
         return key, np.concatenate([[0], np.cumsum(largest + 1)])[:-1].astype(np.int64), total
@@ -136,7 +143,7 @@ def who_looks_up(graph: TaskGraph) -> tuple[npt.NDArray[np.bool_], Int64s]:
 
 
 def turn_takers(
-    graph: TaskGraph, lane_keys: Int64s, nodes: Int64s, station_of: Int64s
+    graph: TaskGraph, lanes: Records, nodes: Records, station_of: Int64s
 ) -> tuple[Int32s, Int32s]:
     """Stations that serve in turns, by the pools that their tasks take from, as compressed rows.
 
@@ -144,19 +151,19 @@ def turn_takers(
     ----------
     graph
         The graph.
-    lane_keys
-        (resource, priority, list of needs) of each lane (lane, 3).
+    lanes
+        (resource, priority, list of needs) of each lane whose tasks something separates (lane,).
     nodes
-        (rest of the list, pool, units) of each list of credits (list, 3).
+        Lists of credits (list,).
     station_of
         Station of each resource (resource,).
     """
     discipline = np.append(graph.resources.discipline, 0)
     pairs: set[tuple[int, int]] = set()
-    for resource, _, needs in lane_keys[discipline[lane_keys[:, 0]] == TURNS].tolist():
+    for resource, _, needs in lanes[discipline[lanes["a"]] == TURNS].tolist():
         while needs >= 0:
-            pairs.add((int(nodes[needs, 1]), int(station_of[resource])))
-            needs = int(nodes[needs, 0])
+            pairs.add((int(nodes["pool"][needs]), int(station_of[resource])))
+            needs = int(nodes["next"][needs])
     if not pairs:
         return np.zeros(1, np.int32), np.zeros(0, np.int32)
     rows = np.array(sorted(pairs), np.int32)

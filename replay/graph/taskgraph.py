@@ -261,31 +261,13 @@ class TaskGraph:
         GraphError
             If an edge names a task that does not exist or there are too many edges.
         """
-        from replay.graph import kernels
+        from replay.graph.kernels import sort_edges
 
         if len(edges) > 2**31 - 2:
             message = f"{len(edges)} edges; a graph holds at most {2**31 - 2}"
             raise GraphError(message)
         num_tasks = int(resource.size)
-        indptr = np.zeros(num_tasks + 2, np.int32)
-        num_predecessors = np.zeros(num_tasks, np.int32)
-        successors = np.empty(len(edges), np.int32)
-        blocks = edges.pop_all()
-        num_edges, is_forward = 0, True
-        for count, src, dst in blocks:
-            bad, between, forward = kernels.count_edges(count, src, dst, indptr, num_predecessors)
-            if bad >= 0:
-                u, v = (int(a[bad * step]) + bad * slope for a, step, slope in (src, dst))
-                message = (
-                    f"edge {u} -> {v} names a task that does not exist; there are {num_tasks} tasks"
-                )
-                raise GraphError(message)
-            num_edges += between
-            is_forward &= forward
-        kernels.sum_counts(indptr)
-        blocks.reverse()
-        while blocks:  # popping frees each block as soon as it is placed
-            kernels.place_edges(*blocks.pop(), indptr, successors)
+        indptr, successors, num_predecessors, num_edges, is_forward = sort_edges(edges, num_tasks)
         filled = gates.tile_first[gates.tile_slots > 0]
         np.add.at(num_predecessors, filled, 1)
         np.add.at(num_predecessors, gates.member_waiter[gates.member_waiter >= 0], 1)
@@ -301,11 +283,11 @@ class TaskGraph:
             gates=gates,
             resource=resource,
             kind=kind,
-            indptr=indptr[: num_tasks + 1],
+            indptr=indptr,
             successors=successors,
             num_predecessors=num_predecessors,
-            is_numbered_forward=bool(is_forward),
-            num_edges=int(num_edges),
+            is_numbered_forward=is_forward,
+            num_edges=num_edges,
             **fields,
         )
 

@@ -1,0 +1,24 @@
+"""Saying that kernels are being compiled, which takes a while on the first run.
+
+Libraries are silent: nothing is said unless somebody asks to be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_listeners: list[Callable[[], None]] = []
+
+
+def when_compiling(tell: Callable[[], None]) -> None:
+    """Have a function called before this process compiles its first kernel.
+
+    It is called once at most, and not at all if the cache has all that is wanted.
+    """
+    _listeners.append(tell)
+
+
+def announce() -> None:
+    """Tell who asked, once, that a kernel is about to be compiled."""
+    while _listeners:
+        _listeners.pop()()

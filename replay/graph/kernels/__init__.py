@@ -1,0 +1,29 @@
+"""Numba kernels of the engine: functions that take one memory each, and what lies in it.
+
+| file | what it holds |
+|---|---|
+| `memory` | records, vectors and numbers behind one pointer: what numba is taught for it |
+| `layout` | the records, the memories of a layout and of a run, and what their numbers mean |
+| `compiling`, `cache` | how kernels are compiled and kept |
+| `packing` | before and after a run: from the graph to records, and from records to times |
+| `channels`, `lanes`, `lookups` | data structures: tasks on their way, queues, tables |
+| `events`, `starts`, `loop` | the two phases of an instant, and the loop over them |
+| `edges`, `reading` | sorting edges and rows; the longest chain and who was waited for last |
+
+The semantics are those of the twin, ``tests/oracle/engine_oracle.py``; each file says which of its
+functions it implements. With ``NUMBA_DISABLE_JIT=1`` the same source runs as plain Python.
+"""
+
+from replay.graph.kernels.compiling import compile_all as compile_all
+from replay.graph.kernels.edges import group_rows as group_rows
+from replay.graph.kernels.edges import order_tasks as order_tasks
+from replay.graph.kernels.edges import sort_edges as sort_edges
+from replay.graph.kernels.loop import run as run
+from replay.graph.kernels.packing import pack as pack
+from replay.graph.kernels.packing import pack_touches as pack_touches
+from replay.graph.kernels.packing import rehash as rehash
+from replay.graph.kernels.packing import survey as survey
+from replay.graph.kernels.packing import unpack as unpack
+from replay.graph.kernels.reading import last_met as last_met
+from replay.graph.kernels.reading import longest_chain as longest_chain
+from replay.graph.kernels.reading import walk_back as walk_back

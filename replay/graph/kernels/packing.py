@@ -1,0 +1,427 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""Before a run: records of the tasks and the touches, with the lanes, channels and ways they use.
+
+And after it: start and end of every task out of the records. The twin has nothing of it: it reads
+the graph as it is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from replay.graph.kernels.compiling import entry, inlined, inner
+from replay.graph.kernels.layout import (
+    BY_HEAP,
+    BY_NEEDS,
+    CLASSES,
+    COSTS,
+    DIRECT,
+    FIRST_WAY,
+    FORMS,
+    GIVING_LANE,
+    IN_ORDER,
+    KEYS,
+    LANES,
+    LONGEST,
+    LOOKS_UP,
+    MAX_CLASSES,
+    MAY_BE_EARLY,
+    NO_FLIGHT,
+    NO_LANE,
+    NODES,
+    ONE_LANE,
+    SURVEY,
+    TASK,
+    TRIPLE,
+    WAY_FLAGS,
+    WAYS,
+    Packing,
+    Touching,
+)
+from replay.graph.kernels.memory import Fixed, Memory, Records, Stepped, Vector
+
+#: Edges of a task that :func:`_follows` looks at.
+MOST_ASKED = 4
+
+
+class Surveyed(Memory):
+    """Columns that the survey reads, and the resources, the null one last."""
+
+    num_tasks = Fixed()
+    null = Fixed()
+    has_credits = Fixed()
+    resource = Stepped(np.int32)
+    priority = Stepped(np.int32)
+    duration = Stepped(np.int64)
+    latency = Stepped(np.int64)
+    take_indptr = Vector(np.int32)
+    give_indptr = Vector(np.int32)
+    resources = Records(SURVEY)
+
+
+@entry(Surveyed)
+def survey(s):
+    """Count tasks per resource and note what keeps a resource from being a simple stream.
+
+    Returns a task that takes too long for the clock, or -1.
+    """
+    for task in range(s.num_tasks):
+        where = s.resource[task]
+        is_null = where < 0
+        if is_null:
+            where = s.null
+        found = s.resources[where]
+        level = s.priority[task]
+        if found.tasks == 0:
+            found.first_priority = level
+        elif found.first_priority != level:
+            found.is_mixed = 1
+        found.tasks += 1
+        duration = s.duration[task]
+        latency = s.latency[task]
+        if duration > LONGEST or latency > LONGEST:
+            return task
+        takes = False
+        if s.has_credits != 0:
+            takes = s.take_indptr[task + 1] > s.take_indptr[task]
+            if takes:
+                found.takers += 1
+            elif s.give_indptr[task + 1] > s.give_indptr[task]:
+                found.givers += 1
+        if duration == 0 and (takes or not is_null):
+            found.zero += 1
+            if latency == 0:
+                found.instant += 1
+    return -1
+
+
+# --- Numbers for what occurs many times ---------------------------------------------------------
+
+
+@inlined
+def _hashed(a, b, c):
+    """Hash of three whole numbers; 31 bits a factor, so that nothing overflows as plain Python."""
+    low = 0x7FFFFFFF
+    h = ((a ^ (a >> 31)) & low) * 0x5BD1E995
+    h = ((h ^ (h >> 31) ^ b ^ (b >> 31)) & low) * 0x2C1B3C6D
+    h = ((h ^ (h >> 31) ^ c ^ (c >> 31)) & low) * 0x297A2D39
+    return h ^ (h >> 31)
+
+
+@inner
+def _intern(table, room, triples, sizes, what, a, b, c):
+    """Number of the triple (a, b, c); a new one counts in ``sizes[what]``.
+
+    ``table`` is an open-addressing table of numbers (-1 free) for ``room`` triples.
+    """
+    mask = 2 * room - 1
+    place = _hashed(a, b, c) & mask
+    while table[place] >= 0:
+        found = triples[table[place]]
+        if found.a == a and found.b == b and found.c == c:
+            return table[place]
+        place = (place + 1) & mask
+    number = sizes[what]
+    sizes[what] = number + 1
+    triple = triples[number]
+    triple.a = a
+    triple.b = b
+    triple.c = c
+    table[place] = number
+    return number
+
+
+class Triples(Memory):
+    """A table of triples, and where they are found."""
+
+    size = Fixed()
+    room = Fixed()
+    triples = Records(TRIPLE)
+    table = Vector(np.int32)
+
+
+@entry(Triples)
+def rehash(t):
+    """Enter the first ``size`` triples into an empty table."""
+    mask = 2 * t.room - 1
+    for number in range(t.size):
+        triple = t.triples[number]
+        place = _hashed(triple.a, triple.b, triple.c) & mask
+        while t.table[place] >= 0:
+            place = (place + 1) & mask
+        t.table[place] = number
+
+
+
+# --- Tasks --------------------------------------------------------------------------------------
+
+
+@inner
+def _class_of(w, place, latency):
+    """Flight class of a latency at a place; a new one if it is not known there.
+
+    After ``MAX_CLASSES`` distinct latencies a place sends all further ones through one heap.
+    """
+    found = w.first_class[place]
+    length = 0
+    while found >= 0:
+        known = w.classes[found]
+        if known.latency == latency or known.kind == BY_HEAP:
+            known.count += 1
+            return found
+        length += 1
+        if known.next < 0:
+            break
+        found = known.next
+    number = w.sizes[CLASSES]
+    w.sizes[CLASSES] = number + 1
+    if found >= 0:
+        w.classes[found].next = number
+    else:
+        w.first_class[place] = number
+    new = w.classes[number]
+    new.latency = latency
+    new.next = -1
+    new.count = 1
+    new.kind = IN_ORDER
+    if length == MAX_CLASSES:
+        new.kind = BY_HEAP
+    new.place = place
+    return number
+
+
+@inlined
+def _add_node(w, following, pool, units):
+    """Put (pool, units) before a list; equal lists get the same number."""
+    return _intern(w.node_table, w.room, w.nodes, w.sizes, NODES, following, pool, units)
+
+
+@inlined
+def _needs_of(w, task):
+    """List of what a task takes, by pool; -1 for nothing. Takes from one pool are added up."""
+    count = 0
+    for at in range(w.take_indptr[task], w.take_indptr[task + 1]):
+        row = w.take_order[at]
+        pool = w.pool[row]
+        units = w.units[row]
+        place = count
+        while place > 0 and w.wanted_pool[place - 1] >= pool:
+            place -= 1
+        if place < count and w.wanted_pool[place] == pool:
+            w.wanted_units[place] = w.wanted_units[place] + units
+            continue
+        for later in range(count, place, -1):
+            w.wanted_pool[later] = w.wanted_pool[later - 1]
+            w.wanted_units[later] = w.wanted_units[later - 1]
+        w.wanted_pool[place] = pool
+        w.wanted_units[place] = units
+        count += 1
+    number = -1
+    for place in range(count - 1, -1, -1):
+        number = _add_node(w, number, w.wanted_pool[place], w.wanted_units[place])
+    return number
+
+
+@inlined
+def _gives_of(w, task):
+    """List of what a task gives back; -1 for nothing."""
+    number = -1
+    for at in range(w.give_indptr[task + 1] - 1, w.give_indptr[task] - 1, -1):
+        row = w.give_order[at]
+        number = _add_node(w, number, w.pool[row], w.units[row])
+    return number
+
+
+@inner
+def _may_be_early(w, task):
+    """Whether a task might leave before somebody whose credits it gives back has started.
+
+    It cannot if it is the taker itself or follows it within two edges; others are not looked at.
+    """
+    for at in range(w.give_indptr[task], w.give_indptr[task + 1]):
+        taker = w.taker[w.give_order[at]]
+        if taker != task and not _follows(w, taker, task):
+            return True
+    return False
+
+
+@inlined
+def _follows(w, first, task):
+    """Whether a task is among the successors of another, or among theirs; not all are asked."""
+    low = w.indptr[first]
+    high = w.indptr[first + 1]
+    if high > low + MOST_ASKED:
+        high = low + MOST_ASKED
+    for edge in range(low, high):
+        if w.successors[edge] == task:
+            return True
+    for edge in range(low, high):
+        between = w.successors[edge]
+        if between < 0:
+            continue
+        start = w.indptr[between]
+        end = w.indptr[between + 1]
+        if end > start + MOST_ASKED:
+            end = start + MOST_ASKED
+        for further in range(start, end):
+            if w.successors[further] == task:
+                return True
+    return False
+
+
+@inlined
+def _has_room(w, task):
+    """Whether all tables of triples have room for what one task can add."""
+    if w.sizes[LANES] == w.room or w.sizes[WAYS] == w.room:
+        return False
+    if w.has_credits == 0:
+        return True
+    most = w.take_indptr[task + 1] - w.take_indptr[task]
+    most += w.give_indptr[task + 1] - w.give_indptr[task]
+    return w.sizes[NODES] + most <= w.room
+
+
+@inlined
+def _lane_of(w, task, where, needs):
+    """Lane of a task that waits for a server or for credits."""
+    rule = w.lane_rule[where]
+    if rule == ONE_LANE:
+        lane = w.single_lane[where]
+    else:
+        if rule != BY_NEEDS:
+            needs = -1
+        level = w.priority[task]
+        lane = w.num_single + _intern(
+            w.lane_table, w.room, w.lanes, w.sizes, LANES, where, level, needs
+        )
+    w.lane_tasks[lane] = w.lane_tasks[lane] + 1
+    return lane
+
+
+@inlined
+def _pack_task(w, number):
+    """Write the record of a task."""
+    where = w.resource[number]
+    duration = w.duration[number]
+    latency = w.latency[number]
+    needs = -1
+    gives = -1
+    if w.has_credits != 0:
+        needs = _needs_of(w, number)
+        gives = _gives_of(w, number)
+    touches = w.has_touches != 0 and w.touch_indptr[number + 1] > w.touch_indptr[number]
+    lane = NO_LANE
+    flight = NO_FLIGHT
+    if where >= 0 or needs >= 0:
+        place = where
+        if where < 0:
+            where = w.null
+            place = w.null + 1
+        lane = _lane_of(w, number, where, needs)
+        if w.is_stream[where] == 1 or latency > 0:
+            flight = _class_of(w, place, latency)
+    elif gives >= 0:
+        lane = GIVING_LANE
+        if latency > 0:
+            flight = _class_of(w, w.null + 1, latency)
+    else:
+        # A delay: only the sum matters to whoever waits for it.
+        duration += latency
+        if duration > 0:
+            flight = _class_of(w, w.null, duration)
+    if flight == NO_FLIGHT:
+        w.sizes[DIRECT] = w.sizes[DIRECT] + 1
+    if needs >= 0 or gives >= 0 or touches:
+        last = gives << WAY_FLAGS
+        if touches:
+            last |= LOOKS_UP
+        if gives >= 0 and _may_be_early(w, number):
+            last |= MAY_BE_EARLY
+        flight = FIRST_WAY - _intern(
+            w.way_table, w.room, w.ways, w.sizes, WAYS, flight, needs, last
+        )
+    task = w.tasks[number]
+    task.duration = duration
+    task.visible = -1
+    task.edges = w.indptr[number]
+    task.missing = w.num_predecessors[number]
+    task.lane = lane
+    task.flight = flight
+
+
+@entry(Packing)
+def pack(w):
+    """Write the record of every task, with the lane it queues in and the channel it flies on.
+
+    Returns the task at which a table was full, or the number of tasks.
+    """
+    for task in range(w.first_task, w.num_tasks):
+        if not _has_room(w, task):
+            return task
+        _pack_task(w, task)
+    w.tasks[w.num_tasks].edges = w.indptr[w.num_tasks]
+    return w.num_tasks
+
+
+# --- Touches ------------------------------------------------------------------------------------
+
+
+@entry(Touching)
+def pack_touches(t):
+    """Write the record of every touch, in the order of the tasks.
+
+    Keys get numbers in that order too: those that are wanted together lie together. Returns the
+    place at which a table was full, or the number of touches.
+    """
+    for place in range(t.first_place, t.num_touches):
+        row = t.order[place]
+        if t.sizes[FORMS] == t.room or t.sizes[COSTS] == t.room:
+            return place
+        cost = _intern(
+            t.cost_table, t.room, t.costs, t.sizes, COSTS,
+            t.miss_latency[row], t.miss_duration[row], t.evict_duration[row],
+        )  # fmt: skip
+        table = t.table[row]
+        form = _intern(
+            t.form_table, t.room, t.forms, t.sizes, FORMS, table, t.drops[row], cost
+        )  # fmt: skip
+        where = t.base[table] + t.key_place[row]
+        if t.key_number[where] < 0:
+            t.key_number[where] = t.sizes[KEYS]
+            t.sizes[KEYS] = t.sizes[KEYS] + 1
+        touch = t.touches[place]
+        touch.key = t.key_number[where]
+        touch.form = form
+        touch.charged = t.charged[row]
+        touch.row = row
+    return t.num_touches
+
+
+# --- After the run ------------------------------------------------------------------------------
+
+
+class Unpacking(Memory):
+    """Records after a run, and the times in them."""
+
+    num_tasks = Fixed()
+    has_touches = Fixed()
+    resource = Stepped(np.int32)
+    duration = Stepped(np.int64)
+    latency = Stepped(np.int64)
+    tasks = Records(TASK)
+    extra_latency = Vector(np.int64)
+    start = Vector(np.int64)
+    end = Vector(np.int64)
+
+
+@entry(Unpacking)
+def unpack(u):
+    """Read start and end of every task out of the records."""
+    for task in range(u.num_tasks):
+        end = u.tasks[task].visible - u.latency[task]
+        service = u.duration[task]
+        if u.has_touches != 0 and u.resource[task] >= 0:
+            service = u.tasks[task].duration  # touches may have added to it
+            end -= u.extra_latency[task]
+        u.end[task] = end
+        u.start[task] = end - service

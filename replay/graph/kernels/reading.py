@@ -1,0 +1,212 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""Reading a graph or a schedule: the longest chain, and who was waited for last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.graph.columns import IntArray
+from replay.graph.kernels.compiling import entry, inlined
+from replay.graph.kernels.lanes import sort_ids
+from replay.graph.kernels.layout import NEVER
+from replay.graph.kernels.memory import Fixed, Memory, Stepped, Vector
+
+
+class Chain(Memory):
+    """A graph in an order, and when each of its tasks could be ready."""
+
+    num_tasks = Fixed()
+    num_nodes = Fixed()
+    has_order = Fixed()
+    order = Vector(np.int32)
+    duration = Stepped(np.int64)
+    latency = Stepped(np.int64)
+    indptr = Vector(np.int32)
+    successors = Vector(np.int32)
+    member_indptr = Vector(np.int64)
+    member_task = Vector(np.int32)
+    member_waiter = Vector(np.int32)
+    tile_indptr = Vector(np.int64)
+    tile_slots = Vector(np.int32)
+    tile_first = Vector(np.int32)
+    tile_last = Vector(np.int32)
+    ready = Vector(np.int64)
+    arrivals = Vector(np.int64)  # of one gate at a time
+
+
+@inlined
+def _no_sooner(times, task, time):
+    if times[task] < time:
+        times[task] = time
+
+
+@entry(Chain)
+def _longest_chain(g):
+    """Longest chain of durations and latencies."""
+    ready = g.ready
+    longest = 0
+    for place in range(g.num_nodes):
+        node = place
+        if g.has_order != 0:
+            node = g.order[place]
+        gate = (node - g.num_tasks) >> 1
+        if node < g.num_tasks:
+            visible = ready[node] + g.duration[node] + g.latency[node]
+            if visible > longest:
+                longest = visible
+            for edge in range(g.indptr[node], g.indptr[node + 1]):
+                target = g.successors[edge]
+                if target >= 0:
+                    _no_sooner(ready, target, visible)
+            ready[node] = visible  # from here on: when it is visible
+        elif (node - g.num_tasks) & 1 == 0:
+            low = g.member_indptr[gate]
+            count = g.member_indptr[gate + 1] - low
+            for member in range(count):
+                g.arrivals[member] = ready[g.member_task[low + member]]
+            sort_ids(g.arrivals, 0, count)
+            filled = 0
+            for tile in range(g.tile_indptr[gate], g.tile_indptr[gate + 1]):
+                filled += g.tile_slots[tile]
+                if g.tile_slots[tile] > 0:
+                    _no_sooner(ready, g.tile_first[tile], g.arrivals[filled - 1])
+        else:
+            soonest = NEVER
+            for tile in range(g.tile_indptr[gate], g.tile_indptr[gate + 1]):
+                if g.tile_slots[tile] > 0 and ready[g.tile_last[tile]] < soonest:
+                    soonest = ready[g.tile_last[tile]]
+            for member in range(g.member_indptr[gate], g.member_indptr[gate + 1]):
+                if g.member_waiter[member] >= 0:
+                    _no_sooner(ready, g.member_waiter[member], soonest)
+    return longest
+
+
+def longest_chain(
+    order: npt.NDArray[np.int32],
+    duration: tuple[IntArray, int],
+    latency: tuple[IntArray, int],
+    indptr: IntArray,
+    successors: IntArray,
+    member_indptr: IntArray,
+    member_task: IntArray,
+    member_waiter: IntArray,
+    tile_indptr: IntArray,
+    tile_slots: IntArray,
+    tile_first: IntArray,
+    tile_last: IntArray,
+) -> int:
+    """Longest chain of durations and latencies; see ``bounds.longest_chain_ps``.
+
+    ``order`` is that of `order_tasks`, or empty if the ids are one.
+    """
+    num_tasks = indptr.size - 1
+    memory = Chain(
+        num_tasks=num_tasks,
+        num_nodes=max(num_tasks, order.size),
+        has_order=order.size > 0,
+        order=order,
+        duration=duration,
+        latency=latency,
+        indptr=indptr,
+        successors=successors,
+        member_indptr=member_indptr,
+        member_task=member_task,
+        member_waiter=member_waiter,
+        tile_indptr=tile_indptr,
+        tile_slots=tile_slots,
+        tile_first=tile_first,
+        tile_last=tile_last,
+        ready=np.zeros(num_tasks, np.int64),
+        arrivals=np.empty(int(np.diff(member_indptr).max(initial=0)), np.int64),
+    )
+    return int(_longest_chain(memory))
+
+
+class Causes(Memory):
+    """A schedule, when each of its tasks became ready, and for whom it waited last."""
+
+    num_tasks = Fixed()
+    num_members = Fixed()
+    visible = Vector(np.int64)
+    indptr = Vector(np.int32)
+    successors = Vector(np.int32)
+    member_task = Vector(np.int32)
+    member_waiter = Vector(np.int32)
+    landed_tile = Vector(np.int32)
+    tile_first = Vector(np.int32)
+    tile_last = Vector(np.int32)
+    ready = Vector(np.int64)
+    cause = Vector(np.int32)
+
+
+@inlined
+def _blame(g, target, task):
+    """Note that a task waited for another, if that was visible last."""
+    if g.cause[target] < 0 or g.visible[task] > g.ready[target]:
+        g.ready[target] = g.visible[task]
+        g.cause[target] = task
+
+
+@entry(Causes)
+def _last_met(g):
+    """Look at all that each task waited for."""
+    for task in range(g.num_tasks):
+        for edge in range(g.indptr[task], g.indptr[task + 1]):
+            target = g.successors[edge]
+            if target >= 0:
+                _blame(g, target, task)
+    for member in range(g.num_members):
+        tile = g.landed_tile[member]
+        task = g.member_task[member]
+        _blame(g, g.tile_first[tile], task)
+        # A waiter waits for the end of the tile, which may be long over when the member arrives.
+        target = g.member_waiter[member]
+        if target >= 0:
+            last = g.tile_last[tile]
+            if g.visible[last] >= g.visible[task]:
+                task = last
+            _blame(g, target, task)
+
+
+def last_met(
+    visible: IntArray,
+    indptr: IntArray,
+    successors: IntArray,
+    member_task: IntArray,
+    member_waiter: IntArray,
+    landed_tile: IntArray,
+    tile_first: IntArray,
+    tile_last: IntArray,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """When each task became ready, and the predecessor that was visible last (-1 for none)."""
+    ready = np.zeros(visible.size, np.int64)
+    cause = np.full(visible.size, -1, np.int32)
+    memory = Causes(
+        num_tasks=visible.size,
+        num_members=member_task.size,
+        visible=np.ascontiguousarray(visible),
+        indptr=indptr,
+        successors=successors,
+        member_task=member_task,
+        member_waiter=member_waiter,
+        landed_tile=landed_tile,
+        tile_first=tile_first,
+        tile_last=tile_last,
+        ready=ready,
+        cause=cause,
+    )
+    _last_met(memory)
+    return ready, cause
+
+
+def walk_back(last: int, cause: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Tasks of the chain that ends with ``last``, first one first."""
+    causes = memoryview(cause)  # NumPy's own numbers would take five times as long
+    chain = []
+    while last >= 0:
+        chain.append(last)
+        last = causes[last]
+    return np.array(chain[::-1], np.int64)
