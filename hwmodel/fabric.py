@@ -50,6 +50,29 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
+class Hop:
+    """A port on the way between two GPUs.
+
+    Attributes
+    ----------
+    port
+        ``uplink`` and ``downlink`` are all links of a GPU to all planes, ``nic-out`` and
+        ``nic-in`` its network card.
+    gpu
+        Whose port it is.
+    rate
+        Wire bytes a second.
+    latency_ps
+        From leaving this port to the next one, after the last hop to the target GPU.
+    """
+
+    port: Literal["uplink", "downlink", "nic-out", "nic-in"]
+    gpu: int
+    rate: Rate
+    latency_ps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Nic:
     """The network card of a GPU, and the latency of the network behind it."""
 
@@ -223,6 +246,25 @@ class Fabric:
         leaves = (_leaf(self.rail(src)), _leaf(self.rail(dst)))
         between = leaves[:1] if leaves[0] == leaves[1] else (leaves[0], _SPINE, leaves[1])
         return (first, _nic(src), *between, _nic(dst), last)
+
+    def hops(self, src: int, dst: int) -> tuple[Hop, ...]:
+        """Ports that a message between two GPUs occupies, in order; none within one GPU.
+
+        Notes
+        -----
+        These are the ports of :meth:`route`, all planes of a domain as one
+        (:meth:`balanced_planes`). Leaves and spine of the scale-out network are taken to be
+        non-blocking and appear only in its latency.
+        """
+        latency = self.path_latency_ps(src, dst)
+        if src == dst:
+            return ()
+        if self.domain(src) == self.domain(dst):
+            return (
+                Hop("uplink", src, self.uplink_rate, self.uplink_latency_ps),
+                Hop("downlink", dst, self.downlink_rate, self.downlink_latency_ps),
+            )
+        return (Hop("nic-out", src, self.nic.rate, latency), Hop("nic-in", dst, self.nic.rate, 0))
 
     def path_latency_ps(self, src: int, dst: int) -> int:
         """Time an empty packet is under way between two GPUs, one way.

@@ -30,6 +30,7 @@ import numpy as np
 
 from replay.compute.weight_gradients import DOWN, UP, element_bytes, weight_gradient_kernel
 from replay.machine.kinds import Kind
+from replay.work.ragged import places
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,16 +111,15 @@ def row_tiles(
     tiles = -(-rows // block_m)
     first = np.concatenate(([0], np.cumsum(tiles))).astype(np.int64)
     expert = np.repeat(np.arange(work.num_experts, dtype=np.int64), tiles)
-    index = np.arange(len(expert)) - first[expert]
-    there = np.minimum(block_m[expert], rows[expert] - index * block_m[expert])
+    filled = np.minimum(block_m[expert], rows[expert] - places(tiles) * block_m[expert])
     return RowTiles(
         expert=expert,
         rank=rank_of[expert],
-        rows=block_m[expert] if layout == "contiguous" else there,
-        moved_rows=block_m[expert] if layout in ("contiguous", "masked") else there,
+        rows=block_m[expert] if layout == "contiguous" else filled,
+        moved_rows=block_m[expert] if layout in ("contiguous", "masked") else filled,
         first_of_expert=first,
         block_n=np.array([grid.block_n for grid in grids], dtype=np.int64),
-        absent_rows=compute.absent_rows(there, int(block_m[0])) if layout == "matrix" else None,
+        absent_rows=compute.absent_rows(filled, int(block_m[0])) if layout == "matrix" else None,
     )
 
 
@@ -225,7 +225,7 @@ def gemm_tasks(
     block_n = tiles.block_n[tiles.rank]
     num_columns = -(-gemm.n // block_n)
     tile = np.repeat(np.arange(len(tiles), dtype=np.int64), num_columns)
-    column = np.arange(len(tile)) - np.repeat(np.cumsum(num_columns) - num_columns, num_columns)
+    column = places(num_columns)
     widths = np.minimum(block_n[tile], gemm.n - column * block_n[tile])
     duration = np.zeros(len(tile), np.int64)
     for width in np.unique(widths):
@@ -252,7 +252,7 @@ def gemm_tasks(
     activations += tiles.moved_rows * gemm.out_bytes
     memory = machine.graph.add(
         len(tiles),
-        resource=machine.hbm[tiles.rank],
+        resource=machine.resources.hbm[tiles.rank],
         duration_ps=machine.system.hbm.stream_ps(weights + activations),
         # What comes last from memory must still be multiplied, and the result stored.
         latency_ps=compute.tile_overhead_ps,
@@ -288,8 +288,8 @@ def gemm_kernel(
     if layout == "masked":
         most = max((len(experts) for experts in work.experts_of_rank), default=0)
         lines = -(-4 * most // COUNT_LINE_BYTES)
-        begun = machine.delay(Kind.LAUNCH, lines * machine.system.warps.cache_latency_ps, begun)
-    tiles = row_tiles(machine, work, gemm, machine.system.sm.num_sms, layout=layout)
+        begun = machine.delay(Kind.LAUNCH, machine.costs.cache_load() * lines, begun)
+    tiles = row_tiles(machine, work, gemm, machine.sms.count, layout=layout)
     tasks = gemm_tasks(machine, work, gemm, tiles, pool, begun[tiles.rank])
     return machine.gather(
         np.concatenate((tasks.columns, tasks.memory)),

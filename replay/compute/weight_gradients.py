@@ -83,7 +83,7 @@ def weight_gradient_tasks(
     read = all_rows * (inner + shape.hidden) * element_bytes(work)
     memory = machine.graph.add(
         len(experts),
-        resource=machine.hbm[rank_of[experts]],
+        resource=machine.resources.hbm[rank_of[experts]],
         duration_ps=machine.system.hbm.stream_ps(
             read + 2 * ACCUMULATOR_BYTES * inner * shape.hidden
         ),
@@ -93,6 +93,49 @@ def weight_gradient_tasks(
         after=after[experts],
     )
     return np.concatenate((columns, memory)), np.concatenate((rank_of[which], rank_of[experts]))
+
+
+def weight_gradients_beside(
+    machine: Machine,
+    work: LayerWork,
+    pool: Ints,
+    done: Ints,
+    expert: Ints,
+    *,
+    priority: int,
+    begun: Ints | None = None,
+) -> list[tuple[Ints, Ints]]:
+    """Add both projections' weight gradients where SMs have nothing better to do.
+
+    Parameters
+    ----------
+    done, expert
+        (task,): what an expert's gradients wait for, and the expert.
+    priority
+        Order among other work on the same SMs; to be behind it, larger.
+    begun
+        (rank,): what they wait for besides.
+
+    Returns
+    -------
+    Tasks and their ranks, two (task,), of each projection; nothing in a forward pass.
+    """
+    if not work.is_backward:
+        return []
+    rank_of = work.placement.expert_rank.astype(np.int64)
+    complete = machine.mark(rank_of, None if begun is None else begun[rank_of])
+    machine.graph.edges(done, complete[expert])
+    return [
+        weight_gradient_tasks(machine, work, projection, pool, complete, priority=priority)
+        for projection in (DOWN, UP)
+    ]
+
+
+def joined(blocks: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    """Tasks and ranks of several blocks as one: two (task,)."""
+    nothing = np.zeros(0, np.int64)
+    tasks, ranks = zip((nothing, nothing), *blocks, strict=True)
+    return np.concatenate(tasks), np.concatenate(ranks)
 
 
 def weight_gradient_kernel(

@@ -1,1 +1,32 @@
-"""The modelled system as a scheme sees it: bytes become picoseconds here and nowhere else."""
+"""The machine: bytes, rows and tokens become picoseconds here, and nowhere else.
+
+`Machine` (machine.py) holds one part for each thing a system can do:
+
+======================  ==========================================================================
+part                    verbs
+======================  ==========================================================================
+itself (tasks.py)       mark, gather, delay, serve; kernel, memory_kernel, stream; path
+`resources`             ports, memories, hosts, hubs: made `once`, each with its class
+`costs` (times.py)      sm_store, sm_load, sm_copy, sm_add; warp_scan, warp_copy, warps_add; stream,
+                        memory_load, cache_load, visible; acknowledged, fence, poll, flag,
+                        grid_barrier; ns for what a scheme states itself
+`transfers`             store, load over the hops of a path (paths.py); fan_out; packets, flits
+`switch` (in_switch)    multicast, reduce; room of its input channels
+`sms`                   split, pool, channels, warp_lanes, units; the ledger of who holds how many
+`buffers`               pools, rings
+`caches`                tables, new_keys, touch
+`host`                  launch, wait, poll, work
+`sync`                  barrier, exchange_counts, notify
+`notes`                 follow, count, ratio, tile, poll: what a result is told
+======================  ==========================================================================
+
+Made of these: rings.py (chunks through ring buffers), block_scheduler.py (blocks that hold an SM
+while they wait), collectives.py and all_reduce.py (what NCCL and inference frameworks do; for
+validation). kinds.py lists the kinds of task and what each counts as.
+
+**The rule for schemes.** A scheme names work in rows, bytes, tokens and tasks. How long the work
+takes is the machine's answer, a `Time` that a scheme adds up, multiplies and hands on without
+looking inside. Times that a scheme states are those of its own options (``..._ns``) and of its own
+software: constants ``..._NS``, each with its source beside it. ``machine.system`` is not for
+schemes. `tests/replay/schemes/test_rule.py` holds every file of `replay/schemes` to this.
+"""

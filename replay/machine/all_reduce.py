@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.machine.kinds import DISPATCH, Kind
+from replay.machine.times import Time
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
@@ -27,21 +28,20 @@ def _read_all(machine: Machine, start: Ints, nbytes: int) -> Ints:
     reader, target = np.nonzero(~np.eye(n, dtype=bool))
     pieces = int(min(MOST_PIECES, max(1, nbytes // PIECE_BYTES)))
     reader, target = np.tile(reader, pieces), np.tile(target, pieces)
-    data = machine.read(DISPATCH, reader, target, -(-nbytes // pieces), start[reader])
+    fan_out = machine.transfers.fan_out(reader, target)
+    data = machine.transfers.load(
+        DISPATCH, reader, target, -(-nbytes // pieces), start[reader], fan_out
+    ).arrived
     return machine.gather(data, reader, start)
 
 
 def _kernel(machine: Machine, start: Ints, framework: str, nbytes: int) -> Ints:
-    gap = machine.system.overheads.kernel_gap_ps("graph")
+    gap = Time(machine.system.overheads.kernel_gap_ps("graph"))
     begun = machine.delay(Kind.LAUNCH, gap, start)
     if framework in COPIES:
-        copied = machine.graph.add(
-            resource=machine.hbm,
-            duration_ps=machine.system.hbm.stream_ps(np.full(machine.num_ranks, 2 * nbytes)),
-            kind=Kind.DISPATCH_MEMORY, rank=machine.ranks, after=begun,
-        )  # fmt: skip
+        copied = machine.stream(Kind.DISPATCH_MEMORY, 2 * nbytes, machine.ranks, begun)
         begun = machine.delay(Kind.LAUNCH, gap, copied)
-    return machine.barrier(DISPATCH, begun)
+    return machine.sync.barrier(DISPATCH, begun)
 
 
 def one_shot(framework: str, nbytes: int, machine: Machine, start: Ints) -> Ints:
@@ -53,4 +53,4 @@ def two_shot(framework: str, nbytes: int, machine: Machine, start: Ints) -> Ints
     """Read and add a share, meet, read the others' shares."""
     share = -(-nbytes // machine.num_ranks)
     added = _read_all(machine, _kernel(machine, start, framework, nbytes), share)
-    return _read_all(machine, machine.barrier(DISPATCH, added), share)
+    return _read_all(machine, machine.sync.barrier(DISPATCH, added), share)

@@ -36,8 +36,8 @@ class BlockScheduler:
     def __init__(self, machine: Machine, num_sms: int) -> None:
         self._graph = machine.graph
         # Kernels that run side by side do not block each other, hence no plain queue.
-        self._scheduler = machine.arbiters("block scheduler", 1, "voq")[:, 0]
-        self._slots = machine.buffers("blocks on SMs", num_sms)
+        self._scheduler = machine.sms.units("block scheduler", 1, "voq")[:, 0]
+        self._slots = machine.buffers.pools("blocks on SMs", num_sms)
 
     def hold(
         self,

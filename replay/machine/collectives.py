@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.machine.kinds import DISPATCH, Kind
+from replay.machine.times import Time
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
@@ -100,22 +101,22 @@ def ring(machine: Machine, start: Ints, nbytes: int, protocol: Protocol, *, step
     passing = protocol.step_ps + protocol.pass_ps(chunk, used)
     # The last chunk of a loop is copied from the buffer to where it is wanted.
     copying = protocol.pass_ps(chunk, used) or machine.system.sm.copy_out_ps(-(-chunk // used))
-    at = machine.delay(Kind.LAUNCH, protocol.start_ps, start)
+    at = machine.delay(Kind.LAUNCH, Time(protocol.start_ps), start)
     for _ in range(loops):
-        came = None
+        received = None
         for step in range(steps + 1):
             is_last = step == steps
             block = graph.add(
                 n, resource=-1, duration_ps=copying if is_last else passing,
                 kind=Kind.DISPATCH_RECEIVE if is_last else Kind.DISPATCH_SEND, rank=rank, after=at,
             )  # fmt: skip
-            if came is not None:
-                graph.edges(came, block)
+            if received is not None:
+                graph.edges(received, block)
             at = block
             if not is_last:
                 at, landed = _store(machine, rank, peer, int(chunk * protocol.wire_factor), block)
                 # What a rank needs for its next step was sent by its predecessor.
-                came = _told(machine, protocol, peer, landed)[(rank - 1) % n]
+                received = _noticed(machine, protocol, peer, landed)[(rank - 1) % n]
     return at
 
 
@@ -128,16 +129,16 @@ def _store(machine: Machine, src: Ints, dst: Ints, nbytes: int, after: Ints) -> 
     """Store a chunk from each `src` to its `dst`: the tasks of its last piece."""
     pieces = max(1, min(PIECES, nbytes // LEAST_PIECE))
     each = -(-nbytes // pieces)
-    sent, landed = machine.store(
-        DISPATCH, np.tile(src, pieces), np.tile(dst, pieces), each, np.tile(after, pieces)
-    )
+    sent, landed = machine.transfers.store(
+        DISPATCH, np.tile(src, pieces), np.tile(dst, pieces), each, np.tile(after, pieces),
+        machine.transfers.fan_out(src, dst),
+    )  # fmt: skip
     return sent[-len(src) :], landed[-len(src) :]
 
 
-def _told(machine: Machine, protocol: Protocol, peer: Ints, landed: Ints) -> Ints:
+def _noticed(machine: Machine, protocol: Protocol, peer: Ints, landed: Ints) -> Ints:
     """When the receiver knows of a chunk."""
-    overheads = machine.system.overheads
-    wait = overheads.flag_ps if protocol.fenced else overheads.poll_ps
+    wait = machine.costs.flag() if protocol.fenced else machine.costs.poll()
     return machine.delay(Kind.DISPATCH_SYNC, wait, landed, peer)
 
 
@@ -153,7 +154,7 @@ def all_to_all(machine: Machine, start: Ints, nbytes: int, protocol: Protocol) -
     share = max(1, nbytes // n)
     used, loops, chunk = _cut(share, max(1, PAIR_CHANNELS // max(n - 1, 1)), PAIR_STEP_BYTES)
     src, dst = np.nonzero(~np.eye(n, dtype=bool))
-    begun = machine.delay(Kind.LAUNCH, protocol.start_ps + PAIR_START_PS, start)
+    begun = machine.delay(Kind.LAUNCH, Time(protocol.start_ps + PAIR_START_PS), start)
     at, received, ends = begun[src], begun[dst], []
     passing = protocol.step_ps + protocol.pass_ps(chunk, used)
     copying = protocol.pass_ps(chunk, used) or machine.system.sm.copy_out_ps(-(-chunk // used))
@@ -163,20 +164,17 @@ def all_to_all(machine: Machine, start: Ints, nbytes: int, protocol: Protocol) -
             rank=src, after=at,
         )  # fmt: skip
         at, landed = _store(machine, src, dst, int(chunk * protocol.wire_factor), block)
-        told = _told(machine, protocol, dst, landed)
+        noticed = _noticed(machine, protocol, dst, landed)
         copied = graph.add(
             len(src), resource=-1, duration_ps=copying, kind=Kind.DISPATCH_RECEIVE,
-            rank=dst, after=told,
+            rank=dst, after=noticed,
         )  # fmt: skip
         graph.edges(received, copied)
         received = copied
     ends += [at, received]
     # The own share goes through the channels, too, after what is for others.
     done = machine.gather(at, src, begun)
-    own = graph.add(
-        resource=machine.hbm, duration_ps=machine.system.hbm.stream_ps(2 * np.full(n, share)),
-        kind=Kind.DISPATCH_MEMORY, rank=machine.ranks, after=done,
-    )  # fmt: skip
+    own = machine.stream(Kind.DISPATCH_MEMORY, 2 * share, machine.ranks, done)
     return np.concatenate((*ends, own))
 
 
@@ -194,7 +192,7 @@ def nvls_all_reduce(machine: Machine, start: Ints, nbytes: int) -> Ints:
     Buffers that are not registered are copied to and from NVLS memory.
     """
     n = machine.num_ranks
-    begun = machine.delay(Kind.LAUNCH, NVLS_START_PS, start)
+    begun = machine.delay(Kind.LAUNCH, Time(NVLS_START_PS), start)
     share = -(-nbytes // n)
     slices = max(1, min(NVLS_SLICES, share // NVLS_CHUNK))
     size = -(-share // slices)
@@ -202,12 +200,10 @@ def nvls_all_reduce(machine: Machine, start: Ints, nbytes: int) -> Ints:
     of = np.repeat(np.arange(n * slices), n)
     member = np.tile(np.arange(n), n * slices)
     staging = min(nbytes, 4 * NVLS_CHUNK * MULTIMEM_SMS)  # the rest overlaps
-    staged = machine.graph.add(
-        resource=machine.hbm,
-        duration_ps=machine.system.hbm.stream_ps(np.full(n, 2 * staging)),
-        kind=Kind.DISPATCH_MEMORY, rank=machine.ranks, after=begun,
-    )  # fmt: skip
-    met = machine.barrier(DISPATCH, staged)
-    pulled = machine.reduce_read(DISPATCH, owner, of, member, size, met[owner], fixed_group=True)
-    spread = machine.multicast(DISPATCH, owner, of, member, size, pulled.total, fixed_group=True)
-    return machine.barrier(DISPATCH, machine.gather(spread.arrived, member, met))
+    staged = machine.stream(Kind.DISPATCH_MEMORY, 2 * staging, machine.ranks, begun)
+    met = machine.sync.barrier(DISPATCH, staged)
+    pulled = machine.switch.reduce(DISPATCH, owner, of, member, size, met[owner], fixed_group=True)
+    spread = machine.switch.multicast(
+        DISPATCH, owner, of, member, size, pulled.total, fixed_group=True
+    )
+    return machine.sync.barrier(DISPATCH, machine.gather(spread.arrived, member, met))

@@ -6,13 +6,24 @@ Used by today's fixed groups (NVLS) and by packets that name their targets thems
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.machine.kinds import Kind, PhaseKinds
-from replay.machine.resources import Ints, IntsLike
-from replay.machine.transfers import Transfers
+from replay.errors import UserError
+from replay.machine.kinds import Kind
+from replay.machine.resources import Ints, IntsLike, ResourceClass
+from replay.machine.times import Time
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.graph import GraphBuilder
+    from replay.machine.buffers import Buffers
+    from replay.machine.caches import Caches
+    from replay.machine.kinds import PhaseKinds
+    from replay.machine.paths import Paths
+    from replay.machine.resources import Resources
+    from replay.machine.transfers import Transfers
 
 REDUCTION_BUFFER = "reduction buffer"
 
@@ -46,14 +57,14 @@ class Eviction:
 
     Attributes
     ----------
-    patience_ps
+    patience
         For how long after its last part a sum may not be sent early; the part that needs its room
         waits, and all behind it.
     first_key
-        Keys ``first_key + message`` name the sums in the buffers (`Resources.new_keys`).
+        Keys ``first_key + message`` name the sums in the buffers (`Caches.new_keys`).
     """
 
-    patience_ps: int
+    patience: Time
     first_key: int
 
 
@@ -82,15 +93,60 @@ class Summed(NamedTuple):
     total: Ints
 
 
-class InSwitch(Transfers):
-    """What the switch can do beyond passing messages on."""
+class InSwitch:
+    """What the switch of a domain can do beyond passing messages on."""
 
-    _mergers: Ints | None = None
+    def __init__(
+        self,
+        system: System,
+        graph: GraphBuilder,
+        resources: Resources,
+        paths: Paths,
+        transfers: Transfers,
+        buffers: Buffers,
+        caches: Caches,
+    ) -> None:
+        self._system, self._graph, self._resources = system, graph, resources
+        self._paths, self._transfers = paths, transfers
+        self._up_ps = system.fabric.uplink_latency_ps
+        self._down_ps = system.fabric.downlink_latency_ps
+        self._buffers, self._caches = buffers, caches
+        self._num_ranks = resources.num_ranks
 
-    def _in_switch_ps(self, wire: Ints, fixed_group: bool) -> Ints:
-        system = self.system
+    # ---- what there is ---------------------------------------------------------------------------
+
+    @property
+    def num_channels(self) -> int:
+        """Virtual channels of an input port."""
+        return self._system.switch.virtual_channels
+
+    @property
+    def channel_flits(self) -> int:
+        """Flits that one virtual channel of all links of a GPU has room for."""
+        switch = self._system.switch
+        room = switch.input_buffer_total_bytes() // switch.virtual_channels
+        return room // self._system.link.flit_bytes
+
+    def _duration(self, wire: Ints, fixed_group: bool) -> Ints:
+        system = self._system
         timed = system.switch.multimem_duration_ps if fixed_group else system.link.port_duration_ps
         return timed(wire)
+
+    def _on_channel(self, tasks: Ints, rank: Ints, name: str) -> None:
+        """Send messages (message,) on a virtual channel of the uplinks of `rank` (message,).
+
+        Uplinks that serve in turn go from channel to channel. A message occupies its channel at the
+        port while it is served; what the switch has room for is another matter.
+        """
+        if self._resources.uplinks_take_turns and len(tasks):
+            self._graph.take(tasks, self._buffers.unnamed(f"uplink {{rank}} {name}", 1)[rank])
+
+    def _refuse_other_domains(self, src: Ints, dst: Ints) -> None:
+        if self._paths.num_domains > 1 and self._paths.crosses(src, dst).any():
+            message = "a switch copies to, and adds from, the GPUs of its own NVLink domain only"
+            raise UserError(message)
+
+    # ---- copies ----------------------------------------------------------------------------------
 
     def multicast(
         self,
@@ -124,29 +180,30 @@ class InSwitch(Transfers):
         fixed_group
             Whether these are today's multicast objects, at the rate NVLS reaches.
         """
-        link = self.system.link
+        self._refuse_other_domains(src[of], dst)
+        link = self._system.link
         rows = np.broadcast_to(rows, src.shape)
         payload = np.broadcast_to(row_bytes, src.shape) * rows
         nbytes = np.broadcast_to(row_bytes + meta_bytes, src.shape)
         wire = link.write_wire_bytes(nbytes, rows, extra_flits=naming.at_source)
-        left = self.graph.add(
+        left = self._graph.add(
             len(src),
-            resource=self.uplink[src],
-            duration_ps=self._in_switch_ps(wire, fixed_group),
-            latency_ps=self._up_latency,
+            resource=self._resources.uplink[src],
+            duration_ps=self._duration(wire, fixed_group),
+            latency_ps=self._up_ps,
             kind=kinds.up,
             payload_bytes=payload,
             wire_bytes=wire,
             rank=src,
             after=after,
         )
-        self.channel(left, src, "requests")
+        self._on_channel(left, src, "requests")
         copied = link.write_wire_bytes(nbytes[of], rows[of], extra_flits=naming.at_target)
-        arrived = self.graph.add(
+        arrived = self._graph.add(
             len(dst),
-            resource=self.downlink[dst],
-            duration_ps=self._in_switch_ps(copied, fixed_group),
-            latency_ps=self._write_latency,
+            resource=self._resources.downlink[dst],
+            duration_ps=self._duration(copied, fixed_group),
+            latency_ps=self._down_ps + self._system.fabric.write_visibility_ps,
             kind=kinds.down,
             payload_bytes=payload[of],
             wire_bytes=copied,
@@ -173,14 +230,14 @@ class InSwitch(Transfers):
         """
         if not len(dst):
             return
-        link, switch = self.system.link, self.system.switch
+        link, switch = self._system.link, self._system.switch
         acks, wire = link.ack_wire_bytes(nbytes, rows), link.write_wire_bytes(nbytes, rows)
-        up = self._ack_batches(dst * self.num_ranks + src[of], wire[of], acks[of])
-        self.graph.add(
+        up = self._transfers.ack_batches(dst * self._num_ranks + src[of], wire[of], acks[of])
+        self._graph.add(
             len(up.last),
-            resource=self.uplink[dst[up.last]],
+            resource=self._resources.uplink[dst[up.last]],
             duration_ps=link.port_duration_ps(up.flits),
-            latency_ps=self._up_latency,
+            latency_ps=self._up_ps,
             kind=kinds.ack_up,
             wire_bytes=up.flits,
             rank=dst[up.last],
@@ -193,21 +250,21 @@ class InSwitch(Transfers):
         # The last copy of each message stands for all of them: nobody waits for acknowledgements.
         last_copy = np.zeros(len(src), np.int64)
         last_copy[of] = arrived
-        mine = np.flatnonzero(copies)
-        down = self._ack_batches(src[mine], (wire * copies)[mine], received[mine])
-        chosen = mine[down.last]
-        self.graph.add(
+        copied = np.flatnonzero(copies)
+        down = self._transfers.ack_batches(src[copied], (wire * copies)[copied], received[copied])
+        chosen = copied[down.last]
+        self._graph.add(
             len(chosen),
-            resource=self.downlink[src[chosen]],
+            resource=self._resources.downlink[src[chosen]],
             duration_ps=link.port_duration_ps(down.flits),
-            latency_ps=self._down_latency,
+            latency_ps=self._down_ps,
             kind=kinds.ack_down,
             wire_bytes=down.flits,
             rank=src[chosen],
             after=last_copy[chosen],
         )
 
-    def reduce_read(
+    def reduce(
         self,
         kinds: PhaseKinds,
         reader: Ints,
@@ -247,28 +304,29 @@ class InSwitch(Transfers):
         fixed_group
             Whether these are today's multicast objects.
         """
-        graph, link = self.graph, self.system.link
+        self._refuse_other_domains(reader[of], target)
+        graph, link = self._graph, self._system.link
         rows = np.broadcast_to(rows, reader.shape)
         row_bytes = np.broadcast_to(row_bytes, reader.shape)
         nbytes = row_bytes * rows
         asked_wire = link.request_wire_bytes(row_bytes, rows, extra_flits=naming.at_source)
         requested = graph.add(
             len(reader),
-            resource=self.uplink[reader],
-            duration_ps=self._in_switch_ps(asked_wire, fixed_group),
-            latency_ps=self._up_latency,
+            resource=self._resources.uplink[reader],
+            duration_ps=self._duration(asked_wire, fixed_group),
+            latency_ps=self._up_ps,
             kind=kinds.request_up,
             wire_bytes=asked_wire,
             rank=reader,
             after=after,
         )
-        self.channel(requested, reader, "requests")
+        self._on_channel(requested, reader, "requests")
         passed_wire = link.request_wire_bytes(row_bytes[of], rows[of], extra_flits=naming.at_target)
         asked = graph.add(
             len(target),
-            resource=self.downlink[target],
-            duration_ps=self._in_switch_ps(passed_wire, fixed_group),
-            latency_ps=self._down_latency + self.system.fabric.read_access_ps,
+            resource=self._resources.downlink[target],
+            duration_ps=self._duration(passed_wire, fixed_group),
+            latency_ps=self._down_ps + self._system.fabric.read_access_ps,
             kind=kinds.request_down,
             wire_bytes=passed_wire,
             rank=target,
@@ -278,22 +336,22 @@ class InSwitch(Transfers):
         wire = link.response_wire_bytes(row_bytes, rows)
         part = graph.add(
             len(copy),
-            resource=self.uplink[target[copy]],
-            duration_ps=self._in_switch_ps(wire, fixed_group)[of[copy]],
-            latency_ps=self._up_latency + self.system.switch.merge_latency_ps,
+            resource=self._resources.uplink[target[copy]],
+            duration_ps=self._duration(wire, fixed_group)[of[copy]],
+            latency_ps=self._up_ps + self._system.switch.merge_latency_ps,
             kind=kinds.up,
             payload_bytes=nbytes[of[copy]],
             wire_bytes=wire[of[copy]],
             rank=target[copy],
             after=asked[copy],
         )
-        self.channel(part, target[copy], "responses")
+        self._on_channel(part, target[copy], "responses")
         total_wire = link.response_wire_bytes(row_bytes, rows, extra_flits=naming.answered)
         total = graph.add(
             len(reader),
-            resource=self.downlink[reader],
-            duration_ps=self._in_switch_ps(total_wire, fixed_group),
-            latency_ps=self._down_latency,
+            resource=self._resources.downlink[reader],
+            duration_ps=self._duration(total_wire, fixed_group),
+            latency_ps=self._down_ps,
             kind=kinds.down,
             payload_bytes=nbytes,
             wire_bytes=total_wire,
@@ -301,8 +359,8 @@ class InSwitch(Transfers):
         )
         if eviction is None:
             graph.edges(part, total[of[copy]])
-            room = self.system.switch.reduction_buffer_total_bytes()
-            pools = self.buffers(REDUCTION_BUFFER, room)
+            room = self._system.switch.reduction_buffer_total_bytes()
+            pools = self._buffers.pools(REDUCTION_BUFFER, room)
             graph.take(requested, pools[reader], np.minimum(nbytes, room), released_by=total)
         else:
             self._merge(eviction, reader, of[copy], part, total, nbytes)
@@ -314,42 +372,44 @@ class InSwitch(Transfers):
         """Add parts (part,) up in the readers' ports; what is evicted occupies their downlinks."""
         if not len(reader):
             return
-        graph, link = self.graph, self.system.link
-        if self._mergers is None:
-            self._mergers = self._each("switch-merge")
+        graph, link = self._graph, self._system.link
+        mergers = self._resources.once(
+            "adders", REDUCTION_BUFFER,
+            lambda: self._resources.each("switch-merge", ResourceClass.SWITCH),
+        )  # fmt: skip
         # Room is counted in sums of the largest size, and what leaves early is charged at the size
         # of the part that takes its place: only the last segment of a row is smaller than others.
-        room = self.system.switch.reduction_buffer_total_bytes()
+        room = self._system.switch.reduction_buffer_total_bytes()
         entries = max(1, room // int(nbytes.max()))
-        tables = self.tables(REDUCTION_BUFFER, entries, patience_ps=eviction.patience_ps)
+        tables = self._caches.tables(REDUCTION_BUFFER, entries, patience=eviction.patience)
         merged = graph.add(
             len(part),
-            resource=self._mergers[reader[of]],
+            resource=mergers[reader[of]],
             kind=Kind.MARK,
             rank=reader[of],
             after=part,
         )
         early = link.response_wire_bytes(nbytes)
-        self.touch(
+        self._caches.touch(
             REDUCTION_BUFFER,
             merged,
             tables[reader[of]],
             eviction.first_key + of,
             charged=total[of],
-            evict_duration_ps=link.port_duration_ps(early)[of],
+            evict=Time(link.port_duration_ps(early)[of]),
             evict_wire_bytes=early[of],
         )
         # A sum leaves the buffer the moment its last part has come, before any other part is added.
         complete = graph.add(
             len(reader),
-            resource=self._mergers[reader],
+            resource=mergers[reader],
             priority=-1,
             kind=Kind.MARK,
             rank=reader,
         )
         graph.edges(merged, complete[of])
         graph.edges(complete, total)
-        self.touch(
+        self._caches.touch(
             REDUCTION_BUFFER,
             complete,
             tables[reader],

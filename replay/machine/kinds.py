@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 
 class Kind(IntEnum):
-    """What a task is. `PHASE` and `ROLE` say how it is counted."""
+    """What a task is. `KINDS` says how each kind is counted."""
 
     MARK = 0  # takes no time: a start, an end, a tile that became complete
     LAUNCH = 1  # launch latency, gap between kernels
@@ -71,72 +71,117 @@ PHASES = (
 )
 """Phases of a layer in the order in which a token meets them, and what lies between layers."""
 
-
-def phase_of(kind: Kind) -> str | None:
-    """Phase a kind belongs to; None for launches and marks, which belong to no phase."""
-    if kind in (Kind.MARK, Kind.LAUNCH):
-        return None
-    if kind in (Kind.COUNT_UP, Kind.COUNT_DOWN, Kind.SIGNAL_UP, Kind.SIGNAL_DOWN):
-        return "dispatch"
-    if kind in (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN):
-        return "combine"
-    return kind.name.split("_", maxsplit=1)[0].lower()
-
-
-def phase_index(kind: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
-    """Position in `PHASES` of each kind, -1 for none."""
-    phases = [phase_of(each) for each in Kind]
-    table = np.array([PHASES.index(name) if name else -1 for name in phases], dtype=np.int64)
-    index: npt.NDArray[np.int64] = table[kind]
-    return index
-
-
-COMPUTE = frozenset(
-    {
-        Kind.PERMUTE,
-        Kind.GEMM1,
-        Kind.GEMM1_MEMORY,
-        Kind.ACTIVATION,
-        Kind.GEMM2,
-        Kind.GEMM2_MEMORY,
-        Kind.UNPERMUTE,
-        Kind.LAYOUT,
-        Kind.BETWEEN,
-        Kind.WGRAD,
-        Kind.WGRAD_MEMORY,
-    }
-)
-"""Work on a GPU's own data. Permutes and local reductions count too, as in COMET (section 5)."""
-
-ROWS = frozenset({Kind.DISPATCH_UP, Kind.DISPATCH_DOWN, Kind.COMBINE_UP, Kind.COMBINE_DOWN})
-"""Port tasks whose payload is token rows; every other port task carries only control."""
-
-
-ACKS = frozenset(
-    {Kind.DISPATCH_ACK_UP, Kind.DISPATCH_ACK_DOWN, Kind.COMBINE_ACK_UP, Kind.COMBINE_ACK_DOWN}
-)
-"""Acknowledgements of stores; they take room on the ports, but nobody waits for them."""
-
-
 WIRE_ROLES = ("payload", "headers", "requests", "acks", "signals")
 """What bytes on a port are for. Headers: what a message of rows has beside payload; target lists,
 row metadata and padding included. Signals: counts, flags, notifications."""
 
+Role = Literal["compute", "copying", "serialisation", "overhead"]
+
+
+@dataclass(frozen=True)
+class KindRecord:
+    """What a kind counts as.
+
+    Attributes
+    ----------
+    phase
+        One of `PHASES`; None for launches and marks, which belong to no phase.
+    role
+        What the time of its service is. ``"compute"`` is work on a GPU's own data; permutes and
+        local reductions count too, as in COMET (section 5). ``"copying"`` is what SMs and memory do
+        for rows that travel, ``"serialisation"`` a message on a port.
+    on_wire
+        One of `WIRE_ROLES`: what a message is for; None for what is not one.
+    """
+
+    phase: str | None
+    role: Role
+    on_wire: str | None = None
+
+
+def _message(phase: str, purpose: str) -> KindRecord:
+    return KindRecord(phase, "serialisation", purpose)
+
+
+def _compute(phase: str) -> KindRecord:
+    return KindRecord(phase, "compute")
+
+
+KINDS: dict[Kind, KindRecord] = {
+    Kind.MARK: KindRecord(None, "overhead"),
+    Kind.LAUNCH: KindRecord(None, "overhead"),
+    Kind.LAYOUT: _compute("layout"),
+    Kind.COUNT_UP: _message("dispatch", "signals"),
+    Kind.COUNT_DOWN: _message("dispatch", "signals"),
+    Kind.SIGNAL_UP: _message("dispatch", "signals"),
+    Kind.SIGNAL_DOWN: _message("dispatch", "signals"),
+    Kind.DISPATCH_SYNC: KindRecord("dispatch", "overhead"),
+    Kind.DISPATCH_SEND: KindRecord("dispatch", "copying"),
+    Kind.DISPATCH_REQUEST_UP: _message("dispatch", "requests"),
+    Kind.DISPATCH_REQUEST_DOWN: _message("dispatch", "requests"),
+    Kind.DISPATCH_UP: _message("dispatch", "payload"),
+    Kind.DISPATCH_DOWN: _message("dispatch", "payload"),
+    Kind.DISPATCH_ACK_UP: _message("dispatch", "acks"),
+    Kind.DISPATCH_ACK_DOWN: _message("dispatch", "acks"),
+    Kind.DISPATCH_RECEIVE: KindRecord("dispatch", "copying"),
+    Kind.DISPATCH_MEMORY: KindRecord("dispatch", "copying"),
+    Kind.PERMUTE: _compute("permute"),
+    Kind.GEMM1: _compute("gemm1"),
+    Kind.GEMM1_MEMORY: _compute("gemm1"),
+    Kind.ACTIVATION: _compute("activation"),
+    Kind.GEMM2: _compute("gemm2"),
+    Kind.GEMM2_MEMORY: _compute("gemm2"),
+    Kind.GEMM2_SYNC: KindRecord("gemm2", "overhead"),
+    Kind.WGRAD: _compute("wgrad"),
+    Kind.WGRAD_MEMORY: _compute("wgrad"),
+    Kind.UNPERMUTE: _compute("unpermute"),
+    Kind.NOTIFY_UP: _message("combine", "signals"),
+    Kind.NOTIFY_DOWN: _message("combine", "signals"),
+    Kind.COMBINE_SYNC: KindRecord("combine", "overhead"),
+    Kind.COMBINE_SEND: KindRecord("combine", "copying"),
+    Kind.COMBINE_REQUEST_UP: _message("combine", "requests"),
+    Kind.COMBINE_REQUEST_DOWN: _message("combine", "requests"),
+    Kind.COMBINE_UP: _message("combine", "payload"),
+    Kind.COMBINE_DOWN: _message("combine", "payload"),
+    Kind.COMBINE_ACK_UP: _message("combine", "acks"),
+    Kind.COMBINE_ACK_DOWN: _message("combine", "acks"),
+    Kind.COMBINE_RECEIVE: KindRecord("combine", "copying"),
+    Kind.COMBINE_MEMORY: KindRecord("combine", "copying"),
+    Kind.BETWEEN: _compute("between"),
+}
+
+
+def phase_of(kind: Kind) -> str | None:
+    """Phase a kind belongs to; None for launches and marks, which belong to no phase."""
+    return KINDS[kind].phase
+
+
+def phase_index(kind: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    """Position in `PHASES` of each kind, -1 for none."""
+    phases = [KINDS[each].phase for each in Kind]
+    index: npt.NDArray[np.int64] = _places(phases, PHASES)[kind]
+    return index
+
 
 def wire_role(kind: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
     """Position in `WIRE_ROLES` of each kind, rows as payload; -1 for what is not on a port."""
-
-    def role(each: Kind) -> int:
-        if each in ROWS:
-            return WIRE_ROLES.index("payload")
-        if not each.name.endswith(("_UP", "_DOWN")):
-            return -1
-        if "_REQUEST_" in each.name:
-            return WIRE_ROLES.index("requests")
-        return WIRE_ROLES.index("acks" if each in ACKS else "signals")
-
-    index: npt.NDArray[np.int64] = np.array([role(each) for each in Kind], dtype=np.int64)[kind]
+    roles = [KINDS[each].on_wire for each in Kind]
+    index: npt.NDArray[np.int64] = _places(roles, WIRE_ROLES)[kind]
     return index
+
+
+def _places(names: list[str | None], known: tuple[str, ...]) -> npt.NDArray[np.int64]:
+    return np.array([-1 if name is None else known.index(name) for name in names], dtype=np.int64)
+
+
+COMPUTE = frozenset(kind for kind in Kind if KINDS[kind].role == "compute")
+"""Work on a GPU's own data."""
+
+ROWS = frozenset(kind for kind in Kind if KINDS[kind].on_wire == "payload")
+"""Port tasks whose payload is token rows; every other port task carries only control."""
+
+ACKS = frozenset(kind for kind in Kind if KINDS[kind].on_wire == "acks")
+"""Acknowledgements of stores; they take room on the ports, but nobody waits for them."""
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,14 @@ the schedule knows is remembered as tasks and touches, and read off it in
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 IntsLike = Ints | int
+Way = Literal["sent", "combined"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,28 @@ class Notes:
     tiles: list[tuple[Ints, Ints, int]] = field(default_factory=list)
     polls: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
     touches: dict[str, list[TouchNotes]] = field(default_factory=dict)
+    _followed: dict[Way, list[tuple[Ints, Ints]]] = field(
+        default_factory=lambda: {"sent": [], "combined": []}
+    )
+
+    def follow(self, what: Way, token: Ints, task: Ints) -> None:
+        """Remember tasks in which tokens are sent, or after which they are combined.
+
+        Parameters
+        ----------
+        what
+            ``"sent"``: the token's way begins when the first of its tasks starts. ``"combined"``:
+            it ends when the last of them is visible.
+        token, task
+            (entry,): a token may have several tasks, and a task several tokens.
+        """
+        self._followed[what].append((token, task))
+
+    def followed(self, what: Way) -> tuple[Ints, Ints]:
+        """Tokens and tasks of all that was remembered: two (entry,)."""
+        nothing = np.zeros(0, np.int64)
+        tokens, tasks = zip((nothing, nothing), *self._followed[what], strict=True)
+        return np.concatenate(tokens), np.concatenate(tasks)
 
     def count(self, name: str, rank: Ints, amount: IntsLike = 1) -> None:
         """Add amounts to a counter.
@@ -73,3 +97,32 @@ class Notes:
         sums = np.zeros(self.num_ranks, np.int64)
         np.add.at(sums, rank, amount)
         self.counters[name] = self.counters.get(name, np.zeros_like(sums)) + sums
+
+    def ratio(self, name: str, over: str, under: str) -> None:
+        """Report one counter over another under a name of its own."""
+        self.ratios[name] = (over, under)
+
+    def tile(self, rank: Ints, rows: Ints, tile_rows: int) -> None:
+        """Remember how full row tiles are.
+
+        Parameters
+        ----------
+        rank, rows
+            (tile,): whose it is, and rows in it.
+        tile_rows
+            Rows of a full tile.
+        """
+        self.tiles.append((rank, rows, tile_rows))
+
+    def poll(self, held: Ints, begun: Ints, rank: Ints) -> None:
+        """Remember blocks that hold an SM while they wait for data.
+
+        Parameters
+        ----------
+        held, begun
+            (block,): the task whose start takes the SM, and the one whose start is the end of the
+            wait.
+        rank
+            (block,): the GPU.
+        """
+        self.polls.append((held, begun, rank))

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.machine.times import Time
+from replay.work.ragged import cut_runs
+
 if TYPE_CHECKING:
     from replay.machine.kinds import PhaseKinds
     from replay.machine.machine import Ints, IntsLike, Machine
@@ -57,19 +60,17 @@ def cut(src: Ints, dst: Ints, channel: Ints, chunk_rows: int) -> Chunks:
     key = (src * num_ranks + dst) * num_channels + channel
     order = np.argsort(key, kind="stable")
     key = key[order]
-    new_lane = np.diff(key, prepend=-1) != 0
-    index = np.arange(len(key))
-    in_lane = index - np.maximum.accumulate(np.where(new_lane, index, 0))
-    is_first = in_lane % chunk_rows == 0
+    pieces = cut_runs(key, chunk_rows)
     of_row = np.empty(len(key), np.int64)
-    of_row[order] = np.cumsum(is_first) - 1
-    first = order[is_first]
+    of_row[order] = pieces.of_entry
+    first = order[pieces.first]
+    new_lane = np.diff(key, prepend=-1) != 0
     return Chunks(
         src=src[first],
         dst=dst[first],
         channel=channel[first],
-        rows=np.diff(np.append(np.flatnonzero(is_first), len(key))),
-        lane=(np.cumsum(new_lane) - 1)[is_first],
+        rows=pieces.size,
+        lane=(np.cumsum(new_lane) - 1)[pieces.first],
         of_row=of_row,
     )
 
@@ -87,7 +88,7 @@ def send(
     kinds: PhaseKinds,
     chunks: Chunks,
     servers: Ints,
-    duration_ps: Ints,
+    time: Time,
     row_bytes: int,
     start: Ints,
     *,
@@ -100,7 +101,7 @@ def send(
     ----------
     servers
         (chunk,): who stores the chunk: the SM or the warps that serve its lane.
-    duration_ps
+    time
         (chunk,): how long they take.
     row_bytes, meta_bytes
         Payload of a row, and what travels with it.
@@ -109,40 +110,25 @@ def send(
     start
         (rank,): when each rank's kernel runs.
     """
-    graph, system = machine.graph, machine.system
-    stored = graph.add(
-        len(chunks),
-        resource=servers,
-        duration_ps=duration_ps,
-        kind=kinds.send,
-        rank=chunks.src,
-        after=start[chunks.src],
-    )
+    stored = machine.serve(servers, time, kind=kinds.send, rank=chunks.src, after=start[chunks.src])
     follows = chunks.lane[1:] == chunks.lane[:-1]
-    graph.edges(stored[:-1][follows], stored[1:][follows])
+    machine.graph.edges(stored[:-1][follows], stored[1:][follows])
 
     remote = chunks.src != chunks.dst
     landed = np.empty(len(chunks), np.int64)
     rows: IntsLike = chunks.rows[remote]
     if contiguous:
         meta_bytes, rows = meta_bytes * rows, 1
-    landed[remote] = machine.push(
-        kinds, chunks.src[remote], chunks.dst[remote], row_bytes, stored[remote],
+    src, dst = chunks.src[remote], chunks.dst[remote]
+    landed[remote] = machine.transfers.store(
+        kinds, src, dst, row_bytes, stored[remote], machine.transfers.fan_out(src, dst),
         rows=rows, meta_bytes=meta_bytes,
-    )  # fmt: skip
+    ).arrived  # fmt: skip
     landed[~remote] = stored[~remote]
     # The tail of the ring is stored with release order: only after the rows are acknowledged.
-    one_way = system.fabric.uplink_latency_ps + system.fabric.downlink_latency_ps
-    release = np.where(remote, one_way + system.overheads.flag_ps, system.overheads.poll_ps)
-    arrived = graph.add(
-        len(chunks),
-        resource=-1,
-        duration_ps=release,
-        kind=kinds.sync,
-        rank=chunks.dst,
-        after=landed,
-    )
-    return Sent(stored, arrived)
+    costs = machine.costs
+    release = Time.where(remote, costs.acknowledged() + costs.flag(), costs.poll())
+    return Sent(stored, machine.delay(kinds.sync, release, landed, chunks.dst))
 
 
 def return_room(
@@ -162,17 +148,10 @@ def return_room(
     """
     if not len(chunks):
         return
-    rings = machine.rings(int(chunks.channel.max()) + 1, ring_rows)
+    rings = machine.buffers.rings(int(chunks.channel.max()) + 1, ring_rows)
     remote = chunks.src != chunks.dst
-    back = np.where(remote, machine.system.overheads.flag_ps, machine.system.overheads.poll_ps)
-    returned = machine.graph.add(
-        len(chunks),
-        resource=-1,
-        duration_ps=back,
-        kind=kinds.sync,
-        rank=chunks.dst,
-        after=emptied_by,
-    )
+    back = Time.where(remote, machine.costs.flag(), machine.costs.poll())
+    returned = machine.delay(kinds.sync, back, emptied_by, chunks.dst)
     machine.graph.take(
         sent.send,
         rings[chunks.src, chunks.dst, chunks.channel],

@@ -1,4 +1,4 @@
-"""Moving bytes between GPUs: stores and loads as tasks on ports.
+"""Moving bytes between GPUs: stores and loads as tasks on the ports of their paths.
 
 Every transfer occupies the ports it passes for its flits, and what it causes the other way
 (acknowledgements, requests) occupies those of the opposite direction.
@@ -6,16 +6,21 @@ Every transfer occupies the ports it passes for its flits, and what it causes th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from replay.machine.kinds import Kind, PhaseKinds
-from replay.machine.resources import Ints, IntsLike, Resources
+from replay.errors import UserError
+from replay.machine.resources import Ints, IntsLike
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from hwmodel.link import Engine
+    from replay.graph import GraphBuilder
+    from replay.machine.kinds import Kind, PhaseKinds
+    from replay.machine.paths import Path, Paths
 
 ACK_BATCH_BYTES = 32 * 1024
 """Acknowledgements between two GPUs are charged to the opposite direction once per this many bytes.
@@ -32,45 +37,78 @@ class AckBatches(NamedTuple):
     flits: Ints
 
 
-class Transfers(Resources):
-    """What can be moved over the resources of a system."""
+class Stored(NamedTuple):
+    """(message,) tasks: the message has left its GPU; its data is visible at the destination."""
 
-    def push(
-        self,
-        kinds: PhaseKinds,
-        src: Ints,
-        dst: Ints,
-        row_bytes: IntsLike,
-        after: Ints,
-        *,
-        rows: IntsLike = 1,
-        meta_bytes: IntsLike = 0,
-        engine: Engine = "sm",
-    ) -> Ints:
-        """Store rows into a peer's memory.
+    left: Ints
+    arrived: Ints
 
-        Parameters
-        ----------
-        src, dst
-            (message,) ranks, nowhere equal.
-        row_bytes
-            Payload of a row.
-        after
-            (message,) task each message waits for.
-        rows
-            Rows of each message; every row begins a packet of its own.
-        meta_bytes
-            Bytes that travel with each row and are not payload (indices, weights).
-        engine
-            Who makes the packets.
 
-        Returns
-        -------
-        (message,) tasks, visible when the data is visible to a reader at the destination.
-        """
-        return self.store(
-            kinds, src, dst, row_bytes, after, rows=rows, meta_bytes=meta_bytes, engine=engine
-        )[1]
+class Loaded(NamedTuple):
+    """(message,) tasks: the request has come to its target; the data is in the reader's SM."""
+
+    asked: Ints
+    arrived: Ints
+
+
+@dataclass(frozen=True)
+class FanOut:
+    """Pairs of ranks that exchange messages in one kernel.
+
+    A port whose packets alternate between several peers reaches a lower rate than one with a single
+    peer, even while the peers take turns by the message.
+
+    Attributes
+    ----------
+    pairs
+        (rank, rank): whether the first stores to, or loads from, the second.
+    scattered
+        Whether all SMs store single rows to whatever peer is next, which is slower still.
+    """
+
+    pairs: npt.NDArray[np.bool_]
+    scattered: bool = False
+
+    def alternates(
+        self, rank: Ints, same_way: npt.NDArray[np.bool_] | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Whether `rank` (message,) has several peers among those that are reached the same way."""
+        pairs = self.pairs if same_way is None else self.pairs & same_way
+        several: npt.NDArray[np.bool_] = (pairs.sum(axis=1) > 1)[rank]
+        return several
+
+
+class Transfers:
+    """Stores and loads over the ports of a system."""
+
+    def __init__(self, system: System, graph: GraphBuilder, paths: Paths) -> None:
+        self._system = system
+        self._graph = graph
+        self._paths = paths
+        self._num_ranks = len(paths.ranks)
+
+    # ---- packets ---------------------------------------------------------------------------------
+
+    @property
+    def packet_bytes(self) -> int:
+        """Most data of a packet that an SM makes."""
+        return self._system.link.rules().payload_bytes
+
+    def packets(self, nbytes: IntsLike, packet_bytes: int | None = None) -> IntsLike:
+        """Packets of a row of `nbytes`, each holding at most `packet_bytes`."""
+        return self._system.link.packets(nbytes, packet_bytes=packet_bytes)
+
+    def flits(self, nbytes: int, packet_bytes: int | None = None) -> int:
+        """Flits of storing a row of `nbytes`."""
+        return self._system.link.write_flits(nbytes, packet_bytes=packet_bytes)
+
+    def fan_out(self, rank: Ints, peer: Ints, *, scattered: bool = False) -> FanOut:
+        """Pairs (message,) of one kernel: all its messages, in however many calls they are sent."""
+        pairs = np.zeros((self._num_ranks, self._num_ranks), bool)
+        pairs[rank, peer] = True
+        return FanOut(pairs, scattered)
+
+    # ---- stores ----------------------------------------------------------------------------------
 
     def store(
         self,
@@ -79,134 +117,71 @@ class Transfers(Resources):
         dst: Ints,
         row_bytes: IntsLike,
         after: Ints,
+        fan_out: FanOut | None,
         *,
         rows: IntsLike = 1,
         meta_bytes: IntsLike = 0,
         engine: Engine = "sm",
-        scattered: bool = False,
         packet_bytes: int | None = None,
         priority: int = 0,
         ack_priority: int = 0,
-    ) -> tuple[Ints, Ints]:
-        """Store rows as `push` does: tasks after which they have left, and are visible.
+    ) -> Stored:
+        """Store rows into other GPUs' memory.
 
-        `scattered` says that all SMs store single rows to whatever peer is next; `packet_bytes` is
-        the data of a packet where it is less than what the engine could fill; `priority` and
-        `ack_priority` order the messages and their acknowledgements on their uplinks.
+        Parameters
+        ----------
+        src, dst
+            (message,) ranks, nowhere equal. Other domains are reached by network card.
+        row_bytes
+            Payload of a row.
+        after
+            (message,) task each message waits for.
+        fan_out
+            Whom the SMs of the kernel store to in all; None if each rank stores to one peer only.
+            Copy engines do not mind.
+        rows
+            Rows of each message; every row begins a packet of its own.
+        meta_bytes
+            Bytes that travel with each row and are not payload (indices, weights).
+        engine
+            Who makes the packets.
+        packet_bytes
+            Data of a packet where it is less than what the engine could fill.
+        priority, ack_priority
+            Order of the messages, and of their acknowledgements, on the way out of their GPUs.
         """
-        link = self.system.link
-        wire = link.write_wire_bytes(
-            row_bytes + meta_bytes, rows, engine=engine, packet_bytes=packet_bytes
-        )
-        up, down = self._hop_pair(
-            kinds.up,
-            kinds.down,
-            src,
-            dst,
-            wire,
-            row_bytes * rows,
-            after,
-            several=self._has_several(src, dst) if engine == "sm" else None,
-            scattered=scattered,
-            priority=priority,
-        )
-        acks = link.ack_wire_bytes(
-            row_bytes + meta_bytes, rows, engine=engine, packet_bytes=packet_bytes
-        )
-        self._acknowledge(kinds, src, dst, wire, acks, down, ack_priority)
-        return up, down
+        link, fabric = self._system.link, self._system.fabric
+        if engine == "sm" and fan_out is None:
+            self._refuse_several(src, dst)
+        left, arrived = np.empty(len(src), np.int64), np.empty(len(src), np.int64)
+        for path in self._paths(src, dst):
+            row, count = path.of_like(row_bytes), path.of_like(rows)
+            nbytes = row + path.of_like(meta_bytes)
+            visible_ps, slow, wire = 0, None, nbytes * count
+            if path.is_nvlink:
+                wire = link.write_wire_bytes(
+                    nbytes, count, engine=engine, packet_bytes=packet_bytes
+                )
+                visible_ps = fabric.write_visibility_ps
+                if engine == "sm":
+                    slow = fan_out
+            tasks = self.send(
+                path, (kinds.up, kinds.down), wire, row * count, path.of(after),
+                late_ps=visible_ps, leaving=slow, priority=priority,
+            )  # fmt: skip
+            if path.is_nvlink:
+                acks = link.ack_wire_bytes(nbytes, count, engine=engine, packet_bytes=packet_bytes)
+                ends = path.of(src), path.of(dst)
+                self._acknowledge(kinds, *ends, wire, acks, tasks[-1], ack_priority)
+            if path.messages is None:
+                return Stored(tasks[0], tasks[-1])
+            left[path.messages], arrived[path.messages] = tasks[0], tasks[-1]
+        return Stored(left, arrived)
 
-    def put(self, kinds: PhaseKinds, src: Ints, dst: Ints, nbytes: IntsLike, after: Ints) -> Ints:
-        """Send messages to another NVLink domain by the GPUs' NICs: (message,) tasks."""
-        if self._nics is None:
-            self._nics = self._each("nic-out"), self._each("nic-in")
-        fabric = self.system.fabric
-        latency = np.array(
-            [fabric.path_latency_ps(int(s), int(d)) for s, d in zip(src, dst, strict=True)],
-            dtype=np.int64,
-        )
-        duration = fabric.nic.duration_ps(nbytes)
-        out = self.graph.add(
-            len(src),
-            resource=self._nics[0][src],
-            duration_ps=duration,
-            latency_ps=latency,
-            kind=kinds.up,
-            payload_bytes=nbytes,
-            wire_bytes=nbytes,
-            rank=src,
-            after=after,
-        )
-        return self.graph.add(
-            len(dst),
-            resource=self._nics[1][dst],
-            duration_ps=duration,
-            kind=kinds.down,
-            payload_bytes=nbytes,
-            wire_bytes=nbytes,
-            rank=dst,
-            after=out,
-        )
-
-    def _has_several(self, here: Ints, there: Ints) -> npt.NDArray[np.bool_]:
-        """(message,): whether the rank `here` has messages to or from more than one `there`."""
-        met = np.zeros((self.num_ranks, self.num_ranks), bool)
-        met[here, there] = True
-        several: npt.NDArray[np.bool_] = (met.sum(axis=1) > 1)[here]
-        return several
-
-    def _hop_pair(
-        self,
-        up_kind: Kind,
-        down_kind: Kind,
-        src: Ints,
-        dst: Ints,
-        wire: IntsLike,
-        payload: IntsLike,
-        after: Ints,
-        down_latency: int | None = None,
-        several: npt.NDArray[np.bool_] | None = None,
-        several_in: npt.NDArray[np.bool_] | None = None,
-        scattered: bool = False,
-        priority: int = 0,
-    ) -> tuple[Ints, Ints]:
-        """One message over one uplink and one downlink.
-
-        `several` marks the messages whose uplink alternates between the peers an SM stores to,
-        `several_in` those whose downlink alternates between the peers an SM loads from; `priority`
-        holds on the uplink.
-        """
-        link = self.system.link
-        duration = leaving = entering = link.port_duration_ps(wire)
-        if several is not None and several.any():
-            slower = link.fan_out_duration_ps(wire, scattered=scattered)
-            leaving = np.where(several, slower, duration)
-        if several_in is not None and several_in.any():
-            entering = np.where(several_in, link.fan_out_duration_ps(wire), duration)
-        up = self.graph.add(
-            len(src),
-            resource=self.uplink[src],
-            duration_ps=leaving,
-            latency_ps=self._up_latency,
-            priority=priority,
-            kind=up_kind,
-            payload_bytes=payload,
-            wire_bytes=wire,
-            rank=src,
-            after=after,
-        )
-        down = self.graph.add(
-            len(dst),
-            resource=self.downlink[dst],
-            duration_ps=entering,
-            latency_ps=self._write_latency if down_latency is None else down_latency,
-            kind=down_kind,
-            payload_bytes=payload,
-            wire_bytes=wire,
-            rank=dst,
-            after=up,
-        )
-        return up, down
+    def _refuse_several(self, src: Ints, dst: Ints) -> None:
+        if self.fan_out(src, dst).alternates(self._paths.ranks).any():
+            message = "a rank stores to several peers: say by `fan_out` which pairs the kernel has"
+            raise ValueError(message)
 
     def _acknowledge(
         self,
@@ -216,29 +191,22 @@ class Transfers(Resources):
         wire: IntsLike,
         acks: IntsLike,
         arrived: Ints,
-        priority: int = 0,
+        priority: int,
     ) -> None:
         """Charge the acknowledgements of stores to the opposite direction, batched per GPU pair."""
-        if not len(src):
-            return
-        batches = self._ack_batches(
-            src * self.num_ranks + dst,
+        batches = self.ack_batches(
+            src * self._num_ranks + dst,
             np.broadcast_to(wire, src.shape),
             np.broadcast_to(acks, src.shape),
         )
-        self._hop_pair(
-            kinds.ack_up,
-            kinds.ack_down,
-            dst[batches.last],
-            src[batches.last],
-            batches.flits,
-            0,
-            arrived[batches.last],
-            self._down_latency,
-            priority=priority,
-        )
+        back, told = dst[batches.last], src[batches.last]
+        for path in self._paths(back, told):
+            self.send(
+                path, (kinds.ack_up, kinds.ack_down), path.of(batches.flits), 0,
+                path.of(arrived[batches.last]), priority=priority,
+            )  # fmt: skip
 
-    def _ack_batches(self, flow: Ints, wire: Ints, acks: Ints) -> AckBatches:
+    def ack_batches(self, flow: Ints, wire: Ints, acks: Ints) -> AckBatches:
         """Gather the acknowledgements of each flow until so many bytes have been acknowledged.
 
         Parameters
@@ -256,24 +224,7 @@ class Transfers(Resources):
         total = np.cumsum(acks[order])[is_last]
         return AckBatches(order[is_last], np.diff(total, prepend=0))
 
-    def read(
-        self,
-        kinds: PhaseKinds,
-        reader: Ints,
-        target: Ints,
-        row_bytes: IntsLike,
-        after: Ints,
-        *,
-        rows: IntsLike = 1,
-        engine: Engine = "sm",
-    ) -> Ints:
-        """Load rows from a peer's memory: requests one way, data the other.
-
-        Returns
-        -------
-        (message,) tasks, visible when the data is in the reader's SM.
-        """
-        return self.load(kinds, reader, target, row_bytes, after, rows=rows, engine=engine)[1]
+    # ---- loads -----------------------------------------------------------------------------------
 
     def load(
         self,
@@ -282,33 +233,108 @@ class Transfers(Resources):
         target: Ints,
         row_bytes: IntsLike,
         after: Ints,
+        fan_out: FanOut | None,
         *,
         rows: IntsLike = 1,
         engine: Engine = "sm",
-    ) -> tuple[Ints, Ints]:
-        """Load rows as `read` does: tasks that bring the request to the target, and the data."""
-        link = self.system.link
-        asked = link.request_wire_bytes(row_bytes, rows, engine=engine)
-        _, request = self._hop_pair(
-            kinds.request_up,
-            kinds.request_down,
-            reader,
-            target,
-            asked,
-            0,
-            after,
-            self._down_latency + self.system.fabric.read_access_ps,
-        )
-        wire = link.response_wire_bytes(row_bytes, rows, engine=engine)
-        _, data = self._hop_pair(
-            kinds.up,
-            kinds.down,
-            target,
-            reader,
-            wire,
-            row_bytes * rows,
-            request,
-            self._down_latency,
-            several_in=self._has_several(reader, target) if engine == "sm" else None,
-        )
-        return request, data
+    ) -> Loaded:
+        """Load rows from other GPUs' memory: requests one way, data the other.
+
+        Parameters
+        ----------
+        reader, target
+            (message,) ranks, nowhere equal, in one NVLink domain.
+        fan_out
+            Whom the SMs of the kernel load from in all; None if each rank loads from one only.
+
+        Raises
+        ------
+        UserError
+            If a target is in another domain: no measurement of such loads is known.
+
+        See Also
+        --------
+        store : the other parameters.
+        """
+        link, fabric = self._system.link, self._system.fabric
+        if self._paths.num_domains > 1 and self._paths.crosses(reader, target).any():
+            message = "loads between NVLink domains are not modelled; rows can be stored there"
+            raise UserError(message)
+        if engine == "sm" and fan_out is None:
+            self._refuse_several(reader, target)
+        requested, arrived = np.empty(len(reader), np.int64), np.empty(len(reader), np.int64)
+        for path in self._paths(reader, target):
+            asked = link.request_wire_bytes(row_bytes, rows, engine=engine)
+            requested = self.send(
+                path, (kinds.request_up, kinds.request_down), asked, 0, after,
+                late_ps=fabric.read_access_ps,
+            )[-1]  # fmt: skip
+        for path in self._paths(target, reader):
+            wire = link.response_wire_bytes(row_bytes, rows, engine=engine)
+            arrived = self.send(
+                path, (kinds.up, kinds.down), wire, row_bytes * rows, requested,
+                entering=fan_out if engine == "sm" else None,
+            )[-1]  # fmt: skip
+        return Loaded(requested, arrived)
+
+    # ---- one path --------------------------------------------------------------------------------
+
+    def send(
+        self,
+        path: Path,
+        kinds: tuple[Kind, Kind],
+        wire_bytes: IntsLike,
+        payload_bytes: IntsLike,
+        after: Ints,
+        *,
+        late_ps: int = 0,
+        leaving: FanOut | None = None,
+        entering: FanOut | None = None,
+        priority: int = 0,
+    ) -> list[Ints]:
+        """Send messages over the hops of a path: (message,) tasks of each hop.
+
+        Parameters
+        ----------
+        kinds
+            What the messages are on a way out of a GPU, and on a way in.
+        late_ps
+            From the arrival until whoever waits for the message can use it.
+        leaving, entering
+            Pairs of ranks between which the first port, or the last, alternates.
+        priority
+            Order on the first port.
+        """
+        tasks: list[Ints] = []
+        last = len(path.hops) - 1
+        same_way = None
+        if self._paths.num_domains > 1:
+            ranks = self._paths.ranks
+            same_way = self._paths.crosses(ranks[:, None], ranks) != path.is_nvlink
+        rate, least = None, wire_bytes
+        for index, hop in enumerate(path.hops):
+            if hop.rate != rate:
+                rate, least = hop.rate, hop.rate.duration_ps(wire_bytes)
+            duration = least
+            fan_out = leaving if index == 0 else entering if index == last else None
+            if fan_out is not None:
+                slow = fan_out.alternates(hop.rank, same_way)
+                if slow.any():
+                    slower = self._system.link.fan_out_duration_ps(
+                        wire_bytes, scattered=fan_out.scattered
+                    )
+                    duration = np.where(slow, slower, duration)
+            after = self._graph.add(
+                len(hop.rank),
+                resource=hop.resource,
+                duration_ps=duration,
+                latency_ps=hop.latency_ps + (late_ps if index == last else 0),
+                priority=priority if index == 0 else 0,
+                kind=kinds[0] if hop.is_way_out else kinds[1],
+                payload_bytes=payload_bytes,
+                wire_bytes=wire_bytes,
+                rank=hop.rank,
+                after=after,
+            )
+            tasks.append(after)
+        return tasks

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.graph import busiest_ps, critical_path, longest_chain_ps, union_length
-from replay.machine.kinds import COMPUTE, KIND_NAMES, PHASES, Kind, phase_index
+from replay.machine.kinds import COMPUTE, KIND_NAMES, KINDS, PHASES, Kind, phase_index
+from replay.machine.resources import PORTS, ResourceClass
 from replay.measure.mechanisms import evicted_wire_bytes, mechanisms
-from replay.measure.ports import COMMUNICATION, PORTS, PortSums
+from replay.measure.ports import COMMUNICATION, PortSums
 from replay.measure.result import (
     Bounds,
     BusiestResource,
@@ -61,7 +62,8 @@ def measures(
         Whether a barrier over all ranks lies between all of the dispatch and all of the combine.
     """
     evicted = evicted_wire_bytes(timeline, machine)
-    ports = PortSums(graph, len(ends), timeline.service_ps, extra_wire=evicted)
+    classes = machine.resources.classes(graph)
+    ports = PortSums(graph, classes, len(ends), timeline.service_ps, extra_wire=evicted)
     rank_end = timeline.visible_ps[ends]
     exposed = _exposed_ps(graph, timeline, rank_end)
     share = _shares(graph, timeline)
@@ -77,7 +79,7 @@ def measures(
         "busiest_resource": _busiest_resource(graph, share),
         "exposed_communication_us": us(int(exposed.sum())) / max(len(exposed), 1),
         "exposed_communication_us_per_gpu": [us(time) for time in exposed],
-        "bounds_us": _bounds(graph, ports, phases_separated),
+        "bounds_us": _bounds(graph, classes, ports, phases_separated),
         "critical_path": _critical_path(timeline),
         "mechanisms": mechanisms(timeline, machine, evicted),
         "num_tasks": graph.num_tasks,
@@ -250,9 +252,9 @@ def _token_latency(
     never = np.iinfo(np.int64).max
     begin = np.full(work.num_tokens, never)
     finish = np.full(work.num_tokens, -1, np.int64)
-    tokens, tasks = machine.followed("sent")
+    tokens, tasks = machine.notes.followed("sent")
     np.minimum.at(begin, tokens, timeline.start_ps[tasks])
-    tokens, tasks = machine.followed("combined")
+    tokens, tasks = machine.notes.followed("combined")
     np.maximum.at(finish, tokens, timeline.visible_ps[tasks])
     travelled = np.flatnonzero((work.expert_ids >= 0).any(axis=1) & (begin < never))
     latency = finish[travelled] - begin[travelled]
@@ -295,17 +297,16 @@ def _busiest_resource(graph: TaskGraph, share: npt.NDArray[np.float64]) -> Busie
     )
 
 
-def _bounds(graph: TaskGraph, ports: PortSums, phases_separated: bool) -> Bounds:
-    groups = np.array(graph.resources.groups)
+def _bounds(graph: TaskGraph, classes: Ints, ports: PortSums, phases_separated: bool) -> Bounds:
     least = busiest_ps(graph)
 
     def busiest(of: npt.NDArray[np.bool_]) -> int:
         return int(least[of].max(initial=0))
 
-    port = busiest(np.isin(groups, PORTS))
+    port = busiest(np.isin(classes, PORTS))
     phases = sum(ports.bound_ps(phase) for phase in COMMUNICATION) if phases_separated else None
-    memory = busiest(groups == "hbm")
-    sm = busiest(~np.isin(groups, (*PORTS, "hbm", "host")))
+    memory = busiest(classes == ResourceClass.HBM)
+    sm = busiest(classes == ResourceClass.SM)
     chain = longest_chain_ps(graph)
     return Bounds(
         port_us=us(port),
@@ -322,7 +323,7 @@ def _critical_path(timeline: Timeline) -> CriticalPath:
     by_kind = path.by_kind()
     causes = dict.fromkeys(CAUSES, 0)
     for name, times in by_kind.items():
-        causes[_service_of(Kind(KIND_NAMES.index(name)))] += times["service"]
+        causes[KINDS[Kind(KIND_NAMES.index(name))].role] += times["service"]
         for cause in ("queueing", "latency", "credits"):
             causes[cause] += times[cause]
     return CriticalPath(
@@ -338,14 +339,3 @@ def _critical_path(timeline: Timeline) -> CriticalPath:
         },
         queueing_behind_us={name: us(time) for name, time in path.behind_ps.items()},
     )
-
-
-def _service_of(kind: Kind) -> str:
-    """What the service time of a kind counts as on a critical path."""
-    if kind in COMPUTE:
-        return "compute"
-    if kind.name.endswith(("_UP", "_DOWN")):
-        return "serialisation"
-    if kind.name.endswith(("_SEND", "_RECEIVE", "_MEMORY")):
-        return "copying"
-    return "overhead"

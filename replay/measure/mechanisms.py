@@ -8,7 +8,7 @@ import numpy as np
 
 from replay.graph import Touched
 from replay.machine.kinds import WIRE_ROLES, wire_role
-from replay.measure.ports import PORTS, port_of
+from replay.measure.ports import NVLINK, port_of
 from replay.measure.result import BufferUse, Mechanisms, PortBytes, TableUse, TileUse
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def mechanisms(timeline: Timeline, machine: Machine, evicted: Ints) -> Mechanism
     """
     graph, notes = timeline.graph, machine.notes
     return Mechanisms(
-        wire_bytes=_by_role(graph, machine.num_ranks, evicted),
+        wire_bytes=_by_role(graph, machine, evicted),
         tables={
             group: _table_use(timeline, group, blocks)
             for group, blocks in sorted(notes.touches.items())
@@ -63,15 +63,15 @@ def evicted_wire_bytes(timeline: Timeline, machine: Machine) -> Ints:
     return extra
 
 
-def _by_role(graph: TaskGraph, num_ranks: int, evicted: Ints) -> dict[str, PortBytes]:
+def _by_role(graph: TaskGraph, machine: Machine, evicted: Ints) -> dict[str, PortBytes]:
     """Bytes on the ports by what they are for."""
-    direction, gpu = port_of(graph)
+    direction, gpu = port_of(graph, machine.resources.classes(graph))
     role = wire_role(graph.kind)
-    mine = np.flatnonzero((direction >= 0) & (role >= 0))
+    mine = np.flatnonzero((direction >= 0) & (direction < len(NVLINK)) & (role >= 0))
     role, direction, gpu = role[mine], direction[mine], gpu[mine]
     wire, payload = graph.wire_bytes[mine], graph.payload_bytes[mine]
     is_row = role == ROLES.index("payload")
-    sums = np.zeros((len(ROLES), len(PORTS), num_ranks), np.int64)
+    sums = np.zeros((len(ROLES), len(NVLINK), machine.num_ranks), np.int64)
     for which, where, nbytes in (
         (slice(None), role, np.where(is_row, payload, wire)),
         (is_row, np.full(len(role), ROLES.index("headers")), wire - payload),

@@ -1,4 +1,4 @@
-"""What every port carries, and for how long: sums over the tasks on uplinks and downlinks."""
+"""What every port carries, and for how long: sums over the messages on ports."""
 
 from __future__ import annotations
 
@@ -8,31 +8,41 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.machine.kinds import ACKS, PHASES, ROWS, phase_index
+from replay.machine.resources import PORTS
 from replay.measure.result import BusiestPort, PortBytes
 
 if TYPE_CHECKING:
     from replay.graph import TaskGraph
     from replay.machine.resources import Ints
 
-PORTS = ("uplink", "downlink")
+PORT_NAMES = tuple(port.name.lower().replace("_", "-") for port in PORTS)
+NVLINK = ("uplink", "downlink")
 COMMUNICATION = ("dispatch", "combine")
 
 
-def port_of(graph: TaskGraph, tasks: slice = slice(None)) -> tuple[Ints, Ints]:
-    """Direction (0 up, 1 down, -1 none) and GPU of the port that each task occupies."""
-    group = np.array(
-        [PORTS.index(name) if name in PORTS else -1 for name in graph.resources.groups] or [-1]
-    )
-    resource = graph.resource[tasks].astype(np.int64)
-    owner = graph.resources.owner.astype(np.int64)
-    return np.where(resource >= 0, group[resource], -1), owner[resource]
-
-
-class PortSums:
-    """Sums over port tasks: (phase, direction, gpu).
+def port_of(graph: TaskGraph, classes: Ints, tasks: slice = slice(None)) -> tuple[Ints, Ints]:
+    """Port (its place in `PORTS`, -1 for none) and GPU of the port that each task occupies.
 
     Parameters
     ----------
+    classes
+        (resource,): see `Resources.classes`.
+    """
+    place = np.full(max(len(classes), 1), -1, np.int64)
+    for index, port in enumerate(PORTS):
+        place[np.flatnonzero(classes == port)] = index
+    resource = graph.resource[tasks].astype(np.int64)
+    owner = graph.resources.owner.astype(np.int64)
+    return np.where(resource >= 0, place[resource], -1), owner[resource]
+
+
+class PortSums:
+    """Sums over port tasks: (phase, port, gpu).
+
+    Parameters
+    ----------
+    classes
+        (resource,): see `Resources.classes`.
     service_ps
         (task,): time in service, where the schedule is known.
     tasks
@@ -44,13 +54,14 @@ class PortSums:
     def __init__(
         self,
         graph: TaskGraph,
+        classes: Ints,
         num_ranks: int,
         service_ps: Ints | None = None,
         tasks: slice = slice(None),
         extra_wire: Ints | None = None,
     ) -> None:
         kind = graph.kind[tasks]
-        direction, gpu = port_of(graph, tasks)
+        direction, gpu = port_of(graph, classes, tasks)
         phase = phase_index(kind)
         chosen = np.flatnonzero((direction >= 0) & (phase >= 0))
         owner = gpu[chosen]
@@ -85,9 +96,13 @@ class PortSums:
         return by_port
 
     def bytes(self, phase: str, what: str) -> PortBytes:
-        """Bytes of a phase by direction and GPU."""
-        up, down = self._of(phase, what)
+        """Bytes of a phase on NVLink ports, by direction and GPU."""
+        up, down = self._of(phase, what)[: len(NVLINK)]
         return PortBytes(uplink=up.tolist(), downlink=down.tolist())
+
+    def network_bytes(self, phase: str, what: str) -> Ints:
+        """Bytes of a phase on network cards: (way out or in, gpu)."""
+        return self._of(phase, what)[len(NVLINK) :]
 
     def busiest(self, phase: str) -> BusiestPort:
         """The port that is in service longest; the first of equals."""
@@ -95,7 +110,7 @@ class PortSums:
         direction, gpu = np.unravel_index(int(duration.argmax()), duration.shape)
         where = (direction, gpu)
         return BusiestPort(
-            direction=PORTS[int(direction)],
+            direction=PORT_NAMES[int(direction)],
             gpu=int(gpu),
             payload_bytes=int(self._of(phase, "payload")[where]),
             wire_bytes=int(self._of(phase, "wire")[where]),
@@ -108,12 +123,18 @@ class PortSums:
 
 
 def bytes_by_layer(
-    graph: TaskGraph, num_ranks: int, bounds: Ints, extra_wire: Ints | None = None
+    graph: TaskGraph,
+    classes: Ints,
+    num_ranks: int,
+    bounds: Ints,
+    extra_wire: Ints | None = None,
 ) -> list[tuple[dict[str, PortBytes], dict[str, PortBytes]]]:
     """Payload and wire bytes of each layer's dispatch and combine.
 
     Parameters
     ----------
+    classes
+        (resource,): see `Resources.classes`.
     bounds
         (layer + 1,): tasks of layer l are ``[bounds[l], bounds[l + 1])``.
     extra_wire
@@ -121,7 +142,7 @@ def bytes_by_layer(
     """
     found = []
     for first, last in itertools.pairwise(bounds.tolist()):
-        ports = PortSums(graph, num_ranks, None, slice(first, last), extra_wire)
+        ports = PortSums(graph, classes, num_ranks, None, slice(first, last), extra_wire)
         found.append(
             (
                 {phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},

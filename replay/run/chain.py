@@ -111,7 +111,10 @@ def replay_chain(
     if observe is not None:
         observe(timeline)
     evicted = evicted_wire_bytes(timeline, machine)
-    layers = _layers(links, timeline, starts, finishes, np.array(bounds, np.int64), evicted)
+    classes = machine.resources.classes(graph)
+    layers = _layers(
+        links, timeline, classes, starts, finishes, np.array(bounds, np.int64), evicted
+    )
     steps = {link.step for link in links}
     passes = {link.between.is_backward for link in links}
     return ChainResult(
@@ -129,6 +132,7 @@ def replay_chain(
 def _layers(
     links: Sequence[ChainLink],
     timeline: Timeline,
+    classes: Ints,
     starts: list[Ints],
     finishes: list[Ints],
     bounds: Ints,
@@ -137,7 +141,7 @@ def _layers(
     graph, visible = timeline.graph, timeline.visible_ps
     layer = np.searchsorted(bounds, np.arange(graph.num_tasks), side="right") - 1
     phases = phases_by_layer(graph, timeline, layer, len(links))
-    carried = bytes_by_layer(graph, len(starts[0]), bounds, evicted)
+    carried = bytes_by_layer(graph, classes, len(starts[0]), bounds, evicted)
     found = []
     for index, link in enumerate(links):
         start, end = visible[starts[index]], visible[finishes[index]]

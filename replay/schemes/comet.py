@@ -18,13 +18,14 @@ import numpy as np
 
 from replay.compute.experts import Gemm, gemm_tasks, row_tiles
 from replay.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
-from replay.errors import UserError
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes.base import Scheme
 from replay.schemes.options import Options, option
+from replay.work.ragged import cut_runs, firsts, places
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
+    from replay.machine.sms import Split
     from replay.work.layer import LayerWork
 
 TILE_ROWS = 128  # rows of a tile, and of the groups of tokens that an owner adds up together
@@ -91,79 +92,63 @@ class Comet(Scheme):
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add counts, the fused kernel of dispatch and GEMM-1, that of GEMM-2 and combine."""
-        num_sms = machine.system.sm.num_sms
-        for name in ("dispatch_sms", "combine_sms"):
-            if getattr(self.options, name) >= num_sms:
-                message = (
-                    f"option {name}={getattr(self.options, name)} of scheme 'comet': the GPU has "
-                    f"{num_sms} SMs, and some must compute"
-                )
-                raise UserError(message)
+        kernels = [
+            machine.sms.split(
+                f"scheme {self.name!r}", {name: getattr(self.options, name)}, rest="compute"
+            )
+            for name in ("dispatch_sms", "combine_sms")
+        ]
         if not work.is_backward:
             tokens = np.diff(work.tokens_of_rank)
             counted = machine.memory_kernel(Kind.LAYOUT, tokens * work.num_experts, start)
-            start = machine.exchange_counts(machine.kernel(counted), 4 * work.num_experts)
-        begun = machine.barrier(DISPATCH, machine.kernel(start))
-        done = self._dispatch_and_gemm1(work, machine, begun)
-        ends = self._gemm2_and_combine(work, machine, machine.kernel(done))
+            start = machine.sync.exchange_counts(machine.kernel(counted), 4 * work.num_experts)
+        begun = machine.sync.barrier(DISPATCH, machine.kernel(start))
+        done = self._dispatch_and_gemm1(work, machine, kernels[0], begun)
+        ends = self._gemm2_and_combine(work, machine, kernels[1], machine.kernel(done))
         if work.is_backward:  # the paper fuses none of the weight gradients
-            pool = machine.sm_pool("sm-wgrad", num_sms)
+            pool = machine.sms.pool("sm-wgrad", machine.sms.count)
             for projection in (DOWN, UP):
                 ends = weight_gradient_kernel(machine, work, projection, pool, ends)
         return ends
 
-    def _pools(self, machine: Machine, kernel: int, communicating: int) -> tuple[Ints, Ints]:
-        num_sms = machine.system.sm.num_sms
-        return (
-            machine.sm_pool(f"comet-comm-{kernel}", communicating),
-            machine.sm_pool("sm" if kernel == 1 else "sm-2", num_sms - communicating),
-        )
-
-    def _dispatch_and_gemm1(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
+    def _dispatch_and_gemm1(
+        self, work: LayerWork, machine: Machine, sms: Split, begun: Ints
+    ) -> Ints:
         graph, n = machine.graph, work.num_ranks
-        communicating, computing = self._pools(machine, 1, self.options.dispatch_sms)
+        communicating = sms.pool("comet-comm-1", self.options.dispatch_sms)
+        computing = sms.pool("sm", sms.left)
         gemm = Gemm.first(work, fused_activation=True)
-        num_computing = machine.system.sm.num_sms - self.options.dispatch_sms
-        tiles = row_tiles(machine, work, gemm, num_computing, TILE_ROWS)
+        tiles = row_tiles(machine, work, gemm, sms.left, TILE_ROWS)
         # Rows of an expert in order of the distance to their source, own rank first.
         distance = (work.pair_source - work.pair_rank) % n
         order = np.lexsort((work.pair_token, distance, work.pair_expert))
         expert = work.pair_expert[order]
-        first = np.cumsum(work.rows_of_expert) - work.rows_of_expert
-        place = np.arange(len(order)) - first[expert]
-        tile = tiles.first_of_expert[expert] + place // TILE_ROWS
-        segment = tile * n + distance[order]
-        new_segment = np.diff(segment, prepend=-1) != 0
-        index = np.arange(len(order))
-        in_segment = index - np.maximum.accumulate(np.where(new_segment, index, 0))
-        is_first = in_segment % self.options.message_rows == 0
-        message_of_row = np.cumsum(is_first) - 1
-        message_tile, message_distance = tile[is_first], distance[order][is_first]
-        rows = np.diff(np.append(np.flatnonzero(is_first), len(order)))
-        remote = message_distance > 0
-        message_tile, message_distance, rows = (
-            values[remote] for values in (message_tile, message_distance, rows)
-        )
+        tile = tiles.first_of_expert[expert] + places(work.rows_of_expert) // TILE_ROWS
+        messages = cut_runs(tile * n + distance[order], self.options.message_rows)
+        remote = distance[order][messages.first] > 0
+        first, rows = messages.first[remote], messages.size[remote]
+        message_tile, message_distance = tile[first], distance[order][first]
         reader = tiles.rank[message_tile]
         source = (reader + message_distance) % n
 
         row_bytes = work.dispatch_row_bytes
-        fetch = graph.add(
-            len(reader),
-            resource=communicating[reader],
-            duration_ps=machine.system.sm.pull_ps(rows * row_bytes),
+        fetch = machine.serve(
+            communicating[reader], machine.costs.sm_load(rows * row_bytes),
             priority=message_distance,  # all tiles' nearest source first, as the tiles are taken
-            kind=DISPATCH.send,
-            rank=reader,
-            after=begun[reader],
-        )
-        is_local = ~remote[message_of_row]
+            kind=DISPATCH.send, rank=reader, after=begun[reader],
+        )  # fmt: skip
+        is_local = ~remote[messages.of_entry]
         token = work.pair_token[order]
         fetch_of_message = np.cumsum(remote) - 1
-        machine.follow("sent", token[~is_local], fetch[fetch_of_message[message_of_row[~is_local]]])
-        machine.follow("sent", token[is_local], begun[work.source_rank[token[is_local]]])
+        machine.notes.follow(
+            "sent", token[~is_local], fetch[fetch_of_message[messages.of_entry[~is_local]]]
+        )
+        machine.notes.follow("sent", token[is_local], begun[work.source_rank[token[is_local]]])
         graph.edges(begun[source], fetch)  # the rows can be read once their rank is in the kernel
-        data = machine.read(DISPATCH, reader, source, row_bytes, fetch, rows=rows)
+        fan_out = machine.transfers.fan_out(reader, source)
+        data = machine.transfers.load(
+            DISPATCH, reader, source, row_bytes, fetch, fan_out, rows=rows
+        ).arrived
         ready = machine.mark(tiles.rank, begun[tiles.rank])
         graph.edges(data, ready[message_tile])
         last_source = np.zeros(len(tiles), np.int64)
@@ -178,12 +163,14 @@ class Comet(Scheme):
             begun,
         )
 
-    def _gemm2_and_combine(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
+    def _gemm2_and_combine(
+        self, work: LayerWork, machine: Machine, sms: Split, begun: Ints
+    ) -> Ints:
         graph = machine.graph
-        communicating, computing = self._pools(machine, 2, self.options.combine_sms)
+        communicating = sms.pool("comet-comm-2", self.options.combine_sms)
+        computing = sms.pool("sm-2", sms.left)
         gemm = Gemm.second(work)
-        num_computing = machine.system.sm.num_sms - self.options.combine_sms
-        tiles = row_tiles(machine, work, gemm, num_computing, TILE_ROWS)
+        tiles = row_tiles(machine, work, gemm, sms.left, TILE_ROWS)
         tasks = gemm_tasks(
             machine, work, gemm, tiles, computing, begun[tiles.rank],
             weight_passes=self.options.weight_passes, column_major=True,
@@ -221,49 +208,40 @@ class Comet(Scheme):
         -------
         (rank,) marks: every token of the rank has this block of columns.
         """
-        graph, sm = machine.graph, machine.system.sm
         remote = work.pair_rank != work.pair_source
         expert_rank, owner = work.pair_rank[remote], work.pair_source[remote]
         token = work.pair_token[remote]
         order = np.lexsort((token, owner, expert_rank))
         lane = (expert_rank * work.num_ranks + owner)[order]
-        index = np.arange(len(lane))
-        begins = np.maximum.accumulate(np.where(np.diff(lane, prepend=-1) != 0, index, 0))
-        grain = (
-            4 * self.options.message_rows
-        )  # slices of rows are short; a block moves more of them
-        is_first = (index - begins) % grain == 0
-        rows = np.diff(np.append(np.flatnonzero(is_first), len(lane)))
-        src, dst = expert_rank[order][is_first], owner[order][is_first]
-        sent = graph.add(
-            len(src),
-            resource=pool[src],
-            duration_ps=sm.push_ps(rows * row_bytes),
-            kind=COMBINE.send,
-            rank=src,
-            after=complete[src],
-        )
-        arrived = machine.push(COMBINE, src, dst, row_bytes, sent, rows=rows)
+        # Slices of rows are short; a block moves more of them.
+        messages = cut_runs(lane, 4 * self.options.message_rows)
+        rows = messages.size
+        src, dst = expert_rank[order][messages.first], owner[order][messages.first]
+        sent = machine.serve(
+            pool[src], machine.costs.sm_store(rows * row_bytes),
+            kind=COMBINE.send, rank=src, after=complete[src],
+        )  # fmt: skip
+        # All blocks of columns go to the same owners.
+        fan_out = machine.transfers.fan_out(src, dst)
+        arrived = machine.transfers.store(
+            COMBINE, src, dst, row_bytes, sent, fan_out, rows=rows
+        ).arrived
 
         # Owners add the contributions of a group of tokens when all have come.
         group_tokens = TILE_ROWS
-        place = np.arange(work.num_tokens) - work.tokens_of_rank[work.source_rank]
-        groups_of_rank = -(-np.diff(work.tokens_of_rank) // group_tokens)
-        first_group = np.cumsum(groups_of_rank) - groups_of_rank
-        group = first_group[work.source_rank] + place // group_tokens
+        tokens_of_rank = np.diff(work.tokens_of_rank)
+        groups_of_rank = -(-tokens_of_rank // group_tokens)
+        group = firsts(groups_of_rank)[work.source_rank] + places(tokens_of_rank) // group_tokens
         group_owner = np.repeat(machine.ranks, groups_of_rank)
         rows_in = np.bincount(group[work.pair_token], minlength=len(group_owner))
         rows_out = np.bincount(group, minlength=len(group_owner))
-        added = graph.add(
-            len(group_owner),
-            resource=pool[group_owner],
-            duration_ps=sm.reduce_ps(rows_in * row_bytes, rows_out * row_bytes),
-            kind=COMBINE.receive,
-            rank=group_owner,
+        added = machine.serve(
+            pool[group_owner], machine.costs.sm_add(rows_in * row_bytes, rows_out * row_bytes),
+            kind=COMBINE.receive, rank=group_owner,
             after=complete[group_owner],  # the owner's own experts contribute too
-        )
-        needs = np.unique(group[token[order]] * max(len(src), 1) + np.cumsum(is_first) - 1)
+        )  # fmt: skip
+        needs = np.unique(group[token[order]] * max(len(src), 1) + messages.of_entry)
         needed_by, needed = np.divmod(needs, max(len(src), 1))
-        graph.edges(arrived[needed], added[needed_by])
-        machine.follow("combined", np.arange(work.num_tokens), added[group])
+        machine.graph.edges(arrived[needed], added[needed_by])
+        machine.notes.follow("combined", np.arange(work.num_tokens), added[group])
         return machine.gather(added, group_owner, complete)

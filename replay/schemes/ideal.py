@@ -34,12 +34,12 @@ class Ideal(Scheme):
         A rank begins when all whose tokens it serves have begun, and ends when all that serve its
         tokens have ended.
         """
-        pool = machine.sm_pool("sm", machine.system.sm.num_sms)
+        pool = machine.sms.pool("sm", machine.sms.count)
         source, expert_rank = np.nonzero(work.matrix("copies"))
         begun = machine.gather(start[source], expert_rank, start)
         done = separate_kernels(machine, work, pool, begun)
         ends = machine.gather(done[expert_rank], source, done)
         token = np.arange(work.num_tokens)
-        machine.follow("sent", token, start[work.source_rank])
-        machine.follow("combined", token, ends[work.source_rank])
+        machine.notes.follow("sent", token, start[work.source_rank])
+        machine.notes.follow("combined", token, ends[work.source_rank])
         return ends

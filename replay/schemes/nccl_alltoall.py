@@ -17,6 +17,7 @@ from replay.machine import rings
 from replay.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
 from replay.schemes.base import Scheme
 from replay.schemes.options import Options, option
+from replay.work.ragged import places
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
@@ -73,23 +74,23 @@ class NcclAllToAll(Scheme):
         sent_rows = work.matrix("pairs").sum(axis=1)
         got_rows = work.matrix("pairs").sum(axis=0)
         b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
-        there = (work.pair_source, work.pair_rank)
-        back = there[::-1]
+        outward = (work.pair_source, work.pair_rank)
+        back = outward[::-1]
         channels = self._channels(machine)
 
         begun = self._permuted(work, machine, (tokens + sent_rows) * b_d, start)
         arrived = self._alltoall(
-            machine, DISPATCH, channels, *there, b_d, begun, tokens=work.pair_token
+            machine, DISPATCH, channels, *outward, b_d, begun, tokens=work.pair_token
         )
         if not work.is_backward:  # the gate weights travel with the rows, their gradients back
             begun = machine.kernel(arrived)
             arrived = self._alltoall(
-                machine, DISPATCH, channels, *there, PROB_BYTES, begun, rows=False
+                machine, DISPATCH, channels, *outward, PROB_BYTES, begun, rows=False
             )
         several = work.num_experts > work.num_ranks  # one expert a rank needs no sorting by expert
         if several:
             arrived = machine.memory_kernel(Kind.PERMUTE, 2 * got_rows * b_d, arrived)
-        pool = machine.sm_pool("sm", machine.system.sm.num_sms)
+        pool = machine.sms.pool("sm", machine.sms.count)
         done = separate_kernels(machine, work, pool, arrived)
         if several:
             done = machine.memory_kernel(Kind.UNPERMUTE, 2 * got_rows * b_c, done)
@@ -102,7 +103,7 @@ class NcclAllToAll(Scheme):
                 machine, COMBINE, channels, *back, PROB_BYTES, begun, rows=False
             )
         ends = machine.memory_kernel(Kind.UNPERMUTE, (sent_rows + tokens) * b_c, arrived)
-        machine.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
+        machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
         return ends
 
     def _permuted(self, work: LayerWork, machine: Machine, nbytes: Ints, start: Ints) -> Ints:
@@ -111,16 +112,18 @@ class NcclAllToAll(Scheme):
             return machine.kernel(machine.memory_kernel(Kind.PERMUTE, nbytes, start))
         tokens = np.diff(work.tokens_of_rank)
         counted = machine.memory_kernel(Kind.LAYOUT, tokens * work.num_experts, start)
-        counts = machine.exchange_counts(machine.kernel(counted), 4 * work.num_experts)
-        waited = machine.host_wait(DISPATCH, machine.system.overheads.host_sync_ps, counts)
+        counts = machine.sync.exchange_counts(machine.kernel(counted), 4 * work.num_experts)
+        waited = machine.host.wait(DISPATCH, counts)
         # The permute runs beside the counts' way to the host; both precede the all-to-all.
         permuted = machine.memory_kernel(Kind.PERMUTE, nbytes, counts)
-        return machine.gather(machine.launch(waited), machine.ranks, permuted)
+        return machine.gather(machine.host.launch(waited), machine.ranks, permuted)
 
     def _channels(self, machine: Machine) -> tuple[Ints, Ints]:
+        """SMs of the channels: (rank, channel) warps that send, and warps that receive."""
         channels = self.options.channels
-        return machine.sm_channels("nccl-send", channels), machine.sm_channels(
-            "nccl-recv", channels
+        sms = machine.sms.split(f"scheme {self.name!r}", {"channels": channels})
+        return sms.channels("nccl-send", channels), sms.channels(
+            "nccl-recv", channels, on="nccl-send"
         )
 
     def _alltoall(
@@ -146,8 +149,7 @@ class NcclAllToAll(Scheme):
         pair = src * n + dst
         order = np.argsort(pair, kind="stable")
         count = np.bincount(pair, minlength=n * n)
-        place = np.arange(len(pair)) - np.repeat(np.cumsum(count) - count, count)
-        share = place * options.channels_per_peer // np.maximum(count[pair[order]], 1)
+        share = places(count) * options.channels_per_peer // np.maximum(count[pair[order]], 1)
         distance = (dst[order] - src[order]) % n
         channel = (distance * options.channels_per_peer + share) % options.channels
         slice_rows = max(1, options.slice_bytes // row_bytes)
@@ -155,21 +157,17 @@ class NcclAllToAll(Scheme):
         payload, meta = (row_bytes, 0) if rows else (0, row_bytes)
         sent = rings.send(
             machine, kinds, chunks, senders[chunks.src, chunks.channel],
-            machine.system.sm.push_ps(chunks.rows * row_bytes), payload, begun,
+            machine.costs.sm_store(chunks.rows * row_bytes), payload, begun,
             meta_bytes=meta, contiguous=not rows,
         )  # fmt: skip
         if tokens is not None:
-            machine.follow("sent", tokens[order], sent.send[chunks.of_row])
-        got = machine.graph.add(
-            len(chunks),
-            resource=receivers[chunks.dst, chunks.channel],
-            duration_ps=machine.system.sm.copy_out_ps(chunks.rows * row_bytes),
-            kind=kinds.receive,
-            rank=chunks.dst,
-            after=sent.arrived,
-        )
-        machine.graph.edges(begun[chunks.dst], got)
-        rings.return_room(machine, kinds, chunks, sent, got, options.slots * slice_rows)
+            machine.notes.follow("sent", tokens[order], sent.send[chunks.of_row])
+        copied = machine.serve(
+            receivers[chunks.dst, chunks.channel], machine.costs.sm_copy(chunks.rows * row_bytes),
+            kind=kinds.receive, rank=chunks.dst, after=sent.arrived,
+        )  # fmt: skip
+        machine.graph.edges(begun[chunks.dst], copied)
+        rings.return_room(machine, kinds, chunks, sent, copied, options.slots * slice_rows)
         return machine.gather(
-            np.concatenate((sent.send, got)), np.concatenate((chunks.src, chunks.dst)), begun
+            np.concatenate((sent.send, copied)), np.concatenate((chunks.src, chunks.dst)), begun
         )

@@ -18,6 +18,7 @@ from replay.compute.experts import separate_kernels
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes.base import Scheme
 from replay.schemes.options import Options, option
+from replay.work.ragged import places
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
@@ -63,33 +64,33 @@ class Nvls(Scheme):
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add barrier, all-gather, permute, experts, scatter-add, barrier, reduce-scatter."""
-        pool = machine.sm_pool("nvls-sm", self.options.num_sms)
+        split = machine.sms.split(f"scheme {self.name!r}", {"num_sms": self.options.num_sms})
+        pool = split.pool("nvls-sm", self.options.num_sms)
         rows = work.matrix("pairs").sum(axis=0)
         b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
 
-        begun = machine.barrier(DISPATCH, machine.kernel(start))
-        gathered = machine.barrier(DISPATCH, self._all_gather(work, machine, pool, begun))
+        begun = machine.sync.barrier(DISPATCH, machine.kernel(start))
+        gathered = machine.sync.barrier(DISPATCH, self._all_gather(work, machine, pool, begun))
         # Every rank looks through all tokens' expert ids and copies the rows of its own experts.
         index = work.num_tokens * work.expert_ids.shape[1] * 4
         copies = work.matrix("copies").sum(axis=0)
         permuted = machine.memory_kernel(Kind.PERMUTE, index + (copies + rows) * b_d, gathered)
-        sms = machine.sm_pool("sm", machine.system.sm.num_sms)
+        sms = machine.sms.pool("sm", machine.sms.count)
         done = separate_kernels(machine, work, sms, permuted)
         # Dense buffer: zero-fill of all tokens, then read and add the rows of the own experts.
         dense = machine.memory_kernel(
             Kind.UNPERMUTE, work.num_tokens * b_c + rows * b_c + 2 * copies * b_c, done
         )
-        begun = machine.barrier(COMBINE, machine.kernel(dense))
+        begun = machine.sync.barrier(COMBINE, machine.kernel(dense))
         scattered = self._reduce_scatter(work, machine, pool, begun)
-        return machine.barrier(COMBINE, scattered)
+        return machine.sync.barrier(COMBINE, scattered)
 
     def _blocks(self, work: LayerWork) -> tuple[Ints, Ints]:
         """(block,): owner and rows of each block of consecutive tokens."""
         tokens, grain = np.diff(work.tokens_of_rank), self.options.block_rows
         count = -(-tokens // grain)
         owner = np.repeat(np.arange(work.num_ranks, dtype=np.int64), count)
-        index = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
-        return owner, np.minimum(grain, tokens[owner] - index * grain)
+        return owner, np.minimum(grain, tokens[owner] - places(count) * grain)
 
     def _members(self, owner: Ints, num_ranks: int) -> tuple[Ints, Ints]:
         """(copy,): block and rank for every rank but, unless looped back, the owner."""
@@ -103,20 +104,16 @@ class Nvls(Scheme):
         block, rank = self._members(owner, work.num_ranks)
         token = np.arange(work.num_tokens)
         if not len(rank):  # a GPU alone has nobody to gather from
-            machine.follow("sent", token, begun[work.source_rank])
+            machine.notes.follow("sent", token, begun[work.source_rank])
             return begun
         nbytes = rows * work.dispatch_row_bytes
         of_token = np.repeat(np.arange(len(owner)), rows)
-        stored = machine.graph.add(
-            len(owner),
-            resource=pool[owner],
-            duration_ps=machine.system.sm.push_ps(nbytes),
-            kind=DISPATCH.send,
-            rank=owner,
-            after=begun[owner],
-        )
-        machine.follow("sent", token, stored[of_token])
-        arrived = machine.multicast(
+        stored = machine.serve(
+            pool[owner], machine.costs.sm_store(nbytes),
+            kind=DISPATCH.send, rank=owner, after=begun[owner],
+        )  # fmt: skip
+        machine.notes.follow("sent", token, stored[of_token])
+        arrived = machine.switch.multicast(
             DISPATCH, owner, block, rank, work.dispatch_row_bytes, stored,
             rows=rows, meta_bytes=work.expert_ids.shape[1] * ID_AND_WEIGHT_BYTES, fixed_group=True,
         ).arrived  # fmt: skip
@@ -129,30 +126,20 @@ class Nvls(Scheme):
         block, rank = self._members(owner, work.num_ranks)
         token = np.arange(work.num_tokens)
         if not len(rank):  # a GPU alone has its sums already
-            machine.follow("combined", token, begun[work.source_rank])
+            machine.notes.follow("combined", token, begun[work.source_rank])
             return begun
         nbytes = rows * work.combine_row_bytes
-        asked = machine.graph.add(
-            len(owner),
-            resource=pool[owner],
-            duration_ps=machine.system.sm.pull_ps(nbytes),
-            kind=COMBINE.send,
-            rank=owner,
-            after=begun[owner],
-        )
-        total = machine.reduce_read(
+        asked = machine.serve(
+            pool[owner], machine.costs.sm_load(nbytes),
+            kind=COMBINE.send, rank=owner, after=begun[owner],
+        )  # fmt: skip
+        total = machine.switch.reduce(
             COMBINE, owner, block, rank, work.combine_row_bytes, asked,
             rows=rows, fixed_group=True,
         ).total  # fmt: skip
         # Without loop-back the owner adds its own dense row to what the switch returns.
-        written = machine.graph.add(
-            len(owner),
-            resource=machine.hbm[owner],
-            duration_ps=machine.system.hbm.stream_ps(nbytes * (1 if self.options.loopback else 2)),
-            kind=COMBINE.memory,
-            rank=owner,
-            after=total,
-        )
+        moved = nbytes * (1 if self.options.loopback else 2)
+        written = machine.stream(COMBINE.memory, moved, owner, total)
         of_token = np.repeat(np.arange(len(owner)), rows)
-        machine.follow("combined", token, written[of_token])
+        machine.notes.follow("combined", token, written[of_token])
         return machine.gather(written, owner, begun)

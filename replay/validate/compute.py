@@ -78,7 +78,7 @@ def predict_gemm(bench: Bench, rows: Sequence[Row]) -> list[float]:
                     Kind.PERMUTE, np.array([_quantise_bytes(m, k)]), start
                 )
             gemm = Gemm(n, k, Kind.GEMM1, Kind.GEMM1_MEMORY, 2 * n)
-            pool = machine.sm_pool("sm", machine.system.sm.num_sms)
+            pool = machine.sms.pool("sm", machine.sms.count)
             gemm_kernel(machine, work, gemm, pool, start, launched_early=fp8, layout="matrix")
 
         found.append(bench.time_us(system, 1, build))
@@ -155,9 +155,8 @@ def _moe(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
     copied = _quantise_bytes(tokens, hidden) + rows * 2 * hidden if fp8 else rows * 4 * hidden
     at = machine.memory_kernel(Kind.PERMUTE, copied, start)
     if fp8:  # the grouped kernels walk through all local experts, with rows or without
-        walk = work.num_experts * machine.system.warps.scan_ps
-        at = machine.delay(Kind.LAYOUT, walk, at)
-    pool = machine.sm_pool("sm", machine.system.sm.num_sms)
+        at = machine.delay(Kind.LAYOUT, machine.costs.warp_scan(work.num_experts), at)
+    pool = machine.sms.pool("sm", machine.sms.count)
     at = gemm_kernel(machine, work, Gemm.first(work, fused_activation=False), pool, at)
     at = machine.memory_kernel(Kind.ACTIVATION, slower * activation_bytes(work), at)
     at = gemm_kernel(machine, work, Gemm.second(work), pool, at)

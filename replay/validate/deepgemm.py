@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from replay.compute.experts import CONTIGUOUS_ROWS, Gemm, activation_bytes, gemm_kernel, padded_rows
 from replay.machine.kinds import Kind
+from replay.machine.times import Time
 from replay.validate.bench import Bench
 from replay.validate.table import Bound, Row, Table
 from replay.work.layer import SCALE_BLOCK, ExpertShape, LayerWork, Precision
@@ -159,13 +160,13 @@ def _masked(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
     """Scales into order, GEMM-1, activation with quantisation, scales into order, GEMM-2."""
     hidden, intermediate = work.shape.hidden, work.shape.intermediate
     slots = np.array([SLOTS * row["num_experts"]])
-    pool = machine.sm_pool("sm", machine.system.sm.num_sms)
+    pool = machine.sms.pool("sm", machine.sms.count)
     at = machine.memory_kernel(Kind.PERMUTE, _scales(slots, hidden), start)
     first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
     at = gemm_kernel(machine, work, first, pool, at, layout="masked")
     each = ACTIVATION_BLOCKS[work.num_experts >= FEW_EXPERTS]
     blocks = work.num_experts * each * intermediate // SCALE_BLOCK
-    started = machine.delay(Kind.ACTIVATION, blocks * BLOCK_PS, machine.kernel(at))
+    started = machine.delay(Kind.ACTIVATION, Time(blocks * BLOCK_PS), machine.kernel(at))
     at = machine.memory_kernel(Kind.ACTIVATION, activation_bytes(work, "masked"), at)
     at = machine.gather(started, machine.ranks, at)
     at = machine.memory_kernel(Kind.ACTIVATION, _scales(slots, intermediate), at)
@@ -177,16 +178,13 @@ def _contiguous(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Int
     hidden, intermediate = work.shape.hidden, work.shape.intermediate
     tokens, pairs = np.array([row["global_tokens"]]), np.array([work.num_tokens])
     rows = padded_rows(work, "contiguous")
-    pool = machine.sm_pool("sm", machine.system.sm.num_sms)
+    pool = machine.sms.pool("sm", machine.sms.count)
     launched = start
 
     def after(at: Ints) -> Ints:
         """A kernel runs when the host has come to it and the one before has ended."""
         nonlocal launched
-        launched = machine.graph.add(
-            resource=machine.host, duration_ps=LAUNCH_PS, kind=Kind.LAUNCH,
-            rank=machine.ranks, after=launched,
-        )  # fmt: skip
+        launched = machine.host.work(Kind.LAUNCH, Time(LAUNCH_PS), launched)
         return machine.gather(launched, machine.ranks, at)
 
     row_bytes = work.dispatch_row_bytes

@@ -38,10 +38,10 @@ def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
         def build(
             machine: Machine, start: Ints, row: Row = row, src: Ints = here, dst: Ints = there
         ) -> None:
-            if row["access"] == "write":
-                machine.push(DISPATCH, src, dst, MESSAGE_BYTES, start[src], engine=row["engine"])
-            else:
-                machine.read(DISPATCH, dst, src, MESSAGE_BYTES, start[dst], engine=row["engine"])
+            move = machine.transfers
+            engine, way = row["engine"], (src, dst) if row["access"] == "write" else (dst, src)
+            act = move.store if row["access"] == "write" else move.load
+            act(DISPATCH, *way, MESSAGE_BYTES, start[way[0]], move.fan_out(*way), engine=engine)
 
         time_us = bench.time_us(bench.system(row["system"]), NUM_GPUS, build)
         streams = 2 if row["pattern"] == "both-ways" else 1

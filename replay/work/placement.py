@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.errors import UserError, unknown
+from replay.work.ragged import places
 
 KINDS = ("contiguous", "round-robin", "random", "file")
 
@@ -42,9 +43,8 @@ class Placement:
         """Position of each expert among the experts of its rank: int32 (expert,)."""
         order = np.argsort(self.expert_rank, kind="stable")
         counts = np.bincount(self.expert_rank, minlength=self.num_ranks)
-        first = np.concatenate(([0], np.cumsum(counts)[:-1]))
         local = np.empty(self.num_experts, np.int32)
-        local[order] = np.arange(self.num_experts) - np.repeat(first, counts)
+        local[order] = places(counts)
         return local
 
 

@@ -15,11 +15,12 @@ import numpy as np
 
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes.deepep.low_latency import MOST_BLOCKS
-from replay.schemes.deepep.messages import NVLINK_DOMAIN, Messages, push, transfer
+from replay.schemes.deepep.messages import NVLINK_DOMAIN, Messages, transfer
 from replay.schemes.deepep.normal import COMBINE_UNROLL, DISPATCH_UNROLL
+from replay.work.ragged import places
 
 if TYPE_CHECKING:
-    from replay.machine.machine import Ints, Machine
+    from replay.machine.machine import Ints, Machine, Time
     from replay.work.layer import LayerWork
 
 INTERNODE_WARPS = 12  # of a block's 24 that copy, the others have other roles; fitted
@@ -31,8 +32,9 @@ def internode(
 ) -> Ints:
     """The dispatch or combine kernel alone, after its notify kernel."""
     channels = num_sms // 2
-    place = np.arange(work.num_tokens) - work.tokens_of_rank[work.source_rank]
-    per_channel = -(-int(np.diff(work.tokens_of_rank).max()) // channels)
+    tokens = np.diff(work.tokens_of_rank)
+    place = places(tokens)
+    per_channel = -(-int(tokens.max()) // channels)
     channel = place // per_channel
     chunk = -(-RDMA_CHUNK[phase] // alike)
     each = max(chunk, per_channel // (MOST_BLOCKS // 4))
@@ -40,14 +42,13 @@ def internode(
     block = channel * in_channel + (place % per_channel) // each
     copies = Messages(work, work.copy_token, work.copy_rank, block, alike)
     flow = _internode_dispatch if phase == "dispatch" else _internode_combine
-    fenced = machine.delay(Kind.DISPATCH_SYNC, machine.system.overheads.fence_ps, start)
+    fenced = machine.delay(Kind.DISPATCH_SYNC, machine.costs.fence(), start)
     return flow(machine, machine.kernel(fenced), work, copies, in_channel, channels)
 
 
-def _share(rows: Ints, a_row_ps: int) -> Ints:
-    """Time the copying warps of a block need for rows, one warp a row."""
-    shared: Ints = -(-rows * a_row_ps // INTERNODE_WARPS)
-    return shared
+def _share(rows: Ints, a_row: Time) -> Time:
+    """Time the copying warps of a block need for rows, one warp for each."""
+    return (a_row * rows).shared_by(INTERNODE_WARPS)
 
 
 def _rail_peer(owner: Ints, rank: Ints) -> Ints:
@@ -77,31 +78,27 @@ def _internode_dispatch(
     in_channel: int,
     channels: int,
 ) -> Ints:
-    warps, row_bytes = machine.system.warps, work.dispatch_row_bytes
+    costs, row_bytes = machine.costs, work.dispatch_row_bytes
     owner, block, forwarder, rows, leg = _legs(copies, work.num_ranks)
-    senders = machine.sm_channels("internode-send", channels)
-    forwarders = machine.sm_channels("internode-forward", channels)
+    senders = machine.sms.channels("internode-send", channels)
+    forwarders = machine.sms.channels("internode-forward", channels)
     readers = len(work.copy_token) / max(work.num_tokens, 1) / 2  # forwarding warps of a row
-    a_row = warps.copy_ps(row_bytes, DISPATCH_UNROLL, readers)
-    sent = machine.graph.add(
-        len(owner), resource=senders[owner, block // in_channel],
-        duration_ps=_share(rows, a_row), latency_ps=a_row, kind=DISPATCH.send,
-        rank=owner, after=begun[owner],
+    a_row = costs.warp_copy(row_bytes, unroll=DISPATCH_UNROLL, readers=readers)
+    sent = machine.serve(
+        senders[owner, block // in_channel], _share(rows, a_row), late=a_row,
+        kind=DISPATCH.send, rank=owner, after=begun[owner],
     )  # fmt: skip
-    here = transfer(machine, DISPATCH, owner, forwarder, row_bytes, rows, sent)
+    in_node = transfer(machine, DISPATCH, owner, forwarder, row_bytes, rows, sent, scattered=True)
     at = forwarder[leg]
-    passed = machine.graph.add(
-        len(leg), resource=forwarders[at, copies.block // in_channel],
-        duration_ps=_share(copies.rows, a_row),
-        latency_ps=a_row, kind=DISPATCH.send, rank=at, after=here[leg],
+    passed = machine.serve(
+        forwarders[at, copies.block // in_channel], _share(copies.rows, a_row), late=a_row,
+        kind=DISPATCH.send, rank=at, after=in_node[leg],
     )  # fmt: skip
-    landed = push(machine, DISPATCH, at, copies.other, row_bytes, copies.rows, passed)
-    told = machine.delay(DISPATCH.sync, machine.system.overheads.flag_ps, landed, copies.other)
-    out = machine.graph.add(
-        len(told), resource=machine.hbm[copies.other],
-        duration_ps=machine.system.hbm.stream_ps(2 * copies.rows * row_bytes),
-        latency_ps=2 * (warps.memory_latency_ps + warps.cache_latency_ps),
-        kind=DISPATCH.memory, rank=copies.other, after=told,
+    landed = transfer(machine, DISPATCH, at, copies.other, row_bytes, copies.rows, passed)
+    noticed = machine.delay(DISPATCH.sync, costs.flag(), landed, copies.other)
+    out = machine.stream(
+        DISPATCH.memory, 2 * copies.rows * row_bytes, copies.other, noticed,
+        late=(costs.memory_load() + costs.cache_load()) * 2,
     )  # fmt: skip
     return machine.gather(out, copies.other, begun)
 
@@ -114,37 +111,35 @@ def _internode_combine(
     in_channel: int,
     channels: int,
 ) -> Ints:
-    warps, row_bytes, graph = machine.system.warps, work.combine_row_bytes, machine.graph
+    costs, row_bytes, graph = machine.costs, work.combine_row_bytes, machine.graph
     owner, block, forwarder, rows, leg = _legs(copies, work.num_ranks)
-    senders = machine.sm_channels("internode-send", channels)
-    adders = machine.sm_channels("internode-forward", channels)
-    receivers = machine.sm_channels("internode-receive", channels)
-    a_row = warps.copy_ps(row_bytes, COMBINE_UNROLL)
+    senders = machine.sms.channels("internode-send", channels)
+    adders = machine.sms.channels("internode-forward", channels)
+    receivers = machine.sms.channels("internode-receive", channels)
+    a_row = costs.warp_copy(row_bytes, unroll=COMBINE_UNROLL)
     at = forwarder[leg]
-    sent = graph.add(
-        len(leg), resource=senders[copies.other, copies.block // in_channel],
-        duration_ps=_share(copies.rows, a_row), latency_ps=a_row,
+    sent = machine.serve(
+        senders[copies.other, copies.block // in_channel], _share(copies.rows, a_row), late=a_row,
         kind=COMBINE.send, rank=copies.other, after=begun[copies.other],
     )  # fmt: skip
-    landed = push(machine, COMBINE, copies.other, at, row_bytes, copies.rows, sent)
-    told = machine.delay(COMBINE.sync, machine.system.overheads.flag_ps, landed, at)
+    landed = transfer(machine, COMBINE, copies.other, at, row_bytes, copies.rows, sent)
+    noticed = machine.delay(COMBINE.sync, costs.flag(), landed, at)
     sources = np.bincount(leg, copies.rows, minlength=len(owner)) / np.maximum(rows, 1)
     whole = np.maximum(np.rint(sources).astype(np.int64), 1)
-    reduce = {"num_warps": int(INTERNODE_WARPS), "waiting_bytes": 0}
-    added = graph.add(
-        len(owner), resource=adders[forwarder, block // in_channel],
-        duration_ps=rows * warps.reduce_ps(whole, row_bytes, **reduce),
-        latency_ps=warps.reduce_latency_ps(whole, row_bytes), kind=COMBINE.receive, rank=forwarder,
+    adding = {"num_warps": INTERNODE_WARPS, "waiting_bytes": 0}
+    added = machine.serve(
+        adders[forwarder, block // in_channel], costs.warps_add(whole, row_bytes, **adding) * rows,
+        late=costs.warps_add_late(whole, row_bytes), kind=COMBINE.receive, rank=forwarder,
     )  # fmt: skip
-    graph.edges(told, added[leg])
+    graph.edges(noticed, added[leg])
     graph.edges(begun[forwarder], added)
-    back = transfer(machine, COMBINE, forwarder, owner, row_bytes, rows, added)
+    back = transfer(machine, COMBINE, forwarder, owner, row_bytes, rows, added, scattered=True)
     key, final = np.unique(owner * copies.num_blocks + block, return_inverse=True)
     whose = key // copies.num_blocks
-    done = graph.add(
-        len(key), resource=receivers[whose, key % copies.num_blocks // in_channel],
-        duration_ps=copies.tokens[key] * warps.reduce_ps(2, row_bytes, **reduce),
-        latency_ps=warps.reduce_latency_ps(2, row_bytes), kind=COMBINE.receive, rank=whose,
+    done = machine.serve(
+        receivers[whose, key % copies.num_blocks // in_channel],
+        costs.warps_add(2, row_bytes, **adding) * copies.tokens[key],
+        late=costs.warps_add_late(2, row_bytes), kind=COMBINE.receive, rank=whose,
         after=begun[whose],
     )  # fmt: skip
     graph.edges(back, done[final])

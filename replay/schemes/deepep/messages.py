@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.work.ragged import places
+
 if TYPE_CHECKING:
     from replay.machine.kinds import PhaseKinds
     from replay.machine.machine import Ints, Machine
@@ -45,31 +47,12 @@ class Messages:
 
 def blocks_of_tokens(work: LayerWork, most: int) -> Ints:
     """(token,): block of the token within its rank."""
-    place = np.arange(work.num_tokens) - work.tokens_of_rank[work.source_rank]
-    each = -(-int(np.diff(work.tokens_of_rank).max()) // most)
-    blocks: Ints = place // each
+    tokens = np.diff(work.tokens_of_rank)
+    blocks: Ints = places(tokens) // -(-int(tokens.max()) // most)
     return blocks
 
 
 def transfer(
-    machine: Machine, kinds: PhaseKinds, src: Ints, dst: Ints, row_bytes: int, rows: Ints,
-    after: Ints,
-) -> Ints:  # fmt: skip
-    """Rows to wherever they go: own memory, a peer of the domain, another domain."""
-    landed = after.copy()
-    domain = src // NVLINK_DOMAIN
-    near = (src != dst) & (domain == dst // NVLINK_DOMAIN)
-    far = domain != dst // NVLINK_DOMAIN
-    if near.any():
-        landed[near] = machine.store(
-            kinds, src[near], dst[near], row_bytes, after[near], rows=rows[near], scattered=True
-        )[1]
-    if far.any():
-        landed[far] = machine.put(kinds, src[far], dst[far], rows[far] * row_bytes, after[far])
-    return landed
-
-
-def push(
     machine: Machine,
     kinds: PhaseKinds,
     src: Ints,
@@ -77,10 +60,26 @@ def push(
     row_bytes: int,
     rows: Ints,
     after: Ints,
+    *,
+    scattered: bool = False,
 ) -> Ints:
-    """Rows to peers of the domain or to own memory: (message,) tasks, visible."""
+    """Rows to wherever they go: own memory, a peer of the domain, another domain.
+
+    Parameters
+    ----------
+    src, dst, rows
+        (message,) ranks, and rows of each message. These are all messages of the kernel.
+    scattered
+        See `FanOut`.
+
+    Returns
+    -------
+    (message,) tasks, visible.
+    """
     landed, remote = after.copy(), src != dst
-    landed[remote] = machine.push(
-        kinds, src[remote], dst[remote], row_bytes, after[remote], rows=rows[remote]
-    )
+    src, dst = src[remote], dst[remote]
+    fan_out = machine.transfers.fan_out(src, dst, scattered=scattered)
+    landed[remote] = machine.transfers.store(
+        kinds, src, dst, row_bytes, after[remote], fan_out, rows=rows[remote]
+    ).arrived
     return landed

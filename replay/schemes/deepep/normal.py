@@ -27,15 +27,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.compute.experts import separate_kernels
-from replay.errors import UserError
 from replay.machine import rings
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes.base import Scheme
 from replay.schemes.options import Options, option
+from replay.work.ragged import places, places_in_runs
 
 if TYPE_CHECKING:
     from replay.machine.kinds import PhaseKinds
     from replay.machine.machine import Ints, Machine
+    from replay.machine.sms import Split
     from replay.work.layer import LayerWork
 
 # Configurations shipped with DeepEP, by group size: (up to ranks, dispatch chunk, combine chunk,
@@ -114,18 +115,13 @@ class DeepEp(Scheme):
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add layout, notify, dispatch, permute, experts, unpermute, cached notify, combine."""
-        options, num_sms = self.options, machine.system.sm.num_sms
-        if options.num_sms > num_sms:
-            message = (
-                f"option num_sms={options.num_sms} of scheme 'deepep': the GPU has {num_sms} SMs"
-            )
-            raise UserError(message)
+        options = self.options
         b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
         copies = work.matrix("copies").sum(axis=0)
         rows = work.matrix("pairs").sum(axis=0)
         received = self.dispatch(work, machine, start)
         permuted = machine.memory_kernel(Kind.PERMUTE, (copies + rows) * b_d, received)
-        pool = machine.sm_pool("sm", machine.system.sm.num_sms)
+        pool = machine.sms.pool("sm", machine.sms.count)
         done = separate_kernels(machine, work, pool, permuted, layout=options.layout)
         # The caller adds the rows of its own experts, so that one row per (token, GPU) returns.
         reduced = machine.memory_kernel(Kind.UNPERMUTE, (rows + copies) * b_c, done)
@@ -143,9 +139,13 @@ class DeepEp(Scheme):
         """A kernel that clears the rings' counters between two barriers; (rank,) tasks."""
         notified = machine.kernel(start)
         for _ in range(2):
-            fenced = machine.delay(kinds.sync, machine.system.overheads.fence_ps, notified)
-            notified = machine.barrier(kinds, fenced)
+            fenced = machine.delay(kinds.sync, machine.costs.fence(), notified)
+            notified = machine.sync.barrier(kinds, fenced)
         return machine.kernel(notified)
+
+    def _sms(self, machine: Machine) -> Split:
+        """SMs of one of the two kernels, which follow one another."""
+        return machine.sms.split(f"scheme {self.name!r}", {"num_sms": self.options.num_sms})
 
     def _shipped(self, num_ranks: int) -> tuple[int, int, int]:
         row = next((row for row in SHIPPED if num_ranks <= row[0]), SHIPPED[-1])
@@ -161,7 +161,6 @@ class DeepEp(Scheme):
 
     def _before_dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Layout and notify kernels; (rank,) tasks when the dispatch kernel runs."""
-        overheads = machine.system.overheads
         if self.options.cached_layout or work.is_backward:
             return self._cached_notify(machine, DISPATCH, start)
         tokens = np.diff(work.tokens_of_rank) * self.alike
@@ -169,18 +168,19 @@ class DeepEp(Scheme):
         read = tokens * (topk * EXPERT_ID_BYTES + work.num_ranks)
         laid_out = machine.memory_kernel(Kind.LAYOUT, read, start)
         # Notify: barrier, counts to every peer, barrier, prefix sums, barrier.
-        met = machine.barrier(DISPATCH, machine.kernel(laid_out))
+        met = machine.sync.barrier(DISPATCH, machine.kernel(laid_out))
         most = max((len(experts) for experts in work.experts_of_rank), default=0)
-        counts = machine.exchange_counts(met, 4 * (work.num_ranks + most))
-        met = machine.barrier(DISPATCH, machine.barrier(DISPATCH, counts))
+        counts = machine.sync.exchange_counts(met, 4 * (work.num_ranks + most))
+        met = machine.sync.barrier(DISPATCH, machine.sync.barrier(DISPATCH, counts))
         # The host polls a pinned counter to size the output before it can launch the dispatch.
-        polled = machine.host_wait(DISPATCH, overheads.poll_pinned_ps, met)
-        return machine.launch(polled)
+        polled = machine.host.poll(DISPATCH, met)
+        return machine.host.launch(polled)
 
     def _dispatch(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
         """Dispatch kernel: (rank,) marks of its end."""
         chunk_rows, _, ring_rows = self._shipped(work.num_ranks)
-        warps, row_bytes, n = machine.system.warps, work.dispatch_row_bytes, work.num_ranks
+        costs, row_bytes, n = machine.costs, work.dispatch_row_bytes, work.num_ranks
+        sms = self._sms(machine)
         meta = INDEX_BYTES + work.expert_ids.shape[1] * (EXPERT_ID_BYTES + WEIGHT_BYTES)
         channel = self._channel_of_token(work)
         chunks = self._chunks(
@@ -188,34 +188,25 @@ class DeepEp(Scheme):
         )
         # Warps of a group share its rows; every warp looks at all tokens of the channel.
         readers = len(work.copy_token) / max(work.num_tokens, 1)
-        copying = warps.copy_ps(row_bytes, DISPATCH_UNROLL, readers)
         looked_at = self._tokens_up_to(work, channel, chunks) * self.alike
-        busy = looked_at * warps.scan_ps * -(-n // BLOCK_WARPS)
-        busy += -(-chunks.rows * n // BLOCK_WARPS) * copying
-        senders = machine.warp_lanes("deepep-send", self.options.num_sms // 2, n)
+        a_row = costs.warp_copy(row_bytes, unroll=DISPATCH_UNROLL, readers=readers)
+        busy = costs.warp_scan(looked_at * -(-n // BLOCK_WARPS))
+        busy += a_row * -(-chunks.rows * n // BLOCK_WARPS)
+        senders = sms.warp_lanes("deepep-send", self.options.num_sms // 2, n)
         sent = rings.send(
             machine, DISPATCH, chunks, senders[chunks.src, chunks.channel, chunks.dst], busy,
             row_bytes, begun, meta_bytes=meta,
         )  # fmt: skip
-        machine.follow("sent", work.copy_token, sent.send[chunks.of_row])
-        copied = machine.graph.add(
-            len(chunks),
-            resource=machine.hbm[chunks.dst],
-            duration_ps=machine.system.hbm.stream_ps(2 * chunks.rows * (row_bytes + meta)),
-            kind=DISPATCH.memory,
-            rank=chunks.dst,
-            after=sent.arrived,
-        )
-        receivers = machine.warp_lanes("deepep-recv", self.options.num_sms // 2, n)
-        a_row = STAGES * (warps.memory_latency_ps + warps.cache_latency_ps)
-        received = machine.graph.add(
-            len(chunks),
-            resource=receivers[chunks.dst, chunks.channel, chunks.src],
-            duration_ps=-(-chunks.rows * n // BLOCK_WARPS) * a_row,
-            kind=DISPATCH.receive,
-            rank=chunks.dst,
-            after=copied,
-        )
+        machine.notes.follow("sent", work.copy_token, sent.send[chunks.of_row])
+        moved = 2 * chunks.rows * (row_bytes + meta)
+        copied = machine.stream(DISPATCH.memory, moved, chunks.dst, sent.arrived)
+        receivers = sms.warp_lanes("deepep-recv", self.options.num_sms // 2, n)
+        a_row = (costs.memory_load() + costs.cache_load()) * STAGES
+        received = machine.serve(
+            receivers[chunks.dst, chunks.channel, chunks.src],
+            a_row * -(-chunks.rows * n // BLOCK_WARPS),
+            kind=DISPATCH.receive, rank=chunks.dst, after=copied,
+        )  # fmt: skip
         machine.graph.edges(begun[chunks.dst], received)
         rings.return_room(machine, DISPATCH, chunks, sent, received, ring_rows)
         return machine.gather(
@@ -224,9 +215,8 @@ class DeepEp(Scheme):
 
     def _tokens_up_to(self, work: LayerWork, channel: Ints, chunks: rings.Chunks) -> Ints:
         """(chunk,): tokens of the channel looked at from the end of the chunk before to its end."""
-        token = np.arange(work.num_tokens)
         lane = work.source_rank * (self.options.num_sms // 2) + channel
-        place = token - np.maximum.accumulate(np.where(np.diff(lane, prepend=-1) != 0, token, 0))
+        place = places_in_runs(lane)
         last = np.zeros(len(chunks), np.int64)
         np.maximum.at(last, chunks.of_row, place[work.copy_token] + 1)
         before = np.concatenate(([0], last[:-1]))
@@ -237,50 +227,43 @@ class DeepEp(Scheme):
     def _channel_of_token(self, work: LayerWork) -> Ints:
         """(token,): each channel takes a contiguous share of its rank's tokens."""
         channels = self.options.num_sms // 2
-        first = work.tokens_of_rank[work.source_rank]
-        count = np.diff(work.tokens_of_rank)[work.source_rank]
-        per_channel = np.maximum(-(-count // channels), 1)
-        channel: Ints = (np.arange(work.num_tokens) - first) // per_channel
+        tokens = np.diff(work.tokens_of_rank)
+        per_channel = np.maximum(-(-tokens // channels), 1)[work.source_rank]
+        channel: Ints = places(tokens) // per_channel
         return channel
 
     def _combine(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
         """Combine kernel: (rank,) marks of its end."""
         _, chunk_rows, ring_rows = self._shipped(work.num_ranks)
-        warps, row_bytes, n = machine.system.warps, work.combine_row_bytes, work.num_ranks
+        costs, row_bytes, n = machine.costs, work.combine_row_bytes, work.num_ranks
+        sms = self._sms(machine)
         channels = self.options.num_sms // 2
         channel = self._channel_of_token(work)
         chunks = self._chunks(
             work.copy_rank, work.copy_source, channel[work.copy_token], chunk_rows
         )
         meta = INDEX_BYTES + work.expert_ids.shape[1] * WEIGHT_BYTES
-        copying = warps.copy_ps(row_bytes, COMBINE_UNROLL)
-        senders = machine.warp_lanes("deepep-send", channels, n)
+        a_row = costs.warp_copy(row_bytes, unroll=COMBINE_UNROLL)
+        senders = sms.warp_lanes("deepep-send", channels, n)
         sent = rings.send(
             machine, COMBINE, chunks, senders[chunks.src, chunks.channel, chunks.dst],
-            -(-chunks.rows * n // BLOCK_WARPS) * copying, row_bytes, begun, meta_bytes=meta,
+            a_row * -(-chunks.rows * n // BLOCK_WARPS), row_bytes, begun, meta_bytes=meta,
         )  # fmt: skip
 
         # The owner's receiving SM adds its channel's tokens in order, a warp for each token.
         waiting = np.minimum(np.bincount(chunks.lane, chunks.rows), ring_rows).sum() / n
         sources = np.bincount(work.copy_token, minlength=work.num_tokens)
-        adders = machine.sm_channels("deepep-add", channels)
-        added = machine.graph.add(
-            work.num_tokens,
-            resource=adders[work.source_rank, channel],
-            duration_ps=self.alike
-            * warps.reduce_ps(
-                sources,
-                row_bytes,
-                num_warps=BLOCK_WARPS - 1,
-                waiting_bytes=int(waiting) * row_bytes,
-            ),
-            latency_ps=warps.reduce_latency_ps(sources, row_bytes),
-            kind=COMBINE.receive,
-            rank=work.source_rank,
-            after=begun[work.source_rank],
+        adders = sms.channels("deepep-add", channels)
+        a_sum = costs.warps_add(
+            sources, row_bytes, num_warps=BLOCK_WARPS - 1, waiting_bytes=int(waiting) * row_bytes
         )
+        added = machine.serve(
+            adders[work.source_rank, channel], a_sum * self.alike,
+            late=costs.warps_add_late(sources, row_bytes),
+            kind=COMBINE.receive, rank=work.source_rank, after=begun[work.source_rank],
+        )  # fmt: skip
         machine.graph.edges(sent.arrived[chunks.of_row], added[work.copy_token])
-        machine.follow("combined", np.arange(work.num_tokens), added)
+        machine.notes.follow("combined", np.arange(work.num_tokens), added)
         last_reader = np.zeros(len(chunks), np.int64)
         np.maximum.at(last_reader, chunks.of_row, work.copy_token)
         rings.return_room(machine, COMBINE, chunks, sent, added[last_reader], ring_rows)

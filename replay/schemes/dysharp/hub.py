@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.machine.kinds import Kind
+from replay.machine.times import NO_TIME
+from replay.work.ragged import firsts, places
 
 if TYPE_CHECKING:
     from replay.compute.experts import RowTiles
@@ -55,16 +57,15 @@ class Hub:
         self.tile_of_pair = tile_of_pair
         self._work = work
         self._machine = machine
-        self._miss_ps = machine.system.hbm.latency_ps
         self._entries = {
             AL_TLB: tlb_entries, TILE_STATUS: tile_entries, READINESS: readiness_entries,
         }  # fmt: skip
-        self._pair = machine.new_keys(len(work.pair_token))
-        self._expert = machine.new_keys(work.num_experts)
-        self._tile = machine.new_keys(len(work.pair_token))  # no tile is without a row
-        self._token = machine.new_keys(work.num_tokens)
+        self._pair = machine.caches.new_keys(len(work.pair_token))
+        self._expert = machine.caches.new_keys(work.num_experts)
+        self._tile = machine.caches.new_keys(len(work.pair_token))  # no tile is without a row
+        self._token = machine.caches.new_keys(work.num_tokens)
         self._by_copy = np.argsort(work.pair_copy, kind="stable")
-        self._first_of_copy = np.cumsum(work.copy_pairs) - work.copy_pairs
+        self._first_of_copy = firsts(work.copy_pairs)
 
     def _touch(
         self, group: str, tasks: Ints, rank: Ints, key: Ints, lookups: Ints | int, drops: bool
@@ -73,9 +74,10 @@ class Hub:
         if not entries or not len(tasks):
             return
         machine = self._machine
-        table = machine.tables(group, entries)[rank]
-        cost = self._miss_ps if np.any(lookups) else 0  # what is only forgotten is not fetched
-        machine.touch(group, tasks, table, key, lookups=lookups, miss_latency_ps=cost, drops=drops)
+        table = machine.caches.tables(group, entries)[rank]
+        # What is only forgotten is not fetched.
+        miss = machine.costs.memory_load() if np.any(lookups) else NO_TIME
+        machine.caches.touch(group, tasks, table, key, lookups=lookups, miss=miss, drops=drops)
 
     # ---- rows ------------------------------------------------------------------------------------
 
@@ -83,8 +85,7 @@ class Hub:
         """Entries of copies (copy,) and their pairs: two (entry,)."""
         count = self._work.copy_pairs[copies]
         entry = np.repeat(np.arange(len(copies)), count)
-        place = np.arange(len(entry)) - np.repeat(np.cumsum(count) - count, count)
-        return entry, self._by_copy[self._first_of_copy[copies[entry]] + place]
+        return entry, self._by_copy[self._first_of_copy[copies[entry]] + places(count)]
 
     def translate(self, copies: Ints, tasks: Ints, packets: Ints) -> None:
         """Look the slots of rows up, one for every expert that a copy is for.
@@ -114,17 +115,13 @@ class Hub:
     def tiles_full(self, tiles: RowTiles, full: Ints) -> Ints:
         """Let the scheduler see that tiles are `full` (tile,): (tile,) tasks."""
         machine = self._machine
-        poll = machine.system.overheads.poll_ps
+        poll = machine.costs.poll()
         if not self._entries[TILE_STATUS]:
             return machine.delay(Kind.DISPATCH_SYNC, poll, full, rank=tiles.rank)
-        seen = machine.graph.add(
-            len(tiles),
-            resource=machine.hub[tiles.rank],
-            latency_ps=poll,
-            kind=Kind.DISPATCH_SYNC,
-            rank=tiles.rank,
-            after=full,
-        )
+        seen = machine.serve(
+            machine.resources.hub[tiles.rank], NO_TIME, late=poll,
+            kind=Kind.DISPATCH_SYNC, rank=tiles.rank, after=full,
+        )  # fmt: skip
         key = self._tile + np.arange(len(tiles))
         self._touch(TILE_STATUS, seen, tiles.rank, key, 1, drops=False)
         if self.tile_of_pair is None:
@@ -138,34 +135,31 @@ class Hub:
         if not self._entries[TILE_STATUS]:
             return done
         machine = self._machine
-        left = machine.graph.add(
-            len(tiles),
-            resource=machine.hub[tiles.rank],
-            kind=Kind.MARK,
-            rank=tiles.rank,
-            after=done,
-        )
+        noted = machine.serve(
+            machine.resources.hub[tiles.rank], NO_TIME,
+            kind=Kind.MARK, rank=tiles.rank, after=done,
+        )  # fmt: skip
         key = self._tile + np.arange(len(tiles))
-        self._touch(TILE_STATUS, left, tiles.rank, key, 1, drops=True)
-        return left
+        self._touch(TILE_STATUS, noted, tiles.rank, key, 1, drops=True)
+        return noted
 
     # ---- tokens ----------------------------------------------------------------------------------
 
-    def told(self, copies: Ints, told: Ints) -> Ints:
+    def count_ready(self, copies: Ints, noticed: Ints) -> Ints:
         """Count at the owner that a GPU's rows of tokens are ready: (copy,) tasks.
 
         Parameters
         ----------
-        copies, told
+        copies, noticed
             (copy,): copies, and the arrival of their notifications; of the owner's own copies, when
             they are ready.
         """
         if not self._entries[READINESS]:
-            return told
+            return noticed
         work, machine = self._work, self._machine
         owner = work.copy_source[copies]
-        counted = machine.graph.add(
-            len(copies), resource=machine.hub[owner], kind=Kind.MARK, rank=owner, after=told
+        counted = machine.serve(
+            machine.resources.hub[owner], NO_TIME, kind=Kind.MARK, rank=owner, after=noticed
         )
         key = self._token + work.copy_token[copies]
         self._touch(READINESS, counted, owner, key, 1, drops=False)

@@ -12,10 +12,12 @@ import numpy as np
 
 from replay.machine.in_switch import UNNAMED, Eviction, Naming
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
+from replay.machine.times import NO_TIME, Time
 from replay.schemes.dysharp.options import RowOptions, SwitchOptions
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
+    from replay.machine.sms import Split
     from replay.schemes.dysharp.hub import Hub
     from replay.work.layer import LayerWork
 
@@ -33,11 +35,20 @@ class Rows:
         goes to, and comes from, each GPU.
     hub
         Tables at the destinations.
+    kernels
+        SMs of the kernel that dispatches, and of the one that combines; they may be one kernel.
     """
 
-    def __init__(self, work: LayerWork, machine: Machine, options: RowOptions, hub: Hub) -> None:
+    def __init__(
+        self,
+        work: LayerWork,
+        machine: Machine,
+        options: RowOptions,
+        hub: Hub,
+        kernels: tuple[Split, Split],
+    ) -> None:
         self._work, self._machine, self._hub = work, machine, hub
-        self._options = options
+        self._options, self._kernels = options, kernels
         self._switch = options if isinstance(options, SwitchOptions) else None
         loops = self._switch is not None and self._switch.loopback
         self._through = np.flatnonzero(work.copy_is_remote | loops)
@@ -48,7 +59,6 @@ class Rows:
     def push(self, begun: Ints) -> Ints:
         """Push every token: (copy,) tasks, visible when the copy is in its GPU's memory."""
         work, machine = self._work, self._machine
-        graph = machine.graph
         sizes, packets = self._segments(work.dispatch_row_bytes)
         sends, of = self._messages()
         # An SM takes one token after the other, and of a token what leaves before what stays.
@@ -57,24 +67,23 @@ class Rows:
         token = item_token[order]
         rank = work.source_rank[token]
         num = len(sizes)
-        lanes = machine.sm_channels("dysharp-dispatch", self._options.dispatch_sms)
+        lanes = self._kernels[0].channels("dysharp-dispatch", self._options.dispatch_sms)
         leaves = np.repeat(order < len(sends), num)
-        stored = graph.add(
-            len(order) * num,
-            resource=np.repeat(lanes[rank, self._lane(token, lanes.shape[1])], num),
-            duration_ps=np.tile(machine.system.sm.push_ps(sizes), len(order)),
-            latency_ps=np.where(leaves, 0, machine.system.fabric.write_visibility_ps),
+        stored = machine.serve(
+            np.repeat(lanes[rank, self._lane(token, lanes.shape[1])], num),
+            machine.costs.sm_store(np.tile(sizes, len(order))),
+            late=Time.where(leaves, NO_TIME, machine.costs.visible()),
             kind=DISPATCH.send,
             rank=np.repeat(rank, num),
             after=np.repeat(begun[rank], num),
         )
-        machine.follow("sent", np.repeat(token, num), stored)
+        machine.notes.follow("sent", np.repeat(token, num), stored)
         of_item = np.empty((len(order), num), np.int64)
         of_item[order] = stored.reshape(-1, num)
-        left, kept = of_item[: len(sends)].ravel(), of_item[len(sends) :].ravel()
-        came = self._send(sends, of, left, sizes, packets)
+        issued, placed = of_item[: len(sends)].ravel(), of_item[len(sends) :].ravel()
+        landed = self._send(sends, of, issued, sizes, packets)
         arrived = np.empty(len(work.copy_token), np.int64)
-        for copies, tasks in ((self._through, came), (self._inside, kept)):
+        for copies, tasks in ((self._through, landed), (self._inside, placed)):
             spread = np.repeat(copies, num)
             self._hub.translate(spread, tasks, np.tile(packets, len(copies)))
             self._hub.arrive(spread, tasks, np.tile(packets, len(copies)))
@@ -89,27 +98,27 @@ class Rows:
         sends, of = np.unique(token, return_inverse=True)
         return sends, of
 
-    def _send(self, sends: Ints, of: Ints, left: Ints, sizes: Ints, packets: Ints) -> Ints:
+    def _send(self, sends: Ints, of: Ints, issued: Ints, sizes: Ints, packets: Ints) -> Ints:
         """Send the segments of messages: (copy x segment,) tasks at the destinations."""
         work, machine, num = self._work, self._machine, len(sizes)
         src, dst = work.source_rank[sends], work.copy_rank[self._through]
         nbytes = np.tile(sizes, len(sends))
         if self._switch is None:
-            _, came = machine.store(
-                DISPATCH, np.repeat(src, num), np.repeat(dst, num), nbytes, left
-            )
-            return came
-        up, came = machine.multicast(
+            return machine.transfers.store(
+                DISPATCH, np.repeat(src, num), np.repeat(dst, num), nbytes, issued,
+                machine.transfers.fan_out(src, dst),
+            ).arrived  # fmt: skip
+        spread = machine.switch.multicast(
             DISPATCH,
             np.repeat(src, num),
             _spread(of, num),
             np.repeat(dst, num),
             nbytes,
-            left,
+            issued,
             naming=self._naming(sends, of, num),
         )
-        self._queue("dispatch", sends, left, up, packets)
-        return came
+        self._queue("dispatch", sends, issued, spread.left, packets)
+        return spread.arrived
 
     # ---- combine ---------------------------------------------------------------------------------
 
@@ -117,35 +126,34 @@ class Rows:
         """Tell the owners that a GPU's rows of a token are `ready` (copy,): (copy,) tasks."""
         work, machine = self._work, self._machine
         remote = np.flatnonzero(work.copy_is_remote)
-        told = ready.copy()
-        told[remote] = machine.notify(
+        noticed = ready.copy()
+        noticed[remote] = machine.sync.notify(
             work.copy_rank[remote], work.copy_source[remote], NOTIFY_BYTES, ready[remote]
         )
-        counted = self._hub.told(np.arange(len(told)), told)
-        poll = machine.system.overheads.poll_ps
-        return machine.delay(Kind.COMBINE_SYNC, poll, counted, rank=work.copy_source)
+        counted = self._hub.count_ready(np.arange(len(noticed)), noticed)
+        return machine.delay(
+            Kind.COMBINE_SYNC, machine.costs.poll(), counted, rank=work.copy_source
+        )
 
     def pull(self, begun: Ints, complete: Ints) -> Ints:
         """Pull the sums of tokens that are `complete` (token,): (rank,) marks of the end."""
         work, machine = self._work, self._machine
-        graph, sm = machine.graph, machine.system.sm
         sizes, packets = self._segments(work.combine_row_bytes)
         num = len(sizes)
         pulled, of = self._messages()
-        lanes = machine.sm_channels("dysharp-combine", self._options.combine_sms)
+        lanes = self._kernels[1].channels("dysharp-combine", self._options.combine_sms)
         owner = work.source_rank[pulled]
         lane = lanes[owner, self._lane(pulled, lanes.shape[1])]
-        asking = graph.add(
-            len(pulled) * num,
-            resource=np.repeat(lane, num),
-            duration_ps=np.tile(sm.pull_ps(sizes), len(pulled)),
+        asking = machine.serve(
+            np.repeat(lane, num),
+            machine.costs.sm_load(np.tile(sizes, len(pulled))),
             kind=COMBINE.send,
             rank=np.repeat(owner, num),
             after=np.repeat(complete[pulled], num),
         )
         first = np.unique(pulled, return_index=True)
         self._hub.combined(first[0], asking[first[1] * num])
-        came = self._fetch(pulled, of, asking, sizes, packets)
+        fetched = self._fetch(pulled, of, asking, sizes, packets)
         # The owner adds its own experts' row (and, without the switch, all contributions) and
         # writes.
         rows_in = np.bincount(work.copy_token[self._inside], minlength=work.num_tokens)
@@ -155,19 +163,18 @@ class Rows:
         place[tokens] = np.arange(len(tokens))
         rank = work.source_rank[tokens]
         row_bytes = work.combine_row_bytes
-        written = graph.add(
-            len(tokens),
-            resource=lanes[rank, self._lane(tokens, lanes.shape[1])],
-            duration_ps=sm.reduce_ps(rows_in[tokens] * row_bytes, np.full(len(tokens), row_bytes)),
+        written = machine.serve(
+            lanes[rank, self._lane(tokens, lanes.shape[1])],
+            machine.costs.sm_add(rows_in[tokens] * row_bytes, row_bytes),
             kind=COMBINE.receive,
             rank=rank,
             after=complete[tokens],
         )
-        graph.edges(came, np.repeat(written[place[pulled]], num))
+        machine.graph.edges(fetched, np.repeat(written[place[pulled]], num))
         # A token whose experts are all on its owner's GPU is not asked for.
-        kept = np.setdiff1d(tokens, pulled)
-        self._hub.combined(kept, written[place[kept]])
-        machine.follow("combined", tokens, written)
+        own = np.setdiff1d(tokens, pulled)
+        self._hub.combined(own, written[place[own]])
+        machine.notes.follow("combined", tokens, written)
         return machine.gather(written, rank, begun)
 
     def _fetch(self, pulled: Ints, of: Ints, asking: Ints, sizes: Ints, packets: Ints) -> Ints:
@@ -177,14 +184,18 @@ class Rows:
         readers, nbytes = np.repeat(owner, num), np.tile(sizes, len(pulled))
         copies = np.repeat(self._through, num)
         if self._switch is None:
-            asked, came = machine.load(COMBINE, readers, np.repeat(target, num), nbytes, asking)
+            asked, arrived = machine.transfers.load(
+                COMBINE, readers, np.repeat(target, num), nbytes, asking,
+                machine.transfers.fan_out(owner, target),
+            )  # fmt: skip
         else:
             switch, eviction = self._switch, None
             if switch.reduction == "evict":
                 eviction = Eviction(
-                    switch.reduction_timeout_ns * 1000, machine.new_keys(len(readers))
+                    machine.costs.ns(switch.reduction_timeout_ns),
+                    machine.caches.new_keys(len(readers)),
                 )
-            summed = machine.reduce_read(
+            summed = machine.switch.reduce(
                 COMBINE,
                 readers,
                 _spread(of, num),
@@ -195,10 +206,10 @@ class Rows:
                 naming=self._naming(pulled, of, num),
                 eviction=eviction,
             )
-            asked, came = summed.asked, summed.total
+            asked, arrived = summed.asked, summed.total
             self._queue("combine", pulled, asking, summed.requested, packets)
         self._hub.translate(copies, asked, np.tile(packets, len(self._through)))
-        return came
+        return arrived
 
     def _answers(self, num: int) -> Ints | None:
         """(answer,): the request that each answer is to, with `num` segments a row."""
@@ -211,7 +222,7 @@ class Rows:
 
     def _segments(self, row_bytes: int) -> tuple[Ints, Ints]:
         """Bytes and packets of each segment of a row: two (segment,)."""
-        payload = self._machine.system.link.rules().payload_bytes
+        payload = self._machine.transfers.packet_bytes
         size = self._options.segment_packets * payload or row_bytes
         sizes = np.full(-(-row_bytes // size), size, np.int64)
         sizes[-1] = row_bytes - size * (len(sizes) - 1)
@@ -232,17 +243,17 @@ class Rows:
         if switch.addressing == "explicit":
             further = np.repeat(np.bincount(of, minlength=len(sends)) - 1, num)
             return Naming(at_source=further, answered=further)
-        here = work.copy_pairs[self._through]
-        listed = np.bincount(of, weights=here, minlength=len(sends)).astype(np.int64)
+        experts = work.copy_pairs[self._through]
+        listed = np.bincount(of, weights=experts, minlength=len(sends)).astype(np.int64)
         at_source = -(-listed // IDS_PER_FLIT)
         at_target = {
-            "trimmed": -(-here // IDS_PER_FLIT),
+            "trimmed": -(-experts // IDS_PER_FLIT),
             "kept": at_source[of],
-            "stripped": np.zeros_like(here),
+            "stripped": np.zeros_like(experts),
         }[switch.target_lists]
         return Naming(np.repeat(at_source, num), np.repeat(at_target, num))
 
-    def _queue(self, phase: str, sends: Ints, issued: Ints, left: Ints, packets: Ints) -> None:
+    def _queue(self, phase: str, sends: Ints, issued: Ints, sent: Ints, packets: Ints) -> None:
         """Hold places in the SMs' queues from the issue of packets until they have left."""
         work, switch = self._work, self._switch
         assert switch is not None
@@ -251,11 +262,11 @@ class Rows:
         num_sms = switch.dispatch_sms if phase == "dispatch" else switch.combine_sms
         most = int(packets.max())
         room = most + max(switch.multimem_queue, most)
-        pools = self._machine.buffers(f"MultimemQ ({phase})", room, num_sms)
+        pools = self._machine.buffers.pools(f"MultimemQ ({phase})", room, num_sms)
         lane = self._lane(sends, num_sms)
         pool = pools.reshape(work.num_ranks, num_sms)[work.source_rank[sends], lane]
         units = np.tile(packets, len(sends))
-        self._machine.graph.take(issued, np.repeat(pool, len(packets)), units, released_by=left)
+        self._machine.graph.take(issued, np.repeat(pool, len(packets)), units, released_by=sent)
 
     def _joined(self, rank: Ints, tasks: Ints, num: int) -> Ints:
         """(copy,) tasks after all segments (copy x segment,) of each."""

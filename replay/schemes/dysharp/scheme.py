@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.compute.experts import Gemm, RowTiles, fused_tiles, row_tiles, separate_kernels
-from replay.compute.weight_gradients import DOWN, UP, weight_gradient_tasks
-from replay.errors import UserError
+from replay.compute.weight_gradients import weight_gradients_beside
 from replay.machine.kinds import COMBINE, DISPATCH
 from replay.schemes.base import Scheme
 from replay.schemes.dysharp.hub import Hub
@@ -36,12 +35,14 @@ from replay.schemes.dysharp.options import (
     TwoKernelOptions,
 )
 from replay.schemes.dysharp.rows import Rows
+from replay.work.ragged import firsts, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from replay.machine.machine import Ints, Machine
     from replay.machine.resources import Discipline
+    from replay.machine.sms import Split
     from replay.work.layer import LayerWork
 
 SM_CANDIDATES = (2, 4, 6, 8, 12, 16, 24, 32)
@@ -98,6 +99,7 @@ class DySharp(Scheme):
         """Add the fused kernel, two of them, or kernels one after the other."""
         if self.fusion == "none":
             return self._in_sequence(work, machine, start)
+        kernels = self._kernels(machine)
         begun = machine.kernel(start)
         hub = Hub(
             work,
@@ -109,9 +111,9 @@ class DySharp(Scheme):
             if self.options.slots == "source"
             else None,
         )
-        rows = Rows(work, machine, self.options, hub)
+        rows = Rows(work, machine, self.options, hub, kernels)
         arrived = rows.push(begun)
-        ready, beside = self._experts(work, machine, hub, begun, arrived)
+        ready, beside = self._experts(work, machine, hub, kernels, begun, arrived)
         notified = rows.notify(ready)
         complete = machine.mark(work.source_rank, begun[work.source_rank])
         machine.graph.edges(notified, complete[work.copy_token])
@@ -124,42 +126,55 @@ class DySharp(Scheme):
         """Add the dispatch kernel, three expert kernels and the combine kernel."""
         begun = machine.kernel(start)
         hub = Hub(work, machine, tlb_entries=self.options.tlb_entries)
-        rows = Rows(work, machine, self.options, hub)
+        rows = Rows(work, machine, self.options, hub, self._in_turn(machine))
         arrived = rows.push(begun)
-        dispatched = machine.barrier(DISPATCH, machine.gather(arrived, work.copy_rank, begun))
-        pool = machine.sm_pool("sm", machine.system.sm.num_sms)
+        dispatched = machine.sync.barrier(DISPATCH, machine.gather(arrived, work.copy_rank, begun))
+        pool = machine.sms.pool("sm", machine.sms.count)
         # Rows were placed by expert on arrival: no permute before the GEMMs, none after.
         done = separate_kernels(machine, work, pool, dispatched)
-        begun = machine.barrier(COMBINE, machine.kernel(done))
+        begun = machine.sync.barrier(COMBINE, machine.kernel(done))
         return rows.pull(begun, machine.mark(work.source_rank, begun[work.source_rank]))
 
     # ---- experts ---------------------------------------------------------------------------------
 
-    def _pools(self, machine: Machine) -> tuple[Ints, Ints, int]:
-        """SMs of the two GEMMs, which may be the same, and how many the first has."""
-        num_sms = machine.system.sm.num_sms
-        if self.two_kernels:  # each multiplies on all SMs but those that move its rows
-            first, second = num_sms - self.options.dispatch_sms, num_sms - self.options.combine_sms
-            self._leaves_sms("dispatch_sms", first, num_sms)
-            self._leaves_sms("combine_sms", second, num_sms)
-            return machine.sm_pool("sm", first), machine.sm_pool("sm-2", second), first
-        second = self.options.gemm2_sms
-        first = num_sms - self.options.dispatch_sms - self.options.combine_sms - second
-        self._leaves_sms("dispatch_sms, combine_sms and gemm2_sms", first, num_sms)
-        pool = machine.sm_pool("sm", first)
-        return pool, machine.sm_pool("sm-2", second) if second else pool, first
+    def _kernels(self, machine: Machine) -> tuple[Split, Split]:
+        """SMs of the kernel that dispatches and of the one that combines; they may be the same."""
+        if self.two_kernels:
+            return self._in_turn(machine, rest="multiply")
+        shares = {
+            name: getattr(self.options, name)
+            for name in ("dispatch_sms", "combine_sms", "gemm2_sms")
+        }
+        kernel = machine.sms.split(f"scheme {self.name!r}", shares, rest="multiply")
+        return kernel, kernel
 
-    def _leaves_sms(self, options: str, left: int, num_sms: int) -> None:
-        """Refuse options that leave no SMs to a GEMM."""
-        if left < 1:
-            message = (
-                f"{options} of scheme {self.name!r} take {num_sms - left} SMs; the GPU has "
-                f"{num_sms}, and some must multiply"
+    def _in_turn(self, machine: Machine, *, rest: str = "") -> tuple[Split, Split]:
+        """SMs of two kernels of which one follows the other, those that move rows by option."""
+        dispatch, combine = (
+            machine.sms.split(f"scheme {self.name!r}", {name: sms}, rest=rest)
+            for name, sms in (
+                ("dispatch_sms", self.options.dispatch_sms),
+                ("combine_sms", self.options.combine_sms),
             )
-            raise UserError(message)
+        )
+        return dispatch, combine
+
+    def _pools(self, kernels: tuple[Split, Split]) -> tuple[Ints, Ints, int]:
+        """SMs of the two GEMMs, which may be the same, and how many the first has."""
+        first, last = kernels
+        if self.two_kernels:  # each multiplies on all SMs but those that move its rows
+            return first.pool("sm", first.left), last.pool("sm-2", last.left), first.left
+        pool, second = first.pool("sm", first.left), self.options.gemm2_sms
+        return pool, first.pool("sm-2", second) if second else pool, first.left
 
     def _experts(
-        self, work: LayerWork, machine: Machine, hub: Hub, begun: Ints, arrived: Ints
+        self,
+        work: LayerWork,
+        machine: Machine,
+        hub: Hub,
+        kernels: tuple[Split, Split],
+        begun: Ints,
+        arrived: Ints,
     ) -> tuple[Ints, list[tuple[Ints, Ints]]]:
         """Run tiles as their slots fill.
 
@@ -169,10 +184,10 @@ class DySharp(Scheme):
         is to end beside the combine, see `_beside`.
         """
         graph = machine.graph
-        pool, second_pool, num_computing = self._pools(machine)
+        pool, second_pool, num_computing = self._pools(kernels)
         gemm = Gemm.first(work, fused_activation=True)
         tiles = row_tiles(machine, work, gemm, num_computing, self.options.tile_rows)
-        machine.note_tiles(tiles.rank, tiles.rows, self.options.tile_rows)
+        machine.notes.tile(tiles.rank, tiles.rows, self.options.tile_rows)
         full = machine.mark(tiles.rank, begun[tiles.rank])
         done = fused_tiles(
             machine, work, tiles, pool, hub.tiles_full(tiles, full),
@@ -188,9 +203,11 @@ class DySharp(Scheme):
             bounds = np.searchsorted(work.pair_expert[by_expert], np.arange(work.num_experts + 1))
             for expert in np.flatnonzero(work.rows_of_expert):
                 members = work.pair_copy[by_expert[bounds[expert] : bounds[expert + 1]]]
-                mine = slice(tiles.first_of_expert[expert], tiles.first_of_expert[expert + 1])
-                rows = tiles.rows[mine]
-                graph.gate(arrived[members], ready[members], rows, full[mine], done[mine])
+                of_expert = slice(*tiles.first_of_expert[expert : expert + 2])
+                graph.gate(
+                    arrived[members], ready[members],
+                    tiles.rows[of_expert], full[of_expert], done[of_expert],
+                )  # fmt: skip
         else:
             graph.edges(arrived[work.pair_copy], full[hub.tile_of_pair])
             graph.edges(done[hub.tile_of_pair], ready[work.pair_copy])
@@ -212,17 +229,9 @@ class DySharp(Scheme):
         do.
         """
         beside = [(done, tiles.rank)] if self.two_kernels else []
-        if work.is_backward:
-            rank_of = work.placement.expert_rank.astype(np.int64)
-            complete = machine.mark(rank_of, begun[rank_of])
-            machine.graph.edges(done, complete[tiles.expert])
-            beside += [
-                weight_gradient_tasks(
-                    machine, work, projection, pool, complete, priority=work.num_experts
-                )
-                for projection in (DOWN, UP)
-            ]
-        return beside
+        return beside + weight_gradients_beside(
+            machine, work, pool, done, tiles.expert, priority=work.num_experts, begun=begun
+        )
 
     def _second_kernel(
         self, machine: Machine, rank: Ints, arrived: Ints, work: LayerWork
@@ -243,9 +252,8 @@ def _tiles_by_source(work: LayerWork, tile_rows: int) -> Ints:
     order = np.argsort(work.pair_expert, kind="stable")  # pairs are listed by source and token
     expert, rows = work.pair_expert[order], work.rows_of_expert
     tiles = -(-rows // tile_rows)
-    place = np.arange(len(order)) - (np.cumsum(rows) - rows)[expert]
     tile = np.empty(len(order), np.int64)
-    tile[order] = (np.cumsum(tiles) - tiles)[expert] + place // tile_rows
+    tile[order] = firsts(tiles)[expert] + places(rows) // tile_rows
     return tile
 
 

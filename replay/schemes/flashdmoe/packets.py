@@ -9,6 +9,7 @@ import numpy as np
 
 from replay.compute.experts import RowTiles
 from replay.work.layer import LayerWork
+from replay.work.ragged import firsts, places
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -51,7 +52,7 @@ class Packets:
             rows=rows,
             order=order,
             packet=cell[order],
-            place=np.arange(len(order)) - np.repeat(np.cumsum(rows) - rows, rows),
+            place=places(rows),
         )
 
     @property
@@ -92,10 +93,8 @@ class PacketTiles:
             Whether a partial tile is multiplied and moved as if it were full.
         """
         count = -(-packets.rows // tile_rows)
-        first = np.cumsum(count) - count
         packet = np.repeat(np.arange(len(count), dtype=np.int64), count)
-        index = np.arange(len(packet)) - first[packet]
-        rows = np.minimum(packets.rows[packet] - index * tile_rows, tile_rows)
+        rows = np.minimum(packets.rows[packet] - places(count) * tile_rows, tile_rows)
         expert = packets.expert[packet]
         multiplied = np.full(len(packet), tile_rows, np.int64) if padded else rows
         grid = RowTiles(
@@ -106,7 +105,8 @@ class PacketTiles:
             first_of_expert=np.searchsorted(expert, np.arange(work.num_experts + 1)),
             block_n=np.full(work.num_ranks, tile_columns, np.int64),
         )
-        return cls(grid, packet, rows, first[packets.packet] + packets.place // tile_rows)
+        of_row = firsts(count)[packets.packet] + packets.place // tile_rows
+        return cls(grid, packet, rows, of_row)
 
 
 def within_capacity(work: LayerWork, factor: float) -> tuple[LayerWork, Ints]:
@@ -128,8 +128,8 @@ def within_capacity(work: LayerWork, factor: float) -> tuple[LayerWork, Ints]:
     ids = work.expert_ids.copy()
     token, slot = np.nonzero(ids >= 0)
     ids[token[dropped], slot[dropped]] = -1
-    kept = LayerWork(
+    fitting = LayerWork(
         ids, work.source_rank.astype(np.int32), work.placement, work.shape, work.precision,
         is_backward=work.is_backward,
     )  # fmt: skip
-    return kept, work.pair_source[dropped]
+    return fitting, work.pair_source[dropped]

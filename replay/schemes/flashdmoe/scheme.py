@@ -28,12 +28,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.compute.experts import Gemm, TileTasks, gemm_tasks
-from replay.compute.weight_gradients import DOWN, UP, weight_gradient_tasks
-from replay.errors import UserError
+from replay.compute.weight_gradients import joined, weight_gradients_beside
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
+from replay.machine.times import NO_TIME, Time
 from replay.schemes.base import Scheme
 from replay.schemes.flashdmoe.packets import Packets, PacketTiles, within_capacity
 from replay.schemes.options import Options, option
+from replay.work.ragged import cut_runs
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
@@ -136,30 +137,28 @@ class FlashDMoe(Scheme):
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the kernel."""
-        options, num_sms = self.options, machine.system.sm.num_sms
+        options = self.options
         if options.capacity_factor:
             work, dropped = within_capacity(work, options.capacity_factor)
-            machine.count("dropped rows", dropped)
+            machine.notes.count("dropped rows", dropped)
         packets = Packets.of(work)
         # A server is an SM, whose blocks take turns. The operating system polls and computes
         # nothing: it takes an SM from the processors only if its block has the SM to itself.
-        alone = OS_BLOCKS if options.blocks_per_sm == 1 else 0
-        if num_sms <= alone:
-            message = "scheme 'flashdmoe' needs a GPU with more SMs, or option blocks_per_sm=2"
-            raise UserError(message)
-        pool = machine.sm_pool("sm", num_sms - alone)
+        alone = {"blocks_per_sm": OS_BLOCKS} if options.blocks_per_sm == 1 else {}
+        sms = machine.sms.split(f"scheme {self.name!r}", alone, rest="multiply")
+        pool = sms.pool("sm", sms.left)
         begun = machine.kernel(start)
         seen, priority = self._dispatch(work, machine, packets, pool, begun)
         tiles = PacketTiles.of(
             work, packets, options.tile_rows, options.tile_columns, padded=options.pad_tiles
         )
-        machine.note_tiles(tiles.grid.rank, tiles.rows, options.tile_rows)
-        second, kept = self._experts(work, machine, tiles, pool, seen, priority)
+        machine.notes.tile(tiles.grid.rank, tiles.rows, options.tile_rows)
+        second, beside = self._experts(work, machine, tiles, pool, seen, priority)
         added, owner = self._combine(work, machine, packets, tiles, second, pool, priority)
         rank = tiles.grid.rank
         return machine.gather(
-            np.concatenate((added, seen, second.columns, second.memory, kept[0])),
-            np.concatenate((owner, packets.rank, rank[second.column_tile], rank, kept[1])),
+            np.concatenate((added, seen, second.columns, second.memory, beside[0])),
+            np.concatenate((owner, packets.rank, rank[second.column_tile], rank, beside[1])),
             begun,
         )
 
@@ -175,12 +174,10 @@ class FlashDMoe(Scheme):
         (packet,) tasks: the packet's tiles are with the processors. And the priority of what comes
         after the dispatch: blocks become processors when they have nothing more to send.
         """
-        graph, system, row_bytes = machine.graph, machine.system, work.dispatch_row_bytes
-        first = packets.place % MESSAGE_ROWS == 0
-        message_of_row = np.cumsum(first) - 1
-        packet = packets.packet[first]
-        rows = np.diff(np.append(np.flatnonzero(first), len(first)))
-        part = packets.place[first] // MESSAGE_ROWS
+        row_bytes = work.dispatch_row_bytes
+        messages = cut_runs(packets.packet, MESSAGE_ROWS)
+        packet, rows = packets.packet[messages.first], messages.size
+        part = packets.place[messages.first] // MESSAGE_ROWS
         parts = int(part.max(initial=0)) + 1
         turn = self._turns(work, machine)
         priority = turn[packets.expert[packet]] * parts + part
@@ -188,23 +185,23 @@ class FlashDMoe(Scheme):
         by_turn = np.lexsort((packet, priority, src))  # tasks in the order in which they run
         remote = src[by_turn] != dst[by_turn]
         sent = np.empty(len(packet), np.int64)
-        sent[by_turn] = graph.add(
-            len(packet),
-            resource=pool[src[by_turn]],
-            duration_ps=system.sm.push_ps(rows[by_turn] * row_bytes),
-            latency_ps=np.where(remote, 0, system.fabric.write_visibility_ps),
+        sent[by_turn] = machine.serve(
+            pool[src[by_turn]],
+            machine.costs.sm_store(rows[by_turn] * row_bytes),
+            late=Time.where(remote, NO_TIME, machine.costs.visible()),
             priority=priority[by_turn],
             kind=DISPATCH.send,
             rank=src[by_turn],
             after=begun[src[by_turn]],
         )
-        machine.follow("sent", work.pair_token[packets.order], sent[message_of_row])
-        away = by_turn[remote]
+        machine.notes.follow("sent", work.pair_token[packets.order], sent[messages.of_entry])
+        leaving = by_turn[remote]
+        fan_out = machine.transfers.fan_out(src[leaving], dst[leaving], scattered=True)
         arrived = sent.copy()
-        arrived[away] = machine.store(
-            DISPATCH, src[away], dst[away], row_bytes, sent[away], rows=rows[away],
-            scattered=True, packet_bytes=self.options.packet_bytes,
-        )[1]  # fmt: skip
+        arrived[leaving] = machine.transfers.store(
+            DISPATCH, src[leaving], dst[leaving], row_bytes, sent[leaving], fan_out,
+            rows=rows[leaving], packet_bytes=self.options.packet_bytes,
+        ).arrived  # fmt: skip
         return self._signal(machine, packets, packet, arrived, begun), int(turn.max() + 1) * parts
 
     def _turns(self, work: LayerWork, machine: Machine) -> Ints:
@@ -213,7 +210,7 @@ class FlashDMoe(Scheme):
         blocks = self.options.dispatch_group_blocks
         if not blocks:
             blocks = max(-(-GROUP_BLOCKS // max(num_experts, LEAST_EXPERTS)), LEAST_GROUP_BLOCKS)
-        processors = machine.system.sm.num_sms * self.options.blocks_per_sm - OS_BLOCKS
+        processors = machine.sms.count * self.options.blocks_per_sm - OS_BLOCKS
         num_groups = max(processors // blocks, 1)
         rounds = -(-num_experts // num_groups)
         index, group = np.divmod(np.arange(num_experts, dtype=np.int64), num_groups)
@@ -224,29 +221,26 @@ class FlashDMoe(Scheme):
         self, machine: Machine, packets: Packets, packet: Ints, arrived: Ints, begun: Ints
     ) -> Ints:
         """Tell of each packet when its messages have `arrived`: (packet,) tasks, handed out."""
-        fabric, remote = machine.system.fabric, packets.is_remote
+        costs, remote = machine.costs, packets.is_remote
         # The fence before a signal waits until the stores have been acknowledged.
-        acknowledged = fabric.uplink_latency_ps + fabric.downlink_latency_ps
-        fenced = machine.graph.add(
-            len(packets.rows),
-            resource=-1,
-            duration_ps=np.where(remote & (packets.rows > 0), acknowledged, 0),
-            latency_ps=np.where(remote, 0, fabric.write_visibility_ps),
-            kind=DISPATCH.sync,
-            rank=packets.source,
-            after=begun[packets.source],
-        )
+        fenced = machine.serve(
+            -1, Time.where(remote & (packets.rows > 0), costs.acknowledged(), NO_TIME),
+            late=Time.where(remote, NO_TIME, costs.visible()),
+            kind=DISPATCH.sync, rank=packets.source, after=begun[packets.source],
+        )  # fmt: skip
         machine.graph.edges(arrived, fenced[packet])
-        told, away = fenced.copy(), np.flatnonzero(remote)
-        told[away] = machine.notify(
-            packets.source[away], packets.rank[away], SIGNAL_BYTES, fenced[away],
+        signalled, far = fenced.copy(), np.flatnonzero(remote)
+        signalled[far] = machine.sync.notify(
+            packets.source[far], packets.rank[far], SIGNAL_BYTES, fenced[far],
             kinds=(Kind.SIGNAL_UP, Kind.SIGNAL_DOWN),
         )  # fmt: skip
-        return machine.delay(DISPATCH.sync, self._handed_out_ps(machine), told, rank=packets.rank)
+        return machine.delay(
+            DISPATCH.sync, self._handing_out(machine), signalled, rank=packets.rank
+        )
 
-    def _handed_out_ps(self, machine: Machine) -> int:
+    def _handing_out(self, machine: Machine) -> Time:
         """From what makes a task ready until it runs: a poll of the scheduler, one of its block."""
-        return 2 * machine.system.overheads.poll_ps
+        return machine.costs.poll() * 2
 
     # ---- experts ---------------------------------------------------------------------------------
 
@@ -281,24 +275,14 @@ class FlashDMoe(Scheme):
                 done = machine.mark(grid.rank, tasks.memory)
                 machine.graph.edges(tasks.columns, done[tasks.column_tile])
                 ready = machine.delay(
-                    Kind.GEMM2_SYNC, self._handed_out_ps(machine), done, rank=grid.rank
+                    Kind.GEMM2_SYNC, self._handing_out(machine), done, rank=grid.rank
                 )
-        nothing = np.zeros(0, np.int64)
-        if not work.is_backward:
-            return tasks, (nothing, nothing)
-        rank_of = work.placement.expert_rank.astype(np.int64)
-        complete = machine.mark(rank_of)
-        machine.graph.edges(tasks.columns, complete[grid.expert[tasks.column_tile]])
-        machine.graph.edges(tasks.memory, complete[grid.expert])
-        last = priority + work.num_experts
-        wanted, ranks = zip(
-            *(
-                weight_gradient_tasks(machine, work, projection, pool, complete, priority=last)
-                for projection in (DOWN, UP)
-            ),
-            strict=True,
+        done = np.concatenate((tasks.columns, tasks.memory))
+        expert = np.concatenate((grid.expert[tasks.column_tile], grid.expert))
+        beside = weight_gradients_beside(
+            machine, work, pool, done, expert, priority=priority + work.num_experts
         )
-        return tasks, (np.concatenate(wanted), np.concatenate(ranks))
+        return tasks, joined(beside)
 
     # ---- combine ---------------------------------------------------------------------------------
 
@@ -318,39 +302,34 @@ class FlashDMoe(Scheme):
         -------
         (row tile,) marks after which its rows are added to their tokens, and the owner of each.
         """
-        graph, system, width = machine.graph, machine.system, self.options.tile_columns
+        graph, costs, width = machine.graph, machine.costs, self.options.tile_columns
         tile, hidden = second.column_tile, work.shape.hidden
         owner = packets.source[tiles.packet]
         columns = np.minimum(width, hidden - second.column_index * width)
         value = work.precision.result_bytes
         # The last columns are not there before the last of the weights.
-        left = second.columns.copy()
+        ready = second.columns.copy()
         last = np.flatnonzero(second.column_index == -(-hidden // width) - 1)
-        left[last] = machine.mark(tiles.grid.rank[tile[last]], second.columns[last])
-        graph.edges(second.memory[tile[last]], left[last])
+        ready[last] = machine.mark(tiles.grid.rank[tile[last]], second.columns[last])
+        graph.edges(second.memory[tile[last]], ready[last])
 
         flagged = np.empty(len(tile), np.int64)
         is_remote = (owner != tiles.grid.rank)[tile]
         for wide in np.unique(columns).tolist():
-            mine = np.flatnonzero(is_remote & (columns == wide))
-            flagged[mine] = self._send(machine, tiles, owner, tile[mine], wide * value, left[mine])
-        here = np.flatnonzero(~is_remote)
-        wait = system.fabric.write_visibility_ps + self._handed_out_ps(machine)
-        flagged[here] = machine.delay(COMBINE.sync, wait, left[here], rank=owner[tile[here]])
+            sent = np.flatnonzero(is_remote & (columns == wide))
+            flagged[sent] = self._send(machine, tiles, owner, tile[sent], wide * value, ready[sent])
+        own = np.flatnonzero(~is_remote)
+        wait = costs.visible() + self._handing_out(machine)
+        flagged[own] = machine.delay(COMBINE.sync, wait, ready[own], rank=owner[tile[own]])
 
         nbytes = tiles.rows[tile] * columns * value
-        added = graph.add(
-            len(tile),
-            resource=pool[owner[tile]],
-            duration_ps=system.sm.reduce_ps(nbytes, nbytes),
-            priority=priority,
-            kind=COMBINE.receive,
-            rank=owner[tile],
-            after=flagged,
-        )
+        added = machine.serve(
+            pool[owner[tile]], costs.sm_add(nbytes, nbytes), priority=priority,
+            kind=COMBINE.receive, rank=owner[tile], after=flagged,
+        )  # fmt: skip
         whole = machine.mark(owner)
         graph.edges(added, whole[tile])
-        machine.follow("combined", work.pair_token[packets.order], whole[tiles.of_row])
+        machine.notes.follow("combined", work.pair_token[packets.order], whole[tiles.of_row])
         return whole, owner
 
     def _send(
@@ -363,26 +342,25 @@ class FlashDMoe(Scheme):
         after: Ints,
     ) -> Ints:
         """Store tiles of the result and a flag for each: (tile task,), handed to processors."""
-        options, fabric = self.options, machine.system.fabric
+        options, transfers = self.options, machine.transfers
         src, dst, rows = tiles.grid.rank[tile], owner[tile], tiles.rows[tile]
-        stored = machine.store(
-            COMBINE, src, dst, row_bytes, after, rows=rows,
-            scattered=True, packet_bytes=options.packet_bytes,
-        )[1]  # fmt: skip
+        # Every tile has every block of columns, so that all of them go to the same owners.
+        stored = transfers.store(
+            COMBINE, src, dst, row_bytes, after, transfers.fan_out(src, dst, scattered=True),
+            rows=rows, packet_bytes=options.packet_bytes,
+        ).arrived  # fmt: skip
         if options.send_padding:
             partial = np.flatnonzero(rows < options.tile_rows)
-            padding = machine.store(
-                COMBINE, src[partial], dst[partial], 0, after[partial],
+            padded = src[partial], dst[partial]
+            padding = transfers.store(
+                COMBINE, *padded, 0, after[partial], transfers.fan_out(*padded, scattered=True),
                 rows=options.tile_rows - rows[partial], meta_bytes=row_bytes,
-                scattered=True, packet_bytes=options.packet_bytes,
-            )[1]  # fmt: skip
-            stored[partial] = machine.graph.add(
-                len(partial), resource=-1, kind=Kind.MARK, rank=dst[partial], after=stored[partial]
-            )
+                packet_bytes=options.packet_bytes,
+            ).arrived  # fmt: skip
+            stored[partial] = machine.mark(dst[partial], stored[partial])
             machine.graph.edges(padding, stored[partial])
         # The fence before the flag, and the polls after it, are waiting of nobody but the tile.
-        acknowledged = fabric.uplink_latency_ps + fabric.downlink_latency_ps
-        return machine.notify(
+        return machine.sync.notify(
             src, dst, SIGNAL_BYTES, stored,
-            waiting_ps=acknowledged + self._handed_out_ps(machine),
+            waiting=machine.costs.acknowledged() + self._handing_out(machine),
         )  # fmt: skip

@@ -24,12 +24,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.machine.times import NO_TIME, Time
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replay.machine.block_scheduler import BlockScheduler
     from replay.machine.kinds import PhaseKinds
     from replay.machine.machine import Ints, Machine
+    from replay.machine.transfers import FanOut
 
 SECTOR_BYTES = 32  # what a store of a warp is made of in the caches and on its way to the hub
 STORES_FIRST = -1  # blocks that store go before blocks that compute
@@ -71,7 +74,7 @@ class Egress:
     queue_packets
         Packets that a destination's queue holds; the plain queue has as many sectors as all of
         them have room for.
-    timer_ps
+    timer
         How long a packet waits to become full.
     piece_bytes
         About how many bytes of a row travel as one message.
@@ -87,35 +90,35 @@ class Egress:
         *,
         merges: bool,
         queue_packets: int,
-        timer_ps: int,
+        timer: Time,
         piece_bytes: int,
         rows: Sequence[tuple[int, int]],
     ) -> None:
         self._machine, self._blocks, self._pool = machine, blocks, pool
-        self._merges, self._timer_ps = merges, timer_ps
-        n, link = machine.num_ranks, machine.system.link
-        self._packet_bytes = link.rules().payload_bytes if merges else SECTOR_BYTES
+        self._merges, self._timer = merges, timer
+        n, transfers = machine.num_ranks, machine.transfers
+        self._packet_bytes = transfers.packet_bytes if merges else SECTOR_BYTES
         self._piece_bytes = piece_bytes
         largest_row = max(payload + meta for payload, meta in rows)
         if merges:
-            depth = max(queue_packets, int(link.packets(largest_row)))
-            self._queues = machine.buffers("egress queue", depth, n).reshape(n, n)
-            self._entries = machine.arbiters("egress entry", n, "fifo")
+            depth = max(queue_packets, int(transfers.packets(largest_row)))
+            self._queues = machine.buffers.pools("egress queue", depth, n).reshape(n, n)
+            self._entries = machine.sms.units("egress entry", n, "fifo")
         else:
-            sectors = queue_packets * (n - 1) * (link.rules().payload_bytes // SECTOR_BYTES)
+            sectors = queue_packets * (n - 1) * (transfers.packet_bytes // SECTOR_BYTES)
             depth = max(sectors, -(-largest_row // SECTOR_BYTES))
-            self._queues = np.repeat(machine.buffers("egress queue", depth)[:, None], n, axis=1)
-            self._entries = np.repeat(machine.arbiters("egress entry", 1, "fifo"), n, axis=1)
-        switch = machine.system.switch
-        channels = switch.virtual_channels
-        flits = switch.input_buffer_total_bytes(0) // channels // link.flit_bytes
+            self._queues = np.repeat(
+                machine.buffers.pools("egress queue", depth)[:, None], n, axis=1
+            )
+            self._entries = np.repeat(machine.sms.units("egress entry", 1, "fifo"), n, axis=1)
+        channels, flits = machine.switch.num_channels, machine.switch.channel_flits
         longest = max(
-            link.write_flits(sum(piece), packet_bytes=self._packet_bytes)
+            transfers.flits(sum(piece), self._packet_bytes)
             for row in rows
             for piece in self._cut(*row)
         )
         self._units = max(1, flits // longest) if merges else flits
-        room = machine.buffers("switch input channel", self._units, channels)
+        room = machine.buffers.pools("switch input channel", self._units, channels)
         self._channels = room.reshape(n, channels)
 
     def send(
@@ -142,25 +145,19 @@ class Egress:
         resident
             (row,): see `BlockScheduler.hold`.
         """
-        machine, graph = self._machine, self._machine.graph
-        away = np.flatnonzero(src != dst)
-        stored = graph.add(
-            len(src),
-            resource=self._pool[src],
-            duration_ps=machine.system.sm.push_ps(np.full(len(src), row_bytes + meta_bytes)),
-            latency_ps=np.where(src == dst, machine.system.fabric.write_visibility_ps, 0),
-            priority=STORES_FIRST,
-            kind=kinds.send,
-            rank=src,
-        )
+        machine = self._machine
+        far = np.flatnonzero(src != dst)
+        total = row_bytes + meta_bytes
+        stored = machine.serve(
+            self._pool[src], machine.costs.sm_store(total),
+            late=Time.where(src == dst, machine.costs.visible(), NO_TIME),
+            priority=STORES_FIRST, kind=kinds.send, rank=src,
+        )  # fmt: skip
         first = stored.copy()
-        first[away] = graph.add(  # waits for room in the queue, in its SM
-            len(away),
-            resource=self._entries[src[away], dst[away]],
-            kind=kinds.sync,
-            rank=src[away],
+        first[far] = machine.serve(  # waits for room in the queue, in its SM
+            self._entries[src[far], dst[far]], NO_TIME, kind=kinds.sync, rank=src[far]
         )
-        graph.edges(first[away], stored[away])
+        machine.graph.edges(first[far], stored[far])
         claims = self._blocks.hold(
             first, stored, src, after, priority=STORES_FIRST, resident=resident
         )
@@ -168,21 +165,19 @@ class Egress:
         pieces = np.full((len(src), len(cut)), -1, np.int64)
         packets = np.zeros((len(src), len(cut)), np.int64)
         pieces[:, 0], packets[:, 0] = stored, 1  # in the own memory a row is one piece
+        # All pieces of the rows go to the same destinations.
+        fan_out = machine.transfers.fan_out(src[far], dst[far])
         for index, (payload, meta) in enumerate(cut):
-            ready, is_late = stored[away], self._merges and (payload + meta) % self._packet_bytes
+            ready, is_late = stored[far], self._merges and (payload + meta) % self._packet_bytes
             if is_late:
-                ready = machine.delay(kinds.sync, self._timer_ps, ready, src[away])
-            down = self._piece(
-                kinds, src[away], dst[away], payload, meta, ready, first[away], bool(is_late)
+                ready = machine.delay(kinds.sync, self._timer, ready, src[far])
+            pieces[far, index] = self._piece(
+                kinds, src[far], dst[far], payload, meta, ready, first[far], bool(is_late), fan_out
             )
-            pieces[away, index] = down
-            packets[away, index] = machine.system.link.packets(
-                payload + meta, packet_bytes=self._packet_bytes
-            )
-        total = row_bytes + meta_bytes
-        machine.count("egress sectors", src[away], -(-total // SECTOR_BYTES))
-        machine.count("egress packets", src[away], packets[away].sum(axis=1))
-        machine.notes.ratios["sectors a packet"] = ("egress sectors", "egress packets")
+            packets[far, index] = machine.transfers.packets(payload + meta, self._packet_bytes)
+        machine.notes.count("egress sectors", src[far], -(-total // SECTOR_BYTES))
+        machine.notes.count("egress packets", src[far], packets[far].sum(axis=1))
+        machine.notes.ratio("sectors a packet", "egress sectors", "egress packets")
         return Sent(claims, stored, pieces, packets)
 
     def _cut(self, row_bytes: int, meta_bytes: int) -> list[tuple[int, int]]:
@@ -206,19 +201,19 @@ class Egress:
         ready: Ints,
         room: Ints,
         is_late: bool,
+        fan_out: FanOut,
     ) -> Ints:
         """One piece of every row over its two links, with the room that it takes."""
-        machine, graph = self._machine, self._machine.graph
-        link = machine.system.link
-        up, down = machine.store(
-            kinds, src, dst, payload, ready, meta_bytes=meta, packet_bytes=self._packet_bytes,
-            priority=BYPASS if is_late else 0, ack_priority=BYPASS,
+        graph, transfers = self._machine.graph, self._machine.transfers
+        up, down = transfers.store(
+            kinds, src, dst, payload, ready, fan_out, meta_bytes=meta,
+            packet_bytes=self._packet_bytes, priority=BYPASS if is_late else 0, ack_priority=BYPASS,
         )  # fmt: skip
-        packets = link.packets(payload + meta, packet_bytes=self._packet_bytes)
+        packets = transfers.packets(payload + meta, self._packet_bytes)
         graph.take(room, self._queues[src, dst], packets, released_by=up)
         if not is_late:
             channel = self._channels[src, dst % self._channels.shape[1]]
-            flits = link.write_flits(payload + meta, packet_bytes=self._packet_bytes)
+            flits = transfers.flits(payload + meta, self._packet_bytes)
             units = 1 if self._merges else min(flits, self._units)
             graph.take(up, channel, units, released_by=down)
         return down

@@ -35,10 +35,10 @@ from replay.compute.experts import Gemm, gemm_tasks, row_tiles
 from replay.compute.weight_gradients import (
     DOWN,
     UP,
+    joined,
     weight_gradient_kernel,
-    weight_gradient_tasks,
+    weight_gradients_beside,
 )
-from replay.errors import UserError
 from replay.machine.block_scheduler import BlockScheduler
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes.base import Scheme
@@ -55,7 +55,6 @@ TILE_ORDERS = ("arrival", "expert")
 TILE_ROWS = 128  # rows of a tile; the paper's GEMMs are CUTLASS's, whose tiles have 128
 TABLE = "row-address table"
 MOST_ADDRESS_BYTES = 4096  # far more than any address; it travels in pieces, as a row does
-NS = 1000  # picoseconds
 
 
 @dataclass(frozen=True)
@@ -182,19 +181,14 @@ class _Layer:
         self, options: MoeHubOptions, work: LayerWork, machine: Machine, begun: Ints
     ) -> None:
         self.options, self.work, self.machine, self.begun = options, work, machine, begun
-        num_sms = machine.system.sm.num_sms
-        if options.store_sms > num_sms:
-            message = (
-                f"option store_sms={options.store_sms} of scheme 'moe-hub': the GPU has "
-                f"{num_sms} SMs"
-            )
-            raise UserError(message)
-        self.pool = machine.sm_pool("sm", num_sms)
-        self.blocks = BlockScheduler(machine, num_sms)
+        # Blocks that store hold SMs of the same pool as all others; only their number is limited.
+        machine.sms.split("scheme 'moe-hub'", {"store_sms": options.store_sms})
+        self.pool = machine.sms.pool("sm", machine.sms.count)
+        self.blocks = BlockScheduler(machine, machine.sms.count)
         self.egress = Egress(
             machine, self.blocks, self.pool,
             merges=options.rpm, queue_packets=options.queue_packets,
-            timer_ps=options.rpm_timer_ns * NS, piece_bytes=options.piece_bytes,
+            timer=machine.costs.ns(options.rpm_timer_ns), piece_bytes=options.piece_bytes,
             rows=[
                 (work.dispatch_row_bytes, options.address_bytes), (work.combine_row_bytes, 0),
             ],
@@ -205,7 +199,7 @@ class _Layer:
         work, machine = self.work, self.machine
         sent, arrived = self._dispatch()
         tiles = self._gemms[0][1]
-        machine.note_tiles(tiles.rank, tiles.rows, TILE_ROWS)
+        machine.notes.tile(tiles.rank, tiles.rows, TILE_ROWS)
         full = machine.mark(tiles.rank, self.begun[tiles.rank])
         if self.options.dam:
             done = self._launched_tiles(full)
@@ -215,7 +209,7 @@ class _Layer:
         done, ended = self._kernels_of_tiles(full, sent)
         landed = self._send_back(arrived, tiles, full, done)
         # The kernel of the sums is next in the stream; all rows must have come to all GPUs.
-        met = machine.barrier(COMBINE, machine.gather(landed, work.pair_source, ended))
+        met = machine.sync.barrier(COMBINE, machine.gather(landed, work.pair_source, ended))
         begun = machine.kernel(met)
         ends = self._add(begun[work.source_rank[np.unique(work.pair_token)]], begun)
         if work.is_backward:
@@ -232,17 +226,19 @@ class _Layer:
         sent = self.egress.send(
             DISPATCH, src, dst, work.dispatch_row_bytes, self.begun[src],
             meta_bytes=options.address_bytes,
-            resident=machine.buffers("routing kernel's blocks", options.store_sms)[src],
+            resident=machine.buffers.pools("routing kernel's blocks", options.store_sms)[src],
         )  # fmt: skip
-        machine.follow("sent", work.pair_token, sent.claims)
-        table = machine.tables(TABLE, options.aau_entries, policy="fifo")
-        key = machine.new_keys(len(src)) + np.arange(len(src))
+        machine.notes.follow("sent", work.pair_token, sent.claims)
+        table = machine.caches.tables(TABLE, options.aau_entries, policy="fifo")
+        key = machine.caches.new_keys(len(src)) + np.arange(len(src))
         row, piece = np.nonzero(sent.pieces >= 0)
-        machine.touch(
+        machine.caches.touch(
             TABLE, sent.pieces[row, piece], table[dst[row]], key[row],
-            lookups=sent.packets[row, piece], miss_latency_ps=machine.system.hbm.latency_ps,
+            lookups=sent.packets[row, piece], miss=machine.costs.memory_load(),
         )  # fmt: skip
-        placed = machine.delay(DISPATCH.sync, options.aau_ns * NS, sent.pieces[:, 0], dst)
+        placed = machine.delay(
+            DISPATCH.sync, machine.costs.ns(options.aau_ns), sent.pieces[:, 0], dst
+        )
         self._await_pieces(sent, placed)
         return sent, placed
 
@@ -255,12 +251,12 @@ class _Layer:
 
     def _launched_tiles(self, full: Ints) -> Ints:
         """Blocks of both GEMMs, launched when their rows are there: (tile,) marks of the end."""
-        launch_ps = self.options.launch_ns * NS
+        launch = self.machine.costs.ns(self.options.launch_ns)
         done = full
         for gemm, tiles in self._gemms:
             by_expert = self.options.tile_order == "expert"
             order = tiles.expert if by_expert else np.zeros_like(tiles.expert)
-            ready = self.machine.delay(Kind.LAUNCH, launch_ps, done, tiles.rank)
+            ready = self.machine.delay(Kind.LAUNCH, launch, done, tiles.rank)
             tasks = self._gemm(gemm, tiles, ready, order)
             self.blocks.hold(
                 tasks.columns, tasks.columns, tiles.rank[tasks.column_tile],
@@ -274,8 +270,7 @@ class _Layer:
         machine, work = self.machine, self.work
         ended = machine.gather(sent.stored, work.pair_source, self.begun)
         (_, tiles), _ = self._gemms
-        poll_ps = machine.system.overheads.poll_ps
-        ready = machine.delay(DISPATCH.sync, poll_ps, full, rank=tiles.rank)
+        ready = machine.delay(DISPATCH.sync, machine.costs.poll(), full, rank=tiles.rank)
         done = full
         for gemm, tiles in self._gemms:
             begun = machine.kernel(ended)
@@ -284,7 +279,7 @@ class _Layer:
             claims = self.blocks.hold(tasks.columns, tasks.columns, rank, begun[rank])
             is_first = tasks.column_index == 0
             machine.graph.edges(claims[is_first], tasks.memory)  # its blocks load the weights
-            machine.note_polling(claims, tasks.columns, rank)
+            machine.notes.poll(claims, tasks.columns, rank)
             done = self._done(tiles, tasks)
             ended = machine.gather(done, tiles.rank, begun)
             ready = done
@@ -296,7 +291,7 @@ class _Layer:
 
         Their row tiles are the same, the widths of their column tiles need not be.
         """
-        work, num_sms = self.work, self.machine.system.sm.num_sms
+        work, num_sms = self.work, self.machine.sms.count
         first, second = Gemm.first(work, fused_activation=True), Gemm.second(work)
         return [
             (gemm, row_tiles(self.machine, work, gemm, num_sms, TILE_ROWS))
@@ -317,22 +312,12 @@ class _Layer:
 
     def _weight_gradients(self, tiles: RowTiles, done: Ints) -> tuple[Ints, Ints]:
         """Weight gradients where SMs have nothing better to do: tasks and ranks, two (task,)."""
-        work, machine = self.work, self.machine
-        if not work.is_backward:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        rank_of = work.placement.expert_rank.astype(np.int64)
-        complete = machine.mark(rank_of, self.begun[rank_of])
-        machine.graph.edges(done, complete[tiles.expert])
-        tasks, ranks = zip(
-            *(
-                weight_gradient_tasks(
-                    machine, work, projection, self.pool, complete, priority=work.num_experts
-                )
-                for projection in (DOWN, UP)
-            ),
-            strict=True,
-        )
-        return np.concatenate(tasks), np.concatenate(ranks)
+        return joined(
+            weight_gradients_beside(
+                self.machine, self.work, self.pool, done, tiles.expert,
+                priority=self.work.num_experts, begun=self.begun,
+            )
+        )  # fmt: skip
 
     # ---- combine ---------------------------------------------------------------------------------
 
@@ -356,10 +341,11 @@ class _Layer:
         bounds = np.searchsorted(work.pair_expert[by_expert], np.arange(work.num_experts + 1))
         for expert in np.flatnonzero(work.rows_of_expert):
             members = by_expert[bounds[expert] : bounds[expert + 1]]
-            mine = slice(tiles.first_of_expert[expert], tiles.first_of_expert[expert + 1])
+            of_expert = slice(*tiles.first_of_expert[expert : expert + 2])
             machine.graph.gate(
-                arrived[members], claims[members], tiles.rows[mine], full[mine], done[mine]
-            )
+                arrived[members], claims[members],
+                tiles.rows[of_expert], full[of_expert], done[of_expert],
+            )  # fmt: skip
         return landed[of_pair]
 
     def _complete(self, landed: Ints) -> Ints:
@@ -368,7 +354,8 @@ class _Layer:
         rank = self.work.source_rank[tokens]
         complete = self.machine.mark(rank, self.begun[rank])
         self.machine.graph.edges(landed, complete[of_pair])
-        return self.machine.delay(Kind.LAUNCH, self.options.launch_ns * NS, complete, rank)
+        launch = self.machine.costs.ns(self.options.launch_ns)
+        return self.machine.delay(Kind.LAUNCH, launch, complete, rank)
 
     def _add(self, ready: Ints, begun: Ints) -> Ints:
         """Add each token's rows: (rank,) marks when all of a rank's tokens are combined.
@@ -383,16 +370,10 @@ class _Layer:
         work, machine = self.work, self.machine
         tokens, rows_in = np.unique(work.pair_token, return_counts=True)
         rank, row_bytes = work.source_rank[tokens], work.combine_row_bytes
-        added = machine.graph.add(
-            len(tokens),
-            resource=self.pool[rank],
-            duration_ps=machine.system.sm.reduce_ps(
-                rows_in * row_bytes, np.full(len(tokens), row_bytes)
-            ),
-            priority=STORES_FIRST,
-            kind=COMBINE.receive,
-            rank=rank,
-        )
+        added = machine.serve(
+            self.pool[rank], machine.costs.sm_add(rows_in * row_bytes, row_bytes),
+            priority=STORES_FIRST, kind=COMBINE.receive, rank=rank,
+        )  # fmt: skip
         self.blocks.hold(added, added, rank, ready, priority=STORES_FIRST)
-        machine.follow("combined", tokens, added)
+        machine.notes.follow("combined", tokens, added)
         return machine.gather(added, rank, begun)

@@ -49,7 +49,7 @@ def run(work: LayerWork, system: System, layout: str) -> tuple[TaskGraph, Timeli
     """The first GEMM alone, as a kernel."""
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(system, graph, work.num_ranks)
-    pool = machine.sm_pool("sm", NUM_SMS)
+    pool = machine.sms.pool("sm", NUM_SMS)
     gemm = Gemm.first(work, fused_activation=False)
     gemm_kernel(machine, work, gemm, pool, machine.mark(machine.ranks), layout=layout)
     built = graph.build()

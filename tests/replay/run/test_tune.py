@@ -53,7 +53,7 @@ class Known(Scheme):
             message = f"known cannot do {key}"
             raise UserError(message)
         return machine.graph.add(
-            len(start), resource=machine.sm_pool("sm", 1), duration_ps=self.times_ps[key],
+            len(start), resource=machine.sms.pool("sm", 1), duration_ps=self.times_ps[key],
             kind=Kind.LAYOUT, rank=machine.ranks, after=start,
         )  # fmt: skip
 

@@ -616,7 +616,7 @@ def test_uplinks_serve_requests_and_responses_in_turn() -> None:
         graph.kind == Kind.COMBINE_UP,
     )
     turns = behind = 0
-    for uplink in built.machine.uplink:
+    for uplink in built.machine.resources.uplink:
         here = graph.resource == uplink
         requests, responses = (np.flatnonzero(here & mine) for mine in classes)
         first_come = requests[np.lexsort((requests, ready[requests]))]
@@ -717,12 +717,14 @@ def test_each_of_two_kernels_has_all_sms_but_those_that_move_its_rows() -> None:
         assert set(resources.servers[used].tolist()) == {servers}
     all_sms: list[dict[str, Any]] = [{"dispatch_sms": 100}, {"combine_sms": 100}]
     for options in all_sms:
-        with pytest.raises(UserError, match=r"_sms of scheme 'dysharp-comet' take 100 SMs"):
+        with pytest.raises(UserError, match=r"_sms=100 of scheme 'dysharp-comet' takes 100 SMs"):
             build(layer, scheme="dysharp-comet", **options)
 
 
 def test_groups_that_take_all_sms_are_refused() -> None:
-    with pytest.raises(UserError, match="take 100 SMs; the GPU has 100, and some must multiply"):
+    with pytest.raises(
+        UserError, match="take 100 SMs; the GPU has 100 SMs, and some must multiply"
+    ):
         build(small_layers.ALL["one token"](), dispatch_sms=50, combine_sms=30, gemm2_sms=20)
 
 

@@ -34,7 +34,10 @@ def test_every_token_with_an_expert_leaves_and_is_combined(
     layer = small_layers.ALL[name]()
     graph, ends, machine = build_layer(layer, system_for(layer.num_ranks), SCHEMES[scheme])
     timeline = schedule(graph)
-    sent, combined = by_token(*machine.followed("sent")), by_token(*machine.followed("combined"))
+    sent, combined = (
+        by_token(*machine.notes.followed("sent")),
+        by_token(*machine.notes.followed("combined")),
+    )
     routed = np.flatnonzero((layer.expert_ids >= 0).any(axis=1)).tolist()
     assert set(routed) <= set(sent) and set(routed) <= set(combined)
     for token in routed:
@@ -51,7 +54,10 @@ def test_a_token_waits_for_each_of_its_experts_and_they_for_it(
     layer = small_layers.TINY[name]()
     graph, _, machine = build_layer(layer, system_for(8), SCHEMES[scheme])
     waits = Dependencies(schedule(graph))
-    sent, combined = by_token(*machine.followed("sent")), by_token(*machine.followed("combined"))
+    sent, combined = (
+        by_token(*machine.notes.followed("sent")),
+        by_token(*machine.notes.followed("combined")),
+    )
     for token, row in enumerate(layer.expert_ids.tolist()):
         after, before = waits.after(sent[token]), waits.before(combined[token])
         for expert in (expert for expert in row if expert >= 0):
@@ -70,7 +76,7 @@ def test_a_ranks_only_token_waits_for_every_row_that_comes_back(
     assert layer.source_rank.tolist() == [0, 1, 2, 3]
     graph, _, machine = build_layer(layer, system_for(4), SCHEMES[scheme])
     waits = Dependencies(schedule(graph))
-    combined = by_token(*machine.followed("combined"))
+    combined = by_token(*machine.notes.followed("combined"))
     back = np.flatnonzero((graph.kind == Kind.COMBINE_DOWN) & (graph.payload_bytes > 0)).tolist()
     for token in range(4):
         mine = {task for task in back if graph.rank[task] == token}

@@ -18,19 +18,27 @@ def took_us(system, num_ranks, build):
 def test_a_put_leaves_one_nic_travels_and_enters_the_other():
     src, dst = np.array([0]), np.array([8])
     time = took_us(
-        TWO_NODES, 16, lambda m, start: m.put(DISPATCH, src, dst, 47_500_000, start[src])
+        TWO_NODES,
+        16,
+        lambda m, start: m.transfers.store(DISPATCH, src, dst, 47_500_000, start[src], None),
     )
     assert time == pytest.approx(2 * 1000 + 8, rel=1e-6)
     other_rail = np.array([9])
     across = took_us(
-        TWO_NODES, 16, lambda m, start: m.put(DISPATCH, src, other_rail, 47_500_000, start[src])
+        TWO_NODES,
+        16,
+        lambda m, start: m.transfers.store(DISPATCH, src, other_rail, 47_500_000, start[src], None),
     )
     assert across == pytest.approx(time + 1.3, abs=0.01)
 
 
 def test_many_puts_share_the_nic():
     src, dst = np.zeros(1000, np.int64), np.full(1000, 8)
-    time = took_us(TWO_NODES, 16, lambda m, start: m.put(DISPATCH, src, dst, 475_000, start[src]))
+    time = took_us(
+        TWO_NODES,
+        16,
+        lambda m, start: m.transfers.store(DISPATCH, src, dst, 475_000, start[src], None),
+    )
     assert time == pytest.approx(1001 * 10 + 8, rel=1e-6)
 
 
@@ -38,7 +46,13 @@ def test_many_puts_share_the_nic():
 def test_stores_to_several_peers_are_slower_than_to_one(peers, share):
     dst = 1 + np.arange(700) % peers
     src = np.zeros(700, np.int64)
-    time = took_us(H100, 8, lambda m, start: m.push(DISPATCH, src, dst, 1 << 17, start[src]))
+    time = took_us(
+        H100,
+        8,
+        lambda m, start: m.transfers.store(
+            DISPATCH, src, dst, 1 << 17, start[src], m.transfers.fan_out(src, dst)
+        ),
+    )
     one_way = 700 * (1 << 17) * 9 / 8 / (450e3 * 0.9435 * share)
     # The last message enters its target after it has left; with one peer, acknowledgements of
     # nobody else share the way.
@@ -51,8 +65,9 @@ def test_scattered_stores_are_slower_still():
     def took(scattered):
         return took_us(
             H100, 8,
-            lambda m, start: m.store(
-                DISPATCH, src, dst, 1 << 20, start[src], scattered=scattered
+            lambda m, start: m.transfers.store(
+                DISPATCH, src, dst, 1 << 20, start[src],
+                m.transfers.fan_out(src, dst, scattered=scattered),
             ),
         )  # fmt: skip
 
@@ -68,8 +83,8 @@ def test_copy_engines_do_not_mind_several_peers():
         dst = 1 + np.arange(70) % peers
         return took_us(
             H100, 8,
-            lambda m, start: m.push(
-                DISPATCH, src, dst, 1 << 20, start[src], engine="copy_engine"
+            lambda m, start: m.transfers.store(
+                DISPATCH, src, dst, 1 << 20, start[src], None, engine="copy_engine"
             ),
         )  # fmt: skip
 

@@ -1,0 +1,75 @@
+"""Finite buffers, as credits that tasks take and give back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from replay.graph import GraphBuilder
+    from replay.machine.resources import Ints, Resources
+
+
+class Buffers:
+    """Credit pools of a machine; what is asked for again is the same, in whichever layer."""
+
+    def __init__(self, graph: GraphBuilder, resources: Resources) -> None:
+        self._graph = graph
+        self._resources = resources
+        self._num_ranks = resources.num_ranks
+
+    def pools(self, group: str, capacity: int, per_rank: int = 1) -> Ints:
+        """Buffers of every GPU: credit pools (rank, buffer), or (rank,) where it has one.
+
+        Parameters
+        ----------
+        group
+            Name for reports.
+        capacity
+            Units that each has room for.
+        """
+
+        def make() -> Ints:
+            several = per_rank > 1
+            pools = [
+                self._graph.credit_pool(
+                    f"{group} {rank}.{index}" if several else f"{group} {rank}",
+                    capacity,
+                    group=group,
+                )
+                for rank in range(self._num_ranks)
+                for index in range(per_rank)
+            ]
+            shape = (self._num_ranks, per_rank) if several else (self._num_ranks,)
+            return np.array(pools, np.int64).reshape(shape)
+
+        return self._resources.once("buffers", (group, capacity, per_rank), make)
+
+    def unnamed(self, name: str, capacity: int) -> Ints:
+        """Buffers that no report lists: (rank,); `name` says where its ``{rank}`` stands."""
+
+        def make() -> Ints:
+            ranks = range(self._num_ranks)
+            pools = [self._graph.credit_pool(name.format(rank=rank), capacity) for rank in ranks]
+            return np.array(pools, np.int64)
+
+        return self._resources.once("unnamed buffers", (name, capacity), make)
+
+    def rings(self, num_channels: int, rows: int) -> Ints:
+        """Ring buffers in the receivers' memory: credit pools (source, destination, channel).
+
+        They are allocated once and used by one kernel after the other.
+        """
+
+        def make() -> Ints:
+            shape = (self._num_ranks, self._num_ranks, num_channels)
+            return np.array(
+                [
+                    self._graph.credit_pool(f"ring {src}->{dst} channel {channel}", rows)
+                    for src, dst, channel in np.ndindex(*shape)
+                ],
+                dtype=np.int64,
+            ).reshape(shape)
+
+        return self._resources.once("rings", (num_channels, rows), make)

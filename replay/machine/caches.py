@@ -1,0 +1,115 @@
+"""Associative memories of GPUs and switches, and the keys that are looked up in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from replay.machine.notes import TouchNotes
+from replay.machine.times import NO_TIME, Time
+
+if TYPE_CHECKING:
+    from replay.graph import GraphBuilder
+    from replay.machine.notes import Notes
+    from replay.machine.resources import Ints, IntsLike, Resources
+
+
+class Caches:
+    """Tables of a machine; what is asked for again is the same, in whichever layer."""
+
+    def __init__(self, graph: GraphBuilder, resources: Resources, notes: Notes) -> None:
+        self._graph = graph
+        self._resources = resources
+        self._notes = notes
+        self._num_touches = 0
+        self._num_keys = 0
+
+    def tables(
+        self,
+        group: str,
+        entries: int,
+        *,
+        policy: Literal["lru", "fifo"] = "lru",
+        patience: Time = NO_TIME,
+    ) -> Ints:
+        """Associative memories of every GPU: (rank,) tables; see `GraphBuilder.table`.
+
+        Layers share them, so that keys of different layers must differ (`new_keys`).
+        """
+        patience_ps = int(patience.ps)
+
+        def make() -> Ints:
+            return np.array(
+                [
+                    self._graph.table(
+                        f"{group} {rank}",
+                        entries,
+                        group=group,
+                        policy=policy,
+                        patience_ps=patience_ps,
+                    )
+                    for rank in self._resources.ranks.tolist()
+                ],
+                dtype=np.int64,
+            )
+
+        return self._resources.once("tables", (group, entries, policy, patience_ps), make)
+
+    def new_keys(self, count: int) -> int:
+        """First of so many keys that no table has seen."""
+        first = self._num_keys
+        self._num_keys += count
+        return first
+
+    def touch(
+        self,
+        group: str,
+        tasks: Ints,
+        table: Ints,
+        key: Ints,
+        *,
+        lookups: IntsLike = 1,
+        miss: Time = NO_TIME,
+        evict: Time = NO_TIME,
+        evict_wire_bytes: IntsLike = 0,
+        charged: Ints | None = None,
+        drops: bool = False,
+    ) -> None:
+        """Look keys up in tables when tasks start; see `GraphBuilder.touch`.
+
+        Parameters
+        ----------
+        group
+            Group of the tables, for reports.
+        tasks, table, key
+            (touch,).
+        lookups
+            Lookups in a row that a touch stands for; 0 for one that only forgets.
+        miss
+            Latency of fetching a key that had to leave.
+        evict, evict_wire_bytes
+            Time and bytes that an eviction puts on the port that `charged` occupies.
+        charged
+            (touch,): tasks that pay for evictions.
+        drops
+            Whether the keys leave their tables.
+        """
+        self._graph.touch(
+            tasks,
+            table,
+            key,
+            miss_latency_ps=miss.ps,
+            evict_duration_ps=evict.ps,
+            charged=charged,
+            drops=drops,
+        )
+        count = len(tasks)
+        self._notes.touches.setdefault(group, []).append(
+            TouchNotes(
+                np.arange(self._num_touches, self._num_touches + count),
+                np.broadcast_to(np.asarray(lookups, np.int64), count),
+                np.broadcast_to(np.asarray(evict_wire_bytes, np.int64), count),
+            )
+        )
+        self._num_touches += count

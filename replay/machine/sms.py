@@ -1,0 +1,194 @@
+"""SMs: who holds how many of them, and the queues that their tasks wait in.
+
+SMs are given to kernels by name. What runs at the same time is declared together (`Sms.split`), and
+its sum may not exceed what a GPU has; kernels that follow one another may each have all SMs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.errors import UserError
+from replay.machine.resources import ResourceClass
+
+if TYPE_CHECKING:
+    from replay.machine.resources import Discipline, Ints, Resources
+
+
+class Sms:
+    """The SMs of every GPU.
+
+    Parameters
+    ----------
+    count
+        SMs of a GPU.
+
+    Attributes
+    ----------
+    ledger
+        Everything that was held, in the order in which it was asked for.
+    """
+
+    def __init__(self, resources: Resources, count: int) -> None:
+        self._resources = resources
+        self.count = count
+        self.ledger: list[Split] = []
+
+    def split(self, owner: str, shares: Mapping[str, int], *, rest: str = "") -> Split:
+        """Declare SMs that are held at the same time.
+
+        Parameters
+        ----------
+        owner
+            For messages, such as ``"scheme 'comet'"``.
+        shares
+            SMs by the option that says so.
+        rest
+            What at least one further SM must do, such as ``"compute"``; nothing if empty.
+
+        Raises
+        ------
+        UserError
+            If the GPU has fewer.
+        """
+        if sum(shares.values()) + bool(rest) > self.count:
+            names = [f"{name}={number}" for name, number in shares.items()]
+            listed = " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+            one = len(names) == 1
+            raise self.too_many(
+                f"option{'' if one else 's'} {listed} of {owner} take{'s' if one else ''}",
+                sum(shares.values()),
+                f", and some must {rest}" if rest else "",
+            )
+        split = Split(self, owner, self.count - sum(shares.values()))
+        self.ledger.append(split)
+        return split
+
+    def pool(self, group: str, num_sms: int) -> Ints:
+        """Give SMs to a kernel that runs alone; see `Split.pool`."""
+        return self.split(group, {}).pool(group, num_sms)
+
+    def channels(self, group: str, num_channels: int) -> Ints:
+        """Give SMs to a kernel that runs alone; see `Split.channels`."""
+        return self.split(group, {}).channels(group, num_channels)
+
+    def units(self, group: str, per_rank: int, discipline: Discipline) -> Ints:
+        """Units of every GPU that decide who is next, in no time: (rank, unit) resources."""
+        kind, of = "unit that decides", ResourceClass.ARBITER
+        return self.many(kind, of, group, (per_rank,), f"{group} {{}}.{{}}", discipline)
+
+    # ---- for splits ------------------------------------------------------------------------------
+
+    def too_many(self, who_takes: str, num_sms: int, why: str = "") -> UserError:
+        """Error for whoever takes more SMs than there are."""
+        taken, there = (f"{n} SM{'' if n == 1 else 's'}" for n in (num_sms, self.count))
+        return UserError(f"{who_takes} {taken}; the GPU has {there}{why}")
+
+    def one_queue(self, group: str, num_sms: int) -> Ints:
+        """(rank,) resources with `num_sms` servers each."""
+        return self._resources.once(
+            "pool of SMs",
+            (group, num_sms),
+            lambda: self._resources.each(
+                group, ResourceClass.SM, kind="pool of SMs", servers=num_sms
+            ),
+        )
+
+    def many(
+        self,
+        kind: str,
+        of: ResourceClass,
+        group: str,
+        sizes: tuple[int, ...],
+        name: str,
+        discipline: Discipline = "fifo",
+    ) -> Ints:
+        """(rank, *sizes) resources; `name` is formatted with their place."""
+        shape = (self._resources.num_ranks, *sizes)
+
+        def make() -> Ints:
+            names = [(name.format(*place), place[0]) for place in np.ndindex(*shape)]
+            made = self._resources.several(group, of, names, kind=kind, discipline=discipline)
+            return made.reshape(shape)
+
+        return self._resources.once(kind, (group, sizes), make)
+
+
+class Split:
+    """SMs of every GPU that are held at the same time, by name.
+
+    The same name and number is the same SMs, in whichever layer they are asked for.
+
+    Attributes
+    ----------
+    owner
+        For messages.
+    left
+        SMs that no share has.
+    held
+        SMs by the name under which they were asked for.
+    """
+
+    def __init__(self, sms: Sms, owner: str, left: int) -> None:
+        self._sms = sms
+        self.owner = owner
+        self.left = left
+        self.held: dict[str, int] = {}
+
+    def pool(self, group: str, num_sms: int) -> Ints:
+        """SMs that take tasks from one queue: (rank,) resources.
+
+        Raises
+        ------
+        UserError
+            If the GPU has fewer SMs than are held together.
+        """
+        self._hold(group, num_sms)
+        return self._sms.one_queue(group, num_sms)
+
+    def channels(self, group: str, num_channels: int, *, on: str | None = None) -> Ints:
+        """SMs that each serve their own queues: (rank, channel) resources.
+
+        Whatever waits for buffer space does not hold up the SM's other queues, since different
+        warps serve them.
+
+        Parameters
+        ----------
+        on
+            Name of SMs that these are further warps of.
+
+        Raises
+        ------
+        UserError
+            If the GPU has fewer SMs than are held together.
+        """
+        if on is None:
+            self._hold(group, num_channels)
+        return self._sms.many(
+            "set of channels", ResourceClass.SM, group, (num_channels,), f"{group} {{}}.{{}}", "voq"
+        )
+
+    def warp_lanes(self, group: str, num_channels: int, num_peers: int) -> Ints:
+        """Warps of SMs that each serve one peer: (rank, channel, peer) resources.
+
+        Raises
+        ------
+        UserError
+            If the GPU has fewer SMs than are held together.
+        """
+        self._hold(group, num_channels)
+        name = f"{group} {{}}.{{}}<->{{}}"
+        sizes = (num_channels, num_peers)
+        return self._sms.many("set of warps", ResourceClass.SM, group, sizes, name)
+
+    def _hold(self, group: str, num_sms: int) -> None:
+        self.held[group] = num_sms
+        total = sum(self.held.values())
+        if total > self._sms.count:
+            names = " and ".join(map(repr, self.held))
+            raise self._sms.too_many(
+                f"{names} take{'' if self.held.keys() - {group} else 's'}", total
+            )

@@ -1,0 +1,151 @@
+"""Times that a scheme may hold but not look into, and what turns sizes into them.
+
+A scheme names its work in bytes, rows and tokens; `Costs` says how long the work takes on this
+machine. The answer is a `Time`: a scheme adds times up, multiplies them by counts and hands them
+to the machine, and has no use for the number inside. Times that a scheme states itself are in
+nanoseconds (`Costs.ns`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.machine.resources import IntsLike
+
+if TYPE_CHECKING:
+    from hwmodel import System
+
+PS_PER_NS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Durations: one, or one for each task.
+
+    Attributes
+    ----------
+    ps
+        Whole picoseconds. For the machine; the layering test keeps schemes from reading it.
+    """
+
+    ps: IntsLike
+
+    def __add__(self, other: Time) -> Time:
+        """One after the other."""
+        return Time(self.ps + other.ps)
+
+    def __mul__(self, times: IntsLike) -> Time:
+        """The same thing so many times, one after the other."""
+        return Time(self.ps * times)
+
+    __rmul__ = __mul__
+
+    def shared_by(self, workers: int) -> Time:
+        """Work that so many workers divide evenly, rounded up."""
+        return Time(-(-self.ps // workers))
+
+    @staticmethod
+    def where(chosen: npt.NDArray[np.bool_], there: Time, otherwise: Time) -> Time:
+        """One time for the tasks that are `chosen` (task,), another for the rest."""
+        return Time(np.where(chosen, there.ps, otherwise.ps))
+
+
+NO_TIME = Time(0)
+
+
+class Costs:
+    """How long work takes on an idle server of a machine."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+
+    def ns(self, nanoseconds: int) -> Time:
+        """A time that a scheme states: an option of its own, or a measured constant of software."""
+        return Time(nanoseconds * PS_PER_NS)
+
+    # ---- one SM ----------------------------------------------------------------------------------
+
+    def sm_store(self, nbytes: IntsLike) -> Time:
+        """One SM stores bytes to peers or into its own GPU's memory."""
+        return Time(self._system.sm.push_ps(nbytes))
+
+    def sm_load(self, nbytes: IntsLike) -> Time:
+        """One SM loads bytes from peers and stores them to its own memory."""
+        return Time(self._system.sm.pull_ps(nbytes))
+
+    def sm_copy(self, nbytes: IntsLike) -> Time:
+        """One SM copies bytes within its GPU."""
+        return Time(self._system.sm.copy_out_ps(nbytes))
+
+    def sm_add(self, nbytes_in: IntsLike, nbytes_out: IntsLike) -> Time:
+        """One SM reads rows of `nbytes_in` in all, adds them up and writes `nbytes_out` of sums."""
+        return Time(self._system.sm.reduce_ps(nbytes_in, nbytes_out))
+
+    # ---- single warps ----------------------------------------------------------------------------
+
+    def warp_scan(self, tokens: IntsLike) -> Time:
+        """A warp looks at tokens one after the other and decides for each whether to go on."""
+        return Time(tokens * self._system.warps.scan_ps)
+
+    def warp_copy(self, row_bytes: int, *, unroll: int, readers: float = 1.0) -> Time:
+        """A warp copies one row; see `hwmodel.warps.Warps.copy_ps`."""
+        return Time(self._system.warps.copy_ps(row_bytes, unroll, readers))
+
+    def warps_add(
+        self, sources: IntsLike, row_bytes: int, *, num_warps: int, waiting_bytes: int
+    ) -> Time:
+        """SM time of adding up one row from its sources; see `hwmodel.warps.Warps.reduce_ps`."""
+        return Time(
+            self._system.warps.reduce_ps(
+                sources, row_bytes, num_warps=num_warps, waiting_bytes=waiting_bytes
+            )
+        )
+
+    def warps_add_late(self, sources: IntsLike, row_bytes: int) -> Time:
+        """From the end of that SM time until the sum is written."""
+        return Time(self._system.warps.reduce_latency_ps(sources, row_bytes))
+
+    # ---- memory ----------------------------------------------------------------------------------
+
+    def stream(self, nbytes: IntsLike) -> Time:
+        """Device memory reads or writes bytes."""
+        return Time(self._system.hbm.stream_ps(nbytes))
+
+    def memory_load(self) -> Time:
+        """One load that goes to device memory."""
+        return Time(self._system.hbm.latency_ps)
+
+    def cache_load(self) -> Time:
+        """One load that finds its data in the L2 cache."""
+        return Time(self._system.warps.cache_latency_ps)
+
+    def visible(self) -> Time:
+        """From a store's arrival in a GPU's memory until other SMs of the GPU see it."""
+        return Time(self._system.fabric.write_visibility_ps)
+
+    # ---- telling one another ---------------------------------------------------------------------
+
+    def acknowledged(self) -> Time:
+        """From a store's arrival at a peer until its source knows."""
+        fabric = self._system.fabric
+        return Time(fabric.uplink_latency_ps + fabric.downlink_latency_ps)
+
+    def fence(self) -> Time:
+        """A fence around a barrier of a kernel that only synchronises."""
+        return Time(self._system.overheads.fence_ps)
+
+    def poll(self) -> Time:
+        """Until a loop that polls has seen a flag that is already visible."""
+        return Time(self._system.overheads.poll_ps)
+
+    def flag(self) -> Time:
+        """A flag to another GPU: store, way, visibility, poll."""
+        return Time(self._system.overheads.flag_ps)
+
+    def grid_barrier(self) -> Time:
+        """All thread blocks of one kernel on one GPU meet."""
+        return Time(self._system.overheads.grid_barrier_ps)

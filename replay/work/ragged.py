@@ -1,0 +1,81 @@
+"""Groups of different sizes in one flat array: positions in a group, runs cut into pieces."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+def firsts(counts: Ints) -> Ints:
+    """First entry of each group, where groups of `counts` (group,) follow one another: (group,)."""
+    begin: Ints = np.cumsum(counts) - counts
+    return begin
+
+
+def places(counts: Ints) -> Ints:
+    """Position of every entry within its group: (entry,).
+
+    Examples
+    --------
+    >>> places(np.array([2, 0, 3])).tolist()
+    [0, 1, 0, 1, 2]
+    """
+    begin = np.repeat(firsts(counts), counts)
+    place: Ints = np.arange(len(begin), dtype=np.int64) - begin
+    return place
+
+
+def places_in_runs(key: Ints) -> Ints:
+    """Position of every entry within its run of equal keys: (entry,).
+
+    Examples
+    --------
+    >>> places_in_runs(np.array([7, 7, 4, 7])).tolist()
+    [0, 1, 0, 0]
+    """
+    index = np.arange(len(key), dtype=np.int64)
+    is_new = np.ones(len(key), np.bool_)
+    is_new[1:] = key[1:] != key[:-1]
+    place: Ints = index - np.maximum.accumulate(np.where(is_new, index, 0))
+    return place
+
+
+class Pieces(NamedTuple):
+    """Entries of runs, cut into pieces.
+
+    Attributes
+    ----------
+    first
+        (piece,): its first entry.
+    size
+        (piece,): how many entries it has.
+    of_entry
+        (entry,): the piece of each entry.
+    """
+
+    first: Ints
+    size: Ints
+    of_entry: Ints
+
+
+def cut_runs(key: Ints, most: int) -> Pieces:
+    """Cut runs of equal keys (entry,) into pieces of `most` entries; a run's last may be shorter.
+
+    Examples
+    --------
+    >>> cut_runs(np.array([7, 7, 7, 4]), 2).size.tolist()
+    [2, 1, 1]
+    """
+    return pieces_from(places_in_runs(key) % most == 0)
+
+
+def pieces_from(is_first: npt.NDArray[np.bool_]) -> Pieces:
+    """Pieces that begin where `is_first` (entry,) says; the first entry begins one."""
+    first = np.flatnonzero(is_first)
+    size: Ints = np.diff(np.append(first, len(is_first)))
+    of_entry: Ints = np.cumsum(is_first) - 1
+    return Pieces(first, size, of_entry)
