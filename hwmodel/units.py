@@ -95,7 +95,7 @@ def whole(value: Any, name: str) -> Any:
     value
         A Python or numpy integer, or anything numpy reads as an integer array.
     name
-        What the count is, for the error message.
+        Name of the count, for the error message.
 
     Raises
     ------

@@ -62,7 +62,7 @@ def capture(
     title, license
         Of the trace.
     dataset
-        Where the prompts are from; said of every request.
+        Origin of the prompts; said of every request.
     fallback
         ``"gate-logits"`` allows transformers below 5 and remote code, where expert ids
         are derived from the output of the gate modules; see

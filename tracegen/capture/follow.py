@@ -73,7 +73,7 @@ class Follower:
         Parameters
         ----------
         call
-            What it says.
+            Its meaning for the capture.
         """
         self._call, self._batch = call, None
 

@@ -50,7 +50,7 @@ class Call:
         size
             Sequences; a multiple of the prompts when several are sampled from each.
         first, columns
-            Which columns.
+            First of the columns, and their number.
         """
         if self.mask is None:
             return None

@@ -73,7 +73,7 @@ def wait_for_all(target: Path, here: World, wait_s: float = WAIT_S) -> list[Jour
     here
         This process.
     wait_s
-        How long to wait, in seconds.
+        Longest time to wait, in seconds.
 
     Raises
     ------

@@ -55,7 +55,7 @@ class CaptureSession:
     path
         Trace file.
     options
-        What to record, and how.
+        Choice of records.
     """
 
     def __init__(self, model: Any, path: str | Path, options: Options) -> None:

@@ -15,7 +15,7 @@ def chosen_layers(layers: Sequence[int] | None, num_layers: int, where: str) -> 
     num_layers
         Of the trace.
     where
-        What to call the trace in errors.
+        Name of the trace in errors.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def chosen_rows(tokens: slice | None, num_tokens: int, where: str) -> slice:
     num_tokens
         Of the trace.
     where
-        What to call the trace in errors.
+        Name of the trace in errors.
 
     Raises
     ------

@@ -37,7 +37,7 @@ class TraceFile:
     file
         Open for reading.
     name
-        What to call it in errors.
+        Name of the source in errors.
     file_bytes
         Its size.
     """

@@ -37,7 +37,7 @@ def latents(
     Parameters
     ----------
     model
-        How many latents, and how long they last.
+        Number of latents, and the time that they last.
     request, position
         Of each token, in any order, shape (token,).
     seed

@@ -226,7 +226,7 @@ def loads(text: str, where: str) -> LatentModel:
     text
         As from :func:`dumps`.
     where
-        What to call it in errors.
+        Name of the source in errors.
 
     Raises
     ------

@@ -37,11 +37,11 @@ def build(routed: Routed, options: Options, format: str, files: list[Path]) -> I
     routed
         As a reader found them.
     options
-        What the user said.
+        Options of the user.
     format
         Name of the format, for the provenance.
     files
-        What was read.
+        Files that were read.
 
     Raises
     ------

@@ -29,7 +29,7 @@ def load_array(source: Path | bytes, where: str) -> Array:
     source
         Path, or the bytes of such a file.
     where
-        What to call it in errors.
+        Name of the source in errors.
 
     Raises
     ------

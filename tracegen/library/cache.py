@@ -45,7 +45,7 @@ def retry(action: Callable[[], T], attempts: int | None = None) -> T:
     action
         Raises :class:`Interrupted` when it may be tried again.
     attempts
-        How often at most; None for :data:`ATTEMPTS`.
+        Largest number of attempts; None for :data:`ATTEMPTS`.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def connect(url: str, attempts: int | None = None) -> transport.Source:
     url
         Of the file.
     attempts
-        How often at most; None for :data:`ATTEMPTS`.
+        Largest number of attempts; None for :data:`ATTEMPTS`.
 
     Raises
     ------
@@ -103,9 +103,9 @@ def fetch(cache: Path, entry: Entry, url: str, on_bytes: OnBytes | None = None) 
     cache
         Folder of the cache; made if need be.
     entry
-        What the catalogue says of it.
+        Entry of the catalogue.
     url
-        Where it is.
+        Its address.
     on_bytes
         Told of progress.
 
@@ -151,7 +151,7 @@ def fetch_unlisted(
     cache
         Folder of the cache; made if need be.
     url
-        Where it is.
+        Its address.
     offline
         Use what is there without asking the server.
     on_bytes

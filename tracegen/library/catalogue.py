@@ -253,7 +253,7 @@ def parse(text: str, where: str) -> dict[str, Entry]:
     text
         Of the index.
     where
-        What to call it in errors.
+        Name of the source in errors.
 
     Returns
     -------

@@ -66,9 +66,9 @@ def entry(
     dataset
         Texts that were routed; by default those named in the request table.
     citation
-        What to cite.
+        Publication to cite.
     source
-        Where the trace is from; by default what its provenance says.
+        Origin of the trace; by default the one of its provenance.
 
     Raises
     ------

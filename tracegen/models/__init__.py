@@ -98,7 +98,7 @@ def parse(text: str, where: str) -> ModelShape:
         ``[shape]`` whose keys are fields of :class:`ModelShape`, each
         ``{ value = ..., source = "..." }``.
     where
-        What to call the file in errors.
+        Name of the file in errors.
 
     Returns
     -------
