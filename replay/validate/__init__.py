@@ -1,4 +1,4 @@
-"""Predicted against measured: every benchmark's own setting through the code of a replay.
+"""Predictions of published measurements: every benchmark's own setting through a replay's code.
 
 >>> from replay.validate import validate
 >>> outcome = validate(["links"])[0]
@@ -28,15 +28,15 @@ def validate(
     Parameters
     ----------
     tables
-        Names; all of them by default.
+        Names of `replay.validate.catalog.TABLES`; all of them by default.
     overrides
-        Hardware values by dotted key, on top of every machine.
+        Hardware values by dotted key, put on top of every system's own.
     progress
         Called after every table.
 
     Returns
     -------
-    One outcome a table, in the order asked for.
+    One outcome per table, in the order asked for.
 
     Raises
     ------
@@ -52,9 +52,9 @@ def validate(
     for name in names:
         if name not in TABLES:
             raise unknown("table", name, TABLES)
-    bench, found = Bench(overrides), []
+    bench, outcomes = Bench(overrides), []
     for name in names:
-        found.append(predict(TABLES[name], bench))
+        outcomes.append(predict(TABLES[name], bench))
         if progress is not None:
             progress()
-    return found
+    return outcomes

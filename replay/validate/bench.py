@@ -1,4 +1,4 @@
-"""Running a benchmark's setting through the same machine, schemes and engine as a replay."""
+"""A benchmark's setting through the same machine, schemes and engine as a replay."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 PS_PER_US = 1_000_000
 POOL = 4096  # tokens that an evenly spread routing is drawn from
+SEED = 20260821  # of the routing
 
 
 class Bench:
-    """Machines, with whatever a calibration wants to change about them.
+    """Systems that benchmarks ran on, and the time of tasks on them.
 
     Parameters
     ----------
     overrides
-        Values by dotted key, put on top of every machine, below the settings of a benchmark.
+        Hardware values by dotted key, such as those of a calibration. They replace every system's
+        own values, and a benchmark's settings replace them.
     """
 
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
@@ -36,19 +38,29 @@ class Bench:
         self._systems: dict[tuple[str, str], System] = {}
 
     def system(self, name: str, **settings: Any) -> System:
-        """Load a machine; `settings` are dotted keys with two underscores for the dot."""
-        key = (name, repr(sorted(settings.items())))
-        if key not in self._systems:
+        """Load a system; `settings` are dotted keys with two underscores for the dot."""
+        identity = (name, repr(sorted(settings.items())))
+        if identity not in self._systems:
             import hwmodel
 
-            given = {key.replace("__", "."): value for key, value in settings.items()}
-            self._systems[key] = hwmodel.load(name, {**self._overrides, **given})
-        return self._systems[key]
+            dotted = {key.replace("__", "."): value for key, value in settings.items()}
+            self._systems[identity] = hwmodel.load(name, {**self._overrides, **dotted})
+        return self._systems[identity]
 
     def time_us(
         self, system: System, num_ranks: int, build: Callable[[Machine, Ints], Any]
     ) -> float:
-        """Makespan of the tasks that `build` adds after a mark on every rank, in microseconds."""
+        """Makespan of the tasks that `build` adds, in microseconds.
+
+        Parameters
+        ----------
+        system
+            The hardware.
+        num_ranks
+            GPUs that take part.
+        build
+            Adds tasks to the machine; its second argument is (rank,) marks of the start.
+        """
         graph = GraphBuilder(KIND_NAMES)
         machine = Machine(system, graph, num_ranks)
         build(machine, machine.mark(machine.ranks))
@@ -59,7 +71,7 @@ class Bench:
 def uniform_work(
     num_ranks: int, tokens: int, num_experts: int, topk: int, hidden: int, precision: str = "fp8"
 ) -> LayerWork:
-    """Uniform random routing: `tokens` of every rank, each to `topk` distinct experts."""
+    """Uniform random routing: `tokens` per rank, each to `topk` distinct experts."""
     return _work(
         _draw(num_ranks * tokens, num_experts, topk), num_ranks, hidden, precision, num_experts
     )
@@ -69,21 +81,21 @@ def uniform_work(
 def even_work(
     num_ranks: int, tokens: int, num_experts: int, topk: int, hidden: int, precision: str = "fp8"
 ) -> LayerWork:
-    """Uniform routing spread evenly over ranks and tokens.
+    """Uniform routing spread evenly over ranks and tokens; parameters as of `uniform_work`.
 
-    For tokens that each stand for many: drawn at random, their few numbers would vary as those of
-    a small batch do. Tokens come in groups of `num_ranks` that differ by a rotation of the ranks,
-    and the groups walk through the distribution of distinct ranks at equal steps.
+    It is for tokens that each stand for many. Few tokens drawn at random would vary as those of a
+    small batch do. Tokens come in groups of `num_ranks` that differ by a rotation of the ranks, and
+    the groups walk through the distribution of distinct ranks at equal steps.
     """
     per_rank = num_experts // num_ranks
     pool = _draw(POOL, num_experts, topk)
-    hit = np.zeros((POOL, num_ranks), bool)
-    np.put_along_axis(hit, pool // per_rank, True, axis=1)
-    pool = pool[np.argsort(hit.sum(axis=1), kind="stable")]
+    is_rank_of = np.zeros((POOL, num_ranks), bool)  # (token, rank)
+    np.put_along_axis(is_rank_of, pool // per_rank, True, axis=1)
+    pool = pool[np.argsort(is_rank_of.sum(axis=1), kind="stable")]
     groups = -(-tokens // num_ranks)
     base = pool[(_van_der_corput(groups * num_ranks) * POOL).astype(np.int64)]
-    turned = (np.arange(num_ranks) * per_rank)[None, None, :, None]
-    ids = (base.reshape(num_ranks, groups, 1, topk) + turned) % num_experts
+    rotation = (np.arange(num_ranks) * per_rank)[None, None, :, None]
+    ids = (base.reshape(num_ranks, groups, 1, topk) + rotation) % num_experts
     ids = ids.reshape(num_ranks, groups * num_ranks, topk)[:, :tokens].reshape(-1, topk)
     return _work(ids.astype(np.int32), num_ranks, hidden, precision, num_experts)
 
@@ -99,9 +111,9 @@ def _work(ids: Any, num_ranks: int, hidden: int, precision: str, num_experts: in
 
 
 def _draw(tokens: int, num_experts: int, topk: int) -> Any:
-    scores = np.random.default_rng(20260821).random((tokens, num_experts), dtype=np.float32)
+    scores = np.random.default_rng(SEED).random((tokens, num_experts), dtype=np.float32)
     chosen = np.argpartition(scores, topk - 1, axis=1)[:, :topk]
-    # Versions of numpy leave the chosen in different orders.
+    # Versions of numpy leave the chosen experts in different orders.
     return np.sort(chosen, axis=1).astype(np.int32)
 
 

@@ -1,4 +1,4 @@
-"""All tables: one dict."""
+"""All tables of measurements, by name."""
 
 from __future__ import annotations
 

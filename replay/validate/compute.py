@@ -1,4 +1,4 @@
-"""Matrix multiplications and the expert computation of one rank, as kernels of a task graph."""
+"""Dense matrix multiplications, and one rank's expert computation, as kernels of a task graph."""
 
 from __future__ import annotations
 
@@ -19,24 +19,29 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
 
 SYSTEM = "dgx-h100"
-GRAPH_GAP_US = 1.2  # both tables were measured in CUDA graphs; overheads.kernel_gap_graph_us
-SMALL_M = 256
-OUTLIER_FACTOR = 1.35
+# Both tables were measured in CUDA graphs: the preset's overheads.kernel_gap_graph_us takes the
+# place of its kernel_gap_stream_us.
+GRAPH_GAP_US = 1.2
+SMALL_M = 256  # rows below which a GEMM belongs to the part "m < 256"
+OUTLIER_FACTOR = 1.35  # of the time of a larger m of the same shape
 
-# Kernel libraries differ more than GPUs do. The preset describes DeepGEMM (FP8) and cuBLAS (BF16);
-# what another library does worse is given here, fitted to its own rows.
+# Kernel libraries differ more than GPUs do. The preset describes DeepGEMM (FP8) and cuBLAS (BF16).
+# These are TensorRT-LLM's efficiency (share of the peak), overhead and tile shapes (rows, columns),
+# fitted to its own rows of gemm.csv.
 TRTLLM_FP8: dict[str, Any] = {
     "compute__fp8_efficiency": 0.62,
     "compute__tile_overhead_ns": 2000.0,
     "compute__fp8_blocks": [[128, 128], [128, 64]],
 }
-# Kernels for one matrix come in two heights (csrc/jit_kernels/heuristics/sm90.hpp); the preset has
-# those of grouped kernels.
+# DeepGEMM's kernels for one matrix come in two heights (csrc/jit_kernels/heuristics/sm90.hpp); the
+# preset has those of its grouped kernels.
 DEEPGEMM_DENSE: dict[str, Any] = {
     "compute__fp8_blocks": [[height, width] for height in (128, 64) for width in (128, 96, 64)],
 }
 LIBRARY_FP8 = {"cublas-trtllm": TRTLLM_FP8, "deepgemm-sglang": DEEPGEMM_DENSE}
-TRTLLM_ELEMENTWISE_FP8 = 9  # its quantising kernels move 0.33 TB/s; fitted to moe_compute
+# Times as long as the bytes of TensorRT-LLM's quantising kernels take to stream: they move
+# 0.33 TB/s. Fitted to moe_compute.csv.
+TRTLLM_ELEMENTWISE_FP8 = 9
 
 
 def _is_fp8(row: Row) -> bool:
@@ -55,17 +60,17 @@ def _one_expert(rows: int, columns: int, inner: int, precision: str) -> LayerWor
 
 
 def _quantise_bytes(rows: Any, columns: int) -> Any:
-    """BF16 in, FP8 and a 4-byte scale for 128 values out."""
+    """Bytes that quantising moves: BF16 in, FP8 and a 4-byte scale for 128 values out."""
     return rows * (3 * columns + columns // 32)
 
 
 def predict_gemm(bench: Bench, rows: Sequence[Row]) -> list[float]:
     """Predict times in microseconds; FP8 rows include the quantisation of the activations."""
-    found = []
+    predicted = []
     for row in rows:
         fp8 = _is_fp8(row)
-        own = LIBRARY_FP8[row["library"]] if fp8 else {}
-        system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US, **own)
+        library = LIBRARY_FP8[row["library"]] if fp8 else {}
+        system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US, **library)
         m, n, k = row["m"], row["n"], row["k"]
         work = _one_expert(m, n, k, "fp8" if fp8 else "bf16")
 
@@ -81,45 +86,46 @@ def predict_gemm(bench: Bench, rows: Sequence[Row]) -> list[float]:
             pool = machine.sms.pool("sm", machine.sms.count)
             gemm_kernel(machine, work, gemm, pool, start, launched_early=fp8, layout="matrix")
 
-        found.append(bench.time_us(system, 1, build))
-    return found
+        predicted.append(bench.time_us(system, 1, build))
+    return predicted
 
 
 def gemm_outliers(rows: Sequence[Row]) -> list[bool]:
-    """Mark rows that took 1.35 times as long as a larger m of the same shape.
+    """Mark rows that took more than 1.35 times as long as a larger m of the same shape.
 
-    A library could have padded. These are glitches of the collection (isolated points of
-    DeepGEMM, two to four times slower than both neighbours) and ranges of m for which a library
-    chose a bad kernel; neither says anything about the hardware.
+    A library could have padded to the larger m. Such rows are glitches of the collection (isolated
+    points of DeepGEMM, two to four times slower than both neighbours) and ranges of m for which a
+    library chose a bad kernel. Neither says anything about the hardware.
     """
-    fastest: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
+    points: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
     for row in rows:
-        key = (row["library"], row["gemm_dtype"], row["n"], row["k"])
-        fastest.setdefault(key, []).append((row["m"], row.measured))
-    least: dict[tuple[Any, ...], float] = {}
-    for key, points in fastest.items():
+        points.setdefault(_library_and_matrix(row), []).append((row["m"], row.measured))
+    least: dict[tuple[Any, ...], float] = {}  # time of this m or any larger one
+    for key, times in points.items():
         best = np.inf
-        for m, time in sorted(points, reverse=True):
+        for m, time in sorted(times, reverse=True):
             best = min(best, time)
             least[*key, m] = best
     return [
-        row.measured
-        > OUTLIER_FACTOR * least[row["library"], row["gemm_dtype"], row["n"], row["k"], row["m"]]
-        for row in rows
+        row.measured > OUTLIER_FACTOR * least[*_library_and_matrix(row), row["m"]] for row in rows
     ]
 
 
+def _library_and_matrix(row: Row) -> tuple[Any, ...]:
+    return row["library"], row["gemm_dtype"], row["n"], row["k"]
+
+
 def _local_work(row: Row, precision: str) -> LayerWork:
-    """The rows of one rank's experts under balanced routing."""
-    experts, topk, ranks = row["num_experts"], row["topk"], row["ep_size"]
-    local, pairs = experts // ranks, row["global_tokens"] * topk
-    # Balanced: pairs go round the experts; with fewer pairs than experts the measured rank has
-    # its share of them, and at least one.
-    mine = min(max(-(-pairs // ranks), 1), pairs)
-    expert = np.sort(np.arange(mine) % local).astype(np.int32)
+    """One rank's experts and their rows under balanced routing."""
+    num_experts, topk, num_ranks = row["num_experts"], row["topk"], row["ep_size"]
+    local, num_pairs = num_experts // num_ranks, row["global_tokens"] * topk
+    # Balanced: pairs go round the experts. With fewer pairs than experts the measured rank has its
+    # share of them, and at least one.
+    num_local_pairs = min(max(-(-num_pairs // num_ranks), 1), num_pairs)
+    expert = np.sort(np.arange(num_local_pairs) % local).astype(np.int32)
     return LayerWork(
         expert[:, None],
-        np.zeros(mine, np.int32),
+        np.zeros(num_local_pairs, np.int32),
         Placement(np.zeros(local, np.int32), 1, "one rank"),
         ExpertShape(row["hidden"], row["intermediate"]),
         Precision(precision),
@@ -132,26 +138,28 @@ def _is_small(row: Row) -> bool:
 
 
 def predict_moe(bench: Bench, rows: Sequence[Row]) -> list[float]:
-    """Predict the fused operator: sort, expand, two grouped GEMMs, finish; in microseconds."""
-    found = []
+    """Predict times in microseconds of the fused operator: sort, expand, two GEMMs, finish."""
+    predicted = []
     for row in rows:
         fp8 = row["moe_dtype"] == "fp8_block"
         system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US)
         work = _local_work(row, "fp8" if fp8 else "bf16")
-        found.append(bench.time_us(system, 1, partial(_moe, work, row)))
-    return found
+        predicted.append(bench.time_us(system, 1, partial(_moe, work, row)))
+    return predicted
 
 
 SORT_KERNELS = 3  # counts, prefix sums, positions
+INDEX_BYTES = 4
 
 
 def _moe(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
+    """Add the operator's kernels: (rank,) marks of their end."""
     hidden, rows = work.shape.hidden, np.array([work.num_tokens])
     fp8 = work.precision.name == "fp8"
     slower = TRTLLM_ELEMENTWISE_FP8 if fp8 else 1
     tokens = np.array([row["global_tokens"]])
     for _ in range(SORT_KERNELS):
-        start = machine.memory_kernel(Kind.PERMUTE, 4 * tokens * row["topk"], start)
+        start = machine.memory_kernel(Kind.PERMUTE, INDEX_BYTES * tokens * row["topk"], start)
     copied = _quantise_bytes(tokens, hidden) + rows * 2 * hidden if fp8 else rows * 4 * hidden
     at = machine.memory_kernel(Kind.PERMUTE, copied, start)
     if fp8:  # the grouped kernels walk through all local experts, with rows or without

@@ -1,30 +1,26 @@
 """All-reduce kernels of inference frameworks, in CUDA graphs.
 
-Frameworks take one-shot or two-shot by size and NCCL beyond; here it is whichever is quickest (see
-`replay.machine.all_reduce`).
+A framework takes its one-shot or two-shot kernel by size, and NCCL beyond. The prediction is the
+quickest of the three (see `replay.machine.all_reduce`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from replay.machine.all_reduce import one_shot, two_shot
 from replay.validate.bench import Bench
 from replay.validate.nccl import nccl_us
 from replay.validate.table import Bound, Row, Table
 
-if TYPE_CHECKING:
-    pass
-
 SYSTEM = "dgx-h100"
-MOST_BYTES = 64 << 20  # beyond, frameworks leave it to NCCL
+MOST_BYTES = 64 << 20  # frameworks leave this size and larger ones to NCCL
 
 
 def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
     """Predict times in microseconds."""
-    found, system = [], bench.system(SYSTEM)
+    predicted, system = [], bench.system(SYSTEM)
     nccl: dict[tuple[int, int], float] = {}
     for row in rows:
         n, nbytes = row["num_gpus"], row["bytes"]
@@ -36,8 +32,8 @@ def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
                 bench.time_us(system, n, partial(shot, row["framework"], nbytes))
                 for shot in (one_shot, two_shot)
             ]
-        found.append(min(times))
-    return found
+        predicted.append(min(times))
+    return predicted
 
 
 TABLE = Table(

@@ -1,4 +1,8 @@
-"""DeepEP's kernels alone: normal (cached layout, chunk sizes tuned), low latency, internode."""
+"""DeepEP's kernels alone: normal (cached layout, chunk sizes tuned), low-latency and internode.
+
+Above some thousand tokens per rank, a token of the routing stands for several tokens, so that the
+graph stays small. Chunks then grow with it, and rings by as many chunks.
+"""
 
 from __future__ import annotations
 
@@ -13,38 +17,37 @@ from replay.schemes.deepep.normal import DeepEp, DeepEpOptions
 from replay.validate.bench import Bench, even_work, uniform_work
 from replay.validate.table import Bound, Row, Table
 
-TUNED_CHUNK = 6  # the benchmark tunes chunks; a multiple of the three warps of a peer wins
-EXACT_TOKENS = 2048  # above, one task stands for several tokens
-INTERNODE_EXACT_TOKENS = 1024
-GRAINS = 1024
-CHUNK_GRAINS, RING_CHUNKS = 2, 16
+TUNED_CHUNK = 6  # tokens; the benchmark tunes chunks, and a multiple of a peer's three warps wins
+RING_TOKENS = 256  # of a lane, as shipped for 8 GPUs
+EXACT_TOKENS = 2048  # per rank; with more, a token of the routing stands for several
+INTERNODE_EXACT_TOKENS = 1024  # the same between nodes
+COARSE_TOKENS = 1024  # per rank, of the routing that then stands for all
+COARSE_CHUNK, COARSE_RING = 2, 16  # tokens of that routing in a chunk; chunks in a ring
 
 
-class _Coarse(DeepEp):
-    """The scheme's two kernels where one token of the routing stands for `alike` tokens.
+def _scheme(row: Row) -> DeepEp:
+    """Make the scheme with a row's setting, for its two kernels alone.
 
-    Not for a whole layer: the experts would serve the tokens of the routing only.
+    Where a token of the routing stands for several it cannot replay a layer, since the experts
+    would serve the tokens of the routing only.
     """
-
-    def __init__(self, options: DeepEpOptions, alike: int) -> None:
-        super().__init__(options)
-        self.alike = alike
-
-
-def _scheme(row: Row) -> _Coarse:
     tokens = row["tokens_per_rank"]
-    alike = tokens // GRAINS if tokens > EXACT_TOKENS else 1
-    chunk = max(TUNED_CHUNK, CHUNK_GRAINS * alike)
-    options = DeepEpOptions(
-        num_sms=row["num_sms"], cached_layout=True, dispatch_chunk=chunk,
-        combine_chunk=chunk, ring_tokens=max(256, RING_CHUNKS * chunk) if alike > 1 else 256,
+    alike = tokens // COARSE_TOKENS if tokens > EXACT_TOKENS else 1
+    chunk = max(TUNED_CHUNK, COARSE_CHUNK * alike)
+    ring = max(RING_TOKENS, COARSE_RING * chunk) if alike > 1 else RING_TOKENS
+    scheme = DeepEp(
+        DeepEpOptions(
+            num_sms=row["num_sms"], cached_layout=True, dispatch_chunk=chunk,
+            combine_chunk=chunk, ring_tokens=ring,
+        )
     )  # fmt: skip
-    return _Coarse(options, alike)
+    scheme.alike = alike
+    return scheme
 
 
 def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
     """Predict kernel times in microseconds, the notify kernel included."""
-    found = []
+    predicted = []
     for row in rows:
         scheme = _scheme(row)
         draw = uniform_work if scheme.alike == 1 else even_work
@@ -54,21 +57,21 @@ def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
         )  # fmt: skip
         phase = scheme.dispatch if row["phase"] == "dispatch" else scheme.combine
         build = partial(phase, work)
-        found.append(bench.time_us(bench.system(row["system"]), row["ep_size"], build))
-    return found
+        predicted.append(bench.time_us(bench.system(row["system"]), row["ep_size"], build))
+    return predicted
 
 
 def predict_low_latency(bench: Bench, rows: Sequence[Row]) -> list[float]:
     """Predict kernel times in microseconds."""
-    found = []
+    predicted = []
     for row in rows:
         n = row["ep_size"]
         system = _system(bench, n)
         work = uniform_work(
             n, row["tokens_per_rank"], row["num_experts"], row["topk"], row["hidden"]
         )
-        found.append(bench.time_us(system, n, partial(low_latency, work, row["phase"])))
-    return found
+        predicted.append(bench.time_us(system, n, partial(low_latency, work, row["phase"])))
+    return predicted
 
 
 def _system(bench: Bench, num_ranks: int) -> Any:
@@ -78,18 +81,18 @@ def _system(bench: Bench, num_ranks: int) -> Any:
 
 def predict_internode(bench: Bench, rows: Sequence[Row]) -> list[float]:
     """Predict transmit times in microseconds; the notify kernel is measured apart."""
-    found = []
+    predicted = []
     for row in rows:
         n, tokens = row["ep_size"], row["tokens_per_rank"]
-        alike = max(1, tokens // GRAINS) if tokens > INTERNODE_EXACT_TOKENS else 1
+        alike = max(1, tokens // COARSE_TOKENS) if tokens > INTERNODE_EXACT_TOKENS else 1
         draw = uniform_work if alike == 1 else even_work
         work = draw(n, tokens // alike, row["num_experts"], row["topk"], row["hidden"])
-        found.append(
+        predicted.append(
             bench.time_us(
                 _system(bench, n), n, partial(internode, work, row["phase"], row["num_sms"], alike)
             )
         )
-    return found
+    return predicted
 
 
 TABLE = Table(

@@ -1,19 +1,20 @@
-"""Expert computation of one rank as SGLang runs it on DeepGEMM: even and skewed routing.
+"""One rank's expert computation as SGLang runs it on DeepGEMM, under even and skewed routing.
 
 The measured setting is the collector's of ai-dynamo/aiconfigurator
 (``collector/sglang/collect_wideep_deepep_moe.py`` and the power law in ``collector/helper.py``):
 
-- *Contiguous* (prefill): launched one by one from Python under a profiler that records stacks; the
-  time runs from before the first launch until the host has seen the last kernel end. The kernels of
-  small batches hide behind the launches. Every row of the *global* batch is looked at, though the
-  rank computes its own pairs only.
-- Even routing is not padded there: kernels take the expert of a tile's first row for all of it, so
-  that with fewer than 128 rows an expert only every second, fourth, ... expert is computed.
-- *Power law*: five draws of the rows of all experts, the busiest rank of each, padded to 128. Seeds
-  are not published; predicted is the mean over draws of the same distribution.
-- *Masked* (decode): a CUDA graph. Scales of rows are brought into the kernels' order first, for the
-  whole buffer, which has 128 slots for each expert of the model, whatever the rank hosts. The
-  activation kernel starts blocks of one warp for every expert, with rows or without.
+- *Contiguous* (prefill): kernels are launched one by one from Python under a profiler that records
+  stacks. The time runs from before the first launch until the host has seen the last kernel end.
+  The kernels of small batches hide behind the launches. Every row of the *global* batch is looked
+  at, though the rank computes its own pairs only.
+- *Even routing* is not padded there. Kernels take the expert of a tile's first row for all of the
+  tile, so that with fewer than 128 rows per expert only every second, fourth, ... expert is
+  computed.
+- *Power law*: the rows are those of the busiest rank in each of five draws, padded to 128. The
+  seeds are not published. Predicted is the mean over draws from the same distribution.
+- *Masked* (decode): a CUDA graph. The scales of the rows are brought into the kernels' order first,
+  for the whole buffer, which has 128 slots for each expert of the model, whatever the rank hosts.
+  The activation kernel starts blocks of one warp for every expert, with rows or without.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from replay.compute.experts import CONTIGUOUS_ROWS, Gemm, activation_bytes, gemm
 from replay.machine.kinds import Kind
 from replay.machine.times import Time
 from replay.validate.bench import Bench
+from replay.validate.compute import GRAPH_GAP_US, SYSTEM
 from replay.validate.table import Bound, Row, Table
 from replay.work.layer import SCALE_BLOCK, ExpertShape, LayerWork, Precision
 from replay.work.placement import Placement
@@ -36,22 +38,23 @@ from replay.work.placement import Placement
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
 
-SYSTEM = "dgx-h100"
-GRAPH_GAP_US = 1.2  # of the masked rows; overheads.kernel_gap_graph_us
-# A launch from Python under the profiler: ten of them take the 390 us below which no contiguous row
-# comes (EP16 to EP256, 512 and 1024 tokens).
+# A launch from Python under the profiler, 39 us: ten of them take the 390 us below which no
+# contiguous row comes (EP16 to EP256, 512 and 1024 tokens).
 LAUNCH_PS = 39_000_000
-SLOTS = 128  # of an expert's buffer for each rank that may send to it
+SLOTS = 128  # rows of the masked buffer, per expert of the model
 SCALE_BYTES = 4
-# The activation kernel's blocks of an expert, for each 128 columns (SGLang,
-# ``silu_and_mul_masked_post_quant_fwd``), and the time the GPU takes to start one: each expert
-# without rows adds 0.50 us (4 and 8 tokens at EP4 and EP8) or 0.56 us (16 and 32 tokens), and has
-# 16 x 32 blocks.
+# Blocks of the activation kernel per expert and 128 columns, for fewer than four experts and for
+# more (SGLang, ``silu_and_mul_masked_post_quant_fwd``).
 FEW_EXPERTS, ACTIVATION_BLOCKS = 4, (64, 32)
+# Starting a block, 1 ns: each expert without rows adds 0.50 us (4 and 8 tokens at EP4 and EP8) or
+# 0.56 us (16 and 32 tokens), and has 16 x 32 blocks.
 BLOCK_PS = 1_000
-SEED, DRAWS = 20260821, 10
-SMALLEST_LOAD, LARGEST_LOAD = 1.0, 0.8  # of the power law; the latter times the tokens
-SCARCE_LOADS = (0.01, 2.0)  # where there are not enough pairs for all experts
+SEED, NUM_DRAWS = 20260821, 10
+SMALLEST_LOAD, LARGEST_LOAD = (
+    1.0,
+    0.8,
+)  # of the power law (the collector's); the latter times the tokens
+SCARCE_LOADS = (0.01, 2.0)  # the same where there are no more pairs than experts
 
 
 def power_law(
@@ -62,15 +65,15 @@ def power_law(
     Parameters
     ----------
     quantile
-        (expert,): share of the distribution below each load; uniform random numbers for a draw.
+        (expert,): share of the distribution below each load. Uniform random numbers make a draw.
     alpha
         Exponent, not 1.
     low, high
-        Bounds.
+        Smallest and largest load.
 
     Returns
     -------
-    (expert,) loads: the inverse of the distribution function.
+    (expert,) loads, from the inverse of the distribution function.
     """
     power = 1 - alpha
     bottom, top = low**power, high**power
@@ -79,7 +82,7 @@ def power_law(
 
 
 def power_law_rows(row: Row, rng: np.random.Generator) -> Ints:
-    """Rows of the experts of the busiest rank in one draw, padding left out: (local expert,)."""
+    """Rows of the busiest rank's experts in one draw, without padding: (local expert,)."""
     tokens, experts, topk = row["global_tokens"], row["num_experts"], row["topk"]
     low, high = (SMALLEST_LOAD, LARGEST_LOAD * tokens) if tokens * topk > experts else SCARCE_LOADS
     alpha = float(row["distribution"].rsplit("_", maxsplit=1)[-1])
@@ -92,30 +95,33 @@ def power_law_rows(row: Row, rng: np.random.Generator) -> Ints:
 
 
 def _even_out(rows: Ints, missing: int, most: int) -> None:
-    """Add or take rows one at a time, rank by rank, where an expert has least or most of them."""
+    """Add `missing` rows one at a time, rank by rank, to the expert with the fewest rows.
+
+    If it is negative, rows are taken from the expert with the most. An expert has at most `most`.
+    """
     step = 1 if missing > 0 else -1
     while missing:
-        for of_rank in rows:
-            at = of_rank.argmin() if step > 0 else of_rank.argmax()
-            if missing and 0 <= of_rank[at] + step <= most:
-                of_rank[at] += step
+        for rank_rows in rows:
+            expert = rank_rows.argmin() if step > 0 else rank_rows.argmax()
+            if missing and 0 <= rank_rows[expert] + step <= most:
+                rank_rows[expert] += step
                 missing -= step
 
 
 def unpadded_rows(pairs: int, experts: int) -> Ints:
-    """Rows computed for each expert when even, unpadded rows are cut into tiles: (expert,)."""
-    each = pairs // experts
-    if each >= CONTIGUOUS_ROWS:
-        return np.full(experts, each, np.int64)
-    expert_of_tile = np.arange(0, pairs, CONTIGUOUS_ROWS) // each
+    """Rows that are computed for each expert of even, unpadded rows: (expert,)."""
+    rows_per_expert = pairs // experts
+    if rows_per_expert >= CONTIGUOUS_ROWS:
+        return np.full(experts, rows_per_expert, np.int64)
+    expert_of_tile = np.arange(0, pairs, CONTIGUOUS_ROWS) // rows_per_expert
     return np.bincount(expert_of_tile, minlength=experts) * CONTIGUOUS_ROWS
 
 
 def measured_rows(row: Row) -> list[Ints]:
-    """Rows of the rank's experts in each run that the measurement is the mean of."""
+    """Rows of the rank's experts, (local expert,), one array per run that a mean is taken over."""
     if row["distribution"] != "uniform":
         rng = np.random.default_rng(SEED)
-        return [power_law_rows(row, rng) for _ in range(DRAWS)]
+        return [power_law_rows(row, rng) for _ in range(NUM_DRAWS)]
     experts = row["num_experts"] // row["ep_size"]
     pairs = row["global_tokens"] * row["topk"] // row["ep_size"]
     if row["layout"] == "contiguous":
@@ -124,7 +130,7 @@ def measured_rows(row: Row) -> list[Ints]:
 
 
 def local_work(rows: Ints, row: Row) -> LayerWork:
-    """One rank's experts with so many rows each."""
+    """One rank's experts; `rows` is (local expert,)."""
     expert = np.repeat(np.arange(len(rows), dtype=np.int32), rows)
     return LayerWork(
         expert[:, None],
@@ -137,7 +143,7 @@ def local_work(rows: Ints, row: Row) -> LayerWork:
 
 def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
     """Predict times in microseconds."""
-    found = []
+    predicted = []
     for row in rows:
         is_graph = row["layout"] == "masked"
         gap = {"overheads__kernel_gap_stream_us": GRAPH_GAP_US} if is_graph else {}
@@ -147,25 +153,25 @@ def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
             work = local_work(counts, row)
             build = partial(_masked if is_graph else _contiguous, work, row)
             times.append(bench.time_us(system, 1, build))
-        found.append(float(np.mean(times)))
-    return found
+        predicted.append(float(np.mean(times)))
+    return predicted
 
 
 def _scales(rows: Ints, width: int) -> Ints:
-    """Bytes of reading and writing the scales of so many rows."""
+    """Bytes of reading and writing the scales of rows of some width."""
     return 2 * SCALE_BYTES * rows * width // SCALE_BLOCK
 
 
 def _masked(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
-    """Scales into order, GEMM-1, activation with quantisation, scales into order, GEMM-2."""
+    """Add scales into order, GEMM-1, activation with quantisation, scales into order, GEMM-2."""
     hidden, intermediate = work.shape.hidden, work.shape.intermediate
     slots = np.array([SLOTS * row["num_experts"]])
     pool = machine.sms.pool("sm", machine.sms.count)
     at = machine.memory_kernel(Kind.PERMUTE, _scales(slots, hidden), start)
     first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
     at = gemm_kernel(machine, work, first, pool, at, layout="masked")
-    each = ACTIVATION_BLOCKS[work.num_experts >= FEW_EXPERTS]
-    blocks = work.num_experts * each * intermediate // SCALE_BLOCK
+    blocks_per_expert = ACTIVATION_BLOCKS[work.num_experts >= FEW_EXPERTS]
+    blocks = work.num_experts * blocks_per_expert * intermediate // SCALE_BLOCK
     started = machine.delay(Kind.ACTIVATION, Time(blocks * BLOCK_PS), machine.kernel(at))
     at = machine.memory_kernel(Kind.ACTIVATION, activation_bytes(work, "masked"), at)
     at = machine.gather(started, machine.ranks, at)
@@ -174,7 +180,11 @@ def _masked(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
 
 
 def _contiguous(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
-    """Counts to the GPU, two kernels of the scatter, scales, GEMM-1, ... , gather."""
+    """Add the ten kernels, each behind its launch.
+
+    Counts to the GPU, two kernels of the scatter, scales into order, GEMM-1, activation,
+    quantisation, scales into order, GEMM-2, gather.
+    """
     hidden, intermediate = work.shape.hidden, work.shape.intermediate
     tokens, pairs = np.array([row["global_tokens"]]), np.array([work.num_tokens])
     rows = padded_rows(work, "contiguous")
@@ -182,7 +192,7 @@ def _contiguous(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Int
     launched = start
 
     def after(at: Ints) -> Ints:
-        """A kernel runs when the host has come to it and the one before has ended."""
+        """Launch a kernel: it runs when the host has come to it and the one before has ended."""
         nonlocal launched
         launched = machine.host.work(Kind.LAUNCH, Time(LAUNCH_PS), launched)
         return machine.gather(launched, machine.ranks, at)

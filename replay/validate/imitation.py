@@ -1,4 +1,4 @@
-"""What an imitated trace is for: the same layer times as the real one, under every scheme."""
+"""Layer times of an imitated trace against those of the real one, under several schemes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tracegen.imitate.resemblance import Row
 
 SCHEMES = ("nccl-alltoall", "deepep", "comet", "dysharp")
-"""Two that move one copy per GPU or per expert, one that overlaps, one that uses the switch."""
+"""One row per expert, one per GPU, one that overlaps, one that uses the switch."""
 STEPS = (0, 101)
 """Decode steps far enough apart that no request repeats its tokens."""
 
@@ -28,7 +28,7 @@ def layer_times_us(
     Parameters
     ----------
     trace
-        Its batches are formed as `replay.work.batch.form_batch` does when nothing is said.
+        Routing; `replay.work.batch.form_batch` forms its batches by its defaults.
     system
         Hardware.
     scheme
@@ -38,17 +38,15 @@ def layer_times_us(
 
     Returns
     -------
-    Microseconds, a number a layer.
+    (layer,) microseconds.
 
     Raises
     ------
     UserError
         If the trace or the system cannot be replayed so.
     """
-    times = [
-        [layer.makespan_us for layer in run(trace, system, scheme, step=step, barrier=True).layers]
-        for step in steps
-    ]
+    results = [run(trace, scheme=scheme, system=system, step=step, barrier=True) for step in steps]
+    times = [[layer.makespan_us for layer in result.layers] for result in results]
     return [float(value) for value in np.mean(times, axis=0)]
 
 
@@ -62,7 +60,7 @@ def compare_times(
     steps: Sequence[int] = STEPS,
     progress: Callable[[], object] | None = None,
 ) -> list[Row]:
-    """Mean layer time of three traces, a row a scheme.
+    """Mean layer time of three traces, one row per scheme.
 
     Parameters
     ----------

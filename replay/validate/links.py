@@ -1,4 +1,4 @@
-"""Bandwidth tests between GPUs: pairs, fan-in, fan-out, both ways, by SMs and copy engines."""
+"""Bandwidth between GPUs: pairs, fan-in, fan-out and both ways, by SMs and by copy engines."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
 
 NUM_GPUS = 8
-MESSAGE_BYTES = 1 << 20
-NUM_MESSAGES = 256
+MESSAGE_BYTES = 1 << 20  # small against a transfer, large against a packet
+NUM_MESSAGES = 256  # per pair of GPUs: enough that the first one's latency does not count
 
-#: (from, to) pairs that data travels between.
-PATTERNS = {
+PATTERNS = {  # (source, target) GPUs of the data
     "pair": [(0, 1)],
     "both-ways": [(0, 1), (1, 0)],
     "fan-in": [(peer, 0) for peer in range(1, NUM_GPUS)],
@@ -28,15 +27,15 @@ PATTERNS = {
 
 
 def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
-    """Predict payload rates of one GPU and direction, in GB/s."""
-    found = []
+    """Predict the payload's rate per GPU and direction, in GB/s."""
+    rates = []
     for row in rows:
         pairs = np.array(PATTERNS[row["pattern"]], dtype=np.int64)
         chosen = pairs[np.arange(NUM_MESSAGES * len(pairs)) % len(pairs)]
-        here, there = chosen[:, 0], chosen[:, 1]
+        sources, targets = chosen[:, 0], chosen[:, 1]
 
         def build(
-            machine: Machine, start: Ints, row: Row = row, src: Ints = here, dst: Ints = there
+            machine: Machine, start: Ints, row: Row = row, src: Ints = sources, dst: Ints = targets
         ) -> None:
             move = machine.transfers
             engine, way = row["engine"], (src, dst) if row["access"] == "write" else (dst, src)
@@ -45,8 +44,8 @@ def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
 
         time_us = bench.time_us(bench.system(row["system"]), NUM_GPUS, build)
         streams = 2 if row["pattern"] == "both-ways" else 1
-        found.append(len(chosen) / streams * MESSAGE_BYTES / time_us / 1e3)
-    return found
+        rates.append(len(chosen) / streams * MESSAGE_BYTES / time_us / 1e3)
+    return rates
 
 
 TABLE = Table(

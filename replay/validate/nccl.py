@@ -1,4 +1,4 @@
-"""NCCL collectives (nccl-tests) and all-reduce kernels of inference frameworks."""
+"""NCCL collectives as nccl-tests measures them: the quickest algorithm and protocol of each."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ Algorithm = Callable[["Machine", "Ints"], "Ints"]
 
 def algorithms(collective: str, num_gpus: int, nbytes: int) -> list[Algorithm]:
     """Every algorithm and protocol of a collective; `nbytes` as nccl-tests counts them."""
-    found = [_plain(collective, num_gpus, nbytes, protocol) for protocol in PROTOCOLS]
+    choices = [_point_to_point(collective, num_gpus, nbytes, protocol) for protocol in PROTOCOLS]
     if collective == "all_reduce" and num_gpus > 2:
-        found.append(lambda machine, start: collectives.nvls_all_reduce(machine, start, nbytes))
-    return found
+        choices.append(lambda machine, start: collectives.nvls_all_reduce(machine, start, nbytes))
+    return choices
 
 
-def _plain(collective: str, n: int, nbytes: int, protocol: Protocol) -> Algorithm:
+def _point_to_point(collective: str, n: int, nbytes: int, protocol: Protocol) -> Algorithm:
+    """Exchange between pairs (alltoall), or a ring (all other collectives)."""
     if collective == "alltoall":
         return lambda machine, start: collectives.all_to_all(machine, start, nbytes, protocol)
     steps = 2 * (n - 1) if collective == "all_reduce" else n - 1

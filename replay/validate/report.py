@@ -74,7 +74,7 @@ def text_tables(outcomes: Sequence[Outcome]) -> list[TextTable]:
 
 
 def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Everything: statistics, bounds and every row."""
+    """Statistics, bounds and every row, as JSON objects (schema ``moereplay-validation/1``)."""
     return {
         "schema": SCHEMA,
         "holds": all_hold(outcomes),

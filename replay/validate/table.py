@@ -1,4 +1,4 @@
-"""A table of measurements, its predictions, and how far apart they are."""
+"""A table of measurements, its predictions, and the errors of these."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Row:
     line
         Line of the file, the header being line 1.
     setting
-        What was measured: column to value, whole numbers as int.
+        Column to value, whole numbers as int: everything that was set in the measurement.
     measured
-        In the table's unit.
+        The value, in the table's unit.
     """
 
     table: str
@@ -45,22 +45,22 @@ class Row:
         return self.setting[column]
 
     def label(self) -> str:
-        """Say in words which row it is."""
+        """Its setting in one line."""
         return " ".join(str(value) for value in self.setting.values())
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What a part of a table promises.
+    """Promise about one part of a table.
 
     Attributes
     ----------
     name
-        Of the part.
+        Name of the part.
     mape_percent
         Largest mean absolute percentage error.
     holds
-        Which rows belong to it.
+        Whether a row belongs to the part.
     """
 
     name: str
@@ -75,19 +75,19 @@ class Table:
     Attributes
     ----------
     name, title
-        Name on the command line, and what it is.
+        Name on the command line; a line for people.
     unit
-        Of the measured value.
+        Unit of the measured value.
     size
         Column that tells how much was moved or computed, for the picture of error by size.
     bounds
-        Promises, none overlapping.
+        Promises; every row belongs to one part.
     predict
-        Predicted values of rows, in their order.
-    read
-        Rows of a CSV line; a line may hold several.
+        Predicts the values of rows, in their order.
+    measured
+        Column of the measured value.
     is_outlier
-        Rows left out of the statistics, by a rule that looks at the measurements alone.
+        Marks rows left out of the statistics, by a rule that looks at the measurements alone.
     """
 
     name: str
@@ -97,37 +97,36 @@ class Table:
     bounds: tuple[Bound, ...]
     predict: Callable[[Bench, Sequence[Row]], list[float]]
     measured: str = "time_us"
-    file: str = ""
     is_outlier: Callable[[Sequence[Row]], list[bool]] | None = None
 
     def rows(self) -> tuple[Row, ...]:
         """All measurements of the table."""
-        return _read(self.name, self.file or f"{self.name}.csv", self.measured)
+        return _read(self.name, self.measured)
 
 
 @lru_cache
-def _read(table: str, file: str, measured: str) -> tuple[Row, ...]:
-    text = (resources.files("replay.validate.measurements") / file).read_text("utf-8")
-    found = []
+def _read(table: str, measured: str) -> tuple[Row, ...]:
+    text = (resources.files("replay.validate.measurements") / f"{table}.csv").read_text("utf-8")
+    rows = []
     for line, record in enumerate(csv.DictReader(text.splitlines()), start=2):
         value = float(record.pop(measured))
         setting = {key: int(v) if v.isdecimal() else v for key, v in record.items()}
-        found.append(Row(table, line, setting, value))
-    return tuple(found)
+        rows.append(Row(table, line, setting, value))
+    return tuple(rows)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Predicted against measured for the rows of a table.
+    """Predictions for the rows of a table, beside the measurements.
 
     Attributes
     ----------
     table
         The table.
     rows
-        (row,) the measurements.
+        (row,) measurements.
     predicted
-        (row,) in the table's unit.
+        (row,) predictions in the table's unit.
     left_out
         (row,) whether the row counts in no statistic.
     """
@@ -139,17 +138,17 @@ class Outcome:
 
     @property
     def measured(self) -> Floats:
-        """(row,) in the table's unit."""
+        """(row,) measured values in the table's unit."""
         return np.array([row.measured for row in self.rows])
 
     @property
     def errors_percent(self) -> Floats:
-        """(row,) predicted less measured, over measured."""
+        """(row,) predicted less measured, over measured, in percent."""
         errors: Floats = 100 * (self.predicted / self.measured - 1)
         return errors
 
     def part(self, holds: Callable[[Row], bool]) -> npt.NDArray[np.bool_]:
-        """(row,) whether a row belongs to a part and counts."""
+        """(row,) whether a row belongs to a part and counts in its statistics."""
         return np.array([holds(row) for row in self.rows], dtype=bool) & ~self.left_out
 
     def statistics(self, which: npt.NDArray[np.bool_]) -> dict[str, float]:
@@ -168,12 +167,12 @@ class Outcome:
 
     def checks(self) -> list[tuple[Bound, dict[str, float], bool]]:
         """Every bound with its part's statistics, and whether it holds."""
-        found = []
+        checked = []
         for bound in self.table.bounds:
             numbers = self.statistics(self.part(bound.holds))
             held = numbers["count"] == 0 or numbers["mean"] <= bound.mape_percent
-            found.append((bound, numbers, held))
-        return found
+            checked.append((bound, numbers, held))
+        return checked
 
     def worst(self, count: int = NUM_WORST) -> list[int]:
         """Indices of the rows that count and are furthest off, worst first."""
@@ -183,7 +182,7 @@ class Outcome:
 
 
 def predict(table: Table, bench: Bench, rows: Sequence[Row] | None = None) -> Outcome:
-    """Predict rows of a table; all of them by default."""
+    """Predict rows of a table, all of them by default."""
     every = table.rows()
     chosen = every if rows is None else tuple(rows)
     out = dict.fromkeys(every, False)
