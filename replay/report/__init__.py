@@ -1,1 +1,1 @@
-"""Results for people."""
+"""Results as tables of text; nothing here runs a replay."""

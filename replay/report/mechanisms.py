@@ -1,4 +1,4 @@
-"""What the mechanisms did, as tables: bytes by purpose, finite memories, tiles, polling."""
+"""Use of a scheme's mechanisms as tables: bytes by purpose, finite memories, tiles, polling."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ OVERHEADS = ("headers", "requests", "acks", "signals", "evictions")
 
 
 def overhead_table(results: Sequence[Result], count: int, unit: str) -> Table:
-    """Wire bytes beside the payload, by purpose and direction, a mean GPU's.
+    """Bytes on the wire by purpose and direction, mean over the GPUs.
 
     Parameters
     ----------
+    results
+        One row each.
     count
-        Layers or steps that a result's bytes are divided by.
+        Number of layers or steps that a result's bytes are divided by.
     unit
-        What they are then of: "layer" or "step".
+        Name of what they are divided by: "layer" or "step".
     """
     table = text_table(
-        f"Bytes on the wire a {unit} and GPU, up / down (MB), and the payload's share",
+        f"Bytes on the wire per GPU and {unit}, up / down (MB), and the share that is payload",
         ("scheme", "payload", *OVERHEADS, "share"),
     )
     for result in results:
@@ -53,20 +55,20 @@ def overhead_table(results: Sequence[Result], count: int, unit: str) -> Table:
 
 
 def mechanism_table(results: Sequence[Result]) -> Table | None:
-    """One row for each thing that a scheme's mechanisms have to say; None if they say nothing."""
-    title = "What the mechanisms did (all layers together)"
+    """Use of every mechanism, one row each; None if no scheme reports any."""
+    title = "Use of the mechanisms, all layers together"
     table = text_table(title, ("scheme", "mechanism", "use"), num_left=3)
     table.columns[-1].no_wrap = False  # a line too long is broken, not cut
     for result in results:
         name = scheme_name(result)
-        for what, text in _lines([one.mechanisms for one in result.measured]):
-            table.add_row(name, what, text)
+        for mechanism, use in _lines([one.mechanisms for one in result.measured]):
+            table.add_row(name, mechanism, use)
             name = ""
     return table if table.row_count else None
 
 
 def _lines(reports: Sequence[Mechanisms]) -> Iterator[tuple[str, str]]:
-    """Descriptions of all finite memories, tiles, polling and counters of several layers."""
+    """Names and uses of all finite memories, tiles, polling and counters of several layers."""
     for name in sorted({name for report in reports for name in report.tables}):
         yield (
             name,
@@ -84,22 +86,22 @@ def _lines(reports: Sequence[Mechanisms]) -> Iterator[tuple[str, str]]:
     polling = [sum(report.polling_us) for report in reports if report.polling_us is not None]
     if polling:
         gpus = max(len(report.polling_us or ()) for report in reports)
-        yield "polling", f"{sum(polling) / gpus:,.1f} us of SM time a GPU"
+        yield "polling", f"{sum(polling) / gpus:,.1f} us of SM time per GPU"
     counters: Counter[str] = Counter()
     for report in reports:
         counters.update({name: sum(amounts) for name, amounts in report.counters.items()})
     for name, amount in sorted(counters.items()):
         yield name, f"{amount:,}"
     for name in sorted({name for report in reports for name in report.ratios}):
-        found = [report.ratios[name] for report in reports if name in report.ratios]
-        yield name, f"{sum(found) / len(found):.2f}"
+        ratios = [report.ratios[name] for report in reports if name in report.ratios]
+        yield name, f"{sum(ratios) / len(ratios):.2f}"
 
 
 def _table_text(uses: Sequence[TableUse]) -> str:
     lookups, hits = sum(use.lookups for use in uses), sum(use.hits for use in uses)
     new, missed = sum(use.new for use in uses), sum(use.missed for use in uses)
     return (
-        f"{hits / lookups if lookups else 1:.2%} of {lookups:,} lookups hit, {new:,} were first, "
+        f"{hits / lookups if lookups else 1:.2%} of {lookups:,} look-ups hit, {new:,} were first, "
         f"{missed:,} missed; {sum(use.evictions for use in uses):,} evicted; "
         f"at most {max(use.high_water for use in uses):,} of {uses[0].entries:,} in use"
     )

@@ -1,4 +1,4 @@
-"""What all tables of results share."""
+"""Form of a table, and cells that several tables have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ if TYPE_CHECKING:
 
 
 def text_table(title: str, columns: Sequence[str], num_left: int = 1) -> Table:
-    """Make a table with its first columns to the left and numbers to the right."""
+    """Make an empty table.
+
+    Parameters
+    ----------
+    title
+        Line above the table.
+    columns
+        Headings, with units.
+    num_left
+        Number of first columns that are aligned to the left; the others are to the right.
+    """
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < num_left else "right", no_wrap=True)
@@ -22,10 +32,10 @@ def text_table(title: str, columns: Sequence[str], num_left: int = 1) -> Table:
 
 
 def mb(nbytes: float) -> str:
-    """Megabytes (10^6) with two digits."""
+    """Megabytes (10^6 bytes) with two decimals."""
     return f"{nbytes / 1e6:,.2f}"
 
 
 def scheme_name(result: Result) -> str:
-    """Name of a result's scheme, marked if the system lacks what it proposes."""
+    """Name of a result's scheme, with a star if the system lacks what it proposes."""
     return str(result.scheme["name"]) + ("*" if result.scheme["lacking"] else "")

@@ -1,7 +1,7 @@
 """Results as tables of text.
 
 Tables are built as rich tables and rendered without a terminal, so that the same text goes to a
-screen, a file and a test. Units stand in the headings.
+screen, a file and a test. Headings give the units.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_CHAINED_ROWS = 24
 
 
 def render(content: RenderableType) -> str:
-    """Plain text of anything rich can draw."""
+    """Draw anything that rich can as plain text."""
     out = StringIO()
     Console(file=out, width=WIDTH, color_system=None).print(content, highlight=False)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
@@ -46,13 +46,13 @@ def summary(result: Result) -> str:
 
 
 def comparison_tables(compared: Comparison) -> Group:
-    """Two tables: where the time goes, and what the wire carries."""
+    """Tables of a comparison: times, payload, bytes by purpose, mechanisms; then notes."""
     results = compared.results
     chained = results[0].chain is not None
     base = _time_us(compared[compared.baseline])
     unit = "step us" if chained else "layer us"
     times = text_table(
-        f"Time of a {_what(results[0])}; speed-up over {compared.baseline}",
+        f"Time {_measured(results[0])}; speed-up over {compared.baseline}",
         ("scheme", unit, "speed-up", *(("MoE layer us",) if chained else ()), "exposed us",
          "bound us", "bound/time", "busiest resource", "in use"),
     )  # fmt: skip
@@ -73,18 +73,18 @@ def comparison_tables(compared: Comparison) -> Group:
             f"{busiest.utilisation:.1%}",
         )
     wire = text_table(
-        f"Payload over each GPU's port (MB a {'step' if chained else 'layer'}), and the busiest "
-        "port (MB, us)",
+        f"Payload over the ports of a GPU (MB per {'step' if chained else 'layer'}), and over the "
+        "busiest port (MB; us)",
         ("scheme", "up mean", "up max", "down mean", "down max", "dispatch", "combine", "both",
          "wire bound us", "phases"),
     )  # fmt: skip
     for result in results:
         wire.add_row(scheme_name(result), *_wire_cells(result))
     notes = [
-        "exposed: communication and waiting that no computation hides.",
-        "dispatch, combine, both: payload of the port that carries most in that phase, or in both.",
-        "wire bound: dispatch + combine where a barrier separates them (apart), else the busiest",
-        "port of both together (shared).",
+        "exposed: communication and waiting that no computation hides; mean over the GPUs.",
+        "dispatch, combine, both: payload of the port that carries most in this phase, or in both.",
+        "wire bound: the busiest port of dispatch plus that of combine where a barrier separates",
+        "the phases (apart), else the busiest port of both together (shared).",
     ]
     lacking = sorted({what for result in results for what in result.scheme["lacking"]})
     if lacking:
@@ -95,8 +95,8 @@ def comparison_tables(compared: Comparison) -> Group:
         chain = results[0].chain
         assert chain is not None
         notes.append(
-            f"A step holds {chain.between_us / chain.num_steps:,.1f} us a GPU of attention, norms, "
-            f"gate and shared experts; not in it: {', '.join(chain.left_out)}."
+            f"A step holds {chain.between_us / chain.num_steps:,.1f} us per GPU of attention, "
+            f"norms, gate and shared experts; it leaves out {', '.join(chain.left_out)}."
         )
     unit_of = "step" if chained else "layer"
     overheads = overhead_table(results, _count(results[0]), unit_of)
@@ -112,7 +112,7 @@ def comparison_tables(compared: Comparison) -> Group:
 
 
 def summary_tables(result: Result) -> Group:
-    """One run: its layers, its phases, its critical path."""
+    """Tables of one run: layers, phases, critical path, bytes by purpose, mechanisms."""
     slowest: LayerResult | ChainResult = max(result.measured, key=lambda one: one.makespan_us)
     name = (
         f"layer {slowest.decoder_layer}"
@@ -156,7 +156,7 @@ def summary_tables(result: Result) -> Group:
 def _layer_table(result: Result) -> Table:
     table = text_table(
         f"{result.scheme['name']}: layers",
-        ("layer", "layer us", "exposed us", "bound us", "bound / layer", "busiest resource",
+        ("layer", "layer us", "exposed us", "bound us", "bound/time", "busiest resource",
          "in use", "tasks"),
     )  # fmt: skip
     for layer in result.layers:
@@ -176,7 +176,7 @@ def _layer_table(result: Result) -> Table:
 
 def _chain_table(chain: ChainResult) -> Table:
     table = text_table(
-        "Layers as the GPUs met them",
+        "Layers in a chain, over all GPUs",
         ("step", "layer", "first begins us", "last begins us", "first ends us", "last ends us",
          "mean us"),
     )  # fmt: skip
@@ -186,29 +186,30 @@ def _chain_table(chain: ChainResult) -> Table:
             str(layer.layer_index),
             *(f"{time:,.1f}" for time in (*layer.start_us, *layer.end_us, layer.mean_us)),
         )
-    left = len(chain.layers) - MOST_CHAINED_ROWS
-    if left > 0:
-        table.caption = f"the last {MOST_CHAINED_ROWS}; {left} more in the JSON"
+    num_hidden = len(chain.layers) - MOST_CHAINED_ROWS
+    if num_hidden > 0:
+        table.caption = f"the last {MOST_CHAINED_ROWS} layers; the JSON has {num_hidden} more"
     return table
 
 
 def _token_note(layer: LayerResult) -> str:
     latency = layer.token_latency_us
     text = (
-        f"A token takes {latency.mean_us:,.1f} us from dispatch to combine: half of them "
-        f"{latency.p50_us:,.1f}, 99 % {latency.p99_us:,.1f}, the slowest {latency.max_us:,.1f}"
+        f"A token takes {latency.mean_us:,.1f} us from dispatch to combine in the mean, "
+        f"{latency.p50_us:,.1f} in the median, {latency.p99_us:,.1f} at the 99th percentile, "
+        f"and {latency.max_us:,.1f} at most"
     )
     if layer.slowest_tokens:
         token = layer.slowest_tokens[0]
-        row = f" (row {token.trace_row} of the trace)" if token.trace_row is not None else ""
+        row = f", row {token.trace_row} of the trace" if token.trace_row is not None else ""
         text += f"\n(rank {token.rank}{row}, experts {', '.join(map(str, token.experts))})"
     return text + "."
 
 
 def _chain_note(chain: ChainResult) -> str:
     text = (
-        f"{chain.makespan_us:,.1f} us in all; {chain.between_us:,.1f} us a GPU between the MoE "
-        f"layers (not in it: {', '.join(chain.left_out)})."
+        f"{chain.makespan_us:,.1f} us in all; {chain.between_us:,.1f} us per GPU between the MoE "
+        f"layers, which leave out {', '.join(chain.left_out)}."
     )
     if chain.barrier_us is not None:
         gained = chain.barrier_us - chain.makespan_us
@@ -235,7 +236,7 @@ def _heading(result: Result) -> str:
             f"{result.placement} placement"
         ),
         (
-            f"{routing['mean_distinct_remote_ranks']:.2f} distinct remote GPUs a token, busiest "
+            f"{routing['mean_distinct_remote_ranks']:.2f} distinct remote GPUs per token, busiest "
             f"rank {routing['rank_imbalance']:.2f} x the mean{first}"
         ),
     ]
@@ -243,17 +244,22 @@ def _heading(result: Result) -> str:
     if shared:
         lines.append(
             f"note: {batch['num_requests']} requests fill {shared + batch['num_requests']} slots; "
-            f"{shared} slots run a request that another slot runs too, at another position"
+            f"{shared} slots run a request of another slot at another position"
         )
     return "\n".join(lines)
 
 
-def _what(result: Result) -> str:
+def _measured(result: Result) -> str:
+    """Of what, or per what, a comparison's times are."""
     if result.chain is not None:
-        steps = f", mean of {result.chain.num_steps}" if result.chain.num_steps > 1 else ""
-        return f"step ({result.chain.num_layers} layers{steps})"
+        steps = f", mean of {result.chain.num_steps} steps" if result.chain.num_steps > 1 else ""
+        return f"per step ({result.chain.num_layers} layers{steps})"
     count = len(result.layers)
-    return f"layer (mean of {count})" if count > 1 else f"layer ({result.layers[0].decoder_layer})"
+    return (
+        f"per layer (mean of {count})"
+        if count > 1
+        else f"of layer {result.layers[0].decoder_layer}"
+    )
 
 
 def _wire_cells(result: Result) -> list[str]:
@@ -281,7 +287,7 @@ def _most(*phases: str) -> Callable[[Measures], float]:
 
 
 def _count(result: Result) -> int:
-    """What totals are divided by: isolated layers, or steps of a chain."""
+    """Number that totals are divided by: isolated layers, or steps of a chain."""
     return len(result.layers) if result.chain is None else result.chain.num_steps
 
 

@@ -221,7 +221,7 @@ def test_what_mechanisms_did_is_told_in_full(trace_file: Path, tmp_path: Path) -
     out = tmp_path / "out.json"
     schemes = ("--scheme", "dysharp-fusion-only", "--scheme", "moe-hub")
     shown = invoke("compare", trace_file, *schemes, "--layer", 0, "--json", out).stdout
-    told = shown[shown.index("What the mechanisms did") :]
+    told = shown[shown.index("Use of the mechanisms") :]
     assert "…" not in shown and "egress packets" in told
     words = " ".join(told.split())
     for result in json.loads(out.read_text())["results"]:
