@@ -1,1 +1,1 @@
-"""Expert GEMMs, weight gradients and dense parts as tasks."""
+"""Expert GEMMs and weight gradients as tasks, and the times of dense parts."""

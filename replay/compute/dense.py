@@ -1,9 +1,9 @@
-"""What a GPU does between the routed experts of two layers: attention, norms, gate, shared experts.
+"""Dense parts between the routed experts of two layers: attention, norms, gate, shared experts.
 
-Attention is data-parallel: each rank computes its own tokens with all heads. The kernels and
-their sizes come from the model's shape; their times from `hwmodel.compute` (GEMMs) and HBM
-streaming (the rest). Kernels follow one another with the stream's gap. Nothing else runs on the
-GPU meanwhile, so one duration a rank is enough.
+Attention is data-parallel: each rank computes its own tokens with all heads. The kernels and their
+sizes come from the model's shape, and their times from `hwmodel.compute` (GEMMs) and from HBM
+streaming (the rest). Kernels follow one another with the stream's gap. Nothing else runs on the GPU
+meanwhile, so that one duration per rank is enough.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Between:
     Parameters
     ----------
     shape
-        The model.
+        Shape of the model.
     system
         The hardware.
     precision
-        Type of the dense GEMMs, ``"bf16"`` or ``"fp8"``; attention itself is BF16.
+        Number type of the dense GEMMs, a name of `Precision`; attention itself is BF16.
     is_backward
-        Whether gradients flow: a GEMM has two products instead of one, attention five instead of
-        two (it recomputes the scores; FlashAttention-2, arXiv 2307.08691), the rest twice the
-        bytes.
+        Whether gradients flow. A GEMM then has two products instead of one, attention five instead
+        of two (it recomputes the scores; FlashAttention-2, arXiv 2307.08691), and the rest moves
+        twice the bytes.
     """
 
     shape: ModelShape
@@ -52,16 +52,17 @@ class Between:
         return [*missing, "embedding, output head and sampling"]
 
     def before_layer(self, decoder_layer: int, tokens: Ints, context: Ints) -> Ints:
-        """Time from the layer before (or the step's start) to this MoE layer's routed rows.
+        """Time between the end of the MoE layer before (or the step's start) and this one.
 
-        Dense layers right before it are included.
+        Dense layers right before this MoE layer are included.
 
         Parameters
         ----------
         decoder_layer
-            Number of the MoE layer in the model.
+            Position of the MoE layer among all layers of the model.
         tokens, context
-            (rank,): tokens of each rank, and the sum over them of the positions they attend to.
+            (rank,): number of tokens of each rank, and the sum over them of the positions that they
+            attend to.
 
         Returns
         -------
@@ -81,7 +82,7 @@ class Between:
         return total
 
     def attention_ps(self, tokens: int, context: int) -> int:
-        """Norm, projections, attention core and residual of one layer on one rank."""
+        """Picoseconds of norm, projections, attention and residual of one layer on one rank."""
         shape = self.shape
         if not shape.num_heads:
             return 0
@@ -118,14 +119,14 @@ class Between:
         return core, projections
 
     def shared_ps(self, tokens: int) -> int:
-        """Norm, gate and shared experts of one MoE layer on one rank."""
+        """Picoseconds of norm, gate and shared experts of one MoE layer on one rank."""
         shape = self.shape
         gate = self._gemm(tokens, shape.num_experts, shape.hidden)
         width = shape.num_shared_experts * shape.shared_intermediate
         return self._norm(tokens) + gate + (self.ffn_ps(tokens, width) if width else 0)
 
     def ffn_ps(self, tokens: int, intermediate: int) -> int:
-        """Dense feed-forward network on one rank."""
+        """Picoseconds of a dense feed-forward network on one rank."""
         factor = 2 if self.shape.gated else 1
         up = self._gemm(tokens, factor * intermediate, self.shape.hidden)
         activation = self._memory(tokens * (factor + 1) * intermediate * BF16)
@@ -138,14 +139,14 @@ class Between:
         return (2 if self.is_backward else 1) * (self._gemms[key] + self._gap)
 
     def _core(self, flop: int, nbytes: int) -> int:
-        """One attention kernel: the slower of its products and of what it streams."""
+        """Time of an attention kernel: the slower of its products and of its memory traffic."""
         seconds = flop / self.system.compute.peak_flop_per_s("bf16")
         if self.is_backward:
             seconds, nbytes = 2.5 * seconds, 2 * nbytes
         return max(round(seconds * 1e12), self.system.hbm.stream_ps(nbytes)) + self._gap
 
     def _norm(self, tokens: int) -> int:
-        """Residual addition and norm: read two rows, write two."""
+        """Time of residual addition and norm, which read two rows and write two per token."""
         return self._memory(4 * tokens * self.shape.hidden * BF16)
 
     def _memory(self, nbytes: int) -> int:

@@ -1,24 +1,25 @@
 """The experts' two GEMMs as tiles on SMs, shared by every scheme.
 
 A *row tile* is up to `block_m` rows of one expert; its *column tiles* are the units that run on
-an SM. Weights and activations stream through HBM beside the SMs: a row tile is complete when all
-its column tiles are, and its memory traffic too.
+an SM. Weights and activations stream through HBM beside the SMs. A row tile is complete when all
+its column tiles and its memory traffic are.
 
-How the rows of a rank's experts lie in memory decides what a kernel does with a partial tile:
+The layout of the rows of a rank's experts in memory decides what a kernel does with a partial tile:
 
-- ``"plain"``: one expert after the other without gaps; a tile works on the rows that are there.
-- ``"contiguous"``: each expert padded to the height of a tile, which is fixed. Serving engines mark
-  padding as rows of the expert (the scatter kernel of SGLang fills ``m_indices`` to the end), so it
-  is read, multiplied and written like any other row.
-- ``"masked"``: a buffer of fixed size and a count for each expert. Row tiles beyond the count are
-  skipped, and so is the multiplication of a warp group (64 rows) that begins beyond it; the tiles
-  that are left are read and written whole. The host does not know the counts and chooses the tile
-  for an expected number of rows; the scheduler of every SM walks through the counts of all experts.
+- ``"plain"``: experts follow one another without gaps, and a tile works on the rows it has.
+- ``"contiguous"``: each expert is padded to the height of a tile, which is fixed. Serving engines
+  mark padding as rows of the expert (the scatter kernel of SGLang fills ``m_indices`` to the end),
+  so that it is read, multiplied and written like any other row.
+- ``"masked"``: a buffer of fixed size has a count for each expert. Row tiles beyond the count are
+  skipped, and so is the multiplication of a warp group (64 rows) that begins beyond it; all other
+  tiles are read and written whole. The host does not know the counts and chooses the tile for an
+  expected number of rows. The scheduler of every SM walks through the counts of all experts.
 - ``"matrix"``: the rank has one expert, whose rows end with the buffer, so that loads of a partial
-  tile ask for rows that do not exist. For dense layers.
+  tile ask for rows that do not exist. This is the layout of dense layers.
 
-Source of the middle two: deepseek-ai/DeepGEMM, ``csrc/jit_kernels/heuristics`` and, under
-``deep_gemm/include/deep_gemm``, ``common/scheduler.cuh`` and ``impls/sm90_fp8_gemm_1d2d.cuh``.
+Source of the contiguous and the masked layout: deepseek-ai/DeepGEMM,
+``csrc/jit_kernels/heuristics`` and, under ``deep_gemm/include/deep_gemm``,
+``common/scheduler.cuh`` and ``impls/sm90_fp8_gemm_1d2d.cuh``.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ class RowTiles:
     Attributes
     ----------
     expert, rank, rows
-        (tile,): the expert, its rank, and how many rows of the tile are multiplied.
+        (tile,): expert, its rank, and number of rows that are multiplied.
     moved_rows
-        (tile,): how many are read and written; more than `rows` where a layout has padding.
+        (tile,): number of rows that are read and written; above `rows` where a layout has padding.
     first_of_expert
-        (expert + 1,): tiles of expert e are ``[first[e], first[e + 1])``.
+        (expert + 1,): offsets; the tiles of expert e are ``[first[e], first[e + 1])``.
     block_n
         (rank,): columns of the tiles that run on an SM.
     absent_rows
@@ -88,11 +89,12 @@ def row_tiles(
     Parameters
     ----------
     num_sms
-        SMs of a GPU that compute; each rank takes the tile shape that suits its rows best on them.
+        Number of SMs per GPU that compute; each rank takes the tile shape that suits its rows best
+        on them.
     tile_rows
-        Rows of a tile where the scheme prescribes them.
+        Height of a tile, if the scheme prescribes it.
     layout
-        How the rows of a rank's experts lie in memory, one of `LAYOUTS`.
+        Layout of the rows of a rank's experts in memory, one of `LAYOUTS`.
     """
     assert layout in LAYOUTS, layout
     compute, dtype = machine.system.compute, work.precision.name
@@ -124,7 +126,7 @@ def row_tiles(
 
 
 def _expected_rows(rows: Ints) -> Ints:
-    """(expert,): what the host takes each expert's rows to be, their mean rounded up."""
+    """(expert,): rows per expert that the host expects, their mean rounded up."""
     return np.full(len(rows), -(-int(rows.sum()) // max(len(rows), 1)), np.int64)
 
 
@@ -150,7 +152,7 @@ class Gemm:
 
     @classmethod
     def first(cls, work: LayerWork, fused_activation: bool) -> Gemm:
-        """The GEMM that reads the dispatched rows; a fused activation writes only its result."""
+        """Make the GEMM that reads dispatched rows; a fused activation writes only its result."""
         shape, element, result = work.shape, element_bytes(work), work.precision.result_bytes
         if work.is_backward:
             out = shape.gemm1_columns * element if fused_activation else shape.intermediate * result
@@ -160,7 +162,7 @@ class Gemm:
 
     @classmethod
     def second(cls, work: LayerWork) -> Gemm:
-        """The GEMM whose output is combined."""
+        """Make the GEMM whose output is combined."""
         shape, out = work.shape, work.combine_row_bytes
         if work.is_backward:
             return cls(shape.hidden, shape.gemm1_columns, Kind.GEMM1, Kind.GEMM1_MEMORY, out)
@@ -174,7 +176,7 @@ class TileTasks:
     Attributes
     ----------
     columns, column_tile
-        (task,): SM tasks in row-tile-major order, and the row tile of each.
+        (task,): tasks on SMs in the order of the row tiles, and the row tile of each.
     column_index
         (task,): position of the column tile within the row tile.
     memory
@@ -205,20 +207,21 @@ def gemm_tasks(
     Parameters
     ----------
     pool
-        (rank,): the SMs that compute.
+        (rank,): resource of the SMs that compute.
     after
-        (tile,): what each row tile waits for.
+        (tile,): task that each row tile waits for.
     weight_passes
-        How often an expert's weights are read from HBM: 1 if tiles of an expert run together, so
-        that the others find them in the L2 cache; as many as the expert has tiles if none does.
+        Number of times that an expert's weights are read from HBM: 1 if tiles of an expert run
+        together, so that all but the first find them in the L2 cache; the number of the expert's
+        tiles if none does.
     column_major
         Whether the tiles of one rank are taken column by column over all its experts.
     priority
         (tile,): order among ready tiles, smaller first.
     resident_blocks
-        Blocks that share an SM. While one fills its pipeline or stores its result the others
-        multiply, so that only this share of a tile's overhead keeps the SM from other tiles; the
-        tile itself is done as late as ever.
+        Number of blocks that share an SM. While one fills its pipeline or stores its result the
+        others multiply, so that only the share ``1 / resident_blocks`` of a tile's overhead keeps
+        the SM from other tiles. The tile itself is done as late as with one block.
     """
     compute, dtype = machine.system.compute, work.precision.name
     hidden_ps = compute.tile_overhead_ps - compute.tile_overhead_ps // resident_blocks
@@ -274,15 +277,19 @@ def gemm_kernel(
     launched_early: bool = False,
     layout: str = "plain",
 ) -> Ints:
-    """Run one grouped GEMM as a kernel of its own on every rank: (rank,) marks of its end.
+    """Run one grouped GEMM as a kernel of its own on every rank.
 
     Parameters
     ----------
     launched_early
-        Whether the kernel is on the GPU before its input is there (programmatic dependent
+        Whether the kernel is on the GPU before its input is complete (programmatic dependent
         launch), so that there is no gap.
     layout
-        How the rows of a rank's experts lie in memory, one of `LAYOUTS`.
+        Layout of the rows of a rank's experts in memory, one of `LAYOUTS`.
+
+    Returns
+    -------
+    (rank,) marks of the kernel's end.
     """
     begun = machine.mark(machine.ranks, after) if launched_early else machine.kernel(after)
     if layout == "masked":
@@ -310,20 +317,24 @@ def fused_tiles(
     second_pool: Ints | None = None,
     between: Callable[[Ints], Ints] | None = None,
 ) -> Ints:
-    """Run both GEMMs of each row tile as soon as it is ready: (tile,) marks.
+    """Run both GEMMs of each row tile as soon as it is ready.
 
     Parameters
     ----------
     ready
-        (tile,): when the tile's rows are there.
+        (tile,): task after which the tile's rows are complete.
     tile_order
-        ``"expert"``: among ready tiles, those of one expert together, so that they find its weights
-        in the L2 cache. ``"arrival"``: as they became ready; then experts alternate, and
-        `weight_passes` should say that weights are read again.
+        ``"expert"``: among ready tiles, those of one expert run together, so that they find its
+        weights in the L2 cache. ``"arrival"``: tiles run in the order in which they became ready;
+        experts then alternate, and `weight_passes` should say that weights are read again.
     second_pool
-        (rank,): the SMs of the second GEMM, where they are not those of the first.
+        (rank,): resource of the SMs of the second GEMM, if they are not those of the first.
     between
-        Turns (tile,) ends of the first GEMM into what its tiles wait for in the second.
+        Turns (tile,) ends of the first GEMM into the tasks that its tiles wait for in the second.
+
+    Returns
+    -------
+    (tile,) marks of the second GEMM's end.
     """
     priority = tiles.expert if tile_order == "expert" else None
     for gemm in (Gemm.first(work, fused_activation=True), Gemm.second(work)):
@@ -341,7 +352,7 @@ def fused_tiles(
 
 
 def padded_rows(work: LayerWork, layout: str) -> Ints:
-    """Rows that a kernel between the GEMMs works on: (rank,), padding included where it exists."""
+    """(rank,): rows that a kernel between the GEMMs works on, including a layout's padding."""
     rows = work.rows_of_expert
     if layout == "contiguous":
         rows = -(-rows // CONTIGUOUS_ROWS) * CONTIGUOUS_ROWS
@@ -349,10 +360,10 @@ def padded_rows(work: LayerWork, layout: str) -> Ints:
 
 
 def activation_bytes(work: LayerWork, layout: str = "plain") -> Ints:
-    """HBM traffic of an activation kernel: (rank,) bytes.
+    """(rank,): bytes that an activation kernel reads and writes in HBM.
 
-    Forward: reads GEMM-1's output, writes GEMM-2's input. Backward: reads the gradient of that
-    input and what GEMM-1 had put out, writes the gradient of the latter and the input once more,
+    Forward, it reads GEMM-1's output and writes GEMM-2's input. Backward, it reads the gradient of
+    that input and GEMM-1's output, and writes the gradient of the latter and once more the input,
     which the weight gradient needs.
     """
     rows = padded_rows(work, layout)
@@ -366,11 +377,11 @@ def activation_bytes(work: LayerWork, layout: str = "plain") -> Ints:
 def separate_kernels(
     machine: Machine, work: LayerWork, pool: Ints, after: Ints, *, layout: str = "plain"
 ) -> Ints:
-    """Run the experts as kernels one after the other on every rank: (rank,) marks.
+    """Run the experts as kernels one after the other on every rank: (rank,) marks of their end.
 
-    Forward: GEMM-1, activation, GEMM-2. Backward, in the order of automatic differentiation: input
-    and weight gradients of the down projection, activation, input and weight gradients of the up
-    projection.
+    Forward, these are GEMM-1, activation and GEMM-2. Backward, in the order of automatic
+    differentiation, they are the input and weight gradients of the down projection, the activation,
+    and the input and weight gradients of the up projection.
     """
     first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
     done = gemm_kernel(machine, work, first, pool, after, layout=layout)

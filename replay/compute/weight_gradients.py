@@ -1,8 +1,8 @@
 """Gradients of the experts' weights, shared by every scheme.
 
 The gradient of an (n, m) weight matrix is a product over the expert's rows. It is cut into tiles
-like any GEMM; each SM takes an equal share of them in a row, as the blocks of a persistent kernel
-do.
+like any GEMM. Each SM takes an equal share of the tiles one after the other, as the blocks of a
+persistent kernel do.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def weight_gradient_tasks(
     Parameters
     ----------
     pool
-        (rank,): the SMs that compute.
+        (rank,): resource of the SMs that compute.
     after
-        (expert,): when all of an expert's rows and gradients are there.
+        (expert,): task after which all of an expert's rows and gradients are complete.
     priority
         Order among other work on the same SMs, smaller first.
 
     Returns
     -------
-    Tasks and their ranks, two (task,).
+    (task,) tasks, and (task,) ranks of them.
     """
     shape, compute, dtype = work.shape, machine.system.compute, work.precision.name
     inner = shape.gemm1_columns if projection == UP else shape.intermediate
@@ -141,7 +141,7 @@ def joined(blocks: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
 def weight_gradient_kernel(
     machine: Machine, work: LayerWork, projection: Projection, pool: Ints, after: Ints
 ) -> Ints:
-    """Run the weight gradients of one projection as a kernel of their own: (rank,) marks."""
+    """Run the weight gradients of one projection as a kernel: (rank,) marks of its end."""
     begun = machine.kernel(after)
     of_expert = begun[work.placement.expert_rank]
     tasks, rank = weight_gradient_tasks(machine, work, projection, pool, of_expert)

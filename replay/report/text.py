@@ -250,7 +250,7 @@ def _heading(result: Result) -> str:
 
 
 def _measured(result: Result) -> str:
-    """Of what, or per what, a comparison's times are."""
+    """Span of a comparison's times for its heading: one layer, per layer, or per step."""
     if result.chain is not None:
         steps = f", mean of {result.chain.num_steps} steps" if result.chain.num_steps > 1 else ""
         return f"per step ({result.chain.num_layers} layers{steps})"

@@ -1,8 +1,8 @@
-"""Forming the batch of one step out of a routing trace.
+"""Batches: the tokens of one step out of a routing trace.
 
-Public traces were recorded one request at a time, so which tokens run together is decided here,
-never in a scheme. A trace that carries its own ``rank`` column was batched when it was made and
-is replayed as it stands.
+Public traces were recorded one request at a time, so that which tokens run together is decided
+here, never in a scheme. A trace that carries its own ``rank`` column was batched when it was made,
+and is replayed as it stands. BATCHES.md has the rules.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Batch:
     source_rank
         int32 (token,): the rank that owns the token, ascending.
     num_ranks
-        Ranks in the group; ranks without a token are allowed.
+        Number of ranks in the group; ranks without a token are allowed.
     phase
         ``"prefill"`` or ``"decode"``.
     description
-        Everything that decided the batch, for the result's provenance.
+        Settings that decided the batch, for the result's provenance.
     """
 
     rows: npt.NDArray[np.int64]
@@ -71,23 +71,28 @@ def form_batch(
     Parameters
     ----------
     trace
-        The routing trace; only its token columns are looked at.
+        The routing trace; only its token columns are read.
     num_ranks
-        Ranks to spread the tokens over. None takes what the trace carries, or `default_ranks`.
+        Number of ranks to spread the tokens over. None takes the trace's own, or `default_ranks`.
     default_ranks
-        Ranks when neither the caller nor the trace says.
+        Number of ranks if neither the caller nor the trace gives one.
     tokens_per_rank
         Prefill: consecutive tokens of its own requests that each rank takes. Decode: running
-        requests on each rank. None takes 4096 (less if the trace is short) or 64.
+        requests on each rank. None takes 4096 (fewer if the trace is short) or 64.
     phase
-        None takes decode if every row of the trace is a decode row, prefill otherwise.
+        ``"prefill"`` or ``"decode"``. None takes decode if every row of the trace is a decode row,
+        and prefill otherwise.
     step
-        Which step: later steps take the tokens that follow.
+        Position of the step, from 0; later steps take the tokens that follow.
+
+    Returns
+    -------
+    The batch, its tokens ordered by rank.
 
     Raises
     ------
     UserError
-        If the trace cannot give such a batch; the message says what it can give.
+        If the trace cannot give such a batch; the message says which ones it can give.
     """
     if phase is not None and phase not in PHASES:
         raise unknown("phase", phase, PHASES)
@@ -142,7 +147,7 @@ def _as_recorded(
     counts = np.bincount(owner, minlength=has_ranks)
     if tokens_per_rank is not None and (counts != tokens_per_rank).any():
         message = (
-            f"the trace holds {counts.min()}..{counts.max()} tokens a rank in step {step} and is "
+            f"the trace holds {counts.min()}..{counts.max()} tokens per rank in step {step} and is "
             f"replayed as it stands; {tokens_per_rank} were asked for"
         )
         raise UserError(message)
@@ -185,7 +190,8 @@ def _prefill(trace: RoutingTrace, num_ranks: int, tokens_per_rank: int | None, s
     if wanted * (step + 1) > least:
         message = (
             f"prefill step {step} on {num_ranks} ranks can take at most {least // (step + 1)} "
-            f"tokens a rank from the {len(lengths)} requests of this trace; {wanted} were asked for"
+            f"tokens per rank from the {len(lengths)} requests of this trace; "
+            f"{wanted} were asked for"
         )
         raise UserError(message)
     order = np.argsort(owner, kind="stable")
@@ -211,7 +217,7 @@ def _decode(
     step: int,
     decode_rows: npt.NDArray[np.int64],
 ) -> Batch:
-    """One token of each running request; a slot goes to its next request when one ends.
+    """Take one token of each running request; a slot goes to its next request when one ends.
 
     Slot s runs requests s, s + S, s + 2S, ... of the S slots, beginning in their middle (see
     `_GOLDEN`), so that the batch holds requests of all ages as in a server that has run for a

@@ -1,4 +1,4 @@
-"""The work of one MoE layer in one step: what every scheme is given.
+"""The work of one MoE layer in one step, which every scheme is given.
 
 Everything here is counted from the routing; nothing here knows time. The closed forms of traffic
 that the tests check are sums over these arrays.
@@ -29,9 +29,15 @@ SCALE_BLOCK = (
 class Precision:
     """Number types of the GEMMs and of the rows on the wire.
 
-    ``fp8`` means FP8 GEMMs and FP8 dispatch rows with one FP32 scale per 128 values; combine rows
-    are BF16 in both, since the sum over experts needs the range (DeepEP, DeepSeek-V3). ``fp32``
-    means rows and results of 4 bytes a value both ways, and GEMMs that multiply them as TF32.
+    ``fp8`` means FP8 GEMMs and FP8 dispatch rows with one FP32 scale per 128 values. Combine rows
+    are BF16 under ``fp8`` and ``bf16``, since the sum over experts needs the range (DeepEP,
+    DeepSeek-V3). ``fp32`` means rows and results of 4 bytes per value both ways, and GEMMs that
+    multiply them as TF32.
+
+    Raises
+    ------
+    UserError
+        If there is no such precision.
     """
 
     name: str
@@ -42,22 +48,22 @@ class Precision:
 
     @property
     def operand_bytes(self) -> int:
-        """Bytes of one value that a GEMM reads, scales aside."""
+        """Bytes of one value that a GEMM reads, without its scale."""
         return VALUE_BYTES[self.name]
 
     @property
     def result_bytes(self) -> int:
-        """Bytes of one value that a GEMM puts out for others than a GEMM to read."""
+        """Bytes of one value that a GEMM writes for readers that are no GEMM."""
         return 4 if self.name == "fp32" else 2
 
     def dispatch_row_bytes(self, hidden: int) -> int:
-        """Bytes of one token row on its way to an expert, scales included."""
+        """Bytes of one token row of `hidden` values on its way to an expert, scales included."""
         if self.name == "fp8":
             return hidden + 4 * -(-hidden // SCALE_BLOCK)
         return self.operand_bytes * hidden
 
     def combine_row_bytes(self, hidden: int) -> int:
-        """Bytes of one token row on its way back."""
+        """Bytes of one token row of `hidden` values on its way back."""
         return self.result_bytes * hidden
 
 
@@ -89,18 +95,19 @@ class LayerWork:
     Parameters
     ----------
     expert_ids
-        (token, k): logical experts of each token, -1 for an empty slot, distinct within a row.
+        (token, k): experts of each token, distinct within a row; -1 for an empty slot.
     source_rank
-        (token,): the owner of each token, ascending.
+        (token,): the rank that owns each token, ascending.
     placement
-        The rank of every expert.
+        Rank of every expert.
     shape
         Sizes of one expert.
     precision
         Number types.
     is_backward
-        Whether this is the backward pass: gradients of the tokens' outputs are dispatched, those of
-        their inputs combined. The routing is known from the forward pass, so nothing is counted.
+        Whether this is the backward pass: gradients of the tokens' outputs are dispatched, and
+        those of their inputs are combined. The routing is known from the forward pass, so that no
+        kernel counts it.
 
     Notes
     -----
@@ -146,7 +153,7 @@ class LayerWork:
 
     @cached_property
     def tokens_of_rank(self) -> Ints:
-        """(rank + 1,): tokens of rank r are ``[t[r], t[r + 1])``."""
+        """(rank + 1,): offsets t; the tokens of rank r are ``[t[r], t[r + 1])``."""
         return np.searchsorted(self.source_rank, np.arange(self.num_ranks + 1)).astype(np.int64)
 
     @cached_property
@@ -156,22 +163,22 @@ class LayerWork:
 
     @property
     def pair_token(self) -> Ints:
-        """(pair,): the token."""
+        """(pair,): token of each pair."""
         return self._pairs[0]
 
     @property
     def pair_expert(self) -> Ints:
-        """(pair,): the expert."""
+        """(pair,): expert of each pair."""
         return self._pairs[1]
 
     @cached_property
     def pair_rank(self) -> Ints:
-        """(pair,): the rank of the expert."""
+        """(pair,): rank that hosts the expert."""
         return self.placement.expert_rank[self.pair_expert].astype(np.int64)
 
     @cached_property
     def pair_source(self) -> Ints:
-        """(pair,): the owner of the token."""
+        """(pair,): rank that owns the token."""
         return self.source_rank[self.pair_token]
 
     @cached_property
@@ -183,22 +190,22 @@ class LayerWork:
 
     @property
     def copy_token(self) -> Ints:
-        """(copy,): the token."""
+        """(copy,): token of each copy."""
         return self._copies[0]
 
     @property
     def copy_rank(self) -> Ints:
-        """(copy,): the rank that hosts experts of the token."""
+        """(copy,): rank that hosts experts of the token."""
         return self._copies[1]
 
     @property
     def pair_copy(self) -> Ints:
-        """(pair,): the copy that brings the token to the expert's rank."""
+        """(pair,): copy that brings the token to the expert's rank."""
         return self._copies[2]
 
     @cached_property
     def copy_source(self) -> Ints:
-        """(copy,): the owner of the token."""
+        """(copy,): rank that owns the token."""
         return self.source_rank[self.copy_token]
 
     @cached_property
@@ -209,34 +216,34 @@ class LayerWork:
 
     @cached_property
     def copy_pairs(self) -> Ints:
-        """(copy,): experts of the token on that rank."""
+        """(copy,): number of the token's experts on the rank."""
         return np.bincount(self.pair_copy, minlength=len(self.copy_token))
 
     @cached_property
     def remote_copies_of_token(self) -> Ints:
-        """(token,): r(t), distinct remote ranks of each token."""
+        """(token,): number of distinct remote ranks of each token, r(t) in MECHANISMS.md."""
         return np.bincount(self.copy_token[self.copy_is_remote], minlength=self.num_tokens)
 
     @cached_property
     def rows_of_expert(self) -> Ints:
-        """(expert,): rows routed to each expert."""
+        """(expert,): number of rows routed to each expert."""
         return np.bincount(self.pair_expert, minlength=self.num_experts)
 
     @cached_property
     def experts_of_rank(self) -> list[Ints]:
-        """Per rank, its experts in ascending order."""
+        """Experts of each rank, ascending."""
         return [
             np.flatnonzero(self.placement.expert_rank == rank).astype(np.int64)
             for rank in range(self.num_ranks)
         ]
 
     def matrix(self, what: str) -> Ints:
-        """Traffic matrix in rows, (source rank, expert rank).
+        """Rows between ranks: (source rank, expert rank).
 
         Parameters
         ----------
         what
-            ``"pairs"`` or ``"copies"``.
+            Unit that is counted, ``"pairs"`` or ``"copies"``.
         """
         source, rank = {
             "pairs": (self.pair_source, self.pair_rank),

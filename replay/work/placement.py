@@ -1,4 +1,4 @@
-"""Which rank hosts which expert."""
+"""Placements: the rank that hosts each expert."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Placement:
     expert_rank
         int32 (expert,): the rank that hosts the expert.
     num_ranks
-        Ranks in the expert-parallel group; ranks without an expert are allowed.
+        Number of ranks in the expert-parallel group; ranks without an expert are allowed.
     description
-        How the placement was made, for the result's provenance.
+        Specification that it was made from, for the result's provenance.
     """
 
     expert_rank: npt.NDArray[np.int32]
@@ -40,7 +40,7 @@ class Placement:
         return len(self.expert_rank)
 
     def local_index(self) -> npt.NDArray[np.int32]:
-        """Position of each expert among the experts of its rank: int32 (expert,)."""
+        """int32 (expert,): position of each expert among the experts of its rank."""
         order = np.argsort(self.expert_rank, kind="stable")
         counts = np.bincount(self.expert_rank, minlength=self.num_ranks)
         local = np.empty(self.num_experts, np.int32)
@@ -59,7 +59,7 @@ def place(spec: str, num_experts: int, num_ranks: int, layer: int = 0) -> Placem
         layer), or ``"file:PATH"``: JSON holding ``[rank of expert 0, ...]`` or one such list per
         MoE layer.
     num_experts, num_ranks
-        Sizes E and N.
+        Numbers E and N of experts and ranks.
     layer
         Position of the MoE layer, for placements that differ between layers.
 
@@ -84,7 +84,7 @@ def place(spec: str, num_experts: int, num_ranks: int, layer: int = 0) -> Placem
 
 
 def identify(spec: str) -> str:
-    """Specification as a result records it: of a file, also a hash of what it says.
+    """Specification as a result records it; that of a file has the hash of the file's content.
 
     Raises
     ------

@@ -175,7 +175,7 @@ def test_every_decode_slot_moves_by_one_token_a_step(recorded, lengths, ranks, t
         ({"tokens_per_rank": -1}, "tokens per rank must be at least 0, not -1"),
         ({"step": -1}, "step must be at least 0, not -1"),
         ({"num_ranks": 2}, "made for 4 ranks and is replayed as it stands; 2 were asked for"),
-        ({"tokens_per_rank": 5}, "holds 6..6 tokens a rank in step 0"),
+        ({"tokens_per_rank": 5}, "holds 6..6 tokens per rank in step 0"),
         ({"phase": "decode"}, "step 0 of the trace is a prefill step; decode was asked for"),
         ({"step": 1}, "has 1 steps (0..0), not a step 1"),
     ],
@@ -192,10 +192,10 @@ def test_what_a_trace_with_ranks_cannot_give(synthetic, given, said) -> None:
     [
         (
             {"phase": "prefill", "tokens_per_rank": 8},
-            "at most 7 tokens a rank from the 4 requests of this trace; 8 were asked for",
+            "at most 7 tokens per rank from the 4 requests of this trace; 8 were asked for",
         ),
-        ({"phase": "prefill", "tokens_per_rank": 7, "step": 1}, "at most 3 tokens a rank"),
-        ({"phase": "prefill", "num_ranks": 5, "tokens_per_rank": 1}, "at most 0 tokens a rank"),
+        ({"phase": "prefill", "tokens_per_rank": 7, "step": 1}, "at most 3 tokens per rank"),
+        ({"phase": "prefill", "num_ranks": 5, "tokens_per_rank": 1}, "at most 0 tokens per rank"),
     ],
 )
 def test_what_a_recorded_trace_cannot_give(recorded, given, said) -> None:
