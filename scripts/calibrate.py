@@ -1,8 +1,8 @@
 """Fit the constants of the DGX H100 preset that no primary source gives, and write them into it.
 
-Every fit starts from the values below, whatever the preset holds, and is rounded to three digits,
-so that running it again writes the same file. Each constant is fitted on one part of a table and
-checked on the rest; both errors are printed.
+Every fit starts from the values given here, whatever the preset holds, and is rounded to three
+digits, so that running it again writes the same file. Each constant is fitted on one part of a
+table and checked on the rest; both errors are printed.
 
 Usage: python scripts/calibrate.py [--check] [--leave-one-out]
     --check           write nothing; exit code 1 if the preset holds other values
@@ -28,15 +28,16 @@ PRESET = Path(__file__).resolve().parent.parent / "hwmodel" / "presets" / "dgx-h
 SOURCE = "ai-dynamo/aiconfigurator performance data"
 STEP = 0.05  # of a constant, for slopes
 ROUNDS = 4
-SOFT = 0.06  # errors beyond this count less than squared
-LARGEST_MOVE = 0.4
+SOFT = 0.06  # larger relative errors count linearly, not squared
+LARGEST_MOVE = 0.4  # of a constant in one round
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Constants that are fitted together.
+    """Constants that are fitted together, from their starting values.
 
-    `used` tells the rows that are fitted; `checked` those that are then predicted.
+    `used` holds for the rows that are fitted, `checked` for those that are then predicted. `says`
+    is the source that the preset gives for the constants.
     """
 
     table: str
@@ -127,7 +128,7 @@ def rounded(value: float) -> float:
 
 
 def fitted(fit: Fit, rows: list[Row], fixed: dict[str, float]) -> dict[str, float]:
-    """Gauss-Newton on relative errors; large ones count linearly. The best round wins."""
+    """Fit by Gauss-Newton on relative errors, and return the best round's values."""
     values, best, least = dict(fit.start), dict(fit.start), np.inf
     for _ in range(ROUNDS):
         now = errors(fit.table, rows, {**fixed, **values})
@@ -153,7 +154,7 @@ def mean_percent(found: np.ndarray) -> str:
 
 
 def written(text: str, key: str, value: float, source: str) -> str:
-    """Replace one constant in its table of the preset."""
+    """Replace one constant and its source in the preset's text."""
     section, _, leaf = key.partition(".")
     head, table, tail = re.split(rf"^(\[{section}\]\n)", text, maxsplit=1, flags=re.M)
     line = f'{leaf} = {{ value = {value!r}, source = "{source}", confidence = "medium" }}'

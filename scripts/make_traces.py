@@ -44,12 +44,12 @@ COMMON: dict[str, Any] = {
 
 
 def make_synthetic(name: str) -> tracegen.RoutingTrace:
-    """One of the two small traces; the same on every machine."""
+    """Make one of the two small traces, the same on every machine."""
     return tracegen.generate.generate(**COMMON, **SYNTHETIC[name])
 
 
 def convert(path: Path) -> tracegen.RoutingTrace:
-    """A recording of GPT-OSS-20B decoding, in this project's format.
+    """Convert a recording of GPT-OSS-20B decoding to this project's format.
 
     The recording lists generations one after the other, prompt rows absent: each row
     is one forward pass of one token, so each row becomes a step of its own.

@@ -40,18 +40,18 @@ LEAST_RATIO = 1e-3
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement: what, at which setting, in seconds."""
+    """One measurement: kind, setting, and duration in seconds."""
 
     what: str
     setting: dict[str, Any]
     seconds: float
 
 
-# ---- what the samples say (no GPU needed; tested) ---------------------------------------------
+# ---- constants from samples (no GPU needed; tested) ---------------------------------------------
 
 
 def best_rate(samples: list[Sample], what: str, amount: str) -> float:
-    """Largest amount a second over all settings.
+    """Largest amount per second over all settings.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def constants(samples: list[Sample], peaks: dict[str, float]) -> dict[str, float
     samples
         Measurements.
     peaks
-        ``bf16``, ``fp8`` (operations a second), ``hbm``, ``port`` (bytes a second) of the base.
+        ``bf16``, ``fp8`` (operations per second), ``hbm``, ``port`` (bytes per second) of the base.
     """
     kinds = {sample.what for sample in samples}
     found: dict[str, float] = {}
@@ -101,7 +101,7 @@ def constants(samples: list[Sample], peaks: dict[str, float]) -> dict[str, float
             found[f"compute.{dtype}_efficiency"] = ratio(share)
     if "stream" in kinds:
         found["hbm.stream_efficiency"] = ratio(best_rate(samples, "stream", "bytes") / peaks["hbm"])
-    # Kernels in a row: what one more of them takes is its gap and the little it does.
+    # Kernels in a row: one more of them takes its gap and the little time that it runs.
     for mode in ("stream", "graph"):
         points = [
             (sample.setting["kernels"], sample.seconds)
@@ -122,12 +122,12 @@ def constants(samples: list[Sample], peaks: dict[str, float]) -> dict[str, float
 
 
 def ratio(value: float) -> float:
-    """A share, within what a preset takes."""
+    """Share within the range that a preset accepts."""
     return min(max(value, LEAST_RATIO), 1.0)
 
 
 def preset_text(name: str, base: str, summary: str, values: dict[str, float], measured: str) -> str:
-    """A preset file: the base, and every measured value with its source."""
+    """Text of a preset: the base, and every measured value with its source."""
     lines = [
         f"# Written by scripts/measure_machine.py; what is not here is {base}'s.",
         "",
@@ -153,7 +153,7 @@ def preset_text(name: str, base: str, summary: str, values: dict[str, float], me
 
 
 def timed(torch: Any, call: Callable[[], object]) -> float:
-    """Median seconds of a call on the GPU, its data not in the L2 cache."""
+    """Median seconds of a call on the GPU whose data is not in the L2 cache."""
     flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
     for _ in range(WARM_UPS):
         call()

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The same task graph through this engine and through SimGrid, both results side by side.
+"""Schedule one task graph with this engine and with SimGrid, and compare every start.
 
-Needs a C++ compiler and SimGrid (Debian: apt-get install g++ libsimgrid-dev). Without arguments:
-the standard work of the benchmarks, which takes 6461.235 us. With a trace: one replayed layer, of
-a scheme without credits and gates (SimGrid has neither).
+It needs a C++ compiler and SimGrid (Debian: apt-get install g++ libsimgrid-dev). Without arguments
+the graph is the standard work of the benchmarks, which takes 6461.235 us. With a trace it is one
+replayed layer, of a scheme without credits and gates (SimGrid has neither).
 
     python scripts/simgrid_check.py [--gpus 8] [--tokens 4096]
     python scripts/simgrid_check.py --trace gpt-oss-20b-decode --scheme comet [--layer 0]
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=4096, help="tokens a GPU")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens per GPU")
     parser.add_argument("--trace", help="a replayed layer instead of the standard work")
     parser.add_argument("--scheme", default="comet")
     parser.add_argument("--layer", type=int, default=0)
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def standard(gpus: int, tokens: int) -> Timeline:
-    """The work of the benchmarks: rows over two ports each way, tiles on one server a GPU."""
+    """The work of the benchmarks: rows over two ports each way, tiles on one server per GPU."""
     path = ROOT / "tests" / "bench" / "layer_workload.py"
     spec = importlib.util.spec_from_file_location("layer_workload", path)
     assert spec is not None
@@ -74,18 +74,22 @@ def replayed(given: argparse.Namespace) -> Timeline:
     import replay
     import tracegen
 
-    seen: list[Timeline] = []
+    timelines: list[Timeline] = []
     trace, system = tracegen.load(given.trace), hwmodel.load("dgx-h100")
-    replay.run(trace, system, given.scheme, layer=given.layer, observe=seen.append)
-    (timeline,) = seen
+    replay.run(
+        trace, scheme=given.scheme, system=system, layer=given.layer, observe=timelines.append
+    )
+    (timeline,) = timelines
     graph = timeline.graph
     if len(graph.takes) or len(graph.gates):
-        sys.exit(f"error: scheme {given.scheme} needs credits or gates, which SimGrid has not")
+        sys.exit(
+            f"error: scheme {given.scheme} needs credits or gates, which SimGrid does not have"
+        )
     return timeline
 
 
 def write_graph(graph: TaskGraph, path: Path) -> None:
-    """See simgrid_queues.cpp for the format."""
+    """Write a graph in the format that simgrid_queues.cpp describes."""
     columns = (
         [graph.num_tasks, len(graph.resources), graph.successors.size],
         graph.resources.servers, graph.resource, graph.priority, graph.duration_ps,
@@ -112,12 +116,12 @@ def compare(timeline: Timeline, program: Path, folder: Path) -> int:
     began = time.perf_counter()
     schedule(graph)
     own = time.perf_counter() - began
-    others = int(np.count_nonzero(starts != timeline.start_ps))
+    num_different = int(np.count_nonzero(starts != timeline.start_ps))
     print(f"tasks      {graph.num_tasks}, edges {graph.num_edges}")
     print(f"engine     {timeline.makespan_ps / 1e6:.6f} us   in {own:.3f} s")
     print(f"SimGrid    {makespan_ps / 1e6:.6f} us   in {took:.3f} s")
     print(f"difference {(makespan_ps - timeline.makespan_ps) / 1e6:+.6f} us")
-    print(f"tasks that start at another time: {others}")
+    print(f"tasks that start at another time: {num_different}")
     return 0 if makespan_ps == timeline.makespan_ps else 1
 
 

@@ -1,5 +1,5 @@
 // A task graph played by SimGrid's actors, executions and clock: an independent opinion on a
-// schedule. Built and called by simgrid_check.py.
+// schedule. simgrid_check.py builds and calls it.
 //
 // Every server of a resource is an actor that takes the next ready task and executes it on a host
 // of its own; a way of some length between tasks is an actor that holds what is on it. One second
