@@ -154,6 +154,37 @@ def test_no_modules_of_tracegen_import_each_other_in_a_circle() -> None:
 # ---- replay ---------------------------------------------------------------------------
 
 
+# ---- rooms of replay -----------------------------------------------------------------
+
+DESIGN = (ROOT / "replay/DESIGN.md").read_text(encoding="utf-8")
+REPLAY_ROOMS = tuple(re.findall(r"^\| `(\w+)(?:/|\.py)` \|", DESIGN, flags=re.MULTILINE))
+"""Rooms of replay as the document's table lists them, lowest first."""
+
+UPWARDS = {("measure", "report")}
+"""Imports of a higher room that are still there: a result's ``summary`` renders itself."""
+
+
+def room_of_file(path: Path) -> str:
+    return path.relative_to(ROOT / "replay").parts[0].removesuffix(".py")
+
+
+def test_the_document_lists_every_room_of_replay() -> None:
+    found = {room_of_file(path) for path in FILES if path.is_relative_to(ROOT / "replay")}
+    assert found - {"__init__"} <= set(REPLAY_ROOMS)
+    assert len(set(REPLAY_ROOMS)) == len(REPLAY_ROOMS) > 10
+
+
+def test_rooms_of_replay_import_only_lower_ones() -> None:
+    upwards = set()
+    for path in (ROOT / "replay").rglob("*.py"):
+        room = room_of_file(path)
+        for name in imports(path, with_types=True) if room != "__init__" else ():
+            other = f"{name}.".split(".")[1] if name.startswith("replay.") else room
+            if other in REPLAY_ROOMS and REPLAY_ROOMS.index(other) > REPLAY_ROOMS.index(room):
+                upwards.add((room, other))
+    assert upwards == UPWARDS
+
+
 def test_the_graph_knows_no_experts() -> None:
     for path in (ROOT / "replay/graph").rglob("*.py"):
         for name in imports(path, with_types=True):
