@@ -146,7 +146,7 @@ def test_equals_twin_on_many_graphs(name: str) -> None:
 times = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(
     recipe=st.builds(
         Recipe,

@@ -67,7 +67,7 @@ def test_fifo_lets_go_what_lru_keeps() -> None:
     assert _in_turn(keys, 3, "fifo").touched.tolist() == [*common, MISSED_EVICTED]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     keys=st.lists(st.integers(0, 8), min_size=1, max_size=60),
     entries=st.integers(1, 6),

@@ -121,7 +121,7 @@ def layers(draw: st.DrawFn) -> LayerWork:
     )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(layer=layers(), scheme=st.sampled_from(sorted(SCHEMES)))
 def test_payload_of_any_layer(system_for: SystemFor, layer: LayerWork, scheme: str) -> None:
     graph, _ = build_graph(layer, system_for(layer.num_ranks), SCHEMES[scheme])

@@ -134,7 +134,7 @@ def test_what_is_no_journal_or_empty_is_refused(tmp_path: Path, tiny_file: Path)
         recover([write(tmp_path / "b.partial", blocks=0)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 2_000), st.integers(1, 255), st.integers(0, 3))
 def test_no_damage_does_more_than_lose_blocks(
     tmp_path_factory: pytest.TempPathFactory, place: int, change: int, cut: int

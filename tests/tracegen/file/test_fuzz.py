@@ -239,7 +239,7 @@ def test_a_thousand_files_that_declare_something_else(sources, tmp_path):
     reader = Reader(sources[0])
     path = tmp_path / "changed.h5"
 
-    @settings(max_examples=1000, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=1000, database=None)
     @given(rng=st.randoms(use_true_random=False))
     def read_one(rng: random.Random) -> None:
         shutil.copyfile(rng.choice(sources), path)

@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tracegen
@@ -43,7 +43,6 @@ class LocalRanges:
             return file.read(stop - start)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 300_000), st.integers(0, 200_000)), max_size=12))
 def test_a_remote_file_reads_like_a_local_one(reads):
     data = np.random.default_rng(0).bytes(290_001)

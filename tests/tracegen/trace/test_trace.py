@@ -32,7 +32,7 @@ def test_counts(tiny):
     assert tiny.load_per_expert()[0].tolist() == [2, 2, 1, 1, 2, 1]
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 1000), layer=st.integers(0, 1), step=st.integers(0, 2), drop=st.booleans()
 )
