@@ -1,0 +1,102 @@
+"""Who holds how many SMs, what is refused, and that a name is one thing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from round_machine import round_machine
+
+from replay.errors import UserError
+from replay.graph import GraphBuilder
+from replay.machine.kinds import KIND_NAMES
+from replay.machine.machine import Machine
+from replay.machine.resources import ResourceClass
+
+
+def make(num_ranks: int = 3) -> Machine:
+    return Machine(round_machine(), GraphBuilder(KIND_NAMES), num_ranks)  # of 100 SMs
+
+
+def said(*, shares: dict[str, int], rest: str = "") -> str:
+    with pytest.raises(UserError) as error:
+        make().sms.split("scheme 'x'", shares, rest=rest)
+    return str(error.value)
+
+
+def test_shares_beyond_the_gpu_are_refused_by_the_names_of_their_options() -> None:
+    assert said(shares={"send_sms": 101}) == (
+        "option send_sms=101 of scheme 'x' takes 101 SMs; the GPU has 100 SMs"
+    )
+    assert said(shares={"a": 60, "b": 30, "c": 10}, rest="compute") == (
+        "options a=60, b=30 and c=10 of scheme 'x' take 100 SMs; the GPU has 100 SMs, and some "
+        "must compute"
+    )
+
+
+def test_what_is_left_is_what_no_share_has() -> None:
+    split = make().sms.split("scheme 'x'", {"a": 60, "b": 39}, rest="compute")
+    assert split.left == 1
+    assert make().sms.split("scheme 'x'", {"a": 60, "b": 40}).left == 0
+
+
+def test_held_together_the_sum_counts() -> None:
+    sms = make().sms
+    kernel = sms.split("scheme 'x'", {})
+    kernel.pool("send", 60)
+    kernel.channels("receive", 40)
+    kernel.channels("more warps of those", 40, on="receive")
+    with pytest.raises(UserError, match="'send' and 'receive' and 'third' take 101 SMs"):
+        kernel.warp_lanes("third", 1, 8)
+
+
+def test_one_after_the_other_each_kernel_may_have_all() -> None:
+    sms = make().sms
+    for name in ("first", "second"):
+        sms.pool(name, 100)
+    with pytest.raises(UserError, match="'third' takes 101 SMs; the GPU has 100 SMs"):
+        sms.pool("third", 101)
+    held = [split.held for split in sms.ledger]
+    assert held[:2] == [{"first": 100}, {"second": 100}]
+
+
+def test_the_same_name_and_size_is_the_same_sms_in_every_layer() -> None:
+    sms = make().sms
+    assert sms.pool("sm", 90) is sms.pool("sm", 90)
+    assert not set(sms.pool("sm", 90)) & set(sms.pool("sm", 91))
+    assert sms.channels("c", 4).shape == (3, 4)
+    assert sms.split("", {}).warp_lanes("w", 4, 5).shape == (3, 4, 5)
+
+
+@pytest.mark.parametrize("second", ["channels", "pool", "warp_lanes", "units"])
+def test_a_name_is_one_kind_of_thing(second: str) -> None:
+    sms = make().sms
+    if second == "channels":
+        sms.pool("x", 4)
+    else:
+        sms.channels("x", 4)
+    with pytest.raises(UserError, match=r"'x' is the name of a .* already; a .* needs another one"):
+        {
+            "channels": lambda: sms.channels("x", 4),
+            "pool": lambda: sms.pool("x", 4),
+            "warp_lanes": lambda: sms.split("", {}).warp_lanes("x", 4, 2),
+            "units": lambda: sms.units("x", 4, "fifo"),
+        }[second]()
+
+
+def test_every_resource_has_its_class() -> None:
+    machine = make(2)
+    machine.sms.pool("anything", 3)
+    machine.sms.units("decides", 1, "fifo")
+    machine.sms.channels("hbm-like name", 2)
+    _ = machine.resources.hub, machine.resources.nic_out
+    own = machine.graph.resource("by hand", "by hand")
+    graph = machine.graph.build()
+    classes = machine.resources.classes(graph)
+    counted = {ResourceClass(of): int((classes == of).sum()) for of in np.unique(classes)}
+    assert counted == {
+        ResourceClass.UPLINK: 2, ResourceClass.DOWNLINK: 2, ResourceClass.NIC_OUT: 2,
+        ResourceClass.NIC_IN: 2, ResourceClass.HBM: 2, ResourceClass.HOST: 2,
+        ResourceClass.HUB: 2, ResourceClass.SM: 2 + 4, ResourceClass.ARBITER: 2,
+        ResourceClass.OTHER: 1,
+    }  # fmt: skip
+    assert classes[own] == ResourceClass.OTHER

@@ -1,0 +1,65 @@
+"""Waiting for one another, the host thread, and times that are only handed on."""
+
+from __future__ import annotations
+
+import numpy as np
+from round_machine import NS, US, round_machine
+
+from replay.graph import GraphBuilder, schedule
+from replay.machine.kinds import DISPATCH, KIND_NAMES, Kind
+from replay.machine.machine import Machine
+from replay.machine.times import NO_TIME, Time
+
+
+def make(num_ranks: int = 4) -> Machine:
+    return Machine(round_machine(), GraphBuilder(KIND_NAMES), num_ranks)
+
+
+def test_a_barrier_waits_for_the_last_of_all_ranks() -> None:
+    machine = make()
+    late = machine.delay(
+        Kind.BETWEEN, Time(np.array([0, 70 * NS, 3 * NS, 5 * NS])), machine.mark(machine.ranks)
+    )
+    met = machine.sync.barrier(DISPATCH, late)
+    timeline = schedule(machine.graph.build())
+    assert set(timeline.visible_ps[met].tolist()) == {70 * NS + 1000 * NS + 3 * 10 * NS}
+
+
+def test_counts_reach_everybody_from_everybody() -> None:
+    machine = make()
+    start = machine.mark(machine.ranks)
+    machine.sync.exchange_counts(start, 64)
+    graph = machine.graph.build()
+    up = graph.rank[graph.kind == int(Kind.COUNT_UP)]
+    down = graph.rank[graph.kind == int(Kind.COUNT_DOWN)]
+    assert np.bincount(up).tolist() == np.bincount(down).tolist() == [3] * 4
+
+
+def test_launches_queue_for_the_host_and_gaps_do_not() -> None:
+    machine = make(1)
+    start = machine.mark(machine.ranks)
+    launched = [machine.host.launch(start)[0] for _ in range(3)]
+    ahead = [machine.kernel(start)[0] for _ in range(3)]
+    timeline = schedule(machine.graph.build())
+    assert timeline.visible_ps[launched].tolist() == [3 * US, 6 * US, 9 * US]
+    assert timeline.visible_ps[ahead].tolist() == [2 * US] * 3
+
+
+def test_a_rank_gathers_its_own_tasks_only() -> None:
+    machine = make(2)
+    start = machine.mark(machine.ranks)
+    rank = np.array([0, 1, 1])
+    tasks = machine.delay(Kind.BETWEEN, Time(np.array([5, 7, 9])), start[rank], rank)
+    ends = machine.gather(tasks, rank, start)
+    timeline = schedule(machine.graph.build())
+    assert timeline.visible_ps[ends].tolist() == [5, 9]
+
+
+def test_times_add_up_without_being_read() -> None:
+    chosen = np.array([True, False])
+    both = Time.where(chosen, Time(5), Time(np.array([1, 2]))) + Time(10)
+    assert np.array_equal(both.ps, [15, 12])
+    assert np.array_equal((both * np.array([2, 3])).ps, [30, 36])
+    assert (Time(7) * 3).shared_by(4).ps == 6
+    assert (NO_TIME + NO_TIME).ps == 0
+    assert make().costs.ns(3).ps == 3 * NS
