@@ -6,7 +6,7 @@ Used by today's fixed groups (NVLS) and by packets that name their targets thems
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -186,32 +186,47 @@ class InSwitch:
         payload = np.broadcast_to(row_bytes, src.shape) * rows
         nbytes = np.broadcast_to(row_bytes + meta_bytes, src.shape)
         wire = link.write_wire_bytes(nbytes, rows, extra_flits=naming.at_source)
-        left = self._graph.add(
-            len(src),
-            resource=self._resources.uplink[src],
-            duration_ps=self._duration(wire, fixed_group),
-            latency_ps=self._up_ps,
-            kind=kinds.up,
-            payload_bytes=payload,
-            wire_bytes=wire,
-            rank=src,
-            after=after,
+        left = self._hop(
+            "out", kinds.up, src, wire, payload, after, fixed_group, channel="requests"
         )
-        self._on_channel(left, src, "requests")
         copied = link.write_wire_bytes(nbytes[of], rows[of], extra_flits=naming.at_target)
-        arrived = self._graph.add(
-            len(dst),
-            resource=self._resources.downlink[dst],
-            duration_ps=self._duration(copied, fixed_group),
-            latency_ps=self._down_ps + self._system.fabric.write_visibility_ps,
-            kind=kinds.down,
-            payload_bytes=payload[of],
-            wire_bytes=copied,
-            rank=dst,
-            after=left[of],
-        )
+        arrived = self._hop(
+            "in", kinds.down, dst, copied, payload[of], left[of], fixed_group,
+            late_ps=self._system.fabric.write_visibility_ps,
+        )  # fmt: skip
         self._acknowledge_copies(kinds, src, of, dst, nbytes, rows, naming, arrived)
         return Spread(left, arrived)
+
+    def _hop(
+        self,
+        way: Literal["in", "out"],
+        kind: Kind,
+        rank: Ints,
+        wire: Ints,
+        payload: IntsLike,
+        after: Ints | None,
+        fixed_group: bool = False,
+        *,
+        channel: str = "",
+        late_ps: int = 0,
+    ) -> Ints:
+        """Send messages between switch and GPUs: (message,) tasks on the ports of `rank`."""
+        is_out = way == "out"
+        ports = self._resources.uplink if is_out else self._resources.downlink
+        tasks = self._graph.add(
+            len(rank),
+            resource=ports[rank],
+            duration_ps=self._duration(wire, fixed_group),
+            latency_ps=(self._up_ps if is_out else self._down_ps) + late_ps,
+            kind=kind,
+            payload_bytes=payload,
+            wire_bytes=wire,
+            rank=rank,
+            after=after,
+        )
+        if channel:
+            self._on_channel(tasks, rank, channel)
+        return tasks
 
     def _acknowledge_copies(
         self,
@@ -233,16 +248,7 @@ class InSwitch:
         link, switch = self._system.link, self._system.switch
         acks, wire = link.ack_wire_bytes(nbytes, rows), link.write_wire_bytes(nbytes, rows)
         up = self._transfers.ack_batches(dst * self._num_ranks + src[of], wire[of], acks[of])
-        self._graph.add(
-            len(up.last),
-            resource=self._resources.uplink[dst[up.last]],
-            duration_ps=link.port_duration_ps(up.flits),
-            latency_ps=self._up_ps,
-            kind=kinds.ack_up,
-            wire_bytes=up.flits,
-            rank=dst[up.last],
-            after=arrived[up.last],
-        )
+        self._hop("out", kinds.ack_up, dst[up.last], up.flits, 0, arrived[up.last])
         copies = np.bincount(of, minlength=len(src))
         packets = link.packets(nbytes) * rows
         received = acks * (np.minimum(copies, 1) if switch.multicast_acks_merged else copies)
@@ -253,16 +259,9 @@ class InSwitch:
         copied = np.flatnonzero(copies)
         down = self._transfers.ack_batches(src[copied], (wire * copies)[copied], received[copied])
         chosen = copied[down.last]
-        self._graph.add(
-            len(chosen),
-            resource=self._resources.downlink[src[chosen]],
-            duration_ps=link.port_duration_ps(down.flits),
-            latency_ps=self._down_ps,
-            kind=kinds.ack_down,
-            wire_bytes=down.flits,
-            rank=src[chosen],
-            after=last_copy[chosen],
-        )
+        self._hop("in", kinds.ack_down, src[chosen], down.flits, 0, last_copy[chosen])
+
+    # ---- sums ------------------------------------------------------------------------------------
 
     def reduce(
         self,
@@ -310,60 +309,30 @@ class InSwitch:
         row_bytes = np.broadcast_to(row_bytes, reader.shape)
         nbytes = row_bytes * rows
         asked_wire = link.request_wire_bytes(row_bytes, rows, extra_flits=naming.at_source)
-        requested = graph.add(
-            len(reader),
-            resource=self._resources.uplink[reader],
-            duration_ps=self._duration(asked_wire, fixed_group),
-            latency_ps=self._up_ps,
-            kind=kinds.request_up,
-            wire_bytes=asked_wire,
-            rank=reader,
-            after=after,
+        requested = self._hop(
+            "out", kinds.request_up, reader, asked_wire, 0, after, fixed_group, channel="requests"
         )
-        self._on_channel(requested, reader, "requests")
         passed_wire = link.request_wire_bytes(row_bytes[of], rows[of], extra_flits=naming.at_target)
-        asked = graph.add(
-            len(target),
-            resource=self._resources.downlink[target],
-            duration_ps=self._duration(passed_wire, fixed_group),
-            latency_ps=self._down_ps + self._system.fabric.read_access_ps,
-            kind=kinds.request_down,
-            wire_bytes=passed_wire,
-            rank=target,
-            after=requested[of],
-        )
+        asked = self._hop(
+            "in", kinds.request_down, target, passed_wire, 0, requested[of], fixed_group,
+            late_ps=self._system.fabric.read_access_ps,
+        )  # fmt: skip
         copy = np.arange(len(target)) if answers is None else answers
-        wire = link.response_wire_bytes(row_bytes, rows)
-        part = graph.add(
-            len(copy),
-            resource=self._resources.uplink[target[copy]],
-            duration_ps=self._duration(wire, fixed_group)[of[copy]],
-            latency_ps=self._up_ps + self._system.switch.merge_latency_ps,
-            kind=kinds.up,
-            payload_bytes=nbytes[of[copy]],
-            wire_bytes=wire[of[copy]],
-            rank=target[copy],
-            after=asked[copy],
-        )
-        self._on_channel(part, target[copy], "responses")
+        of_part = of[copy]
+        part = self._hop(
+            "out", kinds.up, target[copy], link.response_wire_bytes(row_bytes, rows)[of_part],
+            nbytes[of_part], asked[copy], fixed_group,
+            channel="responses", late_ps=self._system.switch.merge_latency_ps,
+        )  # fmt: skip
         total_wire = link.response_wire_bytes(row_bytes, rows, extra_flits=naming.answered)
-        total = graph.add(
-            len(reader),
-            resource=self._resources.downlink[reader],
-            duration_ps=self._duration(total_wire, fixed_group),
-            latency_ps=self._down_ps,
-            kind=kinds.down,
-            payload_bytes=nbytes,
-            wire_bytes=total_wire,
-            rank=reader,
-        )
+        total = self._hop("in", kinds.down, reader, total_wire, nbytes, None, fixed_group)
         if eviction is None:
-            graph.edges(part, total[of[copy]])
+            graph.edges(part, total[of_part])
             room = self._system.switch.reduction_buffer_total_bytes()
             pools = self._buffers.pools(REDUCTION_BUFFER, room)
             graph.take(requested, pools[reader], np.minimum(nbytes, room), released_by=total)
         else:
-            self._merge(eviction, reader, of[copy], part, total, nbytes)
+            self._merge(eviction, reader, of_part, part, total, nbytes)
         return Summed(requested, asked, total)
 
     def _merge(
