@@ -43,11 +43,12 @@ if TYPE_CHECKING:
     from tracegen import RoutingTrace
 
 MANY_LAYERS = 96
+SCHEME_HELP = "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file."
 
 
 def run(
     trace: TraceArgument,
-    scheme: Annotated[str, typer.Option("--scheme", help="A name of `moereplay schemes`.")],
+    scheme: Annotated[str, typer.Option("--scheme", help=SCHEME_HELP)],
     system: SystemOption = DEFAULT_SYSTEM,
     ranks: RanksOption = None,
     tokens_per_rank: TokensOption = None,
@@ -75,6 +76,7 @@ def run(
     import replay.measure.result as result_file
     from replay.cli.exports import parse_exports
     from replay.report.text import summary_tables
+    from replay.schemes import find
 
     is_one_graph = not barrier or (layer != "all" and steps == 1 and pass_ != "training")
     exports = parse_exports(
@@ -87,9 +89,10 @@ def run(
         tune,
     )  # fmt: skip
     options = {}
-    for name, key, value in options_of(option, [scheme]):
-        if name != scheme:
-            raise unknown("scheme with options", name, [scheme])
+    own = find(scheme).name
+    for name, key, value in options_of(option, [own]):
+        if name != own:
+            raise unknown("scheme with options", name, [own])
         options[key] = value
     loaded, machine = load_both(trace, system, set_)
     with _Progress(1, loaded, settings) as advance:
@@ -115,7 +118,8 @@ def run(
 def compare(
     trace: TraceArgument,
     scheme: Annotated[
-        list[str] | None, typer.Option("--scheme", help="Repeatable [all the system supports].")
+        list[str] | None,
+        typer.Option("--scheme", help=f"{SCHEME_HELP} Repeatable [all supported]."),
     ] = None,
     baseline: Annotated[
         str | None, typer.Option("--baseline", help="Speed-ups are over this scheme [deepep].")
@@ -144,7 +148,7 @@ def compare(
     import replay
     import replay.measure.result as result_file
     from replay.report.text import comparison_tables
-    from replay.schemes import supported
+    from replay.schemes import find, supported
 
     if json_ is not None:
         result_file.check_target(json_)
@@ -155,7 +159,7 @@ def compare(
     loaded, machine = load_both(trace, system, set_)
     schemes = scheme or supported(machine)
     options: dict[str, dict[str, str]] = {}
-    for name, key, value in options_of(option, schemes):
+    for name, key, value in options_of(option, [find(one).name for one in schemes]):
         options.setdefault(name, {})[key] = value
     with _Progress(len(schemes), loaded, settings) as advance:
         compared = replay.compare(

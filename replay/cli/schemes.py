@@ -1,39 +1,210 @@
-"""``moereplay schemes``."""
+"""``moereplay schemes``: the list, everything about one scheme, the contract."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from replay.cli.screen import show
+from replay.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.table import Table
+
+    from replay.schemes import Scheme
+    from replay.schemes.options import About
+
+SHOWN = 3  # findings of one check; more say the same of other GPUs and layers
+WIDTH = 80
+
+SchemeArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[SCHEME]",
+        help="A name, or FILE.py:NAME, which executes the file; or the word check.",
+    ),
+]
+CheckedArgument = Annotated[
+    str | None, typer.Argument(metavar="[SCHEME]", help="After check: the scheme to check.")
+]
 
 
 def schemes(
+    scheme: SchemeArgument = None,
+    checked: CheckedArgument = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the schemes, where each is from, and what is assumed."""
-    from dataclasses import asdict
+    """List the schemes; explain SCHEME; `check SCHEME` runs the contract on it.
 
+    A check ends with exit code 0 if the scheme keeps the contract and with 1 if it does not.
+    """
+    from replay.schemes import SCHEMES, find
+
+    if scheme is None:
+        _list(SCHEMES.values(), as_json)
+    elif scheme == "check":
+        if checked is None:
+            message = "check what? Expected `moereplay schemes check SCHEME`"
+            raise UserError(message)
+        if not _keeps_the_contract(find(checked), as_json):
+            raise typer.Exit(1)
+    elif checked is not None:
+        message = f"unexpected {checked!r} after {scheme!r}; only check takes a second word"
+        raise UserError(message)
+    else:
+        _explain(find(scheme), as_json)
+
+
+# ---- the list ------------------------------------------------------------------------------------
+
+
+def _list(schemes: Iterable[Scheme], as_json: bool) -> None:
+    from replay.schemes.registry import EXAMPLES
+
+    found = [*schemes]
+    broken = []
+    for point in _plugins():
+        if isinstance(point, str):
+            broken.append(point)
+        else:
+            found.append(point)
+    if as_json:
+        print(json.dumps([to_json(one) for one in found], indent=1, sort_keys=True))
+    else:
+        table = _table("scheme", "what it does", "hardware")
+        for one in found:
+            table.add_row(one.name, one.summary, hardware(one) or "-")
+        show(table)
+        print("moereplay schemes SCHEME explains one: options, assumptions, source.")
+        print(f"Found by name, not compared unless asked for: {', '.join(EXAMPLES)}.")
+    for line in broken:
+        print(line, file=sys.stderr)
+
+
+def _plugins() -> Iterable[Scheme | str]:
+    """Schemes of plug-ins; a line of text for each that cannot be used."""
+    from replay.schemes import find
+    from replay.schemes.outside import plugins
+    from replay.schemes.registry import EXAMPLES, SCHEMES
+
+    for name in plugins():
+        if name in SCHEMES or name in EXAMPLES:
+            yield f"plug-in {name!r} is not used: moereplay has a scheme of this name"
+            continue
+        try:
+            yield find(name)
+        except UserError as error:
+            yield str(error)
+
+
+def _table(*columns: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    from replay.schemes import SCHEMES
+    table = Table(box=box.SIMPLE_HEAD, width=WIDTH)
+    for column in columns:
+        table.add_column(column, no_wrap=column in ("scheme", "option"))
+    return table
+
+
+def hardware(scheme: Scheme) -> str:
+    """What a scheme needs of a system, and what it adds to it."""
+    parts = []
+    if scheme.needs:
+        parts.append(f"needs {', '.join(sorted(scheme.needs))}")
+    if scheme.proposes:
+        parts.append(f"proposes {', '.join(sorted(scheme.proposes))}")
+    return "; ".join(parts)
+
+
+# ---- one scheme ----------------------------------------------------------------------------------
+
+
+def to_json(scheme: Scheme) -> dict[str, Any]:
+    """Everything about a scheme as plain values."""
+    from replay.schemes.options import about
+
+    return {
+        **scheme.describe(),
+        "summary": scheme.summary,
+        "overlap": scheme.overlap,
+        "needs": sorted(scheme.needs),
+        "candidates": {name: list(values) for name, values in scheme.candidates.items()},
+        "about_options": [one.to_json() for one in about(scheme.options)],
+    }
+
+
+def _explain(scheme: Scheme, as_json: bool) -> None:
+    from replay.schemes.options import about
+    from replay.schemes.traffic import TRAFFIC
 
     if as_json:
-        rows = [
-            {**scheme.describe(), "summary": scheme.summary, "needs": sorted(scheme.needs)}
-            for scheme in SCHEMES.values()
-        ]
-        print(json.dumps(rows, indent=1, sort_keys=True))
+        print(json.dumps(to_json(scheme), indent=1, sort_keys=True))
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("scheme", "what it does", "source", "assumes", "options"):
-        table.add_column(column)
-    for scheme in SCHEMES.values():
-        options = "\n".join(f"{k}={v}" for k, v in asdict(scheme.options).items())
-        needs = f"needs {', '.join(sorted(scheme.needs))}" if scheme.needs else ""
-        assumed = "; ".join(part for part in (scheme.assumes, needs) if part)
-        table.add_row(scheme.name, scheme.summary, scheme.source, assumed, options)
-    show(table)
+    facts = {
+        "moves": TRAFFIC[scheme.traffic].moves if scheme.traffic in TRAFFIC else scheme.traffic,
+        "overlap": scheme.overlap,
+        "needs": ", ".join(sorted(scheme.needs)) or "nothing special",
+        "proposes": ", ".join(sorted(scheme.proposes)) or "no new hardware",
+        "assumes": scheme.assumes or "nothing beyond its source",
+        "source": scheme.source,
+        **({"code": f"SHA-256 {scheme.code}"} if scheme.code else {}),
+    }
+    print(f"{scheme.name}: {scheme.summary}\n")
+    for name, text in facts.items():
+        print(_indented(text, f"  {name:<10}", " " * 12))
+    options = about(scheme.options)
+    print("\noptions" if options else "\nno options")
+    for one in options:
+        print(f"\n  {one.name} = {_shown(one)}")
+        print(_indented(one.help, " " * 6, " " * 6))
+        print(_indented(f"Values: {one.values}.", " " * 6, " " * 6))
+        if one.name in scheme.candidates:
+            tried = ", ".join(map(str, scheme.candidates[one.name]))
+            print(_indented(f"--tune tries: {tried}.", " " * 6, " " * 6))
+        if one.source:
+            print(_indented(f"Default from: {one.source}.", " " * 6, " " * 6))
+
+
+def _shown(one: About) -> str:
+    default = str(one.default).lower() if isinstance(one.default, bool) else str(one.default)
+    return f"{default} {one.unit}".rstrip()
+
+
+def _indented(text: str, first: str, others: str) -> str:
+    import textwrap
+
+    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=others)
+
+
+# ---- the contract --------------------------------------------------------------------------------
+
+
+def _keeps_the_contract(scheme: Scheme, as_json: bool) -> bool:
+    from replay.contract import CHECKS, examine
+
+    findings = list(examine(scheme))
+    if as_json:
+        print(json.dumps([one._asdict() for one in findings], indent=1))
+        return not findings
+    print(f"{scheme.name}: {scheme.summary}\n")
+    abouts = {"declared": "name, source, summary and traffic are stated"}
+    abouts |= {name: check.about for name, check in CHECKS.items()}
+    for name, about in abouts.items():
+        found = [one for one in findings if one.check == name]
+        print(f"  {'wrong' if found else 'ok':<6} {about}")
+        for one in found[:SHOWN]:
+            where = f'layer "{one.layer}": ' if one.layer else ""
+            print(_indented(where + one.sentence, " " * 9, " " * 11))
+        if len(found) > SHOWN:
+            layers = len({one.layer for one in found})
+            print(f"{' ' * 9}and {len(found) - SHOWN:,} more on {layers} layers")
+    skipped = " on the layers that could be built" if findings else ""
+    verdict = "breaks" if findings else "keeps"
+    print(f"\n{scheme.name} {verdict} the contract of schemes{skipped}.")
+    return not findings

@@ -272,7 +272,7 @@ def compare(
         If something asked for does not exist or does not fit together.
     """
     chosen = list(schemes) if schemes else list(supported(system))
-    names = [scheme if isinstance(scheme, str) else scheme.name for scheme in chosen]
+    names = [find(one).name if isinstance(one, str) else one.name for one in chosen]
     if len(set(names)) != len(names):
         message = f"a scheme is listed twice: {', '.join(names)}"
         raise UserError(message)

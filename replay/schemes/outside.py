@@ -116,7 +116,8 @@ def _made(found: Any, reference: str) -> Scheme:
     if isinstance(found, Scheme):
         return found.with_options({})
     if not (isinstance(found, type) and issubclass(found, Scheme)):
-        kind = f"a {type(found).__name__}"
+        is_class = isinstance(found, type)
+        kind = f"the class {found.__name__}" if is_class else f"{type(found).__name__!r}"
         message = f"scheme {reference!r}: expected a Scheme or a subclass of Scheme, not {kind}"
         raise UserError(message)
     missing = [

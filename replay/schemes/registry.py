@@ -19,6 +19,7 @@ from replay.schemes.ideal import Ideal
 from replay.schemes.moe_hub.scheme import MoeHub
 from replay.schemes.nccl_alltoall import NcclAllToAll
 from replay.schemes.nvls import Nvls
+from replay.schemes.plain import Plain
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -42,6 +43,9 @@ SCHEMES: dict[str, Scheme] = {
 }
 """Schemes that are compared by default, with their default options, in the order of reports."""
 
+EXAMPLES: dict[str, Scheme] = {scheme.name: scheme for scheme in (Plain(),)}
+"""Schemes that are found by name and left out of comparisons that name none."""
+
 
 def supported(system: System) -> list[str]:
     """Names of the schemes whose needs the system meets, in the order of `SCHEMES`."""
@@ -55,24 +59,25 @@ def find(reference: str) -> Scheme:
     Parameters
     ----------
     reference
-        A name of `SCHEMES`, the name of a plug-in's entry point in the group ``moereplay.schemes``,
-        or ``path/to/file.py:Name``. A file that is named is executed.
+        A name of `SCHEMES` or `EXAMPLES`, the name of a plug-in's entry point in the group
+        ``moereplay.schemes``, or ``path/to/file.py:Name``. A file that is named is executed.
 
     Raises
     ------
     UserError
         If there is no such scheme, or its file or plug-in cannot be used.
     """
-    if reference in SCHEMES:
-        return SCHEMES[reference]
+    own = SCHEMES | EXAMPLES
+    if reference in own:
+        return own[reference]
     if ".py:" in reference or reference.endswith(".py"):
         scheme = outside.from_file(reference)
     else:
         plugins = outside.plugins()
         if reference not in plugins:
-            raise unknown("scheme", reference, [*SCHEMES, *plugins])
+            raise unknown("scheme", reference, [*own, *plugins])
         scheme = outside.from_plugin(plugins[reference])
-    if scheme.name in SCHEMES:
+    if scheme.name in own:
         message = (
             f"{reference}: the scheme calls itself {scheme.name!r}, which is a scheme of "
             "moereplay: give it another name"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import small_layers
 
 import hwmodel
 from hwmodel import System
 from replay.compute.experts import Gemm, activation_bytes, gemm_kernel, row_tiles
+from replay.contract import layers as small_layers
 from replay.errors import UserError
 from replay.graph import GraphBuilder, TaskGraph, Timeline, schedule
 from replay.machine.kinds import KIND_NAMES, Kind

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import small_layers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replay.contract import layers as small_layers
 from replay.graph import schedule
 from replay.machine.kinds import Kind
 from replay.measure.analysis import union_ps

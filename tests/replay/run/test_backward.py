@@ -6,9 +6,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import small_layers
 
 import hwmodel
+from replay.contract import layers as small_layers
 from replay.machine.kinds import Kind
 from replay.run.layer import build_graph, replay_layer
 from replay.schemes import SCHEMES

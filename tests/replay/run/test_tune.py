@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_layers import draw, work
 from typer.testing import CliRunner
 
 import hwmodel
 import replay
 import tracegen
 from replay.cli.main import app
+from replay.contract.layers import draw, work
 from replay.errors import UserError
 from replay.machine.kinds import Kind
 from replay.run.tune import tune

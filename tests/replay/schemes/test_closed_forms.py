@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import small_layers
 from round_machine import NS, ROUND, US, round_machine
-from traffic_oracle import response_packets, write_packets
 
 import hwmodel
+from replay.contract import layers as small_layers
+from replay.contract.counting import response_packets, write_packets
 from replay.graph import Timeline, schedule
 from replay.machine.kinds import Kind
 from replay.run.layer import build_graph

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import small_layers
 from round_machine import NS, ROUND, US, round_machine
-from traffic_oracle import response_packets, write_packets
 
 import hwmodel
 import replay
 import tracegen
 from hwmodel import System
+from replay.contract import layers as small_layers
+from replay.contract.counting import response_packets, write_packets
 from replay.errors import UserError
 from replay.graph import GraphBuilder, TaskGraph, Timeline, Touched, schedule
 from replay.machine.kinds import KIND_NAMES, Kind

@@ -7,10 +7,10 @@ from functools import cache
 
 import numpy as np
 import pytest
-import small_layers
-from traffic_oracle import write_packets
 
 import hwmodel
+from replay.contract import layers as small_layers
+from replay.contract.counting import write_packets
 from replay.errors import UserError
 from replay.graph import TaskGraph, Timeline, schedule
 from replay.machine.kinds import Kind

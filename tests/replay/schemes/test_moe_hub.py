@@ -8,12 +8,12 @@ from functools import cache
 import engine_oracle
 import numpy as np
 import pytest
-import small_layers
-from graph_reading import Dependencies, port_bytes
 
 import hwmodel
 import replay
 from hwmodel import System
+from replay.contract import layers as small_layers
+from replay.contract.reading import Dependencies, port_bytes
 from replay.errors import UserError
 from replay.graph import TaskGraph, Timeline, schedule
 from replay.machine.kinds import Kind

@@ -13,12 +13,12 @@ from math import comb
 
 import numpy as np
 import pytest
-import small_layers
-from graph_reading import port_bytes
 
 import hwmodel
 import replay
 import tracegen
+from replay.contract import layers as small_layers
+from replay.contract.reading import port_bytes
 from replay.run.layer import build_graph
 from replay.schemes import SCHEMES
 from replay.work.layer import ExpertShape, LayerWork

@@ -6,8 +6,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import small_layers
 
+from replay.contract import layers as small_layers
 from replay.errors import UserError
 from replay.work.layer import ExpertShape, Precision
 

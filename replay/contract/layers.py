@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-from traffic_oracle import Routing
 
+from replay.contract.counting import Routing
 from replay.work.layer import ExpertShape, LayerWork, Precision
 from replay.work.placement import Placement, place
 
@@ -64,14 +64,6 @@ def routing_of(layer: LayerWork) -> Routing:
         layer.placement.expert_rank.tolist(),
         layer.num_ranks,
     )
-
-
-def shares_a_tile(layer: LayerWork, expert: int, scheme: str) -> bool:
-    """Whether all rows of an expert are in a single tile, whatever its shape."""
-    routed = (layer.expert_ids == expert).any(axis=1)
-    if scheme == "flashdmoe" and len(set(layer.source_rank[routed].tolist())) > 1:
-        return False  # rows of different owners never are
-    return int(routed.sum()) <= 64
 
 
 def _emptied(ids: Ids, share: float) -> Ids:
@@ -152,3 +144,25 @@ TINY: dict[str, Callable[[], LayerWork]] = {
     "backward": lambda: work(draw(9, 4, 2), 2, 4, is_backward=True),
     "holes": lambda: work(_emptied(draw(8, 4, 2), 0.4), 2, 4),
 }
+
+#: Four ranks with a token each, five experts per token.
+ONE_TOKEN = "one token per rank"
+#: Rows of many packets.
+WIDE = "wide rows"
+#: So many rows of one rank that its ports take longer than all latencies.
+ONE_SENDER = "one rank sends much"
+
+#: All layers of the contract by name.
+LAYERS: dict[str, Callable[[], LayerWork]] = {
+    **ALL,
+    **{f"tiny, {name}": make for name, make in TINY.items()},
+    ONE_TOKEN: lambda: work(draw(4, 12, 5, seed=3), 4, 12),
+    WIDE: lambda: work(draw(60, 8, 3), 4, 8, shape=ExpertShape(1024, 32)),
+    ONE_SENDER: lambda: work(
+        draw(1500, 8, 1), 4, 8, tokens_of_rank=[0, 0, 1500, 0], shape=ExpertShape(4096, 16)
+    ),
+}
+
+TINY_NAMES = tuple(f"tiny, {name}" for name in TINY)
+#: Layers whose tasks are followed from end to end.
+WAITED = (*TINY_NAMES, "all experts", "a rank without tokens")

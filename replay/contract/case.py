@@ -1,0 +1,151 @@
+"""One scheme on one small layer: its graph and schedule, made once for all checks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+import hwmodel
+from replay.contract.layers import routing_of
+from replay.contract.reading import Dependencies
+from replay.graph import GraphBuilder, schedule
+from replay.machine.kinds import KIND_NAMES, Kind
+from replay.machine.machine import Machine
+from replay.run.layer import Built, build_layer
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.contract.counting import Routing
+    from replay.graph import Timeline
+    from replay.machine.machine import Ints
+    from replay.schemes import Scheme
+    from replay.work.layer import LayerWork
+
+
+@cache
+def system_for(num_ranks: int) -> System:
+    """A system with at least so many GPUs that supports what schemes need."""
+    return hwmodel.load("dgx-h100" if num_ranks <= 8 else "gh200-nvl32")
+
+
+@cache
+def one_flop_a_picosecond() -> System:
+    """A system whose tiles take as many picoseconds as they have operations, nothing else."""
+    return hwmodel.load(
+        "gh200-nvl32",
+        {
+            "compute.bf16_peak_TFLOP_per_s": 132.0,
+            "compute.bf16_efficiency": 1.0,
+            "compute.fp8_peak_TFLOP_per_s": 132.0,
+            "compute.fp8_efficiency": 1.0,
+            "compute.fp32_peak_TFLOP_per_s": 132.0,
+            "compute.fp32_efficiency": 1.0,
+            "compute.mma_rows": 1,
+            "compute.operand_bytes_per_clock": 1e6,
+            "compute.tile_overhead_ns": 0.0,
+        },
+    )
+
+
+class Late:
+    """A layer whose ranks begin at different times.
+
+    Attributes
+    ----------
+    begins_ps
+        (rank,): when each rank's tokens are there.
+    first
+        Number of the first task that the scheme added.
+    """
+
+    def __init__(self, scheme: Scheme, work: LayerWork, system: System) -> None:
+        builder = GraphBuilder(KIND_NAMES)
+        self.machine = Machine(system, builder, work.num_ranks, scheme.uplinks)
+        self.begins_ps = 10_000_000 * (1 + np.arange(work.num_ranks, dtype=np.int64)[::-1])
+        start = builder.add(
+            work.num_ranks,
+            resource=-1,
+            duration_ps=self.begins_ps,
+            kind=Kind.BETWEEN,
+            rank=self.machine.ranks,
+        )
+        self.first = builder.num_tasks
+        scheme.build(work, self.machine, start)
+        self.timeline = schedule(builder.build())
+
+
+class Case:
+    """One scheme on one layer.
+
+    Parameters
+    ----------
+    name
+        Name of the layer in `replay.contract.layers.LAYERS`.
+    """
+
+    def __init__(self, scheme: Scheme, name: str, work: LayerWork) -> None:
+        self.scheme, self.name, self.work = scheme, name, work
+        self.system = system_for(work.num_ranks)
+
+    @cached_property
+    def routing(self) -> Routing:
+        """The layer's routing as plain lists."""
+        return routing_of(self.work)
+
+    @cached_property
+    def built(self) -> Built:
+        """Graph, ends and machine."""
+        return build_layer(self.work, self.system, self.scheme)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The schedule of the graph."""
+        return schedule(self.built.graph)
+
+    @cached_property
+    def waits(self) -> Dependencies:
+        """Who waits for whom."""
+        return Dependencies(self.timeline)
+
+    @cached_property
+    def unpadded(self) -> Built:
+        """The layer without padding, on a system whose tiles take a picosecond per operation."""
+        scheme = self.scheme.with_options(self.scheme.unpadded)
+        return build_layer(self.work, one_flop_a_picosecond(), scheme)
+
+    @cached_property
+    def late(self) -> Late:
+        """The layer with ranks that begin at different times."""
+        return Late(self.scheme, self.work, self.system)
+
+    def tasks_of_token(
+        self, what: Literal["sent", "combined"], machine: Machine | None = None
+    ) -> dict[int, list[int]]:
+        """Tasks that were followed, by token; `checks.tokens` says if their numbers differ."""
+        tokens, tasks = (machine or self.built.machine).followed(what)
+        found: defaultdict[int, list[int]] = defaultdict(list)
+        for token, task in zip(tokens.tolist(), tasks.tolist(), strict=False):
+            found[token].append(task)
+        return found
+
+    def gemm_tasks(self, kind: Kind) -> dict[int, list[int]]:
+        """Tasks of one GEMM by expert."""
+        found: defaultdict[int, list[int]] = defaultdict(list)
+        graph = self.built.graph
+        for task in np.flatnonzero(graph.kind == kind).tolist():
+            found[int(graph.tag[task])].append(task)
+        return found
+
+    def has_one_tile(self, expert: int) -> bool:
+        """Whether all rows of an expert are in one row tile, which moves them in one task."""
+        graph = self.built.graph
+        moved = (graph.kind == Kind.GEMM1_MEMORY) & (graph.tag == expert)
+        return int(moved.sum()) == 1
+
+    def by_expert(self) -> Ints:
+        """(expert,): rows routed to each."""
+        ids = self.work.expert_ids
+        return np.bincount(ids[ids >= 0], minlength=self.work.num_experts).astype(np.int64)

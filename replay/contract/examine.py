@@ -1,0 +1,90 @@
+"""All checks on all layers, with one graph and one schedule per layer."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from replay.contract.case import Case
+from replay.contract.checks import CHECKS
+from replay.contract.layers import LAYERS
+from replay.errors import UserError
+from replay.schemes.outside import said, where
+from replay.schemes.traffic import TRAFFIC
+
+if TYPE_CHECKING:
+    from replay.schemes import Scheme
+
+NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+LONGEST_SUMMARY = 70
+RESERVED = "check"  # `moereplay schemes check NAME`
+
+
+class Finding(NamedTuple):
+    """Something that is wrong: the check that found it, the layer, and a sentence."""
+
+    check: str
+    layer: str
+    sentence: str
+
+
+def examine(scheme: Scheme) -> Iterator[Finding]:
+    """Check a scheme against the whole contract.
+
+    Parameters
+    ----------
+    scheme
+        Any scheme, with the options that are to be checked.
+
+    Returns
+    -------
+    What is wrong, layer by layer; nothing for a scheme that keeps the contract.
+    """
+    wrong = list(declared(scheme))
+    yield from (Finding("declared", "", sentence) for sentence in wrong)
+    if scheme.traffic not in TRAFFIC:
+        return
+    for name in LAYERS:
+        yield from examine_layer(scheme, name)
+
+
+def examine_layer(scheme: Scheme, name: str) -> Iterator[Finding]:
+    """Check a scheme on one layer of `replay.contract.layers.LAYERS`."""
+    case = Case(scheme, name, LAYERS[name]())
+    for key, check in CHECKS.items():
+        if name not in check.layers:
+            continue
+        try:
+            for sentence in check.find(case):
+                yield Finding(key, name, sentence)
+        except Exception as error:  # whatever a scheme's own code does wrong is a finding
+            yield Finding(key, name, failure(scheme, error))
+            return  # the checks that follow would fail in the same place
+        if key == "ends" and list(check.find(case)):
+            return
+
+
+def declared(scheme: Scheme) -> Iterator[str]:
+    """What is wrong with what a scheme says about itself."""
+    if not NAME.fullmatch(scheme.name) or scheme.name == RESERVED:
+        yield (
+            f"name {scheme.name!r}: expected lower-case words and digits joined by '-', and not "
+            f"{RESERVED!r}"
+        )
+    if not scheme.source:
+        yield "source is empty: say which paper or code the model follows"
+    if not 0 < len(scheme.summary) <= LONGEST_SUMMARY:
+        yield f"summary has {len(scheme.summary)} characters: expected 1 to {LONGEST_SUMMARY}"
+    if scheme.traffic not in TRAFFIC:
+        yield f"traffic {scheme.traffic!r} is no class of traffic; known: {', '.join(TRAFFIC)}"
+
+
+def failure(scheme: Scheme, error: Exception) -> str:
+    """A sentence about an error that was raised while a layer was built or scheduled."""
+    if isinstance(error, UserError):
+        return f"build refuses the layer: {error}"
+    file = Path(inspect.getfile(type(scheme)))
+    return f"build fails: {where(error, file)}: {type(error).__name__}: {said(error)}"

@@ -1,0 +1,177 @@
+"""Schemes with one planted defect each: the contract says in a sentence what is wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import replay.schemes.plain
+from replay.contract import examine
+from replay.contract.examine import examine_layer
+from replay.schemes import Scheme, find
+
+PLAIN = Path(replay.schemes.plain.__file__).read_text(encoding="utf-8")
+
+
+def variant(folder: Path, *changes: tuple[str, str]) -> Scheme:
+    """`Plain` from a file of its own, with text replaced."""
+    text = PLAIN
+    for old, new in (('name = "plain"', 'name = "broken"'), *changes):
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    file = folder / "broken.py"
+    file.write_text(text, encoding="utf-8")
+    return find(f"{file}:Plain")
+
+
+FORGOTTEN = """def but(work):
+    ids = work.expert_ids.copy()
+    ids[0, 0] = -1
+    rank = work.source_rank.astype(np.int32)
+    return type(work)(ids, rank, work.placement, work.shape, work.precision)
+
+
+class Plain(Scheme):"""
+
+EXCHANGED = """def exchanged(src, dst):
+    \"\"\"Two rows of different sources to different GPUs change their destinations.\"\"\"
+    other = np.flatnonzero((src != src[0]) & (dst != dst[0]) & (src != dst[0]) & (dst != src[0]))[0]
+    dst = dst.copy()
+    dst[[0, other]] = dst[[other, 0]]
+    return src, dst
+
+
+class Plain(Scheme):"""
+
+BUILT_BEFORE = """BUILT = []
+
+
+def longer(row_bytes):
+    BUILT.append(row_bytes)
+    return row_bytes + len(BUILT)
+
+
+class Plain(Scheme):"""
+
+#: Defect -> (check that finds it, layer, changes of the text, what is said).
+DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
+    "a byte too few": (
+        "payload", "one token per rank",
+        [("dst[remote], row_bytes,", "dst[remote], row_bytes - 1,")],
+        r"dispatch: GPU \d sends .* bytes, the rows of its tokens are .*: \d bytes are missing",
+    ),
+    "a row is not sent": (
+        "payload", "uniform 4 ranks",
+        [("src != dst  #", "np.cumsum(src != dst) * (src != dst) > 1  #")],
+        r"dispatch: GPU \d receives [\d,]+ bytes, its experts' rows are [\d,]+ bytes: a row is",
+    ),
+    "rows go as metadata": (
+        "payload", "uniform 4 ranks",
+        [("row_bytes, stored[remote])", "0, stored[remote], meta_bytes=row_bytes)")],
+        "sends 0 bytes, the rows of its tokens are",
+    ),
+    "rows come to the wrong GPUs, as many as to the right ones": (
+        "ways", "zipf 8 ranks",
+        [("src[remote], dst[remote], row_bytes", "*exchanged(src[remote], dst[remote]), row_bytes"),
+         ("class Plain(Scheme):", EXCHANGED)],
+        r"GPU \d sends [\d,]+ bytes to GPU \d, the rows from the one to the other are",
+    ),
+    "a row is not multiplied": (
+        "rows", "zipf 8 ranks",
+        [("class Plain(Scheme):", FORGOTTEN), ("work, every_sm", "but(work), every_sm")],
+        r"GEMM-1: expert \d+ multiplies \d+ rows, \d+ are routed to it: 1 forgotten",
+    ),
+    "a token is not combined": (
+        "tokens", "zipf 8 ranks",
+        [("token = np.arange(work.num_tokens)", "token = np.arange(work.num_tokens - 1)"),
+         ("ends[work.source_rank])", "ends[work.source_rank[token]])")],
+        r'follow\("combined", \.\.\.\) was not called for 1 of the 96 .* such as token 95 of',
+    ),
+    "tokens and tasks do not go together": (
+        "tokens", "zipf 8 ranks",
+        [("token = np.arange(work.num_tokens)", "token = np.arange(work.num_tokens - 1)")],
+        r'follow\("combined", \.\.\.\) was given 95 tokens and 96 tasks',
+    ),
+    "no token is followed": (
+        "tokens", "zipf 8 ranks",
+        [('machine.follow("sent", work.pair_token, stored)', "pass")],
+        r'follow\("sent", \.\.\.\) was not called for any of the 96 tokens',
+    ),
+    "experts do not wait for rows": (
+        "waits", "tiny, two ranks",
+        [("every_sm, dispatched)", "every_sm, begun)")],
+        r"dispatch: expert \d of GPU \d waits for 0 bytes on the uplink of GPU \d; the rows of GPU",
+    ),
+    "sums do not wait for results": (
+        "waits", "tiny, two ranks",
+        [("row_bytes, combined)", "row_bytes, begun)")],
+        r"combine: the end of GPU \d waits for 0 bytes on the uplink of GPU \d; the rows of GPU",
+    ),
+    "it starts before its start": (
+        "starts", "tiny, two ranks",
+        [("begun = machine.kernel(start)", "begun = machine.kernel(machine.mark(machine.ranks))")],
+        "begin before any rank's start",
+    ),
+    "more SMs than the GPU has": (
+        "ends", "uniform 4 ranks",
+        [("        16, least=1", "        160, least=1")],
+        "build refuses the layer: 160 SMs were asked for .*; the GPU has 132",
+    ),
+    "it returns too little": (
+        "ends", "uniform 4 ranks",
+        [("        return ends", "        return ends[:1]")],
+        r"build must return one task per rank, whole numbers of shape \(4,\)",
+    ),
+    "it remembers the last layer": (
+        "same", "one token per rank",
+        [("class Plain(Scheme):", BUILT_BEFORE), ("(np.full(len(src), row_bytes))",
+          "(np.full(len(src), longer(row_bytes)))")],
+        "the same layer gives another schedule when it is built again",
+    ),
+    "it says that phases are apart": (
+        "bounds", "one rank sends much",
+        [("every_sm, dispatched))", "every_sm, start))"),
+         ("work.combine_row_bytes, begun", "work.combine_row_bytes, start")],
+        r"the layer takes .* us, at least .* us: the scheme says that a barrier",
+    ),
+    "it raises an error of its own": (
+        "ends", "uniform 4 ranks",
+        [("        token = np.arange", "        {}['rows']\n        token = np.arange")],
+        r"build fails: .*broken\.py:\d+: KeyError: 'rows'",
+    ),
+    "an option's least value cannot run": (
+        "options", "one token per rank",
+        [("16, least=1", "16, least=0"), ("self.options.num_sms)",
+          "1 + 16 // self.options.num_sms)")],
+        r"with num_sms=0, build fails: .*ZeroDivisionError",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_is_found_and_said(defect: str, tmp_path: Path) -> None:
+    check, layer, changes, sentence = DEFECTS[defect]
+    found = list(examine_layer(variant(tmp_path, *changes), layer))
+    of_check = [finding.sentence for finding in found if finding.check == check]
+    assert any(re.search(sentence, said) for said in of_check), found
+
+
+def test_without_a_defect_nothing_is_found(tmp_path: Path) -> None:
+    assert not list(examine(variant(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('name = "broken"', 'name = "My scheme"'), "lower-case words"),
+        (('name = "broken"', 'name = "check"'), "not 'check'"),
+        (('source = "definition"', 'source = ""'), "source is empty"),
+        (('summary = "direct', 'summary = "' + "very " * 10 + "direct"), "expected 1 to 70"),
+        (('traffic = "pair"', 'traffic = "rows"'), "known: none, pair, copy, switch, dense"),
+    ],
+)
+def test_what_it_says_about_itself(change: tuple[str, str], said: str, tmp_path: Path) -> None:
+    (finding, *_) = examine(variant(tmp_path, change))
+    assert finding.check == "declared" and said in finding.sentence

@@ -1,0 +1,162 @@
+"""Schemes from files and plug-ins: found, replayed in other processes, refused in a line or two."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+import replay
+import replay.schemes.plain
+from replay.errors import UserError
+from replay.schemes import SCHEMES, find, outside
+from replay.schemes.registry import EXAMPLES
+
+PLAIN = Path(replay.schemes.plain.__file__).read_text(encoding="utf-8")
+MINE = PLAIN.replace('name = "plain"', 'name = "mine"')
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE, encoding="utf-8")
+    return file
+
+
+def refusal(reference: str) -> str:
+    with pytest.raises(UserError) as caught:
+        find(reference)
+    message = str(caught.value)
+    assert message.count("\n") < 2 and "Traceback" not in message
+    return message
+
+
+def test_names_are_found() -> None:
+    assert find("deepep") is SCHEMES["deepep"]
+    assert find("plain") is EXAMPLES["plain"]
+    assert "plain" not in SCHEMES
+
+
+def test_a_subclass_in_a_file(mine: Path) -> None:
+    scheme = find(f"{mine}:Plain")
+    assert scheme.name == "mine" and scheme.options.num_sms == 16
+    assert scheme.describe()["code"] == hashlib.sha256(MINE.encode()).hexdigest()
+    assert scheme.with_options({"num_sms": "20"}).describe()["options"] == {"num_sms": 20}
+    assert find(f"{mine}:Plain").options is scheme.options, "the same file is executed once"
+
+
+def test_an_instance_in_a_file(mine: Path) -> None:
+    mine.write_text(f"{MINE}\n\nWIDE = Plain(PlainOptions(num_sms=64))\n", encoding="utf-8")
+    assert find(f"{mine}:WIDE").options.num_sms == 64
+
+
+def test_an_edit_changes_the_identity(mine: Path, synthetic) -> None:
+    import hwmodel
+
+    system, ids = hwmodel.load("dgx-h100"), []
+    for text in (MINE, MINE + "# another line\n"):
+        mine.write_text(text, encoding="utf-8")
+        ids.append(replay.run(synthetic(), system, f"{mine}:Plain", layer=0).run_id)
+    assert ids[0] != ids[1]
+
+
+def test_schemes_of_ones_own_have_no_code() -> None:
+    assert all("code" not in scheme.describe() for scheme in SCHEMES.values())
+
+
+def test_it_crosses_to_another_process(mine: Path) -> None:
+    scheme = find(f"{mine}:Plain").with_options({"num_sms": 20})
+    again = pickle.loads(pickle.dumps(scheme))
+    assert again.describe() == scheme.describe()
+    stored = pickle.dumps(scheme)
+    mine.write_text(MINE + "# edited meanwhile\n", encoding="utf-8")
+    with pytest.raises(UserError, match="changed while it was in use"):
+        pickle.loads(stored)
+    for own in SCHEMES.values():
+        assert pickle.loads(pickle.dumps(own)).describe() == own.describe()
+
+
+def test_compare_gives_the_same_in_processes(mine: Path, synthetic) -> None:
+    import hwmodel
+
+    schemes = [f"{mine}:Plain", "ideal"]
+    settings = {"layer": 0, "options": {"mine": {"num_sms": 20}}}
+    one, two = (
+        replay.compare(synthetic(), hwmodel.load("dgx-h100"), schemes, jobs=jobs, **settings)
+        for jobs in (1, 2)
+    )
+    assert one == two
+    assert one["mine"].scheme["options"]["num_sms"] == 20
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("x = (\n", "Plain", "broken.py:1: SyntaxError: '(' was never closed"),
+        ("import numpy\n\nnumpy.nothing\n", "Plain", "broken.py:3: AttributeError"),
+        ("import no_such_module\n", "Plain", "broken.py:1: ModuleNotFoundError"),
+        ("raise SystemExit(3)\n", "Plain", "ends the program"),
+        (MINE, "Plian", "unknown scheme in {file} 'Plian' (did you mean 'Plain'?)"),
+        (MINE, "", "name the scheme in the file, such as {file}:Plain"),
+        (
+            MINE,
+            "PlainOptions",
+            "expected a Scheme or a subclass of Scheme, not the class PlainOptions",
+        ),
+        (MINE + "N = 3\n", "N", "expected a Scheme or a subclass of Scheme, not 'int'"),
+        (PLAIN, "Plain", "calls itself 'plain', which is a scheme of moereplay"),
+        (MINE.replace("def build", "def make"), "Plain", "Plain lacks build"),
+        (MINE.replace('    source = "definition"\n', ""), "Plain", "Plain lacks source"),
+        (MINE.replace("16, least=1", "0, least=1"), "Plain", "num_sms=0 .*at least 1"),
+    ],
+)
+def test_a_file_that_cannot_be_used(text: str, name: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(text, encoding="utf-8")
+    message = refusal(f"{file}:{name}" if name else str(file))
+    for part in said.replace("{file}", str(file)).split(" .*"):
+        assert part in message
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    assert "No such file" in refusal(f"{tmp_path / 'none.py'}:Plain")
+
+
+# ---- plug-ins ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Installs plug-ins: a name, and the module's text and attribute behind it."""
+
+    def install(**texts: str) -> None:
+        points = []
+        for name, text in texts.items():
+            module = f"plugin_{tmp_path.name.replace('-', '_')}_{name}"
+            (tmp_path / f"{module}.py").write_text(text, encoding="utf-8")
+            points.append(EntryPoint(name, f"{module}:Plain", outside.GROUP))
+        monkeypatch.setattr(outside.importlib.metadata, "entry_points", lambda *, group: points)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    return install
+
+
+def test_a_plugin_is_found_by_the_name_of_its_entry_point(plugins) -> None:
+    plugins(mine=MINE)
+    scheme = find("mine")
+    assert scheme.name == "mine"
+    assert scheme.describe()["code"] == hashlib.sha256(MINE.encode()).hexdigest()
+    assert "mine" in refusal("nine") and "(did you mean 'mine'?)" in refusal("nine")
+
+
+def test_a_broken_plugin_says_so_in_a_line_and_leaves_the_others(plugins) -> None:
+    plugins(broken="import no_such_module\n", other=MINE, mine=MINE)
+    assert "plug-in 'broken'" in refusal("broken") and "no_such_module" in refusal("broken")
+    assert "its scheme is called 'mine'" in refusal("other")
+    assert find("mine").name == "mine"
