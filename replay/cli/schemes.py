@@ -179,7 +179,10 @@ def _shown(one: About) -> str:
 def _indented(text: str, first: str, others: str) -> str:
     import textwrap
 
-    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=others)
+    return textwrap.fill(
+        text, WIDTH, initial_indent=first, subsequent_indent=others,
+        break_on_hyphens=False, break_long_words=False,
+    )  # fmt: skip
 
 
 # ---- the contract --------------------------------------------------------------------------------
@@ -197,14 +200,18 @@ def _keeps_the_contract(scheme: Scheme, as_json: bool) -> bool:
     abouts |= {name: check.about for name, check in CHECKS.items()}
     for name, about in abouts.items():
         found = [one for one in findings if one.check == name]
-        print(f"  {'wrong' if found else 'ok':<6} {about}")
+        # A layer that cannot be built stops all checks behind the one that found it.
+        stopped = any(one.stops for one in findings)
+        state = "wrong" if found else "open" if stopped and name != "declared" else "ok"
+        print(f"  {state:<6} {about}")
         for one in found[:SHOWN]:
             where = f'layer "{one.layer}": ' if one.layer else ""
             print(_indented(where + one.sentence, " " * 9, " " * 11))
         if len(found) > SHOWN:
             layers = len({one.layer for one in found})
             print(f"{' ' * 9}and {len(found) - SHOWN:,} more on {layers} layers")
-    skipped = " on the layers that could be built" if findings else ""
+    if any(one.stops for one in findings):
+        print("\nopen: not checked on every layer, since a check before it could not go on.")
     verdict = "breaks" if findings else "keeps"
-    print(f"\n{scheme.name} {verdict} the contract of schemes{skipped}.")
+    print(f"\n{scheme.name} {verdict} the contract of schemes.")
     return not findings

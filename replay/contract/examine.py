@@ -24,11 +24,22 @@ RESERVED = "check"  # `moereplay schemes check NAME`
 
 
 class Finding(NamedTuple):
-    """Something that is wrong: the check that found it, the layer, and a sentence."""
+    """Something that is wrong.
+
+    Attributes
+    ----------
+    check, layer
+        Names of the check that found it, and of the layer; no layer for what a scheme declares.
+    sentence
+        What is wrong.
+    stops
+        Whether the checks behind it were left out on this layer.
+    """
 
     check: str
     layer: str
     sentence: str
+    stops: bool = False
 
 
 def examine(scheme: Scheme) -> Iterator[Finding]:
@@ -44,9 +55,10 @@ def examine(scheme: Scheme) -> Iterator[Finding]:
     What is wrong, layer by layer; nothing for a scheme that keeps the contract.
     """
     wrong = list(declared(scheme))
-    yield from (Finding("declared", "", sentence) for sentence in wrong)
-    if scheme.traffic not in TRAFFIC:
-        return
+    known = scheme.traffic in TRAFFIC
+    yield from (Finding("declared", "", sentence, stops=not known) for sentence in wrong)
+    if not known:
+        return  # nothing can be counted
     for name in LAYERS:
         yield from examine_layer(scheme, name)
 
@@ -59,12 +71,12 @@ def examine_layer(scheme: Scheme, name: str) -> Iterator[Finding]:
             continue
         try:
             for sentence in check.find(case):
-                yield Finding(key, name, sentence)
+                yield Finding(key, name, sentence, stops=key == "ends")
+                if key == "ends":
+                    return  # nothing can be said without the ends
         except Exception as error:  # whatever a scheme's own code does wrong is a finding
-            yield Finding(key, name, failure(scheme, error))
+            yield Finding(key, name, failure(scheme, error), stops=True)
             return  # the checks that follow would fail in the same place
-        if key == "ends" and list(check.find(case)):
-            return
 
 
 def declared(scheme: Scheme) -> Iterator[str]:

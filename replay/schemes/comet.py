@@ -78,7 +78,7 @@ class Comet(Scheme):
     """Tile-granular overlap inside each of two fused kernels."""
 
     name = "comet"
-    summary = "COMET (paper): two fused kernels, tile-granular, communication SMs"
+    summary = "COMET by its paper: tiles overlap rows inside each of two kernels"
     source = "arXiv 2502.19811v3 sections 3-4"
     assumes = (
         "26 SMs communicate in each kernel; column blocks have 512 columns; "

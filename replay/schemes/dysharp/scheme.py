@@ -280,7 +280,7 @@ DYSHARP_COMET = DySharp(
     "dysharp-comet",
     TwoKernelOptions(),
     fusion="kernels",
-    summary="DySHARP in the switch, overlap inside two kernels as in COMET",
+    summary="DySHARP in the switch; two kernels that overlap as COMET's do",
     assumes=(
         "proposed switch and GPU hardware; dispatch overlaps GEMM-1, GEMM-2 overlaps combine, with "
         "a kernel boundary between"

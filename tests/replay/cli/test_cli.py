@@ -50,16 +50,6 @@ def mistake(*arguments: object) -> str:
 # ---- what it does ------------------------------------------------------------------------------
 
 
-def test_schemes_lists_all_with_source_and_options() -> None:
-    table = invoke("schemes").stdout
-    rows = json.loads(invoke("schemes", "--json").stdout)
-    assert [row["name"] for row in rows] == list(SCHEMES)
-    for row in rows:
-        assert row["name"] in table
-        assert row["source"] and row["summary"]
-        assert all(option in table for option in row["options"])
-
-
 def test_run_shows_a_table_and_writes_json(trace_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     result = invoke(

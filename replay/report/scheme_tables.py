@@ -1,0 +1,64 @@
+"""The documents' tables of schemes as Markdown, from the registry.
+
+A table stands between two comments, such as ``<!-- schemes -->`` and ``<!-- /schemes -->``;
+``python scripts/tables.py`` writes it anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from replay.schemes import SCHEMES
+from replay.schemes.traffic import TRAFFIC
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def scheme_table() -> str:
+    """What each scheme is, moves, overlaps and proposes."""
+    return _markdown(
+        ("scheme", "what it does", "what moves", "overlap", "proposed hardware"),
+        [
+            (
+                f"`{scheme.name}`",
+                scheme.summary,
+                TRAFFIC[scheme.traffic].moves,
+                scheme.overlap,
+                ", ".join(sorted(scheme.proposes)) or "-",
+            )
+            for scheme in SCHEMES.values()
+        ],
+    )
+
+
+def traffic_table() -> str:
+    """Payload rows over the ports of rank g in closed form, by class of traffic."""
+    return _markdown(
+        ("class", "schemes", "dispatch up", "dispatch down", "combine up", "combine down"),
+        [
+            (
+                name,
+                ", ".join(f"`{key}`" for key, scheme in SCHEMES.items() if scheme.traffic == name),
+                traffic.up,
+                traffic.down,
+                traffic.down,
+                traffic.up,
+            )
+            for name, traffic in TRAFFIC.items()
+        ],
+    )
+
+
+TABLES = {"schemes": scheme_table, "traffic": traffic_table}
+
+
+def with_tables(text: str) -> str:
+    """A document with every marked table as it should be."""
+    for name, table in TABLES.items():
+        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        text = marked.sub(lambda found, table=table: f"{found[1]}{table()}\n{found[2]}", text)
+    return text

@@ -1,0 +1,147 @@
+"""``moereplay schemes``: the list, one scheme, the contract, schemes from files."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import replay.schemes.plain
+from replay.cli.main import app
+from replay.contract import CHECKS
+from replay.schemes import SCHEMES, find, outside
+from replay.schemes.options import about
+
+PLAIN = Path(replay.schemes.plain.__file__).read_text(encoding="utf-8")
+MINE = PLAIN.replace('name = "plain"', 'name = "mine"')
+
+
+def invoke(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE, encoding="utf-8")
+    return file
+
+
+def test_the_list_fits_a_terminal_and_names_all() -> None:
+    shown = invoke("schemes").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    for name, scheme in SCHEMES.items():
+        assert f"  {name} " in shown
+        assert scheme.summary.split()[0] in shown
+        for capability in scheme.needs | scheme.proposes:
+            assert capability in shown
+    assert "plain" in shown
+
+
+def test_the_list_as_json() -> None:
+    rows = json.loads(invoke("schemes", "--json").stdout)
+    assert [row["name"] for row in rows] == list(SCHEMES)
+    for row in rows:
+        assert row["source"] and row["summary"]
+        assert set(row["options"]) == {one["name"] for one in row["about_options"]}
+
+
+@pytest.mark.parametrize("name", [*SCHEMES, "plain"])
+def test_a_scheme_explains_every_option(name: str) -> None:
+    shown, scheme = invoke("schemes", name).stdout, find(name)
+    assert max(map(len, shown.splitlines())) <= 80
+    text = one_line(shown)
+    for part in (scheme.summary, scheme.source, scheme.assumes, *scheme.needs, *scheme.proposes):
+        assert one_line(part) in text
+    for one in about(scheme.options):
+        default = str(one.default).lower() if isinstance(one.default, bool) else one.default
+        assert f"{one.name} = {default}" in text
+        assert one_line(one.help) in text and one_line(one.source) in text
+        assert one.values in text and one.unit in text
+    data = json.loads(invoke("schemes", name, "--json").stdout)
+    assert data["name"] == name
+    assert [one["help"] for one in data["about_options"]] == [
+        one.help for one in about(scheme.options)
+    ]
+
+
+def test_check_passes_a_good_scheme(mine: Path) -> None:
+    result = invoke("schemes", "check", f"{mine}:Plain")
+    assert result.exit_code == 0, result.stdout
+    assert "mine keeps the contract" in result.stdout and "wrong" not in result.stdout
+    for check in CHECKS.values():
+        assert f"ok     {check.about}" in result.stdout
+    assert json.loads(invoke("schemes", "check", f"{mine}:Plain", "--json").stdout) == []
+
+
+def test_check_ends_with_1_and_says_what_is_wrong(mine: Path) -> None:
+    text = MINE.replace("dst[remote], row_bytes,", "dst[remote], row_bytes - 1,")
+    mine.write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "replay.cli.main", "schemes", "check", f"{mine}:Plain"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (1, "")
+    assert "wrong  every port carries its rows, to the byte" in result.stdout
+    said = (
+        r"GPU 0 sends [\d,]+ bytes, the rows of its tokens are [\d,]+ bytes: \d+ bytes are missing"
+    )
+    assert re.search(said, one_line(result.stdout))
+    assert "mine breaks the contract" in result.stdout
+
+
+def test_a_scheme_that_cannot_be_built_leaves_checks_open(mine: Path) -> None:
+    mine.write_text(MINE.replace("        16, least=1", "        160, least=1"), encoding="utf-8")
+    shown = one_line(invoke("schemes", "check", f"{mine}:Plain").stdout)
+    assert "the GPU has 132" in shown
+    assert "ok build" not in shown and "open every token is sent and combined" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["schemes", "deeepep"], "unknown scheme 'deeepep' (did you mean 'deepep'?)"),
+        (["schemes", "check"], "check what?"),
+        (["schemes", "check", "nope"], "unknown scheme 'nope'"),
+        (["schemes", "deepep", "comet"], "unexpected 'comet'"),
+        (["schemes", "MINE:Plian"], "did you mean 'Plain'?"),
+        (["run", "x.h5", "--scheme", "none.py:Plain"], "No such file"),
+    ],
+)
+def test_mistakes(arguments: list[str], said: str, mine: Path) -> None:
+    arguments = [word.replace("MINE", str(mine)) for word in arguments]
+    command = [sys.executable, "-m", "replay.cli.main", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert said in result.stderr and "Traceback" not in result.stderr
+
+
+def test_compare_takes_a_scheme_from_a_file(mine: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    result = invoke(
+        "compare", "gpt-oss-20b-decode", "--layer", 12, "--scheme", f"{mine}:Plain", "--scheme",
+        "deepep", "--option", "mine.num_sms=20", "--json", out,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.exception
+    first, second = json.loads(out.read_text())["results"]
+    assert first["scheme"]["name"] == "mine" and first["scheme"]["options"] == {"num_sms": 20}
+    assert len(first["scheme"]["code"]) == 64 and "code" not in second["scheme"]
+
+
+def test_a_broken_plugin_does_not_break_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    points = [EntryPoint("broken", "no_such_module:Scheme", outside.GROUP)]
+    monkeypatch.setattr(outside.importlib.metadata, "entry_points", lambda *, group: points)
+    result = invoke("schemes")
+    assert result.exit_code == 0
+    assert "moe-hub" in result.stdout
+    (line,) = result.stderr.splitlines()
+    assert "plug-in 'broken'" in line and "no_such_module" in line
