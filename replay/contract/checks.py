@@ -265,7 +265,9 @@ def tokens_wait(case: Case) -> Iterator[str]:
     sent, combined = case.tasks_of_token("sent"), case.tasks_of_token("combined")
     tiles = {kind: case.gemm_tasks(kind) for kind in GEMMS}
     for token, row in enumerate(case.work.expert_ids.tolist()):
-        after, before = waits.after(sent.get(token, ())), waits.before(combined.get(token, ()))
+        if token not in sent or token not in combined:
+            continue  # `tokens` says so
+        after, before = waits.after(sent[token]), waits.before(combined[token])
         for expert in (expert for expert in row if expert >= 0):
             for kind, name in GEMMS.items():
                 of_expert = set(tiles[kind][expert])
@@ -282,7 +284,9 @@ def rows_return(case: Case) -> Iterator[str]:
     back = np.flatnonzero((graph.kind == Kind.COMBINE_DOWN) & (graph.payload_bytes > 0)).tolist()
     for token, rank in enumerate(case.work.source_rank.tolist()):
         arriving = {task for task in back if graph.rank[task] == rank}
-        unheeded = arriving - waits.before(combined.get(token, ()))
+        if token not in combined:
+            continue  # `tokens` says so
+        unheeded = arriving - waits.before(combined[token])
         if unheeded:
             yield (
                 f"token {token} is combined without waiting for {len(unheeded)} of "
@@ -409,7 +413,7 @@ def values(case: Case) -> Iterator[str]:
 EVERY = tuple(name for name in LAYERS if name != ONE_SENDER)  # whose size only the bounds need
 
 CHECKS = {
-    "ends": Check("build returns a task per rank", EVERY, ends),
+    "ends": Check("a layer is built, a task per rank returned", tuple(LAYERS), ends),
     "payload": Check("every port carries its rows, to the byte", EVERY, payload),
     "ways": Check("rows go from owner to expert and back", EVERY, ways),
     "wire": Check("packets have headers", EVERY, wire),

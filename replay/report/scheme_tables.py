@@ -6,7 +6,6 @@ A table stands between two comments, such as ``<!-- schemes -->`` and ``<!-- /sc
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from replay.schemes import SCHEMES
@@ -59,6 +58,8 @@ TABLES = {"schemes": scheme_table, "traffic": traffic_table}
 def with_tables(text: str) -> str:
     """A document with every marked table as it should be."""
     for name, table in TABLES.items():
-        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        text = marked.sub(lambda found, table=table: f"{found[1]}{table()}\n{found[2]}", text)
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        before, found, rest = text.partition(begin)
+        if found:
+            text = f"{before}{begin}{table()}\n{end}{rest.partition(end)[2]}"
     return text

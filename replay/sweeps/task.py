@@ -42,7 +42,8 @@ DEFAULT_KIND = "uniform"
 # Code that no number of a result passes through.
 _BYSTANDERS = (
     "replay/cli", "replay/cli/exports.py", "replay/imitation", "replay/report/", "replay/studies/",
-    "replay/sweeps/", "replay/validate/", "replay/graph/export/", "hwmodel/cli.py",
+    "replay/sweeps/", "replay/validate/", "replay/contract/", "replay/graph/export/",
+    "hwmodel/cli.py",
     "tracegen/capture/", "tracegen/importers/", "tracegen/library",
     "tracegen/cli/", "tracegen/stats/",
 )  # fmt: skip
