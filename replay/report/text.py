@@ -208,8 +208,8 @@ def _token_note(layer: LayerResult) -> str:
 
 def _chain_note(chain: ChainResult) -> str:
     text = (
-        f"{chain.makespan_us:,.1f} us in all; {chain.between_us:,.1f} us per GPU between the MoE "
-        f"layers, which leave out {', '.join(chain.left_out)}."
+        f"{chain.makespan_us:,.1f} us in all. The parts between the MoE layers take "
+        f"{chain.between_us:,.1f} us per GPU; left out are {', '.join(chain.left_out)}."
     )
     if chain.barrier_us is not None:
         gained = chain.barrier_us - chain.makespan_us
