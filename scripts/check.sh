@@ -46,8 +46,9 @@ lowest() {
     echo "== results, lowest and present versions"
     local place
     place=$(mktemp -d)
-    results "$root/.venv/bin" "$place/present"
+    results "$root/.venv/bin" "$place/present" &
     NUMBA_CACHE_DIR=$root/.venv-lowest/numba results "$root/.venv-lowest/bin" "$place/lowest"
+    wait $!
     diff -r "$place/present" "$place/lowest"
     rm -r "$place"
 }

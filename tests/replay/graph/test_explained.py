@@ -137,16 +137,19 @@ def test_timeline_sums_by_resource_kind_and_group() -> None:
 
 
 def test_order_of_service_is_exact_beyond_32_bits() -> None:
-    """A day on the second of two resources: resource times span does not fit 32 bits."""
-    builder = GraphBuilder(["send", "wait"])
-    builder.resource("first", group="port")
-    port = builder.resource("second", group="port")
-    day = 86_400 * 10**12
-    sends = builder.add(3, resource=port, duration_ps=[day, 1, 5])
-    builder.add(resource=port, duration_ps=7, kind=1, after=sends[:1])
-    path = critical_path(schedule(builder.build()))
-    assert path.by_cause() == {"service": 7 + day, "queueing": 6, "latency": 0, "credits": 0}
-    assert path.behind_ps == {"send": 6}
+    """Two queues one after another; the last resource's number times the time has 33 bits."""
+    builder = GraphBuilder(["first", "second"])
+    ports = [builder.resource(f"port {number}", group="port") for number in range(5)]
+    million = 10**6  # of picoseconds
+    ahead = builder.add(2, resource=ports[1], duration_ps=200 * million)
+    builder.add(resource=ports[4], duration_ps=900 * million, kind=1)
+    builder.add(resource=ports[4], duration_ps=7, kind=1, after=ahead[1:])
+    timeline = schedule(builder.build())
+    assert timeline.makespan_ps < 2**31 < 4 * timeline.makespan_ps
+    path = critical_path(timeline)
+    assert path.queueing_ps.tolist() == [200 * million, 500 * million]
+    assert path.behind_ps == {"first": 200 * million, "second": 500 * million}
+    assert path.by_cause()["credits"] == 0
 
 
 def three_in_a_queue() -> Timeline:
