@@ -1,8 +1,9 @@
 """Replay of routing traces on modelled machines, under every communication scheme.
 
 >>> import replay
->>> sorted(replay.__all__)
-['Comparison', 'Result', 'SCHEMES', 'Scheme', 'UserError', 'compare', 'run', 'sweep']
+>>> sorted(replay.__all__)  # doctest: +NORMALIZE_WHITESPACE
+['Comparison', 'Result', 'RunSpec', 'SCHEMES', 'Scheme', 'UserError', 'compare', 'load_result',
+ 'run', 'summary', 'sweep']
 """
 
 from __future__ import annotations
@@ -16,21 +17,39 @@ from replay.run import run
 
 if TYPE_CHECKING:
     from replay.errors import UserError
-    from replay.measure.result import Comparison, Result
+    from replay.report.text import summary
+    from replay.run.load import load_result
     from replay.run.replayer import compare
+    from replay.run.result import Comparison, Result
+    from replay.run.spec import RunSpec
     from replay.schemes import SCHEMES, Scheme
     from replay.sweeps.run import sweep
 
-__all__ = ["SCHEMES", "Comparison", "Result", "Scheme", "UserError", "compare", "run", "sweep"]
+__all__ = [
+    "SCHEMES",
+    "Comparison",
+    "Result",
+    "RunSpec",
+    "Scheme",
+    "UserError",
+    "compare",
+    "load_result",
+    "run",
+    "summary",
+    "sweep",
+]
 
 # Loaded on first use: a command's --help should not wait for numba.
 _HOMES = {
-    "Comparison": "measure.result",
-    "Result": "measure.result",
+    "Comparison": "run.result",
+    "Result": "run.result",
+    "RunSpec": "run.spec",
     "SCHEMES": "schemes",
     "Scheme": "schemes",
     "UserError": "errors",
     "compare": "run.replayer",
+    "load_result": "run.load",
+    "summary": "report.text",
     "sweep": "sweeps.run",
 }
 

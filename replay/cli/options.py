@@ -1,133 +1,129 @@
-"""Options that ``run`` and ``compare`` share, and what their words mean."""
+"""Options made from the fields of `RunSpec`, and options that several commands share."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
 from replay.errors import UserError
+from replay.run.spec import Flag, RunSpec
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hwmodel import System
-    from tracegen import RoutingTrace
-
-DEFAULT_SYSTEM = "dgx-h100"
-
-TraceArgument = Annotated[str, typer.Argument(help="A file, or a name of `moereplay trace list`.")]
-SystemOption = Annotated[
-    str, typer.Option("--system", help="A name of `moereplay hardware list`, or a TOML file.")
-]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a hardware value: KEY=VALUE, repeatable.")
-]
-RanksOption = Annotated[int | None, typer.Option("--ranks", help="GPUs [all of the system].")]
-TokensOption = Annotated[
-    int | None,
-    typer.Option(
-        "--tokens-per-rank", help="Tokens a GPU: 4096 prefill, or 64 running requests decode."
-    ),
-]
-LayerOption = Annotated[str, typer.Option("--layer", help="Position of an MoE layer, or 'all'.")]
-PhaseOption = Annotated[
-    str | None, typer.Option("--phase", help="prefill or decode [what the trace holds].")
-]
-StepOption = Annotated[int, typer.Option("--step", help="Later steps take later tokens.")]
-StepsOption = Annotated[int, typer.Option("--steps", help="Steps in sequence.")]
-PassOption = Annotated[str, typer.Option("--pass", help="forward, backward or training.")]
-BarrierOption = Annotated[
-    bool, typer.Option("--barrier", help="Each layer by itself, instead of chained per GPU.")
-]
-PlacementOption = Annotated[
-    str, typer.Option("--placement", help="contiguous, round-robin, random:SEED or file:PATH.")
-]
-PrecisionOption = Annotated[
-    str | None, typer.Option("--precision", help="bf16, fp8 or fp32 [the model's own].")
-]
-TuneOption = Annotated[
-    bool, typer.Option("--tune", help="Let a scheme choose among its splits of the SMs, by replay.")
-]
-JobsOption = Annotated[
-    int | None,
-    typer.Option("--jobs", help="Processes that share the schemes [2 if there is much to do]."),
-]
 JsonOption = Annotated[
     Path | None, typer.Option("--json", help="Write the whole result to this file.")
 ]
-TraceEventsOption = Annotated[
-    str | None,
-    typer.Option("--trace-events", help="Write the schedule for Perfetto to this file (.gz too)."),
-]
-ExportOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--export", help="FORMAT:FILE, repeatable; formats are chrome, chakra, goal, networkx."
-    ),
-]
-WindowOption = Annotated[
-    str | None, typer.Option("--window", help="START:END in us that chrome and networkx show.")
-]
-MaxEventsOption = Annotated[
-    int | None,
-    typer.Option("--max-events", help="Above so many, chrome gets utilisation [1000000]."),
-]
 
 
-def settings_of(
-    ranks: int | None,
-    tokens_per_rank: int | None,
-    layer: str,
-    phase: str | None,
-    step: int,
-    steps: int,
-    direction: str,
-    barrier: bool,
-    placement: str,
-    precision: str | None,
-    tune: bool,
-) -> dict[str, Any]:
-    """Keyword arguments of `replay.run`."""
-    return {
-        "ranks": ranks,
-        "tokens_per_rank": tokens_per_rank,
-        "layer": int(layer) if layer.isdecimal() else layer,
-        "phase": phase,
-        "step": step,
-        "steps": steps,
-        "direction": direction,
-        "barrier": barrier,
-        "placement": placement,
-        "precision": precision,
-        "tune": tune,
-    }
+def takes_settings(
+    *, leave_out: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one option for each field of `RunSpec`.
+
+    The command's first parameter receives the values that were given, as texts and numbers by name
+    of the field; `settings_of` reads them.
+
+    Parameters
+    ----------
+    leave_out
+        Fields that get no option.
+    defaults
+        Values that the command takes in place of a field's default, for the help text.
+    """
+    names = [name for name in RunSpec.model_fields if name not in leave_out]
+    made = [_parameter(name, (defaults or {}).get(name)) for name in names]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for one in inspect.signature(command, eval_str=True).parameters.values()
+        ][1:]
+
+        @functools.wraps(command)
+        def filled(**values: Any) -> None:
+            given = {name: values.pop(name) for name in names}
+            command({k: value for k, value in given.items() if value is not None}, **values)
+
+        parameters = [*made, *own]
+        del filled.__wrapped__  # typer would read the signature of the command itself
+        filled.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
+        filled.__annotations__ = {one.name: one.annotation for one in parameters}
+        return filled
+
+    return decorate
 
 
-def load_both(trace: str, system: str, changes: list[str] | None) -> tuple[RoutingTrace, System]:
-    """Load trace and system, the latter with changes of the form ``KEY=VALUE``.
+def _parameter(name: str, default: Any) -> inspect.Parameter:
+    """One option, None unless it is given."""
+    field = RunSpec.model_fields[name]
+    flags = [entry for entry in field.metadata if isinstance(entry, Flag)]
+    word = (field.alias or name).replace("_", "-")
+    shown = field.default if default is None else default
+    text = str(field.description)
+    if shown is True:
+        text = f"{text.removesuffix('.')} [yes]."
+    elif shown and not isinstance(shown, bool | dict):
+        text = f"{text.removesuffix('.')} [{shown}]."
+    info: Any = typer.Option(flags[0].name if flags else f"--{word}", help=text)
+    kinds = set(get_args(field.annotation) or (field.annotation,)) - {type(None)}
+    kind: Any = str
+    if get_origin(field.annotation) is dict:
+        kind = list[str]
+    elif kinds == {bool}:
+        kind, info = bool, typer.Option(f"--{word}/--no-{word}", help=text)
+    elif kinds == {int}:
+        kind = int
+    elif name == "trace":
+        info = typer.Argument(help=text, show_default=False)
+    annotation = Annotated[kind | None, info]
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a command line, as `RunSpec` takes them.
 
     Raises
     ------
     UserError
-        If a change has another form, or there is no such trace, system or value.
+        If an entry of a table is malformed.
     """
-    import hwmodel
-    import tracegen
+    settings = dict(given)
+    if "layer" in settings:
+        parts = settings["layer"].split(",")
+        if all(part.strip().isdecimal() for part in parts):
+            settings["layer"] = [int(part) for part in parts]
+    if "overrides" in settings:
+        settings["overrides"] = _entries(settings["overrides"])
+    if "options" in settings:
+        scheme = settings.get("scheme")
+        options: dict[str, str] = {}
+        for name, key, value in options_of(settings["options"], [scheme] if scheme else [""]):
+            if scheme and name != scheme:
+                message = f"--option {name}.{key}: the scheme is {scheme!r}"
+                raise UserError(message)
+            options[key] = value
+        settings["options"] = options
+    return settings
 
-    overrides = {}
-    for change in changes or []:
+
+def _entries(given: Sequence[str]) -> dict[str, str]:
+    """Hardware values of the form ``KEY=VALUE``."""
+    entries = {}
+    for change in given:
         key, equals, value = change.partition("=")
         if not equals:
             message = f"--set {change}: expected KEY=VALUE, such as link.links_per_gpu=8"
             raise UserError(message)
-        overrides[key] = value
-    machine = hwmodel.load(system, overrides)
-    return tracegen.load(trace), machine
+        entries[key] = value
+    return entries
 
 
-def options_of(given: list[str] | None, schemes: Sequence[str]) -> list[tuple[str, str, str]]:
+def options_of(given: Sequence[str], schemes: Sequence[str]) -> list[tuple[str, str, str]]:
     """(scheme, option, value) of ``SCHEME.K=V``, or of ``K=V`` where there is only one scheme.
 
     Raises
@@ -136,7 +132,7 @@ def options_of(given: list[str] | None, schemes: Sequence[str]) -> list[tuple[st
         If an option has neither form.
     """
     found = []
-    for text in given or []:
+    for text in given:
         name, equals, value = text.partition("=")
         scheme, dot, key = name.rpartition(".")
         if not equals or (not dot and len(schemes) != 1):

@@ -3,120 +3,133 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.options import (
-    DEFAULT_SYSTEM,
-    BarrierOption,
-    ExportOption,
-    JobsOption,
-    JsonOption,
-    LayerOption,
-    MaxEventsOption,
-    PassOption,
-    PhaseOption,
-    PlacementOption,
-    PrecisionOption,
-    RanksOption,
-    SetOption,
-    StepOption,
-    StepsOption,
-    SystemOption,
-    TokensOption,
-    TraceArgument,
-    TraceEventsOption,
-    TuneOption,
-    WindowOption,
-    load_both,
-    options_of,
-    settings_of,
-)
+from replay.cli.options import JsonOption, options_of, settings_of, takes_settings
 from replay.cli.screen import show
-from replay.errors import unknown
+from replay.run.spec import PASSES, RunSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replay.measure.result import Result
+    from replay.run.result import Result
     from tracegen import RoutingTrace
 
 MANY_LAYERS = 96
 SCHEME_HELP = "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file."
+ENTERING = ("trace", "system", "scheme", "batch", "placement", "precision")
+"""Parts of a result that say what entered."""
 
 
+@takes_settings(defaults={"compare_barrier": True})
 def run(
-    trace: TraceArgument,
-    scheme: Annotated[str, typer.Option("--scheme", help=SCHEME_HELP)],
-    system: SystemOption = DEFAULT_SYSTEM,
-    ranks: RanksOption = None,
-    tokens_per_rank: TokensOption = None,
-    layer: LayerOption = "all",
-    phase: PhaseOption = None,
-    step: StepOption = 0,
-    steps: StepsOption = 1,
-    pass_: PassOption = "forward",
-    barrier: BarrierOption = False,
-    placement: PlacementOption = "contiguous",
-    precision: PrecisionOption = None,
-    tune: TuneOption = False,
-    option: Annotated[
-        list[str] | None, typer.Option("--option", help="Option of the scheme: K=V, repeatable.")
+    given: Mapping[str, Any],
+    spec: Annotated[
+        Path | None,
+        typer.Option(
+            "--spec",
+            help="Run again what this file says, the JSON of a result or a TOML file of settings; "
+            "options that are given beside it override it.",
+        ),
     ] = None,
-    set_: SetOption = None,
     json_: JsonOption = None,
-    trace_events: TraceEventsOption = None,
-    export: ExportOption = None,
-    window: WindowOption = None,
-    max_events: MaxEventsOption = None,
+    trace_events: Annotated[
+        str | None,
+        typer.Option(
+            "--trace-events", help="Write the schedule for Perfetto to this file (.gz too)."
+        ),
+    ] = None,
+    export: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--export", help="FORMAT:FILE, repeatable; formats are chrome, chakra, goal, networkx."
+        ),
+    ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option("--window", help="START:END in us that chrome and networkx show."),
+    ] = None,
+    max_events: Annotated[
+        int | None,
+        typer.Option("--max-events", help="Above so many, chrome gets utilisation [1000000]."),
+    ] = None,
 ) -> None:
     """Replay a trace under one scheme."""
     import replay
-    import replay.measure.result as result_file
     from replay.cli.exports import parse_exports
+    from replay.files import check_target
     from replay.report.text import summary_tables
-    from replay.schemes import find
+    from replay.run.setup import load_trace, set_up
 
-    is_one_graph = not barrier or (layer != "all" and steps == 1 and pass_ != "training")
+    made, before = _spec_of_run(spec, given)
     exports = parse_exports(
-        trace_events, export or [], window, max_events, is_one_graph=is_one_graph
+        trace_events, export or [], window, max_events, is_one_graph=made.makes_one_graph
     )
     if json_ is not None:
-        result_file.check_target(json_)
-    settings = settings_of(
-        ranks, tokens_per_rank, layer, phase, step, steps, pass_, barrier, placement, precision,
-        tune,
-    )  # fmt: skip
-    options = {}
-    own = find(scheme).name
-    for name, key, value in options_of(option, [own]):
-        if name != own:
-            raise unknown("scheme with options", name, [own])
-        options[key] = value
-    loaded, machine = load_both(trace, system, set_)
-    with _Progress(1, loaded, settings) as advance:
-        result = replay.run(
-            loaded,
-            machine,
-            scheme,
-            options=options,
-            compare_barrier=True,
-            progress=advance,
-            observe=exports,
-            **settings,
-        )
+        check_target(json_)
+    set_up(made, {})  # refuses what does not exist before the trace is read
+    loaded, made = load_trace(None, made)
+    with _Progress(1, loaded, made) as advance:
+        result = replay.run(loaded, made, progress=advance, observe=exports)
     for line in exports.report if exports else []:
         print(line, file=sys.stderr)
     if json_ is not None:
         result.save(json_)
     show(summary_tables(result))
-    if tune:
+    if made.tune:
         _show_tuned([result])
+    if before is not None and result.run_id != before.run_id:
+        print(f"note: {spec} was made from {_what_differs(before, result)}", file=sys.stderr)
 
 
+def _spec_of_run(path: Path | None, given: Mapping[str, Any]) -> tuple[RunSpec, Result | None]:
+    """The spec of a run, and the result that is run again, if it is one and nothing is changed."""
+    settings = settings_of(given)
+    if path is None:
+        return RunSpec(compare_barrier=True).changed(**settings), None
+    base, before = _read_spec(path)
+    if settings.get("scheme", base.scheme) == base.scheme and "options" in settings:
+        settings["options"] = {**base.options, **settings["options"]}
+    if "overrides" in settings:
+        settings["overrides"] = {**base.overrides, **settings["overrides"]}
+    if base.trace is not None and settings.get("trace", base.trace) != base.trace:
+        settings.setdefault("content_id", None)  # another trace is asked for
+    is_changed = bool(settings.keys() - {"trace"})
+    return base.changed(**settings), None if is_changed else before
+
+
+def _read_spec(path: Path) -> tuple[RunSpec, Result | None]:
+    """The spec in a file, and the result that it is part of, if it is."""
+    from replay.errors import UserError
+    from replay.run.load import load_one
+
+    if path.suffix != ".toml":
+        result = load_one(path)
+        return result.spec, result
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"cannot read the spec {path}: {reason}"
+        raise UserError(message) from None
+    return RunSpec.from_toml(text, str(path)), None
+
+
+def _what_differs(before: Result, after: Result) -> str:
+    """The parts in which two runs of one spec differ."""
+    parts = [part for part in ENTERING if getattr(before, part) != getattr(after, part)]
+    if not parts:
+        return "the same values by other code; this is what the present code gives"
+    return f"another {', another '.join(parts)} than its references lead to now"
+
+
+@takes_settings(leave_out=("scheme", "options"))
 def compare(
-    trace: TraceArgument,
+    given: Mapping[str, Any],
     scheme: Annotated[
         list[str] | None,
         typer.Option("--scheme", help=f"{SCHEME_HELP} Repeatable [all supported]."),
@@ -124,81 +137,71 @@ def compare(
     baseline: Annotated[
         str | None, typer.Option("--baseline", help="Speed-ups are over this scheme [deepep].")
     ] = None,
-    system: SystemOption = DEFAULT_SYSTEM,
-    ranks: RanksOption = None,
-    tokens_per_rank: TokensOption = None,
-    layer: LayerOption = "all",
-    phase: PhaseOption = None,
-    step: StepOption = 0,
-    steps: StepsOption = 1,
-    pass_: PassOption = "forward",
-    barrier: BarrierOption = False,
-    placement: PlacementOption = "contiguous",
-    precision: PrecisionOption = None,
-    tune: TuneOption = False,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", help="Option of one scheme: SCHEME.K=V, repeatable."),
     ] = None,
-    set_: SetOption = None,
-    jobs: JobsOption = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", help="Processes that share the schemes [2 if there is much to do]."),
+    ] = None,
     json_: JsonOption = None,
 ) -> None:
     """Replay a trace under several schemes and compare them."""
+    import hwmodel
     import replay
-    import replay.measure.result as result_file
+    from replay.files import check_target
     from replay.report.text import comparison_tables
+    from replay.run.setup import load_trace
     from replay.schemes import find, supported
 
     if json_ is not None:
-        result_file.check_target(json_)
-    settings = settings_of(
-        ranks, tokens_per_rank, layer, phase, step, steps, pass_, barrier, placement, precision,
-        tune,
-    )  # fmt: skip
-    loaded, machine = load_both(trace, system, set_)
-    schemes = scheme or supported(machine)
+        check_target(json_)
+    spec = RunSpec(**settings_of(given))
+    schemes = scheme or supported(hwmodel.load(spec.system, spec.overrides))
     options: dict[str, dict[str, str]] = {}
-    for name, key, value in options_of(option, [find(one).name for one in schemes]):
+    for name, key, value in options_of(option or [], [find(one).name for one in schemes]):
         options.setdefault(name, {})[key] = value
-    with _Progress(len(schemes), loaded, settings) as advance:
+    loaded, spec = load_trace(None, spec)
+    with _Progress(len(schemes), loaded, spec) as advance:
         compared = replay.compare(
             loaded,
-            machine,
             schemes,
+            spec,
             baseline=baseline,
             options=options,
-            jobs=jobs if jobs is not None else _worth_two(settings, loaded),
+            jobs=jobs if jobs is not None else _worth_two(spec, loaded),
             progress=advance,
-            **settings,
         )
     if json_ is not None:
         compared.save(json_)
     show(comparison_tables(compared))
-    if tune:
+    if spec.tune:
         _show_tuned(compared.results)
 
 
-def _num_layers(settings: dict[str, Any], trace: RoutingTrace) -> int:
+def _num_layers(spec: RunSpec, trace: RoutingTrace) -> int:
     """Layers that one scheme replays, over all steps and passes."""
-    layers = trace.num_layers if settings["layer"] == "all" else 1
-    passes = 2 if settings["direction"] == "training" else 1
-    return int(layers * passes * settings["steps"])
+    if spec.layer == "all":
+        layers = trace.num_layers
+    else:
+        layers = 1 if isinstance(spec.layer, int) else len(spec.layer)
+    return layers * len(PASSES[spec.direction]) * spec.steps
 
 
-def _worth_two(settings: dict[str, Any], trace: RoutingTrace) -> int:
+def _worth_two(spec: RunSpec, trace: RoutingTrace) -> int:
     """Two processes where starting them takes less time than they save."""
-    return 2 if _num_layers(settings, trace) >= MANY_LAYERS else 1
+    return 2 if _num_layers(spec, trace) >= MANY_LAYERS else 1
 
 
 class _Progress:
     """A bar over layers and schemes, if someone is watching and it takes longer than a second."""
 
-    def __init__(self, num_schemes: int, trace: RoutingTrace, settings: dict[str, Any]) -> None:
+    def __init__(self, num_schemes: int, trace: RoutingTrace, spec: RunSpec) -> None:
         from tqdm import tqdm
 
         self._bar = tqdm(
-            total=num_schemes * _num_layers(settings, trace),
+            total=num_schemes * _num_layers(spec, trace),
             unit="layer",
             delay=1,
             leave=False,
@@ -213,13 +216,13 @@ class _Progress:
 
 
 def _show_tuned(results: Sequence[Result]) -> None:
-    """What `--tune` chose."""
+    """Say what `--tune` chose."""
     for result in results:
-        name, tried = result.scheme["name"], result.scheme.get("tuned")
-        if tried:
+        scheme = result.scheme
+        if scheme.tuned:
             chosen = ", ".join(
-                f"{option}={result.scheme['options'][option]}" for option in tried[0]["options"]
+                f"{option}={scheme.options[option]}" for option in scheme.tuned[0].options
             )
-            print(f"{name}: chose {chosen} out of {len(tried)} tried.")
+            print(f"{scheme.name}: chose {chosen} out of {len(scheme.tuned)} tried.")
         else:
-            print(f"{name}: has nothing to choose.")
+            print(f"{scheme.name}: has nothing to choose.")

@@ -38,7 +38,7 @@ def sweep(
 
     Exit code 3 says that some points cannot run; the table says why.
     """
-    from replay.measure.result import check_target, write_text
+    from replay.files import check_target, write_text
 
     if list_:
         _list()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,18 +11,18 @@ from replay.graph import busiest_ps, critical_path, longest_chain_ps, union_leng
 from replay.machine.kinds import COMPUTE, KIND_NAMES, KINDS, PHASES, Kind, phase_index
 from replay.machine.resources import PORTS, ResourceClass
 from replay.measure.mechanisms import evicted_wire_bytes, mechanisms
-from replay.measure.ports import COMMUNICATION, PortSums
-from replay.measure.result import (
+from replay.measure.parts import (
     Bounds,
     BusiestResource,
     CriticalPath,
-    LayerResult,
     PhaseTimes,
     SlowToken,
     TokenLatency,
     Utilisation,
     UtilisationOverTime,
 )
+from replay.measure.ports import COMMUNICATION, PortSums
+from replay.measure.result import Measures
 
 if TYPE_CHECKING:
     from replay.graph import TaskGraph, Timeline
@@ -41,23 +41,20 @@ def us(ps: int | np.integer) -> float:
 
 
 def measures(
-    graph: TaskGraph,
-    timeline: Timeline,
-    ends: Ints,
-    machine: Machine,
-    *,
-    phases_separated: bool,
-) -> dict[str, Any]:
-    """Fields of `replay.measure.result.Measures`.
+    graph: TaskGraph, ends: Ints, machine: Machine, timeline: Timeline, *, phases_separated: bool
+) -> Measures:
+    """Derive what is measured on a schedule, of one layer or of many.
 
     Parameters
     ----------
-    graph, timeline
-        The tasks, and when each ran.
+    graph
+        The tasks.
     ends
         (rank,) task after which the rank's tokens are combined.
     machine
         The machine that made the graph.
+    timeline
+        When each task ran.
     phases_separated
         Whether a barrier over all ranks lies between all of the dispatch and all of the combine.
     """
@@ -67,62 +64,23 @@ def measures(
     rank_end = timeline.visible_ps[ends]
     exposed = _exposed_ps(graph, timeline, rank_end)
     share = _shares(graph, timeline)
-    return {
-        "makespan_us": us(timeline.makespan_ps),
-        "rank_end_us": [us(end) for end in rank_end],
-        "phases": _phases(graph, timeline),
-        "payload_bytes": {phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},
-        "wire_bytes": {phase: ports.bytes(phase, "wire") for phase in COMMUNICATION},
-        "busiest_port": {phase: ports.busiest(phase) for phase in (*COMMUNICATION, "both")},
-        "utilisation": _utilisation(graph, share),
-        "utilisation_over_time": _over_time(graph, timeline),
-        "busiest_resource": _busiest_resource(graph, share),
-        "exposed_communication_us": us(int(exposed.sum())) / max(len(exposed), 1),
-        "exposed_communication_us_per_gpu": [us(time) for time in exposed],
-        "bounds_us": _bounds(graph, classes, ports, phases_separated),
-        "critical_path": _critical_path(timeline),
-        "mechanisms": mechanisms(timeline, machine, evicted),
-        "num_tasks": graph.num_tasks,
-        "num_edges": graph.num_edges,
-    }
-
-
-def layer_result(
-    graph: TaskGraph,
-    timeline: Timeline,
-    ends: Ints,
-    work: LayerWork,
-    machine: Machine,
-    *,
-    phases_separated: bool,
-    trace_rows: Ints | None = None,
-    step: int = 0,
-    layer_index: int = 0,
-    decoder_layer: int = 0,
-) -> LayerResult:
-    """Derive the result of a layer that began on all ranks at once.
-
-    Parameters
-    ----------
-    graph, timeline, ends, phases_separated
-        See `measures`.
-    work, machine
-        The work the graph was made from, and the machine that made it.
-    trace_rows
-        (token,): the tokens' rows in the trace.
-    step, layer_index, decoder_layer
-        Which it is: step, position among the MoE layers, number in the model.
-    """
-    latency, slowest = _token_latency(timeline, machine, work, trace_rows)
-    return LayerResult(
-        token_latency_us=latency,
-        slowest_tokens=slowest,
-        step=step,
-        layer_index=layer_index,
-        decoder_layer=decoder_layer,
-        is_backward=work.is_backward,
-        routing=work.summary(),
-        **measures(graph, timeline, ends, machine, phases_separated=phases_separated),
+    return Measures(
+        makespan_us=us(timeline.makespan_ps),
+        rank_end_us=[us(end) for end in rank_end],
+        phases=_phases(graph, timeline),
+        payload_bytes={phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},
+        wire_bytes={phase: ports.bytes(phase, "wire") for phase in COMMUNICATION},
+        busiest_port={phase: ports.busiest(phase) for phase in (*COMMUNICATION, "both")},
+        utilisation=_utilisation(graph, share),
+        utilisation_over_time=_over_time(graph, timeline),
+        busiest_resource=_busiest_resource(graph, share),
+        exposed_communication_us=us(int(exposed.sum())) / max(len(exposed), 1),
+        exposed_communication_us_per_gpu=[us(time) for time in exposed],
+        bounds_us=_bounds(graph, classes, ports, phases_separated),
+        critical_path=_critical_path(timeline),
+        mechanisms=mechanisms(timeline, machine, evicted),
+        num_tasks=graph.num_tasks,
+        num_edges=graph.num_edges,
     )
 
 
@@ -194,7 +152,7 @@ def union_ps(owner: Ints, start: Ints, end: Ints, num_owners: int) -> Ints:
 
 
 def _exposed_ps(graph: TaskGraph, timeline: Timeline, rank_end: Ints) -> Ints:
-    """See `LayerResult.exposed_communication_us`."""
+    """See `Measures.exposed_communication_us`."""
     hidden = np.isin(graph.kind, np.array(sorted({*COMPUTE, Kind.LAUNCH})))
     mine = np.flatnonzero(hidden & (graph.rank >= 0))
     rank = graph.rank[mine].astype(np.int64)
@@ -246,9 +204,22 @@ def _over_time(graph: TaskGraph, timeline: Timeline) -> UtilisationOverTime:
     )
 
 
-def _token_latency(
+def token_latency(
     timeline: Timeline, machine: Machine, work: LayerWork, trace_rows: Ints | None
 ) -> tuple[TokenLatency, list[SlowToken]]:
+    """Time of the tokens from dispatch to combine, and the tokens that took longest.
+
+    Parameters
+    ----------
+    timeline
+        The schedule of one layer.
+    machine
+        The machine that made the graph; it remembers the tasks of each token.
+    work
+        The work that the graph was made from.
+    trace_rows
+        (token,): the tokens' rows in the trace, where they are known.
+    """
     never = np.iinfo(np.int64).max
     begin = np.full(work.num_tokens, never)
     finish = np.full(work.num_tokens, -1, np.int64)
@@ -259,8 +230,7 @@ def _token_latency(
     travelled = np.flatnonzero((work.expert_ids >= 0).any(axis=1) & (begin < never))
     latency = finish[travelled] - begin[travelled]
     if not len(travelled):
-        nothing = dict.fromkeys(("mean_us", "p50_us", "p90_us", "p99_us", "max_us"), 0.0)
-        return TokenLatency(num_tokens=0, **nothing), []
+        return TokenLatency(num_tokens=0, mean_us=0, p50_us=0, p90_us=0, p99_us=0, max_us=0), []
     ordered = np.sort(latency)
 
     def quantile(share: float) -> float:

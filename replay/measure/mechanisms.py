@@ -8,8 +8,8 @@ import numpy as np
 
 from replay.graph import Touched
 from replay.machine.kinds import WIRE_ROLES, wire_role
+from replay.measure.parts import BufferUse, Mechanisms, PortBytes, TableUse, TileUse
 from replay.measure.ports import NVLINK, port_of
-from replay.measure.result import BufferUse, Mechanisms, PortBytes, TableUse, TileUse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

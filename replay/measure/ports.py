@@ -9,7 +9,7 @@ import numpy as np
 
 from replay.machine.kinds import ACKS, PHASES, ROWS, phase_index
 from replay.machine.resources import PORTS
-from replay.measure.result import BusiestPort, PortBytes
+from replay.measure.parts import BusiestPort, PortBytes
 
 if TYPE_CHECKING:
     from replay.graph import TaskGraph

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from replay.measure.result import Mechanisms, Result, TableUse
+    from replay.measure.parts import Mechanisms, TableUse
+    from replay.run.result import Result
 
 OVERHEADS = ("headers", "requests", "acks", "signals", "evictions")
 
@@ -37,7 +38,7 @@ def overhead_table(results: Sequence[Result], count: int, unit: str) -> Table:
         sums = {
             role: tuple(
                 sum(sum(getattr(one.mechanisms.wire_bytes[role], way)) for one in result.measured)
-                / (count * result.batch["num_ranks"])
+                / (count * result.batch.num_ranks)
                 for way in ("uplink", "downlink")
             )
             for role in ("payload", *OVERHEADS)

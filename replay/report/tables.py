@@ -10,7 +10,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.measure.result import Result
+    from replay.run.result import Result
 
 
 def text_table(title: str, columns: Sequence[str], num_left: int = 1) -> Table:
@@ -38,4 +38,4 @@ def mb(nbytes: float) -> str:
 
 def scheme_name(result: Result) -> str:
     """Name of a result's scheme, with a star if the system lacks what it proposes."""
-    return str(result.scheme["name"]) + ("*" if result.scheme["lacking"] else "")
+    return result.scheme.name + ("*" if result.scheme.lacking else "")

@@ -15,6 +15,7 @@ from rich.text import Text
 from replay.measure.result import LayerResult
 from replay.report.mechanisms import mechanism_table, overhead_table
 from replay.report.tables import mb, scheme_name, text_table
+from replay.run.result import Comparison, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from replay.measure.result import ChainResult, Comparison, Measures, Result
+    from replay.measure.result import ChainResult, Measures
 
 WIDTH = 132
 MOST_CHAINED_ROWS = 24
@@ -35,13 +36,16 @@ def render(content: RenderableType) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def comparison(compared: Comparison) -> str:
-    """Text of `comparison_tables`."""
-    return render(comparison_tables(compared))
+def summary(result: Result | Comparison) -> str:
+    """Give a result or a comparison as tables of plain text.
 
-
-def summary(result: Result) -> str:
-    """Text of `summary_tables`."""
+    Parameters
+    ----------
+    result
+        What `replay.run`, `replay.compare` or `replay.load_result` gave.
+    """
+    if isinstance(result, Comparison):
+        return render(comparison_tables(result))
     return render(summary_tables(result))
 
 
@@ -86,10 +90,10 @@ def comparison_tables(compared: Comparison) -> Group:
         "wire bound: the busiest port of dispatch plus that of combine where a barrier separates",
         "the phases (apart), else the busiest port of both together (shared).",
     ]
-    lacking = sorted({what for result in results for what in result.scheme["lacking"]})
+    lacking = sorted({what for result in results for what in result.scheme.lacking})
     if lacking:
         notes.append(
-            f"* proposed hardware, which {results[0].system['name']} lacks: {', '.join(lacking)}."
+            f"* proposed hardware, which {results[0].system.name} lacks: {', '.join(lacking)}."
         )
     if chained:
         chain = results[0].chain
@@ -113,7 +117,10 @@ def comparison_tables(compared: Comparison) -> Group:
 
 def summary_tables(result: Result) -> Group:
     """Tables of one run: layers, phases, critical path, bytes by purpose, mechanisms."""
-    slowest: LayerResult | ChainResult = max(result.measured, key=lambda one: one.makespan_us)
+    slowest: LayerResult | ChainResult = max(
+        result.parts, key=lambda part: part.measures.makespan_us
+    )
+    measures = slowest.measures
     name = (
         f"layer {slowest.decoder_layer}"
         if isinstance(slowest, LayerResult)
@@ -123,8 +130,8 @@ def summary_tables(result: Result) -> Group:
         f"Phases of {name}",
         ("phase", "start us", "end us", "busy us", "busiest port", "payload MB", "port busy us"),
     )
-    for phase, times in slowest.phases.items():
-        port = slowest.busiest_port.get(phase)
+    for phase, times in measures.phases.items():
+        port = measures.busiest_port.get(phase)
         cells = ("", "", "")
         if port:
             busy = f"{port.busy_us:,.1f}"
@@ -137,8 +144,8 @@ def summary_tables(result: Result) -> Group:
             *cells,
         )
     path = text_table(f"Critical path of {name}", ("time spent on", "us", "share"))
-    for what, time_us in slowest.critical_path.by_cause_us.items():
-        path.add_row(what, f"{time_us:,.1f}", f"{time_us / max(slowest.makespan_us, 1e-12):.1%}")
+    for what, time_us in measures.critical_path.by_cause_us.items():
+        path.add_row(what, f"{time_us:,.1f}", f"{time_us / max(measures.makespan_us, 1e-12):.1%}")
     layers = _layer_table(result) if result.chain is None else _chain_table(result.chain)
     unit = "layer" if result.chain is None else "step"
     overheads = overhead_table([result], _count(result), unit)
@@ -155,21 +162,22 @@ def summary_tables(result: Result) -> Group:
 
 def _layer_table(result: Result) -> Table:
     table = text_table(
-        f"{result.scheme['name']}: layers",
+        f"{result.scheme.name}: layers",
         ("layer", "layer us", "exposed us", "bound us", "bound/time", "busiest resource",
          "in use", "tasks"),
     )  # fmt: skip
     for layer in result.layers:
-        bound = layer.bounds_us.largest_us
+        measures = layer.measures
+        bound = measures.bounds_us.largest_us
         table.add_row(
             f"{layer.decoder_layer}",
-            f"{layer.makespan_us:,.1f}",
-            f"{layer.exposed_communication_us:,.1f}",
+            f"{measures.makespan_us:,.1f}",
+            f"{measures.exposed_communication_us:,.1f}",
             f"{bound:,.1f}",
-            f"{bound / layer.makespan_us:.1%}" if layer.makespan_us else "-",
-            layer.busiest_resource.name,
-            f"{layer.busiest_resource.utilisation:.1%}",
-            f"{layer.num_tasks:,}",
+            f"{bound / measures.makespan_us:.1%}" if measures.makespan_us else "-",
+            measures.busiest_resource.name,
+            f"{measures.busiest_resource.utilisation:.1%}",
+            f"{measures.num_tasks:,}",
         )
     return table
 
@@ -207,12 +215,13 @@ def _token_note(layer: LayerResult) -> str:
 
 
 def _chain_note(chain: ChainResult) -> str:
+    makespan_us = chain.measures.makespan_us
     text = (
-        f"{chain.makespan_us:,.1f} us in all. The parts between the MoE layers take "
+        f"{makespan_us:,.1f} us in all. The parts between the MoE layers take "
         f"{chain.between_us:,.1f} us per GPU; left out are {', '.join(chain.left_out)}."
     )
     if chain.barrier_us is not None:
-        gained = chain.barrier_us - chain.makespan_us
+        gained = chain.barrier_us - makespan_us
         text += (
             f"\nWith a barrier over all GPUs after each layer: {chain.barrier_us:,.1f} us, "
             f"{gained:+,.1f} us ({gained / chain.barrier_us:+.1%})."
@@ -221,29 +230,29 @@ def _chain_note(chain: ChainResult) -> str:
 
 
 def _heading(result: Result) -> str:
-    trace, batch, routing = result.trace, result.batch, result.measured[0].routing
-    title = trace["title"] or trace["content_id"][:12]
+    trace, batch, routing = result.trace, result.batch, result.parts[0].routing
     several = len(result.layers) > 1
     first = " (first layer)" if several else " (mean of layers)" if result.chain else ""
     lines = [
         (
-            f"{trace['model']}, {trace['num_experts']} experts, top-{trace['topk']}, "
-            f"hidden {trace['hidden']}, {result.precision}: {title}"
+            f"{trace.model}, {trace.num_experts} experts, top-{trace.topk}, "
+            f"hidden {trace.hidden}, {result.precision}: {trace.title or trace.content_id[:12]}"
         ),
         (
-            f"{result.system['name']}, {batch['num_ranks']} ranks, {batch['phase']} step "
-            f"{batch['step']}, {int(routing['num_tokens']):,} tokens ({batch['batching']}), "
+            f"{result.system.name}, {batch.num_ranks} ranks, {batch.phase} step "
+            f"{batch.step}, {int(routing.num_tokens):,} tokens ({batch.batching}), "
             f"{result.placement} placement"
         ),
         (
-            f"{routing['mean_distinct_remote_ranks']:.2f} distinct remote GPUs per token, busiest "
-            f"rank {routing['rank_imbalance']:.2f} x the mean{first}"
+            f"{routing.mean_distinct_remote_ranks:.2f} distinct remote GPUs per token, busiest "
+            f"rank {routing.rank_imbalance:.2f} x the mean{first}"
         ),
     ]
-    shared = batch.get("num_slots_sharing_a_request", 0)
+    shared = batch.num_slots_sharing_a_request
     if shared:
+        requests = batch.num_requests or 0
         lines.append(
-            f"note: {batch['num_requests']} requests fill {shared + batch['num_requests']} slots; "
+            f"note: {requests} requests fill {shared + requests} slots; "
             f"{shared} slots run a request of another slot at another position"
         )
     return "\n".join(lines)

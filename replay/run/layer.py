@@ -1,27 +1,26 @@
-"""One layer: its work put together, described by a scheme, scheduled, measured."""
+"""One layer: its work put together, and replayed by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import KIND_NAMES
-from replay.machine.machine import Machine
-from replay.measure.analysis import layer_result
+from replay.run.chain import Built, ChainLink, build, replay_apart
 from replay.work.layer import ExpertShape, LayerWork, Precision
 from replay.work.placement import place
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.graph import TaskGraph, Timeline
+    from replay.graph import TaskGraph
     from replay.machine.machine import Ints
     from replay.measure.result import LayerResult
     from replay.schemes import Scheme
     from replay.work.batch import Batch
     from tracegen import RoutingTrace
+
+
+__all__ = ["Built", "build_graph", "build_layer", "make_work", "replay_layer"]
 
 
 def make_work(
@@ -63,30 +62,9 @@ def make_work(
     )
 
 
-class Built(NamedTuple):
-    """One layer as a graph.
-
-    Attributes
-    ----------
-    graph
-        The tasks.
-    ends
-        (rank,) the task after which each rank's tokens are combined.
-    machine
-        Resources, and what was remembered of the tokens.
-    """
-
-    graph: TaskGraph
-    ends: Ints
-    machine: Machine
-
-
 def build_layer(work: LayerWork, system: System, scheme: Scheme) -> Built:
     """Let a scheme describe the work of one layer."""
-    builder = GraphBuilder(KIND_NAMES)
-    machine = Machine(system, builder, work.num_ranks, scheme.uplinks)
-    ends = scheme.build(work, machine, machine.mark(machine.ranks))
-    return Built(builder.build(), ends, machine)
+    return build([ChainLink(lambda: work)], system, scheme).built
 
 
 def build_graph(work: LayerWork, system: System, scheme: Scheme) -> tuple[TaskGraph, Ints]:
@@ -94,41 +72,7 @@ def build_graph(work: LayerWork, system: System, scheme: Scheme) -> tuple[TaskGr
     return build_layer(work, system, scheme)[:2]
 
 
-def replay_layer(
-    work: LayerWork,
-    system: System,
-    scheme: Scheme,
-    *,
-    trace_rows: Ints | None = None,
-    step: int = 0,
-    layer_index: int = 0,
-    decoder_layer: int = 0,
-    observe: Callable[[Timeline], object] | None = None,
-) -> LayerResult:
-    """Replay one layer that begins on all ranks at once.
-
-    Parameters
-    ----------
-    trace_rows
-        (token,): the tokens' rows in the trace, for the report of the slowest.
-    step, layer_index, decoder_layer
-        Which it is.
-    observe
-        Called with the schedule.
-    """
-    built = build_layer(work, system, scheme)
-    timeline = schedule(built.graph)
-    if observe is not None:
-        observe(timeline)
-    return layer_result(
-        built.graph,
-        timeline,
-        built.ends,
-        work,
-        built.machine,
-        phases_separated=scheme.phases_separated,
-        trace_rows=trace_rows,
-        step=step,
-        layer_index=layer_index,
-        decoder_layer=decoder_layer,
-    )
+def replay_layer(work: LayerWork, system: System, scheme: Scheme) -> LayerResult:
+    """Replay one layer that begins on all ranks at once."""
+    link = ChainLink(lambda: work, is_backward=work.is_backward)
+    return next(replay_apart([link], system, scheme))

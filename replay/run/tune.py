@@ -9,41 +9,24 @@ The search is a descent along one option at a time. It begins with the scheme's 
 one option after the other, in the order of `Scheme.candidates`, all candidates are replayed and the
 best one is kept; this is repeated until a whole round changes nothing. Every step shortens the
 makespan and there are finitely many settings, so that it ends; where options influence each other
-it may end beside the best combination. Of equally good values the one already held stays, else the
+it may miss the best combination. Of equally good values the one already held stays, else the
 first listed.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from replay.errors import UserError
 from replay.graph import schedule
 from replay.measure.analysis import us
 from replay.run.layer import build_graph
+from replay.run.result import Trial
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.schemes import Scheme
     from replay.work.layer import LayerWork
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Options that were tried: the values of those searched, and the layer's time.
-
-    `makespan_us` is None where the scheme cannot run with them, such as a split of more SMs than
-    the GPU has.
-    """
-
-    options: dict[str, int]
-    makespan_us: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        """As objects."""
-        return dataclasses.asdict(self)
 
 
 class Tuned(NamedTuple):
@@ -115,5 +98,6 @@ class _Search:
                 if must_run:
                     raise
             self._found[key] = makespan_ps
-            self.trials.append(Trial(chosen, None if makespan_ps is None else us(makespan_ps)))
+            makespan_us = None if makespan_ps is None else us(makespan_ps)
+            self.trials.append(Trial(options=chosen, makespan_us=makespan_us))
         return self._found[key]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from replay.errors import UserError, unknown
-from replay.measure.result import Result
+from replay.run.result import Result
 
 if TYPE_CHECKING:
     from replay.sweeps.study import Column

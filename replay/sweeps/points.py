@@ -1,4 +1,4 @@
-"""What a study spans: the settings of every point, by name.
+"""The settings of every point that a study spans, by name.
 
 ==========================  =======================================================================
 setting                     is
@@ -12,7 +12,7 @@ setting                     is
                             unless given), ``seed``, ``group_limited``, parameters of the kind
 ``shape.KEY``               a size in place of the model's, such as ``shape.topk``
 ``total_tokens``            tokens of all ranks, in place of ``tokens_per_rank``
-`RUN_SETTINGS`              as `replay.run` takes them
+`RUN_SETTINGS`              those of `replay.run.spec.RunSpec`
 ==========================  =======================================================================
 
 Ranks, tokens and phase of a generated trace are those of the run.
@@ -27,24 +27,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from replay.errors import UserError, unknown
+from replay.run import spec as run_spec
+from replay.run.spec import words
 from replay.schemes import SCHEMES
 
 if TYPE_CHECKING:
     from replay.sweeps.study import Grid, Scalar, Study
 
-RUN_SETTINGS: dict[str, tuple[type, ...]] = {
-    "ranks": (int,),
-    "tokens_per_rank": (int,),
-    "layer": (int, str),
-    "phase": (str,),
-    "step": (int,),
-    "steps": (int,),
-    "pass": (str,),
-    "barrier": (bool,),
-    "placement": (str,),
-    "precision": (str,),
-    "tune": (bool,),
-}
+REFERENCES = frozenset({"trace", "content_id", "scheme", "options", "system", "overrides"})
+"""Settings of a replay that a study gives in groups of their own."""
+RUN_SETTINGS = tuple(word for word in words() if word not in REFERENCES)
 TRACE_SETTINGS: dict[str, tuple[type, ...]] = {
     "file": (str,),
     "kind": (str,),
@@ -58,14 +50,11 @@ OTHER_SETTINGS: dict[str, tuple[type, ...]] = {
     "system": (str,),
     "total_tokens": (int,),
 }
-LEAST: dict[str, int] = {
-    "ranks": 1, "tokens_per_rank": 1, "total_tokens": 1, "layer": 0, "step": 0, "steps": 1,
-    "trace.layers": 1, "trace.seed": 0,
-}  # fmt: skip
+LEAST: dict[str, int] = {"total_tokens": 1, "trace.layers": 1, "trace.seed": 0}
 PREFIXES = ("trace", "shape", "system")
 SEED = "trace.seed"
 LABEL = "label"
-MOST_POINTS = 100_000  # planning takes about a millisecond a point, and a replay far longer
+MOST_POINTS = 100_000  # planning takes about a millisecond per point, and a replay far longer
 
 
 @dataclass(frozen=True)
@@ -209,29 +198,40 @@ def check_setting(key: str, value: Scalar, where: str) -> None:
     UserError
         Saying what is possible.
     """
-    wanted = (RUN_SETTINGS | OTHER_SETTINGS).get(key)
-    group, dot, name = key.partition(".")
-    if wanted is None and group == "trace" and dot:
-        wanted = TRACE_SETTINGS.get(name, (bool, int, float, str))
-    if wanted is None and not (dot and name and (group in PREFIXES or group in SCHEMES)):
-        if dot and (group in PREFIXES or group in SCHEMES):
-            problem = UserError(f"{key!r} names nothing in the group {group!r}")
-        elif dot:
-            problem = unknown("group of settings", group, [*PREFIXES, *SCHEMES])
-        else:
-            forms = [f"{prefix}.KEY" for prefix in PREFIXES] + ["SCHEME.OPTION"]
-            problem = unknown("setting", key, [*RUN_SETTINGS, *OTHER_SETTINGS, *forms])
-        message = f"{where}: {problem}"
-        raise UserError(message)
-    if wanted is not None and type(value) not in wanted:
-        names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-        message = f"{where}: {key} = {value!r}: expected {' or '.join(names[t] for t in wanted)}"
-        raise UserError(message)
-    if key in LEAST and isinstance(value, int) and value < LEAST[key]:
-        message = f"{where}: {key} = {value}: must be at least {LEAST[key]}"
-        raise UserError(message)
     if isinstance(value, float) and not math.isfinite(value):
         message = f"{where}: {key} = {value}: expected a finite number"
+        raise UserError(message)
+    try:
+        if key in RUN_SETTINGS:
+            run_spec.check_setting(key, value)
+        else:
+            _check_own_setting(key, value)
+    except UserError as error:
+        message = f"{where}: {error}"
+        raise UserError(message) from None
+
+
+def _check_own_setting(key: str, value: Scalar) -> None:
+    """Refuse what `check_setting` refuses, of settings that are not those of a replay."""
+    wanted = OTHER_SETTINGS.get(key)
+    group, dot, name = key.partition(".")
+    is_group = group in PREFIXES or group in SCHEMES
+    if wanted is None and group == "trace" and dot:
+        wanted = TRACE_SETTINGS.get(name, (bool, int, float, str))
+    if wanted is None and dot and is_group and not name:
+        message = f"{key!r} names nothing in the group {group!r}"
+        raise UserError(message)
+    if wanted is None and dot and not is_group:
+        raise unknown("group of settings", group, [*PREFIXES, *SCHEMES])
+    if wanted is None and not dot:
+        forms = [f"{prefix}.KEY" for prefix in PREFIXES] + ["SCHEME.OPTION"]
+        raise unknown("setting", key, [*RUN_SETTINGS, *OTHER_SETTINGS, *forms])
+    if wanted is not None and type(value) not in wanted:
+        names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+        message = f"{key} = {value!r}: expected {' or '.join(names[t] for t in wanted)}"
+        raise UserError(message)
+    if key in LEAST and isinstance(value, int) and value < LEAST[key]:
+        message = f"{key} must be at least {LEAST[key]}, not {value}"
         raise UserError(message)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
-from replay.measure.result import write_text
+from replay.files import write_text
 from replay.sweeps.columns import value_of
 from replay.sweeps.points import Point, place, points_of
 from replay.sweeps.store import Outcome, Store
@@ -25,14 +25,14 @@ FORMAT = "moereplay-sweep/1"
 
 @dataclass(frozen=True)
 class Plan:
-    """What a study asks for.
+    """Everything that a study asks for.
 
     Attributes
     ----------
     study
         The study.
     tables
-        One a grid, still empty.
+        One table per grid, still empty.
     points
         All points; several may ask for the same replay.
     tasks
@@ -178,7 +178,7 @@ def sweep(
     """Replay every point of a study and put the numbers together.
 
     What an earlier sweep left in the folder is used where it is whole and of the same replay. The
-    folder holds one JSON file a replay under ``points``, and the study's ``sweep.json``,
+    folder holds one JSON file per replay under ``points``, and the study's ``sweep.json``,
     ``table.txt`` and ``table.md``, written at the end.
 
     Parameters
@@ -215,7 +215,7 @@ def sweep(
                 held = (task.source.key, None)  # let go of the last trace before the next comes
                 held = (task.source.key, _load(task))
             outcome = _replay(task, held[1])
-            store.write(task.id, task.description, outcome)
+            store.write(task.id, task.setup.description, outcome)
         else:
             num_reused += 1
         for point in points:
@@ -258,7 +258,7 @@ def _replay(task: Task, trace: RoutingTrace | str) -> Outcome:
         result = task.run(trace)
     except UserError as error:
         return Outcome(None, str(error))
-    return Outcome(result.model_dump(mode="json"), None)
+    return Outcome(result.model_dump(mode="json", by_alias=True), None)
 
 
 def _fill(table: GridTable, point: Point, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""The folder of a sweep: one file a finished point, named by the point's identity.
+"""The folder of a sweep: one file per finished point, named by the point's identity.
 
 Files are written aside and renamed, so that a killed sweep leaves whole files only; two sweeps may
 share a folder, since equal names hold equal bytes. A file is believed only if it says that it is
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from replay.errors import UserError
-from replay.measure.result import write_text
+from replay.files import write_text
 
 FORMAT = "moereplay-point/1"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a point.
+    """The outcome of a point.
 
     Attributes
     ----------

@@ -54,7 +54,7 @@ class Column(_Strict):
         Heading, with the unit.
     path
         Where it stands in the JSON of a result: names and positions joined by dots, ``*`` for all
-        entries of a list, such as ``layers.0.wire_bytes.dispatch.uplink``.
+        entries of a list, such as ``layers.0.measures.wire_bytes.dispatch.uplink``.
     reduce
         What to make of a list: its ``min``, ``mean``, ``max`` or ``sum``.
     per

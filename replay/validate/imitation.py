@@ -46,7 +46,7 @@ def layer_times_us(
         If the trace or the system cannot be replayed so.
     """
     results = [run(trace, scheme=scheme, system=system, step=step, barrier=True) for step in steps]
-    times = [[layer.makespan_us for layer in result.layers] for result in results]
+    times = [[layer.measures.makespan_us for layer in result.layers] for result in results]
     return [float(value) for value in np.mean(times, axis=0)]
 
 

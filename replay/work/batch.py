@@ -8,7 +8,7 @@ and is replayed as it stands. BATCHES.md has the rules.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,38 @@ from replay.errors import UserError, unknown
 if TYPE_CHECKING:
     from tracegen import RoutingTrace
 
-PHASES = ("prefill", "decode")
+Phase = Literal["prefill", "decode"]
+PHASES: tuple[str, ...] = get_args(Phase)
 DEFAULT_TOKENS_PER_RANK = {"prefill": 4096, "decode": 64}
 DECODE_ROW = 1  # FORMAT.md: the value of /tokens/phase for a decode row
 
 # Running requests are of all ages. The fractional parts of multiples of the golden ratio spread any
 # number of slots evenly over the generations, without a random number.
 _GOLDEN = 0.6180339887498949
+
+
+@dataclass(frozen=True)
+class BatchOrigin:
+    """Everything that decided a batch, for the result's provenance.
+
+    Attributes
+    ----------
+    batching
+        How tokens came to run together.
+    step
+        The step.
+    tokens_per_rank
+        None where the trace carries its own ranks.
+    num_requests, num_slots_sharing_a_request
+        Decode of a trace without ranks: the requests it holds, and the slots that run a request
+        which another slot runs too.
+    """
+
+    batching: str
+    step: int
+    tokens_per_rank: int | None = None
+    num_requests: int | None = None
+    num_slots_sharing_a_request: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,15 +66,15 @@ class Batch:
         Number of ranks in the group; ranks without a token are allowed.
     phase
         ``"prefill"`` or ``"decode"``.
-    description
-        Settings that decided the batch, for the result's provenance.
+    origin
+        Settings that decided the batch.
     """
 
     rows: npt.NDArray[np.int64]
     source_rank: npt.NDArray[np.int32]
     num_ranks: int
     phase: str
-    description: dict[str, Any]
+    origin: BatchOrigin
 
     @property
     def num_tokens(self) -> int:
@@ -162,7 +187,7 @@ def _as_recorded(
         source_rank=owner[order],
         num_ranks=has_ranks,
         phase=recorded_phase,
-        description={"batching": "as recorded", "step": step},
+        origin=BatchOrigin("as recorded", step),
     )
 
 
@@ -202,11 +227,9 @@ def _prefill(trace: RoutingTrace, num_ranks: int, tokens_per_rank: int | None, s
         source_rank=np.repeat(np.arange(num_ranks, dtype=np.int32), wanted),
         num_ranks=num_ranks,
         phase="prefill",
-        description={
-            "batching": "consecutive tokens of each rank's own requests",
-            "tokens_per_rank": wanted,
-            "step": step,
-        },
+        origin=BatchOrigin(
+            "consecutive tokens of each rank's own requests", step, tokens_per_rank=wanted
+        ),
     )
 
 
@@ -250,11 +273,11 @@ def _decode(
         source_rank=np.repeat(np.arange(num_ranks, dtype=np.int32), wanted),
         num_ranks=num_ranks,
         phase="decode",
-        description={
-            "batching": "one token of each running request",
-            "tokens_per_rank": wanted,
-            "step": step,
-            "num_requests": num_requests,
-            "num_slots_sharing_a_request": max(0, num_slots - num_requests),
-        },
+        origin=BatchOrigin(
+            "one token of each running request",
+            step,
+            tokens_per_rank=wanted,
+            num_requests=num_requests,
+            num_slots_sharing_a_request=max(0, num_slots - num_requests),
+        ),
     )

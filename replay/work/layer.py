@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ from replay.work.placement import Placement
 
 Ints = npt.NDArray[np.int64]
 
-PRECISIONS = ("bf16", "fp8", "fp32")
+PrecisionName = Literal["bf16", "fp8", "fp32"]
+PRECISIONS: tuple[str, ...] = get_args(PrecisionName)
 VALUE_BYTES = {"bf16": 2, "fp8": 1, "fp32": 4}
 SCALE_BLOCK = (
     128  # FP8 values that share one FP32 scale (DeepSeek-V3 technical report, section 3.3)

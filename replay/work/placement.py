@@ -68,19 +68,33 @@ def place(spec: str, num_experts: int, num_ranks: int, layer: int = 0) -> Placem
     UserError
         If the specification is unknown, or a file does not give a valid rank for every expert.
     """
+    check_placement(spec)
     kind, _, argument = spec.partition(":")
     experts = np.arange(num_experts, dtype=np.int64)
-    if kind == "contiguous" and not argument:
+    if kind == "contiguous":
         ranks = experts * num_ranks // num_experts
-    elif kind == "round-robin" and not argument:
+    elif kind == "round-robin":
         ranks = experts % num_ranks
     elif kind == "random":
-        ranks = _random(argument, num_experts, num_ranks, layer)
-    elif kind == "file":
-        ranks = _from_file(Path(argument), num_experts, num_ranks, layer)
+        ranks = _random(_seed(argument), num_experts, num_ranks, layer)
     else:
-        raise unknown("placement", spec, (*KINDS[:2], "random:SEED", "file:PATH"))
+        ranks = _from_file(Path(argument), num_experts, num_ranks, layer)
     return Placement(ranks.astype(np.int32), num_ranks, spec)
+
+
+def check_placement(spec: str) -> None:
+    """Refuse a specification that `place` does not know; a file is not looked at.
+
+    Raises
+    ------
+    UserError
+        Saying what is possible.
+    """
+    kind, _, argument = spec.partition(":")
+    if kind == "random":
+        _seed(argument)
+    elif kind != "file" and (argument or kind not in KINDS):
+        raise unknown("placement", spec, (*KINDS[:2], "random:SEED", "file:PATH"))
 
 
 def identify(spec: str) -> str:
@@ -102,14 +116,18 @@ def identify(spec: str) -> str:
     return f"{spec} (SHA-256 {hashlib.sha256(content).hexdigest()})"
 
 
-def _random(seed: str, num_experts: int, num_ranks: int, layer: int) -> npt.NDArray[np.int64]:
+def _seed(text: str) -> int:
     try:
-        entropy = int(seed or "0")
+        entropy = int(text or "0")
         if entropy < 0:
             raise ValueError
     except ValueError:
-        message = f"placement 'random:{seed}': the seed must be a non-negative integer"
+        message = f"placement 'random:{text}': the seed must be a non-negative integer"
         raise UserError(message) from None
+    return entropy
+
+
+def _random(entropy: int, num_experts: int, num_ranks: int, layer: int) -> npt.NDArray[np.int64]:
     rng = np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=(layer,)))
     even = np.arange(num_experts, dtype=np.int64) * num_ranks // num_experts
     return rng.permutation(even)

@@ -249,8 +249,8 @@ def replayed(name: str, label: str) -> dict[str, Value]:
     timelines: list[Any] = []
     result = replay.run(
         _trace(name),
-        hwmodel.load(case.system),
-        run.scheme,
+        system=case.system,
+        scheme=run.scheme,
         options=run.options,
         tune=run.tune,
         observe=timelines.append,

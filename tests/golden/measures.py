@@ -48,7 +48,8 @@ def flatten(trace: Any, result: Any, timelines: Sequence[Any]) -> dict[str, Valu
     parts = result.layers if result.chain is None else [result.chain]
     for index, (part, timeline) in enumerate(zip(parts, timelines, strict=True)):
         prefix = "chain" if result.chain is not None else f"layer {index}"
-        named += _under(prefix, _measures(part))
+        named += _under(prefix, _measures(part.measures))
+        named += _under(prefix, _routing(part.routing))
         named += _under(prefix, _schedule(timeline))
         named += _under(prefix, _chain(part) if result.chain is not None else _layer(part))
     flat = {name: _short(value) for name, value in named}
@@ -76,17 +77,16 @@ def _hash(values: Any, dtype: str) -> str:
 
 def _settings(result: Any) -> Named:
     yield "settings/precision", result.precision
-    yield "settings/direction", result.direction
-    yield "settings/scheme/lacking", result.scheme["lacking"]
-    for name, value in result.batch.items():
+    yield "settings/direction", result.spec.direction
+    yield "settings/scheme/lacking", result.scheme.lacking
+    for name, value in result.batch.model_dump(exclude_none=True).items():
         yield f"settings/batch/{name}", value
-    if "tuned" in result.scheme:
+    if result.scheme.tuned:
         trials = [
-            (sorted(trial["options"].items()), trial["makespan_us"])
-            for trial in result.scheme["tuned"]
+            (sorted(trial.options.items()), trial.makespan_us) for trial in result.scheme.tuned
         ]
         yield "settings/scheme/tuning_trials", trials
-        yield "settings/scheme/tuned_options", dict(result.scheme["options"])
+        yield "settings/scheme/tuned_options", dict(result.scheme.options)
 
 
 def _totals(totals: Any) -> Named:
@@ -142,7 +142,11 @@ def _measures(part: Any) -> Named:
     yield from _under("bound", _bounds(part.bounds_us))
     yield from _under("critical_path", _critical_path(part.critical_path))
     yield from _under("mechanism", _mechanisms(part.mechanisms))
-    for name, value in part.routing.items():
+
+
+def _routing(routing: Any) -> Named:
+    """What the routing asks for."""
+    for name, value in routing.model_dump().items():
         yield f"routing/{name}", value
 
 

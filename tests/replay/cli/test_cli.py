@@ -60,10 +60,10 @@ def test_run_shows_a_table_and_writes_json(trace_file: Path, tmp_path: Path) -> 
     assert result.exit_code == 0, result.exception
     assert "comet" in result.stdout and "ritical path" in result.stdout
     data = json.loads(out.read_text())
-    assert data["format"] == "moereplay-result/1"
+    assert data["format"] == "moereplay-result/2"
     assert [layer["layer_index"] for layer in data["layers"]] == [1]
     assert data["scheme"]["options"]["message_rows"] == 8
-    assert data["system"]["link.links_per_gpu"] == 8
+    assert data["system"]["values"]["link.links_per_gpu"] == 8
     assert (data["placement"], data["precision"]) == ("round-robin", "fp8")
 
 
@@ -74,7 +74,7 @@ def test_compare_takes_all_schemes_and_shows_each(trace_file: Path, tmp_path: Pa
     )
     assert result.exit_code == 0, result.exception
     data = json.loads(out.read_text())
-    assert data["format"] == "moereplay-comparison/1"
+    assert data["format"] == "moereplay-comparison/2"
     assert data["baseline"] == "deepep"
     assert [row["scheme"]["name"] for row in data["results"]] == list(SCHEMES)
     assert data["results"][2]["scheme"]["options"]["num_sms"] == 20
@@ -124,7 +124,8 @@ def test_output_that_nobody_reads_is_no_error(trace_file: Path) -> None:
         (["run", "TRACE", "--scheme", "deepep", "--option", "num_sms=3"], "must be even"),
         (["run", "TRACE", "--scheme", "deepep", "--option", "num_sms=134"], "has 132 SMs"),
         (["run", "TRACE", "--scheme", "deepep", "--option", "alike=2"], "'alike'"),
-        (["run", "TRACE"], "Missing option '--scheme'"),
+        (["run", "TRACE"], "no scheme is given; known: ideal"),
+        (["run", "--scheme", "ideal"], "no trace is given"),
         (["run", "TRACE", "--scheme", "deepep", "--set", "link.links=8"], "link.links"),
     ],
 )
@@ -142,8 +143,11 @@ def test_a_mistake_ends_with_a_line_and_code_2(trace_file: Path, arguments, said
     [
         (["--scheme", "deepep", "--ranks", "9"], "made for 4 ranks"),
         (["--scheme", "deepep", "--layer", "7"], "layers 0..1"),
-        (["--scheme", "deepep", "--layer", "last"], "layers 0..1"),
-        (["--scheme", "deepep", "--layer", "-1"], "layers 0..1"),
+        (["--scheme", "deepep", "--layer", "0,7"], "layers 0..1"),
+        (["--scheme", "deepep", "--layer", "last"], "possible are the position of an MoE layer"),
+        (["--scheme", "deepep", "--layer", "-1"], "possible are the position of an MoE layer"),
+        (["--scheme", "deepep", "--ranks", "0"], "ranks must be at least 1, not 0"),
+        (["--scheme", "deepep", "--pass", "sideways"], "unknown pass 'sideways'"),
         (["--scheme", "deepep", "--step", "1"], "not a step 1"),
         (["--scheme", "deepep", "--phase", "decode"], "a prefill step"),
         (["--scheme", "deepep", "--phase", "both"], "unknown phase 'both'"),
@@ -180,7 +184,7 @@ def test_mistakes_of_compare(trace_file: Path, arguments: list[str], said: str) 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["run"], ["run", "TRACE"], ["runn"], ["run", "TRACE", "--scheme", "ideal", "--ranks", "x"]],
+    [["run", "TRACE", "--schema"], ["runn"], ["run", "TRACE", "--scheme", "ideal", "--ranks", "x"]],
 )
 def test_a_command_line_that_cannot_be_read_is_code_2(trace_file: Path, arguments) -> None:
     result = invoke(*[trace_file if word == "TRACE" else word for word in arguments])
@@ -215,6 +219,6 @@ def test_what_mechanisms_did_is_told_in_full(trace_file: Path, tmp_path: Path) -
     assert "…" not in shown and "egress packets" in told
     words = " ".join(told.split())
     for result in json.loads(out.read_text())["results"]:
-        for use in result["layers"][0]["mechanisms"]["tables"].values():
+        for use in result["layers"][0]["measures"]["mechanisms"]["tables"].values():
             assert use["hits"] + use["new"] + use["missed"] == use["lookups"]
             assert f"{use['new']:,} were first, {use['missed']:,} missed" in words

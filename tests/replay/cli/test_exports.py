@@ -46,21 +46,25 @@ def test_all_formats_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     result = json.loads((tmp_path / "r.json").read_text())
     (layer,) = result["layers"]
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    assert len(slices) == layer["num_tasks"]
-    assert float(trace["otherData"]["makespan_us"]) == pytest.approx(layer["makespan_us"], abs=1e-9)
+    assert len(slices) == layer["measures"]["num_tasks"]
+    assert float(trace["otherData"]["makespan_us"]) == pytest.approx(
+        layer["measures"]["makespan_us"], abs=1e-9
+    )
 
 
 def test_layers_in_a_chain_are_one_graph(tmp_path: Path) -> None:
     seen: list[Timeline] = []
     trace, system = tracegen.load("gpt-oss-20b-decode"), hwmodel.load("dgx-h100")
     small = {"ranks": 2, "tokens_per_rank": 4, "layer": [0, 1]}
-    chained = replay.run(trace, system, "ideal", observe=seen.append, **small)
+    chained = replay.run(trace, system=system, scheme="ideal", observe=seen.append, **small)
     assert chained.chain is not None
-    assert [timeline.graph.num_tasks for timeline in seen] == [chained.chain.num_tasks]
+    assert [timeline.graph.num_tasks for timeline in seen] == [chained.chain.measures.num_tasks]
     seen.clear()
-    apart = replay.run(trace, system, "ideal", observe=seen.append, barrier=True, **small)
+    apart = replay.run(
+        trace, system=system, scheme="ideal", observe=seen.append, barrier=True, **small
+    )
     assert [timeline.graph.num_tasks for timeline in seen] == [
-        layer.num_tasks for layer in apart.layers
+        layer.measures.num_tasks for layer in apart.layers
     ]
 
 

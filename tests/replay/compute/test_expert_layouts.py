@@ -202,7 +202,7 @@ def test_as_many_tokens_take_longer_on_more_experts() -> None:
     for touched in (8, 64):
         ids = (np.arange(64, dtype=np.int32) % touched * (64 // touched))[:, None]
         work = small_layers.work(ids, 8, 64, shape=shape)
-        times.append(replay_layer(work, system, SCHEMES["ideal"]).makespan_us)
+        times.append(replay_layer(work, system, SCHEMES["ideal"]).measures.makespan_us)
     # Each GPU reads the three matrices of eight experts instead of one, at 0.9 of 3.35 TB/s.
     weights_us = 3 * 4096 * 4096 * 2 / (0.9 * 3.35e6)
     assert times[1] - times[0] == pytest.approx((8 - 1) * weights_us, rel=0.02)
@@ -215,7 +215,7 @@ def test_deepep_in_the_contiguous_layout_moves_the_same_and_computes_more() -> N
     work = small_layers.work(small_layers.draw(512, 32, 4), 4, 32, precision="fp8")
     system = hwmodel.load("dgx-h100")
     plain, contiguous = (
-        replay_layer(work, system, SCHEMES["deepep"].with_options({"layout": layout}))
+        replay_layer(work, system, SCHEMES["deepep"].with_options({"layout": layout})).measures
         for layout in ("plain", "contiguous")
     )
     assert plain.payload_bytes == contiguous.payload_bytes

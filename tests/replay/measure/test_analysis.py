@@ -32,7 +32,7 @@ def test_union_of_intervals_counts_every_unit_once(rows: list[tuple[int, int, in
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_windows_add_up_to_the_utilisation(scheme: str, system_for) -> None:
     layer = small_layers.ORDINARY["zipf 8 ranks"]()
-    result = replay_layer(layer, system_for(8), SCHEMES[scheme])
+    result = replay_layer(layer, system_for(8), SCHEMES[scheme]).measures
     over_time = result.utilisation_over_time
     for group, shares in over_time.groups.items():
         assert all(-1e-6 <= share <= 1 + 1e-6 for share in shares)
@@ -52,7 +52,7 @@ def test_latency_of_a_token_spans_its_own_rows(scheme: str, name: str, system_fo
     latency = result.token_latency_us
     assert latency.num_tokens == len(travelling)
     assert 0 <= latency.p50_us <= latency.p90_us <= latency.p99_us <= latency.max_us
-    assert latency.mean_us <= latency.max_us <= result.makespan_us
+    assert latency.mean_us <= latency.max_us <= result.measures.makespan_us
     # Every travelling token is followed to its owner, wherever its rows were fetched from.
     for what in ("sent", "combined"):
         tokens, tasks = built.machine.notes.followed(what)

@@ -26,14 +26,14 @@ def system() -> hwmodel.System:
 
 
 def test_one_layer_is_not_chained(trace, system) -> None:
-    result = replay.run(trace, system, "deepep", layer=1)
+    result = replay.run(trace, system=system, scheme="deepep", layer=1)
     assert result.chain is None
     assert [layer.layer_index for layer in result.layers] == [1]
 
 
 @pytest.mark.parametrize("scheme", replay.SCHEMES)
 def test_a_chain_goes_through_its_layers_in_order(scheme: str, trace, system) -> None:
-    chain = replay.run(trace, system, scheme, steps=2).chain
+    chain = replay.run(trace, system=system, scheme=scheme, steps=2).chain
     assert chain is not None
     assert [(one.step, one.layer_index) for one in chain.layers] == [
         (step, layer) for step in range(2) for layer in range(3)
@@ -42,30 +42,32 @@ def test_a_chain_goes_through_its_layers_in_order(scheme: str, trace, system) ->
     for before, after in zip(chain.layers, chain.layers[1:], strict=False):
         assert before.end_us[0] < after.start_us[0]
         assert before.end_us[1] < after.start_us[1]
-    assert chain.layers[-1].end_us[1] == max(chain.rank_end_us) <= chain.makespan_us
+    assert chain.layers[-1].end_us[1] == max(chain.measures.rank_end_us)
+    assert max(chain.measures.rank_end_us) <= chain.measures.makespan_us
 
 
 @pytest.mark.parametrize("scheme", replay.SCHEMES)
 def test_payload_of_a_chain_is_the_sum_of_its_layers(scheme: str, trace, system) -> None:
-    chained = replay.run(trace, system, scheme)
-    apart = replay.run(trace, system, scheme, barrier=True)
+    chained = replay.run(trace, system=system, scheme=scheme)
+    apart = replay.run(trace, system=system, scheme=scheme, barrier=True)
     assert chained.totals.uplink_payload_bytes == apart.totals.uplink_payload_bytes
     assert chained.totals.downlink_payload_bytes == apart.totals.downlink_payload_bytes
     assert chained.chain is not None
     for one, alone in zip(chained.chain.layers, apart.layers, strict=True):
-        assert one.payload_bytes == alone.payload_bytes
-        assert one.wire_bytes == alone.wire_bytes
-        assert set(one.phases_us) == set(alone.phases) | {"between"}
+        assert one.payload_bytes == alone.measures.payload_bytes
+        assert one.wire_bytes == alone.measures.wire_bytes
+        assert set(one.phases_us) == set(alone.measures.phases) | {"between"}
         assert all(0 <= first <= last for first, last in one.phases_us.values())
-    assert chained.chain.num_tasks > sum(layer.num_tasks for layer in apart.layers)
+    tasks_apart = sum(layer.measures.num_tasks for layer in apart.layers)
+    assert chained.chain.measures.num_tasks > tasks_apart
 
 
 def test_one_gpu_takes_the_sum_of_its_layers_and_what_lies_between(system) -> None:
     trace = tracegen.generate.generate(
         "zipf", "olmoe-1b-7b", ranks=1, tokens_per_rank=24, layers=3, seed=1, skew=0.8
     )
-    chain = replay.run(trace, system, "ideal", compare_barrier=True).chain
-    apart = replay.run(trace, system, "ideal", barrier=True)
+    chain = replay.run(trace, system=system, scheme="ideal", compare_barrier=True).chain
+    apart = replay.run(trace, system=system, scheme="ideal", barrier=True)
     between = Between(trace.model_shape, system, trace.model_shape.default_precision)
     context = trace.tokens.position.astype(np.int64) + 1
     spent = sum(
@@ -73,17 +75,17 @@ def test_one_gpu_takes_the_sum_of_its_layers_and_what_lies_between(system) -> No
         for layer in trace.moe_layer_index
     )
     assert chain is not None
-    layers_us = sum(layer.makespan_us for layer in apart.layers)
-    assert chain.makespan_us == pytest.approx(layers_us + spent / 1e6, abs=1e-6)
-    assert chain.barrier_us == pytest.approx(chain.makespan_us, abs=1e-6)
+    layers_us = sum(layer.measures.makespan_us for layer in apart.layers)
+    assert chain.measures.makespan_us == pytest.approx(layers_us + spent / 1e6, abs=1e-6)
+    assert chain.barrier_us == pytest.approx(chain.measures.makespan_us, abs=1e-6)
     assert chain.between_us == pytest.approx(spent / 1e6, abs=1e-6)
 
 
 def test_ideal_gpus_never_lose_by_not_meeting_at_a_barrier(trace, system) -> None:
     # Nothing is shared between the GPUs under "ideal", so waiting for fewer cannot take longer.
-    chain = replay.run(trace, system, "ideal", steps=2, compare_barrier=True).chain
+    chain = replay.run(trace, system=system, scheme="ideal", steps=2, compare_barrier=True).chain
     assert chain is not None and chain.barrier_us is not None
-    assert chain.makespan_us <= chain.barrier_us
+    assert chain.measures.makespan_us <= chain.barrier_us
 
 
 def test_a_late_gpu_makes_the_others_wait_at_the_next_exchange(trace, system) -> None:
@@ -93,7 +95,7 @@ def test_a_late_gpu_makes_the_others_wait_at_the_next_exchange(trace, system) ->
     position = np.where(rank == 3, 60_000, trace.tokens.position).astype(np.uint32)
     late = dataclasses.replace(trace, tokens=dataclasses.replace(trace.tokens, position=position))
     plain, delayed = (
-        replay.run(one, system, "deepep", layer=[0, 1]).chain for one in (trace, late)
+        replay.run(one, system=system, scheme="deepep", layer=[0, 1]).chain for one in (trace, late)
     )
     assert plain is not None and delayed is not None
     own_delay = delayed.layers[0].start_us[1] - plain.layers[0].start_us[1]
@@ -103,13 +105,13 @@ def test_a_late_gpu_makes_the_others_wait_at_the_next_exchange(trace, system) ->
 
 
 def test_training_goes_back_through_the_layers(trace, system) -> None:
-    chain = replay.run(trace, system, "deepep", direction="training").chain
+    chain = replay.run(trace, system=system, scheme="deepep", direction="training").chain
     assert chain is not None
     assert [(one.is_backward, one.layer_index) for one in chain.layers] == [
         (False, 0), (False, 1), (False, 2), (True, 2), (True, 1), (True, 0),
     ]  # fmt: skip
     forward, backward = (
-        replay.run(trace, system, "deepep", direction=direction).chain
+        replay.run(trace, system=system, scheme="deepep", direction=direction).chain
         for direction in ("forward", "backward")
     )
     assert forward is not None and backward is not None

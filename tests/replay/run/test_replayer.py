@@ -7,6 +7,7 @@ import pytest
 
 import hwmodel
 import replay
+import tracegen
 from replay.errors import UserError
 from replay.run.layer import make_work
 from replay.schemes import SCHEMES, supported
@@ -20,10 +21,10 @@ def system() -> hwmodel.System:
     return hwmodel.load("dgx-h100")
 
 
-def refusal(*args, **settings) -> str:
+def refusal(trace, system, scheme, **settings) -> str:
     """The message of a replay that must be refused; one or two lines."""
     with pytest.raises(UserError) as error:
-        replay.run(*args, **settings)
+        replay.run(trace, system=system, scheme=scheme, **settings)
     message = str(error.value)
     assert message.count("\n") < 2
     return message
@@ -45,7 +46,7 @@ def test_work_is_the_traces_routing(synthetic) -> None:
 
 def test_layers_one_several_or_all(synthetic, system) -> None:
     def indices(layer) -> list[int]:
-        result = replay.run(synthetic(), system, "ideal", layer=layer, barrier=True)
+        result = replay.run(synthetic(), system=system, scheme="ideal", layer=layer, barrier=True)
         return [one.layer_index for one in result.layers]
 
     assert indices(1) == [1]
@@ -58,13 +59,19 @@ def test_progress_is_told_of_every_layer(synthetic, system) -> None:
     calls = []
     for barrier in (True, False):
         calls.clear()
-        replay.run(synthetic(), system, "ideal", barrier=barrier, progress=lambda: calls.append(1))
+        replay.run(
+            synthetic(),
+            system=system,
+            scheme="ideal",
+            barrier=barrier,
+            progress=lambda: calls.append(1),
+        )
         assert len(calls) == 2
 
 
 def test_compare_takes_every_supported_scheme(synthetic, system) -> None:
-    compared = replay.compare(synthetic(), system, layer=0)
-    assert [result.scheme["name"] for result in compared.results] == list(SCHEMES)
+    compared = replay.compare(synthetic(), system=system, layer=0)
+    assert [result.scheme.name for result in compared.results] == list(SCHEMES)
     assert compared.baseline == "deepep"
     plain = hwmodel.load("dgx-h100", {"switch.multicast": False})
     assert supported(plain) == [
@@ -73,24 +80,24 @@ def test_compare_takes_every_supported_scheme(synthetic, system) -> None:
         if name not in ("nvls", "dysharp-basic", "dysharp-comet", "dysharp")
     ]
     names = [
-        result.scheme["name"] for result in replay.compare(synthetic(), plain, layer=0).results
+        result.scheme.name for result in replay.compare(synthetic(), system=plain, layer=0).results
     ]
     assert names == supported(plain)
 
 
 def test_compare_uses_the_options_of_each_scheme(synthetic, system) -> None:
     compared = replay.compare(
-        synthetic(), system, ["comet", "deepep"], options={"deepep": {"num_sms": 20}}, layer=0,
-        baseline="comet",
+        synthetic(), ["comet", "deepep"], system=system, layer=0, baseline="comet",
+        options={"deepep": {"num_sms": 20}},
     )  # fmt: skip
-    assert compared["deepep"].scheme["options"]["num_sms"] == 20
+    assert compared["deepep"].scheme.options["num_sms"] == 20
     assert compared.baseline == "comet"
 
 
 def test_a_scheme_of_ones_own_can_be_replayed(synthetic, system) -> None:
     scheme = SCHEMES["comet"].with_options({"message_rows": 8})
-    result = replay.run(synthetic(), system, scheme, layer=0)
-    assert result.scheme["options"]["message_rows"] == 8
+    result = replay.run(synthetic(), system=system, scheme=scheme, layer=0)
+    assert result.scheme.options["message_rows"] == 8
 
 
 # ---- mistakes ----------------------------------------------------------------------------------
@@ -107,9 +114,16 @@ def test_too_many_ranks(synthetic, recorded, system) -> None:
     assert message == "9 ranks were asked for; system 'dgx-h100' has 8 GPUs"
 
 
-@pytest.mark.parametrize("layer", [2, -1, "2", "last", [0, 5]])
+@pytest.mark.parametrize("layer", [2, [0, 5]])
 def test_layer_that_is_not_there(synthetic, system, layer) -> None:
     assert "the trace has MoE layers 0..1, or 'all'" in refusal(
+        synthetic(), system, "ideal", layer=layer
+    )
+
+
+@pytest.mark.parametrize("layer", [-1, "2", "last", [0, -1], [0.5], True, [[0]]])
+def test_layer_that_no_trace_has(synthetic, system, layer) -> None:
+    assert "possible are the position of an MoE layer" in refusal(
         synthetic(), system, "ideal", layer=layer
     )
 
@@ -176,7 +190,7 @@ def test_options_that_do_not_fit_the_machine(synthetic, system, scheme, options,
 def test_deepep_rings_too_small_to_make_progress_are_refused(synthetic, system, options) -> None:
     trace = synthetic(ranks=8, tokens_per_rank=200, layers=1)
     try:
-        replay.run(trace, system, "deepep", options={"num_sms": 2, **options})
+        replay.run(trace, system=system, scheme="deepep", options={"num_sms": 2, **options})
     except UserError as error:
         assert "ring_tokens" in str(error)
 
@@ -198,7 +212,7 @@ def test_options_beside_a_scheme_that_has_its_own(synthetic, system) -> None:
 )
 def test_comparisons_that_cannot_be_made(synthetic, system, settings, said) -> None:
     with pytest.raises(UserError) as error:
-        replay.compare(synthetic(), system, **settings)
+        replay.compare(synthetic(), system=system, **settings)
     assert said in str(error.value)
 
 
@@ -214,16 +228,40 @@ def test_processes_do_not_change_a_comparison(synthetic, system) -> None:
     calls: list[int] = []
     alone, shared = (
         replay.compare(
-            synthetic(), system, names, jobs=jobs, progress=lambda: calls.append(1), steps=1
+            synthetic(), names, system=system, jobs=jobs, progress=lambda: calls.append(1), steps=1
         )
         for jobs in (1, 2)
     )
     assert alone.to_json() == shared.to_json()
     assert len(calls) == 2 * sum(result.totals.num_layers for result in alone.results)
-    assert "at least 1" in refusal_of_compare(synthetic(), system, names, jobs=0)
+    assert "at least 1" in refusal_of_compare(synthetic(), names, system=system, jobs=0)
 
 
 def refusal_of_compare(*args, **settings) -> str:
     with pytest.raises(UserError) as error:
         replay.compare(*args, **settings)
     return str(error.value)
+
+
+def test_trace_system_and_scheme_may_be_named(synthetic, system, tmp_path) -> None:
+    path = tmp_path / "small.h5"
+    tracegen.write(synthetic(), path)
+    named = replay.run(path, scheme="comet", system="dgx-h100", layer=0)
+    given = replay.run(synthetic(), scheme=SCHEMES["comet"], system=system, layer=0)
+    assert named.run_id == given.run_id
+    assert (named.layers, named.scheme, named.system) == (given.layers, given.scheme, given.system)
+    assert (named.spec.trace, given.spec.trace) == (str(path), None)
+    assert named.spec.changed(trace=None) == given.spec
+
+
+def test_overrides_beside_a_system_that_has_its_own_values(synthetic, system) -> None:
+    assert "overrides go with the name of a system" in refusal(
+        synthetic(), system, "comet", overrides={"link.links_per_gpu": 8}
+    )
+
+
+def test_a_replay_without_scheme_or_trace_says_what_there_is(synthetic) -> None:
+    with pytest.raises(UserError, match="no scheme is given; known: ideal"):
+        replay.run(synthetic())
+    with pytest.raises(UserError, match="no trace is given"):
+        replay.run(scheme="ideal")

@@ -19,6 +19,7 @@ from replay.cli.main import app
 from replay.contract.layers import draw, work
 from replay.errors import UserError
 from replay.machine.kinds import Kind
+from replay.run.result import Trial
 from replay.run.tune import tune
 from replay.schemes import SCHEMES
 from replay.schemes.base import Scheme
@@ -121,26 +122,30 @@ def test_a_tuned_run_is_a_run_with_the_best_of_what_was_tried(synthetic) -> None
     trace = synthetic(ranks=4, tokens_per_rank=64)
     system = hwmodel.load("dgx-h100")
     given = {"message_rows": 8}
-    plain = replay.run(trace, system, "comet", layer=1, options=given)
-    tuned = replay.run(trace, system, "comet", layer=1, options=given, tune=True)
-    tried = tuned.scheme["tuned"]
-    best = min(trial["makespan_us"] for trial in tried)
-    assert tried[0]["makespan_us"] == plain.totals.makespan_us, "it begins with what is given"
+    plain = replay.run(trace, system=system, scheme="comet", layer=1, options=given)
+    tuned = replay.run(trace, system=system, scheme="comet", layer=1, options=given, tune=True)
+    tried = tuned.scheme.tuned
+    best = min(trial.makespan_us for trial in tried)
+    assert tried[0].makespan_us == plain.totals.makespan_us, "it begins with what is given"
     assert tuned.totals.makespan_us == best < plain.totals.makespan_us
-    chosen = tuned.scheme["options"]
-    assert {"options": {k: chosen[k] for k in tried[0]["options"]}, "makespan_us": best} in tried
+    chosen = tuned.scheme.options
+    searched = {name: chosen[name] for name in tried[0].options}
+    assert Trial(options=searched, makespan_us=best) in tried
     assert chosen["message_rows"] == 8
-    again = replay.run(trace, system, "comet", layer=1, options=chosen)
+    again = replay.run(trace, system=system, scheme="comet", layer=1, options=chosen)
     assert again.layers == tuned.layers
 
 
 def test_a_scheme_without_candidates_is_left_as_it_is(synthetic) -> None:
     trace, system = synthetic(ranks=4, tokens_per_rank=8), hwmodel.load("dgx-h100")
     assert not SCHEMES["ideal"].candidates
-    runs = [replay.run(trace, system, "ideal", layer=0, tune=tune_it) for tune_it in (False, True)]
-    assert runs[0] == runs[1]
-    compared = replay.compare(trace, system, ["ideal", "comet"], layer=0, tune=True)
-    assert "tuned" in compared["comet"].scheme and "tuned" not in compared["ideal"].scheme
+    runs = [
+        replay.run(trace, system=system, scheme="ideal", layer=0, tune=tune_it)
+        for tune_it in (False, True)
+    ]
+    assert runs[0].layers == runs[1].layers and runs[0].scheme == runs[1].scheme
+    compared = replay.compare(trace, ["ideal", "comet"], system=system, layer=0, tune=True)
+    assert compared["comet"].scheme.tuned and not compared["ideal"].scheme.tuned
 
 
 def test_the_command_says_what_was_chosen(tmp_path: Path, synthetic) -> None:

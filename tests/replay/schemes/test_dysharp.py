@@ -21,7 +21,8 @@ from replay.graph import GraphBuilder, TaskGraph, Timeline, Touched, schedule
 from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.machine import Machine
 from replay.measure.mechanisms import evicted_wire_bytes, mechanisms
-from replay.measure.result import LayerResult, Mechanisms
+from replay.measure.parts import Mechanisms
+from replay.measure.result import Measures
 from replay.report.mechanisms import mechanism_table
 from replay.run.layer import Built, build_layer, replay_layer
 from replay.schemes import SCHEMES
@@ -40,8 +41,9 @@ def build(
 
 def replayed(
     layer: LayerWork, system: System | None = None, scheme: str = "dysharp", **options: Any
-) -> LayerResult:
-    return replay_layer(layer, system or round_machine(), SCHEMES[scheme].with_options(options))
+) -> Measures:
+    made = SCHEMES[scheme].with_options(options)
+    return replay_layer(layer, system or round_machine(), made).measures
 
 
 def chained(layer: LayerWork, times: int, **options: Any) -> tuple[TaskGraph, Mechanisms]:
@@ -60,7 +62,7 @@ def of_kind(timeline: Timeline, kind: Kind) -> np.ndarray:
     return np.flatnonzero(timeline.graph.kind == kind)
 
 
-def bytes_of(result: LayerResult, *roles: str) -> int:
+def bytes_of(result: Measures, *roles: str) -> int:
     """Sum over all ports."""
     ports = [result.mechanisms.wire_bytes[role] for role in roles]
     return sum(sum(port.uplink) + sum(port.downlink) for port in ports)
@@ -97,7 +99,7 @@ def test_payload_efficiency_at_eight_targets(options: dict[str, Any], data: int,
     )
     result = replay_layer(
         everybody_to_eight(), papers, SCHEMES["dysharp-basic"].with_options(options)
-    )
+    ).measures
     ports = result.wire_bytes["dispatch"]
     payload = result.payload_bytes["dispatch"]
     carried = sum(payload.uplink) + sum(payload.downlink)
@@ -217,7 +219,7 @@ def test_a_gpu_has_a_row_when_all_its_segments_are_there(segment_packets: int) -
 # ---- tables --------------------------------------------------------------------------------------
 
 
-def used(result: LayerResult, table: str) -> dict[str, int]:
+def used(result: Measures, table: str) -> dict[str, int]:
     use = result.mechanisms.tables[table]
     return {
         "new": use.new,
@@ -231,9 +233,9 @@ def used(result: LayerResult, table: str) -> dict[str, int]:
 def test_tables_with_room_for_all_miss_nothing(scheme: str) -> None:
     layer = small_layers.ALL["zipf 8 ranks"]()
     roomy = dict.fromkeys(("tlb_entries", "tile_entries", "readiness_entries"), 10**6)
-    result = replay_layer(layer, round_machine(), SCHEMES[scheme].with_options(roomy))
+    result = replay_layer(layer, round_machine(), SCHEMES[scheme].with_options(roomy)).measures
     free = dict.fromkeys(roomy, 0)
-    ideal = replay_layer(layer, round_machine(), SCHEMES[scheme].with_options(free))
+    ideal = replay_layer(layer, round_machine(), SCHEMES[scheme].with_options(free)).measures
     assert result.makespan_us == ideal.makespan_us
     pairs = len(layer.pair_token)
     tlb = used(result, "AL-TLB")
@@ -763,7 +765,7 @@ def test_report_of_two_layers_is_that_of_their_sums() -> None:
     results = []
     for scheme, options in (("dysharp", {"tlb_entries": 8}), ("moe-hub", {})):
         first, second = (
-            replay.run(trace, round_machine(), scheme=scheme, options=options, layer=layer)
+            replay.run(trace, system=round_machine(), scheme=scheme, options=options, layer=layer)
             for layer in (0, 1)
         )
         results.append(first.model_copy(update={"layers": [*first.layers, *second.layers]}))
@@ -776,7 +778,7 @@ def test_report_of_two_layers_is_that_of_their_sums() -> None:
         for first, last in zip(starts, [*starts[1:], len(what)], strict=True)
     ]
     for result, lines in zip(results, told, strict=True):
-        layers = [layer.mechanisms for layer in result.layers]
+        layers = [layer.measures.mechanisms for layer in result.layers]
         assert len(layers) == 2
         for name in layers[0].tables:
             uses = [layer.tables[name] for layer in layers]
@@ -793,7 +795,7 @@ def test_report_of_two_layers_is_that_of_their_sums() -> None:
             total = sum(amount) + sum(layers[1].counters[name])
             assert lines[name] == f"{total:,}"
     sectors, packets = (
-        [sum(layer.mechanisms.counters[name]) for layer in results[1].layers]
+        [sum(layer.measures.mechanisms.counters[name]) for layer in results[1].layers]
         for name in ("egress sectors", "egress packets")
     )
     mean = np.mean(np.array(sectors) / np.array(packets))

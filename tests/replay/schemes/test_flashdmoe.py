@@ -495,8 +495,9 @@ def test_a_result_tells_of_dropped_rows_and_of_the_tiles() -> None:
     layer = uneven()
     scheme = SCHEMES["flashdmoe"].with_options({"capacity_factor": "1.0"})
     result = replay_layer(layer, round_machine(), scheme)
-    assert sum(result.mechanisms.counters["dropped rows"]) > 0
-    assert result.mechanisms.tiles is not None
+    mechanisms = result.measures.mechanisms
+    assert sum(mechanisms.counters["dropped rows"]) > 0
+    assert mechanisms.tiles is not None
     assert result.token_latency_us.num_tokens <= layer.num_tokens
 
 

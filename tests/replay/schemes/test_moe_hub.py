@@ -18,7 +18,7 @@ from replay.errors import UserError
 from replay.graph import TaskGraph, Timeline, schedule
 from replay.machine.kinds import Kind
 from replay.measure.mechanisms import evicted_wire_bytes, mechanisms
-from replay.measure.result import Mechanisms
+from replay.measure.parts import Mechanisms
 from replay.run.layer import Built, build_layer
 from replay.schemes import SCHEMES
 from replay.work.layer import ExpertShape, LayerWork
@@ -763,8 +763,8 @@ def test_the_engines_slow_twin_agrees(layer: str, name: str) -> None:
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_layers_follow_one_another(name: str, synthetic) -> None:
     system = hwmodel.load("hgx-h800")
-    both = replay.run(synthetic(), system, "moe-hub", options=ABLATIONS[name])
-    one = replay.run(synthetic(), system, "moe-hub", options=ABLATIONS[name], layer=0)
+    both = replay.run(synthetic(), system=system, scheme="moe-hub", options=ABLATIONS[name])
+    one = replay.run(synthetic(), system=system, scheme="moe-hub", options=ABLATIONS[name], layer=0)
     assert both.totals.makespan_us > 1.5 * one.totals.makespan_us
 
 

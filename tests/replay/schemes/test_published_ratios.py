@@ -105,14 +105,14 @@ def compared() -> replay.Comparison:
     shape = tracegen.models.load("deepseek-v3")
     trace = tracegen.generate.generate("uniform", shape, ranks=RANKS, tokens_per_rank=32, layers=1)
     return replay.compare(
-        trace, hwmodel.load("gh200-nvl32"),
-        ["deepep", "nvls", "dysharp-basic", "dysharp"], precision="bf16",
+        trace, ["deepep", "nvls", "dysharp-basic", "dysharp"],
+        system=hwmodel.load("gh200-nvl32"), precision="bf16",
     )  # fmt: skip
 
 
 def test_json_shows_the_ports_and_the_bounds_they_imply() -> None:
     results = {row["scheme"]["name"]: row for row in json.loads(compared().to_json())["results"]}
-    layers = {name: row["layers"][0] for name, row in results.items()}
+    layers = {name: row["layers"][0]["measures"] for name, row in results.items()}
     payload = {name: layer["payload_bytes"] for name, layer in layers.items()}
     for phase, way in (("dispatch", "downlink"), ("combine", "uplink")):
         assert payload["dysharp-basic"][phase][way] == payload["deepep"][phase][way]
@@ -139,7 +139,7 @@ def test_json_shows_the_ports_and_the_bounds_they_imply() -> None:
 
 def test_table_shows_the_ports_and_the_bounds_they_imply() -> None:
     rows = {}
-    for line in compared().summary().splitlines():
+    for line in replay.summary(compared()).splitlines():
         cells = line.split()
         if cells and cells[-1] in ("apart", "shared"):
             rows[cells[0]] = [float(cell.replace(",", "")) for cell in cells[1:-1]] + cells[-1:]
@@ -150,6 +150,6 @@ def test_table_shows_the_ports_and_the_bounds_they_imply() -> None:
     assert (rows["dysharp-basic"][-1], rows["dysharp"][-1]) == ("apart", "shared")
     assert rows["dysharp"][6] < 0.65 * (rows["deepep"][4] + rows["deepep"][5])
     layer = compared()["dysharp"].layers[0]
-    assert rows["dysharp"][7] == round(layer.bounds_us.port_us, 1)
+    assert rows["dysharp"][7] == round(layer.measures.bounds_us.port_us, 1)
     layer = compared()["dysharp-basic"].layers[0]
-    assert rows["dysharp-basic"][7] == round(layer.bounds_us.phases_us, 1)
+    assert rows["dysharp-basic"][7] == round(layer.measures.bounds_us.phases_us, 1)

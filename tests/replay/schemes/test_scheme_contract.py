@@ -50,7 +50,7 @@ def test_every_check_has_layers_that_exist() -> None:
 def test_time_bounds_and_path(name: str, scheme: str, system_for: SystemFor) -> None:
     layer = small_layers.ALL[name]()
     system = system_for(layer.num_ranks)
-    result = replay_layer(layer, system, SCHEMES[scheme])
+    result = replay_layer(layer, system, SCHEMES[scheme]).measures
     bounds = result.bounds_us
     each = (
         bounds.port_us,
@@ -81,7 +81,7 @@ def test_time_bounds_and_path(name: str, scheme: str, system_for: SystemFor) -> 
 @pytest.mark.parametrize("name", small_layers.ALL)
 def test_ideal_has_no_communication(name: str, system_for: SystemFor) -> None:
     layer = small_layers.ALL[name]()
-    result = replay_layer(layer, system_for(layer.num_ranks), SCHEMES["ideal"])
+    result = replay_layer(layer, system_for(layer.num_ranks), SCHEMES["ideal"]).measures
     for phase in ("dispatch", "combine"):
         for ports in (result.payload_bytes[phase], result.wire_bytes[phase]):
             assert not any(ports.uplink + ports.downlink)
@@ -182,7 +182,7 @@ import hwmodel, replay, sys, tracegen
 trace = tracegen.generate.generate(
     "zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=12, layers=2, seed=4, skew=0.8
 )
-compared = replay.compare(trace, hwmodel.load("dgx-h100"), list(replay.SCHEMES))
+compared = replay.compare(trace, list(replay.SCHEMES), system="dgx-h100")
 sys.stdout.write(compared.to_json())
 """
 

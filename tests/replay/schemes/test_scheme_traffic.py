@@ -66,7 +66,7 @@ def test_closed_forms_are_the_count(name: str, traffic: str) -> None:
 def test_results_report_these_bytes(name: str, scheme: str, system_for: SystemFor) -> None:
     layer = small_layers.ALL[name]()
     system = system_for(layer.num_ranks)
-    result = replay_layer(layer, system, SCHEMES[scheme])
+    result = replay_layer(layer, system, SCHEMES[scheme]).measures
     graph, _ = build_graph(layer, system, SCHEMES[scheme])
     reported = {"payload": result.payload_bytes, "wire": result.wire_bytes}
     counted = {

@@ -17,9 +17,10 @@ import replay
 import tracegen
 from replay.cli.main import app
 from replay.errors import UserError
+from replay.run import identity as run_identity
 from replay.schemes import SCHEMES
 from replay.sweeps import columns as column_reading
-from replay.sweeps import load_study, study_names, task
+from replay.sweeps import load_study, study_names
 from replay.sweeps.points import points_of
 from replay.sweeps.run import plan_sweep, sweep
 from replay.sweeps.study import Column, parse_study
@@ -113,7 +114,7 @@ def test_settings_may_vary_together() -> None:
 
 def test_tokens_of_all_ranks_are_shared_among_them() -> None:
     text = with_axes("total_tokens = [32, 64]").replace("tokens_per_rank = 8", "ranks = 4")
-    assert [make_task(point).settings["tokens_per_rank"] for point in points_of(study(text))] == [
+    assert [make_task(point).setup.spec.tokens_per_rank for point in points_of(study(text))] == [
         8, 8, 8, 16, 16, 16
     ]  # fmt: skip
     assert "cannot be shared" in mistake(text.replace("32", "30"))
@@ -142,7 +143,7 @@ def test_grids_share_what_stands_at_the_top_and_may_change_it() -> None:
     fixed.tokens_per_rank = 6
     seeds = [4]
     axes.ranks = [4]
-    columns = [{ header = "tasks", path = "layers.0.num_tasks" }]
+    columns = [{ header = "tasks", path = "layers.0.measures.num_tasks" }]
     """
     one, two = study(text).grids
     assert one.fixed["tokens_per_rank"] == 4 and two.fixed["tokens_per_rank"] == 6
@@ -186,23 +187,26 @@ def test_an_identity_is_that_of_the_replay_and_of_nothing_else() -> None:
 
 def test_other_code_makes_another_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     before = identity()
-    assert task.code_identity() == task.code_identity()
-    monkeypatch.setattr(task, "code_identity", lambda: "of another day")
+    monkeypatch.setattr(run_identity, "code_identity", lambda: "of another day")
     assert identity() != before
 
 
-def test_code_is_told_apart_by_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("hwmodel", "replay", "tracegen"):
-        (tmp_path / name / "inner").mkdir(parents=True)
-        (tmp_path / name / "inner" / "file.py").write_text("a = 1\n")
-    monkeypatch.setattr(task.resources, "files", lambda name: tmp_path / name)
-    compute = task.code_identity.__wrapped__
-    before = compute()
-    (tmp_path / "replay" / "cli.py").write_text("shows = 1\n")
-    (tmp_path / "replay" / "notes.txt").write_text("x")
-    assert compute() == before, "no number passes through these"
-    (tmp_path / "replay" / "inner" / "file.py").write_text("a = 2\n")
-    assert compute() != before
+def test_a_point_has_the_identity_and_the_bytes_of_its_result(tmp_path: Path, synthetic) -> None:
+    tracegen.write(synthetic(ranks=2, tokens_per_rank=4), tmp_path / "a.h5")
+    text = f"""
+    title = "t"
+    question = "q"
+    [axes]
+    trace.file = ["{tmp_path / "a.h5"}"]
+    scheme = ["ideal"]
+    """
+    plan = plan_sweep(study(text))
+    sweep(plan, tmp_path / "out")
+    ((task, _),) = plan.tasks
+    direct = replay.run(synthetic(ranks=2, tokens_per_rank=4), scheme="ideal")
+    assert task.id == direct.run_id
+    stored = json.loads((tmp_path / "out" / "points" / f"{task.id}.json").read_text())["result"]
+    assert stored == json.loads(direct.to_json())
 
 
 def test_recorded_traces_are_known_by_their_content(tmp_path: Path, synthetic) -> None:
@@ -220,7 +224,9 @@ def test_recorded_traces_are_known_by_their_content(tmp_path: Path, synthetic) -
     plan = plan_sweep(study(text))
     assert len(plan.points) == 2 and len(plan.tasks) == 1
     table = sweep(plan, tmp_path / "out").plan.tables[0]
-    direct = replay.run(synthetic(ranks=2, tokens_per_rank=4), hwmodel.load("dgx-h100"), "ideal")
+    direct = replay.run(
+        synthetic(ranks=2, tokens_per_rank=4), system=hwmodel.load("dgx-h100"), scheme="ideal"
+    )
     for labels in table.rows():
         assert table.cell(labels, table.columns[0]).mean == direct.totals.mean_layer_us
 
@@ -237,7 +243,7 @@ def test_numbers_are_those_of_runs(study_file: Path, tmp_path: Path) -> None:
             "zipf", "olmoe-1b-7b", ranks=ranks, tokens_per_rank=8, layers=1, seed=seed, skew=0.8
         )
         options = {"message_rows": rows} if scheme == "comet" else {}
-        return replay.run(trace, system, scheme, options=options).totals.makespan_us
+        return replay.run(trace, system=system, scheme=scheme, options=options).totals.makespan_us
 
     document = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert document["format"] == "moereplay-sweep/1"
@@ -292,10 +298,10 @@ def test_a_tuned_point_is_a_tuned_run(tmp_path: Path) -> None:
     trace = tracegen.generate.generate(
         "zipf", "olmoe-1b-7b", ranks=8, tokens_per_rank=128, layers=1, skew=0.8
     )
-    tuned = replay.run(trace, hwmodel.load("dgx-h100"), "comet", tune=True)
+    tuned = replay.run(trace, system=hwmodel.load("dgx-h100"), scheme="comet", tune=True)
     us, sms = (table.cell(("tuned",), column).mean for column in table.columns)
     assert us == tuned.totals.makespan_us < table.cell(("fixed",), table.columns[0]).mean
-    assert sms == tuned.scheme["options"]["dispatch_sms"]
+    assert sms == tuned.scheme.options["dispatch_sms"]
 
 
 REFUSED = with_axes('ranks = [4, 16]\nscheme = ["ideal", "nvls"]').replace("dgx-h100", "dgx-a100")
@@ -523,8 +529,8 @@ def test_an_axis_may_become_columns(tmp_path: Path) -> None:
         ("trace.skew = 0.8", "trace.seed = 3\n[axes]\ntrace.seed = [1]\n[x]", "x"),
         ("[axes]", "[axes]\ntrace.seed = [1]", "varied by 'seeds'"),
         ("totals.makespan_us", "totals.makespan", "did you mean 'makespan_us'"),
-        ("totals.makespan_us", "layers.0.wire_bytes.dispatch.uplink", "reduce = "),
-        ("totals.makespan_us", "layers.first.makespan_us", "stands at a list"),
+        ("totals.makespan_us", "layers.0.measures.wire_bytes.dispatch.uplink", "reduce = "),
+        ("totals.makespan_us", "layers.first.measures", "stands at a list"),
         ("totals.makespan_us", "totals.makespan_us.mean", "no parts"),
         ("totals.makespan_us", "totals", "not a number; it has"),
         ("speedup_over", "speed_up_over", "speedup_over"),
@@ -533,10 +539,10 @@ def test_an_axis_may_become_columns(tmp_path: Path) -> None:
         ('header = "over deepep"', 'header = "us"', "two columns"),
         ('header = "us"', 'header = "a\\nb"', "header: expected one line of text"),
         ("ranks = [2, 4]", 'ranks = [{ label = "a\\nb", ranks = 2 }]', "one line of text"),
-        ("ranks = [2, 4]", "ranks = [2, 0]", "ranks = 0: must be at least 1"),
+        ("ranks = [2, 4]", "ranks = [2, 0]", "ranks must be at least 1, not 0"),
         ("ranks = [2, 4]", "ranks = [2.0, 4]", "expected a whole number"),
         ("tokens_per_rank = 8", "tokens_per_rank = 0", "must be at least 1"),
-        ("tokens_per_rank = 8", "total_tokens = 8\nranks = 0", "ranks = 0: must be at least 1"),
+        ("tokens_per_rank = 8", "total_tokens = 8\nranks = 0", "ranks must be at least 1, not 0"),
         ("tokens_per_rank = 8", 'placement = "diagonal"', "round-robin"),
         ("trace.skew = 0.8", "trace.skew = nan", "expected a finite number"),
         ("trace.skew = 0.8", "trace.layers = 0", "must be at least 1"),
@@ -547,7 +553,7 @@ def test_an_axis_may_become_columns(tmp_path: Path) -> None:
         ('header = "us"', 'header = "us"\nscale = nan', "scale"),
         ('header = "us"', 'header = "us"\nscale = inf', "scale"),
         ('{ scheme = "deepep" }', "{}", "speedup_over: expected at least one entry"),
-        ("totals.makespan_us", "layers.*.makespan_us", "reduce = "),
+        ("totals.makespan_us", "layers.*.measures.makespan_us", "reduce = "),
         ("totals.makespan_us", "system", "not a number"),
     ],
 )

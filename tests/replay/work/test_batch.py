@@ -131,8 +131,8 @@ def test_with_fewer_requests_than_slots_several_slots_share_one(recorded) -> Non
     tokens = [token for rank in owned(trace, batch) for token in rank]
     assert [request for request, _ in tokens] == [10, 11, 10, 11, 10, 11]
     assert len(set(tokens)) == 6, "at different positions"
-    assert batch.description["num_requests"] == 2
-    assert batch.description["num_slots_sharing_a_request"] == 4
+    assert batch.origin.num_requests == 2
+    assert batch.origin.num_slots_sharing_a_request == 4
 
 
 def test_decode_leaves_prompts_out(recorded) -> None:

@@ -1,0 +1,260 @@
+"""The parts that measures are made of: phases, ports, tokens, bounds, paths, mechanisms.
+
+Times are microseconds (exact multiples of a picosecond), bytes are whole numbers, and lists have
+one entry per GPU.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Strict(BaseModel):
+    """A frozen record that refuses fields it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Routing(Strict):
+    """What the routing asks of a layer, or the mean over several layers.
+
+    Attributes
+    ----------
+    num_tokens, num_pairs, num_copies
+        Tokens, (token, expert) pairs, and (token, GPU) copies.
+    mean_distinct_ranks, mean_distinct_remote_ranks
+        GPUs that host an expert of a token, with and without the token's own GPU.
+    mean_remote_pairs
+        Experts of a token on other GPUs than its own.
+    rank_imbalance
+        Pairs of the busiest GPU over the mean.
+    """
+
+    num_tokens: float
+    num_pairs: float
+    num_copies: float
+    mean_distinct_ranks: float
+    mean_distinct_remote_ranks: float
+    mean_remote_pairs: float
+    rank_imbalance: float
+
+
+class PhaseTimes(Strict):
+    """First start and last end of a phase, and for how long something of it was in service."""
+
+    start_us: float
+    end_us: float
+    busy_us: float
+
+
+class PortBytes(Strict):
+    """Bytes over every GPU's port, by direction: uplink GPU to switch, downlink switch to GPU."""
+
+    uplink: list[int]
+    downlink: list[int]
+
+
+class BusiestPort(Strict):
+    """The port in service longest in a phase, or in the whole layer.
+
+    Another port may carry as many bytes: one that stores to several peers serves them more slowly.
+    """
+
+    direction: str
+    gpu: int
+    payload_bytes: int
+    wire_bytes: int
+    busy_us: float
+
+
+class Utilisation(Strict):
+    """Busy time of a class of resources over the layer's time."""
+
+    mean: float = Field(ge=0, le=1)
+    max: float = Field(ge=0, le=1)
+
+
+class UtilisationOverTime(Strict):
+    """Share of each class of resources in service, window by window.
+
+    Attributes
+    ----------
+    window_us
+        Length of a window; the first begins at 0, the last may reach past the end.
+    groups
+        For each class, the share (0 to 1) of all its servers in each window.
+    """
+
+    window_us: float
+    groups: dict[str, list[float]]
+
+
+class TokenLatency(Strict):
+    """Time of the tokens from the start of their dispatch until they are combined.
+
+    Attributes
+    ----------
+    num_tokens
+        Tokens with at least one expert; the others have no way to go.
+    """
+
+    num_tokens: int
+    mean_us: float
+    p50_us: float
+    p90_us: float
+    p99_us: float
+    max_us: float
+
+
+class SlowToken(Strict):
+    """One of the tokens that took longest.
+
+    Attributes
+    ----------
+    token
+        Its place in the batch, tokens ordered by owner.
+    trace_row
+        Its row in the trace, where that is known.
+    """
+
+    token: int
+    trace_row: int | None
+    rank: int
+    experts: list[int]
+    sent_us: float
+    combined_us: float
+    latency_us: float
+
+
+class BusiestResource(Strict):
+    """The resource that is busy for the largest share of the layer."""
+
+    name: str
+    group: str
+    utilisation: float = Field(ge=0, le=1)
+
+
+class Bounds(Strict):
+    """Times that no schedule of this work can beat.
+
+    Attributes
+    ----------
+    port_us
+        Busiest port, all phases together.
+    phases_us
+        Busiest port of the dispatch plus that of the combine, for schemes that keep the two apart
+        with a barrier over all GPUs; otherwise null.
+    sm_us, memory_us
+        Busiest pool of SMs; busiest HBM.
+    chain_us
+        Longest chain of dependent tasks, if nothing ever waited for a resource.
+    largest_us
+        The largest of them.
+    """
+
+    port_us: float
+    phases_us: float | None
+    sm_us: float
+    memory_us: float
+    chain_us: float
+    largest_us: float
+
+
+class CriticalPath(Strict):
+    """One chain of tasks and waits that adds up to the layer's time.
+
+    Attributes
+    ----------
+    by_cause_us
+        compute; serialisation (on a port); copying (SMs and HBM that move rows); overhead
+        (launches, barriers, flags, host waits); queueing (all servers busy); latency (on the way);
+        credits (waiting for room in a buffer).
+    by_kind_us, by_resource_us
+        Service, queueing, latency and credits of the chain's tasks, by kind and by class of
+        resource.
+    queueing_behind_us
+        The queueing time by the kind of the tasks that were served meanwhile.
+    """
+
+    num_tasks: int
+    by_cause_us: dict[str, float]
+    by_kind_us: dict[str, dict[str, float]]
+    by_resource_us: dict[str, dict[str, float]]
+    queueing_behind_us: dict[str, float]
+
+
+class TableUse(Strict):
+    """How the tables of a group (one or several per GPU) were used.
+
+    Attributes
+    ----------
+    entries
+        Entries of one table.
+    lookups, hits, new, missed
+        Of all tables together; *new* keys were never there, *missed* ones had been evicted.
+    evictions
+        Entries that left for want of room.
+    hit_rate
+        Hits over lookups; 1 without lookups.
+    high_water
+        Most entries in use at once in one table.
+    """
+
+    entries: int
+    lookups: int
+    hits: int
+    new: int
+    missed: int
+    evictions: int
+    hit_rate: float = Field(ge=0, le=1)
+    high_water: int
+
+
+class BufferUse(Strict):
+    """Capacity of the finite buffers of a group, and the most that was in use at once in one."""
+
+    capacity: int
+    high_water: int
+
+
+class TileUse(Strict):
+    """How well rows fill the tiles of the experts' first GEMM.
+
+    Attributes
+    ----------
+    num_tiles, num_rows
+        Row tiles, and rows in them.
+    fill
+        Rows over the rows that so many full tiles have.
+    """
+
+    num_tiles: int
+    num_rows: int
+    fill: float = Field(ge=0, le=1)
+
+
+class Mechanisms(Strict):
+    """What the mechanisms of a scheme did.
+
+    Attributes
+    ----------
+    wire_bytes
+        Bytes on the ports by what they are for: payload, headers (with target lists, row metadata
+        and padding), requests, acks, signals (counts, flags, notifications), evictions (partial
+        sums sent early).
+    tables, buffers
+        Finite memories by name.
+    polling_us
+        For each GPU, SM time in which blocks held an SM and waited for data; null for schemes whose
+        blocks do not.
+    counters, ratios
+        What else the scheme counts, for each GPU, and sums of them over one another.
+    """
+
+    wire_bytes: dict[str, PortBytes]
+    tables: dict[str, TableUse]
+    buffers: dict[str, BufferUse]
+    tiles: TileUse | None
+    polling_us: list[float] | None
+    counters: dict[str, list[int]]
+    ratios: dict[str, float]

@@ -1,0 +1,82 @@
+"""Reading results back, those of older schemas included."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from replay.errors import UserError
+from replay.run.first_schema import comparison_of_first, result_of_first
+from replay.run.result import COMPARISON_FORMAT, RESULT_FORMAT, Comparison, Result
+
+CONVERTERS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    RESULT_FORMAT: dict,
+    COMPARISON_FORMAT: dict,
+    "moereplay-result/1": result_of_first,
+    "moereplay-comparison/1": comparison_of_first,
+}
+"""How a document of each schema becomes one of the present schema."""
+
+
+def load_result(path: str | Path) -> Result | Comparison:
+    """Read a result or a comparison.
+
+    Parameters
+    ----------
+    path
+        A JSON file that this or an older version wrote.
+
+    Raises
+    ------
+    UserError
+        If the file cannot be read, is damaged, is of a newer version or is something else.
+    """
+    where = Path(path)
+    try:
+        document = json.loads(where.read_text("utf-8"))
+    except OSError as error:
+        message = f"cannot read {where}: {error.strerror}"
+        raise UserError(message) from None
+    except (ValueError, RecursionError):
+        message = f"{where} is no result of a replay, or is cut short: it is not JSON"
+        raise UserError(message) from None
+    name = document.get("format") if isinstance(document, dict) else None
+    if not isinstance(name, str) or name not in CONVERTERS:
+        raise UserError(_refusal(where, name))
+    kind = Result if name.startswith("moereplay-result/") else Comparison
+    try:
+        return kind.model_validate(CONVERTERS[name](document))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        message = f"{where} is damaged: {place}: {first['msg'].lower()}"
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        message = f"{where} is damaged: {name} has another shape ({type(error).__name__}: {error})"
+    raise UserError(message)
+
+
+def load_one(path: str | Path) -> Result:
+    """Read the result of one replay; errors as those of `load_result`.
+
+    Raises
+    ------
+    UserError
+        Also if the file holds a comparison.
+    """
+    loaded = load_result(path)
+    if isinstance(loaded, Comparison):
+        message = f"{path} holds a comparison of {len(loaded.results)} results, not one result"
+        raise UserError(message)
+    return loaded
+
+
+def _refusal(where: Path, name: object) -> str:
+    """Why a document is not read."""
+    if not isinstance(name, str) or not name.startswith(("moereplay-result/", "moereplay-comp")):
+        return f"{where} is no result of a replay: its format is {name!r}"
+    readable = ", ".join(sorted(CONVERTERS))
+    return f"{where} has the format {name!r}; this version reads {readable}"

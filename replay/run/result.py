@@ -1,0 +1,225 @@
+"""What a replay returns: the schema ``moereplay-result/2`` and ``moereplay-comparison/2``.
+
+Times are microseconds (exact multiples of a picosecond), bytes are whole numbers, and lists have
+one entry per GPU. Nothing depends on the clock or the machine that computed it: the same input
+gives the same bytes. `replay.load_result` reads files of this and of older schemas.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, Field, JsonValue
+
+from replay.files import write_text
+from replay.measure.parts import Strict
+from replay.measure.result import ChainResult, LayerResult
+from replay.run.spec import RunSpec
+
+if TYPE_CHECKING:
+    from replay.measure.result import Measures
+
+RESULT_FORMAT: Literal["moereplay-result/2"] = "moereplay-result/2"
+COMPARISON_FORMAT: Literal["moereplay-comparison/2"] = "moereplay-comparison/2"
+
+
+class TraceDescription(Strict):
+    """What was replayed: the content of the trace, and the sizes of its model."""
+
+    content_id: str
+    title: str
+    model: str
+    num_experts: int
+    topk: int
+    hidden: int
+    moe_intermediate: int
+
+
+class SystemDescription(Strict):
+    """The machine by value.
+
+    Attributes
+    ----------
+    name, num_gpus
+        Of the preset or file, and GPUs in use.
+    values
+        Every value by dotted key, such as ``link.links_per_gpu``.
+    """
+
+    name: str
+    num_gpus: int
+    values: dict[str, JsonValue]
+
+
+class Trial(Strict):
+    """Options that were tried: the values of those searched, and the layer's time.
+
+    `makespan_us` is None where the scheme cannot run with them, such as a split of more SMs than
+    the GPU has.
+    """
+
+    options: dict[str, int]
+    makespan_us: float | None
+
+
+class SchemeDescription(Strict):
+    """The scheme, its source, and all its options by value.
+
+    Attributes
+    ----------
+    proposes, lacking
+        Hardware that the scheme adds to a system, and what of it the system lacks.
+    options
+        The options that the result was made with, those that tuning chose included.
+    code
+        SHA-256 of the source of a scheme from outside; empty for one of moereplay's own.
+    tuned
+        What tuning tried, in order; the first entry is what it began with.
+    """
+
+    name: str
+    source: str
+    assumes: str
+    proposes: list[str]
+    traffic: str
+    options: dict[str, bool | int | float | str]
+    lacking: list[str]
+    code: str = ""
+    tuned: list[Trial] = Field(default_factory=list)
+
+
+class BatchDescription(Strict):
+    """What decided the tokens of the first step.
+
+    Attributes
+    ----------
+    num_ranks, phase
+        GPUs in the group; ``"prefill"`` or ``"decode"``.
+    batching
+        How tokens came to run together.
+    step
+        The first step.
+    tokens_per_rank
+        None where the trace carries its own ranks.
+    num_requests, num_slots_sharing_a_request
+        Decode of a trace without ranks: the requests it holds, and the slots that run a request
+        which another slot runs too.
+    """
+
+    num_ranks: int
+    phase: str
+    batching: str
+    step: int
+    tokens_per_rank: int | None = None
+    num_requests: int | None = None
+    num_slots_sharing_a_request: int | None = None
+
+
+class Totals(Strict):
+    """Sums over the layers replayed.
+
+    `mean_layer_us` is the mean time of a layer: isolated, or in a chain with what lies between.
+    """
+
+    num_layers: int
+    makespan_us: float
+    mean_layer_us: float
+    exposed_communication_us: float
+    bound_us: float
+    uplink_payload_bytes: list[int]
+    downlink_payload_bytes: list[int]
+
+
+class Result(Strict):
+    """One trace on one system under one scheme, and everything needed to run it again.
+
+    Attributes
+    ----------
+    run_id
+        Identity of the replay; see `replay.run.identity`.
+    version
+        Of moereplay.
+    spec
+        What was asked for; `replay.run` with it gives the same result.
+    trace, system, scheme, batch, placement, precision
+        What the spec came to: everything that entered, by value.
+    layers, chain
+        The measures: of isolated layers, or of one chain of layers.
+    totals
+        Sums over the layers.
+    """
+
+    format: Literal["moereplay-result/2"] = RESULT_FORMAT
+    run_id: str
+    version: str
+    spec: RunSpec
+    trace: TraceDescription
+    system: SystemDescription
+    scheme: SchemeDescription
+    batch: BatchDescription
+    placement: str
+    precision: str
+    layers: list[LayerResult]
+    chain: ChainResult | None = None
+    totals: Totals
+
+    @property
+    def parts(self) -> Sequence[LayerResult | ChainResult]:
+        """What the result consists of: isolated layers, or one chain of them."""
+        return self.layers if self.chain is None else [self.chain]
+
+    @property
+    def measured(self) -> list[Measures]:
+        """The measures of each of `parts`."""
+        return [part.measures for part in self.parts]
+
+    def to_json(self) -> str:
+        """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
+        return _json(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON, all of it or nothing.
+
+        Raises
+        ------
+        UserError
+            If the file cannot be written.
+        """
+        write_text(path, self.to_json())
+
+
+class Comparison(Strict):
+    """The same routing on the same system under several schemes."""
+
+    format: Literal["moereplay-comparison/2"] = COMPARISON_FORMAT
+    baseline: str
+    results: list[Result] = Field(min_length=1)
+
+    def to_json(self) -> str:
+        """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
+        return _json(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON, all of it or nothing.
+
+        Raises
+        ------
+        UserError
+            If the file cannot be written.
+        """
+        write_text(path, self.to_json())
+
+    def __getitem__(self, scheme: str) -> Result:
+        """Result of a scheme by name."""
+        for result in self.results:
+            if result.scheme.name == scheme:
+                return result
+        raise KeyError(scheme)
+
+
+def _json(model: BaseModel) -> str:
+    document = model.model_dump(mode="json", by_alias=True)
+    return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"

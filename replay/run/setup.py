@@ -1,0 +1,266 @@
+"""A spec with what its references lead to: the trace, the system and the scheme."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from replay.errors import UserError
+from replay.run.identity import describe, identity
+from replay.run.spec import RunSpec
+from replay.schemes import SCHEMES, Scheme, find, supported
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from tracegen import RoutingTrace
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One replay, ready to be carried out on its trace.
+
+    Attributes
+    ----------
+    spec
+        In normal form: options and overrides hold only what differs from the defaults, so that
+        equal replays have equal specs.
+    trace_identity
+        What makes two traces the same: the content id, or all arguments of the generator.
+    system, scheme
+        What the spec's references lead to.
+    """
+
+    spec: RunSpec
+    trace_identity: Mapping[str, Any]
+    system: System
+    scheme: Scheme
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """Everything that decides the result, as JSON objects.
+
+        Raises
+        ------
+        UserError
+            If a placement file cannot be read.
+        """
+        return describe(self.spec, self.trace_identity, self.system, self.scheme)
+
+    @cached_property
+    def run_id(self) -> str:
+        """Identity of the replay; raises as `description` does."""
+        return identity(self.description)
+
+
+def spec_of(
+    spec: RunSpec | None, settings: Mapping[str, Any]
+) -> tuple[RunSpec, System | None, Scheme | None]:
+    """Put a spec and further settings together.
+
+    Parameters
+    ----------
+    spec
+        What the settings change; None takes the defaults.
+    settings
+        Fields of `RunSpec` by name, where ``system`` may be a `hwmodel.System` and ``scheme`` a
+        `Scheme`.
+
+    Returns
+    -------
+    The spec, and the system and the scheme that were given as objects.
+
+    Raises
+    ------
+    UserError
+        If a setting does not exist or a value is not possible.
+    """
+    given = dict(settings)
+    system, scheme = given.get("system"), given.get("scheme")
+    if isinstance(system, Path):
+        given["system"] = str(system)
+    elif system is not None and not isinstance(system, str):
+        if given.get("overrides"):
+            message = "overrides go with the name of a system; a System has its own values"
+            raise UserError(message)
+        given |= system_reference(system)
+    if isinstance(scheme, Scheme):
+        if given.get("options"):
+            message = "options go with the name of a scheme; a Scheme has its own"
+            raise UserError(message)
+        given |= {"scheme": scheme.origin or scheme.name, "options": _changed_options(scheme)}
+    made = RunSpec(**given) if spec is None else spec.changed(**given)
+    return (
+        made,
+        None if system is None or isinstance(system, str | Path) else system,
+        scheme if isinstance(scheme, Scheme) else None,
+    )
+
+
+def set_up(
+    spec: RunSpec,
+    trace_identity: Mapping[str, Any],
+    system: System | None = None,
+    scheme: Scheme | None = None,
+) -> Setup:
+    """Follow the references of a spec.
+
+    Parameters
+    ----------
+    spec
+        The settings.
+    trace_identity
+        See `Setup`.
+    system, scheme
+        Objects to take in place of what the spec refers to.
+
+    Raises
+    ------
+    UserError
+        If a reference leads nowhere, or an option or a hardware value is not possible.
+    """
+    if scheme is None:
+        scheme = find_scheme(spec.scheme).with_options(spec.options)
+        changes: dict[str, Any] = {"options": _changed_options(scheme)}
+    else:
+        changes = {}
+    if system is None:
+        import hwmodel
+
+        system = hwmodel.load(spec.system, spec.overrides)
+        if spec.overrides:
+            default = hwmodel.load(spec.system).describe()
+            changes["overrides"] = _differing(system.describe(), default)
+    return Setup(spec.changed(**changes), trace_identity, system, scheme)
+
+
+def find_scheme(reference: str | None) -> Scheme:
+    """Look up a scheme with its default options.
+
+    Raises
+    ------
+    UserError
+        If there is no such scheme, naming those there are.
+    """
+    if reference is None:
+        message = f"no scheme is given; known: {', '.join(SCHEMES)}"
+        raise UserError(message)
+    return find(reference)
+
+
+def _changed_options(scheme: Scheme) -> dict[str, Any]:
+    """Options of a scheme that are not the defaults of what its reference stands for.
+
+    All options of a scheme that was made in memory, which no reference leads to.
+    """
+    values = dataclasses.asdict(scheme.options)
+    reference = scheme.origin or scheme.name
+    try:
+        found = find(reference)
+    except UserError:
+        return values
+    defaults = dataclasses.asdict(found.options)
+    return {key: value for key, value in values.items() if value != defaults.get(key)}
+
+
+def system_reference(system: System) -> dict[str, Any]:
+    """Name and overrides that lead to a system, if it is a preset with some values changed."""
+    return {"system": system.name, "overrides": changed_values(system.describe())}
+
+
+def changed_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a described system that its preset does not have.
+
+    Parameters
+    ----------
+    values
+        As `hwmodel.System.describe` gives them.
+
+    Returns
+    -------
+    Nothing where no preset has the system's name.
+    """
+    return _differing(values, _preset(values["name"]))
+
+
+def _differing(values: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+    """Hardware values, by dotted key, that are not the default; one may follow from another."""
+    return {
+        key: value
+        for key, value in values.items()
+        if "." in key and key in default and value != default[key]
+    }
+
+
+@functools.lru_cache(maxsize=64)
+def _preset(name: str) -> Mapping[str, Any]:
+    """Values of a preset; nothing if there is no such preset."""
+    import hwmodel
+
+    return hwmodel.load(name).describe() if name in hwmodel.names() else {}
+
+
+def load_trace(
+    trace: RoutingTrace | str | Path | None, spec: RunSpec
+) -> tuple[RoutingTrace, RunSpec]:
+    """Load a trace if it is not loaded yet, and check that it is the one of the spec.
+
+    Parameters
+    ----------
+    trace
+        A trace or a reference to one; None takes the spec's reference.
+    spec
+        The settings.
+
+    Returns
+    -------
+    The trace, and the spec with its content id and a reference that leads to it, if there is one.
+
+    Raises
+    ------
+    UserError
+        If there is no trace, or it is another than the spec says.
+    """
+    import tracegen
+
+    reference = spec.trace if trace is None else str(trace) if isinstance(trace, str | Path) else ""
+    if reference is None:
+        message = "no trace is given: give a file, a URL, or a name of `moereplay trace list`"
+        raise UserError(message)
+    loaded = tracegen.load(reference) if isinstance(trace, str | Path | None) else trace
+    if spec.content_id not in (None, loaded.content_id):
+        message = (
+            f"this is not the trace of the spec: its content is {loaded.content_id[:12]}, not "
+            f"{str(spec.content_id)[:12]}"
+        )
+        raise UserError(message)
+    if not reference:
+        # A trace in memory is where the reference leads only if its content was just checked.
+        reference = spec.trace if spec.content_id is not None else None
+    return loaded, spec.changed(trace=reference, content_id=loaded.content_id)
+
+
+def check_needs(scheme: Scheme, system: System) -> None:
+    """Refuse a system that lacks what a scheme needs.
+
+    Raises
+    ------
+    UserError
+        Naming what is missing, and the schemes that the system supports.
+    """
+    missing = scheme.needs - capabilities(system)
+    if missing:
+        message = (
+            f"scheme {scheme.name!r} needs {', '.join(sorted(missing))}, which system "
+            f"{system.name!r} lacks; it supports: {', '.join(supported(system))}"
+        )
+        raise UserError(message)
+
+
+def capabilities(system: System) -> set[str]:
+    """Names of what a system can do."""
+    return {capability.value for capability in system.capabilities}

@@ -1,0 +1,329 @@
+"""Everything that decides one replay, as one frozen object.
+
+`RunSpec` is the only place that says which settings a replay has. The options of the command line,
+the settings of a study, their checks and help texts, the file that describes a replay, and the
+identity of a replay are all made from its fields: a new setting is one more field here, and the
+line that heeds it.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from replay.errors import UserError, unknown
+from replay.work.batch import Phase
+from replay.work.layer import PrecisionName
+from replay.work.placement import check_placement
+
+DEFAULT_SYSTEM = "dgx-h100"
+
+Direction = Literal["forward", "backward", "training"]
+PASSES: dict[Direction, tuple[bool, ...]] = {
+    "forward": (False,),
+    "backward": (True,),
+    "training": (False, True),
+}
+"""Whether each pass over the layers is the backward one."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How the command line spells a setting, where that is not its name.
+
+    Attributes
+    ----------
+    name
+        Such as ``"--set"``.
+    form
+        How one entry of a table is written, such as ``"KEY=VALUE"``.
+    """
+
+    name: str
+    form: str
+
+
+class RunSpec(BaseModel):
+    """Everything that decides one replay; what is None is taken from the trace or the system.
+
+    Raises
+    ------
+    UserError
+        If a setting does not exist or a value is not possible.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
+
+    trace: str | None = Field(
+        None, description="A file, a URL, or a name of `moereplay trace list`."
+    )
+    content_id: str | None = Field(
+        None, description="Content id that the trace must have; another trace is refused."
+    )
+    scheme: str | None = Field(None, description="A name of `moereplay schemes`.")
+    options: Annotated[dict[str, JsonValue], Flag("--option", "K=V")] = Field(
+        {}, description="Option of the scheme: K=V, repeatable."
+    )
+    system: str = Field(
+        DEFAULT_SYSTEM, description="A name of `moereplay hardware list`, or a TOML file."
+    )
+    overrides: Annotated[dict[str, JsonValue], Flag("--set", "KEY=VALUE")] = Field(
+        {}, description="Change a hardware value: KEY=VALUE, repeatable."
+    )
+    ranks: int | None = Field(
+        None, ge=1, description="GPUs in the group [the trace's own, or all of the system]."
+    )
+    tokens_per_rank: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens per GPU [4096 in prefill, 64 running requests in decode].",
+    )
+    layer: int | tuple[int, ...] | Literal["all"] = Field(
+        "all", description="Position of an MoE layer, several positions (0,2,5), or 'all'."
+    )
+    phase: Phase | None = Field(None, description="prefill or decode [what the trace holds].")
+    step: int = Field(0, ge=0, description="First step; later steps take later tokens.")
+    steps: int = Field(1, ge=1, description="Number of steps in sequence.")
+    direction: Direction = Field(
+        "forward", alias="pass", description="forward, backward or training (both)."
+    )
+    barrier: bool = Field(
+        False, description="Replay each layer by itself instead of chaining layers per GPU."
+    )
+    compare_barrier: bool = Field(
+        False, description="Of chained layers, also find the time with a barrier after each."
+    )
+    placement: str = Field(
+        "contiguous", description="contiguous, round-robin, random:SEED or file:PATH."
+    )
+    precision: PrecisionName | None = Field(
+        None, description="bf16, fp8 or fp32 [the model's own]."
+    )
+    tune: bool = Field(
+        False, description="Let the scheme choose among its splits of the SMs, by replay."
+    )
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise mistake(error) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_numbers(cls, given: Any) -> Any:
+        """Take whole numbers of numpy for whole numbers."""
+        if not isinstance(given, Mapping):
+            return given
+        return {
+            name: int(value)
+            if isinstance(value, Integral) and not isinstance(value, bool)
+            else value
+            for name, value in given.items()
+        }
+
+    @field_validator("layer", mode="before")
+    @classmethod
+    def _positions(cls, given: Any) -> int | tuple[int, ...] | str:
+        if isinstance(given, str) and given == "all":
+            return given
+        if isinstance(given, Integral) and not isinstance(given, bool):
+            positions = [given]
+        elif isinstance(given, str) or not hasattr(given, "__iter__"):
+            positions = []
+        else:
+            positions = list(given)
+        found = tuple(int(one) for one in positions if isinstance(one, Integral))
+        if not found or len(found) < len(positions) or min(found) < 0:
+            message = (
+                f"layer {given!r}: possible are the position of an MoE layer (0 and more), several "
+                "positions, or 'all'"
+            )
+            raise UserError(message)
+        return found[0] if len(found) == 1 else found
+
+    @field_validator("overrides", mode="before")
+    @classmethod
+    def _flat(cls, given: Any) -> Any:
+        """Take nested tables, as TOML writes dotted keys, for dotted keys."""
+        return _flattened(given) if isinstance(given, Mapping) else given
+
+    @field_validator("placement")
+    @classmethod
+    def _known_placement(cls, given: str) -> str:
+        check_placement(given)
+        return given
+
+    def changed(self, **settings: Any) -> RunSpec:
+        """Make a spec with other values of some settings.
+
+        Options belong to their scheme: another scheme without options of its own takes its
+        defaults.
+
+        Raises
+        ------
+        UserError
+            If a setting does not exist or a value is not possible.
+        """
+        values = self.model_dump()
+        if settings.get("scheme", self.scheme) != self.scheme:
+            values["options"] = {}
+        for name, value in settings.items():
+            values[_NAMES.get(name, name)] = value
+        return RunSpec(**values)
+
+    @property
+    def makes_one_graph(self) -> bool:
+        """Whether the replay has one schedule, whatever the trace holds."""
+        has_one_layer = isinstance(self.layer, int) and self.steps == 1
+        return not self.barrier or (has_one_layer and self.direction != "training")
+
+    def to_toml(self) -> str:
+        """Give the settings that are not the defaults, as TOML."""
+        plain, tables = [], []
+        for name, value in self.settings().items():
+            if isinstance(value, dict):
+                entries = [f"{_toml(key)} = {_toml(one)}" for key, one in value.items()]
+                tables += ["", f"[{name}]", *entries]
+            else:
+                plain.append(f"{name} = {_toml(value)}")
+        return "\n".join([*plain, *tables]) + "\n"
+
+    def settings(self) -> dict[str, Any]:
+        """Give the settings that are not the defaults, as plain values by the names files use."""
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+    @classmethod
+    def from_toml(cls, text: str, where: str = "the spec") -> RunSpec:
+        """Read what `to_toml` writes.
+
+        Parameters
+        ----------
+        text
+            TOML.
+        where
+            What to call it in errors.
+
+        Raises
+        ------
+        UserError
+            If it is not TOML, a setting does not exist or a value is not possible.
+        """
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            message = f"{where}: not valid TOML: {error}"
+            raise UserError(message) from None
+        try:
+            return cls(**document)
+        except UserError as error:
+            message = f"{where}: {error}"
+            raise UserError(message) from None
+
+    @classmethod
+    def from_result(cls, path: str | Path) -> RunSpec:
+        """Give what a file of one result was made from.
+
+        Raises
+        ------
+        UserError
+            If the file cannot be read or holds no result of one replay.
+        """
+        from replay.run.load import load_one
+
+        return load_one(path).spec
+
+
+def words() -> dict[str, str]:
+    """Give the names of the fields by the words that files and commands use for them."""
+    return {field.alias or name: name for name, field in RunSpec.model_fields.items()}
+
+
+_NAMES = words()
+
+
+def check_setting(word: str, value: Any) -> None:
+    """Refuse a value that no replay can have.
+
+    Parameters
+    ----------
+    word
+        A key of `words`.
+    value
+        Its value.
+
+    Raises
+    ------
+    UserError
+        Saying what is possible.
+    """
+    RunSpec(**{word: value})
+
+
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "a table",
+    "int_type": "a whole number",
+    "string_type": "text",
+}
+
+
+def mistake(error: ValidationError) -> UserError:
+    """Say in a line what is wrong with settings, and what is possible."""
+    first = error.errors(include_url=False)[0]
+    name, value = str(first["loc"][0]), first["input"]
+    word = next((word for word, field in words().items() if name in (word, field)), name)
+    if first["type"] == "value_error":
+        return UserError(str(first["ctx"]["error"]))
+    if first["type"] == "extra_forbidden":
+        return unknown("setting", name, words())
+    if first["type"] == "greater_than_equal":
+        return UserError(f"{word} must be at least {first['ctx']['ge']}, not {value}")
+    if first["type"] == "literal_error":
+        return unknown(word, str(value), choices(words()[word]))
+    expected = _EXPECTED.get(first["type"])
+    where = ".".join([word, *(str(part) for part in first["loc"][1:2])])
+    said = f"expected {expected}" if expected else first["msg"].lower()
+    return UserError(f"{where} = {value!r}: {said}")
+
+
+def choices(name: str) -> tuple[str, ...]:
+    """Texts that a setting may be; nothing where any text will do."""
+    kinds = [RunSpec.model_fields[name].annotation]
+    found: list[str] = []
+    for kind in kinds:
+        if getattr(kind, "__origin__", None) is Literal:
+            found += get_args(kind)
+        else:
+            kinds += get_args(kind)
+    return tuple(found)
+
+
+def _flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= _flattened(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML. JSON's text, numbers, truth and lists are TOML's, but for two characters."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,186 @@
+"""One identity for a replay: it changes with everything that changes the result, and no more."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hwmodel
+import replay
+from replay.run import identity as identity_module
+from replay.run.identity import code_files, code_identity, identity
+from replay.schemes import SCHEMES
+
+ROOT = Path(replay.__file__).parents[1]
+
+
+def test_identity_is_the_hash_of_the_sorted_description() -> None:
+    assert identity({"b": 1, "a": [2]}) == hashlib.sha256(b'{"a":[2],"b":1}').hexdigest()
+    assert identity({"a": [2], "b": 1}) == identity({"b": 1, "a": [2]})
+    assert identity({"a": [2], "b": 2}) != identity({"b": 1, "a": [2]})
+
+
+def test_identity_changes_with_everything_that_changes_the_run(synthetic) -> None:
+    system = hwmodel.load("dgx-h100")
+    runs = [
+        replay.run(synthetic(), system=system, scheme="deepep", layer=0),
+        replay.run(synthetic(), system=system, scheme="deepep", layer=1),
+        replay.run(synthetic(seed=4), system=system, scheme="deepep", layer=0),
+        replay.run(synthetic(), system=system, scheme="deepep", layer=0, options={"num_sms": 20}),
+        replay.run(synthetic(), system=system, scheme="deepep", layer=0, precision="fp8"),
+        replay.run(synthetic(), system=system, scheme="deepep", layer=0, placement="round-robin"),
+        replay.run(
+            synthetic(),
+            system=hwmodel.load("dgx-h100", {"link.links_per_gpu": 8}),
+            scheme="deepep",
+            layer=0,
+        ),
+        replay.run(synthetic(), system=system, scheme="comet", layer=0),
+        replay.run(synthetic(), system=system, scheme="deepep"),
+        replay.run(synthetic(), system=system, scheme="deepep", barrier=True),
+        replay.run(synthetic(), system=system, scheme="deepep", layer=0, direction="backward"),
+        replay.run(synthetic(), system=system, scheme="deepep", layer=0, tune=True),
+    ]
+    assert len({result.run_id for result in runs}) == len(runs)
+    again = replay.run(synthetic(), system=system, scheme="deepep", layer=0)
+    assert again.run_id == runs[0].run_id
+
+
+def test_identity_knows_what_a_placement_file_said(synthetic, tmp_path: Path) -> None:
+    path = tmp_path / "placement.json"
+    seen = set()
+    for ranks in ([0, 1, 2, 3] * 16, [3, 2, 1, 0] * 16):
+        path.write_text(json.dumps(ranks))
+        result = replay.run(
+            synthetic(),
+            system=hwmodel.load("dgx-h100"),
+            scheme="deepep",
+            layer=0,
+            placement=f"file:{path}",
+        )
+        seen.add(result.run_id)
+    assert len(seen) == 2
+
+
+def test_identity_does_not_change_with_what_is_a_default_or_a_name(synthetic) -> None:
+    plain = replay.run(synthetic(), scheme="deepep", layer=0)
+    sms = str(plain.scheme.options["num_sms"])
+    others = [
+        replay.run(synthetic(), scheme="deepep", layer=[0], options={"num_sms": sms}),
+        replay.run(synthetic(), scheme="deepep", layer=0, overrides={"switch.multicast": "true"}),
+        replay.run(synthetic(), scheme=SCHEMES["deepep"], layer=0, system=hwmodel.load("dgx-h100")),
+    ]
+    for other in others:
+        assert other.run_id == plain.run_id
+        assert other.to_json() == plain.to_json()
+
+
+def test_a_scheme_of_ones_own_enters_with_its_source(
+    tmp_path: Path, synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same name and options, but other code."""
+    path = tmp_path / "mine.py"
+    seen = set()
+    for number in (1, 2):
+        path.write_text(
+            "from replay.schemes.ideal import Ideal\n"
+            f"class Mine(Ideal):\n    name = 'mine'\n    summary = 'number {number}'\n"
+        )
+        module = _loaded(path)
+        monkeypatch.setitem(sys.modules, path.stem, module)
+        seen.add(replay.run(synthetic(), scheme=module.Mine(), layer=0).run_id)
+    assert len(seen) == 2
+
+
+def _loaded(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- code --------------------------------------------------------------------------------------
+
+FREE = {
+    "replay/__init__.py": "names of the public API",
+    "replay/errors.py": "mistakes, which have no result",
+    "replay/files.py": "writing results",
+    "tracegen/__init__.py": "names of the public API",
+    "tracegen/errors.py": "mistakes, which have no result",
+    "tracegen/capture/__init__.py": "one name of the public API",
+    "tracegen/library/__init__.py": "finding and reading files, whose content is known by its id",
+}
+"""Modules that a replay imports and whose code is not part of its identity, and why."""
+
+
+def test_code_is_told_apart_by_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package, rooms in identity_module.CODE.items():
+        for room in rooms or ("",):
+            (tmp_path / package / room / "inner").mkdir(parents=True)
+            (tmp_path / package / room / "inner" / "file.py").write_text("a = 1\n")
+    monkeypatch.setattr(identity_module.resources, "files", lambda name: tmp_path / name)
+    compute = code_identity.__wrapped__
+    before = compute()
+    (tmp_path / "replay" / "report").mkdir()
+    (tmp_path / "replay" / "report" / "text.py").write_text("shows = 1\n")
+    (tmp_path / "replay" / "run" / "notes.md").write_text("x")
+    (tmp_path / "hwmodel" / "cli.py").write_text("shows = 1\n")
+    assert compute() == before, "no number passes through these"
+    (tmp_path / "replay" / "run" / "inner" / "file.py").write_text("a = 2\n")
+    after = compute()
+    assert after != before
+    (tmp_path / "tracegen" / "models" / "new.toml").write_text("a = 1\n")
+    assert compute() != after, "sizes of models decide what a trace stands for"
+
+
+def test_code_that_replays_and_generates_is_all_in_the_identity() -> None:
+    """Every module that is imported on the way from a spec to a result is there, or excused."""
+    known = {name for name, _ in code_files()}
+    assert "replay/run/replayer.py" in known and "tracegen/generate/zipf.py" in known
+    todo, seen = ["replay.run.replayer", "tracegen.generate"], set()
+    while todo:
+        name = todo.pop()
+        path = _path(name)
+        if path is None or path in seen:
+            continue
+        seen.add(path)
+        if path in known:
+            todo += _imports(path)
+    missing = seen - known - FREE.keys()
+    assert not missing
+
+
+def _path(module: str) -> str | None:
+    """File of a module of ours, relative to the source tree."""
+    base = module.replace(".", "/")
+    for path in (f"{base}.py", f"{base}/__init__.py"):
+        if base.split("/")[0] in identity_module.CODE and (ROOT / path).is_file():
+            return path
+    return None
+
+
+def _imports(path: str) -> Iterator[str]:
+    """Modules that a file imports when it runs, names of a package that are modules included."""
+    tree = ast.parse((ROOT / path).read_text("utf-8"))
+    for node in _running(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _running(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        yield node
+        yield from _running(node)

@@ -1,0 +1,129 @@
+"""Results are read back, those of older schemas too; what is something else is refused in a line.
+
+The files in tests/data/results were written by the version before the second schema and stay.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import replay
+from replay.errors import UserError
+from replay.run.result import Comparison, Result
+
+DATA = Path(__file__).parents[2] / "data" / "results"
+SINGLE = ("layer-1", "chain-1", "tuned-1")
+
+
+@pytest.fixture(scope="module")
+def small(synthetic):
+    """The trace that the old results were made from."""
+    return synthetic(ranks=2, tokens_per_rank=4)
+
+
+def old(name: str) -> Result:
+    loaded = replay.load_result(DATA / f"{name}.json")
+    assert isinstance(loaded, Result)
+    return loaded
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_result_of_the_first_schema_holds_what_it_held(name: str) -> None:
+    before = json.loads((DATA / f"{name}.json").read_text())
+    after = json.loads(old(name).to_json())
+    assert before["format"] == "moereplay-result/1" and after["format"] == "moereplay-result/2"
+    assert after["run_id"] == before["run_id"]
+    assert after["totals"] == before["totals"]
+    assert after["trace"] == before["trace"]
+    system = after["system"]
+    assert before["system"] == system["values"] | {key: system[key] for key in ("name", "num_gpus")}
+    for part, was in zip(parts(after), parts(before), strict=True):
+        assert {**part.pop("measures"), **part} == was
+    assert after["scheme"].pop("tuned") == before["scheme"].pop("tuned", [])
+    assert after["scheme"].pop("code") == "", "the first schema had moereplay's own alone"
+    assert after["scheme"] == before["scheme"]
+
+
+def parts(document: dict) -> list[dict]:
+    return [document["chain"]] if document.get("chain") else document["layers"]
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_result_of_the_first_schema_can_be_run_again(name: str, small) -> None:
+    before = old(name)
+    after = replay.run(small, before.spec)
+    assert after.parts == before.parts
+    for what in ("trace", "system", "scheme", "batch", "placement", "precision", "totals"):
+        assert getattr(after, what) == getattr(before, what), what
+
+
+def test_a_comparison_of_the_first_schema_is_read(small) -> None:
+    before = replay.load_result(DATA / "comparison-1.json")
+    assert isinstance(before, Comparison) and before.baseline == "deepep"
+    after = replay.compare(small, ["deepep", "ideal"], layer=0)
+    assert [result.layers for result in after.results] == [
+        result.layers for result in before.results
+    ]
+    assert replay.summary(after) == replay.summary(before)
+
+
+def test_present_results_come_back(small, tmp_path: Path) -> None:
+    compared = replay.compare(small, ["deepep", "ideal"], layer=0)
+    for number, one in enumerate((compared, compared["ideal"])):
+        one.save(tmp_path / f"{number}.json")
+        assert replay.load_result(tmp_path / f"{number}.json") == one
+
+
+def test_the_summary_is_the_same_for_a_result_that_was_read_back() -> None:
+    for name in SINGLE:
+        text = replay.summary(old(name))
+        assert "Critical path of" in text and old(name).scheme.name in text
+
+
+def document() -> dict:
+    return json.loads((DATA / "layer-1.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ((DATA / "layer-1.json").read_text()[:-200], "cut short"),
+        ("", "cut short"),
+        ("[1]", "its format is None"),
+        ('{"format": 3}', "its format is 3"),
+        ('{"format": "moereplay-sweep/1"}', "is no result of a replay"),
+        ('{"format": "moereplay-result/3"}', "this version reads"),
+        ('{"format": "moereplay-comparison/3"}', "this version reads"),
+        ('{"format": "moereplay-result/2"}', "is damaged: run_id"),
+        ('{"format": "moereplay-result/1"}', "is damaged"),
+        ('{"format": "moereplay-comparison/1", "results": 3}', "is damaged"),
+        ('{"format": "moereplay-comparison/2", "baseline": "a", "results": []}', "results"),
+        (json.dumps({**document(), "layers": [{}]}), "is damaged"),
+        (json.dumps({**document(), "totals": {}}), "is damaged: totals"),
+        (json.dumps({**document(), "colour": "blue"}), "colour"),
+        (json.dumps({**document(), "batch": {**document()["batch"], "num_ranks": 0}}), "damaged"),
+    ],
+)
+def test_what_is_no_whole_result_is_refused_in_a_line(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "some.json"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        replay.load_result(path)
+    message = str(caught.value)
+    assert said in message and "some.json" in message and "\n" not in message
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*gone\.json"):
+        replay.load_result(tmp_path / "gone.json")
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=r"bytes\.json is no result"):
+        replay.load_result(tmp_path / "bytes.json")
+
+
+def test_a_comparison_is_no_spec() -> None:
+    with pytest.raises(UserError, match="holds a comparison of 2 results"):
+        replay.RunSpec.from_result(DATA / "comparison-1.json")
