@@ -125,7 +125,7 @@ class Case:
         self, what: Literal["sent", "combined"], machine: Machine | None = None
     ) -> dict[int, list[int]]:
         """Tasks that were followed, by token; `checks.tokens` says if their numbers differ."""
-        tokens, tasks = (machine or self.built.machine).followed(what)
+        tokens, tasks = (machine or self.built.machine).notes.followed(what)
         found: defaultdict[int, list[int]] = defaultdict(list)
         for token, task in zip(tokens.tolist(), tasks.tolist(), strict=False):
             found[token].append(task)

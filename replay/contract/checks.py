@@ -14,7 +14,7 @@ from replay.contract.layers import LAYERS, ONE_SENDER, ONE_TOKEN, TINY_NAMES, WA
 from replay.contract.reading import port_bytes
 from replay.graph import schedule
 from replay.machine.kinds import Kind
-from replay.measure.analysis import layer_result
+from replay.run.layer import replay_layer
 
 if TYPE_CHECKING:
     from replay.graph import TaskGraph
@@ -175,9 +175,9 @@ def tokens(case: Case) -> Iterator[str]:
     timeline, work = case.timeline, case.work
     sent, combined = case.tasks_of_token("sent"), case.tasks_of_token("combined")
     for what in ("sent", "combined"):
-        given = [len(ids) for ids in case.built.machine.followed(what)]
+        given = [len(ids) for ids in case.built.machine.notes.followed(what)]
         if given[0] != given[1]:
-            yield f'follow("{what}", ...) was given {given[0]} tokens and {given[1]} tasks'
+            yield f'notes.follow("{what}", ...) was given {given[0]} tokens and {given[1]} tasks'
             return
     routed = np.flatnonzero((work.expert_ids >= 0).any(axis=1)).tolist()
     for what, found in (("sent", sent), ("combined", combined)):
@@ -185,8 +185,8 @@ def tokens(case: Case) -> Iterator[str]:
         if missing:
             some = "any of" if len(missing) == len(routed) else f"{len(missing)} of"
             yield (
-                f'follow("{what}", ...) was not called for {some} the {len(routed)} tokens with '
-                f"experts, such as token {missing[0]} of rank {work.source_rank[missing[0]]}"
+                f'notes.follow("{what}", ...) was not called for {some} the {len(routed)} tokens '
+                f"with experts, such as token {missing[0]} of rank {work.source_rank[missing[0]]}"
             )
     for token in routed:
         if token not in sent or token not in combined:
@@ -321,11 +321,7 @@ def starts(case: Case) -> Iterator[str]:
 
 def bounds(case: Case) -> Iterator[str]:
     """The layer's time against the bounds that no schedule can beat."""
-    result = layer_result(
-        case.built.graph, case.timeline, case.built.ends, case.work, case.built.machine,
-        phases_separated=case.scheme.phases_separated, trace_rows=None,
-        step=0, layer_index=0, decoder_layer=0,
-    )  # fmt: skip
+    result = replay_layer(case.work, case.system, case.scheme)
     bound = result.bounds_us
     if bound.largest_us <= result.makespan_us:
         return

@@ -103,9 +103,9 @@ class Scheme(ABC):
         The contract (``moereplay schemes check NAME``, `replay.contract`) demands of them:
 
         - Rank r does nothing for the layer before ``start[r]``.
-        - Every token that has an expert is followed twice. ``machine.follow("sent", token, task)``
-          names the task in which it leaves its rank; ``machine.follow("combined", token, task)``
-          names the task after which it is combined.
+        - Every token that has an expert is followed twice. ``machine.notes.follow("sent", token,
+          task)`` names the task in which it leaves its rank; ``machine.notes.follow("combined",
+          token, task)`` names the task after which it is combined.
         - Tasks of the experts' GEMMs have the kinds `Kind.GEMM1` and `Kind.GEMM2` and carry the
           number of their expert as ``tag``. Together they multiply exactly the rows that are routed
           to the expert, on the rank that has it, and none runs before its rows are there. Tasks

@@ -51,36 +51,34 @@ class Plain(Scheme):
         stored, arrived = self._store(
             machine, DISPATCH, owner, expert_rank, work.dispatch_row_bytes, begun
         )
-        machine.follow("sent", work.pair_token, stored)
-        dispatched = machine.barrier(DISPATCH, machine.gather(arrived, expert_rank, begun))
+        machine.notes.follow("sent", work.pair_token, stored)
+        dispatched = machine.sync.barrier(DISPATCH, machine.gather(arrived, expert_rank, begun))
 
-        every_sm = machine.sm_pool("sm", machine.system.sm.num_sms)
+        every_sm = machine.sms.pool("sm", machine.sms.count)
         begun = machine.kernel(separate_kernels(machine, work, every_sm, dispatched))
 
         _, arrived = self._store(
             machine, COMBINE, expert_rank, owner, work.combine_row_bytes, begun
         )
-        combined = machine.barrier(COMBINE, machine.gather(arrived, owner, begun))
+        combined = machine.sync.barrier(COMBINE, machine.gather(arrived, owner, begun))
         # Reads the results of every token, writes their sum.
         rows = work.matrix("pairs").sum(axis=1) + np.diff(work.tokens_of_rank)
         ends = machine.memory_kernel(Kind.UNPERMUTE, rows * work.combine_row_bytes, combined)
         token = np.arange(work.num_tokens)
-        machine.follow("combined", token, ends[work.source_rank])
+        machine.notes.follow("combined", token, ends[work.source_rank])
         return ends
 
     def _store(
         self, machine: Machine, kinds: PhaseKinds, src: Ints, dst: Ints, row_bytes: int, begun: Ints
     ) -> tuple[Ints, Ints]:
         """Store a row per pair: (pair,) tasks that store it, and those after which it is there."""
-        pool = machine.sm_pool("plain-store", self.options.num_sms)
-        stored = machine.graph.add(
-            len(src),
-            resource=pool[src],
-            duration_ps=machine.system.sm.push_ps(np.full(len(src), row_bytes)),
-            kind=kinds.send,
-            rank=src,
-            after=begun[src],
-        )
+        num_sms = self.options.num_sms
+        split = machine.sms.split(f"scheme {self.name!r}", {"num_sms": num_sms})
+        pool = split.pool("plain-store", num_sms)
+        time = machine.costs.sm_store(np.full(len(src), row_bytes))
+        stored = machine.serve(pool[src], time, kind=kinds.send, rank=src, after=begun[src])
         arrived, remote = stored.copy(), src != dst  # rows of the own GPU stay in its memory
-        arrived[remote] = machine.push(kinds, src[remote], dst[remote], row_bytes, stored[remote])
+        src, dst, store = src[remote], dst[remote], machine.transfers.store
+        fan_out = machine.transfers.fan_out(src, dst)
+        arrived[remote] = store(kinds, src, dst, row_bytes, stored[remote], fan_out).arrived
         return stored, arrived

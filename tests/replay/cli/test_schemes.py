@@ -84,7 +84,7 @@ def test_check_passes_a_good_scheme(mine: Path) -> None:
 
 
 def test_check_ends_with_1_and_says_what_is_wrong(mine: Path) -> None:
-    text = MINE.replace("dst[remote], row_bytes,", "dst[remote], row_bytes - 1,")
+    text = MINE.replace("dst, row_bytes, stored[", "dst, row_bytes - 1, stored[")
     mine.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "replay.cli.main", "schemes", "check", f"{mine}:Plain"]
     result = subprocess.run(command, capture_output=True, text=True)

@@ -59,7 +59,7 @@ class Plain(Scheme):"""
 DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     "a byte too few": (
         "payload", "one token per rank",
-        [("dst[remote], row_bytes,", "dst[remote], row_bytes - 1,")],
+        [("dst, row_bytes, stored[", "dst, row_bytes - 1, stored[")],
         r"dispatch: GPU \d sends .* bytes, the rows of its tokens are .*: \d bytes are missing",
     ),
     "a row is not sent": (
@@ -69,12 +69,13 @@ DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     ),
     "rows go as metadata": (
         "payload", "uniform 4 ranks",
-        [("row_bytes, stored[remote])", "0, stored[remote], meta_bytes=row_bytes)")],
+        [("row_bytes, stored[remote], fan_out)",
+          "0, stored[remote], fan_out, meta_bytes=row_bytes)")],
         "sends 0 bytes, the rows of its tokens are",
     ),
     "rows come to the wrong GPUs, as many as to the right ones": (
         "ways", "zipf 8 ranks",
-        [("src[remote], dst[remote], row_bytes", "*exchanged(src[remote], dst[remote]), row_bytes"),
+        [("src, dst, row_bytes, stored[", "*exchanged(src, dst), row_bytes, stored["),
          ("class Plain(Scheme):", EXCHANGED)],
         r"GPU \d sends [\d,]+ bytes to GPU \d, the rows from the one to the other are",
     ),
@@ -96,7 +97,7 @@ DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     ),
     "no token is followed": (
         "tokens", "zipf 8 ranks",
-        [('machine.follow("sent", work.pair_token, stored)', "pass")],
+        [('machine.notes.follow("sent", work.pair_token, stored)', "pass")],
         r'follow\("sent", \.\.\.\) was not called for any of the 96 tokens',
     ),
     "experts do not wait for rows": (
@@ -117,7 +118,7 @@ DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     "more SMs than the GPU has": (
         "ends", "uniform 4 ranks",
         [("        16, least=1", "        160, least=1")],
-        "build refuses the layer: 160 SMs were asked for .*; the GPU has 132",
+        "build refuses the layer: option num_sms=160 of scheme 'broken' takes 160 SMs; the GPU has",
     ),
     "it returns too little": (
         "ends", "uniform 4 ranks",
@@ -143,8 +144,8 @@ DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     ),
     "an option's least value cannot run": (
         "options", "one token per rank",
-        [("16, least=1", "16, least=0"), ("self.options.num_sms)",
-          "1 + 16 // self.options.num_sms)")],
+        [("16, least=1", "16, least=0"), ("num_sms = self.options.num_sms",
+          "num_sms = 1 + 16 // self.options.num_sms")],
         r"with num_sms=0, build fails: .*ZeroDivisionError",
     ),
 }  # fmt: skip
