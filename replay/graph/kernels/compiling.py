@@ -13,6 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from numba import njit, types
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_machinery import register_pass
+from numba.core.typed_passes import NativeLowering
 
 from replay.graph.kernels.cache import KernelCache
 from replay.graph.kernels.memory import IS_PLAIN, Memory, MemoryType
@@ -21,14 +25,60 @@ _INNER: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_w
 _ENTRIES: list[tuple[Any, type[Memory]]] = []
 
 
+class _InnerLibrary(JITCodeLibrary):  # type: ignore[misc]  # numba has no types
+    """Code of a function that only kernels call: neither optimised nor turned into machine code.
+
+    Numba does both for each function, with all it calls: the innermost one again at each level.
+    Here it is done once, for the entry that links all of them.
+    """
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _LowerOnly(NativeLowering):  # type: ignore[misc]  # numba has no types
+    """Numba's last step, without an address of the code."""
+
+    _name = "lower_only"
+
+    def run_pass(self, state: Any) -> bool:
+        state.library = _InnerLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.flags.no_compile = True
+        super().run_pass(state)
+        # Callers find the code by a built-in function of its own; it is never called.
+        stand_in: Any = [].clear
+        state.targetctx.insert_user_function(stand_in, state.cr.fndesc, [state.library])
+        state.cr = state.cr._replace(cfunc=stand_in)
+        return True
+
+
+class _InnerCompiler(CompilerBase):  # type: ignore[misc]  # numba has no types
+    """Numba's steps, but for the last."""
+
+    def define_pipelines(self) -> list[Any]:
+        steps = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        steps.passes = [
+            (_LowerOnly if step is NativeLowering else step, what) for step, what in steps.passes
+        ]
+        steps._finalized = False
+        steps.finalize()
+        return [steps]
+
+
 def inner(function: Callable[..., Any]) -> Any:
     """Compile a function that only kernels call."""
-    return _without_literals(njit(**_INNER)(function))
+    return _without_literals(njit(pipeline_class=_InnerCompiler, **_INNER)(function))
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """Compile a function that becomes a part of each kernel that calls it."""
-    return _without_literals(njit(forceinline=True, **_INNER)(function))
+    return _without_literals(
+        njit(pipeline_class=_InnerCompiler, forceinline=True, **_INNER)(function)
+    )
 
 
 def _without_literals(kernel: Any) -> Any:

@@ -157,9 +157,7 @@ def group_rows(
     indptr = np.zeros(num_groups + 2, np.int32)
     order = np.empty(keys.size, np.int32)
     key = np.ascontiguousarray(keys, np.int32)
-    rows = Rows(
-        num_rows=keys.size, num_groups=num_groups, key=key, indptr=indptr, order=order
-    )
+    rows = Rows(num_rows=keys.size, num_groups=num_groups, key=key, indptr=indptr, order=order)
     _group_rows(rows)
     return indptr[: num_groups + 1], order
 

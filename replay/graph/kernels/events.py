@@ -64,6 +64,12 @@ def make_ready(p, number):
         _start_giving_delay(p, number)
 
 
+@inner
+def make_ready_apart(p, number):
+    """Do the same where it is not worth a copy of the code."""
+    make_ready(p, number)
+
+
 @inlined
 def latency_of(p, task, channel):
     """Latency of a task, from its channel if all tasks on that have the same."""
@@ -154,7 +160,7 @@ def _meet(p, task):
     missing = p.tasks[task].missing - 1
     p.tasks[task].missing = missing
     if missing == 0:
-        make_ready(p, task)
+        make_ready_apart(p, task)
 
 
 @inner

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from replay.graph.kernels.channels import receive
 from replay.graph.kernels.compiling import entry, inlined
-from replay.graph.kernels.events import admit_arrivals, close_tile, leave, make_ready
+from replay.graph.kernels.events import (
+    admit_arrivals,
+    close_tile,
+    leave,
+    make_ready,
+    make_ready_apart,
+)
 from replay.graph.kernels.lanes import sort_ids, touch_station
 from replay.graph.kernels.layout import GIVING_LANE, NEVER, OK, Plan
 from replay.graph.kernels.starts import commit, order_lane, serve_stations
@@ -95,7 +101,7 @@ def run(p):
     is_final = p.has_instant == 0
     for task in range(p.num_tasks):
         if p.tasks[task].missing == 0:
-            make_ready(p, task)
+            make_ready_apart(p, task)
     while p.status[0] == OK:
         done += _apply_what_happens_now(p)
         _serve_touched_lanes(p, is_final)
