@@ -321,9 +321,9 @@ def starts(case: Case) -> Iterator[str]:
 
 def bounds(case: Case) -> Iterator[str]:
     """The layer's time against the bounds that no schedule can beat."""
-    result = replay_layer(case.work, case.system, case.scheme)
-    bound = result.bounds_us
-    if bound.largest_us <= result.makespan_us:
+    measures = replay_layer(case.work, case.system, case.scheme).measures
+    bound = measures.bounds_us
+    if bound.largest_us <= measures.makespan_us:
         return
     why = ""
     if bound.phases_us == bound.largest_us:
@@ -331,7 +331,7 @@ def bounds(case: Case) -> Iterator[str]:
             ": the scheme says that a barrier over all ranks lies between dispatch and combine "
             "(phases_separated), and they overlap"
         )
-    yield f"the layer takes {result.makespan_us:,.3f} us, at least {bound.largest_us:,.3f} us{why}"
+    yield f"the layer takes {measures.makespan_us:,.3f} us, at least {bound.largest_us:,.3f} us{why}"
 
 
 def same_again(case: Case) -> Iterator[str]:

@@ -15,7 +15,7 @@ from replay.run.result import (
     Totals,
     TraceDescription,
 )
-from replay.run.setup import capabilities
+from replay.schemes.registry import capabilities
 from replay.work.placement import identify
 
 if TYPE_CHECKING:

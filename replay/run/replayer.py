@@ -14,7 +14,7 @@ from replay.run.chain import ChainLink, replay_apart, replay_chain
 from replay.run.describe import describe_result
 from replay.run.layer import make_work
 from replay.run.result import Comparison, Result, Trial
-from replay.run.setup import Setup, check_needs, load_trace, set_up, spec_of
+from replay.run.setup import Setup, check_domain, check_needs, load_trace, set_up, spec_of
 from replay.run.spec import PASSES, RunSpec
 from replay.run.tune import tune
 from replay.schemes import Scheme, supported
@@ -84,6 +84,7 @@ def carry_out(
     check_needs(scheme, system)
     precision = Precision(spec.precision or trace.model_shape.default_precision)
     batches = _batches(spec, trace, system)
+    check_domain(scheme, system, batches[0].num_ranks)
     links = _links(spec, trace, batches, system, precision)
     trials: list[Trial] = []
     if spec.tune:
@@ -121,13 +122,6 @@ def _batches(spec: RunSpec, trace: RoutingTrace, system: System) -> list[Batch]:
     ranks = batches[0].num_ranks
     if ranks > system.num_gpus:
         message = f"{ranks} ranks were asked for; system {system.name!r} has {system.num_gpus} GPUs"
-        raise UserError(message)
-    if ranks > system.fabric.gpus_per_domain:
-        message = (
-            f"{ranks} ranks were asked for; an NVLink domain of system {system.name!r} has "
-            f"{system.fabric.gpus_per_domain} GPUs, and no scheme knows the network between "
-            "domains yet"
-        )
         raise UserError(message)
     return batches
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
+from replay.machine.paths import ONE_DOMAIN
 from replay.run.identity import describe, identity
 from replay.run.spec import RunSpec
 from replay.schemes import SCHEMES, Scheme, find, supported
+from replay.schemes.registry import capabilities
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -261,6 +263,19 @@ def check_needs(scheme: Scheme, system: System) -> None:
         raise UserError(message)
 
 
-def capabilities(system: System) -> set[str]:
-    """Names of what a system can do."""
-    return {capability.value for capability in system.capabilities}
+def check_domain(scheme: Scheme, system: System, num_ranks: int) -> None:
+    """Refuse more ranks than a domain has for a scheme that knows one NVLink domain only.
+
+    Raises
+    ------
+    UserError
+        Saying how many GPUs a domain has.
+    """
+    per_domain = system.fabric.gpus_per_domain
+    if ONE_DOMAIN in scheme.needs and num_ranks > per_domain:
+        message = (
+            f"{num_ranks} ranks were asked for; an NVLink domain of system {system.name!r} has "
+            f"{per_domain} GPUs, and scheme {scheme.name!r} does not know the network between "
+            "domains"
+        )
+        raise UserError(message)

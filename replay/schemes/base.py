@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
+from replay.machine.paths import ONE_DOMAIN
 from replay.schemes.options import Options, checked, converted
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class Scheme(ABC):
     overlap
         What runs at the same time: "none", or the part of the layer.
     needs
-        Capabilities of a system without which the scheme cannot run.
+        Capabilities of a system without which the scheme cannot run; ``"one-domain"`` unless it
+        knows the network between NVLink domains.
     proposes
         Capabilities that the scheme adds to a system that lacks them: hardware that is proposed.
     phases_separated
@@ -75,7 +77,7 @@ class Scheme(ABC):
     traffic: str
     assumes: str = ""
     overlap: str = "none"
-    needs: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset({ONE_DOMAIN})
     proposes: frozenset[str] = frozenset()
     phases_separated: bool = True
     candidates: Mapping[str, tuple[int, ...]] = MappingProxyType({})

@@ -16,6 +16,7 @@ import numpy as np
 
 from replay.compute.experts import separate_kernels
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
+from replay.machine.paths import ONE_DOMAIN
 from replay.schemes.base import Scheme
 from replay.schemes.options import Options, option
 from replay.work.ragged import places
@@ -58,7 +59,7 @@ class Nvls(Scheme):
     name = "nvls"
     summary = "multicast all-gather and in-switch reduce-scatter of all tokens"
     source = "arXiv 2605.05607 section II-C; Megatron-Core token_dispatcher_inference.py"
-    needs = frozenset({"multicast", "reduction"})
+    needs = frozenset({"multicast", "reduction", ONE_DOMAIN})
     traffic = "dense"
     options: NvlsOptions = NvlsOptions()
 

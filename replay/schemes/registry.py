@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.errors import UserError, unknown
+from replay.machine.paths import ONE_DOMAIN
 from replay.schemes import outside
 from replay.schemes.comet import Comet
 from replay.schemes.deepep.normal import DeepEp
@@ -49,8 +50,13 @@ EXAMPLES: dict[str, Scheme] = {scheme.name: scheme for scheme in (Plain(),)}
 
 def supported(system: System) -> list[str]:
     """Names of the schemes whose needs the system meets, in the order of `SCHEMES`."""
-    has = {capability.value for capability in system.capabilities}
+    has = capabilities(system)
     return [name for name, scheme in SCHEMES.items() if scheme.needs <= has]
+
+
+def capabilities(system: System) -> set[str]:
+    """Names of what a system offers to schemes; every system has an NVLink domain."""
+    return {capability.value for capability in system.capabilities} | {ONE_DOMAIN}
 
 
 def find(reference: str) -> Scheme:

@@ -87,7 +87,7 @@ class _KernelFile:
             return None
         digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
         if hashlib.sha256(data).digest() == digest:
-            return pickle.loads(data)  # noqa: S301  # of this user, and whole
+            return pickle.loads(data)  # of this user, and whole
         with contextlib.suppress(OSError):
             path.unlink()
         return None

@@ -21,8 +21,16 @@ from replay.graph.kernels.lanes import (
     touch_station,
     unblock_lane,
 )
-from replay.graph.kernels.layout import FIRST_WAY, IN_ORDER, LATE_LANE, LOOKS_UP, OK, STARTED
-from replay.graph.kernels.layout import TURNS, VOQ
+from replay.graph.kernels.layout import (
+    FIRST_WAY,
+    IN_ORDER,
+    LATE_LANE,
+    LOOKS_UP,
+    OK,
+    STARTED,
+    TURNS,
+    VOQ,
+)
 from replay.graph.kernels.lookups import look_up, prefetch_keys
 from replay.graph.kernels.memory import prefetch
 

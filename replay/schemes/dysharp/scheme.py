@@ -25,6 +25,7 @@ import numpy as np
 from replay.compute.experts import Gemm, RowTiles, fused_tiles, row_tiles, separate_kernels
 from replay.compute.weight_gradients import weight_gradients_beside
 from replay.machine.kinds import COMBINE, DISPATCH
+from replay.machine.paths import ONE_DOMAIN
 from replay.schemes.base import Scheme
 from replay.schemes.dysharp.hub import Hub
 from replay.schemes.dysharp.options import (
@@ -81,7 +82,7 @@ class DySharp(Scheme):
         self.phases_separated = fusion == "none"
         in_switch = isinstance(options, SwitchOptions)
         self.traffic = "switch" if in_switch else "copy"
-        self.needs = IN_SWITCH if in_switch else frozenset()
+        self.needs = frozenset({ONE_DOMAIN}) | (IN_SWITCH if in_switch else frozenset())
         self.proposes = frozenset({"dynamic-multicast"} if in_switch else ())
         self.candidates = {
             "dispatch_sms": SM_CANDIDATES,

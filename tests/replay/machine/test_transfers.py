@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from machine_alone import carried, ints, machine_of
 from round_machine import round_machine
@@ -10,6 +11,7 @@ import hwmodel
 from replay.errors import UserError
 from replay.graph import schedule
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
+from replay.measure.ports import PortSums
 
 FLIT = 16
 ROW = 1000  # bytes: seven full packets of 128 and one of 104
@@ -89,6 +91,21 @@ def test_bytes_between_domains_are_counted_on_ports_of_their_own() -> None:
         ("nic-out", 5): 3 * ROW, ("nic-in", 13): 3 * ROW,
     }  # fmt: skip
     assert carried(graph)["nic-out", 0] == 3 * ROW  # no NVLink packets there
+
+
+def test_a_network_card_is_a_port_and_no_sm() -> None:
+    machine = machine_of(hwmodel.load("dgx-h100-x2"), 16)
+    start = machine.mark(machine.ranks)
+    src, dst = ints(0, 1), ints(1, 9)
+    machine.transfers.store(DISPATCH, src, dst, ROW, start[src], None)
+    graph = machine.graph.build()
+    ports = PortSums(graph, machine.resources.classes(graph), 16)
+    sent, received = ports.network_bytes("dispatch", "payload")
+    assert np.flatnonzero(sent).tolist() == [1] and np.flatnonzero(received).tolist() == [9]
+    assert sent[1] == received[9] == ROW
+    assert sum(ports.bytes("dispatch", "payload").uplink) == ROW  # the other row
+    slowest = ports.busiest("dispatch")
+    assert (slowest.direction, slowest.gpu) == ("nic-out", 1)
 
 
 def test_order_of_mixed_messages_is_kept() -> None:

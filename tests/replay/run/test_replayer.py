@@ -216,11 +216,23 @@ def test_comparisons_that_cannot_be_made(synthetic, system, settings, said) -> N
     assert said in str(error.value)
 
 
-def test_more_than_one_domain_is_refused(synthetic) -> None:
-    """No scheme knows the network between domains yet: a replay must not pretend to."""
+def test_more_than_one_domain_is_refused_to_schemes_that_know_one(synthetic) -> None:
+    """A replay must not pretend to know the network between domains."""
     two = hwmodel.load("dgx-h100", {"fabric.num_domains": 2})
     assert two.num_gpus == 16
-    assert "domain" in refusal(synthetic(ranks=16, tokens_per_rank=2), two, "deepep", layer=0)
+    for name, scheme in SCHEMES.items():
+        assert "one-domain" in scheme.needs
+        assert "domain" in refusal(synthetic(ranks=16, tokens_per_rank=2), two, name, layer=0)
+
+
+def test_a_scheme_that_needs_no_single_domain_runs_over_two(synthetic) -> None:
+    two = hwmodel.load("dgx-h100", {"fabric.num_domains": 2})
+    anywhere = SCHEMES["ideal"].with_options({})
+    anywhere.needs = frozenset()
+    result = replay.run(
+        synthetic(ranks=16, tokens_per_rank=2), system=two, scheme=anywhere, layer=0
+    )
+    assert len(result.layers[0].measures.rank_end_us) == 16
 
 
 def test_processes_do_not_change_a_comparison(synthetic, system) -> None:
