@@ -331,7 +331,8 @@ def bounds(case: Case) -> Iterator[str]:
             ": the scheme says that a barrier over all ranks lies between dispatch and combine "
             "(phases_separated), and they overlap"
         )
-    yield f"the layer takes {measures.makespan_us:,.3f} us, at least {bound.largest_us:,.3f} us{why}"
+    takes, least = measures.makespan_us, bound.largest_us
+    yield f"the layer takes {takes:,.3f} us, at least {least:,.3f} us{why}"
 
 
 def same_again(case: Case) -> Iterator[str]:

@@ -17,7 +17,7 @@ from replay.run.result import Comparison, Result, Trial
 from replay.run.setup import Setup, check_domain, check_needs, load_trace, set_up, spec_of
 from replay.run.spec import PASSES, RunSpec
 from replay.run.tune import tune
-from replay.schemes import Scheme, supported
+from replay.schemes import Scheme, find, supported
 from replay.work.batch import Batch, form_batch
 from replay.work.layer import Precision
 
@@ -264,7 +264,7 @@ def _each_with_options(
     schemes: Sequence[str | Scheme], options: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Settings of each scheme: itself and its options."""
-    names = [scheme if isinstance(scheme, str) else scheme.name for scheme in schemes]
+    names = [find(one).name if isinstance(one, str) else one.name for one in schemes]
     if len(set(names)) != len(names):
         message = f"a scheme is listed twice: {', '.join(names)}"
         raise UserError(message)

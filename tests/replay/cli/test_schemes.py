@@ -132,7 +132,7 @@ def test_compare_takes_a_scheme_from_a_file(mine: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.exception
     first, second = json.loads(out.read_text())["results"]
     assert first["scheme"]["name"] == "mine" and first["scheme"]["options"] == {"num_sms": 20}
-    assert len(first["scheme"]["code"]) == 64 and "code" not in second["scheme"]
+    assert len(first["scheme"]["code"]) == 64 and not second["scheme"]["code"]
 
 
 def test_a_broken_plugin_does_not_break_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
