@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from replay.errors import UserError
+from replay.errors import UserError, unknown
 from replay.run.spec import Flag, RunSpec
 
 JsonOption = Annotated[
@@ -100,15 +100,21 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     if "overrides" in settings:
         settings["overrides"] = _entries(settings["overrides"])
     if "options" in settings:
-        scheme = settings.get("scheme")
-        options: dict[str, str] = {}
-        for name, key, value in options_of(settings["options"], [scheme] if scheme else [""]):
-            if scheme and name != scheme:
-                message = f"--option {name}.{key}: the scheme is {scheme!r}"
-                raise UserError(message)
-            options[key] = value
-        settings["options"] = options
+        settings["options"] = _options_of_one(settings["options"], settings.get("scheme"))
     return settings
+
+
+def _options_of_one(given: Sequence[str], scheme: str | None) -> dict[str, str]:
+    """Options of the one scheme of a run; it is None where a spec names it."""
+    from replay.schemes import find
+
+    own = "" if scheme is None else find(scheme).name
+    options = {}
+    for name, key, value in options_of(given, [own]):
+        if own and name != own:
+            raise unknown("scheme with options", name, [own])
+        options[key] = value
+    return options
 
 
 def _entries(given: Sequence[str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tracegen import RoutingTrace
 
 MANY_LAYERS = 96
-SCHEME_HELP = "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file."
+SCHEME_HELP = str(RunSpec.model_fields["scheme"].description)
 ENTERING = ("trace", "system", "scheme", "batch", "placement", "precision")
 """Parts of a result that say what entered."""
 

@@ -264,7 +264,7 @@ def _each_with_options(
     schemes: Sequence[str | Scheme], options: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Settings of each scheme: itself and its options."""
-    names = [find(one).name if isinstance(one, str) else one.name for one in schemes]
+    names = [one.name if isinstance(one, Scheme) else find(one).name for one in schemes]
     if len(set(names)) != len(names):
         message = f"a scheme is listed twice: {', '.join(names)}"
         raise UserError(message)

@@ -75,7 +75,9 @@ class RunSpec(BaseModel):
     content_id: str | None = Field(
         None, description="Content id that the trace must have; another trace is refused."
     )
-    scheme: str | None = Field(None, description="A name of `moereplay schemes`.")
+    scheme: str | None = Field(
+        None, description="A name of `moereplay schemes`, or FILE.py:NAME, which executes the file."
+    )
     options: Annotated[dict[str, JsonValue], Flag("--option", "K=V")] = Field(
         {}, description="Option of the scheme: K=V, repeatable."
     )

