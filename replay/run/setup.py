@@ -81,6 +81,10 @@ def spec_of(
     UserError
         If a setting does not exist or a value is not possible.
     """
+    if spec is not None and not isinstance(spec, RunSpec):
+        kind = type(spec).__name__
+        message = f"a RunSpec is expected, not a {kind}; write scheme=..., system=... for the rest"
+        raise UserError(message)
     given = dict(settings)
     system, scheme = given.get("system"), given.get("scheme")
     if isinstance(system, Path):

@@ -277,3 +277,8 @@ def test_a_replay_without_scheme_or_trace_says_what_there_is(synthetic) -> None:
         replay.run(synthetic())
     with pytest.raises(UserError, match="no trace is given"):
         replay.run(scheme="ideal")
+
+
+def test_a_system_where_a_spec_is_expected(synthetic, system) -> None:
+    with pytest.raises(UserError, match="a RunSpec is expected, not a System"):
+        replay.run(synthetic(), system, scheme="ideal")
