@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from replay.graph.columns import fixed, stepped
 from replay.graph.kernels import layout, pack_touches, rehash
-from replay.graph.kernels.packing import Triples
+from replay.graph.kernels.interning import Triples
 from replay.graph.taskgraph import TURNS, Int32s, Int64s, TaskGraph, Touches
 
 #: Keys that are not used, for every touch, before keys are sorted: they cost four bytes each.

@@ -2,10 +2,11 @@
 
 | file | what it holds |
 |---|---|
-| `memory` | records, vectors and numbers behind one pointer: what numba is taught for it |
+| `memory` | records, vectors and numbers behind one pointer |
+| `compiled_memory` | what numba is taught about them |
 | `layout` | the records, the memories of a layout and of a run, and what their numbers mean |
 | `compiling`, `cache` | how kernels are compiled and kept |
-| `packing` | before and after a run: from the graph to records, and from records to times |
+| `packing`, `interning` | from the graph to records before a run, from records to times after it |
 | `channels`, `lanes`, `lookups` | data structures: tasks on their way, queues, tables |
 | `events`, `starts`, `loop` | the two phases of an instant, and the loop over them |
 | `edges`, `reading` | sorting edges and rows; the longest chain and who was waited for last |
@@ -18,10 +19,10 @@ from replay.graph.kernels.compiling import compile_all as compile_all
 from replay.graph.kernels.edges import group_rows as group_rows
 from replay.graph.kernels.edges import order_tasks as order_tasks
 from replay.graph.kernels.edges import sort_edges as sort_edges
+from replay.graph.kernels.interning import rehash as rehash
 from replay.graph.kernels.loop import run as run
 from replay.graph.kernels.packing import pack as pack
 from replay.graph.kernels.packing import pack_touches as pack_touches
-from replay.graph.kernels.packing import rehash as rehash
 from replay.graph.kernels.packing import survey as survey
 from replay.graph.kernels.packing import unpack as unpack
 from replay.graph.kernels.reading import last_met as last_met

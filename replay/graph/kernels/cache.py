@@ -38,7 +38,7 @@ _SOURCES = Path(__file__).parent
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
-class KernelCache(FunctionCache):  # type: ignore[misc]  # numba has no types
+class KernelCache(FunctionCache):
     """Cache of one kernel, in place of numba's."""
 
     def __init__(self, function: Any) -> None:
@@ -46,7 +46,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]  # numba has no types
         self._py_func = function
         self._impl = _Implementation(function)
         self._cache_path = ""
-        self._cache_file = _KernelFile(function.__name__)
+        self._cache_file: Any = _KernelFile(function.__name__)
         self.enable()
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
@@ -62,7 +62,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]  # numba has no types
         self._cache_file.save(key, self._impl.reduce(kernel))
 
 
-class _Implementation(CompileResultCacheImpl):  # type: ignore[misc]  # numba has no types
+class _Implementation(CompileResultCacheImpl):
     """How numba packs a kernel; where it is packed away is not its business here."""
 
     def __init__(self, function: Any) -> None:
@@ -145,8 +145,9 @@ def _stamp() -> str:
 def cache_folder() -> Path | None:
     """Folder of the compiled kernels; None if there is none to be had."""
     installation = f"kernels_{hashlib.sha256(str(_SOURCES).encode()).hexdigest()[:16]}"
-    if numba.config.CACHE_DIR:
-        folder = Path(numba.config.CACHE_DIR) / installation
+    given = getattr(numba.config, "CACHE_DIR", "")
+    if given:
+        folder = Path(given) / installation
         if _is_writable(folder):
             return folder
     if _is_writable(_SOURCES / "__pycache__"):

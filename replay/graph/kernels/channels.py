@@ -6,9 +6,9 @@ In the twin: ``events``, which is one heap there.
 
 from __future__ import annotations
 
+from replay.graph.kernels.compiled_memory import prefetch
 from replay.graph.kernels.compiling import inlined
 from replay.graph.kernels.layout import IN_ORDER, NEVER, TOO_LATE
-from replay.graph.kernels.memory import prefetch
 
 
 @inlined

@@ -19,13 +19,14 @@ from numba.core.compiler_machinery import register_pass
 from numba.core.typed_passes import NativeLowering
 
 from replay.graph.kernels.cache import KernelCache
-from replay.graph.kernels.memory import IS_PLAIN, Memory, MemoryType
+from replay.graph.kernels.compiled_memory import MemoryType
+from replay.graph.kernels.memory import IS_PLAIN, Memory
 
 _INNER: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _ENTRIES: list[tuple[Any, type[Memory]]] = []
 
 
-class _InnerLibrary(JITCodeLibrary):  # type: ignore[misc]  # numba has no types
+class _InnerLibrary(JITCodeLibrary):
     """Code of a function that only kernels call: neither optimised nor turned into machine code.
 
     Numba does both for each function, with all it calls: the innermost one again at each level.
@@ -40,7 +41,7 @@ class _InnerLibrary(JITCodeLibrary):  # type: ignore[misc]  # numba has no types
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
-class _LowerOnly(NativeLowering):  # type: ignore[misc]  # numba has no types
+class _LowerOnly(NativeLowering):
     """Numba's last step, without an address of the code."""
 
     _name = "lower_only"
@@ -56,7 +57,7 @@ class _LowerOnly(NativeLowering):  # type: ignore[misc]  # numba has no types
         return True
 
 
-class _InnerCompiler(CompilerBase):  # type: ignore[misc]  # numba has no types
+class _InnerCompiler(CompilerBase):
     """Numba's steps, but for the last."""
 
     def define_pipelines(self) -> list[Any]:
@@ -99,7 +100,8 @@ def entry(memory: type[Memory]) -> Callable[[Callable[..., Any]], Any]:
     def decorate(function: Callable[..., Any]) -> Any:
         if IS_PLAIN:
             return function
-        kernel = njit(_nrt=False, no_cfunc_wrapper=True)(function)
+        options: dict[str, Any] = {"_nrt": False, "no_cfunc_wrapper": True}
+        kernel: Any = njit(**options)(function)
         kernel._cache = KernelCache(function)
         _ENTRIES.append((kernel, memory))
         return kernel

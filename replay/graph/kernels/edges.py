@@ -196,7 +196,9 @@ def _count_down(g, counts, index, node):
 
 @entry(Order)
 def _order_tasks(g):
-    """Kahn's order; ``missing`` starts as the number of predecessors (a gate's dependency counts as one),
+    """Take what waits for nothing, then what waits for that alone, and so on.
+
+    ``missing`` starts as the number of predecessors (a gate's dependency counts as one),
     ``arrivals`` and ``tiles`` as those of each gate; all are used up. Returns how many nodes were
     reached.
     """

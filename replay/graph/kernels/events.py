@@ -8,6 +8,7 @@ In the twin: ``make_ready``, ``leave``, ``meet``, ``arrive``, and the closing of
 from __future__ import annotations
 
 from replay.graph.kernels.channels import prefetch_targets, send
+from replay.graph.kernels.compiled_memory import prefetch
 from replay.graph.kernels.compiling import inlined, inner
 from replay.graph.kernels.lanes import sort_ids, touch_station
 from replay.graph.kernels.layout import (
@@ -22,7 +23,6 @@ from replay.graph.kernels.layout import (
     STARTED,
     WAY_FLAGS,
 )
-from replay.graph.kernels.memory import prefetch
 
 
 @inlined

@@ -6,6 +6,7 @@ In the twin: ``touch`` and ``charge``.
 
 from __future__ import annotations
 
+from replay.graph.kernels.compiled_memory import prefetch
 from replay.graph.kernels.compiling import inlined, inner
 from replay.graph.kernels.layout import (
     AND_EVICTED,
@@ -22,7 +23,6 @@ from replay.graph.kernels.layout import (
     TOO_LATE,
     UNKNOWN,
 )
-from replay.graph.kernels.memory import prefetch
 
 
 @inlined

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from replay.graph.kernels.compiling import entry, inlined, inner
+from replay.graph.kernels.interning import intern
 from replay.graph.kernels.layout import (
     BY_HEAP,
     BY_NEEDS,
@@ -32,7 +33,6 @@ from replay.graph.kernels.layout import (
     ONE_LANE,
     SURVEY,
     TASK,
-    TRIPLE,
     WAY_FLAGS,
     WAYS,
     Packing,
@@ -95,63 +95,6 @@ def survey(s):
     return -1
 
 
-# --- Numbers for what occurs many times ---------------------------------------------------------
-
-
-@inlined
-def _hashed(a, b, c):
-    """Hash of three whole numbers; 31 bits a factor, so that nothing overflows as plain Python."""
-    low = 0x7FFFFFFF
-    h = ((a ^ (a >> 31)) & low) * 0x5BD1E995
-    h = ((h ^ (h >> 31) ^ b ^ (b >> 31)) & low) * 0x2C1B3C6D
-    h = ((h ^ (h >> 31) ^ c ^ (c >> 31)) & low) * 0x297A2D39
-    return h ^ (h >> 31)
-
-
-@inner
-def _intern(table, room, triples, sizes, what, a, b, c):
-    """Number of the triple (a, b, c); a new one counts in ``sizes[what]``.
-
-    ``table`` is an open-addressing table of numbers (-1 free) for ``room`` triples.
-    """
-    mask = 2 * room - 1
-    place = _hashed(a, b, c) & mask
-    while table[place] >= 0:
-        found = triples[table[place]]
-        if found.a == a and found.b == b and found.c == c:
-            return table[place]
-        place = (place + 1) & mask
-    number = sizes[what]
-    sizes[what] = number + 1
-    triple = triples[number]
-    triple.a = a
-    triple.b = b
-    triple.c = c
-    table[place] = number
-    return number
-
-
-class Triples(Memory):
-    """A table of triples, and where they are found."""
-
-    size = Fixed()
-    room = Fixed()
-    triples = Records(TRIPLE)
-    table = Vector(np.int32)
-
-
-@entry(Triples)
-def rehash(t):
-    """Enter the first ``size`` triples into an empty table."""
-    mask = 2 * t.room - 1
-    for number in range(t.size):
-        triple = t.triples[number]
-        place = _hashed(triple.a, triple.b, triple.c) & mask
-        while t.table[place] >= 0:
-            place = (place + 1) & mask
-        t.table[place] = number
-
-
 # --- Tasks --------------------------------------------------------------------------------------
 
 
@@ -192,7 +135,7 @@ def _class_of(w, place, latency):
 @inlined
 def _add_node(w, following, pool, units):
     """Put (pool, units) before a list; equal lists get the same number."""
-    return _intern(w.node_table, w.room, w.nodes, w.sizes, NODES, following, pool, units)
+    return intern(w.node_table, w.room, w.nodes, w.sizes, NODES, following, pool, units)
 
 
 @inlined
@@ -290,7 +233,7 @@ def _lane_of(w, task, where, needs):
         if rule != BY_NEEDS:
             needs = -1
         level = w.priority[task]
-        lane = w.num_single + _intern(
+        lane = w.num_single + intern(
             w.lane_table, w.room, w.lanes, w.sizes, LANES, where, level, needs
         )
     w.lane_tasks[lane] = w.lane_tasks[lane] + 1
@@ -336,9 +279,7 @@ def _pack_task(w, number):
             last |= LOOKS_UP
         if gives >= 0 and _may_be_early(w, number):
             last |= MAY_BE_EARLY
-        flight = FIRST_WAY - _intern(
-            w.way_table, w.room, w.ways, w.sizes, WAYS, flight, needs, last
-        )
+        flight = FIRST_WAY - intern(w.way_table, w.room, w.ways, w.sizes, WAYS, flight, needs, last)
     task = w.tasks[number]
     task.duration = duration
     task.visible = -1
@@ -376,12 +317,12 @@ def pack_touches(t):
         row = t.order[place]
         if t.sizes[FORMS] == t.room or t.sizes[COSTS] == t.room:
             return place
-        cost = _intern(
+        cost = intern(
             t.cost_table, t.room, t.costs, t.sizes, COSTS,
             t.miss_latency[row], t.miss_duration[row], t.evict_duration[row],
         )  # fmt: skip
         table = t.table[row]
-        form = _intern(
+        form = intern(
             t.form_table, t.room, t.forms, t.sizes, FORMS, table, t.drops[row], cost
         )  # fmt: skip
         where = t.base[table] + t.key_place[row]

@@ -204,7 +204,7 @@ def last_met(
 
 def walk_back(last: int, cause: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Tasks of the chain that ends with ``last``, first one first."""
-    causes = memoryview(cause)  # NumPy's own numbers would take five times as long
+    causes = cause.data  # NumPy's own numbers would take five times as long
     chain = []
     while last >= 0:
         chain.append(last)

@@ -7,6 +7,7 @@ In the twin: ``start_services``, ``candidates`` and ``start``.
 from __future__ import annotations
 
 from replay.graph.kernels.channels import send
+from replay.graph.kernels.compiled_memory import prefetch
 from replay.graph.kernels.compiling import inlined, inner
 from replay.graph.kernels.events import latency_of
 from replay.graph.kernels.lanes import (
@@ -32,7 +33,6 @@ from replay.graph.kernels.layout import (
     VOQ,
 )
 from replay.graph.kernels.lookups import look_up, prefetch_keys
-from replay.graph.kernels.memory import prefetch
 
 # --- Streams ------------------------------------------------------------------------------------
 

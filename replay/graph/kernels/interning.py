@@ -1,0 +1,64 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""Numbers for what occurs many times: triples, found by a hash table."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from replay.graph.kernels.compiling import entry, inlined, inner
+from replay.graph.kernels.layout import TRIPLE
+from replay.graph.kernels.memory import Fixed, Memory, Records, Vector
+
+
+@inlined
+def _hashed(a, b, c):
+    """Hash of three whole numbers; 31 bits a factor, so that nothing overflows as plain Python."""
+    low = 0x7FFFFFFF
+    h = ((a ^ (a >> 31)) & low) * 0x5BD1E995
+    h = ((h ^ (h >> 31) ^ b ^ (b >> 31)) & low) * 0x2C1B3C6D
+    h = ((h ^ (h >> 31) ^ c ^ (c >> 31)) & low) * 0x297A2D39
+    return h ^ (h >> 31)
+
+
+@inner
+def intern(table, room, triples, sizes, what, a, b, c):
+    """Number of the triple (a, b, c); a new one counts in ``sizes[what]``.
+
+    ``table`` is an open-addressing table of numbers (-1 free) for ``room`` triples.
+    """
+    mask = 2 * room - 1
+    place = _hashed(a, b, c) & mask
+    while table[place] >= 0:
+        found = triples[table[place]]
+        if found.a == a and found.b == b and found.c == c:
+            return table[place]
+        place = (place + 1) & mask
+    number = sizes[what]
+    sizes[what] = number + 1
+    triple = triples[number]
+    triple.a = a
+    triple.b = b
+    triple.c = c
+    table[place] = number
+    return number
+
+
+class Triples(Memory):
+    """A table of triples, and where they are found."""
+
+    size = Fixed()
+    room = Fixed()
+    triples = Records(TRIPLE)
+    table = Vector(np.int32)
+
+
+@entry(Triples)
+def rehash(t):
+    """Enter the first ``size`` triples into an empty table."""
+    mask = 2 * t.room - 1
+    for number in range(t.size):
+        triple = t.triples[number]
+        place = _hashed(triple.a, triple.b, triple.c) & mask
+        while t.table[place] >= 0:
+            place = (place + 1) & mask
+        t.table[place] = number

@@ -1,0 +1,219 @@
+"""The cache of compiled kernels: where it lies, when it is fresh, and what damage does to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.skipif(
+    os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled"
+)
+
+#: Compiles one small kernel, and prints whether it had to and where it is kept.
+SORT_ROWS = """
+import numpy as np
+from replay.graph import compilation
+compilation.when_compiling(lambda: print("compiled"))
+from replay.graph.kernels import cache, group_rows
+indptr, order = group_rows(np.array([1, 0, 1], np.int32), 2)
+assert indptr.tolist() == [0, 1, 3] and order.tolist() == [1, 0, 2]
+print(cache.cache_folder())
+"""
+
+#: Gives up being root once all that a compilation imports is there: Python itself may be root's.
+BE_SOMEBODY_ELSE = """
+import os
+import numba
+import replay.graph.kernels
+numba.njit(lambda value: value + 1)(1)
+os.setgid({user})
+os.setuid({user})
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of what the kernels need, so that nothing is edited or locked in the checkout."""
+    copy = tmp_path / "installed"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "replay" / "graph", copy / "replay" / "graph", ignore=ignored)
+    (copy / "replay" / "__init__.py").touch()
+    return copy
+
+
+def outcome(package: Path, *, user: int | None = None, **environment: str) -> tuple[bool, str]:
+    """Whether a fresh process had to compile, and the folder it used; errors fail the test."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    code = SORT_ROWS if user is None else BE_SOMEBODY_ELSE.format(user=user) + SORT_ROWS
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=package,
+        env=kept | {"PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *said, folder = done.stdout.split()
+    return said == ["compiled"], folder
+
+
+def kept_files(folder: str | Path) -> list[Path]:
+    return sorted(Path(folder).glob("_group_rows.*.nbc"))
+
+
+def test_lies_beside_the_source_and_is_used_again(package: Path) -> None:
+    home = package / "replay" / "graph" / "kernels" / "__pycache__"
+    assert outcome(package) == (True, str(home))
+    assert len(kept_files(home)) == 1
+    assert outcome(package) == (False, str(home))
+
+
+def test_lies_where_the_variable_says(package: Path, tmp_path: Path) -> None:
+    compiled, folder = outcome(package, NUMBA_CACHE_DIR=str(tmp_path / "mine"))
+    assert compiled
+    assert Path(folder).parent == tmp_path / "mine"
+    assert outcome(package, NUMBA_CACHE_DIR=str(tmp_path / "mine")) == (False, folder)
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "garbage", "flipped"])
+def test_damaged_files_are_compiled_again(package: Path, damage: str) -> None:
+    _, folder = outcome(package)
+    (file,) = kept_files(folder)
+    whole = file.read_bytes()
+    file.write_bytes(
+        {
+            "empty": b"",
+            "truncated": whole[: len(whole) // 2],
+            "garbage": b"no pickle" * 1000,
+            "flipped": whole[:-1] + bytes([whole[-1] ^ 1]),
+        }[damage]
+    )
+    assert outcome(package) == (True, folder)
+    assert outcome(package) == (False, folder)
+
+
+@pytest.mark.parametrize("name", ["edges.py", "memory.py", "layout.py"])
+def test_an_edit_in_any_file_of_the_folder_compiles_again(package: Path, name: str) -> None:
+    """`group_rows` lives in ``edges.py``."""
+    _, folder = outcome(package)
+    before = kept_files(folder)
+    with (package / "replay" / "graph" / "kernels" / name).open("a", encoding="utf-8") as file:
+        file.write("# an edit\n")
+    assert outcome(package) == (True, folder)
+    after = kept_files(folder)
+    assert len(after) == 1
+    assert after != before  # what nobody reads any more is gone
+
+
+def test_processes_may_compile_at_the_same_time(package: Path) -> None:
+    command = [sys.executable, "-c", SORT_ROWS]
+    environment = os.environ | {"PYTHONPATH": str(package)}
+    running = [
+        subprocess.Popen(command, cwd=package, env=environment, stdout=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    for process in running:
+        assert process.stdout is not None
+        process.stdout.close()
+    assert outcome(package)[0] is False
+
+
+def test_an_index_of_numbas_is_not_looked_at(package: Path) -> None:
+    home = package / "replay" / "graph" / "kernels" / "__pycache__"
+    home.mkdir()
+    (home / "edges._group_rows-1.py311.nbi").write_bytes(b"garbage")
+    (home / "edges._group_rows-1.py311.1.nbc").write_bytes(b"")
+    assert outcome(package) == (True, str(home))
+
+
+# --- Installations that cannot be written to: permissions bind nobody who is root ---------------
+
+OTHER_USER = 65534  # nobody
+
+
+def of_other(package: Path) -> int | None:
+    """Take away the right to write; the user to run as, so that this has an effect."""
+    for path in [package, *package.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    if os.getuid() != 0:
+        return None
+    for parent in [package, *package.parents]:
+        if not parent.stat().st_mode & stat.S_IXOTH:
+            parent.chmod(parent.stat().st_mode | stat.S_IXOTH)
+            if parent == Path(parent.anchor):
+                break
+    return OTHER_USER
+
+
+def folder_of(user: int | None, path: Path) -> Path:
+    """A new folder of the user, and of nobody else."""
+    path.mkdir(mode=0o700)
+    if user is not None:
+        os.chown(path, user, user)
+    return path
+
+
+@pytest.fixture
+def locked(package: Path):
+    """The package, read-only, and the user to run as; writable again afterwards."""
+    yield package, of_other(package)
+    for path in [package, *package.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def test_without_a_writable_installation_it_is_the_users(
+    locked: tuple[Path, int | None], tmp_path: Path
+) -> None:
+    package, user = locked
+    home = folder_of(user, tmp_path / "home")
+    compiled, folder = outcome(package, user=user, HOME=str(home))
+    assert compiled
+    assert Path(folder).parent == home / ".cache" / "moereplay"
+    assert outcome(package, user=user, HOME=str(home)) == (False, folder)
+    mine = folder_of(user, tmp_path / "xdg")
+    compiled, folder = outcome(package, user=user, HOME=str(home), XDG_CACHE_HOME=str(mine))
+    assert compiled
+    assert Path(folder).parent == mine / "moereplay"
+
+
+def test_without_a_home_it_is_a_private_temporary_folder(
+    locked: tuple[Path, int | None], tmp_path: Path
+) -> None:
+    package, user = locked
+    scratch = folder_of(user, tmp_path / "scratch")
+    missing = str(package / "home")  # inside what cannot be written to
+    compiled, folder = outcome(package, user=user, HOME=missing, TMPDIR=str(scratch))
+    owner = os.getuid() if user is None else user
+    private = scratch / f"moereplay-{owner}"
+    assert compiled
+    assert Path(folder).parent == private
+    assert private.stat().st_uid == owner
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert outcome(package, user=user, HOME=missing, TMPDIR=str(scratch)) == (False, folder)
+
+
+@pytest.mark.parametrize("what", ["open to others", "a link"])
+def test_a_folder_that_others_can_write_to_is_not_believed(
+    locked: tuple[Path, int | None], tmp_path: Path, what: str
+) -> None:
+    package, user = locked
+    scratch = folder_of(user, tmp_path / "scratch")
+    owner = os.getuid() if user is None else user
+    private = scratch / f"moereplay-{owner}"
+    if what == "a link":
+        private.symlink_to(folder_of(user, tmp_path / "elsewhere"))
+    else:
+        folder_of(user, private).chmod(0o777)
+    place = {"HOME": str(package / "home"), "TMPDIR": str(scratch)}
+    assert outcome(package, user=user, **place) == (True, "None")
+    assert outcome(package, user=user, **place) == (True, "None")
+    assert not kept_files(private)
