@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+#: What a command line may say; the time is that of a whole comparison, on a 2.5 GHz Xeon.
+NOTICE = "compiling the engine for this machine, once; about 10 s"
+
 _listeners: list[Callable[[], None]] = []
 
 
