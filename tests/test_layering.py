@@ -160,6 +160,7 @@ DESIGN = (ROOT / "replay/DESIGN.md").read_text(encoding="utf-8")
 REPLAY_ROOMS = tuple(re.findall(r"^\| `(\w+)(?:/|\.py)` \|", DESIGN, flags=re.MULTILINE))
 """Rooms of replay as the document's table lists them, lowest first."""
 
+
 def room_of_file(path: Path) -> str:
     return path.relative_to(ROOT / "replay").parts[0].removesuffix(".py")
 
