@@ -87,7 +87,7 @@ def test_commands(fence: Fence, tmp_path: Path) -> None:
     printed: set[str] = set()
     for arguments in commands(fence.text):
         done = subprocess.run(
-            [sys.executable, "-m", "replay.cli.main", *arguments],
+            [sys.executable, "-m", "replay.cli", *arguments],
             cwd=tmp_path, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"moereplay {shlex.join(arguments)}: {done.stderr}"

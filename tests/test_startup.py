@@ -22,9 +22,9 @@ def loaded_after(code: str) -> set[str]:
 @pytest.mark.parametrize(
     "code",
     [
-        "import replay, tracegen, hwmodel, replay.cli.main",
-        "import replay.cli.main\ntry: replay.cli.main.main(['--help'])\nexcept SystemExit: pass",
-        "import replay.cli.main\ntry: replay.cli.main.main(['schemes'])\nexcept SystemExit: pass",
+        "import replay, tracegen, hwmodel, replay.cli.app",
+        "import replay.cli\ntry: replay.cli.main(['--help'])\nexcept SystemExit: pass",
+        "import replay.cli\ntry: replay.cli.main(['schemes'])\nexcept SystemExit: pass",
         "import hwmodel\nhwmodel.load('dgx-h100')",
     ],
 )

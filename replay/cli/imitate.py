@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from replay.cli.screen import progress, show
 from replay.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def imitate(
         message = f"--seed is {seed}; it must be at least 0"
         raise UserError(message)
     real = tracegen.load(trace)
-    with _bar(fitting.ITERATIONS) as bar:
+    with progress(fitting.ITERATIONS, "iteration") as bar:
         model = fitting.fit(real, seed=seed, progress=bar.update)
     parameters.write_text(dumps(model), "utf-8")
     size = parameters.stat().st_size
@@ -82,21 +82,13 @@ def _times(
     import hwmodel
     from replay.validate.imitation import SCHEMES, compare_times
 
-    with _bar(len(SCHEMES)) as bar:
+    with progress(len(SCHEMES), "scheme") as bar:
         return compare_times(real, imitated, independent, hwmodel.load(system), progress=bar.update)
-
-
-def _bar(total: int) -> Any:
-    """Progress, where someone watches."""
-    from tqdm import tqdm
-
-    return tqdm(total=total, delay=1, leave=False, disable=not sys.stderr.isatty())
 
 
 def _show(rows: list[Row]) -> None:
     """Print the report as a table."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
@@ -114,7 +106,4 @@ def _show(rows: list[Row]) -> None:
             f"{row.independent:.3f}",
             f"{apart:+.1%}",
         )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=120)
-    console.print(table)
+    show(table)

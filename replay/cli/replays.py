@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replay.cli.options import JsonOption, options_of, settings_of, takes_settings
-from replay.cli.screen import show
+from replay.cli.screen import progress, show
 from replay.run.spec import PASSES, RunSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from replay.run.result import Result
     from tracegen import RoutingTrace
@@ -73,8 +73,8 @@ def run(
         check_target(json_)
     set_up(made, {})  # refuses what does not exist before the trace is read
     loaded, made = load_trace(None, made)
-    with _Progress(1, loaded, made) as advance:
-        result = replay.run(loaded, made, progress=advance, observe=exports)
+    with progress(_num_layers(made, loaded), "layer") as bar:
+        result = replay.run(loaded, made, progress=bar.update, observe=exports)
     for line in exports.report if exports else []:
         print(line, file=sys.stderr)
     if json_ is not None:
@@ -163,7 +163,7 @@ def compare(
     for name, key, value in options_of(option or [], [find(one).name for one in schemes]):
         options.setdefault(name, {})[key] = value
     loaded, spec = load_trace(None, spec)
-    with _Progress(len(schemes), loaded, spec) as advance:
+    with progress(len(schemes) * _num_layers(spec, loaded), "layer") as bar:
         compared = replay.compare(
             loaded,
             schemes,
@@ -171,7 +171,7 @@ def compare(
             baseline=baseline,
             options=options,
             jobs=jobs if jobs is not None else _worth_two(spec, loaded),
-            progress=advance,
+            progress=bar.update,
         )
     if json_ is not None:
         compared.save(json_)
@@ -192,27 +192,6 @@ def _num_layers(spec: RunSpec, trace: RoutingTrace) -> int:
 def _worth_two(spec: RunSpec, trace: RoutingTrace) -> int:
     """Two processes where starting them takes less time than they save."""
     return 2 if _num_layers(spec, trace) >= MANY_LAYERS else 1
-
-
-class _Progress:
-    """A bar over layers and schemes, if someone is watching and it takes longer than a second."""
-
-    def __init__(self, num_schemes: int, trace: RoutingTrace, spec: RunSpec) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(
-            total=num_schemes * _num_layers(spec, trace),
-            unit="layer",
-            delay=1,
-            leave=False,
-            disable=not sys.stderr.isatty(),
-        )
-
-    def __enter__(self) -> Callable[[], object]:
-        return lambda: self._bar.update()
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
 
 
 def _show_tuned(results: Sequence[Result]) -> None:

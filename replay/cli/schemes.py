@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.screen import show
+from replay.cli.screen import announce_compiling, show
 from replay.errors import UserError
 
 if TYPE_CHECKING:
@@ -191,6 +191,7 @@ def _indented(text: str, first: str, others: str) -> str:
 def _keeps_the_contract(scheme: Scheme, as_json: bool) -> bool:
     from replay.contract import CHECKS, examine
 
+    announce_compiling()
     findings = list(examine(scheme))
     if as_json:
         print(json.dumps([one._asdict() for one in findings], indent=1))

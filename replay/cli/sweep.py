@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from replay.cli.screen import progress
 from replay.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,8 +56,6 @@ def sweep(
     if json_ is not None:
         check_target(json_)
 
-    from tqdm import tqdm
-
     from replay.sweeps.run import plan_sweep
     from replay.sweeps.run import sweep as carry_out
 
@@ -65,15 +64,8 @@ def sweep(
         _show_plan(plan, out)
         return
     assert out is not None
-    bar = tqdm(
-        total=len(plan.tasks),
-        unit="replay",
-        delay=1,
-        leave=False,
-        disable=not sys.stderr.isatty(),
-    )
     try:
-        with bar:
+        with progress(len(plan.tasks), "replay") as bar:
             result = carry_out(plan, out, progress=bar.update, report=_tell)
     except KeyboardInterrupt:
         print(

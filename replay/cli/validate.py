@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from replay.cli.screen import progress, show
 
 
 def validate(
@@ -30,10 +31,7 @@ def validate(
     ] = None,
 ) -> None:
     """Predict published measurements and print the errors; exit code 1 if a bound is missed."""
-    from rich.console import Console
-
     from replay.errors import UserError
-    from replay.report.text import WIDTH
     from replay.validate import report, validate
     from replay.validate.catalog import TABLES
 
@@ -49,11 +47,7 @@ def validate(
             raise UserError(message)
         overrides[key] = value
     names = tables or list(TABLES)
-    from tqdm import tqdm
-
-    with tqdm(
-        total=len(names), unit="table", delay=1, leave=False, disable=not sys.stderr.isatty()
-    ) as bar:
+    with progress(len(names), "table") as bar:
         outcomes = validate(names, overrides=overrides, progress=bar.update)
     if json_ is not None:
         _write(json_, json.dumps(report.as_json(outcomes), indent=1))
@@ -63,11 +57,8 @@ def validate(
     if markdown:
         print(report.markdown_table(outcomes), end="")
     else:
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console = Console(highlight=False, width=WIDTH)
         for lines in report.text_tables(outcomes):
-            console.print(lines)
+            show(lines)
     if not report.all_hold(outcomes):
         raise typer.Exit(1)
 

@@ -295,6 +295,9 @@ def _in_processes(
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
 
+    from replay.graph.compilation import compile_ahead
+
+    compile_ahead()
     # Fresh processes rather than forks of this one, whose threads a fork would not copy.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:

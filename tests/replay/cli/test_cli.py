@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 import tracegen
-from replay.cli.main import app
+from replay.cli.app import app
 from replay.schemes import SCHEMES
 
 
@@ -26,7 +26,7 @@ def trace_file(tmp_path_factory: pytest.TempPathFactory, synthetic) -> Path:
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the command as a user does."""
     return subprocess.run(
-        [sys.executable, "-m", "replay.cli.main", *map(str, arguments)],
+        [sys.executable, "-m", "replay.cli", *map(str, arguments)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
 
@@ -107,7 +107,7 @@ def test_the_same_command_writes_the_same_bytes(trace_file: Path, tmp_path: Path
 
 def test_output_that_nobody_reads_is_no_error(trace_file: Path) -> None:
     done = subprocess.run(
-        f"{sys.executable} -m replay.cli.main schemes | head -1; exit ${{PIPESTATUS[0]}}",
+        f"{sys.executable} -m replay.cli schemes | head -1; exit ${{PIPESTATUS[0]}}",
         shell=True, executable="/bin/bash", capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "Traceback" not in done.stderr

@@ -11,8 +11,8 @@ import pytest
 import hwmodel
 import replay
 import tracegen
+from replay.cli.app import main
 from replay.cli.exports import Exports, parse_exports
-from replay.cli.main import main
 from replay.graph import Timeline
 
 SMALL = ("gpt-oss-20b-decode", "--scheme", "dysharp", "--ranks", "2", "--tokens-per-rank", "4")

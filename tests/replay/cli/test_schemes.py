@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import replay.schemes.plain
-from replay.cli.main import app
+from replay.cli.app import app
 from replay.contract import CHECKS
 from replay.schemes import SCHEMES, find, outside
 from replay.schemes.options import about
@@ -86,7 +86,7 @@ def test_check_passes_a_good_scheme(mine: Path) -> None:
 def test_check_ends_with_1_and_says_what_is_wrong(mine: Path) -> None:
     text = MINE.replace("dst, row_bytes, stored[", "dst, row_bytes - 1, stored[")
     mine.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "replay.cli.main", "schemes", "check", f"{mine}:Plain"]
+    command = [sys.executable, "-m", "replay.cli", "schemes", "check", f"{mine}:Plain"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (1, "")
     assert "wrong  every port carries its rows, to the byte" in result.stdout
@@ -117,7 +117,7 @@ def test_a_scheme_that_cannot_be_built_leaves_checks_open(mine: Path) -> None:
 )
 def test_mistakes(arguments: list[str], said: str, mine: Path) -> None:
     arguments = [word.replace("MINE", str(mine)) for word in arguments]
-    command = [sys.executable, "-m", "replay.cli.main", *arguments]
+    command = [sys.executable, "-m", "replay.cli", *arguments]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 2
     assert said in result.stderr and "Traceback" not in result.stderr

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import hwmodel
 import replay
 import tracegen
-from replay.cli.main import app
+from replay.cli.app import app
 from replay.errors import UserError
 from replay.run.spec import RunSpec, words
 from replay.schemes import SCHEMES

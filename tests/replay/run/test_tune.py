@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import hwmodel
 import replay
 import tracegen
-from replay.cli.main import app
+from replay.cli.app import app
 from replay.contract.layers import draw, work
 from replay.errors import UserError
 from replay.machine.kinds import Kind

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 import hwmodel
 import tracegen
-from replay.cli.main import app
+from replay.cli.app import app
 from replay.errors import UserError
 from replay.validate.imitation import compare_times, layer_times_us
 

@@ -186,7 +186,7 @@ def test_an_unknown_table_is_refused_by_name():
 
 def command(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "replay.cli.main", "validate", *arguments],
+        [sys.executable, "-m", "replay.cli", "validate", *arguments],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
 

@@ -344,7 +344,7 @@ def test_the_command_line_captures_a_checkpoint(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from replay.cli.main import app
+    from replay.cli.app import app
 
     words = {f"w{i}": i for i in range(tiny_families.VOCAB)}
     inner = Tokenizer(models.WordLevel(words, unk_token="w0"))

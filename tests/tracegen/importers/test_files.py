@@ -204,7 +204,7 @@ def test_a_model_of_the_catalogue_gives_sizes_and_layers(tmp_path: Path) -> None
 
 
 def test_the_command_line_writes_a_trace_and_prints_notes(tmp_path: Path) -> None:
-    from replay.cli.main import app
+    from replay.cli.app import app
 
     whole = np.zeros((9, 4, TOPK), np.int32)
     whole[:, 1::2] = routing(9)

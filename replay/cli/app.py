@@ -67,7 +67,3 @@ def _explain(error: Any) -> None:
         return
     help_of = f". See `{error.ctx.command_path} --help`" if error.ctx else ""
     print(f"error: {said.rstrip('.')}{help_of}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()
