@@ -64,6 +64,7 @@ def schemes(
 
 
 def _list(schemes: Iterable[Scheme], as_json: bool) -> None:
+    from replay.machine.paths import ONE_DOMAIN
     from replay.schemes.registry import EXAMPLES
 
     found = [*schemes]
@@ -80,6 +81,9 @@ def _list(schemes: Iterable[Scheme], as_json: bool) -> None:
         for one in found:
             table.add_row(one.name, one.summary, hardware(one) or "-")
         show(table)
+        bound = [one.name for one in found if ONE_DOMAIN in one.needs]
+        which = "all" if len(bound) == len(found) else ", ".join(bound) or "none"
+        print(f"Only for ranks within one NVLink domain: {which}.")
         print("moereplay schemes SCHEME explains one: options, assumptions, source.")
         print(f"Found by name, not compared unless asked for: {', '.join(EXAMPLES)}.")
     for line in broken:
@@ -114,9 +118,12 @@ def _table(*columns: str) -> Table:
 
 def hardware(scheme: Scheme) -> str:
     """What a scheme needs of a system, and what it adds to it."""
+    from replay.machine.paths import ONE_DOMAIN
+
     parts = []
-    if scheme.needs:
-        parts.append(f"needs {', '.join(sorted(scheme.needs))}")
+    needs = sorted(scheme.needs - {ONE_DOMAIN})  # a note below the list speaks of that
+    if needs:
+        parts.append(f"needs {', '.join(needs)}")
     if scheme.proposes:
         parts.append(f"proposes {', '.join(sorted(scheme.proposes))}")
     return "; ".join(parts)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from replay.contract.case import Case
 from replay.contract.checks import CHECKS
 from replay.contract.layers import LAYERS
-from replay.errors import UserError
-from replay.schemes.outside import said, where
+from replay.schemes.outside import failure
 from replay.schemes.traffic import TRAFFIC
 
 if TYPE_CHECKING:
@@ -92,11 +89,3 @@ def declared(scheme: Scheme) -> Iterator[str]:
         yield f"summary has {len(scheme.summary)} characters: expected 1 to {LONGEST_SUMMARY}"
     if scheme.traffic not in TRAFFIC:
         yield f"traffic {scheme.traffic!r} is no class of traffic; known: {', '.join(TRAFFIC)}"
-
-
-def failure(scheme: Scheme, error: Exception) -> str:
-    """A sentence about an error that was raised while a layer was built or scheduled."""
-    if isinstance(error, UserError):
-        return f"build refuses the layer: {error}"
-    file = Path(inspect.getfile(type(scheme)))
-    return f"build fails: {where(error, file)}: {type(error).__name__}: {said(error)}"

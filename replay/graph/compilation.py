@@ -25,10 +25,3 @@ def announce() -> None:
     """Tell who asked, once, that a kernel is about to be compiled."""
     while _listeners:
         _listeners.pop()()
-
-
-def compile_ahead() -> None:
-    """Compile what the cache lacks, so that processes that start together need not each do so."""
-    from replay.graph.kernels import compile_all
-
-    compile_all()

@@ -87,3 +87,10 @@ def _too_long(limit_ps: int, num_resources: int) -> str:
         f"the schedule is longer than {limit_ps / 1e12:.0f} s, the most the clock counts "
         f"with {num_resources} resources"
     )
+
+
+def compile_ahead() -> None:
+    """Compile what the cache lacks, so that processes that start together need not each do so."""
+    from replay.graph.kernels import compile_all
+
+    compile_all()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from replay.errors import UserError
 from replay.graph import GraphBuilder, schedule
 from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.machine import Machine
@@ -23,6 +24,7 @@ from replay.measure.mechanisms import evicted_wire_bytes
 from replay.measure.parts import Routing
 from replay.measure.ports import bytes_by_layer
 from replay.measure.result import ChainedLayer, ChainResult, LayerResult
+from replay.schemes.outside import BuildFailed
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -162,7 +164,7 @@ def build(
             )
         if number:
             work = link.work()
-        ends = scheme.build(work, machine, start)
+        ends = _described(scheme, work, machine, start)
         summaries.append(work.summary())
         starts.append(start)
         finishes.append(ends)
@@ -178,6 +180,26 @@ def build(
         routing=_mean_routing(summaries),
         last_work=work,
     )
+
+
+def _described(scheme: Scheme, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    """Let a scheme add a layer's tasks: (rank,) ends.
+
+    Raises
+    ------
+    UserError
+        If the scheme refuses the layer.
+    BuildFailed
+        If a scheme from outside raises anything else.
+    """
+    try:
+        return scheme.build(work, machine, start)
+    except UserError:
+        raise
+    except Exception as error:
+        if not scheme.code:
+            raise
+        raise BuildFailed(scheme, error) from error
 
 
 def _mean_routing(summaries: Sequence[dict[str, float]]) -> Routing:

@@ -10,6 +10,7 @@ import numpy as np
 
 from replay.compute.dense import Between
 from replay.errors import UserError, unknown
+from replay.graph.engine import compile_ahead
 from replay.run.chain import ChainLink, replay_apart, replay_chain
 from replay.run.describe import describe_result
 from replay.run.layer import make_work
@@ -294,8 +295,6 @@ def _in_processes(
     """Make each call of `run` in one of several fresh processes; results in order."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
-
-    from replay.graph.compilation import compile_ahead
 
     compile_ahead()
     # Fresh processes rather than forks of this one, whose threads a fork would not copy.

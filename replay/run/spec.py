@@ -13,7 +13,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -236,19 +235,6 @@ class RunSpec(BaseModel):
         except UserError as error:
             message = f"{where}: {error}"
             raise UserError(message) from None
-
-    @classmethod
-    def from_result(cls, path: str | Path) -> RunSpec:
-        """Give what a file of one result was made from.
-
-        Raises
-        ------
-        UserError
-            If the file cannot be read or holds no result of one replay.
-        """
-        from replay.run.load import load_one
-
-        return load_one(path).spec
 
 
 def words() -> dict[str, str]:

@@ -7,13 +7,11 @@ has no clock, no randomness and does no I/O. ``replay/schemes/ADDING.md`` says h
 
 from __future__ import annotations
 
-import copyreg
 import dataclasses
 from abc import ABC, abstractmethod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from replay.errors import UserError
 from replay.machine.paths import ONE_DOMAIN
 from replay.schemes.options import Options, checked, converted
 
@@ -163,19 +161,3 @@ class Scheme(ABC):
         vars(changed).update(vars(self), options=converted(self.name, self.options, given))
         checked(self.name, changed.options)
         return changed
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Let another process find a scheme from a file by its file, which it cannot import."""
-        if self.origin:
-            return _found_again, (self.origin, self.code, dataclasses.asdict(self.options))
-        return copyreg.__newobj__, (type(self),), vars(self)  # type: ignore[attr-defined]  # stub
-
-
-def _found_again(origin: str, code: str, options: Mapping[str, Any]) -> Scheme:
-    from replay.schemes.registry import find
-
-    scheme = find(origin)
-    if scheme.code != code:
-        message = f"{origin}: the file was changed while it was in use"
-        raise UserError(message)
-    return scheme.with_options(options)

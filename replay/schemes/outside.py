@@ -6,9 +6,12 @@ that was installed on purpose; it is executed when its scheme is asked for or li
 
 from __future__ import annotations
 
+import copyreg
+import dataclasses
 import hashlib
 import importlib.metadata
 import importlib.util
+import inspect
 import sys
 import traceback
 from pathlib import Path
@@ -18,6 +21,7 @@ from replay.errors import UserError, unknown
 from replay.schemes.base import Scheme
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from importlib.metadata import EntryPoint
     from types import ModuleType
 
@@ -58,7 +62,23 @@ def from_file(reference: str) -> Scheme:
         raise unknown(f"scheme in {file}", name, schemes)
     scheme = _made(getattr(module, name), reference)
     scheme.code, scheme.origin = digest, f"{path}:{name}"
+    copyreg.pickle(type(scheme), _reduced)
     return scheme
+
+
+def _reduced(scheme: Scheme) -> tuple[Any, ...]:
+    """Let another process find a scheme from a file by its file, which it cannot import."""
+    if scheme.origin:
+        return _found_again, (scheme.origin, scheme.code, dataclasses.asdict(scheme.options))
+    return copyreg.__newobj__, (type(scheme),), vars(scheme)  # type: ignore[attr-defined]  # stub
+
+
+def _found_again(origin: str, code: str, options: Mapping[str, Any]) -> Scheme:
+    scheme = from_file(origin)
+    if scheme.code != code:
+        message = f"{origin}: the file was changed while it was in use"
+        raise UserError(message)
+    return scheme.with_options(options)
 
 
 def _executed(path: Path, source: bytes, digest: str) -> ModuleType:
@@ -94,6 +114,30 @@ def where(error: BaseException, path: Path) -> str:
             if frame.filename == str(path):
                 line = frame.lineno
     return f"{path}:{line}" if line else str(path)
+
+
+class BuildFailed(UserError):
+    """A scheme from outside raised something that is no refusal.
+
+    Attributes
+    ----------
+    sentence
+        What it raised, and at which line of its source.
+    """
+
+    def __init__(self, scheme: Scheme, error: Exception) -> None:
+        self.sentence = failure(scheme, error)
+        super().__init__(f"scheme {scheme.name!r}: {self.sentence}")
+
+
+def failure(scheme: Scheme, error: Exception) -> str:
+    """Sentence about an error that was raised while a scheme built a layer."""
+    if isinstance(error, BuildFailed):
+        return error.sentence
+    if isinstance(error, UserError):
+        return f"build refuses the layer: {error}"
+    file = Path(inspect.getfile(type(scheme)))
+    return f"build fails: {where(error, file)}: {type(error).__name__}: {said(error)}"
 
 
 def said(error: BaseException) -> str:

@@ -48,14 +48,19 @@ def package(tmp_path: Path) -> Path:
     return copy
 
 
+def surroundings(package: Path) -> dict[str, str]:
+    """Environment of a process of this test: nothing says where the cache should be."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    return kept | {"PYTHONPATH": str(package)}
+
+
 def outcome(package: Path, *, user: int | None = None, **environment: str) -> tuple[bool, str]:
     """Whether a fresh process had to compile, and the folder it used; errors fail the test."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     code = SORT_ROWS if user is None else BE_SOMEBODY_ELSE.format(user=user) + SORT_ROWS
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         cwd=package,
-        env=kept | {"PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1"} | environment,
+        env=surroundings(package) | {"PYTHONDONTWRITEBYTECODE": "1"} | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -115,9 +120,8 @@ def test_an_edit_in_any_file_of_the_folder_compiles_again(package: Path, name: s
 
 def test_processes_may_compile_at_the_same_time(package: Path) -> None:
     command = [sys.executable, "-c", SORT_ROWS]
-    environment = os.environ | {"PYTHONPATH": str(package)}
     running = [
-        subprocess.Popen(command, cwd=package, env=environment, stdout=subprocess.PIPE)
+        subprocess.Popen(command, cwd=package, env=surroundings(package), stdout=subprocess.PIPE)
         for _ in range(3)
     ]
     assert [process.wait() for process in running] == [0, 0, 0]

@@ -12,6 +12,7 @@ import pytest
 
 import replay
 from replay.errors import UserError
+from replay.run.load import load_one
 from replay.run.result import Comparison, Result
 
 DATA = Path(__file__).parents[2] / "data" / "results"
@@ -137,4 +138,4 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_a_comparison_is_no_spec() -> None:
     with pytest.raises(UserError, match="holds a comparison of 2 results"):
-        replay.RunSpec.from_result(DATA / "comparison-1.json")
+        load_one(DATA / "comparison-1.json")

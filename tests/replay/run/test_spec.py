@@ -168,7 +168,7 @@ def test_a_result_is_run_again_byte_for_byte(
     first = replay.run(trace_file, **settings)
     first.save(tmp_path / "a.json")
     assert replay.run(spec=first.spec).to_json() == first.to_json()
-    (tmp_path / "a.toml").write_text(RunSpec.from_result(tmp_path / "a.json").to_toml())
+    (tmp_path / "a.toml").write_text(replay.load_result(tmp_path / "a.json").spec.to_toml())
     for name in ("a.json", "a.toml"):
         done = run("--spec", tmp_path / name, "--json", tmp_path / "b.json")
         assert done.exit_code == 0, done.exception
@@ -186,13 +186,13 @@ def test_options_beside_a_spec_override_it(trace_file: Path, tmp_path: Path) -> 
         "--option", "dispatch_sms=20", "--set", "switch.reduction=false", "--no-barrier",
     )  # fmt: skip
     assert done.exit_code == 0, done.exception
-    spec = RunSpec.from_result(tmp_path / "b.json")
+    spec = replay.load_result(tmp_path / "b.json").spec
     assert spec.options == {"message_rows": 8, "dispatch_sms": 20}
     assert spec.overrides == {"switch.multicast": False, "switch.reduction": False}
     assert (spec.layer, spec.barrier) == ((0, 1), False)
     other = run("--spec", tmp_path / "a.json", "--scheme", "deepep", "--json", tmp_path / "c.json")
     assert other.exit_code == 0, other.exception
-    assert RunSpec.from_result(tmp_path / "c.json").options == {}
+    assert replay.load_result(tmp_path / "c.json").spec.options == {}
 
 
 def test_another_trace_is_refused_unless_it_is_asked_for(
@@ -208,7 +208,7 @@ def test_another_trace_is_refused_unless_it_is_asked_for(
     done = run(other, "--spec", tmp_path / "a.json", "--json", tmp_path / "b.json")
     assert done.exit_code == 0, done.exception
     assert "note:" not in done.stderr
-    assert RunSpec.from_result(tmp_path / "b.json").trace == str(other)
+    assert replay.load_result(tmp_path / "b.json").spec.trace == str(other)
     trace_file_now = tmp_path / "moved.h5"
     tracegen.write(synthetic(ranks=4, tokens_per_rank=6), trace_file_now)
     (tmp_path / "c.toml").write_text(

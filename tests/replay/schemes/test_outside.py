@@ -153,3 +153,13 @@ def test_a_broken_plugin_says_so_in_a_line_and_leaves_the_others(plugins) -> Non
     assert "plug-in 'broken'" in refusal("broken") and "no_such_module" in refusal("broken")
     assert "its scheme is called 'mine'" in refusal("other")
     assert find("mine").name == "mine"
+
+
+def test_a_mistake_in_build_is_said_in_a_line(mine: Path, synthetic) -> None:
+    broken = MINE.replace("begun = machine.kernel(start)", "begun = machine.kernl(start)", 1)
+    assert broken != MINE
+    mine.write_text(broken, encoding="utf-8")
+    line = broken[: broken.index("kernl")].count("\n") + 1
+    with pytest.raises(UserError) as caught:
+        replay.run(synthetic(), scheme=f"{mine}:Plain", layer=0)
+    assert f"scheme 'mine': build fails: {mine}:{line}: AttributeError" in str(caught.value)

@@ -1,0 +1,133 @@
+"""Checks of what the ports carry: rows to the byte, headers, control, the way of each row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.contract import counting
+from replay.contract.case import Case
+from replay.contract.reading import port_bytes
+from replay.machine.kinds import Kind
+
+if TYPE_CHECKING:
+    from replay.graph import TaskGraph
+
+PORTS = {
+    ("dispatch", "uplink"): ("sends", "the rows of its tokens"),
+    ("dispatch", "downlink"): ("receives", "its experts' rows"),
+    ("combine", "uplink"): ("sends", "its experts' results"),
+    ("combine", "downlink"): ("receives", "the results of its tokens"),
+}
+HEADER = 9 / 8  # every 128 bytes of data have a header flit of 16
+LEAST_CONTROL = 0.22 / 9  # flits that come back for a packet: an acknowledgement's share of one
+
+
+def payload(case: Case) -> Iterator[str]:
+    """Payload of every port against a count token by token."""
+    sizes = row_bytes(case)
+    got = port_bytes(case.built.graph)
+    wanted = counting.port_rows(case.routing, case.scheme.traffic)
+    for (phase, direction), (verb, rows) in PORTS.items():
+        for gpu in range(case.work.num_ranks):
+            carried = got[phase][direction, gpu]
+            expected = wanted[phase][direction, gpu] * sizes[phase]
+            if carried != expected:
+                yield (
+                    f"{phase}: GPU {gpu} {verb} {carried:,} bytes, {rows} are {expected:,} bytes: "
+                    f"{_difference(expected - carried, sizes[phase])}"
+                )
+    graph = case.built.graph
+    groups = np.array([*graph.resources.groups, "none"])
+    off = (graph.payload_bytes > 0) & ~np.isin(groups[graph.resource], ("uplink", "downlink"))
+    if off.any():
+        yield (
+            f"{off.sum()} tasks carry payload on {groups[graph.resource[off][0]]!r}: payload is "
+            "counted on uplinks and downlinks alone"
+        )
+
+
+def row_bytes(case: Case) -> dict[str, int]:
+    """Bytes of a row each way, from the definition of the precisions."""
+    hidden, name = case.work.shape.hidden, case.work.precision.name
+    scales = 4 * -(-hidden // 128)
+    return {
+        "dispatch": {"bf16": 2 * hidden, "fp8": hidden + scales, "fp32": 4 * hidden}[name],
+        "combine": {"bf16": 2 * hidden, "fp8": 2 * hidden, "fp32": 4 * hidden}[name],
+    }
+
+
+def _difference(missing: int, row: int) -> str:
+    rows, rest = divmod(abs(missing), row)
+    amount = f"{abs(missing):,} bytes" if rest else "a row" if rows == 1 else f"{rows:,} rows"
+    verb = "is" if amount == "a row" or abs(missing) == 1 else "are"
+    amount = amount.removesuffix("s") if abs(missing) == 1 else amount
+    return f"{amount} {verb} {'missing' if missing > 0 else 'too many'}"
+
+
+def wire(case: Case) -> Iterator[str]:
+    """Wire bytes against payload."""
+    graph = case.built.graph
+    carried = port_bytes(graph, "wire")
+    for phase, ports in port_bytes(graph).items():
+        for (direction, gpu), nbytes in ports.items():
+            if carried[phase][direction, gpu] < nbytes * HEADER:
+                yield (
+                    f"{phase}: the {direction} of GPU {gpu} carries {nbytes:,} bytes of payload in "
+                    f"{carried[phase][direction, gpu]:,} bytes on the wire: headers are missing"
+                )
+
+
+def control(case: Case) -> Iterator[str]:
+    """Acknowledgements of stores, requests of loads."""
+    graph = case.built.graph
+    for phase, there, back in (
+        ("dispatch", "DISPATCH_UP", ("DISPATCH_ACK_DOWN", "DISPATCH_REQUEST_DOWN")),
+        ("combine", "COMBINE_UP", ("COMBINE_ACK_DOWN", "COMBINE_REQUEST_DOWN")),
+    ):
+        sends = graph.kind == Kind[there]
+        against = np.isin(graph.kind, [Kind[name] for name in back])
+        for gpu in range(case.work.num_ranks):
+            data = int(graph.wire_bytes[sends & (graph.rank == gpu)].sum())
+            answers = int(graph.wire_bytes[against & (graph.rank == gpu)].sum())
+            if answers < LEAST_CONTROL * data:
+                yield (
+                    f"{phase}: GPU {gpu} sends {data:,} bytes on the wire, and {answers:,} bytes "
+                    "of acknowledgements or requests come to it: stores are acknowledged, loads "
+                    "are requested"
+                )
+
+
+def ways(case: Case) -> Iterator[str]:
+    """Payload from GPU to GPU, where every message has one source and one destination."""
+    if case.scheme.traffic not in ("pair", "copy"):
+        return
+    sent = counting.messages(case.routing, case.scheme.traffic)
+    there = Counter((source, ranks[0]) for source, ranks in sent)
+    back = Counter({(rank, source): rows for (source, rank), rows in there.items()})
+    sizes = row_bytes(case)
+    for phase, rows in (("dispatch", there), ("combine", back)):
+        got = _payload_by_way(case.built.graph, phase)
+        for way in sorted(got.keys() | rows.keys()):
+            expected = rows[way] * sizes[phase]
+            if got[way] != expected:
+                yield (
+                    f"{phase}: GPU {way[0]} sends {got[way]:,} bytes to GPU {way[1]}, the rows "
+                    f"from the one to the other are {expected:,} bytes"
+                )
+
+
+def _payload_by_way(graph: TaskGraph, phase: str) -> Counter[tuple[int, int]]:
+    up_kind, down_kind = Kind[f"{phase.upper()}_UP"], Kind[f"{phase.upper()}_DOWN"]
+    source = {}
+    for src, dst in zip(*(ids.tolist() for ids in graph.edges()), strict=True):
+        if graph.kind[src] == up_kind and graph.kind[dst] == down_kind:
+            source[dst] = int(graph.resources.owner[graph.resource[src]])
+    found: Counter[tuple[int, int]] = Counter()
+    for task in np.flatnonzero((graph.kind == down_kind) & (graph.payload_bytes > 0)).tolist():
+        reached = int(graph.resources.owner[graph.resource[task]])
+        found[source.get(task, -1), reached] += int(graph.payload_bytes[task])
+    return found
