@@ -27,7 +27,7 @@ GateBlock = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]
 
 
 class TakeBlocks:
-    """Who takes how many units of which pool; see :meth:`GraphBuilder.take`."""
+    """Takes of credits: who takes how many units of which pool; see :meth:`GraphBuilder.take`."""
 
     def __init__(self) -> None:
         self._columns = {
@@ -59,7 +59,7 @@ class TakeBlocks:
 
 
 class TouchBlocks:
-    """Who touches which key of which table, at what cost; see :meth:`GraphBuilder.touch`."""
+    """Touches: who looks up which key in which table, its cost; see :meth:`GraphBuilder.touch`."""
 
     def __init__(self) -> None:
         self._columns = {

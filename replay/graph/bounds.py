@@ -53,8 +53,8 @@ def lower_bounds(graph: TaskGraph) -> Bounds:
     groups = np.array(graph.resources.groups)
     busiest, names = {}, {}
     for group in dict.fromkeys(graph.resources.groups):
-        mine = np.flatnonzero(groups == group)
-        first = int(mine[np.argmax(least[mine])])
+        members = np.flatnonzero(groups == group)
+        first = int(members[np.argmax(least[members])])
         busiest[group], names[group] = int(least[first]), graph.resources.names[first]
     return Bounds(busiest, names, longest_chain_ps(graph))
 

@@ -51,8 +51,8 @@ def _raise_cycle(graph: TaskGraph) -> None:
     import networkx as nx
 
     reached = topological_order(graph)
-    left = np.ones(graph.num_tasks + 2 * len(graph.gates), np.bool_)
-    left[reached] = False
+    unreached = np.ones(graph.num_tasks + 2 * len(graph.gates), np.bool_)
+    unreached[reached] = False
     src, dst = (ends.astype(np.int64) for ends in graph.edges())
     gates, base = graph.gates, graph.num_tasks
     gate_of_member = np.repeat(np.arange(len(gates)), np.diff(gates.member_indptr))
@@ -62,7 +62,7 @@ def _raise_cycle(graph: TaskGraph) -> None:
         (src, gates.member_task, base + 2 * gate_of_tile, gates.tile_last, arrived + 1)
     )
     dst = np.concatenate((dst, arrived, gates.tile_first, finished, gates.member_waiter))
-    inside = (dst >= 0) & left[src] & left[dst]
+    inside = (dst >= 0) & unreached[src] & unreached[dst]
     # Edges are added, not given to DiGraph: that would look for scipy first, and warn without it.
     waiting = nx.DiGraph()
     waiting.add_edges_from(zip(src[inside], dst[inside], strict=True))

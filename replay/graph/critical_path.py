@@ -167,7 +167,7 @@ def _check(path: CriticalPath, makespan_ps: int) -> None:
 
 
 def _queueing(timeline: Timeline, chain: Int64s, ready: Int64s) -> tuple[Int64s, dict[str, int]]:
-    """How long each link waited while all servers were busy, and with tasks of which kinds."""
+    """Time that each link waited for busy servers, and the kinds of task that they served."""
     graph = timeline.graph
     queueing = np.zeros(chain.size, np.int64)
     behind: dict[str, int] = {}
@@ -184,9 +184,9 @@ def _queueing(timeline: Timeline, chain: Int64s, ready: Int64s) -> tuple[Int64s,
     np.maximum.at(longest, graph.resource[served], service[served])
     for link, resource in zip(waited.tolist(), where.tolist(), strict=True):
         low, high = int(ready[link]), int(timeline.start_ps[chain[link]])
-        mine = served[first[resource] : first[resource + 1]]
-        starts = timeline.start_ps[mine]
-        near = mine[
+        of_resource = served[first[resource] : first[resource + 1]]
+        starts = timeline.start_ps[of_resource]
+        near = of_resource[
             np.searchsorted(starts, low - longest[resource]) : np.searchsorted(starts, high)
         ]
         near = near[timeline.end_ps[near] > low]
@@ -208,7 +208,7 @@ def _by_resource_and_start(resource: IntArray, start_ps: Int64s) -> IntArray:
 
 
 def _full_length(begin: Int64s, end: Int64s, servers: int) -> int:
-    """How long all servers are in service at once."""
+    """Length of the time in which all servers are in service at once."""
     if servers == 1:
         return int((end - begin).sum())
     times = np.concatenate([begin, end])
@@ -227,11 +227,11 @@ def _share(
     kinds = np.bincount(graph.kind[tasks], weights=overlap)
     present = np.flatnonzero(kinds)
     weight = int(kinds.sum())
-    left = total
+    rest = total
     for kind in present[:-1].tolist():
         part = total * int(kinds[kind]) // weight
         name = graph.kind_names[kind]
         behind[name] = behind.get(name, 0) + part
-        left -= part
+        rest -= part
     name = graph.kind_names[int(present[-1])]
-    behind[name] = behind.get(name, 0) + left
+    behind[name] = behind.get(name, 0) + rest

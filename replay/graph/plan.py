@@ -129,12 +129,12 @@ def read_times(
 
 
 def _offsets(sizes: npt.NDArray[Any]) -> Int64s:
-    """Where each of the slices of the given sizes begins, and where the last one ends."""
+    """Beginnings of slices of the given sizes, and the end of the last one."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
 def _columns(graph: TaskGraph) -> Parts:
-    """What the kernels read of a graph."""
+    """Columns of a graph that the kernels read."""
     takes, touches = graph.takes, graph.touches
     nobody = np.zeros(1, np.int32), np.zeros(0, np.int32)
     by_taker = by_giver = by_toucher = nobody
@@ -340,7 +340,7 @@ def _work_lists(num_direct: int, num_lanes: int, num_stations: int, graph: TaskG
 
 
 def _gate_parts(graph: TaskGraph) -> Parts:
-    """What the kernel needs to hand out the gates' slots."""
+    """Parts from which the kernels hand out the gates' slots."""
     gates = graph.gates
     members = np.full(gates.num_members, -1, k.MEMBER.dtype)
     members["gate"] = np.repeat(np.arange(len(gates)), np.diff(gates.member_indptr))

@@ -1,4 +1,4 @@
-"""What tasks need to run: resources that serve them, credits to hold, tables to look things up."""
+"""Supplies that tasks need: resources that serve them, credits to hold, tables to look in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task graph: flat arrays, one row a task, successors in compressed rows."""
+"""The task graph: flat arrays, one row per task, successors in compressed rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Resources:
-    """What serves tasks, one row a resource."""
+    """Servers of tasks, one row per resource."""
 
     names: tuple[str, ...]
     groups: tuple[str, ...]
@@ -58,7 +58,7 @@ class Resources:
 
 @dataclass(frozen=True, eq=False)
 class CreditPools:
-    """Counting pools, one row a pool."""
+    """Counting pools, one row per pool."""
 
     names: tuple[str, ...]
     groups: tuple[str, ...]
@@ -79,7 +79,7 @@ class CreditPools:
 
 @dataclass(frozen=True, eq=False)
 class CreditTakes:
-    """Who holds credits until when, one row a take."""
+    """Takes of credits, one row per take: who holds them until when."""
 
     task: Int32s
     pool: Int32s
@@ -92,7 +92,7 @@ class CreditTakes:
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """Finite associative memories, one row a table."""
+    """Finite associative memories, one row per table."""
 
     names: tuple[str, ...]
     groups: tuple[str, ...]
@@ -117,7 +117,7 @@ class Tables:
 
 @dataclass(frozen=True, eq=False)
 class Touches:
-    """Who looks up what in which table, and what it costs; one row a touch, as they were added."""
+    """Look-ups in tables and their costs, one row per touch, as they were added."""
 
     task: Int32s
     table: Int32s

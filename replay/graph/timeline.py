@@ -1,4 +1,4 @@
-"""When everything happened: start and end of every task, and what follows from them."""
+"""The schedule of a graph: start and end of every task, and what follows from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replay.graph.taskgraph import Int8s, Int32s, Int64s, TaskGraph
 
 
 class Touched(IntFlag):
-    """What a touch found: ``touched & OUTCOME`` is one of three, and ``EVICTED`` comes on top."""
+    """Outcome of a touch: ``touched & OUTCOME`` is one of three, to which ``EVICTED`` is added."""
 
     #: The key was in the table.
     HIT = 0
@@ -29,7 +29,7 @@ class Touched(IntFlag):
 
 @dataclass(frozen=True)
 class Span:
-    """When tasks of one kind were in service.
+    """Times of service of the tasks of one kind.
 
     Attributes
     ----------
@@ -90,31 +90,31 @@ class Timeline:
 
     @property
     def service_ps(self) -> Int64s:
-        """How long each task held its server (task,); on the null resource, the delay itself."""
+        """(task,): time that each task held its server; on the null resource, the delay itself."""
         if len(self.graph.touches) == 0:
             return self.graph.duration_ps
         return self.end_ps - self.start_ps
 
     @property
     def extra_service_ps(self) -> Int64s:
-        """How much longer than its ``duration_ps`` each task was in service (task,)."""
+        """(task,): time that each task was in service beyond its ``duration_ps``."""
         return self.service_ps - self.graph.duration_ps
 
     @property
     def on_the_way_ps(self) -> Int64s:
-        """How long after its end each task became visible (task,)."""
+        """(task,): time from the end of each task until it was visible."""
         if len(self.graph.touches) == 0:
             return self.graph.latency_ps
         return self.graph.latency_ps + self.extra_latency_ps
 
     @property
     def visible_ps(self) -> Int64s:
-        """When each task became visible to its successors (task,)."""
+        """(task,): time at which each task became visible to its successors."""
         return self.end_ps + self.on_the_way_ps
 
     @cached_property
     def makespan_ps(self) -> int:
-        """When the last task became visible; 0 for a graph without tasks."""
+        """Time at which the last task became visible; 0 for a graph without tasks."""
         return int(self.visible_ps.max(initial=0))
 
     def busy_ps(self) -> Int64s:
@@ -127,10 +127,10 @@ class Timeline:
         shares = {}
         groups = np.array(self.graph.resources.groups)
         for group in dict.fromkeys(self.graph.resources.groups):
-            is_mine = groups == group
-            servers = int(self.graph.resources.servers[is_mine].sum(dtype=np.int64))
+            is_member = groups == group
+            servers = int(self.graph.resources.servers[is_member].sum(dtype=np.int64))
             offered = servers * self.makespan_ps
-            shares[group] = int(busy[is_mine].sum()) / offered if offered else 0.0
+            shares[group] = int(busy[is_member].sum()) / offered if offered else 0.0
         return shares
 
     def spans(self) -> dict[str, Span]:
@@ -138,10 +138,10 @@ class Timeline:
         found = {}
         on_the_way = self.on_the_way_ps
         for kind, name in enumerate(self.graph.kind_names):
-            mine = np.flatnonzero(self.graph.kind == kind)
-            if mine.size:
-                start, end = self.start_ps[mine], self.end_ps[mine]
-                last = int((end + on_the_way[mine]).max())
+            of_kind = np.flatnonzero(self.graph.kind == kind)
+            if of_kind.size:
+                start, end = self.start_ps[of_kind], self.end_ps[of_kind]
+                last = int((end + on_the_way[of_kind]).max())
                 found[name] = Span(int(start.min()), last, union_length(start, end))
         return found
 

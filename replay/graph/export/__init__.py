@@ -2,7 +2,7 @@
 
 ========== ===================================================================================
 chrome     Trace events (JSON) of the schedule, for Perfetto or chrome://tracing.
-chakra     MLCommons Chakra execution traces, one file a rank, for other simulators.
+chakra     MLCommons Chakra execution traces, one file per rank, for other simulators.
 goal       GOAL text, one program for all ranks, for LogGOPSim and its relatives.
 networkx   The task graph with its schedule as GraphML, for graph tools; small windows only.
 ========== ===================================================================================

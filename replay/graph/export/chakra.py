@@ -1,4 +1,4 @@
-"""A scheduled graph as Chakra execution traces, one file a rank.
+"""A scheduled graph as Chakra execution traces, one file per rank.
 
 Files are streams of protocol buffer messages, each preceded by its length as a varint: first
 ``GlobalMetadata``, then ``Node`` after node. See `replay.graph.export.programs` for how a graph

@@ -220,7 +220,7 @@ def _metadata(name: str, pid: int, tid: int, key: str, value: str | int) -> str:
 
 
 def _task_events(timeline: Timeline, tasks: Int64s, tracks: _Tracks) -> Iterator[str]:
-    """Complete events, one a task."""
+    """Complete events, one per task."""
     graph = timeline.graph
     groups = [json.dumps(name) for name in (*graph.resources.groups, "delay")]
     kinds = [json.dumps(name) for name in graph.kind_names]
@@ -254,7 +254,7 @@ def _task_events(timeline: Timeline, tasks: Int64s, tracks: _Tracks) -> Iterator
 
 
 def _counter_events(timeline: Timeline, tracks: _Tracks, edges: Int64s) -> Iterator[str]:
-    """Counters of utilisation, one a resource and slice of time, and a zero after the last."""
+    """Counters of utilisation, one per resource and slice of time, and a zero after the last."""
     graph = timeline.graph
     base = _first_thread(tracks)
     order = np.argsort(graph.resource, kind="stable")
@@ -263,8 +263,8 @@ def _counter_events(timeline: Timeline, tracks: _Tracks, edges: Int64s) -> Itera
     rows = zip(tracks.process.tolist(), tracks.resource.tolist(), strict=True)
     for thread, (process, resource) in enumerate(rows, start=base):
         low, high = np.searchsorted(sorted_resource, [resource, resource + 1])
-        mine = order[low:high]
-        busy = busy_by_slice(timeline.start_ps[mine], timeline.end_ps[mine], edges)
+        tasks = order[low:high]
+        busy = busy_by_slice(timeline.start_ps[tasks], timeline.end_ps[tasks], edges)
         offered = np.diff(edges) * int(graph.resources.servers[resource])
         name = json.dumps(graph.resources.names[resource])
         head = f'{{"ph":"C","name":{name},"pid":{_pid(process)},"tid":{thread},"ts":'

@@ -18,7 +18,7 @@ _GZIP_LEVEL = 6
 
 @dataclass(frozen=True)
 class Written:
-    """What an export wrote.
+    """Account of what an export wrote.
 
     Attributes
     ----------

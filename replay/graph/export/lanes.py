@@ -1,4 +1,4 @@
-"""Which server of its resource each task was on: the engine only counts them."""
+"""The server of its resource that each task was on: the engine only counts them."""
 
 from __future__ import annotations
 

@@ -316,7 +316,7 @@ def _notes(
     src: Int64s,
     transfers: Transfers,
 ) -> tuple[str, ...]:
-    """What the programs do not hold."""
+    """Notes on what the programs do not hold."""
     notes = []
     if len(graph.takes):
         notes.append(f"{len(graph.takes)} takes of credits are left out: buffers have no end")

@@ -10,7 +10,7 @@ whatever it finds. This one
   folder, else in a temporary folder of this user: the first of them that can be written to. Folders
   outside the installation have to be this user's alone, since a cached kernel is unpickled;
 - believes a file only with its checksum: what is damaged is deleted and compiled again;
-- has one file a kernel and signature, written whole or not at all, so that processes may compile
+- has one file per kernel and signature, written whole or not at all, so that processes may compile
   the same at the same time.
 """
 
@@ -63,7 +63,7 @@ class KernelCache(FunctionCache):
 
 
 class _Implementation(CompileResultCacheImpl):
-    """How numba packs a kernel; where it is packed away is not its business here."""
+    """Numba's way of packing a kernel; the place of the file is chosen elsewhere."""
 
     def __init__(self, function: Any) -> None:
         self._lineno = function.__code__.co_firstlineno

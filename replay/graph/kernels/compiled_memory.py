@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 # What teaches numba a type goes through its untyped interfaces.
-"""What numba is taught about memories: their types, and the code of reading and writing them.
+"""Memories as numba sees them: their types, and the code of reading and writing them.
 
 Everything is an address. Words of a memory do not change while kernels run, but for numbers, and a
 store to one field changes no other: LLVM is told both, and need not load the same twice.

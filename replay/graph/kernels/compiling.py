@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""How kernels are compiled: functions that Python calls, and those that only kernels call.
+"""Compilation of kernels: functions that Python calls, and those that only kernels call.
 
 Only the former are kept in the cache, each with all it calls. Kernels allocate nothing, so they do
 without numba's reference counts (``_nrt``): these are atomic operations on every array that is

@@ -187,9 +187,9 @@ class Order(Memory):
 @inlined
 def _count_down(g, counts, index, node):
     """One thing less to wait for; the node comes next if that was the last."""
-    left = counts[index] - 1
-    counts[index] = left
-    if left == 0:
+    remaining = counts[index] - 1
+    counts[index] = remaining
+    if remaining == 0:
         g.order[g.done] = node
         g.done += 1
 
@@ -243,7 +243,7 @@ def _order_tasks(g):
 
 
 def order_tasks(graph: Any) -> npt.NDArray[np.int32]:
-    """Kahn's order with two extra nodes a gate, as far as it gets; see `topological_order`."""
+    """Kahn's order with two extra nodes per gate, as far as it gets; see `topological_order`."""
     gates = graph.gates
     arrivals, tiles = np.diff(gates.member_indptr), np.diff(gates.tile_indptr)
     numbers = np.arange(len(gates), dtype=np.int32)

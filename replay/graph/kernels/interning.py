@@ -12,7 +12,7 @@ from replay.graph.kernels.memory import Fixed, Memory, Records, Vector
 
 @inlined
 def _hashed(a, b, c):
-    """Hash of three whole numbers; 31 bits a factor, so that nothing overflows as plain Python."""
+    """Hash of three whole numbers; 31 bits per factor: nothing overflows as plain Python."""
     low = 0x7FFFFFFF
     h = ((a ^ (a >> 31)) & low) * 0x5BD1E995
     h = ((h ^ (h >> 31) ^ b ^ (b >> 31)) & low) * 0x2C1B3C6D

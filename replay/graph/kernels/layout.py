@@ -143,7 +143,7 @@ ONE_LANE, BY_PRIORITY, BY_NEEDS = 0, 1, 2
 
 
 class Packing(Memory):
-    """What the layout reads of a graph, and what it fills: larger tables when one is full.
+    """The graph as the layout reads it, and the tables that it fills: larger ones if one is full.
 
     Without takes or touches their ``indptr`` have size 1.
     """

@@ -181,7 +181,7 @@ def last_met(
     tile_first: IntArray,
     tile_last: IntArray,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """When each task became ready, and the predecessor that was visible last (-1 for none)."""
+    """Time each task became ready, and the predecessor that was visible last (-1 for none)."""
     ready = np.zeros(visible.size, np.int64)
     cause = np.full(visible.size, -1, np.int32)
     memory = Causes(

@@ -344,11 +344,11 @@ def _serve_first_rival(p):
         pool = lacking_pool(p, number)
         if pool < 0:
             taken = lane.needs
-            left = taken
-            while left >= 0:
-                node = p.nodes[left]
+            need = taken
+            while need >= 0:
+                node = p.nodes[need]
                 p.pools[node.pool].free -= node.units
-                left = node.next
+                need = node.next
             _start_first(p, place)
         else:
             _block_first_lane(p, place, pool)
