@@ -1,4 +1,7 @@
-"""The machine: bytes, rows and tokens become picoseconds here, and nowhere else.
+"""The machine: bytes, rows and tokens become picoseconds here.
+
+The one exception are GEMM tiles and dense parts, which `replay.compute` times. The formulas and
+their numbers are those of `hwmodel`; `Costs` (times.py) and `Transfers.send` (transfers.py) ask it.
 
 `Machine` (machine.py) holds one part for each thing a system can do:
 
@@ -7,17 +10,17 @@ part                    verbs
 ======================  ==========================================================================
 itself (tasks.py)       mark, gather, delay, serve; kernel, memory_kernel, stream; path
 `resources`             ports, memories, hosts, hubs: made `once`, each with its class
-`costs` (times.py)      sm_store, sm_load, sm_copy, sm_add; warp_scan, warp_copy, warps_add; stream,
-                        memory_load, cache_load, visible; acknowledged, fence, poll, flag,
-                        grid_barrier; ns for what a scheme states itself
+`costs` (times.py)      sm_store, sm_load, sm_copy, sm_add; warp_scan, warp_copy, warps_add,
+                        warps_add_late; stream, memory_load, cache_load, visible; acknowledged,
+                        fence, poll, flag, grid_barrier; ns for times that a scheme states
 `transfers`             store, load over the hops of a path (paths.py); fan_out; packets, flits
 `switch` (in_switch)    multicast, reduce; room of its input channels
 `sms`                   split, pool, channels, warp_lanes, units; the ledger of who holds how many
-`buffers`               pools, rings
+`buffers`               pools, unnamed, rings
 `caches`                tables, new_keys, touch
 `host`                  launch, wait, poll, work
 `sync`                  barrier, exchange_counts, notify
-`notes`                 follow, count, ratio, tile, poll: what a result is told
+`notes`                 follow, count, ratio, tile, poll: what a result reports
 ======================  ==========================================================================
 
 Made of these: rings.py (chunks through ring buffers), block_scheduler.py (blocks that hold an SM

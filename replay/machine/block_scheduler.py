@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class BlockScheduler:
-    """Block slots of every GPU, one a SM, and the unit that gives them away.
+    """Block slots of every GPU, one per SM, and the unit that assigns them.
 
     Parameters
     ----------
     machine
-        Receives tasks. Schedulers of one machine with as many SMs are the same, so that blocks of
-        one layer keep those of the next from their SMs.
+        Receives tasks. All schedulers of a machine with the same `num_sms` share their slots, so
+        that blocks of one layer keep those of the next from their SMs.
     num_sms
-        SMs of a GPU that take blocks.
+        SMs per GPU that take blocks.
     """
 
     def __init__(self, machine: Machine, num_sms: int) -> None:
@@ -54,15 +54,15 @@ class BlockScheduler:
         Parameters
         ----------
         first, last
-            (block,): its tasks; one and the same for a block that does a single thing.
+            (block,): first and last task of each block; the same for a block of a single task.
         rank
             (block,): its GPU.
         after
-            (block,): when the block is offered to the scheduler; None where something else will
-            say (a gate).
+            (block,): task after which the block is offered to the scheduler; None where a gate
+            offers it.
         priority
-            Order among blocks that are offered, smaller first; then the time since when they
-            are, then their order here.
+            Order among blocks that are offered, smaller first. Equal ones are served in the order
+            of the times at which they were offered, then in their order here.
         resident
             (block,): pools of credits that limit how many blocks of a kernel are on SMs at a time.
 

@@ -3,9 +3,9 @@
 A channel is one thread block of each rank. It works through its steps one after another: wait for
 a chunk from the ring's predecessor, add or copy, store it to the successor; it goes on when the
 link has taken the chunk. The protocols differ in what a chunk costs on the wire and in how its
-arrival is told: LL puts a flag beside every 4 bytes, LL128 one into every 128 bytes, Simple stores
-plain data, waits for it with a fence and then sets a flag. NCCL takes the quickest by its own
-estimate; here it is the quickest by ours.
+arrival is signalled: LL puts a flag beside every 4 bytes, LL128 one into every 128 bytes, Simple
+stores plain data, waits for it with a fence and then sets a flag. NCCL takes the quickest by its
+own estimate; here it is the quickest by ours.
 
 Sources: NVIDIA/nccl (primitives, 4 MiB buffers in 8 steps, channels); nccl-tests' definition of
 sizes.
@@ -32,14 +32,14 @@ LEAST_BYTES = 1024  # of a channel
 
 @dataclass(frozen=True)
 class Protocol:
-    """How chunks are carried.
+    """A way of carrying chunks.
 
     Attributes
     ----------
     name
         As NCCL calls it.
     wire_factor
-        Bytes stored for a byte of data.
+        Bytes stored per byte of data.
     fenced
         Whether a chunk is fenced and its flag stored afterwards.
     start_ps
@@ -47,7 +47,8 @@ class Protocol:
     step_ps
         Work of a block for each chunk, beside its bytes.
     channel_GB_per_s
-        What a block's registers pass, in or out; 0 where its SM's copying is the limit.
+        Rate at which data pass a block's registers, in or out; 0 where its SM's copying is the
+        limit.
     """
 
     name: str
@@ -137,7 +138,7 @@ def _store(machine: Machine, src: Ints, dst: Ints, nbytes: int, after: Ints) -> 
 
 
 def _noticed(machine: Machine, protocol: Protocol, peer: Ints, landed: Ints) -> Ints:
-    """When the receiver knows of a chunk."""
+    """Tasks after which the receiver knows of a chunk."""
     wait = machine.costs.flag() if protocol.fenced else machine.costs.poll()
     return machine.delay(Kind.DISPATCH_SYNC, wait, landed, peer)
 

@@ -94,7 +94,7 @@ class Summed(NamedTuple):
 
 
 class InSwitch:
-    """What the switch of a domain can do beyond passing messages on."""
+    """Abilities of a domain's switch beyond passing messages on."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class InSwitch:
         link, switch = self._system.link, self._system.switch
         acks, wire = link.ack_wire_bytes(nbytes, rows), link.write_wire_bytes(nbytes, rows)
         up = self._transfers.ack_batches(dst * self._num_ranks + src[of], wire[of], acks[of])
-        self._hop("out", kinds.ack_up, dst[up.last], up.flits, 0, arrived[up.last])
+        self._hop("out", kinds.ack_up, dst[up.last], up.nbytes, 0, arrived[up.last])
         copies = np.bincount(of, minlength=len(src))
         packets = link.packets(nbytes) * rows
         received = acks * (np.minimum(copies, 1) if switch.multicast_acks_merged else copies)
@@ -259,7 +259,7 @@ class InSwitch:
         copied = np.flatnonzero(copies)
         down = self._transfers.ack_batches(src[copied], (wire * copies)[copied], received[copied])
         chosen = copied[down.last]
-        self._hop("in", kinds.ack_down, src[chosen], down.flits, 0, last_copy[chosen])
+        self._hop("in", kinds.ack_down, src[chosen], down.nbytes, 0, last_copy[chosen])
 
     # ---- sums ------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 
 class Kind(IntEnum):
-    """What a task is. `KINDS` says how each kind is counted."""
+    """The kinds of task. `KINDS` says how each is counted."""
 
     MARK = 0  # takes no time: a start, an end, a tile that became complete
     LAUNCH = 1  # launch latency, gap between kernels
@@ -80,7 +80,7 @@ Role = Literal["compute", "copying", "serialisation", "overhead"]
 
 @dataclass(frozen=True)
 class KindRecord:
-    """What a kind counts as.
+    """Place of a kind in a result.
 
     Attributes
     ----------

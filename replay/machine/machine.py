@@ -48,15 +48,16 @@ class Machine:
     resources
         Ports, memories, hosts, hubs.
     costs
-        What work takes.
+        Durations of work.
     transfers, switch
         Stores and loads between GPUs; copies and sums that the switch makes.
     sms, buffers, caches, host
-        Who may run where, finite room, associative memories, the thread that launches kernels.
+        SMs and who holds them, finite buffers, associative memories, the thread that launches
+        kernels.
     sync
         Barriers, counts, notifications.
     notes
-        What is remembered of the tasks for the result.
+        Facts about the tasks that the result reports.
     serve, mark, gather, delay
         See `Tasks`.
     """

@@ -1,4 +1,4 @@
-"""What a scheme says about its tasks so that a result can explain what its mechanism did.
+"""Notes of a scheme about its tasks, with which a result can explain what its mechanism did.
 
 None of it changes a schedule. Numbers known before the run are counted (`Notes.count`); what only
 the schedule knows is remembered as tasks and touches, and read off it in

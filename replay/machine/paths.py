@@ -2,7 +2,8 @@
 
 `hwmodel.fabric.Fabric.hops` says which ports lie between two GPUs. Here they become resources of
 the graph, for many messages at once. Messages that pass ports of the same classes are one `Path`,
-and a transfer loops over its hops; a further kind of port on the way is one more hop.
+and a transfer loops over its hops. Every port belongs to the source GPU or to the target GPU; a
+further kind of such a port is one more hop, with a `ResourceClass` and an entry in `CLASS_OF_PORT`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Hop:
     resource, rank
         (message,): the port, and the rank that it belongs to.
     rate
-        Wire bytes a second.
+        Wire bytes per second.
     latency_ps
         From leaving this port to the next, or to the target: (message,) or the same for all.
     """
@@ -67,7 +68,7 @@ class Path:
     Attributes
     ----------
     messages
-        (message,) places among the messages that were asked about; None for all of them.
+        (message,) positions among the messages that were asked about; None for all of them.
     hops
         The ports, in order.
     is_nvlink

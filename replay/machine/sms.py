@@ -24,7 +24,7 @@ class Sms:
     Parameters
     ----------
     count
-        SMs of a GPU.
+        SMs per GPU.
 
     Attributes
     ----------
@@ -84,8 +84,8 @@ class Sms:
 
     def too_many(self, who_takes: str, num_sms: int, why: str = "") -> UserError:
         """Error for whoever takes more SMs than there are."""
-        taken, there = (f"{n} SM{'' if n == 1 else 's'}" for n in (num_sms, self.count))
-        return UserError(f"{who_takes} {taken}; the GPU has {there}{why}")
+        taken, available = (f"{n} SM{'' if n == 1 else 's'}" for n in (num_sms, self.count))
+        return UserError(f"{who_takes} {taken}; the GPU has {available}{why}")
 
     def one_queue(self, group: str, num_sms: int) -> Ints:
         """(rank,) resources with `num_sms` servers each."""

@@ -79,7 +79,7 @@ class Tasks:
         return marks
 
     def delay(self, kind: Kind, time: Time, after: Ints, rank: Ints | None = None) -> Ints:
-        """Pass time without occupying anything: (task,) tasks, one for each rank unless told."""
+        """Pass time without occupying anything: (task,) tasks, one per rank without `rank`."""
         return self.serve(
             -1, time, kind=kind, rank=self._resources.ranks if rank is None else rank, after=after
         )

@@ -29,7 +29,8 @@ class Time:
     Attributes
     ----------
     ps
-        Whole picoseconds. For the machine; the layering test keeps schemes from reading it.
+        Whole picoseconds, for the machine alone: `tests/replay/schemes/test_rule.py` keeps schemes
+        from reading them.
     """
 
     ps: IntsLike
@@ -49,16 +50,16 @@ class Time:
         return Time(-(-self.ps // workers))
 
     @staticmethod
-    def where(chosen: npt.NDArray[np.bool_], there: Time, otherwise: Time) -> Time:
+    def where(chosen: npt.NDArray[np.bool_], then: Time, otherwise: Time) -> Time:
         """One time for the tasks that are `chosen` (task,), another for the rest."""
-        return Time(np.where(chosen, there.ps, otherwise.ps))
+        return Time(np.where(chosen, then.ps, otherwise.ps))
 
 
 NO_TIME = Time(0)
 
 
 class Costs:
-    """How long work takes on an idle server of a machine."""
+    """Durations of work on an idle server of a machine."""
 
     def __init__(self, system: System) -> None:
         self._system = system

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 ACK_BATCH_BYTES = 32 * 1024
 """Acknowledgements between two GPUs are charged to the opposite direction once per this many bytes.
 
-The flits are all there; only their number of tasks is reduced. A row of acknowledgements is a
-flit per several packets, far below the resolution of anything that is read off a result.
+All their bytes are charged; only the number of tasks is smaller. The acknowledgements of a row are
+one flit per several packets, far below the resolution of anything that is read off a result.
 """
 
 
@@ -34,7 +34,7 @@ class AckBatches(NamedTuple):
     """(batch,): the last message of each batch of acknowledgements, and their bytes."""
 
     last: Ints
-    flits: Ints
+    nbytes: Ints
 
 
 class Stored(NamedTuple):
@@ -45,7 +45,7 @@ class Stored(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """(message,) tasks: the request has come to its target; the data is in the reader's SM."""
+    """(message,) tasks: the request is at its target; the data is in the reader's SM."""
 
     asked: Ints
     arrived: Ints
@@ -137,8 +137,8 @@ class Transfers:
         after
             (message,) task each message waits for.
         fan_out
-            Whom the SMs of the kernel store to in all; None if each rank stores to one peer only.
-            Copy engines do not mind.
+            Pairs of ranks between which the SMs of the kernel store, in all its calls; None if each
+            rank stores to one peer only. The rate of copy engines does not depend on it.
         rows
             Rows of each message; every row begins a packet of its own.
         meta_bytes
@@ -199,10 +199,10 @@ class Transfers:
             np.broadcast_to(wire, src.shape),
             np.broadcast_to(acks, src.shape),
         )
-        back, told = dst[batches.last], src[batches.last]
-        for path in self._paths(back, told):
+        receiver, sender = dst[batches.last], src[batches.last]
+        for path in self._paths(receiver, sender):
             self.send(
-                path, (kinds.ack_up, kinds.ack_down), path.of(batches.flits), 0,
+                path, (kinds.ack_up, kinds.ack_down), path.of(batches.nbytes), 0,
                 path.of(arrived[batches.last]), priority=priority,
             )  # fmt: skip
 
@@ -212,7 +212,8 @@ class Transfers:
         Parameters
         ----------
         flow, wire, acks
-            (message,): what belongs together, bytes acknowledged, bytes of acknowledgements.
+            (message,): number of the flow that the message belongs to, bytes that are acknowledged,
+            bytes of the acknowledgements.
         """
         order = np.argsort(flow, kind="stable")
         flow = flow[order]
@@ -245,7 +246,8 @@ class Transfers:
         reader, target
             (message,) ranks, nowhere equal, in one NVLink domain.
         fan_out
-            Whom the SMs of the kernel load from in all; None if each rank loads from one only.
+            Pairs of ranks between which the SMs of the kernel load, in all its calls; None if each
+            rank loads from one peer only.
 
         Raises
         ------
