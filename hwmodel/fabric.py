@@ -61,7 +61,7 @@ class Hop:
     gpu
         Whose port it is.
     rate
-        Wire bytes a second.
+        Wire bytes per second.
     latency_ps
         From leaving this port to the next one, after the last hop to the target GPU.
     """

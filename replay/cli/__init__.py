@@ -1,6 +1,6 @@
 """Every command of `replay`, put together with those of the other packages.
 
-`app` holds the commands and says how they end; one module a command holds what it does.
+`app` holds the commands and says how they end; one module per command holds what it does.
 """
 
 from __future__ import annotations

@@ -61,9 +61,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _explain(error: Any) -> None:
     """Say in a line what is wrong with the command's words; without any, show what there is."""
-    said = error.format_message()
-    if not sys.argv[1:] or not said:
+    text = error.format_message()
+    if not sys.argv[1:] or not text:
         error.show()
         return
     help_of = f". See `{error.ctx.command_path} --help`" if error.ctx else ""
-    print(f"error: {said.rstrip('.')}{help_of}", file=sys.stderr)
+    print(f"error: {text.rstrip('.')}{help_of}", file=sys.stderr)

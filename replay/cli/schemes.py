@@ -117,7 +117,7 @@ def _table(*columns: str) -> Table:
 
 
 def hardware(scheme: Scheme) -> str:
-    """What a scheme needs of a system, and what it adds to it."""
+    """Hardware that a scheme needs of a system, and hardware that it adds to it."""
     from replay.machine.paths import ONE_DOMAIN
 
     parts = []

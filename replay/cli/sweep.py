@@ -97,14 +97,14 @@ def _list() -> None:
 
 
 def _show_plan(plan: Plan, out: Path | None) -> None:
-    """The points of each grid, and which of them are there already."""
+    """The points of each grid, and which of them the folder holds already."""
     from replay.sweeps.store import Store
     from replay.sweeps.table import aligned
 
-    there = set()
+    present = set()
     if out is not None and out.is_dir():
         store = Store(out)
-        there = {task.id for task, _ in plan.tasks if store.read(task.id)[0] is not None}
+        present = {task.id for task, _ in plan.tasks if store.read(task.id)[0] is not None}
     identity = {id(point): task.id for task, points in plan.tasks for point in points}
     for number, table in enumerate(plan.tables):
         points = [point for point in plan.points if point.grid == number]
@@ -114,7 +114,7 @@ def _show_plan(plan: Plan, out: Path | None) -> None:
                 *point.labels,
                 *([str(point.seed)] if table.grid.seeds else []),
                 identity[id(point)][:12],
-                "yes" if identity[id(point)] in there else "no",
+                "yes" if identity[id(point)] in present else "no",
             ]
             for point in points
         ]
@@ -123,5 +123,5 @@ def _show_plan(plan: Plan, out: Path | None) -> None:
     num_traces = len({task.source.key for task, _ in plan.tasks})
     print(
         f"{len(plan.points)} points, {len(plan.tasks)} different replays of {num_traces} traces; "
-        f"{len(there)} there already"
+        f"{len(present)} there already"
     )

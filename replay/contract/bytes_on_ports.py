@@ -106,10 +106,10 @@ def ways(case: Case) -> Iterator[str]:
     if case.scheme.traffic not in ("pair", "copy"):
         return
     sent = counting.messages(case.routing, case.scheme.traffic)
-    there = Counter((source, ranks[0]) for source, ranks in sent)
-    back = Counter({(rank, source): rows for (source, rank), rows in there.items()})
+    outward = Counter((source, ranks[0]) for source, ranks in sent)
+    back = Counter({(rank, source): rows for (source, rank), rows in outward.items()})
     sizes = row_bytes(case)
-    for phase, rows in (("dispatch", there), ("combine", back)):
+    for phase, rows in (("dispatch", outward), ("combine", back)):
         got = _payload_by_way(case.built.graph, phase)
         for way in sorted(got.keys() | rows.keys()):
             expected = rows[way] * sizes[phase]

@@ -107,7 +107,7 @@ class Case:
 
     @cached_property
     def waits(self) -> Dependencies:
-        """Who waits for whom."""
+        """Dependencies of the schedule: who waits for whom."""
         return Dependencies(self.timeline)
 
     @cached_property

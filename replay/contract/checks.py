@@ -42,7 +42,7 @@ class Check(NamedTuple):
 
 
 def ends(case: Case) -> Iterator[str]:
-    """What `build` returned."""
+    """Tasks that `build` returned."""
     found, graph = np.asarray(case.built.ends), case.built.graph
     ranks = case.work.num_ranks
     if found.shape != (ranks,) or not np.issubdtype(found.dtype, np.integer):
@@ -69,10 +69,10 @@ def multiplied(case: Case) -> Iterator[str]:
         for expert, count in enumerate(rows.tolist()):
             flops = done.pop((expert, int(rank_of[expert])), 0)
             if flops != count * flops_of_row[kind]:
-                said = flops / flops_of_row[kind]
+                found = flops / flops_of_row[kind]
                 yield (
-                    f"{name}: expert {expert} multiplies {said:g} rows, {count} are routed to it: "
-                    + (f"{count - said:g} forgotten" if said < count else "too many")
+                    f"{name}: expert {expert} multiplies {found:g} rows, {count} are routed to it: "
+                    + (f"{count - found:g} forgotten" if found < count else "too many")
                 )
         for expert, gpu in done:
             yield (

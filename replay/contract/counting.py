@@ -23,7 +23,7 @@ class Routing:
     num_ranks: int
 
     def ranks(self, token: int) -> list[int]:
-        """Rank of each of the token's experts, one entry an expert."""
+        """Rank of each of the token's experts, one entry per expert."""
         return [self.expert_rank[expert] for expert in self.ids[token] if expert >= 0]
 
     def remote(self, token: int) -> list[int]:

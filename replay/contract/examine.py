@@ -77,7 +77,7 @@ def examine_layer(scheme: Scheme, name: str) -> Iterator[Finding]:
 
 
 def declared(scheme: Scheme) -> Iterator[str]:
-    """What is wrong with what a scheme says about itself."""
+    """Faults in what a scheme says about itself, in sentences."""
     if not NAME.fullmatch(scheme.name) or scheme.name == RESERVED:
         yield (
             f"name {scheme.name!r}: expected lower-case words and digits joined by '-', and not "

@@ -57,7 +57,7 @@ def work(
 
 
 def routing_of(layer: LayerWork) -> Routing:
-    """What was given to the layer, as plain lists."""
+    """The routing that was given to the layer, as plain lists."""
     return Routing(
         layer.expert_ids.tolist(),
         layer.source_rank.tolist(),

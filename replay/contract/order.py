@@ -24,7 +24,7 @@ AFTERMATH = {
 
 
 def aftermath(case: Case) -> Iterator[str]:
-    """What comes after the last rank's end."""
+    """Work after the last rank's end."""
     timeline = case.timeline
     late = timeline.visible_ps > timeline.visible_ps[case.built.ends].max()
     kinds = {Kind(kind) for kind in case.built.graph.kind[late].tolist()} - AFTERMATH

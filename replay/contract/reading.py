@@ -1,4 +1,4 @@
-"""What a layer's graph says about the layer: bytes by port and by way, who depends on whom."""
+"""Facts about a layer, read from its graph: bytes by port, and who depends on whom."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def port_bytes(graph: TaskGraph, what: str = "payload") -> dict[str, Counter[Por
 
 
 class Dependencies:
-    """Who waits for whom in a schedule, gates included as they fell."""
+    """Dependencies of a schedule: who waits for whom, gates included as they fell."""
 
     def __init__(self, timeline: Timeline) -> None:
         graph = timeline.graph

@@ -95,13 +95,13 @@ def phases_by_layer(
         (task,): the layer each task belongs to, -1 for none.
     """
     phase = phase_index(graph.kind)
-    mine = np.flatnonzero((phase >= 0) & (layer >= 0))
-    key = layer[mine] * len(PHASES) + phase[mine]
+    chosen = np.flatnonzero((phase >= 0) & (layer >= 0))
+    key = layer[chosen] * len(PHASES) + phase[chosen]
     never = np.iinfo(np.int64).max
     first = np.full(num_layers * len(PHASES), never)
     last = np.full(num_layers * len(PHASES), -1, np.int64)
-    np.minimum.at(first, key, timeline.start_ps[mine])
-    np.maximum.at(last, key, timeline.visible_ps[mine])
+    np.minimum.at(first, key, timeline.start_ps[chosen])
+    np.maximum.at(last, key, timeline.visible_ps[chosen])
     times: list[dict[str, tuple[float, float]]] = [{} for _ in range(num_layers)]
     for index in np.flatnonzero(last >= 0).tolist():
         times[index // len(PHASES)][PHASES[index % len(PHASES)]] = (
@@ -115,13 +115,13 @@ def _phases(graph: TaskGraph, timeline: Timeline) -> dict[str, PhaseTimes]:
     phase = phase_index(graph.kind)
     times = {}
     for index, name in enumerate(PHASES):
-        mine = np.flatnonzero(phase == index)
-        if not len(mine):
+        chosen = np.flatnonzero(phase == index)
+        if not len(chosen):
             continue
-        start, end = timeline.start_ps[mine], timeline.end_ps[mine]
+        start, end = timeline.start_ps[chosen], timeline.end_ps[chosen]
         times[name] = PhaseTimes(
             start_us=us(start.min()),
-            end_us=us(timeline.visible_ps[mine].max()),
+            end_us=us(timeline.visible_ps[chosen].max()),
             busy_us=us(union_length(start, end)),
         )
     return times
@@ -154,10 +154,10 @@ def union_ps(owner: Ints, start: Ints, end: Ints, num_owners: int) -> Ints:
 def _exposed_ps(graph: TaskGraph, timeline: Timeline, rank_end: Ints) -> Ints:
     """See `Measures.exposed_communication_us`."""
     hidden = np.isin(graph.kind, np.array(sorted({*COMPUTE, Kind.LAUNCH})))
-    mine = np.flatnonzero(hidden & (graph.rank >= 0))
-    rank = graph.rank[mine].astype(np.int64)
-    start = timeline.start_ps[mine]
-    end = np.minimum(timeline.visible_ps[mine], rank_end[rank])
+    chosen = np.flatnonzero(hidden & (graph.rank >= 0))
+    rank = graph.rank[chosen].astype(np.int64)
+    start = timeline.start_ps[chosen]
+    end = np.minimum(timeline.visible_ps[chosen], rank_end[rank])
     return rank_end - union_ps(rank, start, np.maximum(start, end), len(rank_end))
 
 

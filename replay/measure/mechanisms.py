@@ -1,4 +1,4 @@
-"""What the mechanisms of a scheme did: read off the schedule and the notes of its machine."""
+"""The report of a scheme's mechanisms, read off the schedule and the notes of its machine."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ def _by_role(graph: TaskGraph, machine: Machine, evicted: Ints) -> dict[str, Por
     """Bytes on the ports by what they are for."""
     direction, gpu = port_of(graph, machine.resources.classes(graph))
     role = wire_role(graph.kind)
-    mine = np.flatnonzero((direction >= 0) & (direction < len(NVLINK)) & (role >= 0))
-    role, direction, gpu = role[mine], direction[mine], gpu[mine]
-    wire, payload = graph.wire_bytes[mine], graph.payload_bytes[mine]
+    chosen = np.flatnonzero((direction >= 0) & (direction < len(NVLINK)) & (role >= 0))
+    role, direction, gpu = role[chosen], direction[chosen], gpu[chosen]
+    wire, payload = graph.wire_bytes[chosen], graph.payload_bytes[chosen]
     is_row = role == ROLES.index("payload")
     sums = np.zeros((len(ROLES), len(NVLINK), machine.num_ranks), np.int64)
     for which, where, nbytes in (
         (slice(None), role, np.where(is_row, payload, wire)),
         (is_row, np.full(len(role), ROLES.index("headers")), wire - payload),
-        (slice(None), np.full(len(role), ROLES.index("evictions")), evicted[mine]),
+        (slice(None), np.full(len(role), ROLES.index("evictions")), evicted[chosen]),
     ):
         shape = sums.shape
         key = np.ravel_multi_index((where[which], direction[which], gpu[which]), shape)
@@ -124,8 +124,10 @@ def _buffer_uses(timeline: Timeline) -> Iterator[tuple[str, BufferUse]]:
     pools, takes = graph.pools, graph.takes
     groups = np.array(pools.groups)
     for group in sorted(set(pools.groups) - {""}):
-        mine = np.flatnonzero(groups[takes.pool] == group) if len(takes) else np.zeros(0, np.int64)
-        pool, units = takes.pool[mine].astype(np.int64), takes.units[mine]
+        chosen = (
+            np.flatnonzero(groups[takes.pool] == group) if len(takes) else np.zeros(0, np.int64)
+        )
+        pool, units = takes.pool[chosen].astype(np.int64), takes.units[chosen]
         yield (
             group,
             BufferUse(
@@ -134,8 +136,8 @@ def _buffer_uses(timeline: Timeline) -> Iterator[tuple[str, BufferUse]]:
                     np.concatenate((pool, pool)),
                     np.concatenate(
                         (
-                            timeline.start_ps[takes.task[mine]],
-                            timeline.end_ps[takes.released_by[mine]],
+                            timeline.start_ps[takes.task[chosen]],
+                            timeline.end_ps[takes.released_by[chosen]],
                         )
                     ),
                     np.concatenate((units, -units)),

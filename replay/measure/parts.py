@@ -16,7 +16,7 @@ class Strict(BaseModel):
 
 
 class Routing(Strict):
-    """What the routing asks of a layer, or the mean over several layers.
+    """Demands of the routing on a layer, or their mean over several layers.
 
     Attributes
     ----------
@@ -184,7 +184,7 @@ class CriticalPath(Strict):
 
 
 class TableUse(Strict):
-    """How the tables of a group (one or several per GPU) were used.
+    """Use of the tables of a group (one or several per GPU).
 
     Attributes
     ----------
@@ -218,7 +218,7 @@ class BufferUse(Strict):
 
 
 class TileUse(Strict):
-    """How well rows fill the tiles of the experts' first GEMM.
+    """Degree to which rows fill the tiles of the experts' first GEMM.
 
     Attributes
     ----------
@@ -234,7 +234,7 @@ class TileUse(Strict):
 
 
 class Mechanisms(Strict):
-    """What the mechanisms of a scheme did.
+    """Report of a scheme's mechanisms.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What every port carries, and for how long: sums over the messages on ports."""
+"""Bytes and time of service of every port: sums over the messages on ports."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from replay.measure.parts import (
 
 
 class Measures(Strict):
-    """What is measured on a schedule, of one layer or of many.
+    """Measures of one schedule, of one layer or of many.
 
     Attributes
     ----------

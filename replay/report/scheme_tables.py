@@ -18,7 +18,7 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def scheme_table() -> str:
-    """What each scheme is, moves, overlaps and proposes."""
+    """Table of the schemes: what each is, moves, overlaps and proposes."""
     return _markdown(
         ("scheme", "what it does", "what moves", "overlap", "proposed hardware"),
         [

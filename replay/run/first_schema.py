@@ -26,11 +26,11 @@ def comparison_of_first(document: Mapping[str, Any]) -> Document:
 
 def result_of_first(document: Mapping[str, Any]) -> Document:
     """Make a result of the present schema."""
-    kept = {name: value for name, value in document.items() if name != "direction"}
+    unchanged = {name: value for name, value in document.items() if name != "direction"}
     system = dict(document["system"])
     chain = document.get("chain")
     return {
-        **kept,
+        **unchanged,
         "format": RESULT_FORMAT,
         "spec": _spec(document),
         "system": {

@@ -1,4 +1,4 @@
-"""What a replay returns: the schema ``moereplay-result/2`` and ``moereplay-comparison/2``.
+"""Results of replays: the schemas ``moereplay-result/2`` and ``moereplay-comparison/2``.
 
 Times are microseconds (exact multiples of a picosecond), bytes are whole numbers, and lists have
 one entry per GPU. Nothing depends on the clock or the machine that computed it: the same input
@@ -27,7 +27,7 @@ COMPARISON_FORMAT: Literal["moereplay-comparison/2"] = "moereplay-comparison/2"
 
 
 class TraceDescription(Strict):
-    """What was replayed: the content of the trace, and the sizes of its model."""
+    """The trace that was replayed: its content, and the sizes of its model."""
 
     content_id: str
     title: str
@@ -92,7 +92,7 @@ class SchemeDescription(Strict):
 
 
 class BatchDescription(Strict):
-    """What decided the tokens of the first step.
+    """Settings that decided the tokens of the first step.
 
     Attributes
     ----------
@@ -168,7 +168,7 @@ class Result(Strict):
 
     @property
     def parts(self) -> Sequence[LayerResult | ChainResult]:
-        """What the result consists of: isolated layers, or one chain of them."""
+        """Parts of the result: isolated layers, or one chain of them."""
         return self.layers if self.chain is None else [self.chain]
 
     @property

@@ -43,7 +43,7 @@ PASSES: dict[Direction, tuple[bool, ...]] = {
 
 @dataclass(frozen=True)
 class Flag:
-    """How the command line spells a setting, where that is not its name.
+    """Spelling of a setting on the command line, where that is not its name.
 
     Attributes
     ----------
@@ -286,8 +286,8 @@ def mistake(error: ValidationError) -> UserError:
         return unknown(word, str(value), choices(words()[word]))
     expected = _EXPECTED.get(first["type"])
     where = ".".join([word, *(str(part) for part in first["loc"][1:2])])
-    said = f"expected {expected}" if expected else first["msg"].lower()
-    return UserError(f"{where} = {value!r}: {said}")
+    problem = f"expected {expected}" if expected else first["msg"].lower()
+    return UserError(f"{where} = {value!r}: {problem}")
 
 
 def choices(name: str) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ class Scheme(ABC):
 
     @property
     def uplinks(self) -> Discipline:
-        """How a GPU's uplink chooses among what waits (see `GraphBuilder.resource`)."""
+        """Discipline by which a GPU's uplink chooses a message; see `GraphBuilder.resource`."""
         return "voq"
 
     @abstractmethod

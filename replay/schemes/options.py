@@ -88,7 +88,7 @@ class About:
 
     @property
     def values(self) -> str:
-        """What is possible, such as ``"a whole number, at least 1"``."""
+        """Text that says what is possible, such as ``"a whole number, at least 1"``."""
         if isinstance(self.default, bool):
             return "true or false"
         if self.choices:
@@ -108,7 +108,7 @@ class About:
         return ", ".join([kind, " and ".join(ends)] if ends else [kind])
 
     def problem(self, value: Any) -> str:
-        """What is wrong with a value of the option's type; empty if nothing is."""
+        """Text that says what is wrong with a value of the option's type; empty if nothing is."""
         if isinstance(value, bool | str):
             return ""
         if not math.isfinite(value):

@@ -159,7 +159,7 @@ def points_of(study: Study) -> list[Point]:
 
 
 def place(study: Study, number: int) -> str:
-    """What to call a grid in errors."""
+    """Name of a grid in errors."""
     title = study.grids[number].title
     return f"study {study.name!r}: grid {number}" + (f" ({title})" if title else "")
 

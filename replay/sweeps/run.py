@@ -203,7 +203,7 @@ def sweep(
     plan = study if isinstance(study, Plan) else plan_sweep(study)
     store = Store(folder)
     tell = report or (lambda _: None)
-    held: tuple[str, Any] = ("", None)
+    loaded: tuple[str, Any] = ("", None)  # key of the trace, and the trace
     num_reused = num_refused = 0
     identity_of: dict[int, str] = {}
     for task, points in plan.tasks:
@@ -211,10 +211,10 @@ def sweep(
         if problem:
             tell(f"{problem}; computed anew")
         if outcome is None:
-            if held[0] != task.source.key:
-                held = (task.source.key, None)  # let go of the last trace before the next comes
-                held = (task.source.key, _load(task))
-            outcome = _replay(task, held[1])
+            if loaded[0] != task.source.key:
+                loaded = (task.source.key, None)  # frees one trace before the next is loaded
+                loaded = (task.source.key, _load(task))
+            outcome = _replay(task, loaded[1])
             store.write(task.id, task.setup.description, outcome)
         else:
             num_reused += 1

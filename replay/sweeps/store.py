@@ -67,7 +67,7 @@ class Store:
             return None
 
     def path(self, identity: str) -> Path:
-        """Where a point's file is or will be."""
+        """Path of a point's file, whether it exists yet or not."""
         return self.folder / "points" / f"{identity}.json"
 
     def read(self, identity: str) -> tuple[Outcome | None, str]:

@@ -279,7 +279,7 @@ _EXPECTED = {
 
 
 def _first_problem(error: ValidationError) -> str:
-    """What pydantic found first, in one line."""
+    """The first mistake that pydantic found, in one line."""
     first = error.errors(include_url=False)[0]
     parts = [str(part) for part in first["loc"]]
     for group, is_value in (("axes", "a value, or a table of settings"), ("fixed", "a value")):
@@ -298,7 +298,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def _place(parts: list[str]) -> str:
-    """Where in the file something stands, grids named as in other messages."""
+    """Place of a setting in the file, grids named as in other messages."""
     if parts[0] == "grids" and len(parts) > 1:
         return f"grid {parts[1]}" + (f": {'.'.join(parts[2:])}" if parts[2:] else "")
     return ".".join(parts).replace("grids", "grid")

@@ -138,7 +138,7 @@ class GridTable:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Axes, columns, and one entry a point: its labels, cells, and why it was refused."""
+        """Axes, columns, and one entry per point: its labels, cells, and why it was refused."""
         return {
             "title": self.grid.title,
             "notes": self.grid.notes,

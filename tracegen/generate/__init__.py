@@ -1,4 +1,4 @@
-"""Synthetic routing: one file a kind, all but ``latent`` independent from token to token.
+"""Synthetic routing: one file per kind, all but ``latent`` independent from token to token.
 
 Recorded traces have more: neighbouring tokens share experts, layers predict each
 other, loads follow the topic. ``latent`` has that; the others are for controlled comparisons.

@@ -24,7 +24,7 @@ HEADER_BYTES = 16
 CAST_NS = 2400  # a block casts a token to FP8 and begins its rows; 6144/2/8 on 8 SMs
 ADD_NS = 600  # a block adds a token's rows; the same shape's combine
 COUNT_NS = 10  # of each expert: its flag is written, and polled; fitted with the two above
-MOST_BLOCKS = 64  # of tokens a rank
+MOST_BLOCKS = 64  # blocks of tokens, per rank
 ROW_UNROLL = 7  # loads of a lane in flight, low latency (UNROLLED_WARP_COPY)
 
 

@@ -111,7 +111,7 @@ class DeepEp(Scheme):
     options: DeepEpOptions = DeepEpOptions()
     alike: int = 1
     """Tokens that each token of the routing stands for. 1 is exact; validation takes a coarser
-    grain for the kernels alone with many thousand tokens a rank."""
+    grain for the kernels alone with many thousand tokens per rank."""
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add layout, notify, dispatch, permute, experts, unpermute, cached notify, combine."""

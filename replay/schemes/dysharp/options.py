@@ -24,7 +24,7 @@ def _dispatch_sms(default: int, why: str) -> Any:
 
 @dataclass(frozen=True)
 class RowOptions(Options):
-    """How rows are moved and placed, with or without the switch's help."""
+    """Options of moving and placing rows, with or without the switch's help."""
 
     dispatch_sms: int = _dispatch_sms(
         12,

@@ -224,7 +224,7 @@ class DySharp(Scheme):
         done: Ints,
         pool: Ints,
     ) -> list[tuple[Ints, Ints]]:
-        """What GPUs have to end beside their combine: tasks, and the rank of each.
+        """Tasks that GPUs have to end beside their combine, and the rank of each.
 
         A second kernel ends with its tiles. Weight gradients run where SMs have nothing better to
         do.

@@ -8,7 +8,7 @@ processors, which take whatever task is next:
 * Dispatch. The rows that one rank has for one expert are a *packet*. They are stored un-padded
   into a cell of the expert's rank, a copy for every (token, expert); when they have been
   acknowledged, one signal of 8 bytes tells how many they are. A packet without rows is only a
-  signal. Groups of blocks take an expert each, a fixed set of experts a group, beginning at an
+  signal. Groups of blocks take an expert each, a fixed set of experts per group, beginning at an
   offset of the group's own; a rank's own experts get a packet and a signal in its own memory.
 * Experts. A poll that sees the signal makes tiles of `tile_rows` rows of that packet, so tiles are
   fragmented by (expert, source). The last one is multiplied as if it were full. The tiles of GEMM-2
@@ -205,7 +205,7 @@ class FlashDMoe(Scheme):
         return self._signal(machine, packets, packet, arrived, begun), int(turn.max() + 1) * parts
 
     def _turns(self, work: LayerWork, machine: Machine) -> Ints:
-        """When its group of blocks comes to each expert: (expert,)."""
+        """(expert,): turn at which the expert's group of blocks comes to it."""
         num_experts = work.num_experts
         blocks = self.options.dispatch_group_blocks
         if not blocks:

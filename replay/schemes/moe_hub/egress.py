@@ -79,7 +79,7 @@ class Egress:
     piece_bytes
         About how many bytes of a row travel as one message.
     rows
-        Payload and other bytes of the rows that will be sent, one entry a kind of row.
+        Payload and other bytes of the rows that will be sent, one entry per kind of row.
     """
 
     def __init__(
