@@ -32,7 +32,7 @@ def system_for(num_ranks: int) -> System:
 
 
 @cache
-def one_flop_a_picosecond() -> System:
+def one_flop_per_picosecond() -> System:
     """A system whose tiles take as many picoseconds as they have operations, nothing else."""
     return hwmodel.load(
         "gh200-nvl32",
@@ -114,7 +114,7 @@ class Case:
     def unpadded(self) -> Built:
         """The layer without padding, on a system whose tiles take a picosecond per operation."""
         scheme = self.scheme.with_options(self.scheme.unpadded)
-        return build_layer(self.work, one_flop_a_picosecond(), scheme)
+        return build_layer(self.work, one_flop_per_picosecond(), scheme)
 
     @cached_property
     def late(self) -> Late:

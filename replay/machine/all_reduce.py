@@ -45,12 +45,12 @@ def _kernel(machine: Machine, start: Ints, framework: str, nbytes: int) -> Ints:
 
 
 def one_shot(framework: str, nbytes: int, machine: Machine, start: Ints) -> Ints:
-    """Read everything, add."""
+    """Read everything and add: (rank,) marks of the end."""
     return _read_all(machine, _kernel(machine, start, framework, nbytes), nbytes)
 
 
 def two_shot(framework: str, nbytes: int, machine: Machine, start: Ints) -> Ints:
-    """Read and add a share, meet, read the others' shares."""
+    """Read and add a share, meet, read the others' shares: (rank,) marks of the end."""
     share = -(-nbytes // machine.num_ranks)
     added = _read_all(machine, _kernel(machine, start, framework, nbytes), share)
     return _read_all(machine, machine.sync.barrier(DISPATCH, added), share)

@@ -127,7 +127,7 @@ still leaving the source."""
 
 
 def _store(machine: Machine, src: Ints, dst: Ints, nbytes: int, after: Ints) -> tuple[Ints, Ints]:
-    """Store a chunk from each `src` to its `dst`: the tasks of its last piece."""
+    """Store a chunk from each `src` to its `dst`: (message,) tasks of its last piece."""
     pieces = max(1, min(PIECES, nbytes // LEAST_PIECE))
     each = -(-nbytes // pieces)
     sent, landed = machine.transfers.store(

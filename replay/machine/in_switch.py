@@ -58,8 +58,8 @@ class Eviction:
     Attributes
     ----------
     patience
-        For how long after its last part a sum may not be sent early; the part that needs its room
-        waits, and all behind it.
+        For how long after its last part a sum may not be sent early. The part that needs its room
+        waits meanwhile, and so do all parts behind it.
     first_key
         Keys ``first_key + message`` name the sums in the buffers (`Caches.new_keys`).
     """

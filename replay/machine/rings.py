@@ -77,7 +77,7 @@ def cut(src: Ints, dst: Ints, channel: Ints, chunk_rows: int) -> Chunks:
 
 @dataclass(frozen=True)
 class Sent:
-    """Tasks of the chunks: the sending SM's, and the one whose end makes the chunk readable."""
+    """(chunk,) tasks: the sending SM's, and the one whose end makes the chunk readable."""
 
     send: Ints
     arrived: Ints
@@ -100,7 +100,7 @@ def send(
     Parameters
     ----------
     servers
-        (chunk,): who stores the chunk: the SM or the warps that serve its lane.
+        (chunk,): the SM, or the warps, that serve the chunk's lane and store it.
     time
         (chunk,): how long they take.
     row_bytes, meta_bytes

@@ -87,7 +87,9 @@ class NcclAllToAll(Scheme):
             arrived = self._alltoall(
                 machine, DISPATCH, channels, *outward, PROB_BYTES, begun, rows=False
             )
-        several = work.num_experts > work.num_ranks  # one expert a rank needs no sorting by expert
+        several = (
+            work.num_experts > work.num_ranks
+        )  # one expert per rank needs no sorting by expert
         if several:
             arrived = machine.memory_kernel(Kind.PERMUTE, 2 * got_rows * b_d, arrived)
         pool = machine.sms.pool("sm", machine.sms.count)

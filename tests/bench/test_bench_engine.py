@@ -1,7 +1,7 @@
 """How fast the engine is: counts and the makespan are asserted, rates are printed.
 
 Run with ``pytest -m bench -s tests/bench``. Goals: 2.5 times the C++ loop beside it,
-time per task less than doubling from one to thirty million tasks, at most 100 bytes a task and
+time per task less than doubling from one to thirty million tasks, at most 100 bytes per task and
 8 an edge.
 """
 

@@ -52,7 +52,7 @@ def test_multimem_traffic_is_slower_than_plain_traffic():
 
 
 def test_buffers_of_the_dysharp_switch():
-    # 64 KB a port, 18 ports a GPU; 16 channels x 256 flits x 16 bytes an input port
+    # 64 KB per port, 18 ports per GPU; 16 channels x 256 flits x 16 bytes an input port
     assert NVL32.switch.reduction_buffer_bytes == 64 * 1024
     assert NVL32.switch.reduction_buffer_total_bytes(31) == 18 * 64 * 1024
     assert NVL32.switch.input_buffer_bytes == 16 * 256 * 16

@@ -63,7 +63,7 @@ def transfer(
     *,
     scattered: bool = False,
 ) -> Ints:
-    """Rows to wherever they go: own memory, a peer of the domain, another domain.
+    """Store rows into the own memory, at a peer of the domain, or in another domain.
 
     Parameters
     ----------

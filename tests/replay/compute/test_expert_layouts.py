@@ -148,7 +148,7 @@ def test_the_rank_with_more_tiles_is_the_last(layout: str) -> None:
             "gpu.l2_latency_ns": 0.0,
         }
     )
-    rows = [height * 9, height, height * 50, height * 40]  # two experts a rank
+    rows = [height * 9, height, height * 50, height * 40]  # two experts per rank
     graph, timeline = run(layer(rows, num_ranks=2), system, layout)
     tile_ps = 2 * height * columns * INNER
     per_row_tile = COLUMNS // columns

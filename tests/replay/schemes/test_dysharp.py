@@ -499,7 +499,7 @@ def test_a_buffer_that_waits_holds_rows_until_they_have_left() -> None:
 
 @pytest.mark.parametrize(("experts", "rows_in"), [([0], 1), ([0, 1], 1), ([0, 2], 2), ([2, 3], 1)])
 def test_rows_that_the_owner_adds_up(experts: list[int], rows_in: int) -> None:
-    # Two experts a GPU: a GPU gives the sum of its experts' rows.
+    # Two experts per GPU: a GPU gives the sum of its experts' rows.
     layer = small_layers.work(
         np.array([experts], np.int32), 2, 4, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64)
     )
