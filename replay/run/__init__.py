@@ -1,5 +1,9 @@
 """From a specification to a graph, a schedule and a result.
 
+Where to look: the settings of a replay are the fields of `replay.run.spec.RunSpec`,
+`replay.run.setup` follows what they refer to, `replay.run.replayer` and `replay.run.chain` carry
+them out, and `replay.run.identity` says what decides the identity of a replay.
+
 The package ``replay`` binds this package's function `run` to its own name, so that
 ``replay.run(trace, scheme="deepep")`` works; import everything else with
 ``from replay.run.spec import ...``.

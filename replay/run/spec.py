@@ -3,7 +3,8 @@
 `RunSpec` is the only place that says which settings a replay has. The options of the command line,
 the settings of a study, their checks and help texts, the file that describes a replay, and the
 identity of a replay are all made from its fields: a new setting is one more field here, and the
-line that heeds it.
+line that heeds it. A setting that refers to something, such as a file, is also listed in
+`replay.run.identity.BY_VALUE`, so that its content enters the identity and not its name.
 """
 
 from __future__ import annotations
