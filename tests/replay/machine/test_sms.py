@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from round_machine import round_machine
 
@@ -10,7 +9,6 @@ from replay.errors import UserError
 from replay.graph import GraphBuilder
 from replay.machine.kinds import KIND_NAMES
 from replay.machine.machine import Machine
-from replay.machine.resources import ResourceClass
 
 
 def make(num_ranks: int = 3) -> Machine:
@@ -81,22 +79,3 @@ def test_a_name_is_one_kind_of_thing(second: str) -> None:
             "warp_lanes": lambda: sms.split("", {}).warp_lanes("x", 4, 2),
             "units": lambda: sms.units("x", 4, "fifo"),
         }[second]()
-
-
-def test_every_resource_has_its_class() -> None:
-    machine = make(2)
-    machine.sms.pool("anything", 3)
-    machine.sms.units("decides", 1, "fifo")
-    machine.sms.channels("hbm-like name", 2)
-    _ = machine.resources.hub, machine.resources.nic_out
-    own = machine.graph.resource("by hand", "by hand")
-    graph = machine.graph.build()
-    classes = machine.resources.classes(graph)
-    counted = {ResourceClass(of): int((classes == of).sum()) for of in np.unique(classes)}
-    assert counted == {
-        ResourceClass.UPLINK: 2, ResourceClass.DOWNLINK: 2, ResourceClass.NIC_OUT: 2,
-        ResourceClass.NIC_IN: 2, ResourceClass.HBM: 2, ResourceClass.HOST: 2,
-        ResourceClass.HUB: 2, ResourceClass.SM: 2 + 4, ResourceClass.ARBITER: 2,
-        ResourceClass.OTHER: 1,
-    }  # fmt: skip
-    assert classes[own] == ResourceClass.OTHER
