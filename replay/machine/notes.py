@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-IntsLike = Ints | int
+from replay.machine.resources import Ints, IntsLike
+
 Way = Literal["sent", "combined"]
 
 

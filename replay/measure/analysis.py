@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from replay.graph import busiest_ps, critical_path, longest_chain_ps, union_length
 from replay.machine.kinds import COMPUTE, KIND_NAMES, KINDS, PHASES, Kind, phase_index
-from replay.machine.resources import PORTS, ResourceClass
+from replay.machine.resources import PORTS, Ints, ResourceClass
 from replay.measure.mechanisms import evicted_wire_bytes, mechanisms
 from replay.measure.parts import (
     Bounds,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from replay.machine.machine import Machine
     from replay.work.layer import LayerWork
 
-Ints = npt.NDArray[np.int64]
 NUM_WINDOWS = 64  # of the utilisation over time
 NUM_SLOWEST = 8  # tokens listed one by one
 CAUSES = ("compute", "serialisation", "copying", "overhead", "queueing", "latency", "credits")

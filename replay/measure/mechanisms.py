@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from replay.graph import TaskGraph, Timeline
     from replay.machine.machine import Machine
-    from replay.machine.notes import Ints, Notes, TouchNotes
+    from replay.machine.notes import Notes, TouchNotes
+    from replay.machine.resources import Ints
 
 ROLES = (*WIRE_ROLES, "evictions")
 

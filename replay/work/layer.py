@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from replay.errors import unknown
 from replay.work.placement import Placement
-
-Ints = npt.NDArray[np.int64]
+from replay.work.ragged import Ints
 
 PrecisionName = Literal["bf16", "fp8", "fp32"]
 PRECISIONS: tuple[str, ...] = get_args(PrecisionName)
