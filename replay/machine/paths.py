@@ -88,6 +88,10 @@ class Path:
         """The same for what may be one number for all."""
         return self.of(values) if isinstance(values, np.ndarray) and values.ndim else values
 
+    def assign(self, tasks: Ints, found: Ints) -> None:
+        """Enter the tasks of the path's messages into an array over all messages."""
+        tasks[slice(None) if self.messages is None else self.messages] = found
+
 
 class Paths:
     """Paths between the GPUs of one system."""
@@ -156,5 +160,8 @@ class Paths:
                 return resources.downlink
             case ResourceClass.NIC_OUT:
                 return resources.nic_out
-            case _:
+            case ResourceClass.NIC_IN:
                 return resources.nic_in
+            case _:
+                message = f"{of.name.lower()} is no port that a path passes"
+                raise AssertionError(message)

@@ -144,7 +144,7 @@ class Split:
         Raises
         ------
         UserError
-            If the GPU has fewer SMs than are held together.
+            If the GPU has fewer SMs than are held together, or the name has another number.
         """
         self._hold(group, num_sms)
         return self._sms.one_queue(group, num_sms)
@@ -185,6 +185,10 @@ class Split:
         return self._sms.many("set of warps", ResourceClass.SM, group, sizes, name)
 
     def _hold(self, group: str, num_sms: int) -> None:
+        held = self.held.get(group, num_sms)
+        if held != num_sms:
+            message = f"{group!r} has {held} SMs already; {num_sms} need another name"
+            raise UserError(message)
         self.held[group] = num_sms
         total = sum(self.held.values())
         if total > self._sms.count:

@@ -173,9 +173,8 @@ class Transfers:
                 acks = link.ack_wire_bytes(nbytes, count, engine=engine, packet_bytes=packet_bytes)
                 ends = path.of(src), path.of(dst)
                 self._acknowledge(kinds, *ends, wire, acks, tasks[-1], ack_priority)
-            if path.messages is None:
-                return Stored(tasks[0], tasks[-1])
-            left[path.messages], arrived[path.messages] = tasks[0], tasks[-1]
+            path.assign(left, tasks[0])
+            path.assign(arrived, tasks[-1])
         return Stored(left, arrived)
 
     def _refuse_several(self, src: Ints, dst: Ints) -> None:
@@ -266,17 +265,25 @@ class Transfers:
             self._refuse_several(reader, target)
         requested, arrived = np.empty(len(reader), np.int64), np.empty(len(reader), np.int64)
         for path in self._paths(reader, target):
-            asked = link.request_wire_bytes(row_bytes, rows, engine=engine)
-            requested = self.send(
-                path, (kinds.request_up, kinds.request_down), asked, 0, after,
-                late_ps=fabric.read_access_ps,
-            )[-1]  # fmt: skip
+            row, count = path.of_like(row_bytes), path.of_like(rows)
+            path.assign(
+                requested,
+                self.send(
+                    path, (kinds.request_up, kinds.request_down),
+                    link.request_wire_bytes(row, count, engine=engine), 0, path.of(after),
+                    late_ps=fabric.read_access_ps,
+                )[-1],
+            )  # fmt: skip
         for path in self._paths(target, reader):
-            wire = link.response_wire_bytes(row_bytes, rows, engine=engine)
-            arrived = self.send(
-                path, (kinds.up, kinds.down), wire, row_bytes * rows, requested,
-                entering=fan_out if engine == "sm" else None,
-            )[-1]  # fmt: skip
+            row, count = path.of_like(row_bytes), path.of_like(rows)
+            path.assign(
+                arrived,
+                self.send(
+                    path, (kinds.up, kinds.down),
+                    link.response_wire_bytes(row, count, engine=engine), row * count,
+                    path.of(requested), entering=fan_out if engine == "sm" else None,
+                )[-1],
+            )  # fmt: skip
         return Loaded(requested, arrived)
 
     # ---- one path --------------------------------------------------------------------------------

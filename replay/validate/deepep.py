@@ -12,7 +12,7 @@ from typing import Any
 
 from replay.schemes.deepep.internode import internode
 from replay.schemes.deepep.low_latency import low_latency
-from replay.schemes.deepep.messages import NVLINK_DOMAIN
+from replay.schemes.deepep.messages import NODE_GPUS
 from replay.schemes.deepep.normal import DeepEp, DeepEpOptions
 from replay.validate.bench import Bench, even_work, uniform_work
 from replay.validate.table import Bound, Row, Table
@@ -75,7 +75,7 @@ def predict_low_latency(bench: Bench, rows: Sequence[Row]) -> list[float]:
 
 
 def _system(bench: Bench, num_ranks: int) -> Any:
-    domains = -(-num_ranks // NVLINK_DOMAIN)
+    domains = -(-num_ranks // NODE_GPUS)
     return bench.system("dgx-h100", fabric__num_domains=domains)
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.machine.kinds import COMBINE, DISPATCH, Kind
+from replay.machine.kinds import COMBINE, DISPATCH
 from replay.schemes.deepep.low_latency import MOST_BLOCKS
-from replay.schemes.deepep.messages import NVLINK_DOMAIN, Messages, transfer
+from replay.schemes.deepep.messages import NODE_GPUS, Messages, transfer
 from replay.schemes.deepep.normal import COMBINE_UNROLL, DISPATCH_UNROLL
 from replay.work.ragged import places
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine, Time
     from replay.work.layer import LayerWork
 
+KERNEL = "DeepEP's kernel between nodes"
 INTERNODE_WARPS = 12  # of a block's 24 that copy, the others have other roles; fitted
 RDMA_CHUNK = {"dispatch": 20, "combine": 12}  # tokens sent to a node at once, as shipped for EP16
 
@@ -42,7 +43,8 @@ def internode(
     block = channel * in_channel + (place % per_channel) // each
     copies = Messages(work, work.copy_token, work.copy_rank, block, alike)
     flow = _internode_dispatch if phase == "dispatch" else _internode_combine
-    fenced = machine.delay(Kind.DISPATCH_SYNC, machine.costs.fence(), start)
+    kinds = DISPATCH if phase == "dispatch" else COMBINE
+    fenced = machine.delay(kinds.sync, machine.costs.fence(), start)
     return flow(machine, machine.kernel(fenced), work, copies, in_channel, channels)
 
 
@@ -53,7 +55,7 @@ def _share(rows: Ints, a_row: Time) -> Time:
 
 def _rail_peer(owner: Ints, rank: Ints) -> Ints:
     """The GPU of the owner's index in the rank's node."""
-    peer: Ints = rank // NVLINK_DOMAIN * NVLINK_DOMAIN + owner % NVLINK_DOMAIN
+    peer: Ints = rank // NODE_GPUS * NODE_GPUS + owner % NODE_GPUS
     return peer
 
 
@@ -80,8 +82,9 @@ def _internode_dispatch(
 ) -> Ints:
     costs, row_bytes = machine.costs, work.dispatch_row_bytes
     owner, block, forwarder, rows, leg = _legs(copies, work.num_ranks)
-    senders = machine.sms.channels("internode-send", channels)
-    forwarders = machine.sms.channels("internode-forward", channels)
+    kernel = machine.sms.split(KERNEL, {})
+    senders = kernel.channels("internode-send", channels)
+    forwarders = kernel.channels("internode-forward", channels)
     readers = len(work.copy_token) / max(work.num_tokens, 1) / 2  # forwarding warps of a row
     a_row = costs.warp_copy(row_bytes, unroll=DISPATCH_UNROLL, readers=readers)
     sent = machine.serve(
@@ -113,9 +116,10 @@ def _internode_combine(
 ) -> Ints:
     costs, row_bytes, graph = machine.costs, work.combine_row_bytes, machine.graph
     owner, block, forwarder, rows, leg = _legs(copies, work.num_ranks)
-    senders = machine.sms.channels("internode-send", channels)
-    adders = machine.sms.channels("internode-forward", channels)
-    receivers = machine.sms.channels("internode-receive", channels)
+    kernel = machine.sms.split(KERNEL, {})
+    senders = kernel.channels("internode-send", channels)
+    adders = kernel.channels("internode-forward", channels)
+    receivers = kernel.channels("internode-receive", channels)
     a_row = costs.warp_copy(row_bytes, unroll=COMBINE_UNROLL)
     at = forwarder[leg]
     sent = machine.serve(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
     from replay.work.layer import LayerWork
 
-NVLINK_DOMAIN = 8
+NODE_GPUS = 8  # GPUs of a node that DeepEP is compiled for (NUM_MAX_NVL_PEERS)
 
 
 class Messages:

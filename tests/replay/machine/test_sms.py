@@ -79,3 +79,10 @@ def test_a_name_is_one_kind_of_thing(second: str) -> None:
             "warp_lanes": lambda: sms.split("", {}).warp_lanes("x", 4, 2),
             "units": lambda: sms.units("x", 4, "fifo"),
         }[second]()
+
+
+def test_a_name_has_one_number_of_sms_in_a_kernel() -> None:
+    split = make().sms.split("scheme 'x'", {})
+    split.pool("z", 60)
+    with pytest.raises(UserError, match="'z' has 60 SMs already; 90 need another name"):
+        split.pool("z", 90)
