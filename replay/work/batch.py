@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.errors import UserError, unknown
+from replay.work.ragged import firsts
 
 if TYPE_CHECKING:
     from tracegen import RoutingTrace
@@ -220,7 +221,7 @@ def _prefill(trace: RoutingTrace, num_ranks: int, tokens_per_rank: int | None, s
         )
         raise UserError(message)
     order = np.argsort(owner, kind="stable")
-    begins = np.cumsum(available) - available + step * wanted
+    begins = firsts(available) + step * wanted
     chosen = order[(begins[:, None] + np.arange(wanted)).ravel()]
     return Batch(
         rows=rows[chosen],

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tracegen.trace.arrays import place_in_group
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -24,9 +26,7 @@ def places(counts: Ints) -> Ints:
     >>> places(np.array([2, 0, 3])).tolist()
     [0, 1, 0, 1, 2]
     """
-    begin = np.repeat(firsts(counts), counts)
-    place: Ints = np.arange(len(begin), dtype=np.int64) - begin
-    return place
+    return place_in_group(counts)
 
 
 def places_in_runs(key: Ints) -> Ints:
