@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-#: What a command line may say; the time is that of a whole comparison, on a 2.5 GHz Xeon.
-NOTICE = "compiling the engine for this machine, once; about 10 s"
+#: What a command line may say; the time is that of a whole comparison, on an AMD EPYC (Zen 4).
+NOTICE = "compiling the engine for this machine, once; 10 s or more"
 
 _listeners: list[Callable[[], None]] = []
 
