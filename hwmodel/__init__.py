@@ -19,12 +19,14 @@ from hwmodel.errors import UserError
 
 if TYPE_CHECKING:
     from hwmodel.catalog import load, names
-    from hwmodel.compute import Compute, TileGrid
+    from hwmodel.compute import Compute
     from hwmodel.fabric import Fabric
     from hwmodel.link import Link
+    from hwmodel.nccl import Nccl
     from hwmodel.overheads import Overheads
     from hwmodel.switch import Switch
     from hwmodel.system import Capability, System
+    from hwmodel.tiles import TileGrid
     from hwmodel.warps import Warps
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "Compute",
     "Fabric",
     "Link",
+    "Nccl",
     "Overheads",
     "Switch",
     "System",
@@ -48,10 +51,11 @@ _HOMES = {
     "Compute": "compute",
     "Fabric": "fabric",
     "Link": "link",
+    "Nccl": "nccl",
     "Overheads": "overheads",
     "Switch": "switch",
     "System": "system",
-    "TileGrid": "compute",
+    "TileGrid": "tiles",
     "Warps": "warps",
     "load": "catalog",
     "names": "catalog",

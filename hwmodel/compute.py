@@ -17,9 +17,10 @@ from fractions import Fraction
 import numpy as np
 
 from hwmodel.errors import UserError, unknown
-from hwmodel.memory import Hbm
-from hwmodel.specs import ComputeSpec, GpuSpec
-from hwmodel.units import IntArray, Rate, Whole, ceil_div, exact, ps_from_ns, whole
+from hwmodel.memory import L2, Hbm
+from hwmodel.specs import ComputeSpec, GpuSpec, OverheadsSpec
+from hwmodel.tiles import TileGrid
+from hwmodel.units import IntArray, Rate, Whole, ceil_div, exact, ps_from_ns, ps_from_us, whole
 
 # Operand types, and what results leave as: BF16, or FP32 where the operands are. FP8 has one
 # 4-byte scale for each block of values. FP32 values are multiplied as TF32 on the tensor cores,
@@ -28,6 +29,12 @@ _VALUE_BYTES: dict[str, int] = {"bf16": 2, "fp8": 1, "fp32": 4}
 _RESULT_BYTES: dict[str, int] = {"bf16": 2, "fp8": 2, "fp32": 4}
 _SCALE_BYTES = 4
 
+# Numbers of slices that cuBLAS's kernels are offered with (NVIDIA/CUDALibrarySamples, cuBLASLt,
+# LtSgemmCustomFind: splitKSequenceA), and its workspace for their sums on Hopper (cuBLAS
+# documentation, cublasSetWorkspace: 32 MiB).
+_SLICES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
+_WORKSPACE_BYTES = 32 << 20
+
 # Loads of tiles (TMA boxes): bytes of a row, and heights that kernels have beside that of the tile,
 # for a matrix with no more rows (deepseek-ai/DeepGEMM, csrc/jit_kernels/heuristics/sm90.hpp:
 # "smaller block M can avoid TMA L2 OOB bound").
@@ -35,71 +42,15 @@ _LOAD_BYTES = 128
 _LOW_LOADS = (16, 32, 64)
 
 
-@dataclass(frozen=True)
-class TileGrid:
-    """Tiles of a grouped multiplication.
-
-    Attributes
-    ----------
-    block_m, block_n
-        Rows and columns of a full tile.
-    rows
-        Rows of each group, (group,).
-    row_tiles
-        Tiles along the rows of each group, (group,).
-    columns
-        Columns of the result, ``n``.
-    """
-
-    block_m: int
-    block_n: int
-    rows: IntArray
-    row_tiles: IntArray
-    columns: int
-
-    @property
-    def column_tiles(self) -> int:
-        """Tiles along the columns, the same for every group."""
-        return -(-self.columns // self.block_n)
-
-    @property
-    def num_row_tiles(self) -> int:
-        """Row tiles of all groups together."""
-        return int(self.row_tiles.sum())
-
-    @property
-    def num_tiles(self) -> int:
-        """Tiles of all groups together."""
-        return self.num_row_tiles * self.column_tiles
-
-    @property
-    def row_tile_group(self) -> IntArray:
-        """Group of each row tile, (row_tile,), groups in order."""
-        return np.repeat(np.arange(len(self.rows), dtype=np.int64), self.row_tiles)
-
-    @property
-    def rows_in_tile(self) -> IntArray:
-        """Rows of each row tile, (row_tile,); the last one of a group may be partial."""
-        first = np.cumsum(self.row_tiles) - self.row_tiles
-        index = np.arange(self.num_row_tiles, dtype=np.int64) - np.repeat(first, self.row_tiles)
-        rows: IntArray = np.repeat(self.rows, self.row_tiles) - index * self.block_m
-        np.minimum(rows, self.block_m, out=rows)
-        return rows
-
-    @property
-    def columns_in_tile(self) -> IntArray:
-        """Columns of each column tile, (column_tile,); the last one may be partial."""
-        first = np.arange(self.column_tiles, dtype=np.int64) * self.block_n
-        return np.minimum(self.columns - first, self.block_n)
-
-
 @dataclass(frozen=True, slots=True)
-class _Precision:
-    """Speed and tile shapes of one operand type."""
+class _Kernels:
+    """Speed and tile shapes of the kernels for one operand type."""
 
     sm_rate: Rate
     blocks: tuple[tuple[int, int], ...]
     value_bytes: int
+    mma_rows: int | None  # rows of a tile are rounded up to a multiple of this; None: tiles whole
+    slices: tuple[int, ...]  # of the inner dimension
 
 
 @dataclass(frozen=True)
@@ -110,8 +61,6 @@ class Compute:
     ----------
     num_sms
         SMs of the GPU.
-    mma_rows
-        Rows of a tile are rounded up to a multiple of this.
     tile_overhead_ps
         Filling the pipeline of a tile and storing its result.
     fp8_absent_row_ps
@@ -119,58 +68,70 @@ class Compute:
         inner dimension.
     operand_rate
         Bytes per second into one SM.
+    cluster_tiles
+        Neighbouring tiles that load what they share from the L2 cache once.
+    reduction_ps
+        A kernel that adds the sums of slices, beside its bytes, as the choice of slices assumes it.
     """
 
     num_sms: int
-    mma_rows: int
     tile_overhead_ps: int
     fp8_absent_row_ps: int
     operand_rate: Rate
+    cluster_tiles: int
+    reduction_ps: int
     _scale_block: int
-    _precisions: dict[str, _Precision]
+    _matrix: dict[str, _Kernels]
+    _grouped: dict[str, _Kernels]
     _hbm: Hbm
+    _l2: L2
 
     @classmethod
-    def from_spec(cls, spec: ComputeSpec, gpu: GpuSpec, hbm: Hbm) -> Compute:
-        """Build from a preset's ``[compute]`` and ``[gpu]`` tables."""
+    def from_spec(
+        cls, spec: ComputeSpec, gpu: GpuSpec, hbm: Hbm, overheads: OverheadsSpec
+    ) -> Compute:
+        """Build from a preset's ``[compute]``, ``[gpu]`` and ``[overheads]`` tables."""
         sms = gpu.num_sms.value
 
-        def precision(
-            dtype: str, peak_tflop: float, efficiency: float, blocks: list[list[int]]
-        ) -> _Precision:
-            per_sm = exact(peak_tflop) * 10**12 * exact(efficiency) / sms
-            shapes = tuple((block[0], block[1]) for block in blocks)
-            return _Precision(Rate.per_second(per_sm), shapes, _VALUE_BYTES[dtype])
+        def kernels(
+            family: str, *, whole_tiles: bool = False, slices: tuple[int, ...] = (1,)
+        ) -> _Kernels:
+            dtype = family.partition("_")[0]
+            peak = exact(getattr(spec, f"{dtype}_peak_TFLOP_per_s").value) * 10**12
+            efficiency = exact(getattr(spec, f"{family}_efficiency").value)
+            blocks = getattr(spec, f"{family}_blocks").value
+            return _Kernels(
+                Rate.per_second(peak * efficiency / sms),
+                tuple((block[0], block[1]) for block in blocks),
+                _VALUE_BYTES[dtype],
+                None if whole_tiles else spec.mma_rows.value,
+                slices,
+            )
 
+        whole_tiles = spec.bf16_grouped_whole_tiles.value
         clock_hz = exact(gpu.clock_GHz.value) * 10**9
         return cls(
             num_sms=sms,
-            mma_rows=spec.mma_rows.value,
             tile_overhead_ps=ps_from_ns(spec.tile_overhead_ns.value),
             fp8_absent_row_ps=ps_from_ns(spec.fp8_absent_row_ns.value),
             operand_rate=Rate.per_second(exact(spec.operand_bytes_per_clock.value) * clock_hz),
+            cluster_tiles=spec.cluster_tiles.value,
+            reduction_ps=ps_from_us(
+                overheads.kernel_gap_graph_us.value + overheads.small_kernel_us.value
+            ),
             _scale_block=spec.fp8_scale_block.value,
-            _precisions={
-                "bf16": precision(
-                    "bf16",
-                    spec.bf16_peak_TFLOP_per_s.value,
-                    spec.bf16_efficiency.value,
-                    spec.bf16_blocks.value,
-                ),
-                "fp8": precision(
-                    "fp8",
-                    spec.fp8_peak_TFLOP_per_s.value,
-                    spec.fp8_efficiency.value,
-                    spec.fp8_blocks.value,
-                ),
-                "fp32": precision(
-                    "fp32",
-                    spec.fp32_peak_TFLOP_per_s.value,
-                    spec.fp32_efficiency.value,
-                    spec.fp32_blocks.value,
-                ),
+            _matrix={  # BF16 and TF32 are cuBLAS's, FP8 DeepGEMM's, which has no slices
+                "bf16": kernels("bf16", slices=_SLICES),
+                "fp8": kernels("fp8"),
+                "fp32": kernels("fp32", slices=_SLICES),
+            },
+            _grouped={
+                "bf16": kernels("bf16_grouped", whole_tiles=whole_tiles),
+                "fp8": kernels("fp8"),
+                "fp32": kernels("fp32"),
             },
             _hbm=hbm,
+            _l2=L2.from_spec(gpu),
         )
 
     # ---- bytes -----------------------------------------------------------------------
@@ -187,7 +148,7 @@ class Compute:
         """
         rows: Whole = whole(n, "n")
         inner: Whole = whole(k, "k")
-        values = rows * inner * self._precision(dtype).value_bytes
+        values = rows * inner * self._kernels(dtype).value_bytes
         if dtype != "fp8":
             return values
         scales = ceil_div(rows, self._scale_block) * ceil_div(inner, self._scale_block)
@@ -197,7 +158,7 @@ class Compute:
         """Bytes of (rows, k) activations; FP8 rows have one scale for each block of a row."""
         checked: Whole = whole(rows, "rows")
         scales = -(-k // self._scale_block) * _SCALE_BYTES if dtype == "fp8" else 0
-        return checked * (k * self._precision(dtype).value_bytes + scales)
+        return checked * (k * self._kernels(dtype).value_bytes + scales)
 
     # ---- tiles ------------------------------------------------------------------------
 
@@ -211,6 +172,8 @@ class Compute:
         block_m: int | None = None,
         block_n: int | None = None,
         num_sms: int | None = None,
+        grouped: bool = False,
+        split_k: bool = False,
     ) -> TileGrid:
         """Cut a grouped multiplication into tiles.
 
@@ -226,12 +189,18 @@ class Compute:
             Fix one or both sides of the tile, where a kernel prescribes them.
         num_sms
             SMs that will work on it; all by default.
+        grouped
+            Whether a kernel for groups does it, which may be another than that for one matrix.
+        split_k
+            Whether the inner dimension may be cut, where the library has such kernels.
 
         Returns
         -------
         The grid of the tile shape, among those that kernels of this type come in,
-        with the smallest estimate ``waves x time of a full tile``; the first such
-        in the preset's order.
+        with the smallest estimate, the first such in the preset's order: the slower
+        of ``waves x time of a full tile`` and of all tiles' loads from the L2 cache.
+        Slices of the inner dimension, all in one wave, add the time of their sums
+        (:meth:`sums_ps`). The estimate leaves device memory out.
 
         Raises
         ------
@@ -240,23 +209,64 @@ class Compute:
         """
         counts: IntArray = np.atleast_1d(whole(rows, "rows"))
         whole(n, "n")
-        known = self._precision(dtype).blocks
+        kernels = self._kernels(dtype, grouped)
         for side, value in (("block_m", block_m), ("block_n", block_n)):
             if value is not None and value < 1:
                 message = f"{side} must be positive; got {value}"
                 raise UserError(message)
-        shapes = list(dict.fromkeys((block_m or m, block_n or columns) for m, columns in known))
+        shapes = list(
+            dict.fromkeys((block_m or m, block_n or columns) for m, columns in kernels.blocks)
+        )
         sms = num_sms or self.num_sms
-        grids = [TileGrid(m, c, counts, ceil_div(counts, m), n) for m, c in shapes]
+        grids = [
+            grid
+            for m, c in shapes
+            for slices in (kernels.slices if split_k else (1,))
+            if self._may_run(grid := TileGrid(m, c, counts, ceil_div(counts, m), n, slices), sms, k)
+        ]
 
         def estimate_ps(grid: TileGrid) -> int:
             tallest = min(grid.block_m, int(counts.max(initial=0)))
-            tile = self.tile_ps(tallest, min(grid.block_n, n), k, dtype)
-            return -(-grid.num_tiles // sms) * tile
+            width = min(grid.block_n, n)
+            tile = self.tile_ps(
+                tallest, width, grid.slice_inner(k), dtype,
+                block_m=grid.block_m, grouped=grouped,
+            )  # fmt: skip
+            stores, adds = self.sums_ps(grid)
+            waves = -(-grid.num_tiles * grid.slices // sms)
+            larger = max(tallest, width)
+            loads = tallest + width - larger + -(-larger // self.cluster_tiles)
+            nbytes = grid.num_tiles * loads * k * kernels.value_bytes
+            products = max(waves * (tile + stores), self._l2.read_ps(nbytes))
+            return products + adds + (self.reduction_ps if grid.slices > 1 else 0)
 
         return min(grids, key=estimate_ps)
 
-    def absent_rows(self, rows_in_tile: IntArray, block_m: int) -> IntArray:
+    @staticmethod
+    def _may_run(grid: TileGrid, num_sms: int, k: int) -> bool:
+        """Whether all slices have something to do at once, and room for their sums."""
+        if grid.slices == 1:
+            return True
+        in_one_wave = 0 < grid.num_tiles * grid.slices <= num_sms
+        every_one_works = (grid.slices - 1) * grid.slice_inner(k) < k
+        return in_one_wave and every_one_works and grid.partial_bytes() <= _WORKSPACE_BYTES
+
+    def sums_ps(self, grid: TileGrid) -> tuple[int, int]:
+        """Time of writing and of adding the sums of slices, which stay in the L2 cache.
+
+        Returns
+        -------
+        Picoseconds: an SM writes those of its tile; all SMs together read all of them. Nothing if
+        there is one slice.
+        """
+        if grid.slices == 1:
+            return 0, 0
+        nbytes = grid.partial_bytes()
+        of_a_tile = -(-nbytes // (grid.num_tiles * grid.slices))
+        of_an_sm = -(-nbytes // self.num_sms)
+        return self.operand_rate.duration_ps(of_a_tile), self.operand_rate.duration_ps(of_an_sm)
+
+    def absent_rows(self, rows_in_tile: IntArray, block_m: int, n: int) -> IntArray:
         """Rows that loads ask for beyond the end of a matrix of its own.
 
         Where groups lie in one buffer, a tile's loads find rows of the next group or padding.
@@ -267,11 +277,18 @@ class Compute:
             Rows of each row tile of the matrix, (row_tile,); the last one may be partial.
         block_m
             Rows of a full tile.
+        n
+            Columns of the result.
 
         Returns
         -------
-        (row_tile,): up to `block_m`, or to 16, 32 or 64 where the matrix has no more rows.
+        (row_tile,): up to `block_m`, or to 16, 32 or 64 where the matrix has no more rows. None
+        where the widest tile has all columns: then one SM alone asks for a row, and loads are not
+        slower (measured with 128 columns).
         """
+        widest = max(columns for _, columns in self._kernels("fp8").blocks)
+        if n <= widest:
+            return np.zeros_like(rows_in_tile)
         height = block_m
         if len(rows_in_tile) == 1:
             lower = [low for low in _LOW_LOADS if low >= rows_in_tile[0]]
@@ -280,7 +297,15 @@ class Compute:
         return absent
 
     def tile_ps(
-        self, rows_in_tile: Whole, columns: int, k: int, dtype: str, absent_rows: int | IntArray = 0
+        self,
+        rows_in_tile: Whole,
+        columns: int,
+        k: int,
+        dtype: str,
+        absent_rows: int | IntArray = 0,
+        *,
+        block_m: int | IntArray = 1,
+        grouped: bool = False,
     ) -> Whole:
         """Time of a tile on one SM whose operands are in reach (L2).
 
@@ -296,12 +321,16 @@ class Compute:
             Type of the operands.
         absent_rows
             Rows of the tile's loads beyond the end of the matrix (:meth:`absent_rows`).
+        block_m
+            Rows of a full tile, for kernels that multiply partial tiles as whole ones.
+        grouped
+            As for :meth:`gemm_tiles`.
 
         Returns
         -------
-        Picoseconds: the slower of the tensor cores, on rows rounded up to
-        ``mma_rows``, and of the operands' way into the SM; and the tile overhead;
-        and what FP8 kernels lose to loads of rows that are not there.
+        Picoseconds: the slower of the tensor cores, on rows rounded up to a step of
+        theirs or to the whole tile, and of the operands' way into the SM; and the
+        tile overhead; and what FP8 kernels lose to loads of rows that are not there.
 
         Examples
         --------
@@ -311,16 +340,38 @@ class Compute:
         True
         """
         rows: Whole = whole(rows_in_tile, "rows_in_tile")
-        padded = ceil_div(rows, self.mma_rows) * self.mma_rows
-        precision = self._precision(dtype)
-        multiply = precision.sm_rate.duration_ps(padded * (2 * columns * k))
-        load = self.operand_rate.duration_ps((rows + columns) * (k * precision.value_bytes))
-        loads = -(-k * precision.value_bytes // _LOAD_BYTES)
+        kernels = self._kernels(dtype, grouped)
+        step = block_m if kernels.mma_rows is None else kernels.mma_rows
+        padded: Whole = whole(-(-rows // step) * step, "rows_in_tile")
+        multiply = kernels.sm_rate.duration_ps(padded * (2 * columns * k))
+        load = self.operand_rate.duration_ps((rows + columns) * (k * kernels.value_bytes))
+        loads = -(-k * kernels.value_bytes // _LOAD_BYTES)
         absent = absent_rows * (loads * self.fp8_absent_row_ps if dtype == "fp8" else 0)
         if isinstance(rows, np.ndarray):
             busy = np.maximum(multiply, load) + self.tile_overhead_ps + absent
             return np.where(rows > 0, busy, 0)
         return max(multiply, load) + self.tile_overhead_ps + int(absent) if rows else 0
+
+    def least_ps(self, rows: IntArray, n: int, k: int, dtype: str) -> IntArray:
+        """SM time that the tensor cores need for each group of a grouped multiplication, (group,).
+
+        However it is cut into tiles, and with whichever kernels: no overhead of tiles, no loads.
+
+        Parameters
+        ----------
+        rows
+            Rows of each group, (group,).
+        n, k, dtype
+            As for :meth:`gemm_tiles`.
+        """
+        counts: IntArray = np.atleast_1d(whole(rows, "rows"))
+        times = []
+        for grouped in (False, True):
+            kernels = self._kernels(dtype, grouped)
+            padded: IntArray = ceil_div(counts, kernels.mma_rows or 1) * (kernels.mma_rows or 1)
+            times.append(kernels.sm_rate.duration_ps(padded * (2 * n * k)))
+        least: IntArray = np.minimum(*times)
+        return least
 
     # ---- for checks ----------------------------------------------------------------------
 
@@ -340,19 +391,24 @@ class Compute:
             As for :meth:`gemm_tiles`.
         """
         counts: IntArray = np.atleast_1d(whole(rows, "rows"))
-        grid = self.gemm_tiles(counts, n, k, dtype)
+        is_matrix = len(counts) == 1
+        grid = self.gemm_tiles(counts, n, k, dtype, grouped=not is_matrix, split_k=is_matrix)
         if not grid.num_tiles:
             return 0
-        free = [0] * min(self.num_sms, grid.num_tiles)
-        is_matrix = len(counts) == 1
-        absent = self.absent_rows(grid.rows_in_tile, grid.block_m) if is_matrix else 0
+        stores, adds = self.sums_ps(grid)
+        free = [0] * min(self.num_sms, grid.num_tiles * grid.slices)
+        absent = self.absent_rows(grid.rows_in_tile, grid.block_m, n) if is_matrix else 0
         tiles = [
-            self.tile_ps(grid.rows_in_tile, int(columns), k, dtype, absent)
+            self.tile_ps(
+                grid.rows_in_tile, int(columns), grid.slice_inner(k), dtype, absent,
+                block_m=grid.block_m, grouped=not is_matrix,
+            )
             for columns in grid.columns_in_tile
-        ]
-        for duration in np.stack(tiles, axis=1).ravel().tolist():
-            heapq.heappushpop(free, free[0] + duration)
-        return max(*free, self._stream_ps(counts, n, k, dtype) + self.tile_overhead_ps)
+        ]  # fmt: skip
+        for duration in np.repeat(np.stack(tiles, axis=1).ravel(), grid.slices).tolist():
+            heapq.heappushpop(free, free[0] + duration + stores)
+        end = max(*free, self._stream_ps(counts, n, k, dtype) + self.tile_overhead_ps)
+        return end + adds + (self.reduction_ps if grid.slices > 1 else 0)
 
     def _stream_ps(self, counts: IntArray, n: int, k: int, dtype: str) -> int:
         weights = int((counts > 0).sum()) * self.weight_bytes(n, k, dtype)
@@ -362,9 +418,10 @@ class Compute:
 
     def peak_flop_per_s(self, dtype: str) -> float:
         """Operations per second of all SMs inside the main loops of full tiles."""
-        return self._precision(dtype).sm_rate.times(Fraction(self.num_sms)).units_per_second
+        return self._kernels(dtype).sm_rate.times(Fraction(self.num_sms)).units_per_second
 
-    def _precision(self, dtype: str) -> _Precision:
-        if dtype not in self._precisions:
-            raise unknown("dtype", dtype, self._precisions)
-        return self._precisions[dtype]
+    def _kernels(self, dtype: str, grouped: bool = False) -> _Kernels:
+        known = self._grouped if grouped else self._matrix
+        if dtype not in known:
+            raise unknown("dtype", dtype, known)
+        return known[dtype]

@@ -266,6 +266,31 @@ class Fabric:
             )
         return (Hop("nic-out", src, self.nic.rate, latency), Hop("nic-in", dst, self.nic.rate, 0))
 
+    def held_in_switch_bytes(self, wire_bytes: Whole) -> Whole:
+        """Room of an input buffer that a message holds while the model has it in the switch.
+
+        Parameters
+        ----------
+        wire_bytes
+            The message, with packet overhead.
+
+        Returns
+        -------
+        Bytes, rounded up; at most the message.
+
+        Notes
+        -----
+        The model stores a message and forwards it: from its start on an idle uplink to its end on
+        an idle downlink it is in the switch for ``L + 2 d``, ``d`` being its time on a port and
+        ``L`` the latency between the ports. Its real packets follow one another and each is there
+        for ``L``. A message of ``m`` bytes therefore holds ``m L / (L + 2 d)``, so that the room
+        that it takes, multiplied by how long, is that of its packets.
+        """
+        latency = self.uplink_latency_ps
+        if latency == 0:
+            return 0 * wire_bytes
+        return -((-wire_bytes * latency) // (latency + 2 * self._link.port_duration_ps(wire_bytes)))
+
     def path_latency_ps(self, src: int, dst: int) -> int:
         """Time an empty packet is under way between two GPUs, one way.
 

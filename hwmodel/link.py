@@ -34,6 +34,10 @@ from hwmodel.units import (
 #: Maker of the packets: an SM's loads and stores (TMA included), or a copy engine.
 Engine = Literal["sm", "copy_engine"]
 
+#: How the rows of a kernel whose SMs all store single rows to whatever peer is next leave: by
+#: stores of warps, or in bulk from shared memory (TMA); "no" for other kernels.
+Scattered = Literal["no", "stores", "bulk"]
+
 #: Operation that a transfer is made of.
 Access = Literal["write", "read"]
 
@@ -72,9 +76,9 @@ class Link:
         One link, one direction, as sold.
     flit_bytes, header_flits, byte_enable_flits
         Packet format.
-    fan_out_efficiency, scatter_efficiency
-        Share of the port's rate that SMs reach when their packets alternate between peers, and
-        when all SMs store single rows to whatever peer is next.
+    fan_out_efficiency, scatter_efficiency, bulk_scatter_efficiency
+        Share of the port's rate that SMs reach when their packets alternate between peers, when
+        all SMs store single rows to whatever peer is next, and when they do so in bulk.
     """
 
     links_per_gpu: int
@@ -85,6 +89,7 @@ class Link:
     byte_enable_flits: int
     fan_out_efficiency: Fraction
     scatter_efficiency: Fraction
+    bulk_scatter_efficiency: Fraction
     _sm: PacketRules
     _copy_engine: PacketRules
 
@@ -101,6 +106,7 @@ class Link:
             byte_enable_flits=spec.byte_enable_flits.value,
             fan_out_efficiency=exact(spec.fan_out_efficiency.value),
             scatter_efficiency=exact(spec.scatter_efficiency.value),
+            bulk_scatter_efficiency=exact(spec.bulk_scatter_efficiency.value),
             _sm=PacketRules(
                 spec.sm_payload_bytes.value,
                 exact(spec.sm_read_request_flits.value),
@@ -134,9 +140,13 @@ class Link:
         """
         return self.port_rate.duration_ps(wire_bytes)
 
-    def fan_out_duration_ps(self, wire_bytes: Whole, *, scattered: bool = False) -> Whole:
+    def fan_out_duration_ps(self, wire_bytes: Whole, scattered: Scattered = "no") -> Whole:
         """Time that wire bytes occupy a port whose packets alternate between several peers."""
-        efficiency = self.scatter_efficiency if scattered else self.fan_out_efficiency
+        efficiency = {
+            "no": self.fan_out_efficiency,
+            "stores": self.scatter_efficiency,
+            "bulk": self.bulk_scatter_efficiency,
+        }[scattered]
         period = self.port_rate.ps_per_unit / efficiency
         return Rate.per_second(PS_PER_S / period).duration_ps(wire_bytes)
 

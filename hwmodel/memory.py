@@ -21,11 +21,15 @@ class Hbm:
     ----------
     rate
         Bytes per second that long streams reach, reads and writes together.
+    read_rate, write_rate
+        Bytes per second that an elementwise kernel reads, and that it writes.
     latency_ps
         One load, unloaded.
     """
 
     rate: Rate
+    read_rate: Rate
+    write_rate: Rate
     latency_ps: int
 
     @classmethod
@@ -34,11 +38,61 @@ class Hbm:
         peak = Rate.gigabytes_per_second(spec.peak_GB_per_s.value)
         return cls(
             rate=peak.times(exact(spec.stream_efficiency.value)),
+            read_rate=peak.times(exact(spec.read_efficiency.value)),
+            write_rate=peak.times(exact(spec.write_efficiency.value)),
             latency_ps=ps_from_ns(spec.latency_ns.value),
         )
 
     def stream_ps(self, nbytes: Whole) -> Whole:
         """Time that reading or writing so many bytes occupies the memory."""
+        return self.rate.duration_ps(nbytes)
+
+    def elementwise_ps(self, read: Whole, written: Whole) -> Whole:
+        """Time that an elementwise kernel occupies the memory.
+
+        Parameters
+        ----------
+        read, written
+            Bytes.
+
+        Notes
+        -----
+        ``read / read_rate + written / write_rate``: the memory does one or the other. The two
+        rates follow from kernels that only read and kernels that do as much of both, and predict
+        those that read twice as much as they write.
+        """
+        if self.read_rate == self.write_rate:  # rounded up once, as a stream is
+            return self.read_rate.duration_ps(read + written)
+        return self.read_rate.duration_ps(read) + self.write_rate.duration_ps(written)
+
+
+@dataclass(frozen=True, slots=True)
+class L2:
+    """The cache that all SMs of one GPU share.
+
+    Attributes
+    ----------
+    num_bytes
+        Room. The cache of Hopper and Blackwell has two halves; that data which SMs of both read
+        may lie in both is left out.
+    rate
+        Bytes per second that all SMs together read from it.
+    """
+
+    num_bytes: int
+    rate: Rate
+
+    @classmethod
+    def from_spec(cls, spec: GpuSpec) -> L2:
+        """Build from a preset's ``[gpu]`` table."""
+        clock_hz = exact(spec.clock_GHz.value) * 10**9
+        return cls(
+            num_bytes=spec.l2_bytes.value,
+            rate=Rate.per_second(exact(spec.l2_bytes_per_clock.value) * clock_hz),
+        )
+
+    def read_ps(self, nbytes: Whole) -> Whole:
+        """Time that reading so many bytes occupies the cache."""
         return self.rate.duration_ps(nbytes)
 
 

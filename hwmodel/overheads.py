@@ -17,7 +17,9 @@ class Overheads:
     Attributes
     ----------
     launch_ps
-        From a CPU's decision to launch until the kernel starts on an idle GPU.
+        CPU time of launching a kernel, at whose end it starts on an idle GPU.
+    graph_launch_ps
+        CPU time of launching a CUDA graph, however many kernels it has.
     host_sync_ps
         A small copy from device to host and a stream synchronisation.
     poll_pinned_ps
@@ -26,8 +28,10 @@ class Overheads:
         Starting one copy on a copy engine.
     small_kernel_ps
         An elementwise kernel, beside its bytes.
+    row_copy_ps
+        A single row that a kernel copies to another place, beside its bytes.
     fence_ps
-        System-scope fence around a barrier of a kernel that only synchronises and cleans up.
+        Fence of system scope before what others wait for, such as the signal of a barrier.
     grid_barrier_ps
         All thread blocks of one GPU, inside a kernel.
     poll_ps
@@ -37,10 +41,12 @@ class Overheads:
     """
 
     launch_ps: int
+    graph_launch_ps: int
     host_sync_ps: int
     poll_pinned_ps: int
     copy_engine_start_ps: int
     small_kernel_ps: int
+    row_copy_ps: int
     fence_ps: int
     grid_barrier_ps: int
     poll_ps: int
@@ -56,10 +62,12 @@ class Overheads:
         poll = ps_from_ns(spec.poll_ns.value)
         return cls(
             launch_ps=ps_from_us(spec.launch_us.value),
+            graph_launch_ps=ps_from_us(spec.graph_launch_us.value),
             host_sync_ps=ps_from_us(spec.host_sync_us.value),
             poll_pinned_ps=ps_from_us(spec.poll_pinned_us.value),
             copy_engine_start_ps=ps_from_us(spec.copy_engine_start_us.value),
             small_kernel_ps=ps_from_us(spec.small_kernel_us.value),
+            row_copy_ps=ps_from_ns(spec.row_copy_ns.value),
             fence_ps=ps_from_us(spec.fence_us.value),
             grid_barrier_ps=ps_from_us(spec.grid_barrier_us.value),
             poll_ps=poll,

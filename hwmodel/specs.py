@@ -71,6 +71,7 @@ class LinkSpec(_Strict):
     fan_out_efficiency: Quantity[Ratio]
     """Share of a port's rate that SMs reach when they store to, or load from, several peers."""
     scatter_efficiency: Quantity[Ratio]
+    bulk_scatter_efficiency: Quantity[Ratio]
     """The same where all SMs store single rows to whatever peer is next."""
     byte_enable_flits: Quantity[NonNegativeInt]
     """Extra flits of a write whose last flit is not full."""
@@ -96,12 +97,14 @@ class SwitchSpec(_Strict):
     """Share of a port's rate left for multicast and reduction traffic."""
     merge_ns: Quantity[NonNegative]
     """Latency added when the last contribution to a reduction arrives."""
-    reduction_GFLOP_per_s: Quantity[Positive]
-    """One plane."""
+    reduction_GFLOP_per_s: Quantity[NonNegative]
+    """Additions of FP32 values of one plane; 0 adds as fast as values come."""
     reduction_buffer_bytes: Quantity[Count]
     """One port (one link)."""
     virtual_channels: Quantity[Count]
-    flits_per_channel: Quantity[Count]
+    """Of an input port; requests have half of them, responses the other half."""
+    flits_per_channel: Quantity[NonNegativeInt]
+    """Flits that one channel of one port holds; 0 is any number."""
 
 
 class GpuSpec(_Strict):
@@ -119,6 +122,8 @@ class GpuSpec(_Strict):
     sm_read_GB_per_s: Quantity[Positive]
     sm_write_GB_per_s: Quantity[Positive]
     l2_bytes: Quantity[Count]
+    l2_bytes_per_clock: Quantity[Positive]
+    """Read by all SMs together."""
     l2_latency_ns: Quantity[NonNegative]
     """A load that hits the L2 cache."""
 
@@ -145,6 +150,11 @@ class HbmSpec(_Strict):
 
     peak_GB_per_s: Quantity[Positive]
     stream_efficiency: Quantity[Ratio]
+    """Share of the peak at which a multiplication's operands stream in."""
+    read_efficiency: Quantity[Ratio]
+    """Share of the peak at which an elementwise kernel reads."""
+    write_efficiency: Quantity[Ratio]
+    """Share of the peak at which an elementwise kernel writes."""
     latency_ns: Quantity[NonNegative]
 
 
@@ -157,6 +167,8 @@ class ComputeSpec(_Strict):
     """FP32 values multiplied as TF32 on tensor cores."""
     bf16_efficiency: Quantity[Ratio]
     """Of peak, inside a tile's main loop."""
+    bf16_grouped_efficiency: Quantity[Ratio]
+    """Of kernels for groups of rows, one for each expert."""
     fp8_efficiency: Quantity[Ratio]
     fp32_efficiency: Quantity[Ratio]
     mma_rows: Quantity[Count]
@@ -168,7 +180,12 @@ class ComputeSpec(_Strict):
     the inner dimension."""
     operand_bytes_per_clock: Quantity[Positive]
     """Into one SM."""
+    cluster_tiles: Quantity[Units]
+    """Neighbouring tiles of a kernel that load what they share from the L2 cache once."""
     bf16_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
+    bf16_grouped_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
+    bf16_grouped_whole_tiles: Quantity[bool]
+    """Whether these multiply partial tiles as whole ones."""
     fp8_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
     fp32_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
     """Tile shapes (rows, columns) that kernels of this type come in."""
@@ -176,14 +193,35 @@ class ComputeSpec(_Strict):
     """Values that share one 4-byte scale."""
 
 
+class AttentionSpec(_Strict):
+    """Fused attention kernels, in BF16."""
+
+    forward_efficiency: Quantity[Ratio]
+    """Of BF16 peak, in the products of a prefill or training kernel on long sequences."""
+    backward_efficiency: Quantity[Ratio]
+    """The same of a training kernel's backward pass."""
+    decode_efficiency: Quantity[Ratio]
+    """Of BF16 peak, in the products of a decode kernel that they bind."""
+    decode_stream_efficiency: Quantity[Ratio]
+    """Of HBM peak, where a decode kernel is bound by reading the key-value cache."""
+    tile_rows: Quantity[Units]
+    """Queries of a tile."""
+    tile_keys: Quantity[Units]
+    """Keys of a tile."""
+
+
 class OverheadsSpec(_Strict):
     """Costs of software around the work."""
 
     launch_us: Quantity[NonNegative]
+    graph_launch_us: Quantity[NonNegative]
     kernel_gap_graph_us: Quantity[NonNegative]
     kernel_gap_stream_us: Quantity[NonNegative]
     small_kernel_us: Quantity[NonNegative]
     """Time of an elementwise kernel beside that of its bytes: from first load to last store."""
+    row_copy_ns: Quantity[NonNegative]
+    """Time that a kernel takes for each single row that it copies to another place, beside that of
+    its bytes."""
     host_sync_us: Quantity[NonNegative]
     poll_pinned_us: Quantity[NonNegative]
     copy_engine_start_us: Quantity[NonNegative]
@@ -191,9 +229,30 @@ class OverheadsSpec(_Strict):
     barrier_base_ns: Quantity[NonNegative]
     barrier_per_peer_ns: Quantity[NonNegative]
     fence_us: Quantity[NonNegative]
-    """System-scope fence around a barrier of a kernel that only synchronises and cleans up."""
+    """Fence of system scope before what others wait for, such as the signal of a barrier."""
     poll_ns: Quantity[NonNegative]
     """Until a polling loop has seen a flag that is already visible."""
+
+
+class NcclSpec(_Strict):
+    """Kernels of NCCL on this chip; starts are counted from the start of a kernel."""
+
+    ring_channels: Quantity[Units]
+    ll_start_us: Quantity[NonNegative]
+    """Until the first chunk of a collective leaves."""
+    ll128_start_us: Quantity[NonNegative]
+    simple_start_us: Quantity[NonNegative]
+    ll_channel_GB_per_s: Quantity[Positive]
+    """Data through the registers of one block."""
+    ll128_channel_GB_per_s: Quantity[Positive]
+    copy_GB_per_s: Quantity[Positive]
+    """Data that one block copies out of its buffer under protocol Simple."""
+    nvls_start_us: Quantity[NonNegative]
+    """Until the first access of an all-reduce in the switch."""
+    pair_channels: Quantity[Units]
+    """Of the kernel that sends to, and receives from, single peers."""
+    pair_ll_start_us: Quantity[NonNegative]
+    pair_simple_start_us: Quantity[NonNegative]
 
 
 class NicSpec(_Strict):
@@ -219,7 +278,9 @@ class SystemSpec(_Strict):
     warp: WarpSpec
     hbm: HbmSpec
     compute: ComputeSpec
+    attention: AttentionSpec
     overheads: OverheadsSpec
+    nccl: NcclSpec
     nic: NicSpec
 
     def __reduce__(self) -> tuple[Any, ...]:

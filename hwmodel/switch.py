@@ -15,6 +15,9 @@ from hwmodel.link import Link
 from hwmodel.specs import SwitchSpec
 from hwmodel.units import PS_PER_S, Rate, Whole, exact, ps_from_ns, scale_up, whole
 
+ADDER_BYTES = 4
+"""Width of an adder; see `Switch.adding_ps`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Switch:
@@ -37,12 +40,12 @@ class Switch:
     merge_latency_ps
         From the last contribution's arrival to the departure of the sum, on top
         of the traversal.
-    reduction_rate
-        Additions per second, all planes together.
+    adder_rate
+        Bytes per second that the adders behind a GPU's ports take in; None takes any number.
     reduction_buffer_bytes
         One port (one link) of the switch.
     input_buffer_bytes
-        One port (one link) of the switch, all virtual channels.
+        One port (one link) of the switch, all virtual channels; 0 holds anything.
     virtual_channels
         Of an input port.
     """
@@ -54,16 +57,16 @@ class Switch:
     multimem_efficiency: Fraction
     traversal_ps: int
     merge_latency_ps: int
-    reduction_rate: Rate
+    adder_rate: Rate | None
     reduction_buffer_bytes: int
     input_buffer_bytes: int
     virtual_channels: int
     _link: Link
 
     @classmethod
-    def from_spec(cls, spec: SwitchSpec, link: Link, num_planes: int) -> Switch:
-        """Build from a preset's ``[switch]`` table, for a fabric of so many planes."""
-        flops = exact(spec.reduction_GFLOP_per_s.value) * 10**9 * num_planes
+    def from_spec(cls, spec: SwitchSpec, link: Link, num_planes: int, num_gpus: int) -> Switch:
+        """Build from a preset's ``[switch]`` table, for a domain of so many planes and GPUs."""
+        adder_bytes = exact(spec.reduction_GFLOP_per_s.value) * 10**9 * ADDER_BYTES
         return cls(
             multicast=spec.multicast.value,
             reduction=spec.reduction.value,
@@ -72,7 +75,9 @@ class Switch:
             multimem_efficiency=exact(spec.multimem_efficiency.value),
             traversal_ps=ps_from_ns(spec.traversal_ns.value),
             merge_latency_ps=ps_from_ns(spec.merge_ns.value),
-            reduction_rate=Rate.per_second(flops),
+            adder_rate=(
+                Rate.per_second(adder_bytes * num_planes / num_gpus) if adder_bytes else None
+            ),
             reduction_buffer_bytes=spec.reduction_buffer_bytes.value,
             input_buffer_bytes=(
                 spec.virtual_channels.value * spec.flits_per_channel.value * link.flit_bytes
@@ -91,6 +96,16 @@ class Switch:
         """
         whole(gpu, "gpu")
         return self.reduction_buffer_bytes * self._link.links_per_gpu
+
+    @property
+    def input_room_bytes(self) -> int:
+        """Input buffer behind all ports of a GPU for one class of traffic; 0 is no limit.
+
+        Requests have half of the virtual channels, responses the other half.
+        """
+        channels = max(1, self.virtual_channels // 2)
+        total = self.input_buffer_bytes * self._link.links_per_gpu
+        return total * channels // self.virtual_channels
 
     def input_buffer_total_bytes(self, gpu: int = 0) -> int:
         """Input buffer behind all ports of a GPU, over all planes and channels."""
@@ -134,6 +149,15 @@ class Switch:
         flits = self._link.rules().write_ack_flits * acks
         return scale_up(self._link.packets(row_bytes) * count, flits * self._link.flit_bytes)
 
-    def reduction_ps(self, num_additions: Whole) -> Whole:
-        """Time the adders of all planes need for so many additions of two numbers."""
-        return self.reduction_rate.duration_ps(num_additions)
+    def adding_ps(self, nbytes: Whole) -> Whole:
+        """Time that the adders behind a GPU's ports need to add so many bytes to a sum.
+
+        Notes
+        -----
+        The rate is quoted in FP32 additions. An adder is taken to be four bytes wide, so that it
+        adds two BF16 values at a time: 400 GFLOP/s and four bytes are 1.6 TB/s, which is what the
+        64 ports of a chip take in. Without that, NVLS could not reach with BF16 what is measured.
+        """
+        if self.adder_rate is None:
+            return 0 * nbytes
+        return self.adder_rate.duration_ps(nbytes)

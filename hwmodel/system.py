@@ -6,10 +6,12 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+from hwmodel.attention import Attention
 from hwmodel.compute import Compute
 from hwmodel.fabric import Fabric
 from hwmodel.link import Link
-from hwmodel.memory import Hbm, StreamingMultiprocessors
+from hwmodel.memory import L2, Hbm, StreamingMultiprocessors
+from hwmodel.nccl import Nccl
 from hwmodel.overheads import Overheads
 from hwmodel.specs import SystemSpec
 from hwmodel.switch import Switch
@@ -43,7 +45,7 @@ class System:
         One line for people.
     num_gpus
         GPUs in use, all domains together.
-    fabric, link, switch, sm, warps, hbm, compute, overheads
+    fabric, link, switch, sm, warps, l2, hbm, compute, attention, overheads, nccl
         The models; every GPU is like every other.
     spec
         The description with all sources, overrides applied.
@@ -57,9 +59,12 @@ class System:
     switch: Switch
     sm: StreamingMultiprocessors
     warps: Warps
+    l2: L2
     hbm: Hbm
     compute: Compute
+    attention: Attention
     overheads: Overheads
+    nccl: Nccl
     spec: SystemSpec
 
     @classmethod
@@ -77,12 +82,15 @@ class System:
             num_gpus=num_gpus,
             fabric=fabric,
             link=link,
-            switch=Switch.from_spec(spec.switch, link, fabric.num_planes),
+            switch=Switch.from_spec(spec.switch, link, fabric.num_planes, fabric.gpus_per_domain),
             sm=StreamingMultiprocessors.from_spec(spec.gpu),
             warps=Warps.from_spec(spec),
+            l2=L2.from_spec(spec.gpu),
             hbm=hbm,
-            compute=Compute.from_spec(spec.compute, spec.gpu, hbm),
+            compute=Compute.from_spec(spec.compute, spec.gpu, hbm, spec.overheads),
+            attention=Attention.from_spec(spec),
             overheads=Overheads.from_spec(spec.overheads, store_ps),
+            nccl=Nccl.from_spec(spec.nccl),
             spec=spec,
         )
 

@@ -55,7 +55,18 @@ def test_a_preset_says_only_what_exists():
 def test_dimensional_keys_name_their_unit():
     dimensionless = (
         *("num_", "links_per", "efficiency", "multicast", "reduction", "copy_engine", "virtual"),
-        *("flits_per_channel", "mma_rows", "scale_block", "blocks", "dynamic_multicast"),
+        *(
+            "flits_per_channel",
+            "mma_rows",
+            "tile_rows",
+            "tile_keys",
+            "cluster_tiles",
+            "scale_block",
+            "blocks",
+            "whole_tiles",
+            "dynamic_multicast",
+            "channels",
+        ),
     )
     for key in keys():
         assert unit_of(key) or any(word in key for word in dimensionless), key
@@ -70,7 +81,10 @@ def test_overrides_are_typed_text():
 
 
 def test_an_h800_is_an_h100_with_eight_links():
-    by_hand = hwmodel.load("dgx-h100", {"link.links_per_gpu": 8}).describe()
+    by_hand = hwmodel.load(
+        "dgx-h100",
+        {"link.links_per_gpu": 8, "nccl.ring_channels": 16, "nccl.pair_channels": 16},
+    ).describe()
     assert by_hand | {"name": "hgx-h800"} == hwmodel.load("hgx-h800").describe()
 
 

@@ -228,8 +228,13 @@ def test_nothing_beats_the_data_sheet():
 )
 def test_loads_ask_for_rows_beyond_the_end_of_a_matrix(rows, absent):
     in_tile = np.array([min(128, rows - at) for at in range(0, rows, 128)])
-    assert COMPUTE.absent_rows(in_tile, 128).tolist()[-1] == absent
-    assert COMPUTE.absent_rows(in_tile, 128).sum() == absent
+    assert COMPUTE.absent_rows(in_tile, 128, 4096).tolist()[-1] == absent
+    assert COMPUTE.absent_rows(in_tile, 128, 4096).sum() == absent
+
+
+def test_a_single_column_of_tiles_loses_nothing_to_absent_rows():
+    assert COMPUTE.absent_rows(np.array([128, 1]), 128, 128).tolist() == [0, 0]
+    assert COMPUTE.absent_rows(np.array([128, 1]), 128, 129).tolist() == [0, 127]
 
 
 def test_a_row_that_is_not_there_costs_an_fp8_tile_as_often_as_it_is_asked_for():
@@ -240,7 +245,53 @@ def test_a_row_that_is_not_there_costs_an_fp8_tile_as_often_as_it_is_asked_for()
 
 
 def test_groups_find_rows_of_the_next_one():
-    one, two = (COMPUTE.gemm_time_ps(np.full(n, 129), 128, 7168, "fp8") for n in (1, 2))
+    one, two = (COMPUTE.gemm_time_ps(np.full(n, 129), 256, 7168, "fp8") for n in (1, 2))
     tile = COMPUTE.tile_ps(1, 64, 7168, "fp8", 127)
     assert one == max(tile, COMPUTE.tile_ps(128, 64, 7168, "fp8"))
     assert two <= one
+
+
+def tall_tiles(**values):
+    """BF16 tiles of 256 rows alone, where neither memory nor operands limit them."""
+    tall = {f"compute.bf16_{kernels}blocks": "[[256, 128]]" for kernels in ("", "grouped_")}
+    fast = {"hbm.peak_GB_per_s": 1e6, "compute.operand_bytes_per_clock": 1e6}
+    fast["compute.bf16_grouped_efficiency"] = 0.9
+    changes = {key.replace("__", "."): value for key, value in values.items()}
+    return hwmodel.load("dgx-h100", {**tall, **fast, **changes}).compute
+
+
+def test_kernels_for_groups_multiply_whole_tiles():
+    one, most, more = (
+        tall_tiles().gemm_time_ps(np.full(66, rows), 2048, 8192, "bf16") for rows in (1, 256, 257)
+    )
+    tile_us = 2 * 256 * 128 * 8192 * 132 / (989.4e12 * 0.9) * 1e6 + 1.5
+    # 66 groups of 16 column tiles on 132 SMs: 8 waves; 16 of them with a second row tile.
+    assert one / 1e6 == pytest.approx(8 * tile_us, rel=1e-6)
+    assert most == one
+    assert more / 1e6 == pytest.approx(16 * tile_us, rel=1e-6)
+
+
+def test_kernels_for_one_matrix_multiply_64_rows_at_a_time():
+    times = {
+        rows: tall_tiles().gemm_time_ps(rows, 128 * 132, 8192, "bf16") for rows in (129, 192, 256)
+    }
+    assert times[129] == times[192] < times[256]
+
+
+def test_the_efficiency_for_groups_is_their_own():
+    def time_ps(**values):
+        return tall_tiles(**values).gemm_time_ps(np.full(66, 256), 2048, 8192, "bf16")
+
+    overhead = 8 * COMPUTE.tile_overhead_ps
+    slow, fast = (
+        time_ps(compute__bf16_grouped_efficiency=value) - overhead for value in (0.4, 0.8)
+    )
+    assert slow == pytest.approx(2 * fast, rel=1e-6)
+    assert time_ps(compute__bf16_efficiency=0.1) == time_ps()
+
+
+def test_few_rows_of_a_group_take_a_low_tile():
+    grid = COMPUTE.gemm_tiles(np.full(16, 3), 2048, 4096, "bf16", grouped=True)
+    assert (grid.block_m, grid.block_n) == (16, 128)
+    # 192 rows: one tile of 256 takes less than two of 128, each with its overhead.
+    assert COMPUTE.gemm_tiles(np.full(16, 192), 3712, 2688, "bf16", grouped=True).block_m == 256

@@ -1,6 +1,7 @@
 import itertools
 
 import networkx
+import numpy as np
 import pytest
 
 import hwmodel
@@ -149,3 +150,15 @@ def test_planes_without_a_link_have_no_port():
 def test_wiring_that_does_not_add_up_is_refused(overrides, said):
     with pytest.raises(UserError, match=said):
         hwmodel.load("dgx-h100", overrides)
+
+
+def test_a_message_holds_what_its_packets_would_while_it_is_stored_and_forwarded():
+    """Ports of 1 byte/ps, 150 ns between them."""
+    round_numbers = {
+        "link.bandwidth_GB_per_s": 125.0, "link.efficiency": 1.0, "link.links_per_gpu": 8,
+        "fabric.links_per_plane": [8], "link.propagation_ns": 100.0, "switch.traversal_ns": 50.0,
+    }  # fmt: skip
+    fabric = hwmodel.load("dgx-h100", round_numbers).fabric
+    assert fabric.held_in_switch_bytes(70_000) == 36_207  # 70,000 x 150 / 290, rounded up
+    assert fabric.held_in_switch_bytes(16) == 16
+    assert fabric.held_in_switch_bytes(np.array([0, 100_000])).tolist() == [0, 42_858]

@@ -57,12 +57,19 @@ def test_buffers_of_the_dysharp_switch():
     assert NVL32.switch.reduction_buffer_total_bytes(31) == 18 * 64 * 1024
     assert NVL32.switch.input_buffer_bytes == 16 * 256 * 16
     assert NVL32.switch.input_buffer_total_bytes(0) == 18 * 16 * 256 * 16
+    # Requests have half of the channels, responses the other half.
+    assert NVL32.switch.input_room_bytes == 18 * 8 * 256 * 16
+    assert hwmodel.load("dgx-h100", {"switch.flits_per_channel": 0}).switch.input_room_bytes == 0
     assert NVL32.switch.dynamic_multicast and not H100.switch.dynamic_multicast
 
 
 def test_adders_keep_up_with_the_links():
-    # 8 GPUs answer with BF16 at full rate; one addition a value, four switches.
+    # As many bytes as a port can bring.
     payload = int(H100.link.payload_bytes_per_s() / 1000)
-    additions = 8 * payload // 2
-    assert H100.switch.reduction_ps(additions) < 1e9  # a thousandth of a second
-    assert H100.switch.reduction_ps(1600 * 10**9) == 10**12
+    assert H100.switch.adding_ps(payload) < 1e9  # a thousandth of a second
+    # Four chips of 400 G additions of four bytes, for eight GPUs: 800 GB/s each.
+    assert H100.switch.adding_ps(800 * 10**9) == 10**12
+    # Nine chips for 32 GPUs.
+    assert NVL32.switch.adding_ps(450 * 10**9) == 10**12
+    free = hwmodel.load("dgx-h100", {"switch.reduction_GFLOP_per_s": 0})
+    assert free.switch.adding_ps(10**9) == 0
