@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from replay.graph.bounds import Bounds, busiest_ps, longest_chain_ps, lower_bounds
+from replay.graph.bounds import (
+    Bounds,
+    busiest_ps,
+    least_work_ps,
+    longest_chain_ps,
+    lower_bounds,
+)
 from replay.graph.builder import GraphBuilder
 from replay.graph.critical_path import CriticalPath, critical_path
 from replay.graph.engine import schedule
@@ -25,6 +31,7 @@ __all__ = [
     "busiest_ps",
     "critical_path",
     "difference_length",
+    "least_work_ps",
     "longest_chain_ps",
     "lower_bounds",
     "schedule",

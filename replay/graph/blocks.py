@@ -21,6 +21,8 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 #: Most that one touch may cost: six days, so that no sum of times leaves 64 bits.
 MOST_EXTRA_PS = 2**59
+#: Most units that a table has room for.
+MOST_UNITS = 2**60
 
 Given = dict[str, int | IntArray]
 GateBlock = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]
@@ -35,22 +37,53 @@ class TakeBlocks:
             "pool": Column(np.int32),
             "units": Column(np.int64),
             "released_by": Column(np.int32),
+            "share": Column(np.int32),
         }
+        self._num_shares = 0
 
     def append(self, num_pools: int, task: Ints, pool: Ints, units: Ints, by: Ints | None) -> None:
         """Add takes; arrays broadcast."""
         takers = as_ints("tasks", task)
+        self._append(num_pools, takers, pool, units, takers if by is None else by, -1, least=1)
+
+    def append_shared(
+        self, num_pools: int, task: Ints, pool: Ints, units: Ints, of: IntArray, by: Ints
+    ) -> None:
+        """Add takes (take,) that the last of several tasks ``by`` (releasing task,) gives back."""
         given: Given = {
-            "task": takers,
+            "tasks": as_ints("tasks", task),
             "pool": as_ints("pool", pool),
             "units": as_ints("units", units),
-            "released_by": takers if by is None else as_ints("released_by", by),
+        }
+        num_takes = broadcast_length(given)
+        check_range("units", given["units"], 1, INT64_MAX, len(self._columns["task"]), "take")
+        if of.size == 0 or np.bincount(of, minlength=num_takes).min() == 0 or of.max() >= num_takes:
+            message = f"each of {num_takes} takes needs a releasing task, and each of these a take"
+            raise GraphError(message)
+        takers, pools, amounts = (as_array(name, value, num_takes) for name, value in given.items())
+        is_first = np.zeros(of.size, np.bool_)
+        is_first[np.unique(of, return_index=True)[1]] = True
+        share = self._num_shares + of
+        self._num_shares += num_takes
+        row_units = np.where(is_first, amounts[of], 0)
+        self._append(num_pools, takers[of], pools[of], row_units, by, share, least=0)
+
+    def _append(
+        self, num_pools: int, takers: Ints, pool: Ints, units: Ints, by: Ints, share: Ints,
+        *, least: int,
+    ) -> None:  # fmt: skip
+        given: Given = {
+            "task": as_ints("tasks", takers),
+            "pool": as_ints("pool", pool),
+            "units": as_ints("units", units),
+            "released_by": as_ints("released_by", by),
+            "share": as_ints("share", share),
         }
         first = len(self._columns["task"])
         check_range("task", given["task"], 0, INT32_MAX, first, "take")
         check_range("releasing task", given["released_by"], 0, INT32_MAX, first, "take")
         check_range("pool", given["pool"], 0, num_pools - 1, first, "take")
-        check_range("units", given["units"], 1, INT64_MAX, first, "take")
+        check_range("units", given["units"], least, INT64_MAX, first, "take")
         _append(self._columns, given)
 
     def join(self) -> CreditTakes:
@@ -69,6 +102,8 @@ class TouchBlocks:
             "miss_latency_ps": Column(np.int64),
             "miss_duration_ps": Column(np.int64),
             "evict_duration_ps": Column(np.int64),
+            "port_duration_ps": Column(np.int64),
+            "units": Column(np.int64),
             "charged": Column(np.int32),
             "drops": Column(np.bool_),
         }
@@ -79,6 +114,7 @@ class TouchBlocks:
         task: Ints,
         table: Ints,
         key: Ints,
+        units: Ints,
         costs: dict[str, Ints],
         charged: Ints | None,
         drops: Ints,
@@ -89,6 +125,7 @@ class TouchBlocks:
             "task": touching,
             "table": as_ints("table", table),
             "key": as_ints("key", key),
+            "units": as_ints("units", units),
             **{name: as_ints(name, cost) for name, cost in costs.items()},
             "charged": touching if charged is None else as_ints("charged", charged),
             "drops": as_ints("drops", drops),
@@ -98,6 +135,7 @@ class TouchBlocks:
         check_range("charged task", given["charged"], 0, INT32_MAX, first, "touch")
         check_range("table", given["table"], 0, num_tables - 1, first, "touch")
         check_range("key", given["key"], 0, INT64_MAX, first, "touch")
+        check_range("units", given["units"], 1, MOST_UNITS, first, "touch")
         for name in costs:
             check_range(name, given[name], 0, MOST_EXTRA_PS, first, "touch")
         _append(self._columns, given)

@@ -60,13 +60,35 @@ def lower_bounds(graph: TaskGraph) -> Bounds:
 
 
 def busiest_ps(graph: TaskGraph) -> Int64s:
-    """Time each resource needs at least (resource,): its durations over its servers, rounded up.
+    """Time each resource needs at least (resource,): its work over its servers, rounded up.
 
     A resource with more servers than tasks is bound by its longest task instead; that is part of
     the longest chain.
     """
+    return -(-least_work_ps(graph) // np.maximum(graph.resources.servers, 1))
+
+
+def least_work_ps(graph: TaskGraph) -> Int64s:
+    """Time in service that each resource has at least (resource,), summed over its servers.
+
+    What touches draw from the ports of tables counts; of what they draw from a backing, the least
+    that brings each key in once. Where several resources are made of the same servers, their work
+    adds up against these; which those are the graph does not know.
+    """
     total = _sum_by(graph.resource, graph.duration_ps, len(graph.resources))
-    return -(-total // np.maximum(graph.resources.servers, 1))
+    touches = graph.touches
+    if len(touches):
+        port = graph.tables.port[touches.table]
+        total += _sum_by(port, touches.port_duration_ps, len(graph.resources))
+        backed = np.flatnonzero(graph.tables.backing[touches.table] >= 0)
+        order = backed[np.lexsort((touches.key[backed], touches.table[backed]))]
+        table, key = touches.table[order], touches.key[order]
+        firsts = np.flatnonzero((np.diff(table, prepend=-1) != 0) | (np.diff(key, prepend=-1) != 0))
+        if firsts.size:
+            least = np.minimum.reduceat(touches.miss_duration_ps[order], firsts)
+            line = graph.tables.backing[table[firsts]]
+            total += _sum_by(line, least, len(graph.resources))
+    return total
 
 
 def longest_chain_ps(graph: TaskGraph) -> int:

@@ -16,7 +16,13 @@ from replay.graph.blocks import (
     TouchBlocks,
     gate_block,
 )
-from replay.graph.checks import check_acyclic, check_gates, check_takes, check_touches
+from replay.graph.checks import (
+    check_acyclic,
+    check_gates,
+    check_lines,
+    check_takes,
+    check_touches,
+)
 from replay.graph.columns import (
     Column,
     EdgeBlocks,
@@ -214,23 +220,46 @@ class GraphBuilder(Supplies):
         self._check_open()
         self._takes.append(len(self._pools), tasks, pool, units, released_by)
 
+    def take_until_last(
+        self, tasks: Ints, pool: Ints, units: Ints, of: IntArray, released_by: Ints
+    ) -> None:
+        """Make tasks hold credits until the last of several other tasks has left its server.
+
+        Parameters
+        ----------
+        tasks, pool, units
+            As for :meth:`take`.
+        of, released_by
+            (releasing task,): the take, counted from 0 in this call, and the task. Every take has
+            at least one.
+
+        Raises
+        ------
+        GraphError
+            As for :meth:`take`, or if a take has nobody who gives it back.
+        """
+        self._check_open()
+        self._takes.append_shared(len(self._pools), tasks, pool, units, of, released_by)
+
     def touch(
         self,
         tasks: Ints,
         table: Ints,
         key: Ints,
         *,
+        units: Ints = 1,
         miss_latency_ps: Ints = 0,
         miss_duration_ps: Ints = 0,
         evict_duration_ps: Ints = 0,
+        port_duration_ps: Ints = 0,
         charged: Ints | None = None,
         drops: bool | npt.NDArray[np.bool_] = False,
     ) -> None:
         """Make tasks look a key up in a table when they start; arrays broadcast.
 
         A task's touches happen in the order they were added. A key that is not in the table is
-        inserted; if the table is full, another one leaves. :attr:`Timeline.touched` tells what
-        each touch found.
+        inserted; if there is no room, others leave. :attr:`Timeline.touched` tells what each
+        touch found.
 
         Parameters
         ----------
@@ -240,11 +269,18 @@ class GraphBuilder(Supplies):
             Which table (touch,).
         key
             Which key (touch,), any number from 0 on.
+        units
+            Room that the key takes if this touch inserts it (touch,).
         miss_latency_ps, miss_duration_ps
             What a key costs that was evicted (touch,): the task becomes visible so much later, and
             is in service so much longer. Keys that were never there, or were dropped, cost nothing.
+            Where the table has a backing, the task draws the duration from that instead, also for
+            keys that were never there; 0 brings a key in without asking for it.
         evict_duration_ps
-            How much longer ``charged`` is in service if the insertion evicts a key (touch,).
+            How much longer ``charged`` is in service for each key that the insertion evicts
+            (touch,).
+        port_duration_ps
+            What the touch draws from the table's port (touch,).
         charged
             Who pays for the eviction (touch,), a task of a real resource that does not start
             before the touch; the touching task itself if left out.
@@ -255,16 +291,17 @@ class GraphBuilder(Supplies):
         Raises
         ------
         GraphError
-            If lengths differ, a table is unknown, or a key or a time is negative.
+            If lengths differ, a table is unknown, or a key, its units or a time is not possible.
         """
         self._check_open()
         costs = {
             "miss_latency_ps": miss_latency_ps,
             "miss_duration_ps": miss_duration_ps,
             "evict_duration_ps": evict_duration_ps,
+            "port_duration_ps": port_duration_ps,
         }
         forgets = np.asarray(drops, np.bool_).astype(np.int8)
-        self._touches.append(len(self._tables), tasks, table, key, costs, charged, forgets)
+        self._touches.append(len(self._tables), tasks, table, key, units, costs, charged, forgets)
 
     def gate(
         self, members: Ints, waiters: Ints, tile_slots: Ints, tile_first: Ints, tile_last: Ints
@@ -307,9 +344,9 @@ class GraphBuilder(Supplies):
         ------
         GraphError
             If an edge, a take, a touch or a gate names a task that does not exist, if a take wants
-            more than its pool holds, if a pure delay touches a table or is charged, or if the graph
-            has a cycle (a gate counts as if every tile waited for every member, and every waiter
-            for every tile).
+            more than its pool holds or a touch more than its table, if a pure delay touches a table
+            or is charged, if a task of a line does what it may not, or if the graph has a cycle (a
+            gate counts as if every tile waited for every member, and every waiter for every tile).
         """
         self._check_open()
         self._is_built = True
@@ -335,6 +372,7 @@ class GraphBuilder(Supplies):
             edges=self._edges,
         )
         check_touches(graph)
+        check_lines(graph)
         check_acyclic(graph)
         return graph
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from replay.graph.columns import IntArray
 from replay.graph.errors import GraphError
-from replay.graph.taskgraph import CreditPools, CreditTakes, Gates, TaskGraph
+from replay.graph.taskgraph import LINE, CreditPools, CreditTakes, Gates, TaskGraph
 
 #: Tasks of a cycle that a message names.
 _SHOWN = 6
@@ -131,4 +131,40 @@ def check_touches(graph: TaskGraph) -> None:
                 f"touch {row}: {name} {graph.describe(int(values[row]))} is a pure delay; "
                 "tables are touched by, and charge, tasks that hold a server"
             )
+            raise GraphError(message)
+    too_big = touches.units > graph.tables.room[touches.table]
+    if np.any(too_big):
+        row = int(np.argmax(too_big))
+        table = int(touches.table[row])
+        room = int(graph.tables.room[table])
+        message = (
+            f"touch {row}: key {int(touches.key[row])} takes {int(touches.units[row])} units of "
+            f"table {graph.tables.names[table]!r}, which has room for {room}"
+        )
+        raise GraphError(message)
+
+
+def check_lines(graph: TaskGraph) -> None:
+    """Refuse tasks of a line that do more than queue: its order must be known when they arrive."""
+    is_line = np.append(graph.resources.discipline == LINE, False)  # the null resource is none
+    if not is_line.any():
+        return
+    takes, touches = graph.takes, graph.touches
+    for what, tasks in (
+        ("takes credits", takes.task),
+        ("gives credits back", takes.released_by),
+        ("touches a table", touches.task),
+        ("pays for evictions", touches.charged),
+    ):
+        on_line = is_line[graph.resource[tasks]]
+        if np.any(on_line):
+            task = int(tasks[int(np.argmax(on_line))])
+            message = f"{graph.describe(task)} {what}, which a task of a line may not"
+            raise GraphError(message)
+    for line in np.flatnonzero(is_line).tolist():
+        served = np.flatnonzero(graph.resource == line)
+        other = graph.priority[served] != graph.priority[served[:1]]
+        if np.any(other):
+            task = int(served[int(np.argmax(other))])
+            message = f"{graph.describe(task)} has a priority of its own; on a line all have one"
             raise GraphError(message)

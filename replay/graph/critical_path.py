@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from replay.graph.columns import IntArray, fixed
-from replay.graph.taskgraph import Int64s, TaskGraph
+from replay.graph.taskgraph import LINE, Int64s, TaskGraph
 from replay.graph.timeline import Timeline
+
+#: Stands among the kinds for what touches of tables draw from a line.
+DRAWN = "(drawn)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +37,8 @@ class CriticalPath:
     latency_ps
         On the way, after leaving the server.
     behind_ps
-        The queueing time by the kind of the tasks that were in service meanwhile; sums to the sum
-        of ``queueing_ps``.
+        The queueing time by the kind of the tasks that were in service meanwhile (`DRAWN` for what
+        was drawn from a line); sums to the sum of ``queueing_ps``.
     """
 
     graph: TaskGraph
@@ -192,6 +195,14 @@ def _queueing(timeline: Timeline, chain: Int64s, ready: Int64s) -> tuple[Int64s,
         near = near[timeline.end_ps[near] > low]
         begin = np.maximum(timeline.start_ps[near], low)
         end = np.minimum(timeline.end_ps[near], high)
+        if graph.resources.discipline[resource] == LINE:
+            # What is no task's is drawn by touches: nobody waits at a line for anything else.
+            queueing[link] = high - low
+            drawn = high - low - int((end - begin).sum())
+            if drawn:
+                behind[DRAWN] = behind.get(DRAWN, 0) + drawn
+            _share(behind, graph, near, end - begin, high - low - drawn)
+            continue
         servers = int(graph.resources.servers[resource])
         queueing[link] = _full_length(begin, end, servers)
         _share(behind, graph, near, end - begin, int(queueing[link]))

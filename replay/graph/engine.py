@@ -10,7 +10,7 @@ import numpy as np
 from replay.graph.errors import EngineError
 from replay.graph.stuck import describe_deadlock
 from replay.graph.taskgraph import TaskGraph
-from replay.graph.timeline import Timeline
+from replay.graph.timeline import Drawn, Timeline
 
 
 def schedule(graph: TaskGraph) -> Timeline:
@@ -49,7 +49,8 @@ def schedule(graph: TaskGraph) -> Timeline:
         nothing = np.empty(0, np.int64)
         landed = np.full(graph.gates.num_members, -1, np.int32)
         none = np.empty(0, np.int8)
-        return Timeline(graph, nothing, nothing.copy(), landed, none, nothing.copy())
+        drawn = Drawn(*(np.empty(0, np.int64) for _ in range(4)))
+        return Timeline(graph, nothing, nothing.copy(), landed, none, nothing.copy(), drawn)
     # Imported where a kernel is needed first: loading numba takes longer than most commands.
     from replay.graph.kernels import layout, run
     from replay.graph.plan import make_plan, read_times
@@ -75,11 +76,12 @@ def schedule(graph: TaskGraph) -> Timeline:
         slot = plan.arrays["members"]["slot"]
         landed[:] = plan.arrays["gate_slots"]["tile"][slot]
     records, late, found = (plan.arrays[name] for name in ("tasks", "extra_latency", "found"))
+    drawn = Drawn.of(graph, plan.arrays["port_served"], plan.arrays["backing_served"])
     del plan  # everything but the records is free before the result takes its place
     start_ps, end_ps = read_times(graph, records, late)
     if len(graph.touches) == 0:
         late = np.broadcast_to(np.int64(0), (graph.num_tasks,))
-    return Timeline(graph, start_ps, end_ps, landed, found, late)
+    return Timeline(graph, start_ps, end_ps, landed, found, late, drawn)
 
 
 def _too_long(limit_ps: int, num_resources: int) -> str:

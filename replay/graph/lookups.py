@@ -20,40 +20,52 @@ _CACHE_LINE = 64
 Records = npt.NDArray[Any]
 
 
-def table_parts(graph: TaskGraph, indptr: Int32s, order: Int32s) -> dict[str, Any]:
-    """Tables and touches as the kernels read them; the touches of each task as compressed rows."""
+def table_parts(graph: TaskGraph, lane_of: Int64s, indptr: Int32s, order: Int32s) -> dict[str, Any]:
+    """Tables and touches as the kernels read them.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    lane_of
+        Lane of each resource whose tasks nothing separates (resource,), -1 for the others.
+    indptr, order
+        Touches by who touches, as compressed rows.
+    """
     tables, touches = graph.tables, graph.touches
     state = np.full(len(tables), -1, layout.TABLE.dtype)
-    state["free"] = tables.entries
+    state["free"] = tables.room
     state["policy"] = tables.policy
     state["patience"] = tables.patience_ps
+    state["backing"] = np.where(tables.backing < 0, -1, lane_of[tables.backing])
+    state["port"] = np.where(tables.port < 0, -1, lane_of[tables.port])
+    state["lag"] = tables.lag_ps
     num_tasks = graph.num_tasks if len(touches) else 0
-    records, forms, costs, num_keys = _pack_touches(touches, len(tables), order)
+    packed, num_keys = _pack_touches(touches, len(tables), order)
     keys = aligned(np.zeros, num_keys, layout.KEY.num_bytes // 8)
     return {
         "touch_indptr": indptr,
-        "touches": records,
-        "forms": forms,
-        "costs": costs,
         "tables": state,
+        **packed,
         "keys": layout.KEY.view(keys),
         "found": np.zeros(len(touches), np.int8),
+        "port_served": np.zeros(len(touches) if (tables.port >= 0).any() else 0, np.int64),
+        "backing_served": np.zeros(len(touches) if (tables.backing >= 0).any() else 0, np.int64),
         "extra_latency": np.zeros(num_tasks, np.int64),
     }
 
 
-def _pack_touches(
-    touches: Touches, num_tables: int, order: Int32s
-) -> tuple[Records, Records, Records, int]:
-    """Records of the touches in the given order, their forms and costs, and how many keys."""
+def _pack_touches(touches: Touches, num_tables: int, order: Int32s) -> tuple[dict[str, Any], int]:
+    """Records of the touches in the given order, what they have in common, and how many keys."""
     place_of, base, num_places = _places_of_keys(touches, num_tables)
     key_number = np.full(num_places, -1, np.int32)
     records = np.empty(len(touches), layout.TOUCH.dtype)
-    forms = costs = np.zeros(0, layout.TRIPLE.dtype)
-    sizes = np.zeros(3, np.int64)
+    forms = prices = costs = np.zeros(0, layout.TRIPLE.dtype)
+    sizes = np.zeros(4, np.int64)
     place, room = 0, 64
     while place < len(touches):
         forms, form_table = grown(forms, room, int(sizes[layout.FORMS]))
+        prices, price_table = grown(prices, room, int(sizes[layout.PRICES]))
         costs, cost_table = grown(costs, room, int(sizes[layout.COSTS]))
         touching = layout.Touching(
             first_place=place,
@@ -65,12 +77,16 @@ def _pack_touches(
             miss_latency=stepped(touches.miss_latency_ps),
             miss_duration=stepped(touches.miss_duration_ps),
             evict_duration=stepped(touches.evict_duration_ps),
+            port_duration=stepped(touches.port_duration_ps),
+            units=stepped(touches.units),
             charged=stepped(touches.charged),
             drops=stepped(touches.drops.view(np.int8)),
             base=base,
             key_number=key_number,
             forms=forms,
             form_table=form_table,
+            prices=prices,
+            price_table=price_table,
             costs=costs,
             cost_table=cost_table,
             touches=records,
@@ -78,12 +94,13 @@ def _pack_touches(
         )
         place = pack_touches(touching)
         room *= 2
-    return (
-        records,
-        forms[: sizes[layout.FORMS]].view(layout.FORM.dtype),
-        costs[: sizes[layout.COSTS]].view(layout.COST.dtype),
-        int(sizes[layout.KEYS]),
-    )
+    packed = {
+        "touches": records,
+        "forms": forms[: sizes[layout.FORMS]].view(layout.FORM.dtype),
+        "prices": prices[: sizes[layout.PRICES]].view(layout.PRICE.dtype),
+        "costs": costs[: sizes[layout.COSTS]].view(layout.COST.dtype),
+    }
+    return packed, int(sizes[layout.KEYS])
 
 
 def aligned(make: Callable[..., Int64s], rows: int, columns: int) -> Int64s:

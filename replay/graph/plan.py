@@ -29,6 +29,7 @@ def make_plan(graph: TaskGraph) -> k.Plan:
     *stations*, with an event for each end.
     Where a task is visible the moment it starts, an instant has several rounds, and it matters
     in which of them a server is free; then resources with tasks of no duration are stations too.
+    Lines are streams always.
 
     Raises
     ------
@@ -38,10 +39,11 @@ def make_plan(graph: TaskGraph) -> k.Plan:
     columns = _columns(graph)
     found = _survey(graph, columns)
     null = len(graph.resources)
-    has_lane = found["tasks"] > 0
-    has_lane[null] = found["takers"][null] > 0
     servers = np.append(graph.resources.servers.astype(np.int64), k.NEVER >> 1)
     rule = np.append(graph.resources.discipline, k.VOQ).astype(np.int64)
+    is_line = rule == k.LINE
+    has_lane = (found["tasks"] > 0) | is_line  # lines are drawn from, tasks or none
+    has_lane[null] = found["takers"][null] > 0
     rule[(rule == k.TURNS) & (found["takers"] == 0)] = k.FIFO  # the same, where all have credits
     looks_up, late = who_looks_up(graph)
     is_mixed = found["is_mixed"] > 0
@@ -49,12 +51,13 @@ def make_plan(graph: TaskGraph) -> k.Plan:
     is_stream = has_lane & (servers == 1) & ~is_mixed & ~has_credits & ~looks_up
     has_instant = bool(found["instant"].any())
     if has_instant:
-        is_stream &= found["zero"] == 0
+        is_stream &= (found["zero"] == 0) | is_line
     is_station = has_lane & ~is_stream
     is_station[null] = has_credits[null]
 
     lane_rule = np.where(is_mixed, k.BY_PRIORITY, k.ONE_LANE)
-    lane_rule[(rule != k.FIFO) & (found["takers"] > 0)] = k.BY_NEEDS
+    lane_rule[(rule == k.VOQ) & (found["takers"] > 0)] = k.BY_NEEDS
+    lane_rule[rule == k.TURNS] = k.BY_POOLS
     is_single = has_lane & (lane_rule == k.ONE_LANE)
     # Streams have the first lanes, so that the kernel tells them by their number.
     of_single = np.concatenate([np.flatnonzero(is_stream), np.flatnonzero(is_single & ~is_stream)])
@@ -87,7 +90,9 @@ def make_plan(graph: TaskGraph) -> k.Plan:
         tasks=packed.tasks,
         num_streams=int(is_stream.sum()),
         num_stations=stations.size,
-        lanes=_lanes(packed.lane_tasks, lane_priority, station_of[lane_resource]),
+        lanes=_lanes(
+            packed.lane_tasks, lane_priority, station_of[lane_resource], is_line[lane_resource]
+        ),
         stations=stations,
         nodes=packed.nodes,
         ways=packed.ways,
@@ -96,11 +101,13 @@ def make_plan(graph: TaskGraph) -> k.Plan:
         give_indptr=columns["give_indptr"],
         give_order=columns["give_order"],
         taker=columns["taker"],
+        share=columns["share"],
+        shares=_shares(graph),
         status=np.zeros(3, np.int64),
         **channels,
         **_work_lists(packed.num_direct, lane_resource.size, stations.size, graph),
         **_gate_parts(graph),
-        **table_parts(graph, *columns["by_toucher"]),
+        **table_parts(graph, packed.single_lane, *columns["by_toucher"]),
     )
 
 
@@ -154,6 +161,7 @@ def _columns(graph: TaskGraph) -> Parts:
         "has_credits": len(takes) > 0,
         "has_touches": len(touches) > 0,
         "taker": fixed(takes.task),
+        "share": stepped(takes.share),
         "pool": fixed(takes.pool),
         "units": fixed(takes.units),
         "take_indptr": by_taker[0],
@@ -198,7 +206,7 @@ def _pack(
     lane_tasks = np.zeros(0, np.int64)
     # No list is longer than the most that one task takes and gives back.
     most = [int(np.diff(columns[f"{who}_indptr"]).max(initial=0)) for who in ("take", "give")]
-    room = 1 << (64 + sum(most)).bit_length()
+    room = 1 << (64 + most[0] + sum(most)).bit_length()
     task = 0
     while True:
         # The tables grow together until no task finds one full.
@@ -250,6 +258,18 @@ def _pack(
     )
 
 
+def _shares(graph: TaskGraph) -> npt.NDArray[Any]:
+    """Takes that several tasks give back together (share,), of which nobody has left yet."""
+    takes = graph.takes
+    rows = np.flatnonzero(takes.share >= 0)
+    share, is_first = takes.share[rows], takes.units[rows] > 0
+    shares = np.zeros(int(is_first.sum()), k.SHARE.dtype)
+    shares["left"] = np.bincount(share, minlength=shares.size)
+    shares["pool"][share[is_first]] = takes.pool[rows[is_first]]
+    shares["units"][share[is_first]] = takes.units[rows[is_first]]
+    return shares
+
+
 def _add_late_channels(packed: SimpleNamespace, late: Int64s) -> Int64s:
     """Give each resource with touches that may be late a heap for them: (resource,), -1 for none.
 
@@ -268,7 +288,9 @@ def _add_late_channels(packed: SimpleNamespace, late: Int64s) -> Int64s:
     return channel
 
 
-def _lanes(lane_tasks: Int64s, priority: Int64s, station: Int64s) -> npt.NDArray[Any]:
+def _lanes(
+    lane_tasks: Int64s, priority: Int64s, station: Int64s, is_line: Bools
+) -> npt.NDArray[Any]:
     """Lanes that are empty, with room for their tasks one after the other in ``slots``."""
     lanes = np.full(lane_tasks.size, -1, k.LANE.dtype)
     for name in ("head", "tail", "run"):
@@ -277,6 +299,7 @@ def _lanes(lane_tasks: Int64s, priority: Int64s, station: Int64s) -> npt.NDArray
         lanes[name] = 0
     lanes["priority"] = priority
     lanes["station"] = station
+    lanes["is_line"][is_line] = 1
     return lanes
 
 

@@ -32,6 +32,9 @@ def describe_deadlock(
     takes = graph.takes
     free = graph.pools.capacity.copy()
     is_held = is_started[takes.task] & ~is_started[takes.released_by]
+    shared = np.flatnonzero(takes.share >= 0)
+    held = np.bincount(takes.share[shared], weights=is_held[shared]) > 0  # until the last has left
+    is_held[shared] = held[takes.share[shared]]
     np.subtract.at(free, takes.pool[is_held], takes.units[is_held])
     waiting = np.flatnonzero(is_ready & (np.bincount(takes.task, minlength=graph.num_tasks) > 0))
     # Priority and id suffice to name one: which of a priority became ready first is not kept.

@@ -14,8 +14,8 @@ from replay.graph.errors import GraphError
 #: Infinitely many servers: a task on it is a pure delay.
 NULL_RESOURCE = -1
 #: What a resource does where tasks lack credits, by number; see :meth:`GraphBuilder.resource`.
-DISCIPLINES = ("fifo", "voq", "turns")
-FIFO, VOQ, TURNS = range(3)
+DISCIPLINES = ("fifo", "voq", "turns", "line")
+FIFO, VOQ, TURNS, LINE = range(4)
 #: Whom a full table lets go, by number; see :meth:`GraphBuilder.table`.
 POLICIES = ("lru", "fifo")
 LRU, OLDEST = range(2)
@@ -79,12 +79,18 @@ class CreditPools:
 
 @dataclass(frozen=True, eq=False)
 class CreditTakes:
-    """Takes of credits, one row per take: who holds them until when."""
+    """Takes of credits, one row per take and releasing task: who holds them until when.
+
+    Rows of one ``share`` are one take, whose units go back when the last of its releasing tasks has
+    left its server. The units stand in the first of these rows, 0 in the others. A take with one
+    releasing task has share -1.
+    """
 
     task: Int32s
     pool: Int32s
     units: Int64s
     released_by: Int32s
+    share: Int32s
 
     def __len__(self) -> int:
         return int(self.task.size)
@@ -92,26 +98,32 @@ class CreditTakes:
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """Finite associative memories, one row per table."""
+    """Finite associative memories, one row per table; lines are resources, -1 for none."""
 
     names: tuple[str, ...]
     groups: tuple[str, ...]
-    entries: Int32s
+    room: Int64s
     policy: Int8s
     patience_ps: Int64s
+    backing: Int32s
+    port: Int32s
+    lag_ps: Int64s
 
     def __len__(self) -> int:
         return len(self.names)
 
     @classmethod
-    def from_rows(cls, rows: list[tuple[str, str, int, int, int]]) -> Tables:
-        """Turn rows of (name, group, entries, policy, patience) into columns."""
+    def from_rows(cls, rows: list[tuple[str, str, int, int, int, int, int, int]]) -> Tables:
+        """Turn rows of the columns' values into columns."""
         return cls(
             tuple(row[0] for row in rows),
             tuple(row[1] for row in rows),
-            np.array([row[2] for row in rows], np.int32),
+            np.array([row[2] for row in rows], np.int64),
             np.array([row[3] for row in rows], np.int8),
             np.array([row[4] for row in rows], np.int64),
+            np.array([row[5] for row in rows], np.int32),
+            np.array([row[6] for row in rows], np.int32),
+            np.array([row[7] for row in rows], np.int64),
         )
 
 
@@ -125,6 +137,8 @@ class Touches:
     miss_latency_ps: Int64s
     miss_duration_ps: Int64s
     evict_duration_ps: Int64s
+    port_duration_ps: Int64s
+    units: Int64s
     charged: Int32s
     drops: Bools
 

@@ -47,6 +47,42 @@ class Span:
 
 
 @dataclass(frozen=True, eq=False)
+class Drawn:
+    """What touches of tables drew from lines, one row per draw.
+
+    Attributes
+    ----------
+    resource, start_ps, end_ps
+        (draw,): the line, and when it served it.
+    touch
+        (draw,): the touch that drew.
+    """
+
+    resource: Int64s
+    start_ps: Int64s
+    end_ps: Int64s
+    touch: Int64s
+
+    @classmethod
+    def of(cls, graph: TaskGraph, port_served: Int64s, backing_served: Int64s) -> Drawn:
+        """Collect the draws from the times at which each touch's are served (touch,), 0 for none.
+
+        Both are empty where no table has such a line.
+        """
+        tables, touches = graph.tables, graph.touches
+        parts = []
+        for line, served, duration in (
+            (tables.port, port_served, touches.port_duration_ps),
+            (tables.backing, backing_served, touches.miss_duration_ps),
+        ):
+            touch = np.flatnonzero(served)
+            end = served[touch]
+            resource = line[touches.table[touch]].astype(np.int64)
+            parts.append((resource, end - duration[touch], end, touch))
+        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+@dataclass(frozen=True, eq=False)
 class Timeline:
     """The schedule of a graph.
 
@@ -66,6 +102,8 @@ class Timeline:
     extra_latency_ps
         How much longer than its ``latency_ps`` each task was on its way, for what touches of
         tables cost (task,).
+    drawn
+        What touches drew from lines.
 
     Examples
     --------
@@ -87,8 +125,9 @@ class Timeline:
     landed_tile: Int32s
     touched: Int8s
     extra_latency_ps: Int64s
+    drawn: Drawn
 
-    @property
+    @cached_property
     def service_ps(self) -> Int64s:
         """(task,): time that each task held its server; on the null resource, the delay itself."""
         if len(self.graph.touches) == 0:
@@ -100,14 +139,14 @@ class Timeline:
         """(task,): time that each task was in service beyond its ``duration_ps``."""
         return self.service_ps - self.graph.duration_ps
 
-    @property
+    @cached_property
     def on_the_way_ps(self) -> Int64s:
         """(task,): time from the end of each task until it was visible."""
-        if len(self.graph.touches) == 0:
+        if not np.any(self.extra_latency_ps):
             return self.graph.latency_ps
         return self.graph.latency_ps + self.extra_latency_ps
 
-    @property
+    @cached_property
     def visible_ps(self) -> Int64s:
         """(task,): time at which each task became visible to its successors."""
         return self.end_ps + self.on_the_way_ps
@@ -118,8 +157,13 @@ class Timeline:
         return int(self.visible_ps.max(initial=0))
 
     def busy_ps(self) -> Int64s:
-        """Time in service of each resource, summed over its servers (resource,)."""
-        return _sum_by(self.graph.resource, self.service_ps, len(self.graph.resources))
+        """Time in service of each resource, summed over its servers (resource,).
+
+        What tasks elsewhere draw from a line counts.
+        """
+        size, drawn = len(self.graph.resources), self.drawn
+        served = _sum_by(self.graph.resource, self.service_ps, size)
+        return served + _sum_by(drawn.resource, drawn.end_ps - drawn.start_ps, size)
 
     def utilisation(self) -> dict[str, float]:
         """Share of the makespan that the servers of each group were in service (0 to 1)."""

@@ -10,7 +10,7 @@ import heapq
 from dataclasses import dataclass, field
 
 from replay.graph import NULL_RESOURCE, TaskGraph
-from replay.graph.taskgraph import FIFO, LRU, TURNS
+from replay.graph.taskgraph import FIFO, LINE, LRU, TURNS
 
 LEAVE, VISIBLE = 0, 1
 
@@ -59,11 +59,8 @@ class Oracle:
             self.missing[dst] += 1
         self.free_units = dict(enumerate(graph.pools.capacity.tolist()))
         self.takes: dict[int, list[tuple[int, int]]] = {task: [] for task in tasks}
-        self.gives: dict[int, list[tuple[int, int, int]]] = {task: [] for task in tasks}
-        columns = (graph.takes.task, graph.takes.pool, graph.takes.units, graph.takes.released_by)
-        for taker, pool, units, giver in zip(*(c.tolist() for c in columns), strict=True):
-            self.takes[taker].append((pool, units))
-            self.gives[giver].append((pool, units, taker))
+        self.gives: dict[int, list[tuple[int, int, int, int]]] = {task: [] for task in tasks}
+        self._read_takes()
         self._read_gates()
         self.touches: dict[int, list[int]] = {task: [] for task in tasks}
         for row, task in enumerate(graph.touches.task.tolist()):
@@ -71,6 +68,12 @@ class Oracle:
         # Keys of each table from the one that leaves next to the one that came last: key -> since.
         self.held: list[dict[int, int]] = [{} for _ in graph.tables.names]
         self.gone: list[set[int]] = [set() for _ in graph.tables.names]
+        # Of each key of each table: its room, until when tasks that touched it are in service,
+        # and when it came from the backing.
+        self.room: list[dict[int, int]] = [{} for _ in graph.tables.names]
+        self.in_use: list[dict[int, int]] = [{} for _ in graph.tables.names]
+        self.arrival: list[dict[int, int]] = [{} for _ in graph.tables.names]
+        self.line_free_at: dict[int, int] = {}
         self.extra_service = dict.fromkeys(tasks, 0)
         self.extra_latency = dict.fromkeys(tasks, 0)
         self.num_starts = 0
@@ -83,6 +86,19 @@ class Oracle:
         self.arrivals: list[tuple[int, int, int]] = []
         self.done: set[int] = set()
         self.out = Schedule()
+
+    def _read_takes(self) -> None:
+        takes = self.graph.takes
+        columns = (takes.task, takes.pool, takes.units, takes.released_by, takes.share)
+        rows = list(zip(*(column.tolist() for column in columns), strict=True))
+        # What several tasks give back together: (units, who has not left yet) by share.
+        self.shares: dict[int, tuple[int, list[int]]] = {}
+        for taker, pool, units, giver, share in rows:
+            if share >= 0:
+                total, givers = self.shares.get(share, (0, []))
+                self.shares[share] = (total + units, [*givers, giver])
+            self.takes[taker] += [(pool, units)] if units else []
+            self.gives[giver].append((pool, units, taker, share))
 
     def _read_gates(self) -> None:
         gates = self.graph.gates
@@ -143,10 +159,16 @@ class Oracle:
         where = self.resource[task]
         if where != NULL_RESOURCE:
             self.busy[where] -= 1
-        for pool, units, taker in self.gives[task]:
-            if taker not in self.out.start:
-                raise OracleEarlyRelease(task, taker)
-            self.free_units[pool] += units
+        if any(taker not in self.out.start for _, _, taker, _ in self.gives[task]):
+            raise OracleEarlyRelease(task)
+        for pool, units, _, share in self.gives[task]:
+            if share < 0:
+                self.free_units[pool] += units
+                continue
+            total, left = self.shares[share]
+            left.remove(task)
+            if not left:
+                self.free_units[pool] += total
         heapq.heappush(self.events, (self.out.visible[task], VISIBLE, task))
 
     def become_visible(self, task: int) -> None:
@@ -191,6 +213,7 @@ class Oracle:
         return (self.priority[task], self.ready[task], task)
 
     def start_services(self) -> None:
+        self.fix_lines()
         while True:
             candidates = [task for where in self.waiting for task in self.candidates(where)]
             if not candidates:
@@ -204,6 +227,22 @@ class Oracle:
                 self.busy[where] = self.busy.get(where, 0) + 1
             self.start(task)
 
+    def fix_lines(self) -> None:
+        """Tasks that wait at a line get their starts, in order; none is ever ready before them."""
+        for where, tasks in self.waiting.items():
+            if self.is_line(where):
+                for task in sorted(tasks, key=self.order):
+                    begin = max(self.now, self.line_free_at.get(where, 0))
+                    self.line_free_at[where] = begin + self.duration[task]
+                    self.busy[where] = self.busy.get(where, 0) + 1
+                    self.start(task, begin)
+                self.waiting[where] = []
+
+    def is_line(self, where: int) -> bool:
+        if where == NULL_RESOURCE:
+            return False
+        return bool(self.graph.resources.discipline[where] == LINE)
+
     def candidates(self, where: int) -> list[int]:
         queue = sorted(self.waiting[where], key=self.order)
         if where == NULL_RESOURCE:
@@ -214,12 +253,16 @@ class Oracle:
         if discipline == FIFO:
             queue = queue[:1]
         elif discipline == TURNS:
+            lanes: dict[object, int] = {}
+            for task in queue:
+                lanes.setdefault(self.lane(task), task)
+            queue = list(lanes.values())
             # Never served is longest ago; among equals, the order of the queue remains.
             queue.sort(key=lambda task: (self.priority[task], self.served.get(self.lane(task), 0)))
         return [task for task in queue if self.has_credits(task)][:1]
 
     def lane(self, task: int) -> object:
-        return (self.resource[task], self.priority[task], tuple(sorted(self.wanted(task).items())))
+        return (self.resource[task], self.priority[task], tuple(sorted(self.wanted(task))))
 
     def wanted(self, task: int) -> dict[int, int]:
         wanted: dict[int, int] = {}
@@ -230,24 +273,32 @@ class Oracle:
     def has_credits(self, task: int) -> bool:
         return all(self.free_units[pool] >= units for pool, units in self.wanted(task).items())
 
-    def start(self, task: int) -> None:
+    def start(self, task: int, begin: int | None = None) -> None:
         self.num_starts += 1
         self.served[self.lane(task)] = self.num_starts
+        arrivals = [self.touch(row, task) for row in self.touches[task]]
+        begin = self.now if begin is None else begin
+        end = begin + self.duration[task] + self.extra_service[task]
+        self.out.start[task] = begin
+        self.out.end[task] = max([end, *arrivals])
         for row in self.touches[task]:
-            self.touch(row, task)
-        self.out.start[task] = self.now
-        self.out.end[task] = self.now + self.duration[task] + self.extra_service[task]
+            self.keep_in_use(row, self.out.end[task])
         late = self.latency[task] + self.extra_latency[task]
         self.out.visible[task] = self.out.end[task] + late
         heapq.heappush(self.events, (self.out.end[task], LEAVE, task))
 
     # Tables ------------------------------------------------------------------------------------
 
-    def touch(self, row: int, task: int) -> None:
+    def touch(self, row: int, task: int) -> int:
+        """Look a key up; returns until when what the touch draws keeps the task in service."""
         touches, tables = self.graph.touches, self.graph.tables
         table, key, drops = int(touches.table[row]), int(touches.key[row]), touches.drops[row]
         held, gone = self.held[table], self.gone[table]
-        is_full = len(held) == tables.entries[table]
+        lag = max(0, int(tables.lag_ps[table]) - self.latency[task])
+        backing, port = int(tables.backing[table]), int(tables.port[table])
+        arrivals = [0]
+        if port >= 0:
+            arrivals.append(self.draw(port, int(touches.port_duration_ps[row])) + lag)
         evicts = False
         if key in held:
             found = "hit"
@@ -256,24 +307,50 @@ class Oracle:
                 held[key] = self.now
         else:
             found = "missed" if key in gone else "new"
+            if found == "missed" and backing >= 0 and self.in_use[table].get(key, 0) > self.now:
+                found = "hit"
+            duration = int(touches.miss_duration_ps[row])
             if found == "missed":
-                self.extra_service[task] += int(touches.miss_duration_ps[row])
                 self.extra_latency[task] += int(touches.miss_latency_ps[row])
-            evicts = is_full and not drops
-            if evicts:
+                self.extra_service[task] += duration if backing < 0 else 0
+            if found != "hit" and backing >= 0:
+                self.arrival[table][key] = self.draw(backing, duration) if duration else 0
+            units = int(touches.units[row])
+            while not drops and self.taken(table) + units > tables.room[table]:
+                evicts = True
                 oldest, since = next(iter(held.items()))
                 del held[oldest]
                 gone.add(oldest)
-                self.extra_service[task] += max(
-                    0, since + int(tables.patience_ps[table]) - self.now
-                )
+                if backing < 0:
+                    self.extra_service[task] += max(
+                        0, since + int(tables.patience_ps[table]) - self.now
+                    )
                 self.charge(int(touches.charged[row]), int(touches.evict_duration_ps[row]))
             if not drops:
                 held[key] = self.now
+                self.room[table][key] = units
+        if backing >= 0:
+            arrivals.append(self.arrival[table].get(key, 0) + lag)
         if drops:
             held.pop(key, None)
             gone.discard(key)
+            self.arrival[table].pop(key, None)
+            self.in_use[table].pop(key, None)
         self.out.touched[row] = (found, evicts)
+        return max(arrivals)
+
+    def taken(self, table: int) -> int:
+        return sum(self.room[table][key] for key in self.held[table])
+
+    def draw(self, line: int, duration: int) -> int:
+        """Draw service from a line, behind all that it has been asked for; returns its end."""
+        self.line_free_at[line] = max(self.now, self.line_free_at.get(line, 0)) + duration
+        return self.line_free_at[line]
+
+    def keep_in_use(self, row: int, end: int) -> None:
+        table, key = int(self.graph.touches.table[row]), int(self.graph.touches.key[row])
+        if not self.graph.touches.drops[row]:
+            self.in_use[table][key] = max(end, self.in_use[table].get(key, 0))
 
     def charge(self, task: int, duration: int) -> None:
         if duration and task in self.out.start:

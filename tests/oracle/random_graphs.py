@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import numpy as np
+
 from replay.graph import NULL_RESOURCE, GraphBuilder, TaskGraph
 
 
@@ -21,6 +23,9 @@ class Recipe:
     max_tables: int = 0
     #: Keys a table is asked for; few, so that they come back.
     num_keys: int = 5
+    #: Share of tables that draw from lines, and the most units that a key of theirs takes.
+    lines: float = 0.0
+    most_units: int = 1
     #: Share of touches that charge just anybody, perhaps somebody who has started already.
     careless_charges: float = 0.0
     disciplines: tuple[str, ...] = ("fifo", "voq", "turns")
@@ -51,18 +56,25 @@ def random_graph(recipe: Recipe) -> TaskGraph:
     ]
     capacities = [rng.randint(1, 4) for _ in range(rng.randint(0, recipe.max_pools))]
     pools = [builder.credit_pool(f"p{i}", capacity) for i, capacity in enumerate(capacities)]
+    lines = []
+    if rng.random() < recipe.lines:
+        lines = [
+            builder.resource(f"l{index}", "line", discipline="line", owner=index)
+            for index in range(rng.randint(1, 2))
+        ]
     count = rng.randint(1, recipe.num_tasks)
     ids = list(range(count))
     if recipe.is_shuffled:
         rng.shuffle(ids)
     place = {task: index for index, task in enumerate(ids)}
     by_id = [place[task] for task in range(count)]
-    where = [rng.choice(resources) for _ in range(count)]
+    where = [rng.choice(resources + lines) for _ in range(count)]
+    level = [0 if place in lines else rng.choice(recipe.priorities) for place in where]
     builder.add(
         resource=[where[index] for index in by_id],
         duration_ps=[rng.choice(recipe.durations) for _ in range(count)],
         latency_ps=[rng.choice(recipe.latencies) for _ in range(count)],
-        priority=[rng.choice(recipe.priorities) for _ in range(count)],
+        priority=[level[index] for index in by_id],
         kind=[rng.randrange(3) for _ in range(count)],
         payload_bytes=[rng.randrange(100) for _ in range(count)],
         rank=[rng.randrange(4) for _ in range(count)],
@@ -72,11 +84,12 @@ def random_graph(recipe: Recipe) -> TaskGraph:
             builder.edges(ids[rng.randrange(later)], ids[later])
     for pool, capacity in zip(pools, capacities, strict=True):
         for index in range(count):
-            if rng.random() < 0.4:
-                _take(builder, rng, ids, index, pool, capacity)
-    real = [index for index in range(count) if where[index] != NULL_RESOURCE]
+            if rng.random() < 0.4 and where[index] not in lines:
+                later = [at for at in range(index + 1, count) if where[at] not in lines]
+                _take(builder, rng, ids, index, later, pool, capacity)
+    real = [index for index in range(count) if where[index] not in (NULL_RESOURCE, *lines)]
     for number in range(rng.randint(0, recipe.max_tables)):
-        _table(builder, rng, ids, real, f"t{number}", recipe)
+        _table(builder, rng, ids, real, f"t{number}", recipe, lines)
     low = 0
     for _ in range(rng.randint(0, recipe.max_gates)):
         low = _gate(builder, rng, ids, low)
@@ -84,15 +97,30 @@ def random_graph(recipe: Recipe) -> TaskGraph:
 
 
 def _take(
-    builder: GraphBuilder, rng: random.Random, ids: list[int], index: int, pool: int, capacity: int
+    builder: GraphBuilder,
+    rng: random.Random,
+    ids: list[int],
+    index: int,
+    followers: list[int],
+    pool: int,
+    capacity: int,
 ) -> None:
-    """Let a task take units of a pool, perhaps twice, given back by itself or by a follower."""
+    """Let a task take units of a pool, perhaps twice, given back by itself or by followers."""
     rest = capacity
     for _ in range(rng.choice((1, 1, 2))):
         units = rng.randint(1, rest)
+        if rng.random() < 0.2 and followers:
+            last = [ids[rng.choice(followers)] for _ in range(rng.randint(1, 3))]
+            for follower in last:
+                builder.edges(ids[index], follower)
+            builder.take_until_last(ids[index], pool, units, np.zeros(len(last), int), last)
+            rest -= units
+            if rest == 0:
+                return
+            continue
         released_by = None
-        if rng.random() < 0.3 and index + 1 < len(ids):
-            later = ids[rng.randrange(index + 1, len(ids))]
+        if rng.random() < 0.3 and followers:
+            later = ids[rng.choice(followers)]
             builder.edges(ids[index], later)
             released_by = later
         builder.take(ids[index], pool, units, released_by)
@@ -108,14 +136,20 @@ def _table(
     real: list[int],
     name: str,
     recipe: Recipe,
+    lines: list[int],
 ) -> None:
     """Add a table; let some of the tasks at places ``real`` touch it, perhaps several times."""
+    backing = rng.choice([None, *lines])
+    room = rng.randint(recipe.most_units, 2 + recipe.most_units)
     table = builder.table(
         name,
-        rng.randint(1, 3),
+        room,
         group=rng.choice(["", "tlb"]),
         policy=rng.choice(["lru", "fifo"]),
-        patience_ps=rng.choice([0, 0, 3, 9]),
+        patience_ps=0 if backing is not None else rng.choice([0, 0, 3, 9]),
+        backing=backing,
+        port=rng.choice([None, *lines]),
+        lag_ps=rng.choice([0, 0, 1]) if lines else 0,
     )
     drop_share = rng.choice([0.0, 0.0, 0.2])
     cost = rng.choice([0, 1, 1, 4])
@@ -133,6 +167,8 @@ def _table(
                 ids[index],
                 table,
                 rng.randrange(recipe.num_keys),
+                units=rng.randint(1, recipe.most_units),
+                port_duration_ps=rng.choice((0, 1, 2)) if lines else 0,
                 miss_latency_ps=rng.choice((0, 1, 5)),
                 miss_duration_ps=rng.choice((0, 2)),
                 evict_duration_ps=cost,

@@ -20,6 +20,7 @@ from replay.graph.kernels.layout import (
     MAY_BE_EARLY,
     NO_FLIGHT,
     NO_LANE,
+    SHARES,
     STARTED,
     WAY_FLAGS,
 )
@@ -110,6 +111,8 @@ def leave(p, number):
         if gives & MAY_BE_EARLY != 0 and _is_early(p, number):
             return
         _give_back(p, gives >> WAY_FLAGS)
+        if gives & SHARES != 0:
+            _give_shares(p, number)
     if channel == NO_FLIGHT:
         p.stack[p.num_stack] = number
         p.num_stack += 1
@@ -123,19 +126,37 @@ def _give_back(p, number):
     """Give the units of a list of credits back, and note the pools that somebody waits for."""
     while number >= 0:
         node = p.nodes[number]
-        pool = p.pools[node.pool]
-        pool.free += node.units
-        if pool.touched == 0 and pool.waiting >= 0:
-            pool.touched = 1
-            p.touched_pools[p.num_touched_pools] = node.pool
-            p.num_touched_pools += 1
-        if p.has_turns != 0:
-            # Stations that serve in turns look again: one of their lanes may have its credits.
-            for index in range(p.turn_indptr[node.pool], p.turn_indptr[node.pool + 1]):
-                station = p.turn_stations[index]
-                if p.stations[station].free > 0 and p.stations[station].size > 0:
-                    touch_station(p, station)
+        _refill(p, node.pool, node.units)
         number = node.next
+
+
+@inner
+def _give_shares(p, task):
+    """Give back what nobody else has to give back any more."""
+    for entry in range(p.give_indptr[task], p.give_indptr[task + 1]):
+        number = p.share[p.give_order[entry]]
+        if number >= 0:
+            share = p.shares[number]
+            share.left -= 1
+            if share.left == 0:
+                _refill(p, share.pool, share.units)
+
+
+@inlined
+def _refill(p, number, units):
+    """Give units back to a pool, and note whether somebody waits for them."""
+    pool = p.pools[number]
+    pool.free += units
+    if pool.touched == 0 and pool.waiting >= 0:
+        pool.touched = 1
+        p.touched_pools[p.num_touched_pools] = number
+        p.num_touched_pools += 1
+    if p.has_turns != 0:
+        # Stations that serve in turns look again: one of their lanes may have its credits.
+        for index in range(p.turn_indptr[number], p.turn_indptr[number + 1]):
+            station = p.turn_stations[index]
+            if p.stations[station].free > 0 and p.stations[station].size > 0:
+                touch_station(p, station)
 
 
 @inner

@@ -49,9 +49,9 @@ IN_ORDER, BY_HEAP = 0, 1
 #: Distinct latencies of one resource that get a channel each; the rest share a heap.
 MAX_CLASSES = 8
 #: How tasks with credits or touches leave: their channel, the lists of what they take and give
-#: back. ``gives`` is four times the list of what is given back, and the flags.
+#: back. ``gives`` is eight times the list of what is given back, and the flags.
 WAY = Layout("Way", channel=8, needs=8, gives=8)
-WAY_FLAGS, MAY_BE_EARLY, LOOKS_UP = 2, 1, 2
+WAY_FLAGS, MAY_BE_EARLY, LOOKS_UP, SHARES = 3, 1, 2, 4
 
 # --- Lanes, stations, pools -----------------------------------------------------------------------
 
@@ -76,7 +76,9 @@ LANE = Layout(
     previous=8,
     child=8,
     served=8,  # when its station served it last, counted in services
-    shares={"needs": "free_at"},  # list of what its head takes; stations have no ``free_at``
+    # ``needs``: list of what its head takes; stations have no ``free_at``. ``is_line``: whether a
+    # stream is a line, 1 or -1; streams do not serve in turns.
+    shares={"needs": "free_at", "is_line": "served"},
 )
 #: A resource that needs an event for each end.
 STATION = Layout(
@@ -91,10 +93,12 @@ STATION = Layout(
     late=8,  # channel of tasks that a miss delays
 )
 #: ``rule``: how a station treats lanes that lack credits, as in ``taskgraph.DISCIPLINES``.
-FIFO, VOQ, TURNS = range(3)
+FIFO, VOQ, TURNS, LINE = range(4)
 POOL = Layout("Pool", free=8, waiting=8, touched=8)
 #: A list of (pool, units) that are taken or given back together.
 NODE = Layout("Node", next=8, pool=8, units=8)
+#: A take that several tasks give back together: how many of them have not left yet.
+SHARE = Layout("Share", left=8, pool=8, units=8)
 #: Stations, then pools, that compete for the next start: a heap, and the place of each in it.
 RIVAL = Layout("Rival", heap=8, place=8)
 
@@ -107,15 +111,22 @@ TILE = Layout("Tile", base=8, open=8, first=8, is_done=8)
 # --- Tables and touches ---------------------------------------------------------------------------
 
 #: A table: its keys are a list from the one that leaves next to the one that came last.
-TABLE = Layout("Table", free=8, oldest=8, newest=8, policy=8, patience=8)
+#: ``backing`` and ``port`` are lanes of lines, -1 for none.
+TABLE = Layout("Table", free=8, oldest=8, newest=8, policy=8, patience=8, backing=8, port=8, lag=8)
 #: ``policy``, as in ``taskgraph.POLICIES``.
 LRU, OLDEST = range(2)
-KEY = Layout("Key", state=8, older=8, newer=8, time=8)
+#: A key: ``form`` is that of the touch that brought it in, ``time`` when it was touched last, and
+#: in a table with a backing until when a task that touched it is in service; ``arrival`` is when it
+#: came, or will come, from the backing.
+KEY = Layout("Key", state=4, form=4, older=4, newer=4, time=8, arrival=8)
 UNKNOWN, PRESENT, EVICTED = range(3)
 #: A touch; those of a task follow one another. ``row`` is its place in the order of adding.
 TOUCH = Layout("Touch", key=4, form=4, charged=4, row=4)
 #: What many touches have in common.
-FORM = Layout("Form", table=8, drops=8, cost=8)
+FORM = Layout("Form", table=8, room=8, price=8)
+#: ``Form.room`` is twice the units that a key takes, and whether the touch drops it.
+ROOM_FLAGS, DROPS = 1, 1
+PRICE = Layout("Price", cost=8, port_duration=8, unused=8)
 COST = Layout("Cost", miss_latency=8, miss_duration=8, evict_duration=8)
 #: What a touch found, as in ``timeline.Touched``.
 HIT, NEW, MISSED, AND_EVICTED = 0, 1, 2, 4
@@ -138,8 +149,9 @@ SURVEY = Layout(
 CLASS = Layout("Class", latency=8, next=8, count=8, kind=8, place=8)
 #: Three numbers that got one: nodes, ways, lanes (resource, priority, needs), forms, costs.
 TRIPLE = Layout("Triple", a=8, b=8, c=8)
-#: What separates the lanes of a resource: nothing, the priority, or also what its tasks take.
-ONE_LANE, BY_PRIORITY, BY_NEEDS = 0, 1, 2
+#: What separates the lanes of a resource: nothing, the priority, or also what its tasks take, or
+#: from which pools they take.
+ONE_LANE, BY_PRIORITY, BY_NEEDS, BY_POOLS = 0, 1, 2, 3
 
 
 class Packing(Memory):
@@ -167,6 +179,7 @@ class Packing(Memory):
     take_order = Vector(np.int32)
     give_indptr = Vector(np.int32)
     give_order = Vector(np.int32)
+    share = Stepped(np.int32)
     touch_indptr = Vector(np.int32)  # touches by who touches
     # What is filled
     room = Fixed()  # of each table of triples
@@ -201,19 +214,23 @@ class Touching(Memory):
 
     first_place = Fixed()
     num_touches = Fixed()
-    room = Fixed()  # of forms and costs
+    room = Fixed()  # of forms, prices and costs
     order = Vector(np.int32)  # touches by task
     key_place = Vector(np.int64)  # of each touch, within its table
     table = Stepped(np.int32)
     miss_latency = Stepped(np.int64)
     miss_duration = Stepped(np.int64)
     evict_duration = Stepped(np.int64)
+    port_duration = Stepped(np.int64)
+    units = Stepped(np.int64)
     charged = Stepped(np.int32)
     drops = Stepped(np.int8)
     base = Vector(np.int64)  # place of the first key of each table
     key_number = Vector(np.int32)  # number of the key at each place; -1 where it has none yet
     forms = Records(TRIPLE)
     form_table = Vector(np.int32)
+    prices = Records(TRIPLE)
+    price_table = Vector(np.int32)
     costs = Records(TRIPLE)
     cost_table = Vector(np.int32)
     touches = Records(TOUCH)
@@ -221,7 +238,7 @@ class Touching(Memory):
 
 
 #: ``Touching.sizes``: what there is of each.
-FORMS, COSTS, KEYS = range(3)
+FORMS, PRICES, COSTS, KEYS = range(4)
 
 
 class Plan(Memory):
@@ -258,9 +275,11 @@ class Plan(Memory):
     ways = Records(WAY)
     turn_indptr = Vector(np.int32)  # stations that serve in turns, by the pools they take from
     turn_stations = Vector(np.int32)
-    give_indptr = Vector(np.int32)  # takes by who gives back, for those who might be early
+    give_indptr = Vector(np.int32)  # takes by who gives back: of shares, or perhaps too early
     give_order = Vector(np.int32)
     taker = Vector(np.int32)
+    share = Stepped(np.int32)  # of each take, -1 for none
+    shares = Records(SHARE)
     # Gates
     members = Records(MEMBER)
     gate_slot = Vector(np.int64)  # next free slot of each gate
@@ -270,10 +289,14 @@ class Plan(Memory):
     touch_indptr = Vector(np.int32)  # of size 1 where nobody touches anything
     touches = Records(TOUCH)
     forms = Records(FORM)
+    prices = Records(PRICE)
     costs = Records(COST)
     tables = Records(TABLE)
     keys = Records(KEY)
     found = Vector(np.int8)  # what each touch found
+    # When what each touch drew from the port and the backing is served; empty without lines.
+    port_served = Vector(np.int64)
+    backing_served = Vector(np.int64)
     extra_latency = Vector(np.int64)  # what touches add to the latency of each task
     # Work lists and their lengths
     now = Number()

@@ -79,7 +79,7 @@ def _serve_touched_lanes(p, is_final):
         high = lane.tail
         if high - low > 1:
             sort_ids(p.slots, low, high)
-        if not is_final:
+        if not is_final and lane.is_line < 0:
             # A task that is visible the moment it starts opens a further round of this instant,
             # which may bring tasks that go before those still queued here: fix only what starts
             # now.

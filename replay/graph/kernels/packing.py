@@ -14,6 +14,7 @@ from replay.graph.kernels.interning import intern
 from replay.graph.kernels.layout import (
     BY_HEAP,
     BY_NEEDS,
+    BY_POOLS,
     CLASSES,
     COSTS,
     DIRECT,
@@ -31,6 +32,9 @@ from replay.graph.kernels.layout import (
     NO_LANE,
     NODES,
     ONE_LANE,
+    PRICES,
+    ROOM_FLAGS,
+    SHARES,
     SURVEY,
     TASK,
     WAY_FLAGS,
@@ -146,6 +150,8 @@ def _needs_of(w, task):
         row = w.take_order[at]
         pool = w.pool[row]
         units = w.units[row]
+        if units == 0:
+            continue  # a further row of a take that several tasks give back
         place = count
         while place > 0 and w.wanted_pool[place - 1] >= pool:
             place -= 1
@@ -166,11 +172,35 @@ def _needs_of(w, task):
 
 @inlined
 def _gives_of(w, task):
-    """List of what a task gives back; -1 for nothing."""
+    """List of what a task gives back by itself; -1 for nothing."""
     number = -1
     for at in range(w.give_indptr[task + 1] - 1, w.give_indptr[task] - 1, -1):
         row = w.give_order[at]
-        number = _add_node(w, number, w.pool[row], w.units[row])
+        if w.share[row] < 0:
+            number = _add_node(w, number, w.pool[row], w.units[row])
+    return number
+
+
+@inner
+def _has_shares(w, task):
+    """Whether a task gives something back together with others."""
+    for at in range(w.give_indptr[task], w.give_indptr[task + 1]):
+        if w.share[w.give_order[at]] >= 0:
+            return True
+    return False
+
+
+@inner
+def _pools_of(w, needs):
+    """List of the pools of a list, without units."""
+    count = 0
+    while needs >= 0:
+        w.wanted_pool[count] = w.nodes[needs].b
+        count += 1
+        needs = w.nodes[needs].a
+    number = -1
+    for place in range(count - 1, -1, -1):
+        number = _add_node(w, number, w.wanted_pool[place], 0)
     return number
 
 
@@ -218,7 +248,7 @@ def _has_room(w, task):
         return False
     if w.has_credits == 0:
         return True
-    most = w.take_indptr[task + 1] - w.take_indptr[task]
+    most = 2 * (w.take_indptr[task + 1] - w.take_indptr[task])  # what it takes, and the pools
     most += w.give_indptr[task + 1] - w.give_indptr[task]
     return w.sizes[NODES] + most <= w.room
 
@@ -230,7 +260,9 @@ def _lane_of(w, task, where, needs):
     if rule == ONE_LANE:
         lane = w.single_lane[where]
     else:
-        if rule != BY_NEEDS:
+        if rule == BY_POOLS:
+            needs = _pools_of(w, needs)
+        elif rule != BY_NEEDS:
             needs = -1
         level = w.priority[task]
         lane = w.num_single + intern(
@@ -248,9 +280,11 @@ def _pack_task(w, number):
     latency = w.latency[number]
     needs = -1
     gives = -1
+    shares = False
     if w.has_credits != 0:
         needs = _needs_of(w, number)
         gives = _gives_of(w, number)
+        shares = _has_shares(w, number)
     touches = w.has_touches != 0 and w.touch_indptr[number + 1] > w.touch_indptr[number]
     lane = NO_LANE
     flight = NO_FLIGHT
@@ -262,7 +296,7 @@ def _pack_task(w, number):
         lane = _lane_of(w, number, where, needs)
         if w.is_stream[where] == 1 or latency > 0:
             flight = _class_of(w, place, latency)
-    elif gives >= 0:
+    elif gives >= 0 or shares:
         lane = GIVING_LANE
         if latency > 0:
             flight = _class_of(w, w.null + 1, latency)
@@ -273,11 +307,13 @@ def _pack_task(w, number):
             flight = _class_of(w, w.null, duration)
     if flight == NO_FLIGHT:
         w.sizes[DIRECT] = w.sizes[DIRECT] + 1
-    if needs >= 0 or gives >= 0 or touches:
+    if needs >= 0 or gives >= 0 or shares or touches:
         last = gives << WAY_FLAGS
         if touches:
             last |= LOOKS_UP
-        if gives >= 0 and _may_be_early(w, number):
+        if shares:
+            last |= SHARES
+        if (gives >= 0 or shares) and _may_be_early(w, number):
             last |= MAY_BE_EARLY
         flight = FIRST_WAY - intern(w.way_table, w.room, w.ways, w.sizes, WAYS, flight, needs, last)
     task = w.tasks[number]
@@ -315,16 +351,18 @@ def pack_touches(t):
     """
     for place in range(t.first_place, t.num_touches):
         row = t.order[place]
-        if t.sizes[FORMS] == t.room or t.sizes[COSTS] == t.room:
+        if t.sizes[FORMS] == t.room or t.sizes[PRICES] == t.room or t.sizes[COSTS] == t.room:
             return place
         cost = intern(
             t.cost_table, t.room, t.costs, t.sizes, COSTS,
             t.miss_latency[row], t.miss_duration[row], t.evict_duration[row],
         )  # fmt: skip
+        price = intern(
+            t.price_table, t.room, t.prices, t.sizes, PRICES, cost, t.port_duration[row], 0
+        )
         table = t.table[row]
-        form = intern(
-            t.form_table, t.room, t.forms, t.sizes, FORMS, table, t.drops[row], cost
-        )  # fmt: skip
+        room = (t.units[row] << ROOM_FLAGS) | t.drops[row]
+        form = intern(t.form_table, t.room, t.forms, t.sizes, FORMS, table, room, price)
         where = t.base[table] + t.key_place[row]
         if t.key_number[where] < 0:
             t.key_number[where] = t.sizes[KEYS]

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from replay.graph import NULL_RESOURCE, EngineError, GraphBuilder, Touched, schedule
+from replay.graph import NULL_RESOURCE, EngineError, GraphBuilder, GraphError, Touched, schedule
 
 
 @pytest.mark.parametrize("others", [0, 9])
@@ -91,3 +91,56 @@ def test_the_same_credits_are_taken_on_many_ports_with_many_latencies() -> None:
     timeline = schedule(builder.build())
     assert timeline.end_ps.tolist() == (10 * (each + 1)).tolist()
     assert timeline.visible_ps.tolist() == (10 * (each + 1) + 100 * each).tolist()
+
+
+@pytest.mark.parametrize("discipline", ["fifo", "voq", "turns"])
+def test_units_of_several_givers_go_back_all_at_once_when_the_last_has_left(
+    discipline: Literal["fifo", "voq", "turns"],
+) -> None:
+    """A copy that ends at 20, one at 45, one at 30, each visible much later: room at 45."""
+    builder = GraphBuilder(["x"])
+    port = builder.resource("port", "port", 1, discipline)
+    exits = [builder.resource(f"exit {i}", "exit") for i in range(3)]
+    pool = builder.credit_pool("room", 5)
+    first, second = builder.add(2, resource=port, duration_ps=10)
+    copies = builder.add(3, resource=exits, duration_ps=[10, 35, 20], latency_ps=99, after=first)
+    builder.take_until_last(first, pool, 4, np.zeros(3, int), copies)
+    builder.take(second, pool, 2)
+    assert schedule(builder.build()).start_ps[second] == 45
+
+
+def test_several_takes_with_givers_of_their_own() -> None:
+    """Room for two; the third starts when the faster of the first two is out: 20, not 30."""
+    builder = GraphBuilder(["x"])
+    ports = [builder.resource(f"port {i}", "port") for i in range(3)]
+    pool = builder.credit_pool("room", 2)
+    tasks = builder.add(3, resource=ports, duration_ps=10)
+    exits = builder.add(
+        4, resource=NULL_RESOURCE, duration_ps=[20, 5, 10, 5], after=tasks[[0, 0, 1, 2]]
+    )
+    builder.take_until_last(tasks, pool, 1, np.array([0, 0, 1, 2]), exits)
+    assert schedule(builder.build()).start_ps[tasks].tolist() == [0, 0, 20]
+
+
+def test_a_take_that_nobody_gives_back_is_refused() -> None:
+    builder = GraphBuilder(["x"])
+    pool = builder.credit_pool("room", 2)
+    tasks = builder.add(2, resource=NULL_RESOURCE)
+    with pytest.raises(GraphError, match="each of 2 takes needs a releasing task"):
+        builder.take_until_last(tasks, pool, 1, np.array([0, 0]), tasks)
+
+
+def test_what_several_give_back_is_held_until_the_last_of_them_in_messages_too() -> None:
+    """The first giver has left, the second waits for what nobody gives back."""
+    builder = GraphBuilder(["x"])
+    port = builder.resource("port", "port")
+    pool, other = builder.credit_pool("room", 1), builder.credit_pool("other", 1)
+    first = builder.add_one(resource=port)
+    quick, stuck = builder.add(2, resource=NULL_RESOURCE, duration_ps=1, after=first)
+    blocker = builder.add_one(resource=NULL_RESOURCE, after=stuck)
+    second = builder.add_one(resource=port, after=quick)
+    builder.take_until_last(first, pool, 1, np.zeros(2, int), [quick, stuck])
+    builder.take([first, stuck], other, released_by=[blocker, stuck])
+    builder.take(second, pool)
+    with pytest.raises(EngineError, match=r"0 of 1 free, held by task 0 .* until task 1 ends"):
+        schedule(builder.build())

@@ -314,3 +314,145 @@ def test_costs_longer_than_the_clock_are_refused() -> None:
     builder.touch([task] * 40, table, list(range(40)), evict_duration_ps=2**58)
     with pytest.raises(EngineError, match="longer than"):
         schedule(builder.build())
+
+
+# --- Tables that draw from lines ------------------------------------------------------------------
+
+
+def _cached(keys: list[int], *, servers: int = 1, room: int = 2, **touch: Any) -> Timeline:
+    """SMs multiply for 10 ps a tile; a tile reads one block through a cache of two blocks.
+
+    A block that is not there takes 7 ps of the memory, and what comes last is worked on for 2.
+    """
+    builder = GraphBuilder(["x"])
+    sm = builder.resource("sm", "sm", servers=servers)
+    memory = builder.resource("memory", "memory", discipline="line")
+    port = builder.resource("port", "port", discipline="line")
+    cache = builder.table("cache", room, backing=memory, port=port, lag_ps=2)
+    tiles = builder.add(len(keys), resource=sm, duration_ps=10)
+    builder.touch(tiles, cache, keys, **{"miss_duration_ps": 7, **touch})
+    return schedule(builder.build())
+
+
+def _outcomes(timeline: Timeline) -> list[int]:
+    return [value & Touched.OUTCOME for value in timeline.touched.tolist()]
+
+
+def test_what_is_not_there_comes_from_memory_and_holds_the_sm_if_it_takes_longer() -> None:
+    hidden = _cached([1, 2, 3, 1])
+    assert hidden.touched.tolist() == [NEW, NEW, NEW_EVICTED, MISSED_EVICTED]
+    assert hidden.end_ps.tolist() == [10, 20, 30, 40]  # 7 + 2 comes before 10
+    assert hidden.busy_ps().tolist() == [40, 28, 0]
+    exposed = _cached([1, 2, 3, 1], miss_duration_ps=15)
+    assert exposed.end_ps.tolist() == [17, 34, 51, 68]
+    assert exposed.busy_ps().tolist() == [68, 60, 0]
+
+
+def test_what_tiles_ask_for_at_once_queues_at_one_memory() -> None:
+    timeline = _cached([1, 2, 3, 1, 2], servers=3, room=3, miss_duration_ps=15)
+    assert timeline.end_ps.tolist() == [17, 32, 47, 27, 37]  # the last two find theirs
+    assert timeline.busy_ps()[1] == 45
+
+
+def test_tiles_that_run_together_read_a_block_once_even_if_it_had_to_leave() -> None:
+    # A cache of one block, and tiles that want blocks 1 and 2 in turn.
+    together = _cached([1, 2, 1, 2, 1, 2], servers=6, room=1)
+    assert _outcomes(together) == [NEW, NEW, HIT, HIT, HIT, HIT]
+    assert together.busy_ps()[1] == 14
+    apart = _cached([1, 2, 1, 2, 1, 2], servers=1, room=1)
+    assert _outcomes(apart) == [NEW, NEW, MISSED, MISSED, MISSED, MISSED]
+    assert apart.busy_ps()[1] == 42
+
+
+def test_whoever_finds_a_block_on_its_way_waits_for_it() -> None:
+    timeline = _cached([1, 1, 1], servers=2, miss_duration_ps=50)
+    assert timeline.start_ps.tolist() == [0, 0, 52]
+    assert timeline.end_ps.tolist() == [52, 52, 62]
+    assert timeline.busy_ps()[1] == 50
+
+
+def test_a_block_that_is_written_is_not_asked_for() -> None:
+    timeline = _cached([1, 1, 2], servers=1, miss_duration_ps=[0, 50, 50])
+    assert timeline.end_ps.tolist() == [10, 20, 72]
+    assert lower_bounds(timeline.graph).busiest_ps["memory"] == 50
+
+
+def test_every_touch_passes_the_port() -> None:
+    timeline = _cached([1, 1, 1, 1], servers=4, port_duration_ps=6)
+    # Served after 6, 12, 18 and 24, and worked on for 2; the first still multiplies then.
+    assert timeline.end_ps.tolist() == [10, 14, 20, 26]
+    assert timeline.busy_ps().tolist() == [10 + 14 + 20 + 26, 7, 24]
+    bounds = lower_bounds(timeline.graph)
+    assert bounds.busiest_ps == {"sm": 10, "memory": 7, "port": 24}
+
+
+def test_keys_take_room_by_their_units() -> None:
+    sizes = [3, 1, 1, 3]
+    timeline = _cached([1, 2, 3, 1], room=4, units=sizes)
+    # 1 and 2 fill the cache; 3 sends away 1, and for 1 both others must leave.
+    assert timeline.touched.tolist() == [NEW, NEW, NEW_EVICTED, MISSED_EVICTED]
+    fits = _cached([1, 2, 3, 1], room=5, units=sizes)
+    assert fits.touched.tolist() == [NEW, NEW, NEW, HIT]
+    assert lower_bounds(timeline.graph).busiest_ps["memory"] == 21
+    with pytest.raises(
+        GraphError, match="key 2 takes 3 units of table 'cache', which has room for"
+    ):
+        _cached([1, 2], units=[1, 3])
+
+
+def test_what_is_drawn_keeps_tasks_of_the_line_waiting_and_the_path_says_so() -> None:
+    def copied_after(delay_ps: int) -> Timeline:
+        """Three tiles, of which the last asks for a block, and a copy that waits for the second."""
+        builder = GraphBuilder(["tile", "copy", "delay"])
+        sm = builder.resource("sm", "sm")
+        memory = builder.resource("memory", "memory", discipline="line")
+        cache = builder.table("cache", 1, backing=memory)
+        tiles = builder.add(3, resource=sm, duration_ps=10)
+        builder.touch(tiles[2], cache, 1, miss_duration_ps=100)
+        later = builder.add(
+            1, resource=NULL_RESOURCE, latency_ps=delay_ps, kind=2, after=tiles[1:2]
+        )
+        builder.add(1, resource=memory, duration_ps=5, kind=1, after=later)
+        return schedule(builder.build())
+
+    # The copy that is ready when the third tile starts comes before what that draws.
+    assert copied_after(0).end_ps.tolist() == [10, 20, 125, 20, 25]
+    timeline = copied_after(1)
+    assert (timeline.start_ps[-1], timeline.end_ps[2]) == (120, 120)
+    path = critical_path(timeline)
+    assert path.by_cause() == {"service": 15, "queueing": 109, "latency": 1, "credits": 0}
+    assert path.behind_ps == {"tile": 10, "(drawn)": 99}
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (lambda b, line: b.take(0, b.credit_pool("p", 1)), "takes credits, which a task of a line"),
+        (lambda b, line: b.take(1, b.credit_pool("p", 1), released_by=0), "gives credits back"),
+        (lambda b, line: b.touch(0, b.table("t", 1), 1), "touches a table"),
+        (lambda b, line: b.touch(1, b.table("t", 1), 1, charged=0), "pays for evictions"),
+        (lambda b, line: b.add(resource=line, priority=3), "has a priority of its own"),
+    ],
+)
+def test_tasks_of_a_line_only_queue(what: Any, message: str) -> None:
+    builder = GraphBuilder(["x"])
+    line = builder.resource("line", "line", discipline="line")
+    port = builder.resource("port", "port")
+    builder.add(resource=[line, port])
+    what(builder, line)
+    with pytest.raises(GraphError, match=message):
+        builder.build()
+
+
+def test_only_lines_are_drawn_from() -> None:
+    builder = GraphBuilder(["x"])
+    port = builder.resource("port", "port")
+    line = builder.resource("line", "line", discipline="line")
+    with pytest.raises(GraphError, match="table 't' draws from resource 0, which is no line"):
+        builder.table("t", 1, port=port)
+    with pytest.raises(GraphError, match="draws from resource 7, which is no line"):
+        builder.table("t", 1, backing=7)
+    with pytest.raises(GraphError, match="has patience and a backing"):
+        builder.table("t", 1, backing=line, patience_ps=1)
+    with pytest.raises(GraphError, match="has 2 servers; a line has one"):
+        builder.resource("line", "line", servers=2, discipline="line")

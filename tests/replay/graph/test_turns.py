@@ -161,3 +161,25 @@ def test_pools_have_groups() -> None:
 def test_an_unknown_discipline_is_refused() -> None:
     with pytest.raises(GraphError, match="'lottery'; known: fifo, voq, turns"):
         GraphBuilder(["x"]).resource("port", "port", discipline="lottery")  # type: ignore[arg-type]
+
+
+def test_tasks_that_take_more_or_less_of_one_pool_are_one_lane() -> None:
+    """Round-robin goes from pool to pool, not from size to size: ab ab, not a (size 1), a, b."""
+    builder = GraphBuilder(["x"])
+    port = builder.resource("port", "port", discipline="turns")
+    pools = [builder.credit_pool(lane, 99) for lane in "ab"]
+    tasks = builder.add(8, resource=port, duration_ps=10)
+    builder.take(tasks, [pools[0]] * 4 + [pools[1]] * 4, units=[1, 2, 3, 4, 1, 1, 1, 1])
+    lane_of = dict(zip(tasks.tolist(), "aaaabbbb", strict=True))
+    assert _served(builder, lane_of) == "abababab"
+
+
+def test_the_first_of_a_lane_holds_up_those_behind_it_that_want_less() -> None:
+    """Of 4 units the first takes 3 until 100; the second wants 2, the third 1: both wait."""
+    builder = GraphBuilder(["x"])
+    port = builder.resource("port", "port", discipline="turns")
+    pool = builder.credit_pool("room", 4)
+    tasks = builder.add(3, resource=port, duration_ps=10)
+    drain = builder.add_one(resource=-1, duration_ps=90, after=tasks[0])
+    builder.take(tasks, pool, units=[3, 2, 1], released_by=[drain, tasks[1], tasks[2]])
+    assert schedule(builder.build()).start_ps[tasks].tolist() == [0, 100, 110]
