@@ -8,24 +8,29 @@ their numbers are those of `hwmodel`; `Costs` (times.py) and `Transfers.send` (t
 ======================  ==========================================================================
 part                    verbs
 ======================  ==========================================================================
-itself (tasks.py)       mark, gather, delay, serve; kernel, memory_kernel, stream; path
+itself (tasks.py)       mark, gather, delay, serve; kernel, memory_kernel, small_kernels, stream;
+                        path
 `resources`             ports, memories, hosts, hubs: made `once`, each with its class
 `costs` (times.py)      sm_store, sm_load, sm_copy, sm_add; warp_scan, warp_copy, warps_add,
                         warps_add_late; stream, memory_load, cache_load, visible; acknowledged,
                         fence, poll, flag, grid_barrier; ns for times that a scheme states
-`transfers`             store, load over the hops of a path (paths.py); fan_out; packets, flits
-`switch` (in_switch)    multicast, reduce; room of its input channels
+`transfers`             store, load over the hops of a path (paths.py); fan_out; packets
+`switch` (in_switch)    multicast, reduce
 `sms`                   split, pool, channels, warp_lanes, units; the ledger of who holds how many
-`buffers`               pools, unnamed, rings
+`buffers`               pools, unnamed, outboxes, lane_outboxes, rings
 `caches`                tables, new_keys, touch
-`host`                  launch, wait, poll, work
+`l2`                    new_blocks, read: weights and activations of tiles
+`host`                  begin, row (launches, of `kernel` and `small_kernels`); wait, poll, work
 `sync`                  barrier, exchange_counts, notify
 `notes`                 follow, count, ratio, tile, poll: what a result reports
 ======================  ==========================================================================
 
+Every message over NVLink takes room in the switch (input_buffers.py), unasked.
+
 Made of these: rings.py (chunks through ring buffers), block_scheduler.py (blocks that hold an SM
-while they wait), collectives.py and all_reduce.py (what NCCL and inference frameworks do; for
-validation). kinds.py lists the kinds of task and what each counts as.
+while they wait), point_to_point.py and collectives.py (NCCL, for schemes and validation alike),
+multimem.py (accesses to all members of a group), all_reduce.py (kernels of inference frameworks).
+kinds.py lists the kinds of task and what each counts as.
 
 **The rule for schemes.** A scheme names work in rows, bytes, tokens and tasks. How long the work
 takes is the machine's answer, a `Time` that a scheme adds up, multiplies and hands on without

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +56,42 @@ class Buffers:
             return np.array(pools, np.int64)
 
         return self._resources.once("unnamed buffers", (name, capacity), make)
+
+    def outboxes(self, servers: Ints) -> Ints:
+        """Room for messages that SMs have begun to issue and that have not left their GPU.
+
+        For each SM, the message that it issues and one more that waits for the uplink; a message is
+        the model's grain. A pool of SMs has room for two messages per SM.
+
+        Parameters
+        ----------
+        servers
+            (message,): the SM that issues each, or the pool of SMs.
+
+        Returns
+        -------
+        (message,) credit pools, one per SM or pool.
+        """
+        used, of = np.unique(servers, return_inverse=True)
+        room = [2 * self._resources.servers_of(int(server)) for server in used]
+        return self._outboxes("SM", used, room)[of]
+
+    def lane_outboxes(self, lanes: Ints) -> Ints:
+        """The same for warps that serve one peer each: (message,) pools of lanes (message,)."""
+        used, of = np.unique(lanes, return_inverse=True)
+        return self._outboxes("lane", used, [2] * len(used))[of]
+
+    def _outboxes(self, what: str, used: Ints, room: list[int]) -> Ints:
+        def make(name: str, capacity: int) -> Ints:
+            return np.array(self._graph.credit_pool(name, capacity), np.int64)
+
+        pools = [
+            self._resources.once(
+                "outboxes", (what, index), partial(make, f"outbox of {what} {index}", capacity)
+            )
+            for index, capacity in zip(used.tolist(), room, strict=True)
+        ]
+        return np.array(pools, np.int64).reshape(-1)
 
     def rings(self, num_channels: int, rows: int) -> Ints:
         """Ring buffers in the receivers' memory: credit pools (source, destination, channel).

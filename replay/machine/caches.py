@@ -11,7 +11,7 @@ from replay.machine.times import NO_TIME, Time
 
 if TYPE_CHECKING:
     from replay.graph import GraphBuilder
-    from replay.machine.notes import Notes
+    from replay.machine.notes import Notes, Read
     from replay.machine.resources import Ints, IntsLike, Resources
 
 
@@ -104,12 +104,46 @@ class Caches:
             charged=charged,
             drops=drops,
         )
-        count = len(tasks)
+        touch = self._number(len(tasks))
         self._notes.touches.setdefault(group, []).append(
             TouchNotes(
-                np.arange(self._num_touches, self._num_touches + count),
-                np.broadcast_to(np.asarray(lookups, np.int64), count),
-                np.broadcast_to(np.asarray(evict_wire_bytes, np.int64), count),
+                touch,
+                np.broadcast_to(np.asarray(lookups, np.int64), len(tasks)),
+                np.broadcast_to(np.asarray(evict_wire_bytes, np.int64), len(tasks)),
             )
         )
+
+    def read(
+        self,
+        what: Read,
+        tasks: Ints,
+        table: Ints,
+        key: Ints,
+        *,
+        nbytes: IntsLike,
+        fetch_ps: IntsLike,
+        port_ps: IntsLike,
+    ) -> None:
+        """Read blocks of a cache when tasks start; see `replay.machine.l2.L2.read`.
+
+        Parameters
+        ----------
+        what
+            What the blocks are, for reports.
+        tasks, table, key
+            (read,).
+        nbytes
+            (read,): room that the block takes.
+        fetch_ps, port_ps
+            (read,): picoseconds of the table's backing if the block had to leave, and of its port.
+        """
+        self._graph.touch(
+            tasks, table, key,
+            units=nbytes, miss_duration_ps=fetch_ps, port_duration_ps=port_ps,
+        )  # fmt: skip
+        self._notes.reads.setdefault(what, []).append(self._number(len(tasks)))
+
+    def _number(self, count: int) -> Ints:
+        """Places of the next touches among all of the graph: (touch,)."""
         self._num_touches += count
+        return np.arange(self._num_touches - count, self._num_touches, dtype=np.int64)

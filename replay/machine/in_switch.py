@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from replay.graph import GraphBuilder
     from replay.machine.buffers import Buffers
     from replay.machine.caches import Caches
+    from replay.machine.input_buffers import InputBuffers
     from replay.machine.kinds import PhaseKinds
     from replay.machine.paths import Paths
     from replay.machine.resources import Resources
@@ -105,41 +106,40 @@ class InSwitch:
         transfers: Transfers,
         buffers: Buffers,
         caches: Caches,
+        input_buffers: InputBuffers,
     ) -> None:
         self._system, self._graph, self._resources = system, graph, resources
         self._paths, self._transfers = paths, transfers
         self._up_ps = system.fabric.uplink_latency_ps
         self._down_ps = system.fabric.downlink_latency_ps
         self._buffers, self._caches = buffers, caches
+        self._input_buffers = input_buffers
         self._num_ranks = resources.num_ranks
 
     # ---- what there is ---------------------------------------------------------------------------
 
-    @property
-    def num_channels(self) -> int:
-        """Virtual channels of an input port."""
-        return self._system.switch.virtual_channels
-
-    @property
-    def channel_flits(self) -> int:
-        """Flits that one virtual channel of all links of a GPU has room for."""
-        switch = self._system.switch
-        room = switch.input_buffer_total_bytes() // switch.virtual_channels
-        return room // self._system.link.flit_bytes
-
-    def _duration(self, wire: Ints, fixed_group: bool) -> Ints:
+    def _duration(self, wire: Ints, at_line_rate: bool) -> Ints:
         system = self._system
-        timed = system.switch.multimem_duration_ps if fixed_group else system.link.port_duration_ps
+        timed = system.link.port_duration_ps if at_line_rate else system.switch.multimem_duration_ps
         return timed(wire)
 
     def _on_channel(self, tasks: Ints, rank: Ints, name: str) -> None:
         """Send messages (message,) on a virtual channel of the uplinks of `rank` (message,).
 
-        Uplinks that serve in turn go from channel to channel. A message occupies its channel at the
-        port while it is served; what the switch has room for is another matter.
+        Uplinks that serve in turn go from channel to channel, which the room of the switch's input
+        buffers tells apart. Where that is not finite, a message occupies its channel while it is
+        served.
         """
-        if self._resources.uplinks_take_turns and len(tasks):
+        if self._resources.uplinks_take_turns and not self._input_buffers.are_finite and len(tasks):
             self._graph.take(tasks, self._buffers.unnamed(f"uplink {{rank}} {name}", 1)[rank])
+
+    @property
+    def _adders(self) -> Ints:
+        """(rank,): what adds up in the ports of each reader."""
+        return self._resources.once(
+            "adders", REDUCTION_BUFFER,
+            lambda: self._resources.each("switch-merge", ResourceClass.SWITCH),
+        )  # fmt: skip
 
     def _refuse_other_domains(self, src: Ints, dst: Ints) -> None:
         if self._paths.num_domains > 1 and self._paths.crosses(src, dst).any():
@@ -160,7 +160,8 @@ class InSwitch:
         rows: IntsLike = 1,
         meta_bytes: int = 0,
         naming: Naming = UNNAMED,
-        fixed_group: bool = False,
+        on: Ints | None = None,
+        at_line_rate: bool = False,
     ) -> Spread:
         """Store rows once into the switch, which copies them to several GPUs.
 
@@ -177,8 +178,10 @@ class InSwitch:
             Bytes that travel with each row and are not payload.
         naming
             Flits that name the targets.
-        fixed_group
-            Whether these are today's multicast objects, at the rate NVLS reaches.
+        on
+            (message,): outboxes of the SMs that issue them; see `Transfers.store`.
+        at_line_rate
+            Whether ports reach their full rate, and not what is left of it for NVLS today.
         """
         self._refuse_other_domains(src[of], dst)
         link = self._system.link
@@ -187,13 +190,16 @@ class InSwitch:
         nbytes = np.broadcast_to(row_bytes + meta_bytes, src.shape)
         wire = link.write_wire_bytes(nbytes, rows, extra_flits=naming.at_source)
         left = self._hop(
-            "out", kinds.up, src, wire, payload, after, fixed_group, channel="requests"
+            "out", kinds.up, src, wire, payload, after, at_line_rate, channel="requests"
         )
         copied = link.write_wire_bytes(nbytes[of], rows[of], extra_flits=naming.at_target)
         arrived = self._hop(
-            "in", kinds.down, dst, copied, payload[of], left[of], fixed_group,
+            "in", kinds.down, dst, copied, payload[of], left[of], at_line_rate,
             late_ps=self._system.fabric.write_visibility_ps,
         )  # fmt: skip
+        self._input_buffers.hold("requests", src, wire, left, arrived, of)
+        if on is not None and after is not None:
+            self._input_buffers.hold_on(after, on, left)
         self._acknowledge_copies(kinds, src, of, dst, nbytes, rows, naming, arrived)
         return Spread(left, arrived)
 
@@ -205,7 +211,7 @@ class InSwitch:
         wire: Ints,
         payload: IntsLike,
         after: Ints | None,
-        fixed_group: bool = False,
+        at_line_rate: bool,
         *,
         channel: str = "",
         late_ps: int = 0,
@@ -216,7 +222,7 @@ class InSwitch:
         tasks = self._graph.add(
             len(rank),
             resource=ports[rank],
-            duration_ps=self._duration(wire, fixed_group),
+            duration_ps=self._duration(wire, at_line_rate),
             latency_ps=(self._up_ps if is_out else self._down_ps) + late_ps,
             kind=kind,
             payload_bytes=payload,
@@ -248,7 +254,9 @@ class InSwitch:
         link, switch = self._system.link, self._system.switch
         acks, wire = link.ack_wire_bytes(nbytes, rows), link.write_wire_bytes(nbytes, rows)
         up = self._transfers.ack_batches(dst * self._num_ranks + src[of], wire[of], acks[of])
-        self._hop("out", kinds.ack_up, dst[up.last], up.nbytes, 0, arrived[up.last])
+        acked = self._hop("out", kinds.ack_up, dst[up.last], up.nbytes, 0, arrived[up.last], True)
+        # The switch collects them as they come.
+        self._input_buffers.hold("responses", dst[up.last], up.nbytes, acked, acked)
         copies = np.bincount(of, minlength=len(src))
         packets = link.packets(nbytes) * rows
         received = acks * (np.minimum(copies, 1) if switch.multicast_acks_merged else copies)
@@ -259,7 +267,7 @@ class InSwitch:
         copied = np.flatnonzero(copies)
         down = self._transfers.ack_batches(src[copied], (wire * copies)[copied], received[copied])
         chosen = copied[down.last]
-        self._hop("in", kinds.ack_down, src[chosen], down.nbytes, 0, last_copy[chosen])
+        self._hop("in", kinds.ack_down, src[chosen], down.nbytes, 0, last_copy[chosen], True)
 
     # ---- sums ------------------------------------------------------------------------------------
 
@@ -276,7 +284,7 @@ class InSwitch:
         answers: Ints | None = None,
         naming: Naming = UNNAMED,
         eviction: Eviction | None = None,
-        fixed_group: bool = False,
+        at_line_rate: bool = False,
     ) -> Summed:
         """Load the sum of several GPUs' rows, added up in the switch.
 
@@ -300,8 +308,8 @@ class InSwitch:
             Flits that name the targets.
         eviction
             How the buffer makes room.
-        fixed_group
-            Whether these are today's multicast objects.
+        at_line_rate
+            Whether ports reach their full rate, and not what is left of it for NVLS today.
         """
         self._refuse_other_domains(reader[of], target)
         graph, link = self._graph, self._system.link
@@ -310,54 +318,82 @@ class InSwitch:
         nbytes = row_bytes * rows
         asked_wire = link.request_wire_bytes(row_bytes, rows, extra_flits=naming.at_source)
         requested = self._hop(
-            "out", kinds.request_up, reader, asked_wire, 0, after, fixed_group, channel="requests"
+            "out", kinds.request_up, reader, asked_wire, 0, after, at_line_rate, channel="requests"
         )
         passed_wire = link.request_wire_bytes(row_bytes[of], rows[of], extra_flits=naming.at_target)
         asked = self._hop(
-            "in", kinds.request_down, target, passed_wire, 0, requested[of], fixed_group,
+            "in", kinds.request_down, target, passed_wire, 0, requested[of], at_line_rate,
             late_ps=self._system.fabric.read_access_ps,
         )  # fmt: skip
+        self._input_buffers.hold("requests", reader, asked_wire, requested, asked, of)
         copy = np.arange(len(target)) if answers is None else answers
         of_part = of[copy]
+        part_wire = link.response_wire_bytes(row_bytes, rows)[of_part]
         part = self._hop(
-            "out", kinds.up, target[copy], link.response_wire_bytes(row_bytes, rows)[of_part],
-            nbytes[of_part], asked[copy], fixed_group,
+            "out", kinds.up, target[copy], part_wire, nbytes[of_part], asked[copy], at_line_rate,
             channel="responses", late_ps=self._system.switch.merge_latency_ps,
         )  # fmt: skip
         total_wire = link.response_wire_bytes(row_bytes, rows, extra_flits=naming.answered)
-        total = self._hop("in", kinds.down, reader, total_wire, nbytes, None, fixed_group)
+        total = self._hop("in", kinds.down, reader, total_wire, nbytes, None, at_line_rate)
         if eviction is None:
-            graph.edges(part, total[of_part])
+            added = self._add(reader, of_part, part, nbytes) if self._takes_in else part
+            graph.edges(added, total[of_part])
             room = self._system.switch.reduction_buffer_total_bytes()
             pools = self._buffers.pools(REDUCTION_BUFFER, room)
             graph.take(requested, pools[reader], np.minimum(nbytes, room), released_by=total)
         else:
-            self._merge(eviction, reader, of_part, part, total, nbytes)
+            added = self._merge(eviction, reader, of_part, part, total, nbytes, at_line_rate)
+        self._input_buffers.hold("responses", target[copy], part_wire, part, added)
         return Summed(requested, asked, total)
 
+    @property
+    def _takes_in(self) -> bool:
+        """Whether somebody cares when a part has been added."""
+        return self._input_buffers.are_finite or self._system.switch.adder_rate is not None
+
+    def _add(self, reader: Ints, of: Ints, part: Ints, nbytes: Ints) -> Ints:
+        """Add parts (part,) up in the ports of their readers: (part,) tasks that take them in.
+
+        Parameters
+        ----------
+        reader, nbytes
+            (message,): who wants the sum, and its bytes.
+        of
+            (part,): the message that each is a part of.
+        """
+        # n parts are n - 1 additions. Which comes first, and waits for the second, is not known
+        # beforehand: each takes its share of them.
+        parts = np.bincount(of, minlength=len(reader))[of]
+        added = -(-nbytes[of] * (parts - 1) // parts)
+        return self._graph.add(
+            len(part),
+            resource=self._adders[reader[of]],
+            duration_ps=self._system.switch.adding_ps(added),
+            kind=Kind.MARK,
+            rank=reader[of],
+            after=part,
+        )
+
     def _merge(
-        self, eviction: Eviction, reader: Ints, of: Ints, part: Ints, total: Ints, nbytes: Ints
-    ) -> None:
+        self,
+        eviction: Eviction,
+        reader: Ints,
+        of: Ints,
+        part: Ints,
+        total: Ints,
+        nbytes: Ints,
+        at_line_rate: bool,
+    ) -> Ints:
         """Add parts (part,) up in the readers' ports; what is evicted occupies their downlinks."""
         if not len(reader):
-            return
+            return part
         graph, link = self._graph, self._system.link
-        mergers = self._resources.once(
-            "adders", REDUCTION_BUFFER,
-            lambda: self._resources.each("switch-merge", ResourceClass.SWITCH),
-        )  # fmt: skip
         # Room is counted in sums of the largest size, and what leaves early is charged at the size
         # of the part that takes its place: only the last segment of a row is smaller than others.
         room = self._system.switch.reduction_buffer_total_bytes()
         entries = max(1, room // int(nbytes.max()))
         tables = self._caches.tables(REDUCTION_BUFFER, entries, patience=eviction.patience)
-        merged = graph.add(
-            len(part),
-            resource=mergers[reader[of]],
-            kind=Kind.MARK,
-            rank=reader[of],
-            after=part,
-        )
+        merged = self._add(reader, of, part, nbytes)
         early = link.response_wire_bytes(nbytes)
         self._caches.touch(
             REDUCTION_BUFFER,
@@ -365,13 +401,13 @@ class InSwitch:
             tables[reader[of]],
             eviction.first_key + of,
             charged=total[of],
-            evict=Time(link.port_duration_ps(early)[of]),
+            evict=Time(self._duration(early, at_line_rate)[of]),
             evict_wire_bytes=early[of],
         )
         # A sum leaves the buffer the moment its last part has come, before any other part is added.
         complete = graph.add(
             len(reader),
-            resource=mergers[reader],
+            resource=self._adders[reader],
             priority=-1,
             kind=Kind.MARK,
             rank=reader,
@@ -386,3 +422,4 @@ class InSwitch:
             lookups=0,
             drops=True,
         )
+        return merged

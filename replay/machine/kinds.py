@@ -14,7 +14,7 @@ class Kind(IntEnum):
     """The kinds of task. `KINDS` says how each is counted."""
 
     MARK = 0  # takes no time: a start, an end, a tile that became complete
-    LAUNCH = 1  # launch latency, gap between kernels
+    LAUNCH = 1  # gap between kernels, start of blocks
     COUNT_UP = 2  # sizes exchanged before the rows can travel
     COUNT_DOWN = 3
     DISPATCH_SYNC = 4  # barriers, flags, host waits that the dispatch needs
@@ -29,30 +29,32 @@ class Kind(IntEnum):
     DISPATCH_MEMORY = 13  # HBM traffic of the copies
     PERMUTE = 14
     GEMM1 = 15
-    GEMM1_MEMORY = 16  # weights and activations streamed for the tiles
-    ACTIVATION = 17
-    GEMM2 = 18
-    GEMM2_MEMORY = 19
-    UNPERMUTE = 20
-    COMBINE_SYNC = 21
-    COMBINE_SEND = 22
-    COMBINE_REQUEST_UP = 23
-    COMBINE_REQUEST_DOWN = 24
-    COMBINE_UP = 25
-    COMBINE_DOWN = 26
-    COMBINE_ACK_UP = 27
-    COMBINE_ACK_DOWN = 28
-    COMBINE_RECEIVE = 29  # an SM that adds contributions and writes the token's row
-    COMBINE_MEMORY = 30
-    LAYOUT = 31  # kernels that only look at the routing
-    NOTIFY_UP = 32  # "this token's rows are ready", from the expert's rank to the owner
-    NOTIFY_DOWN = 33
-    BETWEEN = 34  # everything of a layer that is not its routed experts
-    WGRAD = 35  # gradients of the experts' weights
-    WGRAD_MEMORY = 36
-    SIGNAL_UP = 37  # "the rows of this expert are there, so many", from their owner to its rank
-    SIGNAL_DOWN = 38
-    GEMM2_SYNC = 39  # a scheduler inside the kernel hands out the tiles of the second GEMM
+    ACTIVATION = 16
+    GEMM2 = 17
+    UNPERMUTE = 18
+    COMBINE_SYNC = 19
+    COMBINE_SEND = 20
+    COMBINE_REQUEST_UP = 21
+    COMBINE_REQUEST_DOWN = 22
+    COMBINE_UP = 23
+    COMBINE_DOWN = 24
+    COMBINE_ACK_UP = 25
+    COMBINE_ACK_DOWN = 26
+    COMBINE_RECEIVE = 27  # an SM that adds contributions and writes the token's row
+    COMBINE_MEMORY = 28
+    LAYOUT = 29  # kernels that only look at the routing
+    NOTIFY_UP = 30  # "this token's rows are ready", from the expert's rank to the owner
+    NOTIFY_DOWN = 31
+    BETWEEN = 32  # elementwise kernels between the routed experts of two layers: norms, casts
+    WGRAD = 33  # gradients of the experts' weights
+    SIGNAL_UP = 34  # "the rows of this expert are there, so many", from their owner to its rank
+    SIGNAL_DOWN = 35
+    GEMM2_SYNC = 36  # a scheduler inside the kernel hands out the tiles of the second GEMM
+    CAST = 37  # rows that arrived change their number type
+    DENSE_GEMM = 38  # products between the routed experts of two layers: projections, gate, FFN
+    ATTENTION = 39
+    HOST = 40  # a host thread launches kernels, beside whatever its GPU does
+    TOKEN_CAST = 41  # tokens become the rows that travel
 
 
 KIND_NAMES: tuple[str, ...] = tuple(kind.name.lower().replace("_", "-") for kind in Kind)
@@ -110,6 +112,7 @@ def _compute(phase: str) -> KindRecord:
 KINDS: dict[Kind, KindRecord] = {
     Kind.MARK: KindRecord(None, "overhead"),
     Kind.LAUNCH: KindRecord(None, "overhead"),
+    Kind.HOST: KindRecord(None, "overhead"),
     Kind.LAYOUT: _compute("layout"),
     Kind.COUNT_UP: _message("dispatch", "signals"),
     Kind.COUNT_DOWN: _message("dispatch", "signals"),
@@ -126,14 +129,13 @@ KINDS: dict[Kind, KindRecord] = {
     Kind.DISPATCH_RECEIVE: KindRecord("dispatch", "copying"),
     Kind.DISPATCH_MEMORY: KindRecord("dispatch", "copying"),
     Kind.PERMUTE: _compute("permute"),
+    Kind.CAST: _compute("permute"),
+    Kind.TOKEN_CAST: _compute("permute"),
     Kind.GEMM1: _compute("gemm1"),
-    Kind.GEMM1_MEMORY: _compute("gemm1"),
     Kind.ACTIVATION: _compute("activation"),
     Kind.GEMM2: _compute("gemm2"),
-    Kind.GEMM2_MEMORY: _compute("gemm2"),
     Kind.GEMM2_SYNC: KindRecord("gemm2", "overhead"),
     Kind.WGRAD: _compute("wgrad"),
-    Kind.WGRAD_MEMORY: _compute("wgrad"),
     Kind.UNPERMUTE: _compute("unpermute"),
     Kind.NOTIFY_UP: _message("combine", "signals"),
     Kind.NOTIFY_DOWN: _message("combine", "signals"),
@@ -148,6 +150,8 @@ KINDS: dict[Kind, KindRecord] = {
     Kind.COMBINE_RECEIVE: KindRecord("combine", "copying"),
     Kind.COMBINE_MEMORY: KindRecord("combine", "copying"),
     Kind.BETWEEN: _compute("between"),
+    Kind.DENSE_GEMM: _compute("between"),
+    Kind.ATTENTION: _compute("between"),
 }
 
 
@@ -224,3 +228,16 @@ COMBINE = PhaseKinds(
     receive=Kind.COMBINE_RECEIVE,
     memory=Kind.COMBINE_MEMORY,
 )
+COUNTS = PhaseKinds(
+    sync=Kind.DISPATCH_SYNC,
+    send=Kind.DISPATCH_SYNC,
+    request_up=Kind.COUNT_UP,
+    request_down=Kind.COUNT_DOWN,
+    up=Kind.COUNT_UP,
+    down=Kind.COUNT_DOWN,
+    ack_up=Kind.DISPATCH_ACK_UP,
+    ack_down=Kind.DISPATCH_ACK_DOWN,
+    receive=Kind.DISPATCH_SYNC,
+    memory=Kind.DISPATCH_MEMORY,
+)
+"""Of a collective that tells the ranks how many rows will travel."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from replay.machine.buffers import Buffers
 from replay.machine.caches import Caches
-from replay.machine.host import Host
+from replay.machine.host import Host, Launch
 from replay.machine.in_switch import InSwitch
-from replay.machine.kinds import Kind
+from replay.machine.input_buffers import InputBuffers
+from replay.machine.kinds import KIND_NAMES, Kind
+from replay.machine.l2 import L2
 from replay.machine.notes import Notes
 from replay.machine.paths import Path, Paths
 from replay.machine.resources import Discipline, Ints, IntsLike, Resources
 from replay.machine.sms import Sms
 from replay.machine.sync import Sync
 from replay.machine.tasks import Tasks
-from replay.machine.times import NO_TIME, Costs, Time
+from replay.machine.times import NO_TIME, Costs, MemoryTraffic, Time
 from replay.machine.transfers import Transfers
 
 if TYPE_CHECKING:
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.graph import GraphBuilder
 
-__all__ = ["Ints", "IntsLike", "Machine", "Time"]
+__all__ = ["Ints", "IntsLike", "Machine", "MemoryTraffic", "Time"]
 
 
 class Machine:
@@ -40,6 +44,8 @@ class Machine:
         Ranks in use; rank r runs on GPU r.
     uplinks
         Discipline of the uplinks.
+    launch, lead
+        How hosts launch kernels, and by how much they begin before their GPUs; see `Host`.
 
     Attributes
     ----------
@@ -51,19 +57,25 @@ class Machine:
         Durations of work.
     transfers, switch
         Stores and loads between GPUs; copies and sums that the switch makes.
-    sms, buffers, caches, host
-        SMs and who holds them, finite buffers, associative memories, the thread that launches
-        kernels.
+    sms, buffers, caches, l2, host
+        SMs and who holds them, finite buffers, associative memories, the cache that tiles read
+        through, the thread that launches kernels.
     sync
         Barriers, counts, notifications.
     notes
         Facts about the tasks that the result reports.
-    serve, mark, gather, delay
+    serve, mark, gather, delay, meet
         See `Tasks`.
     """
 
     def __init__(
-        self, system: System, graph: GraphBuilder, num_ranks: int, uplinks: Discipline = "voq"
+        self,
+        system: System,
+        graph: GraphBuilder,
+        num_ranks: int,
+        uplinks: Discipline = "voq",
+        launch: Launch | None = None,
+        lead: Time = NO_TIME,
     ) -> None:
         self.system = system
         self.graph = graph
@@ -74,18 +86,32 @@ class Machine:
         self.costs = Costs(system)
         tasks = Tasks(graph, self.resources)
         self.serve, self.delay = tasks.serve, tasks.delay
-        self.mark, self.gather = tasks.mark, tasks.gather
+        self.mark, self.gather, self.meet = tasks.mark, tasks.gather, tasks.meet
         paths = Paths(system, self.resources)
         self._paths = paths
-        self.transfers = Transfers(system, graph, paths)
-        self.sms = Sms(self.resources, system.sm.num_sms)
         self.buffers = Buffers(graph, self.resources)
+        input_buffers = InputBuffers(system, graph, self.buffers)
+        self.transfers = Transfers(system, graph, paths, input_buffers)
+        self.sms = Sms(self.resources, system.sm.num_sms)
         self.caches = Caches(graph, self.resources, self.notes)
-        self.host = Host(system, self.resources, tasks)
+        self.l2 = L2(system, graph, self.resources, self.caches)
+        self.host = Host(system, self.resources, tasks, self.notes, launch, lead)
         self.sync = Sync(system, tasks, paths, self.transfers)
         self.switch = InSwitch(
-            system, graph, self.resources, paths, self.transfers, self.buffers, self.caches
+            system,
+            graph,
+            self.resources,
+            paths,
+            self.transfers,
+            self.buffers,
+            self.caches,
+            input_buffers,
         )
+
+    @property
+    def num_domains(self) -> int:
+        """NVLink domains that the ranks in use are in."""
+        return self._paths.num_domains
 
     def path(self, src: Ints, dst: Ints) -> Iterator[Path]:
         """Ports that messages between ranks pass; see `Paths`."""
@@ -93,30 +119,69 @@ class Machine:
 
     # ---- kernels ---------------------------------------------------------------------------------
 
-    def kernel(self, after: Ints) -> Ints:
-        """Begin a kernel that was launched ahead: (rank,) tasks after the gap between kernels."""
-        return self.delay(Kind.LAUNCH, Time(self.system.overheads.kernel_gap_ps()), after)
+    def kernel(self, after: Ints, name: str = "", *, has_gap: bool = True) -> Ints:
+        """Launch a kernel behind `after`: (rank,) tasks at which it begins.
 
-    def memory_kernel(self, kind: Kind, nbytes: Ints, after: Ints) -> Ints:
+        Parameters
+        ----------
+        name
+            Its name in the scheme's list of operations.
+        has_gap
+            False for a kernel that is on the GPU before its input is complete (programmatic
+            dependent launch).
+        """
+        return self.host.begin(after, name, has_gap=has_gap)
+
+    def memory_kernel(
+        self, kind: Kind, nbytes: IntsLike | MemoryTraffic, after: Ints, name: str = ""
+    ) -> Ints:
         """Run an elementwise kernel that is limited by HBM: (rank,) tasks.
 
         Parameters
         ----------
         nbytes
-            (rank,): bytes read plus bytes written.
+            (rank,): what it reads and writes; bytes that are not told apart stream.
+        name
+            Its name in the scheme's list of operations; that of its kind if it is empty.
         """
-        late = Time(self.system.overheads.small_kernel_ps)
-        return self.stream(kind, nbytes, self.ranks, self.kernel(after), late=late)
+        return self.small_kernels(kind, nbytes, after, name or KIND_NAMES[kind])
+
+    def small_kernels(
+        self, kind: Kind, nbytes: IntsLike | MemoryTraffic, after: Ints, name: str, count: int = 1
+    ) -> Ints:
+        """Run elementwise kernels in a row: (rank,) tasks, those of the last.
+
+        Parameters
+        ----------
+        nbytes
+            (rank,): what they read and write, all together.
+        name
+            Their name in the scheme's list of operations.
+        count
+            How many, 1 or more. The bytes are those of the last.
+        """
+        each = Time(self.system.overheads.small_kernel_ps)
+        before = self.host.row(kind, Time(np.full(count - 1, each.ps)), after, name)
+        return self.stream(
+            kind, nbytes, self.ranks, self.kernel(before, name), late=self.costs.elementwise(nbytes)
+        )
 
     def stream(
-        self, kind: Kind, nbytes: IntsLike, rank: Ints, after: Ints, *, late: Time = NO_TIME
+        self,
+        kind: Kind,
+        nbytes: IntsLike | MemoryTraffic,
+        rank: Ints,
+        after: Ints,
+        *,
+        late: Time = NO_TIME,
     ) -> Ints:
         """Read or write device memory: (task,) tasks.
 
         Parameters
         ----------
         nbytes, rank
-            (task,): bytes read plus bytes written, and whose memory it is.
+            (task,): what is read and written, and whose memory it is; bytes that are not told
+            apart stream.
         late
             From the last byte until the result is there.
         """

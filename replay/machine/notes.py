@@ -15,6 +15,7 @@ import numpy as np
 from replay.machine.resources import Ints, IntsLike
 
 Way = Literal["sent", "combined"]
+Read = Literal["weights", "activations", "gradients", "results"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,12 @@ class Notes:
         Blocks of (block,) tasks that take an SM, tasks for which it then waits, and ranks.
     touches
         By group of tables.
+    reads
+        By what is read through the L2 cache: blocks of (read,) places in the graph's list of
+        touches.
+    held_up
+        Blocks of (kernel,) tasks after which a kernel could begin but for its launch, tasks at
+        which it begins, and ranks.
     """
 
     num_ranks: int
@@ -60,6 +67,8 @@ class Notes:
     tiles: list[tuple[Ints, Ints, int]] = field(default_factory=list)
     polls: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
     touches: dict[str, list[TouchNotes]] = field(default_factory=dict)
+    reads: dict[Read, list[Ints]] = field(default_factory=dict)
+    held_up: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
     _followed: dict[Way, list[tuple[Ints, Ints]]] = field(
         default_factory=lambda: {"sent": [], "combined": []}
     )

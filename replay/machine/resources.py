@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 IntsLike = Ints | int
-Discipline = Literal["fifo", "voq", "turns"]
+Discipline = Literal["fifo", "voq", "turns", "line"]
 
 
 class ResourceClass(IntEnum):
@@ -33,7 +33,8 @@ class ResourceClass(IntEnum):
     HUB = 7  # logic in front of a GPU's memory
     SWITCH = 8  # adders of the switch
     ARBITER = 9  # units that decide who is next
-    OTHER = 10  # made by a scheme straight on the graph
+    L2 = 10  # the cache that all SMs of a GPU share, as a server of bytes
+    OTHER = 11  # made by a scheme straight on the graph
 
 
 PORTS = (
@@ -69,6 +70,7 @@ class Resources:
         self._graph = graph
         self._made: dict[tuple[str, Hashable], Ints] = {}
         self._groups: dict[str, tuple[ResourceClass, str]] = {}
+        self._servers: dict[int, int] = {}
         self.num_ranks = num_ranks
         self.ranks: Ints = np.arange(num_ranks, dtype=np.int64)
         self.uplinks_take_turns = uplinks == "turns"
@@ -76,7 +78,8 @@ class Resources:
         # in a reduction buffer does not hold up what others asked for.
         self.uplink = self.each("uplink", ResourceClass.UPLINK, discipline=uplinks)
         self.downlink = self.each("downlink", ResourceClass.DOWNLINK)
-        self.hbm = self.each("hbm", ResourceClass.HBM)
+        # Tiles on SMs draw from memory beside the tasks that it serves.
+        self.hbm = self.each("hbm", ResourceClass.HBM, discipline="line")
         self.host = self.each("host", ResourceClass.HOST)
 
     @cached_property
@@ -160,15 +163,16 @@ class Resources:
         if known != kind:
             message = f"{group!r} is the name of a {known} already; a {kind} needs another one"
             raise UserError(message)
-        return np.array(
-            [
-                self._graph.resource(
-                    name, group, servers=servers, discipline=discipline, owner=rank
-                )
-                for name, rank in names
-            ],
-            dtype=np.int64,
-        )
+        made = [
+            self._graph.resource(name, group, servers=servers, discipline=discipline, owner=rank)
+            for name, rank in names
+        ]
+        self._servers.update(dict.fromkeys(made, servers))
+        return np.array(made, dtype=np.int64)
+
+    def servers_of(self, resource: int) -> int:
+        """Servers of a resource that was made here."""
+        return self._servers[resource]
 
     def classes(self, graph: TaskGraph) -> Ints:
         """Class of every resource of the graph that was built: (resource,) `ResourceClass`."""

@@ -1,4 +1,4 @@
-"""Chunks of rows through ring buffers in the receiver's memory (DeepEP's normal kernels, NCCL).
+"""Chunks of rows through ring buffers in the receiver's memory (DeepEP's normal kernels).
 
 A *lane* is one ring: source rank, destination rank, channel. An SM of the source stores chunks of
 rows into the ring, an SM of the destination copies them out and returns the room. Chunks of a
@@ -93,7 +93,6 @@ def send(
     start: Ints,
     *,
     meta_bytes: IntsLike = 0,
-    contiguous: bool = False,
 ) -> Sent:
     """Store the chunks into the receivers' rings.
 
@@ -105,8 +104,6 @@ def send(
         (chunk,): how long they take.
     row_bytes, meta_bytes
         Payload of a row, and what travels with it.
-    contiguous
-        Whether what travels with the rows of a chunk shares packets, as rows never do.
     start
         (rank,): when each rank's kernel runs.
     """
@@ -114,15 +111,15 @@ def send(
     follows = chunks.lane[1:] == chunks.lane[:-1]
     machine.graph.edges(stored[:-1][follows], stored[1:][follows])
 
-    remote = chunks.src != chunks.dst
+    remote, num_channels = chunks.src != chunks.dst, int(chunks.channel.max(initial=0)) + 1
     landed = np.empty(len(chunks), np.int64)
-    rows: IntsLike = chunks.rows[remote]
-    if contiguous:
-        meta_bytes, rows = meta_bytes * rows, 1
     src, dst = chunks.src[remote], chunks.dst[remote]
+    # Each lane has warps of its own, which hold on to what cannot leave.
+    lane = (chunks.src * machine.num_ranks + chunks.dst) * num_channels + chunks.channel
     landed[remote] = machine.transfers.store(
         kinds, src, dst, row_bytes, stored[remote], machine.transfers.fan_out(src, dst),
-        rows=rows, meta_bytes=meta_bytes,
+        rows=chunks.rows[remote], meta_bytes=meta_bytes,
+        on=machine.buffers.lane_outboxes(lane[remote]),
     ).arrived  # fmt: skip
     landed[~remote] = stored[~remote]
     # The tail of the ring is stored with release order: only after the rows are acknowledged.

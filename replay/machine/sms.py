@@ -1,7 +1,9 @@
 """SMs: who holds how many of them, and the queues that their tasks wait in.
 
 SMs are given to kernels by name. What runs at the same time is declared together (`Sms.split`), and
-its sum may not exceed what a GPU has; kernels that follow one another may each have all SMs.
+its sum may not exceed what a GPU has; kernels that follow one another may each have all SMs. That
+they do follow one another is in who waits for whom, which the ledger does not see: the contract of
+schemes adds up the SMs that are in use at every instant (`replay.contract.sms`).
 """
 
 from __future__ import annotations
@@ -30,12 +32,22 @@ class Sms:
     ----------
     ledger
         Everything that was held, in the order in which it was asked for.
+    queues
+        Resources that were made, with the name of the SMs that they are queues of: (rank,) for
+        SMs that share a queue, (rank, SM, ...) for SMs that each have queues of their own.
     """
 
     def __init__(self, resources: Resources, count: int) -> None:
         self._resources = resources
         self.count = count
         self.ledger: list[Split] = []
+        self.queues: list[tuple[str, Ints]] = []
+
+    @property
+    def resources(self) -> Ints:
+        """All resources that are queues of SMs."""
+        nothing = np.zeros(0, np.int64)
+        return np.concatenate([nothing, *(queues.ravel() for _, queues in self.queues)])
 
     def split(self, owner: str, shares: Mapping[str, int], *, rest: str = "") -> Split:
         """Declare SMs that are held at the same time.
@@ -89,13 +101,15 @@ class Sms:
 
     def one_queue(self, group: str, num_sms: int) -> Ints:
         """(rank,) resources with `num_sms` servers each."""
-        return self._resources.once(
-            "pool of SMs",
-            (group, num_sms),
-            lambda: self._resources.each(
+
+        def make() -> Ints:
+            made = self._resources.each(
                 group, ResourceClass.SM, kind="pool of SMs", servers=num_sms
-            ),
-        )
+            )
+            self.queues.append((group, made))
+            return made
+
+        return self._resources.once("pool of SMs", (group, num_sms), make)
 
     def many(
         self,
@@ -105,14 +119,21 @@ class Sms:
         sizes: tuple[int, ...],
         name: str,
         discipline: Discipline = "fifo",
+        on: str | None = None,
     ) -> Ints:
-        """(rank, *sizes) resources; `name` is formatted with their place."""
+        """(rank, *sizes) resources; `name` is formatted with their place.
+
+        They are queues of the SMs called `group`, or `on`.
+        """
         shape = (self._resources.num_ranks, *sizes)
 
         def make() -> Ints:
             names = [(name.format(*place), place[0]) for place in np.ndindex(*shape)]
             made = self._resources.several(group, of, names, kind=kind, discipline=discipline)
-            return made.reshape(shape)
+            made = made.reshape(shape)
+            if of == ResourceClass.SM:
+                self.queues.append((on or group, made))
+            return made
 
         return self._resources.once(kind, (group, sizes), make)
 
@@ -167,9 +188,8 @@ class Split:
         """
         if on is None:
             self._hold(group, num_channels)
-        return self._sms.many(
-            "set of channels", ResourceClass.SM, group, (num_channels,), f"{group} {{}}.{{}}", "voq"
-        )
+        name, sizes = f"{group} {{}}.{{}}", (num_channels,)
+        return self._sms.many("set of channels", ResourceClass.SM, group, sizes, name, "voq", on=on)
 
     def warp_lanes(self, group: str, num_channels: int, num_peers: int) -> Ints:
         """Warps of SMs that each serve one peer: (rank, channel, peer) resources.

@@ -78,7 +78,11 @@ class Tasks:
         self._graph.edges(ids, marks[rank])
         return marks
 
-    def delay(self, kind: Kind, time: Time, after: Ints, rank: Ints | None = None) -> Ints:
+    def wait(self, ids: Ints, waiting: Ints) -> None:
+        """Let tasks wait for others: (task,) each."""
+        self._graph.edges(ids, waiting)
+
+    def delay(self, kind: Kind, time: Time, after: Ints | None, rank: Ints | None = None) -> Ints:
         """Pass time without occupying anything: (task,) tasks, one per rank without `rank`."""
         return self.serve(
             -1, time, kind=kind, rank=self._resources.ranks if rank is None else rank, after=after

@@ -58,6 +58,24 @@ class Time:
 NO_TIME = Time(0)
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryTraffic:
+    """Bytes that an elementwise kernel reads from device memory and writes there.
+
+    Attributes
+    ----------
+    read, written
+        (task,).
+    rows
+        (task,): single rows that the kernel copies to other places, as permutes do; none where it
+        reads rows in order, or several at once to add them up.
+    """
+
+    read: IntsLike
+    written: IntsLike
+    rows: IntsLike = 0
+
+
 class Costs:
     """Durations of work on an idle server of a machine."""
 
@@ -112,9 +130,18 @@ class Costs:
 
     # ---- memory ----------------------------------------------------------------------------------
 
-    def stream(self, nbytes: IntsLike) -> Time:
-        """Device memory reads or writes bytes."""
-        return Time(self._system.hbm.stream_ps(nbytes))
+    def stream(self, nbytes: IntsLike | MemoryTraffic) -> Time:
+        """Device memory reads or writes bytes, as operands stream or as elementwise kernels do."""
+        hbm = self._system.hbm
+        if isinstance(nbytes, MemoryTraffic):
+            return Time(hbm.elementwise_ps(nbytes.read, nbytes.written))
+        return Time(hbm.stream_ps(nbytes))
+
+    def elementwise(self, nbytes: IntsLike | MemoryTraffic) -> Time:
+        """An elementwise kernel on top of its bytes."""
+        overheads = self._system.overheads
+        rows = nbytes.rows if isinstance(nbytes, MemoryTraffic) else 0
+        return Time(overheads.small_kernel_ps + overheads.row_copy_ps * rows)
 
     def memory_load(self) -> Time:
         """One load that goes to device memory."""
@@ -136,7 +163,7 @@ class Costs:
         return Time(fabric.uplink_latency_ps + fabric.downlink_latency_ps)
 
     def fence(self) -> Time:
-        """A fence around a barrier of a kernel that only synchronises."""
+        """A fence of system scope: what was written is visible to every GPU."""
         return Time(self._system.overheads.fence_ps)
 
     def poll(self) -> Time:

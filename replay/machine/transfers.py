@@ -17,8 +17,9 @@ from replay.machine.resources import Ints, IntsLike
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from hwmodel.link import Engine
+    from hwmodel.link import Engine, Scattered
     from replay.graph import GraphBuilder
+    from replay.machine.input_buffers import InputBuffers, Traffic
     from replay.machine.kinds import Kind, PhaseKinds
     from replay.machine.paths import Path, Paths
 
@@ -63,11 +64,12 @@ class FanOut:
     pairs
         (rank, rank): whether the first stores to, or loads from, the second.
     scattered
-        Whether all SMs store single rows to whatever peer is next, which is slower still.
+        How all SMs store single rows to whatever peer is next, which is slower still; "no" where
+        they do not.
     """
 
     pairs: npt.NDArray[np.bool_]
-    scattered: bool = False
+    scattered: Scattered = "no"
 
     def alternates(
         self, rank: Ints, same_way: npt.NDArray[np.bool_] | None = None
@@ -81,10 +83,13 @@ class FanOut:
 class Transfers:
     """Stores and loads over the ports of a system."""
 
-    def __init__(self, system: System, graph: GraphBuilder, paths: Paths) -> None:
+    def __init__(
+        self, system: System, graph: GraphBuilder, paths: Paths, input_buffers: InputBuffers
+    ) -> None:
         self._system = system
         self._graph = graph
         self._paths = paths
+        self._input_buffers = input_buffers
         self._num_ranks = len(paths.ranks)
 
     # ---- packets ---------------------------------------------------------------------------------
@@ -98,11 +103,7 @@ class Transfers:
         """Packets of a row of `nbytes`, each holding at most `packet_bytes`."""
         return self._system.link.packets(nbytes, packet_bytes=packet_bytes)
 
-    def flits(self, nbytes: int, packet_bytes: int | None = None) -> int:
-        """Flits of storing a row of `nbytes`."""
-        return self._system.link.write_flits(nbytes, packet_bytes=packet_bytes)
-
-    def fan_out(self, rank: Ints, peer: Ints, *, scattered: bool = False) -> FanOut:
+    def fan_out(self, rank: Ints, peer: Ints, scattered: Scattered = "no") -> FanOut:
         """Pairs (message,) of one kernel: all its messages, in however many calls they are sent."""
         pairs = np.zeros((self._num_ranks, self._num_ranks), bool)
         pairs[rank, peer] = True
@@ -121,6 +122,7 @@ class Transfers:
         *,
         rows: IntsLike = 1,
         meta_bytes: IntsLike = 0,
+        on: Ints | None = None,
         engine: Engine = "sm",
         packet_bytes: int | None = None,
         priority: int = 0,
@@ -143,6 +145,9 @@ class Transfers:
             Rows of each message; every row begins a packet of its own.
         meta_bytes
             Bytes that travel with each row and are not payload (indices, weights).
+        on
+            (message,): outboxes (`Buffers.outboxes`) of the SMs on which the tasks `after` run,
+            which issue a message each and hold on to what cannot leave. None if nobody waits.
         engine
             Who makes the packets.
         packet_bytes
@@ -175,6 +180,8 @@ class Transfers:
                 self._acknowledge(kinds, *ends, wire, acks, tasks[-1], ack_priority)
             path.assign(left, tasks[0])
             path.assign(arrived, tasks[-1])
+        if on is not None:
+            self._input_buffers.hold_on(after, on, left)
         return Stored(left, arrived)
 
     def _refuse_several(self, src: Ints, dst: Ints) -> None:
@@ -202,7 +209,7 @@ class Transfers:
         for path in self._paths(receiver, sender):
             self.send(
                 path, (kinds.ack_up, kinds.ack_down), path.of(batches.nbytes), 0,
-                path.of(arrived[batches.last]), priority=priority,
+                path.of(arrived[batches.last]), traffic="responses", priority=priority,
             )  # fmt: skip
 
     def ack_batches(self, flow: Ints, wire: Ints, acks: Ints) -> AckBatches:
@@ -281,7 +288,8 @@ class Transfers:
                 self.send(
                     path, (kinds.up, kinds.down),
                     link.response_wire_bytes(row, count, engine=engine), row * count,
-                    path.of(requested), entering=fan_out if engine == "sm" else None,
+                    path.of(requested), traffic="responses",
+                    entering=fan_out if engine == "sm" else None,
                 )[-1],
             )  # fmt: skip
         return Loaded(requested, arrived)
@@ -296,6 +304,7 @@ class Transfers:
         payload_bytes: IntsLike,
         after: Ints,
         *,
+        traffic: Traffic = "requests",
         late_ps: int = 0,
         leaving: FanOut | None = None,
         entering: FanOut | None = None,
@@ -307,6 +316,8 @@ class Transfers:
         ----------
         kinds
             What the messages are on a way out of a GPU, and on a way in.
+        traffic
+            Whose room of the switch's input buffers NVLink messages take.
         late_ps
             From the arrival until whoever waits for the message can use it.
         leaving, entering
@@ -329,9 +340,7 @@ class Transfers:
             if fan_out is not None:
                 slow = fan_out.alternates(hop.rank, same_way)
                 if slow.any():
-                    slower = self._system.link.fan_out_duration_ps(
-                        wire_bytes, scattered=fan_out.scattered
-                    )
+                    slower = self._system.link.fan_out_duration_ps(wire_bytes, fan_out.scattered)
                     duration = np.where(slow, slower, duration)
             after = self._graph.add(
                 len(hop.rank),
@@ -346,4 +355,6 @@ class Transfers:
                 after=after,
             )
             tasks.append(after)
+        if path.is_nvlink:
+            self._input_buffers.hold(traffic, path.hops[0].rank, wire_bytes, tasks[0], tasks[-1])
         return tasks

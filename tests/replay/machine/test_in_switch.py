@@ -9,9 +9,12 @@ from round_machine import ROUND
 
 import hwmodel
 from replay.graph import schedule
+from replay.machine.in_switch import Eviction
 from replay.machine.kinds import COMBINE, DISPATCH
+from replay.machine.times import NO_TIME
 
-SYSTEM = hwmodel.load("dgx-h100", {**ROUND, "switch.multimem_efficiency": 1.0})
+FREE_ADDERS = {"switch.reduction_GFLOP_per_s": 0}
+SYSTEM = hwmodel.load("dgx-h100", {**ROUND, "switch.multimem_efficiency": 1.0, **FREE_ADDERS})
 ROW, PACKET_FLITS = 1024, 9  # eight packets of a header and eight flits
 
 
@@ -59,6 +62,51 @@ def test_a_sum_passes_the_readers_downlink_once() -> None:
     # The sum leaves when the last part has come, not before.
     parts = [task for task in range(graph.num_tasks) if graph.kind[task] == int(COMBINE.up)]
     assert timeline.start_ps[summed.total[0]] == timeline.visible_ps[parts].max()
+
+
+@pytest.mark.parametrize("eviction", [False, True])
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_adding_takes_time_for_all_parts_but_one(parts: int, eviction: bool) -> None:
+    """Four planes of 100 G additions of four bytes, for eight GPUs: 0.2 bytes per picosecond."""
+    changed = {
+        **ROUND, "switch.multimem_efficiency": 1.0, "switch.reduction_GFLOP_per_s": 100,
+    }  # fmt: skip
+    ends = []
+    for values in (changed, {**changed, **FREE_ADDERS}):
+        machine = machine_of(hwmodel.load("dgx-h100", values), 8)
+        start = machine.mark(machine.ranks)
+        of, targets = np.zeros(parts, np.int64), np.arange(1, parts + 1)
+        evicts = Eviction(NO_TIME, machine.caches.new_keys(1)) if eviction else None
+        summed = machine.switch.reduce(
+            COMBINE, ints(0), of, targets, 7 * ROW, start[[0]], eviction=evicts
+        )
+        ends.append(int(schedule(machine.graph.build()).visible_ps[summed.total[0]]))
+    each = -(-7 * ROW * (parts - 1) // parts)
+    assert ends[0] - ends[1] == parts * each * 5
+
+
+def test_adders_of_different_readers_do_not_wait_for_one_another() -> None:
+    machine = machine_of(hwmodel.load("dgx-h100", {**ROUND, "switch.multimem_efficiency": 1.0}), 8)
+    start = machine.mark(machine.ranks)
+    reader, of, target = ints(0, 1), ints(0, 0, 1, 1), ints(2, 3, 4, 5)
+    summed = machine.switch.reduce(COMBINE, reader, of, target, ROW, start[reader])
+    ends = schedule(machine.graph.build()).visible_ps[summed.total]
+    assert ends[0] == ends[1]
+
+
+def test_ports_have_the_rate_of_multimem_traffic_unless_said_otherwise() -> None:
+    """Half the rate: the multicast, its copy, and of a reduction both requests, answer and sum."""
+    for at_line_rate in (False, True):
+        machine = machine_of(hwmodel.load("dgx-h100", {**ROUND, **FREE_ADDERS}), 2)
+        start = machine.mark(machine.ranks)
+        for verb, kinds in ((machine.switch.multicast, DISPATCH), (machine.switch.reduce, COMBINE)):
+            verb(kinds, ints(0), ints(0), ints(1), ROW, start[[0]], at_line_rate=at_line_rate)
+        graph = machine.graph.build()
+        timeline = schedule(graph)
+        on_port = graph.wire_bytes > 0
+        served = (timeline.end_ps - timeline.start_ps)[on_port]
+        assert on_port.sum() == 6
+        assert served.tolist() == (graph.wire_bytes[on_port] * (1 if at_line_rate else 2)).tolist()
 
 
 def test_a_request_waits_for_room_in_the_readers_port() -> None:

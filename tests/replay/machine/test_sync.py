@@ -1,9 +1,9 @@
-"""Waiting for one another, the host thread, and times that are only handed on."""
+"""Waiting for one another, and times that are only handed on."""
 
 from __future__ import annotations
 
 import numpy as np
-from round_machine import NS, US, round_machine
+from round_machine import NS, round_machine
 
 from replay.graph import GraphBuilder, schedule
 from replay.machine.kinds import DISPATCH, KIND_NAMES, Kind
@@ -33,16 +33,6 @@ def test_counts_reach_everybody_from_everybody() -> None:
     up = graph.rank[graph.kind == int(Kind.COUNT_UP)]
     down = graph.rank[graph.kind == int(Kind.COUNT_DOWN)]
     assert np.bincount(up).tolist() == np.bincount(down).tolist() == [3] * 4
-
-
-def test_launches_queue_for_the_host_and_gaps_do_not() -> None:
-    machine = make(1)
-    start = machine.mark(machine.ranks)
-    launched = [machine.host.launch(start)[0] for _ in range(3)]
-    ahead = [machine.kernel(start)[0] for _ in range(3)]
-    timeline = schedule(machine.graph.build())
-    assert timeline.visible_ps[launched].tolist() == [3 * US, 6 * US, 9 * US]
-    assert timeline.visible_ps[ahead].tolist() == [2 * US] * 3
 
 
 def test_a_rank_gathers_its_own_tasks_only() -> None:

@@ -1,0 +1,91 @@
+"""Accesses to memory that a group of GPUs has mapped together (``multimem.st``, ``.ld_reduce``).
+
+A store to such an address goes to the switch once, which writes it into the memory of every member;
+a load is answered by every member, and the switch adds the answers up. The caller is a member like
+any other: its own copy, and its own part of a sum, pass the switch too. Byte counters of H20 show
+that (NVIDIA developer forum, thread 356726); accounting that leaves it out is an option of who
+calls.
+
+Sources: PTX ISA, ``multimem``; NVIDIA/nccl ``src/device/prims_simple.h``; Megatron-LM
+``megatron/core/inference/communication/torch_symm_triton``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from replay.machine.kinds import PhaseKinds
+    from replay.machine.machine import Ints, IntsLike, Machine
+
+
+class Spread(NamedTuple):
+    """Tasks of multicast stores: (copy,) visible at a member, and the member's rank."""
+
+    arrived: Ints
+    member: Ints
+
+
+def _members(machine: Machine, owner: Ints, *, loops: bool) -> tuple[Ints, Ints]:
+    """Copies of each block (copy,): the block, and a rank that it is on."""
+    block = np.repeat(np.arange(len(owner)), machine.num_ranks)
+    rank = np.tile(machine.ranks, len(owner))
+    keep = loops | (rank != owner[block])
+    return block[keep], rank[keep]
+
+
+def multicast(
+    machine: Machine,
+    kinds: PhaseKinds,
+    owner: Ints,
+    nbytes: IntsLike,
+    after: Ints,
+    *,
+    rows: IntsLike = 1,
+    meta_bytes: int = 0,
+    on: Ints | None = None,
+    loops: bool = True,
+) -> Spread:
+    """Store blocks into every member's memory.
+
+    Parameters
+    ----------
+    owner
+        (block,): who stores it.
+    nbytes, rows, meta_bytes
+        (block,) or the same for all: payload of a row, rows, and bytes that are not payload.
+    after
+        (block,): the task of the storing SM.
+    on
+        (block,): outboxes of the storing SMs; see `Transfers.store`.
+    loops
+        Whether the owner's own copy passes the switch.
+    """
+    block, member = _members(machine, owner, loops=loops)
+    arrived = machine.switch.multicast(
+        kinds, owner, block, member, nbytes, after,
+        rows=rows, meta_bytes=meta_bytes, on=on,
+    ).arrived  # fmt: skip
+    return Spread(arrived, member)
+
+
+def reduce(
+    machine: Machine,
+    kinds: PhaseKinds,
+    owner: Ints,
+    nbytes: IntsLike,
+    after: Ints,
+    *,
+    rows: IntsLike = 1,
+    loops: bool = True,
+) -> Ints:
+    """Load the sums of all members' blocks: (block,) tasks, visible in the owner's SM.
+
+    See Also
+    --------
+    multicast : the parameters.
+    """
+    block, member = _members(machine, owner, loops=loops)
+    return machine.switch.reduce(kinds, owner, block, member, nbytes, after, rows=rows).total

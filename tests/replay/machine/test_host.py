@@ -1,0 +1,232 @@
+"""Launches, gaps and host waits, added up by hand.
+
+On the round machine a launch takes the host 3 us, a graph's 2.5 us; the gap between kernels is 2 us
+in a stream and 1.5 us in a graph. A kernel is a delay here.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import pytest
+from round_machine import US, round_machine
+
+from replay.graph import GraphBuilder, Timeline, schedule
+from replay.machine.host import Launch, Operation
+from replay.machine.kinds import DISPATCH, KIND_NAMES, Kind
+from replay.machine.machine import Ints, Machine
+from replay.machine.times import Time
+
+
+class Stream:
+    """Kernels of given microseconds, one after the other."""
+
+    def __init__(
+        self, launch: Launch | None, num_ranks: int = 1, lead_us: float | list[float] = 0
+    ) -> None:
+        graph, lead = GraphBuilder(KIND_NAMES), Time(np.asarray(lead_us, np.int64) * US)
+        self.machine = Machine(round_machine(), graph, num_ranks, launch=launch, lead=lead)
+        self.end = self.machine.mark(self.machine.ranks)
+        self.begun: list[Ints] = []
+
+    def kernel(self, us: float, *, has_gap: bool = True) -> Ints:
+        self.begun.append(self.machine.kernel(self.end, "kernel", has_gap=has_gap))
+        self.end = self.machine.delay(Kind.BETWEEN, Time(round(us * US)), self.begun[-1])
+        return self.end
+
+    def row(self, times_us: list[float]) -> None:
+        times = Time(np.round(np.array(times_us) * US).astype(np.int64))
+        self.end = self.machine.host.row(Kind.BETWEEN, times, self.end, "row")
+
+    @cached_property
+    def schedule(self) -> Timeline:
+        return schedule(self.machine.graph.build())
+
+    def begins_us(self) -> list[float]:
+        return [float(self.schedule.visible_ps[begun[0]]) / US for begun in self.begun]
+
+    def ends_us(self) -> list[float]:
+        return [float(end) / US for end in self.schedule.visible_ps[self.end]]
+
+
+def test_short_kernels_are_as_slow_as_their_launches() -> None:
+    stream = Stream("eager")
+    for _ in range(4):
+        stream.kernel(0.5)
+    assert stream.begins_us() == [3, 6, 9, 12]  # 0.5 + 2 us would let them follow sooner
+
+
+def test_long_kernels_let_the_host_run_ahead() -> None:
+    stream = Stream("eager")
+    for _ in range(3):
+        stream.kernel(10)
+    assert stream.begins_us() == [3, 3 + 10 + 2, 3 + 10 + 2 + 10 + 2]
+
+
+def test_a_lead_is_used_up_by_short_kernels() -> None:
+    # Launches arrive at 3, 6, 9, 12, 15. The first kernel ends at 7; the next three take 0.5 + 2 us
+    # each until the launches are what they wait for.
+    stream = Stream("eager")
+    for us in (4, 0.5, 0.5, 0.5, 0.5):
+        stream.kernel(us)
+    assert stream.begins_us() == [3, 9, 11.5, 14, 16.5]
+    stream = Stream("eager")
+    for us in (1, 0.1, 0.1, 0.1, 0.1):
+        stream.kernel(us)
+    assert stream.begins_us() == [3, 6, 9, 12, 15]
+
+
+@pytest.mark.parametrize(
+    ("wait", "blocked_us"), [("wait", 9), ("poll", 4)], ids=["synchronise", "poll"]
+)
+def test_a_wait_of_the_host_takes_its_lead(wait: str, blocked_us: float) -> None:
+    stream = Stream("eager")
+    stream.kernel(20)  # 3 .. 23; the second is launched at 6 and runs 25 .. 45
+    counted = stream.kernel(20)
+    getattr(stream.machine.host, wait)(DISPATCH, counted)
+    stream.kernel(20)
+    stream.kernel(0.5)
+    third = 45 + blocked_us + 3
+    assert stream.begins_us() == [3, 25, third, third + 20 + 2]
+
+
+def test_what_is_launched_before_a_wait_runs_beside_it() -> None:
+    stream = Stream("eager")
+    counted = stream.kernel(5)  # 3 .. 8
+    stream.kernel(30)  # launched at 6: 10 .. 40
+    stream.machine.host.wait(DISPATCH, counted)  # 8 .. 17
+    stream.kernel(1)  # launched at 20, long before 40 + 2
+    assert stream.begins_us() == [3, 10, 42]
+
+
+def test_a_graph_is_launched_once_and_has_the_smaller_gap() -> None:
+    stream = Stream("graph")
+    for _ in range(4):
+        stream.kernel(0.5)
+    assert stream.begins_us() == [4, 6, 8, 10]  # 2.5 + 1.5, then every 0.5 + 1.5
+
+
+def test_a_wait_ends_what_is_captured_until_the_next_layer() -> None:
+    stream = Stream("graph")
+    counted = stream.kernel(1)  # 2.5 + 1.5 = 4 .. 5
+    stream.machine.host.poll(DISPATCH, counted)  # .. 9
+    stream.kernel(1)  # one by one: launched at 12
+    stream.kernel(1)  # 15 is later than 13 + 2
+    stream.machine.host.next_layer()
+    stream.kernel(1)  # graph launched 15 .. 17.5; the kernel before ends at 16
+    stream.kernel(1)  # 19 + 1 + 1.5
+    assert stream.begins_us() == [4, 12, 15, 19, 21.5]
+
+
+def test_a_graph_goes_on_through_layers_of_a_step_and_not_beyond() -> None:
+    stream = Stream("graph")
+    stream.kernel(0.1)
+    for same_graph in (True, False):
+        stream.machine.host.next_layer(same_graph=same_graph)
+        stream.kernel(0.1)
+    assert stream.begins_us() == pytest.approx([4, 5.6, 7.2])
+    host = stream.machine.resources.host[0]
+    launches = stream.schedule.graph.resource == host
+    assert launches.sum() == 2  # the second went ahead while the first graph ran
+
+
+def test_launches_of_long_ago_cost_nothing_before_the_first_wait() -> None:
+    stream = Stream(None)
+    for _ in range(3):
+        stream.kernel(0.5)
+    stream.machine.host.poll(DISPATCH, stream.end)  # at 7.5
+    stream.kernel(0.5)
+    stream.kernel(0.5)
+    assert stream.begins_us() == [2, 4.5, 7, 7.5 + 4 + 3, 7.5 + 4 + 6]
+
+
+def test_a_lead_is_launches_of_before() -> None:
+    # Of the launches at 3, 6, 9, 12, 15 the first 7 us are over when the GPU begins.
+    stream = Stream("eager", lead_us=7)
+    for _ in range(5):
+        stream.kernel(0.1)
+    assert stream.begins_us() == pytest.approx([2, 4.1, 6.2, 8.3, 10.4])
+    stream = Stream("eager", lead_us=4)
+    for _ in range(5):
+        stream.kernel(0.1)
+    assert stream.begins_us() == pytest.approx([2, 4.1, 6.2, 8.3, 11])
+    graph = Stream("graph", lead_us=1)
+    graph.kernel(1)
+    assert graph.begins_us() == [1.5 + 1.5]
+
+
+def test_a_wait_takes_a_lead_of_before() -> None:
+    stream = Stream("eager", lead_us=100)
+    stream.kernel(1)  # 2 .. 3
+    stream.machine.host.poll(DISPATCH, stream.end)
+    stream.kernel(1)
+    assert stream.begins_us() == [2, 3 + 4 + 3]
+
+
+@pytest.mark.parametrize("lead_us", [0, 2, 4, 7, 100])
+@pytest.mark.parametrize("times_us", [[0.5] * 6, [10, 0.1, 0.1, 0.1, 0.1, 0.1]])
+def test_a_row_has_the_lead_that_its_kernels_have(lead_us: float, times_us: list[float]) -> None:
+    apart, together = Stream("eager", 1, lead_us), Stream("eager", 1, lead_us)
+    for us in times_us:
+        apart.kernel(us)
+    together.row(times_us)
+    for stream in (apart, together):
+        stream.kernel(0.1)
+    assert together.ends_us() == pytest.approx(apart.ends_us())
+
+
+def test_ranks_have_leads_of_their_own() -> None:
+    stream = Stream("eager", 2, [0, 9])
+    stream.row([0.5] * 4)
+    assert stream.ends_us() == [12.5, 10]  # launches, or 4 x (2 + 0.5)
+
+
+def test_an_early_kernel_has_no_gap_and_still_its_launch() -> None:
+    stream = Stream("eager")
+    stream.kernel(1)
+    stream.kernel(10, has_gap=False)
+    stream.kernel(10, has_gap=False)
+    assert stream.begins_us() == [3, 6, 16]
+
+
+@pytest.mark.parametrize("launch", ["eager", "graph", None])
+@pytest.mark.parametrize(
+    "times_us",
+    [[0.5] * 6, [10] * 6, [10, 0.1, 0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 12, 0.1, 0.1], [0.2], []],
+    ids=["short", "long", "long first", "long between", "one", "none"],
+)
+def test_a_row_ends_as_its_kernels_one_by_one(launch: Launch | None, times_us: list[float]) -> None:
+    apart, together = Stream(launch), Stream(launch)
+    for stream in (apart, together):
+        stream.kernel(0.7)
+    for us in times_us:
+        apart.kernel(us)
+    together.row(times_us)
+    for stream in (apart, together):
+        stream.kernel(0.1)
+        stream.kernel(0.1)
+    assert together.ends_us() == apart.ends_us()
+
+
+def test_a_row_has_times_of_each_rank() -> None:
+    stream = Stream("eager", num_ranks=2)
+    times = np.array([[1, 20], [1, 20]]) * US  # (kernel, rank)
+    stream.end = stream.machine.host.row(Kind.BETWEEN, Time(times), stream.end, "row")
+    assert stream.ends_us() == [3 + 3 + 1, 3 + 20 + 2 + 20]
+
+
+def test_small_kernels_in_a_row_move_their_bytes_in_the_last() -> None:
+    # 0.3 us each beside the bytes; 5 bytes a picosecond: 50 MB take 10 us.
+    stream = Stream("eager")
+    end = stream.machine.small_kernels(Kind.LAYOUT, 50_000_000, stream.end, "small", 3)
+    assert stream.schedule.visible_ps[end].tolist() == [9 * US + 10 * US + 300_000]
+    assert stream.machine.host.program == [Operation("small", 2), Operation("small", 1)]
+
+
+def test_hosts_of_two_gpus_do_not_wait_for_each_other() -> None:
+    stream = Stream("eager", num_ranks=2)
+    late = stream.machine.delay(Kind.BETWEEN, Time(np.array([0, 50 * US])), stream.end)
+    stream.machine.host.poll(DISPATCH, late)
+    stream.kernel(1)
+    assert stream.ends_us() == [4 + 3 + 1, 50 + 4 + 3 + 1]
