@@ -1,49 +1,62 @@
 """Dense parts between the routed experts of two layers: attention, norms, gate, shared experts.
 
 Attention is data-parallel: each rank computes its own tokens with all heads. The kernels and their
-sizes come from the model's shape, and their times from `hwmodel.compute` (GEMMs) and from HBM
-streaming (the rest). Kernels follow one another with the stream's gap. Nothing else runs on the GPU
-meanwhile, so that one duration per rank is enough.
+sizes come from the model's shape. A rank without tokens launches the same kernels, which find
+nothing to do, as ranks that have run out of requests do in serving (they run an idle batch).
+
+Sequence of kernels: sgl-project/sglang, ``models/deepseek_v2.py`` and ``models/qwen3_moe.py``;
+NVIDIA/Megatron-LM, ``multi_latent_attention.py``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
+from replay.compute.dense_kernels import BF16, Kernels
 
 if TYPE_CHECKING:
-    from hwmodel import System
-    from replay.machine.machine import Ints
+    from replay.machine.machine import Ints, Machine
+    from replay.work.context import Context
     from tracegen import ModelShape
 
-BF16 = 2  # bytes of an element of the residual stream and of the key-value cache
+LOGIT_BYTES = 4  # the gate's result, FP32
+CHOICE_BYTES = 4 + 4  # id and gate weight of a chosen expert
 
 
-@dataclass
+@dataclass(frozen=True)
 class Between:
-    """Times of the parts between two MoE layers.
+    """The parts between two MoE layers.
 
     Parameters
     ----------
     shape
         Shape of the model.
-    system
-        The hardware.
     precision
-        Number type of the dense GEMMs, a name of `Precision`; attention itself is BF16.
+        Number type of the dense GEMMs, a name of `Precision`; attention itself is BF16, and so is
+        the gate unless the model is FP32.
+    is_decode
+        Whether every token continues a request of its own. Latent attention then has its
+        projections absorbed and attends over the cached latent vectors (DeepSeek-V2, section
+        2.1.2); otherwise it expands them to keys and values of all heads.
     is_backward
         Whether gradients flow. A GEMM then has two products instead of one, attention five instead
-        of two (it recomputes the scores; FlashAttention-2, arXiv 2307.08691), and the rest moves
-        twice the bytes.
+        of two (it computes the scores again; FlashAttention-2, arXiv 2307.08691), and the rest
+        moves twice the bytes.
+    shared_beside
+        Whether the shared experts are not among these parts, since they run beside the dispatch.
     """
 
     shape: ModelShape
-    system: System
     precision: str
+    is_decode: bool = False
     is_backward: bool = False
-    _gemms: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    shared_beside: bool = False
+    _times: dict[tuple[object, ...], int] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        assert not (self.is_decode and self.is_backward), "decoding has no backward pass"
 
     @property
     def left_out(self) -> list[str]:
@@ -51,8 +64,10 @@ class Between:
         missing = [] if self.shape.num_heads else ["attention"]
         return [*missing, "embedding, output head and sampling"]
 
-    def before_layer(self, decoder_layer: int, tokens: Ints, context: Ints) -> Ints:
-        """Time between the end of the MoE layer before (or the step's start) and this one.
+    def before_layer(
+        self, machine: Machine, decoder_layer: int, context: Context, after: Ints
+    ) -> Ints:
+        """Add what lies between the end of the MoE layer before (or the step's start) and this one.
 
         Dense layers right before this MoE layer are included.
 
@@ -60,99 +75,139 @@ class Between:
         ----------
         decoder_layer
             Position of the MoE layer among all layers of the model.
-        tokens, context
-            (rank,): number of tokens of each rank, and the sum over them of the positions that they
-            attend to.
+        context
+            Tokens of each rank and what they attend to.
+        after
+            (rank,): the tasks that end the layer before.
 
         Returns
         -------
-        (rank,) picoseconds.
+        (rank,) tasks.
         """
-        dense, before = 0, decoder_layer - 1
-        while before in self.shape.dense_layers:
-            dense, before = dense + 1, before - 1
-        total = np.zeros(len(tokens), np.int64)
-        for rank, (count, attended) in enumerate(zip(tokens, context, strict=True)):
-            if not count:
-                continue
-            attention = self.attention_ps(int(count), int(attended))
-            total[rank] = (dense + 1) * attention + self.shared_ps(int(count))
-            if dense:
-                total[rank] += dense * self.ffn_ps(int(count), self.shape.dense_intermediate)
-        return total
-
-    def attention_ps(self, tokens: int, context: int) -> int:
-        """Picoseconds of norm, projections, attention and residual of one layer on one rank."""
-        shape = self.shape
-        if not shape.num_heads:
-            return 0
-        heads, hidden = shape.num_heads, shape.hidden
-        if shape.kv_lora_rank:
-            core, projections = self._latent(tokens, context)
-            value_width = shape.v_head_dim or 0
-        else:
-            width = shape.head_dim or hidden // heads
-            kv_heads = shape.num_kv_heads or heads
-            projections = self._gemm(tokens, (heads + 2 * kv_heads) * width, hidden)
-            core = self._core(
-                flop=4 * context * heads * width, nbytes=context * 2 * kv_heads * width * BF16
-            )
-            value_width = width
-        output = self._gemm(tokens, hidden, heads * value_width)
-        return self._norm(tokens) + projections + core + output
-
-    def _latent(self, tokens: int, context: int) -> tuple[int, int]:
-        """Multi-head latent attention with absorbed projections (DeepSeek-V2, section 2.1)."""
-        shape = self.shape
-        heads, latent = shape.num_heads or 0, shape.kv_lora_rank or 0
-        rope, nope = shape.qk_rope_head_dim or 0, shape.qk_nope_head_dim or 0
-        rank = shape.q_lora_rank or shape.hidden
-        projections = self._gemm(tokens, rank, shape.hidden) if shape.q_lora_rank else 0
-        projections += self._gemm(tokens, heads * (nope + rope), rank)
-        projections += self._gemm(tokens, latent + rope, shape.hidden)
-        absorbed = 2 * tokens * heads * latent * (nope + (shape.v_head_dim or 0))
-        weights = heads * latent * (nope + (shape.v_head_dim or 0)) * BF16
-        projections += self._core(flop=absorbed, nbytes=weights)
-        core = self._core(
-            flop=2 * context * heads * (2 * latent + rope), nbytes=context * (latent + rope) * BF16
+        kernels = Kernels(
+            machine, self.precision, after, is_backward=self.is_backward, known=self._times
         )
-        return core, projections
+        width = self.shape.num_shared_experts * self.shape.shared_intermediate
+        if width:  # the sum of what routed and shared experts gave in the layer before
+            kernels.memory(3 * context.tokens * self.shape.hidden * BF16)
+        before = decoder_layer - 1
+        while before in self.shape.dense_layers:
+            self._attention(kernels, context)
+            self._norm(kernels, context.tokens)
+            self._ffn(kernels, context.tokens, self.shape.dense_intermediate)
+            before -= 1
+        self._attention(kernels, context)
+        self._norm(kernels, context.tokens)
+        self._gate(kernels, context.tokens)
+        if width and not self.shared_beside:
+            self._ffn(kernels, context.tokens, width)
+        return kernels.end
 
-    def shared_ps(self, tokens: int) -> int:
-        """Picoseconds of norm, gate and shared experts of one MoE layer on one rank."""
+    # ---- attention -------------------------------------------------------------------------------
+
+    def _attention(self, kernels: Kernels, context: Context) -> None:
+        """Norm, projections, attention and output projection of one layer."""
+        if not self.shape.num_heads:
+            return
+        self._norm(kernels, context.tokens)
+        if not self.shape.kv_lora_rank:
+            value_width = self._grouped(kernels, context)
+        elif self.is_decode:
+            value_width = self._absorbed(kernels, context)
+        else:
+            value_width = self._expanded(kernels, context)
+        kernels.gemm(context.tokens, self.shape.hidden, self.heads * value_width)
+
+    def _grouped(self, kernels: Kernels, context: Context) -> int:
+        """Attention with keys and values of their own heads; the width of a value."""
         shape = self.shape
-        gate = self._gemm(tokens, shape.num_experts, shape.hidden)
-        width = shape.num_shared_experts * shape.shared_intermediate
-        return self._norm(tokens) + gate + (self.ffn_ps(tokens, width) if width else 0)
+        width = shape.head_dim or shape.hidden // self.heads
+        kv_heads = shape.num_kv_heads or self.heads
+        columns = (self.heads + 2 * kv_heads) * width
+        kernels.gemm(context.tokens, columns, shape.hidden)
+        # Rotation of queries and keys, keys and values to the cache.
+        kernels.memory(2 * context.tokens * columns * BF16)
+        self._core(kernels, context, kv_heads, width, width)
+        return width
 
-    def ffn_ps(self, tokens: int, intermediate: int) -> int:
-        """Picoseconds of a dense feed-forward network on one rank."""
-        factor = 2 if self.shape.gated else 1
-        up = self._gemm(tokens, factor * intermediate, self.shape.hidden)
-        activation = self._memory(tokens * (factor + 1) * intermediate * BF16)
-        return up + activation + self._gemm(tokens, self.shape.hidden, intermediate)
+    @cached_property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.shape.num_heads or 0
 
-    def _gemm(self, rows: int, n: int, k: int) -> int:
-        key = (rows, n, k)
-        if key not in self._gemms:
-            self._gemms[key] = self.system.compute.gemm_time_ps(rows, n, k, self.precision)
-        return (2 if self.is_backward else 1) * (self._gemms[key] + self._gap)
+    @cached_property
+    def latent(self) -> tuple[int, int, int, int]:
+        """Rank of the latent vector; widths of a key without and with position, and of a value."""
+        shape = self.shape
+        widths = (shape.kv_lora_rank, shape.qk_nope_head_dim, shape.qk_rope_head_dim)
+        rank, nope, rope = (width or 0 for width in widths)
+        return rank, nope, rope, shape.v_head_dim or 0
 
-    def _core(self, flop: int, nbytes: int) -> int:
-        """Time of an attention kernel: the slower of its products and of its memory traffic."""
-        seconds = flop / self.system.compute.peak_flop_per_s("bf16")
-        if self.is_backward:
-            seconds, nbytes = 2.5 * seconds, 2 * nbytes
-        return max(round(seconds * 1e12), self.system.hbm.stream_ps(nbytes)) + self._gap
+    def _latent_projections(self, kernels: Kernels, tokens: Ints) -> None:
+        """Queries of all heads and one latent vector per token."""
+        shape, (rank, nope, rope, _) = self.shape, self.latent
+        queries = self.heads * (nope + rope)
+        if shape.q_lora_rank:
+            kernels.gemm(tokens, shape.q_lora_rank + rank + rope, shape.hidden)
+            kernels.memory(2 * tokens * (shape.q_lora_rank + rank) * BF16)  # two norms
+            kernels.gemm(tokens, queries, shape.q_lora_rank)
+        else:
+            kernels.gemm(tokens, queries + rank + rope, shape.hidden)
+            kernels.memory(2 * tokens * rank * BF16)
 
-    def _norm(self, tokens: int) -> int:
-        """Time of residual addition and norm, which read two rows and write two per token."""
-        return self._memory(4 * tokens * self.shape.hidden * BF16)
+    def _expanded(self, kernels: Kernels, context: Context) -> int:
+        """Latent attention with keys and values of all heads; the width of a value."""
+        rank, nope, rope, value = self.latent
+        heads, tokens, positions = self.heads, context.tokens, context.positions
+        self._latent_projections(kernels, tokens)
+        # Positions before the first token are expanded from the cache, too.
+        kernels.gemm(positions, heads * (nope + value), rank)
+        # Rotation of the queries' part; keys are put together of their two parts.
+        moved = 2 * tokens * heads * rope + positions * heads * (2 * nope + rope)
+        kernels.memory(moved * BF16)
+        self._core(kernels, context, heads, nope + rope, value)
+        return value
 
-    def _memory(self, nbytes: int) -> int:
-        factor = 2 if self.is_backward else 1
-        return self.system.hbm.stream_ps(factor * nbytes) + self._gap
+    def _absorbed(self, kernels: Kernels, context: Context) -> int:
+        """Latent attention over the cached vectors; the width of a value."""
+        rank, nope, rope, value = self.latent
+        heads, tokens = self.heads, context.tokens
+        self._latent_projections(kernels, tokens)
+        kernels.grouped_gemm(tokens, heads, rank, nope)
+        # Rotation of the queries' part and of the key's, the latter to the cache.
+        kernels.memory(2 * tokens * (heads * rope + rank + rope) * BF16)
+        flop = 2 * context.pairs * heads * (rank + rope + rank)
+        moved = context.positions * (rank + rope) + tokens * heads * (rank + rope + rank)
+        kernels.attention(flop, moved * BF16, is_decode=True)
+        kernels.grouped_gemm(tokens, heads, value, rank)
+        return value
 
-    @property
-    def _gap(self) -> int:
-        return self.system.overheads.kernel_gap_ps()
+    def _core(
+        self, kernels: Kernels, context: Context, kv_heads: int, key: int, value: int
+    ) -> None:
+        """Attention itself, of keys and values of these widths."""
+        # Forward, scores and sums; backward, the scores again and the gradients of values,
+        # probabilities, queries and keys.
+        products = 3 * key + 2 * value if self.is_backward else key + value
+        flop = 2 * context.pairs * self.heads * products
+        values = (context.tokens * self.heads + context.positions * kv_heads) * (key + value)
+        kernels.attention(flop, values * BF16, is_decode=self.is_decode)
+
+    # ---- the rest --------------------------------------------------------------------------------
+
+    def _norm(self, kernels: Kernels, tokens: Ints) -> None:
+        """Residual addition and norm, which read two rows and write two per token."""
+        kernels.memory(4 * tokens * self.shape.hidden * BF16)
+
+    def _gate(self, kernels: Kernels, tokens: Ints) -> None:
+        """Scores of the experts, and the choice among them."""
+        experts, dtype = self.shape.num_experts, "fp32" if self.precision == "fp32" else "bf16"
+        kernels.gemm(tokens, experts, self.shape.hidden, dtype)
+        kernels.memory(tokens * (experts * LOGIT_BYTES + self.shape.topk * CHOICE_BYTES))
+
+    def _ffn(self, kernels: Kernels, tokens: Ints, intermediate: int) -> None:
+        """Feed-forward network: up projection, activation, down projection."""
+        columns = (2 if self.shape.gated else 1) * intermediate
+        kernels.gemm(tokens, columns, self.shape.hidden)
+        kernels.memory(tokens * (columns + intermediate) * BF16)
+        kernels.gemm(tokens, self.shape.hidden, intermediate)

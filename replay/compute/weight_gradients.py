@@ -37,6 +37,7 @@ def weight_gradient_tasks(
     after: Ints,
     *,
     priority: int = 0,
+    num_sms: int = 0,
 ) -> tuple[Ints, Ints]:
     """Add the weight gradients of one projection.
 
@@ -48,16 +49,18 @@ def weight_gradient_tasks(
         (expert,): task after which all of an expert's rows and gradients are complete.
     priority
         Order among other work on the same SMs, smaller first.
+    num_sms
+        SMs of the pool; 0 if it has all.
 
     Returns
     -------
     (task,) tasks, and (task,) ranks of them.
     """
-    shape, compute, dtype = work.shape, machine.system.compute, work.precision.name
+    shape, compute, dtype = work.shape, machine.system.compute, work.precision.gemm
     inner = shape.gemm1_columns if projection == UP else shape.intermediate
     experts = np.flatnonzero(work.rows_of_expert)
     rank_of = work.placement.expert_rank.astype(np.int64)
-    count, duration = np.zeros(len(experts), np.int64), np.zeros(len(experts), np.int64)
+    count, duration, drawn = (np.zeros(len(experts), np.int64) for _ in range(3))
     for index, expert in enumerate(experts):
         rows = int(work.rows_of_expert[expert])
         grid = compute.gemm_tiles(np.array([inner]), shape.hidden, rows, dtype)
@@ -65,8 +68,12 @@ def weight_gradient_tasks(
             int(np.sum(compute.tile_ps(grid.rows_in_tile, int(width), rows, dtype)))
             for width in grid.columns_in_tile
         )
-        count[index] = min(grid.num_tiles, compute.num_sms)
+        count[index] = min(grid.num_tiles, num_sms or compute.num_sms)
         duration[index] = -(-work_ps // count[index])
+        height, width = grid.rows_in_tile[:, None], grid.columns_in_tile
+        # The larger operand of neighbouring tiles is loaded once, as in `replay.compute.experts`.
+        shared = np.maximum(height, width) - np.maximum(height, width) // compute.cluster_tiles
+        drawn[index] = int((height + width - shared).sum()) * rows * element_bytes(work)
     which = np.repeat(experts, count)
     columns = machine.graph.add(
         len(which),
@@ -78,21 +85,15 @@ def weight_gradient_tasks(
         tag=which,
         after=after[which],
     )
-    all_rows = work.rows_of_expert[experts]
-    # Both operands are read, the accumulated gradient is read and written.
-    read = all_rows * (inner + shape.hidden) * element_bytes(work)
-    memory = machine.graph.add(
-        len(experts),
-        resource=machine.resources.hbm[rank_of[experts]],
-        duration_ps=machine.system.hbm.stream_ps(
-            read + 2 * ACCUMULATOR_BYTES * inner * shape.hidden
-        ),
-        kind=Kind.WGRAD_MEMORY,
-        rank=rank_of[experts],
-        tag=experts,
-        after=after[experts],
-    )
-    return np.concatenate((columns, memory)), np.concatenate((rank_of[which], rank_of[experts]))
+    # Both operands are read, each SM its share; the accumulated gradient is read and written.
+    read = work.rows_of_expert[experts] * (inner + shape.hidden) * element_bytes(work)
+    read += 2 * ACCUMULATOR_BYTES * inner * shape.hidden
+    machine.l2.read(
+        "gradients", columns, rank_of[which],
+        machine.l2.new_blocks(len(which)) + np.arange(len(which)),
+        np.repeat(-(-read // count), count), drawn_bytes=np.repeat(-(-drawn // count), count),
+    )  # fmt: skip
+    return columns, rank_of[which]
 
 
 def weight_gradients_beside(
@@ -139,10 +140,15 @@ def joined(blocks: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
 
 
 def weight_gradient_kernel(
-    machine: Machine, work: LayerWork, projection: Projection, pool: Ints, after: Ints
+    machine: Machine,
+    work: LayerWork,
+    projection: Projection,
+    pool: Ints,
+    after: Ints,
+    num_sms: int = 0,
 ) -> Ints:
     """Run the weight gradients of one projection as a kernel: (rank,) marks of its end."""
-    begun = machine.kernel(after)
+    begun = machine.kernel(after, "wgrad")
     of_expert = begun[work.placement.expert_rank]
-    tasks, rank = weight_gradient_tasks(machine, work, projection, pool, of_expert)
+    tasks, rank = weight_gradient_tasks(machine, work, projection, pool, of_expert, num_sms=num_sms)
     return machine.gather(tasks, rank, begun)

@@ -8,63 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from replay.errors import unknown
 from replay.work.placement import Placement
+from replay.work.precision import Precision
 from replay.work.ragged import Ints
 
-PrecisionName = Literal["bf16", "fp8", "fp32"]
-PRECISIONS: tuple[str, ...] = get_args(PrecisionName)
-VALUE_BYTES = {"bf16": 2, "fp8": 1, "fp32": 4}
-SCALE_BLOCK = (
-    128  # FP8 values that share one FP32 scale (DeepSeek-V3 technical report, section 3.3)
-)
-
-
-@dataclass(frozen=True)
-class Precision:
-    """Number types of the GEMMs and of the rows on the wire.
-
-    ``fp8`` means FP8 GEMMs and FP8 dispatch rows with one FP32 scale per 128 values. Combine rows
-    are BF16 under ``fp8`` and ``bf16``, since the sum over experts needs the range (DeepEP,
-    DeepSeek-V3). ``fp32`` means rows and results of 4 bytes per value both ways, and GEMMs that
-    multiply them as TF32.
-
-    Raises
-    ------
-    UserError
-        If there is no such precision.
-    """
-
-    name: str
-
-    def __post_init__(self) -> None:
-        if self.name not in PRECISIONS:
-            raise unknown("precision", self.name, PRECISIONS)
-
-    @property
-    def operand_bytes(self) -> int:
-        """Bytes of one value that a GEMM reads, without its scale."""
-        return VALUE_BYTES[self.name]
-
-    @property
-    def result_bytes(self) -> int:
-        """Bytes of one value that a GEMM writes for readers that are no GEMM."""
-        return 4 if self.name == "fp32" else 2
-
-    def dispatch_row_bytes(self, hidden: int) -> int:
-        """Bytes of one token row of `hidden` values on its way to an expert, scales included."""
-        if self.name == "fp8":
-            return hidden + 4 * -(-hidden // SCALE_BLOCK)
-        return self.operand_bytes * hidden
-
-    def combine_row_bytes(self, hidden: int) -> int:
-        """Bytes of one token row of `hidden` values on its way back."""
-        return self.result_bytes * hidden
+__all__ = ["ExpertShape", "LayerWork", "Precision"]
 
 
 @dataclass(frozen=True)
@@ -103,11 +56,13 @@ class LayerWork:
     shape
         Sizes of one expert.
     precision
-        Number types.
+        Number types of GEMMs and rows.
     is_backward
         Whether this is the backward pass: gradients of the tokens' outputs are dispatched, and
         those of their inputs are combined. The routing is known from the forward pass, so that no
         kernel counts it.
+    shared
+        Work of the shared experts, if it is done beside the dispatch: see `with_shared`.
 
     Notes
     -----
@@ -124,6 +79,7 @@ class LayerWork:
         precision: Precision,
         *,
         is_backward: bool = False,
+        shared: LayerWork | None = None,
     ) -> None:
         assert expert_ids.shape[0] == len(source_rank), "one owner a token"
         assert (np.diff(source_rank) >= 0).all(), "tokens are ordered by owner"
@@ -133,6 +89,7 @@ class LayerWork:
         self.shape = shape
         self.precision = precision
         self.is_backward = is_backward
+        self.shared = shared
         self.num_ranks = placement.num_ranks
         self.num_experts = placement.num_experts
 
@@ -141,10 +98,50 @@ class LayerWork:
         """Tokens over all ranks."""
         return len(self.source_rank)
 
+    def with_shared(self, intermediate: int) -> LayerWork:
+        """Add the work of shared experts beside the dispatch.
+
+        Parameters
+        ----------
+        intermediate
+            Width between the two GEMMs, that of all shared experts together.
+
+        Returns
+        -------
+        The same layer whose `shared` is a layer of its own: every rank has one more expert, which
+        all tokens of the rank go to. Those experts are numbered behind the routed ones.
+        """
+        ranks = np.concatenate((self.placement.expert_rank, np.arange(self.num_ranks)))
+        placed = Placement(ranks.astype(np.int32), self.num_ranks, self.placement.description)
+        shape = ExpertShape(self.shape.hidden, intermediate, self.shape.gated)
+        ids = (self.num_experts + self.source_rank)[:, None].astype(np.int32)
+        owner, backward = self.source_rank.astype(np.int32), self.is_backward
+        precision = Precision(self.precision.gemm)  # its rows do not travel
+        shared = LayerWork(ids, owner, placed, shape, precision, is_backward=backward)
+        return LayerWork(
+            self.expert_ids, owner, self.placement, self.shape, self.precision,
+            is_backward=backward, shared=shared,
+        )  # fmt: skip
+
     @property
     def dispatch_row_bytes(self) -> int:
         """Bytes of one row of the dispatch."""
         return self.precision.dispatch_row_bytes(self.shape.hidden)
+
+    @property
+    def token_row_bytes(self) -> int:
+        """Bytes of one token as the layer is given it."""
+        return self.precision.token_row_bytes(self.shape.hidden)
+
+    @property
+    def operand_row_bytes(self) -> int:
+        """Bytes of one dispatched row as the first GEMM reads it."""
+        return self.precision.operand_row_bytes(self.shape.hidden)
+
+    @property
+    def result_row_bytes(self) -> int:
+        """Bytes of one row as the last GEMM writes it, and of a token's sum."""
+        return self.precision.result_row_bytes(self.shape.hidden)
 
     @property
     def combine_row_bytes(self) -> int:

@@ -9,7 +9,8 @@ import pytest
 
 from replay.contract import layers as small_layers
 from replay.errors import UserError
-from replay.work.layer import ExpertShape, Precision
+from replay.work.layer import ExpertShape
+from replay.work.precision import Precision
 
 
 @pytest.mark.parametrize("name", small_layers.ALL)
@@ -60,6 +61,28 @@ def test_rows_of_deepseek_v3() -> None:
     assert Precision("fp32").combine_row_bytes(7168) == 4 * 7168
 
 
+def test_the_short_form_sets_three_types_and_each_can_differ() -> None:
+    assert vars(Precision("fp8")) == {"gemm": "fp8", "dispatch": "fp8", "combine": "bf16"}
+    assert vars(Precision("bf16")) == dict.fromkeys(("gemm", "dispatch", "combine"), "bf16")
+    assert vars(Precision("fp32")) == dict.fromkeys(("gemm", "dispatch", "combine"), "fp32")
+    mixed = Precision("fp8", gemm="bf16", combine="fp32")
+    assert vars(mixed) == {"gemm": "bf16", "dispatch": "fp8", "combine": "fp32"}
+    assert mixed == Precision("bf16", dispatch="fp8", combine="fp32")
+    assert mixed.name == "bf16 GEMMs, fp8 rows out, fp32 rows back"
+    assert Precision("bf16", gemm="fp8", dispatch="fp8").name == "fp8"
+
+
+def test_bytes_of_mixed_types() -> None:
+    mixed = Precision("bf16", gemm="fp8", combine="fp8")
+    assert mixed.dispatch_row_bytes(256) == 512
+    assert mixed.operand_row_bytes(256) == 256 + 2 * 4
+    assert (mixed.operand_bytes, mixed.result_bytes, mixed.combine_value_bytes) == (1, 2, 1)
+    assert mixed.combine_row_bytes(256) == 256 + 2 * 4
+    assert mixed.result_row_bytes(256) == 512  # no GEMM writes FP8, and sums are BF16
+    assert Precision("fp32", gemm="bf16").result_row_bytes(256) == 1024  # out of FP32 accumulators
+    assert Precision("fp32", gemm="bf16").result_bytes == 2  # between the GEMMs
+
+
 def test_gate_and_up_projection_are_one_gemm() -> None:
     assert ExpertShape(64, 48).gemm1_columns == 96
     assert ExpertShape(64, 48, gated=False).gemm1_columns == 48
@@ -68,3 +91,5 @@ def test_gate_and_up_projection_are_one_gemm() -> None:
 def test_unknown_precision_lists_the_known() -> None:
     with pytest.raises(UserError, match=r"unknown precision 'fp16' .*known: bf16, fp32, fp8"):
         Precision("fp16")
+    with pytest.raises(UserError, match=r"unknown type of combine rows 'int8'"):
+        Precision("bf16", combine="int8")

@@ -1,0 +1,142 @@
+"""Number types of a layer: of its GEMMs, of the rows that go to the experts and of those back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from replay.errors import unknown
+
+NumberType = Literal["bf16", "fp8", "fp32"]
+NUMBER_TYPES: tuple[str, ...] = get_args(NumberType)
+VALUE_BYTES = {"bf16": 2, "fp8": 1, "fp32": 4}
+# FP8 values that share one FP32 scale (DeepSeek-V3 technical report, section 3.3)
+SCALE_BLOCK = 128
+SCALE_BYTES = 4
+
+
+def row_bytes(number_type: str, hidden: int) -> int:
+    """Bytes of one row of `hidden` values, the scales of FP8 included."""
+    scales = SCALE_BYTES * -(-hidden // SCALE_BLOCK) if number_type == "fp8" else 0
+    return VALUE_BYTES[number_type] * hidden + scales
+
+
+@dataclass(frozen=True, init=False)
+class Precision:
+    """Number types of the GEMMs and of the rows on the wire.
+
+    FP8 rows carry one FP32 scale per 128 values. GEMMs add up in FP32; those of FP32 operands
+    multiply them as TF32.
+
+    Parameters
+    ----------
+    name
+        Short form that sets all three. ``fp8`` means FP8 GEMMs, FP8 rows to the experts, and BF16
+        rows back, since the sum over experts needs the range (DeepEP, DeepSeek-V3). ``bf16`` and
+        ``fp32`` mean that type everywhere.
+    gemm, dispatch, combine
+        What is to differ from it.
+
+    Attributes
+    ----------
+    gemm
+        Type of the values that GEMMs multiply.
+    dispatch
+        Type of the rows on their way to the experts.
+    combine
+        Type of the rows on their way back.
+
+    Raises
+    ------
+    UserError
+        If there is no such type.
+    """
+
+    gemm: str
+    dispatch: str
+    combine: str
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        gemm: str | None = None,
+        dispatch: str | None = None,
+        combine: str | None = None,
+    ) -> None:
+        back = "bf16" if name == "fp8" else name
+        for what, given in (
+            ("precision", name),
+            ("gemm type", gemm),
+            ("type of dispatch rows", dispatch),
+            ("type of combine rows", combine),
+        ):
+            if given is not None and given not in NUMBER_TYPES:
+                raise unknown(what, given, NUMBER_TYPES)
+        object.__setattr__(self, "gemm", gemm or name)
+        object.__setattr__(self, "dispatch", dispatch or name)
+        object.__setattr__(self, "combine", combine or back)
+
+    @property
+    def name(self) -> str:
+        """The short form where there is one, else the three types in words."""
+        return self.gemm if self == Precision(self.gemm) else self.described
+
+    @property
+    def described(self) -> str:
+        """The three types in words."""
+        return f"{self.gemm} GEMMs, {self.dispatch} rows out, {self.combine} rows back"
+
+    @property
+    def casts_tokens(self) -> bool:
+        """Whether tokens are cast before they travel: to FP8, for which others have to scale."""
+        return self.dispatch == "fp8"
+
+    @property
+    def casts_dispatched(self) -> bool:
+        """Whether rows arrive in another type than GEMMs read, so that they are cast in between."""
+        return self.dispatch != self.gemm
+
+    @property
+    def casts_results(self) -> bool:
+        """Whether results are cast before they travel.
+
+        GEMMs write BF16 or FP32, whichever is asked for, out of FP32 accumulators. FP8 needs the
+        largest of 128 values first, and is made by a kernel behind the sum of a row's parts.
+        """
+        return self.combine == "fp8"
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of one value that a GEMM reads, without its scale."""
+        return VALUE_BYTES[self.gemm]
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of one value that a GEMM writes for readers that are no GEMM."""
+        return 4 if self.gemm == "fp32" else 2
+
+    @property
+    def combine_value_bytes(self) -> int:
+        """Bytes of one value on its way back, without its scale."""
+        return VALUE_BYTES[self.combine]
+
+    def token_row_bytes(self, hidden: int) -> int:
+        """Bytes of one row of `hidden` values as the layer is given it."""
+        return self.result_bytes * hidden
+
+    def operand_row_bytes(self, hidden: int) -> int:
+        """Bytes of one token row of `hidden` values as the first GEMM reads it."""
+        return row_bytes(self.gemm, hidden)
+
+    def dispatch_row_bytes(self, hidden: int) -> int:
+        """Bytes of one token row of `hidden` values on its way to an expert."""
+        return row_bytes(self.dispatch, hidden)
+
+    def result_row_bytes(self, hidden: int) -> int:
+        """Bytes of one row of `hidden` values as the last GEMM writes it, and of a token's sum."""
+        return row_bytes("bf16" if self.casts_results else self.combine, hidden)
+
+    def combine_row_bytes(self, hidden: int) -> int:
+        """Bytes of one token row of `hidden` values on its way back."""
+        return row_bytes(self.combine, hidden)
