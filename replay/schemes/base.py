@@ -12,8 +12,10 @@ from abc import ABC, abstractmethod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from replay.errors import UserError
 from replay.machine.paths import ONE_DOMAIN
 from replay.schemes.options import Options, checked, converted
+from replay.schemes.software import TYPICAL, Listed, Outline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
     from replay.machine.resources import Discipline
     from replay.work.layer import LayerWork
+
+
+class LayerRefusedError(UserError):
+    """A scheme has no code for a layer, which others may have; see `Scheme.refuses`."""
 
 
 class Scheme(ABC):
@@ -58,6 +64,11 @@ class Scheme(ABC):
         ports of the two phases bound the layer one after the other.
     candidates
         Values of options among which `replay.run.tune` may choose, such as splits of the SMs.
+    tuned_by_default
+        Whether what the scheme models chooses among them by itself, since it profiles them.
+    combine_types
+        Number types that rows may have on their way back. FP8 takes a scheme that moves rows as
+        they are and has a kernel at the owner that adds them up.
     unpadded
         Options with which no tile is padded; the contract counts multiplied rows with them.
     options
@@ -79,6 +90,8 @@ class Scheme(ABC):
     proposes: frozenset[str] = frozenset()
     phases_separated: bool = True
     candidates: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    tuned_by_default: bool = False
+    combine_types: frozenset[str] = frozenset({"bf16", "fp32"})
     unpadded: Mapping[str, Any] = MappingProxyType({})
     options: Any = Options()
     code: str = ""
@@ -96,6 +109,50 @@ class Scheme(ABC):
         """Discipline by which a GPU's uplink chooses a message; see `GraphBuilder.resource`."""
         return "voq"
 
+    def is_tuned(self, asked: bool | None) -> bool:
+        """Whether some of its options are chosen by replay.
+
+        Parameters
+        ----------
+        asked
+            Whether that is asked for; None leaves it to what the scheme models.
+        """
+        return bool(self.candidates) and (self.tuned_by_default if asked is None else asked)
+
+    def refuses(self, work: LayerWork) -> str:
+        """Say why the scheme cannot run a layer, if it cannot.
+
+        Parameters
+        ----------
+        work
+            See `build`.
+
+        Returns
+        -------
+        The reason, as in "its kernels take 1024 tokens per rank at most, a rank has 4096"; empty
+        for a layer that can be built.
+        """
+        return ""
+
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """List the kernels of a layer and the waits of its host, in the order of the program.
+
+        Parameters
+        ----------
+        layer
+            What the list may depend on.
+
+        Returns
+        -------
+        Nothing where a scheme states nothing, such as one from outside.
+        """
+        return ()
+
+    def can_be_captured(self, layer: Outline = TYPICAL) -> bool:
+        """Whether a CUDA graph can hold a whole layer: it is listed, and no host waits in it."""
+        listed = self.operations(layer)
+        return bool(listed) and all(one.launches for one in listed)
+
     @abstractmethod
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the tasks of one layer.
@@ -110,11 +167,14 @@ class Scheme(ABC):
           number of their expert as ``tag``. Together they multiply exactly the rows that are routed
           to the expert, on the rank that has it, and none runs before its rows are there. Tasks
           of `replay.compute.experts` are like this.
+        - Shared experts that the layer has beside its dispatch (`LayerWork.shared`) run on the SMs
+          of their rank, as `replay.compute.shared` does it.
         - The payload on every port is that of the scheme's class of `traffic`, to the byte.
           Payload are the rows alone; indices, weights, counts and flags are ``meta_bytes``, or
           messages without payload.
-        - What is returned comes after everything that the ranks wait for: a later layer begins
-          behind it.
+        - What is returned comes after everything that the ranks wait for, and after everything
+          that their SMs do: a later layer begins behind it, with kernels that may have all SMs. No
+          task is on an SM of a rank before that rank's kernel has begun.
         - The same work gives the same tasks, whenever it is called.
 
         Parameters
@@ -128,7 +188,7 @@ class Scheme(ABC):
 
         Returns
         -------
-        (rank,) tasks: rank r's tokens are combined.
+        (rank,) tasks: rank r's tokens are combined, and its SMs have done what they do for others.
 
         Raises
         ------

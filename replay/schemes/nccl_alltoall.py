@@ -1,59 +1,102 @@
 """NCCL all-to-all under Megatron-LM's all-to-all token dispatcher.
 
-Sources: Megatron-LM ``megatron/core/transformer/moe/token_dispatcher.py`` (sequence of kernels
-and the synchronisation before the all-to-all); NCCL's point-to-point protocol (grouped send/recv,
-channels, a FIFO of 8 slots per connection in the receiver's memory).
+Sources: Megatron-LM ``megatron/core/transformer/moe/token_dispatcher.py``: the sequence of kernels,
+what is exchanged and where the host waits. The exchange itself is NCCL's grouped send and receive,
+`replay.machine.point_to_point`, and the counts are an all-gather, `replay.machine.collectives`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.compute.casts import cast_before_dispatch, cast_received, cast_results
 from replay.compute.experts import separate_kernels
-from replay.machine import rings
-from replay.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
+from replay.compute.shared import shared_before_wait
+from replay.machine import collectives, point_to_point
+from replay.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
+from replay.machine.pair_rules import rules_of
+from replay.machine.times import MemoryTraffic
 from replay.schemes.base import Scheme
 from replay.schemes.options import Options, option
+from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
+from replay.work.precision import NUMBER_TYPES
 from replay.work.ragged import places
 
 if TYPE_CHECKING:
-    from replay.machine.machine import Ints, Machine
+    from replay.machine.machine import Ints, IntsLike, Machine
+    from replay.machine.pair_rules import PairRules
+    from replay.machine.sms import Split
     from replay.work.layer import LayerWork
 
+COUNTS_GATHER, ROWS, WEIGHTS = (
+    "all-gather of counts",
+    "all-to-all of rows",
+    "all-to-all of gate weights",
+)
+SORT = "sort by expert"
+
+# Small kernels of the dispatcher with fused permutes and of Transformer Engine's permutes: name,
+# launches, bytes in words, source.
+DISPATCHER = "Megatron-LM token_dispatcher.py, preprocess"
+PERMUTES = "TransformerEngine common/triton/permutation.py"
+TO_SEND = Listed("splits to send", 1, source=f"{DISPATCHER}: sum by rank")
+TO_RECEIVE = Listed(
+    "splits to receive", 4, source=f"{DISPATCHER}: own columns, sums by rank, group and expert"
+)
+COPIES = Listed(
+    "copies of splits", 3,
+    source="Megatron-LM token_dispatcher.py, four copies to the host; the wait holds the fourth",
+)  # fmt: skip
+ROW_MAP = Listed(
+    "row map", 3, "(token, expert) flags, five times a 4-byte index for each", PERMUTES
+)
+CHUNK_MAP = Listed("chunk map", 1, "a 4-byte index for each received row", PERMUTES)
+INDEX_BYTES, ROW_MAP_PASSES = 4, 5  # written, then twice read and written
+
+COUNT_BYTES = 8  # the rows that a rank has for an expert, an int64
 PROB_BYTES = 4  # the gate weight of a pair, FP32, in an all-to-all of its own
+
+
+def _sorted(rows: Ints, row_bytes: int) -> MemoryTraffic:
+    """Rows brought into the order of their experts, or back."""
+    return MemoryTraffic(rows * row_bytes, rows * row_bytes, rows)
 
 
 @dataclass(frozen=True)
 class NcclOptions(Options):
-    """Options of the point-to-point kernel."""
+    """Settings of NCCL for grouped sends and receives."""
 
     channels: int = option(
-        24,
-        least=1,
-        help="Channels of the point-to-point kernel. Each channel occupies one SM.",
-        source="a working value: NCCL chooses up to 32 on NVLink, no source gives the number here",
+        0,
+        least=0,
+        help="Channels of the kernel; NCCL takes the next power of two. Each channel occupies one "
+        "SM. 0: as many as NCCL opens on the system.",
+        source="NCCL_MAX_P2P_NCHANNELS; the systems' numbers are in their presets",
     )
-    channels_per_peer: int = option(
-        4,
-        least=1,
-        help="Channels that share the message to one peer.",
-        source="a working value, as for channels",
-    )
-    slice_bytes: int = option(
-        131072,
+    chunk_bytes: int = option(
+        524288,
         least=1,
         unit="bytes",
-        help="Data that moves through one slot before the slot is handed on.",
-        source="a working value",
+        help="Data of one slot. What goes to a peer has one channel for every eighth of it, up to "
+        "the peer's share of the channels.",
+        source="NCCL_P2P_NVL_CHUNKSIZE",
     )
     slots: int = option(
         8,
         least=1,
         help="Slots in the FIFO of a connection.",
         source="NCCL_STEPS",
+    )
+    ll_bytes: int = option(
+        16384,
+        least=0,
+        unit="bytes",
+        help="Largest message on a channel that protocol LL carries.",
+        source="NCCL_P2P_LL_THRESHOLD",
     )
 
 
@@ -62,11 +105,42 @@ class NcclAllToAll(Scheme):
 
     name = "nccl-alltoall"
     summary = "NCCL all-to-all-v of (token, expert) rows, as Megatron-LM does it"
-    source = "Megatron-LM token_dispatcher.py; NCCL point-to-point protocol"
-    assumes = "24 NCCL channels, of which each peer gets 4"
+    source = "Megatron-LM token_dispatcher.py; NCCL enqueue.cc and sendrecv.h"
+    assumes = "NCCL's own channels, chunks and protocols"
     traffic = "pair"
     phases_separated = False
+    combine_types = frozenset(NUMBER_TYPES)
+    candidates = MappingProxyType({"channels": (0, 4, 8, 16, 32)})
     options: NcclOptions = NcclOptions()
+
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """Megatron-LM's kernels with fused permutes, its wait for the splits."""
+        several_ranks = layer.num_ranks > 1  # a rank alone exchanges nothing
+        ways = kernels(ROWS, *(() if layer.is_backward else (WEIGHTS,))) if several_ranks else ()
+        back = kernels(ROWS, *((WEIGHTS,) if layer.is_backward else ())) if several_ranks else ()
+        sort = [Listed(SORT, moves="every received row twice")] if layer.has_several_experts else []
+        counts: tuple[Listed, ...] = ()
+        wait: tuple[Listed, ...] = ()
+        if not layer.is_backward:  # which finds all maps and splits as they were
+            sort = [CHUNK_MAP, *sort] if sort else []
+            layout = Listed("layout", moves="a flag for each (token, expert)")
+            gather = kernels(COUNTS_GATHER) if several_ranks else ()
+            counts = (layout, TO_SEND, *gather, TO_RECEIVE, COPIES, ROW_MAP)
+            wait = (Listed("counts to the host", 0),)
+        return (
+            *counts,
+            *layer.tokens,
+            Listed("permute", moves="tokens, and a row for each of their experts"),
+            *wait,
+            *ways,
+            *layer.received,
+            *sort,
+            *experts(is_backward=layer.is_backward, quantises_apart=layer.precision.gemm == "fp8"),
+            *sort,
+            *layer.results,
+            *back,
+            Listed("unpermute", moves="every result, their sums"),
+        )
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add permute, all-to-all, sort, experts, unsort, all-to-all, unpermute."""
@@ -74,102 +148,121 @@ class NcclAllToAll(Scheme):
         sent_rows = work.matrix("pairs").sum(axis=1)
         got_rows = work.matrix("pairs").sum(axis=0)
         b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
-        outward = (work.pair_source, work.pair_rank)
-        back = outward[::-1]
-        channels = self._channels(machine)
+        operand, result = work.operand_row_bytes, work.result_row_bytes
 
-        begun = self._permuted(work, machine, (tokens + sent_rows) * b_d, start)
-        arrived = self._alltoall(
-            machine, DISPATCH, channels, *outward, b_d, begun, tokens=work.pair_token
-        )
+        moved = MemoryTraffic(tokens * b_d, sent_rows * b_d, sent_rows)
+        shared = shared_before_wait(machine, work, self._split(machine), start)
+        begun = self._permuted(work, machine, moved, start)
+        arrived = self._dispatched(work, machine, begun)
         if not work.is_backward:  # the gate weights travel with the rows, their gradients back
-            begun = machine.kernel(arrived)
-            arrived = self._alltoall(
-                machine, DISPATCH, channels, *outward, PROB_BYTES, begun, rows=False
-            )
+            arrived = self._probs(work, machine, DISPATCH, arrived)
+        arrived = cast_received(machine, work, got_rows, arrived)
         several = (
             work.num_experts > work.num_ranks
         )  # one expert per rank needs no sorting by expert
         if several:
-            arrived = machine.memory_kernel(Kind.PERMUTE, 2 * got_rows * b_d, arrived)
+            arrived = self._mapped(work, machine, got_rows, arrived)
+            arrived = machine.memory_kernel(Kind.PERMUTE, _sorted(got_rows, operand), arrived, SORT)
         pool = machine.sms.pool("sm", machine.sms.count)
-        done = separate_kernels(machine, work, pool, arrived)
+        # TransformerEngine's grouped linear layer quantises its input itself.
+        done = separate_kernels(machine, work, pool, shared(arrived), quantises_apart=True)
         if several:
-            done = machine.memory_kernel(Kind.UNPERMUTE, 2 * got_rows * b_c, done)
+            done = self._mapped(work, machine, got_rows, done)
+            done = machine.memory_kernel(Kind.UNPERMUTE, _sorted(got_rows, result), done, SORT)
+        done = cast_results(machine, work, got_rows, done)
 
-        begun = machine.kernel(done)
-        arrived = self._alltoall(machine, COMBINE, channels, *back, b_c, begun)
+        arrived = done
+        if machine.num_ranks > 1:
+            back = work.matrix("pairs").T * b_c
+            begun = machine.kernel(done, ROWS)
+            arrived = self._all_to_all(machine, COMBINE, back, begun).done
         if work.is_backward:
-            begun = machine.kernel(arrived)
-            arrived = self._alltoall(
-                machine, COMBINE, channels, *back, PROB_BYTES, begun, rows=False
-            )
-        ends = machine.memory_kernel(Kind.UNPERMUTE, (sent_rows + tokens) * b_c, arrived)
+            arrived = self._probs(work, machine, COMBINE, arrived)
+        added = MemoryTraffic(sent_rows * b_c, tokens * result)
+        ends = machine.memory_kernel(Kind.UNPERMUTE, added, arrived)
         machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
         return ends
 
-    def _permuted(self, work: LayerWork, machine: Machine, nbytes: Ints, start: Ints) -> Ints:
-        """Count (unless the routing is known) and permute: (rank,) tasks when the rows can go."""
-        if work.is_backward:
-            return machine.kernel(machine.memory_kernel(Kind.PERMUTE, nbytes, start))
-        tokens = np.diff(work.tokens_of_rank)
-        counted = machine.memory_kernel(Kind.LAYOUT, tokens * work.num_experts, start)
-        counts = machine.sync.exchange_counts(machine.kernel(counted), 4 * work.num_experts)
-        waited = machine.host.wait(DISPATCH, counts)
-        # The permute runs beside the counts' way to the host; both precede the all-to-all.
-        permuted = machine.memory_kernel(Kind.PERMUTE, nbytes, counts)
-        return machine.gather(machine.host.launch(waited), machine.ranks, permuted)
-
-    def _channels(self, machine: Machine) -> tuple[Ints, Ints]:
-        """SMs of the channels: (rank, channel) warps that send, and warps that receive."""
-        channels = self.options.channels
-        sms = machine.sms.split(f"scheme {self.name!r}", {"channels": channels})
-        return sms.channels("nccl-send", channels), sms.channels(
-            "nccl-recv", channels, on="nccl-send"
-        )
-
-    def _alltoall(
-        self,
-        machine: Machine,
-        kinds: PhaseKinds,
-        channels: tuple[Ints, Ints],
-        src: Ints,
-        dst: Ints,
-        row_bytes: int,
-        begun: Ints,
-        rows: bool = True,
-        tokens: Ints | None = None,
+    def _permuted(
+        self, work: LayerWork, machine: Machine, moved: MemoryTraffic, start: Ints
     ) -> Ints:
-        """One all-to-all-v kernel: (rank,) marks when a rank's sends and receives are through.
+        """Count (unless the routing is known) and permute: (rank,) tasks when the rows can go."""
+        n = machine.num_ranks
+        if work.is_backward:
+            cast = cast_before_dispatch(machine, work, start)
+            permuted = machine.memory_kernel(Kind.PERMUTE, moved, cast)
+            return permuted if n == 1 else machine.kernel(permuted, ROWS)
+        pairs = np.diff(work.tokens_of_rank) * work.num_experts
+        counts = _small(machine, TO_SEND, machine.memory_kernel(Kind.LAYOUT, pairs, start))
+        if n > 1:
+            gathered = n * COUNT_BYTES * work.num_experts
+            begun = machine.kernel(counts, COUNTS_GATHER)
+            counts = collectives.run(machine, COUNTS, "all_gather", gathered, begun)
+        counts = _small(machine, TO_RECEIVE, counts)
+        # Splits go to the host on a stream of their own, beside the permute; both precede the
+        # all-to-all.
+        copied = _small(machine, COPIES, counts)
+        mapped = _small(machine, ROW_MAP, counts, pairs * (1 + ROW_MAP_PASSES * INDEX_BYTES))
+        cast = cast_before_dispatch(machine, work, mapped)
+        permuted = machine.memory_kernel(Kind.PERMUTE, moved, cast)
+        machine.host.wait(DISPATCH, copied)
+        return permuted if n == 1 else machine.kernel(permuted, ROWS)
 
-        Rows of `row_bytes` go from `src` to `dst`; the own rank's rows go through the same kernel
-        as a copy in memory. `rows` tells token rows from other data, which is not payload;
-        `tokens` are the rows' tokens, where their way begins here.
-        """
-        options, n = self.options, machine.num_ranks
-        senders, receivers = channels
-        pair = src * n + dst
-        order = np.argsort(pair, kind="stable")
-        count = np.bincount(pair, minlength=n * n)
-        share = places(count) * options.channels_per_peer // np.maximum(count[pair[order]], 1)
-        distance = (dst[order] - src[order]) % n
-        channel = (distance * options.channels_per_peer + share) % options.channels
-        slice_rows = max(1, options.slice_bytes // row_bytes)
-        chunks = rings.cut(src[order], dst[order], channel, slice_rows)
-        payload, meta = (row_bytes, 0) if rows else (0, row_bytes)
-        sent = rings.send(
-            machine, kinds, chunks, senders[chunks.src, chunks.channel],
-            machine.costs.sm_store(chunks.rows * row_bytes), payload, begun,
-            meta_bytes=meta, contiguous=not rows,
-        )  # fmt: skip
-        if tokens is not None:
-            machine.notes.follow("sent", tokens[order], sent.send[chunks.of_row])
-        copied = machine.serve(
-            receivers[chunks.dst, chunks.channel], machine.costs.sm_copy(chunks.rows * row_bytes),
-            kind=kinds.receive, rank=chunks.dst, after=sent.arrived,
-        )  # fmt: skip
-        machine.graph.edges(begun[chunks.dst], copied)
-        rings.return_room(machine, kinds, chunks, sent, copied, options.slots * slice_rows)
-        return machine.gather(
-            np.concatenate((sent.send, copied)), np.concatenate((chunks.src, chunks.dst)), begun
+    def _mapped(self, work: LayerWork, machine: Machine, rows: Ints, after: Ints) -> Ints:
+        """Find where the sort moves each row, which a backward pass remembers: (rank,) tasks."""
+        if work.is_backward:
+            return after
+        return _small(machine, CHUNK_MAP, after, rows * INDEX_BYTES)
+
+    def _dispatched(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
+        """Send the rows to their experts: (rank,) tasks. A rank alone has them."""
+        if machine.num_ranks == 1:
+            machine.notes.follow("sent", work.pair_token, begun[work.pair_source])
+            return begun
+        row_bytes, n = work.dispatch_row_bytes, machine.num_ranks
+        sizes = work.matrix("pairs") * row_bytes
+        exchanged = self._all_to_all(machine, DISPATCH, sizes, begun)
+        order = np.argsort(work.pair_source * n + work.pair_rank, kind="stable")
+        src, dst = work.pair_source[order], work.pair_rank[order]
+        place = places(work.matrix("pairs").ravel())
+        leaves = exchanged.leaves(src, dst, place * row_bytes)
+        machine.notes.follow("sent", work.pair_token[order], leaves)
+        return exchanged.done
+
+    def _probs(self, work: LayerWork, machine: Machine, kinds: PhaseKinds, after: Ints) -> Ints:
+        """Send the pairs' gate weights to their experts, or their gradients back: (rank,) tasks."""
+        if machine.num_ranks == 1:
+            return after
+        pairs = work.matrix("pairs") if kinds is DISPATCH else work.matrix("pairs").T
+        begun = machine.kernel(after, WEIGHTS)
+        return self._all_to_all(machine, kinds, PROB_BYTES * pairs, begun, payload=False).done
+
+    def _all_to_all(
+        self, machine: Machine, kinds: PhaseKinds, sizes: Ints, begun: Ints, *, payload: bool = True
+    ) -> point_to_point.Exchanged:
+        """One kernel of NCCL's that sends `sizes` bytes (source, destination)."""
+        rules = self._rules(machine)
+        split = self._split(machine)
+        channels = split.channels("nccl", rules.num_channels)
+        return point_to_point.all_to_all(
+            machine, kinds, channels, rules, sizes, begun, payload=payload
         )
+
+    def _rules(self, machine: Machine) -> PairRules:
+        """How NCCL's kernels of pairs go about it."""
+        options = self.options
+        return rules_of(
+            machine, channels=options.channels, chunk_bytes=options.chunk_bytes,
+            slots=options.slots, ll_bytes=options.ll_bytes,
+        )  # fmt: skip
+
+    def _split(self, machine: Machine) -> Split:
+        """SMs of such a kernel, and those that it leaves; a rank alone runs none."""
+        alone = machine.num_ranks == 1
+        shares = {} if alone else {"channels": self._rules(machine).num_channels}
+        return machine.sms.split(f"scheme {self.name!r}", shares)
+
+
+def _small(machine: Machine, listed: Listed, after: Ints, nbytes: IntsLike = 0) -> Ints:
+    """Launch small kernels as they are listed: (rank,) tasks at their end."""
+    return machine.small_kernels(Kind.LAYOUT, nbytes, after, listed.name, listed.launches)

@@ -2,30 +2,51 @@
 
 The switch can only copy to, and add from, a fixed group at equal offsets, so the workaround moves
 everything: an all-gather of all tokens with ``multimem.st``, and after the experts a
-reduce-scatter of a dense buffer of all tokens with ``multimem.ld_reduce``. Sources: DySHARP
-(arXiv 2605.05607) section II-C; Megatron-Core's NVLS inference dispatcher; NVIDIA developer forum
-and nccl-tests issues for the rates.
+reduce-scatter of a dense buffer of all tokens with ``multimem.ld_reduce``.
+
+Kernel by kernel it is Megatron-Core's inference dispatcher (``token_dispatcher_inference.py``,
+``NVLSAllGatherVDispatcher``; ``inference/communication/torch_symm_triton/variable_collectives.py``;
+``inference/moe/permute.py``). Rows, expert ids and gate weights are gathered by three kernels, each
+of which ends with a barrier. Each rank then counts the rows of its experts among all ids, adds the
+counts up and copies the rows. Behind the experts a buffer of all tokens is set to zero, the results
+are added into it, and the reduce-scatter begins with a barrier. No kernel ends with one: the next
+layer's gathers keep a rank from writing into a buffer that others still read. That dispatcher sums
+in FP32 unless it is told otherwise (MCORE_NVLS_RS_BF16); here the sums are of the layer's rows.
+
+Further source: DySHARP (arXiv 2605.05607) section II-C, which compares with this workaround.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.compute.casts import cast_before_dispatch, cast_received
 from replay.compute.experts import separate_kernels
+from replay.compute.shared import shared_kernels
+from replay.machine import multimem
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.machine.paths import ONE_DOMAIN
+from replay.machine.times import MemoryTraffic
 from replay.schemes.base import Scheme
 from replay.schemes.options import Options, option
+from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.work.ragged import places
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
+    from replay.machine.sms import Split
     from replay.work.layer import LayerWork
 
-ID_AND_WEIGHT_BYTES = 4 + 4  # of each of a token's experts, gathered with its row
+ID_BYTES = 8  # of each of a token's experts, as torch.topk gives them
+WEIGHT_BYTES = 4  # FP32
+COUNT_BYTES = 4  # of each expert
+GATHERS = ("all-gather of rows", "all-gather of expert ids", "all-gather of gate weights")
+COUNT, OFFSETS, ZERO, ADD = "count of rows", "offsets of experts", "zeroes", "scatter-add"
+SUM = "reduce-scatter"
 
 
 @dataclass(frozen=True)
@@ -46,10 +67,10 @@ class NvlsOptions(Options):
         source="chosen for the model",
     )
     loopback: bool = option(
-        False,
-        help="Whether the caller's own copy passes the switch too. NVLS hardware does so; the "
-        "published accounting does not count it.",
-        source="published accounting (byte counters on H20 show that hardware does it)",
+        True,
+        help="Whether the caller's own copy passes the switch too, as it does on real hardware. "
+        "The accounting of arXiv 2605.05607 leaves it out.",
+        source="byte counters on H20 (NVIDIA developer forum, thread 356726)",
     )
 
 
@@ -58,89 +79,142 @@ class Nvls(Scheme):
 
     name = "nvls"
     summary = "multicast all-gather and in-switch reduce-scatter of all tokens"
-    source = "arXiv 2605.05607 section II-C; Megatron-Core token_dispatcher_inference.py"
+    source = "Megatron-Core token_dispatcher_inference.py; arXiv 2605.05607 section II-C"
     needs = frozenset({"multicast", "reduction", ONE_DOMAIN})
     traffic = "dense"
+    candidates = MappingProxyType({"num_sms": (8, 16, 24, 32)})
     options: NvlsOptions = NvlsOptions()
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
-        """Add barrier, all-gather, permute, experts, scatter-add, barrier, reduce-scatter."""
-        split = machine.sms.split(f"scheme {self.name!r}", {"num_sms": self.options.num_sms})
-        pool = split.pool("nvls-sm", self.options.num_sms)
-        rows = work.matrix("pairs").sum(axis=0)
-        b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
-
-        begun = machine.sync.barrier(DISPATCH, machine.kernel(start))
-        gathered = machine.sync.barrier(DISPATCH, self._all_gather(work, machine, pool, begun))
-        # Every rank looks through all tokens' expert ids and copies the rows of its own experts.
-        index = work.num_tokens * work.expert_ids.shape[1] * 4
-        copies = work.matrix("copies").sum(axis=0)
-        permuted = machine.memory_kernel(Kind.PERMUTE, index + (copies + rows) * b_d, gathered)
-        sms = machine.sms.pool("sm", machine.sms.count)
-        done = separate_kernels(machine, work, sms, permuted)
-        # Dense buffer: zero-fill of all tokens, then read and add the rows of the own experts.
-        dense = machine.memory_kernel(
-            Kind.UNPERMUTE, work.num_tokens * b_c + rows * b_c + 2 * copies * b_c, done
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """Cast, all-gathers, counts, permute, experts, zeroes, scatter-add, reduce-scatter."""
+        several_ranks = layer.num_ranks > 1  # a rank alone exchanges nothing
+        look: tuple[Listed, ...] = ()
+        if not layer.is_backward:
+            look = (
+                Listed(COUNT, moves="expert ids of all tokens"),
+                Listed(OFFSETS, moves="a count for each own expert, twice"),
+            )
+        return (
+            *layer.tokens,
+            *kernels(*(GATHERS[:1] if layer.is_backward else GATHERS) if several_ranks else ()),
+            *look,
+            Listed("permute", moves="ids and weights of all tokens, own copies, own rows"),
+            *layer.received,
+            *experts(is_backward=layer.is_backward),
+            Listed(ZERO, moves="a row for each of all tokens"),
+            Listed(ADD, moves="own rows, own sums twice"),
+            *kernels(*((SUM,) if several_ranks else ())),
         )
-        begun = machine.sync.barrier(COMBINE, machine.kernel(dense))
-        scattered = self._reduce_scatter(work, machine, pool, begun)
-        return machine.sync.barrier(COMBINE, scattered)
 
-    def _blocks(self, work: LayerWork) -> tuple[Ints, Ints]:
-        """(block,): owner and rows of each block of consecutive tokens."""
-        tokens, grain = np.diff(work.tokens_of_rank), self.options.block_rows
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add all-gathers, permute, experts, zeroing, scatter-add, reduce-scatter."""
+        rows = work.matrix("pairs").sum(axis=0)
+        copies = work.matrix("copies").sum(axis=0)
+        b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
+        slots = work.num_tokens * work.expert_ids.shape[1]
+        every = np.ones(machine.num_ranks, np.int64)
+
+        cast = cast_before_dispatch(machine, work, start)
+        gathered = self._all_gather(work, machine, cast)
+        # Every rank looks through all tokens' expert ids, twice, and copies its experts' rows.
+        if not work.is_backward:
+            counted = machine.memory_kernel(Kind.LAYOUT, slots * ID_BYTES * every, gathered, COUNT)
+            local = np.bincount(work.placement.expert_rank, minlength=machine.num_ranks)
+            nbytes = 2 * COUNT_BYTES * local
+            gathered = machine.memory_kernel(Kind.LAYOUT, nbytes, counted, OFFSETS)
+        looked = slots * (ID_BYTES + WEIGHT_BYTES)
+        moved = MemoryTraffic(looked + copies * b_d, rows * b_d, rows)
+        permuted = machine.memory_kernel(Kind.PERMUTE, moved, gathered)
+        # Of the tokens that were gathered, only those copied out are wanted.
+        permuted = cast_received(machine, work, rows, permuted)
+        sms = machine.sms.pool("sm", machine.sms.count)
+        permuted = shared_kernels(machine, work, self._split(machine), start, permuted)
+        done = separate_kernels(machine, work, sms, permuted)
+        # The dense buffer: zeros for all tokens, to which the own experts' rows are added.
+        zeroes = MemoryTraffic(0 * every, work.num_tokens * b_c * every)
+        zeroed = machine.memory_kernel(Kind.UNPERMUTE, zeroes, done, ZERO)
+        added = MemoryTraffic((rows + copies) * b_c, copies * b_c)
+        summed = machine.memory_kernel(Kind.UNPERMUTE, added, zeroed, ADD)
+        return self._reduce_scatter(work, machine, summed)
+
+    def _split(self, machine: Machine) -> Split:
+        """SMs of a kernel of collectives, and those that it leaves."""
+        return machine.sms.split(f"scheme {self.name!r}", {"num_sms": self.options.num_sms})
+
+    def _pool(self, machine: Machine) -> Ints:
+        return self._split(machine).pool("nvls-sm", self.options.num_sms)
+
+    def _blocks(self, work: LayerWork, grain: int) -> tuple[Ints, Ints]:
+        """(block,): owner and rows of each block of up to `grain` consecutive tokens."""
+        tokens = np.diff(work.tokens_of_rank)
         count = -(-tokens // grain)
         owner = np.repeat(np.arange(work.num_ranks, dtype=np.int64), count)
         return owner, np.minimum(grain, tokens[owner] - places(count) * grain)
 
-    def _members(self, owner: Ints, num_ranks: int) -> tuple[Ints, Ints]:
-        """(copy,): block and rank for every rank but, unless looped back, the owner."""
-        rank = np.tile(np.arange(num_ranks, dtype=np.int64), len(owner))
-        block = np.repeat(np.arange(len(owner), dtype=np.int64), num_ranks)
-        keep = np.full(len(rank), True) if self.options.loopback else rank != owner[block]
-        return block[keep], rank[keep]
-
-    def _all_gather(self, work: LayerWork, machine: Machine, pool: Ints, begun: Ints) -> Ints:
-        owner, rows = self._blocks(work)
-        block, rank = self._members(owner, work.num_ranks)
+    def _all_gather(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+        """Gather rows, ids and weights: (rank,) tasks. A rank alone has them."""
         token = np.arange(work.num_tokens)
-        if not len(rank):  # a GPU alone has nobody to gather from
-            machine.notes.follow("sent", token, begun[work.source_rank])
-            return begun
-        nbytes = rows * work.dispatch_row_bytes
-        of_token = np.repeat(np.arange(len(owner)), rows)
+        if machine.num_ranks == 1:
+            machine.notes.follow("sent", token, after[work.source_rank])
+            return after
+        row_bytes, grain = work.dispatch_row_bytes, self.options.block_rows
+        owner, rows = self._blocks(work, grain)
+        begun = machine.kernel(after, GATHERS[0])
+        stored, after = self._gather_kernel(machine, owner, rows, begun, row_bytes=row_bytes)
+        machine.notes.follow("sent", token, stored[np.repeat(np.arange(len(owner)), rows)])
+        if work.is_backward:  # ids and weights are known
+            return after
+        for each, name in zip((ID_BYTES, WEIGHT_BYTES), GATHERS[1:], strict=True):
+            nbytes = each * work.expert_ids.shape[1]
+            blocks = self._blocks(work, grain * max(1, row_bytes // nbytes))
+            begun = machine.kernel(after, name)
+            _, after = self._gather_kernel(machine, *blocks, begun, meta_bytes=nbytes)
+        return after
+
+    def _gather_kernel(
+        self,
+        machine: Machine,
+        owner: Ints,
+        rows: Ints,
+        begun: Ints,
+        *,
+        row_bytes: int = 0,
+        meta_bytes: int = 0,
+    ) -> tuple[Ints, Ints]:
+        """One all-gather: (block,) tasks of the SMs, and (rank,) tasks behind its barrier."""
         stored = machine.serve(
-            pool[owner], machine.costs.sm_store(nbytes),
+            self._pool(machine)[owner], machine.costs.sm_store(rows * (row_bytes + meta_bytes)),
             kind=DISPATCH.send, rank=owner, after=begun[owner],
         )  # fmt: skip
-        machine.notes.follow("sent", token, stored[of_token])
-        arrived = machine.switch.multicast(
-            DISPATCH, owner, block, rank, work.dispatch_row_bytes, stored,
-            rows=rows, meta_bytes=work.expert_ids.shape[1] * ID_AND_WEIGHT_BYTES, fixed_group=True,
-        ).arrived  # fmt: skip
-        return machine.gather(
-            np.concatenate((stored, arrived)), np.concatenate((owner, rank)), begun
+        spread = multimem.multicast(
+            machine, DISPATCH, owner, row_bytes, stored,
+            rows=rows, meta_bytes=meta_bytes, loops=self.options.loopback,
+            on=machine.buffers.outboxes(self._pool(machine)[owner]),
+        )  # fmt: skip
+        arrived = machine.gather(
+            np.concatenate((stored, spread.arrived)), np.concatenate((owner, spread.member)), begun
         )
+        return stored, machine.sync.barrier(DISPATCH, arrived)
 
-    def _reduce_scatter(self, work: LayerWork, machine: Machine, pool: Ints, begun: Ints) -> Ints:
-        owner, rows = self._blocks(work)
-        block, rank = self._members(owner, work.num_ranks)
+    def _reduce_scatter(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+        """Sum all ranks' buffers: (rank,) tasks. A rank alone has its sums already."""
+        owner, rows = self._blocks(work, self.options.block_rows)
         token = np.arange(work.num_tokens)
-        if not len(rank):  # a GPU alone has its sums already
-            machine.notes.follow("combined", token, begun[work.source_rank])
-            return begun
+        if machine.num_ranks == 1:
+            machine.notes.follow("combined", token, after[work.source_rank])
+            return after
+        begun = machine.sync.barrier(COMBINE, machine.kernel(after, SUM))
         nbytes = rows * work.combine_row_bytes
         asked = machine.serve(
-            pool[owner], machine.costs.sm_load(nbytes),
+            self._pool(machine)[owner], machine.costs.sm_load(nbytes),
             kind=COMBINE.send, rank=owner, after=begun[owner],
         )  # fmt: skip
-        total = machine.switch.reduce(
-            COMBINE, owner, block, rank, work.combine_row_bytes, asked,
-            rows=rows, fixed_group=True,
-        ).total  # fmt: skip
+        total = multimem.reduce(
+            machine, COMBINE, owner, work.combine_row_bytes, asked,
+            rows=rows, loops=self.options.loopback,
+        )  # fmt: skip
         # Without loop-back the owner adds its own dense row to what the switch returns.
         moved = nbytes * (1 if self.options.loopback else 2)
         written = machine.stream(COMBINE.memory, moved, owner, total)
-        of_token = np.repeat(np.arange(len(owner)), rows)
-        machine.notes.follow("combined", token, written[of_token])
+        machine.notes.follow("combined", token, written[np.repeat(np.arange(len(owner)), rows)])
         return machine.gather(written, owner, begun)

@@ -128,6 +128,13 @@ class About:
         return {**dataclasses.asdict(self), "values": self.values}
 
 
+GONE = {
+    "weight_passes": "how often weights are read follows from the order of tiles and the L2 cache "
+    "(gpu.l2_bytes)",
+}
+"""Options of former versions, and what has taken their place."""
+
+
 def about(options: Options) -> list[About]:
     """All options of a scheme; the values that it has at present count as its defaults."""
     return [
@@ -172,6 +179,9 @@ def converted(scheme: str, options: Options, given: Mapping[str, Any]) -> Option
     for name, value in given.items():
         if not known:
             message = f"scheme {scheme!r} has no options; {name!r} was given"
+            raise UserError(message)
+        if name in GONE:
+            message = f"option {name!r} of scheme {scheme!r} is gone: {GONE[name]}"
             raise UserError(message)
         if name not in known:
             raise unknown(f"option of scheme {scheme!r}", name, known)

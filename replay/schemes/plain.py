@@ -16,13 +16,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.compute.casts import cast_before_dispatch, cast_received, cast_results
 from replay.compute.experts import separate_kernels
+from replay.compute.shared import shared_kernels
 from replay.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
+from replay.machine.times import MemoryTraffic
 from replay.schemes.base import Scheme
 from replay.schemes.options import Options, option
+from replay.schemes.software import TYPICAL, Listed, Outline, experts
+from replay.work.precision import NUMBER_TYPES
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
+    from replay.machine.sms import Split
     from replay.work.layer import LayerWork
 
 
@@ -42,43 +48,69 @@ class Plain(Scheme):
     summary = "direct stores of (token, expert) rows, no overlap; the one to copy"
     source = "definition"
     traffic = "pair"
+    combine_types = frozenset(NUMBER_TYPES)
     options: PlainOptions = PlainOptions()
+
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """A cast, two kernels that store, those of the experts, one that adds."""
+        return (
+            *layer.tokens,
+            Listed("dispatch"),
+            *layer.received,
+            *experts(is_backward=layer.is_backward),
+            *layer.results,
+            Listed("combine"),
+            Listed("unpermute", moves="every result, their sums"),
+        )
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add dispatch, barrier, experts, combine, barrier and sums."""
         owner, expert_rank = work.pair_source, work.pair_rank
-        begun = machine.kernel(start)
+        cast = cast_before_dispatch(machine, work, start)
+        begun = machine.kernel(cast, "dispatch")
         stored, arrived = self._store(
             machine, DISPATCH, owner, expert_rank, work.dispatch_row_bytes, begun
         )
         machine.notes.follow("sent", work.pair_token, stored)
         dispatched = machine.sync.barrier(DISPATCH, machine.gather(arrived, expert_rank, begun))
 
+        dispatched = shared_kernels(machine, work, self._split(machine), start, dispatched)
+        rows = work.matrix("pairs").sum(axis=0)
         every_sm = machine.sms.pool("sm", machine.sms.count)
-        begun = machine.kernel(separate_kernels(machine, work, every_sm, dispatched))
+        operands = cast_received(machine, work, rows, dispatched)
+        done = separate_kernels(machine, work, every_sm, operands)
+        begun = machine.kernel(cast_results(machine, work, rows, done), "combine")
 
         _, arrived = self._store(
             machine, COMBINE, expert_rank, owner, work.combine_row_bytes, begun
         )
         combined = machine.sync.barrier(COMBINE, machine.gather(arrived, owner, begun))
         # Reads the results of every token, writes their sum.
-        rows = work.matrix("pairs").sum(axis=1) + np.diff(work.tokens_of_rank)
-        ends = machine.memory_kernel(Kind.UNPERMUTE, rows * work.combine_row_bytes, combined)
+        summed = MemoryTraffic(
+            read=work.matrix("pairs").sum(axis=1) * work.combine_row_bytes,
+            written=np.diff(work.tokens_of_rank) * work.result_row_bytes,
+        )
+        ends = machine.memory_kernel(Kind.UNPERMUTE, summed, combined)
         token = np.arange(work.num_tokens)
         machine.notes.follow("combined", token, ends[work.source_rank])
         return ends
+
+    def _split(self, machine: Machine) -> Split:
+        """SMs of a kernel that stores rows, and those that it leaves."""
+        return machine.sms.split(f"scheme {self.name!r}", {"num_sms": self.options.num_sms})
 
     def _store(
         self, machine: Machine, kinds: PhaseKinds, src: Ints, dst: Ints, row_bytes: int, begun: Ints
     ) -> tuple[Ints, Ints]:
         """Store a row per pair: (pair,) tasks that store it, and those after which it is there."""
-        num_sms = self.options.num_sms
-        split = machine.sms.split(f"scheme {self.name!r}", {"num_sms": num_sms})
-        pool = split.pool("plain-store", num_sms)
+        pool = self._split(machine).pool("plain-store", self.options.num_sms)
         time = machine.costs.sm_store(np.full(len(src), row_bytes))
         stored = machine.serve(pool[src], time, kind=kinds.send, rank=src, after=begun[src])
         arrived, remote = stored.copy(), src != dst  # rows of the own GPU stay in its memory
         src, dst, store = src[remote], dst[remote], machine.transfers.store
         fan_out = machine.transfers.fan_out(src, dst)
-        arrived[remote] = store(kinds, src, dst, row_bytes, stored[remote], fan_out).arrived
+        issued, outboxes = stored[remote], machine.buffers.outboxes(pool[src])
+        arrived[remote] = store(
+            kinds, src, dst, row_bytes, issued, fan_out, on=outboxes
+        ).arrived  # fmt: skip
         return stored, arrived

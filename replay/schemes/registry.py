@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from replay.errors import UserError, unknown
 from replay.machine.paths import ONE_DOMAIN
 from replay.schemes import outside
-from replay.schemes.comet import Comet
+from replay.schemes.comet.scheme import Comet
+from replay.schemes.deepep.low_latency import LowLatencyDeepEp
 from replay.schemes.deepep.normal import DeepEp
 from replay.schemes.dysharp.scheme import (
     DYSHARP,
@@ -32,6 +33,7 @@ SCHEMES: dict[str, Scheme] = {
         Ideal(),
         NcclAllToAll(),
         DeepEp(),
+        LowLatencyDeepEp(),
         Nvls(),
         Comet(),
         FlashDMoe(),

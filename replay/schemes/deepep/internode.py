@@ -9,18 +9,20 @@ Source: deepseek-ai/DeepEP, ``csrc/kernels/legacy/internode.cu``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replay.machine.kinds import COMBINE, DISPATCH
-from replay.schemes.deepep.low_latency import MOST_BLOCKS
+from replay.machine.times import NO_TIME, MemoryTraffic, Time
 from replay.schemes.deepep.messages import NODE_GPUS, Messages, transfer
 from replay.schemes.deepep.normal import COMBINE_UNROLL, DISPATCH_UNROLL
 from replay.work.ragged import places
 
 if TYPE_CHECKING:
-    from replay.machine.machine import Ints, Machine, Time
+    from replay.machine.kinds import PhaseKinds
+    from replay.machine.machine import Ints, Machine
     from replay.work.layer import LayerWork
 
 KERNEL = "DeepEP's kernel between nodes"
@@ -28,24 +30,58 @@ INTERNODE_WARPS = 12  # of a block's 24 that copy, the others have other roles; 
 RDMA_CHUNK = {"dispatch": 20, "combine": 12}  # tokens sent to a node at once, as shipped for EP16
 
 
-def internode(
-    work: LayerWork, phase: str, num_sms: int, alike: int, machine: Machine, start: Ints
-) -> Ints:
-    """The dispatch or combine kernel alone, after its notify kernel."""
+def internode(work: LayerWork, phase: str, num_sms: int, machine: Machine, start: Ints) -> Ints:
+    """The dispatch or combine kernel alone, once it runs: (rank,) marks of its end."""
     channels = num_sms // 2
     tokens = np.diff(work.tokens_of_rank)
     place = places(tokens)
     per_channel = -(-int(tokens.max()) // channels)
-    channel = place // per_channel
-    chunk = -(-RDMA_CHUNK[phase] // alike)
-    each = max(chunk, per_channel // (MOST_BLOCKS // 4))
-    in_channel = -(-per_channel // each)
-    block = channel * in_channel + (place % per_channel) // each
-    copies = Messages(work, work.copy_token, work.copy_rank, block, alike)
-    flow = _internode_dispatch if phase == "dispatch" else _internode_combine
-    kinds = DISPATCH if phase == "dispatch" else COMBINE
-    fenced = machine.delay(kinds.sync, machine.costs.fence(), start)
-    return flow(machine, machine.kernel(fenced), work, copies, in_channel, channels)
+    chunk = RDMA_CHUNK[phase]
+    in_channel = -(-per_channel // chunk)
+    block = place // per_channel * in_channel + place % per_channel // chunk
+    legs = Legs.of(work, Messages(work, work.copy_token, work.copy_rank, block), block)
+    flow = _dispatch if phase == "dispatch" else _combine
+    return flow(machine, start, work, legs, in_channel, channels)
+
+
+@dataclass(frozen=True)
+class Legs:
+    """What goes through the NICs: the rows of each (block of tokens, node).
+
+    Attributes
+    ----------
+    copies
+        Rows that go on from the forwarder to the GPUs of its node.
+    owner, block, forwarder, rows
+        (leg,): rank of the tokens, its block, the GPU of the same index in the node, and distinct
+        tokens of the block that have an expert in the node.
+    of_message
+        (message,): leg that each message of `copies` comes out of.
+    """
+
+    copies: Messages
+    owner: Ints
+    block: Ints
+    forwarder: Ints
+    rows: Ints
+    of_message: Ints
+
+    @classmethod
+    def of(cls, work: LayerWork, copies: Messages, block_of_token: Ints) -> Legs:
+        """Count each token once per node, however many of the node's GPUs want it."""
+        nodes = -(-work.num_ranks // NODE_GPUS)
+        once = np.unique(work.copy_token * nodes + work.copy_rank // NODE_GPUS)
+        token, node = np.divmod(once, nodes)
+        owner = work.source_rank[token]
+        key, rows = np.unique(
+            (owner * copies.num_blocks + block_of_token[token]) * nodes + node, return_counts=True
+        )
+        message = (copies.owner * copies.num_blocks + copies.block) * nodes
+        of_message = np.searchsorted(key, message + copies.other // NODE_GPUS)
+        rest, node = np.divmod(key, nodes)
+        owner, block = np.divmod(rest, copies.num_blocks)
+        forwarder = node * NODE_GPUS + owner % NODE_GPUS
+        return cls(copies, owner, block, forwarder, rows, of_message)
 
 
 def _share(rows: Ints, a_row: Time) -> Time:
@@ -53,35 +89,25 @@ def _share(rows: Ints, a_row: Time) -> Time:
     return (a_row * rows).shared_by(INTERNODE_WARPS)
 
 
-def _rail_peer(owner: Ints, rank: Ints) -> Ints:
-    """The GPU of the owner's index in the rank's node."""
-    peer: Ints = rank // NODE_GPUS * NODE_GPUS + owner % NODE_GPUS
-    return peer
+def _fenced_within_node(
+    machine: Machine, kinds: PhaseKinds, src: Ints, dst: Ints, after: Ints
+) -> Ints:
+    """Rows for the own node pass no NIC: a fence makes them visible before their tail moves."""
+    fence = Time.where(src // NODE_GPUS == dst // NODE_GPUS, machine.costs.fence(), NO_TIME)
+    return machine.delay(kinds.sync, fence, after, src)
 
 
-def _legs(copies: Messages, num_ranks: int) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """(leg,) of one copy per (block, node): owner, block, forwarder, rows; (message,) its leg."""
-    forwarder = _rail_peer(copies.owner, copies.other)
-    key = (copies.owner * copies.num_blocks + copies.block) * num_ranks + forwarder
-    unique, leg = np.unique(key, return_inverse=True)
-    owner, rest = np.divmod(unique, copies.num_blocks * num_ranks)
-    block, forwarder = np.divmod(rest, num_ranks)
-    # With eight experts a token nearly always has one in each of two nodes.
-    total = np.bincount(leg, copies.rows).astype(np.int64)
-    rows = np.minimum(total, copies.tokens[owner * copies.num_blocks + block])
-    return owner, block, forwarder, rows, leg
-
-
-def _internode_dispatch(
+def _dispatch(
     machine: Machine,
     begun: Ints,
     work: LayerWork,
-    copies: Messages,
+    legs: Legs,
     in_channel: int,
     channels: int,
 ) -> Ints:
     costs, row_bytes = machine.costs, work.dispatch_row_bytes
-    owner, block, forwarder, rows, leg = _legs(copies, work.num_ranks)
+    copies, leg = legs.copies, legs.of_message
+    owner, block, forwarder, rows = legs.owner, legs.block, legs.forwarder, legs.rows
     kernel = machine.sms.split(KERNEL, {})
     senders = kernel.channels("internode-send", channels)
     forwarders = kernel.channels("internode-forward", channels)
@@ -91,7 +117,10 @@ def _internode_dispatch(
         senders[owner, block // in_channel], _share(rows, a_row), late=a_row,
         kind=DISPATCH.send, rank=owner, after=begun[owner],
     )  # fmt: skip
-    in_node = transfer(machine, DISPATCH, owner, forwarder, row_bytes, rows, sent, scattered=True)
+    told = _fenced_within_node(machine, DISPATCH, owner, forwarder, sent)
+    in_node = transfer(
+        machine, DISPATCH, owner, forwarder, row_bytes, rows, told, scattered="stores"
+    )
     at = forwarder[leg]
     passed = machine.serve(
         forwarders[at, copies.block // in_channel], _share(copies.rows, a_row), late=a_row,
@@ -106,16 +135,17 @@ def _internode_dispatch(
     return machine.gather(out, copies.other, begun)
 
 
-def _internode_combine(
+def _combine(
     machine: Machine,
     begun: Ints,
     work: LayerWork,
-    copies: Messages,
+    legs: Legs,
     in_channel: int,
     channels: int,
 ) -> Ints:
     costs, row_bytes, graph = machine.costs, work.combine_row_bytes, machine.graph
-    owner, block, forwarder, rows, leg = _legs(copies, work.num_ranks)
+    copies, leg = legs.copies, legs.of_message
+    owner, block, forwarder, rows = legs.owner, legs.block, legs.forwarder, legs.rows
     kernel = machine.sms.split(KERNEL, {})
     senders = kernel.channels("internode-send", channels)
     adders = kernel.channels("internode-forward", channels)
@@ -137,14 +167,19 @@ def _internode_combine(
     )  # fmt: skip
     graph.edges(noticed, added[leg])
     graph.edges(begun[forwarder], added)
-    back = transfer(machine, COMBINE, forwarder, owner, row_bytes, rows, added, scattered=True)
+    told = _fenced_within_node(machine, COMBINE, forwarder, owner, added)
+    back = transfer(machine, COMBINE, forwarder, owner, row_bytes, rows, told, scattered="stores")
     key, final = np.unique(owner * copies.num_blocks + block, return_inverse=True)
     whose = key // copies.num_blocks
+    nodes = np.maximum(np.bincount(final, rows) // np.maximum(copies.tokens[key], 1), 1)
+    nodes = nodes.astype(np.int64)
     done = machine.serve(
         receivers[whose, key % copies.num_blocks // in_channel],
-        costs.warps_add(2, row_bytes, **adding) * copies.tokens[key],
-        late=costs.warps_add_late(2, row_bytes), kind=COMBINE.receive, rank=whose,
+        costs.warps_add(nodes, row_bytes, **adding) * copies.tokens[key],
+        late=costs.warps_add_late(nodes, row_bytes), kind=COMBINE.receive, rank=whose,
         after=begun[whose],
     )  # fmt: skip
     graph.edges(back, done[final])
-    return machine.gather(done, whose, begun)
+    sums = MemoryTraffic(read=0, written=copies.tokens[key] * row_bytes)
+    written = machine.stream(COMBINE.memory, sums, whose, done)
+    return machine.gather(written, whose, begun)

@@ -1,85 +1,351 @@
-"""DeepEP's low-latency kernels.
+"""DeepEP, first version, low-latency kernels, with masked grouped GEMMs between them.
 
-One row per (token, expert) straight into a fixed slot at the expert's GPU, then a count per expert
-as flag; one kernel whose SMs first send, meet, and then receive. Rows to another node go through
-the NICs.
+One row per (token, expert) goes straight into a fixed slot at the expert's GPU, so that no count is
+needed before; a count per (expert, source) follows as flag. One kernel's SMs first send and then,
+after a barrier of the grid, receive:
 
-Source: deepseek-ai/DeepEP, ``csrc/kernels/legacy/internode_ll.cu``.
+- dispatch, send: token t on SM ``t mod SMs``, whose warps read it, cast it into a staging buffer,
+  and copy it from there, a warp for each of its experts. One warp of the first SM meanwhile clears
+  the signals of the buffer that is used next, and says so for every expert.
+- dispatch, receive: the group of warps of (expert, source) waits for its flag and packs the rows.
+- combine, send: the group of (expert, owner) copies its rows, a row a warp, into the owner's slots,
+  and flags its expert.
+- combine, receive: blocks wait for the flags of all experts, the grid for all blocks; then token t
+  is added up, weighted, on SM ``t mod SMs``.
+
+Buffers are doubled, for odd and even calls. A call writes into the buffer of the call before the
+last, whose rows a peer has read before it flags those of the last: no barrier is needed.
+
+With n ranks, e(t) remote pairs of token t and Ein(g) foreign pairs of GPU g's experts, the payload
+of GPU g's port is
+
+    dispatch: up B_d x sum of e(t) over g's tokens, down B_d x Ein(g)
+    combine:  up B_c x Ein(g), down B_c x sum of e(t) over g's tokens
+
+Source: deepseek-ai/DeepEP at dd758ca, ``csrc/kernels/legacy/internode_ll.cu`` and the layout of
+the buffers in ``config.hpp``. Other versions widen the combine's grid to more tokens than experts.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.compute import masked
+from replay.compute.casts import cast_received, cast_results
+from replay.compute.shared import shared_kernels
+from replay.errors import UserError
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
-from replay.schemes.deepep.messages import Messages, blocks_of_tokens, transfer
+from replay.schemes.base import Scheme
+from replay.schemes.deepep.flags import Rows, store_flags, store_rows
+from replay.schemes.deepep.grid import HIDDEN_SIZES, Flows, Grid, padded_bytes
+from replay.schemes.deepep.messages import Messages, blocks_of_tokens
+from replay.schemes.options import Options, option
+from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
+from replay.work.ragged import places
 
 if TYPE_CHECKING:
-    from replay.machine.machine import Ints, Machine, Time
+    from replay.machine.machine import Ints, Machine
     from replay.work.layer import LayerWork
 
-HEADER_BYTES = 16
-CAST_NS = 2400  # a block casts a token to FP8 and begins its rows; 6144/2/8 on 8 SMs
-ADD_NS = 600  # a block adds a token's rows; the same shape's combine
-COUNT_NS = 10  # of each expert: its flag is written, and polled; fitted with the two above
-MOST_BLOCKS = 64  # blocks of tokens, per rank
-ROW_UNROLL = 7  # loads of a lane in flight, low latency (UNROLLED_WARP_COPY)
+MOST_BLOCKS = 64  # blocks of tokens, per rank: what goes to one peer together in the model
+
+SGLANG = "sgl-project/sglang, DeepEP's dispatcher and forward_deepgemm_masked"
+CAST = "topk_ids.to(int64)"
+GATE_ID_BYTES, EXPERT_ID_BYTES = 4, 8  # SGLang casts expert ids to the type of the kernels
+LANES = 32
+HEADER_BYTES = 16  # index of the token at its source, and room for more
+SEND_UNROLL, PACK_UNROLL = 8, 7  # loads of a lane in flight (UNROLLED_WARP_COPY)
+BULK_UNROLL = 4  # the same for rows that go through shared memory (TMA)
+LOOK_UNROLL = 8  # the same where a block looks for the rows of its experts
+COUNT_NS = 10  # of each expert, its rows counted by all blocks; fitted to 4096/8 up to 16 tokens
+
+MOST_TOPK = 11  # kNumMaxTopK
+MOST_GROUPS = 14  # named barriers of a block
+MOST_TOKENS = 1024  # FINISHED_SUM_TAG; SGLang refuses more
 
 
-def _num_sms(num_experts: int, available: int) -> int:
-    """SMs of a low-latency kernel: a block serves as many experts as the GPU needs it to."""
-    groups = -(-num_experts // available)
-    return -(-num_experts // groups)
+@dataclass(frozen=True)
+class LowLatencyOptions(Options):
+    """Options of the low-latency kernels."""
 
-
-def low_latency(work: LayerWork, phase: str, machine: Machine, start: Ints) -> Ints:
-    """One kernel: send, meet, flags, receive."""
-    kinds = DISPATCH if phase == "dispatch" else COMBINE
-    costs, n = machine.costs, work.num_ranks
-    block = blocks_of_tokens(work, MOST_BLOCKS)
-    messages = Messages(work, work.pair_token, work.pair_rank, block, 1)
-    row_bytes = work.dispatch_row_bytes + HEADER_BYTES
-    src, dst = messages.owner, messages.other
-    if phase == "combine":
-        row_bytes, src, dst = work.combine_row_bytes, dst, src
-    pool = machine.sms.pool(f"ll-{phase}", _num_sms(work.num_experts, machine.sms.count))
-    begun = machine.kernel(start)
-    # A warp copies a row; the first ones leave when it is through.
-    copying = costs.warp_copy(row_bytes, unroll=ROW_UNROLL)
-    ready = machine.delay(kinds.send, copying, begun)[src]
-    tokens = messages.tokens
-    owner = np.arange(len(tokens)) // messages.num_blocks
-    if phase == "dispatch":
-        # One block a token at a time; a block of tokens is spread over all SMs.
-        cast = _by_tokens(machine, pool, owner, tokens, costs.ns(CAST_NS), kinds.send, begun[owner])
-        ready = cast[src * messages.num_blocks + messages.block]
-    landed = transfer(machine, kinds, src, dst, row_bytes, messages.rows, ready, scattered=True)
-    met = machine.delay(kinds.sync, costs.grid_barrier(), machine.gather(ready, src, begun))
-    counted = machine.delay(kinds.sync, costs.ns(COUNT_NS) * work.num_experts, met)
-    arrived = machine.gather(landed, dst, begun)
-    # Flags of all ranks to all ranks, behind the rows.
-    peer = np.repeat(machine.ranks, n), np.tile(machine.ranks, n)
-    flags = machine.delay(kinds.sync, costs.flag(), counted[peer[0]], peer[1])
-    flagged = machine.gather(flags, peer[1], arrived)
-    if phase == "dispatch":
-        copied = machine.stream(kinds.receive, 2 * messages.rows * row_bytes, dst, landed)
-        return machine.delay(kinds.receive, copying, machine.gather(copied, dst, flagged))
-    # All blocks meet once more before they add: a token's rows come behind several flags.
-    flagged = machine.delay(kinds.sync, costs.grid_barrier(), flagged)
-    added = _by_tokens(
-        machine, pool, owner, tokens, costs.ns(ADD_NS), kinds.receive, flagged[owner]
+    hook: bool = option(
+        False,
+        help="Whether dispatch and combine are two kernels each, one that sends and one that "
+        "receives, so that no SM is held between them.",
+        source="return_recv_hook of deepseek-ai/DeepEP, off unless it is asked for",
     )
-    return machine.delay(kinds.sync, costs.memory_load(), machine.gather(added, owner, flagged))
+    max_tokens: int = option(
+        128,
+        least=1,
+        most=MOST_TOKENS,
+        unit="tokens",
+        help="Tokens per rank that the buffers have room for. The kernel that brings scales into "
+        "order passes over all of the room. Layers with more tokens take what they need.",
+        source="SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK of sgl-project/sglang",
+    )
 
 
-def _by_tokens(
-    machine: Machine, pool: Ints, owner: Ints, tokens: Ints, each: Time, kind: Kind, after: Ints
-) -> Ints:
-    """Tokens of each block on the SMs of `pool`, a token on one SM: (block,) marks."""
-    which = np.repeat(np.arange(len(tokens)), tokens)
-    done = machine.serve(pool[owner[which]], each, kind=kind, rank=owner[which], after=after[which])
-    marks = machine.mark(owner, after)
-    machine.graph.edges(done, marks[which])
-    return marks
+class LowLatencyDeepEp(Scheme):
+    """One row per (token, expert) into fixed slots, masked GEMMs, rows back into fixed slots."""
+
+    name = "deepep-ll"
+    summary = "DeepEP V1 low-latency kernels: a row per expert into fixed slots"
+    source = "deepseek-ai/DeepEP dd758ca, csrc/kernels/legacy/internode_ll.cu; SGLang's experts"
+    assumes = (
+        "the buffers of earlier calls are there and clean; rows are padded to the next hidden size "
+        "that kernels are compiled for, GEMMs are not"
+    )
+    traffic = "pair"
+    needs = frozenset()
+    phases_separated = False
+    options: LowLatencyOptions = LowLatencyOptions()
+
+    def refuses(self, work: LayerWork) -> str:
+        """Say what of a layer the kernels have no code for; empty if nothing."""
+        tokens = int(np.diff(work.tokens_of_rank).max(initial=0))
+        topk, hidden = work.expert_ids.shape[1], work.shape.hidden
+        if work.is_backward:
+            return "its kernels have no backward pass"
+        if tokens > MOST_TOKENS:
+            return f"its kernels take {MOST_TOKENS} tokens per rank at most, a rank has {tokens}"
+        if topk > MOST_TOPK:
+            return f"its kernels take {MOST_TOPK} experts per token at most, not {topk}"
+        if hidden > HIDDEN_SIZES[-1]:
+            return f"its kernels take {HIDDEN_SIZES[-1]} values per row at most, not {hidden}"
+        if max(work.dispatch_row_bytes, work.combine_row_bytes) > 2 * hidden:
+            return "its kernels send BF16 and FP8, not values of 4 bytes"
+        return ""
+
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """The kernels of DeepEP, one or two each way, and those of SGLang around them."""
+        first, _, second = experts(is_backward=False)
+        scales = Listed(masked.SCALES, moves="scales of all slots, read and written", source=SGLANG)
+        received = ("dispatch, receive", "combine, receive") if self.options.hook else ()
+        return (
+            Listed(CAST, moves="expert ids of 4 and of 8 bytes", source=SGLANG),
+            *kernels("dispatch", *received[:1]),
+            *layer.received,
+            first,
+            Listed(masked.ACTIVATION, moves="results of GEMM-1, operands of GEMM-2", source=SGLANG),
+            *((scales,) if layer.precision.gemm == "fp8" else ()),
+            second,
+            *layer.results,
+            *kernels("combine", *received[1:]),
+        )
+
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add the cast of expert ids, dispatch, masked experts and combine."""
+        tokens = np.diff(work.tokens_of_rank)
+        ids = tokens * work.expert_ids.shape[1] * (GATE_ID_BYTES + EXPERT_ID_BYTES)
+        cast = machine.memory_kernel(Kind.LAYOUT, ids, start, CAST)
+        received = self.dispatch(work, machine, cast)
+        room = max(int(tokens.max(initial=0)), self.options.max_tokens) * work.num_ranks
+        slots = np.array([len(experts) for experts in work.experts_of_rank], np.int64) * room
+        rows, pool = work.matrix("pairs").sum(axis=0), machine.sms.pool("sm", machine.sms.count)
+        ready = cast_received(machine, work, rows, received)
+        # A group of warps per expert leaves hardly an SM: shared experts run behind the kernel.
+        every = machine.sms.split(f"scheme {self.name!r}", {"blocks": machine.sms.count})
+        ready = shared_kernels(machine, work, every, start, ready)
+        done = masked.masked_kernels(machine, work, pool, ready, slots, scales_in_order=True)
+        return self.combine(work, machine, cast_results(machine, work, rows, done))
+
+    # ---- dispatch --------------------------------------------------------------------------------
+
+    def dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add the dispatch kernel, or two: (rank,) marks of the end."""
+        grid, n = self._grid(work, machine), work.num_ranks
+        lanes, blocks = self._sms(machine, "ll-dispatch", grid)
+        begun = machine.kernel(start, "dispatch")
+        block = blocks_of_tokens(work, MOST_BLOCKS)
+        messages = Messages(work, work.pair_token, work.pair_rank, block)
+        row = padded_bytes(work.dispatch_row_bytes, work.shape.hidden) + HEADER_BYTES
+        ready = self._cast(work, machine, blocks, messages, block, row, begun)
+        owner = np.arange(len(ready)) // messages.num_blocks
+        src, dst = messages.owner, messages.other
+        pair_src, pair_dst = np.divmod(np.arange(n * n), n)
+        told = store_rows(
+            machine, DISPATCH,
+            Rows(
+                src, dst, messages.rows, ready[src * messages.num_blocks + messages.block],
+                group=src * n + dst,
+            ),
+            (work.dispatch_row_bytes, row - work.dispatch_row_bytes),
+            (pair_src, pair_dst), self._looked(work, machine, grid, begun), "stores",
+        )  # fmt: skip
+        # Threads that each have an expert poll its count until all blocks have added to it.
+        costs, experts = machine.costs, grid.experts * n
+        counted = machine.delay(
+            DISPATCH.sync, costs.visible() + costs.poll() + costs.ns(COUNT_NS) * experts,
+            told.groups, pair_src,
+        )  # fmt: skip
+        flows = Flows.of(work, grid)
+        seen = store_flags(
+            machine, DISPATCH, (Kind.SIGNAL_UP, Kind.SIGNAL_DOWN), flows.owner, flows.expert_rank,
+            counted[flows.owner * n + flows.expert_rank],
+        )  # fmt: skip
+        sent = machine.gather(ready, owner, machine.gather(counted, pair_src, begun))
+        met = (
+            machine.kernel(sent, "dispatch, receive")
+            if self.options.hook
+            else machine.delay(DISPATCH.sync, costs.grid_barrier(), sent)
+        )
+        met = machine.gather(told.from_cards, machine.ranks, met)
+        return self._pack(machine, grid, flows, lanes, row, seen, met)
+
+    def _cast(
+        self, work: LayerWork, machine: Machine, blocks: Ints, messages: Messages, block: Ints,
+        row: int, begun: Ints,
+    ) -> Ints:  # fmt: skip
+        """Cast and copy tokens on the SMs: (rank x block,) marks when rows of a block can leave."""
+        costs, source = machine.costs, work.source_rank
+        # Read from memory, cast into the staging buffer, copied from the cache that it is in.
+        a_token = costs.memory_load() + costs.warp_copy(row, unroll=SEND_UNROLL, readers=math.inf)
+        sent = machine.serve(
+            blocks[source, places(np.diff(work.tokens_of_rank)) % blocks.shape[1]], a_token,
+            kind=Kind.DISPATCH_SEND, rank=source, after=begun[source],
+        )  # fmt: skip
+        machine.notes.follow("sent", np.arange(work.num_tokens), sent)
+        owner = np.arange(len(messages.tokens)) // messages.num_blocks
+        moved = messages.tokens * (2 * work.shape.hidden + row)
+        staged = machine.stream(DISPATCH.memory, moved, owner, begun[owner])
+        ready = machine.mark(owner, staged)
+        machine.graph.edges(sent, ready[source * messages.num_blocks + block])
+        return ready
+
+    def _looked(self, work: LayerWork, machine: Machine, grid: Grid, begun: Ints) -> Ints:
+        """(rank,) tasks when each block knows the counts of its experts.
+
+        One warp of every block looks at all choices. That of the first SM first clears the signals
+        of the next buffer, and says so for 32 experts at a time, with a release each.
+        """
+        costs, experts = machine.costs, grid.experts * work.num_ranks
+        choices = np.diff(work.tokens_of_rank) * work.expert_ids.shape[1]
+        looking = costs.cache_load() * -(-choices // (LANES * LOOK_UNROLL))
+        clearing = costs.memory_load() * -(-experts // LANES)
+        return machine.delay(DISPATCH.sync, clearing + looking, begun)
+
+    def _pack(
+        self, machine: Machine, grid: Grid, flows: Flows, lanes: Ints, row: int, seen: Ints,
+        met: Ints,
+    ) -> Ints:  # fmt: skip
+        """Copy rows to where the GEMM reads them: (rank,) marks of the end."""
+        full = np.flatnonzero(flows.rows)
+        rank, rows = flows.expert_rank[full], flows.rows[full]
+        sm, group = (each[full] for each in flows.group(grid))
+        a_row = machine.costs.warp_copy(row, unroll=PACK_UNROLL)
+        packed = machine.serve(
+            lanes[rank, sm, group], a_row * -(-rows // grid.warps), kind=Kind.DISPATCH_RECEIVE,
+            rank=rank, after=seen[full],
+        )  # fmt: skip
+        moved = machine.stream(DISPATCH.memory, 2 * rows * row, rank, seen[full])
+        machine.graph.edges(met[rank], packed)
+        machine.graph.edges(met[rank], moved)
+        return machine.gather(
+            np.concatenate((packed, moved, seen)),
+            np.concatenate((rank, rank, flows.expert_rank)),
+            met,
+        )
+
+    # ---- combine ---------------------------------------------------------------------------------
+
+    def combine(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add the combine kernel, or two: (rank,) marks of the end."""
+        grid, costs = self._grid(work, machine), machine.costs
+        lanes, blocks = self._sms(machine, "ll-combine", grid)
+        flows, begun = Flows.of(work, grid), machine.kernel(start, "combine")
+        row = padded_bytes(work.combine_row_bytes, work.shape.hidden)
+        messages = self._copy(machine, grid, flows, lanes, row, begun)
+        cleared = machine.delay(COMBINE.sync, costs.memory_load(), begun)
+        told = store_rows(
+            machine, COMBINE, messages, (work.combine_row_bytes, row - work.combine_row_bytes),
+            (flows.expert_rank, flows.owner), cleared, "bulk",
+        )  # fmt: skip
+        # The warps of a group meet, then one of them flags.
+        met = machine.delay(COMBINE.sync, costs.cache_load(), told.groups, flows.expert_rank)
+        seen = store_flags(
+            machine, COMBINE, (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN), flows.expert_rank, flows.owner,
+            met,
+        )  # fmt: skip
+        sent = machine.gather(met, flows.expert_rank, told.from_cards)
+        if self.options.hook:
+            sent = machine.kernel(sent, "combine, receive")
+        # A token's rows come behind several flags, so that all of them are waited for.
+        all_seen = machine.gather(seen, flows.owner, sent)
+        together = machine.delay(COMBINE.sync, costs.grid_barrier(), all_seen)
+        return self._add(work, machine, blocks, row, together)
+
+    def _copy(
+        self, machine: Machine, grid: Grid, flows: Flows, lanes: Ints, row: int, begun: Ints
+    ) -> Rows:
+        """Copy rows on the SMs: messages that may leave.
+
+        The warps of a group copy a row each, at the same time. The first rows are through after the
+        time of one copy, and all of them when the SM could store so many bytes.
+        """
+        costs, pieces = machine.costs, flows.pieces()
+        src, dst = flows.expert_rank[pieces.flow], flows.owner[pieces.flow]
+        sm, group = (each[pieces.flow] for each in flows.group(grid))
+        stored = machine.serve(
+            lanes[src, sm, group], costs.sm_store(pieces.rows * row * grid.groups),
+            kind=Kind.COMBINE_SEND, rank=src, after=begun[src],
+        )  # fmt: skip
+        read = machine.stream(COMBINE.memory, pieces.rows * row, src, begun[src])
+        turn = pieces.before // grid.warps
+        turns = int(turn.max(initial=0)) + 1
+        rank, number = np.divmod(np.arange(machine.num_ranks * turns), turns)
+        a_row = costs.warp_copy(row, unroll=BULK_UNROLL, readers=math.inf)
+        copied = machine.delay(COMBINE.sync, a_row * (1 + number), begun[rank], rank)
+        ready = machine.mark(src, copied[src * turns + turn])
+        machine.graph.edges(stored, ready)
+        machine.graph.edges(read, ready)
+        return Rows(src, dst, pieces.rows, ready, group=pieces.flow)
+
+    def _add(
+        self, work: LayerWork, machine: Machine, blocks: Ints, row: int, together: Ints
+    ) -> Ints:
+        """Add up the rows of each token, weighted: (rank,) marks of the end."""
+        costs, owner = machine.costs, work.source_rank
+        sources = np.bincount(work.pair_token, minlength=work.num_tokens)
+        added = machine.serve(
+            blocks[owner, places(np.diff(work.tokens_of_rank)) % blocks.shape[1]],
+            costs.sm_add(sources * row, row), late=costs.memory_load(),
+            kind=Kind.COMBINE_RECEIVE, rank=owner, after=together[owner],
+        )  # fmt: skip
+        block = owner * MOST_BLOCKS + blocks_of_tokens(work, MOST_BLOCKS)
+        moved = np.zeros(work.num_ranks * MOST_BLOCKS, np.int64)
+        np.add.at(moved, block, (sources + 1) * row)
+        rank = np.arange(len(moved)) // MOST_BLOCKS
+        streamed = machine.stream(COMBINE.memory, moved, rank, together[rank])
+        done = machine.mark(rank, streamed)
+        machine.graph.edges(added, done[block])
+        machine.notes.follow("combined", np.arange(work.num_tokens), done[block])
+        return machine.gather(done, rank, together)
+
+    # ---- both ------------------------------------------------------------------------------------
+
+    def _grid(self, work: LayerWork, machine: Machine) -> Grid:
+        """Grid of either kernel.
+
+        Raises
+        ------
+        UserError
+            If the GPU's blocks cannot serve so many experts.
+        """
+        grid = Grid.of(work, machine)
+        if grid.groups > MOST_GROUPS:
+            message = (
+                f"scheme {self.name!r}: {grid.experts * work.num_ranks} experts on "
+                f"{machine.sms.count} SMs; its kernels serve {MOST_GROUPS} on each at most"
+            )
+            raise UserError(message)
+        return grid
+
+    def _sms(self, machine: Machine, group: str, grid: Grid) -> tuple[Ints, Ints]:
+        """(rank, SM, group) groups of warps, and (rank, SM) whole blocks, of the same SMs."""
+        split = machine.sms.split(f"scheme {self.name!r}", {})
+        lanes = split.warp_lanes(group, grid.num_sms, grid.groups)
+        return lanes, split.channels(f"{group}-block", grid.num_sms, on=group)

@@ -9,6 +9,7 @@ import numpy as np
 from replay.work.ragged import places
 
 if TYPE_CHECKING:
+    from hwmodel.link import Scattered
     from replay.machine.kinds import PhaseKinds
     from replay.machine.machine import Ints, Machine
     from replay.work.layer import LayerWork
@@ -27,9 +28,7 @@ class Messages:
         (rank x block,): tokens of each block.
     """
 
-    def __init__(
-        self, work: LayerWork, tokens: Ints, ranks: Ints, block_of_token: Ints, alike: int
-    ) -> None:
+    def __init__(self, work: LayerWork, tokens: Ints, ranks: Ints, block_of_token: Ints) -> None:
         n = work.num_ranks
         self.num_blocks = int(block_of_token.max(initial=0)) + 1
         key = (work.source_rank[tokens] * self.num_blocks + block_of_token[tokens]) * n + ranks
@@ -39,8 +38,8 @@ class Messages:
         # Blocks in turn, and each rank begins with another peer, as the kernels do.
         order = np.lexsort((owner, (other - owner) % n, block))
         self.owner, self.other, self.block = owner[order], other[order], block[order]
-        self.rows = count[order] * alike
-        self.tokens = alike * np.bincount(
+        self.rows = count[order]
+        self.tokens = np.bincount(
             work.source_rank * self.num_blocks + block_of_token, minlength=n * self.num_blocks
         )
 
@@ -61,7 +60,7 @@ def transfer(
     rows: Ints,
     after: Ints,
     *,
-    scattered: bool = False,
+    scattered: Scattered = "no",
 ) -> Ints:
     """Store rows into the own memory, at a peer of the domain, or in another domain.
 

@@ -21,20 +21,28 @@ memory do; measured times step up where a channel's tokens no longer fit its add
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.compute.casts import cast_before_dispatch, cast_received
 from replay.compute.experts import separate_kernels
+from replay.compute.shared import shared_before_wait
 from replay.machine import rings
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
+from replay.machine.times import MemoryTraffic
 from replay.schemes.base import Scheme
+from replay.schemes.deepep import notify, stack
+from replay.schemes.deepep.messages import NODE_GPUS
+from replay.schemes.deepep.notify import EXPERT_ID_BYTES
+from replay.schemes.deepep.stack import STACKS
 from replay.schemes.options import Options, option
+from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.work.ragged import places, places_in_runs
 
 if TYPE_CHECKING:
-    from replay.machine.kinds import PhaseKinds
     from replay.machine.machine import Ints, Machine
     from replay.machine.sms import Split
     from replay.work.layer import LayerWork
@@ -47,9 +55,9 @@ BLOCK_WARPS = 24  # 768 threads
 DISPATCH_UNROLL, COMBINE_UNROLL = 5, 4  # loads of a lane in flight (UNROLLED_WARP_COPY)
 STAGES = 2  # a received row is copied in two halves, each loaded and stored before the next
 
-PERMUTED_LAYOUTS = ("plain", "contiguous")  # a masked buffer is what low-latency kernels fill
+EXTRAPOLATED = "extrapolated: GPUs of the domain beyond the 8 that V1's kernels know"
+BARE = "bare"  # the stack that is nobody's
 INDEX_BYTES = 4  # source index of a row
-EXPERT_ID_BYTES = 8
 WEIGHT_BYTES = 4
 
 
@@ -91,12 +99,16 @@ class DeepEpOptions(Options):
         "repeated routing. Then only the barriers remain.",
         source="a layer whose routing is new",
     )
-    layout: str = option(
-        "plain",
-        choices=PERMUTED_LAYOUTS,
-        help="How received rows lie before the experts' GEMMs. plain leaves no gaps; contiguous "
-        "pads each expert to the height of a tile, as DeepGEMM's kernel for prefill wants it.",
-        source="see replay.compute.experts",
+    stack: str = option(
+        "vllm",
+        choices=(*STACKS, BARE),
+        help="Whose kernels stand around DeepEP's and the grouped GEMMs; `schemes/deepep/LAYER.md` "
+        "lists them. sglang and vllm cast rows, pad each expert to DeepGEMM's 128 rows, and bring "
+        "indices and scales along; vllm marks the padding, so that it is not multiplied. bare only "
+        "casts, copies and adds rows, and pads nothing. Gradients and rows of 4 bytes, which "
+        "neither engine knows, always take bare.",
+        source="sgl-project/sglang and vllm-project/vllm; the quicker of the two, so that a "
+        "baseline has its better engine",
     )
 
 
@@ -106,42 +118,90 @@ class DeepEp(Scheme):
     name = "deepep"
     summary = "DeepEP V1 normal kernels: one copy per GPU through ring buffers"
     source = "deepseek-ai/DeepEP dd758ca, csrc/kernels/legacy/intranode.cu"
-    assumes = "GEMMs run on all SMs, after the dispatch kernel"
+    assumes = (
+        "GEMMs run on all SMs, after the dispatch kernel; V1's kernels inside a domain know at "
+        "most 8 GPUs, so that a larger domain is an extrapolation, which the result counts"
+    )
     traffic = "copy"
+    candidates = MappingProxyType({"num_sms": (12, 16, 20, 24, 32, 48)})
+    unpadded = MappingProxyType({"stack": BARE})
     options: DeepEpOptions = DeepEpOptions()
-    alike: int = 1
-    """Tokens that each token of the routing stands for. 1 is exact; validation takes a coarser
-    grain for the kernels alone with many thousand tokens per rank."""
+
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """The engine's kernels; layout and notify with its wait, unless known; DeepEP's."""
+        known = self.options.cached_layout or layer.is_backward
+        dispatch = (
+            kernels(notify.CACHED_NOTIFY, "dispatch")
+            if known
+            else (*kernels("layout", "notify"), Listed("counts to the host", 0), Listed("dispatch"))
+        )
+        combine = kernels(notify.COMBINE_NOTIFY, "combine")
+        engine = self._engine(layer)
+        if engine is not None:
+            before, around, after = stack.listed(engine, layer)
+            return (*before, *dispatch, *around, *combine, *after)
+        return (
+            *layer.tokens,
+            *dispatch,
+            *layer.received,
+            Listed("permute", moves="received copies, a row for each of their experts"),
+            *experts(is_backward=layer.is_backward),
+            Listed("unpermute", moves="every result, their sums by GPU"),
+            *combine,
+        )
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
-        """Add layout, notify, dispatch, permute, experts, unpermute, cached notify, combine."""
-        options = self.options
-        b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
+        """Add the stack's kernels, dispatch, experts and combine."""
+        beyond = max(work.num_ranks - NODE_GPUS, 0)
+        if beyond:
+            machine.notes.count(EXTRAPOLATED, machine.ranks, beyond)
+        pool = machine.sms.pool("sm", machine.sms.count)
+        engine = self._engine(work)
+        if engine is None:
+            return self._bare(work, machine, pool, start)
+        shared = shared_before_wait(machine, work, self._sms(machine), start)
+        cast = stack.run(engine.before_dispatch, work, machine, start)
+        received = shared(self.dispatch(work, machine, cast))
+        added = stack.experts(engine, work, machine, pool, received)
+        combined = self.combine(work, machine, added)
+        return stack.run(engine.after_combine, work, machine, combined)
+
+    def _engine(self, layer: LayerWork | Outline) -> stack.Stack | None:
+        """Kernels of the engine that runs the layer; None where none does."""
+        types = {layer.precision.gemm, layer.precision.dispatch}
+        if self.options.stack == BARE or layer.is_backward or "fp32" in types:
+            return None
+        return STACKS[self.options.stack]
+
+    def _bare(self, work: LayerWork, machine: Machine, pool: Ints, start: Ints) -> Ints:
+        """Copies to the experts' rows and sums of them, and no kernel more."""
+        operand, b_c = work.operand_row_bytes, work.combine_row_bytes
         copies = work.matrix("copies").sum(axis=0)
         rows = work.matrix("pairs").sum(axis=0)
-        received = self.dispatch(work, machine, start)
-        permuted = machine.memory_kernel(Kind.PERMUTE, (copies + rows) * b_d, received)
-        pool = machine.sms.pool("sm", machine.sms.count)
-        done = separate_kernels(machine, work, pool, permuted, layout=options.layout)
+        shared = shared_before_wait(machine, work, self._sms(machine), start)
+        cast = cast_before_dispatch(machine, work, start)
+        received = cast_received(machine, work, copies, self.dispatch(work, machine, cast))
+        moved = MemoryTraffic(copies * operand, rows * operand, rows)
+        permuted = machine.memory_kernel(Kind.PERMUTE, moved, received)
+        done = separate_kernels(machine, work, pool, shared(permuted))
         # The caller adds the rows of its own experts, so that one row per (token, GPU) returns.
-        reduced = machine.memory_kernel(Kind.UNPERMUTE, (rows + copies) * b_c, done)
+        added = MemoryTraffic(rows * b_c, copies * b_c)
+        reduced = machine.memory_kernel(Kind.UNPERMUTE, added, done)
         return self.combine(work, machine, reduced)
 
     def dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add layout (unless cached), notify and dispatch kernels: (rank,) marks of the end."""
-        return self._dispatch(work, machine, self._before_dispatch(work, machine, start))
+        if self.options.cached_layout or work.is_backward:
+            begun = machine.kernel(notify.cached_notify(machine, start), "dispatch")
+        else:
+            laid_out = notify.layout(work, machine, start)
+            begun = notify.notify(work, machine, self.options.num_sms // 2, laid_out)
+        return self._dispatch(work, machine, begun)
 
     def combine(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
-        """Add cached notify and combine kernels: (rank,) marks of the end."""
-        return self._combine(work, machine, self._cached_notify(machine, COMBINE, start))
-
-    def _cached_notify(self, machine: Machine, kinds: PhaseKinds, start: Ints) -> Ints:
-        """A kernel that clears the rings' counters between two barriers; (rank,) tasks."""
-        notified = machine.kernel(start)
-        for _ in range(2):
-            fenced = machine.delay(kinds.sync, machine.costs.fence(), notified)
-            notified = machine.sync.barrier(kinds, fenced)
-        return machine.kernel(notified)
+        """Add notify and combine kernels: (rank,) marks of the end."""
+        ended = notify.combine_notify(work, machine, self.options.num_sms // 2, start)
+        return self._combine(work, machine, machine.kernel(ended, "combine"))
 
     def _sms(self, machine: Machine) -> Split:
         """SMs of one of the two kernels, which follow one another."""
@@ -151,30 +211,7 @@ class DeepEp(Scheme):
         row = next((row for row in SHIPPED if num_ranks <= row[0]), SHIPPED[-1])
         options = self.options
         dispatch, combine = options.dispatch_chunk or row[1], options.combine_chunk or row[2]
-        dispatch, combine = max(dispatch, self.alike), max(combine, self.alike)
         return dispatch, combine, max(options.ring_tokens or row[3], dispatch, combine)
-
-    def _chunks(self, src: Ints, dst: Ints, channel: Ints, chunk_rows: int) -> rings.Chunks:
-        """Chunks of the copies; the sizes count every token that one stands for."""
-        chunks = rings.cut(src, dst, channel, chunk_rows // self.alike)
-        return replace(chunks, rows=chunks.rows * self.alike)
-
-    def _before_dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
-        """Layout and notify kernels; (rank,) tasks when the dispatch kernel runs."""
-        if self.options.cached_layout or work.is_backward:
-            return self._cached_notify(machine, DISPATCH, start)
-        tokens = np.diff(work.tokens_of_rank) * self.alike
-        topk = work.expert_ids.shape[1]
-        read = tokens * (topk * EXPERT_ID_BYTES + work.num_ranks)
-        laid_out = machine.memory_kernel(Kind.LAYOUT, read, start)
-        # Notify: barrier, counts to every peer, barrier, prefix sums, barrier.
-        met = machine.sync.barrier(DISPATCH, machine.kernel(laid_out))
-        most = max((len(experts) for experts in work.experts_of_rank), default=0)
-        counts = machine.sync.exchange_counts(met, 4 * (work.num_ranks + most))
-        met = machine.sync.barrier(DISPATCH, machine.sync.barrier(DISPATCH, counts))
-        # The host polls a pinned counter to size the output before it can launch the dispatch.
-        polled = machine.host.poll(DISPATCH, met)
-        return machine.host.launch(polled)
 
     def _dispatch(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
         """Dispatch kernel: (rank,) marks of its end."""
@@ -183,12 +220,10 @@ class DeepEp(Scheme):
         sms = self._sms(machine)
         meta = INDEX_BYTES + work.expert_ids.shape[1] * (EXPERT_ID_BYTES + WEIGHT_BYTES)
         channel = self._channel_of_token(work)
-        chunks = self._chunks(
-            work.copy_source, work.copy_rank, channel[work.copy_token], chunk_rows
-        )
+        chunks = rings.cut(work.copy_source, work.copy_rank, channel[work.copy_token], chunk_rows)
         # Warps of a group share its rows; every warp looks at all tokens of the channel.
         readers = len(work.copy_token) / max(work.num_tokens, 1)
-        looked_at = self._tokens_up_to(work, channel, chunks) * self.alike
+        looked_at = self._tokens_up_to(work, channel, chunks)
         a_row = costs.warp_copy(row_bytes, unroll=DISPATCH_UNROLL, readers=readers)
         busy = costs.warp_scan(looked_at * -(-n // BLOCK_WARPS))
         busy += a_row * -(-chunks.rows * n // BLOCK_WARPS)
@@ -239,9 +274,7 @@ class DeepEp(Scheme):
         sms = self._sms(machine)
         channels = self.options.num_sms // 2
         channel = self._channel_of_token(work)
-        chunks = self._chunks(
-            work.copy_rank, work.copy_source, channel[work.copy_token], chunk_rows
-        )
+        chunks = rings.cut(work.copy_rank, work.copy_source, channel[work.copy_token], chunk_rows)
         meta = INDEX_BYTES + work.expert_ids.shape[1] * WEIGHT_BYTES
         a_row = costs.warp_copy(row_bytes, unroll=COMBINE_UNROLL)
         senders = sms.warp_lanes("deepep-send", channels, n)
@@ -258,17 +291,19 @@ class DeepEp(Scheme):
             sources, row_bytes, num_warps=BLOCK_WARPS - 1, waiting_bytes=int(waiting) * row_bytes
         )
         added = machine.serve(
-            adders[work.source_rank, channel], a_sum * self.alike,
+            adders[work.source_rank, channel], a_sum,
             late=costs.warps_add_late(sources, row_bytes),
             kind=COMBINE.receive, rank=work.source_rank, after=begun[work.source_rank],
         )  # fmt: skip
         machine.graph.edges(sent.arrived[chunks.of_row], added[work.copy_token])
-        machine.notes.follow("combined", np.arange(work.num_tokens), added)
+        sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, row_bytes))
+        written = machine.stream(COMBINE.memory, sums, work.source_rank, added)
+        machine.notes.follow("combined", np.arange(work.num_tokens), written)
         last_reader = np.zeros(len(chunks), np.int64)
         np.maximum.at(last_reader, chunks.of_row, work.copy_token)
         rings.return_room(machine, COMBINE, chunks, sent, added[last_reader], ring_rows)
         return machine.gather(
-            np.concatenate((sent.send, added)),
+            np.concatenate((sent.send, written)),
             np.concatenate((chunks.src, work.source_rank)),
             begun,
         )

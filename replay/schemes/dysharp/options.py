@@ -86,6 +86,14 @@ class SwitchOptions(RowOptions):
         help="Whether the copy and the rows of the own GPU pass through the switch too.",
         source="assumed; the paper does not state it",
     )
+    port_rate: str = option(
+        "multimem",
+        choices=("multimem", "line"),
+        help="Rate of a port under packets that the switch copies or adds up. multimem: what is "
+        "left of it for NVLS on today's hardware (`switch.multimem_efficiency`). line: all of it, "
+        "as the paper's simulated switch has.",
+        source="assumed: as NVLS; no such switch has been measured",
+    )
     reduction: str = option(
         "evict",
         choices=("evict", "wait"),
@@ -123,17 +131,12 @@ class TileOptions(RowOptions):
         source=f"{PAPER}, the proposal",
     )
     tile_order: str = option(
-        "expert",
+        "arrival",
         choices=("arrival", "expert"),
-        help="Which ready tile goes first. expert takes the lowest expert, so that its tiles share "
-        "weights in the L2 cache; arrival takes tiles as they became ready (see `fused_tiles`).",
-        source="assumed; the paper does not say",
-    )
-    weight_passes: int = option(
-        1,
-        least=1,
-        help="How often an expert's weights are read from HBM (see `gemm_tasks`).",
-        source="assumed: the tiles of an expert share the L2 cache",
+        help="Which ready tile goes first. arrival takes tiles as they became ready; expert takes "
+        "the lowest expert, so that its tiles find weights in the L2 cache (see `fused_tiles`).",
+        source=f"{PAPER} section IV: tiles are paced by tokens, and a row of tiles goes when 128 "
+        "tokens have arrived",
     )
     tile_rows: int = option(
         128,

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.compute.casts import casting, tokens_read
 from replay.machine.in_switch import UNNAMED, Eviction, Naming
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
-from replay.machine.times import NO_TIME, Time
+from replay.machine.times import NO_TIME, MemoryTraffic, Time
 from replay.schemes.dysharp.options import RowOptions, SwitchOptions
 
 if TYPE_CHECKING:
@@ -69,19 +70,24 @@ class Rows:
         num = len(sizes)
         lanes = self._kernels[0].channels("dysharp-dispatch", self._options.dispatch_sms)
         leaves = np.repeat(order < len(sends), num)
+        # A row is cast once, by the SM that has the token: before what leaves first.
+        cast = np.repeat(np.diff(token, prepend=-1) != 0, num)
+        made = np.where(cast, np.tile(sizes, len(order)), 0)
+        read = tokens_read(machine, work, begun)
         stored = machine.serve(
             np.repeat(lanes[rank, self._lane(token, lanes.shape[1])], num),
-            machine.costs.sm_store(np.tile(sizes, len(order))),
+            machine.costs.sm_store(np.tile(sizes, len(order))) + casting(machine, work, made),
             late=Time.where(leaves, NO_TIME, machine.costs.visible()),
             kind=DISPATCH.send,
             rank=np.repeat(rank, num),
-            after=np.repeat(begun[rank], num),
+            after=np.repeat(read[token], num),
         )
         machine.notes.follow("sent", np.repeat(token, num), stored)
         of_item = np.empty((len(order), num), np.int64)
         of_item[order] = stored.reshape(-1, num)
         issued, placed = of_item[: len(sends)].ravel(), of_item[len(sends) :].ravel()
-        landed = self._send(sends, of, issued, sizes, packets)
+        sm = lanes[work.source_rank[sends], self._lane(sends, lanes.shape[1])]
+        landed = self._send(sends, of, issued, np.repeat(sm, num), sizes, packets)
         arrived = np.empty(len(work.copy_token), np.int64)
         for copies, tasks in ((self._through, landed), (self._inside, placed)):
             spread = np.repeat(copies, num)
@@ -98,15 +104,27 @@ class Rows:
         sends, of = np.unique(token, return_inverse=True)
         return sends, of
 
-    def _send(self, sends: Ints, of: Ints, issued: Ints, sizes: Ints, packets: Ints) -> Ints:
-        """Send the segments of messages: (copy x segment,) tasks at the destinations."""
+    def _send(
+        self, sends: Ints, of: Ints, issued: Ints, sm: Ints, sizes: Ints, packets: Ints
+    ) -> Ints:
+        """Send the segments of messages: (copy x segment,) tasks at the destinations.
+
+        Parameters
+        ----------
+        sends, of
+            See `_messages`.
+        issued, sm
+            (message x segment,): tasks that issue them, and the SMs on which these run.
+        sizes, packets
+            See `_segments`.
+        """
         work, machine, num = self._work, self._machine, len(sizes)
         src, dst = work.source_rank[sends], work.copy_rank[self._through]
         nbytes = np.tile(sizes, len(sends))
         if self._switch is None:
             return machine.transfers.store(
                 DISPATCH, np.repeat(src, num), np.repeat(dst, num), nbytes, issued,
-                machine.transfers.fan_out(src, dst),
+                machine.transfers.fan_out(src, dst), on=machine.buffers.outboxes(sm),
             ).arrived  # fmt: skip
         spread = machine.switch.multicast(
             DISPATCH,
@@ -116,6 +134,7 @@ class Rows:
             nbytes,
             issued,
             naming=self._naming(sends, of, num),
+            at_line_rate=self._switch.port_rate == "line",
         )
         self._queue("dispatch", sends, issued, spread.left, packets)
         return spread.arrived
@@ -163,17 +182,19 @@ class Rows:
         place[tokens] = np.arange(len(tokens))
         rank = work.source_rank[tokens]
         row_bytes = work.combine_row_bytes
-        written = machine.serve(
+        added = machine.serve(
             lanes[rank, self._lane(tokens, lanes.shape[1])],
             machine.costs.sm_add(rows_in[tokens] * row_bytes, row_bytes),
             kind=COMBINE.receive,
             rank=rank,
             after=complete[tokens],
         )
-        machine.graph.edges(fetched, np.repeat(written[place[pulled]], num))
+        machine.graph.edges(fetched, np.repeat(added[place[pulled]], num))
         # A token whose experts are all on its owner's GPU is not asked for.
         own = np.setdiff1d(tokens, pulled)
-        self._hub.combined(own, written[place[own]])
+        self._hub.combined(own, added[place[own]])
+        sums = MemoryTraffic(read=0, written=np.full(len(tokens), row_bytes))
+        written = machine.stream(COMBINE.memory, sums, rank, added)
         machine.notes.follow("combined", tokens, written)
         return machine.gather(written, rank, begun)
 
@@ -205,6 +226,7 @@ class Rows:
                 answers=self._answers(num),
                 naming=self._naming(pulled, of, num),
                 eviction=eviction,
+                at_line_rate=switch.port_rate == "line",
             )
             asked, arrived = summed.asked, summed.total
             self._queue("combine", pulled, asking, summed.requested, packets)

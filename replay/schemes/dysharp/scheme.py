@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.compute.casts import cast_received
 from replay.compute.experts import Gemm, RowTiles, fused_tiles, row_tiles, separate_kernels
-from replay.compute.weight_gradients import weight_gradients_beside
+from replay.compute.shared import shared_kernels, shared_tiles
+from replay.compute.weight_gradients import joined, weight_gradients_beside
 from replay.machine.kinds import COMBINE, DISPATCH
 from replay.machine.paths import ONE_DOMAIN
 from replay.schemes.base import Scheme
@@ -36,11 +38,10 @@ from replay.schemes.dysharp.options import (
     TwoKernelOptions,
 )
 from replay.schemes.dysharp.rows import Rows
+from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.work.ragged import firsts, places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from replay.machine.machine import Ints, Machine
     from replay.machine.resources import Discipline
     from replay.machine.sms import Split
@@ -96,12 +97,21 @@ class DySharp(Scheme):
         """Requests and responses have virtual channels (section V-A), served in turn."""
         return "turns"
 
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """One kernel, two, or one after the other, as `fusion` says."""
+        if self.fusion == "layer":
+            return kernels("layer")
+        if self.two_kernels:
+            return kernels("dispatch and gemm1", "gemm2 and combine")
+        experts_kernels = experts(is_backward=layer.is_backward)
+        return (*kernels("dispatch"), *layer.received, *experts_kernels, *kernels("combine"))
+
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the fused kernel, two of them, or kernels one after the other."""
         if self.fusion == "none":
             return self._in_sequence(work, machine, start)
         kernels = self._kernels(machine)
-        begun = machine.kernel(start)
+        begun = machine.kernel(start, "dispatch and gemm1" if self.two_kernels else "layer")
         hub = Hub(
             work,
             machine,
@@ -114,7 +124,7 @@ class DySharp(Scheme):
         )
         rows = Rows(work, machine, self.options, hub, kernels)
         arrived = rows.push(begun)
-        ready, beside = self._experts(work, machine, hub, kernels, begun, arrived)
+        ready, beside, begun = self._experts(work, machine, hub, kernels, begun, arrived)
         notified = rows.notify(ready)
         complete = machine.mark(work.source_rank, begun[work.source_rank])
         machine.graph.edges(notified, complete[work.copy_token])
@@ -125,15 +135,18 @@ class DySharp(Scheme):
 
     def _in_sequence(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the dispatch kernel, three expert kernels and the combine kernel."""
-        begun = machine.kernel(start)
+        begun = machine.kernel(start, "dispatch")
         hub = Hub(work, machine, tlb_entries=self.options.tlb_entries)
         rows = Rows(work, machine, self.options, hub, self._in_turn(machine))
         arrived = rows.push(begun)
         dispatched = machine.sync.barrier(DISPATCH, machine.gather(arrived, work.copy_rank, begun))
+        dispatched = cast_received(machine, work, work.matrix("pairs").sum(axis=0), dispatched)
+        in_turn = self._in_turn(machine)[0]
+        dispatched = shared_kernels(machine, work, in_turn, start, dispatched)
         pool = machine.sms.pool("sm", machine.sms.count)
         # Rows were placed by expert on arrival: no permute before the GEMMs, none after.
         done = separate_kernels(machine, work, pool, dispatched)
-        begun = machine.sync.barrier(COMBINE, machine.kernel(done))
+        begun = machine.sync.barrier(COMBINE, machine.kernel(done, "combine"))
         return rows.pull(begun, machine.mark(work.source_rank, begun[work.source_rank]))
 
     # ---- experts ---------------------------------------------------------------------------------
@@ -176,13 +189,14 @@ class DySharp(Scheme):
         kernels: tuple[Split, Split],
         begun: Ints,
         arrived: Ints,
-    ) -> tuple[Ints, list[tuple[Ints, Ints]]]:
+    ) -> tuple[Ints, list[tuple[Ints, Ints]], Ints]:
         """Run tiles as their slots fill.
 
         Returns
         -------
-        (copy,) marks: the rows of all the token's experts on that GPU are in its memory. And what
-        is to end beside the combine, see `_beside`.
+        (copy,) marks: the rows of all the token's experts on that GPU are in its memory. What is
+        to end beside the combine, see `_beside`. And (rank,) tasks that begin the kernel that
+        combines.
         """
         graph = machine.graph
         pool, second_pool, num_computing = self._pools(kernels)
@@ -190,12 +204,21 @@ class DySharp(Scheme):
         tiles = row_tiles(machine, work, gemm, num_computing, self.options.tile_rows)
         machine.notes.tile(tiles.rank, tiles.rows, self.options.tile_rows)
         full = machine.mark(tiles.rank, begun[tiles.rank])
+        shared = shared_tiles(
+            machine, work, pool, num_computing, begun, tile_rows=self.options.tile_rows
+        )
+        kernels_begun = [begun]
+
+        def second(done: Ints) -> Ints:
+            tasks, ranks = joined([(done, tiles.rank), shared])
+            kernels_begun.append(self._second_kernel(machine, ranks, tasks, arrived, work))
+            return kernels_begun[-1][tiles.rank]
+
         done = fused_tiles(
             machine, work, tiles, pool, hub.tiles_full(tiles, full),
-            tile_order=self.options.tile_order, weight_passes=self.options.weight_passes,
+            tile_order=self.options.tile_order,
             second_pool=second_pool,
-            between=self._second_kernel(machine, tiles.rank, arrived, work) if self.two_kernels
-            else None,
+            between=second if self.two_kernels else None,
         )  # fmt: skip
         done = hub.tiles_done(tiles, done)
         ready = machine.mark(work.copy_rank, arrived)
@@ -213,7 +236,10 @@ class DySharp(Scheme):
             graph.edges(arrived[work.pair_copy], full[hub.tile_of_pair])
             graph.edges(done[hub.tile_of_pair], ready[work.pair_copy])
         last_pool = second_pool if self.two_kernels else pool
-        return ready, self._beside(work, machine, tiles, begun, done, last_pool)
+        beside = self._beside(work, machine, tiles, begun, done, last_pool)
+        if work.shared is not None:
+            beside.append(shared)
+        return ready, beside, kernels_begun[-1]
 
     def _beside(
         self,
@@ -226,26 +252,32 @@ class DySharp(Scheme):
     ) -> list[tuple[Ints, Ints]]:
         """Tasks that GPUs have to end beside their combine, and the rank of each.
 
-        A second kernel ends with its tiles. Weight gradients run where SMs have nothing better to
-        do.
+        The kernel that combines ends with its GPU's tiles, too. Weight gradients run where SMs have
+        nothing better to do.
         """
-        beside = [(done, tiles.rank)] if self.two_kernels else []
-        return beside + weight_gradients_beside(
-            machine, work, pool, done, tiles.expert, priority=work.num_experts, begun=begun
-        )
+        return [
+            (done, tiles.rank),
+            *weight_gradients_beside(
+                machine, work, pool, done, tiles.expert, priority=work.num_experts, begun=begun
+            ),
+        ]
 
     def _second_kernel(
-        self, machine: Machine, rank: Ints, arrived: Ints, work: LayerWork
-    ) -> Callable[[Ints], Ints]:
-        """Let the second GEMM wait for the end of the kernel with dispatch and the first."""
+        self, machine: Machine, rank: Ints, done: Ints, arrived: Ints, work: LayerWork
+    ) -> Ints:
+        """Begin the second kernel after the one with dispatch and the first GEMM: (rank,) tasks.
 
-        def begin(done: Ints) -> Ints:
-            ended = machine.mark(machine.ranks)
-            machine.graph.edges(done, ended[rank])
-            machine.graph.edges(arrived, ended[work.copy_source])
-            return machine.kernel(ended)[rank]
-
-        return begin
+        Parameters
+        ----------
+        rank, done
+            (task,): GPU of each tile, and the end of its first GEMM.
+        arrived
+            (copy,): what the dispatch has sent is there.
+        """
+        ended = machine.mark(machine.ranks)
+        machine.graph.edges(done, ended[rank])
+        machine.graph.edges(arrived, ended[work.copy_source])
+        return machine.kernel(ended, "gemm2 and combine")
 
 
 def _tiles_by_source(work: LayerWork, tile_rows: int) -> Ints:

@@ -103,6 +103,7 @@ class PacketTiles:
             rows=multiplied,
             moved_rows=multiplied,
             first_of_expert=np.searchsorted(expert, np.arange(work.num_experts + 1)),
+            block_m=np.full(work.num_ranks, tile_rows, np.int64),
             block_n=np.full(work.num_ranks, tile_columns, np.int64),
         )
         of_row = firsts(count)[packets.packet] + packets.place // tile_rows
@@ -130,6 +131,6 @@ def within_capacity(work: LayerWork, factor: float) -> tuple[LayerWork, Ints]:
     ids[token[dropped], slot[dropped]] = -1
     fitting = LayerWork(
         ids, work.source_rank.astype(np.int32), work.placement, work.shape, work.precision,
-        is_backward=work.is_backward,
+        is_backward=work.is_backward, shared=work.shared,
     )  # fmt: skip
     return fitting, work.pair_source[dropped]

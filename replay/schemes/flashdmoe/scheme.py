@@ -21,19 +21,22 @@ In FP32 the repository multiplies on tensor cores as TF32, for which it says it 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.compute.casts import cast_tiles, casting, tokens_read
 from replay.compute.experts import Gemm, TileTasks, gemm_tasks
+from replay.compute.shared import shared_tiles
 from replay.compute.weight_gradients import joined, weight_gradients_beside
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
-from replay.machine.times import NO_TIME, Time
+from replay.machine.times import NO_TIME, MemoryTraffic, Time
 from replay.schemes.base import Scheme
 from replay.schemes.flashdmoe.packets import Packets, PacketTiles, within_capacity
 from replay.schemes.options import Options, option
+from replay.schemes.software import TYPICAL, Listed, Outline, kernels
 from replay.work.ragged import cut_runs
 
 if TYPE_CHECKING:
@@ -111,12 +114,6 @@ class FlashDMoeOptions(Options):
         "expert keeps the tiles of an expert together.",
         source="osayamenja/FlashMoE, os/scheduler.cuh",
     )
-    weight_passes: int = option(
-        1,
-        least=1,
-        help="How often an expert's weights are read from HBM (see `gemm_tasks`).",
-        source="assumed: the L2 cache serves repeated reads",
-    )
 
 
 class FlashDMoe(Scheme):
@@ -127,13 +124,17 @@ class FlashDMoe(Scheme):
     source = "arXiv 2506.04667v3; osayamenja/FlashMoE"
     assumes = (
         "two blocks share an SM; partial tiles are multiplied in full, their padding is not sent; "
-        "weights are read once; there is a backward pass of the same form, which does not exist"
+        "blocks do not share loads; there is a backward pass of the same form, which does not exist"
     )
     traffic = "pair"
     overlap = "whole layer, in one kernel"
     phases_separated = False
     unpadded = MappingProxyType({"pad_tiles": False})
     options: FlashDMoeOptions = FlashDMoeOptions()
+
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """One persistent kernel."""
+        return kernels("layer")
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the kernel."""
@@ -147,7 +148,7 @@ class FlashDMoe(Scheme):
         alone = {"blocks_per_sm": OS_BLOCKS} if options.blocks_per_sm == 1 else {}
         sms = machine.sms.split(f"scheme {self.name!r}", alone, rest="multiply")
         pool = sms.pool("sm", sms.left)
-        begun = machine.kernel(start)
+        begun = machine.kernel(start, "layer")
         seen, priority = self._dispatch(work, machine, packets, pool, begun)
         tiles = PacketTiles.of(
             work, packets, options.tile_rows, options.tile_columns, padded=options.pad_tiles
@@ -155,10 +156,16 @@ class FlashDMoe(Scheme):
         machine.notes.tile(tiles.grid.rank, tiles.rows, options.tile_rows)
         second, beside = self._experts(work, machine, tiles, pool, seen, priority)
         added, owner = self._combine(work, machine, packets, tiles, second, pool, priority)
+        shared = shared_tiles(
+            machine, work, pool, sms.left, begun, tile_rows=options.tile_rows,
+            tile_columns=options.tile_columns, priority=priority,
+            resident_blocks=options.blocks_per_sm, clusters=False,
+        )  # fmt: skip
         rank = tiles.grid.rank
+        tasks, ranks = joined([beside, shared])
         return machine.gather(
-            np.concatenate((added, seen, second.columns, second.memory, beside[0])),
-            np.concatenate((owner, packets.rank, rank[second.column_tile], rank, beside[1])),
+            np.concatenate((added, seen, second.done, tasks)),
+            np.concatenate((owner, packets.rank, rank, ranks)),
             begun,
         )
 
@@ -187,20 +194,26 @@ class FlashDMoe(Scheme):
         sent = np.empty(len(packet), np.int64)
         sent[by_turn] = machine.serve(
             pool[src[by_turn]],
-            machine.costs.sm_store(rows[by_turn] * row_bytes),
+            # Every packet's block casts the rows that it sends.
+            machine.costs.sm_store(rows[by_turn] * row_bytes)
+            + casting(machine, work, rows[by_turn] * row_bytes),
             late=Time.where(remote, NO_TIME, machine.costs.visible()),
             priority=priority[by_turn],
             kind=DISPATCH.send,
             rank=src[by_turn],
             after=begun[src[by_turn]],
         )
-        machine.notes.follow("sent", work.pair_token[packets.order], sent[messages.of_entry])
+        token = work.pair_token[packets.order]
+        if work.precision.casts_tokens:
+            machine.graph.edges(tokens_read(machine, work, begun)[token], sent[messages.of_entry])
+        machine.notes.follow("sent", token, sent[messages.of_entry])
         leaving = by_turn[remote]
-        fan_out = machine.transfers.fan_out(src[leaving], dst[leaving], scattered=True)
+        fan_out = machine.transfers.fan_out(src[leaving], dst[leaving], scattered="stores")
         arrived = sent.copy()
         arrived[leaving] = machine.transfers.store(
             DISPATCH, src[leaving], dst[leaving], row_bytes, sent[leaving], fan_out,
             rows=rows[leaving], packet_bytes=self.options.packet_bytes,
+            on=machine.buffers.outboxes(pool[src[leaving]]),
         ).arrived  # fmt: skip
         return self._signal(machine, packets, packet, arrived, begun), int(turn.max() + 1) * parts
 
@@ -234,9 +247,12 @@ class FlashDMoe(Scheme):
             packets.source[far], packets.rank[far], SIGNAL_BYTES, fenced[far],
             kinds=(Kind.SIGNAL_UP, Kind.SIGNAL_DOWN),
         )  # fmt: skip
-        return machine.delay(
+        handed = machine.delay(
             DISPATCH.sync, self._handing_out(machine), signalled, rank=packets.rank
         )
+        # What came before the kernel began is seen by its first poll.
+        machine.graph.edges(begun[packets.rank], handed)
+        return handed
 
     def _handing_out(self, machine: Machine) -> Time:
         """From what makes a task ready until it runs: a poll of the scheduler, one of its block."""
@@ -264,23 +280,24 @@ class FlashDMoe(Scheme):
         order = np.full(len(grid), priority, np.int64)
         if options.tile_order == "expert":
             order += grid.expert
-        first, second = Gemm.first(work, fused_activation=True), Gemm.second(work)
-        ready = seen[tiles.packet]
+        first = Gemm.first(work, fused_activation=True)
+        second = replace(Gemm.second(work), out_bytes=0)  # its epilogue stores to the owners
+        ready = cast_tiles(
+            machine, work, grid.rank, grid.moved_rows, pool, seen[tiles.packet], order
+        ).done
+        inputs = None
         for gemm in (first, second):
             tasks = gemm_tasks(
-                machine, work, gemm, grid, pool, ready, weight_passes=options.weight_passes,
-                priority=order, resident_blocks=options.blocks_per_sm,
+                machine, work, gemm, grid, pool, ready, inputs=inputs, priority=order,
+                resident_blocks=options.blocks_per_sm, clusters=False,
             )  # fmt: skip
             if gemm is first:
-                done = machine.mark(grid.rank, tasks.memory)
-                machine.graph.edges(tasks.columns, done[tasks.column_tile])
+                inputs = tasks.outputs
                 ready = machine.delay(
-                    Kind.GEMM2_SYNC, self._handing_out(machine), done, rank=grid.rank
+                    Kind.GEMM2_SYNC, self._handing_out(machine), tasks.done, rank=grid.rank
                 )
-        done = np.concatenate((tasks.columns, tasks.memory))
-        expert = np.concatenate((grid.expert[tasks.column_tile], grid.expert))
         beside = weight_gradients_beside(
-            machine, work, pool, done, expert, priority=priority + work.num_experts
+            machine, work, pool, tasks.done, grid.expert, priority=priority + work.num_experts
         )
         return tasks, joined(beside)
 
@@ -306,12 +323,8 @@ class FlashDMoe(Scheme):
         tile, hidden = second.column_tile, work.shape.hidden
         owner = packets.source[tiles.packet]
         columns = np.minimum(width, hidden - second.column_index * width)
-        value = work.precision.result_bytes
-        # The last columns are not there before the last of the weights.
-        ready = second.columns.copy()
-        last = np.flatnonzero(second.column_index == -(-hidden // width) - 1)
-        ready[last] = machine.mark(tiles.grid.rank[tile[last]], second.columns[last])
-        graph.edges(second.memory[tile[last]], ready[last])
+        value = work.precision.combine_value_bytes
+        ready = second.columns
 
         flagged = np.empty(len(tile), np.int64)
         is_remote = (owner != tiles.grid.rank)[tile]
@@ -329,8 +342,13 @@ class FlashDMoe(Scheme):
         )  # fmt: skip
         whole = machine.mark(owner)
         graph.edges(added, whole[tile])
-        machine.notes.follow("combined", work.pair_token[packets.order], whole[tiles.of_row])
-        return whole, owner
+        # A token's rows are added in the cache. Its sum is written once, a share with each of them.
+        token = work.pair_token[packets.order]
+        share = work.combine_row_bytes / np.bincount(token, minlength=work.num_tokens)[token]
+        sums = np.bincount(tiles.of_row, share, len(whole)).round().astype(np.int64)
+        written = machine.stream(COMBINE.memory, MemoryTraffic(0, sums), owner, whole)
+        machine.notes.follow("combined", token, written[tiles.of_row])
+        return written, owner
 
     def _send(
         self,
@@ -346,14 +364,14 @@ class FlashDMoe(Scheme):
         src, dst, rows = tiles.grid.rank[tile], owner[tile], tiles.rows[tile]
         # Every tile has every block of columns, so that all of them go to the same owners.
         stored = transfers.store(
-            COMBINE, src, dst, row_bytes, after, transfers.fan_out(src, dst, scattered=True),
+            COMBINE, src, dst, row_bytes, after, transfers.fan_out(src, dst, scattered="stores"),
             rows=rows, packet_bytes=options.packet_bytes,
         ).arrived  # fmt: skip
         if options.send_padding:
             partial = np.flatnonzero(rows < options.tile_rows)
             padded = src[partial], dst[partial]
             padding = transfers.store(
-                COMBINE, *padded, 0, after[partial], transfers.fan_out(*padded, scattered=True),
+                COMBINE, *padded, 0, after[partial], transfers.fan_out(*padded, scattered="stores"),
                 rows=options.tile_rows - rows[partial], meta_bytes=row_bytes,
                 packet_bytes=options.packet_bytes,
             ).arrived  # fmt: skip

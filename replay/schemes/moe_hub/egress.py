@@ -5,16 +5,11 @@ row (32 bytes) are merged there, and a row's last packet, if it is not full, wai
 uplink serves the destinations in turn. Without it one plain queue holds the sectors of all
 destinations, and each travels as a packet of its own. A store that finds no room waits in its SM.
 
-Both meet the switch's input buffers: each port has virtual channels of finite depth, a destination
-uses the channel of its number modulo theirs, and flits leave the GPU only when there is room for
-them. A row's flits hold the room from its start on the uplink until its end on the downlink.
+Both meet the switch's input buffers as every message does (`replay.machine.input_buffers`).
 
 The grain is a piece of a row of about `piece_bytes`; a last packet that waits for the timer is a
 piece of its own. Pieces of different rows interleave, packets do not. A queue holds at least one
-row, a channel at least one piece. A piece holds its room for all of its length, one serialisation
-longer than each of its flits would; that is about what the way back of a credit takes, which is not
-counted. With the packet manager a channel's room is counted in whole pieces, so that what one
-destination's queue holds is one line for the uplink; late packets, a few flits each, need none.
+row.
 """
 
 from __future__ import annotations
@@ -111,15 +106,10 @@ class Egress:
                 machine.buffers.pools("egress queue", depth)[:, None], n, axis=1
             )
             self._entries = np.repeat(machine.sms.units("egress entry", 1, "fifo"), n, axis=1)
-        channels, flits = machine.switch.num_channels, machine.switch.channel_flits
-        longest = max(
-            transfers.flits(sum(piece), self._packet_bytes)
-            for row in rows
-            for piece in self._cut(*row)
-        )
-        self._units = max(1, flits // longest) if merges else flits
-        room = machine.buffers.pools("switch input channel", self._units, channels)
-        self._channels = room.reshape(n, channels)
+        # What one destination's queue holds is one line for the uplink.
+        self._lines = [
+            machine.buffers.unnamed(f"egress line {{rank}}->{dst}", 1) for dst in range(n) if merges
+        ]
 
     def send(
         self,
@@ -131,6 +121,7 @@ class Egress:
         *,
         meta_bytes: int = 0,
         resident: Ints | None = None,
+        making: Time = NO_TIME,
     ) -> Sent:
         """Store rows to their destinations, or into the own memory.
 
@@ -144,12 +135,14 @@ class Egress:
             (row,): when the block that stores is offered; None where a gate will say.
         resident
             (row,): see `BlockScheduler.hold`.
+        making
+            (row,) or the same for all: what the block does before it stores.
         """
         machine = self._machine
         far = np.flatnonzero(src != dst)
         total = row_bytes + meta_bytes
         stored = machine.serve(
-            self._pool[src], machine.costs.sm_store(total),
+            self._pool[src], machine.costs.sm_store(np.full(len(src), total)) + making,
             late=Time.where(src == dst, machine.costs.visible(), NO_TIME),
             priority=STORES_FIRST, kind=kinds.send, rank=src,
         )  # fmt: skip
@@ -211,9 +204,6 @@ class Egress:
         )  # fmt: skip
         packets = transfers.packets(payload + meta, self._packet_bytes)
         graph.take(room, self._queues[src, dst], packets, released_by=up)
-        if not is_late:
-            channel = self._channels[src, dst % self._channels.shape[1]]
-            flits = transfers.flits(payload + meta, self._packet_bytes)
-            units = 1 if self._merges else min(flits, self._units)
-            graph.take(up, channel, units, released_by=down)
+        if self._lines and not is_late:
+            graph.take(up, np.array(self._lines)[dst, src])
         return down

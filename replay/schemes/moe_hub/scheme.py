@@ -27,11 +27,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.compute.casts import cast_tiles, casting, tokens_read
 from replay.compute.experts import Gemm, gemm_tasks, row_tiles
+from replay.compute.shared import shared_tiles
 from replay.compute.weight_gradients import (
     DOWN,
     UP,
@@ -40,10 +43,12 @@ from replay.compute.weight_gradients import (
     weight_gradients_beside,
 )
 from replay.machine.block_scheduler import BlockScheduler
-from replay.machine.kinds import COMBINE, DISPATCH, Kind
+from replay.machine.kinds import COMBINE, DISPATCH, KIND_NAMES, Kind
+from replay.machine.times import MemoryTraffic
 from replay.schemes.base import Scheme
 from replay.schemes.moe_hub.egress import STORES_FIRST, Egress, Sent
 from replay.schemes.options import Options, option
+from replay.schemes.software import TYPICAL, WGRAD, Listed, Outline, kernels
 
 if TYPE_CHECKING:
     from replay.compute.experts import RowTiles, TileTasks
@@ -121,17 +126,12 @@ class MoeHubOptions(Options):
         "busy",
     )
     tile_order: str = option(
-        "expert",
+        "arrival",
         choices=TILE_ORDERS,
-        help="Which ready tile goes first. expert takes the lowest expert, so that its tiles share "
-        "weights in the L2 cache. Without dam, tiles go in the order of the grid.",
-        source="assumed; the paper does not say",
-    )
-    weight_passes: int = option(
-        1,
-        least=1,
-        help="How often an expert's weights are read from HBM (see `gemm_tasks`).",
-        source="assumed: the tiles of an expert share the L2 cache",
+        help="Which ready tile goes first. arrival takes tiles as their counters launch them; "
+        "expert takes the lowest expert, so that its tiles find weights in the L2 cache. Without "
+        "dam, tiles go in the order of the grid.",
+        source="arXiv 2605.05888: counters of arrived data launch blocks",
     )
     piece_bytes: int = option(
         8192,
@@ -156,6 +156,7 @@ class MoeHub(Scheme):
     traffic = "pair"
     overlap = "whole layer"
     phases_separated = False
+    candidates = MappingProxyType({"store_sms": (4, 8, 12, 16, 24)})
     options: MoeHubOptions = MoeHubOptions()
 
     @property
@@ -163,9 +164,17 @@ class MoeHub(Scheme):
         """The packet manager serves destinations in turn; a plain queue blocks behind its head."""
         return "turns" if self.options.rpm else "fifo"
 
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """The routing kernel; without dam GEMMs, sums, weight gradients behind it."""
+        if self.options.dam:
+            return kernels("routing")  # its blocks and all others are launched by the hub
+        names = ("gemm2", "gemm1") if layer.is_backward else ("gemm1", "gemm2")
+        behind = (WGRAD, WGRAD) if layer.is_backward else ()
+        return (*kernels("routing", *names, "sums"), *behind)
+
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the routing kernel's stores, the experts' tiles and the sums."""
-        return _Layer(self.options, work, machine, machine.kernel(start)).build()
+        return _Layer(self.options, work, machine, machine.kernel(start, "routing")).build()
 
 
 class _Layer:
@@ -203,14 +212,18 @@ class _Layer:
         full = machine.mark(tiles.rank, self.begun[tiles.rank])
         if self.options.dam:
             done = self._launched_tiles(full)
-            landed = self._send_back(arrived, tiles, full, done)
+            landed, stored = self._send_back(arrived, tiles, full, done)
             ends = self._add(self._complete(landed), self.begun)
+            # Other kernels get the SMs when the last block has stored its rows.
+            ends = machine.gather(stored, work.pair_rank, ends)
+            ends = self._after_shared(ends)
             return machine.gather(*self._weight_gradients(tiles, done), ends)
         done, ended = self._kernels_of_tiles(full, sent)
-        landed = self._send_back(arrived, tiles, full, done)
+        landed, _ = self._send_back(arrived, tiles, full, done)
+        ended = self._after_shared(ended)
         # The kernel of the sums is next in the stream; all rows must have come to all GPUs.
         met = machine.sync.barrier(COMBINE, machine.gather(landed, work.pair_source, ended))
-        begun = machine.kernel(met)
+        begun = machine.kernel(met, "sums")
         ends = self._add(begun[work.source_rank[np.unique(work.pair_token)]], begun)
         if work.is_backward:
             for projection in (DOWN, UP):
@@ -222,9 +235,12 @@ class _Layer:
     def _dispatch(self) -> tuple[Sent, Ints]:
         """Store every pair's row: what was sent, and (pair,) when its slot is filled."""
         work, machine, options = self.work, self.machine, self.options
-        src, dst = work.pair_source, work.pair_rank
+        src, dst, row_bytes = work.pair_source, work.pair_rank, work.dispatch_row_bytes
+        # The block of a token casts it once, before it stores its first row.
+        made = np.where(np.diff(work.pair_token, prepend=-1) != 0, row_bytes, 0)
         sent = self.egress.send(
-            DISPATCH, src, dst, work.dispatch_row_bytes, self.begun[src],
+            DISPATCH, src, dst, row_bytes, tokens_read(machine, work, self.begun)[work.pair_token],
+            making=casting(machine, work, made),
             meta_bytes=options.address_bytes,
             resident=machine.buffers.pools("routing kernel's blocks", options.store_sms)[src],
         )  # fmt: skip
@@ -252,17 +268,26 @@ class _Layer:
     def _launched_tiles(self, full: Ints) -> Ints:
         """Blocks of both GEMMs, launched when their rows are there: (tile,) marks of the end."""
         launch = self.machine.costs.ns(self.options.launch_ns)
-        done = full
+        tiles = self._gemms[0][1]
+        by_expert = self.options.tile_order == "expert"
+        order = tiles.expert if by_expert else np.zeros_like(tiles.expert)
+        done, inputs = full, None
+        if self.work.precision.casts_dispatched:  # by blocks that the counters launch too
+            ready = self.machine.delay(Kind.LAUNCH, launch, full, tiles.rank)
+            casts = cast_tiles(
+                self.machine, self.work, tiles.rank, tiles.rows, self.pool, ready, order
+            )
+            self.blocks.hold(casts.on_sm, casts.on_sm, tiles.rank, ready, priority=order)
+            done = casts.done
         for gemm, tiles in self._gemms:
-            by_expert = self.options.tile_order == "expert"
-            order = tiles.expert if by_expert else np.zeros_like(tiles.expert)
             ready = self.machine.delay(Kind.LAUNCH, launch, done, tiles.rank)
-            tasks = self._gemm(gemm, tiles, ready, order)
+            tasks = self._gemm(gemm, tiles, ready, order, inputs)
+            inputs = tasks.outputs
             self.blocks.hold(
                 tasks.columns, tasks.columns, tiles.rank[tasks.column_tile],
                 ready[tasks.column_tile], priority=order[tasks.column_tile],
             )  # fmt: skip
-            done = self._done(tiles, tasks)
+            done = tasks.done
         return done
 
     def _kernels_of_tiles(self, full: Ints, sent: Sent) -> tuple[Ints, Ints]:
@@ -271,16 +296,18 @@ class _Layer:
         ended = machine.gather(sent.stored, work.pair_source, self.begun)
         (_, tiles), _ = self._gemms
         ready = machine.delay(DISPATCH.sync, machine.costs.poll(), full, rank=tiles.rank)
-        done = full
+        # A block that polled for the tile casts it, and keeps its SM.
+        grid = np.zeros_like(tiles.expert)
+        ready = cast_tiles(machine, work, tiles.rank, tiles.rows, self.pool, ready, grid).done
+        done, inputs = full, None
         for gemm, tiles in self._gemms:
-            begun = machine.kernel(ended)
-            tasks = self._gemm(gemm, tiles, ready, np.zeros_like(tiles.expert))
+            begun = machine.kernel(ended, KIND_NAMES[gemm.kind])
+            tasks = self._gemm(gemm, tiles, ready, np.zeros_like(tiles.expert), inputs)
+            inputs = tasks.outputs
             rank = tiles.rank[tasks.column_tile]
             claims = self.blocks.hold(tasks.columns, tasks.columns, rank, begun[rank])
-            is_first = tasks.column_index == 0
-            machine.graph.edges(claims[is_first], tasks.memory)  # its blocks load the weights
             machine.notes.poll(claims, tasks.columns, rank)
-            done = self._done(tiles, tasks)
+            done = tasks.done
             ended = machine.gather(done, tiles.rank, begun)
             ready = done
         return done, ended
@@ -298,17 +325,28 @@ class _Layer:
             for gemm in (first, replace(second, out_bytes=0))
         ]
 
-    def _gemm(self, gemm: Gemm, tiles: RowTiles, ready: Ints, order: Ints) -> TileTasks:
+    def _gemm(
+        self, gemm: Gemm, tiles: RowTiles, ready: Ints, order: Ints, inputs: Ints | None
+    ) -> TileTasks:
         return gemm_tasks(
-            self.machine, self.work, gemm, tiles, self.pool, ready,
-            weight_passes=self.options.weight_passes, priority=order,
-        )  # fmt: skip
+            self.machine, self.work, gemm, tiles, self.pool, ready, inputs=inputs, priority=order
+        )
 
-    def _done(self, tiles: RowTiles, tasks: TileTasks) -> Ints:
-        """(tile,) marks: all of a row tile's columns are done."""
-        done = self.machine.mark(tiles.rank, tasks.memory)
-        self.machine.graph.edges(tasks.columns, done[tasks.column_tile])
-        return done
+    def _after_shared(self, ended: Ints) -> Ints:
+        """(rank,) tasks: shared experts whose blocks were launched with the layer are done, too."""
+        if self.work.shared is None:
+            return ended
+        machine = self.machine
+
+        def hold(tiles: RowTiles, tasks: TileTasks, ready: Ints) -> None:
+            rank, after = tiles.rank[tasks.column_tile], ready[tasks.column_tile]
+            self.blocks.hold(tasks.columns, tasks.columns, rank, after)
+
+        tasks, ranks = shared_tiles(
+            machine, self.work, self.pool, machine.sms.count, self.begun,
+            tile_rows=TILE_ROWS, hold=hold,
+        )  # fmt: skip
+        return machine.gather(tasks, ranks, ended)
 
     def _weight_gradients(self, tiles: RowTiles, done: Ints) -> tuple[Ints, Ints]:
         """Weight gradients where SMs have nothing better to do: tasks and ranks, two (task,)."""
@@ -321,8 +359,15 @@ class _Layer:
 
     # ---- combine ---------------------------------------------------------------------------------
 
-    def _send_back(self, arrived: Ints, tiles: RowTiles, full: Ints, done: Ints) -> Ints:
-        """Give rows their slots, store each back when its tile is done: (pair,) marks, arrived."""
+    def _send_back(
+        self, arrived: Ints, tiles: RowTiles, full: Ints, done: Ints
+    ) -> tuple[Ints, Ints]:
+        """Give rows their slots, store each back when its tile is done.
+
+        Returns
+        -------
+        (pair,) marks: it has arrived; and (pair,) tasks: it has left its SM.
+        """
         work, machine = self.work, self.machine
         # Rows of a tile leave at one time, in the order of their slots: that of their arrival. What
         # comes close to it is known here: sources send side by side, each in its own order.
@@ -346,7 +391,7 @@ class _Layer:
                 arrived[members], claims[members],
                 tiles.rows[of_expert], full[of_expert], done[of_expert],
             )  # fmt: skip
-        return landed[of_pair]
+        return landed[of_pair], sent.stored[of_pair]
 
     def _complete(self, landed: Ints) -> Ints:
         """(sum,): all rows of the token have come, and its sum is launched."""
@@ -375,5 +420,7 @@ class _Layer:
             priority=STORES_FIRST, kind=COMBINE.receive, rank=rank,
         )  # fmt: skip
         self.blocks.hold(added, added, rank, ready, priority=STORES_FIRST)
-        machine.notes.follow("combined", tokens, added)
-        return machine.gather(added, rank, begun)
+        sums = MemoryTraffic(read=0, written=np.full(len(tokens), row_bytes))
+        written = machine.stream(COMBINE.memory, sums, rank, added)
+        machine.notes.follow("combined", tokens, written)
+        return machine.gather(written, rank, begun)

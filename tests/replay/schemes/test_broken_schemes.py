@@ -59,7 +59,7 @@ class Plain(Scheme):"""
 DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     "a byte too few": (
         "payload", "one token per rank",
-        [("dst, row_bytes, stored[", "dst, row_bytes - 1, stored[")],
+        [("dst, row_bytes, issued,", "dst, row_bytes - 1, issued,")],
         r"dispatch: GPU \d sends .* bytes, the rows of its tokens are .*: \d bytes are missing",
     ),
     "a row is not sent": (
@@ -69,13 +69,12 @@ DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     ),
     "rows go as metadata": (
         "payload", "uniform 4 ranks",
-        [("row_bytes, stored[remote], fan_out)",
-          "0, stored[remote], fan_out, meta_bytes=row_bytes)")],
+        [("row_bytes, issued, fan_out,", "0, issued, fan_out, meta_bytes=row_bytes,")],
         "sends 0 bytes, the rows of its tokens are",
     ),
     "rows come to the wrong GPUs, as many as to the right ones": (
         "ways", "zipf 8 ranks",
-        [("src, dst, row_bytes, stored[", "*exchanged(src, dst), row_bytes, stored["),
+        [("src, dst, row_bytes, issued,", "*exchanged(src, dst), row_bytes, issued,"),
          ("class Plain(Scheme):", EXCHANGED)],
         r"GPU \d sends [\d,]+ bytes to GPU \d, the rows from the one to the other are",
     ),
@@ -102,23 +101,28 @@ DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     ),
     "experts do not wait for rows": (
         "waits", "tiny, two ranks",
-        [("every_sm, dispatched)", "every_sm, begun)")],
+        [("rows, dispatched)", "rows, begun)")],
         r"dispatch: expert \d of GPU \d waits for 0 bytes on the uplink of GPU \d; the rows of GPU",
     ),
     "sums do not wait for results": (
         "waits", "tiny, two ranks",
-        [("row_bytes, combined)", "row_bytes, begun)")],
+        [("summed, combined)", "summed, begun)")],
         r"combine: the end of GPU \d waits for 0 bytes on the uplink of GPU \d; the rows of GPU",
     ),
     "it starts before its start": (
         "starts", "tiny, two ranks",
-        [("begun = machine.kernel(start)", "begun = machine.kernel(machine.mark(machine.ranks))")],
+        [("machine.kernel(cast,", "machine.kernel(machine.mark(machine.ranks),")],
         "begin before any rank's start",
     ),
     "more SMs than the GPU has": (
         "ends", "uniform 4 ranks",
         [("        16, least=1", "        160, least=1")],
         "build refuses the layer: option num_sms=160 of scheme 'broken' takes 160 SMs; the GPU has",
+    ),
+    "it ends while its SMs still store": (
+        "sms", "several tiles",
+        [("        return ends", "        return start")],
+        r"in a chain of three such layers GPU \d uses 1\d\d SMs at [\d,]+ ps, and has 132",
     ),
     "it returns too little": (
         "ends", "uniform 4 ranks",
@@ -133,7 +137,7 @@ DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     ),
     "it says that phases are apart": (
         "bounds", "one rank sends much",
-        [("every_sm, dispatched))", "every_sm, start))"),
+        [("rows, dispatched)", "rows, start)"),
          ("work.combine_row_bytes, begun", "work.combine_row_bytes, start")],
         r"the layer takes .* us, at least .* us: the scheme says that a barrier",
     ),
@@ -144,8 +148,8 @@ DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     ),
     "an option's least value cannot run": (
         "options", "one token per rank",
-        [("16, least=1", "16, least=0"), ("num_sms = self.options.num_sms",
-          "num_sms = 1 + 16 // self.options.num_sms")],
+        [("16, least=1", "16, least=0"), ('"plain-store", self.options.num_sms)',
+          '"plain-store", 1 + 16 // self.options.num_sms)')],
         r"with num_sms=0, build fails: .*ZeroDivisionError",
     ),
 }  # fmt: skip
@@ -170,7 +174,7 @@ def test_without_a_defect_nothing_is_found(tmp_path: Path) -> None:
         (('name = "broken"', 'name = "check"'), "not 'check'"),
         (('source = "definition"', 'source = ""'), "source is empty"),
         (('summary = "direct', 'summary = "' + "very " * 10 + "direct"), "expected 1 to 70"),
-        (('traffic = "pair"', 'traffic = "rows"'), "known: none, pair, copy, switch, dense"),
+        (('traffic = "pair"', 'traffic = "rows"'), "known: none, pair, copy, pair-copy, switch"),
     ],
 )
 def test_what_it_says_about_itself(change: tuple[str, str], said: str, tmp_path: Path) -> None:

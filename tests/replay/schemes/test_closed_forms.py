@@ -12,7 +12,7 @@ from replay.contract.counting import response_packets, write_packets
 from replay.graph import Timeline, schedule
 from replay.machine.kinds import Kind
 from replay.run.layer import build_graph
-from replay.schemes import SCHEMES
+from replay.schemes import SCHEMES, find
 from replay.work.layer import ExpertShape, LayerWork
 
 UP, DOWN = 150 * NS, 100 * NS  # propagation and traversal; propagation
@@ -22,9 +22,19 @@ ROW = 2048  # bytes of 1024 BF16 values: 16 packets
 PUSH, PULL = ROW * 10, ROW * 20  # 100 GB/s; the slower of reading at 200 and writing at 50 GB/s
 
 
-def run(layer: LayerWork, scheme: str, **options: int) -> Timeline:
-    graph, _ = build_graph(layer, round_machine(), SCHEMES[scheme].with_options(options))
+def run(layer: LayerWork, scheme: str, **options: int | str) -> Timeline:
+    graph, _ = build_graph(layer, round_machine(), find(scheme).with_options(options))
     return schedule(graph)
+
+
+def adding(parts: int) -> int:
+    """Time of adding up parts of a row that arrive at once.
+
+    Four planes of 400 G additions a second, four bytes each, for eight GPUs: 0.8 bytes per
+    picosecond. n parts are n - 1 rows to add.
+    """
+    each = -(-ROW * (parts - 1) // parts)
+    return parts * -(-each * 10 // 8)
 
 
 def tasks(timeline: Timeline, kind: Kind) -> np.ndarray:
@@ -52,11 +62,11 @@ def tile_ps(columns: int, inner: int) -> int:
     return 2 * 64 * columns * inner + TILE_OVERHEAD
 
 
-def test_ideal_on_one_gpu_is_three_kernels_of_one_wave() -> None:
+def test_experts_alone_on_one_gpu_are_three_kernels_of_one_wave() -> None:
     # Four experts with 50 rows: one row tile each; 8 and 64 column tiles on 100 SMs.
     ids = np.repeat(np.arange(4, dtype=np.int32), 50)[:, None]
     shape = ExpertShape(hidden=1024, intermediate=64)
-    timeline = run(small_layers.work(ids, 1, 4, shape=shape), "ideal")
+    timeline = run(small_layers.work(ids, 1, 4, shape=shape), "ideal", form="kernels")
     activation = 200 * (128 * 2 + 64 * 2) // 5 + 300 * NS  # 5000 GB/s: five bytes a picosecond
     second = tile_ps(64, 64)  # 64 tiles of 64 columns, less than the SMs
     assert len(tasks(timeline, Kind.GEMM1)) == 4 * 2
@@ -67,7 +77,9 @@ def test_ideal_on_one_gpu_is_three_kernels_of_one_wave() -> None:
 def test_gemm_of_one_wave_and_a_bit_takes_two() -> None:
     # Seven experts: 7 x 16 = 112 column tiles on 100 SMs.
     ids = np.repeat(np.arange(7, dtype=np.int32), 50)[:, None]
-    timeline = run(small_layers.work(ids, 1, 7, shape=ExpertShape(1024, 64)), "ideal")
+    timeline = run(
+        small_layers.work(ids, 1, 7, shape=ExpertShape(1024, 64)), "ideal", form="kernels"
+    )
     length = finish(timeline, Kind.GEMM2) - begin(timeline, Kind.GEMM2)
     assert length == 2 * tile_ps(64, 64)
 
@@ -113,7 +125,8 @@ def test_dysharp_token_takes_as_long_to_one_gpu_as_to_seven(targets: list[int]) 
     timeline = run(one_token(targets), "dysharp")
     out = write_packets(ROW, extra_flits=1)
     assert out == 16 * 10 * 16
-    arrived = GAP + PUSH + out + UP + out + DOWN + VISIBLE
+    on_port = 2 * out  # half the rate of the port, as multimem instructions reach
+    arrived = GAP + PUSH + on_port + UP + on_port + DOWN + VISIBLE
     downs = tasks(timeline, Kind.DISPATCH_DOWN)
     assert len(tasks(timeline, Kind.DISPATCH_UP)) == 1
     assert timeline.visible_ps[downs].tolist() == [arrived] * len(targets)
@@ -124,31 +137,69 @@ def test_dysharp_token_takes_as_long_to_one_gpu_as_to_seven(targets: list[int]) 
     # The notices of several GPUs queue at the owner's downlink.
     told = computed + notice + UP + len(targets) * notice + DOWN + VISIBLE
     assert finish(timeline, Kind.NOTIFY_DOWN) == told
-    request, answer = 16 * 16 * (1 + 1), response_packets(ROW)
+    request, answer = 2 * 16 * 16 * (1 + 1), 2 * response_packets(ROW)
     asked = told + POLL + PULL + request + UP + request + DOWN + ACCESS
-    summed = asked + answer + UP + MERGE + answer + DOWN
+    summed = asked + answer + UP + MERGE + adding(len(targets)) + answer + DOWN
     assert finish(timeline, Kind.COMBINE_DOWN) == summed
     written = ROW * 5 + ROW * 20  # read at 200, written at 50 GB/s
-    assert finish(timeline, Kind.COMBINE_RECEIVE) == timeline.makespan_ps == summed + written
+    assert finish(timeline, Kind.COMBINE_RECEIVE) == summed + written
+    assert timeline.makespan_ps == summed + written + ROW // 4  # memory is written at 4000 GB/s
 
 
-def test_nvls_block_occupies_every_port_once_at_the_multimem_rate() -> None:
-    timeline = run(one_token([1]), "nvls")
-    barrier = 1000 * NS + 7 * 10 * NS
-    meta = 8 * one_token([1]).expert_ids.shape[1]  # ids and weights of the slots
-    out = 2 * write_packets(ROW + meta)  # half the rate of the port
-    gathered = GAP + barrier + PUSH + out + UP + out + DOWN + VISIBLE
-    downs = tasks(timeline, Kind.DISPATCH_DOWN)
-    assert len(tasks(timeline, Kind.DISPATCH_UP)) == 1
-    assert timeline.graph.rank[downs].tolist() == [1, 2, 3, 4, 5, 6, 7]
-    assert timeline.visible_ps[downs].tolist() == [gathered] * 7
-    request, answer = 2 * 16 * 16, 2 * response_packets(ROW)
-    asked = begin(timeline, Kind.COMBINE_SEND) + PULL + request + UP + request + DOWN + ACCESS
-    summed = asked + answer + UP + MERGE + answer + DOWN
-    assert finish(timeline, Kind.COMBINE_DOWN) == summed
-    # The owner adds its own row to the sum and writes it: two rows of memory.
-    assert finish(timeline, Kind.COMBINE_MEMORY) == summed + -(-2 * ROW // 5)
-    assert timeline.makespan_ps == summed + -(-2 * ROW // 5) + barrier
+MEET = (1000 + 10) * NS  # a barrier of two GPUs
+OUT, BACK = write_packets(ROW), response_packets(ROW)
+# A wave of GEMM-1, the activation of one row, a wave of GEMM-2: kernels, each behind its gap.
+KERNELS = 3 * GAP + tile_ps(64, 1024) + -(-2 * (128 + 64) // 5) + 300 * NS + tile_ps(64, 64)
+TILES = tile_ps(64, 1024) + tile_ps(64, 64)
+TOLD = 2 * write_packets(8) + UP + DOWN + VISIBLE + POLL  # the owner polls for a notice
+# One row read at 200, the sum written at 50 GB/s, and then to memory at 4000.
+ADDED = ROW * 5 + ROW * 20 + ROW // 4
+
+
+def test_plain_token_takes_the_sum_of_its_kernels() -> None:
+    timeline = run(one_token([1], num_ranks=2), "plain")
+    stored = GAP + PUSH + OUT + UP + OUT + DOWN + VISIBLE + MEET
+    summed = GAP + ROW // 8 + ROW // 4 + 300 * NS  # read at 8000 GB/s, written at half of that
+    assert timeline.makespan_ps == stored + KERNELS + stored + summed
+
+
+def test_ideal_token_takes_its_kernels_alone_wherever_its_expert_is() -> None:
+    kernels = SCHEMES["ideal"].with_options({"form": "kernels"})
+    graph, ends = build_graph(one_token([1], num_ranks=2), round_machine(), kernels)
+    timeline = schedule(graph)
+    assert timeline.visible_ps[ends].tolist() == [KERNELS, KERNELS]
+
+
+def pushed_ps(wire: int) -> int:
+    """A row through the switch, at half the rate of its ports."""
+    return GAP + PUSH + 2 * wire + UP + 2 * wire + DOWN + VISIBLE
+
+
+def pulled_ps() -> int:
+    """A request with a list of experts, and the sum of one row."""
+    request, answer = 2 * 16 * 16 * (1 + 1), 2 * BACK
+    asked = PULL + request + UP + request + DOWN + ACCESS
+    return asked + answer + UP + MERGE + adding(1) + answer + DOWN + ADDED
+
+
+def test_dysharp_basic_token_meets_two_barriers_and_no_notice() -> None:
+    timeline = run(one_token([1], num_ranks=2), "dysharp-basic")
+    pushed = pushed_ps(write_packets(ROW, extra_flits=1))
+    assert timeline.makespan_ps == pushed + MEET + KERNELS + GAP + MEET + pulled_ps()
+
+
+def test_dysharp_comet_token_meets_one_gap_between_its_gemms() -> None:
+    timeline = run(one_token([1], num_ranks=2), "dysharp-comet")
+    pushed = pushed_ps(write_packets(ROW, extra_flits=1))
+    assert timeline.makespan_ps == pushed + POLL + TILES + GAP + TOLD + pulled_ps()
+
+
+def test_dysharp_token_without_the_switch_is_stored_and_loaded() -> None:
+    timeline = run(one_token([1], num_ranks=2), "dysharp-fusion-only")
+    pushed = GAP + PUSH + OUT + UP + OUT + DOWN + VISIBLE
+    request = 16 * 16
+    pulled = PULL + request + UP + request + DOWN + ACCESS + BACK + UP + BACK + DOWN + ADDED
+    assert timeline.makespan_ps == pushed + POLL + TILES + TOLD + pulled
 
 
 def test_reduction_buffer_holds_back_requests() -> None:

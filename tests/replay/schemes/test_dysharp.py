@@ -180,7 +180,7 @@ def test_a_row_in_segments_is_pipelined_over_its_way() -> None:
         np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64)
     )
     push, wire, gap = 4 * 128 * 10, 4 * (8 + 2) * FLIT, 2 * US
-    _, timeline = build(layer, segment_packets=4)
+    _, timeline = build(layer, segment_packets=4, port_rate="line")
     downs = of_kind(timeline, Kind.DISPATCH_DOWN)
     way = wire + UP + wire + DOWN + VISIBLE
     assert timeline.visible_ps[downs].tolist() == [gap + (i + 1) * push + way for i in range(4)]
@@ -591,9 +591,9 @@ def test_evictions_occupy_the_port_of_the_reader() -> None:
     layer = small_layers.ALL["zipf 8 ranks"]()
     row = layer.combine_row_bytes
     small = hwmodel.load("dgx-h100", {**ROUND, "switch.reduction_buffer_bytes": row // 8 + 1})
-    result = replayed(layer, small)
+    result = replayed(layer, small, port_rate="line")
     evictions = result.mechanisms.tables["reduction buffer"].evictions
-    _, timeline = build(layer, small)
+    _, timeline = build(layer, small, port_rate="line")
     downs = of_kind(timeline, Kind.COMBINE_DOWN)
     # One byte a picosecond.
     served = int((timeline.end_ps[downs] - timeline.start_ps[downs]).sum())
@@ -638,7 +638,7 @@ def test_uplinks_serve_requests_and_responses_in_turn() -> None:
             else:
                 turns += 1
     assert turns > 100
-    assert behind > 20
+    assert behind > 10
 
 
 @pytest.mark.parametrize("phase", ["dispatch", "combine"])
@@ -679,7 +679,7 @@ def test_fixed_slots_wait_for_their_source() -> None:
     push = 2048 * 10
     begun = {}
     for slots in ("arrival", "source"):
-        built, timeline = build(layer, slots=slots, tile_rows=2, dispatch_sms=1)
+        built, timeline = build(layer, slots=slots, tile_rows=2, dispatch_sms=1, port_rate="line")
         gemm = of_kind(timeline, Kind.GEMM1)
         begun[slots] = np.unique(timeline.start_ps[gemm])
         assert len(built.graph.gates) == (slots == "arrival")
@@ -689,7 +689,7 @@ def test_fixed_slots_wait_for_their_source() -> None:
     assert begun["source"].tolist() == [last - write_packets(2048, 1), last]
 
 
-def test_order_of_tiles_and_passes_over_weights() -> None:
+def test_order_of_tiles() -> None:
     layer = small_layers.ALL["several tiles"]()
     by_expert, by_arrival = (
         build(layer, tile_order=order)[0].graph for order in ("expert", "arrival")
@@ -698,12 +698,6 @@ def test_order_of_tiles_and_passes_over_weights() -> None:
         tiles = by_expert.kind == kind
         assert (by_expert.priority[tiles] == by_expert.tag[tiles]).all()
         assert set(by_arrival.priority[by_arrival.kind == kind].tolist()) == {0}
-    once, twice = (build(layer, weight_passes=passes)[0].graph for passes in (1, 2))
-    read = [graph.duration_ps[graph.kind == Kind.GEMM1_MEMORY].sum() for graph in (once, twice)]
-    several = layer.rows_of_expert > 128
-    weights = 2 * 96 * 2 * 64 * int(several.sum())  # BF16; five bytes a picosecond
-    assert several.any()
-    assert read[1] - read[0] == pytest.approx(weights / 5, abs=len(once.rank))
 
 
 def test_each_of_two_kernels_has_all_sms_but_those_that_move_its_rows() -> None:

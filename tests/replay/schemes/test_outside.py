@@ -156,7 +156,7 @@ def test_a_broken_plugin_says_so_in_a_line_and_leaves_the_others(plugins) -> Non
 
 
 def test_a_mistake_in_build_is_said_in_a_line(mine: Path, synthetic) -> None:
-    broken = MINE.replace("begun = machine.kernel(start)", "begun = machine.kernl(start)", 1)
+    broken = MINE.replace("machine.kernel(cast", "machine.kernl(cast", 1)
     assert broken != MINE
     mine.write_text(broken, encoding="utf-8")
     line = broken[: broken.index("kernl")].count("\n") + 1

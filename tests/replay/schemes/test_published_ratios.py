@@ -61,9 +61,17 @@ def test_routing_reaches_the_expected_number_of_gpus(k: int) -> None:
 
 
 def test_nvls_receives_3_40_times_what_is_needed_on_top_of_it() -> None:
+    """With own copies or without: of the N copies of a token D are needed, of N - 1 others R."""
     received = bytes_of("nvls", 8)["dispatch", "downlink"].sum()
-    needed = bytes_of("deepep", 8)["dispatch", "downlink"].sum()
-    assert (received - needed) / needed == pytest.approx(3.40, abs=0.05)
+    remote = bytes_of("deepep", 8)["dispatch", "downlink"].sum()
+    row = received / (RANKS * len(uniform(8).expert_ids))
+    own = row * (uniform(8).matrix("copies").trace())
+    assert (received - remote - own) / (remote + own) == pytest.approx(3.40, abs=0.05)
+    scheme = SCHEMES["nvls"].with_options({"loopback": False})
+    graph, _ = build_graph(uniform(8), hwmodel.load("gh200-nvl32"), scheme)
+    others = sum(port_bytes(graph)["dispatch"]["downlink", gpu] for gpu in range(RANKS))
+    assert others == received * (RANKS - 1) // RANKS
+    assert (others - remote) / remote == pytest.approx(3.40, abs=0.05)
 
 
 @pytest.mark.parametrize(("k", "share"), [(8, 0.571), (16, 0.540), (32, 0.524)])

@@ -22,6 +22,7 @@ from replay.graph import TaskGraph, Timeline, schedule
 from replay.machine.kinds import Kind
 from replay.run.layer import build_graph, replay_layer
 from replay.schemes import SCHEMES, find
+from replay.schemes.base import LayerRefusedError
 from replay.schemes.options import about
 from replay.schemes.registry import EXAMPLES
 from replay.work.layer import LayerWork
@@ -33,6 +34,25 @@ SystemFor = Callable[[int], System]
 @pytest.mark.parametrize("name", small_layers.LAYERS)
 def test_the_contract(name: str, scheme: str) -> None:
     assert not list(examine_layer(find(scheme), name))
+
+
+def test_layers_that_schemes_refuse_are_few_and_cannot_be_built(system_for: SystemFor) -> None:
+    refused = {
+        scheme: [
+            name for name, make in small_layers.LAYERS.items() if SCHEMES[scheme].refuses(make())
+        ]
+        for scheme in SCHEMES
+    }
+    backward = [name for name in small_layers.LAYERS if "backward" in name]
+    assert {scheme for scheme, names in refused.items() if names} == {"deepep-ll"}
+    assert set(refused["deepep-ll"]) == {
+        *backward, "zipf 4 ranks fp32", "bf16 rows into fp8 GEMMs, fp32 rows back",
+        small_layers.ONE_SENDER,
+    }  # fmt: skip
+    for name in refused["deepep-ll"]:
+        layer = small_layers.LAYERS[name]()
+        with pytest.raises(LayerRefusedError, match="scheme 'deepep-ll': its kernels"):
+            build_graph(layer, system_for(layer.num_ranks), SCHEMES["deepep-ll"])
 
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, *EXAMPLES])
@@ -49,6 +69,8 @@ def test_every_check_has_layers_that_exist() -> None:
 @pytest.mark.parametrize("name", small_layers.ALL)
 def test_time_bounds_and_path(name: str, scheme: str, system_for: SystemFor) -> None:
     layer = small_layers.ALL[name]()
+    if SCHEMES[scheme].refuses(layer):
+        return
     system = system_for(layer.num_ranks)
     result = replay_layer(layer, system, SCHEMES[scheme]).measures
     bounds = result.bounds_us
@@ -152,6 +174,8 @@ def tile_expert(waits: Dependencies, graph: TaskGraph, tile_first: int) -> int:
 @pytest.mark.parametrize("name", small_layers.TINY)
 def test_engine_and_its_slow_twin_agree(name: str, scheme: str, system_for: SystemFor) -> None:
     layer = small_layers.TINY[name]()
+    if SCHEMES[scheme].refuses(layer):
+        return
     timeline, _, _ = run(layer, system_for(8), scheme)
     slow = engine_oracle.simulate(timeline.graph)
     tasks = range(timeline.graph.num_tasks)

@@ -1,0 +1,180 @@
+"""The second kernel of COMET: GEMM-2 by blocks of columns, and SMs that send what is finished.
+
+The grouped GEMM goes through all experts block by block. When a GPU has finished a block, its
+communicating SMs take it on. `sums_back` is flux's way: they add up the rows of a token's experts
+on this GPU and store one row to the token's owner, where a kernel of its own adds up what the GPUs
+have stored. `rows_back` is the paper's: every (token, expert) has its row stored to the owner,
+whose communicating SMs add it up in the same kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.compute.experts import Gemm, gemm_tasks, row_tiles
+from replay.machine.kinds import COMBINE
+from replay.machine.times import MemoryTraffic
+from replay.schemes.comet.dispatch import TILE_ROWS
+from replay.work.ragged import cut_runs, firsts, places
+
+if TYPE_CHECKING:
+    from replay.machine.machine import Ints, Machine
+    from replay.machine.sms import Split
+    from replay.work.layer import LayerWork
+
+GROUP_TOKENS = 128  # tokens that an owner adds up together in the paper's form
+FLUX_TOKENS = 24  # tokens that a block of flux adds up together (GATHER_RS_BLOCK_M)
+
+Send = Callable[["LayerWork", "Machine", "Ints", "Ints", int], "Ints"]
+
+
+def gemm2_and_combine(
+    work: LayerWork,
+    machine: Machine,
+    sms: Split,
+    begun: Ints,
+    *,
+    num_sms: int,
+    block_columns: int,
+    send: Send,
+) -> Ints:
+    """Add the kernel of GEMM-2 and combine: (rank,) marks of its end.
+
+    Parameters
+    ----------
+    sms, num_sms
+        The SMs of the kernel, and how many of them send.
+    begun
+        (rank,): the kernel runs.
+    block_columns
+        Columns of a block; the last may have fewer.
+    send
+        `rows_back` or `sums_back`: sends one block from the SMs (rank,) that it is given, when it
+        is complete, (rank,) marks; the last number is the bytes of a row's part in it.
+    """
+    communicating = sms.pool("comet-comm-2", num_sms)
+    computing = sms.pool("sm-2", sms.left)
+    tiles = row_tiles(machine, work, gemm := Gemm.second(work), sms.left, TILE_ROWS)
+    tasks = gemm_tasks(
+        machine, work, gemm, tiles, computing, begun[tiles.rank], raster="columns"
+    )  # fmt: skip
+    # A block is complete when all tiles are that hold columns of it.
+    hidden = work.shape.hidden
+    num_blocks = -(-hidden // block_columns)
+    values = np.minimum(block_columns, hidden - np.arange(num_blocks) * block_columns)
+    block_n = tiles.block_n[tiles.rank[tasks.column_tile]]
+    first_column = tasks.column_index * block_n
+    first_block = first_column // block_columns
+    last_block = (np.minimum(first_column + block_n, hidden) - 1) // block_columns
+    rank = np.repeat(machine.ranks, num_blocks)
+    complete = machine.mark(rank, begun[rank])  # (rank, block)
+    of_rank = tiles.rank[tasks.column_tile] * num_blocks
+    for span in range(int((last_block - first_block).max(initial=-1)) + 1):
+        within = first_block + span <= last_block
+        machine.graph.edges(tasks.columns[within], complete[(of_rank + first_block + span)[within]])
+    value_bytes = work.precision.combine_value_bytes
+    ends = [
+        send(work, machine, communicating, complete[block::num_blocks], value_bytes * int(columns))
+        for block, columns in enumerate(values)
+    ]
+    return machine.gather(np.concatenate(ends), np.tile(machine.ranks, num_blocks), begun)
+
+
+# ---- flux ----------------------------------------------------------------------------------------
+
+
+def sums_back(
+    work: LayerWork, machine: Machine, pool: Ints, complete: Ints, part_bytes: int
+) -> Ints:
+    """Add up each token's rows of a block and store the sum to the token's owner.
+
+    A block of the kernel takes 24 tokens that the GPU has experts of and goes through them in the
+    order of their owners, its own rank's first. Their rows come from device memory. Blocks of two
+    owners' tokens are cut in two here. Sums for own tokens stay in the GPU.
+
+    Returns
+    -------
+    (rank,) marks: all that the rank sends has arrived.
+    """
+    costs, n = machine.costs, work.num_ranks
+    distance = (work.copy_source - work.copy_rank) % n
+    order = np.lexsort((work.copy_token, distance, work.copy_rank))
+    blocks = cut_runs((work.copy_rank * n + distance)[order], FLUX_TOKENS)
+    src = work.copy_rank[order][blocks.first]
+    dst = work.copy_source[order][blocks.first]
+    remote = src != dst
+    rows = np.bincount(blocks.of_entry, work.copy_pairs[order], len(src)).astype(np.int64)
+    read, sums = rows * part_bytes, blocks.size * part_bytes
+    seen = machine.delay(COMBINE.sync, costs.visible() + costs.poll(), complete)
+    added = machine.serve(
+        pool[src],
+        costs.sm_add(read, np.where(remote, 0, sums)) + costs.sm_store(np.where(remote, sums, 0)),
+        kind=COMBINE.send, rank=src, after=seen[src],
+    )  # fmt: skip
+    loaded = machine.stream(
+        COMBINE.memory, MemoryTraffic(read, np.where(remote, 0, sums)), src, seen[src]
+    )
+    going, to = src[remote], dst[remote]
+    stored = machine.transfers.store(
+        COMBINE, going, to, part_bytes, added[remote], machine.transfers.fan_out(going, to),
+        rows=blocks.size[remote], on=machine.buffers.outboxes(pool[going]),
+    )  # fmt: skip
+    machine.graph.edges(loaded[remote], stored.left)
+    return machine.gather(
+        np.concatenate((added, loaded, stored.arrived)), np.concatenate((src, src, going)), complete
+    )
+
+
+# ---- the paper -----------------------------------------------------------------------------------
+
+
+def rows_back(message_rows: int) -> Send:
+    """Send a block of every (token, expert) to the owner, so many rows at a time, and add it up."""
+
+    def send(
+        work: LayerWork, machine: Machine, pool: Ints, complete: Ints, part_bytes: int
+    ) -> Ints:
+        """As `sums_back`; the marks also say that every token of the rank has the block."""
+        remote = work.pair_rank != work.pair_source
+        expert_rank, owner = work.pair_rank[remote], work.pair_source[remote]
+        token = work.pair_token[remote]
+        order = np.lexsort((token, owner, expert_rank))
+        lane = (expert_rank * work.num_ranks + owner)[order]
+        messages = cut_runs(lane, message_rows)
+        rows = messages.size
+        src, dst = expert_rank[order][messages.first], owner[order][messages.first]
+        sent = machine.serve(
+            pool[src], machine.costs.sm_store(rows * part_bytes),
+            kind=COMBINE.send, rank=src, after=complete[src],
+        )  # fmt: skip
+        # All blocks of columns go to the same owners.
+        arrived = machine.transfers.store(
+            COMBINE, src, dst, part_bytes, sent, machine.transfers.fan_out(src, dst), rows=rows,
+            on=machine.buffers.outboxes(pool[src]),
+        ).arrived  # fmt: skip
+
+        # Owners add the contributions of a group of tokens when all have come.
+        tokens_of_rank = np.diff(work.tokens_of_rank)
+        groups_of_rank = -(-tokens_of_rank // GROUP_TOKENS)
+        group = firsts(groups_of_rank)[work.source_rank] + places(tokens_of_rank) // GROUP_TOKENS
+        group_owner = np.repeat(machine.ranks, groups_of_rank)
+        rows_in = np.bincount(group[work.pair_token], minlength=len(group_owner))
+        rows_out = np.bincount(group, minlength=len(group_owner))
+        added = machine.serve(
+            pool[group_owner], machine.costs.sm_add(rows_in * part_bytes, rows_out * part_bytes),
+            kind=COMBINE.receive, rank=group_owner,
+            after=complete[group_owner],  # the owner's own experts contribute too
+        )  # fmt: skip
+        needs = np.unique(group[token[order]] * max(len(src), 1) + messages.of_entry)
+        needed_by, needed = np.divmod(needs, max(len(src), 1))
+        machine.graph.edges(arrived[needed], added[needed_by])
+        machine.notes.follow("combined", np.arange(work.num_tokens), added[group])
+        # The kernel runs until its GPU has added its tokens and sent what others add.
+        return machine.gather(
+            np.concatenate((added, sent)), np.concatenate((group_owner, src)), complete
+        )
+
+    return send

@@ -1,0 +1,257 @@
+"""COMET: tiles overlap rows inside each of two kernels, in which some SMs communicate.
+
+Sources: arXiv 2502.19811v3 (MLSys 2025), sections 3 and 4, and bytedance/flux 19831ca, its library.
+Kernel 1 is dispatch and GEMM-1, kernel 2 GEMM-2 and combine; dispatch and combine never overlap
+each other. What stands around and behind them is that of the library (`variant=flux`): a GPU adds
+up the rows of its own experts before it stores one row per (token, GPU), and kernels follow one
+another as ``moe_ag_scatter`` and ``moe_gather_rs`` launch them:
+
+- ids and gate weights of all tokens are gathered (the library takes them as given) and indexed;
+- rows are copied to the symmetric buffer, a barrier, two kernels of indices, a copy of the counts
+  to the host, which waits for it before it launches kernel 1;
+- kernel 1, a barrier, the activation (``examples/moe.py``);
+- ``prepare_args``: three copies of arguments, a counter set to zero, ``ep_index_filter``;
+- kernel 2, a barrier, its flags set to zero, and ``ep_topk_reduce`` at the owners.
+
+`variant=paper` is the paper's own description, which names nothing of this: counts are exchanged,
+the activation is part of kernel 1, rows come back per (token, expert) and are added in kernel 2.
+
+The library's first kernel gathers all tokens by copy engine, whether they are wanted or not. That
+is another scheme; here both variants fetch rows as the paper says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.compute.casts import cast_before_dispatch
+from replay.compute.experts import activation_bytes
+from replay.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
+from replay.machine import collectives
+from replay.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
+from replay.machine.times import MemoryTraffic
+from replay.schemes.base import Scheme
+from replay.schemes.comet.combine import gemm2_and_combine, rows_back, sums_back
+from replay.schemes.comet.dispatch import dispatch_and_gemm1
+from replay.schemes.options import Options, option
+from replay.schemes.software import ACTIVATION, TYPICAL, WGRAD, Listed, Outline, kernels
+
+if TYPE_CHECKING:
+    from replay.machine.machine import Ints, Machine
+    from replay.machine.sms import Split
+    from replay.work.layer import LayerWork
+
+PAPER = "arXiv 2502.19811v3"
+FLUX = "bytedance/flux 19831ca"
+
+INDEX_BYTES = 4  # of an expert's id, a row's position, a token's number: int32
+WEIGHT_BYTES = 4  # FP32
+ARGUMENT_COPIES = 3  # problem sizes and pointers; offsets of experts; offsets of tokens
+PAPER_COLUMNS = 512  # of a block: assumed
+BLOCKS = {7168: 7, 1152: 9}  # of the columns, where they are not eight (`dispatch_split`)
+
+# Kernels and copies.
+FIRST, SECOND, BARRIER = "dispatch and gemm1", "gemm2 and combine", "barrier"
+IDS, ROWS_OF_EXPERT, POSITIONS = "ids and weights to all", "rows of experts", "positions of rows"
+FILL, TOKENS, BY_SOURCE = "rows to the buffer", "tokens of rows", "rows by source"
+ARGUMENTS, CLEAR, FILTER = "arguments", "clear", "index filter"
+
+# Splits of the SMs to choose from. The paper says that several are compiled and profiled, and
+# shows the best for three set-ups (18, 26 and 46 of 132, figure 8) but not the list. The library
+# has kernels with 28 (BF16) and 32 (FP8), and profiles 26, 28 and 30 (docs/tuning_guide.md).
+SPLITS = (6, 12, 18, 26, 46)
+
+
+@dataclass(frozen=True)
+class CometOptions(Options):
+    """Options of the two fused kernels."""
+
+    variant: str = option(
+        "flux",
+        choices=("flux", "paper"),
+        help="What comes back, and what stands around the kernels. flux: one row per (token, GPU), "
+        "with the library's kernels and waits of the host. paper: one per (token, expert), with "
+        "the activation fused and no wait.",
+        source=f"{FLUX}; {PAPER} section 3",
+    )
+    dispatch_sms: int = option(
+        26,
+        least=1,
+        help="SMs that communicate in kernel 1. The library profiles several pre-compiled splits.",
+        source=f"{PAPER} figure 8: 18, 26 and 46 are the best for kernel 2",
+    )
+    combine_sms: int = option(
+        26,
+        least=1,
+        help="SMs that communicate in kernel 2.",
+        source=f"{PAPER} figure 8: 18, 26 and 46 are the best",
+    )
+    message_rows: int = option(
+        16,
+        least=1,
+        unit="rows",
+        help="Most rows that a communicating block fetches at a time; four times as many parts of "
+        "rows go back together in the paper's form.",
+        source="assumed",
+    )
+    column_block: int = option(
+        0,
+        least=0,
+        unit="columns",
+        help="Columns of GEMM-2's output that are finished, reduced and sent together. 0 takes an "
+        "eighth of a row, as the library does (a seventh of 7168, a ninth of 1152), and 512 "
+        "columns in the paper's form.",
+        source=f'{FLUX}; {PAPER} says "column blocks" and leaves their width open',
+    )
+
+
+class Comet(Scheme):
+    """Tile-granular overlap inside each of two fused kernels."""
+
+    name = "comet"
+    summary = "COMET as flux has it: tiles overlap rows inside each of two kernels"
+    source = f"{PAPER} sections 3-4; {FLUX}, src/moe_gather_rs, src/moe_ag_scatter"
+    assumes = (
+        "rows are fetched by the GPU that reads them; one kernel for the activation; results come "
+        "from memory when they are added up"
+    )
+    overlap = "inside each of two fused kernels"
+    phases_separated = False
+    tuned_by_default = True
+    candidates = MappingProxyType({"dispatch_sms": SPLITS, "combine_sms": SPLITS})
+    options: CometOptions = CometOptions()
+
+    @property
+    def traffic(self) -> str:  # type: ignore[override]  # the variants move other rows
+        """One row per (token, expert) out; back that, or one per (token, GPU)."""
+        return "pair" if self.options.variant == "paper" else "pair-copy"
+
+    def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
+        """Two fused kernels; weight gradients are kernels of their own."""
+        gradients = (WGRAD, WGRAD) if layer.is_backward else ()
+        if self.options.variant == "paper":
+            counts = () if layer.is_backward else kernels("layout", "counts to all")
+            return (*layer.tokens, *counts, *kernels(FIRST, SECOND), *gradients)
+        ids: tuple[Listed, ...] = ()
+        if not layer.is_backward:
+            gathered = kernels(IDS) if layer.num_ranks > 1 else ()
+            ids = (*gathered, *kernels(ROWS_OF_EXPERT, POSITIONS))
+        return (
+            *layer.tokens,
+            *ids,
+            Listed(FILL, moves="own tokens, read and written"),
+            *kernels(BARRIER, TOKENS, BY_SOURCE),
+            Listed("counts to the host", 0),
+            *kernels(FIRST, BARRIER),
+            ACTIVATION,
+            Listed(ARGUMENTS, ARGUMENT_COPIES),
+            *kernels(CLEAR, FILTER, SECOND, BARRIER, CLEAR),
+            Listed("unpermute", moves="a row of every GPU that has experts of a token; the token"),
+            *gradients,
+        )
+
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+        """Add what precedes the kernels, the kernels, and what stands between and behind them."""
+        is_flux = self.options.variant == "flux"
+        first, second = (self._split(machine, name) for name in ("dispatch_sms", "combine_sms"))
+        start = cast_before_dispatch(machine, work, start)  # which other GPUs read as they are
+        begun = (_before_flux if is_flux else _before_paper)(work, machine, start)
+        ends = dispatch_and_gemm1(
+            work, machine, first, begun,
+            num_sms=self.options.dispatch_sms,
+            message_rows=self.options.message_rows,
+            fused_activation=not is_flux,
+        )  # fmt: skip
+        if is_flux:
+            ends = _between(work, machine, ends)
+        ends = gemm2_and_combine(
+            work, machine, second, machine.kernel(ends, SECOND),
+            num_sms=self.options.combine_sms,
+            block_columns=self._block_columns(work.shape.hidden),
+            send=sums_back if is_flux else rows_back(4 * self.options.message_rows),
+        )  # fmt: skip
+        if is_flux:
+            ends = _reduced(work, machine, ends)
+        if work.is_backward:  # neither fuses the weight gradients
+            pool = machine.sms.pool("sm-wgrad", machine.sms.count)
+            for projection in (DOWN, UP):
+                ends = weight_gradient_kernel(machine, work, projection, pool, ends)
+        return ends
+
+    def _split(self, machine: Machine, name: str) -> Split:
+        return machine.sms.split(
+            f"scheme {self.name!r}", {name: getattr(self.options, name)}, rest="compute"
+        )
+
+    def _block_columns(self, hidden: int) -> int:
+        if self.options.variant == "paper":
+            return self.options.column_block or PAPER_COLUMNS
+        return self.options.column_block or -(-hidden // BLOCKS.get(hidden, 8))
+
+
+# ---- the paper -----------------------------------------------------------------------------------
+
+
+def _before_paper(work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    """Exchange counts, and begin kernel 1 on all ranks: (rank,) tasks."""
+    if not work.is_backward:
+        tokens = np.diff(work.tokens_of_rank)
+        counted = machine.memory_kernel(Kind.LAYOUT, tokens * work.num_experts, start)
+        begun = machine.kernel(counted, "counts to all")
+        start = machine.sync.exchange_counts(begun, 4 * work.num_experts)
+    return machine.sync.barrier(DISPATCH, machine.kernel(start, FIRST))
+
+
+# ---- flux ----------------------------------------------------------------------------------------
+
+
+def _before_flux(work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    """Gather ids, fill the buffers, make indices, wait, and launch kernel 1: (rank,) tasks."""
+    n, topk = machine.num_ranks, work.expert_ids.shape[1]
+    tokens, rows = np.diff(work.tokens_of_rank), work.matrix("pairs").sum(axis=0)
+    slots = np.full(n, work.num_tokens * topk)
+    if not work.is_backward:
+        if n > 1:
+            most = int(tokens.max()) * topk * (INDEX_BYTES + WEIGHT_BYTES)
+            begun = machine.kernel(start, IDS)
+            start = collectives.run(machine, COUNTS, "all_gather", n * most, begun)
+        counted = machine.memory_kernel(Kind.LAYOUT, slots * INDEX_BYTES, start, ROWS_OF_EXPERT)
+        start = machine.memory_kernel(Kind.LAYOUT, 2 * slots * INDEX_BYTES, counted, POSITIONS)
+    own = tokens * work.dispatch_row_bytes
+    filled = machine.memory_kernel(DISPATCH.memory, MemoryTraffic(own, own), start, FILL)
+    met = machine.sync.barrier(DISPATCH, machine.kernel(filled, BARRIER))
+    found = machine.memory_kernel(Kind.LAYOUT, (slots + rows) * INDEX_BYTES, met, TOKENS)
+    ordered = machine.memory_kernel(Kind.LAYOUT, 3 * rows * INDEX_BYTES, found, BY_SOURCE)
+    machine.host.wait(DISPATCH, ordered)
+    return machine.kernel(ordered, FIRST)
+
+
+def _between(work: LayerWork, machine: Machine, done: Ints) -> Ints:
+    """Barrier, activation, arguments and indices of kernel 2: (rank,) tasks."""
+    met = machine.sync.barrier(DISPATCH, machine.kernel(done, BARRIER))
+    ends = machine.memory_kernel(Kind.ACTIVATION, activation_bytes(work), met)
+    none = np.zeros(machine.num_ranks, np.int64)
+    ends = machine.small_kernels(Kind.LAYOUT, none, ends, ARGUMENTS, ARGUMENT_COPIES)
+    ends = machine.small_kernels(Kind.LAYOUT, none, ends, CLEAR)
+    # Each token's rows here, how many, its place at its owner and the owner; at the owner, which
+    # ranks have rows of it, and how many.
+    looked = work.num_tokens * work.expert_ids.shape[1]
+    rows, copies = work.matrix("pairs").sum(axis=0), work.matrix("copies")
+    written = rows + 4 * copies.sum(axis=0) + copies.sum(axis=1) + np.diff(work.tokens_of_rank)
+    return machine.memory_kernel(Kind.LAYOUT, (looked + written) * INDEX_BYTES, ends, FILTER)
+
+
+def _reduced(work: LayerWork, machine: Machine, sent: Ints) -> Ints:
+    """Barrier, flags set to zero, and the sums of what GPUs have stored: (rank,) tasks."""
+    met = machine.sync.barrier(COMBINE, machine.kernel(sent, BARRIER))
+    none = np.zeros(machine.num_ranks, np.int64)
+    cleared = machine.small_kernels(Kind.LAYOUT, none, met, CLEAR)
+    parts, tokens = work.matrix("copies").sum(axis=1), np.diff(work.tokens_of_rank)
+    added = MemoryTraffic(parts * work.combine_row_bytes, tokens * work.result_row_bytes)
+    ends = machine.memory_kernel(Kind.UNPERMUTE, added, cleared)
+    machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
+    return ends

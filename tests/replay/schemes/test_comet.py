@@ -1,0 +1,295 @@
+"""COMET's costs off the wire, by hand on a machine of round numbers."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from round_machine import NS, ROUND, US, round_machine
+
+import hwmodel
+from replay.contract import layers as small_layers
+from replay.contract.examine import examine_layer
+from replay.graph import GraphBuilder, Timeline, schedule
+from replay.machine.kinds import KIND_NAMES, Kind
+from replay.machine.machine import Machine
+from replay.machine.times import Time
+from replay.run.layer import build_graph
+from replay.schemes import SCHEMES
+from replay.work.layer import ExpertShape, LayerWork
+
+GAP, LAUNCH, HOST_WAIT, SMALL_KERNEL = 2 * US, 3 * US, 9 * US, 300 * NS
+SEEN = 30 * NS + 5 * NS  # a flag becomes visible, a loop finds it
+READ, WRITE, PUSH, PULL = 5, 20, 10, 20  # of an SM, ps a byte
+ROW, PART, BLOCKS = 2048, 256, 8  # bytes of 1024 BF16 values, and of the 128 in a block
+RANKS = (0, 1)
+WIDE = ExpertShape(1024, 64)
+
+
+def barrier(num_ranks: int) -> int:
+    return 1000 * NS + (num_ranks - 1) * 10 * NS
+
+
+def memory_ps(nbytes: int) -> int:
+    """Operands, and bytes that are not told apart: 5000 GB/s."""
+    return -(-nbytes // 5)
+
+
+def elementwise_ps(read: int, written: int) -> int:
+    """Kernels that copy and add: 8000 GB/s of reads, then 4000 GB/s of writes."""
+    return -(-read // 8) + -(-written // 4)
+
+
+@cache
+def four_tokens(*, is_backward: bool = False, variant: str = "flux") -> Timeline:
+    """Three tokens of rank 0 and one of rank 1, two experts on each rank.
+
+    Pairs: three of rank 0 stay and three go to rank 1, one of rank 1 stays and one goes. Rank 0
+    has two of its own tokens and one of rank 1's, rank 1 one of its own and two of rank 0's.
+    """
+    ids = np.array([[0, 1], [0, 2], [2, 3], [1, 3]], np.int32)
+    layer = small_layers.work(ids, 2, 4, tokens_of_rank=[3, 1], shape=WIDE, is_backward=is_backward)
+    columns = {"column_block": 128} if variant == "paper" else {}
+    scheme = SCHEMES["comet"].with_options({"variant": variant, **columns})
+    return schedule(build_graph(layer, round_machine(), scheme)[0])
+
+
+def on(timeline: Timeline, group: str, kind: Kind) -> list[list[int]]:
+    """Durations of a kind's tasks on a group of resources: (rank,) lists, in order of the tasks."""
+    graph = timeline.graph
+    groups = np.array([*graph.resources.groups, "nothing"])[graph.resource]
+    return [
+        graph.duration_ps[(graph.kind == kind) & (groups == group) & (graph.rank == rank)].tolist()
+        for rank in RANKS
+    ]
+
+
+def tasks(timeline: Timeline, kind: Kind, group: str = "", rank: int | None = None) -> Any:
+    graph = timeline.graph
+    groups = np.array([*graph.resources.groups, "nothing"])[graph.resource]
+    chosen = graph.kind == kind
+    if group:
+        chosen &= groups == group
+    if rank is not None:
+        chosen &= graph.rank == rank
+    return np.flatnonzero(chosen)
+
+
+# ---- what flux's kernels move --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_indices_are_made_of_all_tokens_slots_and_of_the_own_rows(is_backward: bool) -> None:
+    slots, rows = 8, 4
+    # Experts of all slots are counted, and each slot's row found, unless that is known.
+    known = [] if is_backward else [memory_ps(slots * 4), memory_ps(2 * slots * 4)]
+    # The token of each row; its place by source; in the end the rows of each token here, with
+    # their number, its place and its owner, and the ranks that each own token has rows of.
+    made = [memory_ps((slots + rows) * 4), memory_ps(3 * rows * 4)]
+    for rank, parts, tokens in ((0, 4, 3), (1, 2, 1)):
+        kept = memory_ps((slots + rows + 4 * 3 + parts + tokens) * 4)
+        # Between: the last of three copies of arguments, a counter; behind: the flags.
+        assert on(four_tokens(is_backward=is_backward), "hbm", Kind.LAYOUT)[rank] == [
+            *known, *made, 0, 0, kept, 0,
+        ]  # fmt: skip
+
+
+def test_rows_pass_memory_in_every_kernel() -> None:
+    timeline = four_tokens()
+    assert on(timeline, "hbm", Kind.DISPATCH_MEMORY) == [
+        [elementwise_ps(3 * ROW, 3 * ROW)], [elementwise_ps(ROW, ROW)],
+    ]  # fmt: skip
+    # Gate and up of 64 values are read, their product is written, four rows on each rank.
+    assert on(timeline, "hbm", Kind.ACTIVATION) == [[memory_ps(4 * 2 * (128 + 64))]] * 2
+    # Own tokens first: rank 0 adds three rows to two sums and sends one row of rank 1's token;
+    # rank 1 keeps a row, and sends rank 0's tokens, of one row and of two.
+    assert on(timeline, "hbm", Kind.COMBINE_MEMORY) == [
+        [elementwise_ps(3 * PART, 2 * PART), elementwise_ps(PART, 0)] * BLOCKS,
+        [elementwise_ps(PART, PART), elementwise_ps(3 * PART, 0)] * BLOCKS,
+    ]
+    # Owners read what each GPU with experts of a token has stored.
+    assert on(timeline, "hbm", Kind.UNPERMUTE) == [
+        [elementwise_ps(4 * ROW, 3 * ROW)], [elementwise_ps(2 * ROW, ROW)],
+    ]  # fmt: skip
+
+
+def test_sms_fetch_rows_and_add_before_they_store() -> None:
+    timeline = four_tokens()
+    assert on(timeline, "comet-comm-1", Kind.DISPATCH_SEND) == [
+        [ROW * PULL], [2 * ROW * PULL, ROW * PULL],
+    ]  # fmt: skip
+    assert on(timeline, "comet-comm-2", Kind.COMBINE_SEND) == [
+        [3 * PART * READ + 2 * PART * WRITE, PART * (READ + PUSH)] * BLOCKS,
+        [PART * (READ + WRITE), 3 * PART * READ + 2 * PART * PUSH] * BLOCKS,
+    ]
+    assert not len(tasks(timeline, Kind.COMBINE_RECEIVE))
+
+
+def test_a_block_of_the_kernel_adds_24_tokens() -> None:
+    ids = np.array([[1]] * 60, np.int32)
+    layer = small_layers.work(ids, 2, 2, tokens_of_rank=[60, 0], shape=WIDE)
+    timeline = schedule(build_graph(layer, round_machine(), SCHEMES["comet"])[0])
+    assert on(timeline, "comet-comm-2", Kind.COMBINE_SEND)[1] == [
+        rows * PART * (READ + PUSH) for rows in (24, 24, 12)
+    ] * BLOCKS  # fmt: skip
+
+
+@pytest.mark.parametrize(("hidden", "blocks"), [(1024, 8), (7168, 7), (1152, 9)])
+def test_columns_are_cut_as_in_flux(hidden: int, blocks: int) -> None:
+    layer = small_layers.work(
+        np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(hidden, 64)
+    )
+    graph, _ = build_graph(layer, round_machine(), SCHEMES["comet"])
+    sent = graph.payload_bytes[graph.kind == Kind.COMBINE_UP]
+    assert sent.tolist() == [2 * hidden // blocks] * blocks
+
+
+# ---- kernels, waits, order -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_kernels_barriers_and_waits(is_backward: bool) -> None:
+    timeline = four_tokens(is_backward=is_backward)
+    for rank in RANKS:
+        # All but the first two copies of arguments, which are one task in a row.
+        kernels = len(on(timeline, "nothing", Kind.LAUNCH)[rank])
+        assert kernels == (16 if is_backward else 17)
+        # Those of the gather of ids come first.
+        assert on(timeline, "nothing", Kind.DISPATCH_SYNC)[rank][-2:] == [barrier(2)] * 2
+        assert on(timeline, "nothing", Kind.COMBINE_SYNC)[rank] == [SEEN] * BLOCKS + [barrier(2)]
+        assert on(timeline, "host", Kind.DISPATCH_SYNC)[rank] == [HOST_WAIT]
+
+
+def test_the_first_kernel_is_launched_when_the_host_has_the_counts() -> None:
+    timeline = four_tokens()
+    waits, fetches = tasks(timeline, Kind.DISPATCH_SYNC, "host"), Kind.DISPATCH_SEND
+    filled = timeline.visible_ps[tasks(timeline, Kind.DISPATCH_MEMORY, "hbm")].max()
+    indexed = [memory_ps((8 + 4) * 4), memory_ps(3 * 4 * 4)]
+    asked = filled + GAP + barrier(2) + sum(GAP + one + SMALL_KERNEL for one in indexed)
+    for rank in RANKS:
+        assert timeline.start_ps[waits[rank]] == asked
+        first = timeline.start_ps[tasks(timeline, fetches, rank=rank)].min()
+        assert first == asked + HOST_WAIT + LAUNCH
+
+
+def test_kernels_follow_one_another() -> None:
+    timeline = four_tokens()
+    visible, start = timeline.visible_ps, timeline.start_ps
+    done = visible[tasks(timeline, Kind.GEMM1)].max()  # on both ranks, then the barrier
+    activation = tasks(timeline, Kind.ACTIVATION)
+    assert start[activation].tolist() == [done + GAP + barrier(2) + GAP] * 2
+    layout = tasks(timeline, Kind.LAYOUT, "hbm")
+    for rank in RANKS:
+        mine = layout[timeline.graph.rank[layout] == rank]
+        # Three copies and a counter, then the indices.
+        assert start[mine[-2]] == visible[activation[rank]] + 4 * (GAP + SMALL_KERNEL) + GAP
+        gemm = tasks(timeline, Kind.GEMM2, rank=rank)
+        assert start[gemm].min() == visible[mine[-2]] + GAP
+    back = [Kind.COMBINE_DOWN, Kind.COMBINE_SEND, Kind.COMBINE_MEMORY]
+    sent = max(visible[tasks(timeline, kind)].max() for kind in back)
+    reduced = sent + GAP + barrier(2) + GAP + SMALL_KERNEL + GAP
+    assert start[tasks(timeline, Kind.UNPERMUTE)].tolist() == [reduced] * 2
+
+
+def test_a_block_is_sent_when_all_its_tiles_are_done() -> None:
+    timeline = four_tokens()
+    for rank in RANKS:
+        gemm = tasks(timeline, Kind.GEMM2, rank=rank)
+        sends = tasks(timeline, Kind.COMBINE_SEND, rank=rank)
+        first = timeline.start_ps[sends].min()
+        # Tiles have 64 columns: a block has two of each of two experts.
+        assert first == np.sort(timeline.visible_ps[gemm])[3] + SEEN
+
+
+def test_sums_leave_when_their_rows_have_come_from_memory() -> None:
+    slow = hwmodel.load("dgx-h100", {**ROUND, "hbm.peak_GB_per_s": 1.0})
+    ids = np.array([[1]], np.int32)
+    layer = small_layers.work(ids, 2, 2, tokens_of_rank=[1, 0], shape=WIDE)
+    timeline = schedule(build_graph(layer, slow, SCHEMES["comet"])[0])
+    loaded = timeline.visible_ps[tasks(timeline, Kind.COMBINE_MEMORY)]
+    left = timeline.start_ps[tasks(timeline, Kind.COMBINE_UP)]
+    assert (left >= loaded).all() and left[0] == loaded[0]
+
+
+# ---- sources -------------------------------------------------------------------------------------
+
+
+def from_every_rank(rows: int, ranks: int = 4, experts: int = 1) -> LayerWork:
+    """Every rank sends so many rows to each of the experts of rank 0."""
+    ids = np.tile(np.repeat(np.arange(experts, dtype=np.int32), rows), ranks)[:, None]
+    return small_layers.work(ids, ranks, ranks * experts, shape=WIDE)
+
+
+@pytest.mark.parametrize("variant", ["flux", "paper"])
+def test_rows_are_fetched_from_the_nearest_source_first(variant: str) -> None:
+    scheme = SCHEMES["comet"].with_options({"dispatch_sms": 1, "variant": variant})
+    graph, _ = build_graph(from_every_rank(64), round_machine(), scheme)
+    timeline = schedule(graph)
+    up = np.flatnonzero(graph.kind == Kind.DISPATCH_UP)
+    order = graph.rank[up[np.argsort(timeline.start_ps[up])]]
+    assert order.tolist() == [1] * 4 + [2] * 4 + [3] * 4
+
+
+def test_a_tile_waits_for_its_own_sources_alone() -> None:
+    """Two tiles: 64 rows each of ranks 0 and 1, and 64 of rank 2."""
+    scheme = SCHEMES["comet"].with_options({"dispatch_sms": 1})
+    graph, _ = build_graph(from_every_rank(64, ranks=3), round_machine(), scheme)
+    timeline = schedule(graph)
+    down = np.flatnonzero(graph.kind == Kind.DISPATCH_DOWN)
+    arrived = np.sort(timeline.visible_ps[down])
+    starts = np.unique(timeline.start_ps[np.flatnonzero(graph.kind == Kind.GEMM1)])
+    assert starts.tolist() == [arrived[3], arrived[7]]
+
+
+def test_tiles_run_in_the_order_of_their_farthest_source() -> None:
+    """One SM multiplies: tiles of near rows of both experts come before those of far rows."""
+    scheme = SCHEMES["comet"].with_options({"dispatch_sms": 99})
+    graph, _ = build_graph(from_every_rank(64, experts=2), round_machine(), scheme)
+    timeline = schedule(graph)
+    gemm = np.flatnonzero(graph.kind == Kind.GEMM1)
+    # Each expert has two tiles of two columns.
+    tile = np.argsort(timeline.start_ps[gemm], kind="stable") // 2
+    assert tile.tolist() == [0, 0, 2, 2, 1, 1, 3, 3]
+
+
+@pytest.mark.parametrize("variant", ["flux", "paper"])
+def test_nothing_is_fetched_before_all_sources_have_begun(variant: str) -> None:
+    """Of a backward pass, in which nothing is exchanged that would wait for a late rank."""
+    ids = np.array([[0], [0]], np.int32)
+    layer = small_layers.work(ids, 2, 2, shape=WIDE, is_backward=True)
+    machine = Machine(round_machine(), GraphBuilder(KIND_NAMES), 2)
+    late = np.array([0, 500 * US])
+    start = machine.delay(Kind.MARK, Time(late), machine.mark(machine.ranks))
+    SCHEMES["comet"].with_options({"variant": variant}).build(layer, machine, start)
+    timeline = schedule(machine.graph.build())
+    fetches = tasks(timeline, Kind.DISPATCH_SEND)
+    filled = GAP + elementwise_ps(ROW, ROW) + SMALL_KERNEL if variant == "flux" else 0
+    assert timeline.start_ps[fetches].min() >= 500 * US + filled + GAP + barrier(2)
+
+
+# ---- the paper's form ----------------------------------------------------------------------------
+
+
+def test_the_paper_sends_a_row_for_each_expert_and_adds_in_the_kernel() -> None:
+    timeline = four_tokens(variant="paper")
+    for kind in (Kind.ACTIVATION, Kind.UNPERMUTE, Kind.COMBINE_MEMORY, Kind.DISPATCH_MEMORY):
+        assert not len(tasks(timeline, kind))
+    assert on(timeline, "host", Kind.DISPATCH_SYNC) == [[], []]
+    assert on(timeline, "comet-comm-2", Kind.COMBINE_SEND) == [
+        [PART * PUSH] * BLOCKS, [3 * PART * PUSH] * BLOCKS,
+    ]  # fmt: skip
+    assert on(timeline, "comet-comm-2", Kind.COMBINE_RECEIVE) == [
+        [6 * PART * READ + 3 * PART * WRITE] * BLOCKS,
+        [2 * PART * READ + PART * WRITE] * BLOCKS,
+    ]
+    for rank in RANKS:  # layout, counts to all, and the two kernels
+        assert on(timeline, "nothing", Kind.LAUNCH)[rank] == [GAP] * 4
+        assert on(timeline, "nothing", Kind.DISPATCH_SYNC)[rank] == [barrier(2)]
+
+
+@pytest.mark.parametrize("layer", ["uniform 4 ranks", "backward", "no tokens"])
+def test_the_paper_keeps_the_contract(layer: str) -> None:
+    scheme = SCHEMES["comet"].with_options({"variant": "paper"})
+    assert list(examine_layer(scheme, layer)) == []

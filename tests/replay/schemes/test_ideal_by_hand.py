@@ -1,0 +1,80 @@
+"""The least work of experts, counted by hand on a machine of round numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+from round_machine import ROUND
+
+import hwmodel
+from replay.contract import layers as small_layers
+from replay.graph import schedule
+from replay.machine.kinds import Kind
+from replay.run.layer import build_graph, build_layer
+from replay.schemes import SCHEMES
+from replay.work.layer import ExpertShape, LayerWork
+
+ROWS = [50, 0, 70]
+HIDDEN, INNER = 1024, 64
+COLUMNS = 2 * INNER  # gate and up projection
+SMS = 100  # of an operation a picosecond each, on steps of 64 rows
+
+
+def layer(is_backward: bool = False) -> LayerWork:
+    ids = np.repeat(np.arange(3, dtype=np.int32), ROWS)[:, None]
+    shape = ExpertShape(HIDDEN, INNER)
+    return small_layers.work(ids, 1, 3, shape=shape, is_backward=is_backward)
+
+
+def takes(is_backward: bool = False, **changed: float) -> int:
+    """Picoseconds on a machine of round numbers."""
+    system = hwmodel.load(
+        "dgx-h100", {**ROUND, **{k.replace("__", "."): v for k, v in changed.items()}}
+    )
+    graph, ends = build_graph(layer(is_backward), system, SCHEMES["ideal"])
+    return int(schedule(graph).visible_ps[ends].max())
+
+
+def test_products_take_all_sms_evenly() -> None:
+    padded = 64 + 128
+    operations = 2 * padded * (COLUMNS * HIDDEN + INNER * HIDDEN)
+    parts = 2 * 2  # experts and GEMMs, each rounded up to whole picoseconds
+    assert 0 <= takes() - operations / SMS <= parts
+
+
+def test_weights_come_once_where_memory_is_slower() -> None:
+    weights = 2 * 2 * (COLUMNS + INNER) * HIDDEN  # two experts, BF16
+    # 1000 GB/s at half of it: two picoseconds a byte; the two streams are rounded up.
+    assert takes(hbm__peak_GB_per_s=1000.0) == 2 * weights
+
+
+def test_gradients_of_weights_are_products_over_the_rows() -> None:
+    forward = 2 * (64 + 128) * (COLUMNS + INNER) * HIDDEN
+    gradients = 2 * sum(ROWS) * (COLUMNS + INNER) * HIDDEN  # 64 and 128 are whole steps
+    parts = 2 * 2 * 2
+    assert 0 <= takes(is_backward=True) - (forward + gradients) / SMS <= parts
+
+
+def test_accumulated_gradients_are_read_and_written() -> None:
+    matrices = 2 * (COLUMNS + INNER) * HIDDEN
+    nbytes = 2 * matrices + 2 * 4 * matrices  # weights in BF16, gradients in FP32
+    assert takes(is_backward=True, hbm__peak_GB_per_s=1000.0) == 2 * nbytes
+
+
+def test_shared_experts_beside_the_dispatch_are_work_as_well() -> None:
+    system = hwmodel.load("dgx-h100", ROUND)
+    alone, both = (
+        int(schedule(graph).visible_ps[ends].max())
+        for graph, ends in (
+            build_graph(one, system, SCHEMES["ideal"])
+            for one in (layer(), layer().with_shared(INNER))
+        )
+    )
+    tokens = 128  # 120, in steps of 64
+    shared = 2 * tokens * (COLUMNS * HIDDEN + INNER * HIDDEN)
+    assert 0 <= both - alone - shared / SMS <= 2 * 2
+
+
+def test_nothing_is_launched_in_its_own_form() -> None:
+    graph, _, machine = build_layer(layer(), hwmodel.load("dgx-h100", ROUND), SCHEMES["ideal"])
+    assert not machine.host.program
+    assert not np.isin(graph.kind, (Kind.LAUNCH, Kind.HOST)).any()

@@ -1,0 +1,150 @@
+"""The dense exchange in the switch, by hand on a machine of round numbers."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from round_machine import NS, US, round_machine
+
+import hwmodel
+from replay.contract import layers as small_layers
+from replay.contract.counting import response_packets, write_packets
+from replay.graph import GraphBuilder, Timeline, schedule
+from replay.machine import collectives
+from replay.machine.kinds import DISPATCH, KIND_NAMES, Kind
+from replay.machine.machine import Machine
+from replay.run.layer import build_graph
+from replay.schemes import SCHEMES
+from replay.work.layer import ExpertShape
+
+UP, DOWN = 150 * NS, 100 * NS
+VISIBLE, ACCESS, MERGE = 30 * NS, 20 * NS, 7 * NS
+GAP, SMALL_KERNEL, BARRIER = 2 * US, 300 * NS, 1000 * NS + 7 * 10 * NS
+PUSH, PULL = 10, 20  # ps a byte
+ROW = 2048  # bytes of 1024 BF16 values
+RANKS, EXPERTS = 8, 16
+
+
+def memory_ps(nbytes: int) -> int:
+    """Streams: 5000 GB/s."""
+    return -(-nbytes // 5)
+
+
+def elementwise_ps(read: int, written: int) -> int:
+    """Kernels that copy and add: 8000 GB/s of reads, then 4000 GB/s of writes."""
+    return -(-read // 8) + -(-written // 4)
+
+
+@cache
+def one_token(**options: bool) -> Timeline:
+    """One token of rank 0 for both experts of rank 1 and one of rank 2."""
+    layer = small_layers.work(
+        np.array([[2, 3, 4]], np.int32), RANKS, EXPERTS,
+        tokens_of_rank=[1] + [0] * (RANKS - 1), shape=ExpertShape(1024, 64),
+    )  # fmt: skip
+    graph, _ = build_graph(layer, round_machine(), SCHEMES["nvls"].with_options(options))
+    return schedule(graph)
+
+
+def durations(kind: Kind, group: str, rank: int) -> list[int]:
+    graph = one_token().graph
+    groups = np.array([*graph.resources.groups, "nothing"])[graph.resource]
+    chosen = (graph.kind == kind) & (groups == group) & (graph.rank == rank)
+    return graph.duration_ps[chosen].tolist()
+
+
+def test_rows_ids_and_weights_are_gathered_one_after_the_other() -> None:
+    timeline = one_token()
+    graph = timeline.graph
+    ends = 0
+    sends = np.flatnonzero(graph.kind == Kind.DISPATCH_SEND)
+    downs = np.flatnonzero(graph.kind == Kind.DISPATCH_DOWN).reshape(3, RANKS)
+    for index, nbytes in enumerate((ROW, 3 * 8, 3 * 4)):
+        begun = ends + GAP
+        assert timeline.start_ps[sends[index]] == begun
+        wire = 2 * write_packets(nbytes)  # half the rate of the port
+        arrived = begun + nbytes * PUSH + wire + UP + wire + DOWN + VISIBLE
+        # The owner's own copy passes the switch like all others.
+        assert graph.rank[downs[index]].tolist() == list(range(RANKS))
+        assert timeline.visible_ps[downs[index]].tolist() == [arrived] * RANKS
+        ends = arrived + BARRIER
+    layout = np.flatnonzero(graph.kind == Kind.LAYOUT)
+    assert timeline.start_ps[layout].min() == ends + GAP
+
+
+def test_a_sum_takes_a_part_of_every_rank() -> None:
+    timeline = one_token()
+    graph = timeline.graph
+    kernels = np.flatnonzero(graph.kind == Kind.UNPERMUTE)
+    begun = int(timeline.visible_ps[kernels].max()) + GAP + BARRIER
+    send = np.flatnonzero(graph.kind == Kind.COMBINE_SEND)
+    assert timeline.start_ps[send].tolist() == [begun]
+    ups = np.flatnonzero(graph.kind == Kind.COMBINE_UP)
+    assert graph.rank[ups].tolist() == list(range(RANKS))
+    request, answer = 2 * 16 * 16, 2 * response_packets(ROW)
+    asked = begun + ROW * PULL + request + UP + request + DOWN + ACCESS
+    # Eight parts are seven additions, at 800 GB/s.
+    adding = RANKS * -(-(ROW * (RANKS - 1) // RANKS) * 10 // 8)
+    summed = asked + answer + UP + MERGE + adding + answer + DOWN
+    down = np.flatnonzero(graph.kind == Kind.COMBINE_DOWN)
+    assert timeline.visible_ps[down].tolist() == [summed]
+    assert timeline.makespan_ps == summed + memory_ps(ROW)
+
+
+def test_memory_is_read_and_written_for_all_tokens_on_all_ranks() -> None:
+    rows, copies = [0, 2, 1, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0]
+    for rank in range(RANKS):
+        # All ids are looked through; then the counts of the own experts are added up.
+        assert durations(Kind.LAYOUT, "hbm", rank) == [memory_ps(3 * 8), memory_ps(2 * 4 * 2)]
+        assert durations(Kind.PERMUTE, "hbm", rank) == [
+            elementwise_ps(3 * (8 + 4) + copies[rank] * ROW, rows[rank] * ROW)
+        ]
+        # One dense row is set to zero; the own rows are read, and added where it is.
+        assert durations(Kind.UNPERMUTE, "hbm", rank) == [
+            elementwise_ps(0, ROW),
+            elementwise_ps((rows[rank] + copies[rank]) * ROW, copies[rank] * ROW),
+        ]
+        assert durations(Kind.COMBINE_MEMORY, "hbm", rank) == [memory_ps(ROW)] * (rank == 0)
+
+
+def test_kernels_and_barriers() -> None:
+    for rank in range(RANKS):
+        # Three gathers, count, sum, permute, GEMM, activation, GEMM, zero, add, reduce-scatter.
+        assert durations(Kind.LAUNCH, "nothing", rank) == [GAP] * 12
+        assert durations(Kind.DISPATCH_SYNC, "nothing", rank) == [BARRIER] * 3
+        assert durations(Kind.COMBINE_SYNC, "nothing", rank) == [BARRIER]
+        assert durations(Kind.DISPATCH_SYNC, "host", rank) == []
+    assert durations(Kind.DISPATCH_SEND, "nvls-sm", 0) == [
+        nbytes * PUSH for nbytes in (ROW, 3 * 8, 3 * 4)
+    ]
+    assert durations(Kind.COMBINE_SEND, "nvls-sm", 0) == [ROW * PULL]
+
+
+def test_without_the_loop_the_owner_adds_its_own_row() -> None:
+    looped, apart = one_token(), one_token(loopback=False)
+    for kind in (Kind.DISPATCH_DOWN, Kind.COMBINE_UP):
+        assert (looped.graph.kind == kind).sum() % RANKS == 0
+        assert (apart.graph.rank[apart.graph.kind == kind] > 0).all()
+    memory = apart.graph.duration_ps[apart.graph.kind == Kind.COMBINE_MEMORY]
+    assert memory.tolist() == [memory_ps(2 * ROW)]
+
+
+def test_gradients_need_no_ids_and_no_counts() -> None:
+    layer = small_layers.ALL["backward"]()
+    graph, _ = build_graph(layer, hwmodel.load("dgx-h100"), SCHEMES["nvls"])
+    assert not (graph.kind == Kind.LAYOUT).any()
+    assert (graph.payload_bytes[graph.kind == Kind.DISPATCH_UP] > 0).all()
+
+
+def test_the_all_reduce_moves_a_share_more_than_its_bytes_each_way() -> None:
+    """S (1 + 1/n) in each direction, as byte counters show for NVLS (hardware: own part loops)."""
+    nbytes = 8 << 20
+    machine = Machine(round_machine(), GraphBuilder(KIND_NAMES), RANKS)
+    collectives.nvls_all_reduce(machine, DISPATCH, machine.mark(machine.ranks), nbytes=nbytes)
+    graph = machine.graph.build()
+    for kind in (Kind.DISPATCH_UP, Kind.DISPATCH_DOWN):
+        carried = np.bincount(
+            graph.rank[graph.kind == kind], graph.payload_bytes[graph.kind == kind]
+        )
+        assert carried.tolist() == [nbytes + nbytes // RANKS] * RANKS

@@ -1,0 +1,226 @@
+"""What schemes say that hosts launch, what they launch, and what that costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hwmodel
+from replay.contract.layers import LAYERS, draw, work
+from replay.graph import schedule
+from replay.machine.kinds import Kind
+from replay.run.chain import ChainLink, build
+from replay.run.layer import build_layer, replay_layer
+from replay.schemes import SCHEMES, Scheme, find
+from replay.schemes.software import Outline, as_program, launched
+from replay.work.layer import ExpertShape, LayerWork, Precision
+
+SYSTEM = hwmodel.load("dgx-h100")
+LAUNCH_US, GRAPH_US, STREAM_GAP_US = 4.5, 2.5, 2.0
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in (*SCHEMES, "plain") if name != "ideal"),
+    ("ideal", {"form": "kernels"}),
+    ("comet", {"variant": "paper"}),
+    ("deepep", {"cached_layout": True}),
+    ("deepep", {"stack": "sglang"}),
+    ("deepep", {"stack": "bare"}),
+    ("deepep-ll", {"hook": True}),
+    ("moe-hub", {"dam": False}),
+]
+variants = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
+
+
+def small(**more: Any) -> LayerWork:
+    return work(draw(40, 16, 4), 4, 16, **more)
+
+
+def host_tasks(scheme: Scheme, layer: LayerWork, launch: Any) -> tuple[int, int]:
+    """Launches and waits that occupy the host thread of GPU 0, rows of kernels as one."""
+    graph, _, machine = build_layer(layer, SYSTEM, scheme, launch)
+    at_host = graph.resource == machine.resources.host[0]
+    launches = int((graph.kind[at_host] == Kind.HOST).sum())
+    return launches, int(at_host.sum()) - launches
+
+
+@variants
+@pytest.mark.parametrize("layer", ["uniform 4 ranks", "one expert a rank", "backward", "no tokens"])
+def test_the_host_does_what_is_listed(name: str, options: dict[str, Any], layer: str) -> None:
+    scheme, made = find(name).with_options(options), LAYERS[layer]()
+    if scheme.refuses(made):
+        return
+    listed = scheme.operations(Outline.of(made))
+    program = build_layer(made, SYSTEM, scheme).machine.host.program
+    assert listed
+    assert launched(program) == as_program(listed)
+
+
+@variants
+@pytest.mark.parametrize(
+    "types",
+    [
+        Precision("fp8"), Precision("bf16", gemm="fp8"), Precision("fp8", gemm="bf16"),
+        Precision("fp8", combine="fp8"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_casts_are_listed_where_there_are_any(
+    name: str, options: dict[str, Any], types: Precision
+) -> None:
+    scheme, made = find(name).with_options(options), small(precision=types)
+    if types.combine not in scheme.combine_types:
+        return
+    program = build_layer(made, SYSTEM, scheme).machine.host.program
+    assert launched(program) == as_program(scheme.operations(Outline.of(made)))
+
+
+@variants
+def test_every_launch_takes_the_host_its_time(name: str, options: dict[str, Any]) -> None:
+    scheme = find(name).with_options(options)
+    graph, _, machine = build_layer(small(), SYSTEM, scheme, "eager")
+    launches = (graph.resource == machine.resources.host[0]) & (graph.kind == Kind.HOST)
+    count = sum(one.launches for one in scheme.operations(Outline.of(small())))
+    assert graph.duration_ps[launches].sum() == count * LAUNCH_US * 1e6
+
+
+@variants
+def test_a_graph_is_one_launch_up_to_a_wait(name: str, options: dict[str, Any]) -> None:
+    scheme = find(name).with_options(options)
+    listed = [one.launches for one in scheme.operations(Outline.of(small()))]
+    found = host_tasks(scheme, small(), "graph")
+    if scheme.can_be_captured():
+        assert 0 not in listed
+        assert found == (1, 0)
+    else:
+        behind = listed[listed.index(0) + 1 :]
+        rows = sum(1 if one == 1 else 2 for one in behind)
+        assert found == (1 + rows, 1)
+
+
+@variants
+def test_a_graph_is_no_slower_than_its_kernels_one_by_one(
+    name: str, options: dict[str, Any]
+) -> None:
+    scheme = find(name).with_options(options)
+    eager, graph = (
+        replay_layer(small(), SYSTEM, scheme, launch).measures.makespan_us
+        for launch in ("eager", "graph")
+    )
+    assert graph < eager
+
+
+def test_which_schemes_a_graph_can_hold() -> None:
+    forward = {name for name, scheme in SCHEMES.items() if not scheme.can_be_captured()}
+    assert {"nccl-alltoall", "deepep", "comet"} <= forward
+    assert SCHEMES["deepep"].with_options({"cached_layout": True}).can_be_captured()
+    backward = Outline(is_backward=True)
+    waiting = {name for name, one in SCHEMES.items() if not one.can_be_captured(backward)}
+    assert waiting == {"comet"}  # whose calls make their indices each time, and wait for them
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"), [("flashdmoe", 1), ("dysharp", 1), ("dysharp-comet", 2), ("moe-hub", 1)]
+)
+def test_fused_layers_are_a_launch_or_two(name: str, kernels: int) -> None:
+    assert sum(one.launches for one in SCHEMES[name].operations()) == kernels
+
+
+def test_megatrons_list_by_hand() -> None:
+    """Counting and splits 1 + 1 + 1 + 4, copies 3, row map 3, cast and permute; all-to-all of rows
+    and weights 2; chunk map and sort 2, three expert kernels and a quantisation, map and sort 2;
+    all-to-all, sums.
+    """
+    listed = SCHEMES["nccl-alltoall"].operations()
+    waits = [place for place, one in enumerate(listed) if not one.launches]
+    assert len(waits) == 1
+    assert sum(one.launches for one in listed[: waits[0]]) == 7 + 3 + 5
+    assert sum(one.launches for one in listed[waits[0] :]) == 2 + 2 + 4 + 2 + 2
+    one_expert = SCHEMES["nccl-alltoall"].operations(Outline(num_experts=8))
+    assert sum(one.launches for one in listed) - sum(one.launches for one in one_expert) == 4
+    backward = SCHEMES["nccl-alltoall"].operations(Outline(is_backward=True))
+    # Cast, permute, all-to-all; sort, six expert kernels, sort; two all-to-alls, sums.
+    assert sum(one.launches for one in backward) == 3 + 8 + 3
+
+
+def test_a_fused_kernel_pays_one_launch_and_a_stack_of_kernels_is_bound_by_them() -> None:
+    free = hwmodel.load("dgx-h100", {"overheads.launch_us": 0.0})
+    few = work(draw(8, 16, 4), 4, 16)
+
+    def lost_us(name: str, layer: LayerWork) -> float:
+        times = (replay_layer(layer, one, SCHEMES[name], "eager") for one in (SYSTEM, free))
+        paid, unpaid = (one.measures.makespan_us for one in times)
+        return paid - unpaid
+
+    assert lost_us("flashdmoe", few) == pytest.approx(LAUNCH_US - STREAM_GAP_US)
+    # Behind the wait eleven launches go before the last kernel, of 4.5 us for each 2 us of gap and
+    # 1.3 of a small kernel; they and those before it are what the layer waits for.
+    assert lost_us("nccl-alltoall", few) > 20
+    # A hundred times the tokens keep the GPU busy for longer than its launches take.
+    many = work(draw(4000, 16, 4), 4, 16, shape=ExpertShape(4096, 2048))
+    assert lost_us("nccl-alltoall", many) < lost_us("nccl-alltoall", few)
+
+
+def test_waiting_for_launches_is_no_exposed_communication() -> None:
+    few = small()
+    for name in ("ideal", "nvls"):
+        ahead, eager, graph = (
+            replay_layer(few, SYSTEM, SCHEMES[name], launch).measures.exposed_communication_us
+            for launch in (None, "eager", "graph")
+        )
+        assert eager == pytest.approx(ahead, abs=0.05)
+        assert graph == pytest.approx(ahead, abs=0.05)
+
+
+def test_the_row_map_reads_and_writes_its_indices() -> None:
+    """Ten tokens, sixteen experts: a flag each, a 4-byte index five times."""
+    scheme = SCHEMES["nccl-alltoall"]
+    graph, _, machine = build_layer(small(), SYSTEM, scheme)
+    at_memory = (graph.resource == machine.resources.hbm[0]) & (graph.kind == Kind.LAYOUT)
+    received = int((small().pair_rank == 0).sum())
+    sizes = [10 * 16, 0, 0, 0, 10 * 16 * (1 + 5 * 4), 4 * received, 4 * received]
+    times = [int(SYSTEM.hbm.stream_ps(size)) for size in sizes]
+    assert graph.duration_ps[at_memory].tolist() == times
+
+
+def test_hosts_keep_their_lead_from_layer_to_layer() -> None:
+    """Two layers of one kernel each under flashdmoe: the second was launched during the first."""
+    layer = work(draw(400, 16, 4), 4, 16)
+    links = [ChainLink(lambda: layer), ChainLink(lambda: layer, layer_index=1)]
+    chain = build(links, SYSTEM, SCHEMES["flashdmoe"], "eager")
+    timeline = schedule(chain.built.graph)
+    graph = chain.built.graph
+    host = graph.resource == chain.built.machine.resources.host[0]
+    assert timeline.end_ps[host].tolist() == [4_500_000, 9_000_000]
+    assert timeline.visible_ps[chain.finishes[0]].min() > 9_000_000
+    alone = schedule(build(links[:1], SYSTEM, SCHEMES["flashdmoe"], "eager").built.graph)
+    both, one = timeline.makespan_ps, alone.makespan_ps
+    assert both < 2 * one  # each alone waits for its launch
+
+
+def test_every_layer_behind_a_wait_begins_a_graph() -> None:
+    links = [ChainLink(small, layer_index=index) for index in range(3)]
+    chain = build(links, SYSTEM, SCHEMES["nccl-alltoall"], "graph")
+    graph, resources = chain.built.graph, chain.built.machine.resources
+    at_host = (graph.resource == resources.host[0]) & (graph.kind == Kind.HOST)
+    assert (graph.duration_ps[at_host] == GRAPH_US * 1e6).sum() == 3
+    whole = build(links, SYSTEM, SCHEMES["nvls"], "graph").built
+    at_host = whole.graph.resource == whole.machine.resources.host[0]
+    assert whole.graph.duration_ps[at_host].tolist() == [GRAPH_US * 1e6]
+
+
+def test_all_ranks_meet_after_each_layer_where_asked_to() -> None:
+    tokens = [137, 1, 1, 1]  # each for an expert of its own rank
+    layer = work(
+        2 * np.repeat(np.arange(4, dtype=np.int32), tokens)[:, None], 4, 8, tokens_of_rank=tokens
+    )
+    links = [ChainLink(lambda: layer), ChainLink(lambda: layer, layer_index=1)]
+    for meets in (True, False):
+        chain = build(
+            links, SYSTEM, SCHEMES["ideal"].with_options({"form": "kernels"}), meets=meets
+        )
+        visible = schedule(chain.built.graph).visible_ps
+        ends, starts = visible[chain.finishes[0]], visible[chain.starts[1]]
+        assert ends[0] > ends[1]
+        assert starts.tolist() == ([ends[0]] * 4 if meets else ends.tolist())
