@@ -80,8 +80,7 @@ def run(
     if json_ is not None:
         result.save(json_)
     show(summary_tables(result))
-    if made.tune:
-        _show_tuned([result])
+    _show_tuned([result], name_all=bool(made.tune))
     if before is not None and result.run_id != before.run_id:
         print(f"note: {spec} was made from {_what_differs(before, result)}", file=sys.stderr)
 
@@ -135,7 +134,11 @@ def compare(
         typer.Option("--scheme", help=f"{SCHEME_HELP} Repeatable [all supported]."),
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option("--baseline", help="Speed-ups are over this scheme [deepep].")
+        str | None,
+        typer.Option(
+            "--baseline",
+            help="Speed-ups are over this scheme [deepep-ll for decode, deepep otherwise].",
+        ),
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -166,7 +169,7 @@ def compare(
     with progress(len(schemes) * _num_layers(spec, loaded), "layer") as bar:
         compared = replay.compare(
             loaded,
-            schemes,
+            scheme,
             spec,
             baseline=baseline,
             options=options,
@@ -176,8 +179,7 @@ def compare(
     if json_ is not None:
         compared.save(json_)
     show(comparison_tables(compared))
-    if spec.tune:
-        _show_tuned(compared.results)
+    _show_tuned(compared.results, name_all=bool(spec.tune))
 
 
 def _num_layers(spec: RunSpec, trace: RoutingTrace) -> int:
@@ -194,8 +196,8 @@ def _worth_two(spec: RunSpec, trace: RoutingTrace) -> int:
     return 2 if _num_layers(spec, trace) >= MANY_LAYERS else 1
 
 
-def _show_tuned(results: Sequence[Result]) -> None:
-    """Say what `--tune` chose."""
+def _show_tuned(results: Sequence[Result], *, name_all: bool) -> None:
+    """Say what was chosen by replay, and if asked for also who had no choice."""
     for result in results:
         scheme = result.scheme
         if scheme.tuned:
@@ -203,5 +205,5 @@ def _show_tuned(results: Sequence[Result]) -> None:
                 f"{option}={scheme.options[option]}" for option in scheme.tuned[0].options
             )
             print(f"{scheme.name}: chose {chosen} out of {len(scheme.tuned)} tried.")
-        else:
+        elif name_all:
             print(f"{scheme.name}: has nothing to choose.")

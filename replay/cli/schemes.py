@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -81,9 +82,9 @@ def _list(schemes: Iterable[Scheme], as_json: bool) -> None:
         for one in found:
             table.add_row(one.name, one.summary, hardware(one) or "-")
         show(table)
-        bound = [one.name for one in found if ONE_DOMAIN in one.needs]
-        which = "all" if len(bound) == len(found) else ", ".join(bound) or "none"
-        print(f"Only for ranks within one NVLink domain: {which}.")
+        free = [one.name for one in found if ONE_DOMAIN not in one.needs]
+        but = f" but {', '.join(free)}" if free else ""
+        print(f"Only for ranks within one NVLink domain: all{but}.")
         print("moereplay schemes SCHEME explains one: options, assumptions, source.")
         print(f"Found by name, not compared unless asked for: {', '.join(EXAMPLES)}.")
     for line in broken:
@@ -135,12 +136,20 @@ def hardware(scheme: Scheme) -> str:
 def to_json(scheme: Scheme) -> dict[str, Any]:
     """Everything about a scheme as plain values."""
     from replay.schemes.options import about
+    from replay.schemes.software import TYPICAL
 
     return {
         **scheme.describe(),
         "summary": scheme.summary,
         "overlap": scheme.overlap,
         "needs": sorted(scheme.needs),
+        "operations": {
+            name: [dataclasses.asdict(one) for one in scheme.operations(layer)]
+            for name, layer in (
+                ("forward", TYPICAL),
+                ("backward", TYPICAL._replace(is_backward=True)),
+            )
+        },
         "candidates": {name: list(values) for name, values in scheme.candidates.items()},
         "about_options": [one.to_json() for one in about(scheme.options)],
     }
@@ -165,6 +174,7 @@ def _explain(scheme: Scheme, as_json: bool) -> None:
     print(f"{scheme.name}: {scheme.summary}\n")
     for name, text in facts.items():
         print(_indented(text, f"  {name:<10}", " " * 12))
+    _operations(scheme)
     options = about(scheme.options)
     print("\noptions" if options else "\nno options")
     for one in options:
@@ -173,9 +183,28 @@ def _explain(scheme: Scheme, as_json: bool) -> None:
         print(_indented(f"Values: {one.values}.", " " * 6, " " * 6))
         if one.name in scheme.candidates:
             tried = ", ".join(map(str, scheme.candidates[one.name]))
-            print(_indented(f"--tune tries: {tried}.", " " * 6, " " * 6))
+            when = "Tuned unless --no-tune; tries" if scheme.tuned_by_default else "--tune tries"
+            print(_indented(f"{when}: {tried}.", " " * 6, " " * 6))
         if one.source:
             print(_indented(f"Default from: {one.source}.", " " * 6, " " * 6))
+
+
+def _operations(scheme: Scheme) -> None:
+    """What a host does for a layer of a forward pass, and whether a graph can hold it."""
+    from replay.schemes.software import as_program
+
+    listed = scheme.operations()
+    if not listed:
+        return
+    count = sum(one.launches for one in as_program(listed))
+    waits = sum(not one.launches for one in listed)
+    print(f"\nsoftware: kernels of a layer on each GPU, if it has several experts: {count}")
+    for one in listed:
+        what = f"{one.launches:>5} x {one.name}" if one.launches else f"   wait: {one.name}"
+        more = "; ".join(text for text in (one.moves, one.source) if text)
+        print(_indented(f"{what} ({more})" if more else what, "", " " * 10))
+    ends = "the first wait of the host ends what a CUDA graph can hold"
+    print(_indented(ends if waits else "a CUDA graph can hold all of it", "  ", "  "))
 
 
 def _shown(one: About) -> str:

@@ -15,6 +15,10 @@ def validate(
     tables: Annotated[
         list[str] | None, typer.Argument(metavar="[TABLE ...]", help="Names [all tables].")
     ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Tables of one system alone, such as hgx-b200."),
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the tables and stop.")] = False,
     set_: Annotated[
         list[str] | None,
@@ -31,13 +35,17 @@ def validate(
     ] = None,
 ) -> None:
     """Predict published measurements and print the errors; exit code 1 if a bound is missed."""
-    from replay.errors import UserError
+    from replay.errors import UserError, unknown
     from replay.validate import report, validate
-    from replay.validate.catalog import TABLES
+    from replay.validate.catalog import TABLES, of_system
 
+    for name in tables or []:
+        if name not in TABLES:
+            raise unknown("table", name, TABLES)
+    names = of_system(tables or list(TABLES), system)
     if list_:
-        for name, table in TABLES.items():
-            print(f"{name}: {table.title} ({len(table.rows())} rows)")
+        for name in names:
+            print(f"{name}: {TABLES[name].title} ({len(TABLES[name].rows())} rows)")
         return
     overrides = {}
     for change in set_ or []:
@@ -46,7 +54,6 @@ def validate(
             message = f"--set {change}: expected KEY=VALUE, such as link.links_per_gpu=8"
             raise UserError(message)
         overrides[key] = value
-    names = tables or list(TABLES)
     with progress(len(names), "table") as bar:
         outcomes = validate(names, overrides=overrides, progress=bar.update)
     if json_ is not None:

@@ -51,13 +51,11 @@ def payload(case: Case) -> Iterator[str]:
 
 
 def row_bytes(case: Case) -> dict[str, int]:
-    """Bytes of a row each way, from the definition of the precisions."""
-    hidden, name = case.work.shape.hidden, case.work.precision.name
+    """Bytes of a row each way, from the definition of the number types."""
+    hidden, precision = case.work.shape.hidden, case.work.precision
     scales = 4 * -(-hidden // 128)
-    return {
-        "dispatch": {"bf16": 2 * hidden, "fp8": hidden + scales, "fp32": 4 * hidden}[name],
-        "combine": {"bf16": 2 * hidden, "fp8": 2 * hidden, "fp32": 4 * hidden}[name],
-    }
+    sizes = {"bf16": 2 * hidden, "fp8": hidden + scales, "fp32": 4 * hidden}
+    return {"dispatch": sizes[precision.dispatch], "combine": sizes[precision.combine]}
 
 
 def _difference(missing: int, row: int) -> str:
@@ -103,11 +101,12 @@ def control(case: Case) -> Iterator[str]:
 
 def ways(case: Case) -> Iterator[str]:
     """Payload from GPU to GPU, where every message has one source and one destination."""
-    if case.scheme.traffic not in ("pair", "copy"):
+    traffic = case.scheme.traffic
+    if traffic not in ("pair", "copy", "pair-copy"):
         return
-    sent = counting.messages(case.routing, case.scheme.traffic)
-    outward = Counter((source, ranks[0]) for source, ranks in sent)
-    back = Counter({(rank, source): rows for (source, rank), rows in outward.items()})
+    sent, returned = counting.messages, counting.messages_back
+    outward = Counter((source, ranks[0]) for source, ranks in sent(case.routing, traffic))
+    back = Counter((ranks[0], owner) for owner, ranks in returned(case.routing, traffic))
     sizes = row_bytes(case)
     for phase, rows in (("dispatch", outward), ("combine", back)):
         got = _payload_by_way(case.built.graph, phase)

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 import hwmodel
+from replay.compute.dense import Between
 from replay.contract.layers import routing_of
 from replay.contract.reading import Dependencies
 from replay.graph import GraphBuilder, schedule
 from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.machine import Machine
-from replay.run.layer import Built, build_layer
+from replay.run.chain import Built, ChainLink, build
+from replay.run.layer import build_layer
+from replay.work.context import Context
+from tracegen.models.schema import ModelShape
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints
     from replay.schemes import Scheme
     from replay.work.layer import LayerWork
+
+
+PAIRS = 20_000_000  # of queries and keys: some 50 us of attention
 
 
 @cache
@@ -39,6 +46,8 @@ def one_flop_per_picosecond() -> System:
         {
             "compute.bf16_peak_TFLOP_per_s": 132.0,
             "compute.bf16_efficiency": 1.0,
+            "compute.bf16_grouped_efficiency": 1.0,
+            "compute.bf16_grouped_whole_tiles": False,
             "compute.fp8_peak_TFLOP_per_s": 132.0,
             "compute.fp8_efficiency": 1.0,
             "compute.fp32_peak_TFLOP_per_s": 132.0,
@@ -77,6 +86,28 @@ class Late:
         self.timeline = schedule(builder.build())
 
 
+def chain_of(work: LayerWork, system: System, scheme: Scheme, num_layers: int = 3) -> Built:
+    """A layer several times in a chain, with attention between that keeps some GPUs longer."""
+    shape = ModelShape(
+        name="between", hidden=work.shape.hidden, moe_intermediate=work.shape.intermediate,
+        num_experts=max(work.num_experts, 1), topk=1, num_layers=num_layers, gated=True,
+        num_heads=8, head_dim=64,
+    )  # fmt: skip
+    between = Between(shape, work.precision.gemm, is_backward=work.is_backward)
+    tokens, ranks = np.diff(work.tokens_of_rank), np.arange(work.num_ranks, dtype=np.int64)
+    links = [
+        ChainLink(
+            lambda: work,
+            layer_index=layer,
+            decoder_layer=layer,
+            between=between,
+            context=Context(tokens, tokens, PAIRS * ((5 * ranks + 3 * layer) % 7)),
+        )
+        for layer in range(num_layers)
+    ]
+    return build(links, system, scheme).built
+
+
 class Case:
     """One scheme on one layer.
 
@@ -111,6 +142,12 @@ class Case:
         return Dependencies(self.timeline)
 
     @cached_property
+    def chained(self) -> tuple[Timeline, Machine]:
+        """The layer three times in a chain whose GPUs come late by turns: schedule and machine."""
+        built = chain_of(self.work, self.system, self.scheme)
+        return schedule(built.graph), built.machine
+
+    @cached_property
     def unpadded(self) -> Built:
         """The layer without padding, on a system whose tiles take a picosecond per operation."""
         scheme = self.scheme.with_options(self.scheme.unpadded)
@@ -140,10 +177,11 @@ class Case:
         return found
 
     def has_one_tile(self, expert: int) -> bool:
-        """Whether all rows of an expert are in one row tile, which moves them in one task."""
+        """Whether all rows of an expert are in one row tile, which writes one block of results."""
         graph = self.built.graph
-        moved = (graph.kind == Kind.GEMM1_MEMORY) & (graph.tag == expert)
-        return int(moved.sum()) == 1
+        written = self.built.machine.notes.reads.get("results", [])
+        tasks = graph.touches.task[np.concatenate(written)] if written else np.zeros(0, np.int64)
+        return int(((graph.kind[tasks] == Kind.GEMM1) & (graph.tag[tasks] == expert)).sum()) == 1
 
     def by_expert(self) -> Ints:
         """(expert,): rows routed to each."""

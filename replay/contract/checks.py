@@ -4,23 +4,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from replay.contract.bytes_on_ports import control, payload, ways, wire
 from replay.contract.case import Case
-from replay.contract.layers import LAYERS, ONE_SENDER, ONE_TOKEN, TINY_NAMES, WAITED, WIDE
+from replay.contract.layers import (
+    CHAINED,
+    LAYERS,
+    ONE_SENDER,
+    ONE_TOKEN,
+    TINY_NAMES,
+    WAITED,
+    WIDE,
+)
 from replay.contract.order import GEMMS, aftermath, experts_wait, rows_return, starts, tokens_wait
+from replay.contract.sms import most_in_use
 from replay.errors import UserError
 from replay.graph import schedule
 from replay.machine.kinds import Kind
 from replay.run.layer import replay_layer
 from replay.schemes.options import about
 from replay.schemes.outside import BuildFailed, failure
+from replay.schemes.software import Outline, as_program, launched
 
 if TYPE_CHECKING:
-    pass
+    from replay.machine.host import Operation
+    from replay.work.layer import ExpertShape
 
 
 class Check(NamedTuple):
@@ -56,29 +68,42 @@ def ends(case: Case) -> Iterator[str]:
 
 def multiplied(case: Case) -> Iterator[str]:
     """Rows that each expert's GEMMs multiply."""
-    graph, shape = case.unpadded.graph, case.work.shape
-    rank_of, rows = case.work.placement.expert_rank, case.by_expert()
-    flops_of_row = {
-        Kind.GEMM1: 2 * shape.hidden * shape.intermediate * (2 if shape.gated else 1),
-        Kind.GEMM2: 2 * shape.intermediate * shape.hidden,
-    }
+    graph, machine = case.unpadded.graph, case.unpadded.machine
+    on_sm = np.isin(graph.resource, machine.sms.resources)
     for kind, name in GEMMS.items():
         done: Counter[tuple[int, int]] = Counter()
-        for task in np.flatnonzero(graph.kind == kind).tolist():
+        for task in np.flatnonzero(on_sm & (graph.kind == kind)).tolist():
             done[int(graph.tag[task]), int(graph.rank[task])] += int(graph.duration_ps[task])
-        for expert, count in enumerate(rows.tolist()):
-            flops = done.pop((expert, int(rank_of[expert])), 0)
-            if flops != count * flops_of_row[kind]:
-                found = flops / flops_of_row[kind]
+        for expert, rank, rows, flops_of_row, what in _experts(case, kind):
+            flops = done.pop((expert, rank), 0)
+            if flops != rows * flops_of_row:
+                found = flops / flops_of_row
                 yield (
-                    f"{name}: expert {expert} multiplies {found:g} rows, {count} are routed to it: "
-                    + (f"{count - found:g} forgotten" if found < count else "too many")
+                    f"{name}: {what} {expert} multiplies {found:g} rows, {rows} are routed to it: "
+                    + (f"{rows - found:g} forgotten" if found < rows else "too many")
                 )
         for expert, gpu in done:
             yield (
                 f"{name}: GPU {gpu} multiplies for expert {expert} (the tag of its tasks), which "
                 "it does not have"
             )
+
+
+def _experts(case: Case, kind: Kind) -> Iterator[tuple[int, int, int, int, str]]:
+    """Number, rank, rows, operations of a row in one GEMM, and what it is, of every expert."""
+    work, shared = case.work, case.work.shared
+
+    def flops(shape: ExpertShape) -> int:
+        gate = 2 if shape.gated and kind == Kind.GEMM1 else 1
+        return 2 * shape.hidden * shape.intermediate * gate
+
+    for expert, rows in enumerate(case.by_expert().tolist()):
+        rank = int(work.placement.expert_rank[expert])
+        yield expert, rank, rows, flops(work.shape), "expert"
+    if shared is not None:
+        for rank, rows in enumerate(np.bincount(work.source_rank, minlength=work.num_ranks)):
+            expert = work.num_experts + rank
+            yield expert, rank, int(rows), flops(shared.shape), "shared expert"
 
 
 def tokens(case: Case) -> Iterator[str]:
@@ -130,6 +155,34 @@ def bounds(case: Case) -> Iterator[str]:
     yield f"the layer takes {takes:,.3f} us, at least {least:,.3f} us{why}"
 
 
+def frees(case: Case) -> Iterator[str]:
+    """What SMs do against the ends of their ranks."""
+    graph, timeline = case.built.graph, case.timeline
+    of_sm = np.isin(graph.resource, case.built.machine.sms.resources)
+    rank = np.append(graph.resources.owner, 0)[graph.resource]
+    ends = timeline.visible_ps[case.built.ends]
+    late = np.flatnonzero(of_sm & (timeline.end_ps > ends[rank]))
+    if len(late):
+        task = int(late[timeline.end_ps[late].argmax()])
+        yield (
+            f"GPU {rank[task]} ends at {ends[rank[task]]:,} ps, and its SMs still work at "
+            f"{timeline.end_ps[task]:,} ps, on a task of kind {Kind(int(graph.kind[task])).name}: "
+            "what build returns must wait for it"
+        )
+
+
+def sms(case: Case) -> Iterator[str]:
+    """SMs in use at every instant of a chain."""
+    timeline, machine = case.chained
+    most = most_in_use(timeline, machine)
+    if most.sms > machine.sms.count:
+        yield (
+            f"in a chain of three such layers GPU {most.rank} uses {most.sms} SMs at "
+            f"{most.time_ps:,} ps, and has {machine.sms.count}: a kernel must wait for its rank's "
+            "start, and what build returns for all that its rank's SMs do"
+        )
+
+
 def same_again(case: Case) -> Iterator[str]:
     """A second build gives the same schedule."""
     again = Case(case.scheme, case.name, case.work)
@@ -168,6 +221,26 @@ def values(case: Case) -> Iterator[str]:
             yield f"candidates of {name} do not hold its default, or there is no such option"
 
 
+def software(case: Case) -> Iterator[str]:
+    """Kernels and waits of the host, against the list that the scheme gives."""
+    listed = case.scheme.operations(Outline.of(case.work))
+    if not listed or case.work.shared is not None:
+        return  # the scheme states nothing, or kernels of shared experts stand between its own
+    expected, found = as_program(listed), launched(case.built.machine.host.program)
+    for place, (one, other) in enumerate(zip_longest(expected, found)):
+        if one != other:
+            yield f"operation {place + 1} is listed as {_said(one)}; build has {_said(other)}"
+            return
+
+
+def _said(one: Operation | None) -> str:
+    if one is None:
+        return "nothing"
+    if not one.launches:
+        return f"a wait of the host, {one.name!r}"
+    return f"{one.launches} x {one.name!r}"
+
+
 EVERY = tuple(name for name in LAYERS if name != ONE_SENDER)  # whose size only the bounds need
 
 CHECKS = {
@@ -184,6 +257,9 @@ CHECKS = {
     "starts": Check("nothing begins before its start", WAITED, starts),
     "aftermath": Check("nothing that matters ends last", EVERY, aftermath),
     "bounds": Check("no layer is faster than its bounds", tuple(LAYERS), bounds),
+    "software": Check("the host launches what is listed", tuple(LAYERS), software),
+    "frees": Check("a rank ends when its SMs are free", EVERY, frees),
+    "sms": Check("no GPU uses more SMs than it has, in a chain", CHAINED, sms),
     "same": Check("the same layer gives the same schedule", (ONE_TOKEN, WIDE), same_again),
     "options": Check("every value of an option runs or is refused", (ONE_TOKEN,), values),
 }

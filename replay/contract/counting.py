@@ -32,9 +32,9 @@ class Routing:
 
 
 def messages(routing: Routing, traffic: str) -> Iterator[tuple[int, list[int]]]:
-    """Rows of the dispatch as (source, ranks that one row reaches); the combine is its mirror."""
+    """Rows of the dispatch as (source, ranks that one row reaches)."""
     for token, source in enumerate(routing.owner):
-        if traffic == "pair":
+        if traffic in ("pair", "pair-copy"):
             yield from ((source, [rank]) for rank in routing.remote(token))
         elif traffic == "copy":
             yield from ((source, [rank]) for rank in sorted(set(routing.remote(token))))
@@ -43,9 +43,14 @@ def messages(routing: Routing, traffic: str) -> Iterator[tuple[int, list[int]]]:
                 yield source, sorted(set(routing.remote(token)))
         elif traffic == "dense":
             if routing.num_ranks > 1:
-                yield source, [rank for rank in range(routing.num_ranks) if rank != source]
+                yield source, list(range(routing.num_ranks))  # the source's own copy loops back
         elif traffic != "none":
             raise KeyError(traffic)
+
+
+def messages_back(routing: Routing, traffic: str) -> Iterator[tuple[int, list[int]]]:
+    """Rows of the combine as (owner, ranks that answer together)."""
+    return messages(routing, "copy" if traffic == "pair-copy" else traffic)
 
 
 def port_rows(routing: Routing, traffic: str) -> dict[str, Counter[Port]]:
@@ -54,18 +59,31 @@ def port_rows(routing: Routing, traffic: str) -> dict[str, Counter[Port]]:
     combine: Counter[Port] = Counter()
     for source, ranks in messages(routing, traffic):
         dispatch["uplink", source] += 1
-        combine["downlink", source] += 1
         for rank in ranks:
             dispatch["downlink", rank] += 1
+    for owner, ranks in messages_back(routing, traffic):
+        combine["downlink", owner] += 1
+        for rank in ranks:
             combine["uplink", rank] += 1
     return {"dispatch": dispatch, "combine": combine}
 
 
 def closed_form_rows(routing: Routing, traffic: str) -> dict[str, Counter[Port]]:
-    """The same by the closed forms: sums of e(t), r(t), h(t) up; Ein(g), In(g), others' T down.
+    """The same by the closed forms: sums of e(t), r(t), h(t) up; Ein(g), In(g), all T down.
 
-    Dispatch up and down of every class; the combine exchanges the two.
+    Dispatch up and down of every class; the combine exchanges the two, those of its own class.
     """
+    apart = {"pair-copy": ("pair", "copy")}
+    out, back = apart.get(traffic, (traffic, traffic))
+    up, down = _closed_form(routing, out)
+    answered, asked = _closed_form(routing, back)
+    mirrored = {("downlink", gpu): rows for (_, gpu), rows in answered.items()}
+    mirrored |= {("uplink", gpu): rows for (_, gpu), rows in asked.items()}
+    return {"dispatch": up + down, "combine": Counter(mirrored)}
+
+
+def _closed_form(routing: Routing, traffic: str) -> tuple[Counter[Port], Counter[Port]]:
+    """Rows of the dispatch up and down."""
     up: Counter[Port] = Counter()
     down: Counter[Port] = Counter()
     tokens = range(len(routing.owner))
@@ -79,11 +97,9 @@ def closed_form_rows(routing: Routing, traffic: str) -> dict[str, Counter[Port]]
             "pair": (sum(len(routing.remote(token)) for token in own), pairs_in),
             "copy": (sum(len(set(routing.remote(token))) for token in own), tokens_in),
             "switch": (sum(bool(routing.remote(token)) for token in own), tokens_in),
-            "dense": (len(own) if routing.num_ranks > 1 else 0, len(foreign)),
+            "dense": (len(own), len(tokens)) if routing.num_ranks > 1 else (0, 0),
         }[traffic]
-    mirrored = {("downlink", gpu): rows for (_, gpu), rows in up.items()}
-    mirrored |= {("uplink", gpu): rows for (_, gpu), rows in down.items()}
-    return {"dispatch": up + down, "combine": Counter(mirrored)}
+    return up, down
 
 
 def write_packets(nbytes: int, extra_flits: int = 0) -> int:

@@ -63,6 +63,8 @@ def examine(scheme: Scheme) -> Iterator[Finding]:
 def examine_layer(scheme: Scheme, name: str) -> Iterator[Finding]:
     """Check a scheme on one layer of `replay.contract.layers.LAYERS`."""
     case = Case(scheme, name, LAYERS[name]())
+    if scheme.refuses(case.work):
+        return  # nothing is promised of it; `replay.run.chain` does not let it be built
     for key, check in CHECKS.items():
         if name not in check.layers:
             continue

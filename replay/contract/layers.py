@@ -37,7 +37,7 @@ def work(
     *,
     tokens_of_rank: list[int] | None = None,
     placement: str | list[int] = "contiguous",
-    precision: str = "bf16",
+    precision: str | Precision = "bf16",
     shape: ExpertShape = SHAPE,
     is_backward: bool = False,
 ) -> LayerWork:
@@ -51,9 +51,8 @@ def work(
         if isinstance(placement, str)
         else Placement(np.array(placement, np.int32), num_ranks, "by hand")
     )
-    return LayerWork(
-        ids, owner.astype(np.int32), placed, shape, Precision(precision), is_backward=is_backward
-    )
+    types = Precision(precision) if isinstance(precision, str) else precision
+    return LayerWork(ids, owner.astype(np.int32), placed, shape, types, is_backward=is_backward)
 
 
 def routing_of(layer: LayerWork) -> Routing:
@@ -80,6 +79,12 @@ ORDINARY: dict[str, Callable[[], LayerWork]] = {
     "zipf 8 ranks": lambda: work(draw(96, 64, 6, skew=1.2), 8, 64),
     "zipf 4 ranks fp8": lambda: work(draw(50, 8, 2, skew=1.0), 4, 8, precision="fp8"),
     "zipf 4 ranks fp32": lambda: work(draw(50, 8, 2, skew=1.0), 4, 8, precision="fp32"),
+    "fp8 rows into bf16 GEMMs": lambda: work(
+        draw(40, 16, 4), 4, 16, precision=Precision("fp8", gemm="bf16")
+    ),
+    "bf16 rows into fp8 GEMMs, fp32 rows back": lambda: work(
+        draw(40, 16, 4), 4, 16, precision=Precision("bf16", gemm="fp8", combine="fp32")
+    ),
     "one expert a rank": lambda: work(draw(30, 4, 2), 4, 4),
     "groups": lambda: work(draw(48, 32, 4, groups=8), 8, 32),
     "round robin": lambda: work(draw(40, 16, 4), 4, 16, placement="round-robin"),
@@ -136,6 +141,19 @@ LARGE: dict[str, Callable[[], LayerWork]] = {
 
 ALL = {**ORDINARY, **BACKWARD, **DEGENERATE, **LARGE}
 
+#: Shared experts beside the dispatch.
+SHARED: dict[str, Callable[[], LayerWork]] = {
+    "shared experts": lambda: work(draw(40, 16, 4), 4, 16).with_shared(48),
+    "shared experts fp8": lambda: work(
+        draw(300, 8, 2, skew=0.8), 4, 8, tokens_of_rank=[0, 250, 49, 1], precision="fp8"
+    ).with_shared(80),
+    "backward, shared experts": lambda: work(
+        draw(300, 8, 2), 2, 8, shape=ExpertShape(200, 72, gated=False), is_backward=True
+    ).with_shared(144),
+}
+
+ALL |= SHARED
+
 #: Small enough for the engine's slow twin.
 TINY: dict[str, Callable[[], LayerWork]] = {
     "two ranks": lambda: work(draw(6, 4, 2), 2, 4),
@@ -166,3 +184,8 @@ LAYERS: dict[str, Callable[[], LayerWork]] = {
 TINY_NAMES = tuple(f"tiny, {name}" for name in TINY)
 #: Layers whose tasks are followed from end to end.
 WAITED = (*TINY_NAMES, "all experts", "a rank without tokens")
+#: Layers that are put into chains.
+CHAINED = (
+    *("several tiles", "backward several tiles", "one rank owns all tokens", "zipf 8 ranks"),
+    *SHARED,
+)

@@ -129,6 +129,14 @@ def starts(case: Case) -> Iterator[str]:
             f"{len(early)} tasks, such as one of kind {kind}, begin before any rank's start: they "
             "wait for nothing"
         )
+    owner = np.append(graph.resources.owner, 0)[graph.resource]
+    is_sm = np.isin(graph.resource, late.machine.sms.resources) & (graph.duration_ps > 0)
+    early = np.flatnonzero(is_sm & (start_ps < late.begins_ps[owner]))
+    if len(early):
+        yield (
+            f"{len(early)} tasks, such as one of kind {Kind(int(graph.kind[early[0]])).name}, are "
+            f"on an SM of GPU {owner[early[0]]} before the start of that rank"
+        )
     for token, tasks in case.tasks_of_token("sent", late.machine).items():
         rank = int(case.work.source_rank[token])
         leaves = min(int(start_ps[task]) for task in tasks)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph import busiest_ps, critical_path, longest_chain_ps, union_length
-from replay.machine.kinds import COMPUTE, KIND_NAMES, KINDS, PHASES, Kind, phase_index
+from replay.graph import critical_path, longest_chain_ps, union_length
+from replay.machine.kinds import KIND_NAMES, KINDS, PHASES, Kind, phase_index
 from replay.machine.resources import PORTS, Ints, ResourceClass
+from replay.measure.exposure import exposed, sm_times
 from replay.measure.mechanisms import evicted_wire_bytes, mechanisms
 from replay.measure.parts import (
     Bounds,
@@ -21,6 +22,7 @@ from replay.measure.parts import (
     Utilisation,
     UtilisationOverTime,
 )
+from replay.measure.pools import SMS, Pools
 from replay.measure.ports import COMMUNICATION, PortSums
 from replay.measure.result import Measures
 
@@ -61,8 +63,9 @@ def measures(
     classes = machine.resources.classes(graph)
     ports = PortSums(graph, classes, len(ends), timeline.service_ps, extra_wire=evicted)
     rank_end = timeline.visible_ps[ends]
-    exposed = _exposed_ps(graph, timeline, rank_end)
-    share = _shares(graph, timeline)
+    pools = Pools.of(graph, machine)
+    share = pools.shares(timeline)
+    alone = exposed(timeline, pools, classes, rank_end, machine.notes.held_up)
     return Measures(
         makespan_us=us(timeline.makespan_ps),
         rank_end_us=[us(end) for end in rank_end],
@@ -70,12 +73,14 @@ def measures(
         payload_bytes={phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},
         wire_bytes={phase: ports.bytes(phase, "wire") for phase in COMMUNICATION},
         busiest_port={phase: ports.busiest(phase) for phase in (*COMMUNICATION, "both")},
-        utilisation=_utilisation(graph, share),
-        utilisation_over_time=_over_time(graph, timeline),
-        busiest_resource=_busiest_resource(graph, share),
-        exposed_communication_us=us(int(exposed.sum())) / max(len(exposed), 1),
-        exposed_communication_us_per_gpu=[us(time) for time in exposed],
-        bounds_us=_bounds(graph, classes, ports, phases_separated),
+        utilisation=_utilisation(pools, share),
+        utilisation_over_time=_over_time(pools, timeline),
+        busiest_resource=_busiest_resource(pools, share),
+        exposed_communication_us=us(int(alone.ps.sum())) / max(len(ends), 1),
+        exposed_communication_us_per_gpu=[us(time) for time in alone.ps],
+        exposure=alone.parts,
+        sm_time_us=sm_times(timeline, pools, classes),
+        bounds_us=_bounds(graph, pools, classes, ports, phases_separated),
         critical_path=_critical_path(timeline),
         mechanisms=mechanisms(timeline, machine, evicted),
         num_tasks=graph.num_tasks,
@@ -126,49 +131,8 @@ def _phases(graph: TaskGraph, timeline: Timeline) -> dict[str, PhaseTimes]:
     return times
 
 
-def union_ps(owner: Ints, start: Ints, end: Ints, num_owners: int) -> Ints:
-    """Length of the union of intervals, for each owner apart.
-
-    Parameters
-    ----------
-    owner, start, end
-        (interval,): whose it is, in ``[0, num_owners)``, and its two ends.
-
-    Returns
-    -------
-    (owner,) lengths, in the unit of the ends.
-    """
-    order = np.lexsort((start, owner))
-    owner, start, end = owner[order], start[order], end[order]
-    # Each owner's intervals are moved past those of the owner before, so that one running maximum
-    # serves all.
-    span = int(end.max(initial=0)) + 1
-    start, end = start + owner * span, end + owner * span
-    reached = np.maximum.accumulate(np.concatenate(([-1], end)))[:-1] if len(end) else end
-    covered = np.maximum(0, end - np.maximum(start, reached))
-    union: Ints = np.bincount(owner, weights=covered, minlength=num_owners).astype(np.int64)
-    return union
-
-
-def _exposed_ps(graph: TaskGraph, timeline: Timeline, rank_end: Ints) -> Ints:
-    """See `Measures.exposed_communication_us`."""
-    hidden = np.isin(graph.kind, np.array(sorted({*COMPUTE, Kind.LAUNCH})))
-    chosen = np.flatnonzero(hidden & (graph.rank >= 0))
-    rank = graph.rank[chosen].astype(np.int64)
-    start = timeline.start_ps[chosen]
-    end = np.minimum(timeline.visible_ps[chosen], rank_end[rank])
-    return rank_end - union_ps(rank, start, np.maximum(start, end), len(rank_end))
-
-
-def _shares(graph: TaskGraph, timeline: Timeline) -> npt.NDArray[np.float64]:
-    """(resource,): time in service over what its servers offered."""
-    offered = graph.resources.servers.astype(np.int64) * max(timeline.makespan_ps, 1)
-    shares: npt.NDArray[np.float64] = timeline.busy_ps() / offered
-    return shares
-
-
-def _utilisation(graph: TaskGraph, share: npt.NDArray[np.float64]) -> dict[str, Utilisation]:
-    groups = np.array(graph.resources.groups)
+def _utilisation(pools: Pools, share: npt.NDArray[np.float64]) -> dict[str, Utilisation]:
+    groups = np.array(pools.groups)
     return {
         str(group): Utilisation(
             mean=float(share[groups == group].mean()), max=float(share[groups == group].max())
@@ -177,25 +141,36 @@ def _utilisation(graph: TaskGraph, share: npt.NDArray[np.float64]) -> dict[str, 
     }
 
 
-def _over_time(graph: TaskGraph, timeline: Timeline) -> UtilisationOverTime:
-    window = max(1, -(-timeline.makespan_ps // NUM_WINDOWS))
-    names = sorted(set(graph.resources.groups))
-    index = np.array([names.index(group) for group in graph.resources.groups], np.int64)
-    servers = np.bincount(index, weights=graph.resources.servers, minlength=len(names))
-    served = np.flatnonzero((graph.resource >= 0) & (timeline.service_ps > 0))
-    row = index[graph.resource[served]] * (NUM_WINDOWS + 1)
-    start, end = timeline.start_ps[served], timeline.end_ps[served]
+def _over_time(pools: Pools, timeline: Timeline) -> UtilisationOverTime:
+    graph, window = timeline.graph, max(1, -(-timeline.makespan_ps // NUM_WINDOWS))
+    names = sorted(set(pools.groups))
+    group = np.array([names.index(name) for name in pools.groups], np.int64)
+    servers = np.bincount(group, weights=pools.capacity, minlength=len(names))
+    served, drawn = (
+        np.flatnonzero((graph.resource >= 0) & (timeline.service_ps > 0)),
+        timeline.drawn,
+    )
+    resource = np.append(graph.resource[served], drawn.resource)
+    row = group[pools.pool[resource]] * (NUM_WINDOWS + 1)
+    of_server = 1 / pools.parts[resource]
+    start = np.append(timeline.start_ps[served], drawn.start_ps)
+    end = np.append(timeline.end_ps[served], drawn.end_ps)
     first, last = start // window, end // window
     size = len(names) * (NUM_WINDOWS + 1)
+
+    def summed(at: Ints, amount: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        sums: npt.NDArray[np.float64] = np.bincount(at, amount, size).astype(np.float64)
+        return sums
+
     # A task fills what is left of its first window and part of its last, less one window where the
     # two are one; windows between them it fills whole.
-    busy = np.bincount(row + first, weights=(first + 1) * window - start, minlength=size)
-    busy += np.bincount(row + last, weights=end - last * window, minlength=size)
-    busy -= window * np.bincount(row[first == last] + first[first == last], minlength=size)
+    busy = summed(row + first, of_server * ((first + 1) * window - start))
+    busy += summed(row + last, of_server * (end - last * window))
+    busy -= window * summed(row + first, of_server * (first == last))
     inside = last > first + 1
-    whole = np.bincount(row[inside] + first[inside] + 1, minlength=size)
-    whole = whole - np.bincount(row[inside] + last[inside], minlength=size)
-    busy = busy.reshape(len(names), -1) + window * np.cumsum(whole.reshape(len(names), -1), axis=1)
+    whole = summed(row[inside] + first[inside] + 1, of_server[inside])
+    whole = (whole - summed(row[inside] + last[inside], of_server[inside])).reshape(len(names), -1)
+    busy = busy.reshape(len(names), -1) + window * np.cumsum(whole, axis=1)
     share = busy[:, :NUM_WINDOWS] / (servers[:, None] * window)
     return UtilisationOverTime(
         window_us=us(window),
@@ -203,15 +178,31 @@ def _over_time(graph: TaskGraph, timeline: Timeline) -> UtilisationOverTime:
     )
 
 
+class TokenTimes(NamedTuple):
+    """Time of the tokens until they are combined.
+
+    Attributes
+    ----------
+    from_dispatch, from_start
+        Over the tokens, from the start of their dispatch and from that of the layer.
+    slowest
+        Those that took longest from their dispatch.
+    """
+
+    from_dispatch: TokenLatency
+    from_start: TokenLatency
+    slowest: list[SlowToken]
+
+
 def token_latency(
     timeline: Timeline, machine: Machine, work: LayerWork, trace_rows: Ints | None
-) -> tuple[TokenLatency, list[SlowToken]]:
+) -> TokenTimes:
     """Time of the tokens from dispatch to combine, and the tokens that took longest.
 
     Parameters
     ----------
     timeline
-        The schedule of one layer.
+        The schedule of one layer, which begins at 0.
     machine
         The machine that made the graph; it remembers the tasks of each token.
     work
@@ -228,54 +219,64 @@ def token_latency(
     np.maximum.at(finish, tokens, timeline.visible_ps[tasks])
     travelled = np.flatnonzero((work.expert_ids >= 0).any(axis=1) & (begin < never))
     latency = finish[travelled] - begin[travelled]
-    if not len(travelled):
-        return TokenLatency(num_tokens=0, mean_us=0, p50_us=0, p90_us=0, p99_us=0, max_us=0), []
+    slowest = travelled[np.lexsort((travelled, -latency))[:NUM_SLOWEST]]
+    return TokenTimes(
+        _quantiles(latency),
+        _quantiles(finish[travelled]),
+        [
+            SlowToken(
+                token=int(token),
+                trace_row=None if trace_rows is None else int(trace_rows[token]),
+                rank=int(work.source_rank[token]),
+                experts=[int(expert) for expert in work.expert_ids[token] if expert >= 0],
+                sent_us=us(begin[token]),
+                combined_us=us(finish[token]),
+                latency_us=us(finish[token] - begin[token]),
+            )
+            for token in slowest
+        ],
+    )
+
+
+def _quantiles(latency: Ints) -> TokenLatency:
+    """Of the tokens' latencies (token,)."""
+    if not len(latency):
+        return TokenLatency(num_tokens=0, mean_us=0, p50_us=0, p90_us=0, p99_us=0, max_us=0)
     ordered = np.sort(latency)
 
     def quantile(share: float) -> float:
         return us(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
 
-    slowest = travelled[np.lexsort((travelled, -latency))[:NUM_SLOWEST]]
     return TokenLatency(
-        num_tokens=len(travelled),
+        num_tokens=len(latency),
         mean_us=int(latency.sum()) / len(latency) / 1e6,
         p50_us=quantile(0.5),
         p90_us=quantile(0.9),
         p99_us=quantile(0.99),
         max_us=us(ordered[-1]),
-    ), [
-        SlowToken(
-            token=int(token),
-            trace_row=None if trace_rows is None else int(trace_rows[token]),
-            rank=int(work.source_rank[token]),
-            experts=[int(expert) for expert in work.expert_ids[token] if expert >= 0],
-            sent_us=us(begin[token]),
-            combined_us=us(finish[token]),
-            latency_us=us(finish[token] - begin[token]),
-        )
-        for token in slowest
-    ]
-
-
-def _busiest_resource(graph: TaskGraph, share: npt.NDArray[np.float64]) -> BusiestResource:
-    index = int(share.argmax())
-    return BusiestResource(
-        name=graph.resources.names[index],
-        group=graph.resources.groups[index],
-        utilisation=float(share[index]),
     )
 
 
-def _bounds(graph: TaskGraph, classes: Ints, ports: PortSums, phases_separated: bool) -> Bounds:
-    least = busiest_ps(graph)
+def _busiest_resource(pools: Pools, share: npt.NDArray[np.float64]) -> BusiestResource:
+    index = int(share.argmax())
+    return BusiestResource(
+        name=pools.names[index], group=pools.groups[index], utilisation=float(share[index])
+    )
 
-    def busiest(of: npt.NDArray[np.bool_]) -> int:
-        return int(least[of].max(initial=0))
 
-    port = busiest(np.isin(classes, PORTS))
+def _bounds(
+    graph: TaskGraph, pools: Pools, classes: Ints, ports: PortSums, phases_separated: bool
+) -> Bounds:
+    least = pools.busiest_ps(graph)
+    of_sms = np.array(pools.groups) == SMS
+
+    def busiest(of: tuple[ResourceClass, ...]) -> int:
+        return int(least[pools.pool[np.isin(classes, of)]].max(initial=0))
+
+    port = busiest(PORTS)
     phases = sum(ports.bound_ps(phase) for phase in COMMUNICATION) if phases_separated else None
-    memory = busiest(classes == ResourceClass.HBM)
-    sm = busiest(classes == ResourceClass.SM)
+    memory = busiest((ResourceClass.HBM, ResourceClass.L2))
+    sm = int(least[of_sms].max(initial=0))
     chain = longest_chain_ps(graph)
     return Bounds(
         port_us=us(port),

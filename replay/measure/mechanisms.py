@@ -8,7 +8,7 @@ import numpy as np
 
 from replay.graph import Touched
 from replay.machine.kinds import WIRE_ROLES, wire_role
-from replay.measure.parts import BufferUse, Mechanisms, PortBytes, TableUse, TileUse
+from replay.measure.parts import BufferUse, CacheUse, Mechanisms, PortBytes, TableUse, TileUse
 from replay.measure.ports import NVLINK, port_of
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def mechanisms(timeline: Timeline, machine: Machine, evicted: Ints) -> Mechanism
             for group, blocks in sorted(notes.touches.items())
         },
         buffers=dict(_buffer_uses(timeline)),
+        cache=_cache_uses(timeline, notes),
         tiles=_tile_use(notes),
         polling_us=_polling_us(timeline, notes),
         counters={name: sums.tolist() for name, sums in sorted(notes.counters.items())},
@@ -107,7 +108,7 @@ def _table_use(timeline: Timeline, group: str, blocks: list[TouchNotes]) -> Tabl
         (found != Touched.HIT).astype(np.int64) - ((outcome & Touched.EVICTED) > 0),
     )
     table = touches.table[touch].astype(np.int64)
-    entries = [tables.entries[index] for index, name in enumerate(tables.groups) if name == group]
+    entries = [tables.room[index] for index, name in enumerate(tables.groups) if name == group]
     return TableUse(
         entries=int(entries[0]),
         lookups=total,
@@ -118,6 +119,20 @@ def _table_use(timeline: Timeline, group: str, blocks: list[TouchNotes]) -> Tabl
         hit_rate=hits / total if total else 1.0,
         high_water=_high_water(table, timeline.start_ps[touches.task[touch]], change),
     )
+
+
+def _cache_uses(timeline: Timeline, notes: Notes) -> dict[str, CacheUse]:
+    """Bytes of what is read through the L2 caches, by what it is."""
+    touches, uses = timeline.graph.touches, {}
+    for what, blocks in sorted(notes.reads.items()):
+        touch = np.concatenate(blocks)
+        found, nbytes = timeline.touched[touch] & Touched.OUTCOME, touches.units[touch]
+        uses[str(what)] = CacheUse(
+            bytes=int(nbytes.sum()),
+            first_bytes=int(nbytes[found == Touched.NEW].sum()),
+            again_bytes=int(nbytes[found == Touched.MISSED].sum()),
+        )
+    return uses
 
 
 def _buffer_uses(timeline: Timeline) -> Iterator[tuple[str, BufferUse]]:

@@ -90,7 +90,7 @@ class UtilisationOverTime(Strict):
 
 
 class TokenLatency(Strict):
-    """Time of the tokens from the start of their dispatch until they are combined.
+    """Time of the tokens until they are combined, from the start of their dispatch or the layer's.
 
     Attributes
     ----------
@@ -104,6 +104,69 @@ class TokenLatency(Strict):
     p90_us: float
     p99_us: float
     max_us: float
+
+
+class Waiting(Strict):
+    """Time of each GPU in which it does not compute, by what it waits for; the first that holds.
+
+    Attributes
+    ----------
+    wires_us
+        Something of its own is under way: a message that leaves or reaches it, acknowledgements
+        left out, or its SMs and memory copy rows.
+    imbalance_us
+        Nothing of its own is under way, and another GPU computes, begins a kernel or moves rows.
+    latency_us
+        No GPU does: barriers, flags, waits of hosts.
+    """
+
+    wires_us: list[float]
+    imbalance_us: list[float]
+    latency_us: list[float]
+
+    @property
+    def total_us(self) -> list[float]:
+        """All of it, for each GPU."""
+        parts = (self.wires_us, self.imbalance_us, self.latency_us)
+        return [sum(of_gpu) for of_gpu in zip(*parts, strict=True)]
+
+
+class Exposure(Strict):
+    """Exposed communication, by what it waits for.
+
+    Attributes
+    ----------
+    by_time
+        Parts of `Measures.exposed_communication_us_per_gpu`: instants in which nothing computes.
+    by_sms
+        The same, of every SM for itself: an instant counts with the share of the GPU's SMs on which
+        nothing computes.
+    unfilled_us
+        For each GPU, that share of the instants in which it computes and nothing of its own is
+        under way. Too few tiles are ready: the last ones of a kernel, or those of rows that came.
+    """
+
+    by_time: Waiting
+    by_sms: Waiting
+    unfilled_us: list[float]
+
+
+class SmTime(Strict):
+    """Time in service of all SMs of each GPU, added up over its SMs.
+
+    Attributes
+    ----------
+    computing_us, copying_us
+        Work on the GPU's own data; rows that travel. Without waiting for what tiles read.
+    waiting_for_l2_us, waiting_for_hbm_us
+        Service beyond a task's own time until what it reads has come, by what served it last: the
+        L2 cache, or device memory.
+    """
+
+    computing_us: list[float]
+    copying_us: list[float]
+    waiting_for_l2_us: list[float]
+    waiting_for_hbm_us: list[float]
 
 
 class SlowToken(Strict):
@@ -145,7 +208,8 @@ class Bounds(Strict):
         Busiest port of the dispatch plus that of the combine, for schemes that keep the two apart
         with a barrier over all GPUs; otherwise null.
     sm_us, memory_us
-        Busiest pool of SMs; busiest HBM.
+        All work on the SMs of a GPU over its SMs, or the busiest ones of those that a kernel has
+        for one purpose; busiest HBM or L2 cache.
     chain_us
         Longest chain of dependent tasks, if nothing ever waited for a resource.
     largest_us
@@ -217,6 +281,30 @@ class BufferUse(Strict):
     high_water: int
 
 
+class CacheUse(Strict):
+    """Bytes of blocks that SMs read through the L2 caches, of all GPUs together.
+
+    Attributes
+    ----------
+    bytes
+        What tiles asked for, a block for each tile that works on it.
+    first_bytes
+        Of that, blocks that nobody had asked for before.
+    again_bytes
+        Blocks that had to leave and were read from memory again.
+    """
+
+    bytes: int
+    first_bytes: int
+    again_bytes: int
+
+    @property
+    def passes(self) -> float:
+        """How often a block was read from memory, in the mean over bytes; 1 without any."""
+        fetched = self.first_bytes + self.again_bytes
+        return fetched / self.first_bytes if self.first_bytes else 1.0
+
+
 class TileUse(Strict):
     """Degree to which rows fill the tiles of the experts' first GEMM.
 
@@ -244,6 +332,8 @@ class Mechanisms(Strict):
         sums sent early).
     tables, buffers
         Finite memories by name.
+    cache
+        Blocks read through the L2 caches, by what they are; empty in results of older versions.
     polling_us
         For each GPU, SM time in which blocks held an SM and waited for data; null for schemes whose
         blocks do not.
@@ -254,6 +344,7 @@ class Mechanisms(Strict):
     wire_bytes: dict[str, PortBytes]
     tables: dict[str, TableUse]
     buffers: dict[str, BufferUse]
+    cache: dict[str, CacheUse] = Field(default_factory=dict)
     tiles: TileUse | None
     polling_us: list[float] | None
     counters: dict[str, list[int]]

@@ -11,11 +11,13 @@ from replay.measure.parts import (
     BusiestPort,
     BusiestResource,
     CriticalPath,
+    Exposure,
     Mechanisms,
     PhaseTimes,
     PortBytes,
     Routing,
     SlowToken,
+    SmTime,
     Strict,
     TokenLatency,
     Utilisation,
@@ -30,8 +32,13 @@ class Measures(Strict):
     ----------
     exposed_communication_us, exposed_communication_us_per_gpu
         Time from the layer's start to the GPU's own end in which neither a compute task (GEMM tile,
-        permute, activation) nor a launch of the GPU is in service or draining: transfers,
-        synchronisation and waiting that nothing hides. Mean over the GPUs, and each.
+        permute, activation) nor a gap between kernels is in service or draining, and no kernel
+        waits for its launch alone: transfers, synchronisation and waiting that nothing hides. Mean
+        over the GPUs, and each.
+    exposure
+        The same by what is waited for, by time and by SMs; None where an older version did not say.
+    sm_time_us
+        What SMs spend their time on; None where an older version did not say.
     busiest_port
         For dispatch, combine and the whole layer ("both").
     critical_path
@@ -52,6 +59,8 @@ class Measures(Strict):
     busiest_resource: BusiestResource
     exposed_communication_us: float
     exposed_communication_us_per_gpu: list[float]
+    exposure: Exposure | None = None
+    sm_time_us: SmTime | None = None
     bounds_us: Bounds
     critical_path: CriticalPath
     mechanisms: Mechanisms
@@ -73,7 +82,9 @@ class LayerResult(Strict):
     measures
         What is measured on its schedule.
     token_latency_us, slowest_tokens
-        How long the tokens take, and the tokens that take longest.
+        How long the tokens take from the start of their dispatch, and the tokens that take longest.
+    token_latency_from_start_us
+        How long they take from the start of the layer; None where an older version did not say.
     """
 
     step: int
@@ -83,6 +94,7 @@ class LayerResult(Strict):
     routing: Routing
     measures: Measures
     token_latency_us: TokenLatency
+    token_latency_from_start_us: TokenLatency | None = None
     slowest_tokens: list[SlowToken]
 
 

@@ -79,6 +79,16 @@ def _lines(reports: Sequence[Mechanisms]) -> Iterator[tuple[str, str]]:
         uses = [report.buffers[name] for report in reports if name in report.buffers]
         most = max(use.high_water for use in uses)
         yield name, f"at most {most:,} of {uses[0].capacity:,} in use"
+    for name in sorted({name for report in reports for name in report.cache}):
+        reads = [report.cache[name] for report in reports if name in report.cache]
+        first, again = (
+            sum(getattr(r, f"{part}_bytes") for r in reads) for part in ("first", "again")
+        )
+        if first and name != "results":
+            yield (
+                f"L2 cache, {name}",
+                f"{_short(first)} MB, read from memory {(first + again) / first:.2f} times",
+            )
     tiles = [report.tiles for report in reports if report.tiles is not None]
     if tiles:
         number, rows = sum(use.num_tiles for use in tiles), sum(use.num_rows for use in tiles)

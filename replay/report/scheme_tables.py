@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from replay.schemes import SCHEMES
-from replay.schemes.traffic import TRAFFIC
+from replay.schemes.traffic import TRAFFIC, way_back
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -44,8 +44,8 @@ def traffic_table() -> str:
                 ", ".join(f"`{key}`" for key, scheme in SCHEMES.items() if scheme.traffic == name),
                 traffic.up,
                 traffic.down,
-                traffic.down,
-                traffic.up,
+                TRAFFIC[way_back(name)].down,
+                TRAFFIC[way_back(name)].up,
             )
             for name, traffic in TRAFFIC.items()
         ],

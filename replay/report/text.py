@@ -15,10 +15,11 @@ from rich.text import Text
 from replay.measure.result import LayerResult
 from replay.report.mechanisms import mechanism_table, overhead_table
 from replay.report.tables import mb, scheme_name, text_table
+from replay.report.waiting import waiting_table
 from replay.run.result import Comparison, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rich.console import RenderableType
     from rich.table import Table
@@ -85,16 +86,22 @@ def comparison_tables(compared: Comparison) -> Group:
     for result in results:
         wire.add_row(scheme_name(result), *_wire_cells(result))
     notes = [
-        "exposed: communication and waiting that no computation hides; mean over the GPUs.",
+        "exposed: communication and waiting that no computation hides; mean over the GPUs. By SMs:",
+        "instants count with the share of SMs on which nothing computes. Wires: something of the",
+        "GPU's own is under way; imbalance: only other GPUs are busy; latency: none is; unfilled:",
+        "it computes on some SMs, and nothing is under way. For L2, for HBM: what tiles wait for.",
         "dispatch, combine, both: payload of the port that carries most in this phase, or in both.",
         "wire bound: the busiest port of dispatch plus that of combine where a barrier separates",
         "the phases (apart), else the busiest port of both together (shared).",
     ]
+    notes += _launch_notes(results)
     lacking = sorted({what for result in results for what in result.scheme.lacking})
     if lacking:
         notes.append(
             f"* proposed hardware, which {results[0].system.name} lacks: {', '.join(lacking)}."
         )
+    if compared.left_out:
+        notes += [f"left out: {reason}." for reason in compared.left_out.values()]
     if chained:
         chain = results[0].chain
         assert chain is not None
@@ -103,11 +110,13 @@ def comparison_tables(compared: Comparison) -> Group:
             f"norms, gate and shared experts; it leaves out {', '.join(chain.left_out)}."
         )
     unit_of = "step" if chained else "layer"
+    waiting = waiting_table(results, _count(results[0]), unit_of)
     overheads = overhead_table(results, _count(results[0]), unit_of)
     mechanisms = mechanism_table(results)
     return Group(
         Text(_heading(results[0])),
         times,
+        *([waiting] if waiting else []),
         wire,
         overheads,
         *([mechanisms] if mechanisms else []),
@@ -149,7 +158,10 @@ def summary_tables(result: Result) -> Group:
     layers = _layer_table(result) if result.chain is None else _chain_table(result.chain)
     unit = "layer" if result.chain is None else "step"
     overheads = overhead_table([result], _count(result), unit)
-    parts: list[Text | Table] = [Text(_heading(result)), layers, phases, path, overheads]
+    waiting = waiting_table([result], _count(result), unit)
+    tables = [layers, phases, *([waiting] if waiting else []), path, overheads]
+    parts: list[Text | Table] = [Text(_heading(result)), *tables]
+    parts.append(Text("\n".join(_launch_notes([result]))))
     mechanisms = mechanism_table([result])
     if mechanisms:
         parts.append(mechanisms)
@@ -207,6 +219,8 @@ def _token_note(layer: LayerResult) -> str:
         f"{latency.p50_us:,.1f} in the median, {latency.p99_us:,.1f} at the 99th percentile, "
         f"and {latency.max_us:,.1f} at most"
     )
+    if layer.token_latency_from_start_us is not None:
+        text += f"; from the start of the layer {layer.token_latency_from_start_us.mean_us:,.1f}"
     if layer.slowest_tokens:
         token = layer.slowest_tokens[0]
         row = f", row {token.trace_row} of the trace" if token.trace_row is not None else ""
@@ -229,20 +243,40 @@ def _chain_note(chain: ChainResult) -> str:
     return text
 
 
+LAUNCHES = {
+    "eager": "kernel by kernel",
+    "graph": "as CUDA graphs, in each layer until a host waits",
+    "ahead": "by hosts that are always ahead of their GPUs",
+}
+
+
+def _launch_notes(results: Sequence[Result]) -> list[str]:
+    """How kernels were launched, and for which schemes if that differs."""
+    used: dict[str, list[str]] = {}
+    for result in results:
+        used.setdefault(result.launch, []).append(result.scheme.name)
+    return [
+        f"Launched {LAUNCHES[launch]}{': ' + ', '.join(names) if len(used) > 1 else ''}."
+        for launch, names in used.items()
+    ]
+
+
 def _heading(result: Result) -> str:
     trace, batch, routing = result.trace, result.batch, result.parts[0].routing
+    types = result.types
     several = len(result.layers) > 1
     first = " (first layer)" if several else " (mean of layers)" if result.chain else ""
     lines = [
         (
             f"{trace.model}, {trace.num_experts} experts, top-{trace.topk}, "
-            f"hidden {trace.hidden}, {result.precision}: {trace.title or trace.content_id[:12]}"
+            f"hidden {trace.hidden}: {trace.title or trace.content_id[:12]}"
         ),
         (
             f"{result.system.name}, {batch.num_ranks} ranks, {batch.phase} step "
             f"{batch.step}, {int(routing.num_tokens):,} tokens ({batch.batching}), "
             f"{result.placement} placement"
         ),
+        f"{types.gemm} GEMMs, {types.dispatch_rows} rows out, {types.combine_rows} rows back",
         (
             f"{routing.mean_distinct_remote_ranks:.2f} distinct remote GPUs per token, busiest "
             f"rank {routing.rank_imbalance:.2f} x the mean{first}"

@@ -1,8 +1,9 @@
 """Layers as a graph, its schedule and its measures: one body for a layer and for a whole model.
 
-In a chain, a GPU goes on to the next layer when its own tokens are combined, after the part of the
-layer that is not routed experts. Nothing else holds it back, so a GPU with little work runs ahead
-until it needs rows of one that is late: stragglers propagate through the schemes' own dependencies.
+In a chain, a GPU goes on to the next layer when its own tokens are combined and its SMs have done
+what they do for others, with the kernels of that layer that are not routed experts. Nothing else
+holds it back, so a GPU with little work runs ahead until it needs rows of one that is late:
+stragglers propagate through the schemes' own dependencies.
 A layer by itself is a chain of one layer, with nothing before it.
 """
 
@@ -15,23 +16,28 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from replay.compute.shared import PLACED
 from replay.errors import UserError
 from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
+from replay.machine.kinds import KIND_NAMES
+from replay.machine.machine import Machine, Time
+from replay.machine.times import NO_TIME
 from replay.measure.analysis import measures, phases_by_layer, token_latency, us
 from replay.measure.mechanisms import evicted_wire_bytes
 from replay.measure.parts import Routing
 from replay.measure.ports import bytes_by_layer
 from replay.measure.result import ChainedLayer, ChainResult, LayerResult
+from replay.schemes.base import LayerRefusedError
 from replay.schemes.outside import BuildFailed
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.compute.dense import Between
     from replay.graph import TaskGraph, Timeline
+    from replay.machine.host import Launch
     from replay.machine.machine import Ints
     from replay.schemes import Scheme
+    from replay.work.context import Context
     from replay.work.layer import LayerWork
 
 
@@ -50,10 +56,10 @@ class ChainLink:
     trace_rows
         (token,): the tokens' rows in the trace, where they are known.
     between
-        Times of what lies before the layer (forward) or behind it (backward), charged before it in
-        both. None where the layer begins at once.
-    tokens, context
-        (rank,): see `Between.before_layer`.
+        What lies before the layer (forward) or behind it (backward), done before it in both. None
+        where the layer begins at once.
+    context
+        What the tokens attend to, for `between`.
     """
 
     work: Callable[[], LayerWork]
@@ -63,16 +69,18 @@ class ChainLink:
     is_backward: bool = False
     trace_rows: Ints | None = None
     between: Between | None = None
-    tokens: Ints | None = None
-    context: Ints | None = None
+    context: Context | None = None
 
-    def between_ps(self) -> Ints | None:
-        """(rank,): time of what lies before the layer; None where the layer begins at once."""
+    def before(self, machine: Machine, after: Ints) -> Ints:
+        """Add what lies before the layer: (rank,) tasks; `after` where it begins at once."""
         if self.between is None:
-            return None
-        assert self.tokens is not None
+            return after
         assert self.context is not None
-        return self.between.before_layer(self.decoder_layer, self.tokens, self.context)
+        return self.between.before_layer(machine, self.decoder_layer, self.context, after)
+
+    def is_with(self, other: ChainLink) -> bool:
+        """Whether both are of one pass of one step."""
+        return (self.step, self.is_backward) == (other.step, other.is_backward)
 
     def alone(self) -> ChainLink:
         """Leave out what lies before the layer."""
@@ -87,7 +95,8 @@ class Built(NamedTuple):
     graph
         The tasks.
     ends
-        (rank,): the task after which each rank's tokens of the last layer are combined.
+        (rank,): the task after which each rank's tokens of the last layer are combined, and its SMs
+        free.
     machine
         Resources, and what was remembered of the tokens.
     """
@@ -105,13 +114,11 @@ class Chain:
     ----------
     built
         The graph.
-    starts, finishes
-        (layer, rank): the task at which each rank's part of a layer begins, and the task after
-        which its tokens are combined.
+    reached, starts, finishes
+        (layer, rank): the task at which each rank comes to what lies before a layer, that at which
+        its part of the layer begins, and that after which its tokens are combined and its SMs free.
     bounds
         (layer + 1,): tasks of layer l are ``[bounds[l], bounds[l + 1])``.
-    between_ps
-        (rank,): time between the layers, all of them together.
     routing
         What the routing asks for, mean over the layers.
     last_work
@@ -119,10 +126,10 @@ class Chain:
     """
 
     built: Built
+    reached: list[Ints]
     starts: list[Ints]
     finishes: list[Ints]
     bounds: Ints
-    between_ps: Ints
     routing: Routing
     last_work: LayerWork
 
@@ -131,7 +138,10 @@ def build(
     links: Sequence[ChainLink],
     system: System,
     scheme: Scheme,
+    launch: Launch | None = None,
     *,
+    lead: Time = NO_TIME,
+    meets: bool = False,
     progress: Callable[[], object] | None = None,
 ) -> Chain:
     """Let a scheme describe the work of layers that each GPU goes through one after the other.
@@ -140,28 +150,26 @@ def build(
     ----------
     links
         At least one layer, in order.
+    launch
+        How hosts launch kernels, see `Host`.
+    lead
+        (rank,): by how much each host begins before its GPU.
+    meets
+        Whether all ranks wait for each other after each layer.
     progress
         Called after every layer's tasks were added.
     """
     work = links[0].work()
     builder = GraphBuilder(KIND_NAMES)
-    machine = Machine(system, builder, work.num_ranks, scheme.uplinks)
+    machine = Machine(system, builder, work.num_ranks, scheme.uplinks, launch, lead)
     ends = machine.mark(machine.ranks)
-    starts, finishes, summaries = [], [], []
+    reached, starts, finishes, summaries = [], [], [], []
     bounds = [builder.num_tasks]
-    spent = np.zeros(work.num_ranks, np.int64)
     for number, link in enumerate(links):
-        start, between_ps = ends, link.between_ps()
-        if between_ps is not None:
-            spent += between_ps
-            start = builder.add(
-                work.num_ranks,
-                resource=-1,
-                duration_ps=between_ps,
-                kind=Kind.BETWEEN,
-                rank=machine.ranks,
-                after=ends,
-            )
+        one_before = links[number - 1] if number else None
+        machine.host.next_layer(same_graph=one_before is not None and link.is_with(one_before))
+        reached.append(ends)
+        start = link.before(machine, machine.meet(ends) if meets else ends)
         if number:
             work = link.work()
         ends = _described(scheme, work, machine, start)
@@ -173,10 +181,10 @@ def build(
             progress()
     return Chain(
         built=Built(builder.build(), ends, machine),
+        reached=reached,
         starts=starts,
         finishes=finishes,
         bounds=np.array(bounds, np.int64),
-        between_ps=spent,
         routing=_mean_routing(summaries),
         last_work=work,
     )
@@ -187,19 +195,37 @@ def _described(scheme: Scheme, work: LayerWork, machine: Machine, start: Ints) -
 
     Raises
     ------
+    LayerRefusedError
+        If the scheme has no code for the layer.
     UserError
-        If the scheme refuses the layer.
+        If its options do not fit the machine, or it leaves out the layer's shared experts.
     BuildFailed
         If a scheme from outside raises anything else.
     """
     try:
-        return scheme.build(work, machine, start)
+        if reason := scheme.refuses(work):
+            message = f"scheme {scheme.name!r}: {reason}"
+            raise LayerRefusedError(message)
+        placed = _shared_rows(machine)
+        ends = scheme.build(work, machine, start)
+        if work.shared is not None and _shared_rows(machine) - placed != work.num_tokens:
+            message = (
+                f"scheme {scheme.name!r} has no place for shared experts beside its dispatch; run "
+                "it with --shared-experts between"
+            )
+            raise UserError(message)
+        return ends
     except UserError:
         raise
     except Exception as error:
         if not scheme.code:
             raise
         raise BuildFailed(scheme, error) from error
+
+
+def _shared_rows(machine: Machine) -> int:
+    """Rows of shared experts that were placed beside a dispatch."""
+    return int(np.sum(machine.notes.counters.get(PLACED, 0)))
 
 
 def _mean_routing(summaries: Sequence[dict[str, float]]) -> Routing:
@@ -221,29 +247,33 @@ def replay_apart(
     links: Sequence[ChainLink],
     system: System,
     scheme: Scheme,
+    launch: Launch | None = None,
     *,
     progress: Callable[[], object] | None = None,
     observe: Callable[[Timeline], object] | None = None,
 ) -> Iterator[LayerResult]:
     """Replay every layer by itself: each begins on all ranks at once.
 
+    What lies before a layer is not replayed, but hosts have the lead that they get from it.
+
     Parameters
     ----------
     links
         The layers.
+    launch
+        How hosts launch kernels, see `Host`.
     progress
         Called for every layer.
     observe
         Called with the schedule of every layer.
     """
     for link in links:
-        chain = build([link.alone()], system, scheme, progress=progress)
+        lead = lead_of(link, system, launch)
+        chain = build([link.alone()], system, scheme, launch, lead=lead, progress=progress)
         timeline = schedule(chain.built.graph)
         if observe is not None:
             observe(timeline)
-        latency, slowest = token_latency(
-            timeline, chain.built.machine, chain.last_work, link.trace_rows
-        )
+        tokens = token_latency(timeline, chain.built.machine, chain.last_work, link.trace_rows)
         yield LayerResult(
             step=link.step,
             layer_index=link.layer_index,
@@ -251,15 +281,31 @@ def replay_apart(
             is_backward=link.is_backward,
             routing=chain.routing,
             measures=measures(*chain.built, timeline, phases_separated=scheme.phases_separated),
-            token_latency_us=latency,
-            slowest_tokens=slowest,
+            token_latency_us=tokens.from_dispatch,
+            token_latency_from_start_us=tokens.from_start,
+            slowest_tokens=tokens.slowest,
         )
+
+
+def lead_of(link: ChainLink, system: System, launch: Launch | None) -> Time:
+    """(rank,): how long before its GPU each host is through with what lies before the layer."""
+    if link.context is None or launch is None:
+        return NO_TIME
+    builder = GraphBuilder(KIND_NAMES)
+    machine = Machine(system, builder, len(link.context.tokens), launch=launch)
+    ended = link.before(machine, machine.mark(machine.ranks))
+    launched = machine.host.last
+    if launched is None:
+        return NO_TIME
+    visible = schedule(builder.build()).visible_ps
+    return Time(visible[ended] - visible[launched])
 
 
 def replay_chain(
     links: Sequence[ChainLink],
     system: System,
     scheme: Scheme,
+    launch: Launch | None = None,
     *,
     compare_barrier: bool = False,
     progress: Callable[[], object] | None = None,
@@ -271,6 +317,8 @@ def replay_chain(
     ----------
     links
         At least one layer, in order, each with what lies before it.
+    launch
+        How hosts launch kernels, see `Host`.
     compare_barrier
         Whether the time of the same work with a barrier after each layer is found too.
     progress
@@ -278,8 +326,12 @@ def replay_chain(
     observe
         Called with the schedule.
     """
-    barrier_us = _with_barriers_us(links, system, scheme) if compare_barrier else None
-    chain = build(links, system, scheme, progress=progress)
+    barrier_us = None
+    if compare_barrier:
+        met = build(links, system, scheme, launch, meets=True)
+        barrier_us = us(schedule(met.built.graph).makespan_ps)
+        del met  # two graphs of a model are more than one
+    chain = build(links, system, scheme, launch, progress=progress)
     timeline = schedule(chain.built.graph)
     if observe is not None:
         observe(timeline)
@@ -290,7 +342,7 @@ def replay_chain(
         num_steps=num_steps,
         num_layers=len(links) // (num_steps * num_passes),
         layers=_chained_layers(links, chain, timeline),
-        between_us=us(int(chain.between_ps.sum())) / len(chain.between_ps),
+        between_us=_between_us(chain, timeline),
         left_out=[] if between is None else between.left_out,
         barrier_us=barrier_us,
         routing=chain.routing,
@@ -298,14 +350,14 @@ def replay_chain(
     )
 
 
-def _with_barriers_us(links: Sequence[ChainLink], system: System, scheme: Scheme) -> float:
-    """Time of the layers if all GPUs waited for each other after each of them."""
-    total_ps = 0
-    for link in links:
-        between_ps = link.between_ps()
-        total_ps += 0 if between_ps is None else int(between_ps.max(initial=0))
-        total_ps += schedule(build([link.alone()], system, scheme).built.graph).makespan_ps
-    return us(total_ps)
+def _between_us(chain: Chain, timeline: Timeline) -> float:
+    """Time between the layers, all of them together, mean over the ranks."""
+    visible = timeline.visible_ps
+    spent = [
+        visible[start] - visible[reached]
+        for start, reached in zip(chain.starts, chain.reached, strict=True)
+    ]
+    return us(int(np.sum(spent))) / len(chain.built.ends)
 
 
 def _chained_layers(

@@ -14,17 +14,20 @@ from replay.run.result import (
     SystemDescription,
     Totals,
     TraceDescription,
+    number_types,
 )
 from replay.schemes.registry import capabilities
 from replay.work.placement import identify
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.machine.host import Launch
     from replay.measure.result import ChainResult, LayerResult
     from replay.run.result import Trial
     from replay.run.setup import Setup
     from replay.schemes import Scheme
     from replay.work.batch import Batch
+    from replay.work.precision import Precision
     from tracegen import RoutingTrace
 
 
@@ -34,7 +37,8 @@ def describe_result(
     scheme: Scheme,
     trials: Sequence[Trial],
     batch: Batch,
-    precision: str,
+    precision: Precision,
+    launch: Launch,
     *,
     layers: Sequence[LayerResult],
     chain: ChainResult | None,
@@ -50,7 +54,9 @@ def describe_result(
     batch
         The batch of the first step.
     precision
-        The precision, whether asked for or the model's own.
+        The number types, whether asked for or the model's own.
+    launch
+        How hosts launched kernels, whether asked for or not.
     layers, chain
         The measures: of isolated layers, or of one chain.
     """
@@ -80,7 +86,9 @@ def describe_result(
             num_slots_sharing_a_request=origin.num_slots_sharing_a_request,
         ),
         placement=identify(setup.spec.placement),
-        precision=precision,
+        precision=precision.name,
+        types=number_types(precision),
+        launch=launch,
         layers=list(layers),
         chain=chain,
         totals=_totals(layers, chain),

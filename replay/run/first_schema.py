@@ -61,6 +61,8 @@ def _spec(document: Mapping[str, Any]) -> Document:
     tuned = scheme.get("tuned") or []
     # Tuning begins with the options that were given.
     options = {**scheme["options"], **(tuned[0]["options"] if tuned else {})}
+    if options.get("weight_passes") == 1:
+        del options["weight_passes"]  # the default of that time, which nobody had to set
     system = document["system"]
     return {
         "content_id": document["trace"]["content_id"],

@@ -78,7 +78,7 @@ def describe(
         "options": dataclasses.asdict(scheme.options),
         "code": scheme.code or _foreign_code(type(scheme)),
     }
-    if spec.tune:
+    if scheme.is_tuned(spec.tune):
         described["candidates"] = {name: list(tried) for name, tried in scheme.candidates.items()}
     return {
         "code": code_identity(),

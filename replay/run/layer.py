@@ -6,17 +6,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.machine.times import NO_TIME, Time
 from replay.run.chain import Built, ChainLink, build, replay_apart
-from replay.work.layer import ExpertShape, LayerWork, Precision
+from replay.work.layer import ExpertShape, LayerWork
 from replay.work.placement import place
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.graph import TaskGraph
+    from replay.machine.host import Launch
     from replay.machine.machine import Ints
     from replay.measure.result import LayerResult
     from replay.schemes import Scheme
     from replay.work.batch import Batch
+    from replay.work.precision import Precision
     from tracegen import RoutingTrace
 
 
@@ -31,6 +34,7 @@ def make_work(
     placement: str,
     precision: Precision,
     is_backward: bool = False,
+    shared_beside: bool = False,
 ) -> LayerWork:
     """Put together the work of one layer.
 
@@ -40,6 +44,8 @@ def make_work(
         Position among the MoE layers that the trace holds.
     placement
         See `replay.work.placement.place`.
+    shared_beside
+        Whether the model's shared experts, if it has any, run beside the dispatch.
 
     Raises
     ------
@@ -52,7 +58,7 @@ def make_work(
     stored = trace.expert_ids[layer][batch.rows]
     ids = stored.astype(np.int32)
     ids[(stored == trace.empty_slot) | (ids >= num_experts)] = -1
-    return LayerWork(
+    work = LayerWork(
         expert_ids=ids,
         source_rank=batch.source_rank,
         placement=place(placement, num_experts, batch.num_ranks, layer),
@@ -60,19 +66,37 @@ def make_work(
         precision=precision,
         is_backward=is_backward,
     )
+    width = shape.num_shared_experts * shape.shared_intermediate
+    return work.with_shared(width) if shared_beside and width else work
 
 
-def build_layer(work: LayerWork, system: System, scheme: Scheme) -> Built:
-    """Let a scheme describe the work of one layer."""
-    return build([ChainLink(lambda: work)], system, scheme).built
+def build_layer(
+    work: LayerWork,
+    system: System,
+    scheme: Scheme,
+    launch: Launch | None = None,
+    *,
+    lead: Time = NO_TIME,
+) -> Built:
+    """Let a scheme describe the work of one layer, its kernels launched as `Host` says."""
+    return build([ChainLink(lambda: work)], system, scheme, launch, lead=lead).built
 
 
-def build_graph(work: LayerWork, system: System, scheme: Scheme) -> tuple[TaskGraph, Ints]:
+def build_graph(
+    work: LayerWork,
+    system: System,
+    scheme: Scheme,
+    launch: Launch | None = None,
+    *,
+    lead: Time = NO_TIME,
+) -> tuple[TaskGraph, Ints]:
     """Graph and ends of `build_layer`."""
-    return build_layer(work, system, scheme)[:2]
+    return build_layer(work, system, scheme, launch, lead=lead)[:2]
 
 
-def replay_layer(work: LayerWork, system: System, scheme: Scheme) -> LayerResult:
-    """Replay one layer that begins on all ranks at once."""
+def replay_layer(
+    work: LayerWork, system: System, scheme: Scheme, launch: Launch | None = None
+) -> LayerResult:
+    """Replay one layer that begins on all ranks at once, launched as `Host` says."""
     link = ChainLink(lambda: work, is_backward=work.is_backward)
-    return next(replay_apart([link], system, scheme))
+    return next(replay_apart([link], system, scheme, launch))

@@ -6,29 +6,42 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from replay.compute.dense import Between
 from replay.errors import UserError, unknown
 from replay.graph.engine import compile_ahead
-from replay.run.chain import ChainLink, replay_apart, replay_chain
+from replay.run.chain import ChainLink, lead_of, replay_apart, replay_chain
 from replay.run.describe import describe_result
 from replay.run.layer import make_work
 from replay.run.result import Comparison, Result, Trial
-from replay.run.setup import Setup, check_domain, check_needs, load_trace, set_up, spec_of
+from replay.run.setup import (
+    Setup,
+    check_domain,
+    check_needs,
+    check_rows,
+    load_trace,
+    set_up,
+    spec_of,
+)
 from replay.run.spec import PASSES, RunSpec
 from replay.run.tune import tune
 from replay.schemes import Scheme, find, supported
+from replay.schemes.base import LayerRefusedError
+from replay.schemes.software import Outline
 from replay.work.batch import Batch, form_batch
-from replay.work.layer import Precision
+from replay.work.context import Context
+from replay.work.precision import Precision
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.graph import Timeline
+    from replay.machine.host import Launch
     from tracegen import RoutingTrace
 
-BASELINES = ("deepep", "nccl-alltoall")
-"""What speed-ups are given over, in order of preference."""
+BASELINES = {
+    "prefill": ("deepep", "nccl-alltoall"),
+    "decode": ("deepep-ll", "deepep", "nccl-alltoall"),
+}
+"""What speed-ups are given over, by the phase of the batch, in order of preference."""
 
 
 def run(
@@ -83,28 +96,60 @@ def carry_out(
     """Replay what was set up; parameters and errors as those of `run`."""
     spec, system, scheme = setup.spec, setup.system, setup.scheme
     check_needs(scheme, system)
-    precision = Precision(spec.precision or trace.model_shape.default_precision)
+    precision = Precision(
+        spec.precision or trace.model_shape.default_precision,
+        gemm=spec.gemm_type,
+        dispatch=spec.dispatch_rows,
+        combine=spec.combine_rows,
+    )
+    check_rows(scheme, precision.combine)
     batches = _batches(spec, trace, system)
     check_domain(scheme, system, batches[0].num_ranks)
     links = _links(spec, trace, batches, system, precision)
+    outline = Outline(
+        batches[0].num_ranks,
+        trace.num_experts - trace.model.num_zero_experts,
+        precision,
+    )
+    passes = [outline._replace(is_backward=one) for one in PASSES[spec.direction]]
+    launch = spec.launch or _launch(scheme, batches[0].phase, passes)
     trials: list[Trial] = []
-    if spec.tune:
-        scheme, trials = tune(scheme, links[0].work(), system)
+    if scheme.is_tuned(spec.tune):
+        scheme, trials = tune(
+            scheme, links[0].work(), system, launch, lead_of(links[0], system, launch)
+        )
     chain, layers = None, []
     if len(links) == 1 or spec.barrier:
-        layers = list(replay_apart(links, system, scheme, progress=progress, observe=observe))
+        layers = list(
+            replay_apart(links, system, scheme, launch, progress=progress, observe=observe)
+        )
     else:
         chain = replay_chain(
             links,
             system,
             scheme,
+            launch,
             compare_barrier=spec.compare_barrier,
             progress=progress,
             observe=observe,
         )
     return describe_result(
-        setup, trace, scheme, trials, batches[0], precision.name, layers=layers, chain=chain
+        setup,
+        trace,
+        scheme,
+        trials,
+        batches[0],
+        precision,
+        launch,
+        layers=layers,
+        chain=chain,
     )
+
+
+def _launch(scheme: Scheme, phase: str, layers: Sequence[Outline]) -> Launch:
+    """How kernels are launched where it is not said: decode is captured if it can be."""
+    captured = all(scheme.can_be_captured(layer) for layer in layers)
+    return "graph" if phase == "decode" and captured else "eager"
 
 
 def _batches(spec: RunSpec, trace: RoutingTrace, system: System) -> list[Batch]:
@@ -136,13 +181,25 @@ def _links(
 ) -> list[ChainLink]:
     """Every layer of every step and pass, in order."""
     positions = _positions(spec, trace.num_layers)
+    # A pass that is trained has no cache to decode from.
+    is_decode = batches[0].phase == "decode" and spec.direction == "forward"
     between = {
-        is_backward: Between(trace.model_shape, system, precision.name, is_backward)
+        is_backward: Between(
+            trace.model_shape,
+            precision.gemm,
+            is_decode=is_decode,
+            is_backward=is_backward,
+            shared_beside=spec.shared_experts == "beside-dispatch",
+        )
         for is_backward in PASSES[spec.direction]
     }
+    tile = (system.attention.tile_rows, system.attention.tile_keys)
+    contexts = [Context.of(trace, batch, tile) for batch in batches]
     return [
-        _link(trace, batch, step, position, spec.placement, precision, between[is_backward])
-        for step, batch in enumerate(batches, start=spec.step)
+        _link(
+            trace, batch, context, step, position, spec.placement, precision, between[is_backward]
+        )
+        for step, (batch, context) in enumerate(zip(batches, contexts, strict=True), spec.step)
         for is_backward in PASSES[spec.direction]
         for position in (reversed(positions) if is_backward else positions)
     ]
@@ -165,15 +222,13 @@ def _positions(spec: RunSpec, num_layers: int) -> list[int]:
 def _link(
     trace: RoutingTrace,
     batch: Batch,
+    context: Context,
     step: int,
     position: int,
     placement: str,
     precision: Precision,
     between: Between,
 ) -> ChainLink:
-    attended = trace.tokens.position[batch.rows].astype(np.int64) + 1
-    count = np.bincount(batch.source_rank, minlength=batch.num_ranks)
-    context = np.bincount(batch.source_rank, weights=attended, minlength=batch.num_ranks)
     return ChainLink(
         work=lambda: make_work(
             trace,
@@ -182,6 +237,7 @@ def _link(
             placement=placement,
             precision=precision,
             is_backward=between.is_backward,
+            shared_beside=between.shared_beside,
         ),
         step=step,
         layer_index=position,
@@ -189,8 +245,7 @@ def _link(
         is_backward=between.is_backward,
         trace_rows=batch.rows,
         between=between,
-        tokens=count,
-        context=context.astype(np.int64),
+        context=context,
     )
 
 
@@ -212,11 +267,13 @@ def compare(
     trace
         A trace, or a reference to one; None takes the spec's.
     schemes
-        Names or schemes; None takes every scheme that the system supports.
+        Names or schemes; None takes every scheme that the system supports and that has code for
+        the batch. `Comparison.left_out` says which have not.
     spec
         The settings; its scheme and options are not heeded.
     baseline
-        Scheme that speed-ups are given over; None takes deepep, else nccl-alltoall, else the first.
+        Scheme that speed-ups are given over; None takes the first of `BASELINES` that is compared,
+        else the first scheme: deepep for prefill, deepep-ll for decode.
     options
         Options by name, by name of the scheme.
     jobs
@@ -250,15 +307,36 @@ def compare(
         ready = set_up(made, {}, system, scheme)
         check_needs(ready.scheme, system)
         names.append(ready.scheme.name)
-    baseline = _baseline(baseline, names)
+    if baseline is not None and baseline not in names:
+        raise unknown("baseline", baseline, names)
     loaded, shared = load_trace(trace, shared)
     common = {"spec": shared} if given_system is None else {"spec": shared, "system": system}
     calls = [{**common, **one} for one in asked]
     if min(jobs, len(calls)) > 1:
-        results = _in_processes(loaded, calls, min(jobs, len(calls)), progress)
+        found = _in_processes(loaded, calls, min(jobs, len(calls)), progress)
     else:
-        results = [run(loaded, progress=progress, **call) for call in calls]
-    return Comparison(baseline=baseline, results=results)
+        found = [_run_or_refusal(loaded, call, progress) for call in calls]
+    left_out: dict[str, str] = {}
+    for name, outcome in zip(names, found, strict=True):
+        if isinstance(outcome, LayerRefusedError):
+            if schemes or name == baseline:
+                raise outcome
+            left_out[name] = str(outcome)
+    results = [one for one in found if isinstance(one, Result)]
+    if baseline is None:
+        ran, phase = [result.scheme.name for result in results], results[0].batch.phase
+        baseline = next((name for name in BASELINES[phase] if name in ran), ran[0])
+    return Comparison(baseline=baseline, results=results, left_out=left_out)
+
+
+def _run_or_refusal(
+    trace: RoutingTrace, call: dict[str, Any], progress: Callable[[], object] | None = None
+) -> Result | LayerRefusedError:
+    """Carry out a call of `run`, or give the reason why its scheme has no code for the batch."""
+    try:
+        return run(trace, progress=progress, **call)
+    except LayerRefusedError as refusal:
+        return refusal
 
 
 def _each_with_options(
@@ -278,20 +356,12 @@ def _each_with_options(
     ]
 
 
-def _baseline(asked: str | None, names: Sequence[str]) -> str:
-    if asked is None:
-        return next((name for name in BASELINES if name in names), names[0])
-    if asked not in names:
-        raise unknown("baseline", asked, names)
-    return asked
-
-
 def _in_processes(
     trace: RoutingTrace,
     calls: Sequence[dict[str, Any]],
     jobs: int,
     progress: Callable[[], object] | None,
-) -> list[Result]:
+) -> list[Result | LayerRefusedError]:
     """Make each call of `run` in one of several fresh processes; results in order."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -300,9 +370,10 @@ def _in_processes(
     # Fresh processes rather than forks of this one, whose threads a fork would not copy.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        waiting = [pool.submit(run, trace, **call) for call in calls]
+        waiting = [pool.submit(_run_or_refusal, trace, call) for call in calls]
         for done in as_completed(waiting):
-            for _ in range(done.result().totals.num_layers if progress else 0):
-                assert progress is not None
-                progress()
+            result = done.result()
+            if progress is not None and isinstance(result, Result):
+                for _ in range(result.totals.num_layers):
+                    progress()
     return [done.result() for done in waiting]

@@ -8,16 +8,17 @@ gives the same bytes. `replay.load_result` reads files of this and of older sche
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue, model_validator
 
 from replay.files import write_text
 from replay.measure.parts import Strict
 from replay.measure.result import ChainResult, LayerResult
 from replay.run.spec import RunSpec
+from replay.work.precision import NUMBER_TYPES, Precision
 
 if TYPE_CHECKING:
     from replay.measure.result import Measures
@@ -118,6 +119,24 @@ class BatchDescription(Strict):
     num_slots_sharing_a_request: int | None = None
 
 
+class NumberTypes(Strict):
+    """Types of the values that the experts' GEMMs multiply, and of rows on their way.
+
+    FP8 rows have a scale per 128 values.
+    """
+
+    gemm: str
+    dispatch_rows: str
+    combine_rows: str
+
+
+def number_types(precision: Precision) -> NumberTypes:
+    """State the types of a precision."""
+    return NumberTypes(
+        gemm=precision.gemm, dispatch_rows=precision.dispatch, combine_rows=precision.combine
+    )
+
+
 class Totals(Strict):
     """Sums over the layers replayed.
 
@@ -144,8 +163,12 @@ class Result(Strict):
         Of moereplay.
     spec
         What was asked for; `replay.run` with it gives the same result.
-    trace, system, scheme, batch, placement, precision
-        What the spec came to: everything that entered, by value.
+    trace, system, scheme, batch, placement, precision, types
+        What the spec came to: everything that entered, by value. `precision` is the short form of
+        `types` where there is one.
+    launch
+        How hosts launched kernels: one by one, or as CUDA graphs; ``"ahead"`` in results of
+        versions whose hosts were always ahead of their GPUs.
     layers, chain
         The measures: of isolated layers, or of one chain of layers.
     totals
@@ -162,9 +185,20 @@ class Result(Strict):
     batch: BatchDescription
     placement: str
     precision: str
+    types: NumberTypes
+    launch: Literal["eager", "graph", "ahead"] = "ahead"
     layers: list[LayerResult]
     chain: ChainResult | None = None
     totals: Totals
+
+    @model_validator(mode="before")
+    @classmethod
+    def _types_of_precision(cls, given: Any) -> Any:
+        """Fill in the types of a result that states the short form alone, as they once did."""
+        precision = given.get("precision") if isinstance(given, Mapping) else None
+        if precision in NUMBER_TYPES and "types" not in given:
+            return {**given, "types": number_types(Precision(precision)).model_dump()}
+        return given
 
     @property
     def parts(self) -> Sequence[LayerResult | ChainResult]:
@@ -197,6 +231,8 @@ class Comparison(Strict):
     format: Literal["moereplay-comparison/2"] = COMPARISON_FORMAT
     baseline: str
     results: list[Result] = Field(min_length=1)
+    left_out: dict[str, str] = Field(default_factory=dict)
+    """Schemes that have no code for a layer of the batch, and why."""
 
     def to_json(self) -> str:
         """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""

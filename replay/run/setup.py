@@ -16,6 +16,7 @@ from replay.run.identity import describe, identity
 from replay.run.spec import RunSpec
 from replay.schemes import SCHEMES, Scheme, find, supported
 from replay.schemes.registry import capabilities
+from replay.work.precision import Precision
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -141,7 +142,31 @@ def set_up(
         if spec.overrides:
             default = hwmodel.load(spec.system).describe()
             changes["overrides"] = _differing(system.describe(), default)
+    if spec.combine_rows is not None:
+        check_rows(scheme, spec.combine_rows)
+    changes |= _plain_types(spec)
+    if scheme.is_tuned(spec.tune) == scheme.is_tuned(None):
+        changes["tune"] = None
     return Setup(spec.changed(**changes), trace_identity, system, scheme)
+
+
+def _plain_types(spec: RunSpec) -> dict[str, Any]:
+    """Number types in one form: that of the GEMMs as precision, and what differs from it.
+
+    Nothing where the model has a say.
+    """
+    given = (spec.gemm_type, spec.dispatch_rows, spec.combine_rows)
+    name = spec.precision or spec.gemm_type
+    if name is None or (spec.precision is None and None in given):
+        return {}
+    meant = Precision(name, gemm=given[0], dispatch=given[1], combine=given[2])
+    plain = Precision(meant.gemm)
+    return {
+        "precision": meant.gemm,
+        "gemm_type": None,
+        "dispatch_rows": None if meant.dispatch == plain.dispatch else meant.dispatch,
+        "combine_rows": None if meant.combine == plain.combine else meant.combine,
+    }
 
 
 def find_scheme(reference: str | None) -> Scheme:
@@ -265,6 +290,24 @@ def check_needs(scheme: Scheme, system: System) -> None:
             f"{system.name!r} lacks; it supports: {', '.join(supported(system))}"
         )
         raise UserError(message)
+
+
+def check_rows(scheme: Scheme, combine_rows: str) -> None:
+    """Refuse rows back of a type that a scheme cannot carry or add up.
+
+    Raises
+    ------
+    UserError
+        Naming the types that it can, and the schemes that can carry this one.
+    """
+    if combine_rows in scheme.combine_types:
+        return
+    can = [name for name, one in SCHEMES.items() if combine_rows in one.combine_types]
+    message = (
+        f"scheme {scheme.name!r} has no {combine_rows} rows on the way back, only "
+        f"{', '.join(sorted(scheme.combine_types))}; {combine_rows} rows have: {', '.join(can)}"
+    )
+    raise UserError(message)
 
 
 def check_domain(scheme: Scheme, system: System, num_ranks: int) -> None:

@@ -27,13 +27,15 @@ from pydantic import (
 )
 
 from replay.errors import UserError, unknown
+from replay.machine.host import Launch
 from replay.work.batch import Phase
-from replay.work.layer import PrecisionName
 from replay.work.placement import check_placement
+from replay.work.precision import NumberType
 
 DEFAULT_SYSTEM = "dgx-h100"
 
 Direction = Literal["forward", "backward", "training"]
+SharedExperts = Literal["between", "beside-dispatch"]
 PASSES: dict[Direction, tuple[bool, ...]] = {
     "forward": (False,),
     "backward": (True,),
@@ -113,11 +115,34 @@ class RunSpec(BaseModel):
     placement: str = Field(
         "contiguous", description="contiguous, round-robin, random:SEED or file:PATH."
     )
-    precision: PrecisionName | None = Field(
-        None, description="bf16, fp8 or fp32 [the model's own]."
+    precision: NumberType | None = Field(
+        None,
+        description="Number type of GEMMs and rows, bf16, fp8 (with bf16 rows back) or fp32 "
+        "[the model's own].",
     )
-    tune: bool = Field(
-        False, description="Let the scheme choose among its splits of the SMs, by replay."
+    gemm_type: NumberType | None = Field(
+        None, description="Number type of the experts' GEMMs, where precision has another."
+    )
+    dispatch_rows: NumberType | None = Field(
+        None, description="Number type of rows to the experts, where precision has another."
+    )
+    combine_rows: NumberType | None = Field(
+        None, description="Number type of rows back, where precision has another."
+    )
+    shared_experts: SharedExperts = Field(
+        "between",
+        description="between: shared experts run before the dispatch. beside-dispatch: they share "
+        "SMs and memory with it.",
+    )
+    launch: Launch | None = Field(
+        None,
+        description="eager (kernel by kernel) or graph (captured in CUDA graphs) [graph in decode "
+        "if the scheme can be captured, else eager].",
+    )
+    tune: bool | None = Field(
+        None,
+        description="Let schemes choose among their splits of the SMs, by replay: all that have "
+        "one, or none [those whose library profiles].",
     )
 
     def __init__(self, **settings: Any) -> None:

@@ -3,14 +3,16 @@
 Libraries profile a few compiled variants on the machine and keep the best one (COMET, arXiv
 2502.19811v3, section 3.2: kernels with several numbers of communicating blocks are compiled
 beforehand, profiled for a set-up, and looked up at run time). Here the replay takes the place of
-the profile: `tune` looks for the options with the shortest makespan on one layer.
+the profile: `tune` looks for the options with the shortest makespan on one layer. A scheme whose
+library does so is tuned unless it is refused (`Scheme.tuned_by_default`), any other with candidates
+if it is asked for.
 
 The search is a descent along one option at a time. It begins with the scheme's own options; for
 one option after the other, in the order of `Scheme.candidates`, all candidates are replayed and the
 best one is kept; this is repeated until a whole round changes nothing. Every step shortens the
 makespan and there are finitely many settings, so that it ends; where options influence each other
 it may miss the best combination. Of equally good values the one already held stays, else the
-first listed.
+first listed. An option that was given a value, other than its default, keeps it.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from replay.errors import UserError
 from replay.graph import schedule
+from replay.machine.times import NO_TIME, Time
 from replay.measure.analysis import us
 from replay.run.layer import build_graph
 from replay.run.result import Trial
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.machine.host import Launch
     from replay.schemes import Scheme
     from replay.work.layer import LayerWork
 
@@ -36,36 +40,51 @@ class Tuned(NamedTuple):
     trials: list[Trial]
 
 
-def tune(scheme: Scheme, work: LayerWork, system: System) -> Tuned:
+def tune(
+    scheme: Scheme,
+    work: LayerWork,
+    system: System,
+    launch: Launch | None = None,
+    lead: Time = NO_TIME,
+) -> Tuned:
     """Search the options that a scheme declares in `Scheme.candidates`.
 
     Parameters
     ----------
     scheme
-        Where the search begins; its other options stay as they are.
+        Where the search begins. Options that are not candidates, or have not their default, stay
+        as they are.
     work
         The layer that is replayed for each trial.
     system
         The machine.
+    launch, lead
+        How hosts launch kernels, and by how much they begin before their GPUs; see `Host`.
 
     Returns
     -------
-    The scheme itself, with no trials, if it declares nothing.
+    The scheme itself, with no trials, if nothing is left to choose.
 
     Raises
     ------
     UserError
         If the scheme cannot run with the options that it begins with.
     """
-    if not scheme.candidates:
+    defaults = type(scheme.options)()
+    candidates = {
+        name: values
+        for name, values in scheme.candidates.items()
+        if getattr(scheme.options, name) == getattr(defaults, name)
+    }
+    if not candidates:
         return Tuned(scheme, [])
-    search = _Search(scheme, work, system)
-    best = {name: getattr(scheme.options, name) for name in scheme.candidates}
+    search = _Search(scheme, work, system, launch, lead)
+    best = {name: getattr(scheme.options, name) for name in candidates}
     best_ps = search.makespan_ps(best, must_run=True)
     improved = True
     while improved:
         improved = False
-        for name, values in scheme.candidates.items():
+        for name, values in candidates.items():
             for value in values:
                 other = {**best, name: value}
                 other_ps = search.makespan_ps(other)
@@ -77,8 +96,11 @@ def tune(scheme: Scheme, work: LayerWork, system: System) -> Tuned:
 class _Search:
     """Trials of one search; none is replayed twice."""
 
-    def __init__(self, scheme: Scheme, work: LayerWork, system: System) -> None:
+    def __init__(
+        self, scheme: Scheme, work: LayerWork, system: System, launch: Launch | None, lead: Time
+    ) -> None:
         self._scheme, self._work, self._system = scheme, work, system
+        self._launch, self._lead = launch, lead
         self._found: dict[tuple[int, ...], int | None] = {}
         self.trials: list[Trial] = []
 
@@ -92,7 +114,9 @@ class _Search:
         if key not in self._found:
             makespan_ps: int | None = None
             try:
-                graph, _ = build_graph(self._work, self._system, self.scheme(chosen))
+                graph, _ = build_graph(
+                    self._work, self._system, self.scheme(chosen), self._launch, lead=self._lead
+                )
                 makespan_ps = schedule(graph).makespan_ps
             except UserError:
                 if must_run:

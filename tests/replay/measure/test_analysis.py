@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from replay.contract import layers as small_layers
 from replay.graph import schedule
 from replay.machine.kinds import Kind
-from replay.measure.analysis import union_ps
+from replay.measure.exposure import Intervals, union
 from replay.run.layer import build_layer, replay_layer
 from replay.schemes import SCHEMES
 
@@ -25,8 +25,11 @@ def test_union_of_intervals_counts_every_unit_once(rows: list[tuple[int, int, in
     for owner, start, length in rows:
         covered[owner].update(range(start, start + length))
     owner, start, length = (np.array([row[i] for row in rows], np.int64) for i in range(3))
-    union = union_ps(owner, start, start + length, 3)
-    assert union.tolist() == [len(units) for units in covered]
+    joined = union(Intervals(owner, start, start + length))
+    found: list[list[int]] = [[], [], []]
+    for whose, first, last in zip(*(column.tolist() for column in joined), strict=True):
+        found[whose] += range(first, last)
+    assert found == [sorted(units) for units in covered]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

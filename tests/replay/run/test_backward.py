@@ -23,6 +23,8 @@ def counting_machine() -> hwmodel.System:
         {
             "compute.bf16_peak_TFLOP_per_s": 132.0,
             "compute.bf16_efficiency": 1.0,
+            "compute.bf16_grouped_efficiency": 1.0,
+            "compute.bf16_grouped_whole_tiles": False,
             "compute.mma_rows": 1,
             "compute.operand_bytes_per_clock": 1e6,
             "compute.tile_overhead_ns": 0.0,
@@ -36,8 +38,15 @@ def layer(is_backward: bool, gated: bool = True) -> LayerWork:
     return small_layers.work(ids, 4, 8, shape=shape, is_backward=is_backward)
 
 
+TRAINED = [name for name, scheme in SCHEMES.items() if not scheme.refuses(layer(is_backward=True))]
+
+
+def test_only_low_latency_kernels_have_no_backward_pass() -> None:
+    assert set(SCHEMES) - set(TRAINED) == {"deepep-ll"}
+
+
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", TRAINED)
 def test_weight_gradients_multiply_as_much_as_the_forward_pass(
     scheme: str, gated: bool, counting_machine: hwmodel.System
 ) -> None:
@@ -57,7 +66,7 @@ def test_weight_gradients_multiply_as_much_as_the_forward_pass(
         assert exact <= done[expert] <= exact + tasks[expert]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", TRAINED)
 def test_rows_travel_as_in_the_forward_pass(scheme: str, system_for) -> None:
     there, back = (
         replay_layer(layer(is_backward), system_for(4), SCHEMES[scheme]).measures
@@ -67,13 +76,16 @@ def test_rows_travel_as_in_the_forward_pass(scheme: str, system_for) -> None:
     assert "wgrad" in back.phases and "wgrad" not in there.phases
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", TRAINED)
 def test_nothing_is_counted_when_the_routing_is_known(scheme: str, system_for) -> None:
     graph, _ = build_graph(layer(is_backward=True), system_for(4), SCHEMES[scheme])
-    assert not np.isin(graph.kind, [Kind.COUNT_UP, Kind.COUNT_DOWN, Kind.LAYOUT]).any()
+    exchanged = [Kind.COUNT_UP, Kind.COUNT_DOWN]
+    # The calls of flux make their indices each time, from ids that are known.
+    looked = [] if scheme == "comet" else [Kind.LAYOUT]
+    assert not np.isin(graph.kind, exchanged + looked).any()
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", TRAINED)
 def test_the_layer_ends_after_its_weight_gradients(scheme: str, system_for) -> None:
     from replay.graph import schedule
 

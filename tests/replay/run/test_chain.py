@@ -11,6 +11,11 @@ import hwmodel
 import replay
 import tracegen
 from replay.compute.dense import Between
+from replay.graph import GraphBuilder, schedule
+from replay.machine.kinds import KIND_NAMES
+from replay.machine.machine import Machine
+from replay.work.batch import form_batch
+from replay.work.context import Context
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +28,13 @@ def trace() -> tracegen.RoutingTrace:
 @pytest.fixture(scope="module")
 def system() -> hwmodel.System:
     return hwmodel.load("dgx-h100")
+
+
+@pytest.fixture(scope="module")
+def quick_host() -> hwmodel.System:
+    """A system whose launches take no time, so that no layer depends on the lead before it."""
+    free = {"overheads.launch_us": 0.0, "overheads.graph_launch_us": 0.0}
+    return hwmodel.load("dgx-h100", free)
 
 
 def test_one_layer_is_not_chained(trace, system) -> None:
@@ -62,19 +74,22 @@ def test_payload_of_a_chain_is_the_sum_of_its_layers(scheme: str, trace, system)
     assert chained.chain.measures.num_tasks > tasks_apart
 
 
-def test_one_gpu_takes_the_sum_of_its_layers_and_what_lies_between(system) -> None:
+def test_one_gpu_takes_the_sum_of_its_layers_and_what_lies_between(quick_host) -> None:
+    system = quick_host
     trace = tracegen.generate.generate(
         "zipf", "olmoe-1b-7b", ranks=1, tokens_per_rank=24, layers=3, seed=1, skew=0.8
     )
     chain = replay.run(trace, system=system, scheme="ideal", compare_barrier=True).chain
     apart = replay.run(trace, system=system, scheme="ideal", barrier=True)
-    between = Between(trace.model_shape, system, trace.model_shape.default_precision)
-    context = trace.tokens.position.astype(np.int64) + 1
-    spent = sum(
-        int(between.before_layer(int(layer), np.array([24]), np.array([context.sum()]))[0])
-        for layer in trace.moe_layer_index
-    )
     assert chain is not None
+    tile = (system.attention.tile_rows, system.attention.tile_keys)
+    context = Context.of(trace, form_batch(trace, num_ranks=1), tile)
+    spent = 0
+    for layer in trace.moe_layer_index.tolist():
+        machine = Machine(system, GraphBuilder(KIND_NAMES), 1)
+        between = Between(trace.model_shape, trace.model_shape.default_precision)
+        between.before_layer(machine, layer, context, machine.mark(machine.ranks))
+        spent += schedule(machine.graph.build()).makespan_ps
     layers_us = sum(layer.measures.makespan_us for layer in apart.layers)
     assert chain.measures.makespan_us == pytest.approx(layers_us + spent / 1e6, abs=1e-6)
     assert chain.barrier_us == pytest.approx(chain.measures.makespan_us, abs=1e-6)
@@ -104,7 +119,8 @@ def test_a_late_gpu_makes_the_others_wait_at_the_next_exchange(trace, system) ->
         assert after.end_us[0] - before.end_us[0] > 0.9 * own_delay  # the first GPU to end, too
 
 
-def test_training_goes_back_through_the_layers(trace, system) -> None:
+def test_training_goes_back_through_the_layers(trace, quick_host) -> None:
+    system = quick_host
     chain = replay.run(trace, system=system, scheme="deepep", direction="training").chain
     assert chain is not None
     assert [(one.is_backward, one.layer_index) for one in chain.layers] == [
@@ -119,36 +135,19 @@ def test_training_goes_back_through_the_layers(trace, system) -> None:
     assert backward.between_us > 1.5 * forward.between_us
 
 
-class TestBetween:
-    def test_grows_with_tokens_and_context(self, system) -> None:
-        between = Between(tracegen.models.load("qwen3-235b-a22b"), system, "bf16")
-        few, many, far = (
-            int(between.before_layer(5, np.array([tokens]), np.array([context]))[0])
-            for tokens, context in ((64, 64 * 1000), (4096, 64 * 1000), (64, 64 * 30_000))
-        )
-        assert few < many and few < far
-
-    def test_reads_the_key_value_cache_once(self, system) -> None:
-        # A decode batch with long contexts is bound by the cache: 4 key-value heads of 128, BF16,
-        # keys and values, for each position attended to.
-        shape = tracegen.models.load("qwen3-235b-a22b")
-        between = Between(shape, system, "bf16")
-        extra = 64 * 100_000
-        near, far = (between.attention_ps(64, context) for context in (10**7, 10**7 + extra))
-        nbytes = extra * 2 * 4 * 128 * 2
-        assert far - near == pytest.approx(system.hbm.stream_ps(nbytes), rel=1e-6)
-
-    def test_dense_layers_are_charged_before_the_first_moe_layer(self, system) -> None:
-        between = Between(tracegen.models.load("deepseek-v3"), system, "fp8")
-        tokens, context = np.array([128]), np.array([128 * 500])
-        first, later = (int(between.before_layer(layer, tokens, context)[0]) for layer in (3, 4))
-        dense = between.ffn_ps(128, 18432) + between.attention_ps(128, 128 * 500)
-        assert first == later + 3 * dense
-
-    def test_a_rank_without_tokens_spends_nothing(self, system) -> None:
-        between = Between(tracegen.models.load("mixtral-8x7b"), system, "bf16")
-        assert between.before_layer(0, np.array([0, 1]), np.array([0, 1]))[0] == 0
-
-    def test_says_what_the_shape_does_not_give(self, system) -> None:
-        shape = tracegen.models.load("olmoe-1b-7b").model_copy(update={"num_heads": None})
-        assert "attention" in Between(shape, system, "bf16").left_out
+def test_a_layer_by_itself_has_the_lead_of_what_lies_before_it(trace, system) -> None:
+    """The host is through with the dense part before its GPU; flashdmoe is one launch more."""
+    free, slow = (
+        hwmodel.load("dgx-h100", {"overheads.launch_us": launch_us}) for launch_us in (0.0, 200.0)
+    )
+    quick, usual, late = (
+        replay.run(trace, system=one, scheme="flashdmoe", layer=1).totals.makespan_us
+        for one in (free, system, slow)
+    )
+    # Where launches are what all wait for, a GPU still runs the last dense kernel when its host has
+    # launched it; that long the host is ahead when it launches the layer, which waits for the rest.
+    # The last one chooses experts: from 64 logits of 4 bytes, eight numbers and weights of 4.
+    last_ps = system.hbm.stream_ps(24 * (64 * 4 + 8 * 8)) + system.overheads.small_kernel_ps
+    gap_us = 2
+    assert late - quick == pytest.approx(200 - last_ps / 1e6 - gap_us, abs=1e-6)
+    assert usual - quick < 4.5 - gap_us

@@ -9,11 +9,12 @@ import hwmodel
 import replay
 import tracegen
 from replay.errors import UserError
+from replay.report.text import summary
 from replay.run.layer import make_work
 from replay.schemes import SCHEMES, supported
 from replay.work.batch import form_batch
-from replay.work.layer import Precision
 from replay.work.placement import place
+from replay.work.precision import Precision
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,33 @@ def test_compare_takes_every_supported_scheme(synthetic, system) -> None:
         result.scheme.name for result in replay.compare(synthetic(), system=plain, layer=0).results
     ]
     assert names == supported(plain)
+
+
+def test_decode_is_compared_with_low_latency_kernels(synthetic, system) -> None:
+    decode, names = synthetic(phase="decode"), ["ideal", "deepep", "deepep-ll"]
+    assert replay.compare(decode, names, system=system, layer=0).baseline == "deepep-ll"
+    assert replay.compare(decode, names[:2], system=system, layer=0).baseline == "deepep"
+    assert replay.compare(decode, names[:1], system=system, layer=0).baseline == "ideal"
+    given = replay.compare(decode, names, system=system, layer=0, baseline="deepep")
+    assert given.baseline == "deepep"
+    assert replay.compare(synthetic(), names, system=system, layer=0).baseline == "deepep"
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_schemes_without_code_for_a_batch_are_left_out_and_named(synthetic, system, jobs) -> None:
+    settings = {"system": system, "layer": 0, "direction": "backward"}
+    reason = "scheme 'deepep-ll': its kernels have no backward pass"
+    some = {"options": {}, "jobs": jobs}
+    with pytest.raises(UserError, match=reason):
+        replay.compare(synthetic(), ["ideal", "deepep-ll"], **some, **settings)
+    with pytest.raises(UserError, match=reason):
+        replay.compare(synthetic(), baseline="deepep-ll", **some, **settings)
+    compared = replay.compare(synthetic(), **some, **settings)
+    assert compared.left_out == {"deepep-ll": reason}
+    assert [one.scheme.name for one in compared.results] == [
+        name for name in SCHEMES if name != "deepep-ll"
+    ]
+    assert f"left out: {reason}." in summary(compared)
 
 
 def test_compare_uses_the_options_of_each_scheme(synthetic, system) -> None:
@@ -220,8 +248,9 @@ def test_more_than_one_domain_is_refused_to_schemes_that_know_one(synthetic) -> 
     """A replay must not pretend to know the network between domains."""
     two = hwmodel.load("dgx-h100", {"fabric.num_domains": 2})
     assert two.num_gpus == 16
-    for name, scheme in SCHEMES.items():
-        assert "one-domain" in scheme.needs
+    bound = [name for name, scheme in SCHEMES.items() if "one-domain" in scheme.needs]
+    assert set(SCHEMES) - set(bound) == {"deepep-ll"}
+    for name in bound:
         assert "domain" in refusal(synthetic(ranks=16, tokens_per_rank=2), two, name, layer=0)
 
 

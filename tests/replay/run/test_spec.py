@@ -21,7 +21,7 @@ from replay.run.spec import RunSpec, words
 from replay.schemes import SCHEMES
 from replay.sweeps.points import REFERENCES, RUN_SETTINGS
 from replay.work.batch import PHASES
-from replay.work.layer import PRECISIONS
+from replay.work.precision import NUMBER_TYPES
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 VALUES = st.one_of(
@@ -49,7 +49,10 @@ SPECS = st.builds(
     barrier=st.booleans(),
     compare_barrier=st.booleans(),
     placement=st.sampled_from(["contiguous", "round-robin", "random:7", "file:a b.json"]),
-    precision=st.none() | st.sampled_from(PRECISIONS),
+    precision=st.none() | st.sampled_from(NUMBER_TYPES),
+    gemm_type=st.none() | st.sampled_from(NUMBER_TYPES),
+    dispatch_rows=st.none() | st.sampled_from(NUMBER_TYPES),
+    combine_rows=st.none() | st.sampled_from(NUMBER_TYPES),
     tune=st.booleans(),
 )
 
@@ -92,6 +95,7 @@ def test_a_spec_is_frozen_and_changed_by_a_copy() -> None:
         ({"barrier": 1}, "barrier = 1: expected true or false"),
         ({"phase": "prefil"}, "unknown phase 'prefil' (did you mean 'prefill'?)"),
         ({"precision": "fp4"}, "unknown precision 'fp4'"),
+        ({"combine_rows": "fp4"}, "unknown combine_rows 'fp4' (did you mean 'fp8'?)"),
         ({"direction": "down"}, "unknown pass 'down'; known: backward, forward, training"),
         ({"placement": "diagonal"}, "unknown placement 'diagonal'"),
         ({"placement": "random:-1"}, "the seed must be a non-negative integer"),
@@ -159,6 +163,7 @@ def run(*arguments: object):
         {"scheme": "comet", "options": {"message_rows": 8}, "tune": True, "layer": 1},
         {"scheme": "dysharp", "direction": "training", "layer": (1, 0), "compare_barrier": True},
         {"scheme": "ideal", "barrier": True, "placement": "random:3", "precision": "fp8"},
+        {"scheme": "nccl-alltoall", "launch": "graph"},
         {"scheme": "nvls", "overrides": {"link.links_per_gpu": 18, "switch.reduction": "true"}},
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Mapping
@@ -122,7 +123,7 @@ def test_a_tuned_run_is_a_run_with_the_best_of_what_was_tried(synthetic) -> None
     trace = synthetic(ranks=4, tokens_per_rank=64)
     system = hwmodel.load("dgx-h100")
     given = {"message_rows": 8}
-    plain = replay.run(trace, system=system, scheme="comet", layer=1, options=given)
+    plain = replay.run(trace, system=system, scheme="comet", layer=1, options=given, tune=False)
     tuned = replay.run(trace, system=system, scheme="comet", layer=1, options=given, tune=True)
     tried = tuned.scheme.tuned
     best = min(trial.makespan_us for trial in tried)
@@ -132,8 +133,52 @@ def test_a_tuned_run_is_a_run_with_the_best_of_what_was_tried(synthetic) -> None
     searched = {name: chosen[name] for name in tried[0].options}
     assert Trial(options=searched, makespan_us=best) in tried
     assert chosen["message_rows"] == 8
-    again = replay.run(trace, system=system, scheme="comet", layer=1, options=chosen)
+    again = replay.run(trace, system=system, scheme="comet", layer=1, options=chosen, tune=False)
     assert again.layers == tuned.layers
+
+
+def test_an_option_that_was_given_a_value_keeps_it(synthetic) -> None:
+    trace, system = synthetic(ranks=4, tokens_per_rank=64), hwmodel.load("dgx-h100")
+    given = {"dispatch_sms": 12}
+    tuned = replay.run(trace, system=system, scheme="comet", layer=1, options=given)
+    assert tuned.scheme.options["dispatch_sms"] == 12
+    values = SCHEMES["comet"].candidates["combine_sms"]
+    assert sorted(trial.options["combine_sms"] for trial in tuned.scheme.tuned) == list(values)
+    both = {**given, "combine_sms": 12}
+    assert not replay.run(trace, system=system, scheme="comet", layer=1, options=both).scheme.tuned
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tuned_when_asked"),
+    [
+        ("comet", {None: True, True: True, False: False}),  # its library profiles
+        ("deepep", {None: False, True: True, False: False}),
+        ("ideal", {None: False, True: False, False: False}),  # nothing to choose
+    ],
+)
+def test_who_is_tuned(scheme: str, tuned_when_asked: dict[bool | None, bool], synthetic) -> None:
+    trace, system = synthetic(ranks=4, tokens_per_rank=8), hwmodel.load("dgx-h100")
+    runs = {
+        asked: replay.run(trace, system=system, scheme=scheme, layer=0, tune=asked)
+        for asked in tuned_when_asked
+    }
+    for one, result in runs.items():
+        assert bool(result.scheme.tuned) == tuned_when_asked[one]
+        for other, wanted in tuned_when_asked.items():
+            same = wanted == tuned_when_asked[one]
+            assert (runs[other].run_id == result.run_id) == same
+            assert not same or runs[other].spec == result.spec
+
+
+def test_every_scheme_with_a_split_of_the_sms_can_be_tuned() -> None:
+    for scheme in SCHEMES.values():
+        splits = {
+            name
+            for name in dataclasses.asdict(scheme.options)
+            if name.endswith("_sms") or name == "channels"
+        }
+        assert splits == set(scheme.candidates), scheme.name
+        assert scheme.candidates or not scheme.tuned_by_default
 
 
 def test_a_scheme_without_candidates_is_left_as_it_is(synthetic) -> None:
@@ -159,3 +204,7 @@ def test_the_command_says_what_was_chosen(tmp_path: Path, synthetic) -> None:
     schemes = ["--scheme", "comet", "--scheme", "ideal"]
     compared = CliRunner().invoke(app, ["compare", str(trace), *schemes, *shared])
     assert line in compared.stdout and "ideal: has nothing to choose." in compared.stdout
+    left = CliRunner().invoke(app, ["compare", str(trace), *schemes, "--layer", "1"])
+    assert line in left.stdout and "has nothing to choose" not in left.stdout
+    fixed = CliRunner().invoke(app, ["compare", str(trace), *schemes, "--layer", "1", "--no-tune"])
+    assert fixed.exit_code == 0 and "chose" not in fixed.stdout

@@ -1,0 +1,112 @@
+"""The parts of a machine that resources are made of, each counted once.
+
+Kernels hold SMs under names of their own, and what two names hold may be the same SMs at different
+times. Work, utilisation and bounds are those of the SMs that a GPU has, whatever they are called.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.graph import least_work_ps
+
+if TYPE_CHECKING:
+    from replay.graph import TaskGraph, Timeline
+    from replay.machine.machine import Machine
+    from replay.machine.resources import Ints
+
+SMS = "sm"  # name of the group; other resources keep theirs
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Parts of a machine, and the resources that are made of them.
+
+    Attributes
+    ----------
+    names, groups
+        Of each pool.
+    pool
+        (resource,): the pool that it takes servers of.
+    parts
+        (resource,): how many servers of the resource make up one of the pool: the queues of an SM
+        whose warps serve several, else 1.
+    capacity
+        (pool,): servers; of SMs, what the GPU has.
+    """
+
+    names: tuple[str, ...]
+    groups: tuple[str, ...]
+    pool: Ints
+    parts: Ints
+    capacity: Ints
+
+    @classmethod
+    def of(cls, graph: TaskGraph, machine: Machine) -> Pools:
+        """Put all SMs of a GPU together; every other resource is a pool by itself."""
+        resources = graph.resources
+        count = len(resources)
+        parts = np.ones(count, np.int64)
+        for queues in _queues_of_sms(machine).values():
+            for resource in queues:
+                parts[resource] = len(queues)
+        is_sm = np.zeros(count, np.bool_)
+        is_sm[machine.sms.resources] = True
+        others = np.flatnonzero(~is_sm)
+        pool = np.where(is_sm, resources.owner.astype(np.int64), 0)
+        pool[others] = machine.num_ranks + np.arange(len(others))
+        gpus = range(machine.num_ranks)
+        return cls(
+            names=(*(f"{SMS} {gpu}" for gpu in gpus), *(resources.names[one] for one in others)),
+            groups=(*(SMS for _ in gpus), *(resources.groups[one] for one in others)),
+            pool=pool,
+            parts=parts,
+            capacity=np.append(
+                np.full(machine.num_ranks, machine.sms.count, np.int64),
+                resources.servers[others].astype(np.int64),
+            ),
+        )
+
+    def total(self, of_resource: Ints) -> Ints:
+        """Sum times of resources over each pool, in whole servers of it: (pool,), rounded down."""
+        total = np.zeros(len(self.capacity), np.int64)
+        np.add.at(total, self.pool, of_resource // self.parts)
+        return total
+
+    def busiest_ps(self, graph: TaskGraph) -> Ints:
+        """Time that each pool needs at least for a graph's tasks: (pool,).
+
+        All its work over its servers (`least_work_ps`), or the time of the resource that is busiest
+        with those that it has been given.
+        """
+        work = least_work_ps(graph)
+        least: Ints = -(-self.total(work) // self.capacity)
+        np.maximum.at(least, self.pool, -(-work // graph.resources.servers))
+        return least
+
+    def shares(self, timeline: Timeline) -> npt.NDArray[np.float64]:
+        """(pool,): time in service over what its servers offered."""
+        offered = self.capacity * max(timeline.makespan_ps, 1)
+        shares: npt.NDArray[np.float64] = self.total(timeline.busy_ps()) / offered
+        return shares
+
+    @property
+    def whole(self) -> int:
+        """A number that all of `parts` divide."""
+        return math.lcm(*np.unique(self.parts).tolist())
+
+
+def _queues_of_sms(machine: Machine) -> dict[tuple[str, int, int], list[int]]:
+    """Resources that are queues of one SM, by its name, GPU and number."""
+    found: dict[tuple[str, int, int], list[int]] = {}
+    for name, queues in machine.sms.queues:
+        if queues.ndim > 1:
+            for gpu, number in np.ndindex(queues.shape[:2]):
+                mine = found.setdefault((name, gpu, number), [])
+                mine.extend(np.ravel(queues[gpu, number]).tolist())
+    return found
