@@ -1,20 +1,21 @@
-"""Fit the constants of the DGX H100 preset that no primary source gives, and write them into it.
+"""Fit the constants of presets that no primary source gives, and write them into the presets.
 
 Every fit starts from the values given here, whatever the preset holds, and is rounded to three
-digits, so that running it again writes the same file. Each constant is fitted on one part of a
+digits, so that running it again writes the same files. Each constant is fitted on one part of a
 table and checked on the rest; both errors are printed.
 
-Usage: python scripts/calibrate.py [--check] [--leave-one-out]
-    --check           write nothing; exit code 1 if the preset holds other values
-    --leave-one-out   fit DeepEP's constants on each shape alone and predict the other four
+Usage: python scripts/calibrate.py [--check] [--leave-one-out] [--only TABLE ...]
+    --check           write nothing; exit code 1 if a preset holds other values
+    --leave-one-out   write nothing; for every fit and every shape of its rows, fit on the other
+                      shapes and predict this one; prints VALIDATION.md's table
+    --only TABLE      these tables' fits alone
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from replay.validate.bench import Bench
 from replay.validate.catalog import TABLES
 from replay.validate.table import Row, predict
 
-PRESET = Path(__file__).resolve().parent.parent / "hwmodel" / "presets" / "dgx-h100.toml"
+PRESETS = Path(__file__).resolve().parent.parent / "hwmodel" / "presets"
 SOURCE = "ai-dynamo/aiconfigurator performance data"
 STEP = 0.05  # of a constant, for slopes
 ROUNDS = 4
@@ -37,7 +38,8 @@ class Fit:
     """Constants that are fitted together, from their starting values.
 
     `used` holds for the rows that are fitted, `checked` for those that are then predicted. `says`
-    is the source that the preset gives for the constants.
+    is the source that the preset gives for the constants. `sampled` holds for the rows that are
+    enough where shapes are left out.
     """
 
     table: str
@@ -45,23 +47,63 @@ class Fit:
     used: Callable[[Row], bool]
     checked: Callable[[Row], bool]
     says: str
+    preset: str = "dgx-h100"
+    sampled: Callable[[Row], bool] = lambda row: True
+
+    def shapes(self) -> list[tuple[object, ...]]:
+        """Shapes of its rows."""
+        return sorted({shape(row) for row in rows_of(self.table, self.about)})
+
+    def about(self, row: Row) -> bool:
+        return self.used(row) or self.checked(row)
 
 
-SHAPES = ((2048, 8), (4096, 6), (5120, 1), (6144, 4), (7168, 8))
+# What tells a shape from another, by table.
+COLUMNS = {
+    "deepep_normal": ("hidden", "topk"),
+    "deepep_normal_b200": ("hidden", "topk"),
+    "deepep_low_latency": ("hidden", "topk"),
+    "deepep_low_latency_b200": ("hidden", "topk"),
+    "gemm": ("n", "k"),
+    "moe_compute": ("hidden", "intermediate"),
+    "nccl_collectives": ("collective", "num_gpus"),
+    "nccl_collectives_b200": ("collective", "num_gpus"),
+}
 FITTED_SHAPES = {(2048, 8), (5120, 1), (7168, 8)}
 SMS, TOKENS = (4, 12, 24), (1, 8, 32, 128, 512, 2048, 8192, 65536)
+SMS_B200 = (4, 12, 20)
+FEW_TOKENS = (1, 32, 512, 2048)  # where shapes are left out, which takes a fit for each
 
 
-def shape(row: Row) -> tuple[int, int]:
-    return row["hidden"], row["topk"]
+def shape(row: Row) -> tuple[object, ...]:
+    return tuple(row[column] for column in COLUMNS[row.table])
 
 
 def sampled(row: Row) -> bool:
     return row["num_sms"] in SMS and row["tokens_per_rank"] in TOKENS
 
 
+def few(row: Row) -> bool:
+    """Whether a setting of DeepEP's normal kernels is one of a few that say most."""
+    return row["num_sms"] in SMS and row["tokens_per_rank"] in FEW_TOKENS
+
+
 def partial_fp8(row: Row) -> bool:
     return row["gemm_dtype"] == "fp8_block" and row["m"] >= 256 and row["m"] % 128 != 0
+
+
+def in_the_switch(row: Row) -> bool:
+    """Large all-reduces, whose constants are the switch's."""
+    large = row["bytes"] >= 1 << 19 and row["num_gpus"] > 2
+    return bool(row["collective"] == "all_reduce" and large)
+
+
+def second_size(row: Row) -> bool:
+    return bool(row["bytes"].bit_length() % 2 == 1)
+
+
+def large_bf16(row: Row) -> bool:
+    return row["moe_dtype"] == "bfloat16" and row["global_tokens"] >= 1536
 
 
 DEEPEP = Fit(
@@ -73,22 +115,23 @@ DEEPEP = Fit(
         "warp.reduce_step_ns": 25.0,
         "warp.reduce_source_ns": 5.0,
         "warp.reduce_wait_ns": 75.0,
-        "overheads.fence_us": 5.0,
+        "overheads.fence_us": 10.0,
     },
     lambda row: sampled(row) and shape(row) in FITTED_SHAPES,
     lambda row: shape(row) not in FITTED_SHAPES,
     "fitted to DeepEP normal dispatch and combine, EP8, 8 x H100, shapes 2048/8, 5120/1 and "
     "7168/8 (hidden/top-k), 4, 12 and 24 SMs",
+    sampled=few,
 )
 FITS = (
     DEEPEP,
     Fit(
         "deepep_low_latency",
-        {"link.scatter_efficiency": 0.7},
+        {"link.scatter_efficiency": 0.7, "link.bulk_scatter_efficiency": 0.7},
         lambda row: row["hidden"] == 4096 and row["tokens_per_rank"] >= 64,
         lambda row: row["hidden"] != 4096,
         "fitted to DeepEP low-latency dispatch and combine, EP8, 8 x H100, shape 4096/8 from 64 "
-        "tokens a rank",
+        "tokens per rank",
     ),
     Fit(
         "gemm",
@@ -106,10 +149,82 @@ FITS = (
     ),
     Fit(
         "moe_compute",
+        {"compute.bf16_grouped_efficiency": 0.85},
+        lambda row: large_bf16(row) and row["hidden"] == 4096,
+        lambda row: large_bf16(row) and row["hidden"] != 4096,
+        "fitted to MoE expert computation (TensorRT-LLM), H100, shape 4096/14336 (hidden/"
+        "intermediate) from 1536 tokens",
+    ),
+    Fit(
+        "moe_compute",
         {"overheads.small_kernel_us": 1.5},
         lambda row: row["global_tokens"] <= 16 and row["ep_size"] == 64,
         lambda row: row["global_tokens"] <= 16 and row["ep_size"] in (32, 128),
         "fitted to MoE expert computation of up to 16 tokens at EP64, H100",
+    ),
+    Fit(
+        "nccl_collectives",
+        {
+            "nccl.ll_start_us": 2.5,
+            "nccl.ll128_start_us": 3.0,
+            "nccl.simple_start_us": 10.0,
+            "nccl.ll_channel_GB_per_s": 6.0,
+            "nccl.ll128_channel_GB_per_s": 15.0,
+            "nccl.copy_GB_per_s": 30.0,
+            "nccl.pair_ll_start_us": 3.5,
+            "nccl.pair_simple_start_us": 6.0,
+        },
+        lambda row: row["num_gpus"] != 4 and not in_the_switch(row),
+        lambda row: row["num_gpus"] == 4,
+        "fitted to collectives of NCCL 2.29.2 on 2 and 8 x H100",
+    ),
+    Fit(
+        "nccl_collectives_b200",
+        {
+            "nccl.ll_start_us": 2.5,
+            "nccl.ll128_start_us": 3.0,
+            "nccl.simple_start_us": 10.0,
+            "nccl.ll_channel_GB_per_s": 6.0,
+            "nccl.ll128_channel_GB_per_s": 15.0,
+            "nccl.copy_GB_per_s": 30.0,
+            "nccl.pair_ll_start_us": 3.5,
+            "nccl.pair_simple_start_us": 6.0,
+        },
+        lambda row: second_size(row) and not in_the_switch(row),
+        lambda row: not second_size(row),
+        "fitted to collectives of NCCL 2.29.2 on 2, 4 and 8 x B200, every second size",
+        preset="hgx-b200",
+    ),
+    Fit(
+        "deepep_normal_b200",
+        # From the H100's values.
+        {
+            "warp.scan_ns": 200.0,
+            "warp.row_ns": 750.0,
+            "warp.round_ns": 650.0,
+            "warp.reduce_step_ns": 27.0,
+            "warp.reduce_source_ns": 2.5,
+            "warp.reduce_wait_ns": 55.0,
+            "overheads.fence_us": 12.0,
+        },
+        lambda row: row["num_sms"] in SMS_B200 and row["tokens_per_rank"] in TOKENS,
+        lambda row: row["num_sms"] not in SMS_B200,
+        "fitted to DeepEP normal dispatch and combine, EP8, 8 x B200, shapes 2048/8 and 7168/8 "
+        "(hidden/top-k), 4, 12 and 20 SMs",
+        preset="hgx-b200",
+        sampled=few,
+    ),
+    Fit(
+        "deepep_low_latency_b200",
+        {
+            "link.scatter_efficiency": 0.77,
+            "link.bulk_scatter_efficiency": 0.7,
+            "overheads.grid_barrier_us": 4.0,
+        },
+        lambda row: row["hidden"] == 7168,
+        lambda row: row["hidden"] != 7168,
+        "fitted to DeepEP low-latency dispatch and combine, EP8, 8 x B200, shape 7168/8",
+        preset="hgx-b200",
     ),
 )  # fmt: skip
 
@@ -135,8 +250,9 @@ def fitted(fit: Fit, rows: list[Row], fixed: dict[str, float]) -> dict[str, floa
         if np.abs(now).mean() < least:
             best, least = dict(values), float(np.abs(now).mean())
         slopes = np.array([
-            (errors(fit.table, rows, {**fixed, **values, key: value * (1 + STEP)}) - now) / STEP
+            (errors(fit.table, rows, {**fixed, **values, key: value * (1 + step)}) - now) / step
             for key, value in values.items()
+            for step in [-STEP if key.endswith("efficiency") and value * (1 + STEP) > 1 else STEP]
         ]).T  # fmt: skip
         weight = np.minimum(1, SOFT / np.maximum(np.abs(now), 1e-9))
         move = np.linalg.lstsq(slopes * weight[:, None], -now * weight, rcond=None)[0]
@@ -154,47 +270,65 @@ def mean_percent(found: np.ndarray) -> str:
 
 
 def written(text: str, key: str, value: float, source: str) -> str:
-    """Replace one constant and its source in the preset's text."""
+    """Replace one constant and its source in a preset's text, or add it to its section."""
     section, _, leaf = key.partition(".")
-    head, table, tail = re.split(rf"^(\[{section}\]\n)", text, maxsplit=1, flags=re.M)
     line = f'{leaf} = {{ value = {value!r}, source = "{source}", confidence = "medium" }}'
-    tail, count = re.subn(rf"^{leaf} = .*$", lambda _: line, tail, count=1, flags=re.M)
-    if count != 1:
-        sys.exit(f"{PRESET}: no {key}")
-    return head + table + tail
+    lines = text.splitlines()
+    if f"[{section}]" not in lines:
+        lines += ["", f"[{section}]"]
+    first = lines.index(f"[{section}]") + 1
+    heads = [at for at in range(first, len(lines)) if lines[at].startswith("[")]
+    end = heads[0] if heads else len(lines)
+    while not lines[end - 1]:
+        end -= 1
+    for at in range(first, end):
+        if lines[at].startswith(f"{leaf} = "):
+            lines[at] = line
+            break
+    else:
+        lines.insert(end, line)
+    return "\n".join(lines) + "\n"
 
 
-def leave_one_out() -> None:
-    print("DeepEP fitted on one shape (hidden/top-k), mean absolute error in percent")
-    print("fitted on | itself: dispatch, combine | the other four: dispatch, combine")
-    for one in SHAPES:
-        used = rows_of("deepep_normal", lambda row, one=one: sampled(row) and shape(row) == one)
-        values = fitted(DEEPEP, used, {})
-        numbers = []
-        for inside in (True, False):
-            for phase in ("dispatch", "combine"):
-                part = rows_of(
-                    "deepep_normal",
-                    lambda row, one=one, inside=inside, phase=phase: (
-                        (shape(row) == one) == inside and row["phase"] == phase
-                    ),
-                )
-                numbers.append(100 * np.abs(errors("deepep_normal", part, values)).mean())
-        cells = " ".join(f"{number:9.1f}" for number in numbers)
-        print(f"{one[0]}/{one[1]:<8} {cells}", flush=True)
+def leave_one_out(fits: Sequence[Fit]) -> None:
+    """Print, for each fit, the error of every shape when the constants come from the others."""
+    print("| table | constants | shape | rows | fitted on all, % | on the other shapes, % |")
+    print("|---|---|---|---:|---:|---:|")
+    found: dict[str, dict[str, float]] = {}
+    for fit in fits:
+        fixed = dict(found.setdefault(fit.preset, {}))
+        every = rows_of(fit.table, fit.about)
+        values = fitted(fit, [row for row in every if fit.sampled(row)], fixed)
+        names = ", ".join(key.partition(".")[2] for key in fit.start)
+        for one in fit.shapes():
+            part = [row for row in every if shape(row) == one]
+            rest = [row for row in every if shape(row) != one and fit.sampled(row)]
+            without = fitted(fit, rest, fixed) if rest else values
+            both = [
+                100 * np.abs(errors(fit.table, part, {**fixed, **of})).mean()
+                for of in (values, without)
+            ]
+            label = "/".join(map(str, one))
+            cells = [fit.table, names, label, str(len(part)), *(f"{mean:.1f}" for mean in both)]
+            print(f"| {' | '.join(cells)} |", flush=True)
+        found[fit.preset] |= fitted(fit, rows_of(fit.table, fit.used), fixed)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--leave-one-out", action="store_true")
+    parser.add_argument("--only", nargs="+", metavar="TABLE", choices=sorted(COLUMNS))
     given = parser.parse_args()
+    fits = [fit for fit in FITS if not given.only or fit.table in given.only]
     if given.leave_one_out:
-        leave_one_out()
+        leave_one_out(fits)
         return 0
-    before = PRESET.read_text("utf-8")
-    text, values = before, {}
-    for fit in FITS:
+    paths = {fit.preset: PRESETS / f"{fit.preset}.toml" for fit in fits}
+    before = {name: path.read_text("utf-8") for name, path in paths.items()}
+    text, found = dict(before), {name: dict[str, float]() for name in paths}
+    for fit in fits:
+        values = found[fit.preset]
         rows = rows_of(fit.table, fit.used)
         values |= fitted(fit, rows, values)
         at = errors(fit.table, rows, values)
@@ -203,11 +337,12 @@ def main() -> int:
         for key in fit.start:
             print(f"    {key} = {values[key]}")
             source = f"{fit.says} ({SOURCE}), by scripts/calibrate.py"
-            text = written(text, key, values[key], source)
+            text[fit.preset] = written(text[fit.preset], key, values[key], source)
     if given.check:
-        print("the preset is up to date" if text == before else "the preset holds other values")
+        print("presets are up to date" if text == before else "a preset holds other values")
         return int(text != before)
-    PRESET.write_text(text, "utf-8")
+    for name, path in paths.items():
+        path.write_text(text[name], "utf-8")
     return 0
 
 

@@ -20,6 +20,7 @@ __all__ = ["validate"]
 def validate(
     tables: Sequence[str] | None = None,
     *,
+    system: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     progress: Callable[[], object] | None = None,
 ) -> list[Outcome]:
@@ -29,6 +30,8 @@ def validate(
     ----------
     tables
         Names of `replay.validate.catalog.TABLES`; all of them by default.
+    system
+        Leave out tables that were not measured on this system.
     overrides
         Hardware values by dotted key, put on top of every system's own.
     progress
@@ -41,11 +44,11 @@ def validate(
     Raises
     ------
     UserError
-        If there is no such table.
+        If there is no such table, or none of them was measured on the system.
     """
     from replay.errors import unknown
     from replay.validate.bench import Bench
-    from replay.validate.catalog import TABLES
+    from replay.validate.catalog import TABLES, of_system
     from replay.validate.table import predict
 
     names = list(tables or TABLES)
@@ -53,7 +56,7 @@ def validate(
         if name not in TABLES:
             raise unknown("table", name, TABLES)
     bench, outcomes = Bench(overrides), []
-    for name in names:
+    for name in of_system(names, system):
         outcomes.append(predict(TABLES[name], bench))
         if progress is not None:
             progress()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from replay.errors import unknown
 from replay.validate import (
+    blackwell,
     compute,
     custom_allreduce,
     deepep,
@@ -17,13 +21,35 @@ TABLES: dict[str, Table] = {
     for table in (
         links.TABLE,
         nccl.TABLE,
+        blackwell.NCCL,
         custom_allreduce.TABLE,
         deepep.TABLE,
+        blackwell.DEEPEP,
         deepep.LOW_LATENCY,
+        blackwell.LOW_LATENCY,
         deepep.INTERNODE,
         deepep.LOW_LATENCY_INTERNODE,
         compute.GEMM,
+        compute.GEMM_FEW_TILES,
         compute.MOE,
+        compute.MOE_SKEWED,
         deepgemm.TABLE,
     )
 }
+
+
+def of_system(names: Sequence[str], system: str | None) -> list[str]:
+    """Those of some tables that were measured on a system; all of them if it is None.
+
+    Raises
+    ------
+    UserError
+        If none of them was.
+    """
+    if system is None:
+        return list(names)
+    chosen = [name for name in names if system in TABLES[name].systems]
+    if not chosen:
+        measured = sorted({each for name in names for each in TABLES[name].systems})
+        raise unknown("system with measurements", system, measured)
+    return chosen

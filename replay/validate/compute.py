@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay.compute.experts import Gemm, activation_bytes, gemm_kernel
+from replay.compute.matrix import matrix_kernel
 from replay.machine.kinds import Kind
+from replay.machine.times import MemoryTraffic
 from replay.validate.bench import Bench
+from replay.validate.skew import draws
 from replay.validate.table import Bound, Row, Table
 from replay.work.layer import ExpertShape, LayerWork, Precision
 from replay.work.placement import Placement
@@ -23,7 +26,10 @@ SYSTEM = "dgx-h100"
 # place of its kernel_gap_stream_us.
 GRAPH_GAP_US = 1.2
 SMALL_M = 256  # rows below which a GEMM belongs to the part "m < 256"
-OUTLIER_FACTOR = 1.35  # of the time of a larger m of the same shape
+OUTLIER_FACTOR = 1.35  # of the time of a larger size of the same shape
+# Nemotron-3's experts have one projection up and the square of a ReLU
+# (``NON_GATED_MOE_MODELS`` in the collector ``collector/trtllm/collect_moe.py``).
+UNGATED_HIDDEN = 2688
 
 # Kernel libraries differ more than GPUs do. The preset describes DeepGEMM (FP8) and cuBLAS (BF16).
 # These are TensorRT-LLM's efficiency (share of the peak), overhead and tile shapes (rows, columns),
@@ -42,6 +48,7 @@ LIBRARY_FP8 = {"cublas-trtllm": TRTLLM_FP8, "deepgemm-sglang": DEEPGEMM_DENSE}
 # Times as long as the bytes of TensorRT-LLM's quantising kernels take to stream: they move
 # 0.33 TB/s. Fitted to moe_compute.csv.
 TRTLLM_ELEMENTWISE_FP8 = 9
+TUNED_TOKENS = 8192  # most tokens that the MoE operator's autotuner looks at
 
 
 def _is_fp8(row: Row) -> bool:
@@ -82,54 +89,85 @@ def predict_gemm(bench: Bench, rows: Sequence[Row]) -> list[float]:
                 start = machine.memory_kernel(
                     Kind.PERMUTE, np.array([_quantise_bytes(m, k)]), start
                 )
-            gemm = Gemm(n, k, Kind.GEMM1, Kind.GEMM1_MEMORY, 2 * n)
+            gemm = Gemm(n, k, Kind.GEMM1, 2 * n)
             pool = machine.sms.pool("sm", machine.sms.count)
-            gemm_kernel(machine, work, gemm, pool, start, launched_early=fp8, layout="matrix")
+            matrix_kernel(machine, work, gemm, pool, start, launched_early=fp8)
 
         predicted.append(bench.time_us(system, 1, build))
     return predicted
 
 
-def gemm_outliers(rows: Sequence[Row]) -> list[bool]:
-    """Mark rows that took more than 1.35 times as long as a larger m of the same shape.
+def outliers(size: str, rows: Sequence[Row]) -> list[bool]:
+    """Mark rows that took more than 1.35 times as long as a larger size of the same shape.
 
-    A library could have padded to the larger m. Such rows are glitches of the collection (isolated
-    points of DeepGEMM, two to four times slower than both neighbours) and ranges of m for which a
-    library chose a bad kernel. Neither says anything about the hardware.
+    A library could have padded to the larger size. Such rows are glitches of the collection
+    (isolated points of DeepGEMM, two to four times slower than both neighbours; a MoE operator five
+    times slower than with twice the tokens) and ranges of sizes for which a library chose a bad
+    kernel. Neither says anything about the hardware.
+
+    Parameters
+    ----------
+    size
+        Column of the size.
+    rows
+        All rows of the table.
     """
+
+    def shape(row: Row) -> tuple[Any, ...]:
+        return tuple(value for column, value in row.setting.items() if column != size)
+
     points: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
     for row in rows:
-        points.setdefault(_library_and_matrix(row), []).append((row["m"], row.measured))
-    least: dict[tuple[Any, ...], float] = {}  # time of this m or any larger one
+        points.setdefault(shape(row), []).append((row[size], row.measured))
+    least: dict[tuple[Any, ...], float] = {}  # time of this size or any larger one
     for key, times in points.items():
         best = np.inf
-        for m, time in sorted(times, reverse=True):
+        for at, time in sorted(times, reverse=True):
             best = min(best, time)
-            least[*key, m] = best
-    return [
-        row.measured > OUTLIER_FACTOR * least[*_library_and_matrix(row), row["m"]] for row in rows
-    ]
+            least[*key, at] = best
+    return [row.measured > OUTLIER_FACTOR * least[*shape(row), row[size]] for row in rows]
 
 
-def _library_and_matrix(row: Row) -> tuple[Any, ...]:
-    return row["library"], row["gemm_dtype"], row["n"], row["k"]
+gemm_outliers = partial(outliers, "m")
+skew_outliers = partial(outliers, "global_tokens")
 
 
-def _local_work(row: Row, precision: str) -> LayerWork:
-    """One rank's experts and their rows under balanced routing."""
-    num_experts, topk, num_ranks = row["num_experts"], row["topk"], row["ep_size"]
-    local, num_pairs = num_experts // num_ranks, row["global_tokens"] * topk
+def _even_rows(row: Row) -> Ints:
+    """Rows of the measured rank's experts under balanced routing, (local expert,)."""
+    num_experts, num_ranks = row["num_experts"], row["ep_size"]
+    local, num_pairs = num_experts // num_ranks, row["global_tokens"] * row["topk"]
     # Balanced: pairs go round the experts. With fewer pairs than experts the measured rank has its
     # share of them, and at least one.
     num_local_pairs = min(max(-(-num_pairs // num_ranks), 1), num_pairs)
-    expert = np.sort(np.arange(num_local_pairs) % local).astype(np.int32)
+    return np.bincount(np.arange(num_local_pairs) % local, minlength=local)
+
+
+def _measured_rows(row: Row) -> list[Ints]:
+    """Rows of the measured rank's experts, (local expert,), one array per run of the mean."""
+    return [_even_rows(row)] if row["distribution"] == "balanced" else draws(row)
+
+
+def _local_work(rows: Ints, row: Row, precision: str) -> LayerWork:
+    """One rank's experts; `rows` is (local expert,)."""
+    expert = np.repeat(np.arange(len(rows), dtype=np.int32), rows)
     return LayerWork(
         expert[:, None],
-        np.zeros(num_local_pairs, np.int32),
-        Placement(np.zeros(local, np.int32), 1, "one rank"),
-        ExpertShape(row["hidden"], row["intermediate"]),
+        np.zeros(len(expert), np.int32),
+        Placement(np.zeros(len(rows), np.int32), 1, "one rank"),
+        ExpertShape(row["hidden"], row["intermediate"], gated=row["hidden"] != UNGATED_HIDDEN),
         Precision(precision),
     )
+
+
+def _tuned_rows(row: Row) -> int:
+    """Rows per expert that the library's autotuner chose the kernels for.
+
+    It tries them on even routing, for numbers of tokens that are powers of two, and takes the next
+    lower one's (NVIDIA/TensorRT-LLM, ``tensorrt_llm/_torch/custom_ops/torch_custom_ops.py``).
+    """
+    tokens: int = min(1 << (row["global_tokens"].bit_length() - 1), TUNED_TOKENS)
+    pairs: int = tokens * row["topk"]
+    return int(-(-pairs // row["num_experts"]))
 
 
 def _is_small(row: Row) -> bool:
@@ -143,8 +181,11 @@ def predict_moe(bench: Bench, rows: Sequence[Row]) -> list[float]:
     for row in rows:
         fp8 = row["moe_dtype"] == "fp8_block"
         system = bench.system(SYSTEM, overheads__kernel_gap_stream_us=GRAPH_GAP_US)
-        work = _local_work(row, "fp8" if fp8 else "bf16")
-        predicted.append(bench.time_us(system, 1, partial(_moe, work, row)))
+        times = []
+        for rows_of_expert in _measured_rows(row):
+            work = _local_work(rows_of_expert, row, "fp8" if fp8 else "bf16")
+            times.append(bench.time_us(system, 1, partial(_moe, work, row)))
+        predicted.append(float(np.mean(times)))
     return predicted
 
 
@@ -155,20 +196,31 @@ INDEX_BYTES = 4
 def _moe(work: LayerWork, row: Row, machine: Machine, start: Ints) -> Ints:
     """Add the operator's kernels: (rank,) marks of their end."""
     hidden, rows = work.shape.hidden, np.array([work.num_tokens])
-    fp8 = work.precision.name == "fp8"
+    fp8 = work.precision.gemm == "fp8"
     slower = TRTLLM_ELEMENTWISE_FP8 if fp8 else 1
     tokens = np.array([row["global_tokens"]])
     for _ in range(SORT_KERNELS):
         start = machine.memory_kernel(Kind.PERMUTE, INDEX_BYTES * tokens * row["topk"], start)
-    copied = _quantise_bytes(tokens, hidden) + rows * 2 * hidden if fp8 else rows * 4 * hidden
+    nbytes = rows * hidden * (1 if fp8 else 2)
+    copied = MemoryTraffic(nbytes, nbytes, rows)
+    if fp8:  # in the same kernel, from BF16; the scale of 128 values has 4 bytes
+        copied = MemoryTraffic(
+            nbytes + tokens * 2 * hidden,
+            nbytes + tokens * (hidden + hidden // 32),
+            rows,
+        )
     at = machine.memory_kernel(Kind.PERMUTE, copied, start)
     if fp8:  # the grouped kernels walk through all local experts, with rows or without
         at = machine.delay(Kind.LAYOUT, machine.costs.warp_scan(work.num_experts), at)
     pool = machine.sms.pool("sm", machine.sms.count)
-    at = gemm_kernel(machine, work, Gemm.first(work, fused_activation=False), pool, at)
+    tuned = _tuned_rows(row)
+    at = gemm_kernel(
+        machine, work, Gemm.first(work, fused_activation=False), pool, at, tuned_rows=tuned
+    )
     at = machine.memory_kernel(Kind.ACTIVATION, slower * activation_bytes(work), at)
-    at = gemm_kernel(machine, work, Gemm.second(work), pool, at)
-    return machine.memory_kernel(Kind.UNPERMUTE, (slower * rows + tokens) * 2 * hidden, at)
+    at = gemm_kernel(machine, work, Gemm.second(work), pool, at, tuned_rows=tuned)
+    finished = MemoryTraffic(slower * rows * 2 * hidden, tokens * 2 * hidden)
+    return machine.memory_kernel(Kind.UNPERMUTE, finished, at)
 
 
 GEMM = Table(
@@ -183,6 +235,32 @@ GEMM = Table(
     ),
     predict=predict_gemm,
     is_outlier=gemm_outliers,
+)
+
+GEMM_FEW_TILES = Table(
+    name="gemm_few_tiles",
+    title="Dense GEMM with few output tiles, H100",
+    unit="us",
+    size="m",
+    bounds=(
+        Bound("BF16", 20, lambda row: not _is_fp8(row)),
+        Bound("FP8", 20, _is_fp8),
+    ),
+    predict=predict_gemm,
+    is_outlier=gemm_outliers,
+)
+
+MOE_SKEWED = Table(
+    name="moe_skewed",
+    title="Expert computation of one rank (TensorRT-LLM), skewed routing, H100",
+    unit="us",
+    size="global_tokens",
+    bounds=(
+        Bound("balanced", 10, lambda row: row["distribution"] == "balanced"),
+        Bound("power law", 12, lambda row: row["distribution"] != "balanced"),
+    ),
+    predict=predict_moe,
+    is_outlier=skew_outliers,
 )
 
 MOE = Table(

@@ -1,98 +1,98 @@
 """DeepEP's kernels alone: normal (cached layout, chunk sizes tuned), low-latency and internode.
 
-Above some thousand tokens per rank, a token of the routing stands for several tokens, so that the
-graph stays small. Chunks then grow with it, and rings by as many chunks.
+Above `EXACT_TOKENS` per rank a normal kernel's time goes on as it went from half of that to it:
+rings are in their steady state by then, and every further token is one more of the same. The two
+are replayed with an even routing, so that their difference is not one of two random draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 from replay.schemes.deepep.internode import internode
-from replay.schemes.deepep.low_latency import low_latency
+from replay.schemes.deepep.low_latency import LowLatencyDeepEp
 from replay.schemes.deepep.messages import NODE_GPUS
 from replay.schemes.deepep.normal import DeepEp, DeepEpOptions
 from replay.validate.bench import Bench, even_work, uniform_work
 from replay.validate.table import Bound, Row, Table
+from replay.work.layer import LayerWork
 
 TUNED_CHUNK = 6  # tokens; the benchmark tunes chunks, and a multiple of a peer's three warps wins
 RING_TOKENS = 256  # of a lane, as shipped for 8 GPUs
-EXACT_TOKENS = 2048  # per rank; with more, a token of the routing stands for several
-INTERNODE_EXACT_TOKENS = 1024  # the same between nodes
-COARSE_TOKENS = 1024  # per rank, of the routing that then stands for all
-COARSE_CHUNK, COARSE_RING = 2, 16  # tokens of that routing in a chunk; chunks in a ring
+EXACT_TOKENS = 4096  # per rank; more are continued from these and half of these
+UNSET = ("tokens_per_rank", "notify_us")  # columns that are no setting of the replayed kernel
+
+Draw = Callable[[int, int, int, int, int], LayerWork]
 
 
-def _scheme(row: Row) -> DeepEp:
-    """Make the scheme with a row's setting, for its two kernels alone.
+def _times(rows: Sequence[Row], replayed: Callable[[Row, LayerWork], float]) -> list[float]:
+    """Time of a normal kernel for each row, by replay or continued from replays of fewer tokens."""
 
-    Where a token of the routing stands for several it cannot replay a layer, since the experts
-    would serve the tokens of the routing only.
-    """
-    tokens = row["tokens_per_rank"]
-    alike = tokens // COARSE_TOKENS if tokens > EXACT_TOKENS else 1
-    chunk = max(TUNED_CHUNK, COARSE_CHUNK * alike)
-    ring = max(RING_TOKENS, COARSE_RING * chunk) if alike > 1 else RING_TOKENS
-    scheme = DeepEp(
-        DeepEpOptions(
-            num_sms=row["num_sms"], cached_layout=True, dispatch_chunk=chunk,
-            combine_chunk=chunk, ring_tokens=ring,
-        )
-    )  # fmt: skip
-    scheme.alike = alike
-    return scheme
+    @cache
+    def at(setting: tuple[tuple[str, Any], ...], tokens: int, draw: Draw) -> float:
+        row = Row("", 0, dict(setting), 0.0)
+        work = draw(row["ep_size"], tokens, row["num_experts"], row["topk"], row["hidden"])
+        return replayed(row, work)
+
+    predicted = []
+    for row in rows:
+        rest = {key: value for key, value in row.setting.items() if key not in UNSET}
+        setting, tokens = tuple(rest.items()), row["tokens_per_rank"]
+        if tokens <= EXACT_TOKENS:
+            predicted.append(at(setting, tokens, uniform_work))
+        else:
+            half, whole = (at(setting, n, even_work) for n in (EXACT_TOKENS // 2, EXACT_TOKENS))
+            further = (tokens - EXACT_TOKENS) / (EXACT_TOKENS - EXACT_TOKENS // 2)
+            predicted.append(whole + (whole - half) * further)
+    return predicted
 
 
 def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
     """Predict kernel times in microseconds, the notify kernel included."""
-    predicted = []
-    for row in rows:
-        scheme = _scheme(row)
-        draw = uniform_work if scheme.alike == 1 else even_work
-        work = draw(
-            row["ep_size"], row["tokens_per_rank"] // scheme.alike, row["num_experts"],
-            row["topk"], row["hidden"],
+
+    def replayed(row: Row, work: LayerWork) -> float:
+        scheme = DeepEp(
+            DeepEpOptions(
+                num_sms=row["num_sms"], cached_layout=True, dispatch_chunk=TUNED_CHUNK,
+                combine_chunk=TUNED_CHUNK, ring_tokens=RING_TOKENS,
+            )
         )  # fmt: skip
-        phase = scheme.dispatch if row["phase"] == "dispatch" else scheme.combine
-        build = partial(phase, work)
-        predicted.append(bench.time_us(bench.system(row["system"]), row["ep_size"], build))
-    return predicted
+        build = partial(scheme.dispatch if row["phase"] == "dispatch" else scheme.combine, work)
+        return bench.time_us(bench.system(row["system"]), row["ep_size"], build)
+
+    return _times(rows, replayed)
 
 
 def predict_low_latency(bench: Bench, rows: Sequence[Row]) -> list[float]:
     """Predict kernel times in microseconds."""
-    predicted = []
+    predicted, scheme = [], LowLatencyDeepEp()
     for row in rows:
         n = row["ep_size"]
-        system = _system(bench, n)
         work = uniform_work(
             n, row["tokens_per_rank"], row["num_experts"], row["topk"], row["hidden"]
         )
-        predicted.append(bench.time_us(system, n, partial(low_latency, work, row["phase"])))
+        phase = scheme.dispatch if row["phase"] == "dispatch" else scheme.combine
+        predicted.append(bench.time_us(_system(bench, row), n, partial(phase, work)))
     return predicted
 
 
-def _system(bench: Bench, num_ranks: int) -> Any:
-    domains = -(-num_ranks // NODE_GPUS)
-    return bench.system("dgx-h100", fabric__num_domains=domains)
+def _system(bench: Bench, row: Row) -> Any:
+    """A row's system with as many domains as its ranks need; tables mark several by a suffix."""
+    domains = -(-row["ep_size"] // NODE_GPUS)
+    return bench.system(row["system"].removesuffix("-ib"), fabric__num_domains=domains)
 
 
 def predict_internode(bench: Bench, rows: Sequence[Row]) -> list[float]:
     """Predict transmit times in microseconds; the notify kernel is measured apart."""
-    predicted = []
-    for row in rows:
-        n, tokens = row["ep_size"], row["tokens_per_rank"]
-        alike = max(1, tokens // COARSE_TOKENS) if tokens > INTERNODE_EXACT_TOKENS else 1
-        draw = uniform_work if alike == 1 else even_work
-        work = draw(n, tokens // alike, row["num_experts"], row["topk"], row["hidden"])
-        predicted.append(
-            bench.time_us(
-                _system(bench, n), n, partial(internode, work, row["phase"], row["num_sms"], alike)
-            )
-        )
-    return predicted
+
+    def replayed(row: Row, work: LayerWork) -> float:
+        n = row["ep_size"]
+        build = partial(internode, work, row["phase"], row["num_sms"])
+        return bench.time_us(_system(bench, row), n, build)
+
+    return _times(rows, replayed)
 
 
 TABLE = Table(

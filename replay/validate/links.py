@@ -55,5 +55,6 @@ TABLE = Table(
     size="bandwidth_GB_per_s",
     bounds=(Bound("all", 3, lambda row: True),),
     predict=predict,
+    systems=("dgx-h100", "hgx-h800"),
     measured="bandwidth_GB_per_s",
 )

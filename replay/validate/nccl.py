@@ -1,12 +1,16 @@
-"""NCCL collectives as nccl-tests measures them: the quickest algorithm and protocol of each."""
+"""NCCL's collectives as nccl-tests measures them: kernel behind kernel in a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from replay.machine import collectives
-from replay.machine.collectives import PROTOCOLS, Protocol
+from replay.machine.kinds import DISPATCH
+from replay.machine.pair_rules import rules_of
+from replay.machine.point_to_point import all_to_all
 from replay.validate.bench import Bench
 from replay.validate.table import Bound, Row, Table
 
@@ -14,31 +18,26 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
 
 MEGABYTE = 1 << 20
-Algorithm = Callable[["Machine", "Ints"], "Ints"]
 
 
-def algorithms(collective: str, num_gpus: int, nbytes: int) -> list[Algorithm]:
-    """Every algorithm and protocol of a collective; `nbytes` as nccl-tests counts them."""
-    choices = [_point_to_point(collective, num_gpus, nbytes, protocol) for protocol in PROTOCOLS]
-    if collective == "all_reduce" and num_gpus > 2:
-        choices.append(lambda machine, start: collectives.nvls_all_reduce(machine, start, nbytes))
-    return choices
-
-
-def _point_to_point(collective: str, n: int, nbytes: int, protocol: Protocol) -> Algorithm:
-    """Exchange between pairs (alltoall), or a ring (all other collectives)."""
-    if collective == "alltoall":
-        return lambda machine, start: collectives.all_to_all(machine, start, nbytes, protocol)
-    steps = 2 * (n - 1) if collective == "all_reduce" else n - 1
-    part = max(1, nbytes // n)
-    return lambda machine, start: collectives.ring(machine, start, part, protocol, steps=steps)
+def build(collective: str, nbytes: int, machine: Machine, start: Ints) -> Ints:
+    """Add a collective: (rank,) the last task of every rank; `nbytes` as nccl-tests counts them."""
+    begun = machine.kernel(start)
+    if collective != "alltoall":
+        name = cast("collectives.Collective", collective)
+        return collectives.run(machine, DISPATCH, name, nbytes, begun)
+    n, rules = machine.num_ranks, rules_of(machine)
+    channels = machine.sms.channels("nccl", rules.num_channels)
+    share = np.full((n, n), max(1, nbytes // n))
+    return all_to_all(machine, DISPATCH, channels, rules, share, begun, payload=False).done
 
 
 def nccl_us(bench: Bench, system: str, collective: str, num_gpus: int, nbytes: int) -> float:
-    """Time of a collective by its quickest algorithm, launch included, in microseconds."""
-    return min(
-        bench.time_us(bench.system(system), num_gpus, algorithm)
-        for algorithm in algorithms(collective, num_gpus, nbytes)
+    """Time of a collective, the gap before its kernel included, in microseconds."""
+    return bench.time_us(
+        bench.system(system),
+        num_gpus,
+        lambda machine, start: build(collective, nbytes, machine, start),
     )
 
 

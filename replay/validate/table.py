@@ -88,6 +88,8 @@ class Table:
         Column of the measured value.
     is_outlier
         Marks rows left out of the statistics, by a rule that looks at the measurements alone.
+    systems
+        Presets of the machines that were measured.
     """
 
     name: str
@@ -98,6 +100,7 @@ class Table:
     predict: Callable[[Bench, Sequence[Row]], list[float]]
     measured: str = "time_us"
     is_outlier: Callable[[Sequence[Row]], list[bool]] | None = None
+    systems: tuple[str, ...] = ("dgx-h100",)
 
     def rows(self) -> tuple[Row, ...]:
         """All measurements of the table."""

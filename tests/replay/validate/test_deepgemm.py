@@ -8,7 +8,8 @@ import pytest
 
 from replay.validate.bench import Bench
 from replay.validate.catalog import TABLES
-from replay.validate.deepgemm import measured_rows, power_law, unpadded_rows
+from replay.validate.deepgemm import measured_rows, unpadded_rows
+from replay.validate.skew import power_law
 from replay.validate.table import Row, predict
 
 TABLE = TABLES["moe_deepgemm"]

@@ -22,7 +22,7 @@ def test_times_of_one_trace_do_not_differ_and_those_of_another_do():
     assert [row.name for row in rows] == ["layer_time_deepep"]
     assert rows[0].difference == 0
     # The busiest expert of the Zipf trace has five times the mean load.
-    assert rows[0].independent < 0.95 * rows[0].real
+    assert rows[0].independent < 0.97 * rows[0].real
     assert called == [1]
     times = layer_times_us(zipf, system, "deepep", steps=(0,))
     assert rows[0].real == pytest.approx(sum(times) / 2)

@@ -14,13 +14,17 @@ import pytest
 from replay.errors import UserError
 from replay.validate import report, validate
 from replay.validate.bench import Bench, even_work, uniform_work
-from replay.validate.catalog import TABLES
+from replay.validate.catalog import TABLES, of_system
 from replay.validate.compute import gemm_outliers
 from replay.validate.table import Outcome, Row, Table, predict
 
 MOST_TOKENS = 512
 EVERY = 7  # of the rows that are cheap
-SLOW = ("deepep_normal", "deepep_internode")  # 28 s of CPU; the eight others take 20 s together
+SLOW = (
+    "deepep_normal",
+    "deepep_normal_b200",
+    "deepep_internode",
+)  # 28 s of CPU; the others take 20 s together
 
 
 def cheap(row):
@@ -88,9 +92,13 @@ def test_the_documented_table_has_every_part_in_the_command_s_form():
 def test_the_tables_are_the_published_ones():
     counts = {name: len(table.rows()) for name, table in TABLES.items()}
     assert counts == {
-        "links": 18, "nccl_collectives": 252, "custom_allreduce": 207, "deepep_normal": 1380,
+        "links": 18, "nccl_collectives": 252,
+        "nccl_collectives_b200": 168, "custom_allreduce": 207, "deepep_normal": 1380,
+        "deepep_normal_b200": 552,
+        "deepep_low_latency_b200": 44,
         "deepep_low_latency": 66, "deepep_internode": 276, "deepep_low_latency_internode": 52,
-        "gemm": 1554, "moe_compute": 891, "moe_deepgemm": 188,
+        "gemm": 1554, "gemm_few_tiles": 488, "moe_compute": 891,
+        "moe_skewed": 405, "moe_deepgemm": 188,
     }  # fmt: skip
     row = TABLES["deepep_normal"].rows()[0]
     assert row.line == 2 and row["hidden"] == 2048 and row.measured == 25.29
@@ -107,14 +115,21 @@ def test_parts_of_a_table_do_not_overlap_and_cover_it():
     [
         ("links", {"link.efficiency": 0.85}),
         ("links", {"link.fan_out_efficiency": 0.3}),
+        ("nccl_collectives_b200", {"overheads.poll_ns": 0.0}),
         ("nccl_collectives", {"link.links_per_gpu": 9}),
         ("deepep_normal", {"warp.round_ns": 1200.0}),
         ("deepep_normal", {"overheads.fence_us": 0.0}),
+        ("deepep_normal_b200", {"warp.round_ns": 1200.0}),
+        ("deepep_normal_b200", {"overheads.fence_us": 0.0}),
+        ("deepep_low_latency_b200", {"overheads.grid_barrier_us": 1.5}),
         ("deepep_low_latency", {"link.scatter_efficiency": 0.3}),
         ("deepep_internode", {"warp.round_ns": 1200.0}),
         ("deepep_low_latency_internode", {"nic.efficiency": 0.5}),
         ("moe_compute", {"hbm.stream_efficiency": 0.5}),
         ("gemm", {"compute.fp8_absent_row_ns": 12.0}),
+        ("gemm_few_tiles", {"overheads.small_kernel_us": 4.0}),
+        ("moe_skewed", {"compute.bf16_grouped_efficiency": 0.3}),
+        ("moe_skewed", {"hbm.stream_efficiency": 0.5}),
         ("moe_deepgemm", {"hbm.stream_efficiency": 0.5}),
         ("moe_deepgemm", {"compute.fp8_efficiency": 0.5}),
     ],
@@ -203,3 +218,25 @@ def test_the_command_ends_with_0_where_bounds_hold_and_1_where_not(tmp_path):
     assert bad.returncode == 1 and "MISSED" in bad.stdout
     wrong = command("linkz")
     assert wrong.returncode == 2 and "Traceback" not in wrong.stderr
+
+
+def test_tables_of_one_system():
+    assert of_system(list(TABLES), None) == list(TABLES)
+    assert of_system(list(TABLES), "hgx-h800") == ["links"]
+    assert "gemm" in of_system(list(TABLES), "dgx-h100")
+    assert "nccl_collectives_b200" in of_system(list(TABLES), "hgx-b200")
+    with pytest.raises(UserError, match=r"dgx-a100.*known: dgx-h100, .*hgx-h800"):
+        validate(system="dgx-a100")
+    with pytest.raises(UserError, match=r"known: dgx-h100$"):
+        validate(["gemm"], system="hgx-h800")
+
+
+def test_a_table_names_the_systems_of_its_rows():
+    for table in TABLES.values():
+        named = {row.setting.get("system", "dgx-h100").removesuffix("-ib") for row in table.rows()}
+        assert named == set(table.systems), table.name
+
+
+def test_the_command_lists_tables_of_one_system():
+    done = command("--list", "--system", "hgx-h800")
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["links"]

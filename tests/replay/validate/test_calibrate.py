@@ -1,0 +1,56 @@
+"""The script that fits constants: how it writes a preset, and what it takes for a shape."""
+
+import importlib.util
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from replay.validate.catalog import TABLES
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "calibrate.py"
+TEXT = """name = "x"
+
+[gpu]
+num_sms = { value = 8, source = "here", confidence = "high" }
+clock_GHz = { value = 1.0, source = "here", confidence = "high" }
+
+[hbm]
+peak_GB_per_s = { value = 1.0, source = "here", confidence = "high" }
+"""
+
+
+@pytest.fixture(scope="module")
+def calibrate():
+    spec = importlib.util.spec_from_file_location("calibrate", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.mark.parametrize(
+    "key", ["gpu.clock_GHz", "gpu.num_sms", "hbm.peak_GB_per_s", "gpu.new_ns", "hbm.new_ns", "a.b"]
+)
+def test_a_constant_is_replaced_or_added_to_its_section(calibrate, key):
+    section, leaf = key.split(".")
+    text = calibrate.written(TEXT, key, 2.5, "fitted")
+    before, after = tomllib.loads(TEXT), tomllib.loads(text)
+    wanted = {"value": 2.5, "source": "fitted", "confidence": "medium"}
+    assert after.pop(section) == {**before.pop(section, {}), leaf: wanted}
+    assert after == before
+    assert calibrate.written(text, key, 2.5, "fitted") == text
+
+
+def test_every_fit_has_rows_to_fit_and_others_to_check(calibrate):
+    for fit in calibrate.FITS:
+        used, checked = (
+            {row.line for row in calibrate.rows_of(fit.table, holds)}
+            for holds in (fit.used, fit.checked)
+        )
+        assert used and checked and not used & checked, fit.start
+        assert set(TABLES[fit.table].systems) == {fit.preset}
+        assert len(fit.shapes()) > 1, fit.start
+        assert any(fit.sampled(row) for row in calibrate.rows_of(fit.table, fit.about))

@@ -1,0 +1,46 @@
+"""DeepEP's calls with and without a cached layout, and how validation continues large sizes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from replay.run.layer import replay_layer
+from replay.schemes import SCHEMES
+from replay.schemes.deepep.normal import DeepEp, DeepEpOptions
+from replay.validate import deepep
+from replay.validate.bench import Bench, even_work, uniform_work
+from replay.validate.catalog import TABLES
+from replay.validate.table import Row
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 8])
+@pytest.mark.parametrize("fence_us", [0.0, 1.0, 12.2])
+def test_a_cached_layout_is_never_slower(num_ranks: int, fence_us: float) -> None:
+    bench = Bench({"overheads.fence_us": fence_us})
+    for tokens in (0, 1, 8, 64, 512):
+        work = uniform_work(num_ranks, tokens, 32, 4, 1024)
+        cached, uncached = (
+            replay_layer(
+                work, bench.system("dgx-h100"),
+                SCHEMES["deepep"].with_options({"cached_layout": is_cached}),
+            ).measures.makespan_us
+            for is_cached in (True, False)
+        )  # fmt: skip
+        assert cached < uncached, tokens
+
+
+@pytest.mark.parametrize("phase", ["dispatch", "combine"])
+def test_large_sizes_go_on_as_smaller_ones_do(phase: str) -> None:
+    setting = dict(TABLES["deepep_normal"].rows()[0].setting)
+    row = Row("", 0, {**setting, "phase": phase, "num_sms": 24, "tokens_per_rank": 8192}, 0.0)
+    continued = deepep.predict(Bench(), [row])[0]
+    scheme = DeepEp(
+        DeepEpOptions(
+            num_sms=24, cached_layout=True, dispatch_chunk=6, combine_chunk=6, ring_tokens=256
+        )
+    )
+    build = partial(getattr(scheme, phase), even_work(8, 8192, 128, 8, 2048))
+    replayed = Bench().time_us(Bench().system("dgx-h100"), 8, build)
+    assert replayed == pytest.approx(continued, rel=0.01)
