@@ -70,9 +70,17 @@ class Case:
 
     def runs(self) -> dict[str, Run]:
         """Every run of the case by its label."""
-        plain = [Run(name) for name in supported(hwmodel.load(self.system))]
+        backward = self.settings.get("direction", "forward") != "forward"
+        plain = [
+            Run(name)
+            for name in supported(hwmodel.load(self.system))
+            if not (backward and name in FORWARD_ONLY)
+        ]
         return {run.label: run for run in (*plain, *self.more)}
 
+
+FORWARD_ONLY = ("deepep-ll",)
+"""Schemes that have no backward pass."""
 
 CASES: dict[str, Case] = {
     # Two steps of two layers in a chain; the same work with barriers is timed beside it.
@@ -93,7 +101,8 @@ CASES: dict[str, Case] = {
         more=(
             Run("dysharp", {"slots": "source", "tile_order": "arrival", "gemm2_sms": 44}),
             Run("comet", {"message_rows": 2, "column_block": 1024}),
-            Run("nccl-alltoall", {"channels": 8, "channels_per_peer": 2, "slice_bytes": 4096}),
+            Run("deepep-ll", {"hook": True, "max_tokens": 16}),
+            Run("nccl-alltoall", {"channels": 8, "chunk_bytes": 4096, "ll_bytes": 256}),
         ),
     ),
     # One isolated layer of many small experts in FP8, tokens limited to groups of experts.
@@ -112,7 +121,7 @@ CASES: dict[str, Case] = {
         },
         settings={"precision": "fp8"},
         more=(
-            Run("deepep", {"layout": "contiguous", "num_sms": 8, "dispatch_chunk": 2}),
+            Run("deepep", {"stack": "sglang", "num_sms": 8, "dispatch_chunk": 2}),
             Run("flashdmoe", {"capacity_factor": 1.0, "send_padding": True}),
             Run("dysharp", {"addressing": "explicit", "loopback": True, "segment_packets": 16}),
             Run("dysharp", {"tlb_entries": 8, "tile_entries": 8, "readiness_entries": 8}),
@@ -133,7 +142,7 @@ CASES: dict[str, Case] = {
         settings={"barrier": True, "placement": f"file:{FOLDER / 'placement.json'}"},
         more=(
             Run("moe-hub", {"rpm": False, "aau_entries": 16}),
-            Run("nvls", {"loopback": True, "block_rows": 3}),
+            Run("nvls", {"loopback": False, "block_rows": 3}),
             Run("dysharp-comet", {"reduction": "wait", "target_lists": "kept"}),
         ),
     ),
@@ -227,7 +236,7 @@ CASES: dict[str, Case] = {
         settings={"direction": "training", "steps": 2, "placement": "random:3"},
         more=(
             Run("dysharp-fusion-only", {"tlb_entries": 4, "gemm2_sms": 32}),
-            Run("nccl-alltoall", {"slots": 2, "slice_bytes": 2048}),
+            Run("nccl-alltoall", {"slots": 2, "chunk_bytes": 2048, "ll_bytes": 0}),
         ),
     ),
 }

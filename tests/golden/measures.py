@@ -114,6 +114,12 @@ def _measures(part: Any) -> Named:
     yield "end_us_per_gpu", part.rank_end_us
     yield "exposed_communication_us", part.exposed_communication_us
     yield "exposed_communication_us_per_gpu", part.exposed_communication_us_per_gpu
+    if part.exposure is not None:
+        for how in ("by_time", "by_sms"):
+            yield f"exposure/{how}", getattr(part.exposure, how).model_dump()
+        yield "exposure/unfilled_us", part.exposure.unfilled_us
+    if part.sm_time_us is not None:
+        yield "sm_time_us", part.sm_time_us.model_dump()
     for name, phase in part.phases.items():
         times = {"start_us": phase.start_us, "end_us": phase.end_us, "busy_us": phase.busy_us}
         yield f"phase/{name}", times
@@ -237,6 +243,8 @@ def _layer(layer: Any) -> Named:
             "max_us": latency.max_us,
         },
     )
+    if layer.token_latency_from_start_us is not None:
+        yield "token_latency_from_start", layer.token_latency_from_start_us.model_dump()
     for index, slow in enumerate(layer.slowest_tokens):
         yield (
             f"slowest_token/{index}",

@@ -8,7 +8,7 @@ ScoreFunction = Literal["softmax", "topk_softmax", "sigmoid", "sparsemixer"]
 """Function that turns router scores into gate weights: softmax over all experts, softmax over the
 chosen ones, a sigmoid of each, or Phi's sparsemixer."""
 
-Precision = Literal["bf16", "fp8"]
+Precision = Literal["bf16", "fp8", "fp32"]
 
 MAX_NUM_EXPERTS = 65_534
 """Largest expert count the trace format can hold (two bytes, one value is the empty slot)."""
@@ -82,7 +82,7 @@ class ModelShape(BaseModel):
     topk_group: int = Field(default=1, gt=0)
     """Groups a token may choose from."""
     default_precision: Precision = "bf16"
-    """Type of GEMMs and dispatched rows when a run does not say otherwise."""
+    """Types of GEMMs and rows when a run does not say otherwise; fp8 has BF16 rows back."""
     sequence_length: int | None = Field(default=None, gt=0)
     """Tokens of one sequence in the evaluation that defined this shape."""
 

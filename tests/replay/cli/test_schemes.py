@@ -44,7 +44,7 @@ def test_the_list_fits_a_terminal_and_names_all() -> None:
         assert scheme.summary.split()[0] in shown
         for capability in scheme.needs - {"one-domain"} | scheme.proposes:
             assert capability in shown
-    assert "Only for ranks within one NVLink domain: all." in shown
+    assert "Only for ranks within one NVLink domain: all but deepep-ll." in shown
     assert "plain" in shown
 
 
@@ -85,7 +85,7 @@ def test_check_passes_a_good_scheme(mine: Path) -> None:
 
 
 def test_check_ends_with_1_and_says_what_is_wrong(mine: Path) -> None:
-    text = MINE.replace("dst, row_bytes, stored[", "dst, row_bytes - 1, stored[")
+    text = MINE.replace("dst, row_bytes, issued,", "dst, row_bytes - 1, issued,")
     mine.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "replay.cli", "schemes", "check", f"{mine}:Plain"]
     result = subprocess.run(command, capture_output=True, text=True)
@@ -146,3 +146,16 @@ def test_a_broken_plugin_does_not_break_the_list(monkeypatch: pytest.MonkeyPatch
     assert "moe-hub" in result.stdout
     (line,) = result.stderr.splitlines()
     assert "plug-in 'broken'" in line and "no_such_module" in line
+
+
+def test_an_explanation_lists_what_the_host_launches() -> None:
+    done = invoke("schemes", "nccl-alltoall")
+    assert "kernels of a layer on each GPU, if it has several experts: 27" in done.stdout
+    assert "3 x row map" in done.stdout
+    assert "wait: counts to the host" in done.stdout
+    assert "the first wait of the host ends what a CUDA graph can hold" in done.stdout
+    fused = invoke("schemes", "flashdmoe").stdout
+    assert "a CUDA graph can hold all of it" in fused
+    known = json.loads(invoke("schemes", "dysharp-comet", "--json").stdout)
+    names = [one["name"] for one in known["operations"]["forward"]]
+    assert names == [one.name for one in SCHEMES["dysharp-comet"].operations()]

@@ -286,7 +286,7 @@ def test_each_trace_is_made_once_and_only_if_needed(
 def test_a_tuned_point_is_a_tuned_run(tmp_path: Path) -> None:
     text = (
         with_axes(
-            'scheme = [{ label = "fixed", scheme = "comet" },\n'
+            'scheme = [{ label = "fixed", scheme = "comet", tune = false },\n'
             '{ label = "tuned", scheme = "comet", tune = true }]',
             '[[columns]]\nheader = "us"\npath = "totals.makespan_us"\n'
             '[[columns]]\nheader = "sms"\npath = "scheme.options.dispatch_sms"\n',

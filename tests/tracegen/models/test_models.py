@@ -11,7 +11,7 @@ from tracegen import ModelShape, UserError, models
 REQUIRED = [
     *("deepseek-v3", "qwen3-235b-a22b", "gpt-oss-20b", "gpt-oss-120b", "mixtral-8x7b"),
     *("qwen2-moe", "qwen2-moe-2.7b", "qwen2-57b-a14b", "phi-3.5-moe", "olmoe-1b-7b"),
-    *("pangu-ultra-moe", "dysharp-s", "dysharp-m", "dysharp-l"),
+    *("pangu-ultra-moe", "dysharp-s", "dysharp-m", "dysharp-l", "flashdmoe"),
 ]
 
 BILLIONS = {
