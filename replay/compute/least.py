@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.compute.experts import Gemm
+from replay.compute.gemm import Gemm
 from replay.compute.weight_gradients import ACCUMULATOR_BYTES
 from replay.machine.kinds import Kind
 from replay.work.ragged import places

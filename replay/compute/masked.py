@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.compute.experts import Gemm, activation_bytes, gemm_kernel
+from replay.compute.experts import activation_bytes
+from replay.compute.gemm import Gemm
+from replay.compute.gemm_tiles import gemm_kernel
 from replay.compute.weight_gradients import element_bytes
 from replay.machine.kinds import Kind
 from replay.machine.times import Time

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.compute.experts import gemm_kernel
+from replay.compute.gemm_tiles import gemm_kernel
 from replay.machine.kinds import KIND_NAMES
 from replay.machine.times import Time
 
 if TYPE_CHECKING:
     from hwmodel import TileGrid
-    from replay.compute.experts import Gemm
+    from replay.compute.gemm import Gemm
     from replay.machine.machine import Ints, Machine
     from replay.work.layer import LayerWork
 
@@ -34,7 +34,7 @@ def matrix_kernel(
 ) -> Ints:
     """Multiply the rows of each rank's only expert by its weights.
 
-    Parameters and result are those of :func:`replay.compute.experts.gemm_kernel`.
+    Parameters and result are those of :func:`replay.compute.gemm_tiles.gemm_kernel`.
     """
     grids = [
         machine.system.compute.gemm_tiles(

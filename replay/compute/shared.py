@@ -17,14 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.compute.experts import (
-    Gemm,
-    RowTiles,
-    TileTasks,
-    gemm_tasks,
-    row_tiles,
-    separate_kernels,
-)
+from replay.compute.experts import separate_kernels
+from replay.compute.gemm import Gemm
+from replay.compute.gemm_tiles import TileTasks, gemm_tasks
+from replay.compute.row_tiles import RowTiles, row_tiles
 from replay.compute.weight_gradients import joined, weight_gradients_beside
 from replay.machine.kinds import Kind
 from replay.machine.times import MemoryTraffic

@@ -71,7 +71,7 @@ def weight_gradient_tasks(
         count[index] = min(grid.num_tiles, num_sms or compute.num_sms)
         duration[index] = -(-work_ps // count[index])
         height, width = grid.rows_in_tile[:, None], grid.columns_in_tile
-        # The larger operand of neighbouring tiles is loaded once, as in `replay.compute.experts`.
+        # As in `replay.compute.gemm_tiles`, neighbouring tiles load the larger operand once.
         shared = np.maximum(height, width) - np.maximum(height, width) // compute.cluster_tiles
         drawn[index] = int((height + width - shared).sum()) * rows * element_bytes(work)
     which = np.repeat(experts, count)

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.compute.experts import Gemm, fused_tiles, row_tiles, separate_kernels
+from replay.compute.experts import fused_tiles, separate_kernels
+from replay.compute.gemm import Gemm
 from replay.compute.least import least_experts
+from replay.compute.row_tiles import row_tiles
 from replay.compute.shared import PLACED, shared_kernels, shared_tiles
 from replay.compute.weight_gradients import joined, weight_gradients_beside
 from replay.schemes.base import Scheme

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replay.compute.experts import Gemm, activation_bytes, gemm_kernel
+from replay.compute.experts import activation_bytes
+from replay.compute.gemm import Gemm
+from replay.compute.gemm_tiles import gemm_kernel
 from replay.compute.matrix import matrix_kernel
 from replay.machine.kinds import Kind
 from replay.machine.times import MemoryTraffic

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.compute.experts import Gemm, gemm_kernel
+from replay.compute.gemm import Gemm
+from replay.compute.gemm_tiles import gemm_kernel
 from replay.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
 from replay.schemes.deepep import notify, stack
 from replay.validate.bench import PS_PER_US, Bench

@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.compute.experts import CONTIGUOUS_ROWS, Gemm, gemm_kernel
+from replay.compute.gemm import Gemm
+from replay.compute.gemm_tiles import gemm_kernel
 from replay.compute.masked import masked_kernels
+from replay.compute.row_tiles import CONTIGUOUS_ROWS
 from replay.machine.kinds import Kind
 from replay.machine.times import Time
 from replay.schemes.deepep import stack

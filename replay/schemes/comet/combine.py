@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.compute.experts import Gemm, gemm_tasks, row_tiles
+from replay.compute.gemm import Gemm
+from replay.compute.gemm_tiles import gemm_tasks
+from replay.compute.row_tiles import row_tiles
 from replay.machine.kinds import COMBINE
 from replay.machine.times import MemoryTraffic
 from replay.schemes.comet.dispatch import TILE_ROWS

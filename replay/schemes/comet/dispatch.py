@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.compute.casts import cast_tiles
-from replay.compute.experts import Gemm, gemm_tasks, row_tiles
+from replay.compute.gemm import Gemm
+from replay.compute.gemm_tiles import gemm_tasks
+from replay.compute.row_tiles import row_tiles
 from replay.compute.shared import shared_tiles
 from replay.compute.weight_gradients import joined
 from replay.machine.kinds import DISPATCH

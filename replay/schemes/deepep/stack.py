@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from replay.compute.casts import cast_received
-from replay.compute.experts import Gemm, gemm_kernel, padded_rows
+from replay.compute.gemm import Gemm
+from replay.compute.gemm_tiles import gemm_kernel
+from replay.compute.row_tiles import padded_rows
 from replay.machine.kinds import Kind
 from replay.machine.times import MemoryTraffic
 from replay.schemes import software
@@ -176,7 +178,7 @@ class Stack:
     source
         Repository of the engine.
     layout
-        Layout of the experts' rows, one of `replay.compute.experts.LAYOUTS`.
+        Layout of the experts' rows, one of `replay.compute.row_tiles.LAYOUTS`.
     before_dispatch, before_experts, between, after_experts, after_combine
         Lists by place: before the layout kernel; from the dispatch to GEMM-1; between the GEMMs;
         from GEMM-2 to the combine; after it.

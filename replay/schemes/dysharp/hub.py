@@ -25,7 +25,7 @@ from replay.machine.times import NO_TIME
 from replay.work.ragged import firsts, places
 
 if TYPE_CHECKING:
-    from replay.compute.experts import RowTiles
+    from replay.compute.row_tiles import RowTiles
     from replay.machine.machine import Ints, Machine
     from replay.work.layer import LayerWork
 

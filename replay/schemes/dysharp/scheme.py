@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.compute.casts import cast_received
-from replay.compute.experts import Gemm, RowTiles, fused_tiles, row_tiles, separate_kernels
+from replay.compute.experts import fused_tiles, separate_kernels
+from replay.compute.gemm import Gemm
+from replay.compute.row_tiles import RowTiles, row_tiles
 from replay.compute.shared import shared_kernels, shared_tiles
 from replay.compute.weight_gradients import joined, weight_gradients_beside
 from replay.machine.kinds import COMBINE, DISPATCH

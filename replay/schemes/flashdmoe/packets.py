@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.compute.experts import RowTiles
+from replay.compute.row_tiles import RowTiles
 from replay.work.layer import LayerWork
 from replay.work.ragged import firsts, places
 

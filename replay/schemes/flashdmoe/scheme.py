@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.compute.casts import cast_tiles, casting, tokens_read
-from replay.compute.experts import Gemm, TileTasks, gemm_tasks
+from replay.compute.gemm import Gemm
+from replay.compute.gemm_tiles import TileTasks, gemm_tasks
 from replay.compute.shared import shared_tiles
 from replay.compute.weight_gradients import joined, weight_gradients_beside
 from replay.machine.kinds import COMBINE, DISPATCH, Kind

@@ -33,7 +33,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.compute.casts import cast_tiles, casting, tokens_read
-from replay.compute.experts import Gemm, gemm_tasks, row_tiles
+from replay.compute.gemm import Gemm
+from replay.compute.gemm_tiles import gemm_tasks
+from replay.compute.row_tiles import row_tiles
 from replay.compute.shared import shared_tiles
 from replay.compute.weight_gradients import (
     DOWN,
@@ -51,7 +53,8 @@ from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, WGRAD, Listed, Outline, kernels
 
 if TYPE_CHECKING:
-    from replay.compute.experts import RowTiles, TileTasks
+    from replay.compute.gemm_tiles import TileTasks
+    from replay.compute.row_tiles import RowTiles
     from replay.machine.machine import Ints, Machine
     from replay.machine.resources import Discipline
     from replay.work.layer import LayerWork

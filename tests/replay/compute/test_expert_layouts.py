@@ -7,7 +7,10 @@ import pytest
 
 import hwmodel
 from hwmodel import System
-from replay.compute.experts import Gemm, activation_bytes, gemm_kernel, row_tiles
+from replay.compute.experts import activation_bytes
+from replay.compute.gemm import Gemm
+from replay.compute.gemm_tiles import gemm_kernel
+from replay.compute.row_tiles import row_tiles
 from replay.contract import layers as small_layers
 from replay.errors import UserError
 from replay.graph import GraphBuilder, TaskGraph, Timeline, schedule

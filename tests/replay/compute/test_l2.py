@@ -9,7 +9,9 @@ import pytest
 
 import hwmodel
 from hwmodel import System
-from replay.compute.experts import Gemm, Raster, gemm_tasks, row_tiles
+from replay.compute.gemm import Gemm
+from replay.compute.gemm_tiles import Raster, gemm_tasks
+from replay.compute.row_tiles import row_tiles
 from replay.contract import layers as small_layers
 from replay.graph import GraphBuilder, Timeline, Touched, schedule
 from replay.machine.kinds import KIND_NAMES

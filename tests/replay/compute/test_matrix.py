@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.compute.experts import Gemm
+from replay.compute.gemm import Gemm
 from replay.compute.matrix import matrix_kernel
 from replay.graph import GraphBuilder, schedule
 from replay.machine.kinds import KIND_NAMES, Kind

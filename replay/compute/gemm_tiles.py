@@ -1,0 +1,264 @@
+"""One GEMM of the experts as tiles on SMs, and as a kernel, shared by every scheme.
+
+The *column tiles* of a row tile are the units that run on an SM. Each reads one block of weights
+and one of activations through the L2 cache (`replay.machine.l2`), whose rate all SMs share. How
+often a block has to come from HBM again follows from the order in which the tiles start: nothing
+else says so. A row tile is complete when all its column tiles are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from replay.compute.row_tiles import row_tiles
+from replay.machine.kinds import KIND_NAMES, Kind
+from replay.work.ragged import places
+
+if TYPE_CHECKING:
+    from replay.compute.gemm import Gemm
+    from replay.compute.row_tiles import RowTiles
+    from replay.machine.machine import Ints, Machine
+    from replay.work.layer import LayerWork
+
+
+Raster = Literal["rows", "columns", "groups"]
+
+GROUP_TILES = (8, 16)  # row tiles that kernels go through together; see `_group_rows`
+COUNT_LINE_BYTES = 128  # counts of four bytes are read by the line; later looks hit the L1 cache
+
+
+@dataclass(frozen=True)
+class TileTasks:
+    """Tasks of one GEMM.
+
+    Attributes
+    ----------
+    columns, column_tile
+        (task,): tasks on SMs in the order in which a kernel takes them, and the row tile of each.
+    column_index
+        (task,): position of the column tile within the row tile.
+    done
+        (tile,): marks; all columns of the row tile are there.
+    outputs
+        (tile,): blocks of the L2 cache with the results.
+    """
+
+    columns: Ints
+    column_tile: Ints
+    column_index: Ints
+    done: Ints
+    outputs: Ints
+
+
+class TileColumns(NamedTuple):
+    """Tasks of the column tiles: (task,) tasks, row tiles, columns and their widths."""
+
+    tasks: Ints
+    tile: Ints
+    column: Ints
+    width: Ints
+
+
+def gemm_tasks(
+    machine: Machine,
+    work: LayerWork,
+    gemm: Gemm,
+    tiles: RowTiles,
+    pool: Ints,
+    after: Ints,
+    *,
+    inputs: Ints | None = None,
+    raster: Raster = "rows",
+    priority: Ints | None = None,
+    resident_blocks: int = 1,
+    clusters: bool = True,
+) -> TileTasks:
+    """Add the tiles of one GEMM.
+
+    Parameters
+    ----------
+    pool
+        (rank,): resource of the SMs that compute.
+    after
+        (tile,): task that each row tile waits for.
+    inputs
+        (tile,): blocks of the L2 cache with the rows of each tile, if somebody has put them there.
+    raster
+        Order of tiles that are ready at the same time: ``"rows"`` takes row tile after row tile,
+        ``"columns"`` goes column by column over all row tiles of the rank, ``"groups"`` does so
+        within groups of row tiles (`_group_rows`).
+    priority
+        (tile,): order among ready tiles, smaller first.
+    resident_blocks
+        Number of blocks that share an SM. While one fills its pipeline or stores its result the
+        others multiply, so that only the share ``1 / resident_blocks`` of a tile's overhead keeps
+        the SM from other tiles. The tile itself is done as late as with one block.
+    clusters
+        Whether blocks run in clusters, which load what their tiles share once.
+    """
+    compute, dtype = machine.system.compute, work.precision.gemm
+    hidden_ps = compute.tile_overhead_ps - compute.tile_overhead_ps // resident_blocks
+    block_n = tiles.block_n[tiles.rank]
+    num_columns = -(-gemm.n // block_n)
+    tile, column = _in_raster(tiles, num_columns, raster, num_sms=machine.sms.count)
+    widths = np.minimum(block_n[tile], gemm.n - column * block_n[tile])
+    duration = np.zeros(len(tile), np.int64)
+    for width in np.unique(widths):
+        same = widths == width
+        of = tile[same]
+        absent = 0 if tiles.absent_rows is None else tiles.absent_rows[of]
+        duration[same] = compute.tile_ps(
+            tiles.rows[of], int(width), gemm.k, dtype, absent,
+            block_m=tiles.block_m[tiles.rank[of]], grouped=tiles.absent_rows is None,
+        )  # fmt: skip
+    columns = machine.graph.add(
+        len(tile),
+        resource=pool[tiles.rank[tile]],
+        duration_ps=duration - hidden_ps,
+        latency_ps=hidden_ps,
+        priority=0 if priority is None else priority[tile],
+        kind=gemm.kind,
+        rank=tiles.rank[tile],
+        tag=tiles.expert[tile],
+        after=after[tile],
+    )
+    outputs = _read_operands(
+        machine, gemm, tiles, dtype, TileColumns(columns, tile, column, widths), inputs, clusters
+    )
+    done = machine.mark(tiles.rank)
+    machine.graph.edges(columns, done[tile])
+    return TileTasks(columns, tile, column, done, outputs)
+
+
+def _in_raster(
+    tiles: RowTiles, num_columns: Ints, raster: Raster, *, num_sms: int
+) -> tuple[Ints, Ints]:
+    """Row tile and column of every tile, in the order of a raster: two (task,).
+
+    Parameters
+    ----------
+    num_columns
+        (tile,): column tiles of each row tile.
+    """
+    tile = np.repeat(np.arange(len(tiles), dtype=np.int64), num_columns)
+    column = places(num_columns)
+    if raster == "rows" or not len(tile):
+        return tile, column
+    # Row tiles are numbered over all ranks; groups and columns count within a rank.
+    rank = tiles.rank[tile]
+    if raster == "groups":
+        by_rank = np.argsort(tiles.rank, kind="stable")
+        place = np.empty(len(tiles), np.int64)
+        place[by_rank] = places(np.bincount(tiles.rank))
+        group = (place // _group_rows(tiles, num_sms)[tiles.rank])[tile]
+        order = np.lexsort((tile, column, group, rank))
+    else:
+        order = np.lexsort((tile, column, rank))
+    return tile[order], column[order]
+
+
+def _group_rows(tiles: RowTiles, num_sms: int) -> Ints:
+    """(rank,): row tiles that a kernel goes through together, column by column.
+
+    DeepGEMM takes 8 or 16, whichever lets the blocks that run at a time read less
+    (``common/scheduler.cuh``, ``get_num_1d_blocks_per_group``). CUTLASS and cuBLAS go through
+    groups likewise.
+    """
+    height = np.zeros(len(tiles.block_n), np.int64)
+    np.maximum.at(height, tiles.rank, tiles.rows)
+    usage = [size * height + -(-num_sms // size) * tiles.block_n for size in GROUP_TILES]
+    sizes: Ints = np.array(GROUP_TILES, np.int64)[np.argmin(usage, axis=0)]
+    return sizes
+
+
+def _read_operands(
+    machine: Machine,
+    gemm: Gemm,
+    tiles: RowTiles,
+    dtype: str,
+    added: TileColumns,
+    inputs: Ints | None,
+    clusters: bool,
+) -> Ints:
+    """Let tiles read their weights and activations through the L2 cache, and leave results there.
+
+    Where blocks run in clusters, neighbouring tiles share the load of the larger operand: weights
+    with the next row tile of the expert, activations with the next column. That the last tile of an
+    odd number has nobody to share with is left out of account.
+
+    Returns
+    -------
+    (tile,) blocks of the cache that hold the results.
+    """
+    compute, tile = machine.system.compute, added.tile
+    expert, rank = tiles.expert[tile], tiles.rank[tile]
+    num_columns = int(added.column.max(initial=0)) + 1
+    num_weights = len(tiles.first_of_expert) * num_columns
+    blocks = machine.l2.new_blocks(num_weights + 2 * len(tiles))
+    rows_of_tile = blocks + num_weights + np.arange(len(tiles)) if inputs is None else inputs
+    outputs: Ints = blocks + num_weights + len(tiles) + np.arange(len(tiles))
+
+    weights: Ints = compute.weight_bytes(added.width, np.full_like(added.width, gemm.k), dtype)
+    activations: Ints = compute.activation_bytes(tiles.moved_rows, gemm.k, dtype)[tile]
+    share = compute.cluster_tiles if clusters else 1
+    has_next_row = (np.diff(tiles.first_of_expert) >= share)[expert]
+    of_weights = np.where(has_next_row & (weights >= activations), share, 1)
+    of_activations = np.where(of_weights > 1, 1, share)
+    machine.l2.read(
+        "weights", added.tasks, rank, blocks + expert * num_columns + added.column, weights,
+        drawn_bytes=-(-weights // of_weights),
+    )  # fmt: skip
+    machine.l2.read(
+        "activations", added.tasks, rank, rows_of_tile[tile], activations,
+        drawn_bytes=-(-activations // of_activations),
+    )  # fmt: skip
+    first = np.flatnonzero(added.column == 0)
+    machine.l2.write(
+        added.tasks[first], rank[first], outputs[tile[first]],
+        (tiles.moved_rows * gemm.out_bytes)[tile[first]],
+    )  # fmt: skip
+    return outputs
+
+
+def gemm_kernel(
+    machine: Machine,
+    work: LayerWork,
+    gemm: Gemm,
+    pool: Ints,
+    after: Ints,
+    *,
+    launched_early: bool = False,
+    layout: str = "plain",
+    tuned_rows: int | None = None,
+    num_sms: int = 0,
+) -> Ints:
+    """Run one grouped GEMM as a kernel of its own on every rank.
+
+    Parameters
+    ----------
+    launched_early
+        Whether the kernel is on the GPU before its input is complete (programmatic dependent
+        launch), so that there is no gap.
+    layout
+        Layout of the rows of a rank's experts in memory, one of `LAYOUTS`.
+    tuned_rows
+        Number of rows per expert that the tile shape is chosen for, if it is not their mean.
+    num_sms
+        SMs of the pool; 0 if it has all.
+
+    Returns
+    -------
+    (rank,) marks of the kernel's end.
+    """
+    begun = machine.kernel(after, KIND_NAMES[gemm.kind], has_gap=not launched_early)
+    if layout == "masked":
+        most = max((len(experts) for experts in work.experts_of_rank), default=0)
+        lines = -(-4 * most // COUNT_LINE_BYTES)
+        begun = machine.delay(Kind.LAUNCH, machine.costs.cache_load() * lines, begun)
+    sms = num_sms or machine.sms.count
+    tiles = row_tiles(machine, work, gemm, sms, layout=layout, tuned_rows=tuned_rows)
+    tasks = gemm_tasks(machine, work, gemm, tiles, pool, begun[tiles.rank], raster="groups")
+    return machine.gather(tasks.done, tiles.rank, begun)
