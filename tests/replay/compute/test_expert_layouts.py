@@ -20,7 +20,7 @@ from replay.run.layer import replay_layer
 from replay.schemes import SCHEMES
 from replay.work.layer import ExpertShape, LayerWork
 
-LAYOUTS = ("plain", "contiguous", "masked")
+LAYOUTS = ("plain", "contiguous", "skipped", "masked")
 SHAPE = ExpertShape(hidden=512, intermediate=256)
 COLUMNS, INNER = 2 * SHAPE.intermediate, SHAPE.hidden
 NUM_SMS = 132
@@ -208,7 +208,7 @@ def test_a_small_batch_streams_the_weights_of_the_experts_it_touches(layout: str
         assert set(graph.tag[graph.kind == Kind.GEMM1].tolist()) == set(range(touched))
         times[touched] = timeline.makespan_ps
     # What a layout moves beside the weights: the rows that are there, or whole tiles.
-    tile_rows = {"plain": 0, "contiguous": 128, "masked": 64}[layout]
+    tile_rows = {"plain": 0, "contiguous": 128, "skipped": 128, "masked": 64}[layout]
     each = weight + tile_rows * 2 * (INNER + COLUMNS)
     for touched, time in times.items():
         assert time - times[1] == (touched - 1) * each * 100
