@@ -20,7 +20,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-from round_machine import ROUND, US
+from round_machine import NS, ROUND, US
 
 import hwmodel
 from replay.contract import layers as small_layers
@@ -42,6 +42,10 @@ OWNED = (9, 5, 2)
 """(token, expert) by the token's owner."""
 COPIES_OUT, COPIES_IN = (5, 2, 0), (2, 1, 1)
 """(token, GPU) by the token's owner: other GPUs, and its own."""
+HELD = (3, 4, 4)
+"""(token, GPU) by the GPU."""
+STAYED = (3, 2, 2)
+"""(token, expert) whose token is the expert's GPU's own."""
 SENT = (3, 1, 0)
 """Tokens with experts on other GPUs, by owner."""
 
@@ -107,15 +111,17 @@ class Spent:
 
     @property
     def kernels(self) -> Each:
-        """Gaps between kernels."""
+        """Gaps between kernels. Small ones in a row are one task, which has all but the last."""
         graph = self.timeline.graph
-        is_gap = (graph.kind == Kind.LAUNCH) & (graph.resource < 0) & (graph.duration_ps == 2 * US)
-        return self._count(is_gap)
+        is_gap = (graph.kind == Kind.LAUNCH) & (graph.duration_ps == 2 * US)
+        in_row, rest = np.divmod(graph.duration_ps, 2 * US + 300 * NS)
+        is_row = (graph.kind == Kind.LAYOUT) & (rest == 0)
+        return self._count((graph.resource < 0) * (is_gap + is_row * in_row))
 
     @property
     def host_waits(self) -> Each:
         """Waits of the host for its GPU."""
-        return self._count(self._of(ResourceClass.HOST) & (self.timeline.graph.kind != Kind.LAUNCH))
+        return self._count(self._of(ResourceClass.HOST) & (self.timeline.graph.kind != Kind.HOST))
 
     @property
     def _classes(self) -> np.ndarray:
@@ -125,8 +131,10 @@ class Spent:
         resource = self.timeline.graph.resource
         return (resource >= 0) & (self._classes[resource] == wanted)
 
-    def _count(self, chosen: np.ndarray) -> Each:
-        first, second, third = np.bincount(self.timeline.graph.rank[chosen], minlength=GPUS)
+    def _count(self, of_task: np.ndarray) -> Each:
+        counted = np.flatnonzero(of_task)
+        rank = self.timeline.graph.rank[counted]
+        first, second, third = np.bincount(rank, of_task[counted], minlength=GPUS)
         return int(first), int(second), int(third)
 
     def _by_gpu(self, found: dict[tuple[Kind, str, int], int]) -> dict[tuple[Kind, str], Each]:
@@ -142,6 +150,7 @@ def replay(work: LayerWork, scheme: str, **options: object) -> Spent:
     exact = {
         "hbm.peak_GB_per_s": 1000.0, "hbm.stream_efficiency": 1.0, "hbm.read_efficiency": 1.0,
         "hbm.write_efficiency": 0.5, "gpu.l2_bytes": 1 << 40,
+        "warp.reduce_step_ns": 10.0, "warp.reduce_source_ns": 2.0, "warp.reduce_wait_ns": 4.0,
     }  # fmt: skip
     graph = GraphBuilder(KIND_NAMES)
     if scheme == "ideal":  # its least work is counted in test_ideal_by_hand.py
