@@ -214,7 +214,7 @@ class Nvls(Scheme):
             rows=rows, loops=self.options.loopback,
         )  # fmt: skip
         # Without loop-back the owner adds its own dense row to what the switch returns.
-        moved = nbytes * (1 if self.options.loopback else 2)
+        moved = MemoryTraffic(read=nbytes * (not self.options.loopback), written=nbytes)
         written = machine.stream(COMBINE.memory, moved, owner, total)
         machine.notes.follow("combined", token, written[np.repeat(np.arange(len(owner)), rows)])
         return machine.gather(written, owner, begun)

@@ -173,10 +173,13 @@ def rows_back(message_rows: int) -> Send:
         needs = np.unique(group[token[order]] * max(len(src), 1) + messages.of_entry)
         needed_by, needed = np.divmod(needs, max(len(src), 1))
         machine.graph.edges(arrived[needed], added[needed_by])
-        machine.notes.follow("combined", np.arange(work.num_tokens), added[group])
+        # What is added has just arrived, in the L2 cache; the sums go to memory.
+        sums = MemoryTraffic(read=0, written=rows_out * part_bytes)
+        written = machine.stream(COMBINE.memory, sums, group_owner, added)
+        machine.notes.follow("combined", np.arange(work.num_tokens), written[group])
         # The kernel runs until its GPU has added its tokens and sent what others add.
         return machine.gather(
-            np.concatenate((added, sent)), np.concatenate((group_owner, src)), complete
+            np.concatenate((written, sent)), np.concatenate((group_owner, src)), complete
         )
 
     return send

@@ -89,7 +89,7 @@ def test_a_sum_takes_a_part_of_every_rank() -> None:
     summed = asked + answer + UP + MERGE + adding + answer + DOWN
     down = np.flatnonzero(graph.kind == Kind.COMBINE_DOWN)
     assert timeline.visible_ps[down].tolist() == [summed]
-    assert timeline.makespan_ps == summed + memory_ps(ROW)
+    assert timeline.makespan_ps == summed + elementwise_ps(0, ROW)
 
 
 def test_memory_is_read_and_written_for_all_tokens_on_all_ranks() -> None:
@@ -105,7 +105,9 @@ def test_memory_is_read_and_written_for_all_tokens_on_all_ranks() -> None:
             elementwise_ps(0, ROW),
             elementwise_ps((rows[rank] + copies[rank]) * ROW, copies[rank] * ROW),
         ]
-        assert durations(Kind.COMBINE_MEMORY, "hbm", rank) == [memory_ps(ROW)] * (rank == 0)
+        assert durations(Kind.COMBINE_MEMORY, "hbm", rank) == (
+            [elementwise_ps(0, ROW)] * (rank == 0)
+        )
 
 
 def test_kernels_and_barriers() -> None:
@@ -127,7 +129,7 @@ def test_without_the_loop_the_owner_adds_its_own_row() -> None:
         assert (looped.graph.kind == kind).sum() % RANKS == 0
         assert (apart.graph.rank[apart.graph.kind == kind] > 0).all()
     memory = apart.graph.duration_ps[apart.graph.kind == Kind.COMBINE_MEMORY]
-    assert memory.tolist() == [memory_ps(2 * ROW)]
+    assert memory.tolist() == [elementwise_ps(ROW, ROW)]
 
 
 def test_gradients_need_no_ids_and_no_counts() -> None:

@@ -211,7 +211,7 @@ NVLS_ROWS: Costs = {
     (Kind.UNPERMUTE, ""): each(
         (WRITTEN * 6 * BACK, EVERY), (BACK, PAIRS), ((1 + WRITTEN) * BACK, HELD)
     ),
-    (Kind.COMBINE_MEMORY, ""): each((BACK, TOKENS)),
+    (Kind.COMBINE_MEMORY, ""): SUMS,
 }
 # ---- COMET ----
 COMET_ROWS: Costs = {
@@ -238,7 +238,7 @@ ROW_KERNELS: dict[str, Costs] = {
     "deepep-ll": LOW_LATENCY_ROWS,
     "nvls": NVLS_ROWS,
     "comet": COMET_ROWS,
-    "comet paper": {(Kind.LAYOUT, ""): each((6, TOKENS))},
+    "comet paper": {(Kind.LAYOUT, ""): each((6, TOKENS)), (Kind.COMBINE_MEMORY, ""): SUMS},
 }
 """Memory of all that moves rows and counts them."""
 
@@ -257,7 +257,7 @@ LEFT, CAME = each((1, OWNED), (-1, STAYED)), each((1, PAIRS), (-1, STAYED))
 """(token, expert) that leave their owner, and that come to their expert's GPU."""
 FOREIGN = each((1, HELD), (-1, COPIES_IN))
 """(token, GPU) of other GPUs' tokens."""
-SOURCES = (((2, 2, 3)), ((1, 2)), ((1,)))
+SOURCES = ((2, 2, 3), (1, 2), (1,))
 """GPUs that return a row of each token, by owner."""
 # A token is looked at in 3 ns and its row begun in 40; 0.6 rounds of five loads are 100 ns each and
 # their latency, 20 ns of the cache and 40 of memory for one of the 11 / 6 warps that read it.
