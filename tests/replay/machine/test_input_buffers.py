@@ -142,6 +142,23 @@ def test_an_answer_to_a_reduction_holds_its_room_until_it_has_been_added() -> No
     assert second - first == WIRE + UP + 1000
 
 
+def test_acknowledgements_of_a_multicast_wait_for_room_of_responses() -> None:
+    """GPU 1's room is taken by an answer that cannot enter GPU 2, whose downlink is busy."""
+    machine = machine_with_room(1, 3, link__sm_write_ack_flits=1.0)
+    start = machine.mark(machine.ranks)
+    machine.serve(
+        machine.resources.downlink[[2]], machine.costs.ns(1000), kind=Kind.MARK, rank=ints(2)
+    )
+    loaded = machine.transfers.load(COMBINE, ints(2), ints(1), ROW, start[[2]], None)
+    machine.switch.multicast(DISPATCH, ints(0), ints(0), ints(1), ROW, start[[0]])
+    timeline = schedule(machine.graph.build())
+    acknowledged = np.flatnonzero(timeline.graph.kind == int(DISPATCH.ack_up))
+    assert timeline.graph.rank[acknowledged].tolist() == [1]
+    out = timeline.end_ps[loaded.arrived[0]]
+    assert out == 1_000_000 + WIRE
+    assert timeline.start_ps[acknowledged[0]] == out
+
+
 # ---- SMs that issue ------------------------------------------------------------------------------
 
 

@@ -12,26 +12,30 @@ from replay.graph import Timeline, schedule
 from replay.machine.kinds import KINDS, Kind
 from replay.machine.resources import ResourceClass
 from replay.run.layer import Built, build_layer
-from replay.schemes import SCHEMES
+from replay.schemes import SCHEMES, find
 
 TIGHT = {"switch.virtual_channels": 2, "switch.flits_per_channel": 1}  # 128 bytes
-WIRED = sorted(set(SCHEMES) - {"ideal"})
+WIRED = sorted({*SCHEMES, "plain"} - {"ideal"})
 
 
 # Schemes whose SMs push rows, the tasks that do, and the messages that they issue.
 PUSHES = {
     "comet": [(Kind.COMBINE_SEND, Kind.COMBINE_UP)],
+    "comet paper": [(Kind.COMBINE_SEND, Kind.COMBINE_UP)],
     "deepep": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP), (Kind.COMBINE_SEND, Kind.COMBINE_UP)],
     "dysharp-fusion-only": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP)],
     "flashdmoe": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP)],
     "nvls": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP)],
+    "plain": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP), (Kind.COMBINE_SEND, Kind.COMBINE_UP)],
 }
 
 
 def _built(name: str, changed: dict[str, object]) -> tuple[Built, Timeline]:
     system = hwmodel.load("dgx-h100", {**ROUND, **changed})
     layer = small_layers.ALL["zipf 8 ranks"]()
-    built = build_layer(layer, system, SCHEMES[name])
+    name, _, variant = name.partition(" ")
+    options = {"variant": variant} if variant else {}
+    built = build_layer(layer, system, find(name).with_options(options))
     return built, schedule(built.graph)
 
 

@@ -120,6 +120,27 @@ def test_deepep_chunks_of_a_ring_wait_for_room() -> None:
     assert roomy.start_ps[sends[1]] == roomy.end_ps[sends[0]]
 
 
+def test_deepep_chunks_of_a_ring_stay_in_order() -> None:
+    # Chunks of six, six and two rows through a ring of eight: the last finds room at once.
+    ids = np.full((14, 1), 1, np.int32)
+    layer = small_layers.work(ids, 2, 2, tokens_of_rank=[14, 0], shape=ExpertShape(1024, 64))
+    options = {"num_sms": 2, "dispatch_chunk": 6, "combine_chunk": 6}
+    timeline = run(layer, "deepep", ring_tokens=8, **options)
+    for kind in (Kind.DISPATCH_UP, Kind.COMBINE_UP):
+        ups = tasks(timeline, kind)
+        in_order = ups[np.argsort(timeline.start_ps[ups])]
+        assert timeline.graph.payload_bytes[in_order].tolist() == [6 * ROW, 6 * ROW, 2 * ROW]
+
+
+def test_deepep_takes_an_own_row_out_of_its_ring_when_it_has_seen_the_tail() -> None:
+    timeline = run(one_token([0], num_ranks=2), "deepep")
+    nbytes = ROW + 4 + 1 * (8 + 4)
+    copied = 3 * NS + (40 + 128) * NS  # looked at, begun, read
+    received = POLL + -(-2 * nbytes // 5) + 2 * (60 + 20) * NS  # tail, memory, in two halves
+    length = finish(timeline, Kind.DISPATCH_RECEIVE) - begin(timeline, Kind.DISPATCH_SEND)
+    assert length == copied + received
+
+
 @pytest.mark.parametrize("targets", [[1], [1, 2], [1, 2, 3, 4, 5, 6, 7]])
 def test_dysharp_token_takes_as_long_to_one_gpu_as_to_seven(targets: list[int]) -> None:
     timeline = run(one_token(targets), "dysharp")

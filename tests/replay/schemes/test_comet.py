@@ -293,6 +293,13 @@ def test_the_paper_sends_a_row_for_each_expert_and_adds_in_the_kernel() -> None:
         assert on(timeline, "nothing", Kind.DISPATCH_SYNC)[rank] == [barrier(2)]
 
 
+def test_the_paper_begins_when_the_counts_have_come() -> None:
+    timeline = four_tokens(variant="paper")
+    counts = timeline.visible_ps[tasks(timeline, Kind.COUNT_DOWN)].max()
+    fetches = tasks(timeline, Kind.DISPATCH_SEND)
+    assert timeline.start_ps[fetches].min() == counts + GAP + barrier(2)
+
+
 @pytest.mark.parametrize("layer", ["uniform 4 ranks", "backward", "no tokens"])
 def test_the_paper_keeps_the_contract(layer: str) -> None:
     scheme = SCHEMES["comet"].with_options({"variant": "paper"})
