@@ -21,7 +21,7 @@ from replay.measure.mechanisms import evicted_wire_bytes, mechanisms
 from replay.measure.parts import Mechanisms
 from replay.run.layer import Built, build_layer
 from replay.schemes import SCHEMES
-from replay.work.layer import ExpertShape, LayerWork
+from replay.work.layer import ExpertShape, LayerWork, Precision
 
 NS = 1000  # picoseconds
 US = 1_000_000
@@ -649,9 +649,33 @@ def test_ready_tiles_go_by_expert_or_in_order_of_arrival(order: str) -> None:
     assert (overtaken > 0) == (order == "expert")
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
-def test_every_task_on_an_sm_belongs_to_a_block_that_has_it(name: str) -> None:
-    layer = small_layers.ALL["several tiles"]()
+# Without counters a block that polls for its tile casts it, and multiplies on the same SM.
+CASTING = Precision("fp8", dispatch="bf16")
+IN_BLOCKS = [
+    *((name, "bf16") for name in ABLATIONS),
+    *((name, CASTING) for name, units in ABLATIONS.items() if units.get("dam", True)),
+]
+
+
+def test_a_tile_that_is_cast_is_launched_for_the_cast_and_for_the_product() -> None:
+    layer = small_layers.work(
+        np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], precision=CASTING,
+        shape=ExpertShape(HIDDEN, 128),
+    )  # fmt: skip
+    timeline = run(layer)
+    casts, products = (of_kind(timeline.graph, kind) for kind in (Kind.CAST, Kind.GEMM1))
+    there = GAP + PUSH_OUT + max(way(MERGED), TIMER + way(ADDRESS)) + LOOKUP
+    assert timeline.start_ps[casts].min() == there + LAUNCH
+    assert timeline.start_ps[products].min() == timeline.visible_ps[casts].max() + LAUNCH
+
+
+@pytest.mark.parametrize(("name", "types"), IN_BLOCKS, ids=str)
+def test_every_task_on_an_sm_belongs_to_a_block_that_has_it(
+    name: str, types: str | Precision
+) -> None:
+    layer = small_layers.work(
+        small_layers.draw(600, 4, 2), 2, 4, precision=types, shape=ExpertShape(256, 128)
+    )
     timeline = run(layer, **ABLATIONS[name])
     graph = timeline.graph
     blocks = blocks_on_sms(graph)
