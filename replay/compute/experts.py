@@ -14,7 +14,7 @@ from replay.compute.casts import cast_tiles
 from replay.compute.gemm import Gemm
 from replay.compute.gemm_tiles import gemm_kernel, gemm_tasks
 from replay.compute.row_tiles import padded_rows
-from replay.compute.weight_gradients import DOWN, UP, element_bytes, weight_gradient_kernel
+from replay.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
 from replay.machine.kinds import Kind
 
 if TYPE_CHECKING:
@@ -87,13 +87,12 @@ def activation_bytes(work: LayerWork, layout: str = "plain", *, quantises: bool 
     quantises
         Whether it writes the operands' type, and not what a kernel behind it makes them of.
     """
-    rows = padded_rows(work, layout)
-    shape, result = work.shape, work.precision.result_bytes
-    element = element_bytes(work) if quantises else result
+    shape, types = work.shape, work.precision
+    written = types.operand_row_bytes if quantises else types.token_row_bytes
+    each = types.token_row_bytes(shape.gemm1_columns) + written(shape.intermediate)
     if work.is_backward:
-        read = (shape.intermediate + shape.gemm1_columns) * result
-        return rows * (read + (shape.gemm1_columns + shape.intermediate) * element)
-    return rows * (shape.gemm1_columns * result + shape.intermediate * element)
+        each += types.token_row_bytes(shape.intermediate) + written(shape.gemm1_columns)
+    return padded_rows(work, layout) * each
 
 
 def quantisation_bytes(work: LayerWork, layout: str = "plain") -> Ints:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from replay.compute.weight_gradients import element_bytes
 from replay.machine.kinds import Kind
 
 if TYPE_CHECKING:
@@ -28,12 +27,13 @@ class Gemm:
     @classmethod
     def first(cls, work: LayerWork, fused_activation: bool) -> Gemm:
         """Make the GEMM that reads dispatched rows; a fused activation writes only its result."""
-        shape, element, result = work.shape, element_bytes(work), work.precision.result_bytes
+        shape, types = work.shape, work.precision
         if work.is_backward:
-            out = shape.gemm1_columns * element if fused_activation else shape.intermediate * result
-            return cls(shape.intermediate, shape.hidden, Kind.GEMM2, out)
-        out = shape.intermediate * element if fused_activation else shape.gemm1_columns * result
-        return cls(shape.gemm1_columns, shape.hidden, Kind.GEMM1, out)
+            n, activated, kind = shape.intermediate, shape.gemm1_columns, Kind.GEMM2
+        else:
+            n, activated, kind = shape.gemm1_columns, shape.intermediate, Kind.GEMM1
+        out = types.operand_row_bytes(activated) if fused_activation else types.token_row_bytes(n)
+        return cls(n, shape.hidden, kind, out)
 
     @classmethod
     def second(cls, work: LayerWork) -> Gemm:

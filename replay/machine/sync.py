@@ -25,10 +25,20 @@ class Sync:
         self._system, self._tasks = system, tasks
         self._paths, self._transfers = paths, transfers
 
-    def barrier(self, kinds: PhaseKinds, after: Ints) -> Ints:
-        """All ranks wait for all ranks: (rank,) tasks."""
-        time = Time(self._system.overheads.barrier_ps(len(self._paths.ranks)))
-        return self._tasks.delay(kinds.sync, time, self._tasks.meet(after))
+    def barrier(self, kinds: PhaseKinds, after: Ints, *, behind_stores: bool = False) -> Ints:
+        """All ranks wait for all ranks: (rank,) tasks.
+
+        Parameters
+        ----------
+        behind_stores
+            Whether `after` are stores that have arrived at other GPUs. A flag that tells of them
+            leaves when they have been acknowledged.
+        """
+        num_ranks, fabric = len(self._paths.ranks), self._system.fabric
+        ps = self._system.overheads.barrier_ps(num_ranks)
+        if behind_stores and num_ranks > 1:
+            ps += fabric.uplink_latency_ps + fabric.downlink_latency_ps
+        return self._tasks.delay(kinds.sync, Time(ps), self._tasks.meet(after))
 
     def exchange_counts(self, after: Ints, bytes_to_each: int) -> Ints:
         """Every rank stores a few bytes into every other: (rank,) marks when all have arrived."""

@@ -194,7 +194,7 @@ class Nvls(Scheme):
         arrived = machine.gather(
             np.concatenate((stored, spread.arrived)), np.concatenate((owner, spread.member)), begun
         )
-        return stored, machine.sync.barrier(DISPATCH, arrived)
+        return stored, machine.sync.barrier(DISPATCH, arrived, behind_stores=True)
 
     def _reduce_scatter(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
         """Sum all ranks' buffers: (rank,) tasks. A rank alone has its sums already."""

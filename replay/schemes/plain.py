@@ -72,7 +72,8 @@ class Plain(Scheme):
             machine, DISPATCH, owner, expert_rank, work.dispatch_row_bytes, begun
         )
         machine.notes.follow("sent", work.pair_token, stored)
-        dispatched = machine.sync.barrier(DISPATCH, machine.gather(arrived, expert_rank, begun))
+        landed = machine.gather(arrived, expert_rank, begun)
+        dispatched = machine.sync.barrier(DISPATCH, landed, behind_stores=True)
 
         dispatched = shared_kernels(machine, work, self._split(machine), start, dispatched)
         rows = work.matrix("pairs").sum(axis=0)
@@ -84,7 +85,8 @@ class Plain(Scheme):
         _, arrived = self._store(
             machine, COMBINE, expert_rank, owner, work.combine_row_bytes, begun
         )
-        combined = machine.sync.barrier(COMBINE, machine.gather(arrived, owner, begun))
+        landed = machine.gather(arrived, owner, begun)
+        combined = machine.sync.barrier(COMBINE, landed, behind_stores=True)
         # Reads the results of every token, writes their sum.
         summed = MemoryTraffic(
             read=work.matrix("pairs").sum(axis=1) * work.combine_row_bytes,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from replay.work.layer import LayerWork
 
 GROUP_TOKENS = 128  # tokens that an owner adds up together in the paper's form
+FLAG_BYTES = 8  # behind a message in the paper's form
 FLUX_TOKENS = 24  # tokens that a block of flux adds up together (GATHER_RS_BLOCK_M)
 
 Send = Callable[["LayerWork", "Machine", "Ints", "Ints", int], "Ints"]
@@ -140,6 +141,7 @@ def rows_back(message_rows: int) -> Send:
         work: LayerWork, machine: Machine, pool: Ints, complete: Ints, part_bytes: int
     ) -> Ints:
         """As `sums_back`; the marks also say that every token of the rank has the block."""
+        costs = machine.costs
         remote = work.pair_rank != work.pair_source
         expert_rank, owner = work.pair_rank[remote], work.pair_source[remote]
         token = work.pair_token[remote]
@@ -148,15 +150,19 @@ def rows_back(message_rows: int) -> Send:
         messages = cut_runs(lane, message_rows)
         rows = messages.size
         src, dst = expert_rank[order][messages.first], owner[order][messages.first]
+        seen = machine.delay(COMBINE.sync, costs.visible() + costs.poll(), complete)
         sent = machine.serve(
-            pool[src], machine.costs.sm_store(rows * part_bytes),
-            kind=COMBINE.send, rank=src, after=complete[src],
+            pool[src], costs.sm_store(rows * part_bytes),
+            kind=COMBINE.send, rank=src, after=seen[src],
         )  # fmt: skip
         # All blocks of columns go to the same owners.
         arrived = machine.transfers.store(
             COMBINE, src, dst, part_bytes, sent, machine.transfers.fan_out(src, dst), rows=rows,
             on=machine.buffers.outboxes(pool[src]),
         ).arrived  # fmt: skip
+        # A fence and a flag behind the rows of a message.
+        waiting = costs.acknowledged() + costs.poll()
+        told = machine.sync.notify(src, dst, FLAG_BYTES, arrived, waiting=waiting)
 
         # Owners add the contributions of a group of tokens when all have come.
         tokens_of_rank = np.diff(work.tokens_of_rank)
@@ -166,13 +172,13 @@ def rows_back(message_rows: int) -> Send:
         rows_in = np.bincount(group[work.pair_token], minlength=len(group_owner))
         rows_out = np.bincount(group, minlength=len(group_owner))
         added = machine.serve(
-            pool[group_owner], machine.costs.sm_add(rows_in * part_bytes, rows_out * part_bytes),
+            pool[group_owner], costs.sm_add(rows_in * part_bytes, rows_out * part_bytes),
             kind=COMBINE.receive, rank=group_owner,
-            after=complete[group_owner],  # the owner's own experts contribute too
+            after=seen[group_owner],  # the owner's own experts contribute too
         )  # fmt: skip
         needs = np.unique(group[token[order]] * max(len(src), 1) + messages.of_entry)
         needed_by, needed = np.divmod(needs, max(len(src), 1))
-        machine.graph.edges(arrived[needed], added[needed_by])
+        machine.graph.edges(told[needed], added[needed_by])
         # What is added has just arrived, in the L2 cache; the sums go to memory.
         sums = MemoryTraffic(read=0, written=rows_out * part_bytes)
         written = machine.stream(COMBINE.memory, sums, group_owner, added)

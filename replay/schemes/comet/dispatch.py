@@ -17,6 +17,7 @@ from replay.compute.row_tiles import row_tiles
 from replay.compute.shared import shared_tiles
 from replay.compute.weight_gradients import joined
 from replay.machine.kinds import DISPATCH
+from replay.machine.times import NO_TIME, Time
 from replay.work.ragged import cut_runs, places
 
 if TYPE_CHECKING:
@@ -84,8 +85,12 @@ def dispatch_and_gemm1(
     data = machine.transfers.load(
         DISPATCH, reader, source, row_bytes, fetch, fan_out, rows=rows
     ).arrived
-    ready = machine.mark(tiles.rank, begun[tiles.rank])
-    machine.graph.edges(data, ready[message_tile])
+    fetched = machine.mark(tiles.rank, begun[tiles.rank])
+    machine.graph.edges(data, fetched[message_tile])
+    # The blocks that multiply look for flags of those that fetch.
+    is_told = np.bincount(message_tile, minlength=len(tiles)) > 0
+    told = Time.where(is_told, machine.costs.visible() + machine.costs.poll(), NO_TIME)
+    ready = machine.delay(DISPATCH.sync, told, fetched, rank=tiles.rank)
     last_source = np.zeros(len(tiles), np.int64)
     np.maximum.at(last_source, message_tile, message_distance)
     ready = cast_tiles(

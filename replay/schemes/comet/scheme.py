@@ -247,7 +247,7 @@ def _between(work: LayerWork, machine: Machine, done: Ints) -> Ints:
 
 def _reduced(work: LayerWork, machine: Machine, sent: Ints) -> Ints:
     """Barrier, flags set to zero, and the sums of what GPUs have stored: (rank,) tasks."""
-    met = machine.sync.barrier(COMBINE, machine.kernel(sent, BARRIER))
+    met = machine.sync.barrier(COMBINE, machine.kernel(sent, BARRIER), behind_stores=True)
     none = np.zeros(machine.num_ranks, np.int64)
     cleared = machine.small_kernels(Kind.LAYOUT, none, met, CLEAR)
     parts, tokens = work.matrix("copies").sum(axis=1), np.diff(work.tokens_of_rank)

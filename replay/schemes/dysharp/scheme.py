@@ -141,7 +141,8 @@ class DySharp(Scheme):
         hub = Hub(work, machine, tlb_entries=self.options.tlb_entries)
         rows = Rows(work, machine, self.options, hub, self._in_turn(machine))
         arrived = rows.push(begun)
-        dispatched = machine.sync.barrier(DISPATCH, machine.gather(arrived, work.copy_rank, begun))
+        landed = machine.gather(arrived, work.copy_rank, begun)
+        dispatched = machine.sync.barrier(DISPATCH, landed, behind_stores=True)
         dispatched = cast_received(machine, work, work.matrix("pairs").sum(axis=0), dispatched)
         in_turn = self._in_turn(machine)[0]
         dispatched = shared_kernels(machine, work, in_turn, start, dispatched)

@@ -225,7 +225,8 @@ class _Layer:
         landed, _ = self._send_back(arrived, tiles, full, done)
         ended = self._after_shared(ended)
         # The kernel of the sums is next in the stream; all rows must have come to all GPUs.
-        met = machine.sync.barrier(COMBINE, machine.gather(landed, work.pair_source, ended))
+        ended = machine.gather(landed, work.pair_source, ended)
+        met = machine.sync.barrier(COMBINE, ended, behind_stores=True)
         begun = machine.kernel(met, "sums")
         ends = self._add(begun[work.source_rank[np.unique(work.pair_token)]], begun)
         if work.is_backward:

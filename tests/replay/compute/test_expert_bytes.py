@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from round_machine import NS, US, round_machine
 
-from replay.compute.experts import activation_bytes
+from replay.compute.experts import Gemm, activation_bytes
 from replay.compute.weight_gradients import (
     DOWN,
     UP,
@@ -140,15 +140,30 @@ def test_a_kernel_of_gradients_waits_for_its_gpu_and_its_gap_and_ends_with_its_t
 def test_an_activation_reads_and_writes(precision: str, operand: int, result: int) -> None:
     rows = np.array([ROWS[0] + ROWS[1], ROWS[2] + ROWS[3]])
     inner, columns = INTERMEDIATE, 2 * INTERMEDIATE
+    scales = {inner: 4 * -(-inner // 128), columns: 4 * -(-columns // 128)}  # of 128 FP8 values
+    if precision != "fp8":
+        scales = dict.fromkeys(scales, 0)
     forward = activation_bytes(layer(precision, is_backward=False))
-    assert forward.tolist() == (rows * (columns * result + inner * operand)).tolist()
+    assert (
+        forward.tolist() == (rows * (columns * result + inner * operand + scales[inner])).tolist()
+    )
     # Back: the result's gradient and the GEMM's output are read; the output's gradient and the
     # result itself, for the weights' gradient, are written.
     backward = activation_bytes(layer(precision))
-    read, written = (inner + columns) * result, (columns + inner) * operand
+    read = (inner + columns) * result
+    written = (columns + inner) * operand + scales[inner] + scales[columns]
     assert backward.tolist() == (rows * (read + written)).tolist()
     single = activation_bytes(layer(precision, gated=False, is_backward=False))
-    assert single.tolist() == (rows * inner * (result + operand)).tolist()
+    assert single.tolist() == (rows * (inner * (result + operand) + scales[inner])).tolist()
+
+
+def test_a_fused_activation_writes_operands_with_their_scales() -> None:
+    inner, columns = INTERMEDIATE, 2 * INTERMEDIATE
+    forward, backward = layer("fp8", is_backward=False), layer("fp8")
+    assert Gemm.first(forward, fused_activation=True).out_bytes == inner + 4
+    assert Gemm.first(backward, fused_activation=True).out_bytes == columns + 2 * 4
+    assert Gemm.first(forward, fused_activation=False).out_bytes == 2 * columns
+    assert Gemm.first(backward, fused_activation=False).out_bytes == 2 * inner
 
 
 def test_an_activation_works_on_the_padding_of_its_layout() -> None:

@@ -25,6 +25,17 @@ def test_a_barrier_waits_for_the_last_of_all_ranks() -> None:
     assert set(timeline.visible_ps[met].tolist()) == {70 * NS + 1000 * NS + 3 * 10 * NS}
 
 
+def test_a_barrier_behind_stores_waits_for_their_acknowledgement() -> None:
+    for num_ranks, late in ((4, 250 * NS), (1, 0)):
+        ends = []
+        for behind_stores in (False, True):
+            machine = make(num_ranks)
+            start = machine.mark(machine.ranks)
+            met = machine.sync.barrier(DISPATCH, start, behind_stores=behind_stores)
+            ends.append(schedule(machine.graph.build()).visible_ps[met].max())
+        assert ends[1] - ends[0] == late
+
+
 def test_counts_reach_everybody_from_everybody() -> None:
     machine = make()
     start = machine.mark(machine.ranks)

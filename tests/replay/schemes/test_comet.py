@@ -22,9 +22,12 @@ from replay.work.layer import ExpertShape, LayerWork
 
 GAP, LAUNCH, HOST_WAIT, SMALL_KERNEL = 2 * US, 3 * US, 9 * US, 300 * NS
 SEEN = 30 * NS + 5 * NS  # a flag becomes visible, a loop finds it
+FLAG = (1 + 1 + 1) * 16  # on a port: header, byte enables, eight bytes
+ACK = 2 * (100 + 25) * NS  # of stores, before the flags of a barrier leave
 READ, WRITE, PUSH, PULL = 5, 20, 10, 20  # of an SM, ps a byte
 ROW, PART, BLOCKS = 2048, 256, 8  # bytes of 1024 BF16 values, and of the 128 in a block
 RANKS = (0, 1)
+TOLD = ([0, SEEN], [SEEN, SEEN])  # of the tiles of `four_tokens`
 WIDE = ExpertShape(1024, 64)
 
 
@@ -156,9 +159,13 @@ def test_kernels_barriers_and_waits(is_backward: bool) -> None:
         # All but the first two copies of arguments, which are one task in a row.
         kernels = len(on(timeline, "nothing", Kind.LAUNCH)[rank])
         assert kernels == (16 if is_backward else 17)
-        # Those of the gather of ids come first.
-        assert on(timeline, "nothing", Kind.DISPATCH_SYNC)[rank][-2:] == [barrier(2)] * 2
-        assert on(timeline, "nothing", Kind.COMBINE_SYNC)[rank] == [SEEN] * BLOCKS + [barrier(2)]
+        # Those of the gather of ids come first. Of two tiles, the one with a row of the other rank
+        # is told that it has come.
+        synced = on(timeline, "nothing", Kind.DISPATCH_SYNC)[rank][-4:]
+        assert (synced[0], sorted(synced[1:3]), synced[3]) == (barrier(2), TOLD[rank], barrier(2))
+        assert on(timeline, "nothing", Kind.COMBINE_SYNC)[rank] == [SEEN] * BLOCKS + [
+            barrier(2) + ACK
+        ]
         assert on(timeline, "host", Kind.DISPATCH_SYNC)[rank] == [HOST_WAIT]
 
 
@@ -189,7 +196,7 @@ def test_kernels_follow_one_another() -> None:
         assert start[gemm].min() == visible[mine[-2]] + GAP
     back = [Kind.COMBINE_DOWN, Kind.COMBINE_SEND, Kind.COMBINE_MEMORY]
     sent = max(visible[tasks(timeline, kind)].max() for kind in back)
-    reduced = sent + GAP + barrier(2) + GAP + SMALL_KERNEL + GAP
+    reduced = sent + GAP + barrier(2) + ACK + GAP + SMALL_KERNEL + GAP
     assert start[tasks(timeline, Kind.UNPERMUTE)].tolist() == [reduced] * 2
 
 
@@ -240,7 +247,7 @@ def test_a_tile_waits_for_its_own_sources_alone() -> None:
     down = np.flatnonzero(graph.kind == Kind.DISPATCH_DOWN)
     arrived = np.sort(timeline.visible_ps[down])
     starts = np.unique(timeline.start_ps[np.flatnonzero(graph.kind == Kind.GEMM1)])
-    assert starts.tolist() == [arrived[3], arrived[7]]
+    assert starts.tolist() == [arrived[3] + SEEN, arrived[7] + SEEN]
 
 
 def test_tiles_run_in_the_order_of_their_farthest_source() -> None:
@@ -290,7 +297,17 @@ def test_the_paper_sends_a_row_for_each_expert_and_adds_in_the_kernel() -> None:
     ]
     for rank in RANKS:  # layout, counts to all, and the two kernels
         assert on(timeline, "nothing", Kind.LAUNCH)[rank] == [GAP] * 4
-        assert on(timeline, "nothing", Kind.DISPATCH_SYNC)[rank] == [barrier(2)]
+        synced = on(timeline, "nothing", Kind.DISPATCH_SYNC)[rank]
+        assert (synced[0], sorted(synced[1:])) == (barrier(2), TOLD[rank])
+        assert on(timeline, "nothing", Kind.COMBINE_SYNC)[rank] == [SEEN] * BLOCKS
+    # Rows, a fence, a flag and a poll; the other rank's rows come last.
+    told = tasks(timeline, Kind.NOTIFY_DOWN)
+    assert len(told) == 2 * BLOCKS
+    came, flag = timeline.visible_ps[tasks(timeline, Kind.COMBINE_DOWN)], FLAG
+    latency = ACK + 2 * 125 * NS + 30 * NS + 5 * NS
+    assert timeline.visible_ps[told].tolist() == (came + 2 * flag + latency).tolist()
+    added = timeline.start_ps[tasks(timeline, Kind.COMBINE_RECEIVE)]
+    assert set(timeline.visible_ps[told]) <= set(added)
 
 
 def test_the_paper_begins_when_the_counts_have_come() -> None:

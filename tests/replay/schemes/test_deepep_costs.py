@@ -125,7 +125,7 @@ VLLM_FP8: Lists = {
 BARE_FP8: Lists = {
     Kind.PERMUTE: [both(FP8_ROW, total(COPIES, PAIRS))],
     Kind.TOKEN_CAST: CAST,
-    Kind.ACTIVATION: [both(GATE_UP + INTERMEDIATE, PAIRS)],
+    Kind.ACTIVATION: [both(GATE_UP + QUANTISED, PAIRS)],
     Kind.UNPERMUTE: [both(RESULT, total(COPIES, PAIRS))],
 }
 BARE_FP32: Lists = {

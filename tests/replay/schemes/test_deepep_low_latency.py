@@ -177,8 +177,8 @@ def test_bytes_of_memory(machine: hwmodel.System) -> None:
         (Kind.LAYOUT, 0): 6 * (4 + 8), (Kind.LAYOUT, 1): 0,
         (Kind.DISPATCH_MEMORY, 0): cast, (Kind.DISPATCH_MEMORY, 1): packed,
         (Kind.COMBINE_MEMORY, 0): added, (Kind.COMBINE_MEMORY, 1): sent,
-        # 6 rows of gate and up in BF16 in, of FP8 out; scales of all slots in and out.
-        (Kind.ACTIVATION, 1): 6 * (512 * 2 + 256) + 2 * 4 * slots * 256 // 128,
+        # 6 rows of gate and up in BF16 in, of FP8 with scales out; scales of all slots in and out.
+        (Kind.ACTIVATION, 1): 6 * (512 * 2 + 256 + 2 * 4) + 2 * 4 * slots * 256 // 128,
         (Kind.PERMUTE, 1): 0,
     }  # fmt: skip
     hbm = np.array(["hbm" in name for name in [*timeline.graph.resources.names, ""]])

@@ -47,6 +47,7 @@ ROUND = {
 UP, DOWN, VISIBLE = 150 * NS, 100 * NS, 30 * NS
 GAP, POLL, TILE_OVERHEAD = 2 * US, 5 * NS, 11 * NS
 MEET = 1010 * NS  # a barrier of two
+ACKNOWLEDGED = 250 * NS  # of stores, before the flags of a barrier leave
 HIDDEN = 1024
 ROW = 2 * HIDDEN  # bytes of a row: 16 packets, 64 sectors
 MERGED = 16 * (8 + 1) * 16  # 16 packets of eight flits and a header
@@ -191,7 +192,7 @@ def test_one_row_without_the_data_availability_manager_meets_kernel_boundaries(r
     seen = max(begun, GAP + PUSH_OUT + last + LOOKUP + POLL)
     ended = seen + gemms_ps()[0]
     stored = ended + GAP + gemms_ps()[1] + PUSH_BACK
-    expected = stored + way(back) + MEET + GAP + sum_ps()
+    expected = stored + way(back) + ACKNOWLEDGED + MEET + GAP + sum_ps()
     assert ends_ps(layer_of(*ONE), rpm=rpm, dam=False) == expected
 
 
