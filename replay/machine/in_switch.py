@@ -158,7 +158,7 @@ class InSwitch:
         after: Ints,
         *,
         rows: IntsLike = 1,
-        meta_bytes: int = 0,
+        meta_bytes: IntsLike = 0,
         naming: Naming = UNNAMED,
         on: Ints | None = None,
         at_line_rate: bool = False,

@@ -45,6 +45,15 @@ class RowOptions(Options):
         "same time mix at this grain, which decides what the AL-TLB and the reduction buffer see.",
         source="chosen for the model",
     )
+    gate_weights: str = option(
+        "packets",
+        choices=("packets", "free"),
+        help="How gate weights reach the experts, whose GEMM-2 applies them. packets: behind each "
+        "row, 4 bytes for each of its experts, and 2 of the expert's id where no list of the "
+        "switch names it. free: at no cost.",
+        source=f"assumed; {PAPER} applies weights in GEMM-2's epilogue and does not say how they "
+        "get there",
+    )
     tlb_entries: int = option(
         512,
         least=0,

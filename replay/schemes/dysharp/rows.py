@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from replay.work.layer import LayerWork
 
 NOTIFY_BYTES = 8  # one counter update; the paper gives no size, a flit holds it
+WEIGHT_BYTES = 4  # FP32
+ID_BYTES = 2  # as in target lists
 IDS_PER_FLIT = 8  # a target extension flit holds eight 16-bit expert ids (section III-B)
 
 
@@ -120,11 +122,12 @@ class Rows:
         """
         work, machine, num = self._work, self._machine, len(sizes)
         src, dst = work.source_rank[sends], work.copy_rank[self._through]
-        nbytes = np.tile(sizes, len(sends))
+        nbytes, meta_bytes = np.tile(sizes, len(sends)), self._metadata(sends, of, num)
         if self._switch is None:
             return machine.transfers.store(
                 DISPATCH, np.repeat(src, num), np.repeat(dst, num), nbytes, issued,
-                machine.transfers.fan_out(src, dst), on=machine.buffers.outboxes(sm),
+                machine.transfers.fan_out(src, dst), meta_bytes=meta_bytes,
+                on=machine.buffers.outboxes(sm),
             ).arrived  # fmt: skip
         spread = machine.switch.multicast(
             DISPATCH,
@@ -133,6 +136,7 @@ class Rows:
             np.repeat(dst, num),
             nbytes,
             issued,
+            meta_bytes=meta_bytes,
             naming=self._naming(sends, of, num),
             at_line_rate=self._switch.port_rate == "line",
         )
@@ -249,6 +253,19 @@ class Rows:
         sizes = np.full(-(-row_bytes // size), size, np.int64)
         sizes[-1] = row_bytes - size * (len(sizes) - 1)
         return sizes, -(-sizes // payload)
+
+    def _metadata(self, sends: Ints, of: Ints, num: int) -> Ints:
+        """Bytes behind the rows of messages of `num` segments each: (message x segment,).
+
+        The last segment has the gate weights of the experts that the message is for, which GEMM-2
+        applies. Without the switch's lists it has the experts' ids as well.
+        """
+        nbytes = np.zeros((len(sends), num), np.int64)
+        if self._options.gate_weights == "packets":
+            each = WEIGHT_BYTES + (ID_BYTES if self._switch is None else 0)
+            experts = np.bincount(of, self._work.copy_pairs[self._through], len(sends))
+            nbytes[:, -1] = each * experts.astype(np.int64)
+        return nbytes.ravel()
 
     def _lane(self, token: Ints, num_sms: int) -> Ints:
         """SM of each token's owner that serves it: dealt out in turn."""

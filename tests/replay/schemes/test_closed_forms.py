@@ -144,8 +144,9 @@ def test_deepep_takes_an_own_row_out_of_its_ring_when_it_has_seen_the_tail() -> 
 @pytest.mark.parametrize("targets", [[1], [1, 2], [1, 2, 3, 4, 5, 6, 7]])
 def test_dysharp_token_takes_as_long_to_one_gpu_as_to_seven(targets: list[int]) -> None:
     timeline = run(one_token(targets), "dysharp")
-    out = write_packets(ROW, extra_flits=1)
-    assert out == 16 * 10 * 16
+    # Behind sixteen packets a packet with the gate weights.
+    out = write_packets(ROW + 4 * len(targets), extra_flits=1)
+    assert out == 16 * 10 * 16 + (1 + 1 + -(-len(targets) // 4) + (len(targets) % 4 > 0)) * 16
     on_port = 2 * out  # half the rate of the port, as multimem instructions reach
     arrived = GAP + PUSH + on_port + UP + on_port + DOWN + VISIBLE
     downs = tasks(timeline, Kind.DISPATCH_DOWN)
@@ -206,19 +207,20 @@ def pulled_ps() -> int:
 
 def test_dysharp_basic_token_meets_two_barriers_and_no_notice() -> None:
     timeline = run(one_token([1], num_ranks=2), "dysharp-basic")
-    pushed = pushed_ps(write_packets(ROW, extra_flits=1))
+    pushed = pushed_ps(write_packets(ROW + 4, extra_flits=1))
     assert timeline.makespan_ps == pushed + ACKNOWLEDGED + MEET + KERNELS + GAP + MEET + pulled_ps()
 
 
 def test_dysharp_comet_token_meets_one_gap_between_its_gemms() -> None:
     timeline = run(one_token([1], num_ranks=2), "dysharp-comet")
-    pushed = pushed_ps(write_packets(ROW, extra_flits=1))
+    pushed = pushed_ps(write_packets(ROW + 4, extra_flits=1))
     assert timeline.makespan_ps == pushed + POLL + TILES + GAP + TOLD + pulled_ps()
 
 
 def test_dysharp_token_without_the_switch_is_stored_and_loaded() -> None:
     timeline = run(one_token([1], num_ranks=2), "dysharp-fusion-only")
-    pushed = GAP + PUSH + OUT + UP + OUT + DOWN + VISIBLE
+    out = write_packets(ROW + 2 + 4)  # with the expert's id and its gate weight
+    pushed = GAP + PUSH + out + UP + out + DOWN + VISIBLE
     request = 16 * 16
     pulled = PULL + request + UP + request + DOWN + ACCESS + BACK + UP + BACK + DOWN + ADDED
     assert timeline.makespan_ps == pushed + POLL + TILES + TOLD + pulled

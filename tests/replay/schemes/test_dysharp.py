@@ -92,7 +92,7 @@ def everybody_to_eight() -> LayerWork:
     ],
 )
 def test_payload_efficiency_at_eight_targets(options: dict[str, Any], data: int, wire: int) -> None:
-    options = dict(options)
+    options = {"gate_weights": "free", **options}
     apart = options.pop("acks", "merged") == "apart"
     papers = hwmodel.load(
         "gh200-nvl32", {"link.sm_write_ack_flits": 1.0, "switch.multicast_acks_merged": not apart}
@@ -159,7 +159,7 @@ def test_bytes_of_every_way_to_name_targets(
         combine["down"] += response_packets(row) + packets * answered * FLIT
     _, timeline = build(
         layer, scheme="dysharp-basic", addressing=addressing, target_lists=lists, answers=answers,
-        loopback=loopback,
+        loopback=loopback, gate_weights="free",
     )  # fmt: skip
     wire = timeline.graph.wire_bytes
 
@@ -172,6 +172,32 @@ def test_bytes_of_every_way_to_name_targets(
         assert on(f"COMBINE_{way}".upper().replace(" ", "_")) == combine[way]
 
 
+@pytest.mark.parametrize("segment_packets", [0, 1])
+@pytest.mark.parametrize("scheme", ["dysharp", "dysharp-fusion-only"])
+def test_gate_weights_travel_behind_rows(scheme: str, segment_packets: int) -> None:
+    ids = small_layers.draw(40, 6, 4, seed=5)
+    layer = small_layers.work(ids, 3, 6, shape=ExpertShape(200, 64))
+    row = 400
+    up, down = 0, 0
+    for token, experts in enumerate(ids.tolist()):
+        gpus = Counter(expert // 2 for expert in experts)
+        gpus.pop(int(layer.source_rank[token]), None)
+        if scheme == "dysharp":  # one row for all, with all weights
+            whole = write_packets(row + 4 * sum(gpus.values()), 1)
+            up, down = up + (whole if gpus else 0), down + len(gpus) * whole
+        else:  # one for each, with its weights and ids
+            each = sum(write_packets(row + 6 * count) for count in gpus.values())
+            up, down = up + each, down + each
+    options = {"segment_packets": segment_packets}
+    graph = build(layer, scheme=scheme, **options)[0].graph
+    for kind, wire in ((Kind.DISPATCH_UP, up), (Kind.DISPATCH_DOWN, down)):
+        assert graph.wire_bytes[graph.kind == kind].sum() == wire
+    free = build(layer, scheme=scheme, gate_weights="free", **options)[0].graph
+    for kind in (Kind.DISPATCH_UP, Kind.DISPATCH_DOWN):
+        of = graph.kind == kind
+        assert graph.payload_bytes[of].tolist() == free.payload_bytes[free.kind == kind].tolist()
+
+
 # ---- segments ------------------------------------------------------------------------------------
 
 
@@ -180,7 +206,7 @@ def test_a_row_in_segments_is_pipelined_over_its_way() -> None:
         np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64)
     )
     push, wire, gap = 4 * 128 * 10, 4 * (8 + 2) * FLIT, 2 * US
-    _, timeline = build(layer, segment_packets=4, port_rate="line")
+    _, timeline = build(layer, segment_packets=4, port_rate="line", gate_weights="free")
     downs = of_kind(timeline, Kind.DISPATCH_DOWN)
     way = wire + UP + wire + DOWN + VISIBLE
     assert timeline.visible_ps[downs].tolist() == [gap + (i + 1) * push + way for i in range(4)]
@@ -686,7 +712,7 @@ def test_fixed_slots_wait_for_their_source() -> None:
     assert begun["arrival"][1] - begun["arrival"][0] == push
     # The last rows of both sources arrive one behind the other.
     last = begun["arrival"][1]
-    assert begun["source"].tolist() == [last - write_packets(2048, 1), last]
+    assert begun["source"].tolist() == [last - write_packets(2048 + 4, 1), last]
 
 
 def test_order_of_tiles() -> None:
