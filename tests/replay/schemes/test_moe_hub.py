@@ -676,7 +676,7 @@ def test_every_task_on_an_sm_belongs_to_a_block_that_has_it(
 ) -> None:
     layer = small_layers.work(
         small_layers.draw(600, 4, 2), 2, 4, precision=types, shape=ExpertShape(256, 128)
-    )
+    ).with_shared(128)
     timeline = run(layer, **ABLATIONS[name])
     graph = timeline.graph
     blocks = blocks_on_sms(graph)
