@@ -300,12 +300,14 @@ class _Layer:
         ended = machine.gather(sent.stored, work.pair_source, self.begun)
         (_, tiles), _ = self._gemms
         ready = machine.delay(DISPATCH.sync, machine.costs.poll(), full, rank=tiles.rank)
-        # A block that polled for the tile casts it, and keeps its SM.
         grid = np.zeros_like(tiles.expert)
-        ready = cast_tiles(machine, work, tiles.rank, tiles.rows, self.pool, ready, grid).done
         done, inputs = full, None
         for gemm, tiles in self._gemms:
             begun = machine.kernel(ended, KIND_NAMES[gemm.kind])
+            if inputs is None:  # a block that has polled for its tile casts it, and keeps its SM
+                machine.graph.edges(begun[tiles.rank], ready)
+                casts = cast_tiles(machine, work, tiles.rank, tiles.rows, self.pool, ready, grid)
+                ready = casts.done
             tasks = self._gemm(gemm, tiles, ready, np.zeros_like(tiles.expert), inputs)
             inputs = tasks.outputs
             rank = tiles.rank[tasks.column_tile]
