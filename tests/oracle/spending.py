@@ -73,7 +73,7 @@ class Spent:
     """A replay on the machine of round numbers, as counts for each GPU.
 
     A byte of memory takes a picosecond, one that an elementwise kernel writes takes two. The L2
-    cache has room for all.
+    cache has room for all; a byte that tiles draw from it takes a picosecond.
     """
 
     timeline: Timeline
@@ -87,9 +87,7 @@ class Spent:
         found: Counter[tuple[Kind, str, int]] = Counter()
         for task in np.flatnonzero(self._of(ResourceClass.HBM)).tolist():
             found[Kind(graph.kind[task]), "", graph.rank[task]] += int(graph.duration_ps[task])
-        what = np.full(len(graph.touches), "?", object)
-        for name, blocks in self.machine.notes.reads.items():
-            what[np.concatenate(blocks)] = name
+        what = self._what_is_read()
         of_memory = self._classes[drawn.resource] == ResourceClass.HBM
         for touch, spent in zip(
             drawn.touch[of_memory].tolist(),
@@ -99,6 +97,17 @@ class Spent:
             task = graph.touches.task[touch]
             found[Kind(graph.kind[task]), what[touch], graph.rank[task]] += spent
         return self._by_gpu({key: spent for key, spent in found.items() if spent})
+
+    @property
+    def cache(self) -> dict[tuple[Kind, str], Each]:
+        """Picoseconds of the L2 cache's port by kind of task, and by what its tiles read."""
+        touches, found = self.timeline.graph.touches, Counter[tuple[Kind, str, int]]()
+        graph, what = self.timeline.graph, self._what_is_read()
+        for touch in np.flatnonzero(touches.port_duration_ps).tolist():
+            task = touches.task[touch]
+            key = Kind(graph.kind[task]), what[touch], graph.rank[task]
+            found[key] += int(touches.port_duration_ps[touch])
+        return self._by_gpu(found)
 
     @property
     def sms(self) -> dict[tuple[Kind, str], Each]:
@@ -127,6 +136,13 @@ class Spent:
     def _classes(self) -> np.ndarray:
         return self.machine.resources.classes(self.timeline.graph)
 
+    def _what_is_read(self) -> np.ndarray:
+        """(touch,): names of what tiles read."""
+        what = np.full(len(self.timeline.graph.touches), "?", object)
+        for name, blocks in self.machine.notes.reads.items():
+            what[np.concatenate(blocks)] = name
+        return what
+
     def _of(self, wanted: ResourceClass) -> np.ndarray:
         resource = self.timeline.graph.resource
         return (resource >= 0) & (self._classes[resource] == wanted)
@@ -150,6 +166,7 @@ def replay(work: LayerWork, scheme: str, **options: object) -> Spent:
     exact = {
         "hbm.peak_GB_per_s": 1000.0, "hbm.stream_efficiency": 1.0, "hbm.read_efficiency": 1.0,
         "hbm.write_efficiency": 0.5, "gpu.l2_bytes": 1 << 40,
+        "gpu.clock_GHz": 1.0, "gpu.l2_bytes_per_clock": 1000.0, "compute.cluster_tiles": 2,
         "warp.reduce_step_ns": 10.0, "warp.reduce_source_ns": 2.0, "warp.reduce_wait_ns": 4.0,
     }  # fmt: skip
     graph = GraphBuilder(KIND_NAMES)

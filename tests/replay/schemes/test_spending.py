@@ -350,6 +350,19 @@ class TestForward:
         }
         assert replay(layer(TYPES), scheme).sms == experts | MOVERS[scheme]
 
+    def test_cache(self, scheme: str) -> None:
+        # Each tile draws a block of either operand. Each expert has one row of tiles, so that two
+        # columns share the load of its rows; FlashDMoE's has two, and its blocks share nothing.
+        heights, sharing = (2, 1) if scheme == "flashdmoe" else (1, 2)
+        expected = {}
+        for kind, columns, inner in (
+            (Kind.GEMM1, COLUMNS, HIDDEN), (Kind.GEMM2, HIDDEN, INTERMEDIATE),
+        ):  # fmt: skip
+            expected[kind, "weights"] = each((heights, weights(columns, inner)))
+            row = TWO * inner * (columns // 64) // sharing
+            expected[kind, "activations"] = each((row, ROWS[scheme]))
+        assert replay(layer(TYPES), scheme).cache == expected
+
     def test_kernels_and_host(self, scheme: str) -> None:
         spent = replay(layer(TYPES), scheme)
         assert spent.kernels == (KERNELS[scheme],) * 3
