@@ -304,9 +304,11 @@ class _Layer:
         done, inputs = full, None
         for gemm, tiles in self._gemms:
             begun = machine.kernel(ended, KIND_NAMES[gemm.kind])
-            if inputs is None:  # a block that has polled for its tile casts it, and keeps its SM
-                machine.graph.edges(begun[tiles.rank], ready)
-                casts = cast_tiles(machine, work, tiles.rank, tiles.rows, self.pool, ready, grid)
+            if inputs is None and work.precision.casts_dispatched:
+                # A block that has polled for its tile casts it, and keeps its SM.
+                polled = machine.mark(tiles.rank, ready)
+                machine.graph.edges(begun[tiles.rank], polled)
+                casts = cast_tiles(machine, work, tiles.rank, tiles.rows, self.pool, polled, grid)
                 ready = casts.done
             tasks = self._gemm(gemm, tiles, ready, np.zeros_like(tiles.expert), inputs)
             inputs = tasks.outputs
