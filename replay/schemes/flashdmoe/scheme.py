@@ -331,7 +331,9 @@ class FlashDMoe(Scheme):
         is_remote = (owner != tiles.grid.rank)[tile]
         for wide in np.unique(columns).tolist():
             sent = np.flatnonzero(is_remote & (columns == wide))
-            flagged[sent] = self._send(machine, tiles, owner, tile[sent], wide * value, ready[sent])
+            flagged[sent] = self._send(
+                machine, tiles, owner, pool, tile[sent], wide * value, ready[sent]
+            )
         own = np.flatnonzero(~is_remote)
         wait = costs.visible() + self._handing_out(machine)
         flagged[own] = machine.delay(COMBINE.sync, wait, ready[own], rank=owner[tile[own]])
@@ -356,6 +358,7 @@ class FlashDMoe(Scheme):
         machine: Machine,
         tiles: PacketTiles,
         owner: Ints,
+        pool: Ints,
         tile: Ints,
         row_bytes: int,
         after: Ints,
@@ -366,7 +369,7 @@ class FlashDMoe(Scheme):
         # Every tile has every block of columns, so that all of them go to the same owners.
         stored = transfers.store(
             COMBINE, src, dst, row_bytes, after, transfers.fan_out(src, dst, scattered="stores"),
-            rows=rows, packet_bytes=options.packet_bytes,
+            rows=rows, packet_bytes=options.packet_bytes, on=machine.buffers.outboxes(pool[src]),
         ).arrived  # fmt: skip
         if options.send_padding:
             partial = np.flatnonzero(rows < options.tile_rows)

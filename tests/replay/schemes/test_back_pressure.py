@@ -24,7 +24,7 @@ PUSHES = {
     "comet paper": [(Kind.COMBINE_SEND, Kind.COMBINE_UP)],
     "deepep": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP), (Kind.COMBINE_SEND, Kind.COMBINE_UP)],
     "dysharp-fusion-only": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP)],
-    "flashdmoe": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP)],
+    "flashdmoe": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP), (Kind.GEMM2, Kind.COMBINE_UP)],
     "nvls": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP)],
     "plain": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP), (Kind.COMBINE_SEND, Kind.COMBINE_UP)],
 }
