@@ -43,6 +43,7 @@ def gemm2_and_combine(
     num_sms: int,
     block_columns: int,
     send: Send,
+    inputs: Ints | None = None,
 ) -> Ints:
     """Add the kernel of GEMM-2 and combine: (rank,) marks of its end.
 
@@ -57,12 +58,14 @@ def gemm2_and_combine(
     send
         `rows_back` or `sums_back`: sends one block from the SMs (rank,) that it is given, when it
         is complete, (rank,) marks; the last number is the bytes of a row's part in it.
+    inputs
+        (tile,): blocks of the L2 cache in which the first kernel has left the rows.
     """
     communicating = sms.pool("comet-comm-2", num_sms)
     computing = sms.pool("sm-2", sms.left)
     tiles = row_tiles(machine, work, gemm := Gemm.second(work), sms.left, TILE_ROWS)
     tasks = gemm_tasks(
-        machine, work, gemm, tiles, computing, begun[tiles.rank], raster="columns"
+        machine, work, gemm, tiles, computing, begun[tiles.rank], inputs=inputs, raster="columns"
     )  # fmt: skip
     # A block is complete when all tiles are that hold columns of it.
     hidden = work.shape.hidden

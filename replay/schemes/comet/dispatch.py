@@ -37,8 +37,8 @@ def dispatch_and_gemm1(
     num_sms: int,
     message_rows: int,
     fused_activation: bool,
-) -> Ints:
-    """Add the kernel of dispatch and GEMM-1: (rank,) marks of its end.
+) -> tuple[Ints, Ints]:
+    """Add the kernel of dispatch and GEMM-1.
 
     Parameters
     ----------
@@ -50,6 +50,10 @@ def dispatch_and_gemm1(
         Most rows that are fetched at a time.
     fused_activation
         Whether GEMM-1 writes what GEMM-2 reads.
+
+    Returns
+    -------
+    (rank,) marks of its end, and (tile,) blocks of the L2 cache with the results.
     """
     n = work.num_ranks
     communicating = sms.pool("comet-comm-1", num_sms)
@@ -98,4 +102,5 @@ def dispatch_and_gemm1(
     ).done
     tasks = gemm_tasks(machine, work, gemm, tiles, computing, ready, priority=last_source)
     shared = shared_tiles(machine, work, computing, sms.left, begun, tile_rows=TILE_ROWS)
-    return machine.gather(*joined([(tasks.done, tiles.rank), shared]), begun)
+    ends = machine.gather(*joined([(tasks.done, tiles.rank), shared]), begun)
+    return ends, tasks.outputs

@@ -160,7 +160,7 @@ class Comet(Scheme):
         first, second = (self._split(machine, name) for name in ("dispatch_sms", "combine_sms"))
         start = cast_before_dispatch(machine, work, start)  # which other GPUs read as they are
         begun = (_before_flux if is_flux else _before_paper)(work, machine, start)
-        ends = dispatch_and_gemm1(
+        ends, activated = dispatch_and_gemm1(
             work, machine, first, begun,
             num_sms=self.options.dispatch_sms,
             message_rows=self.options.message_rows,
@@ -173,6 +173,7 @@ class Comet(Scheme):
             num_sms=self.options.combine_sms,
             block_columns=self._block_columns(work.shape.hidden),
             send=sums_back if is_flux else rows_back(4 * self.options.message_rows),
+            inputs=None if is_flux else activated,
         )  # fmt: skip
         if is_flux:
             ends = _reduced(work, machine, ends)

@@ -317,6 +317,15 @@ def test_the_paper_begins_when_the_counts_have_come() -> None:
     assert timeline.start_ps[fetches].min() == counts + GAP + barrier(2)
 
 
+@pytest.mark.parametrize(("variant", "is_shared"), [("paper", True), ("flux", False)])
+def test_operands_stay_in_the_cache_unless_a_kernel_writes_them_anew(
+    variant: str, is_shared: bool
+) -> None:
+    touches, kind = (graph := four_tokens(variant=variant).graph).touches, graph.kind
+    touched = [set(touches.key[kind[touches.task] == gemm]) for gemm in (Kind.GEMM1, Kind.GEMM2)]
+    assert bool(touched[0] & touched[1]) == is_shared
+
+
 @pytest.mark.parametrize("layer", ["uniform 4 ranks", "backward", "no tokens"])
 def test_the_paper_keeps_the_contract(layer: str) -> None:
     scheme = SCHEMES["comet"].with_options({"variant": "paper"})
