@@ -54,6 +54,13 @@ class RowOptions(Options):
         source=f"assumed; {PAPER} applies weights in GEMM-2's epilogue and does not say how they "
         "get there",
     )
+    results: str = option(
+        "cache",
+        choices=("cache", "memory"),
+        help="Where a GPU finds the results that it answers with. cache: in the L2 cache, where "
+        "tiles have left them. memory: each row is read from device memory.",
+        source=f"assumed; {PAPER} does not state it",
+    )
     tlb_entries: int = option(
         512,
         least=0,

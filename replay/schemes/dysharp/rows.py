@@ -194,6 +194,7 @@ class Rows:
             after=complete[tokens],
         )
         machine.graph.edges(fetched, np.repeat(added[place[pulled]], num))
+        self._read_results(complete, added[place[work.copy_token]])
         # A token whose experts are all on its owner's GPU is not asked for.
         own = np.setdiff1d(tokens, pulled)
         self._hub.combined(own, added[place[own]])
@@ -201,6 +202,15 @@ class Rows:
         written = machine.stream(COMBINE.memory, sums, rank, added)
         machine.notes.follow("combined", tokens, written)
         return machine.gather(written, rank, begun)
+
+    def _read_results(self, complete: Ints, added: Ints) -> None:
+        """Read the rows of every copy from memory before its token is `added` (copy,)."""
+        work, machine = self._work, self._machine
+        if self._options.results == "memory":
+            rows = MemoryTraffic(work.copy_pairs * work.combine_row_bytes, np.zeros_like(added))
+            ready = complete[work.copy_token]
+            read = machine.stream(COMBINE.memory, rows, work.copy_rank, ready)
+            machine.graph.edges(read, added)
 
     def _fetch(self, pulled: Ints, of: Ints, asking: Ints, sizes: Ints, packets: Ints) -> Ints:
         """Pull the segments of messages: (message x segment,) tasks at the owners."""

@@ -198,6 +198,23 @@ def test_gate_weights_travel_behind_rows(scheme: str, segment_packets: int) -> N
         assert graph.payload_bytes[of].tolist() == free.payload_bytes[free.kind == kind].tolist()
 
 
+@pytest.mark.parametrize("scheme", ["dysharp", "dysharp-fusion-only", "dysharp-basic"])
+def test_results_from_memory_are_read_before_they_are_added(scheme: str) -> None:
+    # Token 0 of GPU 0 has two experts on GPU 1 and one on its own.
+    ids = np.array([[0, 2, 3]], np.int32)
+    layer = small_layers.work(ids, 2, 4, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64))
+    memory = of_kind(build(layer, scheme=scheme)[1], Kind.COMBINE_MEMORY)
+    assert len(memory) == 1  # the sum
+    _, timeline = build(layer, scheme=scheme, results="memory")
+    own, other, total = of_kind(timeline, Kind.COMBINE_MEMORY)
+    durations, row = timeline.graph.duration_ps, 2048
+    assert timeline.graph.rank[[own, other, total]].tolist() == [0, 1, 0]
+    assert durations[[own, other, total]].tolist() == [row // 8, 2 * row // 8, row // 4]
+    (added,) = of_kind(timeline, Kind.COMBINE_RECEIVE)
+    before, after = timeline.graph.edges()
+    assert {own, other} <= set(before[after == added])
+
+
 # ---- segments ------------------------------------------------------------------------------------
 
 
