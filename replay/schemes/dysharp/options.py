@@ -54,6 +54,13 @@ class RowOptions(Options):
         source=f"assumed; {PAPER} applies weights in GEMM-2's epilogue and does not say how they "
         "get there",
     )
+    answers: str = option(
+        "gpu",
+        choices=("gpu", "expert"),
+        help="Whether a GPU that hosts several experts of a token answers with their sum (gpu), "
+        "which its hub makes at no cost, or for each (expert).",
+        source="assumed; the paper does not state it",
+    )
     results: str = option(
         "cache",
         choices=("cache", "memory"),
@@ -89,13 +96,6 @@ class SwitchOptions(RowOptions):
         help="What of a dynamic list goes on to a target: the experts of that GPU (trimmed), all "
         "(kept), or nothing (stripped).",
         source=f"{PAPER} section III-B",
-    )
-    answers: str = option(
-        "gpu",
-        choices=("gpu", "expert"),
-        help="Whether a GPU that hosts several experts of a token answers with their sum (gpu) or "
-        "for each (expert).",
-        source="assumed; the paper does not state it",
     )
     loopback: bool = option(
         False,

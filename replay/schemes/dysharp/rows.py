@@ -167,20 +167,25 @@ class Rows:
         lanes = self._kernels[1].channels("dysharp-combine", self._options.combine_sms)
         owner = work.source_rank[pulled]
         lane = lanes[owner, self._lane(pulled, lanes.shape[1])]
+        # Rows of each copy that are added by nobody before its owner gets them, which without the
+        # switch loads every one.
+        rows = work.copy_pairs if self._options.answers == "expert" else work.copy_pairs.clip(max=1)
+        answers = rows[self._through] if self._switch is None else np.ones(len(pulled), np.int64)
         asking = machine.serve(
             np.repeat(lane, num),
-            machine.costs.sm_load(np.tile(sizes, len(pulled))),
+            machine.costs.sm_load(np.tile(sizes, len(pulled)) * np.repeat(answers, num)),
             kind=COMBINE.send,
             rank=np.repeat(owner, num),
             after=np.repeat(complete[pulled], num),
         )
         first = np.unique(pulled, return_index=True)
         self._hub.combined(first[0], asking[first[1] * num])
-        fetched = self._fetch(pulled, of, asking, sizes, packets)
+        fetched = self._fetch(pulled, of, asking, answers, sizes, packets)
         # The owner adds its own experts' row (and, without the switch, all contributions) and
         # writes.
-        rows_in = np.bincount(work.copy_token[self._inside], minlength=work.num_tokens)
-        rows_in += np.bincount(pulled, minlength=work.num_tokens)
+        rows_in = np.zeros(work.num_tokens, np.int64)
+        np.add.at(rows_in, work.copy_token[self._inside], rows[self._inside])
+        np.add.at(rows_in, pulled, answers)
         tokens = np.flatnonzero(rows_in)
         place = np.full(work.num_tokens, -1, np.int64)
         place[tokens] = np.arange(len(tokens))
@@ -212,7 +217,9 @@ class Rows:
             read = machine.stream(COMBINE.memory, rows, work.copy_rank, ready)
             machine.graph.edges(read, added)
 
-    def _fetch(self, pulled: Ints, of: Ints, asking: Ints, sizes: Ints, packets: Ints) -> Ints:
+    def _fetch(
+        self, pulled: Ints, of: Ints, asking: Ints, answers: Ints, sizes: Ints, packets: Ints
+    ) -> Ints:
         """Pull the segments of messages: (message x segment,) tasks at the owners."""
         work, machine, num = self._work, self._machine, len(sizes)
         owner, target = work.source_rank[pulled], work.copy_rank[self._through]
@@ -221,7 +228,7 @@ class Rows:
         if self._switch is None:
             asked, arrived = machine.transfers.load(
                 COMBINE, readers, np.repeat(target, num), nbytes, asking,
-                machine.transfers.fan_out(owner, target),
+                machine.transfers.fan_out(owner, target), rows=np.repeat(answers, num),
             )  # fmt: skip
         else:
             switch, eviction = self._switch, None
@@ -249,7 +256,7 @@ class Rows:
 
     def _answers(self, num: int) -> Ints | None:
         """(answer,): the request that each answer is to, with `num` segments a row."""
-        if self._switch is None or self._switch.answers == "gpu":
+        if self._options.answers == "gpu":
             return None
         request = np.arange(len(self._through) * num)
         return np.repeat(request, np.repeat(self._work.copy_pairs[self._through], num))

@@ -247,6 +247,25 @@ def test_every_expert_answers_with_every_segment() -> None:
     assert sent == (rows * layer.combine_row_bytes).tolist()
 
 
+def test_without_the_switch_every_answer_is_loaded_and_added() -> None:
+    # Token 0 of GPU 0 has two experts there, two on GPU 1 and one on GPU 2.
+    ids = np.array([[0, 1, 2, 3, 4]], np.int32)
+    layer = small_layers.work(ids, 3, 6, tokens_of_rank=[1, 0, 0], shape=ExpertShape(1024, 64))
+    row = 2048
+    for answers, own, loaded in (("gpu", 1, [1, 1]), ("expert", 2, [2, 1])):
+        _, timeline = build(layer, scheme="dysharp-fusion-only", answers=answers)
+        graph = timeline.graph
+        sent = of_kind(timeline, Kind.COMBINE_UP)
+        assert graph.rank[sent].tolist() == [1, 2]
+        assert graph.payload_bytes[sent].tolist() == [count * row for count in loaded]
+        asking, added = (
+            of_kind(timeline, Kind.COMBINE_SEND),
+            of_kind(timeline, Kind.COMBINE_RECEIVE),
+        )
+        assert graph.duration_ps[asking].tolist() == [count * row * 20 for count in loaded]
+        assert graph.duration_ps[added].tolist() == [(own + sum(loaded)) * row * 5 + row * 20]
+
+
 @pytest.mark.parametrize("segment_packets", [0, 4])
 def test_a_gpu_has_a_row_when_all_its_segments_are_there(segment_packets: int) -> None:
     layer = small_layers.work(
