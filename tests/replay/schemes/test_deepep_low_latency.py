@@ -277,6 +277,14 @@ def test_signals_are_cleared_and_choices_looked_at_before_a_flag(machine: hwmode
     assert timeline.start_ps[tasks(timeline, Kind.SIGNAL_UP, 1)].min() == counted - CACHE - 3
 
 
+def test_the_combine_clears_a_signal_before_it_flags(machine: hwmodel.System) -> None:
+    # GPU 0 has no rows to send back: its flag waits for nothing else.
+    timeline = run(to_rank(1), machine)
+    begun_ps = timeline.end_ps[tasks(timeline, Kind.LAUNCH, 0)].max()
+    [flag] = tasks(timeline, Kind.NOTIFY_UP, 0)
+    assert timeline.start_ps[flag] == begun_ps + MEMORY + CACHE
+
+
 @pytest.mark.parametrize(
     ("hidden", "sent"), [(96, 2048), (2048, 2048), (2880, 3072), (4097, 5120), (8192, 8192)]
 )

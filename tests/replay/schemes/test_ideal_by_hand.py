@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from round_machine import ROUND
 
 import hwmodel
 from replay.contract import layers as small_layers
-from replay.graph import schedule
-from replay.machine.kinds import Kind
+from replay.graph import GraphBuilder, schedule
+from replay.machine.kinds import KIND_NAMES, Kind
+from replay.machine.machine import Machine
+from replay.machine.times import Time
 from replay.run.layer import build_graph, build_layer
 from replay.schemes import SCHEMES
 from replay.work.layer import ExpertShape, LayerWork
@@ -78,3 +81,19 @@ def test_nothing_is_launched_in_its_own_form() -> None:
     graph, _, machine = build_layer(layer(), hwmodel.load("dgx-h100", ROUND), SCHEMES["ideal"])
     assert not machine.host.program
     assert not np.isin(graph.kind, (Kind.LAUNCH, Kind.HOST)).any()
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_begins_with_those_it_serves_and_ends_with_those_that_serve_it(late: int) -> None:
+    # A token of GPU 0 whose expert is on GPU 1; GPU 2 has nothing to do.
+    work = small_layers.work(
+        np.array([[1]], np.int32), 3, 3, tokens_of_rank=[1, 0, 0], shape=ExpertShape(HIDDEN, INNER)
+    )
+    machine = Machine(hwmodel.load("dgx-h100", ROUND), GraphBuilder(KIND_NAMES), 3)
+    after = Time(np.where(machine.ranks == late, 500_000_000, 0))
+    start = machine.delay(Kind.MARK, after, machine.mark(machine.ranks))
+    ends = SCHEMES["ideal"].build(work, machine, start)
+    first, second, third = schedule(machine.graph.build()).visible_ps[ends].tolist()
+    products = 2 * 64 * (COLUMNS + INNER) * HIDDEN / SMS
+    assert first == second == pytest.approx(500_000_000 + products, abs=2)
+    assert third == 0
