@@ -106,6 +106,14 @@ def test_deepep_dispatches_one_chunk_in_the_sum_of_its_steps() -> None:
     assert finish(timeline, Kind.DISPATCH_RECEIVE) - begin(timeline, Kind.DISPATCH_SEND) == expected
 
 
+def test_deepep_rows_travel_with_what_names_them() -> None:
+    timeline = run(one_token([1], num_ranks=2), "deepep")
+    # Source index, then expert id and weight of each slot; back, the weight alone.
+    for kind, meta in ((Kind.DISPATCH_UP, 4 + 8 + 4), (Kind.COMBINE_UP, 4 + 4)):
+        wire = timeline.graph.wire_bytes[tasks(timeline, kind)]
+        assert wire.tolist() == [write_packets(ROW + meta)]
+
+
 def test_deepep_chunks_of_a_ring_wait_for_room() -> None:
     # Twelve tokens of one channel in chunks of six through a ring of six: one after the other.
     ids = np.full((12, 1), 1, np.int32)

@@ -53,12 +53,14 @@ def layer(precision: str, *, is_backward: bool = False) -> LayerWork:
     )  # fmt: skip
 
 
-def replay(work: LayerWork, **options: object) -> tuple[TaskGraph, Machine]:
+def replay(
+    work: LayerWork, *, cache_bytes: int = 50 << 20, **options: object
+) -> tuple[TaskGraph, Machine]:
     """The tasks of the layer and their machine."""
     changes = {
         "hbm.read_efficiency": 0.5, "hbm.write_efficiency": 0.5, "overheads.row_copy_ns": 1.0,
         "overheads.fence_us": 6.0, "warp.reduce_step_ns": 10.0, "warp.reduce_source_ns": 2.0,
-        "warp.reduce_wait_ns": 4.0,
+        "warp.reduce_wait_ns": 4.0, "gpu.l2_bytes": cache_bytes,
     }  # fmt: skip
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
@@ -225,6 +227,18 @@ def test_time_of_the_warps_on_one_channel() -> None:
     one, two = (4 * (10 + sources * 2) * NS for sources in (1, 2))
     assert durations(graph, Kind.COMBINE_RECEIVE, 0) == [one, two, one]
     assert durations(graph, Kind.COMBINE_RECEIVE, 1) == [one, two]
+    # A sum is written when the loads of its steps have come.
+    one, two = (4 * (20 + sources * 4) * NS for sources in (1, 2))
+    sums = (graph.kind == Kind.COMBINE_RECEIVE) & (graph.rank == 0)
+    assert graph.latency_ps[sums].tolist() == [one, two, one]
+
+
+def test_sums_wait_for_rows_that_the_cache_does_not_hold() -> None:
+    # Seven rows of 2048 bytes in the rings of two GPUs: three on each, and room for twelve.
+    graph, _ = replay(layer("fp8"), cache_bytes=12 * 2048, num_sms=2)
+    missing = round(40 * NS / 4 / 23)  # a quarter of memory's latency, hidden by 23 warps
+    one, two = (4 * (10 * NS + missing + sources * 2 * NS) for sources in (1, 2))
+    assert durations(graph, Kind.COMBINE_RECEIVE, 0) == [one, two, one]
 
 
 def test_thirteen_rows_of_a_chunk_take_two_rounds() -> None:

@@ -103,8 +103,12 @@ def test_one_row_is_dispatched_in_the_sum_of_its_steps(
     precision: str, row: int, machine: hwmodel.System
 ) -> None:
     timeline = run(to_rank(1, precision=precision), machine)
-    assert finish(timeline, Kind.DISPATCH_RECEIVE) == begun(1) + dispatched(row)
+    received = begun(1) + dispatched(row)
+    assert finish(timeline, Kind.DISPATCH_RECEIVE) == received
     assert len(tasks(timeline, Kind.DISPATCH_UP)) == 1
+    # Memory is read and written from the flag on, while the warps copy.
+    copies = tasks(timeline, Kind.DISPATCH_MEMORY, 1)
+    assert timeline.start_ps[copies].max() == received - copied(row + HEADER, 7, MEMORY)
 
 
 def test_one_row_is_combined_in_the_sum_of_its_steps(machine: hwmodel.System) -> None:
@@ -118,6 +122,15 @@ def test_one_row_is_combined_in_the_sum_of_its_steps(machine: hwmodel.System) ->
     seen = landed + ACKNOWLEDGED + CACHE + FLAG + UP + FLAG + DOWN + VISIBLE + POLL
     added = BF16_ROW * 5 + BF16_ROW * 20 + MEMORY  # read at 200, written at 50 GB/s
     assert timeline.makespan_ps == sends + seen + GRID_BARRIER + added
+
+
+def test_results_leave_when_they_have_come_from_memory() -> None:
+    slow = hwmodel.load("dgx-h100", {**ROUND, "hbm.peak_GB_per_s": 1.0})
+    timeline = run(to_rank(1), slow)
+    [row] = tasks(timeline, Kind.COMBINE_UP)
+    memory = tasks(timeline, Kind.COMBINE_MEMORY, 1)
+    read = timeline.visible_ps[memory[timeline.graph.duration_ps[memory] > 0]].max()
+    assert timeline.start_ps[row] == read > begin(timeline, Kind.COMBINE_SEND) + US
 
 
 def test_a_row_of_the_own_gpu_stays_there(machine: hwmodel.System) -> None:

@@ -56,7 +56,9 @@ def test_nothing_works_in_the_gap_between_kernels(
             since = timeline.end_ps[waits & mine].max(initial=0)
             gaps = gaps[timeline.start_ps[gaps] >= since]
         assert len(gaps) and len(working)
+        gaps = gaps[np.argsort(timeline.start_ps[gaps])]
         begin, end = timeline.start_ps[gaps][:, None], timeline.end_ps[gaps][:, None]
+        assert (begin[1:] >= end[:-1]).all()
         inside = (timeline.start_ps[working] < end) & (timeline.visible_ps[working] > begin)
         names = [
             (Kind(graph.kind[working[b]]).name, int(begin[a, 0])) for a, b in np.argwhere(inside)

@@ -668,6 +668,11 @@ def test_a_tile_that_is_cast_is_launched_for_the_cast_and_for_the_product() -> N
     there = GAP + PUSH_OUT + max(way(MERGED), TIMER + way(ADDRESS)) + LOOKUP
     assert timeline.start_ps[casts].min() == there + LAUNCH
     assert timeline.start_ps[products].min() == timeline.visible_ps[casts].max() + LAUNCH
+    # Without counters the block that has polled casts, and goes on.
+    timeline = run(layer, dam=False)
+    casts, products = (of_kind(timeline.graph, kind) for kind in (Kind.CAST, Kind.GEMM1))
+    assert timeline.start_ps[casts].min() == max(GAP + GAP, there + POLL)
+    assert timeline.start_ps[products].min() == timeline.visible_ps[casts].max()
 
 
 @pytest.mark.parametrize(("name", "types"), IN_BLOCKS, ids=str)
