@@ -119,6 +119,13 @@ class Spent:
         return self._by_gpu(found)
 
     @property
+    def works(self) -> list[np.ndarray]:
+        """When the tasks on each GPU's SMs and memory are done."""
+        of_gpu = self._of(ResourceClass.SM) | self._of(ResourceClass.HBM)
+        graph, visible = self.timeline.graph, self.timeline.visible_ps
+        return [visible[of_gpu & (graph.rank == gpu)] for gpu in range(GPUS)]
+
+    @property
     def kernels(self) -> Each:
         """Gaps between kernels. Small ones in a row are one task, which has all but the last."""
         graph = self.timeline.graph

@@ -11,6 +11,7 @@ from round_machine import NS, ROUND, US, round_machine
 
 import hwmodel
 from replay.contract import layers as small_layers
+from replay.contract.counting import write_packets
 from replay.contract.examine import examine_layer
 from replay.graph import GraphBuilder, Timeline, schedule
 from replay.machine.kinds import KIND_NAMES, Kind
@@ -179,6 +180,28 @@ def test_the_first_kernel_is_launched_when_the_host_has_the_counts() -> None:
         assert timeline.start_ps[waits[rank]] == asked
         first = timeline.start_ps[tasks(timeline, fetches, rank=rank)].min()
         assert first == asked + HOST_WAIT + LAUNCH
+
+
+def test_a_rank_fetches_when_its_own_kernel_runs() -> None:
+    # Six rows on rank 0 and two on rank 1, so that the indices of the one take longer.
+    ids = np.array([[0, 1], [0, 2], [0, 1], [1, 2]], np.int32)
+    layer = small_layers.work(ids, 2, 4, tokens_of_rank=[3, 1], shape=WIDE)
+    timeline = schedule(build_graph(layer, round_machine(), SCHEMES["comet"])[0])
+    met = timeline.visible_ps[tasks(timeline, Kind.DISPATCH_MEMORY, "hbm")].max() + GAP + barrier(2)
+    for rank, rows in ((0, 6), (1, 2)):
+        indexed = [memory_ps((8 + rows) * 4), memory_ps(3 * rows * 4)]
+        asked = met + sum(GAP + one + SMALL_KERNEL for one in indexed)
+        fetches = tasks(timeline, Kind.DISPATCH_SEND, rank=rank)
+        assert timeline.start_ps[fetches].tolist() == [asked + HOST_WAIT + LAUNCH] * len(fetches)
+
+
+def test_indices_are_made_when_all_ids_have_been_gathered() -> None:
+    timeline = four_tokens()
+    part = 3 * 2 * (4 + 4)  # ids and weights of the most tokens of a rank, by protocol LL
+    wire = write_packets(2 * part)
+    gathered = GAP + 1 * US + part * 100 + 2 * wire + 250 * NS + SEEN + part * 100
+    layout = tasks(timeline, Kind.LAYOUT, "hbm")
+    assert timeline.start_ps[layout].min() == gathered + GAP
 
 
 def test_kernels_follow_one_another() -> None:

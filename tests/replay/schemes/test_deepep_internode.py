@@ -77,6 +77,35 @@ def test_the_sum_of_every_token_is_written_by_its_owner() -> None:
     assert spent.tolist() == [5 * 2 * 512 * 2] * 16
 
 
+def one_row(expert: int) -> LayerWork:
+    """A token of GPU 0, of 16, whose expert is on the GPU of its number."""
+    return small_layers.work(
+        np.array([[expert]], np.int32), 16, 16, tokens_of_rank=[1] + [0] * 15,
+        shape=ExpertShape(1024, 64),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("phase", ["dispatch", "combine"])
+@pytest.mark.parametrize("expert", [1, 9])
+def test_the_last_who_take_a_row_within_a_node_poll_for_it(phase: str, expert: int) -> None:
+    fast, slow = (
+        schedule(
+            built(one_row(expert), phase, nodes(2, **{"overheads.poll_ns": ns}))[0]
+        ).makespan_ps
+        for ns in (0.0, 1000.0)
+    )
+    assert slow - fast == 1_000_000
+
+
+def test_rows_are_forwarded_as_they_were_sent_and_copied_out_of_memory() -> None:
+    graph, machine = built(one_row(9), "dispatch", nodes(2))
+    passed = graph.kind == Kind.DISPATCH_SEND
+    owner, forwarder = (graph.duration_ps[passed & (graph.rank == rank)] for rank in (0, 8))
+    assert owner.tolist() == forwarder.tolist() and owner.min() > 0
+    copied = graph.duration_ps[graph.kind == Kind.DISPATCH_MEMORY]
+    assert copied.tolist() == [machine.costs.stream(2 * 2048).ps]
+
+
 def test_a_domain_larger_than_the_kernels_know_is_said_to_be_extrapolated() -> None:
     assert "8 GPUs" in SCHEMES["deepep"].assumes
     work = small_layers.work(small_layers.draw(64, 32, 4), 16, 32, precision="fp8")
