@@ -21,7 +21,7 @@ from replay.work.precision import Precision
 
 DOCUMENT = Path(__file__).parents[3] / "replay" / "schemes" / "COSTS.md"
 ALL = [*SCHEMES, *EXAMPLES]
-LAST = "Differences without a mechanism"
+LAST = "Assumptions and what they decide"
 
 Cells = dict[tuple[str, str], dict[str, str]]
 
