@@ -152,6 +152,16 @@ def test_a_mistake_ends_with_a_line_and_code_2(trace_file: Path, arguments, said
         (["--scheme", "deepep", "--phase", "decode"], "a prefill step"),
         (["--scheme", "deepep", "--phase", "both"], "unknown phase 'both'"),
         (["--scheme", "deepep", "--precision", "fp4"], "unknown precision 'fp4'"),
+        (["--scheme", "deepep", "--gemm-type", "int8"], "unknown gemm_type 'int8'"),
+        (["--scheme", "deepep", "--dispatch-rows", "fp4"], "unknown dispatch_rows 'fp4'"),
+        (["--scheme", "deepep", "--combine-rows", "rows"], "unknown combine_rows 'rows'"),
+        (["--scheme", "deepep", "--combine-rows", "fp8"], "no fp8 rows on the way back"),
+        (["--scheme", "deepep", "--launch", "Graph"], "unknown launch 'Graph' (did you mean 'gr"),
+        (["--scheme", "deepep", "--shared-experts", "never"], "unknown shared_experts 'never'"),
+        (["--scheme", "comet", "--option", "variant=x"], "unknown variant of scheme 'comet' 'x'"),
+        (["--scheme", "dysharp", "--option", "weight_passes=2"], "'weight_passes' of scheme 'dys"),
+        (["--scheme", "dysharp", "--option", "results=x"], "unknown results of scheme 'dysharp'"),
+        (["--scheme", "deepep", "--set", "switch.flits_per_channel=-1"], "switch.flits_per_chan"),
         (["--scheme", "deepep", "--placement", "eplb"], "unknown placement 'eplb'"),
         (["--scheme", "deepep", "--placement", "file:gone.json"], "gone.json"),
         (["--scheme", "deepep", "--system", "dgx-h1000"], "unknown system 'dgx-h1000'"),
@@ -184,12 +194,26 @@ def test_mistakes_of_compare(trace_file: Path, arguments: list[str], said: str) 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["run", "TRACE", "--schema"], ["runn"], ["run", "TRACE", "--scheme", "ideal", "--ranks", "x"]],
+    [
+        ["run", "TRACE", "--schema"],
+        ["runn"],
+        ["run", "TRACE", "--scheme", "ideal", "--ranks", "x"],
+        ["run", "TRACE", "--scheme", "ideal", "--tune=3"],
+        ["run", "TRACE", "--scheme", "ideal", "--tune", "all"],
+        ["run", "TRACE", "--scheme", "ideal", "--launch"],
+        ["validate", "--system"],
+    ],
 )
 def test_a_command_line_that_cannot_be_read_is_code_2(trace_file: Path, arguments) -> None:
     result = invoke(*[trace_file if word == "TRACE" else word for word in arguments])
     assert result.exit_code == 2
     assert "Traceback" not in result.output
+
+
+def test_wrong_values_take_one_line_of_the_user_s_screen(trace_file: Path) -> None:
+    done = command("run", trace_file, "--scheme", "deepep", "--launch", "later")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: unknown launch 'later' (did you mean 'eager'?); known: eager, graph\n"
 
 
 def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:

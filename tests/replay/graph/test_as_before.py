@@ -1,4 +1,4 @@
-"""Graphs without lines, large keys and joint releases have the schedules that they had before these.
+"""Graphs without lines, large keys and joint releases have the schedules of before these existed.
 
 The digests were taken with the engine as it was before tables could draw from lines, keys take
 several units of room, and units go back when the last of several tasks has left (commit 08b5af9).

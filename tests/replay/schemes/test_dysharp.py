@@ -175,12 +175,12 @@ def test_bytes_of_every_way_to_name_targets(
 @pytest.mark.parametrize("segment_packets", [0, 1])
 @pytest.mark.parametrize("scheme", ["dysharp", "dysharp-fusion-only"])
 def test_gate_weights_travel_behind_rows(scheme: str, segment_packets: int) -> None:
-    ids = small_layers.draw(40, 6, 4, seed=5)
-    layer = small_layers.work(ids, 3, 6, shape=ExpertShape(200, 64))
+    ids = small_layers.draw(40, 12, 6, seed=5)
+    layer = small_layers.work(ids, 3, 12, shape=ExpertShape(200, 64))
     row = 400
     up, down = 0, 0
     for token, experts in enumerate(ids.tolist()):
-        gpus = Counter(expert // 2 for expert in experts)
+        gpus = Counter(expert // 4 for expert in experts)
         gpus.pop(int(layer.source_rank[token]), None)
         if scheme == "dysharp":  # one row for all, with all weights
             whole = write_packets(row + 4 * sum(gpus.values()), 1)

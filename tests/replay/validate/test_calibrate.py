@@ -4,7 +4,9 @@ import importlib.util
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from replay.validate.catalog import TABLES
@@ -54,3 +56,27 @@ def test_every_fit_has_rows_to_fit_and_others_to_check(calibrate):
         assert set(TABLES[fit.table].systems) == {fit.preset}
         assert len(fit.shapes()) > 1, fit.start
         assert any(fit.sampled(row) for row in calibrate.rows_of(fit.table, fit.about))
+
+
+def test_every_shape_is_predicted_from_the_others(calibrate, monkeypatch, capsys):
+    # Shape 1 wants a constant of 1, shape 2 one of 2.
+    rows = [{"shape": number} for number in (1, 1, 2, 2)]
+    fit = SimpleNamespace(
+        table="t", preset="p", start={"section.constant": 1.5}, about=None, used=None,
+        sampled=lambda row: True, shapes=lambda: [(1,), (2,)],
+    )  # fmt: skip
+    monkeypatch.setattr(calibrate, "shape", lambda row: (row["shape"],))
+    monkeypatch.setattr(calibrate, "rows_of", lambda table, holds: rows)
+    monkeypatch.setattr(
+        calibrate, "errors",
+        lambda table, rows, values: np.array(
+            [values["section.constant"] / row["shape"] - 1 for row in rows]
+        ),
+    )  # fmt: skip
+    calibrate.leave_one_out([fit])
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [line[:4] for line in lines] == [
+        ["| t", "constant", "1", "2"],
+        ["| t", "constant", "2", "2"],
+    ]
+    assert [float(line[5].strip(" |")) for line in lines] == [100.0, 50.0]
