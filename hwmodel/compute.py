@@ -398,13 +398,15 @@ class Compute:
         stores, adds = self.sums_ps(grid)
         free = [0] * min(self.num_sms, grid.num_tiles * grid.slices)
         absent = self.absent_rows(grid.rows_in_tile, grid.block_m, n) if is_matrix else 0
-        tiles = [
-            self.tile_ps(
-                grid.rows_in_tile, int(columns), grid.slice_inner(k), dtype, absent,
+        rows_in_tile, widths = grid.rows_in_tile, grid.columns_in_tile.tolist()
+        tiles_of = {
+            width: self.tile_ps(
+                rows_in_tile, width, grid.slice_inner(k), dtype, absent,
                 block_m=grid.block_m, grouped=not is_matrix,
             )
-            for columns in grid.columns_in_tile
-        ]  # fmt: skip
+            for width in set(widths)
+        }  # fmt: skip
+        tiles = [tiles_of[width] for width in widths]
         for duration in np.repeat(np.stack(tiles, axis=1).ravel(), grid.slices).tolist():
             heapq.heappushpop(free, free[0] + duration + stores)
         end = max(*free, self._stream_ps(counts, n, k, dtype) + self.tile_overhead_ps)

@@ -11,6 +11,10 @@ from replay.graph.errors import GraphError
 
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 Ints: TypeAlias = "int | np.integer[Any] | IntArray | list[int] | range"
+#: One end of a block of edges, (array, step, slope): ``array[i * step] + i * slope`` of edge ``i``.
+End: TypeAlias = tuple[IntArray, int, int]
+
+_FEW_EDGES = 64
 
 
 def as_ints(name: str, value: Ints) -> int | IntArray:
@@ -162,10 +166,16 @@ class Column:
 
 
 class EdgeBlocks:
-    """Edges, kept as they were given until they are sorted: no array of all edges is ever made."""
+    """Edges, kept as they were given until they are sorted: no array of all edges is ever made.
+
+    Blocks of few edges, such as those of one kernel on every GPU, are put together: sorting a block
+    has a cost of its own, whatever its size.
+    """
 
     def __init__(self) -> None:
-        self._blocks: list[tuple[int, tuple[IntArray, int, int], tuple[IntArray, int, int]]] = []
+        self._blocks: list[tuple[int, End, End]] = []
+        self._sources: list[int] = []  # of few edges at a time, not yet in a block
+        self._targets: list[int] = []
         self._count = 0
 
     def __len__(self) -> int:
@@ -173,22 +183,36 @@ class EdgeBlocks:
 
     def append(self, src: int | IntArray | range, dst: int | IntArray | range, count: int) -> None:
         """Add ``count`` edges; each end is a number, an array (edge,) or a range of ids."""
-        if count:
-            self._count += count
+        self._count += count
+        if count > _FEW_EDGES:
+            self._close()
             self._blocks.append((count, _end(src), _end(dst)))
+        elif count:
+            self._sources += _listed(src, count)
+            self._targets += _listed(dst, count)
 
-    def pop_all(
-        self,
-    ) -> list[tuple[int, tuple[IntArray, int, int], tuple[IntArray, int, int]]]:
-        """Blocks of (count, source, target), in the order given; they are forgotten here.
-
-        An end is (array, step, slope): edge ``i`` of the block has ``array[i * step] + i * slope``.
-        """
+    def pop_all(self) -> list[tuple[int, End, End]]:
+        """Blocks of (count, source, target), in the order given; they are forgotten here."""
+        self._close()
         blocks, self._blocks, self._count = self._blocks, [], 0
         return blocks
 
+    def _close(self) -> None:
+        """Make a block of what is not yet in one."""
+        if self._sources:
+            ends = (_end(np.array(ids, np.int32)) for ids in (self._sources, self._targets))
+            self._blocks.append((len(self._sources), *ends))
+            self._sources, self._targets = [], []
 
-def _end(ids: int | IntArray | range) -> tuple[IntArray, int, int]:
+
+def _listed(ids: int | IntArray | range, count: int) -> list[int]:
+    """One end of each of a few edges."""
+    if isinstance(ids, int):
+        return [ids] * count
+    return list(ids) if isinstance(ids, range) else ids.tolist()
+
+
+def _end(ids: int | IntArray | range) -> End:
     """One end of a block of edges as (array, step, slope)."""
     if isinstance(ids, int):
         return fixed(np.array([ids], np.int32)), 0, 0
