@@ -9,7 +9,7 @@ import numpy as np
 from replay.graph.checks import topological_order
 from replay.graph.columns import fixed, stepped
 from replay.graph.taskgraph import Int64s, TaskGraph
-from replay.graph.timeline import _sum_by
+from replay.graph.timeline import sum_by
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ def least_work_ps(graph: TaskGraph) -> Int64s:
     that brings each key in once. Where several resources are made of the same servers, their work
     adds up against these; which those are the graph does not know.
     """
-    total = _sum_by(graph.resource, graph.duration_ps, len(graph.resources))
+    total = sum_by(graph.resource, graph.duration_ps, len(graph.resources))
     touches = graph.touches
     if len(touches):
         port = graph.tables.port[touches.table]
-        total += _sum_by(port, touches.port_duration_ps, len(graph.resources))
+        total += sum_by(port, touches.port_duration_ps, len(graph.resources))
         backed = np.flatnonzero(graph.tables.backing[touches.table] >= 0)
         order = backed[np.lexsort((touches.key[backed], touches.table[backed]))]
         table, key = touches.table[order], touches.key[order]
@@ -87,7 +87,7 @@ def least_work_ps(graph: TaskGraph) -> Int64s:
         if firsts.size:
             least = np.minimum.reduceat(touches.miss_duration_ps[order], firsts)
             line = graph.tables.backing[table[firsts]]
-            total += _sum_by(line, least, len(graph.resources))
+            total += sum_by(line, least, len(graph.resources))
     return total
 
 

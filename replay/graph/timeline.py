@@ -162,8 +162,8 @@ class Timeline:
         What tasks elsewhere draw from a line counts.
         """
         size, drawn = len(self.graph.resources), self.drawn
-        served = _sum_by(self.graph.resource, self.service_ps, size)
-        return served + _sum_by(drawn.resource, drawn.end_ps - drawn.start_ps, size)
+        served = sum_by(self.graph.resource, self.service_ps, size)
+        return served + sum_by(drawn.resource, drawn.end_ps - drawn.start_ps, size)
 
     def utilisation(self) -> dict[str, float]:
         """Share of the makespan that the servers of each group were in service (0 to 1)."""
@@ -198,25 +198,15 @@ class Timeline:
             graph.resource < 0, -1, graph.resource.astype(np.int64) * num_kinds + graph.kind
         )
         size = shape[0] * shape[1]
-        payload = _sum_by(key, graph.payload_bytes, size).reshape(shape)
-        return payload, _sum_by(key, graph.wire_bytes, size).reshape(shape)
+        payload = sum_by(key, graph.payload_bytes, size).reshape(shape)
+        return payload, sum_by(key, graph.wire_bytes, size).reshape(shape)
 
 
-def _sum_by(key: npt.NDArray[np.signedinteger], values: Int64s, size: int) -> Int64s:
-    """Exact sums of whole numbers by key; negative keys are left out."""
-    total = np.zeros(size, np.int64)
-    is_in = key >= 0
-    # Two halves: a double counts exactly up to 2**53, far less than sums of picoseconds may reach.
-    for shift in (0, 31):
-        part = (values[is_in] >> shift) if shift else values[is_in] & (2**31 - 1)
-        # Below 2**31 a part, so that four million of them stay exact.
-        sums = np.zeros(size, np.int64)
-        keys = key[is_in]
-        for low in range(0, keys.size, 2**22):
-            chunk = slice(low, low + 2**22)
-            sums += np.bincount(keys[chunk], weights=part[chunk], minlength=size).astype(np.int64)
-        total += sums << shift
-    return total
+def sum_by(key: npt.NDArray[np.signedinteger], values: Int64s, size: int) -> Int64s:
+    """Exact sums of whole numbers by key; the key -1 is left out."""
+    total = np.zeros(size + 1, np.int64)
+    np.add.at(total, key, values)
+    return total[:-1]
 
 
 def union_length(starts: npt.NDArray[np.signedinteger], ends: npt.NDArray[np.signedinteger]) -> int:

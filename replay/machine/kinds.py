@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal
@@ -172,6 +173,13 @@ def wire_role(kind: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
     roles = [KINDS[each].on_wire for each in Kind]
     index: npt.NDArray[np.int64] = _places(roles, WIRE_ROLES)[kind]
     return index
+
+
+def among(kinds: Iterable[Kind]) -> npt.NDArray[np.bool_]:
+    """Whether each kind is one of those given: (kind,)."""
+    chosen = np.zeros(len(Kind), np.bool_)
+    chosen[list(kinds)] = True
+    return chosen
 
 
 def _places(names: list[str | None], known: tuple[str, ...]) -> npt.NDArray[np.int64]:

@@ -11,7 +11,7 @@ from replay.graph import critical_path, longest_chain_ps, union_length
 from replay.machine.kinds import KIND_NAMES, KINDS, PHASES, Kind, phase_index
 from replay.machine.resources import PORTS, Ints, ResourceClass
 from replay.measure.exposure import exposed, sm_times
-from replay.measure.mechanisms import evicted_wire_bytes, mechanisms
+from replay.measure.mechanisms import mechanisms
 from replay.measure.parts import (
     Bounds,
     BusiestResource,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from replay.work.layer import LayerWork
 
 NUM_WINDOWS = 64  # of the utilisation over time
+BLOCK = 2**16  # services at a time, so that what is found out about them stays in a CPU's cache
 NUM_SLOWEST = 8  # tokens listed one by one
 CAUSES = ("compute", "serialisation", "copying", "overhead", "queueing", "latency", "credits")
 
@@ -59,9 +60,8 @@ def measures(
     phases_separated
         Whether a barrier over all ranks lies between all of the dispatch and all of the combine.
     """
-    evicted = evicted_wire_bytes(timeline, machine)
     classes = machine.resources.classes(graph)
-    ports = PortSums(graph, classes, len(ends), timeline.service_ps, extra_wire=evicted)
+    ports = PortSums.of(timeline, machine)
     rank_end = timeline.visible_ps[ends]
     pools = Pools.of(graph, machine)
     share = pools.shares(timeline)
@@ -82,7 +82,7 @@ def measures(
         sm_time_us=sm_times(timeline, pools, classes),
         bounds_us=_bounds(graph, pools, classes, ports, phases_separated),
         critical_path=_critical_path(timeline),
-        mechanisms=mechanisms(timeline, machine, evicted),
+        mechanisms=mechanisms(timeline, machine, ports),
         num_tasks=graph.num_tasks,
         num_edges=graph.num_edges,
     )
@@ -146,32 +146,32 @@ def _over_time(pools: Pools, timeline: Timeline) -> UtilisationOverTime:
     names = sorted(set(pools.groups))
     group = np.array([names.index(name) for name in pools.groups], np.int64)
     servers = np.bincount(group, weights=pools.capacity, minlength=len(names))
-    served, drawn = (
-        np.flatnonzero((graph.resource >= 0) & (timeline.service_ps > 0)),
-        timeline.drawn,
-    )
-    resource = np.append(graph.resource[served], drawn.resource)
-    row = group[pools.pool[resource]] * (NUM_WINDOWS + 1)
-    of_server = 1 / pools.parts[resource]
-    start = np.append(timeline.start_ps[served], drawn.start_ps)
-    end = np.append(timeline.end_ps[served], drawn.end_ps)
-    first, last = start // window, end // window
-    size = len(names) * (NUM_WINDOWS + 1)
+    row_of = np.append(group[pools.pool] * (NUM_WINDOWS + 1), len(names) * (NUM_WINDOWS + 1))
+    of_server = np.append(pools.whole // pools.parts, 0)
+    busy = np.zeros((len(names) + 1) * (NUM_WINDOWS + 1), np.int64)  # the null resource's last
+    inside = np.zeros_like(busy)
 
-    def summed(at: Ints, amount: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        sums: npt.NDArray[np.float64] = np.bincount(at, amount, size).astype(np.float64)
-        return sums
+    def add(resource: Ints, start: Ints, end: Ints) -> None:
+        """Add services: most lie in one window, others fill the windows between two whole."""
+        row, weight = row_of[resource], of_server[resource]
+        first, last = start // window, end // window
+        np.add.at(busy, row + first, weight * (end - start))
+        over = np.flatnonzero(last > first)
+        row, weight, first, last, end = (of[over] for of in (row, weight, first, last, end))
+        np.subtract.at(busy, row + first, weight * (end - (first + 1) * window))
+        np.add.at(busy, row + last, weight * (end - last * window))
+        np.add.at(inside, row + first + 1, weight)
+        np.subtract.at(inside, row + last, weight)
 
-    # A task fills what is left of its first window and part of its last, less one window where the
-    # two are one; windows between them it fills whole.
-    busy = summed(row + first, of_server * ((first + 1) * window - start))
-    busy += summed(row + last, of_server * (end - last * window))
-    busy -= window * summed(row + first, of_server * (first == last))
-    inside = last > first + 1
-    whole = summed(row[inside] + first[inside] + 1, of_server[inside])
-    whole = (whole - summed(row[inside] + last[inside], of_server[inside])).reshape(len(names), -1)
-    busy = busy.reshape(len(names), -1) + window * np.cumsum(whole, axis=1)
-    share = busy[:, :NUM_WINDOWS] / (servers[:, None] * window)
+    for low in range(0, graph.num_tasks, BLOCK):
+        some = slice(low, low + BLOCK)
+        add(graph.resource[some], timeline.start_ps[some], timeline.end_ps[some])
+    for low in range(0, len(timeline.drawn.resource), BLOCK):
+        some, drawn = slice(low, low + BLOCK), timeline.drawn
+        add(drawn.resource[some], drawn.start_ps[some], drawn.end_ps[some])
+    busy, inside = (of.reshape(-1, NUM_WINDOWS + 1)[:-1] for of in (busy, inside))
+    busy += window * np.cumsum(inside, axis=1)
+    share = busy[:, :NUM_WINDOWS] / (servers[:, None] * window * pools.whole)
     return UtilisationOverTime(
         window_us=us(window),
         groups={name: np.round(share[i], 6).tolist() for i, name in enumerate(names)},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.machine.kinds import ACKS, COMPUTE, KINDS, Kind
+from replay.machine.kinds import ACKS, COMPUTE, KINDS, Kind, among
 from replay.machine.resources import Ints, ResourceClass
 from replay.measure.parts import Exposure, SmTime, Waiting
 from replay.measure.pools import SMS
@@ -73,17 +73,15 @@ def exposed(
         Waiting of kernels for their launch alone, as in `Notes`.
     """
     graph, num_ranks = timeline.graph, len(rank_end)
-    on_sm = (graph.resource >= 0) & (np.append(classes, -1)[graph.resource] == ResourceClass.SM)
-    hides = np.isin(graph.kind, np.array(sorted({*COMPUTE, Kind.LAUNCH})))
+    on_sm = np.append(classes == ResourceClass.SM, False)[graph.resource]
+    hides = among({*COMPUTE, Kind.LAUNCH})[graph.kind]
     multiplies = np.flatnonzero(hides & on_sm & (graph.rank >= 0))
     tiles = _of_tasks(timeline, multiplies)
     parts = pools.whole // pools.parts[graph.resource[multiplies]]
     visible = timeline.visible_ps
     launches = [Intervals(rank, visible[ready], visible[begun]) for ready, begun, rank in held_up]
     whole = union(_joined(_of_tasks(timeline, np.flatnonzero(hides & ~on_sm)), *launches))
-    moves = union(
-        _of_tasks(timeline, np.flatnonzero(np.isin(graph.kind, np.array(sorted(MOVING)))))
-    )
+    moves = union(_of_tasks(timeline, np.flatnonzero(among(MOVING)[graph.kind])))
     busy = _joined(whole, moves, union(tiles))
     anybody = union(busy._replace(owner=np.zeros_like(busy.owner)))
     of_rank = [
@@ -212,15 +210,14 @@ def sm_times(timeline: Timeline, pools: Pools, classes: Ints) -> SmTime:
     for name, of in (("l2", ~is_memory), ("hbm", is_memory)):
         last[name] = np.full(graph.num_tasks, -1, np.int64)
         np.maximum.at(last[name], task[of], drawn.end_ps[of])
-    on_sm = np.flatnonzero(graph.resource >= 0)
-    on_sm = on_sm[classes[graph.resource[on_sm]] == ResourceClass.SM]
+    on_sm = np.flatnonzero(np.append(classes == ResourceClass.SM, False)[graph.resource])
     gpu, parts = pools.pool[graph.resource[on_sm]], pools.parts[graph.resource[on_sm]]
     service, longer = timeline.service_ps[on_sm], timeline.extra_service_ps[on_sm]
     hbm_last = last["hbm"][on_sm] > last["l2"][on_sm]
     draws = np.maximum(last["hbm"], last["l2"])[on_sm] >= 0
     kind = graph.kind[on_sm]
-    computes = np.isin(kind, np.array(sorted(COMPUTE)))
-    copies = np.isin(kind, np.array([each for each in Kind if KINDS[each].role == "copying"]))
+    computes = among(COMPUTE)[kind]
+    copies = among(each for each in Kind if KINDS[each].role == "copying")[kind]
 
     def us(time_ps: Ints) -> list[float]:
         total = np.zeros(num_gpus, np.int64)

@@ -7,22 +7,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.graph import Touched
-from replay.machine.kinds import WIRE_ROLES, wire_role
+from replay.machine.kinds import ROWS, WIRE_ROLES, Kind, among, wire_role
 from replay.measure.parts import BufferUse, CacheUse, Mechanisms, PortBytes, TableUse, TileUse
-from replay.measure.ports import NVLINK, port_of
+from replay.measure.ports import NVLINK, PortSums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from replay.graph import TaskGraph, Timeline
+    from replay.graph import Timeline
     from replay.machine.machine import Machine
     from replay.machine.notes import Notes, TouchNotes
     from replay.machine.resources import Ints
 
-ROLES = (*WIRE_ROLES, "evictions")
 
-
-def mechanisms(timeline: Timeline, machine: Machine, evicted: Ints) -> Mechanisms:
+def mechanisms(timeline: Timeline, machine: Machine, ports: PortSums) -> Mechanisms:
     """Derive the report of all mechanisms that the scheme spoke of.
 
     Parameters
@@ -31,12 +29,12 @@ def mechanisms(timeline: Timeline, machine: Machine, evicted: Ints) -> Mechanism
         The schedule.
     machine
         The machine that made the graph, with its notes.
-    evicted
-        (task,): see `evicted_wire_bytes`.
+    ports
+        What passed the ports.
     """
-    graph, notes = timeline.graph, machine.notes
+    notes = machine.notes
     return Mechanisms(
-        wire_bytes=_by_role(graph, machine, evicted),
+        wire_bytes=_by_role(ports),
         tables={
             group: _table_use(timeline, group, blocks)
             for group, blocks in sorted(notes.touches.items())
@@ -54,39 +52,21 @@ def mechanisms(timeline: Timeline, machine: Machine, evicted: Ints) -> Mechanism
     )
 
 
-def evicted_wire_bytes(timeline: Timeline, machine: Machine) -> Ints:
-    """Bytes that evictions put on the port of each task: (task,)."""
-    graph = timeline.graph
-    extra = np.zeros(graph.num_tasks, np.int64)
-    for blocks in machine.notes.touches.values():
-        for block in blocks:
-            has = np.flatnonzero(timeline.touched[block.touch] & Touched.EVICTED)
-            np.add.at(extra, graph.touches.charged[block.touch[has]], block.evicted_wire_bytes[has])
-    return extra
-
-
-def _by_role(graph: TaskGraph, machine: Machine, evicted: Ints) -> dict[str, PortBytes]:
+def _by_role(ports: PortSums) -> dict[str, PortBytes]:
     """Bytes on the ports by what they are for."""
-    direction, gpu = port_of(graph, machine.resources.classes(graph))
-    role = wire_role(graph.kind)
-    chosen = np.flatnonzero((direction >= 0) & (direction < len(NVLINK)) & (role >= 0))
-    role, direction, gpu = role[chosen], direction[chosen], gpu[chosen]
-    wire, payload = graph.wire_bytes[chosen], graph.payload_bytes[chosen]
-    is_row = role == ROLES.index("payload")
-    sums = np.zeros((len(ROLES), len(NVLINK), machine.num_ranks), np.int64)
-    for which, where, nbytes in (
-        (slice(None), role, np.where(is_row, payload, wire)),
-        (is_row, np.full(len(role), ROLES.index("headers")), wire - payload),
-        (slice(None), np.full(len(role), ROLES.index("evictions")), evicted[chosen]),
-    ):
-        shape = sums.shape
-        key = np.ravel_multi_index((where[which], direction[which], gpu[which]), shape)
-        # Sums stay below 2**53, where a double counts exactly.
-        total = np.bincount(key, weights=nbytes[which], minlength=sums.size)
-        sums += total.astype(np.int64).reshape(shape)
+    nvlink = slice(len(NVLINK))
+    payload, wire, evicted = (
+        sums[:, nvlink] for sums in (ports.payload, ports.wire, ports.evicted)
+    )
+    role = wire_role(np.arange(len(Kind)))
+    of_role = {name: wire[role == place].sum(axis=0) for place, name in enumerate(WIRE_ROLES)}
+    rows = payload[among(ROWS)].sum(axis=0)
+    of_role["headers"] += of_role["payload"] - rows
+    of_role["payload"] = rows
+    of_role["evictions"] = evicted[role >= 0].sum(axis=0)
     return {
         name: PortBytes(uplink=up.tolist(), downlink=down.tolist())
-        for name, (up, down) in zip(ROLES, sums, strict=True)
+        for name, (up, down) in of_role.items()
     }
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.machine.kinds import ACKS, PHASES, ROWS, phase_index
+from replay.graph import Touched
+from replay.graph.timeline import sum_by
+from replay.machine.kinds import ACKS, PHASES, ROWS, Kind, among, phase_index
 from replay.machine.resources import PORTS
 from replay.measure.parts import BusiestPort, PortBytes
 
 if TYPE_CHECKING:
-    from replay.graph import TaskGraph
+    from replay.graph import TaskGraph, Timeline
+    from replay.machine.machine import Machine
     from replay.machine.resources import Ints
 
 PORT_NAMES = tuple(port.name.lower().replace("_", "-") for port in PORTS)
@@ -20,24 +24,19 @@ NVLINK = ("uplink", "downlink")
 COMMUNICATION = ("dispatch", "combine")
 
 
-def port_of(graph: TaskGraph, classes: Ints, tasks: slice = slice(None)) -> tuple[Ints, Ints]:
-    """Port (its place in `PORTS`, -1 for none) and GPU of the port that each task occupies.
-
-    Parameters
-    ----------
-    classes
-        (resource,): see `Resources.classes`.
-    """
-    place = np.full(max(len(classes), 1), -1, np.int64)
-    for index, port in enumerate(PORTS):
-        place[np.flatnonzero(classes == port)] = index
-    resource = graph.resource[tasks].astype(np.int64)
-    owner = graph.resources.owner.astype(np.int64)
-    return np.where(resource >= 0, place[resource], -1), owner[resource]
+def evicted_wire_bytes(timeline: Timeline, machine: Machine) -> Ints:
+    """Bytes that evictions put on the port of each task: (task,)."""
+    graph = timeline.graph
+    extra = np.zeros(graph.num_tasks, np.int64)
+    for blocks in machine.notes.touches.values():
+        for block in blocks:
+            has = np.flatnonzero(timeline.touched[block.touch] & Touched.EVICTED)
+            np.add.at(extra, graph.touches.charged[block.touch[has]], block.evicted_wire_bytes[has])
+    return extra
 
 
 class PortSums:
-    """Sums over port tasks: (phase, port, gpu).
+    """Sums over port tasks: (kind, port, gpu).
 
     Parameters
     ----------
@@ -47,8 +46,13 @@ class PortSums:
         (task,): time in service, where the schedule is known.
     tasks
         The tasks that count.
-    extra_wire
-        (task,): bytes that the schedule added to tasks of the whole graph (evictions).
+    evicted
+        (task,): see `evicted_wire_bytes`.
+
+    Attributes
+    ----------
+    payload, wire, evicted
+        Bytes; those that evictions added are not in `wire`.
     """
 
     def __init__(
@@ -58,41 +62,47 @@ class PortSums:
         num_ranks: int,
         service_ps: Ints | None = None,
         tasks: slice = slice(None),
-        extra_wire: Ints | None = None,
+        evicted: Ints | None = None,
     ) -> None:
-        kind = graph.kind[tasks]
-        direction, gpu = port_of(graph, classes, tasks)
-        phase = phase_index(kind)
-        chosen = np.flatnonzero((direction >= 0) & (phase >= 0))
-        owner = gpu[chosen]
-        shape = (len(PHASES), len(PORTS), num_ranks)
-        key = np.ravel_multi_index((phase[chosen], direction[chosen], owner), shape)
-        is_ack = np.isin(kind[chosen], np.array(sorted(ACKS)))
-        is_row = np.isin(kind[chosen], np.array(sorted(ROWS)))
-        payload, wire = graph.payload_bytes[tasks][chosen], graph.wire_bytes[tasks][chosen]
-        if extra_wire is not None:
-            wire = wire + extra_wire[tasks][chosen]
-        least = graph.duration_ps[tasks][chosen]
-        duration = least if service_ps is None else service_ps[tasks][chosen]
+        shape = (len(Kind), len(PORTS), num_ranks)
+        port_of = np.full(len(classes) + 1, -1, np.int64)  # the null resource comes last
+        for place, port in enumerate(PORTS):
+            of_class = np.flatnonzero(classes == port)
+            port_of[of_class] = place * num_ranks + graph.resources.owner[of_class]
+        port_of_task = port_of[graph.resource[tasks]]
+        chosen = np.flatnonzero(port_of_task >= 0)
+        kind = graph.kind[tasks][chosen].astype(np.int64)
+        key = kind * (len(PORTS) * num_ranks) + port_of_task[chosen]
 
         def total(values: Ints) -> Ints:
-            # Sums stay below 2**53, where a double counts exactly.
-            size = int(np.prod(shape))
-            sums: Ints = np.bincount(key, weights=values, minlength=size).astype(np.int64)
-            by_port: Ints = sums.reshape(shape)
-            return by_port
+            return sum_by(key, values[tasks][chosen], math.prod(shape)).reshape(shape)
 
-        self._sums = {
-            "payload": total(np.where(is_row, payload, 0)),
-            "wire": total(wire),
-            "duration": total(duration),
-            # Nobody waits for acknowledgements: they may be under way after the phase.
-            "awaited": total(np.where(is_ack, 0, least)),
-        }
+        self.payload, self.wire = total(graph.payload_bytes), total(graph.wire_bytes)
+        self.evicted = np.zeros_like(self.wire) if evicted is None else total(evicted)
+        self._least = total(graph.duration_ps)
+        self._duration = self._least if service_ps is None else total(service_ps)
+
+    @classmethod
+    def of(cls, timeline: Timeline, machine: Machine) -> PortSums:
+        """Sums over all tasks of a schedule."""
+        graph = timeline.graph
+        classes = machine.resources.classes(graph)
+        evicted = evicted_wire_bytes(timeline, machine)
+        return cls(graph, classes, machine.num_ranks, timeline.service_ps, evicted=evicted)
 
     def _of(self, phase: str, what: str) -> Ints:
-        sums = self._sums[what]
-        by_port: Ints = sums.sum(axis=0) if phase == "both" else sums[PHASES.index(phase)]
+        """Bytes or picoseconds of a phase, or of all ("both"): (port, gpu)."""
+        every = np.ones(len(Kind), np.bool_)
+        sums, counts = {
+            "payload": (self.payload, among(ROWS)),
+            "wire": (self.wire + self.evicted, every),
+            "duration": (self._duration, every),
+            # Nobody waits for acknowledgements: they may be under way after the phase.
+            "awaited": (self._least, ~among(ACKS)),
+        }[what]
+        phases = phase_index(np.arange(len(Kind)))
+        is_in = phases >= 0 if phase == "both" else phases == PHASES.index(phase)
+        by_port: Ints = sums[is_in & counts].sum(axis=0)
         return by_port
 
     def bytes(self, phase: str, what: str) -> PortBytes:
@@ -127,7 +137,7 @@ def bytes_by_layer(
     classes: Ints,
     num_ranks: int,
     bounds: Ints,
-    extra_wire: Ints | None = None,
+    evicted: Ints | None = None,
 ) -> list[tuple[dict[str, PortBytes], dict[str, PortBytes]]]:
     """Payload and wire bytes of each layer's dispatch and combine.
 
@@ -137,12 +147,12 @@ def bytes_by_layer(
         (resource,): see `Resources.classes`.
     bounds
         (layer + 1,): tasks of layer l are ``[bounds[l], bounds[l + 1])``.
-    extra_wire
-        See `PortSums`.
+    evicted
+        (task,): see `evicted_wire_bytes`.
     """
     found = []
     for first, last in itertools.pairwise(bounds.tolist()):
-        ports = PortSums(graph, classes, num_ranks, None, slice(first, last), extra_wire)
+        ports = PortSums(graph, classes, num_ranks, None, slice(first, last), evicted)
         found.append(
             (
                 {phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},

@@ -23,9 +23,8 @@ from replay.machine.kinds import KIND_NAMES
 from replay.machine.machine import Machine, Time
 from replay.machine.times import NO_TIME
 from replay.measure.analysis import measures, phases_by_layer, token_latency, us
-from replay.measure.mechanisms import evicted_wire_bytes
 from replay.measure.parts import Routing
-from replay.measure.ports import bytes_by_layer
+from replay.measure.ports import bytes_by_layer, evicted_wire_bytes
 from replay.measure.result import ChainedLayer, ChainResult, LayerResult
 from replay.schemes.base import LayerRefusedError
 from replay.schemes.outside import BuildFailed
