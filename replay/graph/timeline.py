@@ -224,11 +224,10 @@ def union_length(starts: npt.NDArray[np.signedinteger], ends: npt.NDArray[np.sig
     """
     if starts.size == 0:
         return 0
-    order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], ends[order]
-    reached = np.maximum.accumulate(ends)
-    first = int(ends[0] - starts[0])
-    return first + int(np.maximum(0, ends[1:] - np.maximum(starts[1:], reached[:-1])).sum())
+    starts, ends = np.sort(starts, kind="stable"), np.sort(ends, kind="stable")
+    # Nothing is covered between an end and a start before which as many have begun as have ended.
+    gaps = np.maximum(0, starts[1:] - ends[:-1])
+    return int(ends[-1] - starts[0] - gaps.sum())
 
 
 def difference_length(

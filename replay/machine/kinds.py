@@ -161,17 +161,17 @@ def phase_of(kind: Kind) -> str | None:
     return KINDS[kind].phase
 
 
-def phase_index(kind: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+def phase_index(kind: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int8]:
     """Position in `PHASES` of each kind, -1 for none."""
     phases = [KINDS[each].phase for each in Kind]
-    index: npt.NDArray[np.int64] = _places(phases, PHASES)[kind]
+    index: npt.NDArray[np.int8] = _places(phases, PHASES)[kind]
     return index
 
 
-def wire_role(kind: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+def wire_role(kind: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int8]:
     """Position in `WIRE_ROLES` of each kind, rows as payload; -1 for what is not on a port."""
     roles = [KINDS[each].on_wire for each in Kind]
-    index: npt.NDArray[np.int64] = _places(roles, WIRE_ROLES)[kind]
+    index: npt.NDArray[np.int8] = _places(roles, WIRE_ROLES)[kind]
     return index
 
 
@@ -182,8 +182,8 @@ def among(kinds: Iterable[Kind]) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def _places(names: list[str | None], known: tuple[str, ...]) -> npt.NDArray[np.int64]:
-    return np.array([-1 if name is None else known.index(name) for name in names], dtype=np.int64)
+def _places(names: list[str | None], known: tuple[str, ...]) -> npt.NDArray[np.int8]:
+    return np.array([-1 if name is None else known.index(name) for name in names], dtype=np.int8)
 
 
 COMPUTE = frozenset(kind for kind in Kind if KINDS[kind].role == "compute")

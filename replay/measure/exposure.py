@@ -137,18 +137,15 @@ def union(intervals: Intervals) -> Intervals:
     owner, start, end = (column[some] for column in intervals)
     if not len(owner):
         return Intervals(owner, start, end)
-    # Each owner's intervals are moved past those of the owner before, so that one sort and one
-    # running maximum serve all.
+    # Each owner's intervals are moved past those of the owner before, so that one sort serves all.
     span = int(end.max()) + 1
-    start, end = start + owner * span, end + owner * span
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
-    reached = np.maximum.accumulate(end)
-    begins = np.append(True, start[1:] > reached[:-1])
-    first = np.flatnonzero(begins)
-    last = np.append(first[1:], len(start)) - 1
-    owner = start[first] // span
-    return Intervals(owner, start[first] - owner * span, reached[last] - owner * span)
+    start = np.sort(start + owner * span, kind="stable")
+    end = np.sort(end + owner * span, kind="stable")
+    # A part of the union ends where as many have ended as had begun before the next begins.
+    is_apart = start[1:] > end[:-1]
+    start, end = start[np.append(True, is_apart)], end[np.append(is_apart, True)]
+    owner = start // span
+    return Intervals(owner, start - owner * span, end - owner * span)
 
 
 def _divided(
@@ -205,16 +202,15 @@ def sm_times(timeline: Timeline, pools: Pools, classes: Ints) -> SmTime:
     """
     graph, drawn, num_gpus = timeline.graph, timeline.drawn, pools.groups.count(SMS)
     task = graph.touches.task[drawn.touch]
-    is_memory = classes[drawn.resource] == ResourceClass.HBM
-    last = {}
-    for name, of in (("l2", ~is_memory), ("hbm", is_memory)):
-        last[name] = np.full(graph.num_tasks, -1, np.int64)
-        np.maximum.at(last[name], task[of], drawn.end_ps[of])
+    # Twice the time of the last draw of each task, and one more if the L2 cache served it; of two
+    # at a time that one counts.
+    is_cache = classes[drawn.resource] != ResourceClass.HBM
+    last = np.full(graph.num_tasks, -1, np.int64)
+    np.maximum.at(last, task, 2 * drawn.end_ps + is_cache)
     on_sm = np.flatnonzero(np.append(classes == ResourceClass.SM, False)[graph.resource])
     gpu, parts = pools.pool[graph.resource[on_sm]], pools.parts[graph.resource[on_sm]]
     service, longer = timeline.service_ps[on_sm], timeline.extra_service_ps[on_sm]
-    hbm_last = last["hbm"][on_sm] > last["l2"][on_sm]
-    draws = np.maximum(last["hbm"], last["l2"])[on_sm] >= 0
+    draws, hbm_last = last[on_sm] >= 0, last[on_sm] % 2 == 0
     kind = graph.kind[on_sm]
     computes = among(COMPUTE)[kind]
     copies = among(each for each in Kind if KINDS[each].role == "copying")[kind]
