@@ -104,16 +104,14 @@ def gemm_tasks(
     block_n = tiles.block_n[tiles.rank]
     num_columns = -(-gemm.n // block_n)
     tile, column = _in_raster(tiles, num_columns, raster, num_sms=machine.sms.count)
-    widths = np.minimum(block_n[tile], gemm.n - column * block_n[tile])
-    duration = np.zeros(len(tile), np.int64)
-    for width in np.unique(widths):
-        same = widths == width
-        of = tile[same]
-        absent = 0 if tiles.absent_rows is None else tiles.absent_rows[of]
-        duration[same] = compute.tile_ps(
-            tiles.rows[of], int(width), gemm.k, dtype, absent,
-            block_m=tiles.block_m[tiles.rank[of]], grouped=tiles.absent_rows is None,
-        )  # fmt: skip
+    last = gemm.n - (num_columns - 1) * block_n  # width of the last column of each row tile
+    is_last = column == (num_columns - 1)[tile]
+    widths = np.where(is_last, last[tile], block_n[tile])
+    duration = np.where(
+        is_last,
+        _column_ps(machine, tiles, last, gemm.k, dtype)[tile],
+        _column_ps(machine, tiles, block_n, gemm.k, dtype)[tile],
+    )
     columns = machine.graph.add(
         len(tile),
         resource=pool[tiles.rank[tile]],
@@ -141,23 +139,35 @@ def _in_raster(
     Parameters
     ----------
     num_columns
-        (tile,): column tiles of each row tile.
+        (tile,): column tiles of each row tile; the same for all of a rank.
     """
-    tile = np.repeat(np.arange(len(tiles), dtype=np.int64), num_columns)
-    column = places(num_columns)
-    if raster == "rows" or not len(tile):
-        return tile, column
-    # Row tiles are numbered over all ranks; groups and columns count within a rank.
-    rank = tiles.rank[tile]
-    if raster == "groups":
-        by_rank = np.argsort(tiles.rank, kind="stable")
-        place = np.empty(len(tiles), np.int64)
-        place[by_rank] = places(np.bincount(tiles.rank))
-        group = (place // _group_rows(tiles, num_sms)[tiles.rank])[tile]
-        order = np.lexsort((tile, column, group, rank))
-    else:
-        order = np.lexsort((tile, column, rank))
-    return tile[order], column[order]
+    count = np.bincount(tiles.rank, minlength=len(tiles.block_n))
+    if raster == "rows":
+        ordered, in_group = np.arange(len(tiles), dtype=np.int64), np.ones(len(tiles), np.int64)
+    else:  # row tiles are numbered over all ranks; groups and columns count within a rank
+        ordered = np.argsort(tiles.rank, kind="stable")
+        most = _group_rows(tiles, num_sms) if raster == "groups" else np.maximum(count, 1)
+        full, rest = np.divmod(count, most)
+        num_groups = full + (rest > 0)
+        in_group = np.repeat(most, num_groups)
+        in_group[np.cumsum(num_groups)[rest > 0] - 1] = rest[rest > 0]
+    first = np.cumsum(in_group) - in_group
+    cells = in_group * num_columns[ordered[first]]
+    column, place = np.divmod(places(cells), np.repeat(in_group, cells))
+    return ordered[np.repeat(first, cells) + place], column
+
+
+def _column_ps(machine: Machine, tiles: RowTiles, widths: Ints, k: int, dtype: str) -> Ints:
+    """Time of one tile of so many columns (tile,) of each row tile: (tile,)."""
+    time = np.zeros(len(tiles), np.int64)
+    for width in np.unique(widths):
+        of = np.flatnonzero(widths == width)
+        absent = 0 if tiles.absent_rows is None else tiles.absent_rows[of]
+        time[of] = machine.system.compute.tile_ps(
+            tiles.rows[of], int(width), k, dtype, absent,
+            block_m=tiles.block_m[tiles.rank[of]], grouped=tiles.absent_rows is None,
+        )  # fmt: skip
+    return time
 
 
 def _group_rows(tiles: RowTiles, num_sms: int) -> Ints:

@@ -149,6 +149,7 @@ def check_lines(graph: TaskGraph) -> None:
     is_line = np.append(graph.resources.discipline == LINE, False)  # the null resource is none
     if not is_line.any():
         return
+    on_line = is_line[graph.resource]
     takes, touches = graph.takes, graph.touches
     for what, tasks in (
         ("takes credits", takes.task),
@@ -156,15 +157,16 @@ def check_lines(graph: TaskGraph) -> None:
         ("touches a table", touches.task),
         ("pays for evictions", touches.charged),
     ):
-        on_line = is_line[graph.resource[tasks]]
-        if np.any(on_line):
-            task = int(tasks[int(np.argmax(on_line))])
+        if np.any(on_line[tasks]):
+            task = int(tasks[int(np.argmax(on_line[tasks]))])
             message = f"{graph.describe(task)} {what}, which a task of a line may not"
             raise GraphError(message)
-    for line in np.flatnonzero(is_line).tolist():
-        served = np.flatnonzero(graph.resource == line)
-        other = graph.priority[served] != graph.priority[served[:1]]
-        if np.any(other):
-            task = int(served[int(np.argmax(other))])
-            message = f"{graph.describe(task)} has a priority of its own; on a line all have one"
-            raise GraphError(message)
+    served = np.flatnonzero(on_line)
+    line, priority = graph.resource[served], graph.priority[served]
+    first = np.zeros(is_line.size, np.int64)  # priority of each line's first task
+    first[line[::-1]] = priority[::-1]
+    other = priority != first[line]
+    if np.any(other):
+        task = int(served[int(np.argmax(other))])
+        message = f"{graph.describe(task)} has a priority of its own; on a line all have one"
+        raise GraphError(message)

@@ -70,16 +70,18 @@ class Drawn:
         Both are empty where no table has such a line.
         """
         tables, touches = graph.tables, graph.touches
-        parts = []
-        for line, served, duration in (
-            (tables.port, port_served, touches.port_duration_ps),
-            (tables.backing, backing_served, touches.miss_duration_ps),
+        by_port, by_backing = np.flatnonzero(port_served), np.flatnonzero(backing_served)
+        touch = np.concatenate([by_port, by_backing])
+        resource, start, end = (np.empty(touch.size, np.int64) for _ in range(3))
+        for some, line, served, duration in (
+            (slice(by_port.size), tables.port, port_served, touches.port_duration_ps),
+            (slice(by_port.size, None), tables.backing, backing_served, touches.miss_duration_ps),
         ):
-            touch = np.flatnonzero(served)
-            end = served[touch]
-            resource = line[touches.table[touch]].astype(np.int64)
-            parts.append((resource, end - duration[touch], end, touch))
-        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+            of = touch[some]
+            resource[some] = line[touches.table[of]]
+            end[some] = served[of]
+            np.subtract(end[some], duration[of], out=start[some])
+        return cls(resource, start, end, touch)
 
 
 @dataclass(frozen=True, eq=False)

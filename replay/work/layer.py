@@ -180,10 +180,11 @@ class LayerWork:
 
     @cached_property
     def _copies(self) -> tuple[Ints, Ints, Ints]:
-        key, pair_copy = np.unique(
-            self.pair_token * self.num_ranks + self.pair_rank, return_inverse=True
-        )
-        return key // self.num_ranks, key % self.num_ranks, pair_copy
+        key = self.pair_token * self.num_ranks + self.pair_rank
+        is_wanted = np.zeros(self.num_tokens * self.num_ranks, np.bool_)
+        is_wanted[key] = True
+        copy, pair_copy = np.flatnonzero(is_wanted), np.cumsum(is_wanted)[key] - 1
+        return copy // self.num_ranks, copy % self.num_ranks, pair_copy
 
     @property
     def copy_token(self) -> Ints:
