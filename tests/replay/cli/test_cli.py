@@ -213,7 +213,10 @@ def test_a_command_line_that_cannot_be_read_is_code_2(trace_file: Path, argument
 def test_wrong_values_take_one_line_of_the_user_s_screen(trace_file: Path) -> None:
     done = command("run", trace_file, "--scheme", "deepep", "--launch", "later")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: unknown launch 'later' (did you mean 'eager'?); known: eager, graph\n"
+    assert (
+        done.stderr
+        == "error: unknown launch 'later' (did you mean 'eager'?); known: eager, graph\n"
+    )
 
 
 def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:

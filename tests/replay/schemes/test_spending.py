@@ -90,7 +90,7 @@ FUSED = [
     "dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet paper",
 ]  # fmt: skip
 APART = ["plain", "ideal", "dysharp-basic", "nccl-alltoall", "deepep bare", "nvls", "comet"]
-CACHED = ["dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe"]
+CACHED = ["dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet paper"]
 """The last GEMM finds in the cache what the first wrote."""
 
 # FlashDMoE has four (expert, owner) on each GPU, whose tiles are worked on as if they were full.
