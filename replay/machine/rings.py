@@ -107,8 +107,10 @@ def send(
     start
         (rank,): when each rank's kernel runs.
     """
-    # First come, first served: a chunk that finds no room holds up those behind it.
     stored = machine.serve(servers, time, kind=kinds.send, rank=chunks.src, after=start[chunks.src])
+    # The lane's server takes them in this order anyway; as edges, bounds know of it too.
+    follows = chunks.lane[1:] == chunks.lane[:-1]
+    machine.graph.edges(stored[:-1][follows], stored[1:][follows])
 
     remote, num_channels = chunks.src != chunks.dst, int(chunks.channel.max(initial=0)) + 1
     landed = np.empty(len(chunks), np.int64)

@@ -138,6 +138,11 @@ def test_deepep_chunks_of_a_ring_stay_in_order() -> None:
         ups = tasks(timeline, kind)
         in_order = ups[np.argsort(timeline.start_ps[ups])]
         assert timeline.graph.payload_bytes[in_order].tolist() == [6 * ROW, 6 * ROW, 2 * ROW]
+    # Each depends on the one before, which a bound counts.
+    edges = set(zip(*(ends.tolist() for ends in timeline.graph.edges()), strict=True))
+    for kind in (Kind.DISPATCH_SEND, Kind.COMBINE_SEND):
+        first, second, third = tasks(timeline, kind).tolist()
+        assert {(first, second), (second, third)} <= edges
 
 
 def test_deepep_takes_an_own_row_out_of_its_ring_when_it_has_seen_the_tail() -> None:
