@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -109,8 +110,7 @@ def _read(name_or_path: str | Path) -> tuple[str, dict[str, Any]]:
     """Find a preset or a file; return what to call it in messages, and its content."""
     given = str(name_or_path)
     if given in names():
-        text = (resources.files("hwmodel.presets") / f"{given}.toml").read_text("utf-8")
-        return given, tomllib.loads(text)
+        return given, _preset(given)
     path = Path(given)
     looks_like_path = isinstance(name_or_path, Path) or path.suffix == ".toml" or "/" in given
     if not looks_like_path:
@@ -124,6 +124,13 @@ def _read(name_or_path: str | Path) -> tuple[str, dict[str, Any]]:
     except ValueError as error:  # not UTF-8, not TOML, or not even a possible path
         message = f"{given} is not a TOML file: {error}"
         raise UserError(message) from None
+
+
+@cache
+def _preset(name: str) -> dict[str, Any]:
+    """Content of a preset, which nobody changes."""
+    text = (resources.files("hwmodel.presets") / f"{name}.toml").read_text("utf-8")
+    return tomllib.loads(text)
 
 
 def _complete(

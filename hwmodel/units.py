@@ -136,8 +136,17 @@ def scale_up(value: Whole, factor: Fraction) -> Whole:
     Split into quotient and remainder, so that an int64 array overflows only
     where the result itself would.
     """
-    quotient, remainder = value // factor.denominator, value % factor.denominator
-    return quotient * factor.numerator + ceil_div(remainder * factor.numerator, factor.denominator)
+    numerator, denominator = factor.numerator, factor.denominator
+    scaled = value // denominator
+    # In place from here on: memory for another array takes longer than the arithmetic.
+    rest = scaled * -denominator
+    rest += value
+    rest *= numerator
+    rest += denominator - 1
+    rest //= denominator
+    scaled *= numerator
+    scaled += rest
+    return scaled
 
 
 def _simplified(value: Fraction) -> Fraction:

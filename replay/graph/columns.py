@@ -200,8 +200,8 @@ class EdgeBlocks:
     def _close(self) -> None:
         """Make a block of what is not yet in one."""
         if self._sources:
-            ends = (_end(np.array(ids, np.int32)) for ids in (self._sources, self._targets))
-            self._blocks.append((len(self._sources), *ends))
+            src, dst = (_end(np.array(ids, np.int32)) for ids in (self._sources, self._targets))
+            self._blocks.append((len(self._sources), src, dst))
             self._sources, self._targets = [], []
 
 

@@ -151,7 +151,7 @@ def _over_time(pools: Pools, timeline: Timeline) -> UtilisationOverTime:
     busy = np.zeros((len(names) + 1) * (NUM_WINDOWS + 1), np.int64)  # the null resource's last
     inside = np.zeros_like(busy)
 
-    def add(resource: Ints, start: Ints, end: Ints) -> None:
+    def add(resource: npt.NDArray[np.signedinteger], start: Ints, end: Ints) -> None:
         """Add services: most lie in one window, others fill the windows between two whole."""
         row, weight = row_of[resource], of_server[resource]
         first, last = start // window, end // window
