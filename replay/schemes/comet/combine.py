@@ -158,11 +158,16 @@ def rows_back(message_rows: int) -> Send:
             pool[src], costs.sm_store(rows * part_bytes),
             kind=COMBINE.send, rank=src, after=seen[src],
         )  # fmt: skip
+        loaded = machine.stream(
+            COMBINE.memory, MemoryTraffic(read=rows * part_bytes, written=0), src, seen[src]
+        )
         # All blocks of columns go to the same owners.
-        arrived = machine.transfers.store(
+        stored = machine.transfers.store(
             COMBINE, src, dst, part_bytes, sent, machine.transfers.fan_out(src, dst), rows=rows,
             on=machine.buffers.outboxes(pool[src]),
-        ).arrived  # fmt: skip
+        )  # fmt: skip
+        machine.graph.edges(loaded, stored.left)
+        arrived = stored.arrived
         # A fence and a flag behind the rows of a message.
         waiting = costs.acknowledged() + costs.poll()
         told = machine.sync.notify(src, dst, FLAG_BYTES, arrived, waiting=waiting)
@@ -182,7 +187,13 @@ def rows_back(message_rows: int) -> Send:
         needs = np.unique(group[token[order]] * max(len(src), 1) + messages.of_entry)
         needed_by, needed = np.divmod(needs, max(len(src), 1))
         machine.graph.edges(told[needed], added[needed_by])
-        # What is added has just arrived, in the L2 cache; the sums go to memory.
+        own = np.bincount(group[work.pair_token[~remote]], minlength=len(group_owner))
+        own_loaded = machine.stream(
+            COMBINE.memory, MemoryTraffic(read=own * part_bytes, written=0), group_owner,
+            seen[group_owner],
+        )  # fmt: skip
+        machine.graph.edges(own_loaded, added)
+        # What has just arrived lies in the L2 cache; the sums go to memory.
         sums = MemoryTraffic(read=0, written=rows_out * part_bytes)
         written = machine.stream(COMBINE.memory, sums, group_owner, added)
         machine.notes.follow("combined", np.arange(work.num_tokens), written[group])

@@ -62,11 +62,12 @@ class RowOptions(Options):
         source="assumed; the paper does not state it",
     )
     results: str = option(
-        "cache",
-        choices=("cache", "memory"),
-        help="Where a GPU finds the results that it answers with. cache: in the L2 cache, where "
-        "tiles have left them. memory: each row is read from device memory.",
-        source=f"assumed; {PAPER} does not state it",
+        "memory",
+        choices=("memory", "cache"),
+        help="Where a GPU finds the results that it answers with. memory: each row is read from "
+        "device memory, as COMET's is. cache: in the L2 cache, where tiles have left them.",
+        source=f"{PAPER} does not state it; a token is complete when its last expert is, by when "
+        "its first row has left a cache of 50 MB",
     )
     tlb_entries: int = option(
         512,

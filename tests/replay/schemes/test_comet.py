@@ -306,9 +306,14 @@ def test_the_paper_sends_a_row_for_each_expert_and_adds_in_the_kernel() -> None:
     timeline = four_tokens(variant="paper")
     for kind in (Kind.ACTIVATION, Kind.UNPERMUTE, Kind.DISPATCH_MEMORY):
         assert not len(tasks(timeline, kind))
-    # What the owners add is in the cache; the sums of a block are written.
-    assert on(timeline, "hbm", Kind.COMBINE_MEMORY) == [
-        [elementwise_ps(0, tokens * PART)] * BLOCKS for tokens in (3, 1)
+    # Rows are read where their experts are, those for the other rank and those for the own tokens;
+    # what owners add from elsewhere is in the cache. The sums of a block are written.
+    assert [sorted(times) for times in on(timeline, "hbm", Kind.COMBINE_MEMORY)] == [
+        sorted([elementwise_ps(*moved) for moved in of_rank] * BLOCKS)
+        for of_rank in (
+            [(PART, 0), (3 * PART, 0), (0, 3 * PART)],
+            [(3 * PART, 0), (PART, 0), (0, PART)],
+        )
     ]  # fmt: skip
     assert on(timeline, "host", Kind.DISPATCH_SYNC) == [[], []]
     assert on(timeline, "comet-comm-2", Kind.COMBINE_SEND) == [
@@ -331,6 +336,14 @@ def test_the_paper_sends_a_row_for_each_expert_and_adds_in_the_kernel() -> None:
     assert timeline.visible_ps[told].tolist() == (came + 2 * flag + latency).tolist()
     added = timeline.start_ps[tasks(timeline, Kind.COMBINE_RECEIVE)]
     assert set(timeline.visible_ps[told]) <= set(added)
+
+
+def test_the_paper_reads_rows_before_they_leave_or_are_added() -> None:
+    graph = four_tokens(variant="paper").graph
+    before, after = graph.edges()
+    behind = graph.kind[after[graph.kind[before] == Kind.COMBINE_MEMORY]].tolist()
+    for kind in (Kind.COMBINE_UP, Kind.COMBINE_RECEIVE):
+        assert behind.count(kind) == len(RANKS) * BLOCKS
 
 
 def test_the_paper_begins_when_the_counts_have_come() -> None:

@@ -204,9 +204,9 @@ def test_results_from_memory_are_read_before_they_are_added(scheme: str) -> None
     # Token 0 of GPU 0 has two experts on GPU 1 and one on its own.
     ids = np.array([[0, 2, 3]], np.int32)
     layer = small_layers.work(ids, 2, 4, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64))
-    memory = of_kind(build(layer, scheme=scheme)[1], Kind.COMBINE_MEMORY)
+    memory = of_kind(build(layer, scheme=scheme, results="cache")[1], Kind.COMBINE_MEMORY)
     assert len(memory) == 1  # the sum
-    _, timeline = build(layer, scheme=scheme, results="memory")
+    _, timeline = build(layer, scheme=scheme)
     own, other, total = of_kind(timeline, Kind.COMBINE_MEMORY)
     durations, row = timeline.graph.duration_ps, 2048
     assert timeline.graph.rank[[own, other, total]].tolist() == [0, 1, 0]
@@ -567,7 +567,7 @@ def test_rows_that_the_owner_adds_up(experts: list[int], rows_in: int) -> None:
         np.array([experts], np.int32), 2, 4, tokens_of_rank=[1, 0], shape=ExpertShape(1024, 64)
     )
     row, gap, push, poll = 2048, 2 * US, 2048 * 10, 5 * NS
-    _, timeline = build(layer)
+    _, timeline = build(layer, results="cache")
     written = of_kind(timeline, Kind.COMBINE_RECEIVE)
     spent = timeline.end_ps[written] - timeline.start_ps[written]
     assert spent.tolist() == [rows_in * row * 5 + row * 20]  # read at 200, written at 50 GB/s
