@@ -152,11 +152,10 @@ def who_looks_up(graph: TaskGraph) -> tuple[npt.NDArray[np.bool_], Int64s]:
     looks_up = np.zeros(size, np.bool_)
     if len(touches) == 0:
         return looks_up, np.zeros(size, np.int64)
-    where = graph.resource[touches.task]
-    looks_up[where] = True
+    looks_up[graph.resource[touches.task]] = True
     looks_up[graph.resource[touches.charged]] = True
-    late = np.bincount(where[touches.miss_latency_ps > 0], minlength=size)
-    return looks_up, late.astype(np.int64)
+    late = graph.resource[touches.task[touches.miss_latency_ps > 0]]
+    return looks_up, np.bincount(late, minlength=size).astype(np.int64)
 
 
 def turn_takers(
