@@ -396,7 +396,6 @@ class Compute:
         if not grid.num_tiles:
             return 0
         stores, adds = self.sums_ps(grid)
-        free = [0] * min(self.num_sms, grid.num_tiles * grid.slices)
         absent = self.absent_rows(grid.rows_in_tile, grid.block_m, n) if is_matrix else 0
         rows_in_tile, widths = grid.rows_in_tile, grid.columns_in_tile.tolist()
         tiles_of = {
@@ -407,9 +406,9 @@ class Compute:
             for width in set(widths)
         }  # fmt: skip
         tiles = [tiles_of[width] for width in widths]
-        for duration in np.repeat(np.stack(tiles, axis=1).ravel(), grid.slices).tolist():
-            heapq.heappushpop(free, free[0] + duration + stores)
-        end = max(*free, self._stream_ps(counts, n, k, dtype) + self.tile_overhead_ps)
+        busy = np.repeat(np.stack(tiles, axis=1).ravel(), grid.slices) + stores
+        stream = self._stream_ps(counts, n, k, dtype) + self.tile_overhead_ps
+        end = max(_in_order_ps(busy, self.num_sms), stream)
         return end + adds + (self.reduction_ps if grid.slices > 1 else 0)
 
     def _stream_ps(self, counts: IntArray, n: int, k: int, dtype: str) -> int:
@@ -427,3 +426,13 @@ class Compute:
         if dtype not in known:
             raise unknown("dtype", dtype, known)
         return known[dtype]
+
+
+def _in_order_ps(durations: IntArray, num_sms: int) -> int:
+    """When the last of tiles (tile,) ends that go to SMs in order, each to the first free one."""
+    if durations.min() == durations.max():  # in waves
+        return ceil_div(len(durations), num_sms) * int(durations[0])
+    free = [0] * num_sms
+    for duration in durations.tolist():
+        heapq.heappushpop(free, free[0] + duration)
+    return max(free)
