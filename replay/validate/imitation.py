@@ -25,6 +25,8 @@ def layer_times_us(
 ) -> list[float]:
     """Replayed time of each layer, mean over steps, each layer by itself.
 
+    Nothing is tuned: traces are compared under the same split of SMs.
+
     Parameters
     ----------
     trace
@@ -45,7 +47,10 @@ def layer_times_us(
     UserError
         If the trace or the system cannot be replayed so.
     """
-    results = [run(trace, scheme=scheme, system=system, step=step, barrier=True) for step in steps]
+    results = [
+        run(trace, scheme=scheme, system=system, step=step, barrier=True, tune=False)
+        for step in steps
+    ]
     times = [[layer.measures.makespan_us for layer in result.layers] for result in results]
     return [float(value) for value in np.mean(times, axis=0)]
 
