@@ -6,6 +6,9 @@ or by how fast operands reach it; beside that, device memory must deliver the
 weights, which is a shared server and therefore a separate number
 (:meth:`Compute.weight_bytes`). Wave quantisation and the floor of weight streaming
 follow from the two; they are not terms of their own.
+
+The module is long because choosing a tile's shape, cutting a matrix into such tiles and timing them
+read the same constants of :class:`Compute`.
 """
 
 from __future__ import annotations

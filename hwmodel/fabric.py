@@ -7,6 +7,9 @@ bottleneck before the GPU's port as a whole is (:meth:`Fabric.balanced_planes`),
 and the port as a whole is the resource to schedule. Domains are joined by one NIC
 per GPU; NICs of the same index in their domain share a leaf switch (a rail), and
 leaves are joined by a spine.
+
+The module is long because all questions about the wiring are answered from the one description that
+a preset gives: planes, domains, rails and latencies.
 """
 
 from __future__ import annotations

@@ -106,6 +106,16 @@ def large_bf16(row: Row) -> bool:
     return row["moe_dtype"] == "bfloat16" and row["global_tokens"] >= 1536
 
 
+NCCL_START = {  # of both generations
+    "nccl.ll_start_us": 2.5,
+    "nccl.ll128_start_us": 3.0,
+    "nccl.simple_start_us": 10.0,
+    "nccl.ll_channel_GB_per_s": 6.0,
+    "nccl.ll128_channel_GB_per_s": 15.0,
+    "nccl.copy_GB_per_s": 30.0,
+    "nccl.pair_ll_start_us": 3.5,
+    "nccl.pair_simple_start_us": 6.0,
+}
 DEEPEP = Fit(
     "deepep_normal",
     {
@@ -164,32 +174,14 @@ FITS = (
     ),
     Fit(
         "nccl_collectives",
-        {
-            "nccl.ll_start_us": 2.5,
-            "nccl.ll128_start_us": 3.0,
-            "nccl.simple_start_us": 10.0,
-            "nccl.ll_channel_GB_per_s": 6.0,
-            "nccl.ll128_channel_GB_per_s": 15.0,
-            "nccl.copy_GB_per_s": 30.0,
-            "nccl.pair_ll_start_us": 3.5,
-            "nccl.pair_simple_start_us": 6.0,
-        },
+        NCCL_START,
         lambda row: row["num_gpus"] != 4 and not in_the_switch(row),
         lambda row: row["num_gpus"] == 4,
         "fitted to collectives of NCCL 2.29.2 on 2 and 8 x H100",
     ),
     Fit(
         "nccl_collectives_b200",
-        {
-            "nccl.ll_start_us": 2.5,
-            "nccl.ll128_start_us": 3.0,
-            "nccl.simple_start_us": 10.0,
-            "nccl.ll_channel_GB_per_s": 6.0,
-            "nccl.ll128_channel_GB_per_s": 15.0,
-            "nccl.copy_GB_per_s": 30.0,
-            "nccl.pair_ll_start_us": 3.5,
-            "nccl.pair_simple_start_us": 6.0,
-        },
+        NCCL_START,
         lambda row: second_size(row) and not in_the_switch(row),
         lambda row: not second_size(row),
         "fitted to collectives of NCCL 2.29.2 on 2, 4 and 8 x B200, every second size",

@@ -1,6 +1,9 @@
 """Copies and sums made by the switch: one message in, several out, and the other way round.
 
 Used by today's fixed groups (NVLS) and by packets that name their targets themselves (DySHARP).
+
+The module is long because copies and sums share their hops: names, rates, room and acknowledgements
+of a message are the same in both directions.
 """
 
 from __future__ import annotations

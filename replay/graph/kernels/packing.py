@@ -3,6 +3,8 @@
 
 And after it: start and end of every task out of the records. The twin has nothing of it: it reads
 the graph as it is.
+
+The module is long because the records' fields are written here and nowhere else, in one order.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ Not stated in what is public, hence options: entries and latency of the table, d
 the timer, bytes of the return address, latency of a launch, SMs that the routing kernel holds while
 it stores. Gate weights are applied by the owner and do not travel. GEMM-1's epilogue includes the
 activation, with `dam` and without. A row of a tile is sent when all its columns are done.
+
+The module is long because the scheme has two forms of every step, with `dam` and without.
 """
 
 from __future__ import annotations
