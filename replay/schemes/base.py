@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
 from replay.machine.paths import ONE_DOMAIN
+from replay.schemes.facts import ALL_TYPES, BOTH_PASSES, lacking
 from replay.schemes.options import Options, checked, converted
 from replay.schemes.software import TYPICAL, Listed, Outline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.machine.resources import Discipline
+    from replay.schemes.facts import Buffer
     from replay.work.layer import LayerWork
 
 
@@ -66,9 +69,17 @@ class Scheme(ABC):
         Values of options among which `replay.run.tune` may choose, such as splits of the SMs.
     tuned_by_default
         Whether what the scheme models chooses among them by itself, since it profiles them.
+    gemm_types, dispatch_types
+        Number types that the experts' GEMMs, and rows on their way to the experts, may have.
     combine_types
         Number types that rows may have on their way back. FP8 takes a scheme that moves rows as
         they are and has a kernel at the owner that adds them up.
+    passes
+        Passes that its code has: "forward", "backward".
+    most_ranks
+        Ranks that its code takes at most; None for any number.
+    validity
+        Set-ups that its source was written for or measured on, where those are not any.
     unpadded
         Options with which no tile is padded; the contract counts multiplied rows with them.
     options
@@ -91,7 +102,12 @@ class Scheme(ABC):
     phases_separated: bool = True
     candidates: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     tuned_by_default: bool = False
+    gemm_types: frozenset[str] = ALL_TYPES
+    dispatch_types: frozenset[str] = ALL_TYPES
     combine_types: frozenset[str] = frozenset({"bf16", "fp32"})
+    passes: frozenset[str] = BOTH_PASSES
+    most_ranks: int | None = None
+    validity: str = ""
     unpadded: Mapping[str, Any] = MappingProxyType({})
     options: Any = Options()
     code: str = ""
@@ -122,6 +138,8 @@ class Scheme(ABC):
     def refuses(self, work: LayerWork) -> str:
         """Say why the scheme cannot run a layer, if it cannot.
 
+        A scheme that has more reasons than its facts overrides it and asks this one first.
+
         Parameters
         ----------
         work
@@ -132,7 +150,30 @@ class Scheme(ABC):
         The reason, as in "its kernels take 1024 tokens per rank at most, a rank has 4096"; empty
         for a layer that can be built.
         """
-        return ""
+        return lacking(self, work)
+
+    def communication_sms(self, num_sms: int) -> int | None:
+        """SMs per GPU that only communicate, while they do.
+
+        Parameters
+        ----------
+        num_sms
+            SMs that a GPU has.
+
+        Returns
+        -------
+        0 where no SM moves rows, or those that do also compute; None where nothing is stated.
+        """
+        return None
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """Device memory that the scheme allocates for a layer, beside tokens, weights and sums.
+
+        Returns
+        -------
+        Nothing where nothing is stated.
+        """
+        return ()
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """List the kernels of a layer and the waits of its host, in the order of the program.

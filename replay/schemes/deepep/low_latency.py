@@ -43,6 +43,7 @@ from replay.schemes.base import Scheme
 from replay.schemes.deepep.flags import Rows, store_flags, store_rows
 from replay.schemes.deepep.grid import HIDDEN_SIZES, Flows, Grid, padded_bytes
 from replay.schemes.deepep.messages import Messages, blocks_of_tokens
+from replay.schemes.facts import FORWARD
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.work.ragged import places
@@ -102,22 +103,23 @@ class LowLatencyDeepEp(Scheme):
     traffic = "pair"
     needs = frozenset()
     phases_separated = False
+    dispatch_types = frozenset({"bf16", "fp8"})
+    combine_types = frozenset({"bf16"})
+    passes = FORWARD
     options: LowLatencyOptions = LowLatencyOptions()
 
     def refuses(self, work: LayerWork) -> str:
         """Say what of a layer the kernels have no code for; empty if nothing."""
         tokens = int(np.diff(work.tokens_of_rank).max(initial=0))
         topk, hidden = work.expert_ids.shape[1], work.shape.hidden
-        if work.is_backward:
-            return "its kernels have no backward pass"
+        if reason := super().refuses(work):
+            return reason
         if tokens > MOST_TOKENS:
             return f"its kernels take {MOST_TOKENS} tokens per rank at most, a rank has {tokens}"
         if topk > MOST_TOPK:
             return f"its kernels take {MOST_TOPK} experts per token at most, not {topk}"
         if hidden > HIDDEN_SIZES[-1]:
             return f"its kernels take {HIDDEN_SIZES[-1]} values per row at most, not {hidden}"
-        if max(work.dispatch_row_bytes, work.combine_row_bytes) > 2 * hidden:
-            return "its kernels send BF16 and FP8, not values of 4 bytes"
         return ""
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
