@@ -9,6 +9,7 @@ import typer
 
 import hwmodel.cli
 import replay.cli.imitate
+import replay.cli.place
 import replay.cli.replays
 import replay.cli.schemes
 import replay.cli.sweep
@@ -31,6 +32,7 @@ app.add_typer(tracegen.cli.app, name="trace")
 app.add_typer(hwmodel.cli.app, name="hardware")
 app.command()(replay.cli.replays.run)
 app.command()(replay.cli.replays.compare)
+app.command()(replay.cli.place.place)
 app.command()(replay.cli.schemes.schemes)
 app.command()(replay.cli.validate.validate)
 app.command()(replay.cli.sweep.sweep)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MANY_LAYERS = 96
 SCHEME_HELP = str(RunSpec.model_fields["scheme"].description)
+PLACEMENT_HELP = str(RunSpec.model_fields["placement"].description)
 ENTERING = ("trace", "system", "scheme", "batch", "placement", "precision")
 """Parts of a result that say what entered."""
 
@@ -126,7 +127,7 @@ def _what_differs(before: Result, after: Result) -> str:
     return f"another {', another '.join(parts)} than its references lead to now"
 
 
-@takes_settings(leave_out=("scheme", "options"))
+@takes_settings(leave_out=("scheme", "options", "placement"))
 def compare(
     given: Mapping[str, Any],
     scheme: Annotated[
@@ -143,6 +144,12 @@ def compare(
     option: Annotated[
         list[str] | None,
         typer.Option("--option", help="Option of one scheme: SCHEME.K=V, repeatable."),
+    ] = None,
+    placement: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--placement", help=f"{PLACEMENT_HELP} Repeatable: a row for each [contiguous]."
+        ),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -166,13 +173,15 @@ def compare(
     for name, key, value in options_of(option or [], [find(one).name for one in schemes]):
         options.setdefault(name, {})[key] = value
     loaded, spec = load_trace(None, spec)
-    with progress(len(schemes) * _num_layers(spec, loaded), "layer") as bar:
+    replays = len(schemes) * len(set(placement or [""]))
+    with progress(replays * _num_layers(spec, loaded), "layer") as bar:
         compared = replay.compare(
             loaded,
             scheme,
             spec,
             baseline=baseline,
             options=options,
+            placements=placement,
             jobs=jobs if jobs is not None else _worth_two(spec, loaded),
             progress=bar.update,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from replay.report.tables import scheme_name, text_table
+from replay.report.tables import row_names, text_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ def overhead_table(results: Sequence[Result], count: int, unit: str) -> Table:
         f"Bytes on the wire per GPU and {unit}, up / down (MB), and the share that is payload",
         ("scheme", "payload", *OVERHEADS, "share"),
     )
-    for result in results:
+    for name, result in zip(row_names(results), results, strict=True):
         sums = {
             role: tuple(
                 sum(sum(getattr(one.mechanisms.wire_bytes[role], way)) for one in result.measured)
@@ -45,7 +45,7 @@ def overhead_table(results: Sequence[Result], count: int, unit: str) -> Table:
         }
         wire = sum(map(sum, sums.values()))
         table.add_row(
-            scheme_name(result),
+            name,
             *(
                 f"{_short(up)} / {_short(down)}" if up or down else "-"
                 for up, down in sums.values()
@@ -60,11 +60,11 @@ def mechanism_table(results: Sequence[Result]) -> Table | None:
     title = "Use of the mechanisms, all layers together"
     table = text_table(title, ("scheme", "mechanism", "use"), num_left=3)
     table.columns[-1].no_wrap = False  # a line too long is broken, not cut
-    for result in results:
-        name = scheme_name(result)
+    for name, result in zip(row_names(results), results, strict=True):
+        shown = name
         for mechanism, use in _lines([one.mechanisms for one in result.measured]):
-            table.add_row(name, mechanism, use)
-            name = ""
+            table.add_row(shown, mechanism, use)
+            shown = ""
     return table if table.row_count else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -36,6 +37,19 @@ def mb(nbytes: float) -> str:
     return f"{nbytes / 1e6:,.2f}"
 
 
-def scheme_name(result: Result) -> str:
-    """Name of a result's scheme, with a star if the system lacks what it proposes."""
-    return result.scheme.name + ("*" if result.scheme.lacking else "")
+def row_names(results: Sequence[Result]) -> list[str]:
+    """Name each result by its scheme, and by its placement where there are several.
+
+    A star says that the system lacks what the scheme proposes.
+    """
+    names = [result.scheme.name + ("*" if result.scheme.lacking else "") for result in results]
+    if len({result.placement for result in results}) == 1:
+        return names
+    placed = [placement_name(result.spec.placement) for result in results]
+    return [f"{name}, {placement}" for name, placement in zip(names, placed, strict=True)]
+
+
+def placement_name(spec: str) -> str:
+    """A placement's specification without the folder of its file."""
+    kind, _, argument = spec.partition(":")
+    return PurePath(argument).name if kind == "file" else spec

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from replay.measure.result import LayerResult
 from replay.report.mechanisms import mechanism_table, overhead_table
-from replay.report.tables import mb, scheme_name, text_table
+from replay.report.tables import mb, placement_name, row_names, text_table
 from replay.report.waiting import waiting_table
 from replay.run.result import Comparison, Result
 
@@ -61,13 +61,13 @@ def comparison_tables(compared: Comparison) -> Group:
         ("scheme", unit, "speed-up", *(("MoE layer us",) if chained else ()), "exposed us",
          "bound us", "bound/time", "busiest resource", "in use"),
     )  # fmt: skip
-    for result in results:
+    for name, result in zip(row_names(results), results, strict=True):
         time_us, bound_us = _time_us(result), _per(result, lambda one: one.bounds_us.largest_us)
         busiest = max(
             (one.busiest_resource for one in result.measured), key=lambda one: one.utilisation
         )
         times.add_row(
-            scheme_name(result),
+            name,
             f"{time_us:,.1f}",
             f"{base / time_us:.2f}" if time_us else "-",
             *((f"{_mean_chained_us(result):,.1f}",) if chained else ()),
@@ -83,8 +83,8 @@ def comparison_tables(compared: Comparison) -> Group:
         ("scheme", "up mean", "up max", "down mean", "down max", "dispatch", "combine", "both",
          "wire bound us", "phases"),
     )  # fmt: skip
-    for result in results:
-        wire.add_row(scheme_name(result), *_wire_cells(result))
+    for name, result in zip(row_names(results), results, strict=True):
+        wire.add_row(name, *_wire_cells(result))
     notes = [
         "exposed: communication and waiting that no computation hides; mean over the GPUs. By SMs:",
         "instants count with the share of SMs on which nothing computes. Wires: something of the",
@@ -114,7 +114,7 @@ def comparison_tables(compared: Comparison) -> Group:
     overheads = overhead_table(results, _count(results[0]), unit_of)
     mechanisms = mechanism_table(results)
     return Group(
-        Text(_heading(results[0])),
+        Text(_heading(*results)),
         times,
         *([waiting] if waiting else []),
         wire,
@@ -254,16 +254,21 @@ def _launch_notes(results: Sequence[Result]) -> list[str]:
     """How kernels were launched, and for which schemes if that differs."""
     used: dict[str, list[str]] = {}
     for result in results:
-        used.setdefault(result.launch, []).append(result.scheme.name)
+        names = used.setdefault(result.launch, [])
+        if result.scheme.name not in names:
+            names.append(result.scheme.name)
     return [
         f"Launched {LAUNCHES[launch]}{': ' + ', '.join(names) if len(used) > 1 else ''}."
         for launch, names in used.items()
     ]
 
 
-def _heading(result: Result) -> str:
-    trace, batch, routing = result.trace, result.batch, result.parts[0].routing
-    types = result.types
+def _heading(*results: Result) -> str:
+    """Say what entered, of results that differ in scheme and placement alone."""
+    result = results[0]
+    trace, batch, types = result.trace, result.batch, result.types
+    placed = {one.placement: one for one in results}
+    placement = f"{result.placement} placement" if len(placed) == 1 else "several placements"
     several = len(result.layers) > 1
     first = " (first layer)" if several else " (mean of layers)" if result.chain else ""
     lines = [
@@ -273,15 +278,18 @@ def _heading(result: Result) -> str:
         ),
         (
             f"{result.system.name}, {batch.num_ranks} ranks, {batch.phase} step "
-            f"{batch.step}, {int(routing.num_tokens):,} tokens ({batch.batching}), "
-            f"{result.placement} placement"
+            f"{batch.step}, {int(result.parts[0].routing.num_tokens):,} tokens "
+            f"({batch.batching}), {placement}"
         ),
         f"{types.gemm} GEMMs, {types.dispatch_rows} rows out, {types.combine_rows} rows back",
-        (
-            f"{routing.mean_distinct_remote_ranks:.2f} distinct remote GPUs per token, busiest "
-            f"rank {routing.rank_imbalance:.2f} x the mean{first}"
-        ),
     ]
+    for one in placed.values():
+        routing = one.parts[0].routing
+        under = f"{placement_name(one.spec.placement)}: " if len(placed) > 1 else ""
+        lines.append(
+            f"{under}{routing.mean_distinct_remote_ranks:.2f} distinct remote GPUs per token, "
+            f"busiest rank {routing.rank_imbalance:.2f} x the mean{first}"
+        )
     shared = batch.num_slots_sharing_a_request
     if shared:
         requests = batch.num_requests or 0

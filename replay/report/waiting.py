@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.report.tables import scheme_name, text_table
+from replay.report.tables import row_names, text_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,12 +34,12 @@ def waiting_table(results: Sequence[Result], count: int, unit: str) -> Table | N
         ("scheme", "exposed", "wires", "imbalance", "latency", "by SMs", "wires", "imbalance",
          "latency", "unfilled", "for L2", "for HBM"),
     )  # fmt: skip
-    for result in results:
+    for name, result in zip(row_names(results), results, strict=True):
         times = [_times(one, result.system.values["gpu.num_sms"]) for one in result.measured]
         known = [one for one in times if one is not None]
         if known and len(known) == len(times):
             sums = (sum(column) / count for column in zip(*known, strict=True))
-            table.add_row(scheme_name(result), *(f"{time:,.1f}" for time in sums))
+            table.add_row(name, *(f"{time:,.1f}" for time in sums))
     return table if table.row_count else None
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
+from replay.errors import UserError
 from replay.machine.times import NO_TIME, Time
 from replay.run.chain import Built, ChainLink, build, replay_apart
+from replay.work import replicas
+from replay.work.expert_maps import WhichLayer
 from replay.work.layer import ExpertShape, LayerWork
-from replay.work.placement import place
+from replay.work.placement import FITTED, Placement, place
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -33,6 +37,7 @@ def make_work(
     layer: int,
     placement: str,
     precision: Precision,
+    replica_rule: str = "same-gpu",
     is_backward: bool = False,
     shared_beside: bool = False,
 ) -> LayerWork:
@@ -43,31 +48,79 @@ def make_work(
     layer
         Position among the MoE layers that the trace holds.
     placement
-        See `replay.work.placement.place`.
+        See `replay.work.placement.place`; loads are those of all tokens of the trace.
+    replica_rule
+        See `replay.work.replicas`.
     shared_beside
         Whether the model's shared experts, if it has any, run beside the dispatch.
 
     Raises
     ------
     UserError
-        If the placement cannot be made.
+        If the placement cannot be made, or the backward pass of replicas is asked for.
     """
     shape = trace.model_shape
-    # Zero experts are identities: what is routed to them neither travels nor computes.
-    num_experts = trace.num_experts - trace.model.num_zero_experts
-    stored = trace.expert_ids[layer][batch.rows]
-    ids = stored.astype(np.int32)
-    ids[(stored == trace.empty_slot) | (ids >= num_experts)] = -1
+    placed = placement_of(trace, placement, batch.num_ranks, layer)
+    if is_backward and placed.has_replicas:
+        message = (
+            f"placement {placement!r} has replicas of experts, whose weight gradients would have "
+            "to be added up between GPUs; no such exchange is modelled: replay the forward pass"
+        )
+        raise UserError(message)
+    ids = experts_of(trace, layer, batch.rows)
     work = LayerWork(
-        expert_ids=ids,
+        expert_ids=replicas.choose(ids, batch.source_rank, placed, replica_rule, layer),
         source_rank=batch.source_rank,
-        placement=place(placement, num_experts, batch.num_ranks, layer),
+        placement=placed,
         shape=ExpertShape(shape.hidden, shape.moe_intermediate, shape.gated),
         precision=precision,
         is_backward=is_backward,
     )
     width = shape.num_shared_experts * shape.shared_intermediate
     return work.with_shared(width) if shared_beside and width else work
+
+
+def placement_of(trace: RoutingTrace, placement: str, num_ranks: int, layer: int) -> Placement:
+    """Place the experts of one layer of a trace.
+
+    Parameters
+    ----------
+    placement
+        See `replay.work.placement.place`; loads are those of all tokens of the trace.
+    layer
+        Position among the MoE layers that the trace holds.
+
+    Raises
+    ------
+    UserError
+        If the placement cannot be made.
+    """
+    num_experts = trace.num_experts - trace.model.num_zero_experts
+    which = WhichLayer(layer, int(trace.moe_layer_index[layer]), trace.model_shape.num_layers)
+    loads = None
+    if placement.partition(":")[0] in FITTED:
+        loads = loads_of(trace, layer, slice(None))
+    return place(placement, num_experts, num_ranks, which, loads=loads)
+
+
+def loads_of(trace: RoutingTrace, layer: int, rows: Ints | slice) -> Ints:
+    """(expert,): rows that some of a trace's tokens send to each expert of a layer."""
+    ids = experts_of(trace, layer, rows)
+    num_experts = trace.num_experts - trace.model.num_zero_experts
+    loads: Ints = np.bincount(ids[ids >= 0], minlength=num_experts).astype(np.int64)
+    return loads
+
+
+def experts_of(trace: RoutingTrace, layer: int, rows: Ints | slice) -> npt.NDArray[np.int32]:
+    """(token, k): experts of some of a trace's tokens, -1 where a token has none.
+
+    Zero experts are identities: what is routed to them neither travels nor computes.
+    """
+    stored = trace.expert_ids[layer][rows]
+    ids: npt.NDArray[np.int32] = stored.astype(np.int32)
+    num_experts = trace.num_experts - trace.model.num_zero_experts
+    ids[(stored == trace.empty_slot) | (ids >= num_experts)] = -1
+    return ids
 
 
 def build_layer(

@@ -11,7 +11,7 @@ from replay.errors import UserError, unknown
 from replay.graph.engine import compile_ahead
 from replay.run.chain import ChainLink, lead_of, replay_apart, replay_chain
 from replay.run.describe import describe_result
-from replay.run.layer import make_work
+from replay.run.layer import make_work, placement_of
 from replay.run.result import Comparison, Result, Trial
 from replay.run.setup import (
     Setup,
@@ -29,6 +29,7 @@ from replay.schemes.base import LayerRefusedError
 from replay.schemes.software import Outline
 from replay.work.batch import Batch, form_batch
 from replay.work.context import Context
+from replay.work.placement import check_placement
 from replay.work.precision import Precision
 
 if TYPE_CHECKING:
@@ -106,11 +107,9 @@ def carry_out(
     batches = _batches(spec, trace, system)
     check_domain(scheme, system, batches[0].num_ranks)
     links = _links(spec, trace, batches, system, precision)
-    outline = Outline(
-        batches[0].num_ranks,
-        trace.num_experts - trace.model.num_zero_experts,
-        precision,
-    )
+    ranks, position = batches[0].num_ranks, links[0].layer_index
+    placed = placement_of(trace, spec.placement, ranks, position)
+    outline = Outline(ranks, placed.num_experts, precision)
     passes = [outline._replace(is_backward=one) for one in PASSES[spec.direction]]
     launch = spec.launch or _launch(scheme, batches[0].phase, passes)
     trials: list[Trial] = []
@@ -196,9 +195,7 @@ def _links(
     tile = (system.attention.tile_rows, system.attention.tile_keys)
     contexts = [Context.of(trace, batch, tile) for batch in batches]
     return [
-        _link(
-            trace, batch, context, step, position, spec.placement, precision, between[is_backward]
-        )
+        _link(trace, batch, context, step, position, spec, precision, between[is_backward])
         for step, (batch, context) in enumerate(zip(batches, contexts, strict=True), spec.step)
         for is_backward in PASSES[spec.direction]
         for position in (reversed(positions) if is_backward else positions)
@@ -225,7 +222,7 @@ def _link(
     context: Context,
     step: int,
     position: int,
-    placement: str,
+    spec: RunSpec,
     precision: Precision,
     between: Between,
 ) -> ChainLink:
@@ -234,7 +231,8 @@ def _link(
             trace,
             batch,
             layer=position,
-            placement=placement,
+            placement=spec.placement,
+            replica_rule=spec.replicas,
             precision=precision,
             is_backward=between.is_backward,
             shared_beside=between.shared_beside,
@@ -256,11 +254,12 @@ def compare(
     *,
     baseline: str | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    placements: Sequence[str] | None = None,
     jobs: int = 1,
     progress: Callable[[], object] | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Replay a trace under several schemes.
+    """Replay a trace under several schemes, and with several placements.
 
     Parameters
     ----------
@@ -276,6 +275,9 @@ def compare(
         else the first scheme: deepep for prefill, deepep-ll for decode.
     options
         Options by name, by name of the scheme.
+    placements
+        Placements of the experts, with each of which every scheme is replayed; None takes the
+        spec's alone. Speed-ups are over the baseline with the first.
     jobs
         Processes that share the schemes; the result is the same. A script that asks for more than
         one must keep its own work behind ``if __name__ == "__main__":``, as for any use of
@@ -309,9 +311,13 @@ def compare(
         names.append(ready.scheme.name)
     if baseline is not None and baseline not in names:
         raise unknown("baseline", baseline, names)
+    placed = list(dict.fromkeys(placements or [shared.placement]))
+    for placement in placed:
+        check_placement(placement)
     loaded, shared = load_trace(trace, shared)
     common = {"spec": shared} if given_system is None else {"spec": shared, "system": system}
-    calls = [{**common, **one} for one in asked]
+    calls = [{**common, **one, "placement": placement} for one in asked for placement in placed]
+    names = [name for name in names for _ in placed]
     if min(jobs, len(calls)) > 1:
         found = _in_processes(loaded, calls, min(jobs, len(calls)), progress)
     else:

@@ -226,7 +226,7 @@ class Result(Strict):
 
 
 class Comparison(Strict):
-    """The same routing on the same system under several schemes."""
+    """The same routing on the same system under several schemes, or with several placements."""
 
     format: Literal["moereplay-comparison/2"] = COMPARISON_FORMAT
     baseline: str
@@ -249,7 +249,7 @@ class Comparison(Strict):
         write_text(path, self.to_json())
 
     def __getitem__(self, scheme: str) -> Result:
-        """Result of a scheme by name."""
+        """Result of a scheme by name; with several placements that of the first."""
         for result in self.results:
             if result.scheme.name == scheme:
                 return result

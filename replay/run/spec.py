@@ -31,6 +31,7 @@ from replay.machine.host import Launch
 from replay.work.batch import Phase
 from replay.work.placement import check_placement
 from replay.work.precision import NumberType
+from replay.work.replicas import ReplicaRule
 
 DEFAULT_SYSTEM = "dgx-h100"
 
@@ -113,7 +114,13 @@ class RunSpec(BaseModel):
         False, description="Of chained layers, also find the time with a barrier after each."
     )
     placement: str = Field(
-        "contiguous", description="contiguous, round-robin, random:SEED or file:PATH."
+        "contiguous",
+        description="contiguous, round-robin, random:SEED, eplb:SLOTS, greedy:SLOTS or file:PATH.",
+    )
+    replicas: ReplicaRule = Field(
+        "same-gpu",
+        description="Replica of an expert that a row goes to, by the rule of an engine: same-gpu "
+        "or random (SGLang), round-robin (TensorRT-LLM), position (vLLM); or by load.",
     )
     precision: NumberType | None = Field(
         None,

@@ -1,19 +1,26 @@
-"""Placements: the rank that hosts each expert."""
+"""Placements: the rank that hosts each expert, and experts that several ranks host.
+
+`PLACEMENT.md` beside this file explains slots, replicas and the files that hold them.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from replay.errors import UserError, unknown
-from replay.work.ragged import places
+from replay.work import eplb
+from replay.work.expert_maps import WhichLayer, load_document, slots_of
+from replay.work.ragged import Ints, places
 
-KINDS = ("contiguous", "round-robin", "random", "file")
+FITTED = ("eplb", "greedy")
+"""Placements that are computed from the loads of the layer's experts."""
 
 
 @dataclass(frozen=True)
@@ -23,21 +30,35 @@ class Placement:
     Attributes
     ----------
     expert_rank
-        int32 (expert,): the rank that hosts the expert.
+        int32 (expert,): the rank that hosts the expert. Where experts have replicas, each replica
+        counts as an expert of its own here: (slot,).
     num_ranks
         Number of ranks in the expert-parallel group; ranks without an expert are allowed.
     description
         Specification that it was made from, for the result's provenance.
+    logical
+        int64 (slot,): expert of the model that each slot holds; None where slot s holds expert s.
     """
 
     expert_rank: npt.NDArray[np.int32]
     num_ranks: int
     description: str
+    logical: Ints | None = None
 
     @property
     def num_experts(self) -> int:
-        """Number of logical experts placed."""
+        """Number of experts placed, replicas counted."""
         return len(self.expert_rank)
+
+    @cached_property
+    def num_logical(self) -> int:
+        """Number of the model's experts."""
+        return self.num_experts if self.logical is None else int(self.logical.max(initial=-1)) + 1
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether any expert has more than one slot."""
+        return self.num_logical < self.num_experts
 
     def local_index(self) -> npt.NDArray[np.int32]:
         """int32 (expert,): position of each expert among the experts of its rank."""
@@ -48,7 +69,14 @@ class Placement:
         return local
 
 
-def place(spec: str, num_experts: int, num_ranks: int, layer: int = 0) -> Placement:
+def place(
+    spec: str,
+    num_experts: int,
+    num_ranks: int,
+    layer: int | WhichLayer = 0,
+    *,
+    loads: Ints | None = None,
+) -> Placement:
     """Place the experts of one layer.
 
     Parameters
@@ -56,29 +84,38 @@ def place(spec: str, num_experts: int, num_ranks: int, layer: int = 0) -> Placem
     spec
         ``"contiguous"`` (expert e on rank floor(e N / E)), ``"round-robin"`` (e mod N),
         ``"random"`` or ``"random:SEED"`` (an even deal of the experts, drawn anew for each
-        layer), or ``"file:PATH"``: JSON holding ``[rank of expert 0, ...]`` or one such list per
+        layer), ``"eplb:SLOTS"`` or ``"greedy:SLOTS"`` (see `replay.work.eplb`; as many slots as
+        experts where no number is given), or ``"file:PATH"``: a map of slots in a format of
+        `replay.work.expert_maps`, or JSON holding ``[rank of expert 0, ...]`` or one such list per
         MoE layer.
     num_experts, num_ranks
         Numbers E and N of experts and ranks.
     layer
-        Position of the MoE layer, for placements that differ between layers.
+        Position of the MoE layer, for placements that differ between layers; a file may need
+        more of `WhichLayer`.
+    loads
+        (expert,): rows of each expert, for placements that are computed from them.
 
     Raises
     ------
     UserError
-        If the specification is unknown, or a file does not give a valid rank for every expert.
+        If the specification is unknown, needs loads and has none, or a file does not place every
+        expert.
     """
     check_placement(spec)
+    which = layer if isinstance(layer, WhichLayer) else WhichLayer(layer, layer)
     kind, _, argument = spec.partition(":")
     experts = np.arange(num_experts, dtype=np.int64)
+    if kind in FITTED:
+        return _fitted(spec, kind, _number(spec, argument) or num_experts, num_ranks, loads)
+    if kind == "file":
+        return _from_file(spec, Path(argument), num_experts, num_ranks, which)
     if kind == "contiguous":
         ranks = experts * num_ranks // num_experts
     elif kind == "round-robin":
         ranks = experts % num_ranks
-    elif kind == "random":
-        ranks = _random(_seed(argument), num_experts, num_ranks, layer)
     else:
-        ranks = _from_file(Path(argument), num_experts, num_ranks, layer)
+        ranks = _random(_seed(argument), num_experts, num_ranks, which.position)
     return Placement(ranks.astype(np.int32), num_ranks, spec)
 
 
@@ -93,8 +130,11 @@ def check_placement(spec: str) -> None:
     kind, _, argument = spec.partition(":")
     if kind == "random":
         _seed(argument)
-    elif kind != "file" and (argument or kind not in KINDS):
-        raise unknown("placement", spec, (*KINDS[:2], "random:SEED", "file:PATH"))
+    elif kind in FITTED:
+        _number(spec, argument)
+    elif kind != "file" and spec not in ("contiguous", "round-robin"):
+        known = ("contiguous", "round-robin", "random:SEED", "eplb:SLOTS", "greedy:SLOTS")
+        raise unknown("placement", spec, (*known, "file:PATH"))
 
 
 def identify(spec: str) -> str:
@@ -133,21 +173,48 @@ def _random(entropy: int, num_experts: int, num_ranks: int, layer: int) -> npt.N
     return rng.permutation(even)
 
 
-def _from_file(path: Path, num_experts: int, num_ranks: int, layer: int) -> npt.NDArray[np.int64]:
-    try:
-        data = json.loads(path.read_text())
-    except OSError as error:
-        message = f"placement file {path}: {error.strerror}"
-        raise UserError(message) from None
-    except (ValueError, RecursionError) as error:
-        message = f"placement file {path} is not JSON: {error}"
-        raise UserError(message) from None
+def _number(spec: str, text: str) -> int:
+    """Slots of a specification; 0 where it gives none."""
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdecimal() and int(text[:9]) > 0 and len(text) < 9):
+        message = f"placement {spec!r}: the number of slots must be a positive whole number"
+        raise UserError(message)
+    return int(text)
+
+
+def _fitted(spec: str, kind: str, num_slots: int, num_ranks: int, loads: Ints | None) -> Placement:
+    if loads is None:
+        message = f"placement {spec!r} is computed from the loads of experts, and none are known"
+        raise UserError(message)
+    if kind == "greedy":
+        found = eplb.greedy(loads[None], num_slots, num_ranks)
+    else:
+        found = eplb.rebalance_experts(loads[None], num_slots, 1, 1, num_ranks)
+    ranks = np.arange(num_slots) * num_ranks // num_slots
+    return Placement(ranks.astype(np.int32), num_ranks, spec, found.slot_expert[0])
+
+
+def _from_file(
+    spec: str, path: Path, num_experts: int, num_ranks: int, layer: WhichLayer
+) -> Placement:
+    data = load_document(path)
+    if isinstance(data, Mapping):
+        try:
+            logical, rank = slots_of(data, layer, num_experts, num_ranks)
+        except UserError as error:
+            message = f"placement file {path}: {error}"
+            raise UserError(message) from None
+        return Placement(rank.astype(np.int32), num_ranks, spec, logical)
     rows = data if isinstance(data, list) else None
     if rows and isinstance(rows[0], list):
-        if layer >= len(rows):
-            message = f"placement file {path} has {len(rows)} layers; layer {layer} was asked for"
+        if layer.position >= len(rows):
+            message = (
+                f"placement file {path} has {len(rows)} layers; layer {layer.position} was asked "
+                "for"
+            )
             raise UserError(message)
-        rows = rows[layer]
+        rows = rows[layer.position]
     if (
         not isinstance(rows, list)
         or len(rows) != num_experts
@@ -155,7 +222,7 @@ def _from_file(path: Path, num_experts: int, num_ranks: int, layer: int) -> npt.
     ):
         message = (
             f"placement file {path}: expected a list of {num_experts} ranks in 0..{num_ranks - 1}"
-            ", or one such list per MoE layer"
+            ", one such list per MoE layer, or a map of slots of SGLang, TensorRT-LLM or vLLM"
         )
         raise UserError(message)
-    return np.array(rows, dtype=np.int64)
+    return Placement(np.array(rows, np.int32), num_ranks, spec)

@@ -1,0 +1,168 @@
+"""``moereplay place``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from replay.cli.options import JsonOption
+from replay.cli.screen import show
+from replay.run.spec import RunSpec
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from replay.run.placing import Imbalance, Placing
+
+
+def place(
+    trace: Annotated[str, typer.Argument(help=str(RunSpec.model_fields["trace"].description))],
+    slots: Annotated[
+        int | None,
+        typer.Option("--slots", help="Room for experts on all GPUs [as many as experts]."),
+    ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            "--algorithm",
+            help="eplb (DeepSeek's), greedy, or file, which takes --from [eplb, or file].",
+        ),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="Map of slots to look at, in any format that is read."),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", help="GPUs in the group [the trace's own, or 8].")
+    ] = None,
+    nodes: Annotated[
+        int, typer.Option("--nodes", help="Servers, for eplb's hierarchical policy.")
+    ] = 1,
+    groups: Annotated[
+        int | None,
+        typer.Option("--groups", help="Groups of experts of that policy [the model's]."),
+    ] = None,
+    steps: Annotated[
+        str | None,
+        typer.Option("--fit", help="FIRST:BEHIND, steps whose loads are fitted [all tokens]."),
+    ] = None,
+    windows: Annotated[
+        int,
+        typer.Option("--windows", help="Windows of steps that it is looked at, the first fitted."),
+    ] = 4,
+    tokens_per_rank: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens-per-rank",
+            help=str(RunSpec.model_fields["tokens_per_rank"].description),
+        ),
+    ] = None,
+    phase: Annotated[
+        str | None,
+        typer.Option("--phase", help=str(RunSpec.model_fields["phase"].description)),
+    ] = None,
+    replicas: Annotated[
+        str, typer.Option("--replicas", help=str(RunSpec.model_fields["replicas"].description))
+    ] = "same-gpu",
+    out: Annotated[Path | None, typer.Option("--out", help="Write the map to this file.")] = None,
+    form: Annotated[
+        str,
+        typer.Option("--format", help="Of that file: sglang, vllm, vllm-ascend or tensorrt."),
+    ] = "sglang",
+    json_: JsonOption = None,
+) -> None:
+    """Place experts by the loads of a trace, and say how long that lasts.
+
+    The map is a file for --placement file:PATH, and for the engine whose format it has.
+    """
+    import tracegen
+    from replay.errors import UserError, unknown
+    from replay.files import check_target, write_text
+    from replay.run.placing import fit
+    from replay.work.expert_maps import FORMATS, to_text
+
+    if form not in FORMATS:
+        raise unknown("format", form, FORMATS)
+    if (source is None) == (algorithm == "file"):
+        message = "--algorithm file and --from PATH go together"
+        raise UserError(message)
+    for target in (out, json_):
+        if target is not None:
+            check_target(target)
+    settings = {"tokens_per_rank": tokens_per_rank, "phase": phase, "replicas": replicas}
+    spec = RunSpec(placement="contiguous" if source is None else f"file:{source}", **settings)
+    loaded = tracegen.load(trace)
+    shape = loaded.model_shape
+    placing = fit(
+        loaded,
+        spec,
+        num_ranks=ranks or loaded.num_ranks or 8,
+        num_slots=slots or loaded.num_experts - loaded.model.num_zero_experts,
+        algorithm=algorithm or ("eplb" if source is None else "file"),
+        num_groups=shape.n_group if groups is None else groups,
+        num_nodes=nodes,
+        fitted_on=_steps(steps),
+        num_windows=windows,
+    )
+    if out is not None:
+        import numpy as np
+
+        held, decoder = np.array(placing.slot_expert), loaded.moe_layer_index.tolist()
+        write_text(out, to_text(form, held, placing.num_ranks, decoder, shape.num_layers))
+    if json_ is not None:
+        write_text(json_, placing.model_dump_json(indent=1) + "\n")
+    print(
+        f"{placing.num_experts} experts in {placing.num_slots} slots on {placing.num_ranks} GPUs: "
+        f"{placing.algorithm}" + _fitted_on(placing)
+    )
+    show(_table(placing))
+
+
+def _steps(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, colon, behind = text.partition(":")
+    if not (colon and first.isdecimal() and behind.isdecimal()):
+        from replay.errors import UserError
+
+        message = f"--fit {text}: expected FIRST:BEHIND, such as 0:4 for steps 0 to 3"
+        raise UserError(message)
+    return int(first), int(behind)
+
+
+def _fitted_on(placing: Placing) -> str:
+    if placing.algorithm == "file":
+        return ""
+    if placing.fitted_on is None:
+        return ", fitted on all tokens of the trace"
+    first, behind = placing.fitted_on
+    return f", fitted on steps {first} to {behind - 1}"
+
+
+def _table(placing: Placing) -> Table:
+    from replay.report.tables import text_table
+
+    table = text_table(
+        "Rows of the busiest GPU over the mean: mean of the layers (worst layer)",
+        ("steps", "contiguous", placing.algorithm, "fitted on these", "stale by"),
+    )
+    for window in placing.windows:
+        table.add_row(*_cells(window))
+    return table
+
+
+def _cells(window: Imbalance) -> tuple[str, ...]:
+    def both(values: list[float]) -> str:
+        return f"{sum(values) / len(values):.2f} ({max(values):.2f})"
+
+    first, behind = window.steps
+    mean = [sum(values) / len(values) for values in (window.fitted, window.fresh)]
+    return (
+        f"{first}" if behind == first + 1 else f"{first} to {behind - 1}",
+        both(window.before),
+        both(window.fitted),
+        both(window.fresh),
+        f"{mean[0] / mean[1] - 1:+.1%}",
+    )

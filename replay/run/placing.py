@@ -1,0 +1,240 @@
+"""Placements fitted to a trace: experts by slot for every layer, and how well they last.
+
+A placement is fitted on the loads that some steps of a replay have, or all tokens of the trace, and
+looked at on later steps, beside one that is fitted on those very steps: the difference is how stale
+it has become.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from replay.errors import UserError, unknown
+from replay.run.layer import experts_of, loads_of
+from replay.work import eplb, replicas
+from replay.work.batch import form_batch
+from replay.work.expert_maps import WhichLayer
+from replay.work.placement import Placement, place
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replay.run.spec import RunSpec
+    from replay.work.batch import Batch
+    from replay.work.ragged import Ints
+    from tracegen import RoutingTrace
+
+Algorithm = Literal["eplb", "greedy", "file"]
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+
+
+class Imbalance(BaseModel):
+    """Rows of the busiest GPU over the mean of the GPUs, in one window of steps.
+
+    Attributes
+    ----------
+    steps
+        First step and the step behind the last.
+    before, fitted, fresh
+        (layer,): with contiguous experts; with the placement; with one that is fitted on this
+        window by the same algorithm. Means over the steps.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    steps: tuple[int, int]
+    before: list[float]
+    fitted: list[float]
+    fresh: list[float]
+
+
+class Placing(BaseModel):
+    """A placement and what it does.
+
+    Attributes
+    ----------
+    algorithm
+        What computed it, or ``"file"``.
+    fitted_on
+        Steps that it was fitted on; None for all tokens of the trace.
+    num_ranks, num_experts, num_slots
+        GPUs, experts of a layer, slots of all GPUs.
+    slot_expert
+        (layer, slot): expert of each slot.
+    windows
+        How it does, window after window.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    algorithm: str
+    fitted_on: tuple[int, int] | None
+    num_ranks: int
+    num_experts: int
+    num_slots: int
+    slot_expert: list[list[int]]
+    windows: list[Imbalance]
+
+
+def fit(
+    trace: RoutingTrace,
+    spec: RunSpec,
+    *,
+    num_ranks: int,
+    num_slots: int,
+    algorithm: str = "eplb",
+    num_groups: int = 1,
+    num_nodes: int = 1,
+    fitted_on: tuple[int, int] | None = None,
+    num_windows: int = 1,
+) -> Placing:
+    """Compute a placement from a trace, and follow it through later steps.
+
+    Parameters
+    ----------
+    spec
+        Its `tokens_per_rank` and `phase` form the batches, its `replicas` chooses among replicas,
+        and of its placement the file is taken for algorithm ``"file"``.
+    num_ranks, num_slots, num_groups, num_nodes
+        See `replay.work.eplb.rebalance_experts`.
+    algorithm
+        One of `ALGORITHMS`.
+    fitted_on
+        First step and the step behind the last whose loads are fitted; None takes all tokens.
+    num_windows
+        Windows of as many steps each that are looked at, from the fitted one on; from step 0 on,
+        of one step each, where all tokens were fitted.
+
+    Raises
+    ------
+    UserError
+        If the algorithm or steps do not exist, or the placement cannot be made.
+    """
+    if algorithm not in ALGORITHMS:
+        raise unknown("algorithm", algorithm, ALGORITHMS)
+    first, behind = fitted_on or (0, 1)
+    if not 0 <= first < behind:
+        message = f"steps {first}:{behind}: expected FIRST:BEHIND, such as 0:4 for steps 0 to 3"
+        raise UserError(message)
+    length = behind - first
+    makes = _Fit(algorithm, num_ranks, num_slots, num_groups, num_nodes)
+    batches = [
+        [
+            form_batch(
+                trace,
+                num_ranks=num_ranks,
+                tokens_per_rank=spec.tokens_per_rank,
+                phase=spec.phase,
+                step=step,
+            )
+            for step in range(first + window * length, first + (window + 1) * length)
+        ]
+        for window in range(max(num_windows, 1))
+    ]
+    if algorithm == "file":
+        found = _of_file(trace, spec.placement, num_ranks)
+    else:
+        found = makes.placed(_loads(trace, batches[0] if fitted_on else None))
+    contiguous = [place("contiguous", makes.num_experts(trace), num_ranks)] * trace.num_layers
+    windows = []
+    for index, batch in enumerate(batches):
+        fresh = found if algorithm == "file" else makes.placed(_loads(trace, batch))
+        windows.append(
+            Imbalance(
+                steps=(first + index * length, first + (index + 1) * length),
+                before=_imbalance(trace, batch, contiguous, spec.replicas),
+                fitted=_imbalance(trace, batch, found, spec.replicas),
+                fresh=_imbalance(trace, batch, fresh, spec.replicas),
+            )
+        )
+    return Placing(
+        algorithm=algorithm,
+        fitted_on=fitted_on,
+        num_ranks=num_ranks,
+        num_experts=makes.num_experts(trace),
+        num_slots=found[0].num_experts,
+        slot_expert=[_experts_in_order(one).tolist() for one in found],
+        windows=windows,
+    )
+
+
+class _Fit:
+    """What placements of one study have in common."""
+
+    def __init__(
+        self, algorithm: str, num_ranks: int, num_slots: int, num_groups: int, num_nodes: int
+    ) -> None:
+        self.algorithm, self.num_ranks, self.num_slots = algorithm, num_ranks, num_slots
+        self.num_groups, self.num_nodes = num_groups, num_nodes
+
+    def num_experts(self, trace: RoutingTrace) -> int:
+        return trace.num_experts - trace.model.num_zero_experts
+
+    def placed(self, loads: Ints) -> list[Placement]:
+        """Placement of every layer for loads (layer, expert)."""
+        if self.algorithm == "greedy":
+            found = eplb.greedy(loads, self.num_slots, self.num_ranks)
+        else:
+            found = eplb.rebalance_experts(
+                loads, self.num_slots, self.num_groups, self.num_nodes, self.num_ranks
+            )
+        ranks = np.arange(self.num_slots) * self.num_ranks // self.num_slots
+        return [
+            Placement(ranks.astype(np.int32), self.num_ranks, self.algorithm, experts)
+            for experts in found.slot_expert
+        ]
+
+
+def _of_file(trace: RoutingTrace, placement: str, num_ranks: int) -> list[Placement]:
+    experts, layers = trace.num_experts - trace.model.num_zero_experts, trace.num_layers
+    decoder = trace.moe_layer_index.tolist()
+    total = trace.model_shape.num_layers
+    return [
+        place(placement, experts, num_ranks, WhichLayer(layer, decoder[layer], total))
+        for layer in range(layers)
+    ]
+
+
+def _loads(trace: RoutingTrace, batches: Sequence[Batch] | None) -> Ints:
+    """(layer, expert): rows of every expert in some batches, or in the whole trace."""
+    rows = slice(None) if batches is None else np.concatenate([one.rows for one in batches])
+    return np.array([loads_of(trace, layer, rows) for layer in range(trace.num_layers)])
+
+
+def _imbalance(
+    trace: RoutingTrace, batches: Sequence[Batch], placed: Sequence[Placement], rule: str
+) -> list[float]:
+    """(layer,): rows of the busiest GPU over the mean, averaged over the batches."""
+    found = []
+    for layer, placement in enumerate(placed):
+        ratios = []
+        for batch in batches:
+            ids = experts_of(trace, layer, batch.rows)
+            slots = replicas.choose(ids, batch.source_rank, placement, rule, layer)
+            ranks = placement.expert_rank[slots[slots >= 0]]
+            rows = np.bincount(ranks, minlength=placement.num_ranks)
+            ratios.append(float(rows.max()) / max(float(rows.mean()), 1e-300) if len(ranks) else 1)
+        found.append(float(np.mean(ratios)))
+    return found
+
+
+def _experts_in_order(placement: Placement) -> Ints:
+    """(slot,): experts rank by rank.
+
+    Raises
+    ------
+    UserError
+        If ranks have different numbers of slots, which no format can say.
+    """
+    counts = np.bincount(placement.expert_rank, minlength=placement.num_ranks)
+    if (counts != counts[0]).any():
+        message = (
+            f"ranks have {counts.min()} to {counts.max()} slots; formats of maps need as many on "
+            "every rank"
+        )
+        raise UserError(message)
+    order = np.argsort(placement.expert_rank, kind="stable")
+    return order if placement.logical is None else placement.logical[order]

@@ -1,0 +1,196 @@
+"""Which replica of its expert each row goes to.
+
+Engines choose by different rules, which need no communication but for the last:
+
+=========== ========================================================================================
+rule        the replica of a row
+=========== ========================================================================================
+same-gpu    the first on the row's own GPU; where there is none, one that is fixed for the GPU, such
+            that the GPUs without one share the replicas evenly at random (SGLang, ``static``)
+random      any, each as likely (SGLang, ``dynamic``)
+round-robin the next for every row of the expert on a GPU, beginning with the GPU's number; counted
+            anew for every 1024 rows of the GPU (TensorRT-LLM)
+position    that of the row's place among the rows of its GPU, modulo their number (vLLM)
+load        experts with replicas, from the largest down, level the rows of the GPUs that have
+            them; rows stay on their own GPU if they can. It knows the rows of all GPUs, as a
+            planner of every step does (UltraEP, arXiv 2606.04101)
+=========== ========================================================================================
+
+Rows of a GPU are counted token by token and slot by slot of the top-k. Random numbers come from
+one seed and the number of the layer. Sources: sglang/srt/eplb/expert_location.py and
+expert_location_dispatch.py (seed 42); TensorRT-LLM moeLoadBalanceKernels.cu,
+`moeComputeRouteKernel`; vLLM `eplb_map_to_physical_and_record`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.work.ragged import Ints, firsts, places
+
+if TYPE_CHECKING:
+    from replay.work.placement import Placement
+
+ReplicaRule = Literal["same-gpu", "random", "round-robin", "position", "load"]
+RULES: tuple[str, ...] = get_args(ReplicaRule)
+SEED = 42
+BLOCK = 1024  # rows of a thread block of TensorRT-LLM's kernel: 256 threads, 4 each
+
+
+def choose(
+    expert_ids: npt.NDArray[np.int32],
+    source_rank: npt.NDArray[np.int32],
+    placement: Placement,
+    rule: str = "same-gpu",
+    layer: int = 0,
+) -> npt.NDArray[np.int32]:
+    """Replace experts by the slots that their rows go to.
+
+    Parameters
+    ----------
+    expert_ids
+        (token, k): experts of the model; -1 for an empty slot of the top-k.
+    source_rank
+        (token,): the rank that owns each token, ascending.
+    placement
+        Slots of every expert.
+    rule
+        One of `RULES`.
+    layer
+        Position of the layer, which enters the random numbers.
+
+    Returns
+    -------
+    (token, k): slots, -1 where there was no expert.
+    """
+    if placement.logical is None:
+        return expert_ids
+    token, place = np.nonzero(expert_ids >= 0)
+    expert = expert_ids[token, place].astype(np.int64)
+    source = source_rank[token].astype(np.int64)
+    held = Held(placement)
+    if rule == "load":
+        slot = _by_load(expert, source, held)
+    else:
+        slot = held.slot[held.first[expert] + _index(rule, expert, source, held, layer)]
+    chosen = np.full_like(expert_ids, -1)
+    chosen[token, place] = slot
+    return chosen
+
+
+class Held:
+    """Slots by the expert that they hold.
+
+    Attributes
+    ----------
+    slot
+        (slot,): slots ordered by expert.
+    rank
+        (slot,): rank of each of `slot`.
+    first, count
+        (expert,): where the slots of an expert begin in `slot`, and how many there are.
+    num_ranks
+        Ranks of the group.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        assert placement.logical is not None
+        self.slot = np.argsort(placement.logical, kind="stable")
+        self.rank = placement.expert_rank[self.slot].astype(np.int64)
+        self.count = np.bincount(placement.logical).astype(np.int64)
+        self.first = firsts(self.count)
+        self.num_ranks = placement.num_ranks
+
+
+def _index(rule: str, expert: Ints, source: Ints, held: Held, layer: int) -> Ints:
+    """(row,): number of the replica among those of its expert."""
+    if rule == "same-gpu":
+        return _fixed(held, layer)[expert, source]
+    if rule == "random":
+        return _generator(layer).integers(held.count[expert])
+    begins = np.searchsorted(source, np.arange(held.num_ranks + 1))
+    place = np.arange(len(source), dtype=np.int64) - begins[source]
+    if rule == "position":
+        return place % held.count[expert]
+    group = (source * (int(place.max(initial=0)) // BLOCK + 1) + place // BLOCK) * len(held.count)
+    return (_places_of_equals(group + expert) + place // BLOCK + source) % held.count[expert]
+
+
+def _fixed(held: Held, layer: int) -> Ints:
+    """(expert, rank): replica that rows of each rank go to, without knowing any load."""
+    rng = _generator(layer)
+    found = np.zeros((len(held.count), held.num_ranks), np.int64)
+    for expert in np.flatnonzero(held.count > 1).tolist():
+        count = int(held.count[expert])
+        ranks = held.rank[held.first[expert] : held.first[expert] + count]
+        found[expert] = -1
+        for index in reversed(range(count)):
+            found[expert, ranks[index]] = index
+        others = np.flatnonzero(found[expert] < 0)
+        whole = np.tile(np.arange(count), len(others) // count)
+        rest = rng.permutation(count)[: len(others) % count]
+        found[expert, others] = rng.permutation(np.concatenate((whole, rest)))
+    return found
+
+
+def _by_load(expert: Ints, source: Ints, held: Held) -> Ints:
+    """(row,): slot of each, so that the busiest rank has as few rows as possible."""
+    rows = np.bincount(expert, minlength=len(held.count))
+    load = np.zeros(held.num_ranks, np.int64)
+    alone = held.count == 1
+    np.add.at(load, held.rank[held.first[alone]], rows[alone])
+    slot = held.slot[held.first[expert]]
+    order = np.argsort(expert, kind="stable")
+    begins = firsts(rows)
+    several = np.flatnonzero(~alone)
+    for one in several[np.argsort(-rows[several], kind="stable")].tolist():
+        members = order[begins[one] : begins[one] + rows[one]]
+        slots = slice(held.first[one], held.first[one] + held.count[one])
+        ranks, first = np.unique(held.rank[slots], return_index=True)  # two on a GPU are as one
+        shares = _levelled(load[ranks], int(rows[one]))
+        load[ranks] += shares
+        slot[members] = held.slot[slots][first][_own_first(source[members], ranks, shares)]
+    return slot
+
+
+def _levelled(load: Ints, rows: int) -> Ints:
+    """(rank,): parts of `rows` after which the largest load is as small as it can be."""
+    low, high = 0, int(load.max(initial=0)) + rows
+    while low < high:  # the least level that all rows fit below
+        level = (low + high) // 2
+        if np.maximum(level - load, 0).sum() >= rows:
+            high = level
+        else:
+            low = level + 1
+    shares = np.maximum(low - load, 0)
+    excess = int(shares.sum()) - rows  # fewer than there are ranks with a share
+    shares[np.flatnonzero(shares)[::-1][:excess]] -= 1
+    return shares.astype(np.int64)
+
+
+def _own_first(source: Ints, rank: Ints, shares: Ints) -> Ints:
+    """(row,): place in `rank` of each row's; `shares` of them, own ranks first."""
+    found = np.full(len(source), -1, np.int64)
+    left = shares.copy()
+    for place in range(len(rank)):
+        own = np.flatnonzero(source == rank[place])[: left[place]]
+        found[own] = place
+        left[place] -= len(own)
+    found[found < 0] = np.repeat(np.arange(len(rank)), left)
+    return found
+
+
+def _places_of_equals(key: Ints) -> Ints:
+    """(item,): how many items before it have the same key."""
+    order = np.argsort(key, kind="stable")
+    _, counts = np.unique(key, return_counts=True)
+    found = np.empty(len(key), np.int64)
+    found[order] = places(counts)
+    return found
+
+
+def _generator(layer: int) -> np.random.Generator:
+    return np.random.default_rng(np.random.SeedSequence(SEED, spawn_key=(layer,)))
