@@ -27,7 +27,7 @@ def place(
         str | None,
         typer.Option(
             "--algorithm",
-            help="eplb (DeepSeek's), greedy, or file, which takes --from [eplb, or file].",
+            help="eplb (DeepSeek's), greedy, or file, which takes --from [eplb].",
         ),
     ] = None,
     source: Annotated[
@@ -49,9 +49,11 @@ def place(
         typer.Option("--fit", help="FIRST:BEHIND, steps whose loads are fitted [all tokens]."),
     ] = None,
     windows: Annotated[
-        int,
-        typer.Option("--windows", help="Windows of steps that it is looked at, the first fitted."),
-    ] = 4,
+        int | None,
+        typer.Option(
+            "--windows", help="Windows of steps that it is looked at, the first fitted [up to 4]."
+        ),
+    ] = None,
     tokens_per_rank: Annotated[
         int | None,
         typer.Option(

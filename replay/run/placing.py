@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Algorithm = Literal["eplb", "greedy", "file"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+WINDOWS = 4
 
 
 class Imbalance(BaseModel):
@@ -89,7 +90,7 @@ def fit(
     num_groups: int = 1,
     num_nodes: int = 1,
     fitted_on: tuple[int, int] | None = None,
-    num_windows: int = 1,
+    num_windows: int | None = None,
 ) -> Placing:
     """Compute a placement from a trace, and follow it through later steps.
 
@@ -106,7 +107,7 @@ def fit(
         First step and the step behind the last whose loads are fitted; None takes all tokens.
     num_windows
         Windows of as many steps each that are looked at, from the fitted one on; from step 0 on,
-        of one step each, where all tokens were fitted.
+        of one step each, where all tokens were fitted. None takes 4, or fewer where the trace ends.
 
     Raises
     ------
@@ -121,19 +122,15 @@ def fit(
         raise UserError(message)
     length = behind - first
     makes = _Fit(algorithm, num_ranks, num_slots, num_groups, num_nodes)
-    batches = [
-        [
-            form_batch(
-                trace,
-                num_ranks=num_ranks,
-                tokens_per_rank=spec.tokens_per_rank,
-                phase=spec.phase,
-                step=step,
-            )
-            for step in range(first + window * length, first + (window + 1) * length)
-        ]
-        for window in range(max(num_windows, 1))
-    ]
+    batches: list[list[Batch]] = []
+    for window in range(num_windows or WINDOWS):
+        steps = range(first + window * length, first + (window + 1) * length)
+        try:
+            batches.append([_batch(trace, spec, num_ranks, step) for step in steps])
+        except UserError:
+            if num_windows is not None or window == 0:
+                raise
+            break  # the trace has no such steps
     if algorithm == "file":
         found = _of_file(trace, spec.placement, num_ranks)
     else:
@@ -158,6 +155,16 @@ def fit(
         num_slots=found[0].num_experts,
         slot_expert=[_experts_in_order(one).tolist() for one in found],
         windows=windows,
+    )
+
+
+def _batch(trace: RoutingTrace, spec: RunSpec, num_ranks: int, step: int) -> Batch:
+    return form_batch(
+        trace,
+        num_ranks=num_ranks,
+        tokens_per_rank=spec.tokens_per_rank,
+        phase=spec.phase,
+        step=step,
     )
 
 

@@ -133,22 +133,21 @@ def load_document(path: Path) -> Any:
     UserError
         If it cannot be read, or is neither.
     """
+    if path.suffix == ".pt":
+        message = f"placement file {path}: .pt files are pickled and not read; save it as JSON"
+        raise UserError(message)
     try:
-        if path.suffix == ".pt":
-            message = (
-                f"placement file {path}: a .pt file is pickled and is not read; save it as JSON"
-            )
-            raise UserError(message)
-        if path.stat().st_size > LARGEST_FILE:
-            message = f"placement file {path} has more than {LARGEST_FILE // 10**6} MB"
-            raise UserError(message)
-        text = path.read_text("utf-8")
+        size = path.stat().st_size
+        text = path.read_text("utf-8") if size <= LARGEST_FILE else ""
     except OSError as error:
         message = f"placement file {path}: {error.strerror}"
         raise UserError(message) from None
     except ValueError as error:
         message = f"placement file {path} is not text: {error}"
         raise UserError(message) from None
+    if size > LARGEST_FILE:
+        message = f"placement file {path} has {size / 1e6:,.0f} MB, more than a map can need"
+        raise UserError(message)
     if path.suffix in (".yaml", ".yml"):
         return _yaml(path, text)
     try:

@@ -11,9 +11,9 @@ random      any, each as likely (SGLang, ``dynamic``)
 round-robin the next for every row of the expert on a GPU, beginning with the GPU's number; counted
             anew for every 1024 rows of the GPU (TensorRT-LLM)
 position    that of the row's place among the rows of its GPU, modulo their number (vLLM)
-load        experts with replicas, from the largest down, level the rows of the GPUs that have
-            them; rows stay on their own GPU if they can. It knows the rows of all GPUs, as a
-            planner of every step does (UltraEP, arXiv 2606.04101)
+load        such that the busiest GPU has as few rows as the replicas allow; rows stay on their
+            own GPU if they can. It knows the rows of all GPUs, as a planner of every step does
+            (UltraEP, arXiv 2606.04101)
 =========== ========================================================================================
 
 Rows of a GPU are counted token by token and slot by slot of the top-k. Random numbers come from
@@ -139,21 +139,50 @@ def _fixed(held: Held, layer: int) -> Ints:
 def _by_load(expert: Ints, source: Ints, held: Held) -> Ints:
     """(row,): slot of each, so that the busiest rank has as few rows as possible."""
     rows = np.bincount(expert, minlength=len(held.count))
-    load = np.zeros(held.num_ranks, np.int64)
-    alone = held.count == 1
-    np.add.at(load, held.rank[held.first[alone]], rows[alone])
+    slot_of = np.full((len(rows), held.num_ranks), -1, np.int64)  # two on one GPU are as one
+    of_slot = np.repeat(np.arange(len(rows)), held.count)
+    slot_of[of_slot[::-1], held.rank[::-1]] = held.slot[::-1]
+    shares = planned(rows, slot_of >= 0)
     slot = held.slot[held.first[expert]]
-    order = np.argsort(expert, kind="stable")
-    begins = firsts(rows)
-    several = np.flatnonzero(~alone)
-    for one in several[np.argsort(-rows[several], kind="stable")].tolist():
+    order, begins = np.argsort(expert, kind="stable"), firsts(rows)
+    for one in np.flatnonzero(held.count > 1).tolist():
         members = order[begins[one] : begins[one] + rows[one]]
-        slots = slice(held.first[one], held.first[one] + held.count[one])
-        ranks, first = np.unique(held.rank[slots], return_index=True)  # two on a GPU are as one
-        shares = _levelled(load[ranks], int(rows[one]))
-        load[ranks] += shares
-        slot[members] = held.slot[slots][first][_own_first(source[members], ranks, shares)]
+        slot[members] = slot_of[one, _own_first(source[members], shares[one])]
     return slot
+
+
+def planned(rows: Ints, hosts: npt.NDArray[np.bool_]) -> Ints:
+    """Divide the rows of experts among the ranks that host them.
+
+    Parameters
+    ----------
+    rows
+        (expert,): rows of each.
+    hosts
+        (expert, rank): whether the rank has the expert; one does at least.
+
+    Returns
+    -------
+    (expert, rank): rows that each rank takes. No other division has a smaller largest sum over the
+    experts: whatever rows the busiest ranks could pass on, directly or by way of others, they have.
+    """
+    shares = np.zeros(hosts.shape, np.int64)
+    shares[np.arange(len(rows)), hosts.argmax(axis=1)] = rows
+    load = shares.sum(axis=0)
+    several = np.flatnonzero(hosts.sum(axis=1) > 1)
+    several = several[np.argsort(-rows[several], kind="stable")]
+    is_better = True
+    while is_better:  # large steps: each expert by itself levels the loads of its ranks
+        is_better = False
+        for one in several.tolist():
+            on, others = hosts[one], load - shares[one]
+            level = _levelled(others[on], int(rows[one]))
+            if ((others[on] + level) ** 2).sum() < (load[on] ** 2).sum():
+                shares[one, on], is_better = level, True
+                load = others + shares[one]
+    while _passed_on(shares, hosts, load):  # last rows, which go by way of several experts
+        pass
+    return shares
 
 
 def _levelled(load: Ints, rows: int) -> Ints:
@@ -171,15 +200,37 @@ def _levelled(load: Ints, rows: int) -> Ints:
     return shares.astype(np.int64)
 
 
-def _own_first(source: Ints, rank: Ints, shares: Ints) -> Ints:
-    """(row,): place in `rank` of each row's; `shares` of them, own ranks first."""
+def _passed_on(shares: Ints, hosts: npt.NDArray[np.bool_], load: Ints) -> bool:
+    """Move a row away from the busiest rank, along ranks that pass one on; False if none can go."""
+    busiest = int(np.argmax(load))
+    came_by: dict[int, tuple[int, int]] = {busiest: (-1, -1)}  # expert, and rank before
+    waiting = [busiest]
+    for rank in waiting:
+        if load[rank] <= load[busiest] - 2:
+            while rank != busiest:
+                expert, before = came_by[rank]
+                shares[expert, rank] += 1
+                shares[expert, before] -= 1
+                rank = before
+            load[:] = shares.sum(axis=0)
+            return True
+        for expert in np.flatnonzero(shares[:, rank]).tolist():
+            for other in np.flatnonzero(hosts[expert]).tolist():
+                if other not in came_by:
+                    came_by[other] = (expert, rank)
+                    waiting.append(other)
+    return False
+
+
+def _own_first(source: Ints, shares: Ints) -> Ints:
+    """(row,): rank of each row's replica, `shares` (rank,) of them; own ranks first."""
     found = np.full(len(source), -1, np.int64)
     left = shares.copy()
-    for place in range(len(rank)):
-        own = np.flatnonzero(source == rank[place])[: left[place]]
-        found[own] = place
-        left[place] -= len(own)
-    found[found < 0] = np.repeat(np.arange(len(rank)), left)
+    for rank in np.flatnonzero(shares).tolist():
+        own = np.flatnonzero(source == rank)[: left[rank]]
+        found[own] = rank
+        left[rank] -= len(own)
+    found[found < 0] = np.repeat(np.arange(len(shares)), left)
     return found
 
 

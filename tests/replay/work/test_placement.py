@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,7 +70,6 @@ def test_file_gives_one_list_or_one_a_layer(tmp_path: Path) -> None:
         "[0, 1, -1]",
         "[0, 1, true]",
         '["0", 1, 1]',
-        "{}",
         "3",
         "[[0, 1, 1], 4]",
     ],
@@ -94,9 +94,9 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None
     assert f"placement file {path}" in str(error.value)
 
 
-@pytest.mark.parametrize("spec", ["contigous", "", "contiguous:1", "round-robin:2", "eplb"])
+@pytest.mark.parametrize("spec", ["contigous", "", "contiguous:1", "round-robin:2", "eplbs"])
 def test_unknown_placement_lists_the_known(spec: str) -> None:
-    with pytest.raises(UserError, match="known: contiguous, file:PATH, random:SEED, round-robin"):
+    with pytest.raises(UserError, match="known: contiguous, eplb:SLOTS, file:PATH, greedy:"):
         place(spec, 4, 2)
 
 
@@ -104,3 +104,22 @@ def test_unknown_placement_lists_the_known(spec: str) -> None:
 def test_seed_must_be_a_whole_number(seed: str) -> None:
     with pytest.raises(UserError, match="the seed must be a non-negative integer"):
         place(f"random:{seed}", 4, 2)
+
+
+@pytest.mark.parametrize("spec", ["eplb:0", "eplb:-1", "greedy:x", "eplb:1.5", "eplb:9999999999"])
+def test_slots_must_be_a_whole_number(spec: str) -> None:
+    with pytest.raises(UserError, match="the number of slots must be a positive whole number"):
+        place(spec, 4, 2, loads=np.array([1, 1, 1, 1]))
+
+
+def test_fitted_placements_need_loads_and_divide_slots_evenly() -> None:
+    with pytest.raises(UserError, match="computed from the loads of experts, and none are known"):
+        place("eplb", 4, 2)
+    loads = np.array([9, 1, 1, 1])
+    assert not place("eplb", 4, 2, loads=loads).has_replicas
+    placed = place("greedy:6", 4, 2, loads=loads)
+    assert placed.expert_rank.tolist() == [0, 0, 0, 1, 1, 1]
+    assert placed.logical is not None
+    assert sorted(placed.logical.tolist()) == [0, 0, 0, 1, 2, 3]
+    with pytest.raises(UserError, match="5 slots on 2 GPUs for 4 experts"):
+        place("eplb:5", 4, 2, loads=loads)

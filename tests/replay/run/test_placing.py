@@ -1,0 +1,200 @@
+"""Placements in replays: replicas share the rows, fitted placements age, tables name them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import replay
+import tracegen
+from replay.cli.app import app
+from replay.errors import UserError
+from replay.report.text import summary
+from replay.run.layer import make_work
+from replay.run.placing import fit
+from replay.run.spec import RunSpec
+from replay.work.batch import form_batch
+from replay.work.precision import Precision
+
+BF16 = Precision("bf16")
+
+
+@pytest.fixture(scope="module")
+def trace() -> tracegen.RoutingTrace:
+    """Four ranks, six steps of a skewed model whose hot experts change with the layer."""
+    return tracegen.generate.generate(
+        "zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=24, layers=2, steps=6, seed=1, skew=1.0
+    )
+
+
+@pytest.fixture(scope="module")
+def trace_file(trace: tracegen.RoutingTrace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("traces") / "skewed.h5"
+    tracegen.write(trace, path)
+    return path
+
+
+@pytest.mark.parametrize("rule", ["same-gpu", "load"])
+def test_rows_of_replicas_are_those_of_their_expert(trace, rule: str) -> None:
+    batch = form_batch(trace)
+    plain = make_work(trace, batch, layer=1, placement="contiguous", precision=BF16)
+    work = make_work(trace, batch, layer=1, placement="eplb:80", precision=BF16, replica_rule=rule)
+    logical = work.placement.logical
+    assert logical is not None
+    assert work.num_experts == 80
+    assert len(np.unique(logical)) == plain.num_experts == 64
+    rows = np.bincount(logical, work.rows_of_expert, minlength=64)
+    assert rows.tolist() == plain.rows_of_expert.tolist()
+    assert (logical[work.pair_expert] == plain.pair_expert).all()
+    assert work.summary()["rank_imbalance"] < plain.summary()["rank_imbalance"]
+
+
+def test_a_fitted_placement_heeds_its_own_layer(trace) -> None:
+    batch = form_batch(trace)
+    maps = [
+        make_work(trace, batch, layer=layer, placement="greedy:64", precision=BF16).placement
+        for layer in (0, 1)
+    ]
+    assert maps[0].logical is not None
+    assert maps[0].logical.tolist() != maps[1].logical.tolist()  # type: ignore[union-attr]  # both
+
+
+def test_gradients_of_replicas_are_refused(trace) -> None:
+    settings = {"scheme": "deepep", "layer": 0, "direction": "backward", "system": "dgx-h100"}
+    with pytest.raises(UserError, match="weight gradients would have to be added up between GPUs"):
+        replay.run(trace, placement="eplb:80", **settings)
+    replay.run(trace, placement="eplb:64", **settings)  # no replica, other places
+
+
+def test_rule_of_replicas_is_part_of_the_result(trace) -> None:
+    settings = {"scheme": "deepep", "layer": 0, "placement": "eplb:80", "system": "dgx-h100"}
+    same, load = (replay.run(trace, replicas=rule, **settings) for rule in ("same-gpu", "load"))
+    assert same.run_id != load.run_id
+    assert load.layers[0].routing.rank_imbalance < same.layers[0].routing.rank_imbalance
+    assert load.to_json() == replay.run(trace, load.spec).to_json()
+
+
+def test_a_comparison_has_a_row_for_each_placement(trace) -> None:
+    compared = replay.compare(
+        trace, ["deepep", "nccl-alltoall"], placements=["contiguous", "eplb:80"], layer=0
+    )
+    found = [(one.scheme.name, one.spec.placement) for one in compared.results]
+    assert found == [
+        (scheme, placement)
+        for scheme in ("deepep", "nccl-alltoall")
+        for placement in ("contiguous", "eplb:80")
+    ]
+    alone = replay.run(trace, scheme="nccl-alltoall", placement="eplb:80", layer=0)
+    assert compared.results[3].layers == alone.layers
+    assert compared["deepep"] is compared.results[0]
+    text = summary(compared)
+    assert "deepep, eplb:80" in text
+    assert "contiguous: " in text.splitlines()[3]
+    assert "several placements" in text
+    single = summary(replay.compare(trace, ["deepep"], layer=0))
+    assert "contiguous placement" in single and "deepep, " not in single
+
+
+def test_an_unknown_placement_is_refused_before_anything_runs(trace) -> None:
+    with pytest.raises(UserError, match="unknown placement 'eplb80'"):
+        replay.compare(trace, ["deepep"], placements=["contiguous", "eplb80"], layer=0)
+
+
+# ---- fitting ---------------------------------------------------------------------------------
+
+
+def test_a_placement_is_fresh_where_it_was_fitted_and_ages(trace) -> None:
+    placing = fit(trace, RunSpec(), num_ranks=4, num_slots=80, fitted_on=(0, 2), num_windows=3)
+    assert [window.steps for window in placing.windows] == [(0, 2), (2, 4), (4, 6)]
+    first, *later = placing.windows
+    assert first.fitted == first.fresh
+    assert np.mean(first.fitted) < np.mean(first.before)
+    for window in later:
+        assert np.mean(window.fitted) < np.mean(window.before)
+        assert window.fitted != window.fresh
+
+
+def test_imbalance_is_what_a_replay_has(trace) -> None:
+    placing = fit(trace, RunSpec(), num_ranks=4, num_slots=80, fitted_on=None, num_windows=2)
+    assert [window.steps for window in placing.windows] == [(0, 1), (1, 2)]
+    for window in placing.windows:
+        work = make_work(
+            trace, form_batch(trace, step=window.steps[0]), layer=1, placement="eplb:80",
+            precision=BF16,
+        )  # fmt: skip
+        assert window.fitted[1] == pytest.approx(work.summary()["rank_imbalance"])
+
+
+def test_every_algorithm_places_every_expert(trace) -> None:
+    for algorithm in ("eplb", "greedy"):
+        placing = fit(trace, RunSpec(), num_ranks=4, num_slots=64, algorithm=algorithm)
+        assert all(sorted(row) == list(range(64)) for row in placing.slot_expert)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"algorithm": "best"}, "unknown algorithm 'best'"),
+        ({"num_slots": 65}, "65 slots on 4 GPUs"),
+        ({"fitted_on": (3, 3)}, "steps 3:3"),
+        ({"fitted_on": (0, 9)}, "has 6 steps"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(trace, settings: dict[str, object], said: str) -> None:
+    given = {"num_ranks": 4, "num_slots": 64} | settings
+    with pytest.raises(UserError, match=said):
+        fit(trace, RunSpec(), **given)  # type: ignore[arg-type]  # values of several kinds
+
+
+# ---- the command -----------------------------------------------------------------------------
+
+
+def invoke(*arguments: object):
+    return CliRunner().invoke(app, ["place", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("form", ["sglang", "vllm", "vllm-ascend", "tensorrt"])
+def test_the_command_writes_a_map_that_replays_take(
+    trace, trace_file: Path, tmp_path: Path, form: str
+) -> None:
+    out = tmp_path / ("map.yaml" if form == "tensorrt" else "map.json")
+    done = invoke(trace_file, "--slots", 80, "--windows", 2, "--out", out, "--format", form)
+    assert done.exit_code == 0, done.exception
+    assert "64 experts in 80 slots on 4 GPUs: eplb, fitted on all tokens" in done.output
+    settings = {"layer": 1, "scheme": "ideal"}
+    from_file = replay.run(trace, placement=f"file:{out}", **settings)
+    assert from_file.layers == replay.run(trace, placement="eplb:80", **settings).layers
+
+
+def test_the_command_looks_at_a_file(trace_file: Path, tmp_path: Path) -> None:
+    out, again = tmp_path / "map.json", tmp_path / "again.yaml"
+    assert invoke(trace_file, "--slots", 80, "--fit", "0:2", "--out", out).exit_code == 0
+    done = invoke(trace_file, "--from", out, "--algorithm", "file", "--out", again,
+                  "--format", "tensorrt", "--json", tmp_path / "placing.json")  # fmt: skip
+    assert done.exit_code == 0, done.exception
+    assert "64 experts in 80 slots on 4 GPUs: file\n" in done.output
+    assert yaml.safe_load(again.read_text())["num_slots"] == 80
+    assert '"algorithm": "file"' in (tmp_path / "placing.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--algorithm", "file"), "--algorithm file and --from PATH go together"),
+        (("--from", "map.json"), "--algorithm file and --from PATH go together"),
+        (("--format", "pickle"), "unknown format 'pickle'"),
+        (("--fit", "4"), "expected FIRST:BEHIND, such as 0:4"),
+        (("--replicas", "none"), "unknown replicas 'none'"),
+    ],
+)
+def test_mistakes_are_said_in_a_line(
+    trace_file: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    failed = invoke(trace_file, *arguments)
+    assert failed.exit_code == 1
+    assert isinstance(failed.exception, UserError)
+    assert said in str(failed.exception)
