@@ -101,7 +101,7 @@ def test_replicas_lower_the_load_of_the_busiest_gpu() -> None:
     alone = rebalance_experts(loads[None], 8, 1, 1, 4).slot_expert[0]
     assert per_gpu(loads, alone, 4).max() >= 100
     for found in (rebalance_experts(loads[None], 12, 1, 1, 4), greedy(loads[None], 12, 4)):
-        assert per_gpu(loads, found.slot_expert[0], 4).max() <= 45
+        assert per_gpu(loads, found.slot_expert[0], 4).max() <= 50
 
 
 @pytest.mark.parametrize(
