@@ -21,7 +21,7 @@ from replay.contract.layers import (
     WIDE,
 )
 from replay.contract.order import GEMMS, aftermath, experts_wait, rows_return, starts, tokens_wait
-from replay.contract.sms import most_in_use
+from replay.contract.sms import most_in_use, only_communicating
 from replay.errors import UserError
 from replay.graph import schedule
 from replay.machine.kinds import Kind
@@ -183,6 +183,19 @@ def sms(case: Case) -> Iterator[str]:
         )
 
 
+def communication(case: Case) -> Iterator[str]:
+    """SMs that only communicate, against the number that the scheme states."""
+    stated, machine = case.scheme.communication_sms(case.system), case.built.machine
+    found, every = only_communicating(case.built.graph, machine), machine.sms.count
+    # A kernel that may take all SMs takes as many as the layer has work for.
+    if stated is None or found == stated or (stated == every and 0 < found <= every):
+        return
+    yield (
+        f"communication_sms states {stated} SMs that only communicate; tasks that move rows hold "
+        f"{found} SMs on which nothing computes"
+    )
+
+
 def same_again(case: Case) -> Iterator[str]:
     """A second build gives the same schedule."""
     again = Case(case.scheme, case.name, case.work)
@@ -241,6 +254,7 @@ def _said(one: Operation | None) -> str:
     return f"{one.launches} x {one.name!r}"
 
 
+EXCHANGED = ("zipf 8 ranks", "backward zipf fp8", WIDE)  # rows go between all GPUs
 EVERY = tuple(name for name in LAYERS if name != ONE_SENDER)  # whose size only the bounds need
 
 CHECKS = {
@@ -260,6 +274,7 @@ CHECKS = {
     "software": Check("the host launches what is listed", tuple(LAYERS), software),
     "frees": Check("a rank ends when its SMs are free", EVERY, frees),
     "sms": Check("no GPU uses more SMs than it has, in a chain", CHAINED, sms),
+    "communication": Check("as many SMs communicate as are stated", EXCHANGED, communication),
     "same": Check("the same layer gives the same schedule", (ONE_TOKEN, WIDE), same_again),
     "options": Check("every value of an option runs or is refused", (ONE_TOKEN,), values),
 }

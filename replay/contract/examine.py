@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from replay.contract.case import Case
 from replay.contract.checks import CHECKS
 from replay.contract.layers import LAYERS
+from replay.schemes.facts import BOTH_PASSES
 from replay.schemes.outside import failure
 from replay.schemes.traffic import TRAFFIC
+from replay.work.precision import NUMBER_TYPES
 
 if TYPE_CHECKING:
     from replay.schemes import Scheme
@@ -89,5 +91,17 @@ def declared(scheme: Scheme) -> Iterator[str]:
         yield "source is empty: say which paper or code the model follows"
     if not 0 < len(scheme.summary) <= LONGEST_SUMMARY:
         yield f"summary has {len(scheme.summary)} characters: expected 1 to {LONGEST_SUMMARY}"
+    for name, possible in (
+        ("gemm_types", NUMBER_TYPES),
+        ("dispatch_types", NUMBER_TYPES),
+        ("combine_types", NUMBER_TYPES),
+        ("passes", BOTH_PASSES),
+    ):
+        stated = getattr(scheme, name)
+        if not stated or not stated <= set(possible):
+            yield (
+                f"{name} are {', '.join(sorted(stated)) or 'none'}: expected some of "
+                f"{', '.join(sorted(possible))}"
+            )
     if scheme.traffic not in TRAFFIC:
         yield f"traffic {scheme.traffic!r} is no class of traffic; known: {', '.join(TRAFFIC)}"

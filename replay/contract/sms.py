@@ -1,4 +1,4 @@
-"""SMs in use at every instant of a schedule, counted from its tasks alone."""
+"""SMs in use at every instant of a schedule, and those that only communicate, by their tasks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.machine.kinds import PHASES, phase_index
+from replay.machine.kinds import KINDS, PHASES, Kind, phase_index
 
 if TYPE_CHECKING:
-    from replay.graph import Timeline
+    from replay.graph import TaskGraph, Timeline
     from replay.machine.machine import Ints, Machine
 
 
@@ -46,6 +46,22 @@ def most_in_use(timeline: Timeline, machine: Machine) -> Use:
     total = np.cumsum(change[order])  # every rank's changes add up to nothing
     most = int(total.argmax())
     return Use(int(total[most]), int(rank[order[most]]), int(time[order[most]]))
+
+
+def only_communicating(graph: TaskGraph, machine: Machine) -> int:
+    """Most SMs per GPU that are held together, move rows, and have no task that computes."""
+    found: dict[str, set[str]] = {}
+    for name, queues in machine.sms.queues:
+        kinds = np.unique(graph.kind[np.isin(graph.resource, queues)]).tolist()
+        found.setdefault(name, set()).update(KINDS[Kind(kind)].role for kind in kinds)
+    alone = {name for name, roles in found.items() if "copying" in roles and "compute" not in roles}
+    return max(
+        (
+            sum(num for name, num in split.held.items() if name in alone)
+            for split in machine.sms.ledger
+        ),
+        default=0,
+    )
 
 
 def _uses(timeline: Timeline, machine: Machine) -> tuple[Ints, Ints, Ints, Ints]:

@@ -15,6 +15,7 @@ from replay.machine.paths import ONE_DOMAIN
 from replay.run.identity import describe, identity
 from replay.run.spec import RunSpec
 from replay.schemes import SCHEMES, Scheme, find, supported
+from replay.schemes.base import LayerRefusedError
 from replay.schemes.registry import capabilities
 from replay.work.precision import Precision
 
@@ -297,7 +298,7 @@ def check_rows(scheme: Scheme, combine_rows: str) -> None:
 
     Raises
     ------
-    UserError
+    LayerRefusedError
         Naming the types that it can, and the schemes that can carry this one.
     """
     if combine_rows in scheme.combine_types:
@@ -307,7 +308,7 @@ def check_rows(scheme: Scheme, combine_rows: str) -> None:
         f"scheme {scheme.name!r} has no {combine_rows} rows on the way back, only "
         f"{', '.join(sorted(scheme.combine_types))}; {combine_rows} rows have: {', '.join(can)}"
     )
-    raise UserError(message)
+    raise LayerRefusedError(message)
 
 
 def check_domain(scheme: Scheme, system: System, num_ranks: int) -> None:

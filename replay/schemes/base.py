@@ -152,17 +152,14 @@ class Scheme(ABC):
         """
         return lacking(self, work)
 
-    def communication_sms(self, num_sms: int) -> int | None:
-        """SMs per GPU that only communicate, while they do.
-
-        Parameters
-        ----------
-        num_sms
-            SMs that a GPU has.
+    def communication_sms(self, system: System) -> int | None:
+        """SMs per GPU that do nothing but communicate, while a kernel of the scheme does.
 
         Returns
         -------
-        0 where no SM moves rows, or those that do also compute; None where nothing is stated.
+        0 where no SM moves rows, or those that do also compute; all that a GPU has where a kernel
+        takes as many as it finds work for; None where nothing is stated. The contract compares it
+        with the SMs that a layer's tasks hold.
         """
         return None
 

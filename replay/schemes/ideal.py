@@ -28,6 +28,7 @@ from replay.schemes.software import TYPICAL, Listed, Outline, experts
 from replay.work.precision import NUMBER_TYPES
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.work.layer import LayerWork
 
@@ -56,6 +57,10 @@ class Ideal(Scheme):
     phases_separated = False
     combine_types = frozenset(NUMBER_TYPES)
     options: IdealOptions = IdealOptions()
+
+    def communication_sms(self, system: System) -> int | None:
+        """None: rows move in no time."""
+        return 0
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """The experts' kernels, where they run as kernels."""

@@ -110,6 +110,10 @@ class NcclAllToAll(Scheme):
     traffic = "pair"
     phases_separated = False
     combine_types = frozenset(NUMBER_TYPES)
+    validity = (
+        "Megatron-LM's dispatcher sends rows in the model's own type; FP8 rows are the same "
+        "kernels' bytes"
+    )
     candidates = MappingProxyType({"channels": (0, 4, 8, 16, 32)})
     options: NcclOptions = NcclOptions()
 

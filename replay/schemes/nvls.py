@@ -37,6 +37,7 @@ from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.work.ragged import places
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.machine.sms import Split
     from replay.work.layer import LayerWork
@@ -82,8 +83,13 @@ class Nvls(Scheme):
     source = "Megatron-Core token_dispatcher_inference.py; arXiv 2605.05607 section II-C"
     needs = frozenset({"multicast", "reduction", ONE_DOMAIN})
     traffic = "dense"
+    validity = "inference; gradients are assumed to take the same kernels"
     candidates = MappingProxyType({"num_sms": (8, 16, 24, 32)})
     options: NvlsOptions = NvlsOptions()
+
+    def communication_sms(self, system: System) -> int | None:
+        """Those that issue multimem instructions."""
+        return self.options.num_sms
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """Cast, all-gathers, counts, permute, experts, zeroes, scatter-add, reduce-scatter."""

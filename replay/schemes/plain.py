@@ -27,6 +27,7 @@ from replay.schemes.software import TYPICAL, Listed, Outline, experts
 from replay.work.precision import NUMBER_TYPES
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.machine.sms import Split
     from replay.work.layer import LayerWork
@@ -50,6 +51,10 @@ class Plain(Scheme):
     traffic = "pair"
     combine_types = frozenset(NUMBER_TYPES)
     options: PlainOptions = PlainOptions()
+
+    def communication_sms(self, system: System) -> int | None:
+        """Those that store."""
+        return self.options.num_sms
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """A cast, two kernels that store, those of the experts, one that adds."""

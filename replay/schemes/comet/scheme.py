@@ -41,6 +41,7 @@ from replay.schemes.options import Options, option
 from replay.schemes.software import ACTIVATION, TYPICAL, WGRAD, Listed, Outline, kernels
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.machine.sms import Split
     from replay.work.layer import LayerWork
@@ -121,6 +122,9 @@ class Comet(Scheme):
     )
     overlap = "inside each of two fused kernels"
     phases_separated = False
+    gemm_types = dispatch_types = frozenset({"bf16", "fp8"})
+    combine_types = frozenset({"bf16"})  # what FP8 GEMMs write, too
+    validity = "measured on 8 H800 and on 8 L20"
     tuned_by_default = True
     candidates = MappingProxyType({"dispatch_sms": SPLITS, "combine_sms": SPLITS})
     options: CometOptions = CometOptions()
@@ -129,6 +133,10 @@ class Comet(Scheme):
     def traffic(self) -> str:  # type: ignore[override]  # the variants move other rows
         """One row per (token, expert) out; back that, or one per (token, GPU)."""
         return "pair" if self.options.variant == "paper" else "pair-copy"
+
+    def communication_sms(self, system: System) -> int | None:
+        """Those of the kernel that has more of them."""
+        return max(self.options.dispatch_sms, self.options.combine_sms)
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """Two fused kernels; weight gradients are kernels of their own."""

@@ -49,6 +49,7 @@ from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.work.ragged import places
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.work.layer import LayerWork
 
@@ -103,9 +104,10 @@ class LowLatencyDeepEp(Scheme):
     traffic = "pair"
     needs = frozenset()
     phases_separated = False
-    dispatch_types = frozenset({"bf16", "fp8"})
+    gemm_types = dispatch_types = frozenset({"bf16", "fp8"})
     combine_types = frozenset({"bf16"})
     passes = FORWARD
+    validity = "decoding: up to 1024 tokens a GPU, 11 experts a token"
     options: LowLatencyOptions = LowLatencyOptions()
 
     def refuses(self, work: LayerWork) -> str:
@@ -121,6 +123,10 @@ class LowLatencyDeepEp(Scheme):
         if hidden > HIDDEN_SIZES[-1]:
             return f"its kernels take {HIDDEN_SIZES[-1]} values per row at most, not {hidden}"
         return ""
+
+    def communication_sms(self, system: System) -> int | None:
+        """All: as many blocks as there are experts, or a few experts a block."""
+        return system.sm.num_sms
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """The kernels of DeepEP, one or two each way, and those of SGLang around them."""

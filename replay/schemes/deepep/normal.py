@@ -43,6 +43,7 @@ from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.work.ragged import places, places_in_runs
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.machine.sms import Split
     from replay.work.layer import LayerWork
@@ -105,8 +106,8 @@ class DeepEpOptions(Options):
         help="Whose kernels stand around DeepEP's and the grouped GEMMs; `schemes/deepep/LAYER.md` "
         "lists them. sglang and vllm cast rows, pad each expert to DeepGEMM's 128 rows, and bring "
         "indices and scales along; vllm marks the padding, so that it is not multiplied. bare only "
-        "casts, copies and adds rows, and pads nothing. Gradients and rows of 4 bytes, which "
-        "neither engine knows, always take bare.",
+        "casts, copies and adds rows, and pads nothing. Gradients, which neither engine knows, "
+        "always take bare.",
         source="sgl-project/sglang and vllm-project/vllm; the quicker of the two, so that a "
         "baseline has its better engine",
     )
@@ -123,9 +124,16 @@ class DeepEp(Scheme):
         "most 8 GPUs, so that a larger domain is an extrapolation, which the result counts"
     )
     traffic = "copy"
+    gemm_types = dispatch_types = frozenset({"bf16", "fp8"})  # DeepGEMM's, and the engines'
+    combine_types = frozenset({"bf16"})  # SWITCH_TYPES
+    validity = "2, 4 or 8 GPUs of a node; a larger domain is an extrapolation"
     candidates = MappingProxyType({"num_sms": (12, 16, 20, 24, 32, 48)})
     unpadded = MappingProxyType({"stack": BARE})
     options: DeepEpOptions = DeepEpOptions()
+
+    def communication_sms(self, system: System) -> int | None:
+        """Those of either kernel."""
+        return self.options.num_sms
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """The engine's kernels; layout and notify with its wait, unless known; DeepEP's."""
@@ -168,8 +176,7 @@ class DeepEp(Scheme):
 
     def _engine(self, layer: LayerWork | Outline) -> stack.Stack | None:
         """Kernels of the engine that runs the layer; None where none does."""
-        types = {layer.precision.gemm, layer.precision.dispatch}
-        if self.options.stack == BARE or layer.is_backward or "fp32" in types:
+        if self.options.stack == BARE or layer.is_backward:
             return None
         return STACKS[self.options.stack]
 

@@ -44,6 +44,7 @@ from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.work.ragged import firsts, places
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.machine.resources import Discipline
     from replay.machine.sms import Split
@@ -74,6 +75,7 @@ class DySharp(Scheme):
     """
 
     source = "arXiv 2605.05607 sections III-IV"
+    validity = "simulated: 32 GPUs like those of a GH200 NVL32"
 
     def __init__(
         self, name: str, options: RowOptions, *, summary: str, assumes: str, fusion: str = "layer"
@@ -98,6 +100,11 @@ class DySharp(Scheme):
     def uplinks(self) -> Discipline:
         """Requests and responses have virtual channels (section V-A), served in turn."""
         return "turns"
+
+    def communication_sms(self, system: System) -> int | None:
+        """Those of dispatch and combine: together in one kernel, else of the larger."""
+        sms: list[int] = [self.options.dispatch_sms, self.options.combine_sms]
+        return sum(sms) if self.fusion == "layer" else max(sms)
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """One kernel, two, or one after the other, as `fusion` says."""

@@ -55,6 +55,7 @@ from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, WGRAD, Listed, Outline, kernels
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.compute.gemm_tiles import TileTasks
     from replay.compute.row_tiles import RowTiles
     from replay.machine.machine import Ints, Machine
@@ -161,6 +162,7 @@ class MoeHub(Scheme):
     traffic = "pair"
     overlap = "whole layer"
     phases_separated = False
+    validity = "simulated: 8 GPUs like the H800"
     candidates = MappingProxyType({"store_sms": (4, 8, 12, 16, 24)})
     options: MoeHubOptions = MoeHubOptions()
 
@@ -168,6 +170,10 @@ class MoeHub(Scheme):
     def uplinks(self) -> Discipline:
         """The packet manager serves destinations in turn; a plain queue blocks behind its head."""
         return "turns" if self.options.rpm else "fifo"
+
+    def communication_sms(self, system: System) -> int | None:
+        """None: blocks that store have SMs of the same pool as all others."""
+        return 0
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """The routing kernel; without dam GEMMs, sums, weight gradients behind it."""

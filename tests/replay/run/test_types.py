@@ -28,7 +28,7 @@ def test_a_result_states_the_three_types(synthetic) -> None:
         {"dispatch_rows": "fp8"},
         {"gemm_type": "fp8", "combine_rows": "fp32"},
     ):
-        result = replay.run(synthetic(), scheme="deepep", layer=0, **settings)
+        result = replay.run(synthetic(), scheme="nccl-alltoall", layer=0, **settings)
         said[types_of(result)] = (result.precision, result.run_id)
         words = "{} GEMMs, {} rows out, {} rows back".format(*types_of(result))
         assert words in replay.summary(result)
@@ -74,8 +74,17 @@ def test_fp8_rows_back_are_refused_in_a_line(synthetic, scheme: str) -> None:
     with pytest.raises(UserError) as caught:
         replay.run(synthetic(), scheme=scheme, combine_rows="fp8")
     said = str(caught.value)
-    assert said.startswith(f"scheme '{scheme}' has no fp8 rows on the way back, only bf16, fp32")
+    has = "bf16" if scheme in ("deepep", "comet") else "bf16, fp32"
+    assert said.startswith(f"scheme '{scheme}' has no fp8 rows on the way back, only {has}; ")
     assert "nccl-alltoall" in said and "\n" not in said
+
+
+def test_a_comparison_leaves_out_schemes_whose_code_lacks_the_types(synthetic) -> None:
+    compared = replay.compare(synthetic(), layer=0, combine_rows="fp32", baseline="nccl-alltoall")
+    assert set(compared.left_out) == {"deepep", "deepep-ll", "comet"}
+    assert "no fp32 rows on the way back, only bf16" in compared.left_out["deepep"]
+    with pytest.raises(UserError, match="GEMMs are bf16 or fp8, not fp32"):
+        replay.run(synthetic(), scheme="comet", layer=0, gemm_type="fp32")
 
 
 def test_fp8_rows_back_where_a_kernel_adds_them(synthetic) -> None:

@@ -67,6 +67,11 @@ DEFECTS: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
         [("src != dst  #", "np.cumsum(src != dst) * (src != dst) > 1  #")],
         r"dispatch: GPU \d receives [\d,]+ bytes, its experts' rows are [\d,]+ bytes: a row is",
     ),
+    "fewer SMs than are stated": (
+        "communication", "zipf 8 ranks",
+        [("return self.options.num_sms", "return self.options.num_sms + 1")],
+        "states 17 SMs that only communicate; tasks that move rows hold 16 SMs",
+    ),
     "rows go as metadata": (
         "payload", "uniform 4 ranks",
         [("row_bytes, issued, fan_out,", "0, issued, fan_out, meta_bytes=row_bytes,")],

@@ -130,12 +130,6 @@ BARE_FP8: Lists = {
     Kind.ACTIVATION: [both(GATE_UP + QUANTISED, PAIRS)],
     Kind.UNPERMUTE: [both(RESULT, total(COPIES, PAIRS))],
 }
-BARE_FP32: Lists = {
-    Kind.PERMUTE: [both(4 * HIDDEN, total(COPIES, PAIRS))],
-    Kind.TOKEN_CAST: [],
-    Kind.ACTIVATION: [both(3 * 4 * INTERMEDIATE, PAIRS)],
-    Kind.UNPERMUTE: [both(4 * HIDDEN, total(COPIES, PAIRS))],
-}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +139,6 @@ BARE_FP32: Lists = {
         ("sglang", "bf16", SGLANG_BF16),
         ("vllm", "fp8", VLLM_FP8),
         ("bare", "fp8", BARE_FP8),
-        ("sglang", "fp32", BARE_FP32),
     ],
 )
 def test_every_kernel_of_the_stack_moves_its_bytes(

@@ -43,16 +43,18 @@ def test_layers_that_schemes_refuse_are_few_and_cannot_be_built(system_for: Syst
         ]
         for scheme in SCHEMES
     }
-    backward = [name for name in small_layers.LAYERS if "backward" in name]
-    assert {scheme for scheme, names in refused.items() if names} == {"deepep-ll"}
-    assert set(refused["deepep-ll"]) == {
-        *backward, "zipf 4 ranks fp32", "bf16 rows into fp8 GEMMs, fp32 rows back",
-        small_layers.ONE_SENDER,
-    }  # fmt: skip
-    for name in refused["deepep-ll"]:
-        layer = small_layers.LAYERS[name]()
-        with pytest.raises(LayerRefusedError, match="scheme 'deepep-ll': its kernels"):
-            build_graph(layer, system_for(layer.num_ranks), SCHEMES["deepep-ll"])
+    backward = {name for name in small_layers.LAYERS if "backward" in name}
+    fp32 = {name for name in small_layers.LAYERS if "fp32" in name}
+    assert {scheme: {*names} for scheme, names in refused.items() if names} == {
+        "deepep": fp32,
+        "deepep-ll": backward | fp32 | {small_layers.ONE_SENDER},
+        "comet": fp32,
+    }
+    for scheme, names in refused.items():
+        for name in names:
+            layer = small_layers.LAYERS[name]()
+            with pytest.raises(LayerRefusedError, match=f"scheme '{scheme}': its "):
+                build_graph(layer, system_for(layer.num_ranks), SCHEMES[scheme])
 
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, *EXAMPLES])
