@@ -120,13 +120,16 @@ def ways(case: Case) -> Iterator[str]:
 
 
 def _payload_by_way(graph: TaskGraph, phase: str) -> Counter[tuple[int, int]]:
-    up_kind, down_kind = Kind[f"{phase.upper()}_UP"], Kind[f"{phase.upper()}_DOWN"]
-    source = {}
-    for src, dst in zip(*(ids.tolist() for ids in graph.edges()), strict=True):
-        if graph.kind[src] == up_kind and graph.kind[dst] == down_kind:
-            source[dst] = int(graph.resources.owner[graph.resource[src]])
+    goes_up = graph.kind == int(Kind[f"{phase.upper()}_UP"])
+    comes_down = graph.kind == int(Kind[f"{phase.upper()}_DOWN"])
+    owner = np.append(graph.resources.owner, -1)[graph.resource]
+    src, dst = graph.edges()
+    is_message = goes_up[src] & comes_down[dst]
+    source = np.full(graph.num_tasks, -1)
+    source[dst[is_message]] = owner[src[is_message]]
+    tasks = np.flatnonzero(comes_down & (graph.payload_bytes > 0))
     found: Counter[tuple[int, int]] = Counter()
-    for task in np.flatnonzero((graph.kind == down_kind) & (graph.payload_bytes > 0)).tolist():
-        reached = int(graph.resources.owner[graph.resource[task]])
-        found[source.get(task, -1), reached] += int(graph.payload_bytes[task])
+    columns = (source[tasks], owner[tasks], graph.payload_bytes[tasks])
+    for sender, reached, nbytes in zip(*(column.tolist() for column in columns), strict=True):
+        found[sender, reached] += nbytes
     return found

@@ -15,7 +15,7 @@ from replay.contract.reading import Dependencies
 from replay.graph import GraphBuilder, schedule
 from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.machine import Machine
-from replay.run.chain import Built, ChainLink, build
+from replay.run.chain import Built, Chain, ChainLink, build, layer_result
 from replay.run.layer import build_layer
 from replay.work.context import Context
 from tracegen.models.schema import ModelShape
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from replay.contract.counting import Routing
     from replay.graph import Timeline
     from replay.machine.machine import Ints
+    from replay.measure.result import LayerResult
     from replay.schemes import Scheme
     from replay.work.layer import LayerWork
 
@@ -120,6 +121,7 @@ class Case:
     def __init__(self, scheme: Scheme, name: str, work: LayerWork) -> None:
         self.scheme, self.name, self.work = scheme, name, work
         self.system = system_for(work.num_ranks)
+        self.link = ChainLink(lambda: work, is_backward=work.is_backward)
 
     @cached_property
     def routing(self) -> Routing:
@@ -127,14 +129,24 @@ class Case:
         return routing_of(self.work)
 
     @cached_property
+    def chain(self) -> Chain:
+        """The layer as a chain of its own, described by the scheme."""
+        return build([self.link], self.system, self.scheme)
+
+    @property
     def built(self) -> Built:
         """Graph, ends and machine."""
-        return build_layer(self.work, self.system, self.scheme)
+        return self.chain.built
 
     @cached_property
     def timeline(self) -> Timeline:
         """The schedule of the graph."""
         return schedule(self.built.graph)
+
+    @cached_property
+    def result(self) -> LayerResult:
+        """What a replay of the layer reports, from the graph and schedule of all checks."""
+        return layer_result(self.link, self.chain, self.timeline, self.scheme)
 
     @cached_property
     def waits(self) -> Dependencies:

@@ -25,7 +25,6 @@ from replay.contract.sms import most_in_use, only_communicating
 from replay.errors import UserError
 from replay.graph import schedule
 from replay.machine.kinds import Kind
-from replay.run.layer import replay_layer
 from replay.schemes.options import about
 from replay.schemes.outside import BuildFailed, failure
 from replay.schemes.software import Outline, as_program, launched
@@ -141,7 +140,7 @@ def tokens(case: Case) -> Iterator[str]:
 
 def bounds(case: Case) -> Iterator[str]:
     """The layer's time against the bounds that no schedule can beat."""
-    measures = replay_layer(case.work, case.system, case.scheme).measures
+    measures = case.result.measures
     bound = measures.bounds_us
     if bound.largest_us <= measures.makespan_us:
         return

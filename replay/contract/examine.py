@@ -64,19 +64,23 @@ def examine(scheme: Scheme) -> Iterator[Finding]:
 
 def examine_layer(scheme: Scheme, name: str) -> Iterator[Finding]:
     """Check a scheme on one layer of `replay.contract.layers.LAYERS`."""
-    case = Case(scheme, name, LAYERS[name]())
-    if scheme.refuses(case.work):
+    return examine_case(Case(scheme, name, LAYERS[name]()))
+
+
+def examine_case(case: Case) -> Iterator[Finding]:
+    """Check a scheme on a layer, whose graph and schedule the case keeps for others to read."""
+    if case.scheme.refuses(case.work):
         return  # nothing is promised of it; `replay.run.chain` does not let it be built
     for key, check in CHECKS.items():
-        if name not in check.layers:
+        if case.name not in check.layers:
             continue
         try:
             for sentence in check.find(case):
-                yield Finding(key, name, sentence, stops=key == "ends")
+                yield Finding(key, case.name, sentence, stops=key == "ends")
                 if key == "ends":
                     return  # nothing can be said without the ends
         except Exception as error:  # whatever a scheme's own code does wrong is a finding
-            yield Finding(key, name, failure(scheme, error), stops=True)
+            yield Finding(key, case.name, failure(case.scheme, error), stops=True)
             return  # the checks that follow would fail in the same place
 
 

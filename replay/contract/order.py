@@ -38,12 +38,15 @@ def experts_wait(case: Case) -> Iterator[str]:
     work, waits, sizes = case.work, case.waits, row_bytes(case)
     first, second = case.gemm_tasks(Kind.GEMM1), case.gemm_tasks(Kind.GEMM2)
     ends = case.built.ends.tolist()
+    before_end = [waits.before([end]) for end in ends]
+    before_expert = {expert: waits.before(tasks) for expert, tasks in first.items()}
+    after_expert = {expert: waits.after(tasks) for expert, tasks in second.items()}
     for owner, expert in np.ndindex(work.num_ranks, work.num_experts):
         rows = int((work.expert_ids[work.source_rank == owner] == expert).sum())
         rank = int(work.placement.expert_rank[expert])
         if not rows:
             continue
-        before, end = waits.before(first[expert]), waits.before([ends[owner]])
+        before, end = before_expert.get(expert, set()), before_end[owner]
         who = f"expert {expert} of GPU {rank}"
         if owner not in before:  # the first tasks are the starts
             yield f"{who} does not wait for the start of GPU {owner}, whose rows it multiplies"
@@ -53,7 +56,7 @@ def experts_wait(case: Case) -> Iterator[str]:
             yield f"GPU {owner} ends without waiting for all GEMM tasks of {who}"
         if rank == owner or case.scheme.traffic == "none":
             continue
-        way_back = waits.after(second[expert]) & end
+        way_back = after_expert.get(expert, set()) & end
         for tasks, kind, gpu, direction, phase in (
             (before, Kind.DISPATCH_UP, owner, "uplink", "dispatch"),
             (before, Kind.DISPATCH_DOWN, rank, "downlink", "dispatch"),
@@ -72,11 +75,9 @@ def experts_wait(case: Case) -> Iterator[str]:
 def payload_over(graph: TaskGraph, tasks: set[int], kind: Kind, gpu: int, direction: str) -> int:
     """Payload of those of the tasks that are of a kind and on a port."""
     port = graph.resources.names.index(f"{direction} {gpu}")
-    return sum(
-        int(graph.payload_bytes[task])
-        for task in tasks
-        if graph.kind[task] == kind and graph.resource[task] == port
-    )
+    ids = np.fromiter(tasks, np.int64, len(tasks))
+    is_meant = (graph.kind[ids] == int(kind)) & (graph.resource[ids] == port)
+    return int(graph.payload_bytes[ids[is_meant]].sum())
 
 
 def tokens_wait(case: Case) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
+import numpy as np
+
 from replay.graph import TaskGraph, Timeline
 from replay.machine.kinds import Kind, phase_of
 
@@ -14,14 +16,15 @@ Port = tuple[str, int]
 def port_bytes(graph: TaskGraph, what: str = "payload") -> dict[str, Counter[Port]]:
     """Bytes of every port task by phase and (direction, gpu), ports without any left out."""
     found: dict[str, Counter[Port]] = {"dispatch": Counter(), "combine": Counter()}
-    columns = (graph.resource, graph.kind, getattr(graph, f"{what}_bytes"))
+    carried = getattr(graph, f"{what}_bytes")
+    is_port = np.isin(np.array([*graph.resources.groups, "none"]), ("uplink", "downlink"))
+    tasks = np.flatnonzero((carried > 0) & is_port[graph.resource])
+    columns = (graph.resource[tasks], graph.kind[tasks], carried[tasks])
+    phases = {kind: phase_of(Kind(kind)) for kind in np.unique(graph.kind[tasks]).tolist()}
     for resource, kind, nbytes in zip(*(column.tolist() for column in columns), strict=True):
-        if resource < 0 or not nbytes:
-            continue
-        group = graph.resources.groups[resource]
-        phase = phase_of(Kind(kind))
-        if group in ("uplink", "downlink") and phase in found:
-            found[phase][group, int(graph.resources.owner[resource])] += nbytes
+        if phases[kind] in found:
+            port = graph.resources.groups[resource], int(graph.resources.owner[resource])
+            found[phases[kind]][port] += nbytes
     return found
 
 
