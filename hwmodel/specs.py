@@ -7,6 +7,9 @@ unit; values carry their source.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -300,17 +303,29 @@ class SystemSpec(_Strict):
         return sorted(found)
 
 
-def sections() -> dict[str, type[BaseModel]]:
+@cache
+def sections() -> Mapping[str, type[BaseModel]]:
     """Tables of a preset file and the model of each."""
-    return {
-        name: field.annotation
-        for name, field in SystemSpec.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-    }
+    return MappingProxyType(
+        {
+            name: field.annotation
+            for name, field in SystemSpec.model_fields.items()
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        }
+    )
+
+
+@cache
+def _keys() -> tuple[str, ...]:
+    return tuple(
+        sorted(
+            f"{section}.{key}"
+            for section, model in sections().items()
+            for key in model.model_fields
+        )
+    )
 
 
 def keys() -> list[str]:
     """All dotted keys that a preset gives and an override may change, sorted."""
-    return sorted(
-        f"{section}.{key}" for section, model in sections().items() for key in model.model_fields
-    )
+    return list(_keys())

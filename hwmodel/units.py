@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -195,7 +196,7 @@ class Rate:
 
     def times(self, factor: Fraction | int) -> Rate:
         """Return the rate of ``factor`` such servers together, or at that efficiency."""
-        return Rate.per_second(PS_PER_S / self.ps_per_unit * factor)
+        return _times(self.ps_per_unit, factor)
 
     def duration_ps(self, amount: Whole) -> Whole:
         """Time that an amount takes on an idle server, rounded up.
@@ -216,3 +217,9 @@ class Rate:
         """
         checked: Whole = whole(amount, "amount")
         return scale_up(checked, self.ps_per_unit)
+
+
+@lru_cache(maxsize=1024)
+def _times(ps_per_unit: Fraction, factor: Fraction | int) -> Rate:
+    """Rate of several servers; few are asked for, and each again for every block of messages."""
+    return Rate.per_second(PS_PER_S / ps_per_unit * factor)

@@ -20,11 +20,12 @@ def port_bytes(graph: TaskGraph, what: str = "payload") -> dict[str, Counter[Por
     is_port = np.isin(np.array([*graph.resources.groups, "none"]), ("uplink", "downlink"))
     tasks = np.flatnonzero((carried > 0) & is_port[graph.resource])
     columns = (graph.resource[tasks], graph.kind[tasks], carried[tasks])
-    phases = {kind: phase_of(Kind(kind)) for kind in np.unique(graph.kind[tasks]).tolist()}
+    phases = {kind: phase_of(Kind(kind)) or "" for kind in np.unique(graph.kind[tasks]).tolist()}
     for resource, kind, nbytes in zip(*(column.tolist() for column in columns), strict=True):
-        if phases[kind] in found:
+        phase = phases[kind]
+        if phase in found:
             port = graph.resources.groups[resource], int(graph.resources.owner[resource])
-            found[phases[kind]][port] += nbytes
+            found[phase][port] += nbytes
     return found
 
 

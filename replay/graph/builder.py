@@ -161,7 +161,10 @@ class GraphBuilder(Supplies):
         check_range("resource", given["resource"], -1, len(self._resources) - 1, first)
         check_range("kind", given["kind"], 0, len(self.kind_names) - 1, first)
         for name, (_, low, high) in _FIELDS.items():
-            check_range(name, given[name], low, high, first)
+            value = given[name]
+            # Numbers are looked at here: a block has few rows, and seven fields.
+            if type(value) is not int or not low <= value <= high:
+                check_range(name, value, low, high, first)
         self._num_tasks += count
         self._resource.append(given["resource"], count)
         self._kind.append(given["kind"], count)

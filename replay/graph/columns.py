@@ -36,6 +36,8 @@ def as_ints(name: str, value: Ints) -> int | IntArray:
     GraphError
         If the value is not made of whole numbers or has more than one dimension.
     """
+    if type(value) is int:  # nearly all fields of nearly all blocks
+        return value
     if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)):
         return int(value)
     array = np.asarray(value)
@@ -80,7 +82,10 @@ def check_range(
             return
         row, bad = first_id, value
     else:
-        if value.size == 0 or (int(value.min()) >= low and int(value.max()) <= high):
+        # Of NumPy's ways to the extremes, the one that costs small arrays least.
+        if value.size == 0 or (
+            int(np.minimum.reduce(value)) >= low and int(np.maximum.reduce(value)) <= high
+        ):
             return
         # NumPy compares unsigned 64-bit numbers with Python ints exactly.
         index = int(np.flatnonzero((value < low) | (value > high))[0])
