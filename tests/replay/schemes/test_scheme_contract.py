@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 
 import engine_oracle
 import pytest
@@ -15,7 +16,8 @@ import pytest
 from hwmodel import System
 from replay.contract import CHECKS
 from replay.contract import layers as small_layers
-from replay.contract.examine import declared, examine_layer
+from replay.contract.case import Case
+from replay.contract.examine import declared, examine_case
 from replay.contract.reading import Dependencies
 from replay.errors import UserError
 from replay.graph import TaskGraph, Timeline, schedule
@@ -30,10 +32,18 @@ from replay.work.layer import LayerWork
 SystemFor = Callable[[int], System]
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES, *EXAMPLES])
-@pytest.mark.parametrize("name", small_layers.LAYERS)
-def test_the_contract(name: str, scheme: str) -> None:
-    assert not list(examine_layer(find(scheme), name))
+CASES = [(name, scheme) for name in small_layers.LAYERS for scheme in [*SCHEMES, *EXAMPLES]]
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def case(request: pytest.FixtureRequest) -> Case:
+    """A scheme on a layer: pytest runs its tests in a row, which read one graph and schedule."""
+    name, scheme = request.param
+    return Case(find(scheme), name, small_layers.LAYERS[name]())
+
+
+def test_the_contract(case: Case) -> None:
+    assert not list(examine_case(case))
 
 
 def test_layers_that_schemes_refuse_are_few_and_cannot_be_built(system_for: SystemFor) -> None:
@@ -67,14 +77,11 @@ def test_every_check_has_layers_that_exist() -> None:
         assert check.layers and set(check.layers) <= set(small_layers.LAYERS)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("name", small_layers.ALL)
-def test_time_bounds_and_path(name: str, scheme: str, system_for: SystemFor) -> None:
-    layer = small_layers.ALL[name]()
-    if SCHEMES[scheme].refuses(layer):
+def test_time_bounds_and_path(case: Case) -> None:
+    layer = case.work
+    if case.scheme.refuses(layer):
         return
-    system = system_for(layer.num_ranks)
-    result = replay_layer(layer, system, SCHEMES[scheme]).measures
+    result = case.result.measures
     bounds = result.bounds_us
     each = (
         bounds.port_us,
@@ -85,7 +92,7 @@ def test_time_bounds_and_path(name: str, scheme: str, system_for: SystemFor) -> 
     )
     assert bounds.largest_us == max(each)
     assert bounds.largest_us <= result.makespan_us
-    assert (bounds.phases_us is not None) == SCHEMES[scheme].phases_separated
+    assert (bounds.phases_us is not None) == case.scheme.phases_separated
     if (layer.expert_ids >= 0).any():
         assert min(bounds.sm_us, bounds.memory_us, bounds.chain_us) > 0
     assert bounds.port_us > 0 or not any(result.payload_bytes["dispatch"].uplink)
@@ -100,6 +107,23 @@ def test_time_bounds_and_path(name: str, scheme: str, system_for: SystemFor) -> 
     ):
         assert 0 <= exposed <= end <= result.makespan_us
     assert all(0 <= share.max <= 1 for share in result.utilisation.values())
+
+
+@cache
+def ideal_ps(name: str) -> int:
+    return Case(SCHEMES["ideal"], name, small_layers.LAYERS[name]()).timeline.makespan_ps
+
+
+def test_no_scheme_beats_ideal(case: Case) -> None:
+    """On machines that are out of balance, and with other options: test_ideal.py."""
+    if not case.scheme.refuses(case.work):
+        assert case.timeline.makespan_ps >= ideal_ps(case.name)
+
+
+def test_a_replay_of_the_layer_is_what_the_contract_looks_at(system_for: SystemFor) -> None:
+    layer = small_layers.LAYERS["zipf 8 ranks"]()
+    case = Case(SCHEMES["deepep"], "zipf 8 ranks", layer)
+    assert case.result == replay_layer(layer, system_for(8), SCHEMES["deepep"])
 
 
 @pytest.mark.parametrize("name", small_layers.ALL)
