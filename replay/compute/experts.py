@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from replay.compute.row_tiles import RowTiles
+    from replay.compute.weight_gradients import Projection
     from replay.machine.machine import Ints, Machine
     from replay.work.layer import LayerWork
 
@@ -127,16 +128,53 @@ def separate_kernels(
         Whether FP8 operands of the second GEMM are made by a kernel behind the activation.
     """
     apart = quantises_apart and work.precision.gemm == "fp8"
-    first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
-    done = gemm_kernel(machine, work, first, pool, after, layout=layout, num_sms=num_sms)
-    if work.is_backward:
-        done = weight_gradient_kernel(machine, work, DOWN, pool, done, num_sms)
-    activated = activation_bytes(work, layout, quantises=not apart)
-    done = machine.memory_kernel(Kind.ACTIVATION, activated, done)
-    if apart:
+
+    def multiply(gemm: Gemm, begin: Ints) -> Ints:
+        return gemm_kernel(machine, work, gemm, pool, begin, layout=layout, num_sms=num_sms)
+
+    def gradient(projection: Projection, begin: Ints) -> Ints:
+        return weight_gradient_kernel(machine, work, projection, pool, begin, num_sms)
+
+    def quantise(begin: Ints) -> Ints:
         quantised = quantisation_bytes(work, layout)
-        done = machine.memory_kernel(Kind.ACTIVATION, quantised, done, QUANTISATION)
-    done = gemm_kernel(machine, work, second, pool, done, layout=layout, num_sms=num_sms)
+        return machine.memory_kernel(Kind.ACTIVATION, quantised, begin, QUANTISATION)
+
+    return in_turn(
+        machine, work, after, multiply, gradient,
+        layout=layout, quantises=not apart, quantise=quantise if apart else None,
+    )  # fmt: skip
+
+
+def in_turn(
+    machine: Machine,
+    work: LayerWork,
+    after: Ints,
+    multiply: Callable[[Gemm, Ints], Ints],
+    gradient: Callable[[Projection, Ints], Ints],
+    *,
+    layout: str = "plain",
+    quantises: bool = True,
+    quantise: Callable[[Ints], Ints] | None = None,
+) -> Ints:
+    """Run the experts with GEMMs of any kind, in the order of `separate_kernels`.
+
+    Parameters
+    ----------
+    multiply, gradient
+        Run a GEMM, or the weight gradients of a projection, behind (rank,) tasks: (rank,) marks.
+    layout, quantises
+        See `activation_bytes`.
+    quantise
+        What stands between the activation and the second GEMM, if anything does.
+    """
+    done = multiply(Gemm.first(work, fused_activation=False), after)
     if work.is_backward:
-        done = weight_gradient_kernel(machine, work, UP, pool, done, num_sms)
+        done = gradient(DOWN, done)
+    activated = activation_bytes(work, layout, quantises=quantises)
+    done = machine.memory_kernel(Kind.ACTIVATION, activated, done)
+    if quantise is not None:
+        done = quantise(done)
+    done = multiply(Gemm.second(work), done)
+    if work.is_backward:
+        done = gradient(UP, done)
     return done

@@ -38,6 +38,7 @@ def weight_gradient_tasks(
     *,
     priority: int = 0,
     num_sms: int = 0,
+    rows: Ints | None = None,
 ) -> tuple[Ints, Ints]:
     """Add the weight gradients of one projection.
 
@@ -51,6 +52,9 @@ def weight_gradient_tasks(
         Order among other work on the same SMs, smaller first.
     num_sms
         SMs of the pool; 0 if it has all.
+    rows
+        (expert,): rows that are multiplied; none for an expert that has no part in it. By default
+        those of the layer.
 
     Returns
     -------
@@ -58,14 +62,15 @@ def weight_gradient_tasks(
     """
     shape, compute, dtype = work.shape, machine.system.compute, work.precision.gemm
     inner = shape.gemm1_columns if projection == UP else shape.intermediate
-    experts = np.flatnonzero(work.rows_of_expert)
+    rows_of_expert = work.rows_of_expert if rows is None else rows
+    experts = np.flatnonzero(rows_of_expert)
     rank_of = work.placement.expert_rank.astype(np.int64)
     count, duration, drawn = (np.zeros(len(experts), np.int64) for _ in range(3))
     for index, expert in enumerate(experts):
-        rows = int(work.rows_of_expert[expert])
-        grid = compute.gemm_tiles(np.array([inner]), shape.hidden, rows, dtype)
+        depth = int(rows_of_expert[expert])
+        grid = compute.gemm_tiles(np.array([inner]), shape.hidden, depth, dtype)
         work_ps = sum(
-            int(np.sum(compute.tile_ps(grid.rows_in_tile, int(width), rows, dtype)))
+            int(np.sum(compute.tile_ps(grid.rows_in_tile, int(width), depth, dtype)))
             for width in grid.columns_in_tile
         )
         count[index] = min(grid.num_tiles, num_sms or compute.num_sms)
@@ -73,7 +78,7 @@ def weight_gradient_tasks(
         height, width = grid.rows_in_tile[:, None], grid.columns_in_tile
         # As in `replay.compute.gemm_tiles`, neighbouring tiles load the larger operand once.
         shared = np.maximum(height, width) - np.maximum(height, width) // compute.cluster_tiles
-        drawn[index] = int((height + width - shared).sum()) * rows * element_bytes(work)
+        drawn[index] = int((height + width - shared).sum()) * depth * element_bytes(work)
     which = np.repeat(experts, count)
     columns = machine.graph.add(
         len(which),
@@ -86,7 +91,7 @@ def weight_gradient_tasks(
         after=after[which],
     )
     # Both operands are read, each SM its share; the accumulated gradient is read and written.
-    read = work.rows_of_expert[experts] * (inner + shape.hidden) * element_bytes(work)
+    read = rows_of_expert[experts] * (inner + shape.hidden) * element_bytes(work)
     read += 2 * ACCUMULATOR_BYTES * inner * shape.hidden
     machine.l2.read(
         "gradients", columns, rank_of[which],

@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from replay.machine.kinds import Kind
 from replay.machine.times import NO_TIME, Time
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from replay.machine.tasks import Tasks
 
 Launch = Literal["eager", "graph"]
+Bools = npt.NDArray[np.bool_]
 
 
 class Operation(NamedTuple):
@@ -101,7 +103,9 @@ class Host:
             if not same_graph:
                 self._replayed = None
 
-    def begin(self, after: Ints, name: str, *, has_gap: bool = True) -> Ints:
+    def begin(
+        self, after: Ints, name: str, *, has_gap: bool = True, on: Bools | None = None
+    ) -> Ints:
         """Launch a kernel: (rank,) tasks at which it begins on its GPU.
 
         Parameters
@@ -112,20 +116,28 @@ class Host:
             The kernel's name, as its scheme lists it.
         has_gap
             Whether it begins the gap between kernels after them.
+        on
+            (rank,): GPUs whose programs have it; all by default. The others go on with `after`.
         """
         self.program.append(Operation(name, 1))
+        ranks = self._resources.ranks if on is None else np.flatnonzero(on)
+        ready = after[ranks]
         begun = (
-            self._tasks.delay(Kind.LAUNCH, self._gap, after)
+            self._tasks.delay(Kind.LAUNCH, self._gap, ready, ranks)
             if has_gap
-            else self._tasks.mark(self._resources.ranks, after)
+            else self._tasks.mark(ranks, ready)
         )
         graph = self._graph_launched()
         if graph is not None:
-            self._tasks.wait(graph, begun)
-            self._notes.held_up.append((after, begun, self._resources.ranks))
-            return begun
-        launched = self._launched(1)
-        return begun if launched is None else self._later(begun, launched)
+            self._tasks.wait(graph[ranks], begun)
+            self._notes.held_up.append((ready, begun, ranks))
+        else:
+            launched = self._launched(1 if on is None else on.astype(np.int64))
+            if launched is not None:
+                begun = self._later(begun, launched[ranks], ranks)
+        begins = after.copy()
+        begins[ranks] = begun
+        return begins
 
     def row(self, kind: Kind, times: Time, after: Ints, name: str) -> Ints:
         """Launch kernels that run one after the other: (rank,) tasks at whose end the last ends.
@@ -154,7 +166,7 @@ class Host:
         whole = Time((each + gap_ps).sum(axis=0))
         graph, before, lead_ps = self._graph_launched(), self.last, self._lead_ps
         if graph is not None:
-            return self._tasks.delay(kind, whole, self._later(after, graph))
+            return self._tasks.delay(kind, whole, self._later(after, graph, self._resources.ranks))
         ended = self._tasks.delay(kind, whole, after)
         if self._launched(count) is None:
             return ended
@@ -164,7 +176,8 @@ class Host:
         launches = self._overheads.launch_ps * np.arange(1, count + 1)
         arrived = np.maximum(0, launches - np.asarray(lead_ps)[..., None])
         held_up = Time((arrived + left.T).max(axis=-1))
-        return self._later(ended, self._tasks.delay(Kind.HOST, held_up, before))
+        held = self._tasks.delay(Kind.HOST, held_up, before)
+        return self._later(ended, held, self._resources.ranks)
 
     @property
     def _gap(self) -> Time:
@@ -179,19 +192,18 @@ class Host:
             self._replayed = self._issue(self._overheads.graph_launch_ps)
         return self._replayed
 
-    def _launched(self, count: int) -> Ints | None:
+    def _launched(self, count: IntsLike) -> Ints | None:
         """Launch kernels one by one: (rank,) tasks; None if that was done long ago."""
         return None if self._lead_ps is None else self._issue(self._overheads.launch_ps * count)
 
-    def _issue(self, time_ps: int) -> Ints:
+    def _issue(self, time_ps: IntsLike) -> Ints:
         """Launch for so long, of which the thread's lead takes its part: (rank,) tasks."""
         assert self._lead_ps is not None
         time = Time(np.maximum(0, time_ps - self._lead_ps))
         self._lead_ps = np.maximum(0, self._lead_ps - time_ps)
         return self._do(Kind.HOST, time)
 
-    def _later(self, begun: Ints, launched: Ints) -> Ints:
-        ranks = self._resources.ranks
+    def _later(self, begun: Ints, launched: Ints, ranks: Ints) -> Ints:
         both = self._tasks.mark(ranks, begun)
         self._tasks.wait(launched, both)
         self._notes.held_up.append((begun, both, ranks))

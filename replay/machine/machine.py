@@ -8,7 +8,7 @@ import numpy as np
 
 from replay.machine.buffers import Buffers
 from replay.machine.caches import Caches
-from replay.machine.host import Host, Launch
+from replay.machine.host import Bools, Host, Launch
 from replay.machine.in_switch import InSwitch
 from replay.machine.input_buffers import InputBuffers
 from replay.machine.kinds import KIND_NAMES, Kind
@@ -119,7 +119,9 @@ class Machine:
 
     # ---- kernels ---------------------------------------------------------------------------------
 
-    def kernel(self, after: Ints, name: str = "", *, has_gap: bool = True) -> Ints:
+    def kernel(
+        self, after: Ints, name: str = "", *, has_gap: bool = True, on: Bools | None = None
+    ) -> Ints:
         """Launch a kernel behind `after`: (rank,) tasks at which it begins.
 
         Parameters
@@ -129,8 +131,10 @@ class Machine:
         has_gap
             False for a kernel that is on the GPU before its input is complete (programmatic
             dependent launch).
+        on
+            (rank,): GPUs whose programs have it; all by default. The others go on with `after`.
         """
-        return self.host.begin(after, name, has_gap=has_gap)
+        return self.host.begin(after, name, has_gap=has_gap, on=on)
 
     def memory_kernel(
         self, kind: Kind, nbytes: IntsLike | MemoryTraffic, after: Ints, name: str = ""
