@@ -16,6 +16,7 @@ from replay.work.ragged import places
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from hwmodel import System
     from replay.machine.machine import Ints, IntsLike, Machine
 
     Bools = npt.NDArray[np.bool_]
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 PART_ALIGNMENT = 4096  # bytes: parts begin at multiples (ncclP2pPartBounds)
 NET_CHUNK_BYTES = 128 * 1024  # of communicators of several nodes (NCCL_P2P_NET_CHUNKSIZE)
 NET_CHANNELS_PER_PEER = 2  # NCCL_NCHANNELS_PER_NET_PEER
+CONNECTION_BYTES = 12 << 20
+"""Memory of a (peer, channel): what comes has 4 KiB and a buffer for each protocol (LL 512 KiB,
+LL128 4800 KiB, Simple 4 MiB) in steps of 2 MiB, what goes 2 MiB (``src/transport/p2p.cc``)."""
 LL_CHUNK_BYTES = 32 * 1024  # data of one of the 8 steps of LL's buffer of 512 KiB
 PIECE_BYTES = 128 * 1024
 """A chunk's stores are modelled as messages of so many bytes, so that it enters the target while it
@@ -83,6 +87,10 @@ class PairRules:
             channels = np.where(more, 2 * channels, channels)
         return channels, nbytes <= channels * self.ll_bytes
 
+    def fifo_bytes(self, num_ranks: int) -> int:
+        """Bytes that a rank allocates for its peers in an NVLink domain, on all channels."""
+        return (num_ranks - 1) * self.num_channels * CONNECTION_BYTES
+
     def first_channel(self, distance: Ints) -> Ints:
         """First channel of the peer at each distance (pair,): the bits of the distance reversed."""
         num_bits = self.num_channels.bit_length() - 1
@@ -92,14 +100,19 @@ class PairRules:
 
 
 def rules_of(machine: Machine, *, channels: int = 0, **settings: int) -> PairRules:
-    """NCCL's rules on a machine; `channels` of 0 are as many as it opens there.
+    """NCCL's rules on a machine; see `rules_on`."""
+    return rules_on(machine.system, channels=channels, **settings)
+
+
+def rules_on(system: System, *, channels: int = 0, **settings: int) -> PairRules:
+    """NCCL's rules on a system; `channels` of 0 are as many as it opens there.
 
     Parameters
     ----------
     settings
         Other fields of `PairRules`.
     """
-    return PairRules(channels or machine.system.nccl.pair_channels, **settings)
+    return PairRules(channels or system.nccl.pair_channels, **settings)
 
 
 class Parcels(NamedTuple):

@@ -7,7 +7,6 @@ what is exchanged and where the host waits. The exchange itself is NCCL's groupe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -18,17 +17,17 @@ from replay.compute.experts import separate_kernels
 from replay.compute.shared import shared_before_wait
 from replay.machine import collectives, point_to_point
 from replay.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
-from replay.machine.pair_rules import rules_of
 from replay.machine.times import MemoryTraffic
 from replay.schemes.base import Scheme
-from replay.schemes.options import Options, option
+from replay.schemes.facts import Buffer
+from replay.schemes.nccl import NcclOptions
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.work.precision import NUMBER_TYPES
 from replay.work.ragged import places
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.machine.machine import Ints, IntsLike, Machine
-    from replay.machine.pair_rules import PairRules
     from replay.machine.sms import Split
     from replay.work.layer import LayerWork
 
@@ -66,40 +65,6 @@ def _sorted(rows: Ints, row_bytes: int) -> MemoryTraffic:
     return MemoryTraffic(rows * row_bytes, rows * row_bytes, rows)
 
 
-@dataclass(frozen=True)
-class NcclOptions(Options):
-    """Settings of NCCL for grouped sends and receives."""
-
-    channels: int = option(
-        0,
-        least=0,
-        help="Channels of the kernel; NCCL takes the next power of two. Each channel occupies one "
-        "SM. 0: as many as NCCL opens on the system.",
-        source="NCCL_MAX_P2P_NCHANNELS; the systems' numbers are in their presets",
-    )
-    chunk_bytes: int = option(
-        524288,
-        least=1,
-        unit="bytes",
-        help="Data of one slot. What goes to a peer has one channel for every eighth of it, up to "
-        "the peer's share of the channels.",
-        source="NCCL_P2P_NVL_CHUNKSIZE",
-    )
-    slots: int = option(
-        8,
-        least=1,
-        help="Slots in the FIFO of a connection.",
-        source="NCCL_STEPS",
-    )
-    ll_bytes: int = option(
-        16384,
-        least=0,
-        unit="bytes",
-        help="Largest message on a channel that protocol LL carries.",
-        source="NCCL_P2P_LL_THRESHOLD",
-    )
-
-
 class NcclAllToAll(Scheme):
     """One row per (token, expert), counts first, host synchronisation, no overlap."""
 
@@ -116,6 +81,26 @@ class NcclAllToAll(Scheme):
     )
     candidates = MappingProxyType({"channels": (0, 4, 8, 16, 32)})
     options: NcclOptions = NcclOptions()
+
+    def communication_sms(self, system: System) -> int | None:
+        """One a channel."""
+        return self.options.num_channels(system)
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """NCCL's FIFOs, and a tensor for each time that rows change their place."""
+        n, pairs, b_d, b_c = (
+            work.num_ranks, work.matrix("pairs"), work.dispatch_row_bytes, work.combine_row_bytes
+        )  # fmt: skip
+        owned, got = pairs.sum(axis=1), pairs.sum(axis=0)
+        tensors = [
+            Buffer("permuted rows", owned * b_d),
+            Buffer("received rows", got * b_d),
+            Buffer("returned rows", owned * b_c),
+        ]
+        if work.num_experts > n:
+            tensors.insert(2, Buffer("rows by expert", got * work.operand_row_bytes))
+            tensors.insert(3, Buffer("results by source", got * b_c))
+        return self.options.fifos(n, system), *tensors
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """Megatron-LM's kernels with fused permutes, its wait for the splits."""
@@ -137,9 +122,9 @@ class NcclAllToAll(Scheme):
             Listed("permute", moves="tokens, and a row for each of their experts"),
             *wait,
             *ways,
-            *layer.received,
+            *self._operands_listed(layer),
             *sort,
-            *experts(is_backward=layer.is_backward, quantises_apart=layer.precision.gemm == "fp8"),
+            *self._experts_listed(layer),
             *sort,
             *layer.results,
             *back,
@@ -152,7 +137,7 @@ class NcclAllToAll(Scheme):
         sent_rows = work.matrix("pairs").sum(axis=1)
         got_rows = work.matrix("pairs").sum(axis=0)
         b_d, b_c = work.dispatch_row_bytes, work.combine_row_bytes
-        operand, result = work.operand_row_bytes, work.result_row_bytes
+        result = work.result_row_bytes
 
         moved = MemoryTraffic(tokens * b_d, sent_rows * b_d, sent_rows)
         shared = shared_before_wait(machine, work, self._split(machine), start)
@@ -160,16 +145,16 @@ class NcclAllToAll(Scheme):
         arrived = self._dispatched(work, machine, begun)
         if not work.is_backward:  # the gate weights travel with the rows, their gradients back
             arrived = self._probs(work, machine, DISPATCH, arrived)
-        arrived = cast_received(machine, work, got_rows, arrived)
+        arrived, row_bytes = self._operands(work, machine, got_rows, arrived)
         several = (
             work.num_experts > work.num_ranks
         )  # one expert per rank needs no sorting by expert
         if several:
             arrived = self._mapped(work, machine, got_rows, arrived)
-            arrived = machine.memory_kernel(Kind.PERMUTE, _sorted(got_rows, operand), arrived, SORT)
-        pool = machine.sms.pool("sm", machine.sms.count)
-        # TransformerEngine's grouped linear layer quantises its input itself.
-        done = separate_kernels(machine, work, pool, shared(arrived), quantises_apart=True)
+            arrived = machine.memory_kernel(
+                Kind.PERMUTE, _sorted(got_rows, row_bytes), arrived, SORT
+            )
+        done = self._experts(work, machine, shared(arrived))
         if several:
             done = self._mapped(work, machine, got_rows, done)
             done = machine.memory_kernel(Kind.UNPERMUTE, _sorted(got_rows, result), done, SORT)
@@ -186,6 +171,29 @@ class NcclAllToAll(Scheme):
         ends = machine.memory_kernel(Kind.UNPERMUTE, added, arrived)
         machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
         return ends
+
+    # ---- experts, which variants run in other ways -----------------------------------------------
+
+    def _operands(
+        self, work: LayerWork, machine: Machine, rows: Ints, arrived: Ints
+    ) -> tuple[Ints, int]:
+        """Cast received rows: (rank,) tasks, and bytes of a row that is sorted."""
+        return cast_received(machine, work, rows, arrived), work.operand_row_bytes
+
+    def _operands_listed(self, layer: Outline) -> tuple[Listed, ...]:
+        return layer.received
+
+    def _experts(self, work: LayerWork, machine: Machine, arrived: Ints) -> Ints:
+        """Run the experts: (rank,) tasks."""
+        pool = machine.sms.pool("sm", machine.sms.count)
+        # TransformerEngine's grouped linear layer quantises its input itself.
+        return separate_kernels(machine, work, pool, arrived, quantises_apart=True)
+
+    def _experts_listed(self, layer: Outline) -> tuple[Listed, ...]:
+        apart = layer.precision.gemm == "fp8"
+        return experts(is_backward=layer.is_backward, quantises_apart=apart)
+
+    # ---- dispatcher ------------------------------------------------------------------------------
 
     def _permuted(
         self, work: LayerWork, machine: Machine, moved: MemoryTraffic, start: Ints
@@ -245,25 +253,17 @@ class NcclAllToAll(Scheme):
         self, machine: Machine, kinds: PhaseKinds, sizes: Ints, begun: Ints, *, payload: bool = True
     ) -> point_to_point.Exchanged:
         """One kernel of NCCL's that sends `sizes` bytes (source, destination)."""
-        rules = self._rules(machine)
+        rules = self.options.rules(machine)
         split = self._split(machine)
         channels = split.channels("nccl", rules.num_channels)
         return point_to_point.all_to_all(
             machine, kinds, channels, rules, sizes, begun, payload=payload
         )
 
-    def _rules(self, machine: Machine) -> PairRules:
-        """How NCCL's kernels of pairs go about it."""
-        options = self.options
-        return rules_of(
-            machine, channels=options.channels, chunk_bytes=options.chunk_bytes,
-            slots=options.slots, ll_bytes=options.ll_bytes,
-        )  # fmt: skip
-
     def _split(self, machine: Machine) -> Split:
         """SMs of such a kernel, and those that it leaves; a rank alone runs none."""
         alone = machine.num_ranks == 1
-        shares = {} if alone else {"channels": self._rules(machine).num_channels}
+        shares = {} if alone else {"channels": self.options.rules(machine).num_channels}
         return machine.sms.split(f"scheme {self.name!r}", shares)
 
 

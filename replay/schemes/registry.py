@@ -18,6 +18,7 @@ from replay.schemes.dysharp.scheme import (
 )
 from replay.schemes.flashdmoe.scheme import FlashDMoe
 from replay.schemes.ideal import Ideal
+from replay.schemes.megatron.alltoall import Megatron
 from replay.schemes.moe_hub.scheme import MoeHub
 from replay.schemes.nccl_alltoall import NcclAllToAll
 from replay.schemes.nvls import Nvls
@@ -32,6 +33,7 @@ SCHEMES: dict[str, Scheme] = {
     for scheme in (
         Ideal(),
         NcclAllToAll(),
+        Megatron(),
         DeepEp(),
         LowLatencyDeepEp(),
         Nvls(),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from replay.compute.calls import QUANTISE
 from replay.compute.casts import CAST_TOKENS
 from replay.compute.experts import QUANTISATION
 from replay.machine.host import Operation
@@ -31,17 +32,27 @@ class Outline(NamedTuple):
         Number types of the GEMMs and of the rows.
     is_backward
         Whether gradients flow.
+    busy_experts
+        Experts with rows, of the GPU that has most such; None for all of a GPU's.
     """
 
     num_ranks: int = 8
     num_experts: int = 256
     precision: Precision = Precision("fp8")
     is_backward: bool = False
+    busy_experts: int | None = None
 
     @classmethod
     def of(cls, work: LayerWork) -> Outline:
         """That of a layer."""
-        return cls(work.num_ranks, work.num_experts, work.precision, work.is_backward)
+        busy = max(int((work.rows_of_expert[own] > 0).sum()) for own in work.experts_of_rank)
+        return cls(work.num_ranks, work.num_experts, work.precision, work.is_backward, busy)
+
+    @property
+    def calls(self) -> int:
+        """Calls of a library that multiplies expert by expert; an expert without rows has none."""
+        each = -(-self.num_experts // self.num_ranks)
+        return each if self.busy_experts is None else self.busy_experts
 
     @property
     def tokens(self) -> tuple[Listed, ...]:
@@ -93,6 +104,11 @@ class Listed:
 GROUPED = Listed("gemm1", 1, "operands and results of all experts", "grouped GEMM of all experts")
 ACTIVATION = Listed("activation", moves="results of the first GEMM, operands of the second")
 QUANTISED = Listed(QUANTISATION, moves="what the activation wrote, operands with scales")
+QUANTISED_CALL = Listed(
+    QUANTISE,
+    moves="rows of one expert, operands with scales",
+    source="TransformerEngine pytorch/csrc/extensions/cast.cpp, one by one",
+)
 WGRAD = Listed("wgrad", moves="operands; the FP32 gradient, read and written")
 
 
@@ -106,6 +122,20 @@ def experts(*, is_backward: bool, quantises_apart: bool = False) -> tuple[Listed
     if is_backward:
         return second, WGRAD, *between, first, WGRAD
     return first, *between, second
+
+
+def expert_calls(layer: Outline, *, quantises: bool = False) -> tuple[Listed, ...]:
+    """Kernels of `replay.compute.calls.per_expert_kernels`, which explains the parameter."""
+    quantises = quantises and layer.precision.gemm == "fp8"
+    before = (replace(QUANTISED_CALL, launches=layer.calls),) if quantises else ()
+    first, second, gradient = (
+        Listed(name, layer.calls, source="a GEMM for each expert with rows")
+        for name in ("gemm1", "gemm2", "wgrad")
+    )
+    listed: tuple[Listed, ...] = (*before, first, ACTIVATION, *before, second)
+    if layer.is_backward:
+        listed = (*before, second, gradient, ACTIVATION, *before, first, gradient)
+    return tuple(one for one in listed if one.launches)
 
 
 def kernels(*names: str) -> tuple[Listed, ...]:

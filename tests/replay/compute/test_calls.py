@@ -171,9 +171,10 @@ def test_weight_gradients_are_calls_too() -> None:
     graph = spent.timeline.graph
     gradients = np.flatnonzero(graph.kind == Kind.WGRAD)
     assert graph.tag[gradients].tolist() == [0, 2, 3, 4, 5] * 2
-    assert graph.duration_ps[gradients].tolist() == [
-        2 * 64 * 64 * rows + TILE_OVERHEAD for rows in (70, 30, 20, 40, 10)
-    ] * 2
+    assert (
+        graph.duration_ps[gradients].tolist()
+        == [2 * 64 * 64 * rows + TILE_OVERHEAD for rows in (70, 30, 20, 40, 10)] * 2
+    )
     # The fifth call waits for the first, which has most rows.
     first, *_, last = gradients[:5]
     begins = spent.timeline.start_ps

@@ -156,7 +156,7 @@ def trace() -> tracegen.RoutingTrace:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_it_is_a_setting_for_every_scheme(scheme: str, trace) -> None:
     between, beside = (
-        replay.run(trace, scheme=scheme, shared_experts=where).chain
+        replay.run(trace, scheme=scheme, precision="bf16", shared_experts=where).chain
         for where in ("between", "beside-dispatch")
     )
     assert between is not None and beside is not None

@@ -35,6 +35,7 @@ IN_SWITCH = (MULTIMEM, MULTIMEM)
 ALTERNATING: dict[str, tuple[Rates, Rates]] = {
     "plain": (STORED, STORED),
     "nccl-alltoall": (STORED, STORED),
+    "megatron": (STORED, STORED),
     "deepep": (STORED, STORED),
     "deepep-ll": ((SCATTER, 1.0), (BULK, 1.0)),
     "nvls": (IN_SWITCH, IN_SWITCH),

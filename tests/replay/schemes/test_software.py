@@ -70,7 +70,7 @@ def test_casts_are_listed_where_there_are_any(
     name: str, options: dict[str, Any], types: Precision
 ) -> None:
     scheme, made = find(name).with_options(options), small(precision=types)
-    if types.combine not in scheme.combine_types:
+    if scheme.refuses(made):
         return
     program = build_layer(made, SYSTEM, scheme).machine.host.program
     assert launched(program) == as_program(scheme.operations(Outline.of(made)))
@@ -96,6 +96,8 @@ def test_a_graph_is_one_launch_up_to_a_wait(name: str, options: dict[str, Any]) 
     else:
         behind = listed[listed.index(0) + 1 :]
         rows = sum(1 if one == 1 else 2 for one in behind)
+        if name == "megatron" and scheme.options.experts == "te":  # calls are launched one by one
+            rows += sum(one - 2 for one in behind if one == Outline.of(small()).calls)
         assert found == (1 + rows, 1)
 
 

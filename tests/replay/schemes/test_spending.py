@@ -52,6 +52,9 @@ KERNELS = {
     # wait, three of the row map; permute, rows, weights, chunk map, sort; experts; chunk map,
     # unsort, rows, sums.
     "nccl-alltoall": 1 + 1 + 1 + 4 + 3 + 3 + 5 + 3 + 4,
+    # A call for each of two experts in either GEMM; or seven copies of arguments before it.
+    "megatron": 1 + 1 + 1 + 4 + 3 + 3 + 5 + (2 + 1 + 2) + 4,
+    "megatron cutlass": 1 + 1 + 1 + 4 + 3 + 3 + 5 + (8 + 1 + 8) + 4,
     # Layout, notify, dispatch, GEMM, activation, GEMM, notify, combine; and the stack's.
     "deepep bare": 8 + 2,
     "deepep sglang": 8 + 1 + 3 + 1,
@@ -65,6 +68,7 @@ KERNELS = {
 }
 """Of each scheme, and of options of some; what comes behind the name is explained by `OPTIONS`."""
 OPTIONS = {
+    "megatron cutlass": {"experts": "cutlass"},
     "deepep bare": {"stack": "bare"},
     "deepep sglang": {"stack": "sglang"},
     "deepep vllm": {"stack": "vllm"},
@@ -76,6 +80,8 @@ KERNELS_BACK = KERNELS | {
     "ideal": 3 + 2,
     "dysharp-basic": 5 + 2,
     "nccl-alltoall": 1 + 1 + 1 + 5 + 1 + 2 + 1,  # no counts, no maps; gradients of weights go back
+    "megatron": 1 + 1 + 1 + (4 * 2 + 1) + 1 + 2 + 1,
+    "megatron cutlass": 1 + 1 + 1 + (4 * 8 + 1) + 1 + 2 + 1,
     # What engines add is for serving; the layout and its counts are known.
     **dict.fromkeys(("deepep bare", "deepep sglang", "deepep vllm"), 2 + 1 + 5 + 1 + 2),
     "nvls": 1 + 1 + 5 + 2 + 1,
@@ -84,12 +90,19 @@ KERNELS_BACK = KERNELS | {
 }
 """Of a backward pass, with a kernel for the weight gradients of each projection or none."""
 WAITS = dict.fromkeys(KERNELS, 0) | dict.fromkeys(
-    ("nccl-alltoall", "deepep bare", "deepep sglang", "deepep vllm", "comet"), 1
-)
+    (
+        "nccl-alltoall", "megatron", "megatron cutlass",
+        "deepep bare", "deepep sglang", "deepep vllm", "comet",
+    ),
+    1,
+)  # fmt: skip
 FUSED = [
     "dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet paper",
 ]  # fmt: skip
-APART = ["plain", "ideal", "dysharp-basic", "nccl-alltoall", "deepep bare", "nvls", "comet"]
+APART = [
+    "plain", "ideal", "dysharp-basic", "nccl-alltoall", "megatron", "megatron cutlass",
+    "deepep bare", "nvls", "comet",
+]  # fmt: skip
 CACHED = ["dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet paper"]
 """The last GEMM finds in the cache what the first wrote."""
 
@@ -234,7 +247,7 @@ ROW_KERNELS: dict[str, Costs] = {
     **{scheme: {(Kind.COMBINE_MEMORY, ""): SUMS} for scheme in KERNELS},
     "plain": {(Kind.UNPERMUTE, ""): each((BACK, OWNED), (WRITTEN * BACK, TOKENS))},
     "ideal": {},
-    "nccl-alltoall": NCCL_ROWS,
+    **dict.fromkeys(("nccl-alltoall", "megatron", "megatron cutlass"), NCCL_ROWS),
     "deepep bare": DEEPEP_ROWS | BARE,
     "deepep sglang": DEEPEP_ROWS | SGLANG,
     "deepep vllm": DEEPEP_ROWS | VLLM,
@@ -275,6 +288,11 @@ WARPS: Costs = {
         sum(A_SUM[sources] for sources in of_owner) for of_owner in SOURCES
     ),  # type: ignore[dict-item]  # three GPUs
 }
+NCCL_SMS: Costs = {
+    # Protocol LL passes a byte in 100 ps; what stays is read and written.
+    (Kind.DISPATCH_SEND, ""): each((100 * (ROW + GATE), LEFT), (PULL * (ROW + GATE), STAYED)),
+    (Kind.COMBINE_SEND, ""): each((100 * BACK, CAME), (PULL * BACK, STAYED)),
+}
 MOVERS: dict[str, Costs] = {
     "ideal": {},
     "plain": {
@@ -301,13 +319,7 @@ MOVERS: dict[str, Costs] = {
         # The epilogue sends; tiles are added to their tokens one by one.
         (Kind.COMBINE_RECEIVE, ""): each(((READ + WRITE) * BACK, OWNED)),
     },
-    "nccl-alltoall": {
-        # Protocol LL passes a byte in 100 ps; what stays is read and written.
-        (Kind.DISPATCH_SEND, ""): each(
-            (100 * (ROW + GATE), LEFT), (PULL * (ROW + GATE), STAYED)
-        ),
-        (Kind.COMBINE_SEND, ""): each((100 * BACK, CAME), (PULL * BACK, STAYED)),
-    },
+    **dict.fromkeys(("nccl-alltoall", "megatron", "megatron cutlass"), NCCL_SMS),
     "deepep bare": WARPS,
     "deepep sglang": WARPS,
     "deepep vllm": WARPS,

@@ -1,0 +1,1 @@
+"""Megatron-LM's token dispatchers, with the experts as it runs them today and as it did."""
