@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from replay.errors import UserError, unknown
 from replay.machine.paths import ONE_DOMAIN
 from replay.schemes import outside
-from replay.schemes.comet.scheme import Comet
+from replay.schemes.comet.scheme import COMET, FLUX
 from replay.schemes.deepep.low_latency import LowLatencyDeepEp
 from replay.schemes.deepep.normal import DeepEp
 from replay.schemes.dysharp.scheme import (
@@ -37,7 +37,8 @@ SCHEMES: dict[str, Scheme] = {
         DeepEp(),
         LowLatencyDeepEp(),
         Nvls(),
-        Comet(),
+        COMET,
+        FLUX,
         FlashDMoe(),
         DYSHARP_BASIC,
         DYSHARP_FUSION_ONLY,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tracegen import RoutingTrace
     from tracegen.imitate.resemblance import Row
 
-SCHEMES = ("nccl-alltoall", "deepep", "comet", "dysharp")
+SCHEMES = ("nccl-alltoall", "deepep", "flux", "dysharp")
 """One row per expert, one per GPU, one that overlaps, one that uses the switch."""
 STEPS = (0, 101)
 """Decode steps far enough apart that no request repeats its tokens."""

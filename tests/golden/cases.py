@@ -100,7 +100,7 @@ CASES: dict[str, Case] = {
         settings={"steps": 2, "compare_barrier": True},
         more=(
             Run("dysharp", {"slots": "source", "tile_order": "arrival", "gemm2_sms": 44}),
-            Run("comet", {"message_rows": 2, "column_block": 1024}),
+            Run("flux", {"message_rows": 2, "column_block": 1024}),
             Run("deepep-ll", {"hook": True, "max_tokens": 16}),
             Run("nccl-alltoall", {"channels": 8, "chunk_bytes": 4096, "ll_bytes": 256}),
         ),
@@ -200,7 +200,7 @@ CASES: dict[str, Case] = {
         },
         settings={"direction": "training", "precision": "fp8", "barrier": True},
         more=(
-            Run("comet", tune=True),
+            Run("flux", tune=True),
             Run("dysharp-basic", {"reduction_timeout_ns": 200, "segment_packets": 8}),
             Run("moe-hub", {"rpm": False, "dam": False}),
         ),

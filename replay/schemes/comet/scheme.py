@@ -2,9 +2,11 @@
 
 Sources: arXiv 2502.19811v3 (MLSys 2025), sections 3 and 4, and bytedance/flux 19831ca, its library.
 Kernel 1 is dispatch and GEMM-1, kernel 2 GEMM-2 and combine; dispatch and combine never overlap
-each other. What stands around and behind them is that of the library (`variant=flux`): a GPU adds
-up the rows of its own experts before it stores one row per (token, GPU), and kernels follow one
-another as ``moe_ag_scatter`` and ``moe_gather_rs`` launch them:
+each other. `COMET` is the paper's own description, which names nothing around the kernels: counts
+are exchanged, the activation is part of kernel 1, rows come back per (token, expert) and are added
+in kernel 2. `FLUX` is the library: a GPU adds up the rows of its own experts before it stores one
+row per (token, GPU), and kernels follow one another as ``moe_ag_scatter`` and ``moe_gather_rs``
+launch them:
 
 - ids and gate weights of all tokens are gathered (the library takes them as given) and indexed;
 - rows are copied to the symmetric buffer, a barrier, two kernels of indices, a copy of the counts
@@ -13,11 +15,8 @@ another as ``moe_ag_scatter`` and ``moe_gather_rs`` launch them:
 - ``prepare_args``: three copies of arguments, a counter set to zero, ``ep_index_filter``;
 - kernel 2, a barrier, its flags set to zero, and ``ep_topk_reduce`` at the owners.
 
-`variant=paper` is the paper's own description, which names nothing of this: counts are exchanged,
-the activation is part of kernel 1, rows come back per (token, expert) and are added in kernel 2.
-
 The library's first kernel gathers all tokens by copy engine, whether they are wanted or not. That
-is another scheme; here both variants fetch rows as the paper says.
+is another scheme; here both forms fetch rows as the paper says.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from replay.work.layer import LayerWork
 
 PAPER = "arXiv 2502.19811v3"
-FLUX = "bytedance/flux 19831ca"
+LIBRARY = "bytedance/flux 19831ca"
 
 INDEX_BYTES = 4  # of an expert's id, a row's position, a token's number: int32
 WEIGHT_BYTES = 4  # FP32
@@ -71,14 +70,6 @@ SPLITS = (6, 12, 18, 26, 46)
 class CometOptions(Options):
     """Options of the two fused kernels."""
 
-    variant: str = option(
-        "flux",
-        choices=("flux", "paper"),
-        help="What comes back, and what stands around the kernels. flux: one row per (token, GPU), "
-        "with the library's kernels and waits of the host. paper: one per (token, expert), with "
-        "the activation fused and no wait.",
-        source=f"{FLUX}; {PAPER} section 3",
-    )
     dispatch_sms: int = option(
         26,
         least=1,
@@ -96,7 +87,7 @@ class CometOptions(Options):
         least=1,
         unit="rows",
         help="Most rows that a communicating block fetches at a time; four times as many parts of "
-        "rows go back together in the paper's form.",
+        "rows go back together in `comet`.",
         source="assumed",
     )
     column_block: int = option(
@@ -104,22 +95,25 @@ class CometOptions(Options):
         least=0,
         unit="columns",
         help="Columns of GEMM-2's output that are finished, reduced and sent together. 0 takes an "
-        "eighth of a row, as the library does (a seventh of 7168, a ninth of 1152), and 512 "
-        "columns in the paper's form.",
-        source=f'{FLUX}; {PAPER} says "column blocks" and leaves their width open',
+        "eighth of a row in `flux`, as the library does (a seventh of 7168, a ninth of 1152), and "
+        "512 columns in `comet`.",
+        source=f'{LIBRARY}; {PAPER} says "column blocks" and leaves their width open',
     )
 
 
 class Comet(Scheme):
-    """Tile-granular overlap inside each of two fused kernels."""
+    """Tile-granular overlap inside each of two fused kernels.
 
-    name = "comet"
-    summary = "COMET as flux has it: tiles overlap rows inside each of two kernels"
-    source = f"{PAPER} sections 3-4; {FLUX}, src/moe_gather_rs, src/moe_ag_scatter"
-    assumes = (
-        "rows are fetched by the GPU that reads them; one kernel for the activation; results come "
-        "from memory when they are added up"
-    )
+    Parameters
+    ----------
+    name, summary, source, assumes
+        See `Scheme`.
+    is_flux
+        What comes back, and what stands around the kernels. The library: one row per (token, GPU),
+        with its kernels and waits of the host. The paper: one per (token, expert), with the
+        activation fused and no wait.
+    """
+
     overlap = "inside each of two fused kernels"
     phases_separated = False
     gemm_types = dispatch_types = frozenset({"bf16", "fp8"})
@@ -129,10 +123,13 @@ class Comet(Scheme):
     candidates = MappingProxyType({"dispatch_sms": SPLITS, "combine_sms": SPLITS})
     options: CometOptions = CometOptions()
 
-    @property
-    def traffic(self) -> str:  # type: ignore[override]  # the variants move other rows
-        """One row per (token, expert) out; back that, or one per (token, GPU)."""
-        return "pair" if self.options.variant == "paper" else "pair-copy"
+    def __init__(
+        self, name: str, *, is_flux: bool, summary: str, source: str, assumes: str
+    ) -> None:
+        self.name, self.summary, self.source, self.assumes = name, summary, source, assumes
+        self.is_flux = is_flux
+        self.traffic = "pair-copy" if is_flux else "pair"  # of the way back
+        super().__init__()
 
     def communication_sms(self, system: System) -> int | None:
         """Those of the kernel that has more of them."""
@@ -141,7 +138,7 @@ class Comet(Scheme):
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """Two fused kernels; weight gradients are kernels of their own."""
         gradients = (WGRAD, WGRAD) if layer.is_backward else ()
-        if self.options.variant == "paper":
+        if not self.is_flux:
             counts = () if layer.is_backward else kernels("layout", "counts to all")
             return (*layer.tokens, *counts, *kernels(FIRST, SECOND), *gradients)
         ids: tuple[Listed, ...] = ()
@@ -164,7 +161,7 @@ class Comet(Scheme):
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add what precedes the kernels, the kernels, and what stands between and behind them."""
-        is_flux = self.options.variant == "flux"
+        is_flux = self.is_flux
         first, second = (self._split(machine, name) for name in ("dispatch_sms", "combine_sms"))
         start = cast_before_dispatch(machine, work, start)  # which other GPUs read as they are
         begun = (_before_flux if is_flux else _before_paper)(work, machine, start)
@@ -197,9 +194,8 @@ class Comet(Scheme):
         )
 
     def _block_columns(self, hidden: int) -> int:
-        if self.options.variant == "paper":
-            return self.options.column_block or PAPER_COLUMNS
-        return self.options.column_block or -(-hidden // BLOCKS.get(hidden, 8))
+        own = -(-hidden // BLOCKS.get(hidden, 8)) if self.is_flux else PAPER_COLUMNS
+        return self.options.column_block or own
 
 
 # ---- the paper -----------------------------------------------------------------------------------
@@ -264,3 +260,28 @@ def _reduced(work: LayerWork, machine: Machine, sent: Ints) -> Ints:
     ends = machine.memory_kernel(Kind.UNPERMUTE, added, cleared)
     machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
     return ends
+
+
+# ---- both forms ----------------------------------------------------------------------------------
+
+
+COMET = Comet(
+    "comet",
+    is_flux=False,
+    summary="COMET's paper: tiles overlap rows inside each of two kernels",
+    source=f"{PAPER} sections 3-4",
+    assumes=(
+        "rows are fetched by the GPU that reads them; counts are exchanged without a host; results "
+        "come from memory when they are sent"
+    ),
+)
+FLUX = Comet(
+    "flux",
+    is_flux=True,
+    summary="COMET as flux releases it: rows summed on a GPU before they return",
+    source=f"{LIBRARY}, src/moe_gather_rs, src/moe_ag_scatter; {PAPER} sections 3-4",
+    assumes=(
+        "rows are fetched by the GPU that reads them; one kernel for the activation; results come "
+        "from memory when they are added up"
+    ),
+)

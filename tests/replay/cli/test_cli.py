@@ -158,7 +158,7 @@ def test_a_mistake_ends_with_a_line_and_code_2(trace_file: Path, arguments, said
         (["--scheme", "deepep", "--combine-rows", "fp8"], "no fp8 rows on the way back"),
         (["--scheme", "deepep", "--launch", "Graph"], "unknown launch 'Graph' (did you mean 'gr"),
         (["--scheme", "deepep", "--shared-experts", "never"], "unknown shared_experts 'never'"),
-        (["--scheme", "comet", "--option", "variant=x"], "unknown variant of scheme 'comet' 'x'"),
+        (["--scheme", "deepep", "--option", "stack=x"], "unknown stack of scheme 'deepep' 'x'"),
         (["--scheme", "dysharp", "--option", "weight_passes=2"], "'weight_passes' of scheme 'dys"),
         (["--scheme", "dysharp", "--option", "results=x"], "unknown results of scheme 'dysharp'"),
         (["--scheme", "deepep", "--set", "switch.flits_per_channel=-1"], "switch.flits_per_chan"),

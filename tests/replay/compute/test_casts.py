@@ -31,7 +31,7 @@ KERNELS = {  # rows that a kernel of its own casts
     "dysharp-basic": PAIRS,
     "deepep": COPIES,
 }
-FUSED = {"comet", "flashdmoe", "dysharp", "dysharp-fusion-only", "dysharp-comet", "moe-hub"}
+FUSED = {"comet", "flux", "flashdmoe", "dysharp", "dysharp-fusion-only", "dysharp-comet", "moe-hub"}
 NO_CHANGES: Mapping[str, float] = MappingProxyType({})
 OWN_TYPE = {"megatron"}  # rows travel as tokens are
 NOTHING = {"ideal"}  # its rows are where and what they should be
@@ -195,7 +195,7 @@ SENT_ROWS = {  # rows that a kernel which casts stores, own copies included, and
     "moe-hub": ([6, 6], TOKENS),
     "flashdmoe": ([6, 6], [6, 6]),  # every packet's block casts for itself
 }
-CAST_KERNELS = {*KERNELS, "comet"} - set(SENT_ROWS)  # of COMET several GPUs fetch a token
+CAST_KERNELS = {*KERNELS, "comet", "flux"} - set(SENT_ROWS)  # theirs may be fetched by several GPUs
 
 
 def test_every_scheme_casts_in_one_of_two_ways() -> None:

@@ -37,9 +37,7 @@ def layer(precision: str = "bf16", *, is_backward: bool = False, width: int = WI
 
 def built(scheme: str, made: LayerWork, system: hwmodel.System | None = None):
     """Graph, schedule, tasks of GPU 0's shared experts by kind, ends."""
-    # In the paper's form nothing stands between COMET's two kernels.
-    options = {"variant": "paper"} if scheme == "comet" else {}
-    found = build_layer(made, system or round_machine(), find(scheme).with_options(options))
+    found = build_layer(made, system or round_machine(), find(scheme))
     graph = found.graph
     of_shared = graph.tag == EXPERTS
     tasks = {kind: np.flatnonzero(of_shared & (graph.kind == kind)) for kind in Kind}

@@ -81,7 +81,7 @@ def test_nothing_is_counted_when_the_routing_is_known(scheme: str, system_for) -
     graph, _ = build_graph(layer(is_backward=True), system_for(4), SCHEMES[scheme])
     exchanged = [Kind.COUNT_UP, Kind.COUNT_DOWN]
     # The calls of flux make their indices each time, from ids that are known.
-    looked = [] if scheme == "comet" else [Kind.LAYOUT]
+    looked = [] if scheme == "flux" else [Kind.LAYOUT]
     assert not np.isin(graph.kind, exchanged + looked).any()
 
 

@@ -64,12 +64,6 @@ def test_a_rank_ends_when_its_sms_are_free(scheme: str, name: str) -> None:
     assert not list(frees(Case(find(scheme), name, taken(scheme, name))))
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_comet_ends_when_its_sms_are_free_where_they_add_too(name: str) -> None:
-    scheme = find("comet").with_options({"variant": "paper"})
-    assert not list(frees(Case(scheme, name, taken("comet", name))))
-
-
 def test_a_second_kernel_waits_for_the_first_on_its_own_gpu() -> None:
     # GPU 0 multiplies for all, and its own few tokens are ready elsewhere long before.
     owner = np.repeat(np.arange(4), [50, 600, 600, 600])

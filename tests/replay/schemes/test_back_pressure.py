@@ -20,8 +20,8 @@ WIRED = sorted({*SCHEMES, "plain"} - {"ideal"})
 
 # Schemes whose SMs push rows, the tasks that do, and the messages that they issue.
 PUSHES = {
+    "flux": [(Kind.COMBINE_SEND, Kind.COMBINE_UP)],
     "comet": [(Kind.COMBINE_SEND, Kind.COMBINE_UP)],
-    "comet paper": [(Kind.COMBINE_SEND, Kind.COMBINE_UP)],
     "deepep": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP), (Kind.COMBINE_SEND, Kind.COMBINE_UP)],
     "dysharp-fusion-only": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP)],
     "flashdmoe": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP), (Kind.GEMM2, Kind.COMBINE_UP)],
@@ -33,9 +33,7 @@ PUSHES = {
 def _built(name: str, changed: dict[str, object]) -> tuple[Built, Timeline]:
     system = hwmodel.load("dgx-h100", {**ROUND, **changed})
     layer = small_layers.ALL["zipf 8 ranks"]()
-    name, _, variant = name.partition(" ")
-    options = {"variant": variant} if variant else {}
-    built = build_layer(layer, system, find(name).with_options(options))
+    built = build_layer(layer, system, find(name))
     return built, schedule(built.graph)
 
 

@@ -1,4 +1,4 @@
-"""COMET's costs off the wire, by hand on a machine of round numbers."""
+"""Costs of COMET and of flux, its library, off the wire, by hand on a machine of round numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from round_machine import NS, ROUND, US, round_machine
 import hwmodel
 from replay.contract import layers as small_layers
 from replay.contract.counting import write_packets
-from replay.contract.examine import examine_layer
 from replay.graph import GraphBuilder, Timeline, schedule
 from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.machine import Machine
@@ -47,7 +46,7 @@ def elementwise_ps(read: int, written: int) -> int:
 
 
 @cache
-def four_tokens(*, is_backward: bool = False, variant: str = "flux") -> Timeline:
+def four_tokens(*, is_backward: bool = False, scheme: str = "flux") -> Timeline:
     """Three tokens of rank 0 and one of rank 1, two experts on each rank.
 
     Pairs: three of rank 0 stay and three go to rank 1, one of rank 1 stays and one goes. Rank 0
@@ -55,9 +54,9 @@ def four_tokens(*, is_backward: bool = False, variant: str = "flux") -> Timeline
     """
     ids = np.array([[0, 1], [0, 2], [2, 3], [1, 3]], np.int32)
     layer = small_layers.work(ids, 2, 4, tokens_of_rank=[3, 1], shape=WIDE, is_backward=is_backward)
-    columns = {"column_block": 128} if variant == "paper" else {}
-    scheme = SCHEMES["comet"].with_options({"variant": variant, **columns})
-    return schedule(build_graph(layer, round_machine(), scheme)[0])
+    columns = {"column_block": 128} if scheme == "comet" else {}
+    chosen = SCHEMES[scheme].with_options(columns)
+    return schedule(build_graph(layer, round_machine(), chosen)[0])
 
 
 def on(timeline: Timeline, group: str, kind: Kind) -> list[list[int]]:
@@ -134,7 +133,7 @@ def test_sms_fetch_rows_and_add_before_they_store() -> None:
 def test_a_block_of_the_kernel_adds_24_tokens() -> None:
     ids = np.array([[1]] * 60, np.int32)
     layer = small_layers.work(ids, 2, 2, tokens_of_rank=[60, 0], shape=WIDE)
-    timeline = schedule(build_graph(layer, round_machine(), SCHEMES["comet"])[0])
+    timeline = schedule(build_graph(layer, round_machine(), SCHEMES["flux"])[0])
     assert on(timeline, "comet-comm-2", Kind.COMBINE_SEND)[1] == [
         rows * PART * (READ + PUSH) for rows in (24, 24, 12)
     ] * BLOCKS  # fmt: skip
@@ -145,7 +144,7 @@ def test_columns_are_cut_as_in_flux(hidden: int, blocks: int) -> None:
     layer = small_layers.work(
         np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(hidden, 64)
     )
-    graph, _ = build_graph(layer, round_machine(), SCHEMES["comet"])
+    graph, _ = build_graph(layer, round_machine(), SCHEMES["flux"])
     sent = graph.payload_bytes[graph.kind == Kind.COMBINE_UP]
     assert sent.tolist() == [2 * hidden // blocks] * blocks
 
@@ -186,7 +185,7 @@ def test_a_rank_fetches_when_its_own_kernel_runs() -> None:
     # Six rows on rank 0 and two on rank 1, so that the indices of the one take longer.
     ids = np.array([[0, 1], [0, 2], [0, 1], [1, 2]], np.int32)
     layer = small_layers.work(ids, 2, 4, tokens_of_rank=[3, 1], shape=WIDE)
-    timeline = schedule(build_graph(layer, round_machine(), SCHEMES["comet"])[0])
+    timeline = schedule(build_graph(layer, round_machine(), SCHEMES["flux"])[0])
     met = timeline.visible_ps[tasks(timeline, Kind.DISPATCH_MEMORY, "hbm")].max() + GAP + barrier(2)
     for rank, rows in ((0, 6), (1, 2)):
         indexed = [memory_ps((8 + rows) * 4), memory_ps(3 * rows * 4)]
@@ -237,7 +236,7 @@ def test_sums_leave_when_their_rows_have_come_from_memory() -> None:
     slow = hwmodel.load("dgx-h100", {**ROUND, "hbm.peak_GB_per_s": 1.0})
     ids = np.array([[1]], np.int32)
     layer = small_layers.work(ids, 2, 2, tokens_of_rank=[1, 0], shape=WIDE)
-    timeline = schedule(build_graph(layer, slow, SCHEMES["comet"])[0])
+    timeline = schedule(build_graph(layer, slow, SCHEMES["flux"])[0])
     loaded = timeline.visible_ps[tasks(timeline, Kind.COMBINE_MEMORY)]
     left = timeline.start_ps[tasks(timeline, Kind.COMBINE_UP)]
     assert (left >= loaded).all() and left[0] == loaded[0]
@@ -252,9 +251,9 @@ def from_every_rank(rows: int, ranks: int = 4, experts: int = 1) -> LayerWork:
     return small_layers.work(ids, ranks, ranks * experts, shape=WIDE)
 
 
-@pytest.mark.parametrize("variant", ["flux", "paper"])
-def test_rows_are_fetched_from_the_nearest_source_first(variant: str) -> None:
-    scheme = SCHEMES["comet"].with_options({"dispatch_sms": 1, "variant": variant})
+@pytest.mark.parametrize("name", ["flux", "comet"])
+def test_rows_are_fetched_from_the_nearest_source_first(name: str) -> None:
+    scheme = SCHEMES[name].with_options({"dispatch_sms": 1})
     graph, _ = build_graph(from_every_rank(64), round_machine(), scheme)
     timeline = schedule(graph)
     up = np.flatnonzero(graph.kind == Kind.DISPATCH_UP)
@@ -264,7 +263,7 @@ def test_rows_are_fetched_from_the_nearest_source_first(variant: str) -> None:
 
 def test_a_tile_waits_for_its_own_sources_alone() -> None:
     """Two tiles: 64 rows each of ranks 0 and 1, and 64 of rank 2."""
-    scheme = SCHEMES["comet"].with_options({"dispatch_sms": 1})
+    scheme = SCHEMES["flux"].with_options({"dispatch_sms": 1})
     graph, _ = build_graph(from_every_rank(64, ranks=3), round_machine(), scheme)
     timeline = schedule(graph)
     down = np.flatnonzero(graph.kind == Kind.DISPATCH_DOWN)
@@ -275,7 +274,7 @@ def test_a_tile_waits_for_its_own_sources_alone() -> None:
 
 def test_tiles_run_in_the_order_of_their_farthest_source() -> None:
     """One SM multiplies: tiles of near rows of both experts come before those of far rows."""
-    scheme = SCHEMES["comet"].with_options({"dispatch_sms": 99})
+    scheme = SCHEMES["flux"].with_options({"dispatch_sms": 99})
     graph, _ = build_graph(from_every_rank(64, experts=2), round_machine(), scheme)
     timeline = schedule(graph)
     gemm = np.flatnonzero(graph.kind == Kind.GEMM1)
@@ -284,18 +283,18 @@ def test_tiles_run_in_the_order_of_their_farthest_source() -> None:
     assert tile.tolist() == [0, 0, 2, 2, 1, 1, 3, 3]
 
 
-@pytest.mark.parametrize("variant", ["flux", "paper"])
-def test_nothing_is_fetched_before_all_sources_have_begun(variant: str) -> None:
+@pytest.mark.parametrize("name", ["flux", "comet"])
+def test_nothing_is_fetched_before_all_sources_have_begun(name: str) -> None:
     """Of a backward pass, in which nothing is exchanged that would wait for a late rank."""
     ids = np.array([[0], [0]], np.int32)
     layer = small_layers.work(ids, 2, 2, shape=WIDE, is_backward=True)
     machine = Machine(round_machine(), GraphBuilder(KIND_NAMES), 2)
     late = np.array([0, 500 * US])
     start = machine.delay(Kind.MARK, Time(late), machine.mark(machine.ranks))
-    SCHEMES["comet"].with_options({"variant": variant}).build(layer, machine, start)
+    SCHEMES[name].build(layer, machine, start)
     timeline = schedule(machine.graph.build())
     fetches = tasks(timeline, Kind.DISPATCH_SEND)
-    filled = GAP + elementwise_ps(ROW, ROW) + SMALL_KERNEL if variant == "flux" else 0
+    filled = GAP + elementwise_ps(ROW, ROW) + SMALL_KERNEL if name == "flux" else 0
     assert timeline.start_ps[fetches].min() >= 500 * US + filled + GAP + barrier(2)
 
 
@@ -303,7 +302,7 @@ def test_nothing_is_fetched_before_all_sources_have_begun(variant: str) -> None:
 
 
 def test_the_paper_sends_a_row_for_each_expert_and_adds_in_the_kernel() -> None:
-    timeline = four_tokens(variant="paper")
+    timeline = four_tokens(scheme="comet")
     for kind in (Kind.ACTIVATION, Kind.UNPERMUTE, Kind.DISPATCH_MEMORY):
         assert not len(tasks(timeline, kind))
     # Rows are read where their experts are, those for the other rank and those for the own tokens;
@@ -339,7 +338,7 @@ def test_the_paper_sends_a_row_for_each_expert_and_adds_in_the_kernel() -> None:
 
 
 def test_the_paper_reads_rows_before_they_leave_or_are_added() -> None:
-    graph = four_tokens(variant="paper").graph
+    graph = four_tokens(scheme="comet").graph
     before, after = graph.edges()
     behind = graph.kind[after[graph.kind[before] == Kind.COMBINE_MEMORY]].tolist()
     for kind in (Kind.COMBINE_UP, Kind.COMBINE_RECEIVE):
@@ -347,22 +346,16 @@ def test_the_paper_reads_rows_before_they_leave_or_are_added() -> None:
 
 
 def test_the_paper_begins_when_the_counts_have_come() -> None:
-    timeline = four_tokens(variant="paper")
+    timeline = four_tokens(scheme="comet")
     counts = timeline.visible_ps[tasks(timeline, Kind.COUNT_DOWN)].max()
     fetches = tasks(timeline, Kind.DISPATCH_SEND)
     assert timeline.start_ps[fetches].min() == counts + GAP + barrier(2)
 
 
-@pytest.mark.parametrize(("variant", "is_shared"), [("paper", True), ("flux", False)])
+@pytest.mark.parametrize(("scheme", "is_shared"), [("comet", True), ("flux", False)])
 def test_operands_stay_in_the_cache_unless_a_kernel_writes_them_anew(
-    variant: str, is_shared: bool
+    scheme: str, is_shared: bool
 ) -> None:
-    touches, kind = (graph := four_tokens(variant=variant).graph).touches, graph.kind
+    touches, kind = (graph := four_tokens(scheme=scheme).graph).touches, graph.kind
     touched = [set(touches.key[kind[touches.task] == gemm]) for gemm in (Kind.GEMM1, Kind.GEMM2)]
     assert bool(touched[0] & touched[1]) == is_shared
-
-
-@pytest.mark.parametrize("layer", ["uniform 4 ranks", "backward", "no tokens"])
-def test_the_paper_keeps_the_contract(layer: str) -> None:
-    scheme = SCHEMES["comet"].with_options({"variant": "paper"})
-    assert list(examine_layer(scheme, layer)) == []

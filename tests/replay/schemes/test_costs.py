@@ -1,4 +1,4 @@
-"""COSTS.md: a column for every scheme, a reason for every cell, and what a graph shows of them."""
+"""COSTS.md: a row for every scheme, a reason for every cell, and what a graph shows of them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ def cells() -> Cells:
         if section == LAST:
             continue
         head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table)
-        assert head == ["cost", *(f"`{name}`" for name in ALL)], section
-        for cost, *row in rows:
-            found[section, cost] = dict(zip(ALL, row, strict=True))
+        assert [row[0] for row in rows] == [f"`{name}`" for name in ALL], section
+        assert head[0] == "scheme"
+        for cost, *column in zip(head[1:], *(row[1:] for row in rows), strict=True):
+            found[section, cost] = dict(zip(ALL, column, strict=True))
     return found
 
 
@@ -96,7 +97,7 @@ SHOWN: dict[Kind, list[tuple[str, str, frozenset[str]]]] = {
         (COMBINE, "reads of results, HBM", PAID),
         (COMBINE, "sums at the owner, HBM", frozenset({"stream", "sums"})),
     ],
-    Kind.NOTIFY_UP: [(COMBINE, "flags", frozenset({"expert", "tile", "notice"}))],
+    Kind.NOTIFY_UP: [(COMBINE, "flags", frozenset({"expert", "tile", "notice", "message"}))],
 }
 """Kinds of task that a graph has where a cell of a cost has one of these names, and only there."""
 

@@ -170,7 +170,9 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
         "nvls": {"dispatch": write(out), "combine": answer(back)},
         # Rows are loaded on the way out; on the way back an eighth of the columns is stored at a
         # time: 88, and 84 at the end.
-        "comet": {"dispatch": answer(out), "combine": 7 * write(88 * value) + write(84 * value)},
+        "flux": {"dispatch": answer(out), "combine": 7 * write(88 * value) + write(84 * value)},
+        # Or 512 columns.
+        "comet": {"dispatch": answer(out), "combine": write(512 * value) + write(188 * value)},
         # Tiles of 64 columns come back.
         "flashdmoe": {
             "dispatch": write(out),

@@ -23,7 +23,6 @@ LAUNCH_US, GRAPH_US, STREAM_GAP_US = 4.5, 2.5, 2.0
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in (*SCHEMES, "plain") if name != "ideal"),
     ("ideal", {"form": "kernels"}),
-    ("comet", {"variant": "paper"}),
     ("deepep", {"cached_layout": True}),
     ("deepep", {"stack": "sglang"}),
     ("deepep", {"stack": "bare"}),
@@ -115,11 +114,11 @@ def test_a_graph_is_no_slower_than_its_kernels_one_by_one(
 
 def test_which_schemes_a_graph_can_hold() -> None:
     forward = {name for name, scheme in SCHEMES.items() if not scheme.can_be_captured()}
-    assert {"nccl-alltoall", "deepep", "comet"} <= forward
+    assert {"nccl-alltoall", "deepep", "flux"} <= forward
     assert SCHEMES["deepep"].with_options({"cached_layout": True}).can_be_captured()
     backward = Outline(is_backward=True)
     waiting = {name for name, one in SCHEMES.items() if not one.can_be_captured(backward)}
-    assert waiting == {"comet"}  # whose calls make their indices each time, and wait for them
+    assert waiting == {"flux"}  # whose calls make their indices each time, and wait for them
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ KERNELS = {
     "nvls": 12,  # three gathers, two counts, permute, experts, zeroes, scatter-add, reduce-scatter
     # Ids to all, two kernels of indices, buffer, barrier, two of indices; dispatch and GEMM;
     # barrier, activation, three copies, a counter, indices; GEMM and combine; barrier, flags, sums.
-    "comet": 7 + 1 + 7 + 1 + 3,
-    "comet paper": 4,
+    "flux": 7 + 1 + 7 + 1 + 3,
+    "comet": 4,
 }
 """Of each scheme, and of options of some; what comes behind the name is explained by `OPTIONS`."""
 OPTIONS = {
@@ -72,7 +72,6 @@ OPTIONS = {
     "deepep bare": {"stack": "bare"},
     "deepep sglang": {"stack": "sglang"},
     "deepep vllm": {"stack": "vllm"},
-    "comet paper": {"variant": "paper"},
     "moe-hub without counters": {"dam": False},
 }
 KERNELS_BACK = KERNELS | {
@@ -85,25 +84,25 @@ KERNELS_BACK = KERNELS | {
     # What engines add is for serving; the layout and its counts are known.
     **dict.fromkeys(("deepep bare", "deepep sglang", "deepep vllm"), 2 + 1 + 5 + 1 + 2),
     "nvls": 1 + 1 + 5 + 2 + 1,
-    "comet": 4 + 1 + 7 + 1 + 3 + 2,  # ids and the first indices are known
-    "comet paper": 2 + 2,
+    "flux": 4 + 1 + 7 + 1 + 3 + 2,  # ids and the first indices are known
+    "comet": 2 + 2,
 }
 """Of a backward pass, with a kernel for the weight gradients of each projection or none."""
 WAITS = dict.fromkeys(KERNELS, 0) | dict.fromkeys(
     (
         "nccl-alltoall", "megatron", "megatron cutlass",
-        "deepep bare", "deepep sglang", "deepep vllm", "comet",
+        "deepep bare", "deepep sglang", "deepep vllm", "flux",
     ),
     1,
 )  # fmt: skip
 FUSED = [
-    "dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet paper",
+    "dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet",
 ]  # fmt: skip
 APART = [
     "plain", "ideal", "dysharp-basic", "nccl-alltoall", "megatron", "megatron cutlass",
-    "deepep bare", "nvls", "comet",
+    "deepep bare", "nvls", "flux",
 ]  # fmt: skip
-CACHED = ["dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet paper"]
+CACHED = ["dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet"]
 """The last GEMM finds in the cache what the first wrote."""
 
 # FlashDMoE has four (expert, owner) on each GPU, whose tiles are worked on as if they were full.
@@ -229,8 +228,8 @@ NVLS_ROWS: Costs = {
     ),
     (Kind.COMBINE_MEMORY, ""): SUMS,
 }
-# ---- COMET ----
-COMET_ROWS: Costs = {
+# ---- flux ----
+FLUX_ROWS: Costs = {
     # Slots counted, and placed; the token of each row; rows by source; in the end the rows of each
     # token here, their number, its place and its owner, and the GPUs that own tokens have rows on.
     (Kind.LAYOUT, ""): each(
@@ -253,8 +252,8 @@ ROW_KERNELS: dict[str, Costs] = {
     "deepep vllm": DEEPEP_ROWS | VLLM,
     "deepep-ll": LOW_LATENCY_ROWS,
     "nvls": NVLS_ROWS,
-    "comet": COMET_ROWS,
-    "comet paper": {(Kind.LAYOUT, ""): each((6, TOKENS)), (Kind.COMBINE_MEMORY, ""): ANSWERED},
+    "flux": FLUX_ROWS,
+    "comet": {(Kind.LAYOUT, ""): each((6, TOKENS)), (Kind.COMBINE_MEMORY, ""): ANSWERED},
     **{scheme: {(Kind.COMBINE_MEMORY, ""): ANSWERED} for scheme in DYSHARP},
 }
 """Memory of all that moves rows and counts them."""
@@ -337,13 +336,13 @@ MOVERS: dict[str, Costs] = {
         (Kind.DISPATCH_SEND, ""): each((PUSH * (ROW + IDS + WEIGHTS), TOKENS)),
         (Kind.COMBINE_SEND, ""): each((PULL * BACK, TOKENS)),
     },
-    "comet": {
+    "flux": {
         (Kind.DISPATCH_SEND, ""): each((PULL * ROW, CAME)),
         (Kind.COMBINE_SEND, ""): each(
             (READ * BACK, PAIRS), (WRITE * BACK, COPIES_IN), (PUSH * BACK, FOREIGN)
         ),
     },
-    "comet paper": {
+    "comet": {
         (Kind.DISPATCH_SEND, ""): each((PULL * ROW, CAME)),
         (Kind.COMBINE_SEND, ""): each((PUSH * BACK, CAME)),
         (Kind.COMBINE_RECEIVE, ""): each((READ * BACK, OWNED), (WRITE * BACK, TOKENS)),
@@ -432,7 +431,7 @@ def test_weight_gradients_read_both_operands_and_their_accumulator(scheme: str) 
         last = visible[(graph.kind == Kind.WGRAD) & (graph.rank == gpu)].max()
         assert visible[back.ends[gpu]] >= last
     assert back.kernels == (KERNELS_BACK[scheme],) * 3
-    assert back.host_waits == (1 if scheme == "comet" else 0,) * 3
+    assert back.host_waits == (1 if scheme == "flux" else 0,) * 3
 
 
 @pytest.mark.parametrize("scheme", APART)
