@@ -137,7 +137,13 @@ class Machine:
         return self.host.begin(after, name, has_gap=has_gap, on=on)
 
     def memory_kernel(
-        self, kind: Kind, nbytes: IntsLike | MemoryTraffic, after: Ints, name: str = ""
+        self,
+        kind: Kind,
+        nbytes: IntsLike | MemoryTraffic,
+        after: Ints,
+        name: str = "",
+        *,
+        has_gap: bool = True,
     ) -> Ints:
         """Run an elementwise kernel that is limited by HBM: (rank,) tasks.
 
@@ -147,8 +153,12 @@ class Machine:
             (rank,): what it reads and writes; bytes that are not told apart stream.
         name
             Its name in the scheme's list of operations; that of its kind if it is empty.
+        has_gap
+            See `kernel`.
         """
-        return self.small_kernels(kind, nbytes, after, name or KIND_NAMES[kind])
+        begun = self.kernel(after, name or KIND_NAMES[kind], has_gap=has_gap)
+        late = self.costs.elementwise(nbytes)
+        return self.stream(kind, nbytes, self.ranks, begun, late=late)
 
     def small_kernels(
         self, kind: Kind, nbytes: IntsLike | MemoryTraffic, after: Ints, name: str, count: int = 1

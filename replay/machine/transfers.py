@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hwmodel.units import BYTES_PER_GB
 from replay.errors import UserError
 from replay.machine.resources import Ints, IntsLike
 
@@ -98,6 +99,12 @@ class Transfers:
     def packet_bytes(self) -> int:
         """Most data of a packet that an SM makes."""
         return self._system.link.rules().payload_bytes
+
+    @property
+    def line_GB_per_s(self) -> float:
+        """All links of a GPU in one direction as sold, which libraries ask the driver for."""
+        link = self._system.link
+        return link.links_per_gpu * float(link.line_rate.units_per_second) / BYTES_PER_GB
 
     def packets(self, nbytes: IntsLike, packet_bytes: int | None = None) -> IntsLike:
         """Packets of a row of `nbytes`, each holding at most `packet_bytes`."""

@@ -8,6 +8,7 @@ from replay.errors import UserError, unknown
 from replay.machine.paths import ONE_DOMAIN
 from replay.schemes import outside
 from replay.schemes.comet.scheme import COMET, FLUX
+from replay.schemes.deepep.elastic import ElasticDeepEp
 from replay.schemes.deepep.low_latency import LowLatencyDeepEp
 from replay.schemes.deepep.normal import DeepEp
 from replay.schemes.dysharp.scheme import (
@@ -36,6 +37,7 @@ SCHEMES: dict[str, Scheme] = {
         Megatron(),
         DeepEp(),
         LowLatencyDeepEp(),
+        ElasticDeepEp(),
         Nvls(),
         COMET,
         FLUX,

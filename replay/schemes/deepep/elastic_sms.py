@@ -1,0 +1,59 @@
+"""How many SMs DeepEP's second version gives its kernels: its own model of their bandwidth.
+
+A kernel reads each token once and writes a row for each GPU that wants it. So many SMs are taken
+that the busiest link is kept busy, a quarter more for safety, an even number, at least 4.
+
+Source: deepseek-ai/DeepEP, ``deep_ep/buffers/elastic.py`` (``get_theoretical_num_sms``) and
+``deep_ep/utils/envs.py`` (``get_nvlink_gbs``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from replay.machine.machine import Machine
+
+READ_GB_PER_S, WRITE_GB_PER_S = 200.0, 50.0  # of an SM: defaults of the function, on every GPU
+MARGIN = 1.25
+LEAST, WITHOUT_OVERLAP = 4, 64
+LINK_SHARE = 0.9  # of what the driver reports for all links, taken for their bandwidth
+SIGNALLED = 17 / 16  # the driver reports 26.562 GB/s for a link of 25, 53.125 for one of 50
+
+
+def expected_groups(num_experts: int, topk: int, num_groups: int) -> float:
+    """Groups of equally many experts that a token has an expert of, if it chooses at random.
+
+    Examples
+    --------
+    >>> round(expected_groups(256, 8, 8), 3)
+    5.303
+    """
+    others = num_experts - num_experts // num_groups
+    missed = math.comb(others, topk) / math.comb(num_experts, topk)
+    return num_groups * (1 - missed)
+
+
+def automatic_sms(machine: Machine, num_experts: int, topk: int, *, overlaps: bool = True) -> int:
+    """SMs of a kernel inside an NVLink domain.
+
+    Parameters
+    ----------
+    num_experts
+        Experts of all ranks, as many on each.
+    topk
+        Experts of a token.
+    overlaps
+        Whether computation is to run beside the kernel; if not, it takes at least 64 SMs.
+    """
+    n, device = machine.num_ranks, machine.sms.count
+    if n == 1:
+        return device
+    # Per row that a GPU receives: what its SMs read and write, what its links carry.
+    read = 1 / expected_groups(num_experts, topk, n)
+    written, carried = 1.0, 1 - 1 / n
+    link = machine.transfers.line_GB_per_s * SIGNALLED * LINK_SHARE
+    needed = link / carried * max(read / READ_GB_PER_S, written / WRITE_GB_PER_S)
+    even = -(-max(LEAST, math.ceil(needed * MARGIN)) // 2) * 2
+    return min(even if overlaps else max(even, WITHOUT_OVERLAP), device)
