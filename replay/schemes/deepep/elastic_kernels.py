@@ -99,8 +99,8 @@ def _counted(work: LayerWork, machine: Machine, num_sms: int, met: Ints) -> Ints
     costs = machine.costs
     # A warp looks at one token at a time; the first SM waits for the sums of all.
     looks = -(-np.diff(work.tokens_of_rank) // (NOTIFY_WARPS * num_sms))
-    summed = costs.cache_load() * looks + costs.visible() + costs.poll()
-    counted = machine.delay(DISPATCH.sync, summed, met)
+    looked = machine.delay(Kind.LAYOUT, costs.cache_load() * looks, met)
+    counted = machine.delay(DISPATCH.sync, costs.visible() + costs.poll(), looked)
     most = max((len(experts) for experts in work.experts_of_rank), default=0)
     told = machine.sync.exchange_counts(counted, COUNT_BYTES * (1 + most))
     return machine.delay(DISPATCH.sync, costs.poll(), told)
@@ -178,8 +178,8 @@ def combine(work: LayerWork, machine: Machine, sms: Ints, start: Ints, *, expand
     pushes = Pushes.of(
         work.copy_rank, work.copy_source, _sm_of_received(work, slots, sms.shape[1]), work.num_ranks
     )
-    several = (work.copy_pairs > 1) & expands
-    busy = costs.sm_store(pushes.total(~several) * row) + costs.sm_add(
+    several = ((work.copy_pairs > 1) & expands).astype(np.int64)
+    busy = costs.sm_store(pushes.total(1 - several) * row) + costs.sm_add(
         pushes.total(work.copy_pairs * several) * row, pushes.total(several) * row
     )
     weights = slots.topk * INT_BYTES if work.is_backward else 0  # gradients of the gate weights

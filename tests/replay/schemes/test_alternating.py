@@ -36,6 +36,7 @@ ALTERNATING: dict[str, tuple[Rates, Rates]] = {
     "megatron": (STORED, STORED),
     "deepep": (STORED, STORED),
     "deepep-ll": ((SCATTER, 1.0), (BULK, 1.0)),
+    "deepep-v2": (STORED, STORED),
     "nvls": (IN_SWITCH, IN_SWITCH),
     "flux": (LOADED, STORED),
     "comet": (LOADED, STORED),

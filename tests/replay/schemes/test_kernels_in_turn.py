@@ -19,6 +19,8 @@ IN_TURN = {
     "deepep sglang": {"stack": "sglang"},
     "deepep vllm": {"stack": "vllm"},
     "deepep-ll": {},
+    "deepep-v2": {},
+    "deepep-v2 compact": {"do_expand": False},
     "nvls": {},
     "flux": {},
     "comet": {},

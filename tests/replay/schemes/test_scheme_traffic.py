@@ -166,6 +166,15 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
             "dispatch": write(-(-out * 2048 // layer.shape.hidden) + 16),
             "combine": write(-(-back * 2048 // layer.shape.hidden)),
         },
+        # Rows are padded to 768 values, with scales of 128 each; with them ids, weights, source and
+        # places of four bytes, in steps of 32.
+        "deepep-v2": {
+            "dispatch": write(
+                (768 + 32 if out < 2 * layer.shape.hidden else 2 * 768)
+                + -(-4 * (3 * k + 1) // 32) * 32
+            ),
+            "combine": write(value * 768),
+        },
         # Ids and weights are gathered apart.
         "nvls": {"dispatch": write(out), "combine": answer(back)},
         # Rows are loaded on the way out; on the way back an eighth of the columns is stored at a

@@ -27,6 +27,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("deepep", {"stack": "sglang"}),
     ("deepep", {"stack": "bare"}),
     ("deepep-ll", {"hook": True}),
+    ("deepep-v2", {"do_expand": False}),
+    ("deepep-v2", {"do_expand": False, "stack": "bare", "cpu_sync": False}),
+    ("deepep-v2", {"cached_layout": True}),
     ("moe-hub", {"dam": False}),
 ]
 variants = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)

@@ -60,6 +60,7 @@ KERNELS = {
     "deepep sglang": 8 + 1 + 3 + 1,
     "deepep vllm": 8 + 7 + 1 + 1,
     "deepep-ll": 6,  # ids, dispatch, GEMM, activation, GEMM, combine
+    "deepep-v2": 5,  # dispatch, GEMM, activation, GEMM, combine; no gap before the epilogues
     "nvls": 12,  # three gathers, two counts, permute, experts, zeroes, scatter-add, reduce-scatter
     # Ids to all, two kernels of indices, buffer, barrier, two of indices; dispatch and GEMM;
     # barrier, activation, three copies, a counter, indices; GEMM and combine; barrier, flags, sums.
@@ -83,6 +84,7 @@ KERNELS_BACK = KERNELS | {
     "megatron cutlass": 1 + 1 + 1 + (4 * 8 + 1) + 1 + 2 + 1,
     # What engines add is for serving; the layout and its counts are known.
     **dict.fromkeys(("deepep bare", "deepep sglang", "deepep vllm"), 2 + 1 + 5 + 1 + 2),
+    "deepep-v2": 1 + 5 + 1,
     "nvls": 1 + 1 + 5 + 2 + 1,
     "flux": 4 + 1 + 7 + 1 + 3 + 2,  # ids and the first indices are known
     "comet": 2 + 2,
@@ -91,7 +93,7 @@ KERNELS_BACK = KERNELS | {
 WAITS = dict.fromkeys(KERNELS, 0) | dict.fromkeys(
     (
         "nccl-alltoall", "megatron", "megatron cutlass",
-        "deepep bare", "deepep sglang", "deepep vllm", "flux",
+        "deepep bare", "deepep sglang", "deepep vllm", "deepep-v2", "flux",
     ),
     1,
 )  # fmt: skip
@@ -107,7 +109,7 @@ CACHED = ["dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdm
 
 # FlashDMoE has four (expert, owner) on each GPU, whose tiles are worked on as if they were full.
 # Behind DeepEP each of two experts has whole tiles.
-PADDED = {"deepep sglang": (2 * 128,) * 3, "deepep vllm": (2 * 128,) * 3}
+PADDED = dict.fromkeys(("deepep sglang", "deepep vllm", "deepep-v2"), (2 * 128,) * 3)
 ROWS = dict.fromkeys(KERNELS, PAIRS) | {"flashdmoe": (4 * 128,) * 3, "deepep-ll": (2 * 64,) * 3}
 ROWS |= PADDED
 TILES = dict.fromkeys(KERNELS, 2) | {"flashdmoe": 4 * 2, "deepep sglang": 2 * 2}
@@ -218,6 +220,16 @@ LOW_LATENCY_ROWS: Costs = {
     (Kind.DISPATCH_MEMORY, ""): each((ROW + LL_MESSAGE, TOKENS), (2 * LL_MESSAGE, PAIRS)),
     (Kind.COMBINE_MEMORY, ""): each((LL_BACK, PAIRS), (LL_BACK, OWNED), (LL_BACK, TOKENS)),
 }
+# A slot has room for ids, weights, the source and the places of a list, in steps of 32 bytes.
+V2_SLOT = ROW + 64
+SEVERAL, ALONE = ((2, 2, 1), (4, 4, 2)), (1, 2, 3)
+"""(token, GPU) with several experts there, and these; (token, GPU) with one."""
+V2_ROWS: Costs = {
+    # Slots to the experts' rows, each with its weight; where a row is from and its places.
+    (Kind.PERMUTE, ""): each((V2_SLOT + WRITTEN * 4 * (2 + 3), HELD), (WRITTEN * (ROW + 4), PAIRS)),
+    (Kind.COMBINE_MEMORY, ""): each((BACK, PAIRS)),
+    (Kind.UNPERMUTE, ""): each((BACK, COPIES_OUT), (BACK, COPIES_IN), (WRITTEN * BACK, TOKENS)),
+}
 # ---- NVLS ----
 NVLS_ROWS: Costs = {
     (Kind.LAYOUT, ""): each((SLOTS * 8 + 2 * 4 * EXPERTS, EVERY)),
@@ -251,6 +263,7 @@ ROW_KERNELS: dict[str, Costs] = {
     "deepep sglang": DEEPEP_ROWS | SGLANG,
     "deepep vllm": DEEPEP_ROWS | VLLM,
     "deepep-ll": LOW_LATENCY_ROWS,
+    "deepep-v2": V2_ROWS,
     "nvls": NVLS_ROWS,
     "flux": FLUX_ROWS,
     "comet": {(Kind.LAYOUT, ""): each((6, TOKENS)), (Kind.COMBINE_MEMORY, ""): ANSWERED},
@@ -331,6 +344,12 @@ MOVERS: dict[str, Costs] = {
         (Kind.DISPATCH_RECEIVE, ""): each((4 * (40 * NS + 183_571), (1, 1, 1))),
         (Kind.COMBINE_SEND, ""): each((PUSH * LL_BACK, PAIRS)),
         (Kind.COMBINE_RECEIVE, ""): each((READ * LL_BACK, OWNED), (WRITE * LL_BACK, TOKENS)),
+    },
+    "deepep-v2": {
+        (Kind.DISPATCH_SEND, ""): each((PUSH * V2_SLOT, COPIES_OUT), (PUSH * V2_SLOT, COPIES_IN)),
+        (Kind.COMBINE_SEND, ""): each(
+            (PUSH * BACK, ALONE), (WRITE * BACK, SEVERAL[0]), (READ * BACK, SEVERAL[1])
+        ),
     },
     "nvls": {
         (Kind.DISPATCH_SEND, ""): each((PUSH * (ROW + IDS + WEIGHTS), TOKENS)),
