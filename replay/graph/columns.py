@@ -15,6 +15,7 @@ Ints: TypeAlias = "int | np.integer[Any] | IntArray | list[int] | range"
 End: TypeAlias = tuple[IntArray, int, int]
 
 _FEW_EDGES = 64
+_FEW_ROWS = 64
 
 
 def as_ints(name: str, value: Ints) -> int | IntArray:
@@ -82,10 +83,10 @@ def check_range(
             return
         row, bad = first_id, value
     else:
-        # Of NumPy's ways to the extremes, the one that costs small arrays least.
-        if value.size == 0 or (
-            int(np.minimum.reduce(value)) >= low and int(np.maximum.reduce(value)) <= high
-        ):
+        # Python is faster with few numbers, which is what most blocks have.
+        least, most = (min, max) if value.size <= _FEW_ROWS else (np.min, np.max)
+        values: Any = value.tolist() if value.size <= _FEW_ROWS else value
+        if value.size == 0 or (int(least(values)) >= low and int(most(values)) <= high):
             return
         # NumPy compares unsigned 64-bit numbers with Python ints exactly.
         index = int(np.flatnonzero((value < low) | (value > high))[0])
