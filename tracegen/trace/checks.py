@@ -12,6 +12,7 @@ from tracegen.trace.tables import PHASES, TraceData, expert_dtype
 
 KNOWN_FLAGS = 0b11
 """Bits of ``flags``: 1 dropped by capacity, 2 imputed."""
+_FEW_SLOTS = 12
 
 
 def check_structure(trace: TraceData) -> None:
@@ -208,15 +209,32 @@ def check_layer(ids: npt.NDArray[Any], num_experts: int, layer: int, first_row: 
                 f"or {empty} for an empty slot"
             )
             raise UserError(msg)
-    ordered = np.sort(ids, axis=1)
-    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != empty)
+    twice = _repeats(ids, empty)
     if twice.any():
-        row, slot = divmod(int(np.argmax(twice)), twice.shape[1])
+        row = int(np.argmax(twice))
+        ordered = np.sort(ids[row])
+        expert = ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] != empty)][0]
         msg = (
             f"expert_ids: layer {layer}, row {first_row + row}: expert "
-            f"{ordered[row, slot]} is there twice; a token visits an expert once"
+            f"{expert} is there twice; a token visits an expert once"
         )
         raise UserError(msg)
+
+
+def _repeats(ids: npt.NDArray[Any], empty: int) -> npt.NDArray[np.bool_]:
+    """Whether a row (token, k) has an expert twice: (token,)."""
+    k = ids.shape[1]
+    if k > _FEW_SLOTS:
+        ordered = np.sort(ids, axis=1)
+        equal = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != empty)
+        return np.asarray(equal.any(axis=1))
+    # All pairs of few slots are compared sooner than sorted.
+    slots = np.ascontiguousarray(ids.T)
+    twice = np.zeros(len(ids), np.bool_)
+    for slot in range(1, k):
+        for other in range(slot):
+            twice |= (slots[slot] == slots[other]) & (slots[slot] != empty)
+    return twice
 
 
 def check_weights(weights: npt.NDArray[Any], layer: int, first_row: int = 0) -> None:

@@ -50,8 +50,13 @@ class KernelCache(FunctionCache):
         self.enable()
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Cached kernel, or None; numba compiles it then."""
-        found = super().load_overload(signature, target_context)
+        """Cached kernel, or None; numba compiles it then.
+
+        Numba's own first loads all that a compilation may need, SciPy among it, which takes longer
+        than most replays. Machine code needs none of it, and a compilation loads it for itself.
+        """
+        with self._guard_against_spurious_io_errors():
+            found = self._load_overload(signature, target_context)
         if found is None:
             announce()
         return found
