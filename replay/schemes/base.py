@@ -12,9 +12,11 @@ from abc import ABC, abstractmethod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from replay.compute.row_tiles import padded_rows
 from replay.errors import UserError
 from replay.machine.paths import ONE_DOMAIN
 from replay.schemes.facts import ALL_TYPES, BOTH_PASSES, lacking
+from replay.schemes.memory import intermediates
 from replay.schemes.options import Options, checked, converted
 from replay.schemes.software import TYPICAL, Listed, Outline
 
@@ -80,6 +82,12 @@ class Scheme(ABC):
         Ranks that its code takes at most; None for any number.
     validity
         Set-ups that its source was written for or measured on, where those are not any.
+    layout
+        Layout of the experts' rows in memory, of `replay.compute.row_tiles.LAYOUTS`.
+    fuses_activation
+        Whether the first GEMM writes what the second reads.
+    keeps_results
+        Whether the second GEMM writes to the memory of its own GPU.
     unpadded
         Options with which no tile is padded; the contract counts multiplied rows with them.
     options
@@ -108,6 +116,9 @@ class Scheme(ABC):
     passes: frozenset[str] = BOTH_PASSES
     most_ranks: int | None = None
     validity: str = ""
+    layout: str = "plain"
+    fuses_activation: bool = False
+    keeps_results: bool = True
     unpadded: Mapping[str, Any] = MappingProxyType({})
     options: Any = Options()
     code: str = ""
@@ -164,13 +175,22 @@ class Scheme(ABC):
         return None
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
-        """Device memory that the scheme allocates for a layer, beside tokens, weights and sums.
+        """Device memory that the scheme allocates for a layer.
+
+        It is beside tokens, weights and sums, and beside `intermediates`.
 
         Returns
         -------
         Nothing where nothing is stated.
         """
         return ()
+
+    def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
+        """Device memory of what the experts write, see `replay.schemes.memory`."""
+        return intermediates(
+            work, padded_rows(work, self.layout),
+            fuses_activation=self.fuses_activation, keeps_results=self.keeps_results,
+        )  # fmt: skip
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """List the kernels of a layer and the waits of its host, in the order of the program.

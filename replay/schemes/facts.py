@@ -20,7 +20,7 @@ BOTH_PASSES = frozenset({"forward", "backward"})
 
 
 class Buffer(NamedTuple):
-    """Device memory that a scheme allocates on every GPU, beside tokens, weights and sums.
+    """Device memory that is allocated on every GPU, beside tokens, weights and sums.
 
     Attributes
     ----------

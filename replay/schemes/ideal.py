@@ -22,6 +22,7 @@ from replay.compute.least import least_experts
 from replay.compute.row_tiles import row_tiles
 from replay.compute.shared import PLACED, shared_kernels, shared_tiles
 from replay.compute.weight_gradients import joined, weight_gradients_beside
+from replay.schemes import memory
 from replay.schemes.base import Scheme
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts
@@ -30,6 +31,7 @@ from replay.work.precision import NUMBER_TYPES
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.machine.machine import Ints, Machine
+    from replay.schemes.facts import Buffer
     from replay.work.layer import LayerWork
 
 
@@ -61,6 +63,13 @@ class Ideal(Scheme):
     def communication_sms(self, system: System) -> int | None:
         """None: rows move in no time."""
         return 0
+
+    def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
+        """Nothing but weights, where it is a bound; else what the form writes."""
+        if self.options.form == "least":
+            return ()
+        fused = self.options.form == "fused"
+        return memory.intermediates(work, memory.received(work), fuses_activation=fused)
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """The experts' kernels, where they run as kernels."""

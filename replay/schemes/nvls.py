@@ -31,7 +31,9 @@ from replay.machine import multimem
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.machine.paths import ONE_DOMAIN
 from replay.machine.times import MemoryTraffic
+from replay.schemes import memory
 from replay.schemes.base import Scheme
+from replay.schemes.facts import Buffer
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.work.ragged import places
@@ -90,6 +92,19 @@ class Nvls(Scheme):
     def communication_sms(self, system: System) -> int | None:
         """Those that issue multimem instructions."""
         return self.options.num_sms
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """Two symmetric buffers of all tokens, which stay, and the own experts' rows."""
+        received, slots = memory.received(work), work.expert_ids.shape[1]
+        gathered = work.dispatch_row_bytes + slots * (ID_BYTES + WEIGHT_BYTES)
+        sums = work.num_tokens * work.combine_row_bytes
+        return (
+            *memory.cast_tokens(work),
+            Buffer("gathered tokens", memory.on_each(work, work.num_tokens * gathered), stays=True),
+            Buffer("rows by expert", received * work.dispatch_row_bytes),
+            *memory.cast_received(work, received),
+            Buffer("sums of all tokens", memory.on_each(work, sums), stays=True),
+        )
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """Cast, all-gathers, counts, permute, experts, zeroes, scatter-add, reduce-scatter."""

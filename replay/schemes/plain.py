@@ -21,7 +21,9 @@ from replay.compute.experts import separate_kernels
 from replay.compute.shared import shared_kernels
 from replay.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
 from replay.machine.times import MemoryTraffic
+from replay.schemes import memory
 from replay.schemes.base import Scheme
+from replay.schemes.facts import Buffer
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts
 from replay.work.precision import NUMBER_TYPES
@@ -55,6 +57,17 @@ class Plain(Scheme):
     def communication_sms(self, system: System) -> int | None:
         """Those that store."""
         return self.options.num_sms
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """Rows as they come to either side, and what is cast."""
+        received, returned = memory.received(work), memory.returned(work)
+        return (
+            *memory.cast_tokens(work),
+            Buffer("received rows", received * work.dispatch_row_bytes),
+            *memory.cast_received(work, received),
+            *memory.cast_results(work, received),
+            Buffer("returned rows", returned * work.combine_row_bytes),
+        )
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """A cast, two kernels that store, those of the experts, one that adds."""

@@ -33,9 +33,11 @@ from replay.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
 from replay.machine import collectives
 from replay.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
 from replay.machine.times import MemoryTraffic
+from replay.schemes import memory
 from replay.schemes.base import Scheme
 from replay.schemes.comet.combine import gemm2_and_combine, rows_back, sums_back
 from replay.schemes.comet.dispatch import dispatch_and_gemm1
+from replay.schemes.facts import Buffer
 from replay.schemes.options import Options, option
 from replay.schemes.software import ACTIVATION, TYPICAL, WGRAD, Listed, Outline, kernels
 
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 
 PAPER = "arXiv 2502.19811v3"
 LIBRARY = "bytedance/flux 19831ca"
+
+FLUX_BUFFERS = f"{FLUX}, init_buffers and init_buffer of its two operators, for all tokens"
 
 INDEX_BYTES = 4  # of an expert's id, a row's position, a token's number: int32
 WEIGHT_BYTES = 4  # FP32
@@ -134,6 +138,43 @@ class Comet(Scheme):
     def communication_sms(self, system: System) -> int | None:
         """Those of the kernel that has more of them."""
         return max(self.options.dispatch_sms, self.options.combine_sms)
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """Of the library: buffers of all tokens and of all their rows, which stay.
+
+        The paper counts the symmetric buffer, a row for each of all tokens, and nothing else; rows
+        that are fetched and that come back have to lie somewhere, too.
+        """
+        every, topk = work.num_tokens, work.expert_ids.shape[1]
+        shared = memory.on_each(work, every * work.dispatch_row_bytes)
+        buffer = Buffer("tokens of all GPUs", shared, stays=True)
+        if self.options.variant == "paper":
+            rows, back = memory.received(work), memory.returned(work)
+            return (
+                *memory.cast_tokens(work), buffer,
+                Buffer("fetched rows", rows * work.dispatch_row_bytes),
+                *memory.cast_received(work, rows),
+                Buffer("returned rows", back * work.combine_row_bytes),
+            )  # fmt: skip
+        each = {
+            "results of all rows": every * topk * work.result_row_bytes,
+            "sums for all tokens": every * work.combine_row_bytes,
+            "indices": (3 * topk + topk + 2) * every * INDEX_BYTES,
+        }
+        return (
+            *memory.cast_tokens(work), buffer, *memory.cast_received(work, memory.received(work)),
+            *(
+                Buffer(name, memory.on_each(work, nbytes), stays=True, source=FLUX_BUFFERS)
+                for name, nbytes in each.items()
+            ),
+        )  # fmt: skip
+
+    def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
+        """The library's second kernel writes into a buffer that stays."""
+        is_paper = self.options.variant == "paper"
+        return memory.intermediates(
+            work, memory.received(work), fuses_activation=is_paper, keeps_results=is_paper
+        )
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """Two fused kernels; weight gradients are kernels of their own."""

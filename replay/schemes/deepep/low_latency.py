@@ -39,13 +39,15 @@ from replay.compute.casts import cast_received, cast_results
 from replay.compute.shared import shared_kernels
 from replay.errors import UserError
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
+from replay.schemes import memory
 from replay.schemes.base import Scheme
 from replay.schemes.deepep.flags import Rows, store_flags, store_rows
 from replay.schemes.deepep.grid import HIDDEN_SIZES, Flows, Grid, padded_bytes
 from replay.schemes.deepep.messages import Messages, blocks_of_tokens
-from replay.schemes.facts import FORWARD
+from replay.schemes.facts import FORWARD, Buffer
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
+from replay.work.precision import SCALE_BLOCK
 from replay.work.ragged import places
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ CAST = "topk_ids.to(int64)"
 GATE_ID_BYTES, EXPERT_ID_BYTES = 4, 8  # SGLang casts expert ids to the type of the kernels
 LANES = 32
 HEADER_BYTES = 16  # index of the token at its source, and room for more
+SOURCE_BYTES = 4  # index of a packed row at its source
+BUFFER_ALIGNMENT = 128
 SEND_UNROLL, PACK_UNROLL = 8, 7  # loads of a lane in flight (UNROLLED_WARP_COPY)
 BULK_UNROLL = 4  # the same for rows that go through shared memory (TMA)
 LOOK_UNROLL = 8  # the same where a block looks for the rows of its experts
@@ -68,6 +72,10 @@ COUNT_NS = 10  # of each expert, its rows counted by all blocks; fitted to 4096/
 MOST_TOPK = 11  # kNumMaxTopK
 MOST_GROUPS = 14  # named barriers of a block
 MOST_TOKENS = 1024  # FINISHED_SUM_TAG; SGLang refuses more
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,41 @@ class LowLatencyDeepEp(Scheme):
         """All: as many blocks as there are experts, or a few experts a block."""
         return system.sm.num_sms
 
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """The library's buffer, doubled, which stays; rows packed by expert, with all their room.
+
+        Source: ``LowLatencyLayout`` and ``get_low_latency_rdma_size_hint`` in ``config.hpp``.
+        """
+        hidden = padded_bytes(work.shape.hidden, work.shape.hidden)
+        room = self._room(work)
+        row = 2 * hidden + hidden // SCALE_BLOCK * 4  # in BF16, and smallest and largest of 128
+        sent = HEADER_BYTES + max(2 * hidden, hidden + hidden // SCALE_BLOCK * 4)
+        messages = work.num_experts * room
+        send, receive = max(room * sent, messages * row), messages * max(sent, row)
+        signals = _aligned(4 * work.num_experts)
+        symmetric = 2 * (send + receive + signals)
+        slots = self._slots(work)
+        packed = padded_bytes(work.dispatch_row_bytes, work.shape.hidden) + SOURCE_BYTES
+        return (
+            Buffer("symmetric buffer", memory.on_each(work, _aligned(symmetric + 1)), stays=True),
+            Buffer("packed rows", slots * packed),
+            *memory.cast_received(work, slots),
+            *memory.cast_results(work, slots),
+        )
+
+    def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
+        """What the experts write, with room for rows that do not come."""
+        return memory.intermediates(work, self._slots(work))
+
+    def _room(self, work: LayerWork) -> int:
+        """Tokens of a rank that the buffers have room for."""
+        return max(int(memory.tokens(work).max(initial=0)), self.options.max_tokens)
+
+    def _slots(self, work: LayerWork) -> Ints:
+        """(rank,): rows that the buffers of each rank's experts have room for."""
+        experts = np.array([len(experts) for experts in work.experts_of_rank], np.int64)
+        return experts * self._room(work) * work.num_ranks
+
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """The kernels of DeepEP, one or two each way, and those of SGLang around them."""
         first, _, second = experts(is_backward=False)
@@ -151,8 +194,7 @@ class LowLatencyDeepEp(Scheme):
         ids = tokens * work.expert_ids.shape[1] * (GATE_ID_BYTES + EXPERT_ID_BYTES)
         cast = machine.memory_kernel(Kind.LAYOUT, ids, start, CAST)
         received = self.dispatch(work, machine, cast)
-        room = max(int(tokens.max(initial=0)), self.options.max_tokens) * work.num_ranks
-        slots = np.array([len(experts) for experts in work.experts_of_rank], np.int64) * room
+        slots = self._slots(work)
         rows, pool = work.matrix("pairs").sum(axis=0), machine.sms.pool("sm", machine.sms.count)
         ready = cast_received(machine, work, rows, received)
         # A group of warps per expert leaves hardly an SM: shared experts run behind the kernel.

@@ -29,15 +29,18 @@ import numpy as np
 
 from replay.compute.casts import cast_before_dispatch, cast_received
 from replay.compute.experts import separate_kernels
+from replay.compute.row_tiles import padded_rows
 from replay.compute.shared import shared_before_wait
 from replay.machine import rings
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.machine.times import MemoryTraffic
+from replay.schemes import memory
 from replay.schemes.base import Scheme
 from replay.schemes.deepep import notify, stack
 from replay.schemes.deepep.messages import NODE_GPUS
 from replay.schemes.deepep.notify import EXPERT_ID_BYTES
 from replay.schemes.deepep.stack import STACKS
+from replay.schemes.facts import Buffer
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.work.ragged import places, places_in_runs
@@ -55,6 +58,12 @@ SHIPPED = ((2, 24, 24, 256), (8, 6, 4, 256), (16, 36, 4, 288), (64, 32, 1, 288))
 BLOCK_WARPS = 24  # 768 threads
 DISPATCH_UNROLL, COMBINE_UNROLL = 5, 4  # loads of a lane in flight (UNROLLED_WARP_COPY)
 STAGES = 2  # a received row is copied in two halves, each loaded and stored before the next
+
+# Of the buffer: values as wide as the widest rows; beside each row where it is from, and room for
+# 128 experts with weights and 128 scales; heads and tails, offsets and ends of each ring.
+RING_VALUE_BYTES, RING_META_BYTES, RING_HEADS = 2, 8 + 128 * (8 + 4) + 128 * 4, 5
+RING_ALIGNMENT = 128
+VLLM_BUFFER_BYTES = 1 << 30  # whatever is needed
 
 EXTRAPOLATED = "extrapolated: GPUs of the domain beyond the 8 that V1's kernels know"
 BARE = "bare"  # the stack that is nobody's
@@ -134,6 +143,44 @@ class DeepEp(Scheme):
     def communication_sms(self, system: System) -> int | None:
         """Those of either kernel."""
         return self.options.num_sms
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """Rings, which stay; copies, a row for each expert of them, and their sums."""
+        engine, copies = self._engine(work), work.matrix("copies").sum(axis=0)
+        own, topk = memory.tokens(work), work.expert_ids.shape[1]
+        meta = INDEX_BYTES + topk * (EXPERT_ID_BYTES + WEIGHT_BYTES)
+        rows = padded_rows(work, "plain" if engine is None else engine.layout)
+        copied = engine is STACKS["vllm"]
+        return (
+            *memory.cast_tokens(work),
+            self._rings(work),
+            Buffer("received rows", copies * (work.dispatch_row_bytes + meta)),
+            Buffer("places in rings", own * work.num_ranks * INDEX_BYTES),
+            *memory.cast_received(work, copies),
+            Buffer("rows by expert", rows * work.operand_row_bytes),
+            Buffer("sums by GPU", copies * work.combine_row_bytes),
+            *((Buffer("combined rows", own * work.combine_row_bytes),) if copied else ()),
+        )
+
+    def _rings(self, work: LayerWork) -> Buffer:
+        """DeepEP's buffer: what its configurations need, or what the engine sets aside."""
+        _, _, tokens = self._shipped(work.num_ranks)
+        rings = self.options.num_sms // 2 * work.num_ranks
+        row = RING_VALUE_BYTES * work.shape.hidden + RING_META_BYTES
+        needed = rings * (RING_HEADS * INDEX_BYTES + tokens * row)
+        needed = -(-needed // RING_ALIGNMENT) * RING_ALIGNMENT
+        source = "deepseek-ai/DeepEP, Config.get_nvl_buffer_size_hint"
+        if self._engine(work) is STACKS["vllm"] and needed < VLLM_BUFFER_BYTES:
+            needed, source = VLLM_BUFFER_BYTES, "vllm-project/vllm, VLLM_DEEPEP_BUFFER_SIZE_MB"
+        return Buffer("rings", memory.on_each(work, needed), stays=True, source=source)
+
+    def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
+        """What the experts write, in the engine's layout."""
+        engine = self._engine(work)
+        return memory.intermediates(
+            work, padded_rows(work, "plain" if engine is None else engine.layout),
+            quantises_apart=engine is STACKS["sglang"],
+        )  # fmt: skip
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """The engine's kernels; layout and notify with its wait, unless known; DeepEP's."""

@@ -30,6 +30,7 @@ from replay.compute.shared import shared_kernels, shared_tiles
 from replay.compute.weight_gradients import joined, weight_gradients_beside
 from replay.machine.kinds import COMBINE, DISPATCH
 from replay.machine.paths import ONE_DOMAIN
+from replay.schemes import memory
 from replay.schemes.base import Scheme
 from replay.schemes.dysharp.hub import Hub
 from replay.schemes.dysharp.options import (
@@ -40,6 +41,7 @@ from replay.schemes.dysharp.options import (
     TwoKernelOptions,
 )
 from replay.schemes.dysharp.rows import Rows
+from replay.schemes.facts import Buffer
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.work.ragged import firsts, places
 
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from replay.machine.sms import Split
     from replay.work.layer import LayerWork
 
+SLOT_BYTES = 4  # for each token in the Algebraic->Layout table: 4 MB for a million (section IV)
 SM_CANDIDATES = (2, 4, 6, 8, 12, 16, 24, 32)
 
 
@@ -85,6 +88,7 @@ class DySharp(Scheme):
         self.fusion = fusion
         self.two_kernels = fusion == "kernels"
         self.phases_separated = fusion == "none"
+        self.fuses_activation = fusion != "none"
         in_switch = isinstance(options, SwitchOptions)
         self.traffic = "switch" if in_switch else "copy"
         self.needs = frozenset({ONE_DOMAIN}) | (IN_SWITCH if in_switch else frozenset())
@@ -105,6 +109,20 @@ class DySharp(Scheme):
         """Those of dispatch and combine: together in one kernel, else of the larger."""
         sms: list[int] = [self.options.dispatch_sms, self.options.combine_sms]
         return sum(sms) if self.fusion == "layer" else max(sms)
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """Rows in the slots of their experts, and the hub's tables, as large as they are in DRAM.
+
+        How many slots an expert has room for is not said: here those that are filled.
+        """
+        received, tables = memory.received(work), work.num_tokens * SLOT_BYTES
+        cast = memory.cast_received(work, received)
+        return (
+            Buffer("received rows", received * work.dispatch_row_bytes),
+            Buffer("slots of tokens", memory.on_each(work, tables), stays=True),
+            Buffer("tokens of slots", received * SLOT_BYTES),
+            *cast,
+        )
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """One kernel, two, or one after the other, as `fusion` says."""

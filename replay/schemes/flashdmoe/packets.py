@@ -110,6 +110,13 @@ class PacketTiles:
         return cls(grid, packet, rows, of_row)
 
 
+def capacity_of(num_tokens: int, work: LayerWork, factor: float) -> int:
+    """Rows that a packet of a source with so many tokens has room for."""
+    each = -(-num_tokens // work.num_experts) * work.expert_ids.shape[1]
+    enough = min(factor, len(work.pair_token))  # no packet holds more rows than there are
+    return int(each * enough)
+
+
 def within_capacity(work: LayerWork, factor: float) -> tuple[LayerWork, Ints]:
     """Drop the rows that a packet has no room for.
 
@@ -120,10 +127,8 @@ def within_capacity(work: LayerWork, factor: float) -> tuple[LayerWork, Ints]:
     -------
     The work without them, and (dropped,) the rank that each belonged to.
     """
-    tokens = np.diff(work.tokens_of_rank)
-    each = -(-tokens // work.num_experts) * work.expert_ids.shape[1]
-    enough = min(factor, len(work.pair_token))  # no packet holds more rows than there are
-    capacity = np.floor(each * enough).astype(np.int64)
+    tokens = np.diff(work.tokens_of_rank).tolist()
+    capacity = np.array([capacity_of(each, work, factor) for each in tokens], np.int64)
     packets = Packets.of(work)
     dropped = packets.order[packets.place >= capacity[packets.source[packets.packet]]]
     ids = work.expert_ids.copy()

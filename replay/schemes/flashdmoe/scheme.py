@@ -34,8 +34,10 @@ from replay.compute.shared import shared_tiles
 from replay.compute.weight_gradients import joined, weight_gradients_beside
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.machine.times import NO_TIME, MemoryTraffic, Time
+from replay.schemes import memory
 from replay.schemes.base import Scheme
-from replay.schemes.flashdmoe.packets import Packets, PacketTiles, within_capacity
+from replay.schemes.facts import Buffer
+from replay.schemes.flashdmoe.packets import Packets, PacketTiles, capacity_of, within_capacity
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, kernels
 from replay.work.ragged import cut_runs
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
     from replay.work.layer import LayerWork
 
 TILE_ORDERS = ("arrival", "expert")
+HEAP_CELLS = 2  # of the dispatch and of the combine each: to send from and to receive into
+INDEX_BYTES = 8  # a token and its weight
+CONTEXT = "osayamenja/FlashMoE, bootstrap.cuh; queues of tasks are left out"
 SIGNAL_BYTES = 8  # counts or tile, and a sequence bit, in one word (`SignalPayload`)
 OS_BLOCKS = 1
 GROUP_BLOCKS, LEAST_GROUP_BLOCKS, LEAST_EXPERTS = 256, 2, 4  # of a dispatch group (`ACC::SBZ`)
@@ -141,6 +146,39 @@ class FlashDMoe(Scheme):
     def communication_sms(self, system: System) -> int | None:
         """None: the processors send, multiply and add, whatever is ready."""
         return 0
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """The symmetric heap, what stands between the GEMMs, signals and indices; all stay.
+
+        Each (expert, source) has room for as many rows as the library is told once (`EC`), in whole
+        tiles: with a capacity factor those, else all tokens of a GPU, as they may all be for it.
+        """
+        most = int(memory.tokens(work).max(initial=0))
+        if self.options.capacity_factor:
+            most = capacity_of(most, work, self.options.capacity_factor)
+        tiles = -(-most // self.options.tile_rows)
+        per_rank = max(len(local) for local in work.experts_of_rank)
+        room = work.num_ranks * per_rank * tiles * self.options.tile_rows
+        cells = HEAP_CELLS * (work.dispatch_row_bytes + work.combine_row_bytes)
+        columns = -(-work.shape.hidden // self.options.tile_columns)
+        signals = work.num_ranks * per_rank + work.num_experts * tiles * columns
+        each = {
+            "symmetric heap": room * cells,
+            "operands of the second GEMM": room
+            * work.precision.operand_row_bytes(work.shape.intermediate),
+            "signals": signals * SIGNAL_BYTES,
+            "token indices": room * INDEX_BYTES,
+        }
+        return tuple(
+            Buffer(name, memory.on_each(work, nbytes), stays=True, source=CONTEXT)
+            for name, nbytes in each.items()
+        )
+
+    def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
+        """Of a backward pass what it finds and leaves; all else has room from the start."""
+        rows = memory.received(work)
+        every = memory.intermediates(work, rows, fuses_activation=True, keeps_results=False)
+        return (*memory.cast_received(work, rows), *every[1:])
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """One persistent kernel."""

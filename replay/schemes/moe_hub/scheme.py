@@ -49,7 +49,9 @@ from replay.compute.weight_gradients import (
 from replay.machine.block_scheduler import BlockScheduler
 from replay.machine.kinds import COMBINE, DISPATCH, KIND_NAMES, Kind
 from replay.machine.times import MemoryTraffic
+from replay.schemes import memory
 from replay.schemes.base import Scheme
+from replay.schemes.facts import Buffer
 from replay.schemes.moe_hub.egress import STORES_FIRST, Egress, Sent
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, WGRAD, Listed, Outline, kernels
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
 TILE_ORDERS = ("arrival", "expert")
 TILE_ROWS = 128  # rows of a tile; the paper's GEMMs are CUTLASS's, whose tiles have 128
 TABLE = "row-address table"
+TABLE_BYTES = 8  # of an entry in device memory: assumed, an address
 MOST_ADDRESS_BYTES = 4096  # far more than any address; it travels in pieces, as a row does
 
 
@@ -162,6 +165,8 @@ class MoeHub(Scheme):
     traffic = "pair"
     overlap = "whole layer"
     phases_separated = False
+    fuses_activation = True
+    keeps_results = False
     validity = "simulated: 8 GPUs like the H800"
     candidates = MappingProxyType({"store_sms": (4, 8, 12, 16, 24)})
     options: MoeHubOptions = MoeHubOptions()
@@ -174,6 +179,17 @@ class MoeHub(Scheme):
     def communication_sms(self, system: System) -> int | None:
         """None: blocks that store have SMs of the same pool as all others."""
         return 0
+
+    def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
+        """Rows as they come to either side, and the addresses that the table has forgotten."""
+        received, returned = memory.received(work), memory.returned(work)
+        return (
+            Buffer("received rows", received * work.dispatch_row_bytes),
+            Buffer("return addresses", received * self.options.address_bytes),
+            Buffer("row addresses", received * TABLE_BYTES),
+            *memory.cast_received(work, received),
+            Buffer("returned rows", returned * work.combine_row_bytes),
+        )
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """The routing kernel; without dam GEMMs, sums, weight gradients behind it."""
