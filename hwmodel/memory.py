@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hwmodel.specs import GpuSpec, HbmSpec
-from hwmodel.units import Rate, Whole, exact, ps_from_ns
+from hwmodel.units import BYTES_PER_MIB, Rate, Whole, exact, ps_from_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class Hbm:
 
     Attributes
     ----------
+    num_bytes
+        Room, as the driver reports it.
     rate
         Bytes per second that long streams reach, reads and writes together.
     read_rate, write_rate
@@ -27,6 +29,7 @@ class Hbm:
         One load, unloaded.
     """
 
+    num_bytes: int
     rate: Rate
     read_rate: Rate
     write_rate: Rate
@@ -37,6 +40,7 @@ class Hbm:
         """Build from a preset's ``[hbm]`` table."""
         peak = Rate.gigabytes_per_second(spec.peak_GB_per_s.value)
         return cls(
+            num_bytes=spec.capacity_MiB.value * BYTES_PER_MIB,
             rate=peak.times(exact(spec.stream_efficiency.value)),
             read_rate=peak.times(exact(spec.read_efficiency.value)),
             write_rate=peak.times(exact(spec.write_efficiency.value)),

@@ -151,6 +151,8 @@ class WarpSpec(_Strict):
 class HbmSpec(_Strict):
     """Device memory."""
 
+    capacity_MiB: Quantity[Count]
+    """What a GPU's programs can allocate, all of them together."""
     peak_GB_per_s: Quantity[Positive]
     stream_efficiency: Quantity[Ratio]
     """Share of the peak at which a multiplication's operands stream in."""

@@ -24,6 +24,7 @@ PS_PER_NS = 1_000
 PS_PER_US = 1_000_000
 PS_PER_S = 1_000_000_000_000
 BYTES_PER_GB = 1_000_000_000
+BYTES_PER_MIB = 1 << 20
 
 #: An int64 array.
 IntArray = npt.NDArray[np.int64]
@@ -41,6 +42,7 @@ _UNIT_SUFFIXES = {
     "_GFLOP_per_s": "GFLOP/s",
     "_bytes_per_clock": "bytes/clock",
     "_GHz": "GHz",
+    "_MiB": "MiB",
     "_bytes": "bytes",
     "_flits": "flits",
     "_ns": "ns",

@@ -39,6 +39,64 @@ class Routing(Strict):
     rank_imbalance: float
 
 
+class BufferBytes(Strict):
+    """One buffer of a layer: its bytes on each GPU.
+
+    Attributes
+    ----------
+    stays
+        Whether it is kept from layer to layer.
+    source
+        Where its size is from, if it is not the scheme's own source.
+    """
+
+    name: str
+    bytes: list[int]
+    stays: bool
+    source: str
+
+
+class Memory(Strict):
+    """Device memory of a layer on each GPU, every buffer as if it were there until the layer ends.
+
+    Attributes
+    ----------
+    buffers
+        Of the scheme, and what the experts write.
+    token_bytes
+        The GPU's own tokens, and their sums.
+    weight_bytes
+        Weights of the GPU's routed experts in this layer.
+    total_bytes
+        All of these.
+    """
+
+    buffers: list[BufferBytes]
+    token_bytes: list[int]
+    weight_bytes: list[int]
+    total_bytes: list[int]
+
+
+class Room(Strict):
+    """Whether a GPU has room for a layer beside the routed experts of all layers.
+
+    Attention, dense layers, the cache of keys and values, and what training keeps come on top.
+
+    Attributes
+    ----------
+    capacity_bytes
+        What a GPU has.
+    num_layers
+        MoE layers of the model; each is taken to have as many experts on a GPU as the one replayed.
+    needed_bytes
+        Of the GPU that needs most: one layer, and the weights of the others.
+    """
+
+    capacity_bytes: int
+    num_layers: int
+    needed_bytes: int
+
+
 class PhaseTimes(Strict):
     """First start and last end of a phase, and for how long something of it was in service."""
 

@@ -13,6 +13,7 @@ from replay.measure.parts import (
     CriticalPath,
     Exposure,
     Mechanisms,
+    Memory,
     PhaseTimes,
     PortBytes,
     Routing,
@@ -85,6 +86,8 @@ class LayerResult(Strict):
         How long the tokens take from the start of their dispatch, and the tokens that take longest.
     token_latency_from_start_us
         How long they take from the start of the layer; None where an older version did not say.
+    memory
+        Device memory that it takes; None where an older version did not say.
     """
 
     step: int
@@ -96,6 +99,7 @@ class LayerResult(Strict):
     token_latency_us: TokenLatency
     token_latency_from_start_us: TokenLatency | None = None
     slowest_tokens: list[SlowToken]
+    memory: Memory | None = None
 
 
 class ChainedLayer(Strict):
@@ -144,6 +148,8 @@ class ChainResult(Strict):
         Mean over the layers.
     measures
         What is measured on the schedule of the whole chain.
+    memory
+        Device memory of the layer that takes most; None where an older version did not say.
     """
 
     num_steps: int
@@ -154,3 +160,4 @@ class ChainResult(Strict):
     barrier_us: float | None
     routing: Routing
     measures: Measures
+    memory: Memory | None = None

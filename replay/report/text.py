@@ -14,6 +14,7 @@ from rich.text import Text
 
 from replay.measure.result import LayerResult
 from replay.report.mechanisms import mechanism_table, overhead_table
+from replay.report.memory import buffers_table, memory_table, room_notes
 from replay.report.tables import mb, placement_name, row_names, text_table
 from replay.report.waiting import waiting_table
 from replay.run.result import Comparison, Result
@@ -51,7 +52,7 @@ def summary(result: Result | Comparison) -> str:
 
 
 def comparison_tables(compared: Comparison) -> Group:
-    """Tables of a comparison: times, payload, bytes by purpose, mechanisms; then notes."""
+    """Tables of a comparison: times, payload, bytes by purpose, memory, mechanisms; notes."""
     results = compared.results
     chained = results[0].chain is not None
     base = _time_us(compared[compared.baseline])
@@ -94,7 +95,7 @@ def comparison_tables(compared: Comparison) -> Group:
         "wire bound: the busiest port of dispatch plus that of combine where a barrier separates",
         "the phases (apart), else the busiest port of both together (shared).",
     ]
-    notes += _launch_notes(results)
+    notes += [*_launch_notes(results), *room_notes(results)]
     lacking = sorted({what for result in results for what in result.scheme.lacking})
     if lacking:
         notes.append(
@@ -112,6 +113,7 @@ def comparison_tables(compared: Comparison) -> Group:
     unit_of = "step" if chained else "layer"
     waiting = waiting_table(results, _count(results[0]), unit_of)
     overheads = overhead_table(results, _count(results[0]), unit_of)
+    memory = memory_table(results)
     mechanisms = mechanism_table(results)
     return Group(
         Text(_heading(*results)),
@@ -119,13 +121,14 @@ def comparison_tables(compared: Comparison) -> Group:
         *([waiting] if waiting else []),
         wire,
         overheads,
+        *([memory] if memory else []),
         *([mechanisms] if mechanisms else []),
         Text("\n".join(notes)),
     )
 
 
 def summary_tables(result: Result) -> Group:
-    """Tables of one run: layers, phases, critical path, bytes by purpose, mechanisms."""
+    """Tables of one run: layers, phases, critical path, bytes, memory, mechanisms."""
     slowest: LayerResult | ChainResult = max(
         result.parts, key=lambda part: part.measures.makespan_us
     )
@@ -159,9 +162,10 @@ def summary_tables(result: Result) -> Group:
     unit = "layer" if result.chain is None else "step"
     overheads = overhead_table([result], _count(result), unit)
     waiting = waiting_table([result], _count(result), unit)
+    memory = buffers_table(result)
     tables = [layers, phases, *([waiting] if waiting else []), path, overheads]
-    parts: list[Text | Table] = [Text(_heading(result)), *tables]
-    parts.append(Text("\n".join(_launch_notes([result]))))
+    parts: list[Text | Table] = [Text(_heading(result)), *tables, *([memory] if memory else [])]
+    parts.append(Text("\n".join([*_launch_notes([result]), *room_notes([result])])))
     mechanisms = mechanism_table([result])
     if mechanisms:
         parts.append(mechanisms)

@@ -26,6 +26,7 @@ from replay.measure.analysis import measures, phases_by_layer, token_latency, us
 from replay.measure.parts import Routing
 from replay.measure.ports import bytes_by_layer, evicted_wire_bytes
 from replay.measure.result import ChainedLayer, ChainResult, LayerResult
+from replay.run.memory import largest, memory_of
 from replay.schemes.base import LayerRefusedError
 from replay.schemes.outside import BuildFailed
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from replay.graph import TaskGraph, Timeline
     from replay.machine.host import Launch
     from replay.machine.machine import Ints
+    from replay.measure.parts import Memory
     from replay.schemes import Scheme
     from replay.work.context import Context
     from replay.work.layer import LayerWork
@@ -122,6 +124,8 @@ class Chain:
         What the routing asks for, mean over the layers.
     last_work
         The work of the last layer.
+    memory
+        Device memory of the layer that takes most.
     """
 
     built: Built
@@ -131,6 +135,7 @@ class Chain:
     bounds: Ints
     routing: Routing
     last_work: LayerWork
+    memory: Memory
 
 
 def build(
@@ -162,7 +167,7 @@ def build(
     builder = GraphBuilder(KIND_NAMES)
     machine = Machine(system, builder, work.num_ranks, scheme.uplinks, launch, lead)
     ends = machine.mark(machine.ranks)
-    reached, starts, finishes, summaries = [], [], [], []
+    reached, starts, finishes, summaries, memories = [], [], [], [], []
     bounds = [builder.num_tasks]
     for number, link in enumerate(links):
         one_before = links[number - 1] if number else None
@@ -171,7 +176,8 @@ def build(
         start = link.before(machine, machine.meet(ends) if meets else ends)
         if number:
             work = link.work()
-        ends = _described(scheme, work, machine, start)
+        ends, taken = _described(scheme, work, machine, start)
+        memories.append(taken)
         summaries.append(work.summary())
         starts.append(start)
         finishes.append(ends)
@@ -186,11 +192,14 @@ def build(
         bounds=np.array(bounds, np.int64),
         routing=_mean_routing(summaries),
         last_work=work,
+        memory=largest(memories),
     )
 
 
-def _described(scheme: Scheme, work: LayerWork, machine: Machine, start: Ints) -> Ints:
-    """Let a scheme add a layer's tasks: (rank,) ends.
+def _described(
+    scheme: Scheme, work: LayerWork, machine: Machine, start: Ints
+) -> tuple[Ints, Memory]:
+    """Let a scheme add a layer's tasks, and state its memory: (rank,) ends, and the memory.
 
     Raises
     ------
@@ -213,7 +222,7 @@ def _described(scheme: Scheme, work: LayerWork, machine: Machine, start: Ints) -
                 "it with --shared-experts between"
             )
             raise UserError(message)
-        return ends
+        return ends, memory_of(work, machine.system, scheme)
     except UserError:
         raise
     except Exception as error:
@@ -288,6 +297,7 @@ def layer_result(link: ChainLink, chain: Chain, timeline: Timeline, scheme: Sche
         token_latency_us=tokens.from_dispatch,
         token_latency_from_start_us=tokens.from_start,
         slowest_tokens=tokens.slowest,
+        memory=chain.memory,
     )
 
 
@@ -351,6 +361,7 @@ def replay_chain(
         barrier_us=barrier_us,
         routing=chain.routing,
         measures=measures(*chain.built, timeline, phases_separated=False),
+        memory=chain.memory,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from replay.measure.ports import COMMUNICATION
+from replay.run.memory import room
 from replay.run.result import (
     BatchDescription,
     Result,
@@ -61,6 +62,7 @@ def describe_result(
         The measures: of isolated layers, or of one chain.
     """
     shape, origin = trace.model_shape, batch.origin
+    parts = layers if chain is None else [chain]
     return Result(
         run_id=setup.run_id,
         version=_version(),
@@ -89,6 +91,9 @@ def describe_result(
         precision=precision.name,
         types=number_types(precision),
         launch=launch,
+        room=room(
+            [part.memory for part in parts if part.memory], setup.system, shape.num_moe_layers
+        ),
         layers=list(layers),
         chain=chain,
         totals=_totals(layers, chain),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, Field, JsonValue, model_validator
 
 from replay.files import write_text
-from replay.measure.parts import Strict
+from replay.measure.parts import Room, Strict
 from replay.measure.result import ChainResult, LayerResult
 from replay.run.spec import RunSpec
 from replay.work.precision import NUMBER_TYPES, Precision
@@ -169,6 +169,8 @@ class Result(Strict):
     launch
         How hosts launched kernels: one by one, or as CUDA graphs; ``"ahead"`` in results of
         versions whose hosts were always ahead of their GPUs.
+    room
+        Whether a GPU has room for it; None where an older version did not say.
     layers, chain
         The measures: of isolated layers, or of one chain of layers.
     totals
@@ -187,6 +189,7 @@ class Result(Strict):
     precision: str
     types: NumberTypes
     launch: Literal["eager", "graph", "ahead"] = "ahead"
+    room: Room | None = None
     layers: list[LayerResult]
     chain: ChainResult | None = None
     totals: Totals

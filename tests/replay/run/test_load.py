@@ -45,7 +45,8 @@ def test_a_result_of_the_first_schema_holds_what_it_held(name: str) -> None:
         measures = part.pop("measures")
         assert measures["mechanisms"].pop("cache") == {}, "the first schema had none"
         for unknown, place in (
-            ("exposure", measures), ("sm_time_us", measures), ("token_latency_from_start_us", part)
+            ("exposure", measures), ("sm_time_us", measures), ("token_latency_from_start_us", part),
+            ("memory", part),
         ):  # fmt: skip
             assert place.pop(unknown, None) is None, "the first schema did not say"
         assert {**measures, **part} == was

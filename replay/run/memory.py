@@ -1,0 +1,56 @@
+"""Device memory of a layer: buffers, tokens, weights, and whether a GPU has room for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.measure.parts import BufferBytes, Memory, Room
+from replay.schemes import memory
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.schemes import Scheme
+    from replay.work.layer import LayerWork
+
+
+def memory_of(work: LayerWork, system: System, scheme: Scheme) -> Memory:
+    """Count the memory of one layer, every buffer as if it were there until the layer ends."""
+    shape, types, compute = work.shape, work.precision, system.compute
+    buffers = (*scheme.buffers(work, system), *scheme.intermediates(work))
+    each = compute.weight_bytes(shape.gemm1_columns, shape.hidden, types.gemm)
+    each += compute.weight_bytes(shape.hidden, shape.intermediate, types.gemm)
+    experts = np.array([len(local) for local in work.experts_of_rank], np.int64)
+    weights, tokens = experts * each, memory.tokens(work)
+    tokens = tokens * (work.token_row_bytes + work.result_row_bytes)
+    total = sum((one.nbytes for one in buffers), weights + tokens)
+    return Memory(
+        buffers=[
+            BufferBytes(
+                name=one.name, bytes=one.nbytes.tolist(), stays=one.stays, source=one.source
+            )
+            for one in buffers
+        ],
+        token_bytes=tokens.tolist(),
+        weight_bytes=weights.tolist(),
+        total_bytes=total.tolist(),
+    )
+
+
+def largest(found: Iterable[Memory]) -> Memory:
+    """That of the layer in which some GPU needs most, the first of several."""
+    return max(found, key=lambda one: max(one.total_bytes))
+
+
+def room(found: Iterable[Memory], system: System, num_layers: int) -> Room:
+    """Compare what GPUs need, with the weights of so many MoE layers, with what they have."""
+    needed = (
+        total + (num_layers - 1) * weights
+        for one in found
+        for total, weights in zip(one.total_bytes, one.weight_bytes, strict=True)
+    )
+    return Room(
+        capacity_bytes=system.hbm.num_bytes, num_layers=num_layers, needed_bytes=max(needed)
+    )
