@@ -71,6 +71,8 @@ class Compute:
         inner dimension.
     operand_rate
         Bytes per second into one SM.
+    shared_rate
+        Bytes per second into and out of the shared memory of one SM.
     cluster_tiles
         Neighbouring tiles that load what they share from the L2 cache once.
     reduction_ps
@@ -81,6 +83,7 @@ class Compute:
     tile_overhead_ps: int
     fp8_absent_row_ps: int
     operand_rate: Rate
+    shared_rate: Rate
     cluster_tiles: int
     reduction_ps: int
     _scale_block: int
@@ -118,6 +121,7 @@ class Compute:
             tile_overhead_ps=ps_from_ns(spec.tile_overhead_ns.value),
             fp8_absent_row_ps=ps_from_ns(spec.fp8_absent_row_ns.value),
             operand_rate=Rate.per_second(exact(spec.operand_bytes_per_clock.value) * clock_hz),
+            shared_rate=Rate.per_second(exact(spec.shared_bytes_per_clock.value) * clock_hz),
             cluster_tiles=spec.cluster_tiles.value,
             reduction_ps=ps_from_us(
                 overheads.kernel_gap_graph_us.value + overheads.small_kernel_us.value
@@ -354,6 +358,24 @@ class Compute:
             busy = np.maximum(multiply, load) + self.tile_overhead_ps + absent
             return np.where(rows > 0, busy, 0)
         return max(multiply, load) + self.tile_overhead_ps + int(absent) if rows else 0
+
+    def fragments_ps(self, rows: Whole, columns: int, k: int, dtype: str, warps: int) -> Whole:
+        """Time in which a tile's operands pass shared memory, beside the products.
+
+        A kernel whose warps load all they need of a step into registers, and only then multiply,
+        has its tensor cores wait for that. Kernels that load the next step's registers meanwhile do
+        not pay.
+
+        Parameters
+        ----------
+        rows, columns, k, dtype
+            As for :meth:`tile_ps`.
+        warps
+            Warps of the block, each with all rows and its own columns of the tile.
+        """
+        written, read = rows + columns, rows * warps + columns
+        nbytes = (written + read) * (k * self._kernels(dtype).value_bytes)
+        return self.shared_rate.duration_ps(nbytes)
 
     def least_ps(self, rows: IntArray, n: int, k: int, dtype: str) -> IntArray:
         """SM time that the tensor cores need for each group of a grouped multiplication, (group,).

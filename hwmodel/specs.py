@@ -185,6 +185,8 @@ class ComputeSpec(_Strict):
     the inner dimension."""
     operand_bytes_per_clock: Quantity[Positive]
     """Into one SM."""
+    shared_bytes_per_clock: Quantity[Positive]
+    """Into and out of the shared memory of one SM."""
     cluster_tiles: Quantity[Units]
     """Neighbouring tiles of a kernel that load what they share from the L2 cache once."""
     bf16_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]

@@ -75,6 +75,7 @@ def gemm_tasks(
     priority: Ints | None = None,
     resident_blocks: int = 1,
     clusters: bool = True,
+    loading_warps: int = 0,
 ) -> TileTasks:
     """Add the tiles of one GEMM.
 
@@ -98,6 +99,9 @@ def gemm_tasks(
         the SM from other tiles. The tile itself is done as late as with one block.
     clusters
         Whether blocks run in clusters, which load what their tiles share once.
+    loading_warps
+        Warps of a block that load a step's operands into registers before they multiply them, each
+        with all rows of the tile; 0 where kernels load the next step's meanwhile.
     """
     compute, dtype = machine.system.compute, work.precision.gemm
     hidden_ps = compute.tile_overhead_ps - compute.tile_overhead_ps // resident_blocks
@@ -109,8 +113,8 @@ def gemm_tasks(
     widths = np.where(is_last, last[tile], block_n[tile])
     duration = np.where(
         is_last,
-        _column_ps(machine, tiles, last, gemm.k, dtype)[tile],
-        _column_ps(machine, tiles, block_n, gemm.k, dtype)[tile],
+        _column_ps(machine, tiles, last, gemm.k, dtype, loading_warps)[tile],
+        _column_ps(machine, tiles, block_n, gemm.k, dtype, loading_warps)[tile],
     )
     columns = machine.graph.add(
         len(tile),
@@ -157,7 +161,9 @@ def _in_raster(
     return ordered[np.repeat(first, cells) + place], column
 
 
-def _column_ps(machine: Machine, tiles: RowTiles, widths: Ints, k: int, dtype: str) -> Ints:
+def _column_ps(
+    machine: Machine, tiles: RowTiles, widths: Ints, k: int, dtype: str, loading_warps: int
+) -> Ints:
     """Time of one tile of so many columns (tile,) of each row tile: (tile,)."""
     time = np.zeros(len(tiles), np.int64)
     for width in np.unique(widths):
@@ -167,6 +173,10 @@ def _column_ps(machine: Machine, tiles: RowTiles, widths: Ints, k: int, dtype: s
             tiles.rows[of], int(width), k, dtype, absent,
             block_m=tiles.block_m[tiles.rank[of]], grouped=tiles.absent_rows is None,
         )  # fmt: skip
+        if loading_warps:
+            time[of] += machine.system.compute.fragments_ps(
+                tiles.rows[of], int(width), k, dtype, loading_warps
+            )
     return time
 
 

@@ -23,7 +23,7 @@ Source of the contiguous and the masked layout: deepseek-ai/DeepGEMM,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,6 +71,16 @@ class RowTiles:
 
     def __len__(self) -> int:
         return len(self.expert)
+
+    def only(self, tiles: Ints) -> RowTiles:
+        """Some of the tiles, in their order."""
+        expert = self.expert[tiles]
+        return replace(
+            self, expert=expert, rank=self.rank[tiles], rows=self.rows[tiles],
+            moved_rows=self.moved_rows[tiles],
+            first_of_expert=np.searchsorted(expert, np.arange(len(self.first_of_expert))),
+            absent_rows=None if self.absent_rows is None else self.absent_rows[tiles],
+        )  # fmt: skip
 
 
 def row_tiles(

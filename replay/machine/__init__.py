@@ -13,7 +13,8 @@ itself (tasks.py)       mark, gather, delay, serve; kernel, memory_kernel, small
 `resources`             ports, memories, hosts, hubs: made `once`, each with its class
 `costs` (times.py)      sm_store, sm_load, sm_copy, sm_add; warp_scan, warp_copy, warps_add,
                         warps_add_late; stream, memory_load, cache_load, visible; acknowledged,
-                        fence, poll, flag, grid_barrier; ns for times that a scheme states
+                        remote_load, fence, poll, flag, grid_barrier; ns for times that a scheme
+                        states
 `transfers`             store, load over the hops of a path (paths.py); fan_out; packets
 `switch` (in_switch)    multicast, reduce
 `sms`                   split, pool, channels, warp_lanes, units; the ledger of who holds how many

@@ -162,6 +162,12 @@ class Costs:
         fabric = self._system.fabric
         return Time(fabric.uplink_latency_ps + fabric.downlink_latency_ps)
 
+    def remote_load(self) -> Time:
+        """One load from a peer's memory, there and back, where nothing else is on the way."""
+        fabric = self._system.fabric
+        one_way = fabric.uplink_latency_ps + fabric.downlink_latency_ps
+        return Time(2 * one_way + fabric.read_access_ps)
+
     def fence(self) -> Time:
         """A fence of system scope: what was written is visible to every GPU."""
         return Time(self._system.overheads.fence_ps)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from replay.errors import UserError, unknown
 from replay.machine.paths import ONE_DOMAIN
 from replay.schemes import outside
+from replay.schemes.ccfuser.scheme import CcFuser
 from replay.schemes.comet.scheme import COMET, FLUX
 from replay.schemes.deepep.elastic import ElasticDeepEp
 from replay.schemes.deepep.low_latency import LowLatencyDeepEp
@@ -41,6 +42,7 @@ SCHEMES: dict[str, Scheme] = {
         Nvls(),
         COMET,
         FLUX,
+        CcFuser(),
         FlashDMoe(),
         DYSHARP_BASIC,
         DYSHARP_FUSION_ONLY,
