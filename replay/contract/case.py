@@ -55,7 +55,6 @@ def one_flop_per_picosecond() -> System:
             "compute.fp32_efficiency": 1.0,
             "compute.mma_rows": 1,
             "compute.operand_bytes_per_clock": 1e6,
-            "compute.shared_bytes_per_clock": 1e13,
             "compute.tile_overhead_ns": 0.0,
         },
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from replay.errors import unknown
 from replay.validate import (
     blackwell,
+    ccfuser,
     compute,
     custom_allreduce,
     deepep,
@@ -34,6 +35,7 @@ TABLES: dict[str, Table] = {
         compute.MOE,
         compute.MOE_SKEWED,
         deepgemm.TABLE,
+        ccfuser.TABLE,
     )
 }
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 WARPS = 8  # of a block, side by side along the columns of a tile
 TRIP_BYTES = 256 * 16  # that all threads of a block load at a time
-PIECE_ROWS = 16  # of a put: stores that are under way while the block goes on
 
 
 def get_and_gemm1(
@@ -37,6 +36,7 @@ def get_and_gemm1(
     begun: Ints,
     *,
     does_wait: bool,
+    loading_warps: int = WARPS,
 ) -> Ints:
     """Add kernel 1: (rank,) marks of its end.
 
@@ -46,12 +46,14 @@ def get_and_gemm1(
         (rank,): it runs, and the rows of all ranks are in their heaps.
     does_wait
         Whether a block waits for its get before it multiplies its own rows.
+    loading_warps
+        See `gemm_tasks`.
     """
     tiles, rank = blocks.tiles, blocks.tiles.grid.rank
     asked, arrived = _fetch(work, machine, blocks, pool, begun)
     gemm = Gemm.first(work, fused_activation=False)
     tasks = gemm_tasks(
-        machine, work, gemm, tiles.grid, pool, arrived, clusters=False, loading_warps=WARPS
+        machine, work, gemm, tiles.grid, pool, arrived, clusters=False, loading_warps=loading_warps
     )
     multiply = tile_steps(machine, tasks)
     fetch = asked, arrived if does_wait else asked
@@ -81,6 +83,7 @@ def gemm2_and_put(
     begun: Ints,
     *,
     repeats: bool,
+    loading_warps: int = WARPS,
 ) -> Ints:
     """Add kernel 2: (rank,) marks of its end.
 
@@ -88,11 +91,20 @@ def gemm2_and_put(
     ----------
     repeats
         Whether paired blocks multiply both of their tiles once more.
+    loading_warps
+        See `gemm_tasks`.
     """
     tiles, rank = blocks.tiles, blocks.tiles.grid.rank
     gemm = Gemm.second(work)
     tasks = gemm_tasks(
-        machine, work, gemm, tiles.grid, pool, begun[rank], clusters=False, loading_warps=WARPS
+        machine,
+        work,
+        gemm,
+        tiles.grid,
+        pool,
+        begun[rank],
+        clusters=False,
+        loading_warps=loading_warps,
     )
     multiply = tile_steps(machine, tasks)
     put, ends, ranks = _put(work, machine, blocks, pool)
@@ -109,7 +121,14 @@ def gemm2_and_put(
         paired = np.unique(np.concatenate((own[pair], other[pair])))
         grid = tiles.grid.only(paired)
         again = gemm_tasks(
-            machine, work, gemm, grid, pool, begun[grid.rank], clusters=False, loading_warps=WARPS
+            machine,
+            work,
+            gemm,
+            grid,
+            pool,
+            begun[grid.rank],
+            clusters=False,
+            loading_warps=loading_warps,
         )
         repeat = np.full((2, len(rank)), NOBODY)
         repeat[:, paired] = tile_steps(machine, again)
@@ -184,9 +203,10 @@ def _put(
     """
     tiles, row_bytes = blocks.tiles, work.combine_row_bytes
     chosen = np.flatnonzero(blocks.is_remote)
-    counts = -(-tiles.rows[chosen] // PIECE_ROWS)
+    most = max(TRIP_BYTES // row_bytes, 1)  # rows of a piece: a turn of the loop, or one row
+    counts = -(-tiles.rows[chosen] // most)
     place, tile = places(counts), np.repeat(chosen, counts)
-    rows = np.minimum(tiles.rows[tile] - place * PIECE_ROWS, PIECE_ROWS)
+    rows = np.minimum(tiles.rows[tile] - place * most, most)
     src, dst = tiles.grid.rank[tile], blocks.source[tile]
     costs, remote, nbytes = machine.costs, src != dst, rows * row_bytes
     stored = machine.serve(

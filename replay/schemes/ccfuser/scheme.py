@@ -39,7 +39,7 @@ from replay.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
 from replay.machine.times import MemoryTraffic
 from replay.schemes.base import Scheme
 from replay.schemes.ccfuser.blocks import TILE_ROWS, Blocks
-from replay.schemes.ccfuser.kernels import gemm2_and_put, get_and_gemm1
+from replay.schemes.ccfuser.kernels import WARPS, gemm2_and_put, get_and_gemm1
 from replay.schemes.facts import Buffer
 from replay.schemes.options import Options, option
 from replay.schemes.software import ACTIVATION, TYPICAL, WGRAD, Listed, Outline, kernels
@@ -78,6 +78,12 @@ class CcFuserOptions(Options):
         help="Whether a partial tile is multiplied, and moved through memory, as if it were full.",
         source=f"{CODE}, mix_gemm.cu: the product knows no lengths",
     )
+    loads_ahead: bool = option(
+        False,
+        help="Whether warps load the operands of a step into registers while they multiply those "
+        "of the step before.",
+        source=f"{CODE}, mix_gemm.cu, myHGEMMAlignedV5: one set of fragments",
+    )
     repeats: bool = option(
         False,
         help="Whether kernel 2 multiplies both tiles of a paired block once more, as the released "
@@ -103,7 +109,7 @@ class CcFuser(Scheme):
     dispatch_types = frozenset({"bf16"})
     combine_types = frozenset({"bf16"})
     validity = "4 A100 of one node, top-1 and top-2, widths that are multiples of 512"
-    unpadded = MappingProxyType({"pad_tiles": False, "repeats": False})
+    unpadded = MappingProxyType({"pad_tiles": False, "loads_ahead": True, "repeats": False})
     options: CcFuserOptions = CcFuserOptions()
 
     def communication_sms(self, num_sms: int) -> int:
@@ -166,14 +172,20 @@ class CcFuser(Scheme):
         begun = shared_kernels(machine, work, none_left, start, begun)
         begun = machine.kernel(begun, FIRST)
         does_wait = self.options.get == "loop"
-        ends = get_and_gemm1(work, machine, blocks, pool, begun, does_wait=does_wait)
+        loading_warps = 0 if self.options.loads_ahead else WARPS
+        ends = get_and_gemm1(
+            work, machine, blocks, pool, begun, does_wait=does_wait, loading_warps=loading_warps
+        )
         if work.is_backward:
             ends = self._gradient(work, machine, blocks, pool, ends, first=True)
         ends = machine.memory_kernel(Kind.ACTIVATION, activation_bytes(work), ends)
         zeros = self._remote_rows(work, blocks) * work.combine_row_bytes
         ends = _zeros(machine, Kind.UNPERMUTE, zeros, ends)
         begun = machine.kernel(ends, SECOND)
-        ends = gemm2_and_put(work, machine, blocks, pool, begun, repeats=self.options.repeats)
+        ends = gemm2_and_put(
+            work, machine, blocks, pool, begun,
+            repeats=self.options.repeats, loading_warps=loading_warps,
+        )  # fmt: skip
         met = machine.sync.barrier(COMBINE, machine.kernel(ends, BARRIER), behind_stores=True)
         if work.is_backward:
             met = self._gradient(work, machine, blocks, pool, met, first=False)
