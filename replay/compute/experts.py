@@ -74,7 +74,9 @@ def fused_tiles(
     return ready
 
 
-def activation_bytes(work: LayerWork, layout: str = "plain", *, quantises: bool = True) -> Ints:
+def activation_bytes(
+    work: LayerWork, layout: str = "plain", *, quantises: bool = True, rows: Ints | None = None
+) -> Ints:
     """(rank,): bytes that an activation kernel reads and writes in HBM.
 
     Forward, it reads GEMM-1's output and writes GEMM-2's input. Backward, it reads the gradient of
@@ -87,13 +89,15 @@ def activation_bytes(work: LayerWork, layout: str = "plain", *, quantises: bool 
         See `gemm_kernel`.
     quantises
         Whether it writes the operands' type, and not what a kernel behind it makes them of.
+    rows
+        (rank,): rows that it works on, where no layout says so.
     """
     shape, types = work.shape, work.precision
     written = types.operand_row_bytes if quantises else types.token_row_bytes
     each = types.token_row_bytes(shape.gemm1_columns) + written(shape.intermediate)
     if work.is_backward:
         each += types.token_row_bytes(shape.intermediate) + written(shape.gemm1_columns)
-    return padded_rows(work, layout) * each
+    return (padded_rows(work, layout) if rows is None else rows) * each
 
 
 def quantisation_bytes(work: LayerWork, layout: str = "plain") -> Ints:

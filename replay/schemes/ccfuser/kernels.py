@@ -223,7 +223,7 @@ def _put(
         machine.transfers.fan_out(src[far], dst[far]), rows=rows[far],
         on=machine.buffers.outboxes(pool[src[far]]),
     )  # fmt: skip
-    # Beside the piece that a block stores, it has one that has not left.
+    # Beside the piece that a block stores, it has one that is not in the switch.
     left = np.full(len(tile), NOBODY)
     left[far] = sent.left
     waits = np.flatnonzero((place > 1) & remote)

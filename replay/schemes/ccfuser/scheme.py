@@ -117,20 +117,14 @@ class CcFuser(Scheme):
         return 0
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
-        """Symmetric heap, rows in the order of blocks, results that wait for their put."""
+        """Symmetric heap, and rows in the order of blocks."""
         blocks = Blocks.of(work, padded=True)
-        rank, row_bytes = blocks.tiles.grid.rank, work.dispatch_row_bytes
-        tiles = np.bincount(rank, minlength=work.num_ranks)
         most = int(np.diff(work.tokens_of_rank).max(initial=0))
         copies = max(HEAP_COPIES, work.expert_ids.shape[1])  # it has no room for more than two
-        heap = np.full(work.num_ranks, copies * most * row_bytes)
+        heap = np.full(work.num_ranks, copies * most * work.dispatch_row_bytes)
         return (
             Buffer("symmetric heap", heap, stays=True),
-            Buffer("rows of all blocks", tiles * TILE_ROWS * row_bytes),
-            Buffer(
-                "results before their put",
-                self._remote_rows(work, blocks) * work.combine_row_bytes,
-            ),
+            Buffer("rows of all blocks", _rows(work, blocks) * work.dispatch_row_bytes),
         )
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
@@ -178,8 +172,9 @@ class CcFuser(Scheme):
         )
         if work.is_backward:
             ends = self._gradient(work, machine, blocks, pool, ends, first=True)
-        ends = machine.memory_kernel(Kind.ACTIVATION, activation_bytes(work), ends)
-        zeros = self._remote_rows(work, blocks) * work.combine_row_bytes
+        activated = activation_bytes(work, rows=_rows(work, blocks))
+        ends = machine.memory_kernel(Kind.ACTIVATION, activated, ends)
+        zeros = _rows(work, blocks, remote=True) * work.combine_row_bytes
         ends = _zeros(machine, Kind.UNPERMUTE, zeros, ends)
         begun = machine.kernel(ends, SECOND)
         ends = gemm2_and_put(
@@ -208,12 +203,11 @@ class CcFuser(Scheme):
         row_bytes = work.dispatch_row_bytes
         copied = MemoryTraffic(tokens * row_bytes, rows * row_bytes, rows)
         ends = machine.memory_kernel(Kind.PERMUTE, copied, start, SCATTER)
-        all_rows = np.bincount(blocks.tiles.grid.rank, minlength=machine.num_ranks) * TILE_ROWS
         written = work.precision.token_row_bytes(
             work.shape.intermediate if work.is_backward else work.shape.gemm1_columns
         )
-        zeros = all_rows * (row_bytes + written)
-        zeros = zeros + self._remote_rows(work, blocks) * work.combine_row_bytes
+        zeros = _rows(work, blocks) * (row_bytes + written)
+        zeros = zeros + _rows(work, blocks, remote=True) * work.combine_row_bytes
         ends = _zeros(machine, Kind.PERMUTE, zeros, ends, 3)
         return machine.sync.barrier(DISPATCH, machine.kernel(ends, BARRIER))
 
@@ -228,9 +222,8 @@ class CcFuser(Scheme):
         first: bool,
     ) -> Ints:
         """Transpose the gradients of all blocks' rows and multiply them: (rank,) tasks."""
-        rows = np.bincount(blocks.tiles.grid.rank, minlength=machine.num_ranks) * TILE_ROWS
         width = work.shape.hidden if first else work.shape.gemm1_columns
-        moved = rows * work.precision.token_row_bytes(width)
+        moved = _rows(work, blocks) * work.precision.token_row_bytes(width)
         kind = Kind.PERMUTE if first else Kind.UNPERMUTE
         ends = machine.memory_kernel(kind, MemoryTraffic(moved, moved), after, TRANSPOSE)
         return weight_gradient_kernel(machine, work, DOWN if first else UP, pool, ends)
@@ -251,12 +244,12 @@ class CcFuser(Scheme):
         machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
         return ends
 
-    @staticmethod
-    def _remote_rows(work: LayerWork, blocks: Blocks) -> Ints:
-        """(rank,): rows of its blocks' remote tiles, each as high as a tile."""
-        rank = blocks.tiles.grid.rank
-        remote = np.bincount(rank[blocks.is_remote], minlength=work.num_ranks)
-        return remote * TILE_ROWS
+
+def _rows(work: LayerWork, blocks: Blocks, *, remote: bool = False) -> Ints:
+    """(rank,): rows of its tiles, or of the remote ones, each counted as full."""
+    rank = blocks.tiles.grid.rank
+    rank = rank[blocks.is_remote] if remote else rank
+    return np.bincount(rank, minlength=work.num_ranks) * TILE_ROWS
 
 
 def _zeros(machine: Machine, kind: Kind, nbytes: Ints, after: Ints, count: int = 1) -> Ints:

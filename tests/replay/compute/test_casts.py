@@ -199,7 +199,12 @@ CAST_KERNELS = {*KERNELS, "comet", "flux"} - set(SENT_ROWS)  # theirs may be fet
 
 
 def test_every_scheme_casts_in_one_of_two_ways() -> None:
-    others = NOTHING | OWN_TYPE | {"deepep-ll", "deepep-v2"}  # have tests of their own
+    with_tests_of_their_own = {
+        "ccfuser",
+        "deepep-ll",
+        "deepep-v2",
+    }
+    others = NOTHING | OWN_TYPE | with_tests_of_their_own
     assert CAST_KERNELS | set(SENT_ROWS) | others == set(SCHEMES | EXAMPLES)
 
 

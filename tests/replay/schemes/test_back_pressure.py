@@ -22,6 +22,7 @@ WIRED = sorted({*SCHEMES, "plain"} - {"ideal"})
 PUSHES = {
     "flux": [(Kind.COMBINE_SEND, Kind.COMBINE_UP)],
     "comet": [(Kind.COMBINE_SEND, Kind.COMBINE_UP)],
+    "ccfuser": [(Kind.COMBINE_SEND, Kind.COMBINE_UP)],
     "deepep": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP), (Kind.COMBINE_SEND, Kind.COMBINE_UP)],
     "dysharp-fusion-only": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP)],
     "flashdmoe": [(Kind.DISPATCH_SEND, Kind.DISPATCH_UP), (Kind.GEMM2, Kind.COMBINE_UP)],

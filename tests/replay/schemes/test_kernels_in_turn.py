@@ -24,6 +24,7 @@ IN_TURN = {
     "nvls": {},
     "flux": {},
     "comet": {},
+    "ccfuser": {},
     "dysharp-basic": {},
     "dysharp-comet": {},
     "moe-hub without counters": {"dam": False},

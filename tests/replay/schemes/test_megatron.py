@@ -68,9 +68,7 @@ def test_experts_are_a_kernel_each_or_one_with_its_arguments() -> None:
 
 def test_many_experts_with_few_tokens_are_bound_by_their_launches() -> None:
     work = one_gpu([3] * 24)
-    calls, grouped = (
-        since_sort(run(work, scheme)) for scheme in (megatron(), megatron("cutlass"))
-    )
+    calls, grouped = (since_sort(run(work, scheme)) for scheme in (megatron(), megatron("cutlass")))
     tile = 2 * 64 * 64 * 64 + TILE_OVERHEAD  # of the second GEMM
     # Each of two GEMMs has a launch for each expert, or eight; the activation has one.
     assert calls == (24 + 1 + 24) * LAUNCH + tile
@@ -80,9 +78,7 @@ def test_many_experts_with_few_tokens_are_bound_by_their_launches() -> None:
 def test_few_experts_with_many_tokens_do_not_notice_their_launches() -> None:
     """Calls of two experts run side by side; copies of arguments follow one another."""
     work = one_gpu([3000] * 2)
-    calls, grouped = (
-        since_sort(run(work, scheme)) for scheme in (megatron(), megatron("cutlass"))
-    )
+    calls, grouped = (since_sort(run(work, scheme)) for scheme in (megatron(), megatron("cutlass")))
     assert calls < grouped
 
 

@@ -180,6 +180,7 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
         # Rows are loaded on the way out; on the way back an eighth of the columns is stored at a
         # time: 88, and 84 at the end.
         "flux": {"dispatch": answer(out), "combine": 7 * write(88 * value) + write(84 * value)},
+        "ccfuser": {"dispatch": answer(out), "combine": write(back)},
         # Or 512 columns.
         "comet": {"dispatch": answer(out), "combine": write(512 * value) + write(188 * value)},
         # Tiles of 64 columns come back.

@@ -66,6 +66,9 @@ KERNELS = {
     # barrier, activation, three copies, a counter, indices; GEMM and combine; barrier, flags, sums.
     "flux": 7 + 1 + 7 + 1 + 3,
     "comet": 4,
+    # Counts, gather, positions, seven lists; copies to the heap, three kernels of zeros, barrier;
+    # get and GEMM, activation, zeros, GEMM and put, barrier; zeros, order, sums.
+    "ccfuser": 3 + 7 + 1 + 3 + 1 + 5 + 3,
 }
 """Of each scheme, and of options of some; what comes behind the name is explained by `OPTIONS`."""
 OPTIONS = {
@@ -74,6 +77,7 @@ OPTIONS = {
     "deepep sglang": {"stack": "sglang"},
     "deepep vllm": {"stack": "vllm"},
     "moe-hub without counters": {"dam": False},
+    "ccfuser": {"loads_ahead": True},
 }
 KERNELS_BACK = KERNELS | {
     "plain": 6 + 2,
@@ -88,12 +92,20 @@ KERNELS_BACK = KERNELS | {
     "nvls": 1 + 1 + 5 + 2 + 1,
     "flux": 4 + 1 + 7 + 1 + 3 + 2,  # ids and the first indices are known
     "comet": 2 + 2,
+    "ccfuser": 1 + 3 + 1 + 5 + 2 + 2 * 2,  # with a transpose before the gradients; added at once
 }
 """Of a backward pass, with a kernel for the weight gradients of each projection or none."""
 WAITS = dict.fromkeys(KERNELS, 0) | dict.fromkeys(
     (
-        "nccl-alltoall", "megatron", "megatron cutlass",
-        "deepep bare", "deepep sglang", "deepep vllm", "deepep-v2", "flux",
+        "nccl-alltoall",
+        "megatron",
+        "megatron cutlass",
+        "deepep bare",
+        "deepep sglang",
+        "deepep vllm",
+        "deepep-v2",
+        "flux",
+        "ccfuser",
     ),
     1,
 )  # fmt: skip
@@ -111,10 +123,13 @@ CACHED = ["dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdm
 # Behind DeepEP each of two experts has whole tiles.
 PADDED = dict.fromkeys(("deepep sglang", "deepep vllm", "deepep-v2"), (2 * 128,) * 3)
 ROWS = dict.fromkeys(KERNELS, PAIRS) | {"flashdmoe": (4 * 128,) * 3, "deepep-ll": (2 * 64,) * 3}
-ROWS |= PADDED
-TILES = dict.fromkeys(KERNELS, 2) | {"flashdmoe": 4 * 2, "deepep sglang": 2 * 2}
+ROWS |= PADDED | {"ccfuser": (4 * 64,) * 3}  # of four (expert, owner), too
+WORKED_ON = PADDED | {"ccfuser": ROWS["ccfuser"]}
+"""Rows that the activation works on."""
+TILES = dict.fromkeys(KERNELS, 2) | {"flashdmoe": 4 * 2, "deepep sglang": 2 * 2, "ccfuser": 4}
 """Heights of 64 rows on each GPU; vLLM's padding is not multiplied."""
 OVERHEADS = dict.fromkeys(KERNELS, 2 * 11 * NS) | {"flashdmoe": 4 * 11 * NS // 2}
+OVERHEADS |= {"ccfuser": 4 * 11 * NS}
 """Overheads of one column of tiles; two blocks on an SM hide half of each other's."""
 RESULTS = dict.fromkeys(KERNELS, BACK) | {"moe-hub": 0, "flashdmoe": 0}
 """Bytes of a row that the last GEMM writes to memory and not to another GPU."""
@@ -128,9 +143,14 @@ def test_every_scheme_is_here() -> None:
     assert {scheme.partition(" ")[0] for scheme in KERNELS} == {*SCHEMES, "plain"}
 
 
+def column_tiles(scheme: str, columns: int) -> int:
+    return -(-columns // 512) if scheme == "ccfuser" else columns // 64
+
+
 def tile_ps(scheme: str, columns: int, inner: int) -> Each:
     """SM time of one GEMM: an operation takes a picosecond."""
-    one = TILES[scheme] * 2 * 64 * columns * inner + columns // 64 * OVERHEADS[scheme]
+    overheads = column_tiles(scheme, columns) * OVERHEADS[scheme]
+    one = TILES[scheme] * 2 * 64 * columns * inner + overheads
     return one, one, one
 
 
@@ -150,7 +170,7 @@ def memory_of_experts(scheme: str) -> Costs:
     }
     if not fused:  # an activation kernel between the two
         costs[Kind.ACTIVATION, ""] = each(
-            (TWO * (COLUMNS + INTERMEDIATE), PADDED.get(scheme, PAIRS))
+            (TWO * (COLUMNS + INTERMEDIATE), WORKED_ON.get(scheme, PAIRS))
         )
     if scheme not in CACHED:
         costs[Kind.GEMM2, "activations"] = each((TWO * INTERMEDIATE, rows))
@@ -254,6 +274,21 @@ FLUX_ROWS: Costs = {
         (BACK, COPIES_OUT), (BACK, COPIES_IN), (WRITTEN * BACK, TOKENS)
     ),
 }  # fmt: skip
+# ---- CCFuser ----
+ALL_TILES = ROWS["ccfuser"]  # none is full, so that all count as remote
+CCFUSER_ROWS: Costs = {
+    (Kind.LAYOUT, ""): each((4 * (1 + 3), OWNED)),
+    (Kind.PERMUTE, ""): each(
+        (ROW, TOKENS), (WRITTEN * ROW, OWNED),
+        (WRITTEN * (ROW + TWO * COLUMNS + BACK), ALL_TILES),  # zeros
+    ),
+    (Kind.DISPATCH_MEMORY, ""): each(((1 + WRITTEN) * ROW, STAYED)),
+    (Kind.COMBINE_MEMORY, ""): each(((1 + WRITTEN) * BACK, STAYED)),
+    (Kind.UNPERMUTE, ""): each(
+        (WRITTEN * BACK, ALL_TILES), (WRITTEN * BACK, OWNED),  # zeros
+        ((1 + WRITTEN) * BACK, OWNED), (BACK, OWNED), (WRITTEN * BACK, TOKENS),
+    ),
+}  # fmt: skip
 ROW_KERNELS: dict[str, Costs] = {
     **{scheme: {(Kind.COMBINE_MEMORY, ""): SUMS} for scheme in KERNELS},
     "plain": {(Kind.UNPERMUTE, ""): each((BACK, OWNED), (WRITTEN * BACK, TOKENS))},
@@ -267,6 +302,7 @@ ROW_KERNELS: dict[str, Costs] = {
     "nvls": NVLS_ROWS,
     "flux": FLUX_ROWS,
     "comet": {(Kind.LAYOUT, ""): each((6, TOKENS)), (Kind.COMBINE_MEMORY, ""): ANSWERED},
+    "ccfuser": CCFUSER_ROWS,
     **{scheme: {(Kind.COMBINE_MEMORY, ""): ANSWERED} for scheme in DYSHARP},
 }
 """Memory of all that moves rows and counts them."""
@@ -366,6 +402,16 @@ MOVERS: dict[str, Costs] = {
         (Kind.COMBINE_SEND, ""): each((PUSH * BACK, CAME)),
         (Kind.COMBINE_RECEIVE, ""): each((READ * BACK, OWNED), (WRITE * BACK, TOKENS)),
     },
+    "ccfuser": {
+        # A turn of a loop copies 4 KiB and waits for a peer's memory or the own; two or three rows.
+        (Kind.DISPATCH_SEND, ""): each(
+            (520 * NS, (2, 3, 2)), (60 * NS, (2, 2, 2)), (PULL * ROW, STAYED)
+        ),
+        # Or for the cache, a row of 3 KiB at a time.
+        (Kind.COMBINE_SEND, ""): each(
+            (20 * NS, PAIRS), (PUSH * BACK, CAME), (PULL * BACK, STAYED)
+        ),
+    },
 }  # fmt: skip
 
 
@@ -386,14 +432,14 @@ class TestForward:
 
     def test_cache(self, scheme: str) -> None:
         # Each tile draws a block of either operand. Each expert has one row of tiles, so that two
-        # columns share the load of its rows; FlashDMoE's has two, and its blocks share nothing.
-        heights, sharing = (2, 1) if scheme == "flashdmoe" else (1, 2)
+        # columns share the load of its rows; FlashDMoE's and CCFuser's have two and share nothing.
+        heights, sharing = (2, 1) if scheme in ("flashdmoe", "ccfuser") else (1, 2)
         expected = {}
         for kind, columns, inner in (
             (Kind.GEMM1, COLUMNS, HIDDEN), (Kind.GEMM2, HIDDEN, INTERMEDIATE),
         ):  # fmt: skip
             expected[kind, "weights"] = each((heights, weights(columns, inner)))
-            row = TWO * inner * (columns // 64) // sharing
+            row = TWO * inner * column_tiles(scheme, columns) // sharing
             expected[kind, "activations"] = each((row, ROWS[scheme]))
         assert replay(layer(TYPES), scheme).cache == expected
 
