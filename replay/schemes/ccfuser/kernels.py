@@ -50,7 +50,7 @@ def get_and_gemm1(
         See `gemm_tasks`.
     """
     tiles, rank = blocks.tiles, blocks.tiles.grid.rank
-    asked, arrived = _fetch(work, machine, blocks, pool, begun)
+    asked, arrived = _fetch(work, machine, blocks, pool, begun, loops=does_wait)
     gemm = Gemm.first(work, fused_activation=False)
     tasks = gemm_tasks(
         machine, work, gemm, tiles.grid, pool, arrived, clusters=False, loading_warps=loading_warps
@@ -153,9 +153,14 @@ def _trips(nbytes: IntsLike) -> IntsLike:
 
 
 def _fetch(
-    work: LayerWork, machine: Machine, blocks: Blocks, pool: Ints, begun: Ints
+    work: LayerWork, machine: Machine, blocks: Blocks, pool: Ints, begun: Ints, *, loops: bool
 ) -> tuple[Ints, Ints]:
     """Bring each tile's rows to where the backward pass wants them.
+
+    Parameters
+    ----------
+    loops
+        Whether threads of the block load what comes from other GPUs.
 
     Returns
     -------
@@ -167,7 +172,7 @@ def _fetch(
     asked = machine.serve(pool[rank], NO_TIME, kind=DISPATCH.send, rank=rank)
     copied = Time.where(
         remote,
-        costs.remote_load() * _trips(nbytes),
+        costs.remote_load() * (_trips(nbytes) * loops),
         costs.memory_load() * _trips(nbytes) + costs.sm_copy(nbytes),
     )
     arrived = machine.serve(

@@ -112,7 +112,7 @@ class CcFuser(Scheme):
     unpadded = MappingProxyType({"pad_tiles": False, "loads_ahead": True, "repeats": False})
     options: CcFuserOptions = CcFuserOptions()
 
-    def communication_sms(self, num_sms: int) -> int:
+    def communication_sms(self, system: System) -> int:
         """None: blocks that move rows multiply them too."""
         return 0
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 PAPER = "arXiv 2502.19811v3"
 LIBRARY = "bytedance/flux 19831ca"
 
-FLUX_BUFFERS = f"{FLUX}, init_buffers and init_buffer of its two operators, for all tokens"
+FLUX_BUFFERS = f"{LIBRARY}, init_buffers and init_buffer of its two operators, for all tokens"
 
 INDEX_BYTES = 4  # of an expert's id, a row's position, a token's number: int32
 WEIGHT_BYTES = 4  # FP32
@@ -148,7 +148,7 @@ class Comet(Scheme):
         every, topk = work.num_tokens, work.expert_ids.shape[1]
         shared = memory.on_each(work, every * work.dispatch_row_bytes)
         buffer = Buffer("tokens of all GPUs", shared, stays=True)
-        if self.options.variant == "paper":
+        if not self.is_flux:
             rows, back = memory.received(work), memory.returned(work)
             return (
                 *memory.cast_tokens(work), buffer,
@@ -171,7 +171,7 @@ class Comet(Scheme):
 
     def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
         """The library's second kernel writes into a buffer that stays."""
-        is_paper = self.options.variant == "paper"
+        is_paper = not self.is_flux
         return memory.intermediates(
             work, memory.received(work), fuses_activation=is_paper, keeps_results=is_paper
         )

@@ -142,7 +142,7 @@ class ElasticDeepEp(Scheme):
     unpadded = MappingProxyType({"expert_alignment": 1})
     options: ElasticOptions = ElasticOptions()
 
-    def communication_sms(self, num_sms: int) -> int | None:
+    def communication_sms(self, system: System) -> int | None:
         """Those of the option; the formula's depend on the links."""
         return self.options.num_sms or None
 

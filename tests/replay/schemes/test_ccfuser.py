@@ -118,6 +118,16 @@ def test_a_block_gets_copies_multiplies_its_own_rows_and_then_the_others() -> No
     assert [start for start, _ in products] == [copied, products[0][1]]
 
 
+@pytest.mark.parametrize("get", ["loop", "engine"])
+def test_rows_are_multiplied_when_they_have_come_however_slowly(get: str) -> None:
+    slow = hwmodel.load("dgx-h100", {**ROUND, "link.efficiency": 0.001})
+    timeline = scheduled(pair(), slow, get=get)
+    products = times(timeline, Kind.GEMM1)
+    came = times(timeline, Kind.DISPATCH_DOWN)[-1][1]
+    assert products[1][0] == (came if get == "engine" else products[0][1])
+    assert (products[0][0] >= came) == (get == "loop")
+
+
 def test_an_engine_gets_rows_while_the_block_multiplies_its_own() -> None:
     timeline = scheduled(pair(), get="engine")
     loop = scheduled(pair())
@@ -209,7 +219,8 @@ def test_the_host_lists_blocks_when_it_has_the_counts() -> None:
 
 
 def test_sums_wait_for_every_put() -> None:
-    timeline = scheduled(pair())
+    slow = hwmodel.load("dgx-h100", {**ROUND, "link.efficiency": 0.001})
+    timeline = scheduled(pair(), slow)
     put = max(end for _, end in times(timeline, Kind.COMBINE_DOWN, 1))
     sums = times(timeline, Kind.UNPERMUTE, 1)
     assert sums[1][0] >= put + UP + DOWN + (1000 + 10) * NS

@@ -105,10 +105,12 @@ SHOWN: dict[Kind, list[tuple[str, str, frozenset[str]]]] = {
 @cache
 def graph_of(name: str) -> TaskGraph:
     scheme = (SCHEMES | EXAMPLES)[name]
-    rows = "fp8" if "fp8" in scheme.dispatch_types else "bf16"
+    gemm, rows = (
+        "fp8" if "fp8" in of else "bf16" for of in (scheme.gemm_types, scheme.dispatch_types)
+    )
     layer = small_layers.work(
         np.array([[0, 1], [0, 1], [0, 2], [2, 3], [1, 3], [0, 3]], np.int32), 2, 4,
-        shape=ExpertShape(256, 128), precision=Precision("fp8", dispatch=rows),
+        shape=ExpertShape(256, 128), precision=Precision(gemm, dispatch=rows),
     )  # fmt: skip
     return build_graph(layer, hwmodel.load("dgx-h100"), scheme)[0]
 

@@ -100,7 +100,7 @@ def test_the_tables_are_the_published_ones():
         "deepep_low_latency_b200": 44,
         "deepep_low_latency": 66, "deepep_internode": 276, "deepep_low_latency_internode": 52,
         "gemm": 1554, "gemm_few_tiles": 488, "moe_compute": 891,
-        "moe_skewed": 405, "moe_deepgemm": 188,
+        "moe_skewed": 405, "moe_deepgemm": 188, "ccfuser": 32,
     }  # fmt: skip
     row = TABLES["deepep_normal"].rows()[0]
     assert row.line == 2 and row["hidden"] == 2048 and row.measured == 25.29
@@ -134,6 +134,7 @@ def test_parts_of_a_table_do_not_overlap_and_cover_it():
         ("moe_skewed", {"hbm.stream_efficiency": 0.5}),
         ("moe_deepgemm", {"hbm.stream_efficiency": 0.5}),
         ("moe_deepgemm", {"compute.fp8_efficiency": 0.5}),
+        ("ccfuser", {"compute.shared_bytes_per_clock": 40.0}),
     ],
 )
 def test_a_wrong_constant_is_noticed(table, change):
@@ -227,8 +228,8 @@ def test_tables_of_one_system():
     assert of_system(list(TABLES), "hgx-h800") == ["links"]
     assert "gemm" in of_system(list(TABLES), "dgx-h100")
     assert "nccl_collectives_b200" in of_system(list(TABLES), "hgx-b200")
-    with pytest.raises(UserError, match=r"dgx-a100.*known: dgx-h100, .*hgx-h800"):
-        validate(system="dgx-a100")
+    with pytest.raises(UserError, match=r"gb200-nvl72.*known: dgx-a100, dgx-h100, .*hgx-h800"):
+        validate(system="gb200-nvl72")
     with pytest.raises(UserError, match=r"known: dgx-h100$"):
         validate(["gemm"], system="hgx-h800")
 
