@@ -250,6 +250,7 @@ class Transfers:
         fan_out: FanOut | None,
         *,
         rows: IntsLike = 1,
+        meta_bytes: IntsLike = 0,
         engine: Engine = "sm",
     ) -> Loaded:
         """Load rows from other GPUs' memory: requests one way, data the other.
@@ -280,21 +281,23 @@ class Transfers:
         requested, arrived = np.empty(len(reader), np.int64), np.empty(len(reader), np.int64)
         for path in self._paths(reader, target):
             row, count = path.of_like(row_bytes), path.of_like(rows)
+            nbytes = row + path.of_like(meta_bytes)
             path.assign(
                 requested,
                 self.send(
                     path, (kinds.request_up, kinds.request_down),
-                    link.request_wire_bytes(row, count, engine=engine), 0, path.of(after),
+                    link.request_wire_bytes(nbytes, count, engine=engine), 0, path.of(after),
                     late_ps=fabric.read_access_ps,
                 )[-1],
             )  # fmt: skip
         for path in self._paths(target, reader):
             row, count = path.of_like(row_bytes), path.of_like(rows)
+            nbytes = row + path.of_like(meta_bytes)
             path.assign(
                 arrived,
                 self.send(
                     path, (kinds.up, kinds.down),
-                    link.response_wire_bytes(row, count, engine=engine), row * count,
+                    link.response_wire_bytes(nbytes, count, engine=engine), row * count,
                     path.of(requested), traffic="responses",
                     entering=fan_out if engine == "sm" else None,
                 )[-1],

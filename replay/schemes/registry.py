@@ -19,6 +19,7 @@ from replay.schemes.dysharp.scheme import (
     DYSHARP_FUSION_ONLY,
 )
 from replay.schemes.flashdmoe.scheme import FlashDMoe
+from replay.schemes.hybrid_ep.scheme import HybridEp
 from replay.schemes.ideal import Ideal
 from replay.schemes.megatron.alltoall import Megatron
 from replay.schemes.moe_hub.scheme import MoeHub
@@ -39,6 +40,7 @@ SCHEMES: dict[str, Scheme] = {
         DeepEp(),
         LowLatencyDeepEp(),
         ElasticDeepEp(),
+        HybridEp(),
         Nvls(),
         COMET,
         FLUX,

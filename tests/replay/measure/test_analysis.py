@@ -47,6 +47,8 @@ def test_windows_add_up_to_the_utilisation(scheme: str, system_for) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_latency_of_a_token_spans_its_own_rows(scheme: str, name: str, system_for) -> None:
     layer = small_layers.ALL[name]()
+    if SCHEMES[scheme].refuses(layer):  # `hybrid-ep` takes no GPU alone
+        return
     system = system_for(layer.num_ranks)
     result = replay_layer(layer, system, SCHEMES[scheme])
     built = build_layer(layer, system, SCHEMES[scheme])

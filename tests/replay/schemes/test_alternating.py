@@ -37,6 +37,7 @@ ALTERNATING: dict[str, tuple[Rates, Rates]] = {
     "deepep": (STORED, STORED),
     "deepep-ll": ((SCATTER, 1.0), (BULK, 1.0)),
     "deepep-v2": (STORED, STORED),
+    "hybrid-ep": (STORED, LOADED),
     "nvls": (IN_SWITCH, IN_SWITCH),
     "flux": (LOADED, STORED),
     "comet": (LOADED, STORED),

@@ -76,7 +76,9 @@ PAID = frozenset(
 
 SHOWN: dict[Kind, list[tuple[str, str, frozenset[str]]]] = {
     Kind.LAYOUT: [(BEFORE, "layout", PAID)],
-    Kind.COUNT_UP: [(BEFORE, "exchange of counts", frozenset({"all-gather", "notify", "stores"}))],
+    Kind.COUNT_UP: [
+        (BEFORE, "exchange of counts", frozenset({"all-gather", "all flags", "notify", "stores"}))
+    ],
     Kind.SIGNAL_UP: [(BEFORE, "exchange of counts", frozenset({"flags", "signals"}))],
     Kind.TOKEN_CAST: [(BEFORE, "cast to FP8 before the dispatch", PAID - {"staging"})],
     Kind.DISPATCH_SEND: [(DISPATCH, "reads at the source, SMs", PAID)],
@@ -84,12 +86,12 @@ SHOWN: dict[Kind, list[tuple[str, str, frozenset[str]]]] = {
     Kind.DISPATCH_UP: [(LINKS, "headers, packets, requests", PAID)],
     Kind.DISPATCH_ACK_UP: [
         (DISPATCH, "reads at the source, SMs", PAID - {"reader"}),
-        (BEFORE, "exchange of counts", frozenset({"all-gather"})),
+        (BEFORE, "exchange of counts", frozenset({"all-gather", "all flags"})),
     ],
     Kind.ACTIVATION: [("Experts", "activation", PAID)],
     Kind.UNPERMUTE: [
         (COMBINE, "permute before the combine", PAID),
-        (COMBINE, "sums at the expert's GPU", frozenset({"stack", "scatter-add"})),
+        (COMBINE, "sums at the expert's GPU", frozenset({"stack", "scatter-add", "by token"})),
         (COMBINE, "sums at the owner, time", frozenset({"kernel"})),
     ],
     Kind.COMBINE_MEMORY: [

@@ -21,6 +21,7 @@ IN_TURN = {
     "deepep-ll": {},
     "deepep-v2": {},
     "deepep-v2 compact": {"do_expand": False},
+    "hybrid-ep": {},
     "nvls": {},
     "flux": {},
     "comet": {},

@@ -30,6 +30,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("deepep-v2", {"do_expand": False}),
     ("deepep-v2", {"do_expand": False, "stack": "bare", "cpu_sync": False}),
     ("deepep-v2", {"cached_layout": True}),
+    ("hybrid-ep", {"non_blocking": True}),
     ("moe-hub", {"dam": False}),
 ]
 variants = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)

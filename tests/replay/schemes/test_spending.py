@@ -61,6 +61,9 @@ KERNELS = {
     "deepep vllm": 8 + 7 + 1 + 1,
     "deepep-ll": 6,  # ids, dispatch, GEMM, activation, GEMM, combine
     "deepep-v2": 5,  # dispatch, GEMM, activation, GEMM, combine; no gap before the epilogues
+    # Gather, memset, scan, places; expected values, meeting, dispatch, meeting, permute; experts;
+    # unpermute, and the same four of the combine.
+    "hybrid-ep": 4 + 5 + 3 + 5,
     "nvls": 12,  # three gathers, two counts, permute, experts, zeroes, scatter-add, reduce-scatter
     # Ids to all, two kernels of indices, buffer, barrier, two of indices; dispatch and GEMM;
     # barrier, activation, three copies, a counter, indices; GEMM and combine; barrier, flags, sums.
@@ -89,6 +92,7 @@ KERNELS_BACK = KERNELS | {
     # What engines add is for serving; the layout and its counts are known.
     **dict.fromkeys(("deepep bare", "deepep sglang", "deepep vllm"), 2 + 1 + 5 + 1 + 2),
     "deepep-v2": 1 + 5 + 1,
+    "hybrid-ep": 5 + 5 + 5,
     "nvls": 1 + 1 + 5 + 2 + 1,
     "flux": 4 + 1 + 7 + 1 + 3 + 2,  # ids and the first indices are known
     "comet": 2 + 2,
@@ -106,15 +110,16 @@ WAITS = dict.fromkeys(KERNELS, 0) | dict.fromkeys(
         "deepep-v2",
         "flux",
         "ccfuser",
+        "hybrid-ep",
     ),
     1,
-)  # fmt: skip
+)
 FUSED = [
     "dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet",
 ]  # fmt: skip
 APART = [
     "plain", "ideal", "dysharp-basic", "nccl-alltoall", "megatron", "megatron cutlass",
-    "deepep bare", "nvls", "flux",
+    "deepep bare", "hybrid-ep", "nvls", "flux",
 ]  # fmt: skip
 CACHED = ["dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet"]
 """The last GEMM finds in the cache what the first wrote."""
@@ -250,6 +255,16 @@ V2_ROWS: Costs = {
     (Kind.COMBINE_MEMORY, ""): each((BACK, PAIRS)),
     (Kind.UNPERMUTE, ""): each((BACK, COPIES_OUT), (BACK, COPIES_IN), (WRITTEN * BACK, TOKENS)),
 }
+# Rows are padded to 1024 values; the gate weights of eight experts go out with them.
+HYBRID_OUT, HYBRID_BACK = TWO * 1024 + 8 * 4, FOUR * 1024
+HYBRID_ROWS: Costs = {
+    # Sums of 108 blocks, flags of three tokens of each GPU, a token's places; then the flags of
+    # received tokens, and a place for each of their experts in three passes.
+    (Kind.LAYOUT, ""): each((108 * 3 * 8 + 3 * 3 * 8 + 3 * 3 * 4, EVERY), (2 * (2 + 3 * 4), HELD)),
+    (Kind.PERMUTE, ""): each((HYBRID_OUT, HELD), (WRITTEN * (ROW + 4), PAIRS)),
+    (Kind.UNPERMUTE, ""): each((BACK, PAIRS), (WRITTEN * HYBRID_BACK, HELD)),
+    (Kind.COMBINE_MEMORY, ""): each((WRITTEN * HYBRID_BACK, TOKENS)),
+}
 # ---- NVLS ----
 NVLS_ROWS: Costs = {
     (Kind.LAYOUT, ""): each((SLOTS * 8 + 2 * 4 * EXPERTS, EVERY)),
@@ -299,6 +314,7 @@ ROW_KERNELS: dict[str, Costs] = {
     "deepep vllm": DEEPEP_ROWS | VLLM,
     "deepep-ll": LOW_LATENCY_ROWS,
     "deepep-v2": V2_ROWS,
+    "hybrid-ep": HYBRID_ROWS,
     "nvls": NVLS_ROWS,
     "flux": FLUX_ROWS,
     "comet": {(Kind.LAYOUT, ""): each((6, TOKENS)), (Kind.COMBINE_MEMORY, ""): ANSWERED},
@@ -386,6 +402,16 @@ MOVERS: dict[str, Costs] = {
         (Kind.COMBINE_SEND, ""): each(
             (PUSH * BACK, ALONE), (WRITE * BACK, SEVERAL[0]), (READ * BACK, SEVERAL[1])
         ),
+    },
+    "hybrid-ep": {
+        (Kind.DISPATCH_SEND, ""): each(
+            (PUSH * HYBRID_OUT, COPIES_OUT), (PUSH * HYBRID_OUT, COPIES_IN)
+        ),
+        # Into shared memory, and the sums out of it.
+        (Kind.COMBINE_SEND, ""): each(
+            (READ * HYBRID_BACK, COPIES_OUT), (READ * HYBRID_BACK, COPIES_IN)
+        ),
+        (Kind.COMBINE_RECEIVE, ""): each((WRITE * HYBRID_BACK, TOKENS)),
     },
     "nvls": {
         (Kind.DISPATCH_SEND, ""): each((PUSH * (ROW + IDS + WEIGHTS), TOKENS)),

@@ -1,0 +1,1 @@
+"""HybridEP: chunks of tokens through shared memory, pushed out and pulled back."""

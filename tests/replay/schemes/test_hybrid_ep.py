@@ -1,0 +1,233 @@
+"""HybridEP by hand: its preprocessing, chunks on SMs, bytes, meetings, kernels and waits.
+
+Two GPUs with two experts each, and five tokens with two experts each:
+
+=====  =====  =======  ==========
+token  owner  experts  GPUs
+=====  =====  =======  ==========
+0      0      0, 1     0
+1      0      0, 2     0, 1
+2      0      2, 3     1
+3      1      3, 2     1
+4      1      1, 3     0, 1
+=====  =====  =======  ==========
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from round_machine import NS, ROUND, US
+
+import hwmodel
+from replay.contract import layers as small_layers
+from replay.contract.counting import response_packets, write_packets
+from replay.graph import GraphBuilder, TaskGraph, Timeline, schedule
+from replay.machine.kinds import KIND_NAMES, Kind
+from replay.machine.machine import Machine
+from replay.machine.resources import ResourceClass
+from replay.schemes import SCHEMES
+from replay.work.layer import ExpertShape, LayerWork
+
+HIDDEN, INTERMEDIATE = 1024, 128
+TOKENS, COPIES, PAIRS = (3, 2), (3, 4), (4, 6)
+PROBS = 4 * 4  # a gate weight for each of four experts
+FP8_ROW, BF16_ROW = HIDDEN + 4 * HIDDEN // 128, 2 * HIDDEN
+RATE = 5  # bytes of memory in a picosecond
+BARRIER, GRID, SMALL = 1010 * NS, 700 * NS, 300 * NS
+GAP = 2 * US
+UP, DOWN, VISIBLE, ACCESS, LOAD = 150 * NS, 100 * NS, 30 * NS, 20 * NS, 60 * NS
+
+
+def layer(precision: str = "fp8", *, is_backward: bool = False) -> LayerWork:
+    ids = np.array([[0, 1], [0, 2], [2, 3], [3, 2], [1, 3]], np.int32)
+    return small_layers.work(
+        ids, 2, 4, tokens_of_rank=[3, 2], precision=precision,
+        shape=ExpertShape(HIDDEN, INTERMEDIATE), is_backward=is_backward,
+    )  # fmt: skip
+
+
+def one_row(hidden: int = HIDDEN) -> LayerWork:
+    """One token of GPU 0 for one expert of GPU 1."""
+    return small_layers.work(
+        np.array([[1]], np.int32), 2, 2, tokens_of_rank=[1, 0], shape=ExpertShape(hidden, 64)
+    )
+
+
+def replay(work: LayerWork, **options: object) -> tuple[TaskGraph, Machine]:
+    changes = {
+        "hbm.read_efficiency": 0.5, "hbm.write_efficiency": 0.5, "overheads.row_copy_ns": 1.0,
+        "overheads.grid_barrier_us": 0.7,
+    }  # fmt: skip
+    graph = GraphBuilder(KIND_NAMES)
+    machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
+    scheme = SCHEMES["hybrid-ep"].with_options({"num_sms": 4, **options})
+    scheme.build(work, machine, machine.mark(machine.ranks))
+    return graph.build(), machine
+
+
+def memory(graph: TaskGraph, machine: Machine, kind: Kind, rank: int) -> list[int]:
+    chosen = (graph.resource >= 0) & (graph.kind == kind) & (graph.rank == rank)
+    chosen &= machine.resources.classes(graph)[graph.resource] == ResourceClass.HBM
+    return graph.duration_ps[chosen].tolist()
+
+
+def begin(timeline: Timeline, kind: Kind, rank: int) -> int:
+    graph = timeline.graph
+    return int(timeline.start_ps[(graph.kind == kind) & (graph.rank == rank)].min())
+
+
+def finish(timeline: Timeline, kind: Kind, rank: int) -> int:
+    graph = timeline.graph
+    return int(timeline.visible_ps[(graph.kind == kind) & (graph.rank == rank)].max())
+
+
+def wires(graph: TaskGraph, kind: Kind) -> list[tuple[int, int]]:
+    chosen = (graph.kind == kind) & (graph.payload_bytes > 0)
+    return list(
+        zip(graph.payload_bytes[chosen].tolist(), graph.wire_bytes[chosen].tolist(), strict=True)
+    )
+
+
+# ---- preprocessing -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_preprocessing_reads_the_routing_of_all_gpus(rank: int) -> None:
+    graph, machine = replay(layer())
+    flags = 2 * 3 * 4  # of two GPUs, the fewer tokens padded to three, four experts
+    sums = 108 * 2 * 8
+    scan = flags + 3 * 2 * 4 + COPIES[rank] * 2
+    places = COPIES[rank] * 2 * (1 + 3 * 4)
+    found = memory(graph, machine, Kind.LAYOUT, rank)
+    assert found == [-(-nbytes // RATE) for nbytes in (sums, scan, places)]
+
+
+def test_blocks_of_the_scan_wait_for_all_before_them_and_the_grid_meets_thrice() -> None:
+    graph, _ = replay(layer())
+    waits = graph.duration_ps[(graph.resource < 0) & (graph.rank == 0)].tolist()
+    assert 107 * 20 * NS in waits
+    assert 3 * GRID in waits
+
+
+def test_flags_of_all_tokens_are_gathered() -> None:
+    work = small_layers.work(small_layers.draw(4096, 64, 2), 4, 64, shape=ExpertShape(64, 16))
+    graph, _ = replay(work)
+    sent = int(graph.wire_bytes[graph.kind == Kind.COUNT_UP].sum())
+    assert sent >= 4 * 3 * 1024 * 64  # each GPU's flags reach three others
+
+
+@pytest.mark.parametrize(
+    ("options", "backward", "launches", "waits"),
+    [
+        # Cast; gather, memset, scan, places; four kernels each way, permute, unpermute, and
+        # GEMM, activation, quantisation, GEMM.
+        ({}, False, 1 + 4 + 4 + 1 + 4 + 1 + 4, 1),
+        ({"non_blocking": True}, False, 19, 0),
+        ({"cached_layout": True}, False, 15, 0),
+        ({}, True, 15 + 2, 0),
+    ],
+)
+def test_kernels_and_waits_of_the_host(
+    options: dict[str, object], backward: bool, launches: int, waits: int
+) -> None:
+    _, machine = replay(layer(is_backward=backward), **options)
+    program = machine.host.program
+    assert sum(one.launches for one in program) == launches
+    assert sum(not one.launches for one in program) == waits
+
+
+# ---- bytes ---------------------------------------------------------------------------------------
+
+
+def test_gate_weights_of_all_experts_go_out_with_every_row() -> None:
+    graph, _ = replay(layer())
+    for payload, wire in wires(graph, Kind.DISPATCH_UP):
+        assert wire == payload // FP8_ROW * write_packets(FP8_ROW + PROBS)
+    for payload, wire in wires(graph, Kind.COMBINE_UP):  # pulled: data that was asked for
+        assert wire == payload // BF16_ROW * response_packets(BF16_ROW)
+
+
+def test_gradients_come_back_with_those_of_gate_weights() -> None:
+    graph, _ = replay(layer(is_backward=True))
+    for payload, wire in wires(graph, Kind.DISPATCH_UP):
+        assert wire == payload // FP8_ROW * write_packets(FP8_ROW)
+    for payload, wire in wires(graph, Kind.COMBINE_UP):
+        assert wire == payload // BF16_ROW * response_packets(BF16_ROW + PROBS)
+
+
+def test_rows_are_multiples_of_512_values() -> None:
+    graph, _ = replay(one_row(1000))
+    assert wires(graph, Kind.DISPATCH_UP) == [(2000, write_packets(2048 + PROBS))]
+    assert wires(graph, Kind.COMBINE_UP) == [(2000, response_packets(2048))]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_kernels_around_move_their_bytes(rank: int) -> None:
+    graph, machine = replay(layer())
+    copies, pairs, tokens = COPIES[rank], PAIRS[rank], TOKENS[rank]
+    permuted = copies * (FP8_ROW + PROBS) + pairs * (FP8_ROW + 4)
+    assert memory(graph, machine, Kind.PERMUTE, rank) == [-(-permuted // RATE)]
+    summed = (pairs + copies) * BF16_ROW
+    assert memory(graph, machine, Kind.UNPERMUTE, rank) == [-(-summed // RATE)]
+    written = memory(graph, machine, Kind.COMBINE_MEMORY, rank)
+    assert written == [-(-BF16_ROW // RATE)] * tokens
+
+
+def test_buffers_have_room_for_all_tokens_of_all_gpus() -> None:
+    system = hwmodel.load("dgx-h100")
+    rows, flags, permuted = SCHEMES["hybrid-ep"].buffers(layer(), system)
+    assert rows.nbytes.tolist() == [2 * 512 * (BF16_ROW + 32 + PROBS)] * 2  # FP8 scales beside
+    assert flags.nbytes.tolist() == [2 * 512 * 4] * 2
+    assert permuted.nbytes.tolist() == [count * FP8_ROW for count in PAIRS]
+
+
+# ---- times ---------------------------------------------------------------------------------------
+
+
+def test_a_row_is_pushed_out_and_pulled_back_in_the_sum_of_its_steps() -> None:
+    graph, _ = replay(one_row(), cached_layout=True)
+    timeline = schedule(graph)
+    begun = GAP + SMALL + GAP + BARRIER + GAP  # expected values, meeting, kernel
+    assert begin(timeline, Kind.DISPATCH_SEND, 0) == begun
+    slot = BF16_ROW + PROBS
+    there = slot * 10 + LOAD + write_packets(slot) * 2 + UP + DOWN + VISIBLE
+    met = GAP + BARRIER + UP + DOWN  # behind the acknowledgement
+    assert begin(timeline, Kind.PERMUTE, 1) == begun + there + met + GAP
+
+    summed = finish(timeline, Kind.UNPERMUTE, 1)
+    pulled = begin(timeline, Kind.COMBINE_SEND, 0)
+    assert pulled == summed + begun
+    asked = 16 * 16 + UP + 16 * 16 + DOWN + ACCESS  # a request flit for each of 16 packets
+    data = response_packets(BF16_ROW) * 2 + UP + DOWN
+    added = begin(timeline, Kind.COMBINE_RECEIVE, 0)
+    assert added == pulled + BF16_ROW * 5 + LOAD + asked + data
+    assert begin(timeline, Kind.COMBINE_MEMORY, 0) == added + BF16_ROW * 20
+
+
+def test_an_sm_takes_whole_chunks_of_tokens() -> None:
+    work = small_layers.work(
+        np.full((12, 1), 1, np.int32), 2, 2, tokens_of_rank=[12, 0], shape=ExpertShape(HIDDEN, 64)
+    )
+    for chunk, used in ((128, 1), (4, 3), (2, 4)):
+        graph, _ = replay(work, chunk_tokens=chunk)
+        for kind in (Kind.DISPATCH_SEND, Kind.COMBINE_SEND, Kind.COMBINE_RECEIVE):
+            busy = (graph.kind == kind) & (graph.rank == 0) & (graph.duration_ps > 0)
+            assert len(set(graph.resource[busy].tolist())) == used
+
+
+def test_few_tokens_leave_most_sms_without_a_chunk() -> None:
+    work = small_layers.work(small_layers.draw(2 * 128, 8, 2), 2, 8, shape=ExpertShape(HIDDEN, 64))
+    ends = {}
+    for chunk in (128, 32):
+        graph, _ = replay(work, chunk_tokens=chunk, cached_layout=True)
+        timeline = schedule(graph)
+        ends[chunk] = finish(timeline, Kind.DISPATCH_SEND, 0) - begin(
+            timeline, Kind.DISPATCH_SEND, 0
+        )
+    assert ends[128] > 3 * ends[32]
+
+
+def test_an_odd_number_of_gpus_is_refused() -> None:
+    work = small_layers.work(small_layers.draw(6, 3, 1), 3, 3)
+    assert SCHEMES["hybrid-ep"].refuses(work) == "its kernels take an even number of ranks, not 3"
