@@ -100,7 +100,7 @@ def test_decode_is_compared_with_low_latency_kernels(synthetic, system) -> None:
 def test_schemes_without_code_for_a_batch_are_left_out_and_named(synthetic, system, jobs) -> None:
     settings = {"system": system, "layer": 0, "direction": "backward"}
     reason = "scheme 'deepep-ll': its kernels have no backward pass"
-    some = {"options": {}, "jobs": jobs}
+    some = {"options": {}, "jobs": jobs, "tune": False}
     with pytest.raises(UserError, match=reason):
         replay.compare(synthetic(), ["ideal", "deepep-ll"], **some, **settings)
     with pytest.raises(UserError, match=reason):

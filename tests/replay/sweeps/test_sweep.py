@@ -35,6 +35,7 @@ seeds = [0, 1, 2]
 scheme = "ideal"
 system = "dgx-h100"
 tokens_per_rank = 8
+tune = false
 trace.kind = "zipf"
 trace.skew = 0.8
 trace.model = "olmoe-1b-7b"
@@ -243,7 +244,8 @@ def test_numbers_are_those_of_runs(study_file: Path, tmp_path: Path) -> None:
             "zipf", "olmoe-1b-7b", ranks=ranks, tokens_per_rank=8, layers=1, seed=seed, skew=0.8
         )
         options = {"message_rows": rows} if scheme == "comet" else {}
-        return replay.run(trace, system=system, scheme=scheme, options=options).totals.makespan_us
+        result = replay.run(trace, system=system, scheme=scheme, options=options, tune=False)
+        return result.totals.makespan_us
 
     document = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert document["format"] == "moereplay-sweep/1"
@@ -293,6 +295,7 @@ def test_a_tuned_point_is_a_tuned_run(tmp_path: Path) -> None:
         )
         .replace("seeds = [0, 1, 2]", "")
         .replace("tokens_per_rank = 8", "tokens_per_rank = 128")
+        .replace("tune = false\n", "", 1)
     )
     table = sweep(study(text), tmp_path).plan.tables[0]
     trace = tracegen.generate.generate(
