@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints
     from replay.measure.result import LayerResult
     from replay.schemes import Scheme
+    from replay.work.capacity import Carried
     from replay.work.layer import LayerWork
 
 
@@ -124,9 +125,14 @@ class Case:
         self.link = ChainLink(lambda: work, is_backward=work.is_backward)
 
     @cached_property
+    def carried(self) -> Carried:
+        """The layer as the scheme carries it out; `checks.carried` relates it to the layer."""
+        return self.scheme.carries(self.work)
+
+    @cached_property
     def routing(self) -> Routing:
-        """The layer's routing as plain lists."""
-        return routing_of(self.work)
+        """The routing that is carried out as plain lists."""
+        return routing_of(self.carried.work)
 
     @cached_property
     def chain(self) -> Chain:
@@ -196,6 +202,6 @@ class Case:
         return int(((graph.kind[tasks] == Kind.GEMM1) & (graph.tag[tasks] == expert)).sum()) == 1
 
     def by_expert(self) -> Ints:
-        """(expert,): rows routed to each."""
-        ids = self.work.expert_ids
+        """(expert,): rows that are carried to each."""
+        ids = self.carried.work.expert_ids
         return np.bincount(ids[ids >= 0], minlength=self.work.num_experts).astype(np.int64)

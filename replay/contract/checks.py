@@ -25,6 +25,7 @@ from replay.contract.sms import most_in_use, only_communicating
 from replay.errors import UserError
 from replay.graph import schedule
 from replay.machine.kinds import Kind
+from replay.schemes.base import DROPPED, PADDED
 from replay.schemes.options import about
 from replay.schemes.outside import BuildFailed, failure
 from replay.schemes.software import Outline, as_program, launched
@@ -105,6 +106,33 @@ def _experts(case: Case, kind: Kind) -> Iterator[tuple[int, int, int, int, str]]
             yield expert, rank, int(rows), flops(shared.shape), "shared expert"
 
 
+def carried(case: Case) -> Iterator[str]:
+    """Rows that are carried out against those of the layer, and what is noted of the others."""
+    work, done = case.work, case.carried
+    noted = case.built.machine.notes.counters
+    if done.token.shape != (work.num_tokens,) or len(np.unique(done.token)) != work.num_tokens:
+        yield "carries: each token of the layer has a place of its own among those carried out"
+        return
+    if (done.work.source_rank[done.token] != work.source_rank).any():
+        yield "carries: a token has another owner than in the layer"
+    ids = done.work.expert_ids[done.token]
+    if ids.shape != work.expert_ids.shape or ((ids != work.expert_ids) & (ids >= 0)).any():
+        yield "carries: a token's slot has an expert that it does not have in the layer"
+        return
+    of_nobody = np.ones(done.work.num_tokens, np.bool_)
+    of_nobody[done.token] = False
+    padding = (done.work.expert_ids[of_nobody] >= 0).sum(axis=1)
+    lost = ((ids < 0) & (work.expert_ids >= 0)).sum(axis=1)
+    for name, rank, rows in (
+        (PADDED, done.work.source_rank[of_nobody], padding),
+        (DROPPED, work.source_rank, lost),
+    ):
+        counted = np.bincount(rank, rows, work.num_ranks).astype(np.int64)
+        said = noted.get(name, np.zeros_like(counted))
+        if (counted != said).any():
+            yield f"{name}: {counted.tolist()} by rank, noted are {said.tolist()}"
+
+
 def tokens(case: Case) -> Iterator[str]:
     """Every token leaves, and is combined before its rank ends."""
     timeline, work = case.timeline, case.work
@@ -114,7 +142,8 @@ def tokens(case: Case) -> Iterator[str]:
         if given[0] != given[1]:
             yield f'notes.follow("{what}", ...) was given {given[0]} tokens and {given[1]} tasks'
             return
-    routed = np.flatnonzero((work.expert_ids >= 0).any(axis=1)).tolist()
+    ids = case.carried.work.expert_ids[case.carried.token]
+    routed = np.flatnonzero((ids >= 0).any(axis=1)).tolist()
     for what, found in (("sent", sent), ("combined", combined)):
         missing = [token for token in routed if token not in found]
         if missing:
@@ -262,6 +291,7 @@ CHECKS = {
     "ways": Check("rows go from owner to expert and back", EVERY, ways),
     "wire": Check("packets have headers", EVERY, wire),
     "control": Check("stores are acknowledged, loads requested", (WIDE,), control),
+    "carried": Check("what is padding, or dropped, is counted", EVERY, carried),
     "rows": Check("experts multiply exactly their rows", EVERY, multiplied),
     "tokens": Check("every token is sent and combined", EVERY, tokens),
     "waits": Check("experts wait for rows, owners for results", WAITED, experts_wait),

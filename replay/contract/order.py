@@ -36,13 +36,14 @@ def aftermath(case: Case) -> Iterator[str]:
 def experts_wait(case: Case) -> Iterator[str]:
     """Experts wait for their rows, and owners for their experts' results."""
     work, waits, sizes = case.work, case.waits, row_bytes(case)
+    carried = case.carried.work
     first, second = case.gemm_tasks(Kind.GEMM1), case.gemm_tasks(Kind.GEMM2)
     ends = case.built.ends.tolist()
     before_end = [waits.before([end]) for end in ends]
     before_expert = {expert: waits.before(tasks) for expert, tasks in first.items()}
     after_expert = {expert: waits.after(tasks) for expert, tasks in second.items()}
     for owner, expert in np.ndindex(work.num_ranks, work.num_experts):
-        rows = int((work.expert_ids[work.source_rank == owner] == expert).sum())
+        rows = int((carried.expert_ids[carried.source_rank == owner] == expert).sum())
         rank = int(work.placement.expert_rank[expert])
         if not rows:
             continue
@@ -63,11 +64,11 @@ def experts_wait(case: Case) -> Iterator[str]:
             (way_back, Kind.COMBINE_UP, rank, "uplink", "combine"),
             (way_back, Kind.COMBINE_DOWN, owner, "downlink", "combine"),
         ):
-            carried = payload_over(case.built.graph, tasks, kind, gpu, direction)
-            if carried < rows * sizes[phase]:
+            found = payload_over(case.built.graph, tasks, kind, gpu, direction)
+            if found < rows * sizes[phase]:
                 waiter = who if phase == "dispatch" else f"the end of GPU {owner}"
                 yield (
-                    f"{phase}: {waiter} waits for {carried:,} bytes on the {direction} of GPU "
+                    f"{phase}: {waiter} waits for {found:,} bytes on the {direction} of GPU "
                     f"{gpu}; the rows of GPU {owner} for {who} are {rows * sizes[phase]:,} bytes"
                 )
 
@@ -85,7 +86,7 @@ def tokens_wait(case: Case) -> Iterator[str]:
     waits = case.waits
     sent, combined = case.tasks_of_token("sent"), case.tasks_of_token("combined")
     tiles = {kind: case.gemm_tasks(kind) for kind in GEMMS}
-    for token, row in enumerate(case.work.expert_ids.tolist()):
+    for token, row in enumerate(case.carried.work.expert_ids[case.carried.token].tolist()):
         if token not in sent or token not in combined:
             continue  # `tokens` says so
         after, before = waits.after(sent[token]), waits.before(combined[token])

@@ -216,8 +216,8 @@ def nvls_all_reduce(machine: Machine, kinds: PhaseKinds, begun: Ints, *, nbytes:
     size = np.full(len(owner), -(-share // slices))
     staged = machine.stream(kinds.memory, 2 * _staged_bytes(nbytes), machine.ranks, started)
     met = machine.sync.barrier(kinds, staged)
-    total = multimem.reduce(machine, kinds, owner, size, met[owner])
-    spread = multimem.multicast(machine, kinds, owner, size, total)
+    total = multimem.reduce(machine, kinds, owner, size, met[owner], payload=False)
+    spread = multimem.multicast(machine, kinds, owner, 0, total, meta_bytes=size)
     return machine.sync.barrier(kinds, machine.gather(spread.arrived, spread.member, met))
 
 

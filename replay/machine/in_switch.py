@@ -288,6 +288,7 @@ class InSwitch:
         naming: Naming = UNNAMED,
         eviction: Eviction | None = None,
         at_line_rate: bool = False,
+        payload: bool = True,
     ) -> Summed:
         """Load the sum of several GPUs' rows, added up in the switch.
 
@@ -313,12 +314,15 @@ class InSwitch:
             How the buffer makes room.
         at_line_rate
             Whether ports reach their full rate, and not what is left of it for NVLS today.
+        payload
+            Whether the bytes are token rows.
         """
         self._refuse_other_domains(reader[of], target)
         graph, link = self._graph, self._system.link
         rows = np.broadcast_to(rows, reader.shape)
         row_bytes = np.broadcast_to(row_bytes, reader.shape)
         nbytes = row_bytes * rows
+        carried = nbytes * payload
         asked_wire = link.request_wire_bytes(row_bytes, rows, extra_flits=naming.at_source)
         requested = self._hop(
             "out", kinds.request_up, reader, asked_wire, 0, after, at_line_rate, channel="requests"
@@ -333,11 +337,11 @@ class InSwitch:
         of_part = of[copy]
         part_wire = link.response_wire_bytes(row_bytes, rows)[of_part]
         part = self._hop(
-            "out", kinds.up, target[copy], part_wire, nbytes[of_part], asked[copy], at_line_rate,
+            "out", kinds.up, target[copy], part_wire, carried[of_part], asked[copy], at_line_rate,
             channel="responses", late_ps=self._system.switch.merge_latency_ps,
         )  # fmt: skip
         total_wire = link.response_wire_bytes(row_bytes, rows, extra_flits=naming.answered)
-        total = self._hop("in", kinds.down, reader, total_wire, nbytes, None, at_line_rate)
+        total = self._hop("in", kinds.down, reader, total_wire, carried, None, at_line_rate)
         if eviction is None:
             added = self._add(reader, of_part, part, nbytes) if self._takes_in else part
             graph.edges(added, total[of_part])

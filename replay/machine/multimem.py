@@ -44,7 +44,7 @@ def multicast(
     after: Ints,
     *,
     rows: IntsLike = 1,
-    meta_bytes: int = 0,
+    meta_bytes: IntsLike = 0,
     on: Ints | None = None,
     loops: bool = True,
 ) -> Spread:
@@ -80,12 +80,20 @@ def reduce(
     *,
     rows: IntsLike = 1,
     loops: bool = True,
+    payload: bool = True,
 ) -> Ints:
     """Load the sums of all members' blocks: (block,) tasks, visible in the owner's SM.
 
+    Parameters
+    ----------
+    payload
+        Whether the bytes are token rows.
+
     See Also
     --------
-    multicast : the parameters.
+    multicast : the other parameters.
     """
     block, member = _members(machine, owner, loops=loops)
-    return machine.switch.reduce(kinds, owner, block, member, nbytes, after, rows=rows).total
+    return machine.switch.reduce(
+        kinds, owner, block, member, nbytes, after, rows=rows, payload=payload
+    ).total

@@ -19,6 +19,7 @@ from replay.schemes.facts import ALL_TYPES, BOTH_PASSES, lacking
 from replay.schemes.memory import intermediates
 from replay.schemes.options import Options, checked, converted
 from replay.schemes.software import TYPICAL, Listed, Outline
+from replay.work.capacity import as_it_is
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
     from replay.machine.resources import Discipline
     from replay.schemes.facts import Buffer
+    from replay.work.capacity import Carried
     from replay.work.layer import LayerWork
+
+
+# Counters of rows that a scheme carries out beside those of its layer, and of those it does not.
+PADDED, DROPPED = "rows of padding", "dropped (token, expert)"
 
 
 class LayerRefusedError(UserError):
@@ -162,6 +168,18 @@ class Scheme(ABC):
         for a layer that can be built.
         """
         return lacking(self, work)
+
+    def carries(self, work: LayerWork) -> Carried:
+        """The layer as it is carried out: with rows of padding that travel, without dropped ones.
+
+        What the contract counts - rows on the ports, rows that are multiplied - it counts of this,
+        and that each of its rows is one of the layer, or is noted as padding or as dropped.
+
+        Returns
+        -------
+        The layer itself, unless the scheme has one capacity for all experts or the like.
+        """
+        return as_it_is(work)
 
     def communication_sms(self, system: System) -> int | None:
         """SMs per GPU that do nothing but communicate, while a kernel of the scheme does.

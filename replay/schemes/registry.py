@@ -26,6 +26,7 @@ from replay.schemes.moe_hub.scheme import MoeHub
 from replay.schemes.nccl_alltoall import NcclAllToAll
 from replay.schemes.nvls import Nvls
 from replay.schemes.plain import Plain
+from replay.schemes.tutel.scheme import Tutel
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -37,6 +38,7 @@ SCHEMES: dict[str, Scheme] = {
         Ideal(),
         NcclAllToAll(),
         Megatron(),
+        Tutel(),
         DeepEp(),
         LowLatencyDeepEp(),
         ElasticDeepEp(),

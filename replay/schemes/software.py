@@ -34,6 +34,8 @@ class Outline(NamedTuple):
         Whether gradients flow.
     busy_experts
         Experts with rows, of the GPU that has most such; None for all of a GPU's.
+    top_k
+        Experts of a token.
     """
 
     num_ranks: int = 8
@@ -41,12 +43,16 @@ class Outline(NamedTuple):
     precision: Precision = Precision("fp8")
     is_backward: bool = False
     busy_experts: int | None = None
+    top_k: int = 8
 
     @classmethod
     def of(cls, work: LayerWork) -> Outline:
         """That of a layer."""
         busy = max(int((work.rows_of_expert[own] > 0).sum()) for own in work.experts_of_rank)
-        return cls(work.num_ranks, work.num_experts, work.precision, work.is_backward, busy)
+        return cls(
+            work.num_ranks, work.num_experts, work.precision, work.is_backward, busy,
+            work.expert_ids.shape[1],
+        )  # fmt: skip
 
     @property
     def calls(self) -> int:
