@@ -86,7 +86,7 @@ class HybridEp(Scheme):
     candidates = MappingProxyType({"num_sms": (4, 8, 16, 32)})
     options: HybridEpOptions = HybridEpOptions()
 
-    def communication_sms(self, num_sms: int) -> int | None:
+    def communication_sms(self, system: System) -> int | None:
         """Those of the option."""
         return self.options.num_sms
 
