@@ -22,6 +22,7 @@ from replay.schemes.flashdmoe.scheme import FlashDMoe
 from replay.schemes.hybrid_ep.scheme import HybridEp
 from replay.schemes.ideal import Ideal
 from replay.schemes.megatron.alltoall import Megatron
+from replay.schemes.megamoe.scheme import MEGAMOE
 from replay.schemes.moe_hub.scheme import MoeHub
 from replay.schemes.nccl_alltoall import NcclAllToAll
 from replay.schemes.nvls import Nvls
@@ -48,6 +49,7 @@ SCHEMES: dict[str, Scheme] = {
         FLUX,
         CcFuser(),
         FlashDMoe(),
+        MEGAMOE,
         DYSHARP_BASIC,
         DYSHARP_FUSION_ONLY,
         DYSHARP_COMET,
