@@ -21,8 +21,8 @@ from replay.schemes.dysharp.scheme import (
 from replay.schemes.flashdmoe.scheme import FlashDMoe
 from replay.schemes.hybrid_ep.scheme import HybridEp
 from replay.schemes.ideal import Ideal
-from replay.schemes.megatron.alltoall import Megatron
 from replay.schemes.megamoe.scheme import MEGAMOE
+from replay.schemes.megatron.alltoall import Megatron
 from replay.schemes.moe_hub.scheme import MoeHub
 from replay.schemes.nccl_alltoall import NcclAllToAll
 from replay.schemes.nvls import Nvls

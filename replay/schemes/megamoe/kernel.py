@@ -260,25 +260,36 @@ def _store(
     """Store what the two blocks of a cluster have made to each owner: arrivals, their sources."""
     width, hidden = TILE_COLUMNS * CLUSTER, work.shape.hidden
     num_clusters = -(-hidden // width)
-    whole = machine.mark(np.repeat(tiles.rank, num_clusters))  # (tile, cluster)
-    cluster = second.column_tile * num_clusters + second.column_index // CLUSTER
-    machine.graph.edges(second.columns, whole[cluster])
+    of_tile = second.column_tile * num_clusters + second.column_index // CLUSTER
+    by_cluster = np.lexsort((second.column_index, of_tile))
+    columns = np.bincount(of_tile, minlength=len(tiles) * num_clusters)
+    last = second.columns[by_cluster[firsts(columns) + columns - 1]]  # (tile, cluster)
+    first = second.columns[by_cluster[firsts(columns)]]
     tile, owner, rows = _rows_by_owner(work, tiles)
     src = tiles.rank[tile]
     far = np.flatnonzero(src != owner)
+    # An SM holds on to what cannot leave: to the part of the last owner of its tile.
+    is_last = np.append(np.diff(tile[far]) != 0, True)[: len(far)]
     message = np.repeat(far, num_clusters)
     part = np.tile(np.arange(num_clusters), len(far))
-    value = work.precision.combine_value_bytes
+    holds = np.repeat(is_last, num_clusters)
+    widths = np.minimum(width, hidden - part * width)
+    value, fan_out = (
+        work.precision.combine_value_bytes,
+        machine.transfers.fan_out(src[far], owner[far]),
+    )
     arrived = np.empty(len(message), np.int64)
-    fan_out = machine.transfers.fan_out(src[far], owner[far])
-    for wide in np.unique(np.minimum(width, hidden - part * width)).tolist():
-        of = np.flatnonzero(np.minimum(width, hidden - part * width) == wide)
-        one = message[of]
-        arrived[of] = machine.transfers.store(
-            COMBINE, src[one], owner[one], wide * value,
-            whole[tile[one] * num_clusters + part[of]], fan_out, rows=rows[one],
-            on=machine.buffers.outboxes(pool[src[one]]),
-        ).arrived  # fmt: skip
+    for wide in np.unique(widths).tolist():
+        for held in (True, False):
+            of = np.flatnonzero((widths == wide) & (holds == held))
+            one = message[of]
+            made = tile[one] * num_clusters + part[of]
+            stored = machine.transfers.store(
+                COMBINE, src[one], owner[one], wide * value, last[made], fan_out,
+                rows=rows[one], on=machine.buffers.outboxes(pool[src[one]]) if held else None,
+            )  # fmt: skip
+            machine.graph.edges(first[made], stored.left)
+            arrived[of] = stored.arrived
     return arrived, src[message]
 
 

@@ -91,7 +91,12 @@ class MegaMoe(Scheme):
     dispatch_types = frozenset({"bf16", "fp8"})
     combine_types = frozenset({"bf16"})
     passes = FORWARD
-    validity = "GPUs of one NVLink domain, SM90 and SM100, widths that are multiples of 256"
+    fuses_activation = True
+    keeps_results = False
+    validity = (
+        "Blackwell, one NVLink domain, widths that are multiples of 256; its port to Hopper is two "
+        "kernels with tiles of 64 or 128 rows"
+    )
     options: MegaMoeOptions = MegaMoeOptions()
 
     def refuses(self, work: LayerWork) -> str:
@@ -101,7 +106,7 @@ class MegaMoe(Scheme):
             return f"its {types.gemm} GEMMs read rows as they come, which are {types.dispatch}"
         return super().refuses(work)
 
-    def communication_sms(self, num_sms: int) -> int:
+    def communication_sms(self, system: System) -> int:
         """None: warps of the SMs that multiply pull rows."""
         return 0
 
@@ -124,6 +129,10 @@ class MegaMoe(Scheme):
             Buffer("rows that come back", np.full(ranks, most * topk * back), stays=True),
             Buffer("numbers of rows", np.full(ranks, numbers), stays=True),
         )
+
+    def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
+        """Results of GEMM-1 are in the ring, those of GEMM-2 with their owners."""
+        return ()
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
         """What makes the tokens that peers read, and the kernel."""
