@@ -126,6 +126,11 @@ class Link:
         """All links of a GPU in one direction; wire bytes per second."""
         return self.link_rate.times(self.links_per_gpu)
 
+    @property
+    def line_GB_per_s(self) -> float:
+        """All links of a GPU in one direction, as sold."""
+        return self.links_per_gpu * float(self.line_rate.units_per_second) / BYTES_PER_GB
+
     def port_duration_ps(self, wire_bytes: Whole) -> Whole:
         """Time that wire bytes occupy a GPU's port in one direction.
 

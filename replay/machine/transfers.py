@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hwmodel.units import BYTES_PER_GB
 from replay.errors import UserError
 from replay.machine.resources import Ints, IntsLike
 
@@ -103,8 +102,7 @@ class Transfers:
     @property
     def line_GB_per_s(self) -> float:
         """All links of a GPU in one direction as sold, which libraries ask the driver for."""
-        link = self._system.link
-        return link.links_per_gpu * float(link.line_rate.units_per_second) / BYTES_PER_GB
+        return self._system.link.line_GB_per_s
 
     def packets(self, nbytes: IntsLike, packet_bytes: int | None = None) -> IntsLike:
         """Packets of a row of `nbytes`, each holding at most `packet_bytes`."""

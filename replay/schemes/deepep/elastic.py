@@ -254,8 +254,9 @@ class ElasticDeepEp(Scheme):
         """SMs of either kernel."""
         each = max((len(local) for local in work.experts_of_rank), default=0) or 1
         topk = min(work.expert_ids.shape[1], each * work.num_ranks)
+        device = machine.sms.count, machine.transfers.line_GB_per_s
         return self.options.num_sms or automatic_sms(
-            machine, each * work.num_ranks, topk, overlaps=self.options.overlap
+            *device, work.num_ranks, each * work.num_ranks, topk, self.options.overlap
         )
 
     def _split(self, work: LayerWork, machine: Machine) -> Split:

@@ -10,10 +10,6 @@ Source: deepseek-ai/DeepEP, ``deep_ep/buffers/elastic.py`` (``get_theoretical_nu
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from replay.machine.machine import Machine
 
 READ_GB_PER_S, WRITE_GB_PER_S = 200.0, 50.0  # of an SM: defaults of the function, on every GPU
 MARGIN = 1.25
@@ -35,11 +31,22 @@ def expected_groups(num_experts: int, topk: int, num_groups: int) -> float:
     return num_groups * (1 - missed)
 
 
-def automatic_sms(machine: Machine, num_experts: int, topk: int, *, overlaps: bool = True) -> int:
+def automatic_sms(
+    device_sms: int,
+    line_GB_per_s: float,
+    num_ranks: int,
+    num_experts: int,
+    topk: int,
+    overlaps: bool = True,
+) -> int:
     """SMs of a kernel inside an NVLink domain.
 
     Parameters
     ----------
+    device_sms
+        SMs of a GPU.
+    line_GB_per_s
+        What all its links carry in one direction, as sold.
     num_experts
         Experts of all ranks, as many on each.
     topk
@@ -47,13 +54,12 @@ def automatic_sms(machine: Machine, num_experts: int, topk: int, *, overlaps: bo
     overlaps
         Whether computation is to run beside the kernel; if not, it takes at least 64 SMs.
     """
-    n, device = machine.num_ranks, machine.sms.count
-    if n == 1:
-        return device
+    if num_ranks == 1:
+        return device_sms
     # Per row that a GPU receives: what its SMs read and write, what its links carry.
-    read = 1 / expected_groups(num_experts, topk, n)
-    written, carried = 1.0, 1 - 1 / n
-    link = machine.transfers.line_GB_per_s * SIGNALLED * LINK_SHARE
+    read = 1 / expected_groups(num_experts, topk, num_ranks)
+    written, carried = 1.0, 1 - 1 / num_ranks
+    link = line_GB_per_s * SIGNALLED * LINK_SHARE
     needed = link / carried * max(read / READ_GB_PER_S, written / WRITE_GB_PER_S)
     even = -(-max(LEAST, math.ceil(needed * MARGIN)) // 2) * 2
-    return min(even if overlaps else max(even, WITHOUT_OVERLAP), device)
+    return min(even if overlaps else max(even, WITHOUT_OVERLAP), device_sms)

@@ -96,8 +96,9 @@ def test_a_token_has_experts_in_so_many_groups(experts: int, topk: int, groups: 
 
 
 def sms(system: str, ranks: int, *, overlaps: bool = True, **changes: float) -> int:
-    machine = Machine(hwmodel.load(system, changes), GraphBuilder(KIND_NAMES), ranks)
-    return automatic_sms(machine, 256, 8, overlaps=overlaps)
+    loaded = hwmodel.load(system, changes)
+    device = loaded.sm.num_sms, loaded.link.line_GB_per_s
+    return automatic_sms(*device, ranks, 256, 8, overlaps)
 
 
 def test_sms_keep_the_links_busy_and_a_quarter_more() -> None:
