@@ -7,6 +7,8 @@ persistent kernel do.
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -65,20 +67,25 @@ def weight_gradient_tasks(
     rows_of_expert = work.rows_of_expert if rows is None else rows
     experts = np.flatnonzero(rows_of_expert)
     rank_of = work.placement.expert_rank.astype(np.int64)
-    count, duration, drawn = (np.zeros(len(experts), np.int64) for _ in range(3))
-    for index, expert in enumerate(experts):
-        depth = int(rows_of_expert[expert])
+
+    @cache
+    def of_rows(depth: int) -> tuple[int, int, int]:
+        """Tasks of an expert with so many rows, duration of each, and bytes of all its loads."""
         grid = compute.gemm_tiles(np.array([inner]), shape.hidden, depth, dtype)
+        heights = grid.rows_in_tile
         work_ps = sum(
-            int(np.sum(compute.tile_ps(grid.rows_in_tile, int(width), depth, dtype)))
-            for width in grid.columns_in_tile
+            alike * int(np.sum(compute.tile_ps(heights, width, depth, dtype)))
+            for width, alike in Counter(grid.columns_in_tile.tolist()).items()
         )
-        count[index] = min(grid.num_tiles, num_sms or compute.num_sms)
-        duration[index] = -(-work_ps // count[index])
-        height, width = grid.rows_in_tile[:, None], grid.columns_in_tile
+        count = min(grid.num_tiles, num_sms or compute.num_sms)
+        height, width = heights[:, None], grid.columns_in_tile
         # As in `replay.compute.gemm_tiles`, neighbouring tiles load the larger operand once.
         shared = np.maximum(height, width) - np.maximum(height, width) // compute.cluster_tiles
-        drawn[index] = int((height + width - shared).sum()) * depth * element_bytes(work)
+        loads = int((height + width - shared).sum()) * depth * element_bytes(work)
+        return count, -(-work_ps // count), loads
+
+    found = [of_rows(depth) for depth in rows_of_expert[experts].tolist()]
+    count, duration, drawn = np.array(found, np.int64).reshape(-1, 3).T
     which = np.repeat(experts, count)
     columns = machine.graph.add(
         len(which),

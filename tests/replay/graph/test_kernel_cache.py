@@ -27,6 +27,8 @@ assert indptr.tolist() == [0, 1, 3] and order.tolist() == [1, 0, 2]
 print(cache.cache_folder())
 """
 
+BESIDE = Path("replay/graph/kernels/__pycache__")
+
 #: Gives up being root once all that a compilation imports is there: Python itself may be root's.
 BE_SOMEBODY_ELSE = """
 import os
@@ -38,14 +40,31 @@ os.setuid({user})
 """
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A copy of what the kernels need, so that nothing is edited or locked in the checkout."""
-    copy = tmp_path / "installed"
+def copy_to(copy: Path) -> Path:
+    """Copy what the kernels need, so that nothing is edited or locked in the checkout."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "replay" / "graph", copy / "replay" / "graph", ignore=ignored)
     (copy / "replay" / "__init__.py").touch()
     return copy
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """An installation that has not compiled anything."""
+    return copy_to(tmp_path / "installed")
+
+
+@pytest.fixture(scope="module")
+def used_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    package = copy_to(tmp_path_factory.mktemp("used") / "installed")
+    assert outcome(package)[0]
+    return package
+
+
+@pytest.fixture
+def compiled(used_before: Path, tmp_path: Path) -> Path:
+    """An installation with a kernel in its cache: compiled once for all tests."""
+    return Path(shutil.copytree(used_before, tmp_path / "compiled"))
 
 
 def surroundings(package: Path) -> dict[str, str]:
@@ -89,8 +108,8 @@ def test_lies_where_the_variable_says(package: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "garbage", "flipped"])
-def test_damaged_files_are_compiled_again(package: Path, damage: str) -> None:
-    _, folder = outcome(package)
+def test_damaged_files_are_compiled_again(compiled: Path, damage: str) -> None:
+    folder = str(compiled / BESIDE)
     (file,) = kept_files(folder)
     whole = file.read_bytes()
     file.write_bytes(
@@ -101,18 +120,22 @@ def test_damaged_files_are_compiled_again(package: Path, damage: str) -> None:
             "flipped": whole[:-1] + bytes([whole[-1] ^ 1]),
         }[damage]
     )
-    assert outcome(package) == (True, folder)
-    assert outcome(package) == (False, folder)
+    assert outcome(compiled) == (True, folder)
+    assert outcome(compiled) == (False, folder)
+
+
+def test_what_another_process_compiled_is_used(compiled: Path) -> None:
+    assert outcome(compiled) == (False, str(compiled / BESIDE))
 
 
 @pytest.mark.parametrize("name", ["edges.py", "memory.py", "layout.py"])
-def test_an_edit_in_any_file_of_the_folder_compiles_again(package: Path, name: str) -> None:
+def test_an_edit_in_any_file_of_the_folder_compiles_again(compiled: Path, name: str) -> None:
     """`group_rows` lives in ``edges.py``."""
-    _, folder = outcome(package)
+    folder = str(compiled / BESIDE)
     before = kept_files(folder)
-    with (package / "replay" / "graph" / "kernels" / name).open("a", encoding="utf-8") as file:
+    with (compiled / "replay" / "graph" / "kernels" / name).open("a", encoding="utf-8") as file:
         file.write("# an edit\n")
-    assert outcome(package) == (True, folder)
+    assert outcome(compiled) == (True, folder)
     after = kept_files(folder)
     assert len(after) == 1
     assert after != before  # what nobody reads any more is gone
