@@ -121,7 +121,7 @@ def test_nvls_has_all_tokens_twice_on_every_gpu() -> None:
 
 
 def test_flux_has_room_for_all_tokens_and_all_their_rows() -> None:
-    assert buffers("comet", layer()) == {
+    assert buffers("flux", layer()) == {
         "tokens of all GPUs": each(6 * ROW),
         "results of all rows": each(6 * TOPK * ROW),
         "sums for all tokens": each(6 * ROW),
@@ -129,7 +129,7 @@ def test_flux_has_room_for_all_tokens_and_all_their_rows() -> None:
         "results of the first GEMM": (PAIRS * GATE_UP).tolist(),
         "operands of the second GEMM": (PAIRS * ACTIVATED).tolist(),
     }
-    assert buffers("comet", layer(), variant="paper") == FUSED | {
+    assert buffers("comet", layer()) == FUSED | {
         "tokens of all GPUs": each(6 * ROW),
         "fetched rows": (PAIRS * ROW).tolist(),
         "returned rows": (BACK * ROW).tolist(),
