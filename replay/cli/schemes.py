@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SHOWN = 3  # findings of one check; more say the same of other GPUs and layers
 WIDTH = 80
+LONGEST = {"number types": 12, "overlap": 20}  # characters of a line in these columns
 
 SchemeArgument = Annotated[
     str | None,
@@ -66,6 +67,7 @@ def schemes(
 
 def _list(schemes: Iterable[Scheme], as_json: bool) -> None:
     from replay.machine.paths import ONE_DOMAIN
+    from replay.report.scheme_tables import ABOUT_NUMBERS
     from replay.schemes.registry import EXAMPLES
 
     found = [*schemes]
@@ -82,6 +84,9 @@ def _list(schemes: Iterable[Scheme], as_json: bool) -> None:
         for one in found:
             table.add_row(one.name, one.summary, hardware(one) or "-")
         show(table)
+        for more in _facts_tables(found):
+            show(more)
+        print(_indented(ABOUT_NUMBERS, "", ""))
         free = [one.name for one in found if ONE_DOMAIN not in one.needs]
         but = f" but {', '.join(free)}" if free else ""
         print(f"Only for ranks within one NVLink domain: all{but}.")
@@ -89,6 +94,19 @@ def _list(schemes: Iterable[Scheme], as_json: bool) -> None:
         print(f"Found by name, not compared unless asked for: {', '.join(EXAMPLES)}.")
     for line in broken:
         print(line, file=sys.stderr)
+
+
+def _facts_tables(found: Iterable[Scheme]) -> tuple[Table, Table]:
+    """What schemes move and take, and what their code has."""
+    from replay.report.scheme_tables import facts_of
+
+    taken = _table("scheme", "rows", "overlap", "SMs", "kernels", "graph")
+    limits = _table("scheme", "number types", "gradients", "written for, or measured on")
+    for one in found:
+        facts = facts_of(one)
+        taken.add_row(one.name, one.traffic, one.overlap, facts.sms, facts.kernels, facts.graph)
+        limits.add_row(one.name, facts.types, facts.gradients, facts.limits)
+    return taken, limits
 
 
 def _plugins() -> Iterable[Scheme | str]:
@@ -113,7 +131,7 @@ def _table(*columns: str) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, width=WIDTH)
     for column in columns:
-        table.add_column(column, no_wrap=column in ("scheme", "option"))
+        table.add_column(column, no_wrap=column == "scheme", max_width=LONGEST.get(column))
     return table
 
 
@@ -135,6 +153,7 @@ def hardware(scheme: Scheme) -> str:
 
 def to_json(scheme: Scheme) -> dict[str, Any]:
     """Everything about a scheme as plain values."""
+    from replay.report.scheme_tables import SYSTEM, communicating_sms, num_kernels
     from replay.schemes.options import about
     from replay.schemes.software import TYPICAL
 
@@ -143,6 +162,15 @@ def to_json(scheme: Scheme) -> dict[str, Any]:
         "summary": scheme.summary,
         "overlap": scheme.overlap,
         "needs": sorted(scheme.needs),
+        "gemm_types": sorted(scheme.gemm_types),
+        "dispatch_types": sorted(scheme.dispatch_types),
+        "combine_types": sorted(scheme.combine_types),
+        "passes": sorted(scheme.passes),
+        "most_ranks": scheme.most_ranks,
+        "validity": scheme.validity,
+        "communication_sms": {SYSTEM: communicating_sms(scheme)},
+        "kernels": num_kernels(scheme),
+        "captured": scheme.can_be_captured(),
         "operations": {
             name: [dataclasses.asdict(one) for one in scheme.operations(layer)]
             for name, layer in (
@@ -156,17 +184,23 @@ def to_json(scheme: Scheme) -> dict[str, Any]:
 
 
 def _explain(scheme: Scheme, as_json: bool) -> None:
+    from replay.report.scheme_tables import SYSTEM, facts_of
     from replay.schemes.options import about
     from replay.schemes.traffic import TRAFFIC
 
     if as_json:
         print(json.dumps(to_json(scheme), indent=1, sort_keys=True))
         return
+    found = facts_of(scheme)
     facts = {
         "moves": TRAFFIC[scheme.traffic].moves if scheme.traffic in TRAFFIC else scheme.traffic,
         "overlap": scheme.overlap,
         "needs": ", ".join(sorted(scheme.needs)) or "nothing special",
         "proposes": ", ".join(sorted(scheme.proposes)) or "no new hardware",
+        "SMs": f"{found.sms} that only communicate, on {SYSTEM}",
+        "types": found.types,
+        "gradients": found.gradients,
+        "valid for": found.limits if found.limits != "-" else "any set-up",
         "assumes": scheme.assumes or "nothing beyond its source",
         "source": scheme.source,
         **({"code": f"SHA-256 {scheme.code}"} if scheme.code else {}),

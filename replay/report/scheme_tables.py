@@ -1,4 +1,4 @@
-"""The documents' tables of schemes as Markdown, from the registry.
+"""Facts of schemes, and the documents' tables of them as Markdown, from the registry.
 
 A table stands between two comments, such as ``<!-- schemes -->`` and ``<!-- /schemes -->``;
 ``python scripts/tables.py`` writes it anew.
@@ -7,9 +7,80 @@ A table stands between two comments, such as ``<!-- schemes -->`` and ``<!-- /sc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from replay.schemes import SCHEMES
+from replay.schemes.software import TYPICAL, as_program
 from replay.schemes.traffic import TRAFFIC, way_back
+from replay.work.precision import NUMBER_TYPES
+
+if TYPE_CHECKING:
+    from replay.schemes import Scheme
+
+SYSTEM = "dgx-h100"  # whose SMs are counted
+ABOUT_NUMBERS = (
+    f"SMs: those that only communicate, on {SYSTEM}. Kernels: launches of a forward layer on 8 "
+    "GPUs with 256 experts, in FP8. Graph: whether a CUDA graph can hold all of them."
+)
+
+
+class Facts(NamedTuple):
+    """What is known of a scheme beside its text, as short words.
+
+    Attributes
+    ----------
+    sms, kernels, graph
+        See `ABOUT_NUMBERS`; "-" where nothing is stated.
+    types
+        Number types that its code has.
+    gradients
+        Whether it has a backward pass.
+    limits
+        Set-ups that it was written for, or measured on; "-" for any.
+    """
+
+    sms: str
+    kernels: str
+    graph: str
+    types: str
+    gradients: str
+    limits: str
+
+
+def facts_of(scheme: Scheme) -> Facts:
+    """Look up what a scheme states."""
+    sms, listed = communicating_sms(scheme), scheme.operations()
+    captured = scheme.can_be_captured()
+    ranks = [] if scheme.most_ranks is None else [f"at most {scheme.most_ranks:,} GPUs"]
+    return Facts(
+        sms="-" if sms is None else str(sms),
+        kernels=str(num_kernels(scheme)) if listed or captured else "-",
+        graph="-" if not listed and not captured else "yes" if captured else "no",
+        types=_types(scheme),
+        gradients="yes" if "backward" in scheme.passes else "no",
+        limits="; ".join([*ranks, *([scheme.validity] if scheme.validity else [])]) or "-",
+    )
+
+
+def communicating_sms(scheme: Scheme) -> int | None:
+    """SMs that only communicate, on the system for which they are counted."""
+    import hwmodel
+
+    return scheme.communication_sms(hwmodel.load(SYSTEM))
+
+
+def num_kernels(scheme: Scheme) -> int:
+    """Kernels that a GPU is given for a typical forward layer."""
+    return sum(one.launches for one in as_program(scheme.operations(TYPICAL)))
+
+
+def _types(scheme: Scheme) -> str:
+    gemm, out, back = (
+        "any" if types >= set(NUMBER_TYPES) else ", ".join(sorted(types))
+        for types in (scheme.gemm_types, scheme.dispatch_types, scheme.combine_types)
+    )
+    there = gemm if gemm == out else f"GEMMs {gemm}; rows {out}"
+    return there if there == back else f"{there}; back {back}"
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -18,18 +89,32 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def scheme_table() -> str:
-    """Table of the schemes: what each is, moves, overlaps and proposes."""
+    """Table of the schemes: what each is, moves, overlaps, takes and proposes."""
     return _markdown(
-        ("scheme", "what it does", "what moves", "overlap", "proposed hardware"),
+        ("scheme", "what it does", "what moves", "overlap", "SMs", "kernels", "graph",
+         "proposed hardware"),
         [
             (
                 f"`{scheme.name}`",
                 scheme.summary,
                 TRAFFIC[scheme.traffic].moves,
                 scheme.overlap,
+                *facts_of(scheme)[:3],
                 ", ".join(sorted(scheme.proposes)) or "-",
             )
             for scheme in SCHEMES.values()
+        ],
+    )  # fmt: skip
+
+
+def limits_table() -> str:
+    """Table of what each scheme's code has: number types, gradients, set-ups."""
+    return _markdown(
+        ("scheme", "number types", "gradients", "written for, or measured on"),
+        [
+            (f"`{scheme.name}`", found.types, found.gradients, found.limits)
+            for scheme in SCHEMES.values()
+            for found in [facts_of(scheme)]
         ],
     )
 
@@ -52,7 +137,7 @@ def traffic_table() -> str:
     )
 
 
-TABLES = {"schemes": scheme_table, "traffic": traffic_table}
+TABLES = {"schemes": scheme_table, "traffic": traffic_table, "limits": limits_table}
 
 
 def with_tables(text: str) -> str:

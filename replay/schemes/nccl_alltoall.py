@@ -76,7 +76,7 @@ class NcclAllToAll(Scheme):
     phases_separated = False
     combine_types = frozenset(NUMBER_TYPES)
     validity = (
-        "Megatron-LM's dispatcher sends rows in the model's own type; FP8 rows are the same "
+        "rows in the model's own type, as Megatron-LM sends them; those in FP8 are the same "
         "kernels' bytes"
     )
     candidates = MappingProxyType({"channels": (0, 4, 8, 16, 32)})

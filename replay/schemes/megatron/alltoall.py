@@ -37,6 +37,7 @@ class Megatron(NcclAllToAll):
     )
     dispatch_types = frozenset({"bf16", "fp32"})
     combine_types = frozenset({"bf16", "fp32"})
+    validity = ""
     options: MegatronOptions = MegatronOptions()
 
     def refuses(self, work: LayerWork) -> str:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import replay.schemes.plain
 from replay.cli.app import app
 from replay.contract import CHECKS
+from replay.report.scheme_tables import facts_of
 from replay.schemes import SCHEMES, find, outside
 from replay.schemes.options import about
 
@@ -42,6 +43,11 @@ def test_the_list_fits_a_terminal_and_names_all() -> None:
     for name, scheme in SCHEMES.items():
         assert f"  {name} " in shown
         assert scheme.summary.split()[0] in shown
+        facts = facts_of(scheme)
+        row = rf"  {name} +{scheme.traffic} .* {facts.sms} +{facts.kernels} +{facts.graph} *\n"
+        assert re.search(row, shown), name
+        for word in f"{facts.types} {facts.limits}".split():
+            assert word in shown
         for capability in scheme.needs - {"one-domain"} | scheme.proposes:
             assert capability in shown
     assert "Only for ranks within one NVLink domain: all but deepep-ll." in shown
@@ -53,6 +59,9 @@ def test_the_list_as_json() -> None:
     assert [row["name"] for row in rows] == list(SCHEMES)
     for row in rows:
         assert row["source"] and row["summary"]
+        assert row["validity"] == SCHEMES[row["name"]].validity
+        assert set(row["passes"]) <= {"forward", "backward"} and row["combine_types"]
+        assert row["communication_sms"].keys() == {"dgx-h100"} and row["kernels"] >= 0
         assert set(row["options"]) == {one["name"] for one in row["about_options"]}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,14 @@ import pytest
 import replay.schemes.deepep.normal
 import replay.schemes.traffic
 from replay.contract.examine import LONGEST_SUMMARY
-from replay.report.scheme_tables import TABLES, scheme_table, traffic_table, with_tables
+from replay.report.scheme_tables import (
+    TABLES,
+    facts_of,
+    limits_table,
+    scheme_table,
+    traffic_table,
+    with_tables,
+)
 from replay.schemes import SCHEMES
 from replay.schemes.options import about
 from replay.schemes.registry import EXAMPLES
@@ -19,7 +27,12 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
-    ("file", "name"), [("README.md", "schemes"), ("replay/schemes/MECHANISMS.md", "traffic")]
+    ("file", "name"),
+    [
+        ("README.md", "schemes"),
+        ("replay/schemes/MECHANISMS.md", "traffic"),
+        ("replay/schemes/MECHANISMS.md", "limits"),
+    ],
 )
 def test_the_table_is_the_present_one(file: str, name: str) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
@@ -33,6 +46,21 @@ def test_every_scheme_has_a_row() -> None:
     for name in SCHEMES:
         assert scheme_table().count(f"\n| `{name}` |") == 1
         assert traffic_table().count(f"`{name}`") == 1
+        assert limits_table().count(f"\n| `{name}` |") == 1
+
+
+def test_facts_in_words() -> None:
+    found = facts_of(SCHEMES["deepep-ll"])
+    assert (found.sms, found.graph, found.gradients) == ("132", "yes", "no")
+    assert found.types == "bf16, fp8; back bf16"
+    assert found.limits == SCHEMES["deepep-ll"].validity
+    flux = facts_of(SCHEMES["flux"])
+    assert (flux.sms, flux.kernels, flux.graph, flux.gradients) == ("26", "20", "no", "yes")
+    assert facts_of(SCHEMES["ideal"])[:4] == ("0", "0", "yes", "any")
+    few = copy(SCHEMES["ideal"])
+    few.most_ranks, few.dispatch_types = 64, frozenset({"bf16"})
+    assert facts_of(few).limits == "at most 64 GPUs"
+    assert facts_of(few).types == "GEMMs any; rows bf16; back any"
 
 
 def test_only_what_is_marked_is_written() -> None:
