@@ -106,6 +106,9 @@ BACKWARD: dict[str, Callable[[], LayerWork]] = {
     "backward several tiles": lambda: work(
         draw(600, 4, 2, skew=0.5), 2, 4, shape=ExpertShape(200, 72, gated=False), is_backward=True
     ),
+    "backward, uneven ranks": lambda: work(
+        draw(30, 8, 2, skew=0.8), 4, 8, tokens_of_rank=[0, 21, 1, 8], is_backward=True
+    ),
     "backward, no tokens": lambda: work(draw(0, 8, 2), 4, 8, is_backward=True),
     "backward, experts without tokens": lambda: work(draw(20, 3, 2), 4, 12, is_backward=True),
 }
@@ -119,6 +122,9 @@ DEGENERATE: dict[str, Callable[[], LayerWork]] = {
     "all to one expert": lambda: work(np.full((200, 1), 5, np.int32), 4, 8),
     "all experts": lambda: work(draw(20, 8, 8), 4, 8),
     "one rank owns all tokens": lambda: work(draw(20, 8, 2), 4, 8, tokens_of_rank=[0, 0, 20, 0]),
+    "uneven ranks": lambda: work(
+        draw(44, 16, 4, skew=0.8), 8, 16, tokens_of_rank=[0, 25, 1, 0, 9, 0, 8, 1]
+    ),
     "a rank without tokens": lambda: work(draw(20, 8, 2), 3, 8, tokens_of_rank=[11, 0, 9]),
     "experts without tokens": lambda: work(draw(20, 3, 2), 4, 12),
     "one rank has all experts": lambda: work(draw(20, 4, 2), 3, 4, placement=[1, 1, 1, 1]),

@@ -58,6 +58,25 @@ def test_memory_latency_is_that_of_hopper():
     assert 350_000 <= H100.hbm.latency_ps <= 480_000
 
 
+@pytest.mark.parametrize(
+    ("preset", "gigabytes"),  # of the data sheet, which the driver's number comes close to
+    [
+        ("dgx-a100", 80), ("dgx-h100", 80), ("dgx-h100-x2", 80), ("hgx-h800", 80), ("hgx-h20", 96),
+        ("hgx-h200", 141), ("gh200-nvl32", 141), ("hgx-b200", 180), ("gb200-nvl72", 186),
+    ],
+)  # fmt: skip
+def test_gpus_have_the_memory_of_their_data_sheets(preset, gigabytes):
+    assert {row[0]: row[2] for row in hwmodel.load(preset).spec.rows()}["hbm.capacity_MiB"] == "MiB"
+    found = hwmodel.load(preset).hbm.num_bytes
+    assert 0.99 * gigabytes * 2**30 <= found <= 1.01 * gigabytes * 2**30
+
+
+def test_every_preset_states_its_memory():
+    stated = {name: hwmodel.load(name).hbm.num_bytes for name in hwmodel.names()}
+    assert stated["dgx-h100"] == 85_520_809_984  # as cudaMemGetInfo says
+    assert min(stated.values()) > 80e9
+
+
 # ---- elementwise kernels: two rates from two kernels, checked on others ------------------------
 
 
