@@ -56,11 +56,24 @@ class Kind(IntEnum):
     ATTENTION = 39
     HOST = 40  # a host thread launches kernels, beside whatever its GPU does
     TOKEN_CAST = 41  # tokens become the rows that travel
+    PLAN = 42  # kernels that place experts for the rows of this layer, and reroute rows
+    PLAN_SYNC = 43  # barriers and flags that these and the copies of weights need
+    LOADS_UP = 44  # loads of experts, plans and flags between GPUs
+    LOADS_DOWN = 45
+    WEIGHTS_SEND = 46  # an SM that stores or loads weights of experts, or gradients of them
+    WEIGHTS_REQUEST_UP = 47
+    WEIGHTS_REQUEST_DOWN = 48
+    WEIGHTS_UP = 49
+    WEIGHTS_DOWN = 50
+    WEIGHTS_ACK_UP = 51
+    WEIGHTS_ACK_DOWN = 52
+    WEIGHTS_MEMORY = 53
 
 
 KIND_NAMES: tuple[str, ...] = tuple(kind.name.lower().replace("_", "-") for kind in Kind)
 
 PHASES = (
+    "placement",
     "layout",
     "dispatch",
     "permute",
@@ -74,9 +87,10 @@ PHASES = (
 )
 """Phases of a layer in the order in which a token meets them, and what lies between layers."""
 
-WIRE_ROLES = ("payload", "headers", "requests", "acks", "signals")
+WIRE_ROLES = ("payload", "headers", "requests", "acks", "signals", "weights")
 """What bytes on a port are for. Headers: what a message of rows has beside payload; target lists,
-row metadata and padding included. Signals: counts, flags, notifications."""
+row metadata and padding included. Signals: counts, flags, notifications. Weights: those of experts
+that are copied between GPUs, their headers included."""
 
 Role = Literal["compute", "copying", "serialisation", "overhead"]
 
@@ -150,6 +164,18 @@ KINDS: dict[Kind, KindRecord] = {
     Kind.COMBINE_ACK_DOWN: _message("combine", "acks"),
     Kind.COMBINE_RECEIVE: KindRecord("combine", "copying"),
     Kind.COMBINE_MEMORY: KindRecord("combine", "copying"),
+    Kind.PLAN: _compute("placement"),
+    Kind.PLAN_SYNC: KindRecord("placement", "overhead"),
+    Kind.LOADS_UP: _message("placement", "signals"),
+    Kind.LOADS_DOWN: _message("placement", "signals"),
+    Kind.WEIGHTS_SEND: KindRecord("placement", "copying"),
+    Kind.WEIGHTS_REQUEST_UP: _message("placement", "requests"),
+    Kind.WEIGHTS_REQUEST_DOWN: _message("placement", "requests"),
+    Kind.WEIGHTS_UP: _message("placement", "weights"),
+    Kind.WEIGHTS_DOWN: _message("placement", "weights"),
+    Kind.WEIGHTS_ACK_UP: _message("placement", "acks"),
+    Kind.WEIGHTS_ACK_DOWN: _message("placement", "acks"),
+    Kind.WEIGHTS_MEMORY: KindRecord("placement", "copying"),
     Kind.BETWEEN: _compute("between"),
     Kind.DENSE_GEMM: _compute("between"),
     Kind.ATTENTION: _compute("between"),
@@ -236,6 +262,19 @@ COMBINE = PhaseKinds(
     receive=Kind.COMBINE_RECEIVE,
     memory=Kind.COMBINE_MEMORY,
 )
+WEIGHTS = PhaseKinds(
+    sync=Kind.PLAN_SYNC,
+    send=Kind.WEIGHTS_SEND,
+    request_up=Kind.WEIGHTS_REQUEST_UP,
+    request_down=Kind.WEIGHTS_REQUEST_DOWN,
+    up=Kind.WEIGHTS_UP,
+    down=Kind.WEIGHTS_DOWN,
+    ack_up=Kind.WEIGHTS_ACK_UP,
+    ack_down=Kind.WEIGHTS_ACK_DOWN,
+    receive=Kind.WEIGHTS_SEND,
+    memory=Kind.WEIGHTS_MEMORY,
+)
+"""Of weights of experts that are copied between GPUs, and of their gradients."""
 COUNTS = PhaseKinds(
     sync=Kind.DISPATCH_SYNC,
     send=Kind.DISPATCH_SYNC,

@@ -63,6 +63,8 @@ def _by_role(ports: PortSums) -> dict[str, PortBytes]:
     rows = payload[among(ROWS)].sum(axis=0)
     of_role["headers"] += of_role["payload"] - rows
     of_role["payload"] = rows
+    if not of_role["weights"].any():  # which most replays never copy
+        del of_role["weights"]
     of_role["evictions"] = evicted[role >= 0].sum(axis=0)
     return {
         name: PortBytes(uplink=up.tolist(), downlink=down.tolist())

@@ -13,7 +13,8 @@ from replay.run.chain import Built, ChainLink, build, replay_apart
 from replay.work import replicas
 from replay.work.expert_maps import WhichLayer
 from replay.work.layer import ExpertShape, LayerWork
-from replay.work.placement import FITTED, Placement, place
+from replay.work.placement import FITTED, PER_STEP, Placement, place
+from replay.work.step_plan import plan_step
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -50,7 +51,7 @@ def make_work(
     placement
         See `replay.work.placement.place`; loads are those of all tokens of the trace.
     replica_rule
-        See `replay.work.replicas`.
+        See `replay.work.replicas`; a plan per step has rules of its own.
     shared_beside
         Whether the model's shared experts, if it has any, run beside the dispatch.
 
@@ -67,14 +68,21 @@ def make_work(
             "to be added up between GPUs; no such exchange is modelled: replay the forward pass"
         )
         raise UserError(message)
-    ids = experts_of(trace, layer, batch.rows)
+    ids, plan = experts_of(trace, layer, batch.rows), None
+    if placement.partition(":")[0] in PER_STEP:
+        owner, num_experts = batch.source_rank, trace.num_experts - trace.model.num_zero_experts
+        plan = plan_step(placement, ids, owner, num_experts, batch.num_ranks)
+        ids, placed = plan.reroute(ids, owner), plan.placement
+    else:
+        ids = replicas.choose(ids, batch.source_rank, placed, replica_rule, layer)
     work = LayerWork(
-        expert_ids=replicas.choose(ids, batch.source_rank, placed, replica_rule, layer),
+        expert_ids=ids,
         source_rank=batch.source_rank,
         placement=placed,
         shape=ExpertShape(shape.hidden, shape.moe_intermediate, shape.gated),
         precision=precision,
         is_backward=is_backward,
+        step_plan=plan,
     )
     width = shape.num_shared_experts * shape.shared_intermediate
     return work.with_shared(width) if shared_beside and width else work

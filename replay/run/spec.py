@@ -115,7 +115,8 @@ class RunSpec(BaseModel):
     )
     placement: str = Field(
         "contiguous",
-        description="contiguous, round-robin, random:SEED, eplb:SLOTS, greedy:SLOTS or file:PATH.",
+        description="contiguous, round-robin, random:SEED, eplb:SLOTS, greedy:SLOTS, file:PATH; or "
+        "planned anew for every layer's rows: ultraep:SLOTS, moonep.",
     )
     replicas: ReplicaRule = Field(
         "same-gpu",

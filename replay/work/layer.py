@@ -16,6 +16,7 @@ import numpy.typing as npt
 from replay.work.placement import Placement
 from replay.work.precision import Precision
 from replay.work.ragged import Ints
+from replay.work.step_plan import StepPlan
 
 __all__ = ["ExpertShape", "LayerWork", "Precision"]
 
@@ -63,6 +64,8 @@ class LayerWork:
         kernel counts it.
     shared
         Work of the shared experts, if it is done beside the dispatch: see `with_shared`.
+    step_plan
+        How `placement` and `expert_ids` were planned after the gate, where they were.
 
     Notes
     -----
@@ -80,6 +83,7 @@ class LayerWork:
         *,
         is_backward: bool = False,
         shared: LayerWork | None = None,
+        step_plan: StepPlan | None = None,
     ) -> None:
         assert expert_ids.shape[0] == len(source_rank), "one owner a token"
         assert (np.diff(source_rank) >= 0).all(), "tokens are ordered by owner"
@@ -90,6 +94,7 @@ class LayerWork:
         self.precision = precision
         self.is_backward = is_backward
         self.shared = shared
+        self.step_plan = step_plan
         self.num_ranks = placement.num_ranks
         self.num_experts = placement.num_experts
 
@@ -120,7 +125,7 @@ class LayerWork:
         shared = LayerWork(ids, owner, placed, shape, precision, is_backward=backward)
         return LayerWork(
             self.expert_ids, owner, self.placement, self.shape, self.precision,
-            is_backward=backward, shared=shared,
+            is_backward=backward, shared=shared, step_plan=self.step_plan,
         )  # fmt: skip
 
     @property

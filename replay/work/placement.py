@@ -21,6 +21,10 @@ from replay.work.ragged import Ints, places
 
 FITTED = ("eplb", "greedy")
 """Placements that are computed from the loads of the layer's experts."""
+PER_STEP = ("ultraep", "moonep")
+"""Placements that are planned for the very rows of a layer; see `replay.work.step_plan`."""
+MOST_EXPERTS, MOST_RANKS, MOST_REPLICAS = 512, 72, 512
+"""Of UltraEP's kernel, in one NVLink domain (``placement_quota_gpu.cu``)."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class Placement:
     description
         Specification that it was made from, for the result's provenance.
     logical
-        int64 (slot,): expert of the model that each slot holds; None where slot s holds expert s.
+        int64 (slot,): expert of the model that each slot holds, -1 for an empty one; None where
+        slot s holds expert s.
     """
 
     expert_rank: npt.NDArray[np.int32]
@@ -85,9 +90,9 @@ def place(
         ``"contiguous"`` (expert e on rank floor(e N / E)), ``"round-robin"`` (e mod N),
         ``"random"`` or ``"random:SEED"`` (an even deal of the experts, drawn anew for each
         layer), ``"eplb:SLOTS"`` or ``"greedy:SLOTS"`` (see `replay.work.eplb`; as many slots as
-        experts where no number is given), or ``"file:PATH"``: a map of slots in a format of
-        `replay.work.expert_maps`, or JSON holding ``[rank of expert 0, ...]`` or one such list per
-        MoE layer.
+        experts where no number is given), ``"ultraep:SLOTS"`` or ``"moonep"`` (`with_reserved`), or
+        ``"file:PATH"``: a map of slots in a format of `replay.work.expert_maps`, or JSON holding
+        ``[rank of expert 0, ...]`` or one such list per MoE layer.
     num_experts, num_ranks
         Numbers E and N of experts and ranks.
     layer
@@ -108,6 +113,8 @@ def place(
     experts = np.arange(num_experts, dtype=np.int64)
     if kind in FITTED:
         return _fitted(spec, kind, _number(spec, argument) or num_experts, num_ranks, loads)
+    if kind in PER_STEP:
+        return with_reserved(spec, num_experts, num_ranks)
     if kind == "file":
         return _from_file(spec, Path(argument), num_experts, num_ranks, which)
     if kind == "contiguous":
@@ -130,11 +137,52 @@ def check_placement(spec: str) -> None:
     kind, _, argument = spec.partition(":")
     if kind == "random":
         _seed(argument)
-    elif kind in FITTED:
+    elif kind in FITTED or kind == "ultraep":
         _number(spec, argument)
-    elif kind != "file" and spec not in ("contiguous", "round-robin"):
+    elif kind != "file" and spec not in ("contiguous", "round-robin", "moonep"):
         known = ("contiguous", "round-robin", "random:SEED", "eplb:SLOTS", "greedy:SLOTS")
-        raise unknown("placement", spec, (*known, "file:PATH"))
+        raise unknown("placement", spec, (*known, "ultraep:SLOTS", "moonep", "file:PATH"))
+
+
+def with_reserved(spec: str, num_experts: int, num_ranks: int) -> Placement:
+    """Place experts as ``contiguous`` does, with empty slots for replicas behind them on each GPU.
+
+    Parameters
+    ----------
+    spec
+        ``"ultraep:SLOTS"``, or ``"moonep"``, which has a slot for a replica beside every expert; so
+        has the first where it gives no number.
+
+    Raises
+    ------
+    UserError
+        If the numbers do not divide, or are more than the planner's kernel has room for.
+    """
+    kind, _, argument = spec.partition(":")
+    if num_experts % num_ranks:
+        message = f"placement {spec!r}: {num_ranks} GPUs do not divide {num_experts} experts"
+        raise UserError(message)
+    num_slots = _number(spec, argument) or 2 * num_experts
+    eplb.check_slots(num_slots, num_experts, num_ranks)
+    for number, most, what in (
+        (num_experts, MOST_EXPERTS, "experts"),
+        (num_ranks, MOST_RANKS, "GPUs"),
+        (num_slots - num_experts, MOST_REPLICAS, "replicas"),
+    ):
+        if kind == "ultraep" and number > most:
+            message = f"placement {spec!r}: its kernel has room for {most} {what}, not {number}"
+            raise UserError(message)
+    logical = np.full(num_slots, -1, np.int64)
+    logical[homes(num_slots, num_experts, num_ranks)] = np.arange(num_experts)
+    ranks = np.repeat(np.arange(num_ranks, dtype=np.int32), num_slots // num_ranks)
+    return Placement(ranks, num_ranks, spec, logical)
+
+
+def homes(num_slots: int, num_experts: int, num_ranks: int) -> Ints:
+    """(expert,): slot of each expert, where reserved slots lie behind the experts of a GPU."""
+    experts, local = np.arange(num_experts, dtype=np.int64), num_experts // num_ranks
+    found: Ints = experts + experts // local * (num_slots // num_ranks - local)
+    return found
 
 
 def identify(spec: str) -> str:
