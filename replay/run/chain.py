@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from replay.compute.replication import replicate
 from replay.compute.shared import PLACED
 from replay.errors import UserError
 from replay.graph import GraphBuilder, schedule
@@ -176,7 +177,7 @@ def build(
         start = link.before(machine, machine.meet(ends) if meets else ends)
         if number:
             work = link.work()
-        ends, taken = _described(scheme, work, machine, start)
+        ends, taken = _described(scheme, work, machine, replicate(machine, work, start))
         memories.append(taken)
         summaries.append(work.summary())
         starts.append(start)
