@@ -116,6 +116,8 @@ def replicate(machine: Machine, work: LayerWork, start: Ints) -> Ints:
             f"domain, and the GPUs are in {machine.num_domains}"
         )
         raise UserError(message)
+    reached = np.array([one.dst for one in plan.copies], np.int64)
+    machine.notes.count("replicas planned", reached)
     if plan.planner == "moonep":
         planned = _planned_by_moonep(machine, work, plan, start)
         begun = machine.kernel(planned, "weight prefetch")

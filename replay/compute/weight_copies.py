@@ -170,8 +170,10 @@ def _chunks_told(machine: Machine, messages: Messages, arrived: Ints) -> Ints:
     whole = machine.mark(src)
     machine.graph.edges(arrived, whole[of])
     waiting = machine.costs.acknowledged() + machine.costs.poll()
+    # Packets of all SMs interleave, so that a flag does not wait for tiles that others have begun.
     told = np.full(int(chunk[-1]) + 1, -1, np.int64)
     told[chunk] = machine.sync.notify(
-        src, dst, FLAG_BYTES, whole, kinds=(Kind.LOADS_UP, Kind.LOADS_DOWN), waiting=waiting
-    )
+        src, dst, FLAG_BYTES, whole, kinds=(Kind.LOADS_UP, Kind.LOADS_DOWN), waiting=waiting,
+        priority=-1,
+    )  # fmt: skip
     return told

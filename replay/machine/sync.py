@@ -57,6 +57,7 @@ class Sync:
         *,
         kinds: tuple[Kind, Kind] = (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN),
         waiting: Time = NO_TIME,
+        priority: int = 0,
     ) -> Ints:
         """Store a counter update into another GPU's memory: (message,) tasks, visible to a poll.
 
@@ -69,8 +70,10 @@ class Sync:
         waiting
             Pure waiting before and after it, such as a fence and a poll, which is added to its
             latency.
+        priority
+            Order of the messages on the way out of their GPUs; smaller first.
         """
-        return self._tell(kinds, src, dst, nbytes, after, waiting)
+        return self._tell(kinds, src, dst, nbytes, after, waiting, priority)
 
     def _tell(
         self,
@@ -80,6 +83,7 @@ class Sync:
         nbytes: int,
         after: Ints,
         waiting: Time,
+        priority: int = 0,
     ) -> Ints:
         arrived = np.empty(len(src), np.int64)
         for path in self._paths(src, dst):
@@ -87,7 +91,9 @@ class Sync:
             if path.is_nvlink:
                 late_ps += self._system.fabric.write_visibility_ps
                 wire = self._system.link.write_wire_bytes(nbytes, 1)
-            landed = self._transfers.send(path, kinds, wire, 0, path.of(after), late_ps=late_ps)[-1]
+            landed = self._transfers.send(
+                path, kinds, wire, 0, path.of(after), late_ps=late_ps, priority=priority
+            )[-1]
             if path.messages is None:
                 return landed
             arrived[path.messages] = landed

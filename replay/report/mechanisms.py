@@ -30,18 +30,26 @@ def overhead_table(results: Sequence[Result], count: int, unit: str) -> Table:
     unit
         Name of what they are divided by: "layer" or "step".
     """
+    copies = any(
+        "weights" in one.mechanisms.wire_bytes for each in results for one in each.measured
+    )
+    overheads = (*OVERHEADS, "weights") if copies else OVERHEADS
     table = text_table(
         f"Bytes on the wire per GPU and {unit}, up / down (MB), and the share that is payload",
-        ("scheme", "payload", *OVERHEADS, "share"),
+        ("scheme", "payload", *overheads, "share"),
     )
     for name, result in zip(row_names(results), results, strict=True):
         sums = {
             role: tuple(
-                sum(sum(getattr(one.mechanisms.wire_bytes[role], way)) for one in result.measured)
+                sum(
+                    sum(getattr(one.mechanisms.wire_bytes[role], way))
+                    for one in result.measured
+                    if role in one.mechanisms.wire_bytes
+                )
                 / (count * result.batch.num_ranks)
                 for way in ("uplink", "downlink")
             )
-            for role in ("payload", *OVERHEADS)
+            for role in ("payload", *overheads)
         }
         wire = sum(map(sum, sums.values()))
         table.add_row(
