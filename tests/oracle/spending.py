@@ -131,7 +131,7 @@ class Spent:
         graph = self.timeline.graph
         is_gap = (graph.kind == Kind.LAUNCH) & (graph.duration_ps == 2 * US)
         in_row, rest = np.divmod(graph.duration_ps, 2 * US + 300 * NS)
-        is_row = np.isin(graph.kind, (Kind.LAYOUT, Kind.PERMUTE)) & (rest == 0)
+        is_row = np.isin(graph.kind, (Kind.LAYOUT, Kind.PERMUTE, Kind.UNPERMUTE)) & (rest == 0)
         return self._count((graph.resource < 0) * (is_gap + is_row * in_row))
 
     @property

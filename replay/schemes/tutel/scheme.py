@@ -114,6 +114,10 @@ class Tutel(Scheme):
         """Every (rank, expert) has the capacity."""
         return with_capacity(work, self.options.rows(work))
 
+    def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
+        """Those of all capacities."""
+        return super().intermediates(self.carries(work).work)
+
     def communication_sms(self, system: System) -> int | None:
         """One a channel."""
         return self.options.num_channels(system)

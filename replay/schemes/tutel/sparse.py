@@ -31,8 +31,9 @@ MASKS = Listed("one-hot masks", moves="an int64 for each (token, expert) and cho
 LOCATIONS = Listed("locations", moves="masks cast, summed up, multiplied and reduced")
 INDICES = Listed("indices", moves="ids of experts")
 LARGEST = Listed("largest location", 3, "a 4-byte location for each (token, choice)")
-ENCODE, DECODE = "encode", "decode"
-GATE_GRADIENTS = "gradients of gate weights"
+TOKENS_FP32, ZEROES, ENCODE = "tokens in FP32", "zeroes", "encode"
+BUFFER_CAST, GATE_GRADIENTS = "buffer as it travels", "gradients of gate weights"
+BUFFER_FP32, DECODE, SUMS, SUMS_CAST = "buffer in FP32", "decode", "sums", "sums as tokens are"
 
 
 def location_kernels(top_k: int) -> int:
@@ -80,59 +81,69 @@ def encode(machine: Machine, work: LayerWork, carried: Carried, after: Ints) -> 
     Backward, these are the gradients of results, and the gradients of gate weights are made of
     them and of the results that the forward pass has kept.
     """
-    tokens, hidden = np.diff(work.tokens_of_rank), work.shape.hidden
-    row, buffer, kept = FP32 * hidden, _buffer_rows(carried), _kept(work, carried)
-    top_k, casts = work.expert_ids.shape[1], work.dispatch_row_bytes != row
-    steps = [(0 * buffer, buffer * row, 0 * buffer, 1), (kept * row, kept * row, kept, top_k)]
-    if casts:
-        steps.insert(0, (tokens * work.token_row_bytes, tokens * row, 0 * tokens, 1))
-        steps.append((buffer * row, buffer * work.dispatch_row_bytes, 0 * buffer, 1))
-    done = after
-    for read, written, rows, count in steps:
-        moved = MemoryTraffic(read, written, rows)
-        done = machine.small_kernels(Kind.PERMUTE, moved, done, ENCODE, count)
-    if work.is_backward:
-        moved = MemoryTraffic(top_k * tokens * row + kept * row, top_k * tokens * FP32)
-        done = machine.small_kernels(Kind.PERMUTE, moved, done, GATE_GRADIENTS, top_k)
-    return done
+    tokens, top_k = np.diff(work.tokens_of_rank), work.expert_ids.shape[1]
+    row, buffer, kept = FP32 * work.shape.hidden, _buffer_rows(carried), _kept(work, carried)
+    moved = {
+        TOKENS_FP32: MemoryTraffic(tokens * work.token_row_bytes, tokens * row),
+        ZEROES: MemoryTraffic(0 * buffer, buffer * row),
+        ENCODE: MemoryTraffic(kept * row, kept * row, kept),
+        BUFFER_CAST: MemoryTraffic(buffer * row, buffer * work.dispatch_row_bytes),
+        GATE_GRADIENTS: MemoryTraffic((top_k * tokens + kept) * row, top_k * tokens * FP32),
+    }
+    return _run(machine, Kind.PERMUTE, encoded(Outline.of(work)), moved, after)
 
 
 def encoded(layer: Outline) -> tuple[Listed, ...]:
     """Kernels of `encode`."""
-    casts = 0 if layer.precision.dispatch == "fp32" else 2
-    listed = (Listed(ENCODE, 1 + layer.top_k + casts, "tokens, the buffer and its zeroes in FP32"),)
-    gradients = (Listed(GATE_GRADIENTS, layer.top_k, "gradients and results of each choice"),)
-    return listed + (gradients if layer.is_backward else ())
+    listed = [Listed(ZEROES), Listed(ENCODE, layer.top_k, "a row for each choice")]
+    if layer.precision.dispatch != "fp32":
+        listed = [Listed(TOKENS_FP32), *listed, Listed(BUFFER_CAST)]
+    if layer.is_backward:
+        listed.append(Listed(GATE_GRADIENTS, layer.top_k, "gradients and results of each choice"))
+    return tuple(listed)
 
 
 def decode(machine: Machine, work: LayerWork, carried: Carried, after: Ints) -> Ints:
     """Add the weighted results of every token up: (rank,) tasks."""
-    tokens, hidden = np.diff(work.tokens_of_rank), work.shape.hidden
-    row, buffer, kept = FP32 * hidden, _buffer_rows(carried), _kept(work, carried)
-    top_k = work.expert_ids.shape[1]
-    steps = [(kept * row, top_k * tokens * row, top_k)]
-    if top_k > 1:
-        steps.append((2 * (top_k - 1) * tokens * row, (top_k - 1) * tokens * row, top_k - 1))
-    if work.combine_row_bytes != row:
-        steps.insert(0, (buffer * work.combine_row_bytes, buffer * row, 1))
-    if work.result_row_bytes != row:
-        steps.append((tokens * row, tokens * work.result_row_bytes, 1))
-    done = after
-    for read, written, count in steps:
-        moved = MemoryTraffic(read, written)
-        done = machine.small_kernels(Kind.UNPERMUTE, moved, done, DECODE, count)
-    return done
+    tokens, top_k = np.diff(work.tokens_of_rank), work.expert_ids.shape[1]
+    row, buffer, kept = FP32 * work.shape.hidden, _buffer_rows(carried), _kept(work, carried)
+    sums = (top_k - 1) * tokens * row
+    moved = {
+        BUFFER_FP32: MemoryTraffic(buffer * work.combine_row_bytes, buffer * row),
+        DECODE: MemoryTraffic(kept * row, top_k * tokens * row),
+        SUMS: MemoryTraffic(2 * sums, sums),
+        SUMS_CAST: MemoryTraffic(tokens * row, tokens * work.result_row_bytes),
+    }
+    return _run(machine, Kind.UNPERMUTE, decoded(Outline.of(work)), moved, after)
 
 
 def decoded(layer: Outline) -> tuple[Listed, ...]:
     """Kernels of `decode`."""
-    casts = 0 if layer.precision.combine == "fp32" else 2
-    return (Listed(DECODE, 2 * layer.top_k - 1 + casts, "the buffer, a row for each choice, sums"),)
+    listed = [Listed(DECODE, layer.top_k, "a row for each choice")]
+    if layer.top_k > 1:
+        listed.append(Listed(SUMS, layer.top_k - 1, "sums so far, the next choice"))
+    if layer.precision.combine != "fp32":
+        listed = [Listed(BUFFER_FP32), *listed, Listed(SUMS_CAST)]
+    return tuple(listed)
+
+
+def _run(
+    machine: Machine,
+    kind: Kind,
+    listed: tuple[Listed, ...],
+    moved: dict[str, MemoryTraffic],
+    after: Ints,
+) -> Ints:
+    """Run kernels as they are listed: (rank,) tasks."""
+    for one in listed:
+        after = machine.small_kernels(kind, moved[one.name], after, one.name, one.launches)
+    return after
 
 
 def _buffer_rows(carried: Carried) -> Ints:
     """(rank,): rows of the buffer of a rank's tokens."""
-    return carried.work.matrix("pairs").sum(axis=1)
+    rows: Ints = carried.work.matrix("pairs").sum(axis=1)
+    return rows
 
 
 def _kept(work: LayerWork, carried: Carried) -> Ints:

@@ -77,7 +77,11 @@ PAID = frozenset(
 SHOWN: dict[Kind, list[tuple[str, str, frozenset[str]]]] = {
     Kind.LAYOUT: [(BEFORE, "layout", PAID)],
     Kind.COUNT_UP: [
-        (BEFORE, "exchange of counts", frozenset({"all-gather", "all flags", "notify", "stores"}))
+        (
+            BEFORE,
+            "exchange of counts",
+            frozenset({"all-gather", "all-reduce", "all flags", "notify", "stores"}),
+        ),
     ],
     Kind.SIGNAL_UP: [(BEFORE, "exchange of counts", frozenset({"flags", "signals"}))],
     Kind.TOKEN_CAST: [(BEFORE, "cast to FP8 before the dispatch", PAID - {"staging"})],

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 
 import engine_oracle
+import numpy as np
 import pytest
 
 from hwmodel import System
@@ -47,6 +48,20 @@ def test_the_contract(case: Case) -> None:
     assert not list(examine_case(case))
 
 
+MORE = {
+    "deepep-ll": {small_layers.ONE_SENDER},  # 1024 tokens at most
+    "hybrid-ep": {  # an even number of ranks
+        name for name, make in small_layers.LAYERS.items() if make().num_ranks % 2
+    },
+    "tutel": {  # equally many experts on every rank
+        name
+        for name, make in small_layers.LAYERS.items()
+        if len(set(np.bincount(make().placement.expert_rank, minlength=make().num_ranks))) > 1
+    },
+}
+"""Layers that are refused for more than a scheme's facts."""
+
+
 def test_layers_that_schemes_refuse_are_few_and_cannot_be_built(system_for: SystemFor) -> None:
     refused = {
         scheme: [
@@ -54,13 +69,11 @@ def test_layers_that_schemes_refuse_are_few_and_cannot_be_built(system_for: Syst
         ]
         for scheme in SCHEMES
     }
-    odd = {name for name, make in small_layers.LAYERS.items() if make().num_ranks % 2}
-    more = {"deepep-ll": {small_layers.ONE_SENDER}, "hybrid-ep": odd}  # beside what facts exclude
     for scheme, names in refused.items():
         facts = {
             name for name, make in small_layers.LAYERS.items() if lacking(SCHEMES[scheme], make())
         }
-        assert set(names) == facts | more.get(scheme, set())
+        assert set(names) == facts | MORE.get(scheme, set())
         assert len(names) < len(small_layers.LAYERS) // 2  # the contract has something to examine
         for name in names:
             layer = small_layers.LAYERS[name]()

@@ -68,7 +68,7 @@ def test_results_report_these_bytes(name: str, scheme: str, system_for: SystemFo
     graph, _ = build_graph(layer, system, SCHEMES[scheme])
     reported = {"payload": result.payload_bytes, "wire": result.wire_bytes}
     counted = {
-        "payload": expected_bytes(layer, SCHEMES[scheme].traffic),
+        "payload": expected_bytes(SCHEMES[scheme].carries(layer).work, SCHEMES[scheme].traffic),
         "wire": port_bytes(graph, "wire"),
     }
     for what, phases in reported.items():
@@ -109,7 +109,8 @@ def layers(draw: st.DrawFn) -> LayerWork:
 def test_payload_of_any_layer(system_for: SystemFor, layer: LayerWork, scheme: str) -> None:
     assume(not SCHEMES[scheme].refuses(layer))  # such as FP32 rows for `deepep-ll`
     graph, _ = build_graph(layer, system_for(layer.num_ranks), SCHEMES[scheme])
-    assert port_bytes(graph) == expected_bytes(layer, SCHEMES[scheme].traffic)
+    carried = SCHEMES[scheme].carries(layer).work
+    assert port_bytes(graph) == expected_bytes(carried, SCHEMES[scheme].traffic)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -206,7 +207,8 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8", "fp32"])
 @pytest.mark.parametrize(
-    "scheme", [name for name in SCHEMES if name not in ("ideal", "nccl-alltoall", "megatron")]
+    "scheme",
+    [name for name in SCHEMES if name not in ("ideal", "nccl-alltoall", "megatron", "tutel")],
 )
 def test_rows_on_the_wire_packet_by_packet(
     scheme: str, precision: str, system_for: SystemFor

@@ -55,6 +55,9 @@ KERNELS = {
     # A call for each of two experts in either GEMM; or seven copies of arguments before it.
     "megatron": 1 + 1 + 1 + 4 + 3 + 3 + 5 + (2 + 1 + 2) + 4,
     "megatron cutlass": 1 + 1 + 1 + 4 + 3 + 3 + 5 + (8 + 1 + 8) + 4,
+    # Three choices: masks, places, ids; largest place, all-reduce; casts, zeroes, encode; rows,
+    # order of experts, experts, order of ranks, rows; decode and additions.
+    "tutel": 2 * 3 + (5 + 7 + 8) + 3 + 3 + 1 + (2 + 1 + 3) + 1 + 1 + 3 + 1 + 1 + (3 + 2),
     # Layout, notify, dispatch, GEMM, activation, GEMM, notify, combine; and the stack's.
     "deepep bare": 8 + 2,
     "deepep sglang": 8 + 1 + 3 + 1,
@@ -89,6 +92,7 @@ KERNELS_BACK = KERNELS | {
     "nccl-alltoall": 1 + 1 + 1 + 5 + 1 + 2 + 1,  # no counts, no maps; gradients of weights go back
     "megatron": 1 + 1 + 1 + (4 * 2 + 1) + 1 + 2 + 1,
     "megatron cutlass": 1 + 1 + 1 + (4 * 8 + 1) + 1 + 2 + 1,
+    "tutel": (2 + 1 + 3) + 3 + 1 + 1 + 5 + 1 + 1 + (3 + 2),  # and gradients of gate weights
     # What engines add is for serving; the layout and its counts are known.
     **dict.fromkeys(("deepep bare", "deepep sglang", "deepep vllm"), 2 + 1 + 5 + 1 + 2),
     "deepep-v2": 1 + 5 + 1,
@@ -104,6 +108,7 @@ WAITS = dict.fromkeys(KERNELS, 0) | dict.fromkeys(
         "nccl-alltoall",
         "megatron",
         "megatron cutlass",
+        "tutel",
         "deepep bare",
         "deepep sglang",
         "deepep vllm",
@@ -129,7 +134,8 @@ CACHED = ["dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdm
 PADDED = dict.fromkeys(("deepep sglang", "deepep vllm", "deepep-v2"), (2 * 128,) * 3)
 ROWS = dict.fromkeys(KERNELS, PAIRS) | {"flashdmoe": (4 * 128,) * 3, "deepep-ll": (2 * 64,) * 3}
 ROWS |= PADDED | {"ccfuser": (4 * 64,) * 3}  # of four (expert, owner), too
-WORKED_ON = PADDED | {"ccfuser": ROWS["ccfuser"]}
+ROWS |= {"tutel": (2 * 3 * 3,) * 3}  # the largest load of a rank for an expert is three rows
+WORKED_ON = PADDED | {scheme: ROWS[scheme] for scheme in ("ccfuser", "tutel")}
 """Rows that the activation works on."""
 TILES = dict.fromkeys(KERNELS, 2) | {"flashdmoe": 4 * 2, "deepep sglang": 2 * 2, "ccfuser": 4}
 """Heights of 64 rows on each GPU; vLLM's padding is not multiplied."""
@@ -203,6 +209,26 @@ NCCL_ROWS: Costs = {
         ((1 + WRITTEN) * BACK, PAIRS), (BACK, OWNED), (WRITTEN * BACK, TOKENS)
     ),
 }
+# ---- Tutel ----
+# Of three choices among six experts: masks and places with eight and four bytes, ids; three times
+# the places for the largest one.
+ONE_HOT = 3 * (6 + 2) * 8 + 6 * (3 * (12 + 8 + 20 + 8) + 2 * (8 + 8)) + 3 * 12 + 3 * 3 * 4
+CAPACITIES = ROWS["tutel"]  # as many rows leave a GPU as come
+TUTEL_ROWS: Costs = {
+    (Kind.LAYOUT, ""): each((ONE_HOT, TOKENS)),
+    # Tokens in FP32, zeroes, rows, the buffer as it travels; rows by expert.
+    (Kind.PERMUTE, ""): each(
+        (ROW + WRITTEN * BACK, TOKENS), (WRITTEN * BACK, CAPACITIES), ((1 + WRITTEN) * BACK, OWNED),
+        (BACK + WRITTEN * ROW, CAPACITIES), ((1 + WRITTEN) * ROW, CAPACITIES),
+    ),
+    (Kind.DISPATCH_MEMORY, ""): each((2 * ROW, CAPACITIES)),
+    (Kind.COMBINE_MEMORY, ""): each((2 * BACK, CAPACITIES)),
+    # A row for each choice, two additions of two.
+    (Kind.UNPERMUTE, ""): each(
+        ((1 + WRITTEN) * BACK, CAPACITIES), (BACK, OWNED), (3 * WRITTEN * BACK, TOKENS),
+        (2 * (2 + WRITTEN) * BACK, TOKENS),
+    ),
+}  # fmt: skip
 # ---- DeepEP ----
 IDS, INDEX, WEIGHTS = 3 * 8, 3 * 4, 3 * 4
 DEEPEP_ROWS: Costs = {
@@ -309,6 +335,7 @@ ROW_KERNELS: dict[str, Costs] = {
     "plain": {(Kind.UNPERMUTE, ""): each((BACK, OWNED), (WRITTEN * BACK, TOKENS))},
     "ideal": {},
     **dict.fromkeys(("nccl-alltoall", "megatron", "megatron cutlass"), NCCL_ROWS),
+    "tutel": TUTEL_ROWS,
     "deepep bare": DEEPEP_ROWS | BARE,
     "deepep sglang": DEEPEP_ROWS | SGLANG,
     "deepep vllm": DEEPEP_ROWS | VLLM,
@@ -384,6 +411,12 @@ MOVERS: dict[str, Costs] = {
         (Kind.COMBINE_RECEIVE, ""): each(((READ + WRITE) * BACK, OWNED)),
     },
     **dict.fromkeys(("nccl-alltoall", "megatron", "megatron cutlass"), NCCL_SMS),
+    "tutel": {
+        # Six rows to a GPU are within protocol LL on the way out, beyond it on the way back.
+        (Kind.DISPATCH_SEND, ""): each((100 * ROW, (12,) * 3), (PULL * ROW, (6,) * 3)),
+        (Kind.COMBINE_SEND, ""): each((PUSH * BACK, (12,) * 3), (PULL * BACK, (6,) * 3)),
+        (Kind.COMBINE_RECEIVE, ""): each((40 * BACK, (12,) * 3)),
+    },
     "deepep bare": WARPS,
     "deepep sglang": WARPS,
     "deepep vllm": WARPS,
@@ -487,9 +520,11 @@ def test_a_layer_ends_when_sms_and_memory_have_done_all(scheme: str, is_backward
         assert spent.timeline.visible_ps[spent.ends[gpu]] >= works.max()
 
 
-def gradients() -> tuple[Each, Each]:
+def gradients(scheme: str) -> tuple[Each, Each]:
     """Memory and SM time of the weight gradients of both projections."""
     rows = ((3, 2), (4, 2), (3, 2))  # of each GPU's experts
+    if scheme == "tutel":
+        rows = ((9, 9),) * 3
     memory, sms = [], []
     for of_gpu in rows:
         memory.append(
@@ -512,7 +547,7 @@ def gradients() -> tuple[Each, Each]:
 @pytest.mark.parametrize("scheme", [name for name in KERNELS if name != "deepep-ll"])
 def test_weight_gradients_read_both_operands_and_their_accumulator(scheme: str) -> None:
     there, back = (replay(layer(TYPES, is_backward=way), scheme) for way in (False, True))
-    memory, sms = gradients()
+    memory, sms = gradients(scheme)
     # In blocks of whole bytes, one for each tile.
     assert back.memory[Kind.WGRAD, "gradients"] == pytest.approx(memory, abs=2 * (48 + 24))
     assert back.sms[Kind.WGRAD, ""] == sms
