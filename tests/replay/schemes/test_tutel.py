@@ -152,24 +152,25 @@ def test_the_contract_finds_rows_that_are_not_the_layers(scheme: Scheme, sentenc
     assert any(sentence in one.sentence for one in found if one.check == "carried")
 
 
+def test_the_number_that_ranks_agree_on_is_no_payload() -> None:
+    assert not list(examine_layer(tutel(), "16 ranks"))  # an all-reduce in the switch
+
+
 # ---- chunks --------------------------------------------------------------------------------------
 
 
-def run(degree: int, launch: str | None = None) -> Timeline:
-    work = small_layers.work(
-        small_layers.draw(256, 4, 2, seed=1), 4, 4, shape=ExpertShape(512, 512, gated=False)
-    )
-    graph, _ = build_graph(work, round_machine(), tutel(overlap_degree=degree, channels=8), launch)
-    return schedule(graph)
+def run(degree: int, intermediate: int = 512, tokens: int = 256) -> Timeline:
+    shape = ExpertShape(512, intermediate, gated=False)
+    work = small_layers.work(small_layers.draw(tokens, 4, 2, seed=1), 4, 4, shape=shape)
+    # A host that waits for no capacity has launched everything long ago.
+    scheme = tutel(overlap_degree=degree, channels=8, capacity=1.5)
+    return schedule(build_graph(work, round_machine(), scheme)[0])
 
 
 def spans(timeline: Timeline, kind: Kind) -> list[tuple[int, int]]:
     """Begin and end of a kind's work on GPU 0, in stretches that do not touch."""
-    mine = np.flatnonzero(
-        (timeline.graph.kind == kind)
-        & (timeline.graph.rank == 0)
-        & (timeline.graph.duration_ps > 0)
-    )
+    graph = timeline.graph
+    mine = np.flatnonzero((graph.kind == kind) & (graph.rank == 0) & (graph.duration_ps > 0))
     found: list[tuple[int, int]] = []
     for task in mine[np.argsort(timeline.start_ps[mine], kind="stable")].tolist():
         begin, end = int(timeline.start_ps[task]), int(timeline.end_ps[task])
@@ -188,6 +189,14 @@ def test_dispatches_stand_before_combines_in_one_stream() -> None:
     # The experts of the first chunk run while the others travel.
     first = spans(timeline, Kind.GEMM1)[0]
     assert sent[0][1] < first[0] < sent[-1][0]
+
+
+def test_a_combine_that_is_ready_waits_for_the_last_dispatch() -> None:
+    timeline = run(8, intermediate=16, tokens=2048)
+    sent, back = (spans(timeline, kind) for kind in (Kind.DISPATCH_SEND, Kind.COMBINE_SEND))
+    computed = spans(timeline, Kind.GEMM2)[0][1]
+    assert computed + 10_000_000 < sent[-1][0]  # ps
+    assert back[0][0] > sent[-1][1]
 
 
 def test_one_chunk_overlaps_nothing() -> None:
