@@ -41,13 +41,13 @@ from replay.errors import UserError
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes import memory
 from replay.schemes.base import Scheme
+from replay.schemes.deepep.buffers import HEADER_BYTES, low_latency_bytes
 from replay.schemes.deepep.flags import Rows, store_flags, store_rows
 from replay.schemes.deepep.grid import HIDDEN_SIZES, Flows, Grid, padded_bytes
 from replay.schemes.deepep.messages import Messages, blocks_of_tokens
 from replay.schemes.facts import FORWARD, Buffer
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
-from replay.work.precision import SCALE_BLOCK
 from replay.work.ragged import places
 
 if TYPE_CHECKING:
@@ -61,9 +61,7 @@ SGLANG = "sgl-project/sglang, DeepEP's dispatcher and forward_deepgemm_masked"
 CAST = "topk_ids.to(int64)"
 GATE_ID_BYTES, EXPERT_ID_BYTES = 4, 8  # SGLang casts expert ids to the type of the kernels
 LANES = 32
-HEADER_BYTES = 16  # index of the token at its source, and room for more
 SOURCE_BYTES = 4  # index of a packed row at its source
-BUFFER_ALIGNMENT = 128
 SEND_UNROLL, PACK_UNROLL = 8, 7  # loads of a lane in flight (UNROLLED_WARP_COPY)
 BULK_UNROLL = 4  # the same for rows that go through shared memory (TMA)
 LOOK_UNROLL = 8  # the same where a block looks for the rows of its experts
@@ -72,10 +70,6 @@ COUNT_NS = 10  # of each expert, its rows counted by all blocks; fitted to 4096/
 MOST_TOPK = 11  # kNumMaxTopK
 MOST_GROUPS = 14  # named barriers of a block
 MOST_TOKENS = 1024  # FINISHED_SUM_TAG; SGLang refuses more
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -137,22 +131,12 @@ class LowLatencyDeepEp(Scheme):
         return system.sm.num_sms
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
-        """The library's buffer, doubled, which stays; rows packed by expert, with all their room.
-
-        Source: ``LowLatencyLayout`` and ``get_low_latency_rdma_size_hint`` in ``config.hpp``.
-        """
-        hidden = padded_bytes(work.shape.hidden, work.shape.hidden)
-        room = self._room(work)
-        row = 2 * hidden + hidden // SCALE_BLOCK * 4  # in BF16, and smallest and largest of 128
-        sent = HEADER_BYTES + max(2 * hidden, hidden + hidden // SCALE_BLOCK * 4)
-        messages = work.num_experts * room
-        send, receive = max(room * sent, messages * row), messages * max(sent, row)
-        signals = _aligned(4 * work.num_experts)
-        symmetric = 2 * (send + receive + signals)
+        """The library's buffer, which stays; rows packed by expert, with all their room."""
+        symmetric = low_latency_bytes(self._room(work), work.shape.hidden, work.num_experts)
         slots = self._slots(work)
         packed = padded_bytes(work.dispatch_row_bytes, work.shape.hidden) + SOURCE_BYTES
         return (
-            Buffer("symmetric buffer", memory.on_each(work, _aligned(symmetric + 1)), stays=True),
+            Buffer("symmetric buffer", memory.on_each(work, symmetric), stays=True),
             Buffer("packed rows", slots * packed),
             *memory.cast_received(work, slots),
             *memory.cast_results(work, slots),

@@ -37,6 +37,7 @@ from replay.machine.times import MemoryTraffic
 from replay.schemes import memory
 from replay.schemes.base import Scheme
 from replay.schemes.deepep import notify, stack
+from replay.schemes.deepep.buffers import VLLM_BYTES, ring_bytes
 from replay.schemes.deepep.messages import NODE_GPUS
 from replay.schemes.deepep.notify import EXPERT_ID_BYTES
 from replay.schemes.deepep.stack import STACKS
@@ -58,12 +59,6 @@ SHIPPED = ((2, 24, 24, 256), (8, 6, 4, 256), (16, 36, 4, 288), (64, 32, 1, 288))
 BLOCK_WARPS = 24  # 768 threads
 DISPATCH_UNROLL, COMBINE_UNROLL = 5, 4  # loads of a lane in flight (UNROLLED_WARP_COPY)
 STAGES = 2  # a received row is copied in two halves, each loaded and stored before the next
-
-# Of the buffer: values as wide as the widest rows; beside each row where it is from, and room for
-# 128 experts with weights and 128 scales; heads and tails, offsets and ends of each ring.
-RING_VALUE_BYTES, RING_META_BYTES, RING_HEADS = 2, 8 + 128 * (8 + 4) + 128 * 4, 5
-RING_ALIGNMENT = 128
-VLLM_BUFFER_BYTES = 1 << 30  # whatever is needed
 
 EXTRAPOLATED = "extrapolated: GPUs of the domain beyond the 8 that V1's kernels know"
 BARE = "bare"  # the stack that is nobody's
@@ -164,15 +159,12 @@ class DeepEp(Scheme):
 
     def _rings(self, work: LayerWork) -> Buffer:
         """DeepEP's buffer: what its configurations need, or what the engine sets aside."""
-        _, _, tokens = self._shipped(work.num_ranks)
-        rings = self.options.num_sms // 2 * work.num_ranks
-        row = RING_VALUE_BYTES * work.shape.hidden + RING_META_BYTES
-        needed = rings * (RING_HEADS * INDEX_BYTES + tokens * row)
-        needed = -(-needed // RING_ALIGNMENT) * RING_ALIGNMENT
-        source = "deepseek-ai/DeepEP, Config.get_nvl_buffer_size_hint"
-        if self._engine(work) is STACKS["vllm"] and needed < VLLM_BUFFER_BYTES:
-            needed, source = VLLM_BUFFER_BYTES, "vllm-project/vllm, VLLM_DEEPEP_BUFFER_SIZE_MB"
-        return Buffer("rings", memory.on_each(work, needed), stays=True, source=source)
+        _, _, num_tokens = self._shipped(work.num_ranks)
+        channels, hidden = self.options.num_sms // 2, work.shape.hidden
+        needed = ring_bytes(channels, work.num_ranks, num_tokens, hidden)
+        if self._engine(work) is STACKS["vllm"]:
+            needed = max(needed, VLLM_BYTES)
+        return Buffer("rings", memory.on_each(work, needed), stays=True)
 
     def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
         """What the experts write, in the engine's layout."""

@@ -368,7 +368,7 @@ REFUSED: dict[str, tuple[LayerWork, str]] = {
         small_layers.work(small_layers.draw(4, 4, 1), 2, 4, shape=ExpertShape(8193, 16)),
         "8192 values per row at most, not 8193",
     ),
-    "fp32": (to_rank(1, precision="fp32"), "rows to the experts are bf16 or fp8, not fp32"),
+    "fp32": (to_rank(1, precision="fp32"), "GEMMs are bf16 or fp8, not fp32"),
     "backward": (to_rank(1, is_backward=True), "no backward pass"),
 }
 
