@@ -13,6 +13,7 @@ from replay.contract import layers as small_layers
 from replay.run.layer import replay_layer
 from replay.run.memory import largest, memory_of, room
 from replay.schemes import SCHEMES, find
+from replay.schemes.deepep.buffers import low_latency_bytes
 from replay.schemes.registry import EXAMPLES
 from replay.work.layer import ExpertShape, LayerWork
 from replay.work.precision import Precision
@@ -111,6 +112,15 @@ def test_low_latency_has_room_for_all_tokens_at_every_expert_twice() -> None:
         "operands of the second GEMM": each(slots * ACTIVATED),
         "results of the experts": each(slots * ROW),
     }
+
+
+def test_low_latency_buffers_have_the_sizes_that_were_published() -> None:
+    # DeepEP's test prints "Allocating buffer size: 2146.961792 MB"; vllm-project/vllm issue 57894
+    # has a table for hidden 5120 and 448 experts.
+    assert low_latency_bytes(128, 7168, 288) == 2_146_961_792
+    table = {2048: 35.55, 1856: 32.21, 1840: 31.94, 1536: 26.66}  # GiB by tokens of a rank
+    for num_tokens, gib in table.items():
+        assert low_latency_bytes(num_tokens, 5120, 448) / 2**30 == pytest.approx(gib, abs=0.005)
 
 
 def test_nvls_has_all_tokens_twice_on_every_gpu() -> None:
