@@ -123,6 +123,17 @@ def test_low_latency_buffers_have_the_sizes_that_were_published() -> None:
         assert low_latency_bytes(num_tokens, 5120, 448) / 2**30 == pytest.approx(gib, abs=0.005)
 
 
+def test_nccls_connections_take_what_users_see() -> None:
+    """NVIDIA/nccl issue 1685: the first all-to-all on 8 H100 takes 4.34 - 1.06 GB.
+
+    It allocates buffers of 10,485,760 and of 2,097,152 bytes, for 32 channels of each peer.
+    """
+    work = small_layers.ALL["zipf 8 ranks"]()
+    (fifos,) = (one for one in SCHEMES["nccl-alltoall"].buffers(work, H100) if one.stays)
+    assert fifos.nbytes.tolist() == [7 * 32 * (10_485_760 + 2_097_152)] * 8
+    assert fifos.nbytes[0] == pytest.approx(4.34e9 - 1.06e9, rel=0.15)
+
+
 def test_nvls_has_all_tokens_twice_on_every_gpu() -> None:
     found = buffers("nvls", layer())
     assert found["gathered tokens"] == each(6 * (ROW + TOPK * (8 + 4)))
