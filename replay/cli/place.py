@@ -21,7 +21,7 @@ def place(
     trace: Annotated[str, typer.Argument(help=str(RunSpec.model_fields["trace"].description))],
     slots: Annotated[
         int | None,
-        typer.Option("--slots", help="Room for experts on all GPUs [as many as experts]."),
+        typer.Option("--slots", min=1, help="Room for experts on all GPUs [as many as experts]."),
     ] = None,
     algorithm: Annotated[
         str | None,
@@ -35,7 +35,8 @@ def place(
         typer.Option("--from", help="Map of slots to look at, in any format that is read."),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option("--ranks", help="GPUs in the group [the trace's own, or 8].")
+        int | None,
+        typer.Option("--ranks", min=1, help="GPUs in the group [the trace's own, or 8]."),
     ] = None,
     nodes: Annotated[
         int, typer.Option("--nodes", help="Servers, for eplb's hierarchical policy.")
@@ -51,7 +52,9 @@ def place(
     windows: Annotated[
         int | None,
         typer.Option(
-            "--windows", help="Windows of steps that it is looked at, the first fitted [up to 4]."
+            "--windows",
+            min=1,
+            help="Windows of steps that it is looked at, the first fitted [up to 4].",
         ),
     ] = None,
     tokens_per_rank: Annotated[

@@ -128,6 +128,15 @@ def test_a_small_plan_by_hand() -> None:
     assert (found.effort.attempts, found.effort.visits, found.effort.searches) == (1, 1, 1)
 
 
+def test_the_home_keeps_a_row_and_levels_rise_until_one_can_be_kept() -> None:
+    # 8 rows on GPU 0, two an expert: above level 5 are 3 and above level 6 are 2, of which the only
+    # GPU with room must take all, and an expert can give one. Above level 7 is one.
+    found = quota_plan.plan(np.array([2, 2, 2, 2, 0, 0, 0, 0]), 2, 4)
+    assert found.level == 7
+    assert found.exports == [quota_plan.Export(expert=0, rank=1, rows=1)]
+    assert found.effort.attempts == 3
+
+
 def test_sorting_is_counted_by_its_moves() -> None:
     # Both GPUs sort at the same time: ascending 1, 2, 3, 4 takes 6 moves, beside the 4 looks.
     found = quota_plan.plan(np.array([1, 2, 3, 4, 9, 3, 1, 0]), 2, 1)
