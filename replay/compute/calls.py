@@ -121,7 +121,7 @@ def per_expert_kernels(
 
     def gradient(projection: Projection, begin: Ints) -> Ints:
         def one(call: Call, behind: Ints) -> Ints:
-            return _gradient_call(machine, work, projection, call, pool, behind)
+            return gradient_call(machine, work, projection, call, pool, behind)
 
         return _on_streams(machine, calls, begin, streams, one)
 
@@ -197,7 +197,7 @@ def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, call: Call) -> RowTile
     )
 
 
-def _gradient_call(
+def gradient_call(
     machine: Machine,
     work: LayerWork,
     projection: Projection,
@@ -205,7 +205,10 @@ def _gradient_call(
     pool: Ints,
     after: Ints,
 ) -> Ints:
-    """Add one expert's weight gradient on every GPU, in a kernel: (rank,) marks of its end."""
+    """Add one expert's weight gradient on every GPU, in a kernel: (rank,) marks of its end.
+
+    See `gemm_call` for the parameters.
+    """
     on = call.rows > 0
     begun = machine.kernel(after, "wgrad", on=on)
     of_expert, rows = np.zeros((2, work.num_experts), np.int64)

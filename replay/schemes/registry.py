@@ -18,6 +18,7 @@ from replay.schemes.dysharp.scheme import (
     DYSHARP_COMET,
     DYSHARP_FUSION_ONLY,
 )
+from replay.schemes.fastermoe.scheme import FasterMoe
 from replay.schemes.flashdmoe.scheme import FlashDMoe
 from replay.schemes.hybrid_ep.scheme import HybridEp
 from replay.schemes.ideal import Ideal
@@ -40,6 +41,7 @@ SCHEMES: dict[str, Scheme] = {
         NcclAllToAll(),
         Megatron(),
         Tutel(),
+        FasterMoe(),
         DeepEp(),
         LowLatencyDeepEp(),
         ElasticDeepEp(),

@@ -1,0 +1,68 @@
+"""One expert's rows of one step: a call for each GEMM, and PyTorch's kernels between.
+
+Source: laekov/fastmoe ``fmoe/fastermoe/schedule.py`` (``_expert_forward``, ``_expert_backward``),
+``fmoe/linear.py``, ``fmoe/transformer.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.compute.calls import Call, gemm_call, gradient_call
+from replay.compute.experts import activation_bytes
+from replay.compute.gemm import Gemm
+from replay.compute.weight_gradients import DOWN, UP
+from replay.machine.kinds import KIND_NAMES, Kind
+from replay.machine.times import MemoryTraffic
+from replay.schemes.software import ACTIVATION, WGRAD, Listed
+
+if TYPE_CHECKING:
+    from replay.machine.machine import Ints, IntsLike, Machine
+    from replay.work.layer import LayerWork
+
+COPY = "copy of results"
+
+
+def compute(machine: Machine, work: LayerWork, call: Call, pool: Ints, after: Ints) -> Ints:
+    """Run the experts on the rows of a call: (rank,) tasks; `after` on a GPU without rows."""
+    done = gemm_call(
+        machine, work, Gemm.first(work, fused_activation=False), call, pool, after
+    )  # fmt: skip
+    if work.is_backward:
+        done = gradient_call(machine, work, DOWN, call, pool, done)
+    activated = activation_bytes(work, rows=call.rows)
+    done = _elementwise(
+        machine, Kind.ACTIVATION, activated, call, done, KIND_NAMES[Kind.ACTIVATION]
+    )
+    done = gemm_call(machine, work, Gemm.second(work), call, pool, done)
+    if work.is_backward:
+        done = gradient_call(machine, work, UP, call, pool, done)
+    row = work.combine_row_bytes
+    copied = MemoryTraffic(call.rows * row, call.rows * row)
+    return _elementwise(machine, Kind.UNPERMUTE, copied, call, done, COPY)
+
+
+def computed(*, is_backward: bool) -> tuple[Listed, ...]:
+    """Kernels of `compute`."""
+    first, second = Listed("gemm1"), Listed("gemm2")
+    copy = Listed(COPY, moves="results of one call, into the buffer that is sent")
+    if is_backward:
+        return second, WGRAD, ACTIVATION, first, WGRAD, copy
+    return first, ACTIVATION, second, copy
+
+
+def _elementwise(
+    machine: Machine,
+    kind: Kind,
+    moved: IntsLike | MemoryTraffic,
+    call: Call,
+    after: Ints,
+    name: str,
+) -> Ints:
+    """Run a kernel where a call has rows: (rank,) tasks."""
+    begun = machine.kernel(after, name, on=call.rows > 0)
+    late = machine.costs.elementwise(moved)
+    ended = machine.stream(kind, moved, machine.ranks, begun, late=late)
+    return np.where(call.rows > 0, ended, begun)
