@@ -79,7 +79,7 @@ class Case:
         return {run.label: run for run in (*plain, *self.more)}
 
 
-FORWARD_ONLY = ("deepep-ll",)
+FORWARD_ONLY = ("deepep-ll", "megamoe")
 """Schemes that have no backward pass."""
 
 CASES: dict[str, Case] = {

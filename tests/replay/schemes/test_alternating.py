@@ -43,6 +43,7 @@ ALTERNATING: dict[str, tuple[Rates, Rates]] = {
     "flux": (LOADED, STORED),
     "comet": (LOADED, STORED),
     "ccfuser": (LOADED, STORED),
+    "megamoe": (LOADED, STORED),
     "flashdmoe": ((SCATTER, 1.0), (SCATTER, 1.0)),
     "dysharp-basic": (IN_SWITCH, IN_SWITCH),
     "dysharp-fusion-only": (STORED, LOADED),

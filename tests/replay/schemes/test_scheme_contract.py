@@ -53,6 +53,11 @@ MORE = {
     "hybrid-ep": {  # an even number of ranks
         name for name, make in small_layers.LAYERS.items() if make().num_ranks % 2
     },
+    "megamoe": {  # rows of the GEMMs' type
+        name
+        for name, make in small_layers.LAYERS.items()
+        if make().precision.gemm != make().precision.dispatch
+    },
     "tutel": {  # equally many experts on every rank
         name
         for name, make in small_layers.LAYERS.items()

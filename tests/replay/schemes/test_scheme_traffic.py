@@ -189,6 +189,11 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
         # time: 88, and 84 at the end.
         "flux": {"dispatch": answer(out), "combine": 7 * write(88 * value) + write(84 * value)},
         "ccfuser": {"dispatch": answer(out), "combine": write(back)},
+        # 256 columns of two blocks.
+        "megamoe": {
+            "dispatch": answer(out),
+            "combine": 2 * write(256 * value) + write(188 * value),
+        },
         # Or 512 columns.
         "comet": {"dispatch": answer(out), "combine": write(512 * value) + write(188 * value)},
         # Tiles of 64 columns come back.

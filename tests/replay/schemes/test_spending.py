@@ -62,6 +62,7 @@ KERNELS = {
     "deepep bare": 8 + 2,
     "deepep sglang": 8 + 1 + 3 + 1,
     "deepep vllm": 8 + 7 + 1 + 1,
+    "megamoe": 2,  # tokens to where peers read them
     "deepep-ll": 6,  # ids, dispatch, GEMM, activation, GEMM, combine
     "deepep-v2": 5,  # dispatch, GEMM, activation, GEMM, combine; no gap before the epilogues
     # Gather, memset, scan, places; expected values, meeting, dispatch, meeting, permute; experts;
@@ -121,12 +122,15 @@ WAITS = dict.fromkeys(KERNELS, 0) | dict.fromkeys(
 )
 FUSED = [
     "dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet",
+    "megamoe",
 ]  # fmt: skip
 APART = [
     "plain", "ideal", "dysharp-basic", "nccl-alltoall", "megatron", "megatron cutlass",
     "deepep bare", "hybrid-ep", "nvls", "flux",
 ]  # fmt: skip
-CACHED = ["dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet"]
+CACHED = [
+    "dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet", "megamoe",
+]  # fmt: skip
 """The last GEMM finds in the cache what the first wrote."""
 
 # FlashDMoE has four (expert, owner) on each GPU, whose tiles are worked on as if they were full.
@@ -142,7 +146,7 @@ TILES = dict.fromkeys(KERNELS, 2) | {"flashdmoe": 4 * 2, "deepep sglang": 2 * 2,
 OVERHEADS = dict.fromkeys(KERNELS, 2 * 11 * NS) | {"flashdmoe": 4 * 11 * NS // 2}
 OVERHEADS |= {"ccfuser": 4 * 11 * NS}
 """Overheads of one column of tiles; two blocks on an SM hide half of each other's."""
-RESULTS = dict.fromkeys(KERNELS, BACK) | {"moe-hub": 0, "flashdmoe": 0}
+RESULTS = dict.fromkeys(KERNELS, BACK) | {"moe-hub": 0, "flashdmoe": 0, "megamoe": 0}
 """Bytes of a row that the last GEMM writes to memory and not to another GPU."""
 
 
@@ -154,8 +158,12 @@ def test_every_scheme_is_here() -> None:
     assert {scheme.partition(" ")[0] for scheme in KERNELS} == {*SCHEMES, "plain"}
 
 
+WIDTHS = {"ccfuser": 512, "megamoe": 128}
+FORWARD_ONLY = ("deepep-ll", "megamoe")
+
+
 def column_tiles(scheme: str, columns: int) -> int:
-    return -(-columns // 512) if scheme == "ccfuser" else columns // 64
+    return -(-columns // WIDTHS.get(scheme, 64))
 
 
 def tile_ps(scheme: str, columns: int, inner: int) -> Each:
@@ -346,6 +354,11 @@ ROW_KERNELS: dict[str, Costs] = {
     "flux": FLUX_ROWS,
     "comet": {(Kind.LAYOUT, ""): each((6, TOKENS)), (Kind.COMBINE_MEMORY, ""): ANSWERED},
     "ccfuser": CCFUSER_ROWS,
+    "megamoe": {
+        (Kind.LAYOUT, ""): each((2 * IDS, TOKENS)),  # looked at twice
+        (Kind.DISPATCH_MEMORY, ""): each(((1 + WRITTEN) * ROW, TOKENS)),
+        (Kind.COMBINE_MEMORY, ""): each((BACK, OWNED), (WRITTEN * BACK, TOKENS)),
+    },
     **{scheme: {(Kind.COMBINE_MEMORY, ""): ANSWERED} for scheme in DYSHARP},
 }
 """Memory of all that moves rows and counts them."""
@@ -461,6 +474,9 @@ MOVERS: dict[str, Costs] = {
         (Kind.COMBINE_SEND, ""): each((PUSH * BACK, CAME)),
         (Kind.COMBINE_RECEIVE, ""): each((READ * BACK, OWNED), (WRITE * BACK, TOKENS)),
     },
+    "megamoe": {  # pulled by warps that multiply nothing, stored by the epilogue
+        (Kind.COMBINE_RECEIVE, ""): each((READ * BACK, OWNED), (WRITE * BACK, TOKENS)),
+    },
     "ccfuser": {
         # A turn of a loop copies 4 KiB and waits for a peer's memory or the own; two or three rows.
         (Kind.DISPATCH_SEND, ""): each(
@@ -511,7 +527,7 @@ class TestForward:
 @pytest.mark.parametrize("is_backward", [False, True])
 @pytest.mark.parametrize("scheme", KERNELS)
 def test_a_layer_ends_when_sms_and_memory_have_done_all(scheme: str, is_backward: bool) -> None:
-    if scheme == "deepep-ll" and is_backward:
+    if scheme in FORWARD_ONLY and is_backward:
         return
     # DySHARP's results are pulled, when their GPU may have gone on.
     options = {"results": "cache"} if scheme in DYSHARP else {}
@@ -544,7 +560,7 @@ def gradients(scheme: str) -> tuple[Each, Each]:
     return tuple(memory), tuple(sms)  # type: ignore[return-value]  # three GPUs
 
 
-@pytest.mark.parametrize("scheme", [name for name in KERNELS if name != "deepep-ll"])
+@pytest.mark.parametrize("scheme", [name for name in KERNELS if name not in FORWARD_ONLY])
 def test_weight_gradients_read_both_operands_and_their_accumulator(scheme: str) -> None:
     there, back = (replay(layer(TYPES, is_backward=way), scheme) for way in (False, True))
     memory, sms = gradients(scheme)
