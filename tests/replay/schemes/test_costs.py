@@ -103,7 +103,9 @@ SHOWN: dict[Kind, list[tuple[str, str, frozenset[str]]]] = {
         (COMBINE, "reads of results, HBM", PAID),
         (COMBINE, "sums at the owner, HBM", frozenset({"stream", "sums"})),
     ],
-    Kind.NOTIFY_UP: [(COMBINE, "flags", frozenset({"expert", "tile", "notice", "message", "peer"}))],
+    Kind.NOTIFY_UP: [
+        (COMBINE, "flags", frozenset({"expert", "tile", "notice", "message", "peer"})),
+    ],
 }
 """Kinds of task that a graph has where a cell of a cost has one of these names, and only there."""
 
