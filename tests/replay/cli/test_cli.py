@@ -77,7 +77,8 @@ def test_compare_takes_all_schemes_and_shows_each(trace_file: Path, tmp_path: Pa
     assert data["format"] == "moereplay-comparison/2"
     assert data["baseline"] == "deepep"
     assert [row["scheme"]["name"] for row in data["results"]] == list(SCHEMES)
-    assert data["results"][2]["scheme"]["options"]["num_sms"] == 20
+    by_name = {row["scheme"]["name"]: row["scheme"] for row in data["results"]}
+    assert by_name["deepep"]["options"]["num_sms"] == 20
     for name, scheme in SCHEMES.items():
         shown = f"{name}*" if scheme.proposes else f"{name} "
         assert result.stdout.count(shown) >= 2, "once in each table"
@@ -162,7 +163,7 @@ def test_a_mistake_ends_with_a_line_and_code_2(trace_file: Path, arguments, said
         (["--scheme", "dysharp", "--option", "weight_passes=2"], "'weight_passes' of scheme 'dys"),
         (["--scheme", "dysharp", "--option", "results=x"], "unknown results of scheme 'dysharp'"),
         (["--scheme", "deepep", "--set", "switch.flits_per_channel=-1"], "switch.flits_per_chan"),
-        (["--scheme", "deepep", "--placement", "eplb"], "unknown placement 'eplb'"),
+        (["--scheme", "deepep", "--placement", "eplbs"], "unknown placement 'eplbs'"),
         (["--scheme", "deepep", "--placement", "file:gone.json"], "gone.json"),
         (["--scheme", "deepep", "--system", "dgx-h1000"], "unknown system 'dgx-h1000'"),
         (["--scheme", "deepep", "--option", "num_sms"], "expected K=V"),

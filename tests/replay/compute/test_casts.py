@@ -203,6 +203,7 @@ def test_every_scheme_casts_in_one_of_two_ways() -> None:
         "ccfuser",
         "deepep-ll",
         "deepep-v2",
+        "fastermoe",
         "hybrid-ep",
         "megamoe",
     }

@@ -170,6 +170,10 @@ def test_who_is_tuned(scheme: str, tuned_when_asked: dict[bool | None, bool], sy
             assert not same or runs[other].spec == result.spec
 
 
+GRAINS = {"overlap_degree", "group_size"}
+"""What Tutel and FasterMoE choose beside: how fine the steps are into which they cut a layer."""
+
+
 def test_every_scheme_with_a_split_of_the_sms_can_be_tuned() -> None:
     for scheme in SCHEMES.values():
         splits = {
@@ -177,7 +181,7 @@ def test_every_scheme_with_a_split_of_the_sms_can_be_tuned() -> None:
             for name in dataclasses.asdict(scheme.options)
             if name.endswith("_sms") or name == "channels"
         }
-        assert splits == set(scheme.candidates), scheme.name
+        assert splits == set(scheme.candidates) - GRAINS, scheme.name
         assert scheme.candidates or not scheme.tuned_by_default
 
 
