@@ -160,6 +160,29 @@ def test_the_plan_takes_the_steps_of_its_thread_block() -> None:
     assert (begin + searching + giving + dividing) * NS in times.tolist()
 
 
+def test_moonep_plans_on_the_first_gpu_between_barriers() -> None:
+    # Four experts, 16384 rows for the first: three GPUs lack 4096 each, three steps hand them out.
+    found, work = replicated(4, "moonep"), hot(4, "moonep")
+    graph = found.graph
+    assert work.step_plan is not None
+    assert work.step_plan.rounds == 3 + 3
+    loads, tables = 4 * 4, 4 * (3 * 4 * 4 + 4 * 4 * 8)
+    up = found.each(Kind.LOADS_UP, graph.wire_bytes)
+    assert up == [3 * (tables + -(-tables // 128) * 16), *[loads + 16] * 3]
+    grid_barrier = int(found.machine.costs.grid_barrier().ps)
+    solved = (graph.kind == Kind.PLAN) & (graph.resource < 0)
+    times = graph.duration_ps[solved] + graph.latency_ps[solved]
+    assert set(times.tolist()) == {6 * 4 * 20 * NS + 10 * grid_barrier}
+    barrier = round_machine().overheads.barrier_ps(4) + 250 * NS  # behind acknowledged stores
+    met = (graph.kind == Kind.PLAN_SYNC) & (graph.latency_ps + graph.duration_ps == barrier)
+    assert met.sum() == 3 * 4  # loads, plan, weights
+    ids = 4096 * 8  # of a GPU: sorted from, looked at again, places written
+    assert (
+        found.each(Kind.PLAN, graph.duration_ps * (graph.resource >= 0))
+        == [2 * ids // 8 + ids // 4] * 4
+    )
+
+
 def test_a_gpu_goes_on_with_its_weights_and_when_its_own_copies_are_done() -> None:
     found = replicated(4)
     graph, timeline = found.graph, found.timeline
