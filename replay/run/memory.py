@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.compute import replication
 from replay.measure.parts import BufferBytes, Memory, Room
 from replay.schemes import memory
+from replay.schemes.facts import Buffer
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -19,10 +21,13 @@ if TYPE_CHECKING:
 def memory_of(work: LayerWork, system: System, scheme: Scheme) -> Memory:
     """Count the memory of one layer, every buffer as if it were there until the layer ends."""
     shape, types, compute = work.shape, work.precision, system.compute
-    buffers = (*scheme.buffers(work, system), *scheme.intermediates(work))
+    slots = tuple(Buffer(*one, stays=True) for one in replication.memory(work, system))
+    buffers = (*scheme.buffers(work, system), *scheme.intermediates(work), *slots)
     each = compute.weight_bytes(shape.gemm1_columns, shape.hidden, types.gemm)
     each += compute.weight_bytes(shape.hidden, shape.intermediate, types.gemm)
     experts = np.array([len(local) for local in work.experts_of_rank], np.int64)
+    if work.step_plan is not None:  # whose slots for replicas all layers share
+        experts -= work.step_plan.reserved
     weights, tokens = experts * each, memory.tokens(work)
     tokens = tokens * (work.token_row_bytes + work.result_row_bytes)
     total = sum((one.nbytes for one in buffers), weights + tokens)

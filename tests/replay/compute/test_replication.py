@@ -18,6 +18,7 @@ from replay.machine.host import Operation
 from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.machine import Machine
 from replay.run.layer import build_layer
+from replay.run.memory import memory_of
 from replay.schemes.plain import Plain
 from replay.work.layer import ExpertShape, LayerWork, Precision
 from replay.work.step_plan import plan_step
@@ -248,6 +249,15 @@ def test_slots_are_memory() -> None:
     assert tables.nbytes.tolist() == [flags + 4 * (20 + 8 + 4 * 8 * 4) + 4 * 8 * (4 + 2)] * 4
     plain = LayerWork(ids, owner.astype(np.int32), plan.placement, SHAPE, Precision("fp8"))
     assert memory(plain, round_machine()) == ()
+
+
+def test_all_layers_share_the_slots() -> None:
+    work = hot(4)  # an expert and a reserved slot on every GPU
+    found = memory_of(work, round_machine(), Plain())
+    assert found.weight_bytes == [EXPERT] * 4
+    slots = {one.name: one for one in found.buffers if one.stays}
+    assert slots["weights of replicas"].bytes == [EXPERT] * 4
+    assert set(slots) >= {"weights of replicas", "flags, plans and loads"}
 
 
 def test_weights_stay_within_an_nvlink_domain() -> None:
