@@ -178,3 +178,10 @@ def test_two_slots_on_one_gpu_are_one_for_its_load() -> None:
     placement = Placement(np.array([0, 0, 1, 1], np.int32), 2, "by hand", np.array([0, 0, 0, 1]))
     chosen = choose(np.zeros((8, 1), np.int32), np.zeros(8, np.int32), placement, "load")
     assert np.bincount(placement.expert_rank[chosen[:, 0]]).tolist() == [4, 4]
+
+
+def test_by_load_a_row_of_a_third_gpu_makes_way_for_one_of_the_own() -> None:
+    # Expert 0 is on GPUs 1 and 2, which take a row each: that of GPU 1 stays, so GPU 0's goes to 2.
+    placement = Placement(np.array([0, 1, 2], np.int32), 3, "by hand", np.array([1, 0, 0]))
+    ids, owner = rows([[0], [0]], [0, 1])
+    assert choose(ids, owner, placement, "load")[:, 0].tolist() == [2, 1]
