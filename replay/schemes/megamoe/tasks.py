@@ -57,7 +57,7 @@ def warm_up(num_tiles: int, clusters: int, first: int, second: int) -> int:
 def turns(num_tiles: int, clusters: int, first: int, second: int) -> tuple[Ints, Ints]:
     """Turn at which each task of GEMM-1 and of GEMM-2 is drawn: (tile, task) of either.
 
-    No task of GEMM-2 comes before all of GEMM-1 of its row tile.
+    The warm-up sees to it that no task of GEMM-2 comes before all of GEMM-1 of its row tile.
     """
     warm = warm_up(num_tiles, clusters, first, second) * clusters if num_tiles else 0
     of_first, of_second = np.arange(num_tiles * first), np.arange(num_tiles * second)
@@ -65,7 +65,7 @@ def turns(num_tiles: int, clusters: int, first: int, second: int) -> tuple[Ints,
     later = (of_first - warm) // clusters * 2 + 1
     one = np.where(of_first < warm, -1, later).reshape(num_tiles, first)
     two = (of_second // clusters * 2).reshape(num_tiles, second)
-    return one, np.maximum(two, one.max(axis=1, initial=-1)[:, None] + 1)
+    return one, two
 
 
 def ring_tiles(num_tiles: int, clusters: int, first: int, second: int) -> int:

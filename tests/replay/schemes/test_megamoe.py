@@ -211,6 +211,9 @@ def test_results_leave_when_both_blocks_of_a_cluster_have_them() -> None:
     second = np.sort(timeline.visible_ps[tasks(timeline, Kind.GEMM2)]).reshape(4, 2)
     assert (np.sort(timeline.start_ps[left]) >= second.max(axis=1)).all()
     assert timeline.start_ps[left].min() == second[0].max()
+    src, dst = graph.edges()
+    made = (graph.kind[src] == Kind.GEMM2) & (graph.kind[dst] == Kind.COMBINE_UP)
+    assert np.unique(dst[made], return_counts=True)[1].tolist() == [2] * 4
 
 
 def test_an_sm_holds_on_to_what_cannot_leave() -> None:
@@ -238,13 +241,16 @@ def test_sums_wait_for_the_flags_of_their_experts_alone() -> None:
     assert of_first.min() >= timeline.visible_ps[flags].min()
 
 
-def test_flags_are_sent_when_a_gpus_stores_are_acknowledged() -> None:
-    timeline = scheduled(work([[0]], [0, 1], 2))
+@pytest.mark.parametrize("slower", [1, 1000])
+def test_flags_are_sent_when_a_gpus_stores_are_acknowledged(slower: int) -> None:
+    system = hwmodel.load("dgx-h100", {**ROUND, "link.efficiency": 1 / slower})
+    timeline = scheduled(work([[0]], [0, 1], 2), system)
     stored = last(timeline, Kind.COMBINE_DOWN)
     grid = round_machine().overheads.grid_barrier_ps
     told = timeline.start_ps[tasks(timeline, Kind.NOTIFY_UP, 0)].max()
-    assert told == max(stored, last(timeline, Kind.GEMM2) + grid)
-    flag = 2 * write_packets(8) + UP + DOWN + VISIBLE + UP + DOWN + POLL
+    done = last(timeline, Kind.GEMM2) + grid
+    assert told == max(stored, done) and (slower == 1 or stored > done)
+    flag = 2 * slower * write_packets(8) + UP + DOWN + VISIBLE + UP + DOWN + POLL
     assert last(timeline, Kind.NOTIFY_DOWN, 1) == told + flag
     assert starts(timeline, Kind.COMBINE_MEMORY, 1)[0] == told + flag
 
@@ -254,8 +260,9 @@ def test_a_gpu_stays_until_all_have_done_their_tiles() -> None:
     machine = Machine(round_machine(), GraphBuilder(KIND_NAMES), 3)
     ends = SCHEME.build(layer, machine, machine.mark(machine.ranks))
     timeline = schedule(machine.graph.build())
-    done = last(timeline, Kind.GEMM2)
-    assert timeline.visible_ps[ends[2]] > done + 1000 * NS
+    done = last(timeline, Kind.GEMM2) + round_machine().overheads.grid_barrier_ps
+    sent = max(done, last(timeline, Kind.COMBINE_DOWN))
+    assert timeline.visible_ps[ends[2]] == sent + UP + DOWN + 1020 * NS
 
 
 def test_its_memory() -> None:
