@@ -220,7 +220,7 @@ def test_the_host_lists_blocks_when_it_has_the_counts() -> None:
 
 def test_sums_wait_for_every_put() -> None:
     slow = hwmodel.load("dgx-h100", {**ROUND, "link.efficiency": 0.001})
-    timeline = scheduled(pair(), slow)
+    timeline = scheduled(rows_of([0, 0], [64, 0], experts=2), slow)
     put = max(end for _, end in times(timeline, Kind.COMBINE_DOWN, 1))
     sums = times(timeline, Kind.UNPERMUTE, 1)
     assert sums[1][0] >= put + UP + DOWN + (1000 + 10) * NS
