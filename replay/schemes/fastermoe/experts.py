@@ -19,7 +19,7 @@ from replay.machine.times import MemoryTraffic
 from replay.schemes.software import ACTIVATION, WGRAD, Listed
 
 if TYPE_CHECKING:
-    from replay.machine.machine import Ints, IntsLike, Machine
+    from replay.machine.machine import Ints, Machine
     from replay.work.layer import LayerWork
 
 COPY = "copy of results"
@@ -27,21 +27,20 @@ COPY = "copy of results"
 
 def compute(machine: Machine, work: LayerWork, call: Call, pool: Ints, after: Ints) -> Ints:
     """Run the experts on the rows of a call: (rank,) tasks; `after` on a GPU without rows."""
-    done = gemm_call(
-        machine, work, Gemm.first(work, fused_activation=False), call, pool, after
-    )  # fmt: skip
+    ranks = np.flatnonzero(call.rows)
+    done = gemm_call(machine, work, Gemm.first(work, fused_activation=False), call, pool, after)
     if work.is_backward:
         done = gradient_call(machine, work, DOWN, call, pool, done)
-    activated = activation_bytes(work, rows=call.rows)
-    done = _elementwise(
-        machine, Kind.ACTIVATION, activated, call, done, KIND_NAMES[Kind.ACTIVATION]
-    )
+    activated = activation_bytes(work, rows=call.rows)[ranks]
+    name = KIND_NAMES[Kind.ACTIVATION]
+    done = _elementwise(machine, Kind.ACTIVATION, activated, ranks, done, name)
     done = gemm_call(machine, work, Gemm.second(work), call, pool, done)
     if work.is_backward:
         done = gradient_call(machine, work, UP, call, pool, done)
-    row = work.combine_row_bytes
-    copied = MemoryTraffic(call.rows * row, call.rows * row)
-    return _elementwise(machine, Kind.UNPERMUTE, copied, call, done, COPY)
+    copied = call.rows[ranks] * work.combine_row_bytes
+    return _elementwise(
+        machine, Kind.UNPERMUTE, MemoryTraffic(copied, copied), ranks, done, COPY
+    )  # fmt: skip
 
 
 def computed(*, is_backward: bool) -> tuple[Listed, ...]:
@@ -56,13 +55,13 @@ def computed(*, is_backward: bool) -> tuple[Listed, ...]:
 def _elementwise(
     machine: Machine,
     kind: Kind,
-    moved: IntsLike | MemoryTraffic,
-    call: Call,
+    moved: Ints | MemoryTraffic,
+    ranks: Ints,
     after: Ints,
     name: str,
 ) -> Ints:
-    """Run a kernel where a call has rows: (rank,) tasks."""
-    begun = machine.kernel(after, name, on=call.rows > 0)
+    """Run a kernel on `ranks`, that moves (rank of these,) bytes: (rank,) tasks."""
+    ends = machine.kernel(after, name, on=np.isin(machine.ranks, ranks))
     late = machine.costs.elementwise(moved)
-    ended = machine.stream(kind, moved, machine.ranks, begun, late=late)
-    return np.where(call.rows > 0, ended, begun)
+    ends[ranks] = machine.stream(kind, moved, ranks, ends[ranks], late=late)
+    return ends
