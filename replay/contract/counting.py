@@ -41,6 +41,9 @@ def messages(routing: Routing, traffic: str) -> Iterator[tuple[int, list[int]]]:
         elif traffic == "switch":
             if routing.remote(token):
                 yield source, sorted(set(routing.remote(token)))
+        elif traffic == "ring":
+            n = routing.num_ranks
+            yield from (((source + hop) % n, [(source + hop + 1) % n]) for hop in range(n - 1))
         elif traffic == "dense":
             if routing.num_ranks > 1:
                 yield source, list(range(routing.num_ranks))  # the source's own copy loops back
@@ -97,6 +100,12 @@ def _closed_form(routing: Routing, traffic: str) -> tuple[Counter[Port], Counter
             "pair": (sum(len(routing.remote(token)) for token in own), pairs_in),
             "copy": (sum(len(set(routing.remote(token))) for token in own), tokens_in),
             "switch": (sum(bool(routing.remote(token)) for token in own), tokens_in),
+            "ring": (
+                sum(routing.owner[token] != (gpu + 1) % routing.num_ranks for token in tokens)
+                if routing.num_ranks > 1
+                else 0,
+                len(foreign),
+            ),
             "dense": (len(own), len(tokens)) if routing.num_ranks > 1 else (0, 0),
         }[traffic]
     return up, down

@@ -59,13 +59,19 @@ class Way:
 
     name: str
     estimate_ps: int
-    build: Callable[[Ints], Ints]
+    build: Callable[..., Ints]
 
 
 def run(
-    machine: Machine, kinds: PhaseKinds, collective: Collective, nbytes: int, begun: Ints
+    machine: Machine,
+    kinds: PhaseKinds,
+    collective: Collective,
+    nbytes: int,
+    begun: Ints,
+    *,
+    payload: bool = False,
 ) -> Ints:
-    """Run a collective on bytes that are not token rows: (rank,) the last task of every rank.
+    """Run a collective: (rank,) the last task of every rank.
 
     Parameters
     ----------
@@ -73,8 +79,11 @@ def run(
         As nccl-tests counts them: the larger of a rank's two buffers.
     begun
         (rank,): when each rank's kernel begins.
+    payload
+        Whether the bytes are token rows; only rings carry them.
     """
-    return quickest(machine, kinds, collective, nbytes).build(begun)
+    way = quickest(machine, kinds, collective, nbytes)
+    return way.build(begun, payload=True) if payload and nbytes else way.build(begun)
 
 
 def quickest(machine: Machine, kinds: PhaseKinds, collective: Collective, nbytes: int) -> Way:
@@ -117,7 +126,14 @@ def _cut(nbytes: int, channels: int) -> tuple[int, int, int]:
 
 
 def ring(
-    machine: Machine, kinds: PhaseKinds, begun: Ints, *, nbytes: int, protocol: Protocol, steps: int
+    machine: Machine,
+    kinds: PhaseKinds,
+    begun: Ints,
+    *,
+    nbytes: int,
+    protocol: Protocol,
+    steps: int,
+    payload: bool = False,
 ) -> Ints:
     """Pass chunks round a ring: (rank,) the last task of every rank.
 
@@ -130,13 +146,16 @@ def ring(
         What a rank sends in each step.
     steps
         Steps that send: n - 1 for all-gather and reduce-scatter, 2 (n - 1) for all-reduce.
+    payload
+        Whether the bytes are token rows.
     """
     n, rank = machine.num_ranks, machine.ranks
     peer = (rank + 1) % n
     used, loops, chunk = _cut(nbytes, machine.system.nccl.ring_channels)
     passing, copying = _block_times(machine, protocol, chunk, used)
     at = machine.delay(kinds.sync, Time(protocol.start_ps), begun)
-    for _ in range(loops):
+    for loop in range(loops):
+        rows = _share(nbytes, loop, loops) if payload else 0
         received = None
         for step in range(steps + 1):
             is_last = step == steps
@@ -147,9 +166,13 @@ def ring(
                 machine.graph.edges(received, block)
             at = block
             if not is_last:
-                at, landed = _store(machine, kinds, peer, protocol.stored_bytes(chunk), block)
+                nstored = protocol.stored_bytes(chunk)
+                at, landed = _store(machine, kinds, peer, nstored, rows, block)
                 # What a rank needs for its next step was sent by its predecessor.
-                received = machine.delay(kinds.sync, _told(machine, protocol), landed, peer)
+                last, before = landed[-n:], landed[:-n] if payload else landed[:0]
+                received = machine.delay(kinds.sync, _told(machine, protocol), last, peer)
+                # Ports keep the order of pieces; with edges, all rows are waited for.
+                machine.graph.edges(before, np.tile(received, len(before) // n))
                 received = received[(rank - 1) % n]
     return at
 
@@ -175,16 +198,27 @@ def _pieces(nbytes: int) -> tuple[int, int]:
     return pieces, -(-nbytes // pieces)
 
 
+def _share(nbytes: int, part: int, parts: int) -> int:
+    """Bytes of one of several parts that are as equal as whole bytes allow."""
+    return nbytes * (part + 1) // parts - nbytes * part // parts
+
+
 def _store(
-    machine: Machine, kinds: PhaseKinds, dst: Ints, nbytes: int, after: Ints
+    machine: Machine, kinds: PhaseKinds, dst: Ints, nbytes: int, rows: int, after: Ints
 ) -> tuple[Ints, Ints]:
-    """Store a chunk from each rank to its `dst`: (rank,) tasks of its last piece."""
+    """Store a chunk, of which `rows` bytes are payload, from each rank to its `dst`.
+
+    Returns
+    -------
+    (rank,): task that stores the last piece. (piece x rank,): tasks of all arrivals.
+    """
     src, (pieces, each) = machine.ranks, _pieces(nbytes)
+    carried = np.repeat([_share(rows, piece, pieces) for piece in range(pieces)], len(src))
     sent, landed = machine.transfers.store(
-        kinds, np.tile(src, pieces), np.tile(dst, pieces), 0, np.tile(after, pieces),
-        machine.transfers.fan_out(src, dst), meta_bytes=each,
+        kinds, np.tile(src, pieces), np.tile(dst, pieces), carried, np.tile(after, pieces),
+        machine.transfers.fan_out(src, dst), meta_bytes=each - carried,
     )  # fmt: skip
-    return sent[-len(src) :], landed[-len(src) :]
+    return sent[-len(src) :], landed
 
 
 def _ring_ps(machine: Machine, nbytes: int, protocol: Protocol, steps: int) -> int:

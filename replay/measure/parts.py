@@ -386,9 +386,8 @@ class Mechanisms(Strict):
     ----------
     wire_bytes
         Bytes on the ports by what they are for: payload, headers (with target lists, row metadata
-        and padding), requests, acks, signals (counts, flags, notifications), weights (of experts that
-        are copied; only where there are any), evictions (partial
-        sums sent early).
+        and padding), requests, acks, signals (counts, flags, notifications), weights (of experts
+        that are copied; only where there are any), evictions (partial sums sent early).
     tables, buffers
         Finite memories by name.
     cache

@@ -23,6 +23,7 @@ from replay.schemes.flashdmoe.scheme import FlashDMoe
 from replay.schemes.hybrid_ep.scheme import HybridEp
 from replay.schemes.ideal import Ideal
 from replay.schemes.megamoe.scheme import MEGAMOE
+from replay.schemes.megatron.allgather import MegatronAllGather
 from replay.schemes.megatron.alltoall import Megatron
 from replay.schemes.moe_hub.scheme import MoeHub
 from replay.schemes.nccl_alltoall import NcclAllToAll
@@ -40,6 +41,7 @@ SCHEMES: dict[str, Scheme] = {
         Ideal(),
         NcclAllToAll(),
         Megatron(),
+        MegatronAllGather(),
         Tutel(),
         FasterMoe(),
         DeepEp(),

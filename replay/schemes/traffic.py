@@ -48,6 +48,11 @@ TRAFFIC = {
         "sum h(t)",
         "In(g)",
     ),
+    "ring": Traffic(
+        "every token to every other GPU, handed round a ring",
+        "sum of all T - T(g + 1)",
+        "sum of all T - T(g)",
+    ),
     "dense": Traffic("every token to every GPU, its own included", "T(g)", "sum of all T"),
 }
 

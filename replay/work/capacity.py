@@ -87,6 +87,20 @@ def with_capacity(work: LayerWork, capacity: int) -> Carried:
     return Carried(made, place[: work.num_tokens], located[ids >= 0])
 
 
+def with_equal_tokens(work: LayerWork) -> Carried:
+    """Add tokens without experts to ranks that have fewer than the most."""
+    tokens = np.diff(work.tokens_of_rank)
+    missing = tokens.max(initial=0) - tokens
+    owner = np.concatenate((work.source_rank, np.repeat(np.arange(work.num_ranks), missing)))
+    nobody = np.full((int(missing.sum()), work.expert_ids.shape[1]), -1, np.int32)
+    order = np.argsort(owner, kind="stable")
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    ids = np.concatenate((work.expert_ids, nobody))[order]
+    made = _alike(work, ids.astype(np.int64), owner[order])
+    return Carried(made, place[: work.num_tokens], _locations(made))
+
+
 def cut(carried: Carried, parts: int, capacity: int) -> list[LayerWork]:
     """Cut a layer of that capacity into parts of equal capacity, by the places of its rows."""
     work, size = carried.work, capacity // parts

@@ -30,11 +30,13 @@ Rates = tuple[float, float]
 
 STORED, LOADED = (FAN_OUT, 1.0), (1.0, FAN_OUT)  # whoever makes the packets alternates
 IN_SWITCH = (MULTIMEM, MULTIMEM)
+ONE_PEER = (1.0, 1.0)  # in a ring
 ALTERNATING: dict[str, tuple[Rates, Rates]] = {
     "plain": (STORED, STORED),
     "nccl-alltoall": (STORED, STORED),
     "megatron": (STORED, STORED),
     "tutel": (STORED, STORED),
+    "megatron-allgather": (ONE_PEER, ONE_PEER),
     "deepep": (STORED, STORED),
     "deepep-ll": ((SCATTER, 1.0), (BULK, 1.0)),
     "deepep-v2": (STORED, STORED),

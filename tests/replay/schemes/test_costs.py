@@ -80,7 +80,7 @@ SHOWN: dict[Kind, list[tuple[str, str, frozenset[str]]]] = {
         (
             BEFORE,
             "exchange of counts",
-            frozenset({"all-gather", "all-reduce", "all flags", "notify", "stores"}),
+            frozenset({"all-gather", "all-reduce", "all-to-all", "all flags", "notify", "stores"}),
         ),
     ],
     Kind.SIGNAL_UP: [(BEFORE, "exchange of counts", frozenset({"flags", "signals"}))],
@@ -95,7 +95,11 @@ SHOWN: dict[Kind, list[tuple[str, str, frozenset[str]]]] = {
     Kind.ACTIVATION: [("Experts", "activation", PAID)],
     Kind.UNPERMUTE: [
         (COMBINE, "permute before the combine", PAID),
-        (COMBINE, "sums at the expert's GPU", frozenset({"stack", "scatter-add", "by token"})),
+        (
+            COMBINE,
+            "sums at the expert's GPU",
+            frozenset({"stack", "scatter-add", "by token", "dense"}),
+        ),
         (COMBINE, "sums at the owner, time", frozenset({"kernel"})),
     ],
     Kind.COMBINE_MEMORY: [

@@ -213,7 +213,7 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
 @pytest.mark.parametrize("precision", ["bf16", "fp8", "fp32"])
 @pytest.mark.parametrize(
     "scheme",
-    [name for name in SCHEMES if name not in ("ideal", "nccl-alltoall", "megatron", "tutel")],
+    [name for name in SCHEMES if name not in RINGS_AND_PAIRS],
 )
 def test_rows_on_the_wire_packet_by_packet(
     scheme: str, precision: str, system_for: SystemFor

@@ -55,6 +55,9 @@ KERNELS = {
     # A call for each of two experts in either GEMM; or seven copies of arguments before it.
     "megatron": 1 + 1 + 1 + 4 + 3 + 3 + 5 + (2 + 1 + 2) + 4,
     "megatron cutlass": 1 + 1 + 1 + 4 + 3 + 3 + 5 + (8 + 1 + 8) + 4,
+    # Three gathers; slices, sums and casts, row map, permute, selection; experts; sums, a cast to
+    # the type of the rows back, reduce-scatter, a cast.
+    "megatron-allgather": 3 + 4 + 3 + 1 + 5 + (2 + 1 + 2) + 1 + 1 + 1 + 1,
     # Three choices: masks, places, ids; largest place, all-reduce; casts, zeroes, encode; rows,
     # order of experts, experts, order of ranks, rows; decode and additions.
     "tutel": 2 * 3 + (5 + 7 + 8) + 3 + 3 + 1 + (2 + 1 + 3) + 1 + 1 + 3 + 1 + 1 + (3 + 2),
@@ -93,6 +96,7 @@ KERNELS_BACK = KERNELS | {
     "nccl-alltoall": 1 + 1 + 1 + 5 + 1 + 2 + 1,  # no counts, no maps; gradients of weights go back
     "megatron": 1 + 1 + 1 + (4 * 2 + 1) + 1 + 2 + 1,
     "megatron cutlass": 1 + 1 + 1 + (4 * 8 + 1) + 1 + 2 + 1,
+    "megatron-allgather": 1 + 1 + (4 * 2 + 1) + 1 + 1 + 1 + 1 + 1,  # and gradients of probabilities
     "tutel": (2 + 1 + 3) + 3 + 1 + 1 + 5 + 1 + 1 + (3 + 2),  # and gradients of gate weights
     # What engines add is for serving; the layout and its counts are known.
     **dict.fromkeys(("deepep bare", "deepep sglang", "deepep vllm"), 2 + 1 + 5 + 1 + 2),
@@ -217,6 +221,21 @@ NCCL_ROWS: Costs = {
         ((1 + WRITTEN) * BACK, PAIRS), (BACK, OWNED), (WRITTEN * BACK, TOKENS)
     ),
 }
+# ---- Megatron-LM's all-gather dispatcher ----
+# Every rank has three tokens, of nobody if not its own: nine in all, of four-byte probabilities.
+ALL, FLAGS = 9, 9 * EXPERTS
+ALL_GATHER_ROWS: Costs = {
+    (Kind.LAYOUT, ""): each((FLAGS * ((3 + 2 * 4) + (1 + 5 * 4) + (4 + 3 * 4)), EVERY)),
+    (Kind.PERMUTE, ""): each((ROW, HELD), (WRITTEN * ROW, PAIRS)),
+    # Of maps and probabilities of all six experts, and of rows, in and out of buffers.
+    (Kind.DISPATCH_MEMORY, ""): each((2 * ALL * (6 + 6 * 4 + ROW), EVERY)),
+    (Kind.COMBINE_MEMORY, ""): each((2 * ALL * BACK, EVERY)),
+    # A row for each token of anybody, as tokens are, then as rows go back; the own ones after.
+    (Kind.UNPERMUTE, ""): each(
+        (BACK, PAIRS), (ALL * (WRITTEN * ROW + ROW + WRITTEN * BACK), EVERY),
+        (3 * (BACK + WRITTEN * ROW), EVERY),
+    ),
+}  # fmt: skip
 # ---- Tutel ----
 # Of three choices among six experts: masks and places with eight and four bytes, ids; three times
 # the places for the largest one.
@@ -344,6 +363,7 @@ ROW_KERNELS: dict[str, Costs] = {
     "ideal": {},
     **dict.fromkeys(("nccl-alltoall", "megatron", "megatron cutlass"), NCCL_ROWS),
     "tutel": TUTEL_ROWS,
+    "megatron-allgather": ALL_GATHER_ROWS,
     "deepep bare": DEEPEP_ROWS | BARE,
     "deepep sglang": DEEPEP_ROWS | SGLANG,
     "deepep vllm": DEEPEP_ROWS | VLLM,
@@ -424,6 +444,7 @@ MOVERS: dict[str, Costs] = {
         (Kind.COMBINE_RECEIVE, ""): each(((READ + WRITE) * BACK, OWNED)),
     },
     **dict.fromkeys(("nccl-alltoall", "megatron", "megatron cutlass"), NCCL_SMS),
+    "megatron-allgather": {},  # a ring's blocks hold no SM that another kernel would have
     "tutel": {
         # Six rows to a GPU are within protocol LL on the way out, beyond it on the way back.
         (Kind.DISPATCH_SEND, ""): each((100 * ROW, (12,) * 3), (PULL * ROW, (6,) * 3)),
