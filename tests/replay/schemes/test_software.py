@@ -97,11 +97,13 @@ def test_a_graph_is_one_launch_up_to_a_wait(name: str, options: dict[str, Any]) 
         assert 0 not in listed
         assert found == (1, 0)
     else:
-        behind = listed[listed.index(0) + 1 :]
+        behind = [one for one in listed[listed.index(0) :] if one]
         rows = sum(1 if one == 1 else 2 for one in behind)
-        if name == "megatron" and scheme.options.experts == "te":  # calls are launched one by one
+        if (
+            name.startswith("megatron") and scheme.options.experts == "te"
+        ):  # calls are launched one by one
             rows += sum(one - 2 for one in behind if one == Outline.of(small()).calls)
-        assert found == (1 + rows, 1)
+        assert found == (1 + rows, listed.count(0))
 
 
 @variants

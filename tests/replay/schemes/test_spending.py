@@ -124,6 +124,7 @@ WAITS = dict.fromkeys(KERNELS, 0) | dict.fromkeys(
     ),
     1,
 )
+WAITS["megatron-allgather"] = 2
 FUSED = [
     "dysharp", "dysharp-comet", "dysharp-fusion-only", "moe-hub", "flashdmoe", "comet",
     "megamoe",

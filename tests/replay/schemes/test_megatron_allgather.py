@@ -1,0 +1,105 @@
+"""Megatron-LM's all-gather dispatcher: rings to the byte, types of sums, uneven ranks, launches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hwmodel
+from replay.contract import layers as small_layers
+from replay.contract.examine import examine_layer
+from replay.contract.reading import port_bytes
+from replay.machine.kinds import Kind
+from replay.run.layer import build_graph, replay_layer
+from replay.schemes import SCHEMES
+from replay.schemes.software import Outline
+from replay.work.layer import ExpertShape, LayerWork, Precision
+
+SYSTEM = hwmodel.load("dgx-h100")
+SCHEME = SCHEMES["megatron-allgather"]
+HIDDEN = 96
+
+
+def layer(tokens: list[int], *, back: str = "bf16", is_backward: bool = False) -> LayerWork:
+    """Top-2 of two experts a rank."""
+    ids = small_layers.draw(sum(tokens), 2 * len(tokens), 2, seed=2)
+    return small_layers.work(
+        ids, len(tokens), 2 * len(tokens), tokens_of_rank=tokens, is_backward=is_backward,
+        shape=ExpertShape(HIDDEN, 64), precision=Precision("bf16", combine=back),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+@pytest.mark.parametrize(("back", "value"), [("bf16", 2), ("fp32", 4)])
+def test_rings_hand_every_row_to_every_other_gpu(back: str, value: int, is_backward: bool) -> None:
+    work = layer([10, 10, 10, 10], back=back, is_backward=is_backward)
+    carried = port_bytes(build_graph(work, SYSTEM, SCHEME)[0])
+    for gpu in range(4):
+        for way in ("uplink", "downlink"):
+            # Its own rows and those it hands on, whatever they are routed to.
+            assert carried["dispatch"][way, gpu] == 3 * 10 * HIDDEN * 2
+            # Sums in the type of the probabilities.
+            assert carried["combine"][way, gpu] == 3 * 10 * HIDDEN * value
+
+
+def test_ranks_with_fewer_tokens_gather_as_many() -> None:
+    carried = port_bytes(build_graph(layer([10, 0, 3]), SYSTEM, SCHEME)[0])
+    assert set(carried["dispatch"].values()) == {2 * 10 * HIDDEN * 2}
+    for name in ("a rank without tokens", "tiny, three ranks, several tiles"):  # rows of pieces
+        assert not list(examine_layer(SCHEME, name))
+
+
+def test_what_is_gathered_besides_are_flags_and_probabilities() -> None:
+    graph = build_graph(layer([16, 16]), SYSTEM, SCHEME)[0]
+    gathered = graph.wire_bytes[(graph.kind == Kind.COUNT_UP) & (graph.rank == 0)]
+    # A byte, and then two, for each of four experts; protocol LL has as many flags.
+    flags, probs = 2 * 16 * 4, 2 * 16 * 4 * 2
+    assert SYSTEM.link.write_wire_bytes(flags) in gathered
+    assert SYSTEM.link.write_wire_bytes(probs) in gathered
+    assert len(gathered) == 2
+
+
+def test_it_has_two_waits_and_as_many_experts_kernels() -> None:
+    ours, theirs = (
+        {
+            one.name: one.launches
+            for one in SCHEMES[name].operations(Outline(8, 64, Precision("bf16")))
+        }
+        for name in ("megatron-allgather", "megatron")
+    )
+    assert list(ours.values()).count(0) == 2
+    assert ours["gemm1"] == ours["gemm2"] == theirs["gemm1"] == 8
+    backward = SCHEME.operations(Outline(8, 64, Precision("bf16"), is_backward=True))
+    assert all(one.launches for one in backward)
+    assert backward[-1].name == "reduce-scatter of gradients of probabilities"
+
+
+def test_casts_stand_round_the_scatter_where_probabilities_are_fp32() -> None:
+    for back, casts in (("bf16", 0), ("fp32", 1)):
+        names = [one.name for one in SCHEME.operations(Outline.of(layer([4, 4], back=back)))]
+        assert sum(name.startswith("sums ") for name in names) == 2 * casts
+
+
+def test_time_does_not_depend_on_where_tokens_go_but_in_the_experts() -> None:
+    """The wire carries all rows anyway, so that one choice costs as much as eight."""
+    ids = small_layers.draw(512, 64, 8)
+    one, eight = (small_layers.work(ids[:, :k], 8, 64) for k in (1, 8))
+    sent = [replay_layer(work, SYSTEM, SCHEME).measures.payload_bytes for work in (one, eight)]
+    assert sent[0] == sent[1]
+    exact = [
+        np.sum(
+            replay_layer(work, SYSTEM, SCHEMES["megatron"])
+            .measures.payload_bytes["dispatch"]
+            .uplink
+        )
+        for work in (one, eight)
+    ]
+    ring = np.sum(sent[0]["dispatch"].uplink)
+    assert exact[0] < ring < 1.1 * exact[1] * 8 / 7
+
+
+def test_memory_holds_all_tokens() -> None:
+    buffers = {one.name: one.nbytes.tolist() for one in SCHEME.buffers(layer([3, 1]), SYSTEM)}
+    row = 2 * HIDDEN
+    assert buffers["gathered rows"] == buffers["sums for all tokens"] == [6 * row] * 2
+    assert buffers["gathered map and probabilities"] == [6 * 4 * (1 + 2)] * 2
