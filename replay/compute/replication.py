@@ -10,6 +10,9 @@ It lies between the gate and the scheme's own tasks, in the order of UltraEP's s
    reached a relay, chunk by chunk;
 4. beside the weights, the expert ids are replaced by slots.
 
+A backward pass remembers the plan and the rows; it copies the weights again, since all layers share
+the slots, and ends with `replay.compute.gradient_reduction`.
+
 A GPU goes on when its own copies are done, the weights of its slots have arrived and its rows are
 rerouted. No kernel waits for a host, so that a CUDA graph can hold all of it. MoonEP has one kernel
 for all of 1, 2 and 4, which plans on GPU 0, and a prefetch that ends with a barrier.
@@ -25,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from replay.compute.gradient_reduction import gradient_bytes
 from replay.compute.weight_copies import (
     CHUNK_BYTES,
     FLAG_BYTES,
@@ -77,7 +81,7 @@ class SlotMemory(NamedTuple):
 def memory(work: LayerWork, system: System) -> tuple[SlotMemory, ...]:
     """Device memory for replicas, in slots that all layers share; nothing where none are planned.
 
-    Gradients of replicas, which training keeps in FP32, are not among it.
+    A backward pass has their FP32 gradients besides.
     """
     plan = work.step_plan
     if plan is None:
@@ -88,8 +92,10 @@ def memory(work: LayerWork, system: System) -> tuple[SlotMemory, ...]:
     flags = plan.reserved * len(matrices) * -(-max(matrices) // CHUNK_BYTES) * FLAG_BYTES
     tables = COUNT_BYTES * (work.num_experts + num_experts + 4 * num_experts * n)
     loads = COUNT_BYTES * num_experts * (n + 2)
+    gradients = plan.reserved * sum(gradient_bytes(work)) * one
     return (
         SlotMemory("weights of replicas", slots * one),
+        *([SlotMemory("gradients of replicas", gradients)] if work.is_backward else []),
         SlotMemory("flags, plans and loads", (flags + tables + loads) * one),
     )
 
@@ -119,16 +125,18 @@ def replicate(machine: Machine, work: LayerWork, start: Ints) -> Ints:
     reached = np.array([one.dst for one in plan.copies], np.int64)
     machine.notes.count("replicas planned", reached)
     if plan.planner == "moonep":
-        planned = _planned_by_moonep(machine, work, plan, start)
+        planned = start if work.is_backward else _planned_by_moonep(machine, work, plan, start)
         begun = machine.kernel(planned, "weight prefetch")
         copied = copy_weights(machine, work, plan.copies, begun, begun, num_sms=MOONEP_SMS)
         return machine.sync.barrier(WEIGHTS, copied, behind_stores=True)
-    planned = _planned(machine, work, plan, start)
+    planned = start if work.is_backward else _planned(machine, work, plan, start)
     listed = _small(machine, 0, planned, "copy list")
     listed = _small(machine, 0, listed, "copy counters", 2)
     begun = machine.kernel(listed, "weight copies")
     relaying = machine.kernel(listed, "weight relays") if machine.num_ranks > 2 else begun
     copied = copy_weights(machine, work, plan.copies, begun, relaying)
+    if work.is_backward:
+        return copied
     return machine.gather(_rerouted(machine, work, planned), machine.ranks, copied)
 
 

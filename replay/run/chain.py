@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from replay.compute.gradient_reduction import reduce_gradients
 from replay.compute.replication import replicate
 from replay.compute.shared import PLACED
 from replay.errors import UserError
@@ -178,6 +179,7 @@ def build(
         if number:
             work = link.work()
         ends, taken = _described(scheme, work, machine, replicate(machine, work, start))
+        ends = reduce_gradients(machine, work, ends)
         memories.append(taken)
         summaries.append(work.summary())
         starts.append(start)

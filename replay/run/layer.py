@@ -62,14 +62,15 @@ def make_work(
     """
     shape = trace.model_shape
     placed = placement_of(trace, placement, batch.num_ranks, layer)
-    if is_backward and placed.has_replicas:
+    is_planned = placement.partition(":")[0] in PER_STEP
+    if is_backward and placed.has_replicas and not is_planned:
         message = (
             f"placement {placement!r} has replicas of experts, whose weight gradients would have "
             "to be added up between GPUs; no such exchange is modelled: replay the forward pass"
         )
         raise UserError(message)
     ids, plan = experts_of(trace, layer, batch.rows), None
-    if placement.partition(":")[0] in PER_STEP:
+    if is_planned:
         owner, num_experts = batch.source_rank, trace.num_experts - trace.model.num_zero_experts
         plan = plan_step(placement, ids, owner, num_experts, batch.num_ranks)
         ids, placed = plan.reroute(ids, owner), plan.placement

@@ -92,14 +92,18 @@ class StepPlan:
         """Slots for replicas on each GPU."""
         return (self.placement.num_experts - self.num_experts) // self.num_ranks
 
+    @property
+    def homes(self) -> Ints:
+        """(expert,): slot of each expert at home."""
+        return homes(self.placement.num_experts, self.num_experts, self.num_ranks)
+
     @cached_property
     def copies(self) -> list[Copy]:
         """Weights that are copied; those of relays come before what they pass on."""
         sends = np.zeros(self.num_ranks, np.int64)
         found: list[Copy] = []
         ranks = self.placement.expert_rank
-        at_home = homes(self.placement.num_experts, self.num_experts, self.num_ranks).tolist()
-        for expert, home in enumerate(at_home):
+        for expert, home in enumerate(self.homes.tolist()):
             direct = [
                 Copy(expert, slot, int(ranks[home]), int(ranks[slot]))
                 for slot in self.slots_of_expert[expert]

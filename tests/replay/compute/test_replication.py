@@ -279,8 +279,3 @@ def test_a_replay_reports_weights_and_balance(synthetic) -> None:
     chained = replay.run(trace, placement="moonep", scheme="plain").chain
     assert chained is not None
     assert all("placement" in one.phases_us for one in chained.layers)
-
-
-def test_the_backward_pass_of_replicas_is_refused(synthetic) -> None:
-    with pytest.raises(UserError, match="no such exchange is modelled"):
-        replay.run(synthetic(), placement="ultraep:96", scheme="plain", direction="backward")
