@@ -6,13 +6,16 @@ from functools import cache
 
 import numpy as np
 import pytest
-from round_machine import round_machine
+from machine_alone import machine_of
+from round_machine import US, round_machine
 
 import replay
+from replay.compute.gradient_reduction import reduce_gradients
 from replay.compute.replication import memory
 from replay.graph import TaskGraph, Timeline, schedule
 from replay.machine.host import Operation
 from replay.machine.kinds import Kind
+from replay.machine.times import Time
 from replay.run.chain import Built
 from replay.run.layer import build_layer
 from replay.schemes.plain import Plain
@@ -105,6 +108,18 @@ def test_gradients_are_reduced_when_they_are_complete_and_before_the_layer_ends(
         assert ends[rank] == timeline.visible_ps[cleared].max()
     added = (graph.kind == Kind.WEIGHTS_MEMORY) & (graph.rank == 0)
     assert ends[0] >= timeline.visible_ps[added].max()
+
+
+def test_a_home_waits_for_a_gpu_that_is_late() -> None:
+    machine = machine_of(round_machine(), 4)
+    late = Time(np.array([0, 0, 900 * US, 0]))
+    reduce_gradients(machine, hot("ultraep"), machine.delay(Kind.WGRAD, late, None))
+    graph = machine.graph.build()
+    timeline = schedule(graph)
+    loaded = (graph.kind == Kind.WEIGHTS_UP) & (graph.payload_bytes > 0)
+    for rank in range(1, 4):
+        first = timeline.start_ps[loaded & (graph.rank == rank)].min()
+        assert (first > 900 * US) == (rank == 2)
 
 
 def test_gradients_of_replicas_are_memory() -> None:
