@@ -33,7 +33,7 @@ KERNELS = {  # rows that a kernel of its own casts
 }
 FUSED = {"comet", "flux", "flashdmoe", "dysharp", "dysharp-fusion-only", "dysharp-comet", "moe-hub"}
 NO_CHANGES: Mapping[str, float] = MappingProxyType({})
-OWN_TYPE = {"megatron", "megatron-allgather", "tutel"}  # rows travel as tokens are
+OWN_TYPE = {"megatron", "megatron-allgather", "tutel", "fastermoe"}  # rows travel as tokens are
 NOTHING = {"ideal"}  # its rows are where and what they should be
 
 MIXED = [("fp8", "bf16"), ("bf16", "fp8"), ("fp32", "bf16")]
