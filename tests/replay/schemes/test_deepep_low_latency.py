@@ -21,7 +21,7 @@ from replay.errors import UserError
 from replay.graph import GraphBuilder, Timeline, schedule
 from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.machine import Machine
-from replay.run.layer import build_layer
+from replay.run.layer import build_layer, replay_layer
 from replay.schemes import SCHEMES
 from replay.schemes.base import LayerRefusedError
 from replay.work.layer import ExpertShape, LayerWork
@@ -356,6 +356,22 @@ def test_the_activation_starts_blocks_for_experts_without_rows(machine: hwmodel.
     few = run(to_rank(1), machine)
     started = busy(few, Kind.ACTIVATION, 0)
     assert started == 64 * NS
+
+
+@pytest.mark.parametrize("launch", ["eager", "graph"])
+def test_it_is_ahead_with_few_tokens_and_behind_with_many(launch: Any) -> None:
+    def times(tokens: int) -> list[float]:
+        ids = small_layers.draw(8 * tokens, 64, 8)
+        layer = small_layers.work(ids, 8, 64, shape=ExpertShape(7168, 512), precision="fp8")
+        return [
+            replay_layer(layer, system, SCHEMES[name], launch).measures.makespan_us
+            for name in ("deepep-ll", "deepep")
+        ]
+
+    system = hwmodel.load("dgx-h100")
+    few, many = times(64), times(1024)
+    assert few[0] < 0.7 * few[1]
+    assert many[0] > 1.03 * many[1]
 
 
 REFUSED: dict[str, tuple[LayerWork, str]] = {
