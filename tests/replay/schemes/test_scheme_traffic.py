@@ -210,7 +210,14 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
     }[scheme]
 
 
-NO_MESSAGE_A_ROW = ("ideal", "nccl-alltoall", "megatron", "megatron-allgather", "tutel")
+NO_MESSAGE_A_ROW = (
+    "ideal",
+    "nccl-alltoall",
+    "megatron",
+    "megatron-allgather",
+    "tutel",
+    "fastermoe",
+)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8", "fp32"])
