@@ -66,7 +66,7 @@ def make_work(
     if is_backward and placed.has_replicas and not is_planned:
         message = (
             f"placement {placement!r} has replicas of experts, whose weight gradients would have "
-            "to be added up between GPUs; no such exchange is modelled: replay the forward pass"
+            "to be added up between GPUs, as only ultraep and moonep do: replay the forward pass"
         )
         raise UserError(message)
     ids, plan = experts_of(trace, layer, batch.rows), None
