@@ -60,6 +60,8 @@ class Case:
         Keyword arguments of `tracegen.load`.
     more
         Runs with options, beside one run of every scheme with its defaults.
+    without
+        Schemes that refuse the case for more than their number types and passes.
     """
 
     system: str
@@ -67,20 +69,21 @@ class Case:
     generate: Mapping[str, Any] | None = None
     load: Mapping[str, Any] | None = None
     more: tuple[Run, ...] = ()
+    without: tuple[str, ...] = ()
 
     def runs(self) -> dict[str, Run]:
-        """Every run of the case by its label."""
-        backward = self.settings.get("direction", "forward") != "forward"
+        """Every run of the case by its label, of the schemes whose code has its layers."""
+        direction, precision = self.settings.get("direction"), self.settings.get("precision")
         plain = [
             Run(name)
             for name in supported(hwmodel.load(self.system))
-            if not (backward and name in FORWARD_ONLY)
+            if name not in self.without
+            and (direction is None or "backward" in replay.SCHEMES[name].passes)
+            and (precision is None or precision in replay.SCHEMES[name].gemm_types)
+            and (precision is None or precision in replay.SCHEMES[name].dispatch_types)
         ]
         return {run.label: run for run in (*plain, *self.more)}
 
-
-FORWARD_ONLY = ("deepep-ll", "megamoe")
-"""Schemes that have no backward pass."""
 
 CASES: dict[str, Case] = {
     # Two steps of two layers in a chain; the same work with barriers is timed beside it.
@@ -103,6 +106,15 @@ CASES: dict[str, Case] = {
             Run("flux", {"message_rows": 2, "column_block": 1024}),
             Run("deepep-ll", {"hook": True, "max_tokens": 16}),
             Run("nccl-alltoall", {"channels": 8, "chunk_bytes": 4096, "ll_bytes": 256}),
+            Run("megatron", {"experts": "cutlass"}),
+            Run("megatron-allgather", {"experts": "cutlass"}),
+            Run("tutel", {"capacity": 1.0, "overlap_degree": 2}),
+            Run("fastermoe", {"group_size": 2}),
+            Run("deepep-v2", {"num_sms": 8, "overlap": False}),
+            Run("hybrid-ep", {"num_sms": 8}),
+            Run("comet", {"dispatch_sms": 18, "message_rows": 8}),
+            Run("ccfuser", {"pad_tiles": False, "repeats": True}),
+            Run("megamoe", {"tile_rows": 64}),
         ),
     ),
     # One isolated layer of many small experts in FP8, tokens limited to groups of experts.
@@ -140,6 +152,7 @@ CASES: dict[str, Case] = {
             "seed": 13,
         },
         settings={"barrier": True, "placement": f"file:{FOLDER / 'placement.json'}"},
+        without=("tutel", "fastermoe"),  # GPUs have different numbers of experts
         more=(
             Run("moe-hub", {"rpm": False, "aau_entries": 16}),
             Run("nvls", {"loopback": False, "block_rows": 3}),
