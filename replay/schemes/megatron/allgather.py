@@ -58,7 +58,7 @@ class MegatronAllGather(Scheme):
     """Ring all-gathers, experts of the own rows, ring reduce-scatter."""
 
     name = "megatron-allgather"
-    summary = "Megatron-LM's all-gather dispatcher: rings of all tokens, and of sums"
+    summary = "Megatron-LM's all-gather dispatcher: rings there and back"
     source = "Megatron-LM token_dispatcher.py, MoEAllGatherTokenDispatcher; NCCL rings"
     assumes = (
         "ranks with fewer tokens add rows of nobody; probabilities have the type of the rows back; "

@@ -48,21 +48,19 @@ def test_the_contract(case: Case) -> None:
     assert not list(examine_case(case))
 
 
+UNEVEN_EXPERTS = {
+    name
+    for name, make in small_layers.LAYERS.items()
+    if len(set(np.bincount(make().placement.expert_rank, minlength=make().num_ranks))) > 1
+}
 MORE = {
     "deepep-ll": {small_layers.ONE_SENDER},  # 1024 tokens at most
     "hybrid-ep": {  # an even number of ranks
         name for name, make in small_layers.LAYERS.items() if make().num_ranks % 2
     },
-    "megamoe": {  # rows of the GEMMs' type
-        name
-        for name, make in small_layers.LAYERS.items()
-        if make().precision.gemm != make().precision.dispatch
-    },
-    "tutel": {  # equally many experts on every rank
-        name
-        for name, make in small_layers.LAYERS.items()
-        if len(set(np.bincount(make().placement.expert_rank, minlength=make().num_ranks))) > 1
-    },
+    "fastermoe": UNEVEN_EXPERTS,
+    "megamoe": {"fp8 rows into bf16 GEMMs"},  # they read rows as they come
+    "tutel": UNEVEN_EXPERTS,
 }
 """Layers that are refused for more than a scheme's facts."""
 
