@@ -24,7 +24,7 @@ def expected_groups(num_experts: int, topk: int, num_groups: int) -> float:
     Examples
     --------
     >>> round(expected_groups(256, 8, 8), 3)
-    5.303
+    5.295
     """
     others = num_experts - num_experts // num_groups
     missed = math.comb(others, topk) / math.comb(num_experts, topk)

@@ -59,7 +59,8 @@ def test_every_message_of_every_scheme_takes_room_on_its_uplink(name: str) -> No
 @pytest.mark.parametrize("name", WIRED)
 def test_no_scheme_is_stuck_with_next_to_no_room(name: str) -> None:
     roomy, tight = (_built(name, changed)[1].makespan_ps for changed in ({}, TIGHT))
-    assert tight > roomy
+    # A ring's chunks go to one neighbour, one after the other: none waits for another's room.
+    assert tight == roomy if name == "megatron-allgather" else tight > roomy
 
 
 @pytest.mark.parametrize("name", PUSHES)

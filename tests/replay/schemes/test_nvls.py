@@ -147,7 +147,8 @@ def test_the_all_reduce_moves_a_share_more_than_its_bytes_each_way() -> None:
     collectives.nvls_all_reduce(machine, DISPATCH, machine.mark(machine.ranks), nbytes=nbytes)
     graph = machine.graph.build()
     for kind in (Kind.DISPATCH_UP, Kind.DISPATCH_DOWN):
-        carried = np.bincount(
-            graph.rank[graph.kind == kind], graph.payload_bytes[graph.kind == kind]
-        )
-        assert carried.tolist() == [nbytes + nbytes // RANKS] * RANKS
+        of_kind = graph.kind == kind
+        carried = np.bincount(graph.rank[of_kind], graph.wire_bytes[of_kind])
+        # A header of 16 bytes comes with every 128; none of it are token rows.
+        assert carried.tolist() == [(nbytes + nbytes // RANKS) * 144 // 128] * RANKS
+        assert not graph.payload_bytes[of_kind].any()
