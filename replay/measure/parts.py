@@ -1,7 +1,7 @@
 """The parts that measures are made of: phases, ports, tokens, bounds, paths, mechanisms.
 
 Times are microseconds (exact multiples of a picosecond), bytes are whole numbers, and lists have
-one entry per GPU.
+one entry per GPU. The module is long because it is the schema of results, read in one place.
 """
 
 from __future__ import annotations

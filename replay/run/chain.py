@@ -5,6 +5,8 @@ what they do for others, with the kernels of that layer that are not routed expe
 holds it back, so a GPU with little work runs ahead until it needs rows of one that is late:
 stragglers propagate through the schemes' own dependencies.
 A layer by itself is a chain of one layer, with nothing before it.
+
+The module is long because building a chain and reading its measures share where each layer lies.
 """
 
 from __future__ import annotations
