@@ -400,7 +400,9 @@ class Compute:
 
     # ---- for checks ----------------------------------------------------------------------
 
-    def gemm_time_ps(self, rows: IntArray | int, n: int, k: int, dtype: str) -> int:
+    def gemm_time_ps(
+        self, rows: IntArray | int, n: int, k: int, dtype: str, num_sms: int | None = None
+    ) -> int:
         """Time of a grouped multiplication alone on an idle GPU, without its launch.
 
         Tiles go to the SMs in order, each to the first that is free, while memory
@@ -412,12 +414,15 @@ class Compute:
         ----------
         rows
             Rows of each group.
-        n, k, dtype
+        n, k, dtype, num_sms
             As for :meth:`gemm_tiles`.
         """
+        sms = num_sms or self.num_sms
         counts: IntArray = np.atleast_1d(whole(rows, "rows"))
         is_matrix = len(counts) == 1
-        grid = self.gemm_tiles(counts, n, k, dtype, grouped=not is_matrix, split_k=is_matrix)
+        grid = self.gemm_tiles(
+            counts, n, k, dtype, grouped=not is_matrix, split_k=is_matrix, num_sms=sms
+        )
         if not grid.num_tiles:
             return 0
         stores, adds = self.sums_ps(grid)
@@ -433,7 +438,7 @@ class Compute:
         tiles = [tiles_of[width] for width in widths]
         busy = np.repeat(np.stack(tiles, axis=1).ravel(), grid.slices) + stores
         stream = self._stream_ps(counts, n, k, dtype) + self.tile_overhead_ps
-        end = max(_in_order_ps(busy, self.num_sms), stream)
+        end = max(_in_order_ps(busy, sms), stream)
         return end + adds + (self.reduction_ps if grid.slices > 1 else 0)
 
     def _stream_ps(self, counts: IntArray, n: int, k: int, dtype: str) -> int:

@@ -172,7 +172,7 @@ def _tiles(machine: Machine, work: LayerWork, gemm: Gemm, call: Call) -> RowTile
     """Tiles of a call, by the shape that suits its rows on each GPU."""
     compute, dtype = machine.system.compute, work.precision.gemm
     grids = [
-        compute.gemm_tiles(np.array([rows]), gemm.n, gemm.k, dtype, num_sms=machine.sms.count)
+        compute.gemm_tiles(np.array([rows]), gemm.n, gemm.k, dtype, num_sms=machine.sms.compute)
         for rows in np.maximum(call.rows, 1)
     ]
     block_m = np.array([grid.block_m for grid in grids])

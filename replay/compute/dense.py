@@ -84,51 +84,104 @@ class Between:
         -------
         (rank,) tasks.
         """
-        kernels = Kernels(
+        kernels = self._kernels(machine, after)
+        self._prepare(kernels, decoder_layer, context)
+        self._attend(kernels, context)
+        self._choose(kernels, context)
+        if not self.shared_beside:
+            self._shared(kernels, context)
+        return kernels.end
+
+    def prepare(self, machine: Machine, decoder_layer: int, context: Context, after: Ints) -> Ints:
+        """Add the first part of `before_layer`, up to queries, keys and values: (rank,) tasks."""
+        kernels = self._kernels(machine, after)
+        self._prepare(kernels, decoder_layer, context)
+        return kernels.end
+
+    def attend(self, machine: Machine, context: Context, after: Ints) -> Ints:
+        """Add the second part, from attention itself to the choice of experts: (rank,) tasks."""
+        kernels = self._kernels(machine, after)
+        self._attend(kernels, context)
+        self._choose(kernels, context)
+        return kernels.end
+
+    def shared_experts(self, machine: Machine, context: Context, after: Ints) -> Ints:
+        """Add the last part, the shared experts: (rank,) tasks; `after` if there are none."""
+        kernels = self._kernels(machine, after)
+        self._shared(kernels, context)
+        return kernels.end
+
+    def _kernels(self, machine: Machine, after: Ints) -> Kernels:
+        return Kernels(
             machine, self.precision, after, is_backward=self.is_backward, known=self._times
         )
+
+    def _prepare(self, kernels: Kernels, decoder_layer: int, context: Context) -> None:
         width = self.shape.num_shared_experts * self.shape.shared_intermediate
         if width:  # the sum of what routed and shared experts gave in the layer before
             kernels.memory(3 * context.tokens * self.shape.hidden * BF16)
         before = decoder_layer - 1
         while before in self.shape.dense_layers:
-            self._attention(kernels, context)
+            self._project(kernels, context)
+            self._attend(kernels, context)
             self._norm(kernels, context.tokens)
             self._ffn(kernels, context.tokens, self.shape.dense_intermediate)
             before -= 1
-        self._attention(kernels, context)
+        self._project(kernels, context)
+
+    def _choose(self, kernels: Kernels, context: Context) -> None:
+        """Norm before the experts, and the gate."""
         self._norm(kernels, context.tokens)
         self._gate(kernels, context.tokens)
-        if width and not self.shared_beside:
+
+    def _shared(self, kernels: Kernels, context: Context) -> None:
+        width = self.shape.num_shared_experts * self.shape.shared_intermediate
+        if width:
             self._ffn(kernels, context.tokens, width)
-        return kernels.end
 
     # ---- attention -------------------------------------------------------------------------------
 
-    def _attention(self, kernels: Kernels, context: Context) -> None:
-        """Norm, projections, attention and output projection of one layer."""
+    def _project(self, kernels: Kernels, context: Context) -> None:
+        """Norm, and queries, keys and values of one layer."""
         if not self.shape.num_heads:
             return
         self._norm(kernels, context.tokens)
         if not self.shape.kv_lora_rank:
-            value_width = self._grouped(kernels, context)
+            self._grouped(kernels, context)
         elif self.is_decode:
-            value_width = self._absorbed(kernels, context)
+            self._absorbed(kernels, context)
         else:
-            value_width = self._expanded(kernels, context)
-        kernels.gemm(context.tokens, self.shape.hidden, self.heads * value_width)
+            self._expanded(kernels, context)
 
-    def _grouped(self, kernels: Kernels, context: Context) -> int:
-        """Attention with keys and values of their own heads; the width of a value."""
-        shape = self.shape
-        width = shape.head_dim or shape.hidden // self.heads
-        kv_heads = shape.num_kv_heads or self.heads
-        columns = (self.heads + 2 * kv_heads) * width
-        kernels.gemm(context.tokens, columns, shape.hidden)
+    def _attend(self, kernels: Kernels, context: Context) -> None:
+        """Attention itself and output projection of one layer."""
+        if not self.shape.num_heads:
+            return
+        if not self.shape.kv_lora_rank:
+            value = self._width
+            self._core(kernels, context, self._kv_heads, value, value)
+        elif self.is_decode:
+            value = self._over_latents(kernels, context)
+        else:
+            _, nope, rope, value = self.latent
+            self._core(kernels, context, self.heads, nope + rope, value)
+        kernels.gemm(context.tokens, self.shape.hidden, self.heads * value)
+
+    @property
+    def _width(self) -> int:
+        """Width of a head."""
+        return self.shape.head_dim or self.shape.hidden // self.heads
+
+    @property
+    def _kv_heads(self) -> int:
+        return self.shape.num_kv_heads or self.heads
+
+    def _grouped(self, kernels: Kernels, context: Context) -> None:
+        """Queries, and keys and values of their own heads."""
+        columns = (self.heads + 2 * self._kv_heads) * self._width
+        kernels.gemm(context.tokens, columns, self.shape.hidden)
         # Rotation of queries and keys, keys and values to the cache.
         kernels.memory(2 * context.tokens * columns * BF16)
-        self._core(kernels, context, kv_heads, width, width)
-        return width
 
     @cached_property
     def heads(self) -> int:
@@ -155,8 +208,8 @@ class Between:
             kernels.gemm(tokens, queries + rank + rope, shape.hidden)
             kernels.memory(2 * tokens * rank * BF16)
 
-    def _expanded(self, kernels: Kernels, context: Context) -> int:
-        """Latent attention with keys and values of all heads; the width of a value."""
+    def _expanded(self, kernels: Kernels, context: Context) -> None:
+        """Latent vectors, and keys and values of all heads."""
         rank, nope, rope, value = self.latent
         heads, tokens, positions = self.heads, context.tokens, context.positions
         self._latent_projections(kernels, tokens)
@@ -165,17 +218,20 @@ class Between:
         # Rotation of the queries' part; keys are put together of their two parts.
         moved = 2 * tokens * heads * rope + positions * heads * (2 * nope + rope)
         kernels.memory(moved * BF16)
-        self._core(kernels, context, heads, nope + rope, value)
-        return value
 
-    def _absorbed(self, kernels: Kernels, context: Context) -> int:
-        """Latent attention over the cached vectors; the width of a value."""
-        rank, nope, rope, value = self.latent
+    def _absorbed(self, kernels: Kernels, context: Context) -> None:
+        """Latent vectors to the cache, and queries for them."""
+        rank, nope, rope, _ = self.latent
         heads, tokens = self.heads, context.tokens
         self._latent_projections(kernels, tokens)
         kernels.grouped_gemm(tokens, heads, rank, nope)
         # Rotation of the queries' part and of the key's, the latter to the cache.
         kernels.memory(2 * tokens * (heads * rope + rank + rope) * BF16)
+
+    def _over_latents(self, kernels: Kernels, context: Context) -> int:
+        """Attention over the cached vectors; the width of a value."""
+        rank, _, rope, value = self.latent
+        heads, tokens = self.heads, context.tokens
         flop = 2 * context.pairs * heads * (rank + rope + rank)
         moved = context.positions * (rank + rope) + tokens * heads * (rank + rope + rank)
         kernels.attention(flop, moved * BF16, is_decode=True)

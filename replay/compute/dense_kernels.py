@@ -1,6 +1,6 @@
-"""Kernels of dense parts: each runs on all SMs of its GPU, after the gap that its launch leaves.
+"""Kernels of dense parts: each on all SMs of its stream, after the gap that its launch leaves.
 
-They follow one another in the GPU's stream, so that nothing else holds its SMs meanwhile. An
+They follow one another in the stream, so that nothing else holds these SMs meanwhile. An
 elementwise kernel moves its bytes through HBM; a GEMM takes as long as `hwmodel.compute` says, and
 attention itself as long as `hwmodel.attention` does.
 """
@@ -54,6 +54,7 @@ class Kernels:
     ) -> None:
         self._machine, self._precision, self.end = machine, precision, after
         self._is_backward, self._known = is_backward, known
+        self._sms = machine.sms.compute
 
     def memory(self, nbytes: Ints) -> None:
         """Add an elementwise kernel.
@@ -85,9 +86,11 @@ class Kernels:
             cast = rows * width * BF16 + compute.activation_bytes(rows, width, dtype)
             self.end = self._machine.memory_kernel(Kind.BETWEEN, cast, self.end)
         if not self._is_backward:
-            self._product(rows, lambda m: compute.gemm_time_ps(m, n, k, dtype), n, k, dtype)
+            self._product(
+                rows, lambda m: compute.gemm_time_ps(m, n, k, dtype, self._sms), n, k, dtype
+            )
             return
-        self._product(rows, lambda m: compute.gemm_time_ps(m, k, n, dtype), k, n, dtype)
+        self._product(rows, lambda m: compute.gemm_time_ps(m, k, n, dtype, self._sms), k, n, dtype)
         self._product(rows, lambda m: self._weight_gradient_ps(m, n, k, dtype), "dw", n, k, dtype)
 
     def grouped_gemm(self, rows: Ints, groups: int, n: int, k: int) -> None:
@@ -95,7 +98,7 @@ class Kernels:
         compute = self._machine.system.compute
 
         def time_ps(m: int) -> int:
-            return compute.gemm_time_ps(np.full(groups, m, np.int64), n, k, "bf16")
+            return compute.gemm_time_ps(np.full(groups, m, np.int64), n, k, "bf16", self._sms)
 
         self._product(rows, time_ps, groups, n, k)
 
@@ -110,6 +113,7 @@ class Kernels:
             (rank,): bytes read plus bytes written forward; backward it moves twice as many.
         """
         attention = self._machine.system.attention
+        flop = -(-flop * self._machine.sms.count // self._sms)  # its rates are those of all SMs
         if self._is_backward:
             time = attention.backward_ps(flop, 2 * nbytes)
         else:
@@ -125,15 +129,15 @@ class Kernels:
         operands += int(compute.activation_bytes(k, rows, dtype))
         accumulator = 2 * ACCUMULATOR_BYTES * n * k  # read and written
         stream = int(hbm.stream_ps(operands + accumulator)) + compute.tile_overhead_ps
-        return max(compute.gemm_time_ps(n, k, rows, dtype), stream)
+        return max(compute.gemm_time_ps(n, k, rows, dtype, self._sms), stream)
 
     def _product(self, rows: Ints, time_ps: Callable[[int], int], *sizes: object) -> None:
         """Add a GEMM whose time `time_ps` finds for each rank's rows, once for equal `sizes`."""
         for count in np.unique(rows).tolist():
-            key = (count, *sizes)
+            key = (self._sms, count, *sizes)
             if key not in self._known:
                 self._known[key] = time_ps(count)
-        times = [self._known[count, *sizes] for count in rows.tolist()]
+        times = [self._known[self._sms, count, *sizes] for count in rows.tolist()]
         self._timed(Kind.DENSE_GEMM, np.array(times, np.int64))
 
     def _timed(self, kind: Kind, time_ps: Ints) -> None:

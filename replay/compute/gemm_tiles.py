@@ -107,7 +107,7 @@ def gemm_tasks(
     hidden_ps = compute.tile_overhead_ps - compute.tile_overhead_ps // resident_blocks
     block_n = tiles.block_n[tiles.rank]
     num_columns = -(-gemm.n // block_n)
-    tile, column = _in_raster(tiles, num_columns, raster, num_sms=machine.sms.count)
+    tile, column = _in_raster(tiles, num_columns, raster, num_sms=machine.sms.compute)
     last = gemm.n - (num_columns - 1) * block_n  # width of the last column of each row tile
     is_last = column == (num_columns - 1)[tile]
     widths = np.where(is_last, last[tile], block_n[tile])
@@ -278,7 +278,7 @@ def gemm_kernel(
         most = max((len(experts) for experts in work.experts_of_rank), default=0)
         lines = -(-4 * most // COUNT_LINE_BYTES)
         begun = machine.delay(Kind.LAUNCH, machine.costs.cache_load() * lines, begun)
-    sms = num_sms or machine.sms.count
+    sms = num_sms or machine.sms.compute
     tiles = row_tiles(machine, work, gemm, sms, layout=layout, tuned_rows=tuned_rows)
     tasks = gemm_tasks(machine, work, gemm, tiles, pool, begun[tiles.rank], raster="groups")
     return machine.gather(tasks.done, tiles.rank, begun)

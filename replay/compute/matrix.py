@@ -39,7 +39,7 @@ def matrix_kernel(
     grids = [
         machine.system.compute.gemm_tiles(
             work.rows_of_expert[experts], gemm.n, gemm.k, work.precision.gemm,
-            num_sms=machine.sms.count, split_k=True,
+            num_sms=machine.sms.compute, split_k=True,
         )
         for experts in work.experts_of_rank
     ]  # fmt: skip

@@ -33,7 +33,7 @@ def most_in_use(timeline: Timeline, machine: Machine) -> Use:
     """Add up the SMs in use on each GPU at every instant, and give the instant with most.
 
     An SM is in use while a task is in service at one of its queues, however many of its warps serve
-    one. A kernel between the layers uses all SMs of its GPU.
+    one. A kernel between the layers uses all that its stream has.
     """
     rank, start, end, sms = _uses(timeline, machine)
     busy = end > start
@@ -89,7 +89,7 @@ def _uses(timeline: Timeline, machine: Machine) -> tuple[Ints, Ints, Ints, Ints]
         np.concatenate((graph.resources.owner[graph.resource[task]], graph.rank[between])),
         np.concatenate((timeline.start_ps[task], timeline.start_ps[between])),
         np.concatenate((end, timeline.visible_ps[between])),
-        np.repeat([1, machine.sms.count], [len(task), len(between)]),
+        np.repeat([1, machine.sms.compute], [len(task), len(between)]),
     )
 
 

@@ -46,6 +46,8 @@ class Machine:
         Discipline of the uplinks.
     launch, lead
         How hosts launch kernels, and by how much they begin before their GPUs; see `Host`.
+    set_aside
+        SMs per GPU of a communication stream; see `Sms`.
 
     Attributes
     ----------
@@ -76,6 +78,7 @@ class Machine:
         uplinks: Discipline = "voq",
         launch: Launch | None = None,
         lead: Time = NO_TIME,
+        set_aside: int = 0,
     ) -> None:
         self.system = system
         self.graph = graph
@@ -92,7 +95,7 @@ class Machine:
         self.buffers = Buffers(graph, self.resources)
         input_buffers = InputBuffers(system, graph, self.buffers)
         self.transfers = Transfers(system, graph, paths, input_buffers)
-        self.sms = Sms(self.resources, system.sm.num_sms)
+        self.sms = Sms(self.resources, system.sm.num_sms, set_aside)
         self.caches = Caches(graph, self.resources, self.notes)
         self.l2 = L2(system, graph, self.resources, self.caches)
         self.host = Host(system, self.resources, tasks, self.notes, launch, lead)

@@ -27,9 +27,14 @@ class Sms:
     ----------
     count
         SMs per GPU.
+    set_aside
+        SMs per GPU that kernels of a communication stream have for themselves, from the first to
+        the last layer.
 
     Attributes
     ----------
+    compute
+        SMs that a kernel of the other stream may have; all if none are set aside.
     ledger
         Everything that was held, in the order in which it was asked for.
     queues
@@ -37,9 +42,10 @@ class Sms:
         SMs that share a queue, (rank, SM, ...) for SMs that each have queues of their own.
     """
 
-    def __init__(self, resources: Resources, count: int) -> None:
+    def __init__(self, resources: Resources, count: int, set_aside: int = 0) -> None:
         self._resources = resources
         self.count = count
+        self.compute = count - set_aside
         self.ledger: list[Split] = []
         self.queues: list[tuple[str, Ints]] = []
 
@@ -78,6 +84,10 @@ class Sms:
         split = Split(self, owner, self.count - sum(shares.values()))
         self.ledger.append(split)
         return split
+
+    def for_kernels(self) -> Ints:
+        """Give the SMs that compute to kernels that follow one another: (rank,) resources."""
+        return self.pool("sm", self.compute)
 
     def pool(self, group: str, num_sms: int) -> Ints:
         """Give SMs to a kernel that runs alone; see `Split.pool`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from replay.compute.row_tiles import padded_rows
 from replay.errors import UserError
@@ -285,7 +285,7 @@ class Scheme(ABC):
             **code,
         }
 
-    def with_options(self, given: Mapping[str, Any]) -> Scheme:
+    def with_options(self, given: Mapping[str, Any]) -> Self:
         """The scheme with some options replaced; text is converted to the option's type.
 
         Raises

@@ -18,10 +18,10 @@ from replay.compute.shared import shared_before_wait
 from replay.machine import collectives, point_to_point
 from replay.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.machine.times import MemoryTraffic
-from replay.schemes.base import Scheme
 from replay.schemes.facts import Buffer
 from replay.schemes.nccl import NcclOptions
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
+from replay.schemes.staged import StagedScheme
 from replay.work.precision import NUMBER_TYPES
 from replay.work.ragged import places
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.machine.machine import Ints, IntsLike, Machine
     from replay.machine.sms import Split
+    from replay.schemes.staged import Stages
     from replay.work.layer import LayerWork
 
 COUNTS_GATHER, ROWS, WEIGHTS = (
@@ -65,7 +66,7 @@ def _sorted(rows: Ints, row_bytes: int) -> MemoryTraffic:
     return MemoryTraffic(rows * row_bytes, rows * row_bytes, rows)
 
 
-class NcclAllToAll(Scheme):
+class NcclAllToAll(StagedScheme):
     """One row per (token, expert), counts first, host synchronisation, no overlap."""
 
     name = "nccl-alltoall"
@@ -131,7 +132,7 @@ class NcclAllToAll(Scheme):
             Listed("unpermute", moves="every result, their sums"),
         )
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add permute, all-to-all, sort, experts, unsort, all-to-all, unpermute."""
         tokens = np.diff(work.tokens_of_rank)
         sent_rows = work.matrix("pairs").sum(axis=1)
@@ -141,14 +142,17 @@ class NcclAllToAll(Scheme):
 
         moved = MemoryTraffic(tokens * b_d, sent_rows * b_d, sent_rows)
         shared = shared_before_wait(machine, work, self._split(machine), start)
-        begun = self._permuted(work, machine, moved, start)
-        arrived = self._dispatched(work, machine, begun)
+        permuted, counted = self._permuted(work, machine, moved, start)
+        permuted = yield permuted
+        if counted is not None:
+            machine.host.wait(DISPATCH, counted)
+        arrived = self._dispatched(work, machine, permuted)
         if not work.is_backward:  # the gate weights travel with the rows, their gradients back
             arrived = self._probs(work, machine, DISPATCH, arrived)
+        arrived = yield arrived
         arrived, row_bytes = self._operands(work, machine, got_rows, arrived)
-        several = (
-            work.num_experts > work.num_ranks
-        )  # one expert per rank needs no sorting by expert
+        # One expert per rank needs no sorting by expert.
+        several = work.num_experts > work.num_ranks
         if several:
             arrived = self._mapped(work, machine, got_rows, arrived)
             arrived = machine.memory_kernel(
@@ -158,15 +162,14 @@ class NcclAllToAll(Scheme):
         if several:
             done = self._mapped(work, machine, got_rows, done)
             done = machine.memory_kernel(Kind.UNPERMUTE, _sorted(got_rows, result), done, SORT)
-        done = cast_results(machine, work, got_rows, done)
-
-        arrived = done
+        arrived = done = yield cast_results(machine, work, got_rows, done)
         if machine.num_ranks > 1:
             back = work.matrix("pairs").T * b_c
             begun = machine.kernel(done, ROWS)
             arrived = self._all_to_all(machine, COMBINE, back, begun).done
         if work.is_backward:
             arrived = self._probs(work, machine, COMBINE, arrived)
+        arrived = yield arrived
         added = MemoryTraffic(sent_rows * b_c, tokens * result)
         ends = machine.memory_kernel(Kind.UNPERMUTE, added, arrived)
         machine.notes.follow("combined", np.arange(work.num_tokens), ends[work.source_rank])
@@ -185,7 +188,7 @@ class NcclAllToAll(Scheme):
 
     def _experts(self, work: LayerWork, machine: Machine, arrived: Ints) -> Ints:
         """Run the experts: (rank,) tasks."""
-        pool = machine.sms.pool("sm", machine.sms.count)
+        pool = machine.sms.for_kernels()
         # TransformerEngine's grouped linear layer quantises its input itself.
         return separate_kernels(machine, work, pool, arrived, quantises_apart=True)
 
@@ -197,13 +200,12 @@ class NcclAllToAll(Scheme):
 
     def _permuted(
         self, work: LayerWork, machine: Machine, moved: MemoryTraffic, start: Ints
-    ) -> Ints:
-        """Count (unless the routing is known) and permute: (rank,) tasks when the rows can go."""
+    ) -> tuple[Ints, Ints | None]:
+        """Permute: (rank,) tasks when rows can go, and when counts can that are not known yet."""
         n = machine.num_ranks
         if work.is_backward:
             cast = cast_before_dispatch(machine, work, start)
-            permuted = machine.memory_kernel(Kind.PERMUTE, moved, cast)
-            return permuted if n == 1 else machine.kernel(permuted, ROWS)
+            return machine.memory_kernel(Kind.PERMUTE, moved, cast), None
         pairs = np.diff(work.tokens_of_rank) * work.num_experts
         counts = _small(machine, TO_SEND, machine.memory_kernel(Kind.LAYOUT, pairs, start))
         if n > 1:
@@ -216,9 +218,7 @@ class NcclAllToAll(Scheme):
         copied = _small(machine, COPIES, counts)
         mapped = _small(machine, ROW_MAP, counts, pairs * (1 + ROW_MAP_PASSES * INDEX_BYTES))
         cast = cast_before_dispatch(machine, work, mapped)
-        permuted = machine.memory_kernel(Kind.PERMUTE, moved, cast)
-        machine.host.wait(DISPATCH, copied)
-        return permuted if n == 1 else machine.kernel(permuted, ROWS)
+        return machine.memory_kernel(Kind.PERMUTE, moved, cast), copied
 
     def _mapped(self, work: LayerWork, machine: Machine, rows: Ints, after: Ints) -> Ints:
         """Find where the sort moves each row, which a backward pass remembers: (rank,) tasks."""
@@ -226,11 +226,12 @@ class NcclAllToAll(Scheme):
             return after
         return _small(machine, CHUNK_MAP, after, rows * INDEX_BYTES)
 
-    def _dispatched(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
+    def _dispatched(self, work: LayerWork, machine: Machine, ready: Ints) -> Ints:
         """Send the rows to their experts: (rank,) tasks. A rank alone has them."""
         if machine.num_ranks == 1:
-            machine.notes.follow("sent", work.pair_token, begun[work.pair_source])
-            return begun
+            machine.notes.follow("sent", work.pair_token, ready[work.pair_source])
+            return ready
+        begun = machine.kernel(ready, ROWS)
         row_bytes, n = work.dispatch_row_bytes, machine.num_ranks
         sizes = work.matrix("pairs") * row_bytes
         exchanged = self._all_to_all(machine, DISPATCH, sizes, begun)

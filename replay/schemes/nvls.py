@@ -32,16 +32,17 @@ from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.machine.paths import ONE_DOMAIN
 from replay.machine.times import MemoryTraffic
 from replay.schemes import memory
-from replay.schemes.base import Scheme
 from replay.schemes.facts import Buffer
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
+from replay.schemes.staged import StagedScheme
 from replay.work.ragged import places
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.machine.sms import Split
+    from replay.schemes.staged import Stages
     from replay.work.layer import LayerWork
 
 ID_BYTES = 8  # of each of a token's experts, as torch.topk gives them
@@ -77,7 +78,7 @@ class NvlsOptions(Options):
     )
 
 
-class Nvls(Scheme):
+class Nvls(StagedScheme):
     """All-gather by multicast, experts, reduce-scatter by in-switch reduction; dense buffers."""
 
     name = "nvls"
@@ -127,7 +128,7 @@ class Nvls(Scheme):
             *kernels(*((SUM,) if several_ranks else ())),
         )
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add all-gathers, permute, experts, zeroing, scatter-add, reduce-scatter."""
         rows = work.matrix("pairs").sum(axis=0)
         copies = work.matrix("copies").sum(axis=0)
@@ -135,8 +136,8 @@ class Nvls(Scheme):
         slots = work.num_tokens * work.expert_ids.shape[1]
         every = np.ones(machine.num_ranks, np.int64)
 
-        cast = cast_before_dispatch(machine, work, start)
-        gathered = self._all_gather(work, machine, cast)
+        cast = yield cast_before_dispatch(machine, work, start)
+        gathered = yield self._all_gather(work, machine, cast)
         # Every rank looks through all tokens' expert ids, twice, and copies its experts' rows.
         if not work.is_backward:
             counted = machine.memory_kernel(Kind.LAYOUT, slots * ID_BYTES * every, gathered, COUNT)
@@ -148,15 +149,15 @@ class Nvls(Scheme):
         permuted = machine.memory_kernel(Kind.PERMUTE, moved, gathered)
         # Of the tokens that were gathered, only those copied out are wanted.
         permuted = cast_received(machine, work, rows, permuted)
-        sms = machine.sms.pool("sm", machine.sms.count)
+        sms = machine.sms.for_kernels()
         permuted = shared_kernels(machine, work, self._split(machine), start, permuted)
         done = separate_kernels(machine, work, sms, permuted)
         # The dense buffer: zeros for all tokens, to which the own experts' rows are added.
         zeroes = MemoryTraffic(0 * every, work.num_tokens * b_c * every)
         zeroed = machine.memory_kernel(Kind.UNPERMUTE, zeroes, done, ZERO)
         added = MemoryTraffic((rows + copies) * b_c, copies * b_c)
-        summed = machine.memory_kernel(Kind.UNPERMUTE, added, zeroed, ADD)
-        return self._reduce_scatter(work, machine, summed)
+        summed = yield machine.memory_kernel(Kind.UNPERMUTE, added, zeroed, ADD)
+        return (yield self._reduce_scatter(work, machine, summed))
 
     def _split(self, machine: Machine) -> Split:
         """SMs of a kernel of collectives, and those that it leaves."""

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replay.schemes.deepep.internode import internode
 from replay.schemes.deepep.low_latency import LowLatencyDeepEp
 from replay.schemes.deepep.messages import NODE_GPUS
 from replay.schemes.deepep.normal import DeepEp, DeepEpOptions
+from replay.schemes.staged import Stages, through
 from replay.validate.bench import Bench, even_work, uniform_work
 from replay.validate.table import Bound, Row, Table
 from replay.work.layer import LayerWork
+
+if TYPE_CHECKING:
+    from replay.machine.machine import Ints, Machine
 
 TUNED_CHUNK = 6  # tokens; the benchmark tunes chunks, and a multiple of a peer's three warps wins
 RING_TOKENS = 256  # of a lane, as shipped for 8 GPUs
@@ -74,8 +78,13 @@ def predict_low_latency(bench: Bench, rows: Sequence[Row]) -> list[float]:
             n, row["tokens_per_rank"], row["num_experts"], row["topk"], row["hidden"]
         )
         phase = scheme.dispatch if row["phase"] == "dispatch" else scheme.combine
-        predicted.append(bench.time_us(_system(bench, row), n, partial(phase, work)))
+        predicted.append(bench.time_us(_system(bench, row), n, partial(_whole, phase, work)))
     return predicted
+
+
+def _whole(phase: Callable[..., Stages], work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    """Add both parts of a way of the low-latency kernels: (rank,) tasks."""
+    return through(phase(work, machine, start))
 
 
 def _system(bench: Bench, row: Row) -> Any:

@@ -28,7 +28,6 @@ from replay.compute.shared import shared_before_wait
 from replay.errors import UserError
 from replay.machine.kinds import Kind
 from replay.machine.times import MemoryTraffic
-from replay.schemes.base import Scheme
 from replay.schemes.deepep import elastic_kernels, stack
 from replay.schemes.deepep.elastic_kernels import COMBINE_EPILOGUE, DISPATCH_EPILOGUE, Slots
 from replay.schemes.deepep.elastic_sms import LEAST, automatic_sms
@@ -37,11 +36,13 @@ from replay.schemes.deepep.stack import CAST, STACKS, VLLM, Stack
 from replay.schemes.facts import Buffer
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
+from replay.schemes.staged import StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.machine.sms import Split
+    from replay.schemes.staged import Stages
     from replay.work.layer import LayerWork
 
 BUFFER_ALIGNMENT = 2 << 20  # of the symmetric buffer
@@ -123,7 +124,7 @@ class ElasticOptions(Options):
             raise UserError(message)
 
 
-class ElasticDeepEp(Scheme):
+class ElasticDeepEp(StagedScheme):
     """One row per (token, GPU) pushed into its slot between two barriers; epilogues on all SMs."""
 
     name = "deepep-v2"
@@ -188,30 +189,31 @@ class ElasticDeepEp(Scheme):
             *combine,
         )
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add cast, dispatch, epilogue, experts, combine and epilogue."""
         options, engine, split = self.options, self._engine(work), self._split(work, machine)
         sms = split.channels("elastic", self._num_sms(work, machine))
         shared = shared_before_wait(machine, work, split, start)
         if engine is None:
-            cast = cast_before_dispatch(machine, work, start)
+            cast = yield cast_before_dispatch(machine, work, start)
         else:
-            cast = stack.run(engine.before_dispatch, work, machine, start)
-        received = elastic_kernels.dispatch(
+            cast = yield stack.run(engine.before_dispatch, work, machine, start)
+        received = yield elastic_kernels.dispatch(
             work, machine, sms, cast, is_cached=options.cached_layout or work.is_backward,
             expands=options.do_expand, host_waits=options.cpu_sync,
         )  # fmt: skip
-        done = self._experts(work, machine, engine, shared(received))
+        done = yield self._experts(work, machine, engine, shared(received))
         combined = elastic_kernels.combine(work, machine, sms, done, expands=options.do_expand)
-        return (
-            combined if engine is None else stack.run(engine.after_combine, work, machine, combined)
-        )
+        combined = yield combined
+        if engine is None:
+            return combined
+        return stack.run(engine.after_combine, work, machine, combined)
 
     def _experts(
         self, work: LayerWork, machine: Machine, engine: Stack | None, after: Ints
     ) -> Ints:
         """Run what stands between epilogue and combine: (rank,) tasks of its end."""
-        pool = machine.sms.pool("sm", machine.sms.count)
+        pool = machine.sms.for_kernels()
         copies, pairs = (work.matrix(what).sum(axis=0) for what in ("copies", "pairs"))
         if engine is not None and not self.options.do_expand:
             return stack.experts(engine, work, machine, pool, after)

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -40,7 +40,6 @@ from replay.compute.shared import shared_kernels
 from replay.errors import UserError
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes import memory
-from replay.schemes.base import Scheme
 from replay.schemes.deepep.buffers import HEADER_BYTES, low_latency_bytes
 from replay.schemes.deepep.flags import Rows, store_flags, store_rows
 from replay.schemes.deepep.grid import HIDDEN_SIZES, Flows, Grid, padded_bytes
@@ -48,11 +47,13 @@ from replay.schemes.deepep.messages import Messages, blocks_of_tokens
 from replay.schemes.facts import FORWARD, Buffer
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
+from replay.schemes.staged import StagedScheme
 from replay.work.ragged import places
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.machine.machine import Ints, Machine
+    from replay.schemes.staged import Stages
     from replay.work.layer import LayerWork
 
 MOST_BLOCKS = 64  # blocks of tokens, per rank: what goes to one peer together in the model
@@ -93,7 +94,7 @@ class LowLatencyOptions(Options):
     )
 
 
-class LowLatencyDeepEp(Scheme):
+class LowLatencyDeepEp(StagedScheme):
     """One row per (token, expert) into fixed slots, masked GEMMs, rows back into fixed slots."""
 
     name = "deepep-ll"
@@ -109,6 +110,7 @@ class LowLatencyDeepEp(Scheme):
     gemm_types = dispatch_types = frozenset({"bf16", "fp8"})
     combine_types = frozenset({"bf16"})
     passes = FORWARD
+    releases = "hook"
     validity = "decoding: up to 1024 tokens a GPU, 11 experts a token"
     options: LowLatencyOptions = LowLatencyOptions()
 
@@ -172,24 +174,29 @@ class LowLatencyDeepEp(Scheme):
             *kernels("combine", *received[1:]),
         )
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def interleaved(self) -> Self:
+        """With hooks, and with none of its kernels beside another."""
+        return self.with_options({"hook": True})
+
+    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add the cast of expert ids, dispatch, masked experts and combine."""
         tokens = np.diff(work.tokens_of_rank)
         ids = tokens * work.expert_ids.shape[1] * (GATE_ID_BYTES + EXPERT_ID_BYTES)
         cast = machine.memory_kernel(Kind.LAYOUT, ids, start, CAST)
-        received = self.dispatch(work, machine, cast)
+        received = yield from self.dispatch(work, machine, cast)
         slots = self._slots(work)
-        rows, pool = work.matrix("pairs").sum(axis=0), machine.sms.pool("sm", machine.sms.count)
+        rows, pool = work.matrix("pairs").sum(axis=0), machine.sms.for_kernels()
         ready = cast_received(machine, work, rows, received)
         # A group of warps per expert leaves hardly an SM: shared experts run behind the kernel.
         every = machine.sms.split(f"scheme {self.name!r}", {"blocks": machine.sms.count})
         ready = shared_kernels(machine, work, every, start, ready)
         done = masked.masked_kernels(machine, work, pool, ready, slots, scales_in_order=True)
-        return self.combine(work, machine, cast_results(machine, work, rows, done))
+        results = yield cast_results(machine, work, rows, done)
+        return (yield from self.combine(work, machine, results))
 
     # ---- dispatch --------------------------------------------------------------------------------
 
-    def dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add the dispatch kernel, or two: (rank,) marks of the end."""
         grid, n = self._grid(work, machine), work.num_ranks
         lanes, blocks = self._sms(machine, "ll-dispatch", grid)
@@ -221,7 +228,7 @@ class LowLatencyDeepEp(Scheme):
             machine, DISPATCH, (Kind.SIGNAL_UP, Kind.SIGNAL_DOWN), flows.owner, flows.expert_rank,
             counted[flows.owner * n + flows.expert_rank],
         )  # fmt: skip
-        sent = machine.gather(ready, owner, machine.gather(counted, pair_src, begun))
+        sent = yield machine.gather(ready, owner, machine.gather(counted, pair_src, begun))
         met = (
             machine.kernel(sent, "dispatch, receive")
             if self.options.hook
@@ -286,7 +293,7 @@ class LowLatencyDeepEp(Scheme):
 
     # ---- combine ---------------------------------------------------------------------------------
 
-    def combine(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def combine(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add the combine kernel, or two: (rank,) marks of the end."""
         grid, costs = self._grid(work, machine), machine.costs
         lanes, blocks = self._sms(machine, "ll-combine", grid)
@@ -304,7 +311,7 @@ class LowLatencyDeepEp(Scheme):
             machine, COMBINE, (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN), flows.expert_rank, flows.owner,
             met,
         )  # fmt: skip
-        sent = machine.gather(met, flows.expert_rank, told.from_cards)
+        sent = yield machine.gather(met, flows.expert_rank, told.from_cards)
         if self.options.hook:
             sent = machine.kernel(sent, "combine, receive")
         # A token's rows come behind several flags, so that all of them are waited for.

@@ -35,7 +35,6 @@ from replay.machine import rings
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.machine.times import MemoryTraffic
 from replay.schemes import memory
-from replay.schemes.base import Scheme
 from replay.schemes.deepep import notify, stack
 from replay.schemes.deepep.buffers import VLLM_BYTES, ring_bytes
 from replay.schemes.deepep.messages import NODE_GPUS
@@ -44,12 +43,14 @@ from replay.schemes.deepep.stack import STACKS
 from replay.schemes.facts import Buffer
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
+from replay.schemes.staged import StagedScheme
 from replay.work.ragged import places, places_in_runs
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.machine.sms import Split
+    from replay.schemes.staged import Stages
     from replay.work.layer import LayerWork
 
 # Configurations shipped with DeepEP, by group size: (up to ranks, dispatch chunk, combine chunk,
@@ -117,7 +118,7 @@ class DeepEpOptions(Options):
     )
 
 
-class DeepEp(Scheme):
+class DeepEp(StagedScheme):
     """One copy per (token, GPU) through ring buffers; kernels one after the other."""
 
     name = "deepep"
@@ -197,20 +198,20 @@ class DeepEp(Scheme):
             *combine,
         )
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add the stack's kernels, dispatch, experts and combine."""
         beyond = max(work.num_ranks - NODE_GPUS, 0)
         if beyond:
             machine.notes.count(EXTRAPOLATED, machine.ranks, beyond)
-        pool = machine.sms.pool("sm", machine.sms.count)
+        pool = machine.sms.for_kernels()
         engine = self._engine(work)
         if engine is None:
-            return self._bare(work, machine, pool, start)
+            return (yield from self._bare(work, machine, pool, start))
         shared = shared_before_wait(machine, work, self._sms(machine), start)
-        cast = stack.run(engine.before_dispatch, work, machine, start)
-        received = shared(self.dispatch(work, machine, cast))
-        added = stack.experts(engine, work, machine, pool, received)
-        combined = self.combine(work, machine, added)
+        cast = yield stack.run(engine.before_dispatch, work, machine, start)
+        received = yield self.dispatch(work, machine, cast)
+        added = yield stack.experts(engine, work, machine, pool, shared(received))
+        combined = yield self.combine(work, machine, added)
         return stack.run(engine.after_combine, work, machine, combined)
 
     def _engine(self, layer: LayerWork | Outline) -> stack.Stack | None:
@@ -219,21 +220,22 @@ class DeepEp(Scheme):
             return None
         return STACKS[self.options.stack]
 
-    def _bare(self, work: LayerWork, machine: Machine, pool: Ints, start: Ints) -> Ints:
+    def _bare(self, work: LayerWork, machine: Machine, pool: Ints, start: Ints) -> Stages:
         """Copies to the experts' rows and sums of them, and no kernel more."""
         operand, b_c = work.operand_row_bytes, work.combine_row_bytes
         copies = work.matrix("copies").sum(axis=0)
         rows = work.matrix("pairs").sum(axis=0)
         shared = shared_before_wait(machine, work, self._sms(machine), start)
-        cast = cast_before_dispatch(machine, work, start)
-        received = cast_received(machine, work, copies, self.dispatch(work, machine, cast))
+        cast = yield cast_before_dispatch(machine, work, start)
+        received = yield self.dispatch(work, machine, cast)
+        received = cast_received(machine, work, copies, received)
         moved = MemoryTraffic(copies * operand, rows * operand, rows)
         permuted = machine.memory_kernel(Kind.PERMUTE, moved, received)
         done = separate_kernels(machine, work, pool, shared(permuted))
         # The caller adds the rows of its own experts, so that one row per (token, GPU) returns.
         added = MemoryTraffic(rows * b_c, copies * b_c)
-        reduced = machine.memory_kernel(Kind.UNPERMUTE, added, done)
-        return self.combine(work, machine, reduced)
+        reduced = yield machine.memory_kernel(Kind.UNPERMUTE, added, done)
+        return (yield self.combine(work, machine, reduced))
 
     def dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add layout (unless cached), notify and dispatch kernels: (rank,) marks of the end."""

@@ -20,18 +20,19 @@ from replay.compute.experts import separate_kernels
 from replay.compute.shared import shared_before_wait
 from replay.machine.kinds import Kind
 from replay.machine.times import MemoryTraffic
-from replay.schemes.base import Scheme
 from replay.schemes.facts import Buffer
 from replay.schemes.hybrid_ep import kernels, preprocessing
 from replay.schemes.hybrid_ep.kernels import EXPECTED, MEET, PROB_BYTES, Rows
 from replay.schemes.hybrid_ep.preprocessing import COUNTS_WAIT, all_experts
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts
+from replay.schemes.staged import StagedScheme
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.machine.sms import Split
+    from replay.schemes.staged import Stages
     from replay.work.layer import LayerWork
 
 LEAST_TOKENS = 512  # of a GPU that buffers have room for
@@ -68,7 +69,7 @@ class HybridEpOptions(Options):
     )
 
 
-class HybridEp(Scheme):
+class HybridEp(StagedScheme):
     """One row per (token, GPU), pushed out and pulled back by chunks of tokens."""
 
     name = "hybrid-ep"
@@ -131,30 +132,30 @@ class HybridEp(Scheme):
             *between_meetings("combine"),
         )
 
-    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
+    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add preprocessing, dispatch, permute, experts, unpermute, combine."""
         options, split = self.options, self._split(machine)
         shared = shared_before_wait(machine, work, split, start)
-        ready = cast_before_dispatch(machine, work, start)
+        ready = yield cast_before_dispatch(machine, work, start)
         if not (options.cached_layout or work.is_backward):
             ready = preprocessing.preprocessed(
                 work, machine, ready, host_waits=not options.non_blocking
             )
         shape = (split, options.num_sms, options.chunk_tokens)
-        received = kernels.dispatch(work, machine, *shape, ready)
+        received = yield kernels.dispatch(work, machine, *shape, ready)
         copies, pairs = (work.matrix(what).sum(axis=0) for what in ("copies", "pairs"))
         row, back = work.dispatch_row_bytes, work.combine_row_bytes
         weight = 0 if work.is_backward else PROB_BYTES  # one for each row behind the permute
         moved = MemoryTraffic(copies * Rows.of(work).out, pairs * (row + weight), pairs)
         permuted = machine.memory_kernel(Kind.PERMUTE, moved, received)
         operands = cast_received(machine, work, pairs, permuted)
-        pool = machine.sms.pool("sm", machine.sms.count)
+        pool = machine.sms.for_kernels()
         # TransformerEngine's grouped linear layer quantises its input itself.
         done = separate_kernels(machine, work, pool, shared(operands), quantises_apart=True)
         weight = PROB_BYTES if work.is_backward else 0
         added = MemoryTraffic(pairs * (back + weight), copies * Rows.of(work).back)
-        summed = machine.memory_kernel(Kind.UNPERMUTE, added, done)
-        return kernels.combine(work, machine, *shape, summed)
+        summed = yield machine.memory_kernel(Kind.UNPERMUTE, added, done)
+        return (yield kernels.combine(work, machine, *shape, summed))
 
     def _split(self, machine: Machine) -> Split:
         """SMs of one of the two kernels, and those that it leaves."""

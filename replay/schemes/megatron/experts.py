@@ -79,7 +79,7 @@ def refused(work: LayerWork, options: ExpertOptions) -> str:
 
 def run_experts(machine: Machine, work: LayerWork, options: ExpertOptions, after: Ints) -> Ints:
     """Run the experts on rows that are sorted by expert: (rank,) tasks at their end."""
-    pool = machine.sms.pool("sm", machine.sms.count)
+    pool = machine.sms.for_kernels()
     if options.experts == "cutlass":
         return _grouped(machine, work, pool, after)
     pads = work.precision.gemm == "fp8"
