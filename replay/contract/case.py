@@ -15,7 +15,8 @@ from replay.contract.reading import Dependencies
 from replay.graph import GraphBuilder, schedule
 from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.machine import Machine
-from replay.run.chain import Built, Chain, ChainLink, build, layer_result
+from replay.run.chain import Built, Chain, ChainLink, build
+from replay.run.chain_results import layer_result
 from replay.run.layer import build_layer
 from replay.work.context import Context
 from tracegen.models.schema import ModelShape

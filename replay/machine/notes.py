@@ -59,6 +59,9 @@ class Notes:
     held_up
         Blocks of (kernel,) tasks after which a kernel could begin but for its launch, tasks at
         which it begins, and ranks.
+    tokens
+        (token,): numbers by which the tokens of the work that is being added are remembered, where
+        it is a part of a layer; None for their own.
     """
 
     num_ranks: int
@@ -69,6 +72,7 @@ class Notes:
     touches: dict[str, list[TouchNotes]] = field(default_factory=dict)
     reads: dict[Read, list[Ints]] = field(default_factory=dict)
     held_up: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
+    tokens: Ints | None = None
     _followed: dict[Way, list[tuple[Ints, Ints]]] = field(
         default_factory=lambda: {"sent": [], "combined": []}
     )
@@ -84,7 +88,8 @@ class Notes:
         token, task
             (entry,): a token may have several tasks, and a task several tokens.
         """
-        self._followed[what].append((token, task))
+        numbers = token if self.tokens is None else self.tokens[token]
+        self._followed[what].append((numbers, task))
 
     def followed(self, what: Way) -> tuple[Ints, Ints]:
         """Tokens and tasks of all that was remembered: two (entry,)."""

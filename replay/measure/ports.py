@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,7 +61,7 @@ class PortSums:
         classes: Ints,
         num_ranks: int,
         service_ps: Ints | None = None,
-        tasks: slice = slice(None),
+        tasks: slice | Ints = slice(None),
         evicted: Ints | None = None,
     ) -> None:
         shape = (len(Kind), len(PORTS), num_ranks)
@@ -136,7 +136,7 @@ def bytes_by_layer(
     graph: TaskGraph,
     classes: Ints,
     num_ranks: int,
-    bounds: Ints,
+    tasks: Sequence[slice | Ints],
     evicted: Ints | None = None,
 ) -> list[tuple[dict[str, PortBytes], dict[str, PortBytes]]]:
     """Payload and wire bytes of each layer's dispatch and combine.
@@ -145,14 +145,14 @@ def bytes_by_layer(
     ----------
     classes
         (resource,): see `Resources.classes`.
-    bounds
-        (layer + 1,): tasks of layer l are ``[bounds[l], bounds[l + 1])``.
+    tasks
+        (layer,): the tasks of each.
     evicted
         (task,): see `evicted_wire_bytes`.
     """
     found = []
-    for first, last in itertools.pairwise(bounds.tolist()):
-        ports = PortSums(graph, classes, num_ranks, None, slice(first, last), evicted)
+    for some in tasks:
+        ports = PortSums(graph, classes, num_ranks, None, some, evicted)
         found.append(
             (
                 {phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},

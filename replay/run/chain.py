@@ -1,18 +1,18 @@
-"""Layers as a graph, its schedule and its measures: one body for a layer and for a whole model.
+"""Layers as a graph: one body for a layer and for a whole model.
 
 In a chain, a GPU goes on to the next layer when its own tokens are combined and its SMs have done
 what they do for others, with the kernels of that layer that are not routed experts. Nothing else
 holds it back, so a GPU with little work runs ahead until it needs rows of one that is late:
 stragglers propagate through the schemes' own dependencies.
-A layer by itself is a chain of one layer, with nothing before it.
-
-The module is long because building a chain and reading its measures share where each layer lies.
+A layer by itself is a chain of one layer, with nothing before it. `replay.run.interleave` builds
+chains in which two micro-batches alternate, `replay.run.chain_results` replays either.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,14 +22,11 @@ from replay.compute.gradient_reduction import reduce_gradients
 from replay.compute.replication import replicate
 from replay.compute.shared import PLACED
 from replay.errors import UserError
-from replay.graph import GraphBuilder, schedule
+from replay.graph import GraphBuilder
 from replay.machine.kinds import KIND_NAMES
 from replay.machine.machine import Machine, Time
 from replay.machine.times import NO_TIME
-from replay.measure.analysis import measures, phases_by_layer, token_latency, us
 from replay.measure.parts import Routing
-from replay.measure.ports import bytes_by_layer, evicted_wire_bytes
-from replay.measure.result import ChainedLayer, ChainResult, LayerResult
 from replay.run.memory import largest, memory_of
 from replay.schemes.base import LayerRefusedError
 from replay.schemes.outside import BuildFailed
@@ -37,7 +34,7 @@ from replay.schemes.outside import BuildFailed
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.compute.dense import Between
-    from replay.graph import TaskGraph, Timeline
+    from replay.graph import TaskGraph
     from replay.machine.host import Launch
     from replay.machine.machine import Ints
     from replay.measure.parts import Memory
@@ -65,6 +62,8 @@ class ChainLink:
         where the layer begins at once.
     context
         What the tokens attend to, for `between`.
+    micro_batches
+        The parts that alternate, where the batch is cut.
     """
 
     work: Callable[[], LayerWork]
@@ -75,6 +74,7 @@ class ChainLink:
     trace_rows: Ints | None = None
     between: Between | None = None
     context: Context | None = None
+    micro_batches: tuple[MicroBatch, ...] = ()
 
     def before(self, machine: Machine, after: Ints) -> Ints:
         """Add what lies before the layer: (rank,) tasks; `after` where it begins at once."""
@@ -90,6 +90,22 @@ class ChainLink:
     def alone(self) -> ChainLink:
         """Leave out what lies before the layer."""
         return dataclasses.replace(self, between=None)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Some of the tokens of a layer, in order.
+
+    Attributes
+    ----------
+    tokens
+        (token,): their places among those of the layer.
+    context
+        What they attend to, where anything lies before the layer.
+    """
+
+    tokens: Ints
+    context: Context | None = None
 
 
 class Built(NamedTuple):
@@ -111,6 +127,40 @@ class Built(NamedTuple):
     machine: Machine
 
 
+class Pieces(NamedTuple):
+    """Tasks by layer.
+
+    Attributes
+    ----------
+    bounds
+        (piece + 1,): tasks of piece p are ``[bounds[p], bounds[p + 1])``.
+    layer
+        (piece,): the layer that they are of.
+    """
+
+    bounds: Ints
+    layer: Ints
+
+    def of_layers(self, num_layers: int) -> list[slice | Ints]:
+        """Tasks of each layer."""
+        found: list[slice | Ints] = []
+        for layer in range(num_layers):
+            own = np.flatnonzero(self.layer == layer)
+            firsts, lasts = self.bounds[own], self.bounds[own + 1]
+            if len(own) == 1:
+                found.append(slice(int(firsts[0]), int(lasts[0])))
+            else:
+                some = [np.arange(*piece) for piece in zip(firsts, lasts, strict=True)]
+                found.append(np.concatenate([np.zeros(0, np.int64), *some]))
+        return found
+
+    def layer_of_task(self, num_tasks: int) -> Ints:
+        """(task,): the layer of each, -1 before the first."""
+        of_task = np.full(num_tasks, -1, np.int64)
+        of_task[self.bounds[0] : self.bounds[-1]] = np.repeat(self.layer, np.diff(self.bounds))
+        return of_task
+
+
 @dataclass(frozen=True)
 class Chain:
     """Layers as one graph, and where each of them lies in it.
@@ -122,8 +172,9 @@ class Chain:
     reached, starts, finishes
         (layer, rank): the task at which each rank comes to what lies before a layer, that at which
         its part of the layer begins, and that after which its tokens are combined and its SMs free.
-    bounds
-        (layer + 1,): tasks of layer l are ``[bounds[l], bounds[l + 1])``.
+        Of two micro-batches, reached and begun by the first, finished by both.
+    pieces
+        Where the tasks of each layer lie.
     routing
         What the routing asks for, mean over the layers.
     last_work
@@ -136,7 +187,7 @@ class Chain:
     reached: list[Ints]
     starts: list[Ints]
     finishes: list[Ints]
-    bounds: Ints
+    pieces: Pieces
     routing: Routing
     last_work: LayerWork
     memory: Memory
@@ -194,8 +245,8 @@ def build(
         reached=reached,
         starts=starts,
         finishes=finishes,
-        bounds=np.array(bounds, np.int64),
-        routing=_mean_routing(summaries),
+        pieces=Pieces(np.array(bounds, np.int64), np.arange(len(links))),
+        routing=mean_routing(summaries),
         last_work=work,
         memory=largest(memories),
     )
@@ -215,10 +266,8 @@ def _described(
     BuildFailed
         If a scheme from outside raises anything else.
     """
-    try:
-        if reason := scheme.refuses(work):
-            message = f"scheme {scheme.name!r}: {reason}"
-            raise LayerRefusedError(message)
+    with faults_of(scheme):
+        check_code_for(scheme, work)
         placed = _shared_rows(machine)
         ends = scheme.build(work, machine, start)
         if work.shared is not None and _shared_rows(machine) - placed != work.num_tokens:
@@ -228,6 +277,26 @@ def _described(
             )
             raise UserError(message)
         return ends, memory_of(work, machine.system, scheme)
+
+
+def check_code_for(scheme: Scheme, work: LayerWork) -> None:
+    """Refuse a layer that a scheme has no code for.
+
+    Raises
+    ------
+    LayerRefusedError
+        Saying why.
+    """
+    if reason := scheme.refuses(work):
+        message = f"scheme {scheme.name!r}: {reason}"
+        raise LayerRefusedError(message)
+
+
+@contextmanager
+def faults_of(scheme: Scheme) -> Iterator[None]:
+    """Tell what goes wrong in the code of a scheme from outside from the user's other mistakes."""
+    try:
+        yield
     except UserError:
         raise
     except Exception as error:
@@ -241,7 +310,9 @@ def _shared_rows(machine: Machine) -> int:
     return int(np.sum(machine.notes.counters.get(PLACED, 0)))
 
 
-def _mean_routing(summaries: Sequence[dict[str, float]]) -> Routing:
+def mean_routing(summaries: Sequence[dict[str, float]]) -> Routing:
+    """Mean of what the routing asks for, over layers."""
+
     def mean(name: str) -> float:
         return float(np.mean([summary[name] for summary in summaries]))
 
@@ -254,157 +325,3 @@ def _mean_routing(summaries: Sequence[dict[str, float]]) -> Routing:
         mean_remote_pairs=mean("mean_remote_pairs"),
         rank_imbalance=mean("rank_imbalance"),
     )
-
-
-def replay_apart(
-    links: Sequence[ChainLink],
-    system: System,
-    scheme: Scheme,
-    launch: Launch | None = None,
-    *,
-    progress: Callable[[], object] | None = None,
-    observe: Callable[[Timeline], object] | None = None,
-) -> Iterator[LayerResult]:
-    """Replay every layer by itself: each begins on all ranks at once.
-
-    What lies before a layer is not replayed, but hosts have the lead that they get from it.
-
-    Parameters
-    ----------
-    links
-        The layers.
-    launch
-        How hosts launch kernels, see `Host`.
-    progress
-        Called for every layer.
-    observe
-        Called with the schedule of every layer.
-    """
-    for link in links:
-        lead = lead_of(link, system, launch)
-        chain = build([link.alone()], system, scheme, launch, lead=lead, progress=progress)
-        timeline = schedule(chain.built.graph)
-        if observe is not None:
-            observe(timeline)
-        yield layer_result(link, chain, timeline, scheme)
-
-
-def layer_result(link: ChainLink, chain: Chain, timeline: Timeline, scheme: Scheme) -> LayerResult:
-    """Read the result of a layer off the schedule of a chain that is this layer alone."""
-    tokens = token_latency(timeline, chain.built.machine, chain.last_work, link.trace_rows)
-    return LayerResult(
-        step=link.step,
-        layer_index=link.layer_index,
-        decoder_layer=link.decoder_layer,
-        is_backward=link.is_backward,
-        routing=chain.routing,
-        measures=measures(*chain.built, timeline, phases_separated=scheme.phases_separated),
-        token_latency_us=tokens.from_dispatch,
-        token_latency_from_start_us=tokens.from_start,
-        slowest_tokens=tokens.slowest,
-        memory=chain.memory,
-    )
-
-
-def lead_of(link: ChainLink, system: System, launch: Launch | None) -> Time:
-    """(rank,): how long before its GPU each host is through with what lies before the layer."""
-    if link.context is None or launch is None:
-        return NO_TIME
-    builder = GraphBuilder(KIND_NAMES)
-    machine = Machine(system, builder, len(link.context.tokens), launch=launch)
-    ended = link.before(machine, machine.mark(machine.ranks))
-    launched = machine.host.last
-    if launched is None:
-        return NO_TIME
-    visible = schedule(builder.build()).visible_ps
-    return Time(visible[ended] - visible[launched])
-
-
-def replay_chain(
-    links: Sequence[ChainLink],
-    system: System,
-    scheme: Scheme,
-    launch: Launch | None = None,
-    *,
-    compare_barrier: bool = False,
-    progress: Callable[[], object] | None = None,
-    observe: Callable[[Timeline], object] | None = None,
-) -> ChainResult:
-    """Replay layers one after the other on each GPU.
-
-    Parameters
-    ----------
-    links
-        At least one layer, in order, each with what lies before it.
-    launch
-        How hosts launch kernels, see `Host`.
-    compare_barrier
-        Whether the time of the same work with a barrier after each layer is found too.
-    progress
-        Called for every layer.
-    observe
-        Called with the schedule.
-    """
-    barrier_us = None
-    if compare_barrier:
-        met = build(links, system, scheme, launch, meets=True)
-        barrier_us = us(schedule(met.built.graph).makespan_ps)
-        del met  # two graphs of a model are more than one
-    chain = build(links, system, scheme, launch, progress=progress)
-    timeline = schedule(chain.built.graph)
-    if observe is not None:
-        observe(timeline)
-    num_steps = len({link.step for link in links})
-    num_passes = len({link.is_backward for link in links})
-    between = links[0].between
-    return ChainResult(
-        num_steps=num_steps,
-        num_layers=len(links) // (num_steps * num_passes),
-        layers=_chained_layers(links, chain, timeline),
-        between_us=_between_us(chain, timeline),
-        left_out=[] if between is None else between.left_out,
-        barrier_us=barrier_us,
-        routing=chain.routing,
-        measures=measures(*chain.built, timeline, phases_separated=False),
-        memory=chain.memory,
-    )
-
-
-def _between_us(chain: Chain, timeline: Timeline) -> float:
-    """Time between the layers, all of them together, mean over the ranks."""
-    visible = timeline.visible_ps
-    spent = [
-        visible[start] - visible[reached]
-        for start, reached in zip(chain.starts, chain.reached, strict=True)
-    ]
-    return us(int(np.sum(spent))) / len(chain.built.ends)
-
-
-def _chained_layers(
-    links: Sequence[ChainLink], chain: Chain, timeline: Timeline
-) -> list[ChainedLayer]:
-    graph, visible = timeline.graph, timeline.visible_ps
-    evicted = evicted_wire_bytes(timeline, chain.built.machine)
-    layer = np.searchsorted(chain.bounds, np.arange(graph.num_tasks), side="right") - 1
-    phases = phases_by_layer(graph, timeline, layer, len(links))
-    built = chain.built
-    classes = built.machine.resources.classes(graph)
-    carried = bytes_by_layer(graph, classes, len(built.ends), chain.bounds, evicted)
-    found = []
-    for index, link in enumerate(links):
-        start, end = visible[chain.starts[index]], visible[chain.finishes[index]]
-        payload, wire = carried[index]
-        found.append(
-            ChainedLayer(
-                step=link.step,
-                layer_index=link.layer_index,
-                is_backward=link.is_backward,
-                start_us=(us(start.min()), us(start.max())),
-                end_us=(us(end.min()), us(end.max())),
-                mean_us=us(int((end - start).sum())) / len(start),
-                phases_us=phases[index],
-                payload_bytes=payload,
-                wire_bytes=wire,
-            )
-        )
-    return found

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from replay.errors import UserError
 from replay.machine.times import NO_TIME, Time
-from replay.run.chain import Built, ChainLink, build, replay_apart
+from replay.run.chain import Built, ChainLink, build
+from replay.run.chain_results import replay_apart
 from replay.work import replicas
 from replay.work.expert_maps import WhichLayer
 from replay.work.layer import ExpertShape, LayerWork

@@ -44,6 +44,30 @@ def memory_of(work: LayerWork, system: System, scheme: Scheme) -> Memory:
     )
 
 
+def beside(first: Memory, second: Memory) -> Memory:
+    """Memory of two micro-batches of a layer, which share the weights and what stays."""
+    mine, other = ({one.name: one for one in of.buffers} for of in (first, second))
+    buffers = []
+    for name in dict.fromkeys((*mine, *other)):
+        one, two = mine.get(name), other.get(name)
+        if one is None or two is None:
+            kept = one or two
+            assert kept is not None
+            buffers.append(kept)
+            continue
+        join = max if one.stays else int.__add__
+        nbytes = [join(a, b) for a, b in zip(one.bytes, two.bytes, strict=True)]
+        buffers.append(one.model_copy(update={"bytes": nbytes}))
+    tokens = [a + b for a, b in zip(first.token_bytes, second.token_bytes, strict=True)]
+    rest = (one.bytes for one in buffers)
+    return Memory(
+        buffers=buffers,
+        token_bytes=tokens,
+        weight_bytes=first.weight_bytes,
+        total_bytes=[sum(each) for each in zip(tokens, first.weight_bytes, *rest, strict=True)],
+    )
+
+
 def largest(found: Iterable[Memory]) -> Memory:
     """That of the layer in which some GPU needs most, the first of several."""
     return max(found, key=lambda one: max(one.total_bytes))

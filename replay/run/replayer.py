@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from replay.compute.dense import Between
 from replay.errors import UserError, unknown
 from replay.graph.engine import compile_ahead
-from replay.run.chain import ChainLink, lead_of, replay_apart, replay_chain
+from replay.run.chain import ChainLink, MicroBatch
+from replay.run.chain_results import build, lead_of, replay_apart, replay_chain
 from replay.run.describe import describe_result
+from replay.run.interleave import check_interleaved, staged, strategy_of
 from replay.run.layer import make_work, placement_of
 from replay.run.result import Comparison, Result, Trial
 from replay.run.setup import (
@@ -34,7 +37,7 @@ from replay.work.precision import Precision
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.graph import Timeline
+    from replay.graph import TaskGraph, Timeline
     from replay.machine.host import Launch
     from tracegen import RoutingTrace
 
@@ -111,16 +114,26 @@ def carry_out(
     placed = placement_of(trace, spec.placement, ranks, position)
     outline = Outline(ranks, placed.num_experts, precision)
     passes = [outline._replace(is_backward=one) for one in PASSES[spec.direction]]
+    strategy = None
+    if spec.interleave is not None:
+        check_interleaved(spec)
+        strategy = strategy_of(spec.interleave, batches[0].phase, staged(scheme).releases)
     launch = spec.launch or _launch(scheme, batches[0].phase, passes)
     trials: list[Trial] = []
     if scheme.is_tuned(spec.tune):
-        scheme, trials = tune(
-            scheme, links[0].work(), system, launch, lead_of(links[0], system, launch)
-        )
+        lead = lead_of(links[0], system, launch)
+        alone = [links[0].alone()]
+
+        def described(trial: Scheme) -> TaskGraph:
+            return build(alone, system, trial, launch, lead=lead, strategy=strategy).built.graph
+
+        scheme, trials = tune(scheme, described)
     chain, layers = None, []
     if len(links) == 1 or spec.barrier:
         layers = list(
-            replay_apart(links, system, scheme, launch, progress=progress, observe=observe)
+            replay_apart(
+                links, system, scheme, launch, strategy=strategy, progress=progress, observe=observe
+            )
         )
     else:
         chain = replay_chain(
@@ -128,6 +141,7 @@ def carry_out(
             system,
             scheme,
             launch,
+            strategy=strategy,
             compare_barrier=spec.compare_barrier,
             progress=progress,
             observe=observe,
@@ -194,12 +208,30 @@ def _links(
     }
     tile = (system.attention.tile_rows, system.attention.tile_keys)
     contexts = [Context.of(trace, batch, tile) for batch in batches]
+    parts = [_micro_batches(spec, trace, batch, tile) for batch in batches]
     return [
-        _link(trace, batch, context, step, position, spec, precision, between[is_backward])
-        for step, (batch, context) in enumerate(zip(batches, contexts, strict=True), spec.step)
+        dataclasses.replace(
+            _link(trace, batch, context, step, position, spec, precision, between[is_backward]),
+            micro_batches=cut,
+        )
+        for step, (batch, context, cut) in enumerate(
+            zip(batches, contexts, parts, strict=True), spec.step
+        )
         for is_backward in PASSES[spec.direction]
         for position in (reversed(positions) if is_backward else positions)
     ]
+
+
+def _micro_batches(
+    spec: RunSpec, trace: RoutingTrace, batch: Batch, tile: tuple[int, int]
+) -> tuple[MicroBatch, ...]:
+    """Cut a batch, if micro-batches of it alternate."""
+    if spec.interleave is None:
+        return ()
+    return tuple(
+        MicroBatch(places, Context.of(trace, batch.of_tokens(places), tile))
+        for places in batch.halves()
+    )
 
 
 def _positions(spec: RunSpec, num_layers: int) -> list[int]:

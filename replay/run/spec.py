@@ -36,6 +36,7 @@ from replay.work.replicas import ReplicaRule
 DEFAULT_SYSTEM = "dgx-h100"
 
 Direction = Literal["forward", "backward", "training"]
+Interleave = Literal["tbo", "dbo"]
 SharedExperts = Literal["between", "beside-dispatch"]
 PASSES: dict[Direction, tuple[bool, ...]] = {
     "forward": (False,),
@@ -141,6 +142,11 @@ class RunSpec(BaseModel):
         "between",
         description="between: shared experts run before the dispatch. beside-dispatch: they share "
         "SMs and memory with it.",
+    )
+    interleave: Interleave | None = Field(
+        None,
+        description="Two micro-batches in turns, each of half the tokens: tbo (SGLang's two-batch "
+        "overlap) or dbo (vLLM's dual-batch overlap) [one batch].",
     )
     launch: Launch | None = Field(
         None,

@@ -21,16 +21,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from replay.errors import UserError
 from replay.graph import schedule
-from replay.machine.times import NO_TIME, Time
 from replay.measure.analysis import us
-from replay.run.layer import build_graph
 from replay.run.result import Trial
 
 if TYPE_CHECKING:
-    from hwmodel import System
-    from replay.machine.host import Launch
+    from collections.abc import Callable
+
+    from replay.graph import TaskGraph
     from replay.schemes import Scheme
-    from replay.work.layer import LayerWork
 
 
 class Tuned(NamedTuple):
@@ -40,13 +38,7 @@ class Tuned(NamedTuple):
     trials: list[Trial]
 
 
-def tune(
-    scheme: Scheme,
-    work: LayerWork,
-    system: System,
-    launch: Launch | None = None,
-    lead: Time = NO_TIME,
-) -> Tuned:
+def tune(scheme: Scheme, described: Callable[[Scheme], TaskGraph]) -> Tuned:
     """Search the options that a scheme declares in `Scheme.candidates`.
 
     Parameters
@@ -54,12 +46,8 @@ def tune(
     scheme
         Where the search begins. Options that are not candidates, or have not their default, stay
         as they are.
-    work
-        The layer that is replayed for each trial.
-    system
-        The machine.
-    launch, lead
-        How hosts launch kernels, and by how much they begin before their GPUs; see `Host`.
+    described
+        Gives the graph of what is replayed for each trial, such as a layer.
 
     Returns
     -------
@@ -78,7 +66,7 @@ def tune(
     }
     if not candidates:
         return Tuned(scheme, [])
-    search = _Search(scheme, work, system, launch, lead)
+    search = _Search(scheme, described)
     best = {name: getattr(scheme.options, name) for name in candidates}
     best_ps = search.makespan_ps(best, must_run=True)
     improved = True
@@ -96,11 +84,8 @@ def tune(
 class _Search:
     """Trials of one search; none is replayed twice."""
 
-    def __init__(
-        self, scheme: Scheme, work: LayerWork, system: System, launch: Launch | None, lead: Time
-    ) -> None:
-        self._scheme, self._work, self._system = scheme, work, system
-        self._launch, self._lead = launch, lead
+    def __init__(self, scheme: Scheme, described: Callable[[Scheme], TaskGraph]) -> None:
+        self._scheme, self._described = scheme, described
         self._found: dict[tuple[int, ...], int | None] = {}
         self.trials: list[Trial] = []
 
@@ -114,10 +99,7 @@ class _Search:
         if key not in self._found:
             makespan_ps: int | None = None
             try:
-                graph, _ = build_graph(
-                    self._work, self._system, self.scheme(chosen), self._launch, lead=self._lead
-                )
-                makespan_ps = schedule(graph).makespan_ps
+                makespan_ps = schedule(self._described(self.scheme(chosen))).makespan_ps
             except UserError:
                 if must_run:
                     raise

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from replay.schemes.base import Scheme
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.work.layer import LayerWork
 
@@ -78,6 +79,14 @@ class StagedScheme(Scheme):
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add all stages, one right behind the other."""
         return through(self.stages(work, machine, start))
+
+    def stream_sms(self, work: LayerWork, system: System) -> int:
+        """SMs per GPU of its communication stream; none with a hook, which has no such stream."""
+        if self.releases == "hook":
+            return 0
+        held = self.communication_sms(system)
+        assert held is not None, "a scheme with a stream of its own states its SMs"
+        return held
 
     def interleaved(self) -> Self:
         """The scheme as an engine calls it that alternates two micro-batches."""

@@ -7,7 +7,7 @@ and is replayed as it stands. BATCHES.md has the rules.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -81,6 +81,21 @@ class Batch:
     def num_tokens(self) -> int:
         """Tokens over all ranks."""
         return len(self.rows)
+
+    def halves(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Cut every rank's tokens in two: places of the first half's tokens, and of the second's.
+
+        Of an odd number the second has one more. A request may be cut, as vLLM does it (at half of
+        the tokens); SGLang cuts between requests, unless the parts would differ too much.
+        """
+        tokens = np.bincount(self.source_rank, minlength=self.num_ranks)
+        place = np.arange(self.num_tokens) - firsts(tokens)[self.source_rank]
+        is_first = place < (tokens // 2)[self.source_rank]
+        return np.flatnonzero(is_first), np.flatnonzero(~is_first)
+
+    def of_tokens(self, places: npt.NDArray[np.int64]) -> Batch:
+        """The part of the batch that some of its tokens (token,) are."""
+        return replace(self, rows=self.rows[places], source_rank=self.source_rank[places])
 
 
 def form_batch(

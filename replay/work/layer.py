@@ -103,6 +103,13 @@ class LayerWork:
         """Tokens over all ranks."""
         return len(self.source_rank)
 
+    def of_tokens(self, tokens: Ints) -> LayerWork:
+        """The same layer for some of its tokens (token,), in order."""
+        return LayerWork(
+            self.expert_ids[tokens], self.source_rank[tokens].astype(np.int32), self.placement,
+            self.shape, self.precision, is_backward=self.is_backward,
+        )  # fmt: skip
+
     def with_shared(self, intermediate: int) -> LayerWork:
         """Add the work of shared experts beside the dispatch.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -189,10 +189,14 @@ class ElasticDeepEp(StagedScheme):
             *combine,
         )
 
+    def interleaved(self) -> Self:
+        """With SMs for kernels that something runs beside."""
+        return self.with_options({"overlap": True})
+
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add cast, dispatch, epilogue, experts, combine and epilogue."""
         options, engine, split = self.options, self._engine(work), self._split(work, machine)
-        sms = split.channels("elastic", self._num_sms(work, machine))
+        sms = split.channels("elastic", self.stream_sms(work, machine.system))
         shared = shared_before_wait(machine, work, split, start)
         if engine is None:
             cast = yield cast_before_dispatch(machine, work, start)
@@ -252,16 +256,16 @@ class ElasticDeepEp(StagedScheme):
         options = self.options
         return options.cpu_sync and not options.cached_layout and not layer.is_backward
 
-    def _num_sms(self, work: LayerWork, machine: Machine) -> int:
+    def stream_sms(self, work: LayerWork, system: System) -> int:
         """SMs of either kernel."""
         each = max((len(local) for local in work.experts_of_rank), default=0) or 1
         topk = min(work.expert_ids.shape[1], each * work.num_ranks)
-        device = machine.sms.count, machine.transfers.line_GB_per_s
+        device = system.sm.num_sms, system.link.line_GB_per_s
         return self.options.num_sms or automatic_sms(
             *device, work.num_ranks, each * work.num_ranks, topk, self.options.overlap
         )
 
     def _split(self, work: LayerWork, machine: Machine) -> Split:
         """SMs of one of the two kernels, and those that it leaves."""
-        shares = {"num_sms": self._num_sms(work, machine)}
+        shares = {"num_sms": self.stream_sms(work, machine.system)}
         return machine.sms.split(f"scheme {self.name!r}", shares)

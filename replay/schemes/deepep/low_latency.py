@@ -183,7 +183,7 @@ class LowLatencyDeepEp(StagedScheme):
         tokens = np.diff(work.tokens_of_rank)
         ids = tokens * work.expert_ids.shape[1] * (GATE_ID_BYTES + EXPERT_ID_BYTES)
         cast = machine.memory_kernel(Kind.LAYOUT, ids, start, CAST)
-        received = yield from self.dispatch(work, machine, cast)
+        received = yield (yield from self.dispatch(work, machine, cast))
         slots = self._slots(work)
         rows, pool = work.matrix("pairs").sum(axis=0), machine.sms.for_kernels()
         ready = cast_received(machine, work, rows, received)

@@ -1,0 +1,381 @@
+"""Two micro-batches in turns: while rows of the one travel, the other computes.
+
+The tokens of every GPU are cut in two. One host thread per GPU launches stages of the two in turns,
+in the order of an engine's list; a kernel waits for the one before it in its stream, and for what
+its micro-batch needs. Kernels that compute have one stream. Those that move rows have another, with
+SMs of their own from the first to the last layer, so that kernels that compute have the rest; or,
+where the scheme has hooks, they are in the first stream too, and rows travel while no kernel holds
+an SM for them. Nobody says what overlaps: that follows from the order of launches and from who
+waits for whom.
+
+Sources: sgl-project/sglang, ``batch_overlap/operations_strategy.py`` and ``operations.py`` (tbo);
+vllm-project/vllm, ``docs/design/dbo.md`` and ``v1/worker/ubatching.py`` (dbo).
+
+Left out: that GPUs agree to cut their batches, which is once for a step and without which they
+agree on sizes anyway; and vLLM's padding of batches to the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from replay.errors import UserError
+from replay.graph import GraphBuilder
+from replay.machine.kinds import KIND_NAMES
+from replay.machine.machine import Machine
+from replay.machine.times import NO_TIME, Time
+from replay.run.chain import (
+    Built,
+    Chain,
+    ChainLink,
+    Pieces,
+    check_code_for,
+    faults_of,
+    mean_routing,
+)
+from replay.run.memory import beside, largest, memory_of
+from replay.schemes.registry import SCHEMES
+from replay.schemes.staged import MOVING, STAGES, Releases, Stage, StagedScheme
+from replay.work.placement import PER_STEP
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.machine.host import Launch
+    from replay.machine.machine import Ints
+    from replay.measure.parts import Memory
+    from replay.run.chain import MicroBatch
+    from replay.run.spec import Interleave, RunSpec
+    from replay.schemes import Scheme
+    from replay.schemes.staged import Stages
+    from replay.work.layer import LayerWork
+
+Part = Stage | Literal["prepare", "attend", "shared"]
+"""A stage of a scheme, or a part of what lies before it, see `replay.compute.dense.Between`."""
+
+
+class Strategy(NamedTuple):
+    """In which order an engine launches the parts of two micro-batches.
+
+    Attributes
+    ----------
+    stages
+        Parts of a layer that are launched together. The micro-batches take turns stage by stage.
+    shift
+        Stages that the first micro-batch is ahead of the second.
+    """
+
+    stages: tuple[tuple[Part, ...], ...]
+    shift: int
+
+
+def strategy_of(kind: Interleave, phase: str, releases: Releases) -> Strategy:
+    """Give the list of an engine.
+
+    Parameters
+    ----------
+    kind
+        "tbo" for SGLang's two-batch overlap, "dbo" for vLLM's dual-batch overlap.
+    phase
+        "prefill" or "decode", for which SGLang has lists of their own.
+    releases
+        See `StagedScheme`. SGLang's second half of a combine launches kernels of a stream of their
+        own, while of kernels with a hook the first half has launched the one that sends.
+    """
+    if kind == "dbo":
+        stages: tuple[tuple[Part, ...], ...] = (
+            ("prepare", "attend"), ("send",), ("receive",), ("experts",), ("combine", "shared"),
+            ("finish",),
+        )  # fmt: skip
+        return Strategy(stages, 1)
+    first: tuple[Part, ...] = ("combine",) if releases == "hook" else ()
+    second: tuple[Part, ...] = ("finish",) if releases == "hook" else ("combine", "finish")
+    if phase == "prefill":
+        stages = (
+            ("prepare", "attend", "send"), ("receive", "experts", *first), ("shared", *second),
+        )  # fmt: skip
+        return Strategy(stages, 0)
+    stages = (
+        ("prepare",), ("attend",), ("send", "shared"), ("receive", "experts", *first), second,
+        (),  # the sum with the shared experts, which is the first kernel of "prepare" here
+    )  # fmt: skip
+    return Strategy(stages, 2)
+
+
+def staged(scheme: Scheme) -> StagedScheme:
+    """Give a scheme as it is interleaved.
+
+    Raises
+    ------
+    UserError
+        If it keeps its SMs for a whole layer, naming the schemes that do not.
+    """
+    if isinstance(scheme, StagedScheme):
+        return scheme.interleaved()
+    can = [name for name, one in SCHEMES.items() if isinstance(one, StagedScheme)]
+    message = (
+        f"scheme {scheme.name!r} keeps its SMs while rows travel, so that no other micro-batch can "
+        f"run meanwhile; --interleave have: {', '.join(can)}"
+    )
+    raise UserError(message)
+
+
+def check_interleaved(spec: RunSpec) -> None:
+    """Refuse what has no place beside micro-batches in turns.
+
+    Raises
+    ------
+    UserError
+        Saying what.
+    """
+    asked = {
+        f"--pass {spec.direction}: the lists are those of engines that serve": (
+            spec.direction != "forward"
+        ),
+        f"--shared-experts {spec.shared_experts}: the lists say where these run": (
+            spec.shared_experts != "between"
+        ),
+        f"--placement {spec.placement}: a plan's slots hold replicas for one batch": (
+            spec.placement.partition(":")[0] in PER_STEP
+        ),
+        "--compare-barrier: micro-batches cross from layer to layer": spec.compare_barrier,
+    }
+    for what, is_asked in asked.items():
+        if is_asked:
+            message = f"--interleave {spec.interleave} does not go with {what}"
+            raise UserError(message)
+
+
+class _Stream:
+    """A stream of every GPU, whose kernels run one after the other."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._last: Ints | None = None
+
+    def next(self, after: Ints) -> Ints:
+        """(rank,) tasks that the stream's next kernel follows: its last one and `after`."""
+        if self._last is None or self._last is after:
+            return after
+        return self._machine.gather(self._last, self._machine.ranks, after)
+
+    def ended(self, by: Ints) -> Ints:
+        """Remember what ends the kernels that were launched: (rank,) tasks."""
+        self._last = by
+        return by
+
+
+class _Streams:
+    """The streams of a scheme's stages."""
+
+    def __init__(self, machine: Machine, releases: Releases) -> None:
+        self.compute = _Stream(machine)
+        self._moving = _Stream(machine) if releases == "stream" else self.compute
+
+    def of(self, stage: Stage) -> _Stream:
+        """The stream that a stage's kernels are in."""
+        return self._moving if stage in MOVING else self.compute
+
+
+class _Program:
+    """What a host launches for one micro-batch.
+
+    Attributes
+    ----------
+    ends
+        (rank,): what its last part ended with.
+    starts, finishes, works, memories
+        By layer: (rank,) tasks where the scheme begins and ends; the work, and its memory.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        links: Sequence[ChainLink],
+        machine: Machine,
+        scheme: StagedScheme,
+        streams: _Streams,
+        strategy: Strategy,
+        start: Ints,
+    ) -> None:
+        self._number, self._links, self._machine = number, links, machine
+        self._scheme, self._streams, self._strategy = scheme, streams, strategy
+        self.ends = start
+        self.reached: list[Ints] = []
+        self.starts: list[Ints] = []
+        self.finishes: list[Ints] = []
+        self.memories: list[Memory] = []
+        self._stages: Stages | None = None
+        self._ready = start
+
+    def run(self, whole: Callable[[int], LayerWork]) -> Iterator[int]:
+        """Add the tasks of all layers, stage by stage; gives the layer of what was added."""
+        for index, link in enumerate(self._links):
+            micro_batch = link.micro_batches[self._number]
+            if not self._number:
+                follows = index > 0 and link.is_with(self._links[index - 1])
+                self._machine.host.next_layer(same_graph=follows)
+            self.reached.append(self.ends)
+            for stage in self._strategy.stages:
+                for part in stage:
+                    self._machine.notes.tokens = micro_batch.tokens
+                    if part == "send":
+                        self._begin(whole(index).of_tokens(micro_batch.tokens))
+                    self._add(part, link, micro_batch)
+                self._machine.notes.tokens = None
+                yield index
+            self.finishes.append(self.ends)
+
+    def _begin(self, work: LayerWork) -> None:
+        """Come to the scheme."""
+        with faults_of(self._scheme):
+            check_code_for(self._scheme, work)
+            self.memories.append(memory_of(work, self._machine.system, self._scheme))
+            self.starts.append(self.ends)
+            begun = self._streams.of("send").next(self.ends)
+            self._stages = self._scheme.stages(work, self._machine, begun)
+
+    def _add(self, part: Part, link: ChainLink, micro_batch: MicroBatch) -> None:
+        """Add the kernels of a part, behind those of its stream."""
+        if part in STAGES:
+            self._stage(part)
+            return
+        if link.between is None:
+            return
+        context, machine, compute = micro_batch.context, self._machine, self._streams.compute
+        assert context is not None
+        if part == "shared":  # beside what the micro-batch's rows do
+            ready = compute.next(self._ready)
+            compute.ended(link.between.shared_experts(machine, context, ready))
+            return
+        ready = compute.next(self.ends)
+        if part == "prepare":
+            self.ends = link.between.prepare(machine, link.decoder_layer, context, ready)
+        else:
+            self.ends = self._ready = link.between.attend(machine, context, ready)
+        compute.ended(self.ends)
+
+    def _stage(self, stage: Stage) -> None:
+        """Add the kernels of one stage of the scheme."""
+        assert self._stages is not None
+        stream = self._streams.of(stage)
+        with faults_of(self._scheme):
+            ready = None if stage == STAGES[0] else stream.next(self.ends)
+            self.ends, is_over = _next(self._stages, ready)
+            assert is_over == (stage == STAGES[-1]), f"a layer has the stages {', '.join(STAGES)}"
+        stream.ended(self.ends)
+
+
+def _next(stages: Stages, ready: Ints | None) -> tuple[Ints, bool]:
+    """Add a stage: (rank,) tasks of its end, and whether it is the last."""
+    try:
+        return (next(stages) if ready is None else stages.send(ready)), False
+    except StopIteration as stop:
+        return stop.value, True
+
+
+def build(
+    links: Sequence[ChainLink],
+    system: System,
+    scheme: Scheme,
+    strategy: Strategy,
+    launch: Launch | None = None,
+    *,
+    lead: Time = NO_TIME,
+    progress: Callable[[], object] | None = None,
+) -> Chain:
+    """Let a scheme describe layers that two micro-batches go through in turns.
+
+    Parameters
+    ----------
+    links
+        At least one layer, each with two micro-batches.
+    strategy
+        Who is launched when.
+    launch, lead, progress
+        As in `replay.run.chain.build`.
+
+    Raises
+    ------
+    UserError
+        If the scheme cannot be interleaved, or leaves no SM to the kernels that compute.
+    LayerRefusedError
+        If the scheme has no code for a layer.
+    """
+    able = staged(scheme)
+    works = _Works(links)
+    whole = works(0)
+    set_aside = _set_aside(able, whole, system)
+    builder = GraphBuilder(KIND_NAMES)
+    machine = Machine(system, builder, whole.num_ranks, able.uplinks, launch, lead, set_aside)
+    begin = machine.mark(machine.ranks)
+    streams = _Streams(machine, able.releases)
+    bounds, layers = [builder.num_tasks], []
+    first, second = (
+        _Program(number, links, machine, able, streams, strategy, begin) for number in range(2)
+    )
+    turns = _in_turns(first.run(works), second.run(works), strategy.shift)
+    newest = -1
+    for layer in turns:
+        bounds.append(builder.num_tasks)
+        layers.append(layer)
+        if layer > newest:
+            newest = layer
+            if progress is not None:
+                progress()
+    finishes = [
+        machine.gather(one, machine.ranks, other)
+        for one, other in zip(first.finishes, second.finishes, strict=True)
+    ]
+    both = zip(first.memories, second.memories, strict=True)
+    return Chain(
+        built=Built(builder.build(), finishes[-1], machine),
+        reached=first.reached,
+        starts=first.starts,
+        finishes=finishes,
+        pieces=Pieces(np.array(bounds, np.int64), np.array(layers, np.int64)),
+        routing=mean_routing(works.summaries),
+        last_work=works(len(links) - 1),
+        memory=largest([beside(*memories) for memories in both]),
+    )
+
+
+class _Works:
+    """The work of every layer for all tokens: few are in memory at a time."""
+
+    def __init__(self, links: Sequence[ChainLink]) -> None:
+        self._links = links
+        self._known: dict[int, LayerWork] = {}
+        self.summaries: list[dict[str, float]] = []
+
+    def __call__(self, layer: int) -> LayerWork:
+        """That of one layer; micro-batches are at most one layer apart."""
+        if layer not in self._known:
+            self._known.pop(layer - 2, None)
+            self._known[layer] = self._links[layer].work()
+            self.summaries.append(self._known[layer].summary())
+        return self._known[layer]
+
+
+def _set_aside(scheme: StagedScheme, work: LayerWork, system: System) -> int:
+    """SMs per GPU of the communication stream."""
+    set_aside = scheme.stream_sms(work, system)
+    if set_aside >= system.sm.num_sms:
+        message = (
+            f"scheme {scheme.name!r} takes {set_aside} SMs for rows; the GPU has "
+            f"{system.sm.num_sms}, and another micro-batch must compute beside it"
+        )
+        raise UserError(message)
+    return set_aside
+
+
+def _in_turns(first: Iterator[int], second: Iterator[int], shift: int) -> Iterator[int]:
+    """Run two programs stage by stage, the first ahead by `shift` stages."""
+    for _ in range(shift):
+        yield next(first)
+    for layer in first:
+        yield layer
+        yield next(second)
+    yield from second
