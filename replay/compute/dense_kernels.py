@@ -2,7 +2,9 @@
 
 They follow one another in the stream, so that nothing else holds these SMs meanwhile. An
 elementwise kernel moves its bytes through HBM; a GEMM takes as long as `hwmodel.compute` says, and
-attention itself as long as `hwmodel.attention` does.
+attention itself as long as `hwmodel.attention` does. Beside a communication stream, GEMMs are
+launched for the SMs that it leaves, whether it has a kernel just then or not, as engines set it for
+DeepGEMM; attention takes any SM that no kernel holds.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.compute.weight_gradients import ACCUMULATOR_BYTES
+from replay.machine.block_scheduler import BlockScheduler
 from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.times import Time
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
 
+BLOCK_WAVES = 4  # of a kernel's blocks: how finely its SMs are given back, no cost of its own
 BETWEEN = KIND_NAMES[Kind.BETWEEN]  # name of a kernel that is no elementwise one
 BF16 = 2  # bytes of a value of the residual stream, of attention and of the key-value cache
 
@@ -113,12 +117,34 @@ class Kernels:
             (rank,): bytes read plus bytes written forward; backward it moves twice as many.
         """
         attention = self._machine.system.attention
-        flop = -(-flop * self._machine.sms.count // self._sms)  # its rates are those of all SMs
         if self._is_backward:
             time = attention.backward_ps(flop, 2 * nbytes)
         else:
             time = (attention.decode_ps if is_decode else attention.forward_ps)(flop, nbytes)
-        self._timed(Kind.ATTENTION, np.asarray(time, np.int64))
+        time = np.asarray(time, np.int64)
+        if self._sms == self._machine.sms.count:
+            self._timed(Kind.ATTENTION, time)
+        else:
+            self._in_blocks(time)
+
+    def _in_blocks(self, time_ps: Ints) -> None:
+        """Add a kernel of thread blocks that take any SM which another stream leaves.
+
+        Parameters
+        ----------
+        time_ps
+            (rank,): time of the kernel on all SMs.
+        """
+        machine, every = self._machine, self._machine.sms.count
+        begun = machine.kernel(self.end, BETWEEN)
+        rank = np.repeat(machine.ranks, BLOCK_WAVES * every)
+        pool = machine.sms.pool("sm-attention", every)
+        blocks = machine.serve(
+            pool[rank], Time(time_ps[rank] // BLOCK_WAVES), kind=Kind.ATTENTION, rank=rank,
+            after=begun[rank],
+        )  # fmt: skip
+        BlockScheduler(machine, every).hold(blocks, blocks, rank, begun[rank])
+        self.end = machine.gather(blocks, rank, begun)
 
     def _weight_gradient_ps(self, rows: int, n: int, k: int, dtype: str) -> int:
         """Time of an (n, k) weight's gradient: a product over the rows, added up in FP32."""

@@ -84,7 +84,8 @@ def _uses(timeline: Timeline, machine: Machine) -> tuple[Ints, Ints, Ints, Ints]
     merged = _merged(timeline, task[~alone], sm_of[resource[~alone]])
     task = np.concatenate((task[alone], merged[0]))
     end = np.concatenate((timeline.end_ps[task[: alone.sum()]], merged[1]))
-    between = np.flatnonzero(phase_index(graph.kind) == PHASES.index("between"))
+    is_whole = (graph.resource < 0) | ~is_sm[graph.resource]  # a kernel that is no blocks
+    between = np.flatnonzero((phase_index(graph.kind) == PHASES.index("between")) & is_whole)
     return (
         np.concatenate((graph.resources.owner[graph.resource[task]], graph.rank[between])),
         np.concatenate((timeline.start_ps[task], timeline.start_ps[between])),

@@ -86,13 +86,14 @@ def replay_apart(
 def layer_result(link: ChainLink, chain: Chain, timeline: Timeline, scheme: Scheme) -> LayerResult:
     """Read the result of a layer off the schedule of a chain that is this layer alone."""
     tokens = token_latency(timeline, chain.built.machine, chain.last_work, link.trace_rows)
+    in_turn = scheme.phases_separated and not link.micro_batches
     return LayerResult(
         step=link.step,
         layer_index=link.layer_index,
         decoder_layer=link.decoder_layer,
         is_backward=link.is_backward,
         routing=chain.routing,
-        measures=measures(*chain.built, timeline, phases_separated=scheme.phases_separated),
+        measures=measures(*chain.built, timeline, phases_separated=in_turn),
         token_latency_us=tokens.from_dispatch,
         token_latency_from_start_us=tokens.from_start,
         slowest_tokens=tokens.slowest,

@@ -24,6 +24,7 @@ import numpy as np
 
 from replay.errors import UserError
 from replay.graph import GraphBuilder
+from replay.machine.block_scheduler import BlockScheduler
 from replay.machine.kinds import KIND_NAMES
 from replay.machine.machine import Machine
 from replay.machine.times import NO_TIME, Time
@@ -263,9 +264,27 @@ class _Program:
         stream = self._streams.of(stage)
         with faults_of(self._scheme):
             ready = None if stage == STAGES[0] else stream.next(self.ends)
+            offered = ready
+            if ready is not None and stream is not self._streams.compute:
+                ready = self._machine.mark(self._machine.ranks, ready)
             self.ends, is_over = _next(self._stages, ready)
             assert is_over == (stage == STAGES[-1]), f"a layer has the stages {', '.join(STAGES)}"
+        if ready is not offered:
+            assert offered is not None
+            assert ready is not None
+            self.ends = self._machine.mark(self._machine.ranks, self.ends)
+            self._hold_sms(offered, ready, self.ends)
         stream.ended(self.ends)
+
+    def _hold_sms(self, offered: Ints, begun: Ints, ended: Ints) -> None:
+        """Let kernels of the communication stream wait for SMs, and keep them: (rank,) tasks."""
+        machine = self._machine
+        sms = machine.sms
+        rank = np.repeat(machine.ranks, sms.count - sms.compute)
+        first = -1 if self._scheme.has_priority else 0  # blocks of attention have 0
+        BlockScheduler(machine, sms.count).hold(
+            begun[rank], ended[rank], rank, offered[rank], priority=first
+        )
 
 
 def _next(stages: Stages, ready: Ints | None) -> tuple[Ints, bool]:

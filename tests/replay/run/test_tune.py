@@ -20,6 +20,7 @@ from replay.cli.app import app
 from replay.contract.layers import draw, work
 from replay.errors import UserError
 from replay.machine.kinds import Kind
+from replay.run.layer import build_layer
 from replay.run.result import Trial
 from replay.run.tune import tune
 from replay.schemes import SCHEMES
@@ -67,7 +68,8 @@ def searched(times_ps: Mapping[tuple[int, int], int]):
     """What `tune` finds, what it tried, and the options it was called with."""
     kind = type("Timed", (Known,), {"times_ps": times_ps, "built": []})
     layer = work(draw(10, 4, 2), 2, 4)
-    found = tune(kind(KnownOptions()), layer, hwmodel.load("dgx-h100"))
+    system = hwmodel.load("dgx-h100")
+    found = tune(kind(KnownOptions()), lambda one: build_layer(layer, system, one).graph)
     options = found.scheme.options
     assert options.other == 7, "what is not searched stays"
     return (options.first, options.second), found.trials, kind.built

@@ -1,0 +1,353 @@
+"""Two micro-batches in turns: who waits for whom, by hand, and every scheme that can be so."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import hwmodel
+import replay
+import tracegen
+from replay.compute.dense import Between
+from replay.contract import checks
+from replay.contract.bytes_on_ports import payload, wire
+from replay.contract.case import Case
+from replay.contract.layers import LAYERS, WIDE, draw, work
+from replay.contract.order import experts_wait, tokens_wait
+from replay.contract.sms import most_in_use
+from replay.errors import UserError
+from replay.graph import schedule
+from replay.machine.kinds import Kind
+from replay.machine.times import Time
+from replay.run.chain import Chain, ChainLink, MicroBatch
+from replay.run.interleave import Strategy, build, strategy_of
+from replay.schemes import SCHEMES, find
+from replay.schemes.registry import EXAMPLES
+from replay.schemes.staged import STAGES, StagedScheme
+from replay.work.batch import Batch, BatchOrigin
+from replay.work.context import Context
+from replay.work.layer import ExpertShape
+from tracegen.models.schema import ModelShape
+
+ABLE = [
+    name
+    for name in (*SCHEMES, *EXAMPLES)
+    if isinstance(find(name), StagedScheme)
+]  # fmt: skip
+PS = 1_000_000  # of a microsecond
+
+
+# ---- by hand -------------------------------------------------------------------------------------
+
+
+class Timed(StagedScheme):
+    """Stages that take 1, 5, 7, 4 and 2 us; with a hook, 5 and 4 of them on the wire."""
+
+    name = "timed"
+    summary = "stages of known times"
+    source = "this test"
+    traffic = "pair"
+
+    def communication_sms(self, system):
+        return 20
+
+    def stages(self, work, machine, start):
+        assert work.num_tokens
+
+        def pass_by(us, after):
+            return machine.delay(Kind.MARK, Time(us * PS), after)
+
+        if self.releases == "stream":
+            ready = yield pass_by(1, start)
+            ready = yield pass_by(5, ready)
+            ready = yield pass_by(7, ready)
+            ready = yield pass_by(4, ready)
+            return pass_by(2, ready)
+        sent = pass_by(1, start)
+        arrived = pass_by(5, sent)
+        ready = machine.gather((yield sent), machine.ranks, arrived)
+        ready = yield machine.mark(machine.ranks, ready)
+        done = yield pass_by(7, ready)
+        sent = machine.mark(machine.ranks, done)
+        arrived = pass_by(4, sent)
+        ready = machine.gather((yield sent), machine.ranks, arrived)
+        return pass_by(2, ready)
+
+
+class Hooked(Timed):
+    name = "hooked"
+    releases = "hook"
+
+
+class Parts:
+    """What lies before a layer: 2 us, 3 us, and 1 us of shared experts."""
+
+    def prepare(self, machine, decoder_layer, context, after):
+        return machine.delay(Kind.BETWEEN, Time(2 * PS), after)
+
+    def attend(self, machine, context, after):
+        return machine.delay(Kind.BETWEEN, Time(3 * PS), after)
+
+    def shared_experts(self, machine, context, after):
+        return machine.delay(Kind.BETWEEN, Time(1 * PS), after)
+
+
+def ends_us(scheme: Timed, strategy: Strategy, layers: int, between=None) -> list[int]:
+    """When each layer is over for both micro-batches."""
+    layer = work(draw(8, 4, 2), 2, 4)
+    first = np.flatnonzero(np.arange(8) % 4 < 2)
+    halves = (first, np.setdiff1d(np.arange(8), first))
+    nothing = Context(*(np.zeros(2, np.int64) for _ in range(3)))
+    link = ChainLink(
+        lambda: layer,
+        between=between,
+        context=nothing,
+        micro_batches=tuple(MicroBatch(tokens, nothing) for tokens in halves),
+    )
+    chain = build([link] * layers, hwmodel.load("dgx-h100"), scheme, strategy)
+    visible = schedule(chain.built.graph).visible_ps
+    return [int(visible[ends].max()) // PS for ends in chain.finishes]
+
+
+def test_rows_of_the_one_travel_while_the_other_computes() -> None:
+    # Computes: send 0-1, send 1-2, experts 6-13 and 13-20, finish 20-22 and 24-26.
+    # Moves rows: 1-6, 6-11, 13-17, 20-24. One batch after the other would take 38.
+    for kind in ("tbo", "dbo"):
+        assert ends_us(Timed(), strategy_of(kind, "prefill", "stream"), 1) == [26]
+
+
+def test_with_a_hook_rows_travel_at_the_same_time() -> None:
+    # Computes: send 0-1 and 1-2, experts 6-13 and 13-20, finish 20-22 and 24-26. On the wire 1-6,
+    # 2-7, 13-17, 20-24.
+    assert ends_us(Hooked(), strategy_of("tbo", "prefill", "hook"), 1) == [26]
+    # Decoding, the second is two stages behind and sends when the first has its sums: what overlaps
+    # is a layer of the one with what lies before a layer of the other.
+    assert ends_us(Hooked(), strategy_of("tbo", "decode", "hook"), 1) == [38]
+
+
+def test_decoding_attends_while_rows_of_the_other_travel() -> None:
+    # First: before 0-5, send 5-6, shared 6-7, on the wire 6-11; second: prepare 7-9. First: experts
+    # 11-18, on the wire 18-22; second: attend 18-21. First: finish 22-24; second: send 24-25,
+    # shared 25-26, on the wire 25-30, experts 30-37, on the wire 37-41, finish 41-43.
+    assert ends_us(Hooked(), strategy_of("tbo", "decode", "hook"), 1, Parts()) == [43]
+
+
+def test_dbo_attends_before_it_waits_for_the_other_combine() -> None:
+    # Both lists: before 0-5, send 5-6; before 6-11, send 11-12; rows 6-11 and 12-17; experts 12-19.
+    # tbo: experts 19-26, shared 26-27, finish 27-29 (rows 19-23), shared 29-30, finish 30-32 (rows
+    # 26-30); the next layer begins then.
+    assert ends_us(Timed(), strategy_of("tbo", "prefill", "stream"), 2, Parts()) == [32, 64]
+    # dbo: shared 19-20, experts 20-27, finish 27-29, shared 29-30; before the next layer 30-35; rows
+    # 27-31, finish 35-37. Then send 37-38, before 38-43, send 43-44, experts 44-51, shared 51-52,
+    # experts 52-59, finish 59-61, shared 61-62, rows 59-63, finish 63-65.
+    assert ends_us(Timed(), strategy_of("dbo", "prefill", "stream"), 2, Parts()) == [37, 65]
+
+
+# ---- every scheme --------------------------------------------------------------------------------
+
+
+class Cut(NamedTuple):
+    """A list of an engine by name, and the phase."""
+
+    kind: str
+    phase: str
+
+
+CUTS = (Cut("tbo", "prefill"), Cut("tbo", "decode"), Cut("dbo", "decode"))
+
+
+def halves_of(layer) -> tuple[np.ndarray, ...]:
+    ranks = layer.num_ranks
+    origin = BatchOrigin("by hand", 0)
+    rows = np.arange(layer.num_tokens)
+    return Batch(rows, layer.source_rank.astype(np.int32), ranks, "decode", origin).halves()
+
+
+class InTurns(Case):
+    """A scheme on a layer whose micro-batches take turns, for the checks of the contract."""
+
+    def __init__(self, scheme, name: str, layer, cut: Cut) -> None:
+        super().__init__(scheme, name, layer)
+        self.strategy = strategy_of(cut.kind, cut.phase, scheme.releases)
+        parts = tuple(MicroBatch(places) for places in halves_of(layer))
+        self.link = ChainLink(lambda: layer, micro_batches=parts)
+
+    @cached_property
+    def chain(self) -> Chain:
+        return build([self.link], self.system, self.scheme, self.strategy)
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: "-".join(cut))
+@pytest.mark.parametrize("scheme", ABLE)
+def test_micro_batches_keep_the_contract(scheme: str, cut: Cut) -> None:
+    for name in (WIDE, "a rank without tokens"):
+        layer = LAYERS[name]()
+        if find(scheme).refuses(layer):
+            continue
+        case = InTurns(find(scheme), name, layer, cut)
+        for check in (
+            checks.ends, payload, wire, checks.carried, checks.tokens, checks.bounds, checks.frees,
+            experts_wait, tokens_wait,
+        ):  # fmt: skip
+            assert not list(check(case)), (name, check.__name__)
+
+
+@pytest.mark.parametrize("scheme", ABLE)
+def test_both_streams_together_never_have_more_sms_than_there_are(scheme: str) -> None:
+    system = hwmodel.load("dgx-h100", {"gpu.num_sms": 64})
+    layer = work(draw(800, 8, 2, skew=0.7), 4, 8, shape=ExpertShape(1024, 256))
+    shape = ModelShape(
+        name="between", hidden=1024, moe_intermediate=256, num_experts=8, topk=2, num_layers=3,
+        gated=True, num_heads=8, head_dim=64,
+    )  # fmt: skip
+    places = halves_of(layer)
+    parts = tuple(
+        MicroBatch(tokens, Context(count, count, 40_000_000 * (1 + np.arange(4))))
+        for tokens in places
+        for count in [np.bincount(layer.source_rank[tokens], minlength=4)]
+    )
+    links = [
+        ChainLink(
+            lambda: layer, layer_index=number, decoder_layer=number,
+            between=Between(shape, "bf16"), context=parts[0].context, micro_batches=parts,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    one = find(scheme)
+    for kind in ("tbo", "dbo"):
+        chain = build(links, system, one, strategy_of(kind, "prefill", one.releases))
+        timeline = schedule(chain.built.graph)
+        machine = chain.built.machine
+        assert most_in_use(timeline, machine).sms <= 64
+        assert machine.sms.compute == 64 - one.interleaved().stream_sms(layer, system)
+        if one.releases == "stream":  # attention takes SMs that no kernel for rows holds
+            pools = dict(machine.sms.queues)
+            attention = np.isin(chain.built.graph.resource, pools["sm-attention"])
+            assert attention.any()
+
+
+def test_attention_waits_for_sms_that_rows_hold_and_gets_them_back() -> None:
+    system = hwmodel.load("dgx-h100")
+    layer = work(draw(4096, 8, 2), 4, 8, shape=ExpertShape(4096, 64))
+    shape = ModelShape(
+        name="between", hidden=4096, moe_intermediate=64, num_experts=8, topk=2, num_layers=1,
+        gated=True, num_heads=8, head_dim=64,
+    )  # fmt: skip
+
+    def attention_us(scheme: str, **options: object) -> tuple[float, float]:
+        """Longest and shortest attention."""
+        counts = np.full(4, 512)
+        parts = tuple(
+            MicroBatch(tokens, Context(counts, counts, np.full(4, 100_000_000)))
+            for tokens in halves_of(layer)
+        )
+        link = ChainLink(
+            lambda: layer, between=Between(shape, "bf16"), context=parts[0].context,
+            micro_batches=parts,
+        )  # fmt: skip
+        one = find(scheme).with_options(options)
+        chain = build([link], system, one, strategy_of("tbo", "prefill", "stream"))
+        timeline = schedule(chain.built.graph)
+        graph = chain.built.graph
+        blocks = np.flatnonzero((graph.kind == Kind.ATTENTION) & (graph.rank == 0))
+        first, second = np.split(np.sort(blocks), 2)  # of the first micro-batch, of the second
+        spans = [
+            int(timeline.end_ps[some].max() - timeline.start_ps[some].min()) / PS
+            for some in (first, second)
+        ]
+        return spans[0], spans[1]
+
+    alone, beside = attention_us("deepep", num_sms=24)
+    whole, block = system.sm.num_sms, alone / 4
+    # Rows of the first leave while the second attends: with 24 SMs fewer, a fifth wave of blocks.
+    assert whole == 132
+    assert beside == pytest.approx(alone + block, rel=0.02)
+    # NCCL's kernel has no priority: it waits until all blocks of attention have an SM.
+    alone, beside = attention_us("nccl-alltoall")
+    assert beside == pytest.approx(alone, rel=0.02)
+
+
+# ---- whole replays -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trace() -> tracegen.RoutingTrace:
+    return tracegen.generate.generate(
+        "zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=31, layers=3, steps=1, seed=1, skew=0.8
+    )
+
+
+@pytest.mark.parametrize("kind", ["tbo", "dbo"])
+@pytest.mark.parametrize("scheme", ["deepep", "deepep-ll", "nccl-alltoall"])
+def test_a_model_sends_the_same_rows_in_two_micro_batches(scheme: str, kind: str, trace) -> None:
+    whole = replay.run(trace, scheme=scheme, phase=None).chain
+    cut = replay.run(trace, scheme=scheme, interleave=kind).chain
+    assert whole is not None
+    assert cut is not None
+    assert cut.routing == whole.routing
+    assert cut.measures.payload_bytes == whole.measures.payload_bytes
+    assert [one.payload_bytes for one in cut.layers] == [one.payload_bytes for one in whole.layers]
+
+
+def test_half_the_tokens_are_cut_off_on_every_rank() -> None:
+    owner = np.repeat(np.arange(4), [5, 0, 1, 4]).astype(np.int32)
+    batch = Batch(np.arange(10), owner, 4, "decode", BatchOrigin("by hand", 0))
+    first, second = batch.halves()
+    assert first.tolist() == [0, 1, 6, 7]
+    assert second.tolist() == [2, 3, 4, 5, 8, 9]
+    assert batch.of_tokens(second).source_rank.tolist() == [0, 0, 0, 2, 3, 3]
+
+
+def test_the_latency_of_every_token_is_known(trace) -> None:
+    result = replay.run(trace, scheme="deepep", layer=1, interleave="dbo")
+    assert result.layers[0].token_latency_us is not None
+    slowest = {one.token for one in result.layers[0].slowest_tokens}
+    assert len(slowest) == 8
+
+
+def test_memory_of_two_micro_batches_is_that_of_one_batch_for_rows_that_pass(trace) -> None:
+    whole = replay.run(trace, scheme="nccl-alltoall", layer=0).layers[0].memory
+    cut = replay.run(trace, scheme="nccl-alltoall", layer=0, interleave="tbo").layers[0].memory
+    of = {one.name: one for one in whole.buffers}
+    assert {one.name for one in cut.buffers} == set(of)
+    for one in cut.buffers:
+        assert one.bytes == of[one.name].bytes, one.name  # rings stay, rows add up
+    assert cut.weight_bytes == whole.weight_bytes
+    assert cut.total_bytes == whole.total_bytes
+
+
+REFUSED = {
+    "keeps its SMs while rows travel": {"scheme": "comet"},
+    "--pass backward": {"direction": "backward"},
+    "--shared-experts beside-dispatch": {"shared_experts": "beside-dispatch"},
+    "--placement moonep": {"placement": "moonep"},
+    "--compare-barrier": {"compare_barrier": True},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_does_not_go_with_it_is_said(message: str, trace) -> None:
+    settings = {"scheme": "deepep", "interleave": "tbo", **REFUSED[message]}
+    with pytest.raises(UserError, match=message):
+        replay.run(trace, **settings)
+
+
+def test_a_scheme_must_leave_sms_to_the_other_micro_batch(trace) -> None:
+    few = hwmodel.load("dgx-h100", {"gpu.num_sms": 20})
+    with pytest.raises(UserError, match="20 SMs for rows; the GPU has 20"):
+        replay.run(trace, system=few, scheme="deepep", options={"num_sms": 20}, interleave="tbo")
+
+
+def test_stages_are_counted() -> None:
+    class Short(Timed):
+        name = "short"
+
+        def stages(self, work, machine, start):
+            ready = yield start
+            return ready
+
+    with pytest.raises(AssertionError, match=", ".join(STAGES)):
+        ends_us(Short(), strategy_of("tbo", "prefill", "stream"), 1)
