@@ -140,9 +140,9 @@ def test_dbo_attends_before_it_waits_for_the_other_combine() -> None:
     # tbo: experts 19-26, shared 26-27, finish 27-29 (rows 19-23), shared 29-30, finish 30-32 (rows
     # 26-30); the next layer begins then.
     assert ends_us(Timed(), strategy_of("tbo", "prefill", "stream"), 2, Parts()) == [32, 64]
-    # dbo: shared 19-20, experts 20-27, finish 27-29, shared 29-30; before the next layer 30-35; rows
-    # 27-31, finish 35-37. Then send 37-38, before 38-43, send 43-44, experts 44-51, shared 51-52,
-    # experts 52-59, finish 59-61, shared 61-62, rows 59-63, finish 63-65.
+    # dbo: shared 19-20, experts 20-27, finish 27-29, shared 29-30; before the next layer 30-35; the
+    # rows 27-31, finish 35-37. Then send 37-38, before 38-43, send 43-44, experts 44-51, shared
+    # 51-52, experts 52-59, finish 59-61, shared 61-62, rows 59-63, finish 63-65.
     assert ends_us(Timed(), strategy_of("dbo", "prefill", "stream"), 2, Parts()) == [37, 65]
 
 
@@ -229,45 +229,59 @@ def test_both_streams_together_never_have_more_sms_than_there_are(scheme: str) -
             assert attention.any()
 
 
-def test_attention_waits_for_sms_that_rows_hold_and_gets_them_back() -> None:
-    system = hwmodel.load("dgx-h100")
+class Attended(NamedTuple):
+    """GPU 0: starts of the second micro-batch's blocks of attention, and the end of the last.
+
+    `rows` is when the first micro-batch's first row leaves after the attention began, `alone` how
+    long attention takes on all SMs, all in microseconds.
+    """
+
+    starts: np.ndarray
+    ended: float
+    rows: float
+    alone: float
+
+
+def attended(*, has_priority: bool) -> Attended:
+    """Rows of the first micro-batch on their way beside attention of the second."""
     layer = work(draw(4096, 8, 2), 4, 8, shape=ExpertShape(4096, 64))
     shape = ModelShape(
         name="between", hidden=4096, moe_intermediate=64, num_experts=8, topk=2, num_layers=1,
         gated=True, num_heads=8, head_dim=64,
     )  # fmt: skip
+    counts = np.full(4, 512)
+    parts = tuple(
+        MicroBatch(tokens, Context(counts, counts, np.full(4, 100_000_000)))
+        for tokens in halves_of(layer)
+    )
+    link = ChainLink(
+        lambda: layer, between=Between(shape, "bf16"), context=parts[0].context, micro_batches=parts
+    )
+    scheme = find("deepep").with_options({})
+    scheme.has_priority = has_priority
+    strategy = strategy_of("tbo", "prefill", "stream")
+    chain = build([link], hwmodel.load("dgx-h100"), scheme, strategy)
+    timeline, graph = schedule(chain.built.graph), chain.built.graph
+    blocks = np.flatnonzero((graph.kind == Kind.ATTENTION) & (graph.rank == 0))
+    first, second = np.split(np.sort(blocks), 2)
+    starts = timeline.start_ps[second] / PS
+    sends = timeline.start_ps[(graph.kind == Kind.DISPATCH_SEND) & (graph.rank == 0)] / PS
+    alone = (timeline.end_ps[first].max() - timeline.start_ps[first].min()) / PS
+    return Attended(starts, timeline.end_ps[second].max() / PS, sends.min(), alone)
 
-    def attention_us(scheme: str, **options: object) -> tuple[float, float]:
-        """Longest and shortest attention."""
-        counts = np.full(4, 512)
-        parts = tuple(
-            MicroBatch(tokens, Context(counts, counts, np.full(4, 100_000_000)))
-            for tokens in halves_of(layer)
-        )
-        link = ChainLink(
-            lambda: layer, between=Between(shape, "bf16"), context=parts[0].context,
-            micro_batches=parts,
-        )  # fmt: skip
-        one = find(scheme).with_options(options)
-        chain = build([link], system, one, strategy_of("tbo", "prefill", "stream"))
-        timeline = schedule(chain.built.graph)
-        graph = chain.built.graph
-        blocks = np.flatnonzero((graph.kind == Kind.ATTENTION) & (graph.rank == 0))
-        first, second = np.split(np.sort(blocks), 2)  # of the first micro-batch, of the second
-        spans = [
-            int(timeline.end_ps[some].max() - timeline.start_ps[some].min()) / PS
-            for some in (first, second)
-        ]
-        return spans[0], spans[1]
 
-    alone, beside = attention_us("deepep", num_sms=24)
-    whole, block = system.sm.num_sms, alone / 4
-    # Rows of the first leave while the second attends: with 24 SMs fewer, a fifth wave of blocks.
-    assert whole == 132
-    assert beside == pytest.approx(alone + block, rel=0.02)
-    # NCCL's kernel has no priority: it waits until all blocks of attention have an SM.
-    alone, beside = attention_us("nccl-alltoall")
-    assert beside == pytest.approx(alone, rel=0.02)
+def test_rows_take_sms_from_attention_where_their_stream_has_priority() -> None:
+    found = attended(has_priority=True)
+    # Its first blocks end, and the dispatch gets their SMs; others go on, and it takes longer.
+    begun = found.starts.min()
+    assert begun < found.rows < found.starts.max()
+    assert found.ended - begun > found.alone * 1.05
+
+
+def test_without_priority_they_wait_until_all_blocks_have_an_sm() -> None:
+    found = attended(has_priority=False)
+    assert found.rows >= found.starts.max()
+    assert found.ended - found.starts.min() == pytest.approx(found.alone, rel=0.001)
 
 
 # ---- whole replays -------------------------------------------------------------------------------
