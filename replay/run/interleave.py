@@ -278,13 +278,10 @@ class _Program:
 
     def _hold_sms(self, offered: Ints, begun: Ints, ended: Ints) -> None:
         """Let kernels of the communication stream wait for SMs, and keep them: (rank,) tasks."""
-        machine = self._machine
-        sms = machine.sms
+        machine, sms = self._machine, self._machine.sms
         rank = np.repeat(machine.ranks, sms.count - sms.compute)
-        first = -1 if self._scheme.has_priority else 0  # blocks of attention have 0
-        BlockScheduler(machine, sms.count).hold(
-            begun[rank], ended[rank], rank, offered[rank], priority=first
-        )
+        blocks = BlockScheduler(machine, sms.count)
+        blocks.hold(begun[rank], ended[rank], rank, offered[rank])
 
 
 def _next(stages: Stages, ready: Ints | None) -> tuple[Ints, bool]:

@@ -68,13 +68,9 @@ class StagedScheme(Scheme):
         How SMs become free for another micro-batch: "stream" where the kernels that move rows run
         on a stream of their own, beside those that compute, on `Scheme.communication_sms` SMs;
         "hook" where nothing holds an SM between a kernel that sends and one that receives.
-    has_priority
-        Whether the thread blocks of its communication stream get SMs before waiting blocks of the
-        other stream, as on a CUDA stream of high priority.
     """
 
     releases: Releases = "stream"
-    has_priority: bool = False
 
     @abstractmethod
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:

@@ -134,7 +134,6 @@ class ElasticDeepEp(StagedScheme):
         "an SM pushes rows as fast as those of other kernels; the release of the last barrier "
         "costs an acknowledgement; GEMMs run on all SMs, behind the epilogue"
     )
-    has_priority = True  # comm_stream of its Buffer
     traffic = "copy"
     dispatch_types = frozenset({"bf16", "fp8"})
     combine_types = frozenset({"bf16"})

@@ -128,7 +128,6 @@ class DeepEp(StagedScheme):
         "GEMMs run on all SMs, after the dispatch kernel; V1's kernels inside a domain know at "
         "most 8 GPUs, so that a larger domain is an extrapolation, which the result counts"
     )
-    has_priority = True  # comm_stream of its Buffer
     traffic = "copy"
     gemm_types = dispatch_types = frozenset({"bf16", "fp8"})  # DeepGEMM's, and the engines'
     combine_types = frozenset({"bf16"})  # SWITCH_TYPES
