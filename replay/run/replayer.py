@@ -115,7 +115,7 @@ def carry_out(
     outline = Outline(ranks, placed.num_experts, precision)
     passes = [outline._replace(is_backward=one) for one in PASSES[spec.direction]]
     strategy = None
-    if spec.interleave is not None:
+    if spec.interleave != "none":
         check_interleaved(spec)
         strategy = strategy_of(spec.interleave, batches[0].phase, staged(scheme).releases)
     launch = spec.launch or _launch(scheme, batches[0].phase, passes)
@@ -226,7 +226,7 @@ def _micro_batches(
     spec: RunSpec, trace: RoutingTrace, batch: Batch, tile: tuple[int, int]
 ) -> tuple[MicroBatch, ...]:
     """Cut a batch, if micro-batches of it alternate."""
-    if spec.interleave is None:
+    if spec.interleave == "none":
         return ()
     return tuple(
         MicroBatch(places, Context.of(trace, batch.of_tokens(places), tile))

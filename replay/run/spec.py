@@ -36,7 +36,7 @@ from replay.work.replicas import ReplicaRule
 DEFAULT_SYSTEM = "dgx-h100"
 
 Direction = Literal["forward", "backward", "training"]
-Interleave = Literal["tbo", "dbo"]
+Interleave = Literal["none", "tbo", "dbo"]
 SharedExperts = Literal["between", "beside-dispatch"]
 PASSES: dict[Direction, tuple[bool, ...]] = {
     "forward": (False,),
@@ -143,10 +143,10 @@ class RunSpec(BaseModel):
         description="between: shared experts run before the dispatch. beside-dispatch: they share "
         "SMs and memory with it.",
     )
-    interleave: Interleave | None = Field(
-        None,
+    interleave: Interleave = Field(
+        "none",
         description="Two micro-batches in turns, each of half the tokens: tbo (SGLang's two-batch "
-        "overlap) or dbo (vLLM's dual-batch overlap) [one batch].",
+        "overlap) or dbo (vLLM's dual-batch overlap); none is one batch.",
     )
     launch: Launch | None = Field(
         None,
