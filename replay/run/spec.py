@@ -121,8 +121,8 @@ class RunSpec(BaseModel):
     )
     replicas: ReplicaRule = Field(
         "same-gpu",
-        description="Replica of an expert that a row goes to, by the rule of an engine: same-gpu "
-        "or random (SGLang), round-robin (TensorRT-LLM), position (vLLM); or by load.",
+        description="Replica of an expert that a row goes to, by the rule of an engine: same-gpu, "
+        "nearest or random (SGLang), round-robin (TensorRT-LLM), position or hash (vLLM); or load.",
     )
     precision: NumberType | None = Field(
         None,

@@ -6,11 +6,16 @@ Engines choose by different rules, which need no communication but for the last:
 rule        the replica of a row
 =========== ========================================================================================
 same-gpu    the first on the row's own GPU; where there is none, one that is fixed for the GPU, such
-            that the GPUs without one share the replicas evenly at random (SGLang, ``static``)
+            that the GPUs without one share the replicas evenly at random (SGLang, ``static``, where
+            every GPU is a node of its own)
+nearest     the first on the row's own GPU; where there is none, the first of all, which leaves
+            the others to their own GPUs (SGLang 0.5.10 on one node)
 random      any, each as likely (SGLang, ``dynamic``)
 round-robin the next for every row of the expert on a GPU, beginning with the GPU's number; counted
             anew for every 1024 rows of the GPU (TensorRT-LLM)
-position    that of the row's place among the rows of its GPU, modulo their number (vLLM)
+position    that of the row's place among the rows of its GPU, modulo their number (earlier vLLM)
+hash        that of the token's number on its GPU times 2^32 / golden ratio, modulo 2^32 and their
+            number, so that all rows of a token have one (vLLM 0.33)
 load        such that the busiest GPU has as few rows as the replicas allow; rows stay on their
             own GPU if they can. It knows the rows of all GPUs, as a planner of every step does
             (UltraEP, arXiv 2606.04101)
@@ -34,9 +39,10 @@ from replay.work.ragged import Ints, firsts, places
 if TYPE_CHECKING:
     from replay.work.placement import Placement
 
-ReplicaRule = Literal["same-gpu", "random", "round-robin", "position", "load"]
+ReplicaRule = Literal["same-gpu", "nearest", "random", "round-robin", "position", "hash", "load"]
 RULES: tuple[str, ...] = get_args(ReplicaRule)
 SEED = 42
+HASH = 2654435769  # floor(2^32 / golden ratio)
 BLOCK = 1024  # rows of a thread block of TensorRT-LLM's kernel: 256 threads, 4 each
 
 
@@ -72,7 +78,10 @@ def choose(
     expert = expert_ids[token, place].astype(np.int64)
     source = source_rank[token].astype(np.int64)
     held = Held(placement)
-    if rule == "load":
+    if rule == "hash":
+        number = token - np.searchsorted(source_rank, source)
+        slot = held.slot[held.first[expert] + number * HASH % 2**32 % held.count[expert]]
+    elif rule == "load":
         slot = _by_load(expert, source, held)
     else:
         slot = held.slot[held.first[expert] + _index(rule, expert, source, held, layer)]
@@ -107,8 +116,8 @@ class Held:
 
 def _index(rule: str, expert: Ints, source: Ints, held: Held, layer: int) -> Ints:
     """(row,): number of the replica among those of its expert."""
-    if rule == "same-gpu":
-        return _fixed(held, layer)[expert, source]
+    if rule in ("same-gpu", "nearest"):
+        return _fixed(held, layer if rule == "same-gpu" else None)[expert, source]
     if rule == "random":
         return _generator(layer).integers(held.count[expert])
     begins = np.searchsorted(source, np.arange(held.num_ranks + 1))
@@ -119,16 +128,22 @@ def _index(rule: str, expert: Ints, source: Ints, held: Held, layer: int) -> Int
     return (_places_of_equals(group + expert) + place // BLOCK + source) % held.count[expert]
 
 
-def _fixed(held: Held, layer: int) -> Ints:
-    """(expert, rank): replica that rows of each rank go to, without knowing any load."""
-    rng = _generator(layer)
+def _fixed(held: Held, layer: int | None) -> Ints:
+    """(expert, rank): replica that rows of each rank go to, without knowing any load.
+
+    Ranks without one share the replicas by the layer's random numbers; without a layer they all
+    take the first.
+    """
+    rng = None if layer is None else _generator(layer)
     found = np.zeros((len(held.count), held.num_ranks), np.int64)
     for expert in np.flatnonzero(held.count > 1).tolist():
         count = int(held.count[expert])
         ranks = held.rank[held.first[expert] : held.first[expert] + count]
-        found[expert] = -1
+        found[expert] = 0 if rng is None else -1
         for index in reversed(range(count)):
             found[expert, ranks[index]] = index
+        if rng is None:
+            continue
         others = np.flatnonzero(found[expert] < 0)
         whole = np.tile(np.arange(count), len(others) // count)
         rest = rng.permutation(count)[: len(others) % count]

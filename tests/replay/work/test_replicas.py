@@ -75,6 +75,24 @@ def test_rows_stay_on_their_gpu_and_other_gpus_share_evenly() -> None:
     assert len(seen) > 5  # which of them is drawn anew in every layer
 
 
+def test_the_nearest_replica_is_the_own_gpus_or_the_first_of_all() -> None:
+    slots = [0, 1, 0, 2, 1, 0]  # on three GPUs
+    ids, owners = rows([[0, 1, 2]] * 3, [0, 1, 2])
+    for layer in range(3):  # nothing is drawn
+        chosen = choose(ids, owners, placed(slots, 3), "nearest", layer)
+        assert chosen.tolist() == [[0, 1, 3], [2, 1, 3], [5, 4, 3]]
+
+
+def test_a_tokens_number_on_its_gpu_is_hashed_for_all_its_rows() -> None:
+    # Golden ratio's multiples modulo 2^32: 0, 2654435769, 1013904242, 3668340011.
+    ids, owners = rows([[0, 1]] * 6, [0, 0, 0, 0, 1, 1])
+    chosen = choose(ids, owners, placed([0, 0, 0, 1, 1, 2], 2), "hash")
+    modulo_3 = [0, 2654435769 % 3, 1013904242 % 3, 3668340011 % 3, 0, 2654435769 % 3]
+    modulo_2 = [3, 4, 3, 4, 3, 4]
+    assert chosen.tolist() == [list(pair) for pair in zip(modulo_3, modulo_2, strict=True)]
+    assert set(modulo_3) == {0, 2}
+
+
 def test_random_replicas_are_equally_likely() -> None:
     ids = np.zeros((6000, 1), np.int32)
     chosen = choose(ids, np.zeros(6000, np.int32), placed([0, 0, 0, 1], 4), "random")
