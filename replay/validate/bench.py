@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replay.graph import GraphBuilder, schedule
+from replay.graph import GraphBuilder, Timeline, schedule
 from replay.machine.kinds import KIND_NAMES
 from replay.machine.machine import Machine
 from replay.work.layer import ExpertShape, LayerWork, Precision
@@ -61,10 +61,16 @@ class Bench:
         build
             Adds tasks to the machine; its second argument is (rank,) marks of the start.
         """
+        return self.timeline(system, num_ranks, build).makespan_ps / PS_PER_US
+
+    def timeline(
+        self, system: System, num_ranks: int, build: Callable[[Machine, Ints], Any]
+    ) -> Timeline:
+        """When each task runs that `build` adds, which is called as by `time_us`."""
         graph = GraphBuilder(KIND_NAMES)
         machine = Machine(system, graph, num_ranks)
         build(machine, machine.mark(machine.ranks))
-        return schedule(graph.build()).makespan_ps / PS_PER_US
+        return schedule(graph.build())
 
 
 @lru_cache(maxsize=32)

@@ -14,6 +14,7 @@ from replay.validate import (
     deepgemm,
     links,
     nccl,
+    pushed_rows,
 )
 from replay.validate.table import Table
 
@@ -28,6 +29,8 @@ TABLES: dict[str, Table] = {
         blackwell.DEEPEP,
         deepep.LOW_LATENCY,
         blackwell.LOW_LATENCY,
+        pushed_rows.DEEPEP_V2,
+        pushed_rows.HYBRID_EP,
         deepep.INTERNODE,
         deepep.LOW_LATENCY_INTERNODE,
         compute.GEMM,

@@ -24,12 +24,15 @@ SLOW = (
     "deepep_normal",
     "deepep_normal_b200",
     "deepep_internode",
+    "hybrid_ep",
     "moe_skewed",
     "moe_deepgemm",
 )  # most of the time of all tables
 
 
 def cheap(row):
+    if row.table in ("hybrid_ep", "deepep_v2"):  # none has few tokens
+        return row["num_gpus"] == 8
     return row.setting.get("tokens_per_rank", 0) <= MOST_TOKENS
 
 
@@ -54,6 +57,8 @@ def cells(line):
 @pytest.mark.parametrize("name", SLOW)
 def test_cheap_rows_of_a_slow_table_stay_within_the_bound(name):
     for bound, numbers, _ in on_cheap_rows(name).checks():
+        if not numbers["count"]:
+            continue
         # A seventh of the rows scatters around the mean of all.
         assert numbers["mean"] <= 1.25 * bound.mape_percent, bound.name
         assert abs(numbers["bias"]) <= bound.mape_percent, bound.name
@@ -97,7 +102,7 @@ def test_the_tables_are_the_published_ones():
         "links": 18, "nccl_collectives": 252,
         "nccl_collectives_b200": 168, "custom_allreduce": 207, "deepep_normal": 1380,
         "deepep_normal_b200": 552,
-        "deepep_low_latency_b200": 44,
+        "deepep_low_latency_b200": 44, "deepep_v2": 4, "hybrid_ep": 33,
         "deepep_low_latency": 66, "deepep_internode": 276, "deepep_low_latency_internode": 52,
         "gemm": 1554, "gemm_few_tiles": 488, "moe_compute": 891,
         "moe_skewed": 405, "moe_deepgemm": 188, "ccfuser": 32,
@@ -126,6 +131,7 @@ def test_parts_of_a_table_do_not_overlap_and_cover_it():
         ("deepep_low_latency_b200", {"overheads.grid_barrier_us": 1.5}),
         ("deepep_low_latency", {"link.scatter_efficiency": 0.3}),
         ("deepep_internode", {"warp.round_ns": 1200.0}),
+        ("deepep_v2", {"gpu.sm_push_GB_per_s": 8.0}),
         ("deepep_low_latency_internode", {"nic.efficiency": 0.5}),
         ("moe_compute", {"hbm.stream_efficiency": 0.5}),
         ("gemm", {"compute.fp8_absent_row_ns": 12.0}),
@@ -228,8 +234,8 @@ def test_tables_of_one_system():
     assert of_system(list(TABLES), "hgx-h800") == ["links"]
     assert "gemm" in of_system(list(TABLES), "dgx-h100")
     assert "nccl_collectives_b200" in of_system(list(TABLES), "hgx-b200")
-    with pytest.raises(UserError, match=r"gb200-nvl72.*known: dgx-a100, dgx-h100, .*hgx-h800"):
-        validate(system="gb200-nvl72")
+    with pytest.raises(UserError, match=r"gh200-nvl32.*known: dgx-a100, dgx-h100, .*hgx-h800"):
+        validate(system="gh200-nvl32")
     with pytest.raises(UserError, match=r"known: dgx-h100$"):
         validate(["gemm"], system="hgx-h800")
 
