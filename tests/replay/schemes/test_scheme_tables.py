@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from copy import copy
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from replay.report.scheme_tables import (
 from replay.schemes import SCHEMES
 from replay.schemes.options import about
 from replay.schemes.registry import EXAMPLES
+from replay.schemes.software import Outline
+from replay.work.precision import Precision
 
 ROOT = Path(__file__).parents[3]
 
@@ -87,3 +90,44 @@ def test_deepeps_formula_stands_where_one_looks() -> None:
         text = inspect.getdoc(module) or ""
         assert "r(t)" in text and "In(g)" in text
     assert "deepep" in (inspect.getdoc(replay.schemes) or "")
+
+
+def rows_below(heading: str) -> dict[str, list[str]]:
+    """Cells behind the first of a table of MECHANISMS.md, by each scheme that the first names."""
+    text = (ROOT / "replay/schemes/MECHANISMS.md").read_text("utf-8")
+    found = {}
+    for line in text.partition(heading)[2].partition("\n\n")[0].splitlines()[2:]:
+        first, *rest = (cell.strip() for cell in line.strip("|").split("|"))
+        found.update(dict.fromkeys(re.findall(r"`([^`]+)`", first), rest))
+    return found
+
+
+def launches(name: str, precision: Precision, busy_experts: int) -> int:
+    outline = Outline(8, 64, precision, busy_experts=busy_experts)
+    return sum(one.launches for one in SCHEMES[name].operations(outline))
+
+
+def test_documented_kernels_are_those_listed() -> None:
+    """The list of operations, which the contract compares with graphs, has these numbers."""
+    documented = rows_below("| scheme | kernels of a layer | waits | a graph holds |")
+    assert set(documented) == set(SCHEMES) - {"ideal"}
+    for name, (kernels, waits, _) in documented.items():
+        bf16 = launches(name, Precision("bf16"), 0)
+        if name == "fastermoe":  # whose parts of two steps and eight experts are told beside it
+            bf16 -= 6 * 2 * 8
+        if with_fp8 := re.match(r"(\d+) with FP8", kernels):
+            assert int(with_fp8[1]) == launches(name, Precision("fp8"), 0), name
+            assert (f"{bf16} without" in kernels) or "without" not in kernels, name
+        else:
+            assert int(re.match(r"\d+", kernels)[0]) == bf16, name
+        waiting = [one for one in SCHEMES[name].operations() if not one.launches]
+        assert (waits == "none") == (not waiting), name
+    fp8 = Precision("fp8", dispatch="bf16")
+    assert [launches("megatron", fp8, busy) for busy in (0, 1)] == [26, 26 + 4]
+    assert "FP8: 26 and four for each" in documented["megatron"][0]
+
+
+def test_it_is_said_of_every_scheme_where_it_wins_and_loses() -> None:
+    said = rows_below("| scheme | wins | loses |")
+    assert set(said) == set(SCHEMES) - {"ideal"}
+    assert all(len(cells) == 2 and all(cells) for cells in said.values())
