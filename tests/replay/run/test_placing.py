@@ -104,6 +104,54 @@ def test_an_unknown_placement_is_refused_before_anything_runs(trace) -> None:
         replay.compare(trace, ["deepep"], placements=["contiguous", "eplb80"], layer=0)
 
 
+# ---- recorded routing ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded() -> tracegen.RoutingTrace:
+    return tracegen.load("gpt-oss-20b-decode")
+
+
+def on_layer_12(trace: tracegen.RoutingTrace, tokens: int, scheme: str, **settings: str):
+    """Rows of the busiest GPU over the mean, and microseconds of the layer."""
+    result = replay.run(
+        trace,
+        scheme=scheme,
+        layer=12,
+        tokens_per_rank=tokens,
+        phase="decode",
+        tune=False,
+        **settings,
+    )
+    return result.layers[0].routing.rank_imbalance, result.totals.makespan_us
+
+
+@pytest.mark.parametrize("scheme", ["nccl-alltoall", "deepep", "deepep-ll", "nvls", "comet"])
+def test_eplb_levels_gpus_and_replicas_cost_weights(recorded, scheme: str) -> None:
+    """With few rows a layer waits for weights, which replicas have more of; with many for rows."""
+    placements = "contiguous", "eplb:32", "eplb:40"
+    few = [on_layer_12(recorded, 64, scheme, placement=one) for one in placements]
+    many = [on_layer_12(recorded, 1024, scheme, placement=one) for one in placements]
+    assert [busiest for busiest, _ in few] == pytest.approx([1.453, 1.172, 1.098], abs=1e-3)
+    assert [busiest for busiest, _ in many] == pytest.approx([1.373, 1.164, 1.191], abs=1e-3)
+    before, moved, copied = (us for _, us in few)
+    assert moved < before < copied
+    before, moved, copied = (us for _, us in many)
+    assert moved < 0.94 * before
+    assert copied < 0.97 * before
+
+
+def test_replicas_of_one_node_that_only_their_gpu_uses_are_worse_than_none(recorded) -> None:
+    contiguous, nearest, shared = (
+        on_layer_12(recorded, 64, "deepep-ll", **settings)
+        for settings in (
+            {}, {"placement": "eplb:40", "replicas": "nearest"}, {"placement": "eplb:40"},
+        )
+    )  # fmt: skip
+    assert nearest[0] > contiguous[0] > shared[0]
+    assert nearest[1] > shared[1] > contiguous[1]
+
+
 # ---- fitting ---------------------------------------------------------------------------------
 
 
