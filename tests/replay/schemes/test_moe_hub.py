@@ -176,6 +176,12 @@ def test_a_row_of_full_packets_waits_for_no_timer() -> None:
         assert ends_ps(layer, address_bytes=0, rpm_timer_ns=timer) == expected
 
 
+def test_a_row_is_there_or_back_with_its_last_packet() -> None:
+    # 16 full packets and 32 bytes, which wait for the timer on the way out and on the way back.
+    layer = layer_of(*ONE, hidden=HIDDEN + 16)
+    assert ends_ps(layer, rpm_timer_ns=350) == ends_ps(layer) + 2 * 250 * NS
+
+
 def test_one_row_without_the_packet_manager_has_no_timer_and_more_headers() -> None:
     there = GAP + PUSH_OUT + way(SECTORS + ADDRESS) + LOOKUP
     experts = LAUNCH + gemms_ps()[0] + LAUNCH + gemms_ps()[1]
