@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.contract.counting import Routing
     from replay.graph import Timeline
-    from replay.machine.machine import Ints
     from replay.measure.result import LayerResult
     from replay.schemes import Scheme
     from replay.work.capacity import Carried
@@ -128,7 +127,7 @@ class Case:
     @cached_property
     def carried(self) -> Carried:
         """The layer as the scheme carries it out; `checks.carried` relates it to the layer."""
-        return self.scheme.carries(self.work)
+        return self.scheme.carries_on(self.work, self.system)
 
     @cached_property
     def routing(self) -> Routing:
@@ -167,6 +166,12 @@ class Case:
         return schedule(built.graph), built.machine
 
     @cached_property
+    def carried_unpadded(self) -> Carried:
+        """What is carried out in `unpadded`."""
+        scheme = self.scheme.with_options(self.scheme.unpadded)
+        return scheme.carries_on(self.work, one_flop_per_picosecond())
+
+    @cached_property
     def unpadded(self) -> Built:
         """The layer without padding, on a system whose tiles take a picosecond per operation."""
         scheme = self.scheme.with_options(self.scheme.unpadded)
@@ -201,8 +206,3 @@ class Case:
         written = self.built.machine.notes.reads.get("results", [])
         tasks = graph.touches.task[np.concatenate(written)] if written else np.zeros(0, np.int64)
         return int(((graph.kind[tasks] == Kind.GEMM1) & (graph.tag[tasks] == expert)).sum()) == 1
-
-    def by_expert(self) -> Ints:
-        """(expert,): rows that are carried to each."""
-        ids = self.carried.work.expert_ids
-        return np.bincount(ids[ids >= 0], minlength=self.work.num_experts).astype(np.int64)

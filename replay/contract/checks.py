@@ -97,9 +97,11 @@ def _experts(case: Case, kind: Kind) -> Iterator[tuple[int, int, int, int, str]]
         gate = 2 if shape.gated and kind == Kind.GEMM1 else 1
         return 2 * shape.hidden * shape.intermediate * gate
 
-    for expert, rows in enumerate(case.by_expert().tolist()):
-        rank = int(work.placement.expert_rank[expert])
-        yield expert, rank, rows, flops(work.shape), "expert"
+    done = case.carried_unpadded
+    for expert, rows in enumerate(done.work.rows_of_expert.tolist()):
+        rank = int(done.work.placement.expert_rank[expert])
+        if done.expert is None or done.expert[expert] >= 0:
+            yield expert, rank, rows, flops(work.shape), "expert"
     if shared is not None:
         for rank, rows in enumerate(np.bincount(work.source_rank, minlength=work.num_ranks)):
             expert = work.num_experts + rank
@@ -115,7 +117,7 @@ def carried(case: Case) -> Iterator[str]:
         return
     if (done.work.source_rank[done.token] != work.source_rank).any():
         yield "carries: a token has another owner than in the layer"
-    ids = done.work.expert_ids[done.token]
+    ids = done.experts_of_layer()
     if ids.shape != work.expert_ids.shape or ((ids != work.expert_ids) & (ids >= 0)).any():
         yield "carries: a token's slot has an expert that it does not have in the layer"
         return
@@ -264,7 +266,7 @@ def values(case: Case) -> Iterator[str]:
 
 def software(case: Case) -> Iterator[str]:
     """Kernels and waits of the host, against the list that the scheme gives."""
-    listed = case.scheme.operations(Outline.of(case.work))
+    listed = case.scheme.operations(Outline.of(case.work, case.carried))
     if not listed or case.work.shared is not None:
         return  # the scheme states nothing, or kernels of shared experts stand between its own
     expected, found = as_program(listed), launched(case.built.machine.host.program)

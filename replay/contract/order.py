@@ -42,9 +42,9 @@ def experts_wait(case: Case) -> Iterator[str]:
     before_end = [waits.before([end]) for end in ends]
     before_expert = {expert: waits.before(tasks) for expert, tasks in first.items()}
     after_expert = {expert: waits.after(tasks) for expert, tasks in second.items()}
-    for owner, expert in np.ndindex(work.num_ranks, work.num_experts):
+    for owner, expert in np.ndindex(work.num_ranks, carried.num_experts):
         rows = int((carried.expert_ids[carried.source_rank == owner] == expert).sum())
-        rank = int(work.placement.expert_rank[expert])
+        rank = int(carried.placement.expert_rank[expert])
         if not rows:
             continue
         before, end = before_expert.get(expert, set()), before_end[owner]

@@ -152,7 +152,7 @@ def ring(
     n, rank = machine.num_ranks, machine.ranks
     peer = (rank + 1) % n
     used, loops, chunk = _cut(nbytes, machine.system.nccl.ring_channels)
-    passing, copying = _block_times(machine, protocol, chunk, used)
+    passing, copying = block_times(machine, protocol, chunk, used)
     at = machine.delay(kinds.sync, Time(protocol.start_ps), begun)
     for loop in range(loops):
         rows = _share(nbytes, loop, loops) if payload else 0
@@ -170,14 +170,14 @@ def ring(
                 at, landed = _store(machine, kinds, peer, nstored, rows, block)
                 # What a rank needs for its next step was sent by its predecessor.
                 last, before = landed[-n:], landed[:-n] if payload else landed[:0]
-                received = machine.delay(kinds.sync, _told(machine, protocol), last, peer)
+                received = machine.delay(kinds.sync, told(machine, protocol), last, peer)
                 # Ports keep the order of pieces; with edges, all rows are waited for.
                 machine.graph.edges(before, np.tile(received, len(before) // n))
                 received = received[(rank - 1) % n]
     return at
 
 
-def _block_times(
+def block_times(
     machine: Machine, protocol: Protocol, chunk: int, channels: int
 ) -> tuple[Time, Time]:
     """Times of the blocks for a chunk of all channels: to pass it on, to copy it at the end."""
@@ -187,12 +187,12 @@ def _block_times(
     return Time(passing), Time(copying)
 
 
-def _told(machine: Machine, protocol: Protocol) -> Time:
+def told(machine: Machine, protocol: Protocol) -> Time:
     """From the arrival of a chunk until its receiver knows of it."""
     return machine.costs.flag() if protocol.fenced else machine.costs.poll()
 
 
-def _pieces(nbytes: int) -> tuple[int, int]:
+def pieces_of(nbytes: int) -> tuple[int, int]:
     """Messages that a chunk is stored as, and bytes of each."""
     pieces = max(1, min(PIECES, nbytes // LEAST_PIECE))
     return pieces, -(-nbytes // pieces)
@@ -212,7 +212,7 @@ def _store(
     -------
     (rank,): task that stores the last piece. (piece x rank,): tasks of all arrivals.
     """
-    src, (pieces, each) = machine.ranks, _pieces(nbytes)
+    src, (pieces, each) = machine.ranks, pieces_of(nbytes)
     carried = np.repeat([_share(rows, piece, pieces) for piece in range(pieces)], len(src))
     sent, landed = machine.transfers.store(
         kinds, np.tile(src, pieces), np.tile(dst, pieces), carried, np.tile(after, pieces),
@@ -225,11 +225,11 @@ def _ring_ps(machine: Machine, nbytes: int, protocol: Protocol, steps: int) -> i
     """Time of a ring on idle ports: steps one after the other, each a chunk on its way."""
     link, fabric = machine.system.link, machine.system.fabric
     used, loops, chunk = _cut(nbytes, machine.system.nccl.ring_channels)
-    passing, copying = _block_times(machine, protocol, chunk, used)
-    pieces, each = _pieces(protocol.stored_bytes(chunk))
+    passing, copying = block_times(machine, protocol, chunk, used)
+    pieces, each = pieces_of(protocol.stored_bytes(chunk))
     of_piece = link.port_duration_ps(link.write_wire_bytes(each))
     way = fabric.uplink_latency_ps + fabric.downlink_latency_ps + fabric.write_visibility_ps
-    step = passing + Time((pieces + 1) * of_piece + way) + _told(machine, protocol)
+    step = passing + Time((pieces + 1) * of_piece + way) + told(machine, protocol)
     return protocol.start_ps + loops * int((steps * step + copying).ps)
 
 

@@ -181,6 +181,10 @@ class Scheme(ABC):
         """
         return as_it_is(work)
 
+    def carries_on(self, work: LayerWork, system: System) -> Carried:
+        """What `carries` says, for a scheme to which the rates of a system matter."""
+        return self.carries(work)
+
     def communication_sms(self, system: System) -> int | None:
         """SMs per GPU that do nothing but communicate, while a kernel of the scheme does.
 

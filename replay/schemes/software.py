@@ -18,6 +18,7 @@ from replay.machine.host import Operation
 from replay.work.precision import Precision
 
 if TYPE_CHECKING:
+    from replay.work.capacity import Carried
     from replay.work.layer import LayerWork
 
 
@@ -36,6 +37,8 @@ class Outline(NamedTuple):
         Experts with rows, of the GPU that has most such; None for all of a GPU's.
     top_k
         Experts of a token.
+    num_shadowed
+        Experts whose weights the scheme brings to all GPUs.
     """
 
     num_ranks: int = 8
@@ -44,14 +47,15 @@ class Outline(NamedTuple):
     is_backward: bool = False
     busy_experts: int | None = None
     top_k: int = 8
+    num_shadowed: int = 0
 
     @classmethod
-    def of(cls, work: LayerWork) -> Outline:
-        """That of a layer."""
+    def of(cls, work: LayerWork, carried: Carried | None = None) -> Outline:
+        """That of a layer, and of what a scheme makes of it."""
         busy = max(int((work.rows_of_expert[own] > 0).sum()) for own in work.experts_of_rank)
         return cls(
             work.num_ranks, work.num_experts, work.precision, work.is_backward, busy,
-            work.expert_ids.shape[1],
+            work.expert_ids.shape[1], carried.num_shadowed if carried else 0,
         )  # fmt: skip
 
     @property

@@ -28,11 +28,26 @@ class Carried(NamedTuple):
         (token,): where each token of the layer is among the tokens of `work`.
     location
         (pair of `work`,): place of its row among those of its source rank for its expert.
+    expert
+        (expert of `work`,): expert of the layer whose weights it has, -1 for none; None where they
+        are the layer's experts.
     """
 
     work: LayerWork
     token: Ints
     location: Ints
+    expert: Ints | None = None
+
+    @property
+    def num_shadowed(self) -> int:
+        """Experts of the layer whose weights every rank has."""
+        held = np.zeros(0, np.int64) if self.expert is None else self.expert[self.expert >= 0]
+        return int((np.bincount(held) > 1).sum())
+
+    def experts_of_layer(self) -> Ints:
+        """(token of the layer, slot): experts of the layer that are carried out, -1 for none."""
+        ids = self.work.expert_ids[self.token].astype(np.int64)
+        return ids if self.expert is None else np.where(ids >= 0, self.expert[ids], -1)
 
     @property
     def padding(self) -> Ints:
@@ -43,7 +58,7 @@ class Carried(NamedTuple):
 
     def dropped(self, work: LayerWork) -> Ints:
         """(rank,): (token, expert) of a rank's tokens in `work` that are not carried out."""
-        lost = (work.expert_ids >= 0) & (self.work.expert_ids[self.token] < 0)
+        lost = (work.expert_ids >= 0) & (self.experts_of_layer() < 0)
         return np.bincount(work.source_rank, lost.sum(axis=1), work.num_ranks).astype(np.int64)
 
 

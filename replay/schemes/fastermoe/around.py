@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.machine import point_to_point
-from replay.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
+from replay.machine.kinds import COMBINE, COUNTS, Kind
 from replay.machine.times import MemoryTraffic
 from replay.schemes.software import Listed
 
@@ -75,7 +75,15 @@ def count(machine: Machine, work: LayerWork, rules: PairRules, channels: Ints, s
     received = _layout(machine, TO_RECEIVE, 0 * pairs, placed)
     for name in (RECEIVED_KNOWN.name, *[COUNTS_KNOWN.name] * NUM_COPIES):
         machine.host.wait(COUNTS, received, name)
-    return _layout(machine, TOKENS_OF, 2 * pairs * NUMBER_BYTES, received)
+    return received
+
+
+def tokens_of(machine: Machine, work: LayerWork, after: Ints) -> Ints:
+    """Find the token of each row: (rank,) tasks. A backward pass knows."""
+    pairs = work.matrix("pairs").sum(axis=1)
+    return (
+        after if work.is_backward else _layout(machine, TOKENS_OF, 2 * pairs * NUMBER_BYTES, after)
+    )
 
 
 def counted(layer: Outline) -> tuple[Listed, ...]:
@@ -84,11 +92,11 @@ def counted(layer: Outline) -> tuple[Listed, ...]:
         return ()
     exchange = (EXCHANGE,) if layer.num_ranks > 1 else ()
     waits = (RECEIVED_KNOWN, *(COUNTS_KNOWN,) * NUM_COPIES)
-    return COUNT, *exchange, OFFSETS, OFFSETS_KNOWN, POSITIONS, TO_RECEIVE, *waits, TOKENS_OF
+    return COUNT, *exchange, OFFSETS, OFFSETS_KNOWN, POSITIONS, TO_RECEIVE, *waits
 
 
 def scatter(machine: Machine, work: LayerWork, after: Ints) -> Ints:
-    """Bring rows into the order of their experts: (rank,) tasks when the host knows of it."""
+    """Bring rows into the order of their experts: (rank,) tasks. The host has to know of it."""
     tokens, pairs = np.diff(work.tokens_of_rank), work.matrix("pairs")
     owned, got, row = pairs.sum(axis=1), pairs.sum(axis=0), work.dispatch_row_bytes
     if work.is_backward:
@@ -100,25 +108,29 @@ def scatter(machine: Machine, work: LayerWork, after: Ints) -> Ints:
     moved = MemoryTraffic(owned * row, owned * row, owned)
     scattered = _run(machine, Kind.PERMUTE, SCATTER, moved, after)
     empty = MemoryTraffic(0 * got, 2 * got * row + owned * row)
-    done = _run(machine, Kind.PERMUTE, ZEROES, empty, scattered)
-    machine.host.wait(DISPATCH, done, SCATTERED.name)
-    return done
+    return _run(machine, Kind.PERMUTE, ZEROES, empty, scattered)
 
 
 def scattered(layer: Outline) -> tuple[Listed, ...]:
     """Operations of `scatter`."""
     gradients = (GRADIENTS, GATE_GRADIENTS) if layer.is_backward else ()
-    return *gradients, SCATTER, ZEROES, SCATTERED
+    return *gradients, SCATTER, ZEROES
 
 
-def gather(machine: Machine, work: LayerWork, after: Ints) -> Ints:
+def gather(machine: Machine, work: LayerWork, back: Ints, after: Ints) -> Ints:
     """Bring rows into the order of tokens and add them up: (rank,) tasks.
 
     Forward, they are copied and then added with their weights; backward, added as they are.
+
+    Parameters
+    ----------
+    back, after
+        (rank,): results have come back, for which the host waits; what else precedes.
     """
     tokens, owned = np.diff(work.tokens_of_rank), work.matrix("pairs").sum(axis=1)
     row, result = work.combine_row_bytes, work.result_row_bytes
-    machine.host.wait(COMBINE, after, COME_BACK.name)
+    machine.host.wait(COMBINE, back, COME_BACK.name)
+    after = machine.gather(back, machine.ranks, after)
     into = tokens * result if work.is_backward else owned * row
     emptied = _run(machine, Kind.UNPERMUTE, GATHER_ZEROES, MemoryTraffic(0 * into, into), after)
     if work.is_backward:

@@ -13,11 +13,13 @@ Sources: laekov/fastmoe ``cuda/fastermoe/smart_schedule.h`` and ``.cpp``,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.compute import shadows
 from replay.compute.shared import shared_before_wait
 from replay.machine import point_to_point
 from replay.machine.kinds import COMBINE, DISPATCH, PhaseKinds
@@ -25,16 +27,29 @@ from replay.schemes.base import Scheme
 from replay.schemes.facts import Buffer
 from replay.schemes.fastermoe import around
 from replay.schemes.fastermoe.experts import compute, computed
+from replay.schemes.fastermoe.shadows import (
+    Shadows,
+    added,
+    broadcasts,
+    decide,
+    decided,
+    fetched,
+    run,
+)
 from replay.schemes.fastermoe.steps import Part, num_steps, rows_by_source, steps_of
 from replay.schemes.nccl import NcclOptions
 from replay.schemes.options import option
 from replay.schemes.software import TYPICAL, Listed, Outline
 from replay.work.ragged import places
+from replay.work.shadowed import first_shadow, with_shadows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.machine.sms import Split
+    from replay.work.capacity import Carried
     from replay.work.layer import LayerWork
 
 ROWS = "sends and receives of rows"
@@ -51,6 +66,26 @@ class FasterMoeOptions(NcclOptions):
         "many steps as groups.",
         source="FMOE_FASTER_GROUP_SIZE, fmoe/fastermoe/config.py and cuda/fastermoe",
     )
+    shadowing: bool = option(
+        False,
+        help="Whether all GPUs get the weights of experts with many rows, where its policy says "
+        "that this is quicker; each then multiplies its own rows for them.",
+        source="FMOE_FASTER_SHADOW_ENABLE, off by default",
+    )
+    network_GB_per_s: float = option(
+        0.0,
+        least=0,
+        unit="GB/s",
+        help="What the policy takes for the rate of a GPU's links. 0: the system's.",
+        source="FMOE_FASTER_GLBPLC_NETBW, 6.25 by default; the system's own is comparable",
+    )
+    gemm_TFLOP_per_s: float = option(
+        0.0,
+        least=0,
+        unit="TFLOP/s",
+        help="What the policy takes for the rate of a GPU's GEMMs. 0: the system's.",
+        source="FMOE_FASTER_GLBPLC_GPUTP, 11.5 by default; the system's own is comparable",
+    )
 
 
 class FasterMoe(Scheme):
@@ -61,8 +96,9 @@ class FasterMoe(Scheme):
     source = "laekov/fastmoe cuda/fastermoe/smart_schedule.h, fmoe/fastermoe/schedule.py; NCCL"
     assumes = (
         "gate and up projection are one GEMM; GEMMs have the SMs that NCCL's kernels leave; "
-        "combines wait for their experts backward too; no shadowed experts, which are off by "
-        "default"
+        "combines wait for their experts backward too; the policy of shadows adds counts up by "
+        "expert, as its documents say, where the code adds them up by source; its loop on the host "
+        "takes no time"
     )
     overlap = "experts of a step beside the next dispatches and earlier combines"
     traffic = "pair"
@@ -84,6 +120,10 @@ class FasterMoe(Scheme):
             return "its ranks have equally many experts"
         return ""
 
+    def carries_on(self, work: LayerWork, system: System) -> Carried:
+        """Rows for shadowed experts stay."""
+        return with_shadows(work, self._shadowed(work, partial(shadows.rates_on, system)))
+
     def communication_sms(self, system: System) -> int | None:
         """One a channel."""
         return self.options.num_channels(system)
@@ -92,8 +132,12 @@ class FasterMoe(Scheme):
         """NCCL's FIFOs; a row for each (token, expert), at its owner and at its expert."""
         pairs, row = work.matrix("pairs"), work.dispatch_row_bytes
         owned, got = pairs.sum(axis=1) * row, pairs.sum(axis=0) * row
+        shadowed = self._shadowed(work, partial(shadows.rates_on, system))
+        copies = len(shadowed) + bool(len(shadowed))  # and the weights that make room for them
+        nbytes = np.full(work.num_ranks, copies * shadows.weight_bytes(work, system))
         return (
             self.options.fifos(work.num_ranks, system),
+            *([Buffer("weights of shadowed experts", nbytes)] if copies else []),
             Buffer("scattered rows", owned),
             Buffer("received rows", got),
             Buffer("copied results", got),
@@ -102,42 +146,82 @@ class FasterMoe(Scheme):
         )
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
-        """Counts, scatter; dispatches, calls, combines; gather."""
+        """Counts, policy, scatter; dispatches, calls, combines; gather."""
         steps = num_steps(layer.num_ranks, self.options.group_size)
         each = -(-layer.num_experts // layer.num_ranks)
         ways: tuple[Listed, ...] = ()
         if layer.num_ranks > 1:
             ways = (Listed(ROWS, steps * each, "rows of one step for one expert"),)
+        policy = decided(layer) if self.options.shadowing and layer.num_ranks > 1 else ()
+        calls = computed(is_backward=layer.is_backward) * (steps * each)
+        if layer.is_backward:
+            calls = *run(layer), *calls, *added(layer)
+        else:
+            calls = *broadcasts(layer), *calls, *run(layer)
+        tokens = () if layer.is_backward else (around.TOKENS_OF,)
         return (
-            *around.counted(layer), *around.scattered(layer), *ways,
-            *computed(is_backward=layer.is_backward) * (steps * each),
-            *ways, *around.gathered(layer),
+            *around.counted(layer), *policy, *tokens,
+            *around.scattered(layer), *fetched(layer), around.SCATTERED,
+            *ways, *calls, *ways, *around.gathered(layer),
         )  # fmt: skip
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add counts, scatter, dispatches, calls, combines, gather."""
+        shadowed = self._shadowed(work, partial(shadows.rates_of, machine))
         shared = shared_before_wait(machine, work, self._split(machine), start)
-        begun = around.scatter(machine, work, self._counted(work, machine, start))
-        steps = steps_of(work, self.options.group_size)
-        arrived = self._dispatched(work, machine, steps, begun)
-        pool, done, ends = self._pool(machine), shared(begun), []
-        for parts, came in zip(steps, arrived, strict=True):
-            done = machine.gather(done, machine.ranks, came)
+        carried, pool = with_shadows(work, shadowed).work, self._pool(machine)
+        beside = Shadows(
+            machine, work, carried, shadowed, self.options.rules(machine).num_channels, pool
+        )
+        known = around.scatter(machine, work, self._counted(work, machine, start))
+        begun = beside.fetch(known)
+        machine.host.wait(DISPATCH, begun, around.SCATTERED.name)
+
+        steps = steps_of(work, carried, self.options.group_size)
+        arrived = self._dispatched(carried, machine, steps, begun)
+        self._follow_shadows(carried, machine, first_shadow(work), begun)
+        sent, done = arrived[-1], shared(begun)
+        ends: list[Ints] = []
+        came: list[Ints] = []
+        sums: list[Ints] = []
+        if work.is_backward:
+            done, sums, sent = beside.backward(done, sent)
+        else:
+            came = beside.broadcast(sent)
+            sent = came[-1] if came else sent
+        for parts, there in zip(steps, arrived, strict=True):
+            done = machine.gather(done, machine.ranks, there)
             for part in parts:
-                done = compute(machine, work, part.call, pool, done)
+                done = compute(machine, carried, part.call, pool, done)
             ends.append(done)
-        back = arrived[-1]
-        for parts, done in zip(steps, ends, strict=True):
-            back = machine.gather(done, machine.ranks, back)
+        done = beside.add(sums, done) if work.is_backward else beside.forward(came, done)
+        back = sent
+        for parts, ended in zip(steps, ends, strict=True):
+            back = machine.gather(ended, machine.ranks, back)
             for part in parts if machine.num_ranks > 1 else ():
                 back = self._exchange(work, machine, COMBINE, part.pairs.T, back).done
-        gathered = around.gather(machine, work, back)
+        gathered = around.gather(machine, work, back, done)
         machine.notes.follow("combined", np.arange(work.num_tokens), gathered[work.source_rank])
         return gathered
 
+    def _shadowed(self, work: LayerWork, rates: Callable[..., shadows.Rates]) -> Ints:
+        """Experts whose weights go to all GPUs."""
+        options = self.options
+        if not options.shadowing or work.num_ranks == 1:
+            return np.zeros(0, np.int64)
+        known = rates(work, options.network_GB_per_s, options.gemm_TFLOP_per_s)
+        return shadows.choose(work, known)
+
+    def _follow_shadows(self, work: LayerWork, machine: Machine, first: int, begun: Ints) -> None:
+        stays = np.flatnonzero(work.pair_expert >= first)
+        machine.notes.follow("sent", work.pair_token[stays], begun[work.pair_source[stays]])
+
     def _counted(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         rules = self.options.rules(machine)
-        return around.count(machine, work, rules, self._channels(machine), start)
+        known = around.count(machine, work, rules, self._channels(machine), start)
+        if self.options.shadowing and machine.num_ranks > 1:
+            known = decide(machine, work, known)
+        return around.tokens_of(machine, work, known)
 
     def _dispatched(
         self, work: LayerWork, machine: Machine, steps: list[list[Part]], begun: Ints

@@ -33,10 +33,16 @@ def num_steps(num_ranks: int, group_size: int) -> int:
     return num_ranks // min(group_size, num_ranks)
 
 
-def steps_of(work: LayerWork, group_size: int) -> list[list[Part]]:
-    """Parts of every step; in step s a GPU sends to the group s behind its own, cyclically."""
+def steps_of(work: LayerWork, carried: LayerWork, group_size: int) -> list[list[Part]]:
+    """Parts of every step; in step s a GPU sends to the group s behind its own, cyclically.
+
+    Parameters
+    ----------
+    work, carried
+        The layer whose experts have parts, and what is carried out, which may keep rows from them.
+    """
     n, steps = work.num_ranks, num_steps(work.num_ranks, group_size)
-    rows = rows_by_source(work)
+    rows = rows_by_source(carried)
     group = np.arange(n) // (n // steps)
     apart = (group[None, :] - group[:, None]) % steps
     parts: list[list[Part]] = []

@@ -85,7 +85,7 @@ def drawn(num_ranks: int, per_rank: int = 2, **more: object) -> LayerWork:
 def test_eight_gpus_have_two_steps(ranks: int, steps: int) -> None:
     scheme = SCHEMES["fastermoe"]
     work = drawn(ranks)
-    assert len(steps_of(work, scheme.options.group_size)) == steps
+    assert len(steps_of(work, work, scheme.options.group_size)) == steps
     listed = scheme.operations(Outline.of(work))
     assert [one.launches for one in listed if one.name == "sends and receives of rows"] == [
         2 * steps, 2 * steps,
@@ -95,7 +95,7 @@ def test_eight_gpus_have_two_steps(ranks: int, steps: int) -> None:
 def test_a_step_brings_rows_to_the_group_so_many_behind() -> None:
     work = drawn(8)
     rows = np.zeros((8, 8), np.int64)
-    for step, parts in enumerate(steps_of(work, 2)):
+    for step, parts in enumerate(steps_of(work, work, 2)):
         for place, part in enumerate(parts):
             assert part.call.expert.tolist() == [2 * rank + place for rank in range(8)]
             src, dst = np.nonzero(part.pairs)
@@ -107,12 +107,12 @@ def test_a_step_brings_rows_to_the_group_so_many_behind() -> None:
 
 def test_groups_are_no_larger_than_all_gpus() -> None:
     work = drawn(2)
-    assert len(steps_of(work, 4)) == 1
+    assert len(steps_of(work, work, 4)) == 1
     assert not SCHEMES["fastermoe"].refuses(work)
 
 
 def test_calls_have_the_rows_of_their_step() -> None:
-    for step, parts in enumerate(steps_of(layer(), 1)):
+    for step, parts in enumerate(steps_of(layer(), layer(), 1)):
         rows = [part.call.rows.tolist() for part in parts]
         assert [list(of_rank) for of_rank in zip(*rows, strict=True)] == [
             PARTS[step][rank] for rank in range(2)
