@@ -67,24 +67,28 @@ def run(
     order = (root + (chain == "reduce") + machine.ranks) % machine.num_ranks
     came, done = np.repeat(started[order[:1]], len(chunks)), started.copy()
     for place, rank in enumerate(order.tolist()):
-        is_first, is_last = place == 0, rank == order[-1]
-        at = np.full(len(chunks), rank)
-        time = copying if is_last else passing
-        block = machine.delay(kinds.receive if is_last else kinds.send, time, came, at)
-        machine.graph.edges(started[at[:1]], block[:1])
-        ends = [block]
-        if not is_first:
-            touched = 3 if is_last and chain == "reduce" else 2
-            ends.append(machine.stream(kinds.memory, touched * chunks, at, came))
-        free = block
-        if not is_last:
+        at, following = np.full(len(chunks), rank), came
+        begins: list[Ints] = []
+        ends: list[Ints] = []
+        if place:
+            begins.append(machine.delay(kinds.receive, copying, came, at))
+            touched = 3 if chain == "reduce" and rank == root else 2
+            memory = machine.stream(kinds.memory, touched * chunks, at, came)
+            ends += [begins[0], memory]
+        if rank != order[-1]:
+            block = machine.delay(kinds.send, passing, came, at)
             peer = int(order[place + 1])
-            free, came = _passed(machine, kinds, protocol, chunks, rank, peer, block)
-            ends.append(free)
-        # A block goes on when the link has taken what it stored.
-        machine.graph.edges(free[:-1], block[1:])
-        last = np.concatenate([one[-1:] for one in ends])
+            sent, following = _passed(machine, kinds, protocol, chunks, rank, peer, block)
+            begins.append(block)
+            ends.append(sent)
+        for begin in begins:
+            # A chunk's turn comes when the rank runs, and has copied and stored the one before.
+            machine.graph.edges(started[at[:1]], begin[:1])
+            for end in ends:
+                machine.graph.edges(end[:-1], begin[1:])
+        last = np.concatenate([end[-1:] for end in ends])
         done = machine.gather(last, np.full(len(last), rank), done)
+        came = following
     return done
 
 

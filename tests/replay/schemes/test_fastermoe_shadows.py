@@ -1,0 +1,307 @@
+"""FasterMoE's shadowed experts by hand: the policy, rows that stay, weights, gradients, kernels.
+
+Two GPUs with two experts each; expert 2, of GPU 1, has five rows, the others have two at most:
+
+=====  =====  =======
+token  owner  experts
+=====  =====  =======
+0      0      0, 2
+1      0      2, 1
+2      0      2, 3
+3      1      2, 0
+4      1      2, 3
+=====  =====  =======
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from round_machine import ROUND
+
+import hwmodel
+from replay.compute import shadows
+from replay.compute.shadows import Rates
+from replay.contract import layers as small_layers
+from replay.contract.case import Case
+from replay.contract.examine import examine_case
+from replay.graph import GraphBuilder, TaskGraph, Timeline, schedule
+from replay.machine.kinds import KIND_NAMES, Kind
+from replay.machine.machine import Machine
+from replay.machine.resources import ResourceClass
+from replay.schemes import SCHEMES
+from replay.schemes.software import Outline, as_program, launched
+from replay.work.layer import ExpertShape, LayerWork
+from replay.work.shadowed import with_shadows
+
+HIDDEN, INTERMEDIATE = 1024, 128
+MATRICES = (2 * HIDDEN * 2 * INTERMEDIATE, 2 * HIDDEN * INTERMEDIATE)  # BF16, gate and up as one
+WEIGHTS = sum(MATRICES)
+ROW = 2 * HIDDEN
+HOME, OWN_ROWS = 1, (3, 2)
+SLOW = {"shadowing": True, "gemm_TFLOP_per_s": 1e-6}  # every row saved is worth its weights
+RATE = 5  # bytes of memory in a picosecond
+
+
+def layer(*, is_backward: bool = False, precision: str = "bf16") -> LayerWork:
+    ids = np.array([[0, 2], [2, 1], [2, 3], [2, 0], [2, 3]], np.int32)
+    return small_layers.work(
+        ids, 2, 4, tokens_of_rank=[3, 2], shape=ExpertShape(HIDDEN, INTERMEDIATE),
+        is_backward=is_backward, precision=precision,
+    )  # fmt: skip
+
+
+def replay(work: LayerWork, **options: object) -> tuple[TaskGraph, Machine]:
+    changes = {
+        "hbm.read_efficiency": 0.5, "hbm.write_efficiency": 0.5, "overheads.row_copy_ns": 0.0,
+    }  # fmt: skip
+    graph = GraphBuilder(KIND_NAMES)
+    machine = Machine(hwmodel.load("dgx-h100", {**ROUND, **changes}), graph, work.num_ranks)
+    scheme = SCHEMES["fastermoe"].with_options({"group_size": 1, **SLOW, **options})
+    scheme.build(work, machine, machine.mark(machine.ranks))
+    return graph.build(), machine
+
+
+def memory(graph: TaskGraph, machine: Machine, kind: Kind, rank: int) -> list[int]:
+    """Bytes of memory of every kernel of a kind on a GPU."""
+    chosen = (graph.resource >= 0) & (graph.kind == kind) & (graph.rank == rank)
+    chosen &= machine.resources.classes(graph)[graph.resource] == ResourceClass.HBM
+    return (graph.duration_ps[chosen] * RATE).tolist()
+
+
+def about(numbers: list[int]) -> object:
+    return pytest.approx(numbers, abs=RATE)
+
+
+# ---- policy --------------------------------------------------------------------------------------
+
+
+def loaded(*rows: int) -> LayerWork:
+    ids = np.repeat(np.arange(len(rows)), rows)[:, None].astype(np.int32)
+    return small_layers.work(ids, 2, len(rows), shape=ExpertShape(HIDDEN, INTERMEDIATE))
+
+
+VALUES = 3 * HIDDEN * INTERMEDIATE
+
+
+@pytest.mark.parametrize(
+    ("rows_of_weights", "chosen"),
+    [
+        # Rows that cost as much as the weights; of 20, 90, 50 and 40 rows.
+        (39, [1]),  # 90 > 50 + 39 < 40 + 78
+        (41, []),  # 90 < 50 + 41
+        (15, [1]),  # 40 + 30 is no less than 50 + 15
+        (9, [1, 2, 3]),  # 90 > 59 > 58 > 47, and there is no fifth
+        (11, [1]),  # 61, 62: the policy stops, though 20 + 33 were less
+    ],
+)
+def test_experts_of_most_rows_until_it_gains_nothing(
+    rows_of_weights: int, chosen: list[int]
+) -> None:
+    # All that a row costs is its way, four times its bytes.
+    bandwidth, free = 1e9, 1e30
+    shape = ExpertShape(HIDDEN, 4 * HIDDEN * rows_of_weights // (3 * HIDDEN))
+    work = loaded(20, 90, 50, 40)
+    work = LayerWork(
+        work.expert_ids, work.source_rank.astype(np.int32), work.placement, shape, work.precision
+    )
+    exact = 3 * shape.hidden * shape.intermediate / (4 * shape.hidden)
+    assert abs(exact - rows_of_weights) < 1
+    assert shadows.choose(work, Rates(bandwidth, free)).tolist() == chosen
+
+
+def test_a_row_costs_its_gemms_three_times_and_its_way_four_times() -> None:
+    work, network = loaded(50, 0), 1e9
+    # Rates at which 50 rows cost a little less, or more, than the weights of an expert.
+    way, gemms = 4 * 4 * HIDDEN, 3 * 2 * VALUES
+    for factor, chosen in ((0.99, []), (1.01, [0])):
+        in_gemms = 4 * VALUES / network / 50 * factor - way / network
+        assert shadows.choose(work, Rates(network, gemms / in_gemms)).tolist() == chosen
+
+
+def test_rates_are_the_machines_own_unless_given() -> None:
+    system, work = hwmodel.load("dgx-h100"), layer()
+    rates = shadows.rates_on(system, work)
+    assert rates.network == system.link.payload_bytes_per_s(both_ways=True)
+    assert rates.gemm == system.compute.peak_flop_per_s("bf16")
+    assert shadows.rates_on(system, work, 6.25, 11.5) == Rates(6.25e9, 11.5e12)
+    graph = GraphBuilder(KIND_NAMES)
+    machine = Machine(system, graph, 2)
+    assert shadows.rates_of(machine, work) == rates
+
+
+def test_off_by_default() -> None:
+    scheme = SCHEMES["fastermoe"]
+    assert not scheme.options.shadowing
+    work = layer()
+    assert scheme.carries_on(work, hwmodel.load("dgx-h100", ROUND)).work is work
+    on = scheme.with_options({"shadowing": True})
+    assert on.carries_on(work, hwmodel.load("dgx-h100", ROUND)).num_shadowed == 0  # as few rows
+    assert scheme.with_options(SLOW).carries_on(work, hwmodel.load("dgx-h100")).num_shadowed == 1
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+def test_rows_of_shadowed_experts_stay() -> None:
+    carried = with_shadows(layer(), np.array([2]))
+    assert carried.work.matrix("pairs").tolist() == [[5, 1], [1, 3]]
+    assert carried.work.rows_of_expert.tolist() == [2, 1, 0, 2, *OWN_ROWS]
+    assert carried.experts_of_layer().tolist() == layer().expert_ids.tolist()
+    assert carried.num_shadowed == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "backward, shared experts",
+        "uneven ranks",
+        "all to one expert",
+        "tiny, two ranks",
+        "tiny, backward",
+        "wide rows",
+    ],
+)
+def test_the_contract_with_shadows(name: str) -> None:
+    scheme = SCHEMES["fastermoe"].with_options({**SLOW, "group_size": 2})
+    case = Case(scheme, name, small_layers.LAYERS[name]())
+    assert case.carried.num_shadowed
+    assert not list(examine_case(case))
+
+
+def test_gpus_multiply_their_own_rows() -> None:
+    graph, machine = replay(layer())
+    width = 2 * 3 * INTERMEDIATE
+    for rank, rows in enumerate(OWN_ROWS):
+        assert memory(graph, machine, Kind.ACTIVATION, rank)[-1:] == about([rows * width])
+    sent = graph.kind == Kind.DISPATCH_UP
+    assert [int(graph.payload_bytes[sent & (graph.rank == rank)].sum()) for rank in range(2)] == [
+        ROW,
+        ROW,
+    ]
+
+
+# ---- weights -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_weights_in_memory(rank: int) -> None:
+    graph, machine = replay(layer())
+    told = [8 * 4, 5 * 2 * 8 * 4]  # loads to the GPU; copied, stacked, summed up
+    fetched = [2 * one for one in MATRICES] if rank == HOME else []
+    stashed = [2 * one for one in MATRICES for _ in range(2)]
+    restored = [2 * one for one in MATRICES]
+    assert memory(graph, machine, Kind.PLAN, rank) == about(told + fetched + stashed + restored)
+    passed = [] if rank == HOME else [2 * WEIGHTS]
+    assert memory(graph, machine, Kind.WEIGHTS_MEMORY, rank) == about(passed)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_gradients_in_memory(rank: int) -> None:
+    graph, machine = replay(layer(is_backward=True))
+    each = [
+        *(2 * one for one in MATRICES[::-1] for _ in range(2)),
+        *(2 * one for one in MATRICES[::-1]),
+        *(2 * one for one in MATRICES[::-1]),
+        *(3 * one for one in MATRICES[::-1] if rank == HOME),
+    ]
+    assert memory(graph, machine, Kind.PLAN, rank) == about(each)
+    passed = [3 * WEIGHTS] if rank == HOME else []
+    assert memory(graph, machine, Kind.WEIGHTS_MEMORY, rank) == about(passed)
+
+
+def test_gradients_of_nothing_are_zeroes() -> None:
+    ids = np.array([[0]] * 4, np.int32)
+    work = small_layers.work(
+        ids, 2, 2, tokens_of_rank=[4, 0], shape=ExpertShape(HIDDEN, INTERMEDIATE), is_backward=True
+    )
+    graph, machine = replay(work)
+    collected = [memory(graph, machine, Kind.PLAN, rank)[4:6] for rank in range(2)]
+    assert collected == [about([2 * one for one in MATRICES[::-1]]), about([*MATRICES[::-1]])]
+
+
+def test_weights_leave_their_home_once_and_gradients_come_back_to_it() -> None:
+    for is_backward, source in ((False, HOME), (True, 1 - HOME)):
+        graph, _ = replay(layer(is_backward=is_backward))
+        up = graph.kind == Kind.WEIGHTS_UP
+        assert int(graph.wire_bytes[up].sum()) >= WEIGHTS
+        assert set(graph.rank[up].tolist()) == {source}
+
+
+def test_buffers_hold_the_weights_and_those_that_made_room() -> None:
+    system = hwmodel.load("dgx-h100", ROUND)
+    scheme = SCHEMES["fastermoe"].with_options(SLOW)
+    _, held, scattered, *_ = scheme.buffers(layer(), system)
+    assert held.name == "weights of shadowed experts"
+    assert held.nbytes.tolist() == [2 * WEIGHTS] * 2
+    assert scattered.nbytes.tolist() == [6 * ROW, 4 * ROW]
+
+
+# ---- kernels and streams -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_kernels_and_waits_of_the_host(is_backward: bool) -> None:
+    work = layer(is_backward=is_backward)
+    _, machine = replay(work)
+    scheme = SCHEMES["fastermoe"].with_options({"group_size": 1, **SLOW})
+    outline = Outline.of(work, with_shadows(work, np.array([2])))
+    assert launched(machine.host.program) == as_program(scheme.operations(outline))
+    _, without = replay(work, shadowing=False)
+    more = sum(one.launches for one in machine.host.program)
+    more -= sum(one.launches for one in without.host.program)
+    waits = sum(not one.launches for one in machine.host.program)
+    waits -= sum(not one.launches for one in without.host.program)
+    if is_backward:
+        # Exchange, call with two gradients, collect, reduce; restore, add.
+        assert (more, waits) == (4 + 6 + 2 + 1 + 2 + 2, 0)
+    else:
+        # Copy, gather, copies of two GPUs, stack, sum; fetch, broadcast, exchange, call, restore.
+        assert (more, waits) == (1 + 1 + 2 + 2 + 2 + 1 + 4 + 4 + 2, 1)
+
+
+def times(timeline: Timeline, kind: Kind, rank: int) -> tuple[int, int]:
+    graph = timeline.graph
+    mine = (graph.kind == kind) & (graph.rank == rank)
+    return int(timeline.start_ps[mine].min()), int(timeline.visible_ps[mine].max())
+
+
+def test_weights_follow_the_dispatches_and_precede_their_rows() -> None:
+    graph, _ = replay(layer())
+    timeline = schedule(graph)
+    assert times(timeline, Kind.WEIGHTS_UP, HOME)[0] > times(timeline, Kind.DISPATCH_DOWN, HOME)[1]
+    shadow = (graph.kind == Kind.GEMM1) & (graph.tag == 4)
+    other = (graph.kind == Kind.GEMM1) & (graph.rank == 0) & ~shadow
+    begins = timeline.start_ps[shadow].min()
+    assert begins > times(timeline, Kind.WEIGHTS_DOWN, 0)[1]
+    assert begins > timeline.end_ps[other].max()
+
+
+def test_combines_wait_for_weights_on_nccls_stream() -> None:
+    graph, _ = replay(layer())
+    timeline = schedule(graph)
+    for rank in range(2):
+        combined = times(timeline, Kind.COMBINE_SEND, rank)[0]
+        assert combined > times(timeline, Kind.WEIGHTS_MEMORY, 0)[1]
+
+
+def test_gradients_are_there_before_the_combines_and_shadows_run_first() -> None:
+    graph, _ = replay(layer(is_backward=True))
+    timeline = schedule(graph)
+    shadow = (graph.kind == Kind.GEMM2) & (graph.tag == 4)
+    other = (graph.kind == Kind.GEMM2) & (graph.rank == 0) & (graph.tag != 4)
+    assert timeline.start_ps[shadow].max() < timeline.start_ps[other].min()
+    reduced = times(timeline, Kind.WEIGHTS_MEMORY, HOME)[1]
+    assert times(timeline, Kind.COMBINE_SEND, HOME)[0] > reduced
+    added = np.flatnonzero((graph.kind == Kind.PLAN) & (graph.rank == HOME))[-1]
+    assert timeline.start_ps[added] > reduced
+
+
+def test_all_gpus_are_told_the_loads_of_all() -> None:
+    with_policy, _ = replay(layer(), gemm_TFLOP_per_s=1e9)
+    without, _ = replay(layer(), shadowing=False)
+    told = [
+        int(graph.wire_bytes[graph.kind == Kind.COUNT_UP].sum()) for graph in (with_policy, without)
+    ]
+    assert told[0] > told[1]
+    assert not (with_policy.kind == Kind.WEIGHTS_UP).any()
