@@ -27,6 +27,7 @@ from replay.schemes.megatron.allgather import MegatronAllGather
 from replay.schemes.megatron.alltoall import Megatron
 from replay.schemes.moe_hub.scheme import MoeHub
 from replay.schemes.nccl_alltoall import NcclAllToAll
+from replay.schemes.nccl_ep import NcclEp
 from replay.schemes.nvls import Nvls
 from replay.schemes.plain import Plain
 from replay.schemes.tutel.scheme import Tutel
@@ -46,6 +47,7 @@ SCHEMES: dict[str, Scheme] = {
         FasterMoe(),
         DeepEp(),
         LowLatencyDeepEp(),
+        NcclEp(),
         ElasticDeepEp(),
         HybridEp(),
         Nvls(),

@@ -206,6 +206,7 @@ def test_every_scheme_casts_in_one_of_two_ways() -> None:
         "fastermoe",
         "hybrid-ep",
         "megamoe",
+        "nccl-ep",
     }
     others = NOTHING | OWN_TYPE | with_tests_of_their_own
     assert CAST_KERNELS | set(SENT_ROWS) | others == set(SCHEMES | EXAMPLES)

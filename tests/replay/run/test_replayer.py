@@ -106,7 +106,7 @@ def test_schemes_without_code_for_a_batch_are_left_out_and_named(synthetic, syst
     with pytest.raises(UserError, match=reason):
         replay.compare(synthetic(), baseline="deepep-ll", **some, **settings)
     compared = replay.compare(synthetic(), **some, **settings)
-    out = {"deepep-ll": reason, "megamoe": reason.replace("deepep-ll", "megamoe")}
+    out = {name: reason.replace("deepep-ll", name) for name in ("deepep-ll", "nccl-ep", "megamoe")}
     assert compared.left_out == out
     assert [one.scheme.name for one in compared.results] == [
         name for name in SCHEMES if name not in out
@@ -250,7 +250,7 @@ def test_more_than_one_domain_is_refused_to_schemes_that_know_one(synthetic) -> 
     two = hwmodel.load("dgx-h100", {"fabric.num_domains": 2})
     assert two.num_gpus == 16
     bound = [name for name, scheme in SCHEMES.items() if "one-domain" in scheme.needs]
-    assert set(SCHEMES) - set(bound) == {"deepep-ll"}
+    assert set(SCHEMES) - set(bound) == {"deepep-ll", "nccl-ep"}
     for name in bound:
         assert "domain" in refusal(synthetic(ranks=16, tokens_per_rank=2), two, name, layer=0)
 

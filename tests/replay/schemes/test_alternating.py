@@ -40,6 +40,7 @@ ALTERNATING: dict[str, tuple[Rates, Rates]] = {
     "megatron-allgather": (ONE_PEER, ONE_PEER),
     "deepep": (STORED, STORED),
     "deepep-ll": ((SCATTER, 1.0), (BULK, 1.0)),
+    "nccl-ep": ((SCATTER, 1.0), (BULK, 1.0)),
     "deepep-v2": (STORED, STORED),
     "hybrid-ep": (STORED, LOADED),
     "nvls": (IN_SWITCH, IN_SWITCH),

@@ -25,6 +25,7 @@ from replay.compute.shadows import Rates
 from replay.contract import layers as small_layers
 from replay.contract.case import Case
 from replay.contract.examine import examine_case
+from replay.contract.reading import Dependencies
 from replay.graph import GraphBuilder, TaskGraph, Timeline, schedule
 from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.machine import Machine
@@ -266,35 +267,43 @@ def times(timeline: Timeline, kind: Kind, rank: int) -> tuple[int, int]:
     return int(timeline.start_ps[mine].min()), int(timeline.visible_ps[mine].max())
 
 
+def tasks(graph: TaskGraph, kind: Kind, rank: int, *, tag: int | None = None) -> list[int]:
+    mine = (graph.kind == kind) & (graph.rank == rank)
+    return np.flatnonzero(mine if tag is None else mine & (graph.tag == tag)).tolist()
+
+
 def test_weights_follow_the_dispatches_and_precede_their_rows() -> None:
     graph, _ = replay(layer())
     timeline = schedule(graph)
     assert times(timeline, Kind.WEIGHTS_UP, HOME)[0] > times(timeline, Kind.DISPATCH_DOWN, HOME)[1]
-    shadow = (graph.kind == Kind.GEMM1) & (graph.tag == 4)
-    other = (graph.kind == Kind.GEMM1) & (graph.rank == 0) & ~shadow
-    begins = timeline.start_ps[shadow].min()
-    assert begins > times(timeline, Kind.WEIGHTS_DOWN, 0)[1]
-    assert begins > timeline.end_ps[other].max()
+    before = Dependencies(timeline).before(tasks(graph, Kind.GEMM1, 0, tag=4))
+    assert before >= {
+        *tasks(graph, Kind.WEIGHTS_SEND, 0), *tasks(graph, Kind.WEIGHTS_MEMORY, 0),
+        *tasks(graph, Kind.GEMM2, 0, tag=0), *tasks(graph, Kind.GEMM2, 0, tag=1),
+    }  # fmt: skip
 
 
-def test_combines_wait_for_weights_on_nccls_stream() -> None:
-    graph, _ = replay(layer())
-    timeline = schedule(graph)
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_combines_follow_weights_and_gradients_on_nccls_stream(is_backward: bool) -> None:
+    graph, _ = replay(layer(is_backward=is_backward))
+    waits = Dependencies(schedule(graph))
     for rank in range(2):
-        combined = times(timeline, Kind.COMBINE_SEND, rank)[0]
-        assert combined > times(timeline, Kind.WEIGHTS_MEMORY, 0)[1]
+        before = waits.before(tasks(graph, Kind.COMBINE_SEND, rank)[:1])
+        assert before >= {*tasks(graph, Kind.WEIGHTS_SEND, rank)}
+        assert before >= {*tasks(graph, Kind.WEIGHTS_MEMORY, rank)}
+        assert before & {*tasks(graph, Kind.WEIGHTS_SEND, rank)}
 
 
-def test_gradients_are_there_before_the_combines_and_shadows_run_first() -> None:
-    graph, _ = replay(layer(is_backward=True))
-    timeline = schedule(graph)
-    shadow = (graph.kind == Kind.GEMM2) & (graph.tag == 4)
-    other = (graph.kind == Kind.GEMM2) & (graph.rank == 0) & (graph.tag != 4)
-    assert timeline.start_ps[shadow].max() < timeline.start_ps[other].min()
-    reduced = times(timeline, Kind.WEIGHTS_MEMORY, HOME)[1]
-    assert times(timeline, Kind.COMBINE_SEND, HOME)[0] > reduced
-    added = np.flatnonzero((graph.kind == Kind.PLAN) & (graph.rank == HOME))[-1]
-    assert timeline.start_ps[added] > reduced
+def test_shadows_run_first_backward_and_their_gradients_are_added_when_reduced() -> None:
+    graph, machine = replay(layer(is_backward=True))
+    waits = Dependencies(schedule(graph))
+    before = waits.before(tasks(graph, Kind.GEMM2, 0, tag=4))
+    assert not before & {*tasks(graph, Kind.DISPATCH_UP, 0)}
+    others = waits.before(tasks(graph, Kind.GEMM2, 0, tag=0))
+    assert others >= {*tasks(graph, Kind.GEMM1, 0, tag=4)}
+    stream = machine.resources.classes(graph)[graph.resource] == ResourceClass.HBM
+    added = [task for task in tasks(graph, Kind.PLAN, HOME) if stream[task]][-2:]
+    assert waits.before(added[:1]) >= {*tasks(graph, Kind.WEIGHTS_MEMORY, HOME)}
 
 
 def test_all_gpus_are_told_the_loads_of_all() -> None:

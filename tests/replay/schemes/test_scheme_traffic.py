@@ -167,6 +167,11 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
             "dispatch": write(-(-out * 2048 // layer.shape.hidden) + 16),
             "combine": write(-(-back * 2048 // layer.shape.hidden)),
         },
+        # As those, in BF16.
+        "nccl-ep": {
+            "dispatch": write(-(-out * 2048 // layer.shape.hidden) + 16),
+            "combine": write(-(-back * 2048 // layer.shape.hidden)),
+        },
         # Rows are padded to 768 values, with scales of 128 each; with them ids, weights, source and
         # places of four bytes, in steps of 32.
         "deepep-v2": {
