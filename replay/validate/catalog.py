@@ -14,6 +14,7 @@ from replay.validate import (
     deepgemm,
     links,
     nccl,
+    nccl_ep,
     pushed_rows,
 )
 from replay.validate.table import Table
@@ -33,6 +34,7 @@ TABLES: dict[str, Table] = {
         pushed_rows.HYBRID_EP,
         deepep.INTERNODE,
         deepep.LOW_LATENCY_INTERNODE,
+        nccl_ep.TABLE,
         compute.GEMM,
         compute.GEMM_FEW_TILES,
         compute.MOE,
