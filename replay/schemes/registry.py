@@ -20,6 +20,7 @@ from replay.schemes.dysharp.scheme import (
 )
 from replay.schemes.fastermoe.scheme import FasterMoe
 from replay.schemes.flashdmoe.scheme import FlashDMoe
+from replay.schemes.flashinfer_push import FlashInferPush
 from replay.schemes.hybrid_ep.scheme import HybridEp
 from replay.schemes.ideal import Ideal
 from replay.schemes.megamoe.scheme import MEGAMOE
@@ -56,6 +57,7 @@ SCHEMES: dict[str, Scheme] = {
         CcFuser(),
         FlashDMoe(),
         MEGAMOE,
+        FlashInferPush(),
         DYSHARP_BASIC,
         DYSHARP_FUSION_ONLY,
         DYSHARP_COMET,

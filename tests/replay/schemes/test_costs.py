@@ -74,16 +74,21 @@ PAID = frozenset(
     name for row in cells().values() for name in row.values() if not name.startswith("no ")
 )
 
+EXCHANGES = frozenset(
+    ("all-gather", "all-reduce", "all-to-all", "all flags", "notify", "reservation", "stores")
+)
 SHOWN: dict[Kind, list[tuple[str, str, frozenset[str]]]] = {
     Kind.LAYOUT: [(BEFORE, "layout", PAID)],
     Kind.COUNT_UP: [
         (
             BEFORE,
             "exchange of counts",
-            frozenset({"all-gather", "all-reduce", "all-to-all", "all flags", "notify", "stores"}),
+            EXCHANGES,
         ),
     ],
-    Kind.SIGNAL_UP: [(BEFORE, "exchange of counts", frozenset({"flags", "signals"}))],
+    Kind.SIGNAL_UP: [
+        (BEFORE, "exchange of counts", frozenset({"flags", "reservation", "signals"}))
+    ],
     Kind.TOKEN_CAST: [(BEFORE, "cast to FP8 before the dispatch", PAID - {"staging"})],
     Kind.DISPATCH_SEND: [(DISPATCH, "reads at the source, SMs", PAID)],
     Kind.DISPATCH_MEMORY: [(DISPATCH, "staging copies", PAID)],
@@ -108,7 +113,11 @@ SHOWN: dict[Kind, list[tuple[str, str, frozenset[str]]]] = {
         (COMBINE, "sums at the owner, HBM", frozenset({"stream", "sums"})),
     ],
     Kind.NOTIFY_UP: [
-        (COMBINE, "flags", frozenset({"expert", "tile", "notice", "message", "peer"})),
+        (
+            COMBINE,
+            "flags",
+            frozenset({"expert", "tile", "notice", "message", "peer", "every peer"}),
+        ),
     ],
 }
 """Kinds of task that a graph has where a cell of a cost has one of these names, and only there."""
@@ -120,10 +129,14 @@ def graph_of(name: str) -> TaskGraph:
     gemm, rows = (
         "fp8" if "fp8" in of else "bf16" for of in (scheme.gemm_types, scheme.dispatch_types)
     )
-    layer = small_layers.work(
-        np.array([[0, 1], [0, 1], [0, 2], [2, 3], [1, 3], [0, 3]], np.int32), 2, 4,
-        shape=ExpertShape(256, 128), precision=Precision(gemm, dispatch=rows),
-    )  # fmt: skip
+    ids = np.array([[0, 1], [0, 1], [0, 2], [2, 3], [1, 3], [0, 3]], np.int32)
+    layers = (
+        small_layers.work(
+            ids, 2, 4, shape=ExpertShape(256, 128), precision=Precision(gemm, rows, back)
+        )
+        for back in ("bf16", "fp8")
+    )
+    layer = next(one for one in layers if not scheme.refuses(one))
     return build_graph(layer, hwmodel.load("dgx-h100"), scheme)[0]
 
 
