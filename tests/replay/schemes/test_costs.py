@@ -132,7 +132,11 @@ def graph_of(name: str) -> TaskGraph:
     ids = np.array([[0, 1], [0, 1], [0, 2], [2, 3], [1, 3], [0, 3]], np.int32)
     layers = (
         small_layers.work(
-            ids, 2, 4, shape=ExpertShape(256, 128), precision=Precision(gemm, rows, back)
+            ids,
+            2,
+            4,
+            shape=ExpertShape(256, 128),
+            precision=Precision(gemm, dispatch=rows, combine=back),
         )
         for back in ("bf16", "fp8")
     )
