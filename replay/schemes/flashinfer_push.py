@@ -70,7 +70,7 @@ class FlashInferPush(Scheme):
     """Rows pushed once to each GPU, expanded there, added up there, pushed back."""
 
     name = "flashinfer-push"
-    summary = "FlashInfer's push MegaMoE: a row per GPU, expanded and summed there"
+    summary = "FlashInfer's push MegaMoE: a row per GPU, expanded there"
     source = "flashinfer-ai/flashinfer 50fe366, moe_ep/kernel_src/sm90/push_style_megamoe"
     assumes = (
         "rows back are grouped in BF16 too, where that is an option; rows need not be of whole "

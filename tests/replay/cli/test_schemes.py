@@ -50,7 +50,7 @@ def test_the_list_fits_a_terminal_and_names_all() -> None:
             assert word in shown
         for capability in scheme.needs - {"one-domain"} | scheme.proposes:
             assert capability in shown
-    assert "Only for ranks within one NVLink domain: all but deepep-ll." in shown
+    assert "Only for ranks within one NVLink domain: all but deepep-ll, nccl-ep." in shown
     assert "plain" in shown
 
 

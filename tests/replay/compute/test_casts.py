@@ -204,6 +204,7 @@ def test_every_scheme_casts_in_one_of_two_ways() -> None:
         "deepep-ll",
         "deepep-v2",
         "fastermoe",
+        "flashinfer-push",
         "hybrid-ep",
         "megamoe",
         "nccl-ep",

@@ -48,7 +48,7 @@ TRAINED = [name for name, scheme in SCHEMES.items() if not scheme.refuses(layer(
 
 
 def test_kernels_for_inference_have_no_backward_pass() -> None:
-    assert set(SCHEMES) - set(TRAINED) == {"deepep-ll", "nccl-ep", "megamoe"}
+    assert set(SCHEMES) - set(TRAINED) == {"deepep-ll", "nccl-ep", "megamoe", "flashinfer-push"}
 
 
 @pytest.mark.parametrize("gated", [True, False])

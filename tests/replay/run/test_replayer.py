@@ -106,7 +106,8 @@ def test_schemes_without_code_for_a_batch_are_left_out_and_named(synthetic, syst
     with pytest.raises(UserError, match=reason):
         replay.compare(synthetic(), baseline="deepep-ll", **some, **settings)
     compared = replay.compare(synthetic(), **some, **settings)
-    out = {name: reason.replace("deepep-ll", name) for name in ("deepep-ll", "nccl-ep", "megamoe")}
+    names = ("deepep-ll", "nccl-ep", "megamoe", "flashinfer-push")
+    out = {name: reason.replace("deepep-ll", name) for name in names}
     assert compared.left_out == out
     assert [one.scheme.name for one in compared.results] == [
         name for name in SCHEMES if name not in out

@@ -48,6 +48,7 @@ ALTERNATING: dict[str, tuple[Rates, Rates]] = {
     "comet": (LOADED, STORED),
     "ccfuser": (LOADED, STORED),
     "megamoe": (LOADED, STORED),
+    "flashinfer-push": (STORED, STORED),
     "flashdmoe": ((SCATTER, 1.0), (SCATTER, 1.0)),
     "dysharp-basic": (IN_SWITCH, IN_SWITCH),
     "dysharp-fusion-only": (STORED, LOADED),

@@ -48,6 +48,13 @@ def test_the_contract(case: Case) -> None:
     assert not list(examine_case(case))
 
 
+def other_rows_back(layer: LayerWork) -> bool:
+    """Whether rows have several types, of those that a push of FlashInfer takes at all."""
+    types = layer.precision
+    rows = types.combine, *((types.dispatch,) if types.gemm == "bf16" else ())
+    return any(one != types.gemm for one in rows)
+
+
 UNEVEN_EXPERTS = {
     name
     for name, make in small_layers.LAYERS.items()
@@ -60,6 +67,8 @@ MORE = {
         name for name, make in small_layers.LAYERS.items() if make().num_ranks % 2
     },
     "fastermoe": UNEVEN_EXPERTS,
+    "flashinfer-push": UNEVEN_EXPERTS
+    | {name for name, make in small_layers.LAYERS.items() if other_rows_back(make())},
     "megamoe": {"fp8 rows into bf16 GEMMs"},  # they read rows as they come
     "tutel": UNEVEN_EXPERTS,
 }

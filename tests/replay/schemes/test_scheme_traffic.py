@@ -194,6 +194,8 @@ def row_on_the_wire(scheme: str, layer: LayerWork) -> dict[str, int]:
         # time: 88, and 84 at the end.
         "flux": {"dispatch": answer(out), "combine": 7 * write(88 * value) + write(84 * value)},
         "ccfuser": {"dispatch": answer(out), "combine": write(back)},
+        # Records of the experts are messages of their own.
+        "flashinfer-push": {"dispatch": write(out), "combine": write(back)},
         # 256 columns of two blocks.
         "megamoe": {
             "dispatch": answer(out),
