@@ -89,7 +89,7 @@ def few(row: Row) -> bool:
 
 
 def partial_fp8(row: Row) -> bool:
-    return row["gemm_dtype"] == "fp8_block" and row["m"] >= 256 and row["m"] % 128 != 0
+    return bool(row["gemm_dtype"] == "fp8_block" and row["m"] >= 256 and row["m"] % 128 != 0)
 
 
 def in_the_switch(row: Row) -> bool:
@@ -103,7 +103,7 @@ def second_size(row: Row) -> bool:
 
 
 def large_bf16(row: Row) -> bool:
-    return row["moe_dtype"] == "bfloat16" and row["global_tokens"] >= 1536
+    return bool(row["moe_dtype"] == "bfloat16" and row["global_tokens"] >= 1536)
 
 
 NCCL_START = {  # of both generations

@@ -82,7 +82,7 @@ python -c "from replay.graph.engine import compile_ahead; compile_ahead()" &
 kernels=$!
 echo "== format";     ruff format --check .
 echo "== lint";       ruff check .
-echo "== types";      mypy
+echo "== types";      mypy; mypy scripts
 wait $kernels
 echo "== tests";      pytest -q -n 2 --dist worksteal
 # The kernels' source must also be right as plain Python: the same tests of the engine, JIT off.

@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 
 import tracegen
-from tracegen.library import catalogue, describe
+from tracegen.library import catalogue, describe, open_trace
 from tracegen.trace import provenance
 from tracegen.trace.checks import boundaries
 
@@ -144,7 +144,7 @@ def main() -> None:
         path = FOLDER / f"{name}.h5"
         if path.is_file() and name in known and trace.content_id == known[name].content_id:
             # Same content: keep its date, so that the same call gives the same bytes.
-            with tracegen.open(path) as file:
+            with open_trace(path) as file:
                 info = dataclasses.replace(trace.info, created_utc=file.info.created_utc)
             trace = dataclasses.replace(trace, info=info)
         tracegen.write(trace, path, overwrite=True)

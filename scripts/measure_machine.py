@@ -22,6 +22,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def best_rate(samples: list[Sample], what: str, amount: str) -> float:
     ValueError
         If nothing of that kind was measured.
     """
-    rates = [s.setting[amount] / s.seconds for s in samples if s.what == what]
+    rates: list[float] = [s.setting[amount] / s.seconds for s in samples if s.what == what]
     if not rates:
         message = f"no measurement of {what}"
         raise ValueError(message)
@@ -157,7 +158,7 @@ def timed(torch: Any, call: Callable[[], object]) -> float:
     flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
     for _ in range(WARM_UPS):
         call()
-    times = []
+    times: list[float] = []
     for _ in range(REPEATS):
         flush.zero_()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -175,23 +176,19 @@ def gemms(torch: Any) -> list[Sample]:
         a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
         b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
         setting = {"m": m, "n": n, "k": k, "operations": 2 * m * n * k}
-        seconds = timed(torch, lambda a=a, b=b: torch.mm(a, b.t()))
+        seconds = timed(torch, partial(torch.mm, a, b.t()))
         found.append(Sample("gemm-bf16", setting, seconds))
         if torch.cuda.get_device_capability() >= (8, 9) and m % 16 == 0:
             a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
             one = torch.ones((), device="cuda")
-            seconds = timed(
-                torch,
-                lambda a8=a8, b8=b8, one=one: torch._scaled_mm(
-                    a8, b8.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16
-                ),
-            )
+            types = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16}
+            seconds = timed(torch, partial(torch._scaled_mm, a8, b8.t(), **types))
             found.append(Sample("gemm-fp8", setting, seconds))
     for groups, rows, n, k in GROUPED_SHAPES:
         a = torch.randn(groups, rows, k, device="cuda", dtype=torch.bfloat16)
         b = torch.randn(groups, k, n, device="cuda", dtype=torch.bfloat16)
         setting = {"groups": groups, "m": rows, "n": n, "k": k}
-        seconds = timed(torch, lambda a=a, b=b: torch.bmm(a, b))
+        seconds = timed(torch, partial(torch.bmm, a, b))
         found.append(Sample("grouped-gemm-bf16", setting, seconds))
     return found
 
@@ -201,7 +198,7 @@ def streams(torch: Any) -> list[Sample]:
     for nbytes in STREAM_BYTES:
         source = torch.empty(nbytes, dtype=torch.int8, device="cuda")
         target = torch.empty_like(source)
-        seconds = timed(torch, lambda s=source, t=target: t.copy_(s))
+        seconds = timed(torch, partial(target.copy_, source))
         found.append(Sample("stream", {"bytes": 2 * nbytes}, seconds))
     return found
 
@@ -253,11 +250,11 @@ def between_gpus(torch: Any, rank: int, ranks: int) -> list[Sample]:
         sent = torch.empty(nbytes, dtype=torch.int8, device="cuda")
         got = torch.empty_like(sent)
         if nbytes % ranks == 0:
-            seconds = timed(torch, lambda s=sent, g=got: torch.distributed.all_to_all_single(g, s))
+            seconds = timed(torch, partial(torch.distributed.all_to_all_single, got, sent))
             found.append(Sample("all-to-all", {"bytes": nbytes, "gpus": ranks}, seconds))
         if rank == 0 and torch.cuda.device_count() > 1:
             far = torch.empty(nbytes, dtype=torch.int8, device="cuda:1")
-            seconds = timed(torch, lambda s=sent, f=far: f.copy_(s))
+            seconds = timed(torch, partial(far.copy_, sent))
             found.append(Sample("pair-copy", {"bytes": nbytes}, seconds))
         torch.distributed.barrier()
     word = torch.zeros(1, device="cuda")
