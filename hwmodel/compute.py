@@ -14,7 +14,7 @@ read the same constants of :class:`Compute`.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
@@ -43,6 +43,8 @@ _WORKSPACE_BYTES = 32 << 20
 # "smaller block M can avoid TMA L2 OOB bound").
 _LOAD_BYTES = 128
 _LOW_LOADS = (16, 32, 64)
+
+_MOST_CHOSEN = 4096  # tile shapes that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,11 @@ class Compute:
     _grouped: dict[str, _Kernels]
     _hbm: Hbm
     _l2: L2
+    #: Tile shapes that were chosen, by all that :meth:`gemm_tiles` was asked: schemes that are
+    #: compared, and layers of a chain, ask for the same multiplications again and again.
+    _chosen: dict[tuple[object, ...], tuple[int, int, int]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def from_spec(
@@ -221,10 +228,14 @@ class Compute:
             if value is not None and value < 1:
                 message = f"{side} must be positive; got {value}"
                 raise UserError(message)
+        sms = num_sms or self.num_sms
+        asked = (counts.tobytes(), n, k, dtype, block_m, block_n, sms, grouped, split_k)
+        if asked in self._chosen:
+            height, width, slices = self._chosen[asked]
+            return TileGrid(height, width, counts, ceil_div(counts, height), n, slices)
         shapes = list(
             dict.fromkeys((block_m or m, block_n or columns) for m, columns in kernels.blocks)
         )
-        sms = num_sms or self.num_sms
         grids = [
             grid
             for m, c in shapes
@@ -247,7 +258,11 @@ class Compute:
             products = max(waves * (tile + stores), self._l2.read_ps(nbytes))
             return products + adds + (self.reduction_ps if grid.slices > 1 else 0)
 
-        return min(grids, key=estimate_ps)
+        best = min(grids, key=estimate_ps)
+        if len(self._chosen) >= _MOST_CHOSEN:
+            self._chosen.clear()
+        self._chosen[asked] = best.block_m, best.block_n, best.slices
+        return best
 
     @staticmethod
     def _may_run(grid: TileGrid, num_sms: int, k: int) -> bool:

@@ -14,7 +14,7 @@ Ints: TypeAlias = "int | np.integer[Any] | IntArray | list[int] | range"
 #: One end of a block of edges, (array, step, slope): ``array[i * step] + i * slope`` of edge ``i``.
 End: TypeAlias = tuple[IntArray, int, int]
 
-_FEW_EDGES = 64
+_FEW_EDGES = 512
 _FEW_ROWS = 64
 
 

@@ -79,10 +79,11 @@ class Part:
 
     def words(self, value: Any) -> list[int]:
         """Content of the part's words."""
-        if value.dtype != self.dtype or not value.flags.c_contiguous:
-            message = f"{self.name} must be a contiguous array of {self.dtype}, not {value.dtype}"
+        dtype = value.dtype
+        if (dtype is not self.dtype and dtype != self.dtype) or not value.flags.c_contiguous:
+            message = f"{self.name} must be a contiguous array of {self.dtype}, not {dtype}"
             raise TypeError(message)
-        return [value.__array_interface__["data"][0]]
+        return [value.ctypes.data]  # __array_interface__ describes all fields of records anew
 
     def plain(self, value: Any) -> Any:
         """View that kernels use as plain Python."""
