@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import networkx
@@ -30,8 +31,13 @@ def for_types_only(tree: ast.Module) -> set[ast.AST]:
     return found
 
 
-def imports(path: Path, *, with_types: bool) -> Iterator[str]:
+@cache
+def imports(path: Path, *, with_types: bool) -> tuple[str, ...]:
     """Full names of everything a file imports, at any depth."""
+    return tuple(_imports(path, with_types=with_types))
+
+
+def _imports(path: Path, *, with_types: bool) -> Iterator[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped = set() if with_types else for_types_only(tree)
     package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]

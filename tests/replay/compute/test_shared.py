@@ -147,7 +147,7 @@ def test_where_the_dispatch_takes_all_sms_they_run_behind_it() -> None:
 @pytest.fixture(scope="module")
 def trace() -> tracegen.RoutingTrace:
     return tracegen.generate.generate(
-        "zipf", "deepseek-v3", ranks=4, tokens_per_rank=64, layers=2, seed=1, skew=0.5
+        "zipf", "deepseek-v3", ranks=4, tokens_per_rank=16, layers=2, seed=1, skew=0.5
     )
 
 

@@ -99,13 +99,14 @@ def test_decode_is_compared_with_low_latency_kernels(synthetic, system) -> None:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_schemes_without_code_for_a_batch_are_left_out_and_named(synthetic, system, jobs) -> None:
     settings = {"system": system, "layer": 0, "direction": "backward"}
+    trace = synthetic(ranks=2, tokens_per_rank=2)
     reason = "scheme 'deepep-ll': its kernels have no backward pass"
     some = {"options": {}, "jobs": jobs, "tune": False}
     with pytest.raises(UserError, match=reason):
-        replay.compare(synthetic(), ["ideal", "deepep-ll"], **some, **settings)
+        replay.compare(trace, ["ideal", "deepep-ll"], **some, **settings)
     with pytest.raises(UserError, match=reason):
-        replay.compare(synthetic(), baseline="deepep-ll", **some, **settings)
-    compared = replay.compare(synthetic(), **some, **settings)
+        replay.compare(trace, baseline="deepep-ll", **some, **settings)
+    compared = replay.compare(trace, **some, **settings)
     names = ("deepep-ll", "nccl-ep", "megamoe", "flashinfer-push")
     out = {name: reason.replace("deepep-ll", name) for name in names}
     assert compared.left_out == out
@@ -193,11 +194,12 @@ BAD_VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("scheme", "name", "value"), BAD_VALUES)
-def test_impossible_value_of_an_option(synthetic, system, scheme, name, value) -> None:
-    message = refusal(synthetic(), system, scheme, options={name: value})
-    assert name in message
-    assert f"scheme {scheme!r}" in message
+@pytest.mark.parametrize("scheme", sorted({scheme for scheme, _, _ in BAD_VALUES}))
+def test_impossible_value_of_an_option(synthetic, system, scheme) -> None:
+    for name, value in [(name, value) for one, name, value in BAD_VALUES if one == scheme]:
+        message = refusal(synthetic(), system, scheme, options={name: value})
+        assert name in message, (name, value)
+        assert f"scheme {scheme!r}" in message, (name, value)
 
 
 @pytest.mark.parametrize(

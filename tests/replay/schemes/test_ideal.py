@@ -29,8 +29,8 @@ MACHINES = {
 }
 """Where products or weights take much longer than all else, little lies between a scheme and it."""
 OUT_OF_BALANCE = list(MACHINES)[1:]
-TURNS = [0, pytest.param(1, marks=pytest.mark.extended)]
-"""Layers take the two machines by turns; the extended tier has the other half of the pairs."""
+TURNS = [0, *(pytest.param(turn, marks=pytest.mark.extended) for turn in (1, 2, 3))]
+"""Layers take the two machines by turns, a quarter of the pairs each; most are extended."""
 
 FEW = ("zipf 8 ranks", "several tiles", "bf16 rows into fp8 GEMMs, fp32 rows back", "backward")
 
@@ -58,18 +58,27 @@ def takes_ps(machine_name: str, work: LayerWork, scheme: Scheme) -> int | None:
     return schedule(graph).makespan_ps
 
 
+def due(place: int, turn: int) -> str | None:
+    """Machine of the layer at a place in a turn: every other layer, both machines in four turns."""
+    if (place + turn) % 2:
+        return None
+    return OUT_OF_BALANCE[(place // 2 + turn // 2) % 2]
+
+
 @pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.parametrize("scheme", RIVALS)
 def test_no_scheme_beats_it_on_a_machine_out_of_balance(scheme: str, turn: int) -> None:
     """On the machine as it is: test_scheme_contract.py."""
     replayed = 0
-    for place, (layer, make) in enumerate(small_layers.ALL.items(), RIVALS.index(scheme) + turn):
-        machine_name = OUT_OF_BALANCE[place % 2]
+    for place, (layer, make) in enumerate(small_layers.ALL.items(), RIVALS.index(scheme)):
+        machine_name = due(place, turn)
+        if machine_name is None:
+            continue
         time = takes_ps(machine_name, make(), find(scheme))
         if time is not None:
             assert time >= least_ps(machine_name, layer), layer
             replayed += 1
-    assert replayed > 30
+    assert replayed >= 15
 
 
 def variants(scheme: Scheme) -> Iterator[dict[str, object]]:
@@ -87,13 +96,15 @@ def variants(scheme: Scheme) -> Iterator[dict[str, object]]:
 @pytest.mark.parametrize("scheme", [name for name in OTHERS if about(SCHEMES[name].options)])
 def test_no_option_beats_it(scheme: str, turn: int) -> None:
     replayed = 0
-    for number, changed in enumerate(variants(SCHEMES[scheme]), turn):
+    for number, changed in enumerate(variants(SCHEMES[scheme])):
         try:
             other = SCHEMES[scheme].with_options(changed)
         except UserError:
             continue
         for place, layer in enumerate(FEW, number):
-            machine_name = OUT_OF_BALANCE[place % 2]
+            machine_name = due(place, turn)
+            if machine_name is None:
+                continue
             time = takes_ps(machine_name, small_layers.ALL[layer](), other)
             if time is not None:
                 assert time >= least_ps(machine_name, layer), (changed, machine_name, layer)
