@@ -155,13 +155,20 @@ def compare(
         int | None,
         typer.Option("--jobs", help="Processes that share the schemes [2 if there is much to do]."),
     ] = None,
+    details: Annotated[
+        bool,
+        typer.Option(
+            "--details",
+            help="Also what each scheme waits for, moves, launches and keeps in memory.",
+        ),
+    ] = False,
     json_: JsonOption = None,
 ) -> None:
-    """Replay a trace under several schemes and compare them."""
+    """Replay a trace under several schemes and compare them, the fastest first."""
     import hwmodel
     import replay
     from replay.files import check_target
-    from replay.report.text import comparison_tables
+    from replay.report.text import comparison_tables, ranking
     from replay.run.setup import load_trace
     from replay.schemes import find, supported
 
@@ -187,7 +194,7 @@ def compare(
         )
     if json_ is not None:
         compared.save(json_)
-    show(comparison_tables(compared))
+    show(comparison_tables(compared) if details else ranking(compared))
     _show_tuned(compared.results, name_all=bool(spec.tune))
 
 

@@ -51,9 +51,62 @@ def summary(result: Result | Comparison) -> str:
     return render(summary_tables(result))
 
 
+def ranking(compared: Comparison) -> Group:
+    """What a comparison is asked for first: times, the fastest first, and what they rest on."""
+    results = sorted(compared.results, key=_time_us)
+    notes = [
+        "exposed: communication and waiting that no computation hides; mean over the GPUs.",
+        "bound: a time that no schedule of this work can beat.",
+        *_outside_notes(compared),
+        "What each scheme waits for, moves, launches and keeps in memory: --details.",
+    ]
+    return Group(Text(_heading(*results)), _times_table(compared, results), Text("\n".join(notes)))
+
+
 def comparison_tables(compared: Comparison) -> Group:
     """Tables of a comparison: times, payload, bytes by purpose, memory, mechanisms; notes."""
     results = compared.results
+    chained = results[0].chain is not None
+    times = _times_table(compared, results)
+    wire = text_table(
+        f"Payload over the ports of a GPU (MB per {'step' if chained else 'layer'}), and over the "
+        "busiest port (MB; us)",
+        ("scheme", "up mean", "up max", "down mean", "down max", "dispatch", "combine", "both",
+         "wire bound us", "phases"),
+    )  # fmt: skip
+    for name, result in zip(row_names(results), results, strict=True):
+        wire.add_row(name, *_wire_cells(result))
+    notes = [
+        "exposed: communication and waiting that no computation hides; mean over the GPUs. By SMs:",
+        "instants count with the share of SMs on which nothing computes. Wires: something of the",
+        "GPU's own is under way; imbalance: only other GPUs are busy; latency: none is; unfilled:",
+        "it computes on some SMs, and nothing is under way. For L2, for HBM: what tiles wait for.",
+        "dispatch, combine, both: payload of the port that carries most in this phase, or in both.",
+        "wire bound: the busiest port of dispatch plus that of combine where a barrier separates",
+        "the phases (apart), else the busiest port of both together (shared).",
+        *_launch_notes(results),
+        *room_notes(results),
+        *_outside_notes(compared),
+    ]
+    unit_of = "step" if chained else "layer"
+    waiting = waiting_table(results, _count(results[0]), unit_of)
+    overheads = overhead_table(results, _count(results[0]), unit_of)
+    memory = memory_table(results)
+    mechanisms = mechanism_table(results)
+    return Group(
+        Text(_heading(*results)),
+        times,
+        *([waiting] if waiting else []),
+        wire,
+        overheads,
+        *([memory] if memory else []),
+        *([mechanisms] if mechanisms else []),
+        Text("\n".join(notes)),
+    )
+
+
+def _times_table(compared: Comparison, results: Sequence[Result]) -> Table:
+    """Times, bounds and the busiest resource, in the order of the results."""
     chained = results[0].chain is not None
     base = _time_us(compared[compared.baseline])
     unit = "step us" if chained else "layer us"
@@ -78,24 +131,12 @@ def comparison_tables(compared: Comparison) -> Group:
             busiest.name,
             f"{busiest.utilisation:.1%}",
         )
-    wire = text_table(
-        f"Payload over the ports of a GPU (MB per {'step' if chained else 'layer'}), and over the "
-        "busiest port (MB; us)",
-        ("scheme", "up mean", "up max", "down mean", "down max", "dispatch", "combine", "both",
-         "wire bound us", "phases"),
-    )  # fmt: skip
-    for name, result in zip(row_names(results), results, strict=True):
-        wire.add_row(name, *_wire_cells(result))
-    notes = [
-        "exposed: communication and waiting that no computation hides; mean over the GPUs. By SMs:",
-        "instants count with the share of SMs on which nothing computes. Wires: something of the",
-        "GPU's own is under way; imbalance: only other GPUs are busy; latency: none is; unfilled:",
-        "it computes on some SMs, and nothing is under way. For L2, for HBM: what tiles wait for.",
-        "dispatch, combine, both: payload of the port that carries most in this phase, or in both.",
-        "wire bound: the busiest port of dispatch plus that of combine where a barrier separates",
-        "the phases (apart), else the busiest port of both together (shared).",
-    ]
-    notes += [*_launch_notes(results), *room_notes(results)]
+    return times
+
+
+def _outside_notes(compared: Comparison) -> list[str]:
+    """What the system lacks, which schemes are left out, and what lies between layers."""
+    results, notes = compared.results, []
     lacking = sorted({what for result in results for what in result.scheme.lacking})
     if lacking:
         notes.append(
@@ -103,28 +144,13 @@ def comparison_tables(compared: Comparison) -> Group:
         )
     if compared.left_out:
         notes += [f"left out: {reason}." for reason in compared.left_out.values()]
-    if chained:
-        chain = results[0].chain
-        assert chain is not None
+    chain = results[0].chain
+    if chain is not None:
         notes.append(
             f"A step holds {chain.between_us / chain.num_steps:,.1f} us per GPU of attention, "
             f"norms, gate and shared experts; it leaves out {', '.join(chain.left_out)}."
         )
-    unit_of = "step" if chained else "layer"
-    waiting = waiting_table(results, _count(results[0]), unit_of)
-    overheads = overhead_table(results, _count(results[0]), unit_of)
-    memory = memory_table(results)
-    mechanisms = mechanism_table(results)
-    return Group(
-        Text(_heading(*results)),
-        times,
-        *([waiting] if waiting else []),
-        wire,
-        overheads,
-        *([memory] if memory else []),
-        *([mechanisms] if mechanisms else []),
-        Text("\n".join(notes)),
-    )
+    return notes
 
 
 def summary_tables(result: Result) -> Group:

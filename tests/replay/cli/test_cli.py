@@ -79,8 +79,9 @@ def test_run_shows_a_table_and_writes_json(trace_file: Path, tmp_path: Path) -> 
 def test_compare_takes_all_schemes_and_shows_each(trace_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     result = invoke(
-        "compare", trace_file, "--layer", 0, "--option", "deepep.num_sms=20", "--json", out
-    )
+        "compare", trace_file, "--layer", 0, "--option", "deepep.num_sms=20", "--details",
+        "--json", out,
+    )  # fmt: skip
     assert result.exit_code == 0, result.exception
     data = json.loads(out.read_text())
     assert data["format"] == "moereplay-comparison/2"
@@ -100,6 +101,23 @@ def test_compare_takes_the_schemes_and_the_baseline_asked_for(trace_file: Path) 
     )  # fmt: skip
     assert "over comet" in result.stdout
     assert "deepep" not in result.stdout
+
+
+def test_compare_ranks_the_schemes_unless_details_are_asked_for(trace_file: Path) -> None:
+    names = ["nccl-alltoall", "ideal", "comet"]
+    schemes = [word for name in names for word in ("--scheme", name)]
+    shown = invoke("compare", trace_file, *schemes, "--layer", 0).stdout
+    times = {
+        words[0]: float(words[1].replace(",", ""))
+        for words in map(str.split, shown.splitlines())
+        if words and words[0] in names
+    }
+    assert sorted(times) == sorted(names)
+    assert list(times.values()) == sorted(times.values())
+    assert len(shown.splitlines()) < 25 and "--details" in shown
+    told = invoke("compare", trace_file, *schemes, "--layer", 0, "--details").stdout
+    for part in ("Payload over the ports", "Device memory", "Use of the mechanisms"):
+        assert part in told and part not in shown
 
 
 def test_the_same_command_writes_the_same_bytes(trace_file: Path, tmp_path: Path) -> None:
@@ -252,7 +270,8 @@ def test_help_shows_every_text_as_it_is_written(name: str) -> None:
 def test_what_mechanisms_did_is_told_in_full(trace_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     schemes = ("--scheme", "dysharp-fusion-only", "--scheme", "moe-hub")
-    shown = invoke("compare", trace_file, *schemes, "--layer", 0, "--json", out).stdout
+    where = ("--layer", 0, "--details", "--json", out)
+    shown = invoke("compare", trace_file, *schemes, *where).stdout
     told = shown[shown.index("Use of the mechanisms") :]
     assert "…" not in shown and "egress packets" in told
     words = " ".join(told.split())
