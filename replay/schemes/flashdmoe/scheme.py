@@ -21,7 +21,7 @@ In FP32 the repository multiplies on tensor cores as TF32, for which it says it 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -37,8 +37,8 @@ from replay.machine.times import NO_TIME, MemoryTraffic, Time
 from replay.schemes import memory
 from replay.schemes.base import Scheme
 from replay.schemes.facts import Buffer
+from replay.schemes.flashdmoe.options import FlashDMoeOptions
 from replay.schemes.flashdmoe.packets import Packets, PacketTiles, capacity_of, within_capacity
-from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, kernels
 from replay.work.ragged import cut_runs
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
     from replay.work.layer import LayerWork
 
-TILE_ORDERS = ("arrival", "expert")
 HEAP_CELLS = 2  # of the dispatch and of the combine each: to send from and to receive into
 INDEX_BYTES = 8  # a token and its weight
 CONTEXT = "osayamenja/FlashMoE, bootstrap.cuh; queues of tasks are left out"
@@ -55,72 +54,6 @@ SIGNAL_BYTES = 8  # counts or tile, and a sequence bit, in one word (`SignalPayl
 OS_BLOCKS = 1
 GROUP_BLOCKS, LEAST_GROUP_BLOCKS, LEAST_EXPERTS = 256, 2, 4  # of a dispatch group (`ACC::SBZ`)
 MESSAGE_ROWS = 4  # rows that leave an SM together here; the real block stores one after the other
-
-
-@dataclass(frozen=True)
-class FlashDMoeOptions(Options):
-    """Options of the persistent kernel."""
-
-    capacity_factor: float = option(
-        0.0,
-        least=0.0,
-        help="Each expert takes ceil(tokens / experts) x k x capacity_factor rows of each source, "
-        "the first in token order, and the others are dropped. 0 drops none.",
-        source="chosen: nothing is dropped",
-    )
-    tile_rows: int = option(
-        128,
-        least=1,
-        unit="rows",
-        help="Rows of a tile.",
-        source="osayamenja/FlashMoE, which has tiles of this shape alone",
-    )
-    tile_columns: int = option(
-        64,
-        least=1,
-        unit="columns",
-        help="Columns of a tile.",
-        source="osayamenja/FlashMoE, which has tiles of this shape alone",
-    )
-    blocks_per_sm: int = option(
-        2,
-        least=1,
-        help="Blocks that share an SM.",
-        source="osayamenja/FlashMoE: a thread has 255 registers, so that two blocks fit",
-    )
-    dispatch_group_blocks: int = option(
-        0,
-        least=0,
-        help="Blocks that send the rows of one expert together; all groups send at once. 0 takes "
-        "256 over the number of experts, and at least two.",
-        source="osayamenja/FlashMoE, ACC::SBZ",
-    )
-    pad_tiles: bool = option(
-        True,
-        help="Whether a partial tile is multiplied, and moved through memory, as if it were full.",
-        source="osayamenja/FlashMoE: the main loop has no predicates",
-    )
-    send_padding: bool = option(
-        False,
-        help="Whether the padding of a partial tile is stored to the owner as well. The epilogue "
-        "of the repository stores all rows of a tile.",
-        source="arXiv 2506.04667v3: padding never travels",
-    )
-    packet_bytes: int = option(
-        128,
-        least=16,
-        unit="bytes",
-        help="Data of a packet on the link. The store of a warp is 128 bytes in FP32, as each lane "
-        "stores one value; in BF16 it is 64 unless the hardware joins two.",
-        source="assumed: the hardware joins stores",
-    )
-    tile_order: str = option(
-        "arrival",
-        choices=TILE_ORDERS,
-        help="Which ready task goes first. arrival takes tasks as the scheduler's queues do; "
-        "expert keeps the tiles of an expert together.",
-        source="osayamenja/FlashMoE, os/scheduler.cuh",
-    )
 
 
 class FlashDMoe(Scheme):
