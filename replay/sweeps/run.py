@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
 from replay.files import write_text
+from replay.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines
 from replay.sweeps.columns import value_of
 from replay.sweeps.points import Point, place, points_of
 from replay.sweeps.store import Outcome, Store
@@ -106,6 +107,8 @@ class SweepResult:
             lines += [*aligned(headings, rows, labels=labels), ""]
             lines += [f"[{number}] {note}" for number, note in enumerate(notes, 1)]
             lines += [""] if notes else []
+            if table.grid.claims:
+                lines += [*aligned(HEADINGS, claim_lines(table), labels=NUM_LABELS), ""]
         return "\n".join(lines)
 
     def markdown(self) -> str:
@@ -122,6 +125,8 @@ class SweepResult:
             lines += [*markdown(headings, rows, labels=labels), ""]
             for number, note in enumerate(notes, 1):
                 lines += [f"[{number}] {note}", ""]
+            if table.grid.claims:
+                lines += [*markdown(HEADINGS, claim_lines(table), labels=NUM_LABELS), ""]
             lines += [table.grid.notes.strip(), ""] if table.grid.notes else []
             fixed = settings_text(table.grid.fixed)
             seeds = ", ".join(map(str, table.grid.seeds))

@@ -20,7 +20,8 @@ A study is a TOML file::
     path = "totals.mean_layer_us"
 
 Several tables take ``[[grid]]`` with ``fixed``, ``axes``, ``columns`` of their own; what stands at
-the top holds for each. `replay.sweeps.points` says which settings there are.
+the top holds for each. `replay.sweeps.points` says which settings there are. A grid that repeats
+what a paper measured has ``[[grid.claims]]``, see `Claim`.
 """
 
 from __future__ import annotations
@@ -78,6 +79,30 @@ class Column(_Strict):
     relative_to: dict[str, Scalar] | None = Field(default=None, min_length=1)
 
 
+class Claim(_Strict):
+    """A number that a paper publishes, to stand beside the one that is replayed.
+
+    Attributes
+    ----------
+    says
+        What the number is, in words, and where it is published.
+    published
+        The number.
+    column
+        Header of the column of the grid that it is compared with.
+    where
+        Values of axes of the points that it is about; all points where it says nothing.
+    reduce
+        What the paper makes of the points: their ``min``, ``max``, ``mean`` or ``geomean``.
+    """
+
+    says: Line
+    published: float = Field(allow_inf_nan=False)
+    column: Line
+    where: dict[str, Scalar] = {}
+    reduce: Literal["min", "max", "mean", "geomean"] = "geomean"
+
+
 class Grid(_Strict):
     """Every combination of some axes, shown as one table.
 
@@ -96,6 +121,8 @@ class Grid(_Strict):
         Seeds of the synthetic trace; the table shows mean, least and largest over them.
     columns
         What to show.
+    claims
+        Published numbers, shown in a table of their own beside the replayed ones.
     """
 
     title: str = ""
@@ -105,6 +132,7 @@ class Grid(_Strict):
     across: str | None = None
     seeds: list[Annotated[int, Field(ge=0)]] = []
     columns: list[Column] = []
+    claims: list[Claim] = []
 
 
 class Study(_Strict):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
+from replay.sweeps.claims import check_claim, claims_json
 from replay.sweeps.columns import check_path
 from replay.sweeps.points import Choice, axes_of, place, show
 from replay.sweeps.study import Column
@@ -71,6 +72,8 @@ class GridTable:
                 raise UserError(message)
             check_path(column, self.where)
             self._baseline(column, tuple(choices[0].label for choices in self.axes.values()))
+        for claim in self.grid.claims:
+            check_claim(claim, self)
 
     @property
     def seeds(self) -> list[int | None]:
@@ -138,7 +141,7 @@ class GridTable:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Axes, columns, and one entry per point: its labels, cells, and why it was refused."""
+        """Axes, columns, claims, and for each point its labels, cells, and why it was refused."""
         return {
             "title": self.grid.title,
             "notes": self.grid.notes,
@@ -149,6 +152,7 @@ class GridTable:
                 for name, choices in self.axes.items()
             },
             "columns": [column.model_dump(exclude_none=True) for column in self.columns],
+            "claims": claims_json(self),
             "rows": [
                 {
                     "labels": dict(zip(self.axes, labels, strict=True)),

@@ -21,6 +21,7 @@ from replay.run import identity as run_identity
 from replay.schemes import SCHEMES
 from replay.sweeps import columns as column_reading
 from replay.sweeps import load_study, study_names
+from replay.sweeps.claims import NUM_LABELS
 from replay.sweeps.points import points_of
 from replay.sweeps.run import plan_sweep, sweep
 from replay.sweeps.study import Column, parse_study
@@ -588,6 +589,92 @@ def test_studies_may_share_a_folder_but_not_in_silence(tmp_path: Path) -> None:
     assert len(said) == 1
 
 
+# ---- claims of papers --------------------------------------------------------------------------
+
+CLAIMS = """
+[[columns]]
+header = "us"
+path = "totals.makespan_us"
+[[columns]]
+header = "over ideal"
+path = "totals.makespan_us"
+relative_to = { scheme = "ideal" }
+[[grid]]
+[grid.axes]
+ranks = [2, 4]
+scheme = ["deepep", "nvls", "ideal"]
+[[grid.claims]]
+says = "over the bound, on average"
+published = 2.0
+column = "over ideal"
+where = { scheme = "deepep" }
+[[grid.claims]]
+says = "at most"
+published = 3
+column = "over ideal"
+reduce = "max"
+"""
+
+
+def claims_study(more: str = "", old: str = "", new: str = "") -> str:
+    text = STUDY[: STUDY.index("[axes]")].replace("[0, 1, 2]", "[0, 1]") + CLAIMS + more
+    return text.replace(old, new)
+
+
+def test_published_numbers_stand_beside_replayed_ones(tmp_path: Path) -> None:
+    result = sweep(study(claims_study()), tmp_path)
+    table = json.loads(result.to_json())["grids"][0]
+    over = {
+        (row["labels"]["ranks"], row["labels"]["scheme"]): row["cells"]["over ideal"]["mean"]
+        for row in table["rows"]
+    }
+    deepep = [over["2", "deepep"], over["4", "deepep"]]
+    average, most = table["claims"]
+    assert average["replayed"] == pytest.approx((deepep[0] * deepep[1]) ** 0.5)
+    assert most["replayed"] == max(over.values())
+    shown = [line for line in result.markdown().splitlines() if line.startswith("| over the bound")]
+    ratio = average["replayed"] / 2.0
+    cells = [cell.strip() for cell in shown[0].strip("|").split("|")]
+    assert cells == [
+        "over the bound, on average", "2", f"{average['replayed']:.1f}", f"{ratio:.2f}"
+    ]  # fmt: skip
+    assert "replayed / published" in result.text()
+
+
+def test_a_claim_says_how_many_points_could_run(tmp_path: Path) -> None:
+    refused = claims_study().replace('"nvls", "ideal"', '"tutel", "ideal"')
+    result = sweep(
+        study(refused.replace("tune = false", 'tune = false\nprecision = "fp8"')), tmp_path
+    )
+    at_most = json.loads(result.to_json())["grids"][0]["claims"][1]
+    assert (at_most["num_found"], at_most["num_wanted"]) == (4, 6)
+    assert "(4 of 6)" in result.markdown()
+
+
+def test_a_claim_without_any_value_shows_none(tmp_path: Path) -> None:
+    text = claims_study().replace(
+        'path = "totals.makespan_us"\nrelative',
+        'path = "layers.0.measures.mechanisms.tables.no.hits"\nrelative',
+    )
+    result = sweep(study(text), tmp_path)
+    assert json.loads(result.to_json())["grids"][0]["claims"][0]["replayed"] is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('column = "over ideal"\nwhere', 'column = "over"\nwhere', "unknown column 'over'"),
+        ('where = { scheme = "deepep" }', 'where = { schemes = "deepep" }', "axis 'schemes'"),
+        ('where = { scheme = "deepep" }', 'where = { scheme = "flux" }', "of axis 'scheme'"),
+        ("published = 3", "published = 0", "must be above 0"),
+        ('reduce = "max"', 'reduce = "median"', "reduce"),
+        ("published = 3", 'published = "3"', "a number"),
+    ],
+)
+def test_a_claim_about_what_is_not_there_is_a_mistake(old: str, new: str, says: str) -> None:
+    assert says in mistake(claims_study(old=old, new=new))
+
+
 # ---- command -----------------------------------------------------------------------------------
 
 
@@ -661,7 +748,11 @@ def test_a_shipped_table_is_that_of_its_study(name: str) -> None:
     from replay.sweeps.run import SweepResult
 
     empty = SweepResult(plan, [task.id for task, _ in plan.tasks], 0, 0, 0).markdown().splitlines()
-    widths = iter(len(table.axes) - (table.grid.across is not None) for table in plan.tables)
+    label_columns = []  # of every table in the document
+    for table in plan.tables:
+        label_columns.append(len(table.axes) - (table.grid.across is not None))
+        label_columns += [NUM_LABELS] if table.grid.claims else []
+    widths = iter(label_columns)
 
     def skeleton(lines: list[str]) -> list[str]:
         """Everything but numbers and the reasons of refusals."""
@@ -680,7 +771,7 @@ def test_a_shipped_table_is_that_of_its_study(name: str) -> None:
         return found
 
     wanted = skeleton(empty)
-    widths = iter(len(table.axes) - (table.grid.across is not None) for table in plan.tables)
+    widths = iter(label_columns)
     assert skeleton(shipped) == wanted
     assert f"`moereplay sweep {name} -o FOLDER`" in shipped
     assert all(
