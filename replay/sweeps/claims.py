@@ -54,14 +54,15 @@ def check_claim(claim: Claim, table: GridTable) -> None:
     if claim.column not in headers:
         message = f"{where}: {unknown('column', claim.column, headers)}"
         raise UserError(message)
-    for name, value in claim.where.items():
+    for name, wanted in _wanted(claim).items():
         if name not in table.axes:
             message = f"{where}: {unknown('axis', name, table.axes)}"
             raise UserError(message)
         known = [choice.label for choice in table.axes[name]]
-        if show(value) not in known:
-            message = f"{where}: {unknown(f'value of axis {name!r}', show(value), known)}"
-            raise UserError(message)
+        for label in wanted:
+            if label not in known:
+                message = f"{where}: {unknown(f'value of axis {name!r}', label, known)}"
+                raise UserError(message)
     if claim.published <= 0:
         message = f"{where}: published = {claim.published:g} must be above 0"
         raise UserError(message)
@@ -81,9 +82,17 @@ def _column(claim: Claim, table: GridTable) -> Column:
     return next(column for column in table.columns if column.header == claim.column)
 
 
+def _wanted(claim: Claim) -> dict[str, list[str]]:
+    """Labels of the points that a claim is about, by axis."""
+    return {
+        name: [show(one) for one in value] if isinstance(value, list) else [show(value)]
+        for name, value in claim.where.items()
+    }
+
+
 def _is_meant(claim: Claim, table: GridTable, labels: Labels) -> bool:
     chosen = dict(zip(table.axes, labels, strict=True))
-    return all(chosen[name] == show(value) for name, value in claim.where.items())
+    return all(chosen[name] in wanted for name, wanted in _wanted(claim).items())
 
 
 def _reduced(how: str, values: list[float]) -> float | None:

@@ -158,6 +158,8 @@ def _walk(kind: Any, parts: Sequence[str]) -> Any:
         # A name may hold dots, but only where the values are of no particular kind.
         return Any if arguments[1] is Any else _walk(arguments[1], parts[1:])
     if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if parts[0] == "*":
+            return next(_walk(one.annotation, parts[1:]) for one in kind.model_fields.values())
         if parts[0] not in kind.model_fields:
             raise unknown("entry", parts[0], kind.model_fields)
         return _walk(kind.model_fields[parts[0]].annotation, parts[1:])

@@ -55,7 +55,7 @@ class Column(_Strict):
         Heading, with the unit.
     path
         Where it stands in the JSON of a result: names and positions joined by dots, ``*`` for all
-        entries of a list, such as ``layers.0.measures.wire_bytes.dispatch.uplink``.
+        entries of a list or of a table, such as ``layers.0.measures.wire_bytes.dispatch.uplink``.
     reduce
         What to make of a list: its ``min``, ``mean``, ``max`` or ``sum``.
     per
@@ -91,7 +91,7 @@ class Claim(_Strict):
     column
         Header of the column of the grid that it is compared with.
     where
-        Values of axes of the points that it is about; all points where it says nothing.
+        Values of axes of the points that it is about, one or a list; all where it says nothing.
     reduce
         What the paper makes of the points: their ``min``, ``max``, ``mean`` or ``geomean``.
     """
@@ -99,7 +99,7 @@ class Claim(_Strict):
     says: Line
     published: float = Field(allow_inf_nan=False)
     column: Line
-    where: dict[str, Scalar] = {}
+    where: dict[str, Scalar | list[Scalar]] = {}
     reduce: Literal["min", "max", "mean", "geomean"] = "geomean"
 
 

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -24,7 +25,7 @@ from replay.sweeps import load_study, study_names
 from replay.sweeps.claims import NUM_LABELS
 from replay.sweeps.points import points_of
 from replay.sweeps.run import plan_sweep, sweep
-from replay.sweeps.study import Column, parse_study
+from replay.sweeps.study import Column, Grid, parse_study
 from replay.sweeps.table import markdown
 from replay.sweeps.task import make_task
 
@@ -426,6 +427,7 @@ RESULT = {
         ({"path": "layers.-1.us"}, 6),
         ({"path": "layers.*.us", "reduce": "sum"}, 8),
         ({"path": "layers.*.bytes.up", "reduce": "sum"}, 21),
+        ({"path": "layers.*.bytes.*", "reduce": "sum"}, 21),
         ({"path": "system.link.links_per_gpu"}, 18),
         ({"path": "layers.1.us", "per": "totals.makespan_us"}, 0.75),
         ({"path": "layers.1.us", "per": "totals.nothing"}, None),
@@ -777,3 +779,42 @@ def test_a_shipped_table_is_that_of_its_study(name: str) -> None:
     assert all(
         set(point.settings.get("scheme", "").split()) <= set(SCHEMES) for point in plan.points
     )
+
+
+def made_small(grid: Grid) -> Grid:
+    """The grid on 8 GPUs with 8 tokens and narrow experts, one value of each axis that no baseline
+    and no claim names."""
+    named = {axis for claim in grid.claims for axis in claim.where}
+    for column in grid.columns:
+        named |= set(column.speedup_over or {}) | set(column.relative_to or {})
+    size = {"tokens_per_rank": 8, "total_tokens": 64, "ranks": 8, "tune": False}
+    size |= {"shape.hidden": 512, "shape.moe_intermediate": 512}
+
+    def shrunk(settings: dict[str, Any]) -> dict[str, Any]:
+        return {key: size.get(key, value) for key, value in settings.items()}
+
+    axes = {
+        name: [
+            shrunk(value) if isinstance(value, dict) else size.get(name, value)
+            for value in (values if name in named else values[:1])
+        ]
+        for name, values in grid.axes.items()
+    }
+    is_recorded = "trace.file" in str(grid)
+    widths = {} if is_recorded else {key: size[key] for key in size if key.startswith("shape.")}
+    return grid.model_copy(
+        update={"fixed": shrunk(dict(grid.fixed)) | widths, "axes": axes, "seeds": grid.seeds[:1]}
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in study_names() if any(grid.claims for grid in load_study(name).grids)]
+)
+def test_a_study_of_a_paper_runs_and_every_claim_has_its_number(name: str, tmp_path: Path) -> None:
+    study = load_study(name)
+    small = study.model_copy(update={"grids": [made_small(grid) for grid in study.grids]})
+    said: list[str] = []
+    result = sweep(small, tmp_path, report=said.append)
+    assert not said and result.num_refused == 0
+    for table in json.loads(result.to_json())["grids"]:
+        assert all(claim["replayed"] > 0 for claim in table["claims"])
