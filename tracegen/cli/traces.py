@@ -44,7 +44,9 @@ def _progress(layers: int, num_ids: int) -> Iterator[Callable[[int], None]]:
 
 
 def generate(
-    kind: Annotated[str, typer.Argument(help="uniform, zipf, normal, histogram or latent.")],
+    kind: Annotated[
+        str, typer.Argument(help="uniform, zipf, normal, remote, histogram or latent.")
+    ],
     model: Annotated[str, typer.Option(help="Model shape: a name, or a TOML file.")],
     out: Annotated[Path, typer.Option(help="File to write.")],
     ranks: Annotated[int, typer.Option(help="Source GPUs.")] = 8,

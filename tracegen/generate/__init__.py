@@ -16,6 +16,7 @@ from tracegen.generate import draw, latent_draw
 from tracegen.generate.histogram import Histogram
 from tracegen.generate.latent import Latent
 from tracegen.generate.normal import Normal
+from tracegen.generate.remote import Remote
 from tracegen.generate.uniform import Uniform
 from tracegen.generate.zipf import Zipf
 from tracegen.models import ModelShape
@@ -61,10 +62,14 @@ GENERATORS: dict[str, type[BaseModel]] = {
     "histogram": Histogram,
     "latent": Latent,
     "normal": Normal,
+    "remote": Remote,
     "uniform": Uniform,
     "zipf": Zipf,
 }
-"""Every kind by name; each is a frozen pydantic model that is a :class:`Generator`."""
+"""Every kind by name; each is a frozen pydantic model, and a :class:`Generator` but for two.
+
+``latent`` draws tokens that depend on one another, ``remote`` has weights for each GPU.
+"""
 
 
 def generate(
@@ -157,12 +162,21 @@ def generate(
                 on_layer(layer + 1)
             continue
         rng = draw.stream(seed, layer, draw.SHAPE_STREAM)
-        weights = skew.weights(shape.num_experts, shape.topk, layer, rng)
+        if isinstance(skew, Remote):
+            weights = skew.weights_of_ranks(shape.num_experts, shape.topk, ranks)
+        else:
+            weights = [skew.weights(shape.num_experts, shape.topk, layer, rng)]
         for step in range(steps):
             rows = slice(step * rows_per_step, (step + 1) * rows_per_step)
             rng = draw.stream(seed, layer, step + 1)
-            ids[layer, rows] = draw.topk_without_replacement(
-                rng, weights, shape.topk, rows_per_step, groups
+            # Rows of a step are ordered by rank.
+            ids[layer, rows] = np.concatenate(
+                [
+                    draw.topk_without_replacement(
+                        rng, each, shape.topk, rows_per_step // len(weights), groups
+                    )
+                    for each in weights
+                ]
             )
         if on_layer is not None:
             on_layer(layer + 1)
@@ -196,7 +210,7 @@ def generate(
     )
 
 
-def _generator(kind: str, params: dict[str, Any]) -> Generator:
+def _generator(kind: str, params: dict[str, Any]) -> Generator | Remote:
     """The kind with its parameters, or an error that lists what there is."""
     if kind not in GENERATORS:
         raise unknown("generator", kind, GENERATORS)
@@ -205,7 +219,7 @@ def _generator(kind: str, params: dict[str, Any]) -> Generator:
         if name not in chosen.model_fields:
             raise unknown(f"parameter of {kind}", name, chosen.model_fields)
     try:
-        return cast("Generator", chosen(**params))
+        return cast("Generator | Remote", chosen(**params))
     except ValidationError as error:
         found = error.errors()[0]
         cause = found.get("ctx", {}).get("error")

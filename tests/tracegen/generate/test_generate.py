@@ -229,6 +229,31 @@ def test_the_best_group_is_the_one_of_the_two_best_experts():
     assert race[1].tolist() == [0.1, 0.9, np.inf, np.inf]  # 0.1 x 0.9 < 0.5 x 0.5
 
 
+@pytest.mark.parametrize("topk", [1, 2, 6])
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.75, 1.0])
+def test_as_many_pairs_leave_their_gpu_as_was_asked_for(share, topk):
+    sizes = {"ranks": 4, "tokens_per_rank": 2048, "layers": 1}
+    trace = generate("remote", "olmoe-1b-7b", **sizes, topk=topk, remote_share=share)
+    trace.validate()
+    host = trace.layer_ids(0) // 16
+    remote = host != trace.tokens.rank[:, None]
+    assert remote.mean() == pytest.approx(share, abs=0.012)
+    # What leaves is spread over the others, and experts of one GPU have like loads.
+    if share:
+        pairs = np.bincount((trace.tokens.rank[:, None] * 4 + host)[remote].ravel(), minlength=16)
+        away = pairs[pairs > 0]
+        assert away.size == 12 and np.ptp(away) < 6 * np.sqrt(away.mean())
+
+
+def test_a_share_that_own_or_other_experts_cannot_take_is_refused():
+    with pytest.raises(UserError, match="8 experts cannot be shared equally by 3 ranks"):
+        generate("remote", "mixtral-8x7b", ranks=3, tokens_per_rank=4, layers=1)
+    with pytest.raises(UserError, match=r"top-2 on the own rank .* 1 experts there"):
+        generate("remote", "mixtral-8x7b", ranks=8, tokens_per_rank=4, layers=1, remote_share=0.2)
+    with pytest.raises(UserError, match=r"top-8 on other ranks .* 0 experts there"):
+        generate("remote", "olmoe-1b-7b", ranks=1, tokens_per_rank=4, layers=1)
+
+
 def test_two_byte_ids_from_256_experts_on():
     assert generate("uniform", "deepseek-v3", **SMALL).expert_ids.dtype == np.uint16
     assert generate("uniform", "qwen3-235b-a22b", **SMALL).expert_ids.dtype == np.uint8
