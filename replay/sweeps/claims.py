@@ -4,17 +4,42 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from replay.errors import UserError, unknown
 from replay.sweeps.points import show
 
 if TYPE_CHECKING:
-    from replay.sweeps.study import Claim, Column
-    from replay.sweeps.table import GridTable, Labels
+    from collections.abc import Iterable
+
+    from replay.sweeps.points import Choice
+    from replay.sweeps.study import Claim, Column, Grid
 
 HEADINGS = ["paper", "published", "replayed", "replayed / published"]
 NUM_LABELS = 2
+
+
+class Mean(Protocol):
+    """What a column says of a point: `replay.sweeps.table.Cell`."""
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+
+
+class Filled(Protocol):
+    """What claims ask of a table, which is `replay.sweeps.table.GridTable`."""
+
+    grid: Grid
+    where: str
+    axes: dict[str, list[Choice]]
+    columns: list[Column]
+
+    def rows(self) -> Iterable[tuple[str, ...]]:
+        """Labels of every point."""
+
+    def cell(self, labels: tuple[str, ...], column: Column) -> Mean | None:
+        """Return what a column says of a point."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +66,7 @@ class Replayed:
         return f"{self.value:,.{digits}f}" + (of if self.num_found < self.num_wanted else "")
 
 
-def check_claim(claim: Claim, table: GridTable) -> None:
+def check_claim(claim: Claim, table: Filled) -> None:
     """Refuse a claim about what its grid has not.
 
     Raises
@@ -68,7 +93,7 @@ def check_claim(claim: Claim, table: GridTable) -> None:
         raise UserError(message)
 
 
-def replayed(claim: Claim, table: GridTable) -> Replayed:
+def replayed(claim: Claim, table: Filled) -> Replayed:
     """What the points that a claim is about come to, each as the mean over its seeds."""
     column = _column(claim, table)
     points = [labels for labels in table.rows() if _is_meant(claim, table, labels)]
@@ -78,7 +103,7 @@ def replayed(claim: Claim, table: GridTable) -> Replayed:
     return Replayed(value, len(values), len(points))
 
 
-def _column(claim: Claim, table: GridTable) -> Column:
+def _column(claim: Claim, table: Filled) -> Column:
     return next(column for column in table.columns if column.header == claim.column)
 
 
@@ -90,7 +115,7 @@ def _wanted(claim: Claim) -> dict[str, list[str]]:
     }
 
 
-def _is_meant(claim: Claim, table: GridTable, labels: Labels) -> bool:
+def _is_meant(claim: Claim, table: Filled, labels: tuple[str, ...]) -> bool:
     chosen = dict(zip(table.axes, labels, strict=True))
     return all(chosen[name] in wanted for name, wanted in _wanted(claim).items())
 
@@ -105,7 +130,7 @@ def _reduced(how: str, values: list[float]) -> float | None:
     return min(values) if how == "min" else max(values)
 
 
-def claim_lines(table: GridTable) -> list[list[str]]:
+def claim_lines(table: Filled) -> list[list[str]]:
     """Rows of the table of claims, under `HEADINGS`; the first `NUM_LABELS` come from the study."""
     rows = []
     for claim in table.grid.claims:
@@ -116,7 +141,7 @@ def claim_lines(table: GridTable) -> list[list[str]]:
     return rows
 
 
-def claims_json(table: GridTable) -> list[dict[str, Any]]:
+def claims_json(table: Filled) -> list[dict[str, Any]]:
     """Claims as objects, each with the number that was replayed."""
     found = [(claim, replayed(claim, table)) for claim in table.grid.claims]
     return [

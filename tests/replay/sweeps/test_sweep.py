@@ -23,7 +23,7 @@ from replay.schemes import SCHEMES
 from replay.sweeps import columns as column_reading
 from replay.sweeps import load_study, study_names
 from replay.sweeps.claims import NUM_LABELS
-from replay.sweeps.points import points_of
+from replay.sweeps.points import points_of, show
 from replay.sweeps.run import plan_sweep, sweep
 from replay.sweeps.study import Column, Grid, parse_study
 from replay.sweeps.table import markdown
@@ -795,7 +795,12 @@ def made_small(grid: Grid) -> Grid:
 
     axes = {
         name: [
-            shrunk(value) if isinstance(value, dict) else size.get(name, value)
+            # Claims name values by their labels, which stay.
+            shrunk(value)
+            if isinstance(value, dict)
+            else {"label": show(value), name: size[name]}
+            if name in size
+            else value
             for value in (values if name in named else values[:1])
         ]
         for name, values in grid.axes.items()
