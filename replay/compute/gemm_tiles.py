@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from replay.work.layer import LayerWork
 
 
-Raster = Literal["rows", "columns", "groups"]
+Raster = Literal["rows", "columns", "groups", "experts"]
 
 GROUP_TILES = (8, 16)  # row tiles that kernels go through together; see `_group_rows`
 COUNT_LINE_BYTES = 128  # counts of four bytes are read by the line; later looks hit the L1 cache
@@ -90,7 +90,7 @@ def gemm_tasks(
     raster
         Order of tiles that are ready at the same time: ``"rows"`` takes row tile after row tile,
         ``"columns"`` goes column by column over all row tiles of the rank, ``"groups"`` does so
-        within groups of row tiles (`_group_rows`).
+        within groups of row tiles (`_group_rows`), ``"experts"`` within such groups of one expert.
     priority
         (tile,): order among ready tiles, smaller first.
     resident_blocks
@@ -145,12 +145,16 @@ def _in_raster(
     num_columns
         (tile,): column tiles of each row tile; the same for all of a rank.
     """
-    count = np.bincount(tiles.rank, minlength=len(tiles.block_n))
     if raster == "rows":
         ordered, in_group = np.arange(len(tiles), dtype=np.int64), np.ones(len(tiles), np.int64)
     else:  # row tiles are numbered over all ranks; groups and columns count within a rank
-        ordered = np.argsort(tiles.rank, kind="stable")
-        most = _group_rows(tiles, num_sms) if raster == "groups" else np.maximum(count, 1)
+        which, most = tiles.rank, _group_rows(tiles, num_sms)
+        if raster == "experts":
+            rank_of_expert = np.zeros(len(tiles.first_of_expert) - 1, np.int64)
+            rank_of_expert[tiles.expert] = tiles.rank
+            which, most = tiles.expert, most[rank_of_expert]
+        ordered, count = np.argsort(which, kind="stable"), np.bincount(which, minlength=len(most))
+        most = np.maximum(count, 1) if raster == "columns" else most
         full, rest = np.divmod(count, most)
         num_groups = full + (rest > 0)
         in_group = np.repeat(most, num_groups)
@@ -243,6 +247,22 @@ def _read_operands(
     return outputs
 
 
+class GemmKernel(NamedTuple):
+    """A grouped GEMM that is a kernel of its own on every rank.
+
+    Attributes
+    ----------
+    tiles, tasks
+        Its row tiles, and their tasks.
+    end
+        (rank,): marks of the kernel's end.
+    """
+
+    tiles: RowTiles
+    tasks: TileTasks
+    end: Ints
+
+
 def gemm_kernel(
     machine: Machine,
     work: LayerWork,
@@ -255,6 +275,26 @@ def gemm_kernel(
     tuned_rows: int | None = None,
     num_sms: int = 0,
 ) -> Ints:
+    """Run one grouped GEMM as a kernel: (rank,) marks of its end; see `gemm_kernel_in_tiles`."""
+    return gemm_kernel_in_tiles(
+        machine, work, gemm, pool, after, launched_early=launched_early, layout=layout,
+        tuned_rows=tuned_rows, num_sms=num_sms,
+    ).end  # fmt: skip
+
+
+def gemm_kernel_in_tiles(
+    machine: Machine,
+    work: LayerWork,
+    gemm: Gemm,
+    pool: Ints,
+    after: Ints,
+    *,
+    launched_early: bool = False,
+    layout: str = "plain",
+    tuned_rows: int | None = None,
+    num_sms: int = 0,
+    raster: Raster = "groups",
+) -> GemmKernel:
     """Run one grouped GEMM as a kernel of its own on every rank.
 
     Parameters
@@ -268,10 +308,8 @@ def gemm_kernel(
         Number of rows per expert that the tile shape is chosen for, if it is not their mean.
     num_sms
         SMs of the pool; 0 if it has all.
-
-    Returns
-    -------
-    (rank,) marks of the kernel's end.
+    raster
+        See `gemm_tasks`.
     """
     begun = machine.kernel(after, KIND_NAMES[gemm.kind], has_gap=not launched_early)
     if layout == "masked":
@@ -280,5 +318,5 @@ def gemm_kernel(
         begun = machine.delay(Kind.LAUNCH, machine.costs.cache_load() * lines, begun)
     sms = num_sms or machine.sms.compute
     tiles = row_tiles(machine, work, gemm, sms, layout=layout, tuned_rows=tuned_rows)
-    tasks = gemm_tasks(machine, work, gemm, tiles, pool, begun[tiles.rank], raster="groups")
-    return machine.gather(tasks.done, tiles.rank, begun)
+    tasks = gemm_tasks(machine, work, gemm, tiles, pool, begun[tiles.rank], raster=raster)
+    return GemmKernel(tiles, tasks, machine.gather(tasks.done, tiles.rank, begun))

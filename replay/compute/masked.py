@@ -16,7 +16,7 @@ import numpy as np
 
 from replay.compute.experts import activation_bytes
 from replay.compute.gemm import Gemm
-from replay.compute.gemm_tiles import gemm_kernel
+from replay.compute.gemm_tiles import GemmKernel, gemm_kernel, gemm_kernel_in_tiles
 from replay.compute.weight_gradients import element_bytes
 from replay.machine.kinds import Kind
 from replay.machine.times import Time
@@ -62,18 +62,54 @@ def masked_kernels(
         Whether the scales of the rows come in the order of the first GEMM, as low-latency kernels
         write them.
     """
+    done = masked_operands(machine, work, pool, after, slots, scales_in_order=scales_in_order)
+    return gemm_kernel(machine, work, Gemm.second(work), pool, done, layout="masked")
+
+
+def masked_operands(
+    machine: Machine,
+    work: LayerWork,
+    pool: Ints,
+    after: Ints,
+    slots: Ints,
+    *,
+    scales_in_order: bool,
+) -> Ints:
+    """Run all but the second GEMM: (rank,) marks when it may begin; see `masked_kernels`."""
     has_scales = element_bytes(work) == 1
     hidden, intermediate = work.shape.hidden, work.shape.intermediate
     if has_scales and not scales_in_order:
         after = machine.memory_kernel(Kind.PERMUTE, scale_bytes(slots, hidden), after, SCALES)
-    first, second = Gemm.first(work, fused_activation=False), Gemm.second(work)
+    first = Gemm.first(work, fused_activation=False)
     done = gemm_kernel(machine, work, first, pool, after, layout="masked")
     done = masked_activation(machine, work, done)
     if has_scales:
         done = machine.memory_kernel(
             Kind.ACTIVATION, scale_bytes(slots, intermediate), done, SCALES
         )
-    return gemm_kernel(machine, work, second, pool, done, layout="masked")
+    return done
+
+
+def signalling_kernel(
+    machine: Machine, work: LayerWork, pool: Ints, after: Ints, num_sms: int
+) -> GemmKernel:
+    """Run the second GEMM beside a kernel that sends its results block by block.
+
+    DeepGEMM's scheduler goes through the experts one by one (``kMasked``). When a column tile is
+    stored, one is added to the signal of its row tile; whoever reads the sum of all of them may
+    read the rows.
+
+    Parameters
+    ----------
+    pool, num_sms
+        (rank,): resource of the SMs that multiply, and how many they are.
+    after
+        (rank,): what `masked_operands` gives.
+    """
+    return gemm_kernel_in_tiles(
+        machine, work, Gemm.second(work), pool, after, layout="masked", num_sms=num_sms,
+        raster="experts",
+    )  # fmt: skip
 
 
 def masked_activation(machine: Machine, work: LayerWork, after: Ints) -> Ints:

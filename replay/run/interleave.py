@@ -1,4 +1,4 @@
-"""Two micro-batches in turns: while rows of the one travel, the other computes.
+"""Stages in turns: while rows of the one micro-batch travel, the other computes.
 
 The tokens of every GPU are cut in two. One host thread per GPU launches stages of the two in turns,
 in the order of an engine's list; a kernel waits for the one before it in its stream, and for what
@@ -8,8 +8,12 @@ where the scheme has hooks, they are in the first stream too, and rows travel wh
 an SM for them. Nobody says what overlaps: that follows from the order of launches and from who
 waits for whom.
 
-Sources: sgl-project/sglang, ``batch_overlap/operations_strategy.py`` and ``operations.py`` (tbo);
-vllm-project/vllm, ``docs/design/dbo.md`` and ``v1/worker/ubatching.py`` (dbo).
+With one micro-batch (SGLang's single-batch overlap) shared experts run between the kernel that
+sends rows and the one that receives them, and the scheme sends results while its second GEMM runs.
+
+Sources: sgl-project/sglang, ``batch_overlap/operations_strategy.py`` and ``operations.py`` (tbo),
+``batch_overlap/single_batch_overlap.py`` (sbo); vllm-project/vllm, ``docs/design/dbo.md`` and
+``v1/worker/ubatching.py`` (dbo).
 
 Left out: that GPUs agree to cut their batches, which is once for a step and without which they
 agree on sizes anyway; and vLLM's padding of batches to the longest.
@@ -48,9 +52,9 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints
     from replay.measure.parts import Memory
     from replay.run.chain import MicroBatch
-    from replay.run.spec import Interleave, RunSpec
+    from replay.run.spec import RunSpec
     from replay.schemes import Scheme
-    from replay.schemes.staged import Stages
+    from replay.schemes.staged import Interleave, Stages
     from replay.work.layer import LayerWork
 
 Part = Stage | Literal["prepare", "attend", "shared"]
@@ -58,16 +62,19 @@ Part = Stage | Literal["prepare", "attend", "shared"]
 
 
 class Strategy(NamedTuple):
-    """In which order an engine launches the parts of two micro-batches.
+    """In which order an engine launches the parts of micro-batches.
 
     Attributes
     ----------
+    kind
+        Its name.
     stages
         Parts of a layer that are launched together. The micro-batches take turns stage by stage.
     shift
         Stages that the first micro-batch is ahead of the second.
     """
 
+    kind: Interleave
     stages: tuple[tuple[Part, ...], ...]
     shift: int
 
@@ -78,44 +85,62 @@ def strategy_of(kind: Interleave, phase: str, releases: Releases) -> Strategy:
     Parameters
     ----------
     kind
-        "tbo" for SGLang's two-batch overlap, "dbo" for vLLM's dual-batch overlap.
+        "tbo" for SGLang's two-batch overlap, "dbo" for vLLM's dual-batch overlap, "sbo" for
+        SGLang's single-batch overlap, which has one micro-batch.
     phase
         "prefill" or "decode", for which SGLang has lists of their own.
     releases
         See `StagedScheme`. SGLang's second half of a combine launches kernels of a stream of their
         own, while of kernels with a hook the first half has launched the one that sends.
     """
+    stages: tuple[tuple[Part, ...], ...]
+    if kind == "sbo":
+        whole: tuple[Part, ...] = (
+            "prepare", "attend", "send", "shared", "receive", "experts", "combine", "finish",
+        )  # fmt: skip
+        return Strategy(kind, (whole,), 0)
     if kind == "dbo":
-        stages: tuple[tuple[Part, ...], ...] = (
+        stages = (
             ("prepare", "attend"), ("send",), ("receive",), ("experts",), ("combine", "shared"),
             ("finish",),
         )  # fmt: skip
-        return Strategy(stages, 1)
+        return Strategy(kind, stages, 1)
     first: tuple[Part, ...] = ("combine",) if releases == "hook" else ()
     second: tuple[Part, ...] = ("finish",) if releases == "hook" else ("combine", "finish")
     if phase == "prefill":
         stages = (
             ("prepare", "attend", "send"), ("receive", "experts", *first), ("shared", *second),
         )  # fmt: skip
-        return Strategy(stages, 0)
+        return Strategy(kind, stages, 0)
     stages = (
         ("prepare",), ("attend",), ("send", "shared"), ("receive", "experts", *first), second,
         (),  # the sum with the shared experts, which is the first kernel of "prepare" here
     )  # fmt: skip
-    return Strategy(stages, 2)
+    return Strategy(kind, stages, 2)
 
 
-def staged(scheme: Scheme) -> StagedScheme:
+def staged(scheme: Scheme, kind: Interleave) -> StagedScheme:
     """Give a scheme as it is interleaved.
 
     Raises
     ------
     UserError
-        If it keeps its SMs for a whole layer, naming the schemes that do not.
+        If it keeps its SMs for a whole layer, or has no kernels for this, naming the schemes that
+        can.
     """
-    if isinstance(scheme, StagedScheme):
-        return scheme.interleaved()
-    can = [name for name, one in SCHEMES.items() if isinstance(one, StagedScheme)]
+    if isinstance(scheme, StagedScheme) and kind in scheme.interleaves:
+        return scheme.interleaved(kind)
+    can = [
+        name
+        for name, one in SCHEMES.items()
+        if isinstance(one, StagedScheme) and kind in one.interleaves
+    ]
+    if kind == "sbo":
+        message = (
+            f"scheme {scheme.name!r} has no kernel that sends results while its second GEMM runs; "
+            f"--interleave sbo has: {', '.join(can)}"
+        )
+        raise UserError(message)
     message = (
         f"scheme {scheme.name!r} keeps its SMs while rows travel, so that no other micro-batch can "
         f"run meanwhile; --interleave have: {', '.join(can)}"
@@ -302,12 +327,12 @@ def build(
     lead: Time = NO_TIME,
     progress: Callable[[], object] | None = None,
 ) -> Chain:
-    """Let a scheme describe layers that two micro-batches go through in turns.
+    """Let a scheme describe layers that micro-batches go through in turns.
 
     Parameters
     ----------
     links
-        At least one layer, each with two micro-batches.
+        At least one layer, each with one or two micro-batches.
     strategy
         Who is launched when.
     launch, lead, progress
@@ -320,7 +345,7 @@ def build(
     LayerRefusedError
         If the scheme has no code for a layer.
     """
-    able = staged(scheme)
+    able = staged(scheme, strategy.kind)
     works = _Works(links)
     whole = works(0)
     set_aside = _set_aside(able, whole, system)
@@ -329,10 +354,14 @@ def build(
     begin = machine.mark(machine.ranks)
     streams = _Streams(machine, able.releases)
     bounds, layers = [builder.num_tasks], []
-    first, second = (
-        _Program(number, links, machine, able, streams, strategy, begin) for number in range(2)
-    )
-    turns = _in_turns(first.run(works), second.run(works), strategy.shift)
+    programs = [
+        _Program(number, links, machine, able, streams, strategy, begin)
+        for number in range(len(links[0].micro_batches))
+    ]
+    first, last = programs[0], programs[-1]
+    turns = first.run(works)
+    if last is not first:
+        turns = _in_turns(turns, last.run(works), strategy.shift)
     newest = -1
     for layer in turns:
         bounds.append(builder.num_tasks)
@@ -343,9 +372,12 @@ def build(
                 progress()
     finishes = [
         machine.gather(one, machine.ranks, other)
-        for one, other in zip(first.finishes, second.finishes, strict=True)
+        for one, other in zip(first.finishes, last.finishes, strict=True)
     ]
-    both = zip(first.memories, second.memories, strict=True)
+    memories = first.memories
+    if last is not first:
+        both = zip(first.memories, last.memories, strict=True)
+        memories = [beside(one, other) for one, other in both]
     return Chain(
         built=Built(builder.build(), finishes[-1], machine),
         reached=first.reached,
@@ -354,7 +386,7 @@ def build(
         pieces=Pieces(np.array(bounds, np.int64), np.array(layers, np.int64)),
         routing=mean_routing(works.summaries),
         last_work=works(len(links) - 1),
-        memory=largest([beside(*memories) for memories in both]),
+        memory=largest(memories),
     )
 
 

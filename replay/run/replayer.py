@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from replay.compute.dense import Between
 from replay.errors import UserError, unknown
 from replay.graph.engine import compile_ahead
@@ -115,9 +117,9 @@ def carry_out(
     outline = Outline(ranks, placed.num_experts, precision)
     passes = [outline._replace(is_backward=one) for one in PASSES[spec.direction]]
     strategy = None
-    if spec.interleave != "none":
+    if (kind := spec.interleave) != "none":
         check_interleaved(spec)
-        strategy = strategy_of(spec.interleave, batches[0].phase, staged(scheme).releases)
+        strategy = strategy_of(kind, batches[0].phase, staged(scheme, kind).releases)
     launch = spec.launch or _launch(scheme, batches[0].phase, passes)
     trials: list[Trial] = []
     if scheme.is_tuned(spec.tune):
@@ -225,12 +227,13 @@ def _links(
 def _micro_batches(
     spec: RunSpec, trace: RoutingTrace, batch: Batch, tile: tuple[int, int]
 ) -> tuple[MicroBatch, ...]:
-    """Cut a batch, if micro-batches of it alternate."""
+    """Cut a batch, if micro-batches of it alternate; into one if it overlaps with itself."""
     if spec.interleave == "none":
         return ()
+    whole = (np.arange(batch.num_tokens),)
     return tuple(
         MicroBatch(places, Context.of(trace, batch.of_tokens(places), tile))
-        for places in batch.halves()
+        for places in (whole if spec.interleave == "sbo" else batch.halves())
     )
 
 

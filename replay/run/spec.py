@@ -36,7 +36,7 @@ from replay.work.replicas import ReplicaRule
 DEFAULT_SYSTEM = "dgx-h100"
 
 Direction = Literal["forward", "backward", "training"]
-Interleave = Literal["none", "tbo", "dbo"]
+Interleaving = Literal["none", "tbo", "dbo", "sbo"]
 SharedExperts = Literal["between", "beside-dispatch"]
 PASSES: dict[Direction, tuple[bool, ...]] = {
     "forward": (False,),
@@ -143,10 +143,11 @@ class RunSpec(BaseModel):
         description="between: shared experts run before the dispatch. beside-dispatch: they share "
         "SMs and memory with it.",
     )
-    interleave: Interleave = Field(
+    interleave: Interleaving = Field(
         "none",
         description="Two micro-batches in turns, each of half the tokens: tbo (SGLang's two-batch "
-        "overlap) or dbo (vLLM's dual-batch overlap); none is one batch.",
+        "overlap) or dbo (vLLM's dual-batch overlap). One that overlaps with itself: sbo (SGLang's "
+        "single-batch overlap). none: stage after stage.",
     )
     launch: Launch | None = Field(
         None,

@@ -4,7 +4,8 @@ An engine that alternates two micro-batches (`replay.run.interleave`) runs stage
 rows of the other travel. A scheme can be interleaved so if its layer is kernels that follow one
 another: those that move rows have a stream and SMs of their own, or, with a hook, there are two of
 them each way, and between departure and arrival no SM is held. A scheme that fuses communication
-with the experts' GEMMs has nothing to give back.
+with the experts' GEMMs has nothing to give back. With a hook something else of the same layer may
+run there too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ send
 receive
     Until the rows of all ranks are there: the dispatch; with a hook the kernel that waits for them.
 experts
-    Until rows can go back: permutes, GEMMs, sums of the own GPU.
+    Until rows can go back: permutes, GEMMs, sums of the own GPU. All but the second GEMM where rows
+    leave beside it.
 combine
     The combine; with a hook the kernel that lets rows leave.
 finish
@@ -46,6 +48,9 @@ What it takes comes after what it gave. It returns the tasks that end the last s
 """
 
 Releases = Literal["stream", "hook"]
+
+Interleave = Literal["tbo", "dbo", "sbo"]
+"""What an engine launches beside what; see `replay.run.interleave`."""
 
 
 def through(stages: Stages) -> Ints:
@@ -68,9 +73,12 @@ class StagedScheme(Scheme):
         How SMs become free for another micro-batch: "stream" where the kernels that move rows run
         on a stream of their own, beside those that compute, on `Scheme.communication_sms` SMs;
         "hook" where nothing holds an SM between a kernel that sends and one that receives.
+    interleaves
+        Orders of launches that it has kernels for.
     """
 
     releases: Releases = "stream"
+    interleaves: frozenset[Interleave] = frozenset({"tbo", "dbo"})
 
     @abstractmethod
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
@@ -88,6 +96,7 @@ class StagedScheme(Scheme):
         assert held is not None, "a scheme with a stream of its own states its SMs"
         return held
 
-    def interleaved(self) -> Self:
-        """The scheme as an engine calls it that alternates two micro-batches."""
+    def interleaved(self, kind: Interleave) -> Self:
+        """The scheme as an engine calls it that launches stages in such an order."""
+        assert kind in self.interleaves
         return self

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.machine.sms import Split
-    from replay.schemes.staged import Stages
+    from replay.schemes.staged import Interleave, Stages
     from replay.work.layer import LayerWork
 
 BUFFER_ALIGNMENT = 2 << 20  # of the symmetric buffer
@@ -189,8 +189,9 @@ class ElasticDeepEp(StagedScheme):
             *combine,
         )
 
-    def interleaved(self) -> Self:
+    def interleaved(self, kind: Interleave) -> Self:
         """With SMs for kernels that something runs beside."""
+        assert kind in self.interleaves
         return self.with_options({"overlap": True})
 
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:

@@ -92,10 +92,7 @@ class Flows(NamedTuple):
     @classmethod
     def of(cls, work: LayerWork, grid: Grid) -> Flows:
         """Flows of a layer."""
-        n = work.num_ranks
-        place = np.zeros(work.num_experts, np.int64)
-        for experts in work.experts_of_rank:
-            place[experts] = np.arange(len(experts))
+        n, place = work.num_ranks, place_on_rank(work)
         expert_rank, owner, local = (
             axis.ravel() for axis in np.indices((n, n, grid.experts), np.int64)
         )
@@ -117,6 +114,14 @@ class Flows(NamedTuple):
         turn = (self.owner - self.expert_rank) % (int(self.owner.max()) + 1)
         order = np.lexsort((turn[flow], self.local[flow], before))
         return Pieces(flow[order], cut.size[order], before[order])
+
+
+def place_on_rank(work: LayerWork) -> Ints:
+    """(expert,): place of each among the experts of its rank."""
+    place = np.zeros(work.num_experts, np.int64)
+    for experts in work.experts_of_rank:
+        place[experts] = np.arange(len(experts))
+    return place
 
 
 def padded_bytes(row_bytes: int, hidden: int) -> int:

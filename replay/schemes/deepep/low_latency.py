@@ -36,10 +36,12 @@ import numpy as np
 
 from replay.compute import masked
 from replay.compute.casts import cast_received, cast_results
+from replay.compute.row_tiles import MASKED_ROWS
 from replay.compute.shared import shared_kernels
 from replay.errors import UserError
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes import memory
+from replay.schemes.deepep.beside_gemm import send
 from replay.schemes.deepep.buffers import HEADER_BYTES, low_latency_bytes
 from replay.schemes.deepep.flags import Rows, store_flags, store_rows
 from replay.schemes.deepep.grid import HIDDEN_SIZES, Flows, Grid, padded_bytes
@@ -53,13 +55,16 @@ from replay.work.ragged import places
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.machine.machine import Ints, Machine
-    from replay.schemes.staged import Stages
+    from replay.schemes.staged import Interleave, Stages
     from replay.work.layer import LayerWork
 
 MOST_BLOCKS = 64  # blocks of tokens, per rank: what goes to one peer together in the model
 
 SGLANG = "sgl-project/sglang, DeepEP's dispatcher and forward_deepgemm_masked"
 CAST = "topk_ids.to(int64)"
+SIGNALS = "torch.zeros"  # of the signals that GEMM-2 raises
+SIGNAL_BYTES = 4
+OVERLAP_SMS = 3  # on Hopper (compute_overlap_args)
 GATE_ID_BYTES, EXPERT_ID_BYTES = 4, 8  # SGLang casts expert ids to the type of the kernels
 LANES = 32
 SOURCE_BYTES = 4  # index of a packed row at its source
@@ -82,6 +87,15 @@ class LowLatencyOptions(Options):
         help="Whether dispatch and combine are two kernels each, one that sends and one that "
         "receives, so that no SM is held between them.",
         source="return_recv_hook of deepseek-ai/DeepEP, off unless it is asked for",
+    )
+    overlap_sms: int = option(
+        0,
+        least=0,
+        unit="SMs",
+        help="SMs of a kernel that sends results while GEMM-2 multiplies on the others, with a "
+        "hook; 0 to send them behind it.",
+        source="SGLANG_DEEPEP_LL_COMBINE_SEND_NUM_SMS of sgl-project/sglang, 3 on Hopper where "
+        "overlap is asked for",
     )
     max_tokens: int = option(
         128,
@@ -111,6 +125,7 @@ class LowLatencyDeepEp(StagedScheme):
     combine_types = frozenset({"bf16"})
     passes = FORWARD
     releases = "hook"
+    interleaves = frozenset({"tbo", "dbo", "sbo"})
     validity = "decoding: up to 1024 tokens a GPU, 11 experts a token"
     options: LowLatencyOptions = LowLatencyOptions()
 
@@ -126,6 +141,11 @@ class LowLatencyDeepEp(StagedScheme):
             return f"its kernels take {MOST_TOPK} experts per token at most, not {topk}"
         if hidden > HIDDEN_SIZES[-1]:
             return f"its kernels take {HIDDEN_SIZES[-1]} values per row at most, not {hidden}"
+        if self.options.overlap_sms and work.precision.gemm != "fp8":
+            return (
+                "results leave beside GEMM-2 where its kernel signals them, which is FP8, not "
+                f"{work.precision.gemm}"
+            )
         return ""
 
     def communication_sms(self, system: System) -> int | None:
@@ -161,10 +181,12 @@ class LowLatencyDeepEp(StagedScheme):
         """The kernels of DeepEP, one or two each way, and those of SGLang around them."""
         first, _, second = experts(is_backward=False)
         scales = Listed(masked.SCALES, moves="scales of all slots, read and written", source=SGLANG)
-        received = ("dispatch, receive", "combine, receive") if self.options.hook else ()
+        received = ("dispatch, receive", "combine, receive") if self._has_hook else ()
+        signals = (Listed(SIGNALS, moves="a signal per block", source=SGLANG),)
         return (
             Listed(CAST, moves="expert ids of 4 and of 8 bytes", source=SGLANG),
             *kernels("dispatch", *received[:1]),
+            *(signals if self.options.overlap_sms else ()),
             *layer.received,
             first,
             Listed(masked.ACTIVATION, moves="results of GEMM-1, operands of GEMM-2", source=SGLANG),
@@ -174,9 +196,11 @@ class LowLatencyDeepEp(StagedScheme):
             *kernels("combine", *received[1:]),
         )
 
-    def interleaved(self) -> Self:
-        """With hooks, and with none of its kernels beside another."""
-        return self.with_options({"hook": True})
+    def interleaved(self, kind: Interleave) -> Self:
+        """With hooks; with none of its kernels beside another but for a combine beside GEMM-2."""
+        if kind == "sbo":
+            return self.with_options({"overlap_sms": self.options.overlap_sms or OVERLAP_SMS})
+        return self.with_options({"hook": True, "overlap_sms": 0})
 
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add the cast of expert ids, dispatch, masked experts and combine."""
@@ -184,12 +208,21 @@ class LowLatencyDeepEp(StagedScheme):
         ids = tokens * work.expert_ids.shape[1] * (GATE_ID_BYTES + EXPERT_ID_BYTES)
         cast = machine.memory_kernel(Kind.LAYOUT, ids, start, CAST)
         received = yield (yield from self.dispatch(work, machine, cast))
+        if self.options.overlap_sms:
+            received = machine.small_kernels(
+                Kind.LAYOUT, self._signal_bytes(work), received, SIGNALS
+            )
         slots = self._slots(work)
         rows, pool = work.matrix("pairs").sum(axis=0), machine.sms.for_kernels()
         ready = cast_received(machine, work, rows, received)
         # A group of warps per expert leaves hardly an SM: shared experts run behind the kernel.
         every = machine.sms.split(f"scheme {self.name!r}", {"blocks": machine.sms.count})
         ready = shared_kernels(machine, work, every, start, ready)
+        if self.options.overlap_sms:
+            operands = yield masked.masked_operands(
+                machine, work, pool, ready, slots, scales_in_order=True
+            )
+            return (yield from self.combine_beside(work, machine, operands))
         done = masked.masked_kernels(machine, work, pool, ready, slots, scales_in_order=True)
         results = yield cast_results(machine, work, rows, done)
         return (yield from self.combine(work, machine, results))
@@ -231,7 +264,7 @@ class LowLatencyDeepEp(StagedScheme):
         sent = yield machine.gather(ready, owner, machine.gather(counted, pair_src, begun))
         met = (
             machine.kernel(sent, "dispatch, receive")
-            if self.options.hook
+            if self._has_hook
             else machine.delay(DISPATCH.sync, costs.grid_barrier(), sent)
         )
         met = machine.gather(told.from_cards, machine.ranks, met)
@@ -307,16 +340,58 @@ class LowLatencyDeepEp(StagedScheme):
         )  # fmt: skip
         # The warps of a group meet, then one of them flags.
         met = machine.delay(COMBINE.sync, costs.cache_load(), told.groups, flows.expert_rank)
-        seen = store_flags(
-            machine, COMBINE, (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN), flows.expert_rank, flows.owner,
-            met,
-        )  # fmt: skip
+        seen = self._flag(machine, flows, met)
         sent = yield machine.gather(met, flows.expert_rank, told.from_cards)
         if self.options.hook:
             sent = machine.kernel(sent, "combine, receive")
+        return self._receive(work, machine, blocks, row, flows, seen, sent)
+
+    def combine_beside(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+        """Add GEMM-2, the kernel that sends beside it, and the combine: (rank,) marks of the end.
+
+        `start` are the (rank,) tasks after which GEMM-2 has its operands.
+        """
+        grid, costs, num_sms = self._grid(work, machine), machine.costs, self.options.overlap_sms
+        shares = {"overlap_sms": num_sms}
+        split = machine.sms.split(f"scheme {self.name!r}", shares, rest="multiply")
+        pool = split.pool("sm-beside-combine", split.left)
+        sms = split.channels("ll-combine-beside", num_sms)
+        gemm = masked.signalling_kernel(machine, work, pool, start, split.left)
+        flows, begun = Flows.of(work, grid), machine.kernel(start, "combine")
+        row = padded_bytes(work.combine_row_bytes, work.shape.hidden)
+        a_row = costs.warp_copy(row, unroll=BULK_UNROLL, readers=math.inf)
+        out = send(machine, work, grid, flows, gemm, sms, a_row, row, begun)
+        cleared = machine.delay(COMBINE.sync, costs.memory_load(), begun)
+        slots = np.arange(work.num_ranks * grid.experts)
+        rank = slots // grid.experts
+        told = store_rows(
+            machine, COMBINE, out.rows, (work.combine_row_bytes, row - work.combine_row_bytes),
+            (rank, rank), cleared, "bulk",
+        )  # fmt: skip
+        # Whoever counts the expert's last unit flags it to every rank.
+        met = machine.delay(COMBINE.sync, costs.cache_load(), told.groups, rank)
+        machine.graph.edges(out.ended, met[out.slot])
+        flagged = met[flows.expert_rank * grid.experts + flows.local]
+        seen = self._flag(machine, flows, flagged)
+        over = machine.gather(gemm.end, machine.ranks, told.from_cards)
+        sent = yield machine.gather(met, rank, over)
+        sent = machine.kernel(sent, "combine, receive")
+        _, blocks = self._sms(machine, "ll-combine", grid)
+        return self._receive(work, machine, blocks, row, flows, seen, sent)
+
+    def _flag(self, machine: Machine, flows: Flows, after: Ints) -> Ints:
+        """Flag every (expert, owner), with rows or without: (flow,) tasks when it is seen."""
+        ways = (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN)
+        return store_flags(machine, COMBINE, ways, flows.expert_rank, flows.owner, after)
+
+    def _receive(
+        self, work: LayerWork, machine: Machine, blocks: Ints, row: int, flows: Flows, seen: Ints,
+        sent: Ints,
+    ) -> Ints:  # fmt: skip
+        """Wait for the flags, and add up: (rank,) marks of the end."""
         # A token's rows come behind several flags, so that all of them are waited for.
         all_seen = machine.gather(seen, flows.owner, sent)
-        together = machine.delay(COMBINE.sync, costs.grid_barrier(), all_seen)
+        together = machine.delay(COMBINE.sync, machine.costs.grid_barrier(), all_seen)
         return self._add(work, machine, blocks, row, together)
 
     def _copy(
@@ -367,6 +442,17 @@ class LowLatencyDeepEp(StagedScheme):
         return machine.gather(done, rank, together)
 
     # ---- both ------------------------------------------------------------------------------------
+
+    @property
+    def _has_hook(self) -> bool:
+        """Whether sending and receiving are kernels of their own."""
+        return self.options.hook or self.options.overlap_sms > 0
+
+    def _signal_bytes(self, work: LayerWork) -> Ints:
+        """(rank,): bytes of the signals that are cleared, one per block of the lowest tiles."""
+        rows = self._room(work) * work.num_ranks
+        experts = np.array([len(experts) for experts in work.experts_of_rank], np.int64)
+        return SIGNAL_BYTES * experts * -(-rows // MASKED_ROWS[0])
 
     def _grid(self, work: LayerWork, machine: Machine) -> Grid:
         """Grid of either kernel.
