@@ -160,6 +160,11 @@ class LowLatencyDeepEp(StagedScheme):
         return (
             Buffer("symmetric buffer", memory.on_each(work, symmetric), stays=True),
             Buffer("packed rows", slots * packed),
+            *(
+                (Buffer("signals of GEMM-2", self._signal_bytes(work)),)
+                if self.options.overlap_sms
+                else ()
+            ),
             *memory.cast_received(work, slots),
             *memory.cast_results(work, slots),
         )

@@ -80,6 +80,7 @@ class Timed(StagedScheme):
 class Hooked(Timed):
     name = "hooked"
     releases = "hook"
+    interleaves = frozenset({"tbo", "dbo", "sbo"})
 
 
 class Parts:
@@ -96,16 +97,17 @@ class Parts:
 
 
 def ends_us(scheme: Timed, strategy: Strategy, layers: int, between=None) -> list[int]:
-    """When each layer is over for both micro-batches."""
+    """When each layer is over for all micro-batches."""
     layer = work(draw(8, 4, 2), 2, 4)
     first = np.flatnonzero(np.arange(8) % 4 < 2)
-    halves = (first, np.setdiff1d(np.arange(8), first))
+    parts = (first, np.setdiff1d(np.arange(8), first))
+    parts = (np.arange(8),) if strategy.kind == "sbo" else parts
     nothing = Context(*(np.zeros(2, np.int64) for _ in range(3)))
     link = ChainLink(
         lambda: layer,
         between=between,
         context=nothing,
-        micro_batches=tuple(MicroBatch(tokens, nothing) for tokens in halves),
+        micro_batches=tuple(MicroBatch(tokens, nothing) for tokens in parts),
     )
     chain = build([link] * layers, hwmodel.load("dgx-h100"), scheme, strategy)
     visible = schedule(chain.built.graph).visible_ps
@@ -144,6 +146,20 @@ def test_dbo_attends_before_it_waits_for_the_other_combine() -> None:
     # rows 27-31, finish 35-37. Then send 37-38, before 38-43, send 43-44, experts 44-51, shared
     # 51-52, experts 52-59, finish 59-61, shared 61-62, rows 59-63, finish 63-65.
     assert ends_us(Timed(), strategy_of("dbo", "prefill", "stream"), 2, Parts()) == [37, 65]
+
+
+def test_a_batch_by_itself_computes_shared_experts_while_its_rows_travel() -> None:
+    # Before 0-5, send 5-6, shared 6-7, on the wire 6-11, experts 11-18, on the wire 18-22, finish
+    # 22-24; as the kernels by themselves, but for the shared experts.
+    strategy = strategy_of("sbo", "decode", "hook")
+    assert ends_us(Hooked(), strategy, 2, Parts()) == [24, 48]
+    assert ends_us(Hooked(), strategy, 1) == [19]
+    # The kernel that receives begins behind them.
+    longer = Parts()
+    longer.shared_experts = lambda machine, _, after: machine.delay(
+        Kind.BETWEEN, Time(8 * PS), after
+    )
+    assert ends_us(Hooked(), strategy, 1, longer) == [24 + 3]
 
 
 # ---- every scheme --------------------------------------------------------------------------------
@@ -309,8 +325,31 @@ def test_memory_of_two_micro_batches_is_that_of_one_batch_for_rows_that_pass(tra
     assert cut.total_bytes == whole.total_bytes
 
 
+def test_a_batch_by_itself_sends_the_same_rows(trace) -> None:
+    whole, cut = (
+        replay.run(trace, scheme="deepep-ll", phase=None, precision="fp8", interleave=kind).chain
+        for kind in (None, "sbo")
+    )
+    assert whole is not None
+    assert cut is not None
+    assert cut.routing == whole.routing
+    assert cut.measures.payload_bytes == whole.measures.payload_bytes
+
+
+def test_memory_of_a_batch_by_itself(trace) -> None:
+    whole, cut = (
+        replay.run(trace, scheme="deepep-ll", layer=0, precision="fp8", interleave=kind)
+        for kind in (None, "sbo")
+    )
+    of = {one.name: one.bytes for one in whole.layers[0].memory.buffers}
+    found = {one.name: one.bytes for one in cut.layers[0].memory.buffers}
+    # Room for 128 tokens of four GPUs: eight signals of four bytes for each of 16 experts.
+    assert found == of | {"signals of GEMM-2": [16 * 8 * 4] * 4}
+
+
 REFUSED = {
     "keeps its SMs while rows travel": {"scheme": "comet"},
+    "no kernel that sends results while.* sbo has: deepep-ll$": {"interleave": "sbo"},
     "--pass backward": {"direction": "backward"},
     "--shared-experts beside-dispatch": {"shared_experts": "beside-dispatch"},
     "--placement moonep": {"placement": "moonep"},
