@@ -117,7 +117,7 @@ def scattered(layer: Outline) -> tuple[Listed, ...]:
     return *gradients, SCATTER, ZEROES
 
 
-def gather(machine: Machine, work: LayerWork, back: Ints, after: Ints) -> Ints:
+def gather(machine: Machine, work: LayerWork, back: Ints, after: Ints | None = None) -> Ints:
     """Bring rows into the order of tokens and add them up: (rank,) tasks.
 
     Forward, they are copied and then added with their weights; backward, added as they are.
@@ -125,12 +125,12 @@ def gather(machine: Machine, work: LayerWork, back: Ints, after: Ints) -> Ints:
     Parameters
     ----------
     back, after
-        (rank,): results have come back, for which the host waits; what else precedes.
+        (rank,): results have come back, for which the host waits; what else precedes, if anything.
     """
     tokens, owned = np.diff(work.tokens_of_rank), work.matrix("pairs").sum(axis=1)
     row, result = work.combine_row_bytes, work.result_row_bytes
     machine.host.wait(COMBINE, back, COME_BACK.name)
-    after = machine.gather(back, machine.ranks, after)
+    after = back if after is None else machine.gather(back, machine.ranks, after)
     into = tokens * result if work.is_backward else owned * row
     emptied = _run(machine, Kind.UNPERMUTE, GATHER_ZEROES, MemoryTraffic(0 * into, into), after)
     if work.is_backward:

@@ -200,7 +200,7 @@ class FasterMoe(Scheme):
             back = machine.gather(ended, machine.ranks, back)
             for part in parts if machine.num_ranks > 1 else ():
                 back = self._exchange(work, machine, COMBINE, part.pairs.T, back).done
-        gathered = around.gather(machine, work, back, done)
+        gathered = around.gather(machine, work, back, done if len(shadowed) else None)
         machine.notes.follow("combined", np.arange(work.num_tokens), gathered[work.source_rank])
         return gathered
 
