@@ -78,7 +78,7 @@ def test_no_scheme_beats_it_on_a_machine_out_of_balance(scheme: str, turn: int) 
         if time is not None:
             assert time >= least_ps(machine_name, layer), layer
             replayed += 1
-    assert replayed >= 15
+    assert replayed >= 10  # some take few types of rows
 
 
 def variants(scheme: Scheme) -> Iterator[dict[str, object]]:
