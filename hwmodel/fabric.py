@@ -7,85 +7,23 @@ bottleneck before the GPU's port as a whole is (:meth:`Fabric.balanced_planes`),
 and the port as a whole is the resource to schedule. Domains are joined by one NIC
 per GPU; NICs of the same index in their domain share a leaf switch (a rail), and
 leaves are joined by a spine.
-
-The module is long because all questions about the wiring are answered from the one description that
-a preset gives: planes, domains, rails and latencies.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from hwmodel.errors import UserError
 from hwmodel.link import Link
+from hwmodel.ports import Direction, Hop, Nic, Port
 from hwmodel.specs import SystemSpec
 from hwmodel.units import Rate, Whole, exact, ps_from_ns, ps_from_us
+from hwmodel.wiring import SPINE, gpu_node, leaf_node, nic_node, plane_node, wiring
 
 if TYPE_CHECKING:
     import networkx
-
-Direction = Literal["uplink", "downlink"]
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """All links between one GPU and one switch plane, in one direction.
-
-    Attributes
-    ----------
-    gpu, plane
-        Its two ends; the plane is counted within the GPU's domain.
-    direction
-        ``uplink`` is GPU to switch, ``downlink`` switch to GPU.
-    num_links
-        Parallel links.
-    rate
-        Wire bytes per second, all its links.
-    """
-
-    gpu: int
-    plane: int
-    direction: Direction
-    num_links: int
-    rate: Rate
-
-
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """A port on the way between two GPUs.
-
-    Attributes
-    ----------
-    port
-        ``uplink`` and ``downlink`` are all links of a GPU to all planes, ``nic-out`` and
-        ``nic-in`` its network card.
-    gpu
-        Whose port it is.
-    rate
-        Wire bytes per second.
-    latency_ps
-        From leaving this port to the next one, after the last hop to the target GPU.
-    """
-
-    port: Literal["uplink", "downlink", "nic-out", "nic-in"]
-    gpu: int
-    rate: Rate
-    latency_ps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Nic:
-    """The network card of a GPU, and the latency of the network behind it."""
-
-    rate: Rate
-    put_latency_ps: int
-    cross_rail_latency_ps: int
-
-    def duration_ps(self, nbytes: Whole) -> Whole:
-        """Time that a message occupies the NIC in one direction."""
-        return self.rate.duration_ps(nbytes)
 
 
 @dataclass(frozen=True)
@@ -235,7 +173,7 @@ class Fabric:
         -----
         Every route is a shortest path of :attr:`graph`.
         """
-        first, last = _gpu(self._checked(src)), _gpu(self._checked(dst))
+        first, last = gpu_node(self._checked(src)), gpu_node(self._checked(dst))
         if src == dst:
             return (first,)
         if self.domain(src) == self.domain(dst):
@@ -245,10 +183,10 @@ class Fabric:
                 wired = [p for p in self.planes if self.links_of(src)[p] and self.links_of(dst)[p]]
                 message = f"no plane {plane} between GPUs {src} and {dst}; there are {wired}"
                 raise UserError(message)
-            return (first, _plane(self.domain(src), plane), last)
-        leaves = (_leaf(self.rail(src)), _leaf(self.rail(dst)))
-        between = leaves[:1] if leaves[0] == leaves[1] else (leaves[0], _SPINE, leaves[1])
-        return (first, _nic(src), *between, _nic(dst), last)
+            return (first, plane_node(self.domain(src), plane), last)
+        leaves = (leaf_node(self.rail(src)), leaf_node(self.rail(dst)))
+        between = leaves[:1] if leaves[0] == leaves[1] else (leaves[0], SPINE, leaves[1])
+        return (first, nic_node(src), *between, nic_node(dst), last)
 
     def hops(self, src: int, dst: int) -> tuple[Hop, ...]:
         """Ports that a message between two GPUs occupies, in order; none within one GPU.
@@ -326,39 +264,13 @@ class Fabric:
         :class:`hwmodel.units.Rate`, None inside the scale-out network, which is
         taken to be non-blocking) and, for NVLink, ``latency_ps``.
         """
-        import networkx
-
-        graph = networkx.DiGraph()
-        for gpu in range(self.num_gpus):
-            graph.add_node(_gpu(gpu), kind="gpu", index=gpu, domain=self.domain(gpu))
-        for port in self.ports:
-            ends = (_gpu(port.gpu), _plane(self.domain(port.gpu), port.plane))
-            graph.add_node(ends[1], kind="switch", index=port.plane, domain=self.domain(port.gpu))
-            up = port.direction == "uplink"
-            graph.add_edge(
-                *(ends if up else ends[::-1]),
-                kind=port.direction,
-                num_links=port.num_links,
-                rate=port.rate,
-                latency_ps=self.uplink_latency_ps if up else self.downlink_latency_ps,
-            )
-        if self.num_domains > 1:
-            self._add_network(graph)
-        return graph
-
-    def _add_network(self, graph: networkx.DiGraph) -> None:
-        graph.add_node(_SPINE, kind="spine")
-        for gpu in range(self.num_gpus):
-            leaf = _leaf(self.rail(gpu))
-            graph.add_node(_nic(gpu), kind="nic", index=gpu)
-            graph.add_node(leaf, kind="leaf", index=self.rail(gpu))
-            for one, other, kind, rate in (
-                (_gpu(gpu), _nic(gpu), "nic", self.nic.rate),
-                (_nic(gpu), leaf, "network", self.nic.rate),
-                (leaf, _SPINE, "network", None),
-            ):
-                graph.add_edge(one, other, kind=kind, num_links=1, rate=rate)
-                graph.add_edge(other, one, kind=kind, num_links=1, rate=rate)
+        return wiring(
+            self.ports,
+            [self.domain(gpu) for gpu in range(self.num_gpus)],
+            {"uplink": self.uplink_latency_ps, "downlink": self.downlink_latency_ps},
+            [self.rail(gpu) for gpu in range(self.num_gpus)] if self.num_domains > 1 else [],
+            self.nic.rate,
+        )
 
     def _checked(self, gpu: int) -> int:
         if not 0 <= gpu < self.num_gpus:
@@ -368,23 +280,6 @@ class Fabric:
 
 
 _DIRECTIONS: tuple[Direction, ...] = ("uplink", "downlink")
-_SPINE = "spine"
-
-
-def _gpu(gpu: int) -> str:
-    return f"gpu{gpu}"
-
-
-def _plane(domain: int, plane: int) -> str:
-    return f"domain{domain}/plane{plane}"
-
-
-def _nic(gpu: int) -> str:
-    return f"nic{gpu}"
-
-
-def _leaf(rail: int) -> str:
-    return f"leaf{rail}"
 
 
 def _links(spec: SystemSpec) -> tuple[tuple[int, ...], ...]:
