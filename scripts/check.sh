@@ -31,7 +31,8 @@ results() {
     ) > /dev/null
 }
 
-lowest() {
+# Installs the lowest versions and compiles the kernels with them.
+prepare_lowest() {
     local stamp=.venv-lowest/.moereplay-installed
     if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
         echo "Installing the lowest versions into .venv-lowest ..."
@@ -42,9 +43,13 @@ lowest() {
             --compile-bytecode -e ".[dev,parquet,plots,remote]"
         touch "$stamp"
     fi
-    echo "== tests, lowest versions"
     # Code compiled by another numba is thrown away: without a place of its own each run of one
     # set of versions would compile anew what the other had just compiled.
+    NUMBA_CACHE_DIR="$root/.venv-lowest/numba" .venv-lowest/bin/python -c "$compile"
+}
+
+lowest() {
+    echo "== tests, lowest versions"
     # Without CI, which demands torch: the tests of capture ran above, and are skipped here.
     # This tier asks whether older libraries still have what the code uses of them, and whether results
     # are the same bytes with them: the golden results of all schemes, and those compared below. What the
@@ -65,7 +70,12 @@ lowest() {
     rm -r "$place"
 }
 
+# The engine's kernels are compiled once, before the tests: otherwise each test process would compile
+# them, at the same time.
+compile="from replay.graph.engine import compile_ahead; compile_ahead()"
+
 if [ "${1:-}" = lowest ]; then
+    prepare_lowest
     lowest
     echo "All checks passed."
     exit
@@ -80,14 +90,18 @@ if [ -n "${CI:-}" ] || [ "${1:-}" = capture ]; then
     }
 fi
 
-# The engine's kernels are compiled beside the checks of the source, once: otherwise each test
-# process would compile them, at the same time.
-python -c "from replay.graph.engine import compile_ahead; compile_ahead()" &
-kernels=$!
+# What the tests need is made ready beside the checks of the source, which keep one core busy.
+(
+    python -c "$compile"
+    if [ -n "${CI:-}" ]; then
+        prepare_lowest
+    fi
+) &
+ready=$!
 echo "== format";     ruff format --check .
 echo "== lint";       ruff check .
 echo "== types";      mypy; mypy scripts
-wait $kernels
+wait $ready
 echo "== tests";      pytest -q -n 2 --dist worksteal
 # The kernels' source must also be right as plain Python: the same tests of the engine, JIT off. Exports
 # only read schedules, and the cache of compiled kernels is not used.
