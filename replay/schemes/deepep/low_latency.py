@@ -43,7 +43,7 @@ from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.schemes import memory
 from replay.schemes.deepep.beside_gemm import send
 from replay.schemes.deepep.buffers import HEADER_BYTES, low_latency_bytes
-from replay.schemes.deepep.flags import Rows, store_flags, store_rows
+from replay.schemes.deepep.flags import Rows, Told, store_flags, store_rows
 from replay.schemes.deepep.grid import HIDDEN_SIZES, Flows, Grid, padded_bytes
 from replay.schemes.deepep.messages import Messages, blocks_of_tokens
 from replay.schemes.facts import FORWARD, Buffer
@@ -338,11 +338,7 @@ class LowLatencyDeepEp(StagedScheme):
         flows, begun = Flows.of(work, grid), machine.kernel(start, "combine")
         row = padded_bytes(work.combine_row_bytes, work.shape.hidden)
         messages = self._copy(machine, grid, flows, lanes, row, begun)
-        cleared = machine.delay(COMBINE.sync, costs.memory_load(), begun)
-        told = store_rows(
-            machine, COMBINE, messages, (work.combine_row_bytes, row - work.combine_row_bytes),
-            (flows.expert_rank, flows.owner), cleared, "bulk",
-        )  # fmt: skip
+        told = self._send(work, machine, messages, row, flows.expert_rank, begun)
         # The warps of a group meet, then one of them flags.
         met = machine.delay(COMBINE.sync, costs.cache_load(), told.groups, flows.expert_rank)
         seen = self._flag(machine, flows, met)
@@ -366,13 +362,8 @@ class LowLatencyDeepEp(StagedScheme):
         row = padded_bytes(work.combine_row_bytes, work.shape.hidden)
         a_row = costs.warp_copy(row, unroll=BULK_UNROLL, readers=math.inf)
         out = send(machine, work, grid, flows, gemm, sms, a_row, row, begun)
-        cleared = machine.delay(COMBINE.sync, costs.memory_load(), begun)
-        slots = np.arange(work.num_ranks * grid.experts)
-        rank = slots // grid.experts
-        told = store_rows(
-            machine, COMBINE, out.rows, (work.combine_row_bytes, row - work.combine_row_bytes),
-            (rank, rank), cleared, "bulk",
-        )  # fmt: skip
+        rank = np.arange(work.num_ranks * grid.experts) // grid.experts
+        told = self._send(work, machine, out.rows, row, rank, begun)
         # Whoever counts the expert's last unit flags it to every rank.
         met = machine.delay(COMBINE.sync, costs.cache_load(), told.groups, rank)
         machine.graph.edges(out.ended, met[out.slot])
@@ -383,6 +374,16 @@ class LowLatencyDeepEp(StagedScheme):
         sent = machine.kernel(sent, "combine, receive")
         _, blocks = self._sms(machine, "ll-combine", grid)
         return self._receive(work, machine, blocks, row, flows, seen, sent)
+
+    def _send(
+        self, work: LayerWork, machine: Machine, rows: Rows, row: int, of_group: Ints, begun: Ints
+    ) -> Told:
+        """Send rows of groups of ranks `of_group` (group,); signals are cleared meanwhile."""
+        cleared = machine.delay(COMBINE.sync, machine.costs.memory_load(), begun)
+        return store_rows(
+            machine, COMBINE, rows, (work.combine_row_bytes, row - work.combine_row_bytes),
+            (of_group, of_group), cleared, "bulk",
+        )  # fmt: skip
 
     def _flag(self, machine: Machine, flows: Flows, after: Ints) -> Ints:
         """Flag every (expert, owner), with rows or without: (flow,) tasks when it is seen."""
