@@ -14,6 +14,7 @@ import hwmodel
 import replay
 import tracegen
 from replay.schemes import supported
+from replay.schemes.staged import StagedScheme
 from tracegen.generate import generate
 
 FOLDER = Path(__file__).parent
@@ -115,6 +116,25 @@ CASES: dict[str, Case] = {
             Run("comet", {"dispatch_sms": 18, "message_rows": 8}),
             Run("ccfuser", {"pad_tiles": False, "repeats": True}),
             Run("megamoe", {"tile_rows": 64}),
+            Run("fastermoe", {"shadowing": True}),
+        ),
+    ),
+    # Two micro-batches in turns, of a model with shared experts.
+    "two-micro-batches": Case(
+        system="dgx-h100",
+        generate={
+            "kind": "zipf",
+            "model": "qwen2-moe-2.7b-e64",
+            "ranks": 4,
+            "tokens_per_rank": 13,
+            "layers": 2,
+            "phase": "decode",
+            "seed": 21,
+            "skew": 0.6,
+        },
+        settings={"interleave": "dbo"},
+        without=tuple(
+            name for name, one in replay.SCHEMES.items() if not isinstance(one, StagedScheme)
         ),
     ),
     # One isolated layer of many small experts in FP8, tokens limited to groups of experts.
@@ -132,9 +152,11 @@ CASES: dict[str, Case] = {
             "group_limited": True,
         },
         settings={"precision": "fp8"},
+        without=("flashinfer-push",),  # whose rows back are FP8, too
         more=(
             Run("deepep", {"stack": "sglang", "num_sms": 8, "dispatch_chunk": 2}),
             Run("flashdmoe", {"capacity_factor": 1.0, "send_padding": True}),
+            Run("deepep-ll", {"overlap_sms": 3, "hook": True}),
             Run("dysharp", {"addressing": "explicit", "loopback": True, "segment_packets": 16}),
             Run("dysharp", {"tlb_entries": 8, "tile_entries": 8, "readiness_entries": 8}),
         ),
@@ -152,7 +174,12 @@ CASES: dict[str, Case] = {
             "seed": 13,
         },
         settings={"barrier": True, "placement": f"file:{FOLDER / 'placement.json'}"},
-        without=("tutel", "fastermoe"),  # GPUs have different numbers of experts
+        without=(
+            "tutel",
+            "fastermoe",
+            "nccl-ep",
+            "flashinfer-push",
+        ),  # GPUs have different numbers of experts
         more=(
             Run("moe-hub", {"rpm": False, "aau_entries": 16}),
             Run("nvls", {"loopback": False, "block_rows": 3}),
@@ -227,6 +254,7 @@ CASES: dict[str, Case] = {
             "tokens": slice(1000, 9000),
         },
         settings={"ranks": 8, "tokens_per_rank": 4, "step": 5, "steps": 2, "layer": [0, 2]},
+        without=("nccl-ep",),  # rows of 2880 values
         more=(
             Run("dysharp-comet", {"slots": "source", "multimem_queue": 4}),
             Run("nvls", {"num_sms": 4, "block_rows": 1}),
