@@ -44,11 +44,14 @@ class NcclEp(LowLatencyDeepEp):
     )
     dispatch_types = frozenset({"bf16"})
     most_ranks = 64
+    interleaves = frozenset({"tbo", "dbo"})  # no kernel of it waits for signals of a GEMM
     validity = "decoding: up to 1024 tokens a GPU, 9 experts a token; 8 nodes of 8 GPUs at most"
 
     def refuses(self, work: LayerWork) -> str:
         """Say what of a layer the kernels have no code for; empty if nothing."""
         topk, hidden = work.expert_ids.shape[1], work.shape.hidden
+        if self.options.overlap_sms:
+            return "its combine does not wait for signals of a GEMM (overlap_sms)"
         if reason := super().refuses(work):
             return reason
         if topk > MOST_TOPK:
