@@ -101,11 +101,13 @@ def _facts_tables(found: Iterable[Scheme]) -> tuple[Table, Table]:
     from replay.report.scheme_tables import facts_of
 
     taken = _table("scheme", "rows", "overlap", "SMs", "kernels", "graph")
-    limits = _table("scheme", "number types", "gradients", "written for, or measured on")
+    limits = _table(
+        "scheme", "number types", "gradients", "interleave", "written for, or measured on"
+    )
     for one in found:
         facts = facts_of(one)
         taken.add_row(one.name, one.traffic, one.overlap, facts.sms, facts.kernels, facts.graph)
-        limits.add_row(one.name, facts.types, facts.gradients, facts.limits)
+        limits.add_row(one.name, facts.types, facts.gradients, facts.interleave, facts.limits)
     return taken, limits
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from replay.schemes import SCHEMES
 from replay.schemes.software import TYPICAL, as_program
+from replay.schemes.staged import StagedScheme
 from replay.schemes.traffic import TRAFFIC, way_back
 from replay.work.precision import NUMBER_TYPES
 
@@ -35,6 +36,8 @@ class Facts(NamedTuple):
         Number types that its code has.
     gradients
         Whether it has a backward pass.
+    interleave
+        How micro-batches of it overlap, by the words of ``--interleave``; "-" where they cannot.
     limits
         Set-ups that it was written for, or measured on; "-" for any.
     """
@@ -44,6 +47,7 @@ class Facts(NamedTuple):
     graph: str
     types: str
     gradients: str
+    interleave: str
     limits: str
 
 
@@ -58,6 +62,9 @@ def facts_of(scheme: Scheme) -> Facts:
         graph="-" if not listed and not captured else "yes" if captured else "no",
         types=_types(scheme),
         gradients="yes" if "backward" in scheme.passes else "no",
+        interleave=", ".join(sorted(scheme.interleaves))
+        if isinstance(scheme, StagedScheme)
+        else "-",
         limits="; ".join([*ranks, *([scheme.validity] if scheme.validity else [])]) or "-",
     )
 
@@ -110,9 +117,9 @@ def scheme_table() -> str:
 def limits_table() -> str:
     """Table of what each scheme's code has: number types, gradients, set-ups."""
     return _markdown(
-        ("scheme", "number types", "gradients", "written for, or measured on"),
+        ("scheme", "number types", "gradients", "interleave", "written for, or measured on"),
         [
-            (f"`{scheme.name}`", found.types, found.gradients, found.limits)
+            (f"`{scheme.name}`", found.types, found.gradients, found.interleave, found.limits)
             for scheme in SCHEMES.values()
             for found in [facts_of(scheme)]
         ],

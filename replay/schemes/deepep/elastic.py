@@ -197,7 +197,7 @@ class ElasticDeepEp(StagedScheme):
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add cast, dispatch, epilogue, experts, combine and epilogue."""
         options, engine, split = self.options, self._engine(work), self._split(work, machine)
-        sms = split.channels("elastic", self.stream_sms(work, machine.system))
+        sms = split.channels("elastic", self._num_sms(work, machine))
         shared = shared_before_wait(machine, work, split, start)
         if engine is None:
             cast = yield cast_before_dispatch(machine, work, start)
@@ -258,15 +258,22 @@ class ElasticDeepEp(StagedScheme):
         return options.cpu_sync and not options.cached_layout and not layer.is_backward
 
     def stream_sms(self, work: LayerWork, system: System) -> int:
+        """Those of the option, or of the formula."""
+        return self._automatic(work, system.sm.num_sms, system.link.line_GB_per_s)
+
+    def _num_sms(self, work: LayerWork, machine: Machine) -> int:
         """SMs of either kernel."""
+        return self._automatic(work, machine.sms.count, machine.transfers.line_GB_per_s)
+
+    def _automatic(self, work: LayerWork, num_sms: int, line_GB_per_s: float) -> int:
         each = max((len(local) for local in work.experts_of_rank), default=0) or 1
         topk = min(work.expert_ids.shape[1], each * work.num_ranks)
-        device = system.sm.num_sms, system.link.line_GB_per_s
         return self.options.num_sms or automatic_sms(
-            *device, work.num_ranks, each * work.num_ranks, topk, self.options.overlap
-        )
+            num_sms, line_GB_per_s, work.num_ranks, each * work.num_ranks, topk,
+            self.options.overlap,
+        )  # fmt: skip
 
     def _split(self, work: LayerWork, machine: Machine) -> Split:
         """SMs of one of the two kernels, and those that it leaves."""
-        shares = {"num_sms": self.stream_sms(work, machine.system)}
+        shares = {"num_sms": self._num_sms(work, machine)}
         return machine.sms.split(f"scheme {self.name!r}", shares)
