@@ -100,14 +100,15 @@ def _facts_tables(found: Iterable[Scheme]) -> tuple[Table, Table]:
     """What schemes move and take, and what their code has."""
     from replay.report.scheme_tables import facts_of
 
-    taken = _table("scheme", "rows", "overlap", "SMs", "kernels", "graph")
-    limits = _table(
-        "scheme", "number types", "gradients", "interleave", "written for, or measured on"
-    )
+    taken = _table("scheme", "rows", "overlap", "in turns", "SMs", "kernels", "graph")
+    limits = _table("scheme", "number types", "gradients", "written for, or measured on")
     for one in found:
         facts = facts_of(one)
-        taken.add_row(one.name, one.traffic, one.overlap, facts.sms, facts.kernels, facts.graph)
-        limits.add_row(one.name, facts.types, facts.gradients, facts.interleave, facts.limits)
+        taken.add_row(
+            one.name, one.traffic, one.overlap, facts.interleave, facts.sms, facts.kernels,
+            facts.graph,
+        )  # fmt: skip
+        limits.add_row(one.name, facts.types, facts.gradients, facts.limits)
     return taken, limits
 
 
