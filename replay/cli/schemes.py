@@ -90,6 +90,8 @@ def _list(schemes: Iterable[Scheme], as_json: bool) -> None:
         free = [one.name for one in found if ONE_DOMAIN not in one.needs]
         but = f" but {', '.join(free)}" if free else ""
         print(f"Only for ranks within one NVLink domain: all{but}.")
+        for line in _interleaved(found):
+            print(line)
         print("moereplay schemes SCHEME explains one: options, assumptions, source.")
         print(f"Found by name, not compared unless asked for: {', '.join(EXAMPLES)}.")
     for line in broken:
@@ -100,16 +102,25 @@ def _facts_tables(found: Iterable[Scheme]) -> tuple[Table, Table]:
     """What schemes move and take, and what their code has."""
     from replay.report.scheme_tables import facts_of
 
-    taken = _table("scheme", "rows", "overlap", "in turns", "SMs", "kernels", "graph")
+    taken = _table("scheme", "rows", "overlap", "SMs", "kernels", "graph")
     limits = _table("scheme", "number types", "gradients", "written for, or measured on")
     for one in found:
         facts = facts_of(one)
-        taken.add_row(
-            one.name, one.traffic, one.overlap, facts.interleave, facts.sms, facts.kernels,
-            facts.graph,
-        )  # fmt: skip
+        taken.add_row(one.name, one.traffic, one.overlap, facts.sms, facts.kernels, facts.graph)
         limits.add_row(one.name, facts.types, facts.gradients, facts.limits)
     return taken, limits
+
+
+def _interleaved(found: Iterable[Scheme]) -> Iterable[str]:
+    """Which schemes each value of ``--interleave`` has, in lines."""
+    from replay.schemes.staged import StagedScheme
+
+    names: dict[str, list[str]] = {}
+    for one in found:
+        if isinstance(one, StagedScheme):
+            names.setdefault(", ".join(sorted(one.interleaves)), []).append(one.name)
+    for kinds, able in sorted(names.items()):
+        yield _indented(f"--interleave {kinds}: {', '.join(able)}.", "", "")
 
 
 def _plugins() -> Iterable[Scheme | str]:

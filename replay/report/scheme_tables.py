@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 SYSTEM = "dgx-h100"  # whose SMs are counted
 ABOUT_NUMBERS = (
     f"SMs: those that only communicate, on {SYSTEM}. Kernels: launches of a forward layer on 8 "
-    "GPUs with 256 experts, in FP8. Graph: whether a CUDA graph can hold all of them. In turns: "
-    "how micro-batches can overlap (--interleave)."
+    "GPUs with 256 experts, in FP8. Graph: whether a CUDA graph can hold all of them."
 )
 
 

@@ -22,17 +22,16 @@ from replay.compute.shared import shared_kernels
 from replay.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
 from replay.machine.times import MemoryTraffic
 from replay.schemes import memory
+from replay.schemes.base import Scheme
 from replay.schemes.facts import Buffer
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts
-from replay.schemes.staged import StagedScheme
 from replay.work.precision import NUMBER_TYPES
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.machine.sms import Split
-    from replay.schemes.staged import Stages
     from replay.work.layer import LayerWork
 
 
@@ -45,7 +44,7 @@ class PlainOptions(Options):
     )
 
 
-class Plain(StagedScheme):
+class Plain(Scheme):
     """Direct stores, experts as separate kernels, direct stores back."""
 
     name = "plain"
@@ -82,10 +81,10 @@ class Plain(StagedScheme):
             Listed("unpermute", moves="every result, their sums"),
         )
 
-    def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
+    def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add dispatch, barrier, experts, combine, barrier and sums."""
         owner, expert_rank = work.pair_source, work.pair_rank
-        cast = yield cast_before_dispatch(machine, work, start)
+        cast = cast_before_dispatch(machine, work, start)
         begun = machine.kernel(cast, "dispatch")
         stored, arrived = self._store(
             machine, DISPATCH, owner, expert_rank, work.dispatch_row_bytes, begun
@@ -94,20 +93,18 @@ class Plain(StagedScheme):
         landed = machine.gather(arrived, expert_rank, begun)
         dispatched = machine.sync.barrier(DISPATCH, landed, behind_stores=True)
 
-        dispatched = yield dispatched
         dispatched = shared_kernels(machine, work, self._split(machine), start, dispatched)
         rows = work.matrix("pairs").sum(axis=0)
-        every_sm = machine.sms.for_kernels()
+        every_sm = machine.sms.pool("sm", machine.sms.count)
         operands = cast_received(machine, work, rows, dispatched)
         done = separate_kernels(machine, work, every_sm, operands)
-        done = yield cast_results(machine, work, rows, done)
-        begun = machine.kernel(done, "combine")
+        begun = machine.kernel(cast_results(machine, work, rows, done), "combine")
 
         _, arrived = self._store(
             machine, COMBINE, expert_rank, owner, work.combine_row_bytes, begun
         )
         landed = machine.gather(arrived, owner, begun)
-        combined = yield machine.sync.barrier(COMBINE, landed, behind_stores=True)
+        combined = machine.sync.barrier(COMBINE, landed, behind_stores=True)
         # Reads the results of every token, writes their sum.
         summed = MemoryTraffic(
             read=work.matrix("pairs").sum(axis=1) * work.combine_row_bytes,

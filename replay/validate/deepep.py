@@ -78,11 +78,11 @@ def predict_low_latency(bench: Bench, rows: Sequence[Row]) -> list[float]:
             n, row["tokens_per_rank"], row["num_experts"], row["topk"], row["hidden"]
         )
         phase = scheme.dispatch if row["phase"] == "dispatch" else scheme.combine
-        predicted.append(bench.time_us(_system(bench, row), n, partial(_whole, phase, work)))
+        predicted.append(bench.time_us(_system(bench, row), n, partial(whole_way, phase, work)))
     return predicted
 
 
-def _whole(phase: Callable[..., Stages], work: LayerWork, machine: Machine, start: Ints) -> Ints:
+def whole_way(phase: Callable[..., Stages], work: LayerWork, machine: Machine, start: Ints) -> Ints:
     """Add both parts of a way of the low-latency kernels: (rank,) tasks."""
     return through(phase(work, machine, start))
 

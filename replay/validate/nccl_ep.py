@@ -16,6 +16,7 @@ from functools import partial
 from replay.schemes.deepep.messages import NODE_GPUS
 from replay.schemes.nccl_ep import NcclEp
 from replay.validate.bench import Bench, uniform_work
+from replay.validate.deepep import whole_way
 from replay.validate.table import Bound, Row, Table
 
 
@@ -27,7 +28,7 @@ def predict(bench: Bench, rows: Sequence[Row]) -> list[float]:
         work = uniform_work(n, tokens, row["num_experts"], topk, row["hidden"], "bf16")
         system = bench.system(row["system"], fabric__num_domains=-(-n // NODE_GPUS))
         phase = scheme.dispatch if row["phase"] == "dispatch" else scheme.combine
-        time_us = bench.time_us(system, n, partial(phase, work))
+        time_us = bench.time_us(system, n, partial(whole_way, phase, work))
         predicted.append(tokens * topk * work.dispatch_row_bytes / time_us / 1000)
     return predicted
 
