@@ -134,6 +134,17 @@ def _times_table(compared: Comparison, results: Sequence[Result]) -> Table:
     return times
 
 
+def _left_out(compared: Comparison) -> list[str]:
+    """Schemes that are left out, those of one reason together."""
+    alike: dict[str, list[str]] = {}
+    for name, reason in compared.left_out.items():
+        alike.setdefault(reason.removeprefix(f"scheme {name!r}"), []).append(name)
+    return [
+        f"left out: scheme{'s' if names[1:] else ''} {', '.join(map(repr, names))}{reason}."
+        for reason, names in alike.items()
+    ]
+
+
 def _outside_notes(compared: Comparison) -> list[str]:
     """What the system lacks, which schemes are left out, and what lies between layers."""
     results, notes = compared.results, []
@@ -143,7 +154,7 @@ def _outside_notes(compared: Comparison) -> list[str]:
             f"* proposed hardware, which {results[0].system.name} lacks: {', '.join(lacking)}."
         )
     if compared.left_out:
-        notes += [f"left out: {reason}." for reason in compared.left_out.values()]
+        notes += _left_out(compared)
     chain = results[0].chain
     if chain is not None:
         notes.append(
@@ -299,6 +310,8 @@ def _heading(*results: Result) -> str:
     trace, batch, types = result.trace, result.batch, result.types
     placed = {one.placement: one for one in results}
     placement = f"{result.placement} placement" if len(placed) == 1 else "several placements"
+    kind = result.spec.interleave
+    turns = "" if kind == "off" else f", micro-batches overlap ({kind})"
     several = len(result.layers) > 1
     first = " (first layer)" if several else " (mean of layers)" if result.chain else ""
     lines = [
@@ -309,7 +322,7 @@ def _heading(*results: Result) -> str:
         (
             f"{result.system.name}, {batch.num_ranks} ranks, {batch.phase} step "
             f"{batch.step}, {int(result.parts[0].routing.num_tokens):,} tokens "
-            f"({batch.batching}), {placement}"
+            f"({batch.batching}), {placement}{turns}"
         ),
         f"{types.gemm} GEMMs, {types.dispatch_rows} rows out, {types.combine_rows} rows back",
     ]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.graph import Timeline
     from replay.machine.host import Launch
-    from replay.run.interleave import Strategy
+    from replay.run.strategies import Strategy
     from replay.schemes import Scheme
 
 

@@ -15,7 +15,6 @@ from replay.graph.engine import compile_ahead
 from replay.run.chain import ChainLink, MicroBatch
 from replay.run.chain_results import build, lead_of, replay_apart, replay_chain
 from replay.run.describe import describe_result
-from replay.run.interleave import check_interleaved, staged, strategy_of
 from replay.run.layer import make_work, placement_of
 from replay.run.result import Comparison, Result, Trial
 from replay.run.setup import (
@@ -28,6 +27,7 @@ from replay.run.setup import (
     spec_of,
 )
 from replay.run.spec import PASSES, RunSpec
+from replay.run.strategies import check_interleaved, staged, strategy_of
 from replay.run.tune import tune
 from replay.schemes import Scheme, find, supported
 from replay.schemes.base import LayerRefusedError
@@ -117,7 +117,7 @@ def carry_out(
     outline = Outline(ranks, placed.num_experts, precision)
     passes = [outline._replace(is_backward=one) for one in PASSES[spec.direction]]
     strategy = None
-    if (kind := spec.interleave) != "none":
+    if (kind := spec.interleave) != "off":
         check_interleaved(spec)
         strategy = strategy_of(kind, batches[0].phase, staged(scheme, kind).releases)
     launch = spec.launch or _launch(scheme, batches[0].phase, passes)
@@ -144,7 +144,8 @@ def carry_out(
             scheme,
             launch,
             strategy=strategy,
-            compare_barrier=spec.compare_barrier,
+            # Micro-batches in turns cross from layer to layer.
+            compare_barrier=spec.compare_barrier and strategy is None,
             progress=progress,
             observe=observe,
         )
@@ -228,7 +229,7 @@ def _micro_batches(
     spec: RunSpec, trace: RoutingTrace, batch: Batch, tile: tuple[int, int]
 ) -> tuple[MicroBatch, ...]:
     """Cut a batch, if micro-batches of it alternate; into one if it overlaps with itself."""
-    if spec.interleave == "none":
+    if spec.interleave == "off":
         return ()
     whole = (np.arange(batch.num_tokens),)
     return tuple(

@@ -36,7 +36,7 @@ from replay.work.replicas import ReplicaRule
 DEFAULT_SYSTEM = "dgx-h100"
 
 Direction = Literal["forward", "backward", "training"]
-Interleaving = Literal["none", "tbo", "dbo", "sbo"]
+Interleaving = Literal["off", "tbo", "dbo", "sbo"]
 SharedExperts = Literal["between", "beside-dispatch"]
 PASSES: dict[Direction, tuple[bool, ...]] = {
     "forward": (False,),
@@ -112,7 +112,9 @@ class RunSpec(BaseModel):
         False, description="Replay each layer by itself instead of chaining layers per GPU."
     )
     compare_barrier: bool = Field(
-        False, description="Of chained layers, also find the time with a barrier after each."
+        False,
+        description="Of chained layers, also find the time with a barrier after each, unless "
+        "micro-batches take turns.",
     )
     placement: str = Field(
         "contiguous",
@@ -144,10 +146,10 @@ class RunSpec(BaseModel):
         "SMs and memory with it.",
     )
     interleave: Interleaving = Field(
-        "none",
+        "off",
         description="Two micro-batches in turns, each of half the tokens: tbo (SGLang's two-batch "
-        "overlap) or dbo (vLLM's dual-batch overlap). One that overlaps with itself: sbo (SGLang's "
-        "single-batch overlap). none: stage after stage.",
+        "overlap) or dbo (vLLM's dual-batch overlap). One that overlaps with itself: sbo, "
+        "of SGLang, too. off: stage after stage.",
     )
     launch: Launch | None = Field(
         None,

@@ -117,6 +117,7 @@ CASES: dict[str, Case] = {
             Run("ccfuser", {"pad_tiles": False, "repeats": True}),
             Run("megamoe", {"tile_rows": 64}),
             Run("fastermoe", {"shadowing": True}),
+            Run("nccl-ep", {"hook": True}),
         ),
     ),
     # Two micro-batches in turns, of a model with shared experts.

@@ -23,7 +23,8 @@ from replay.graph import schedule
 from replay.machine.kinds import Kind
 from replay.machine.times import Time
 from replay.run.chain import Chain, ChainLink, MicroBatch
-from replay.run.interleave import Strategy, build, strategy_of
+from replay.run.interleave import build
+from replay.run.strategies import Strategy, strategy_of
 from replay.schemes import SCHEMES, find
 from replay.schemes.registry import EXAMPLES
 from replay.schemes.staged import STAGES, StagedScheme
@@ -328,7 +329,7 @@ def test_memory_of_two_micro_batches_is_that_of_one_batch_for_rows_that_pass(tra
 def test_a_batch_by_itself_sends_the_same_rows(trace) -> None:
     whole, cut = (
         replay.run(trace, scheme="deepep-ll", phase=None, precision="fp8", interleave=kind).chain
-        for kind in ("none", "sbo")
+        for kind in ("off", "sbo")
     )
     assert whole is not None
     assert cut is not None
@@ -339,7 +340,7 @@ def test_a_batch_by_itself_sends_the_same_rows(trace) -> None:
 def test_memory_of_a_batch_by_itself(trace) -> None:
     whole, cut = (
         replay.run(trace, scheme="deepep-ll", layer=0, precision="fp8", interleave=kind)
-        for kind in ("none", "sbo")
+        for kind in ("off", "sbo")
     )
     of = {one.name: one.bytes for one in whole.layers[0].memory.buffers}
     found = {one.name: one.bytes for one in cut.layers[0].memory.buffers}
@@ -348,12 +349,11 @@ def test_memory_of_a_batch_by_itself(trace) -> None:
 
 
 REFUSED = {
-    "keeps its SMs while rows travel": {"scheme": "comet"},
+    "no stages between which another micro-batch could run": {"scheme": "comet"},
     "no kernel that sends results while.* sbo has: deepep-ll$": {"interleave": "sbo"},
     "--pass backward": {"direction": "backward"},
     "--shared-experts beside-dispatch": {"shared_experts": "beside-dispatch"},
     "--placement moonep": {"placement": "moonep"},
-    "--compare-barrier": {"compare_barrier": True},
 }
 
 
@@ -362,6 +362,16 @@ def test_what_does_not_go_with_it_is_said(message: str, trace) -> None:
     settings = {"scheme": "deepep", "interleave": "tbo", **REFUSED[message]}
     with pytest.raises(UserError, match=message):
         replay.run(trace, **settings)
+
+
+def test_a_comparison_leaves_out_what_cannot_take_turns(trace) -> None:
+    compared = replay.compare(
+        trace, interleave="tbo", layer=0, tune=False, schemes=None, options={}
+    )
+    assert {one.scheme.name for one in compared.results} == {
+        name for name in ABLE if name in SCHEMES and name not in compared.left_out
+    }
+    assert "no stages between which" in compared.left_out["comet"]
 
 
 def test_a_scheme_must_leave_sms_to_the_other_micro_batch(trace) -> None:
@@ -380,3 +390,9 @@ def test_stages_are_counted() -> None:
 
     with pytest.raises(AssertionError, match=", ".join(STAGES)):
         ends_us(Short(), strategy_of("tbo", "prefill", "stream"), 1)
+
+
+def test_a_report_says_that_micro_batches_overlap(trace) -> None:
+    result = replay.run(trace, scheme="deepep", layer=0, interleave="dbo")
+    assert "micro-batches overlap (dbo)" in replay.summary(result)
+    assert "overlap (" not in replay.summary(replay.run(trace, scheme="deepep", layer=0))
