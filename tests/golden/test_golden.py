@@ -46,4 +46,4 @@ def test_every_scheme_runs_with_its_defaults_and_with_other_options() -> None:
             (varied if run.options else plain).add(run.scheme)
     assert plain == set(replay.SCHEMES)
     has_options = {name for name, one in replay.SCHEMES.items() if dataclasses.fields(one.options)}
-    assert varied == has_options
+    assert varied == has_options - {"ideal"}  # two forms of one bound
