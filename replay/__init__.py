@@ -18,8 +18,8 @@ from replay.run import run
 if TYPE_CHECKING:
     from replay.errors import UserError
     from replay.report.text import summary
+    from replay.run.comparison import compare
     from replay.run.load import load_result
-    from replay.run.replayer import compare
     from replay.run.result import Comparison, Result
     from replay.run.spec import RunSpec
     from replay.schemes import SCHEMES, Scheme
@@ -47,7 +47,7 @@ _HOMES = {
     "SCHEMES": "schemes",
     "Scheme": "schemes",
     "UserError": "errors",
-    "compare": "run.replayer",
+    "compare": "run.comparison",
     "load_result": "run.load",
     "summary": "report.text",
     "sweep": "sweeps.run",

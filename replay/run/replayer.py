@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from replay.compute.dense import Between
-from replay.errors import UserError, unknown
-from replay.graph.engine import compile_ahead
+from replay.errors import UserError
 from replay.run.chain import ChainLink, MicroBatch
 from replay.run.chain_results import build, lead_of, replay_apart, replay_chain
 from replay.run.describe import describe_result
 from replay.run.layer import make_work, placement_of
-from replay.run.result import Comparison, Result, Trial
+from replay.run.result import Result, Trial
 from replay.run.setup import (
     Setup,
     check_domain,
@@ -29,12 +28,10 @@ from replay.run.setup import (
 from replay.run.spec import PASSES, RunSpec
 from replay.run.strategies import check_interleaved, staged, strategy_of
 from replay.run.tune import tune
-from replay.schemes import Scheme, find, supported
-from replay.schemes.base import LayerRefusedError
+from replay.schemes import Scheme
 from replay.schemes.software import Outline
 from replay.work.batch import Batch, form_batch
 from replay.work.context import Context
-from replay.work.placement import check_placement
 from replay.work.precision import Precision
 
 if TYPE_CHECKING:
@@ -42,12 +39,6 @@ if TYPE_CHECKING:
     from replay.graph import TaskGraph, Timeline
     from replay.machine.host import Launch
     from tracegen import RoutingTrace
-
-BASELINES = {
-    "prefill": ("deepep", "nccl-alltoall"),
-    "decode": ("deepep-ll", "deepep", "nccl-alltoall"),
-}
-"""What speed-ups are given over, by the phase of the batch, in order of preference."""
 
 
 def run(
@@ -281,147 +272,3 @@ def _link(
         between=between,
         context=context,
     )
-
-
-def compare(
-    trace: RoutingTrace | str | Path | None = None,
-    schemes: Sequence[str | Scheme] | None = None,
-    spec: RunSpec | None = None,
-    *,
-    baseline: str | None = None,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-    placements: Sequence[str] | None = None,
-    jobs: int = 1,
-    progress: Callable[[], object] | None = None,
-    **settings: Any,
-) -> Comparison:
-    """Replay a trace under several schemes, and with several placements.
-
-    Parameters
-    ----------
-    trace
-        A trace, or a reference to one; None takes the spec's.
-    schemes
-        Names or schemes; None takes every scheme that the system supports and that has code for
-        the batch. `Comparison.left_out` says which have not.
-    spec
-        The settings; its scheme and options are not heeded.
-    baseline
-        Scheme that speed-ups are given over; None takes the first of `BASELINES` that is compared,
-        else the first scheme: deepep for prefill, deepep-ll for decode.
-    options
-        Options by name, by name of the scheme.
-    placements
-        Placements of the experts, with each of which every scheme is replayed; None takes the
-        spec's alone. Speed-ups are over the baseline with the first.
-    jobs
-        Processes that share the schemes; the result is the same. A script that asks for more than
-        one must keep its own work behind ``if __name__ == "__main__":``, as for any use of
-        `multiprocessing`.
-    progress
-        Called for every layer of every scheme.
-    settings
-        Fields of `RunSpec` by name, in place of the spec's; see `run`.
-
-    Raises
-    ------
-    UserError
-        If something asked for does not exist or does not fit together.
-    """
-    if jobs < 1:
-        message = f"jobs must be at least 1, not {jobs}"
-        raise UserError(message)
-    shared, given_system, _ = spec_of(spec, {**settings, "scheme": None, "options": {}})
-    system = given_system
-    if system is None:
-        import hwmodel
-
-        system = hwmodel.load(shared.system, shared.overrides)
-    asked = _each_with_options(schemes or supported(system), options or {})
-    # Refuse all that can be refused before the first run.
-    names = []
-    for one in asked:
-        made, _, scheme = spec_of(shared, one)
-        try:
-            ready = set_up(made, {}, system, scheme)
-        except LayerRefusedError:
-            if schemes:
-                raise
-            names.append(one["scheme"])  # it says so once more when it is run, and is left out
-            continue
-        check_needs(ready.scheme, system)
-        names.append(ready.scheme.name)
-    if baseline is not None and baseline not in names:
-        raise unknown("baseline", baseline, names)
-    placed = list(dict.fromkeys(placements or [shared.placement]))
-    for placement in placed:
-        check_placement(placement)
-    loaded, shared = load_trace(trace, shared)
-    common = {"spec": shared} if given_system is None else {"spec": shared, "system": system}
-    calls = [{**common, **one, "placement": placement} for one in asked for placement in placed]
-    names = [name for name in names for _ in placed]
-    if min(jobs, len(calls)) > 1:
-        found = _in_processes(loaded, calls, min(jobs, len(calls)), progress)
-    else:
-        found = [_run_or_refusal(loaded, call, progress) for call in calls]
-    left_out: dict[str, str] = {}
-    for name, outcome in zip(names, found, strict=True):
-        if isinstance(outcome, LayerRefusedError):
-            if schemes or name == baseline:
-                raise outcome
-            left_out[name] = str(outcome)
-    results = [one for one in found if isinstance(one, Result)]
-    if baseline is None:
-        ran, phase = [result.scheme.name for result in results], results[0].batch.phase
-        baseline = next((name for name in BASELINES[phase] if name in ran), ran[0])
-    return Comparison(baseline=baseline, results=results, left_out=left_out)
-
-
-def _run_or_refusal(
-    trace: RoutingTrace, call: dict[str, Any], progress: Callable[[], object] | None = None
-) -> Result | LayerRefusedError:
-    """Carry out a call of `run`, or give the reason why its scheme has no code for the batch."""
-    try:
-        return run(trace, progress=progress, **call)
-    except LayerRefusedError as refusal:
-        return refusal
-
-
-def _each_with_options(
-    schemes: Sequence[str | Scheme], options: Mapping[str, Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Settings of each scheme: itself and its options."""
-    names = [one.name if isinstance(one, Scheme) else find(one).name for one in schemes]
-    if len(set(names)) != len(names):
-        message = f"a scheme is listed twice: {', '.join(names)}"
-        raise UserError(message)
-    for name in options:
-        if name not in names:
-            raise unknown("scheme with options", name, names)
-    return [
-        {"scheme": scheme, "options": dict(options.get(name, {}))}
-        for scheme, name in zip(schemes, names, strict=True)
-    ]
-
-
-def _in_processes(
-    trace: RoutingTrace,
-    calls: Sequence[dict[str, Any]],
-    jobs: int,
-    progress: Callable[[], object] | None,
-) -> list[Result | LayerRefusedError]:
-    """Make each call of `run` in one of several fresh processes; results in order."""
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-
-    compile_ahead()
-    # Fresh processes rather than forks of this one, whose threads a fork would not copy.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        waiting = [pool.submit(_run_or_refusal, trace, call) for call in calls]
-        for done in as_completed(waiting):
-            result = done.result()
-            if progress is not None and isinstance(result, Result):
-                for _ in range(result.totals.num_layers):
-                    progress()
-    return [done.result() for done in waiting]
