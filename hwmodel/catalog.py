@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from hwmodel.errors import UserError, unknown
 from hwmodel.specs import SystemSpec, keys, sections
 from hwmodel.system import System
+from tracegen import regular
 
 _TEXT_KEYS = ("name", "summary", "base")
 _LINKS_PER_GPU = "link.links_per_gpu"
@@ -84,7 +85,12 @@ def load_spec(name_or_path: str | Path, overrides: Mapping[str, Any] | None = No
     flat, texts = _complete(document, where, ())
     for key, value in (overrides or {}).items():
         _check_key(key, "override")
-        flat[key] = {"value": _parsed(key, value), "source": "set by hand", "confidence": "user"}
+        flat[key] = {
+            "value": _parsed(key, value),
+            "source": "set by hand",
+            "confidence": "user",
+            "spread": "exact",
+        }
     _follow_links(flat, set(overrides or {}), "override")
     nested: dict[str, Any] = {"name": texts.get("name", ""), "summary": texts.get("summary", "")}
     for key, entry in flat.items():
@@ -117,7 +123,7 @@ def _read(name_or_path: str | Path) -> tuple[str, dict[str, Any]]:
         message = f"{unknown('system', given, names())}; or the path of a .toml file"
         raise UserError(message)
     try:
-        return given, tomllib.loads(path.read_text("utf-8"))
+        return given, tomllib.loads(regular.read_text(path))
     except OSError as error:
         message = f"cannot read the system file {given}: {error.strerror}"
         raise UserError(message) from None
@@ -223,6 +229,7 @@ def _follow_links(flat: Flat, given: set[str], where: str) -> None:
             "value": [count for count in spread if count],
             "source": f"spread evenly, from {_LINKS_PER_GPU} ({where})",
             "confidence": "user" if where == "override" else "low",
+            "spread": "held",
         }
     elif _LINKS_PER_PLANE in given and _LINKS_PER_GPU not in given:
         planes = flat[_LINKS_PER_PLANE].get("value")
@@ -233,6 +240,7 @@ def _follow_links(flat: Flat, given: set[str], where: str) -> None:
                 "value": sum(row),
                 "source": f"sum of {_LINKS_PER_PLANE} ({where})",
                 "confidence": "user" if where == "override" else "low",
+                "spread": "held",
             }
 
 

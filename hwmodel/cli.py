@@ -98,13 +98,18 @@ def show(
 ) -> None:
     """Show every value of a machine with its unit, source and confidence."""
     import hwmodel
+    from hwmodel.draws import spreads
 
     try:
         system = hwmodel.load(name, _overrides(settings or []))
     except UserError as error:
         _fail(error)
     fields = ("key", "value", "unit", "source", "confidence")
-    rows = [dict(zip(fields, row, strict=True)) for row in system.spec.rows()]
+    stated = spreads(system.spec)
+    rows = [
+        {**dict(zip(fields, row, strict=True)), "spread": stated[row[0]]}
+        for row in system.spec.rows()
+    ]
     if as_json:
         document = {"name": system.name, "summary": system.summary, "values": rows}
         print(json.dumps(document, indent=2, ensure_ascii=False))
@@ -122,7 +127,7 @@ def show(
             console.print()
         value = f"{_plain(row['value'])} {row['unit']}".strip()
         text = f"[bold]{row['key']}[/bold] = {escape(value)}"
-        console.print(text, f"[dim]({row['confidence']})[/dim]", highlight=False)
+        console.print(text, f"[dim]({row['confidence']}; {row['spread']})[/dim]", highlight=False)
         console.print(Padding(escape(row["source"]), (0, 0, 0, 4)), style="dim", highlight=False)
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hwmodel.units import unit_of
 
@@ -40,12 +40,46 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class Range(_Strict):
+    """Where a value lies in nine cases of ten, in its own unit, as its source gives it."""
+
+    low: Positive
+    high: Positive
+
+
+Spread = (
+    Literal["exact", "held", "fitted", "rest", "by confidence"]
+    | Annotated[str, Field(pattern=r"^as \w+\.\w+$")]
+    | Range
+)
+"""How uncertain a value is; `hwmodel.draws` draws it.
+
+``exact``: counted, defined, or published by the vendor. ``held``: a choice, such as the shapes of
+tiles; another one is another machine. ``fitted``: to a table of measurements, whose remaining
+errors say how uncertain all that is predicted with it is. ``rest``: what is left of a measured sum.
+``by confidence``: no source gives a range, and that of the confidence is taken. ``as KEY``: it
+keeps its ratio to another value. `Range`: as the source says.
+"""
+
+
 class Quantity(_Strict, Generic[T]):
-    """One number of a preset with its source."""
+    """One number of a preset with its source; presets of the package state each one's spread."""
 
     value: T
     source: Annotated[str, Field(min_length=4)]
     confidence: Confidence
+    spread: Spread | None = None
+
+    @model_validator(mode="after")
+    def _value_lies_in_its_range(self) -> Self:
+        if isinstance(self.spread, Range):
+            if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+                message = 'what is not a number has no range; write spread = "held"'
+                raise ValueError(message)
+            if not self.spread.low <= self.value <= self.spread.high:
+                message = f"{self.value} is not within {self.spread.low} to {self.spread.high}"
+                raise ValueError(message)
+        return self
 
 
 class FabricSpec(_Strict):
@@ -289,6 +323,22 @@ class SystemSpec(_Strict):
     overheads: OverheadsSpec
     nccl: NcclSpec
     nic: NicSpec
+
+    @model_validator(mode="after")
+    def _ratios_are_to_something(self) -> Self:
+        for key in keys():
+            spread = self.entry(key).spread
+            leader = spread.removeprefix("as ") if isinstance(spread, str) else spread
+            if leader != spread and (leader not in keys() or leader == key):
+                message = f"{key}: spread {spread!r} names no other value"
+                raise ValueError(message)
+        return self
+
+    def entry(self, key: str) -> Quantity[Any]:
+        """Value of a dotted key, with its source."""
+        section, _, leaf = key.partition(".")
+        found: Quantity[Any] = getattr(getattr(self, section), leaf)
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Quantity[...] classes are made on the fly and cannot be found by name, which

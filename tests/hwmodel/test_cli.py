@@ -31,7 +31,7 @@ def test_show_gives_every_value_with_its_source(name):
     assert all(key in result.stdout for key in keys())
     values = json.loads(run("show", name, "--json").stdout)["values"]
     assert [row["key"] for row in values] == keys()
-    assert all(row["source"] and row["confidence"] for row in values)
+    assert all(row["source"] and row["confidence"] and row["spread"] for row in values)
 
 
 def test_show_what_an_override_changes():
