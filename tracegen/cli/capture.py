@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tracegen import regular
 from tracegen.cli.common import refuse_existing, user_errors
 from tracegen.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+MAX_PROMPT_BYTES = 2**30
+"""Of a file of prompts."""
 
 
 def capture(
@@ -95,7 +99,7 @@ def read_prompts(path: Path) -> list[str | list[dict[str, str]]]:
         If it cannot be read, a line has none of them, or there is no prompt.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = regular.read_text(path, MAX_PROMPT_BYTES).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         msg = f"{path}: cannot be read as text ({error})"
         raise UserError(msg) from error

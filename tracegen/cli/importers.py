@@ -10,6 +10,9 @@ import typer
 from tracegen.cli.common import refuse_existing, user_errors
 from tracegen.errors import UserError
 
+MOST_LAYERS = 2**16
+"""What a trace numbers its decoder layers with."""
+
 
 def import_dump(
     files: Annotated[list[Path], typer.Argument(help="Files of the dump, or its folder.")],
@@ -27,7 +30,8 @@ def import_dump(
     num_experts: Annotated[int | None, typer.Option(help="Experts per layer.")] = None,
     topk: Annotated[int | None, typer.Option(help="Experts per token.")] = None,
     hidden_size: Annotated[
-        int | None, typer.Option(help="Elements of a token's hidden state.")
+        int | None,
+        typer.Option(min=1, max=2**31 - 1, help="Elements of a token's hidden state."),
     ] = None,
     moe_layers: Annotated[
         str | None, typer.Option(help="Decoder layers with experts, such as 1,2,3 or 3-60.")
@@ -108,8 +112,11 @@ def layer_numbers(text: str) -> tuple[int, ...]:
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            found += range(int(first), int(last or first) + 1)
+            numbers = range(int(first), int(last or first) + 1)
+            if numbers and numbers[-1] >= MOST_LAYERS:
+                raise ValueError(part)  # said below, with what is possible
+            found += numbers
     except ValueError as error:
-        msg = f"layers {text!r}: write numbers and ranges, such as 1,2,5-7"
+        msg = f"layers {text!r}: write numbers and ranges below {MOST_LAYERS}, such as 1,2,5-7"
         raise UserError(msg) from error
     return tuple(found)

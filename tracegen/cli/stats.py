@@ -19,7 +19,7 @@ def stats(
     plots: Annotated[
         Path | None, typer.Option("--plots", help="Draw PNG files into this folder.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the samples and batches drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples and batches drawn.")] = 0,
     per_layer: Annotated[
         bool, typer.Option("--per-layer", help="Add a column for the range over layers.")
     ] = False,

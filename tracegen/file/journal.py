@@ -178,6 +178,8 @@ def is_journal(path: str | Path) -> bool:
     path
         Of any file.
     """
+    if not Path(path).is_file():  # opening a pipe would wait for ever
+        return False
     with contextlib.suppress(OSError), Path(path).open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
     return False

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.generate.shares import weights_for_shares
 
@@ -62,7 +63,7 @@ def _rows(load: Any) -> tuple[tuple[float, ...], ...]:
     if isinstance(load, str | Path):
         if str(load).endswith(".json"):
             try:
-                load = json.loads(Path(load).read_text("utf-8"))
+                load = json.loads(regular.read_text(load))
             except (OSError, ValueError, RecursionError) as error:
                 msg = f"cannot read the histogram {load}: {error}"
                 raise UserError(msg) from error

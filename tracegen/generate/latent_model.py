@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.trace.arrays import Floats
 
@@ -208,10 +209,7 @@ def read(path: str | Path) -> LatentModel:
         If it cannot be read, or a value is missing or not possible.
     """
     try:
-        if Path(path).stat().st_size > MAX_FILE_BYTES:
-            msg = f"{path}: more than {MAX_FILE_BYTES / 1e6:.0f} MB, which is no parameter file"
-            raise UserError(msg)
-        text = Path(path).read_text("utf-8")
+        text = regular.read_text(path, MAX_FILE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         msg = f"cannot read the parameter file {path}: {error}"
         raise UserError(msg) from error

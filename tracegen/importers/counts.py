@@ -173,7 +173,7 @@ def load_safetensors(path: Path) -> dict[str, Array]:
     UserError
         If it is damaged or holds other types.
     """
-    data = path.read_bytes()
+    data = files.load_bytes(path)
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES):
         msg = f"{path}: not a safetensors file"

@@ -14,11 +14,35 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.trace.arrays import Array
 
 MAX_GUNZIPPED_BYTES = 2**30
 """Longest text that a compressed file may become."""
+
+MAX_DUMP_BYTES = 2**34
+"""Of a file that is read whole: two million tokens of 60 layers at top-8 take half of it."""
+
+
+def load_bytes(path: Path) -> bytes:
+    """Content of a file.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+
+    Raises
+    ------
+    UserError
+        If it cannot be read, is no regular file, or is larger than any dump.
+    """
+    try:
+        return regular.read_bytes(path, MAX_DUMP_BYTES)
+    except OSError as error:
+        msg = f"{path}: cannot be read ({error.strerror})"
+        raise UserError(msg) from error
 
 
 def load_array(source: Path | bytes, where: str) -> Array:
@@ -36,7 +60,7 @@ def load_array(source: Path | bytes, where: str) -> Array:
     UserError
         If it is none, holds objects, or declares more than is there.
     """
-    data = source if isinstance(source, bytes) else source.read_bytes()
+    data = source if isinstance(source, bytes) else load_bytes(source)
     try:
         stream = io.BytesIO(data)
         version = np.lib.format.read_magic(stream)
@@ -79,6 +103,7 @@ def load_npz(path: Path) -> dict[str, Array]:
     import zipfile
 
     try:
+        regular.check(path)
         with zipfile.ZipFile(path) as archive:
             total = sum(entry.file_size for entry in archive.infolist())
             if total > MAX_GUNZIPPED_BYTES:
@@ -114,6 +139,7 @@ def load_tensors(path: Path) -> Any:
         msg = f"{path}: reading .pt files needs torch: pip install 'moereplay[capture]'"
         raise UserError(msg) from error
     try:
+        regular.check(path)
         return _plain(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # pickle, zip and torch each have their own
         first = str(error).strip().splitlines() or [type(error).__name__]
@@ -148,7 +174,8 @@ def load_text(path: Path) -> str:
     """
     try:
         if path.suffix != ".gz":
-            return path.read_text("utf-8")
+            return regular.read_text(path, MAX_DUMP_BYTES)
+        regular.check(path)
         with gzip.open(path) as packed:
             data = packed.read(MAX_GUNZIPPED_BYTES + 1)
         if len(data) > MAX_GUNZIPPED_BYTES:
@@ -280,6 +307,7 @@ def open_binary(path: Path) -> BinaryIO:
         If it cannot be opened.
     """
     try:
+        regular.check(path)
         return path.open("rb")
     except OSError as error:
         msg = f"{path}: cannot be read ({error})"

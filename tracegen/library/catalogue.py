@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.file.draft import draft_of
 
@@ -378,10 +379,7 @@ def read_folder(where: str) -> Catalogue:
     base, index = index_of(where)
     path = Path(index)
     try:
-        if path.stat().st_size > MAX_INDEX_BYTES:
-            msg = f"{path}: {path.stat().st_size} bytes; a catalogue has at most {MAX_INDEX_BYTES}"
-            raise UserError(msg)
-        text = path.read_text("utf-8")
+        text = regular.read_text(path, MAX_INDEX_BYTES)
     except OSError as error:
         msg = f"{path}: no such catalogue ({error.strerror})"
         raise UserError(msg) from error

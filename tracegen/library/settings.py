@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from tracegen import regular
 from tracegen.errors import UserError
 
 ENV_CATALOGUES = "MOEREPLAY_CATALOGUES"
@@ -100,7 +101,7 @@ def _read_file() -> _File:
     named = os.environ.get(ENV_CONFIG)
     path = Path(named).expanduser() if named else user_folder("config") / "config.toml"
     try:
-        return _File.model_validate(tomllib.loads(path.read_text("utf-8")))
+        return _File.model_validate(tomllib.loads(regular.read_text(path)))
     except FileNotFoundError:
         if named:
             msg = f"{path}: no such file ({ENV_CONFIG})"

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tracegen import regular
 from tracegen.errors import UserError, unknown
 from tracegen.models.schema import ModelShape
 
@@ -71,7 +72,7 @@ def load(name: str | Path) -> ModelShape:
     text = str(name)
     if text.endswith(".toml") or isinstance(name, Path):
         try:
-            return parse(Path(text).read_text("utf-8"), where=text)
+            return parse(regular.read_text(text), where=text)
         except (OSError, UnicodeDecodeError) as error:
             msg = f"cannot read the model file {text}: {error}"
             raise UserError(msg) from error

@@ -1,0 +1,82 @@
+"""Files that are read whole: regular ones, of a stated greatest size; imports nothing of ours.
+
+A device has no end and a pipe may never begin, so that reading "the whole file" would take all
+memory or for ever. What is wrong is raised as `OSError`, whose `strerror` says it, so that callers
+name the file and what it was to be as for any file that cannot be read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+MOST_TEXT_BYTES = 64_000_000
+"""Of settings, studies, systems, models, maps and prompts: a thousand times what people write."""
+
+UNKNOWN = 2**20
+"""Bytes that are read of a file that does not say how many it has."""
+
+
+def read_bytes(path: str | Path, most: int = MOST_TEXT_BYTES) -> bytes:
+    """Read a whole file.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    most
+        Bytes that it may have.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read, is no regular file or has more bytes; `strerror` says which.
+    """
+    with open(path, "rb", opener=_without_waiting) as file:  # Path has no opener
+        found = os.fstat(file.fileno())
+        _refuse_others(found, path)
+        # Room is made for all that is asked for. What /proc has, has size 0.
+        some = min(max(found.st_size, UNKNOWN), most) + 1
+        content = b"" if found.st_size > most else file.read(some)
+    if found.st_size > most or len(content) > most:
+        size = max(found.st_size, len(content)) / 1e6
+        message = f"it has {size:,.0f} MB; at most {most / 1e6:,.0f} MB are read"
+        raise OSError(errno.EFBIG, message, str(path))
+    return content
+
+
+def read_text(path: str | Path, most: int = MOST_TEXT_BYTES, *, encoding: str = "utf-8") -> str:
+    """Read a whole text file; parameters and errors as those of `read_bytes`.
+
+    Raises
+    ------
+    UnicodeDecodeError
+        If it is not text.
+    """
+    # Lines end as `Path.read_text` has them.
+    text = read_bytes(path, most).decode(encoding)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def check(path: str | Path) -> None:
+    """Refuse what is no regular file, before others open it.
+
+    Raises
+    ------
+    OSError
+        If it is not there, or something else.
+    """
+    _refuse_others(Path(path).stat(), path)
+
+
+def _refuse_others(found: os.stat_result, path: str | Path) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        what = "folder" if stat.S_ISDIR(found.st_mode) else "device, pipe or socket"
+        raise OSError(errno.EINVAL, f"it is a {what}, not a file", str(path))
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; without this flag, opening a pipe waits until somebody writes into it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
