@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from replay.graph.columns import (
     Column,
@@ -86,9 +89,18 @@ class TakeBlocks:
         check_range("units", given["units"], least, INT64_MAX, first, "take")
         _append(self._columns, given)
 
-    def join(self) -> CreditTakes:
-        """All takes, in the order given."""
-        return CreditTakes(**{name: column.join() for name, column in self._columns.items()})
+    def join(self, room: int = 0, first: int = 0) -> CreditTakes:
+        """All takes, in the order given; they are given up here.
+
+        Parameters
+        ----------
+        room
+            Rows that can be put in front of them.
+        first
+            Task from which tasks are counted.
+        """
+        self._num_shares = 0
+        return CreditTakes(**_joined(self._columns, room, first, ("task", "released_by")))
 
 
 class TouchBlocks:
@@ -140,9 +152,17 @@ class TouchBlocks:
             check_range(name, given[name], 0, MOST_EXTRA_PS, first, "touch")
         _append(self._columns, given)
 
-    def join(self) -> Touches:
-        """All touches, in the order given."""
-        return Touches(**{name: column.join() for name, column in self._columns.items()})
+    def join(self, room: int = 0, first: int = 0) -> Touches:
+        """All touches, in the order given; see `TakeBlocks.join`."""
+        return Touches(**_joined(self._columns, room, first, ("task", "charged")))
+
+
+def _joined(
+    columns: dict[str, Column], room: int, first: int, tasks: tuple[str, ...]
+) -> dict[str, npt.NDArray[Any]]:
+    return {
+        name: column.join(room, first if name in tasks else 0) for name, column in columns.items()
+    }
 
 
 def _append(columns: dict[str, Column], given: Given) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 
 from replay.graph.checks import topological_order
 from replay.graph.columns import fixed, stepped
-from replay.graph.taskgraph import Int64s, TaskGraph
+from replay.graph.recent import Recent
+from replay.graph.taskgraph import GraphPart, Int64s, TaskGraph
 from replay.graph.timeline import sum_by
 
 
@@ -68,14 +69,18 @@ def busiest_ps(graph: TaskGraph) -> Int64s:
     return -(-least_work_ps(graph) // np.maximum(graph.resources.servers, 1))
 
 
-def least_work_ps(graph: TaskGraph) -> Int64s:
+def least_work_ps(graph: TaskGraph, own: Int64s | None = None) -> Int64s:
     """Time in service that each resource has at least (resource,), summed over its servers.
+
+    The sum of its tasks' durations is taken as given, if it is (resource,).
 
     What touches draw from the ports of tables counts; of what they draw from a backing, the least
     that brings each key in once. Where several resources are made of the same servers, their work
     adds up against these; which those are the graph does not know.
     """
-    total = sum_by(graph.resource, graph.duration_ps, len(graph.resources))
+    if own is None:
+        own = sum_by(graph.resource, graph.duration_ps, len(graph.resources))
+    total = own.copy()
     touches = graph.touches
     if len(touches):
         port = graph.tables.port[touches.table]
@@ -100,6 +105,34 @@ def longest_chain_ps(graph: TaskGraph) -> int:
     tile is full no earlier than as many members as it and the tiles before it have slots could
     have arrived, and a waiter waits at least for the tile that can be done first.
     """
+    return _longest_chain_ps(graph, np.zeros(graph.num_tasks, np.int64))
+
+
+class LongestChain:
+    """Longest chain of a graph that is given in parts.
+
+    Attributes
+    ----------
+    length_ps
+        Of the parts so far.
+    """
+
+    def __init__(self) -> None:
+        self.length_ps = 0
+        self._visible_ps = Recent()
+
+    def add(self, part: GraphPart) -> None:
+        """Go on with a part."""
+        self._visible_ps.begin(part)
+        visible = np.zeros(part.graph.num_tasks, np.int64)
+        sources = self._visible_ps.of(part.outer_source.astype(np.int64))
+        np.maximum.at(visible, part.outer_target, sources)
+        self.length_ps = max(self.length_ps, _longest_chain_ps(part.graph, visible))
+        self._visible_ps.put_last(visible)
+
+
+def _longest_chain_ps(graph: TaskGraph, ready: Int64s) -> int:
+    """Longest chain; `ready` becomes when each task could be visible."""
     from replay.graph import kernels
 
     if graph.num_tasks == 0:
@@ -123,5 +156,6 @@ def longest_chain_ps(graph: TaskGraph) -> int:
             fixed(gates.tile_slots),
             fixed(gates.tile_first),
             fixed(gates.tile_last),
+            ready,
         )
     )

@@ -1,4 +1,7 @@
-"""Building a task graph from numpy blocks: no Python object and no Python loop per task."""
+"""Building a task graph from numpy blocks: no Python object and no Python loop per task.
+
+The module is long because every verb of a graph is a method of one class, with its docstring.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,15 @@ from replay.graph.columns import (
 )
 from replay.graph.errors import GraphError
 from replay.graph.supplies import Supplies
-from replay.graph.taskgraph import NULL_RESOURCE, CreditPools, Gates, Resources, Tables, TaskGraph
+from replay.graph.taskgraph import (
+    NULL_RESOURCE,
+    CreditPools,
+    Gates,
+    GraphPart,
+    Resources,
+    Tables,
+    TaskGraph,
+)
 
 Ids = npt.NDArray[np.int64]
 
@@ -84,6 +95,8 @@ class GraphBuilder(Supplies):
         self._takes = TakeBlocks()
         self._touches = TouchBlocks()
         self._gates: list[GateBlock] = []
+        self._first = 0  # of the part that is being collected
+        self._num_touches = 0  # of the parts before
         self._is_built = False
 
     @property
@@ -353,14 +366,68 @@ class GraphBuilder(Supplies):
         """
         self._check_open()
         self._is_built = True
-        num_tasks = self._num_tasks
+        if self._first:
+            message = "parts of this graph have been taken; take the rest of it with part()"
+            raise GraphError(message)
+        return self._join(self._num_tasks, self._edges)
+
+    def part(self, watched: Ints | None = None, room: int = 0) -> GraphPart:
+        """Take what was added since the last part, checked; more can be added afterwards.
+
+        Parameters
+        ----------
+        watched
+            Tasks of this part (task,) that the next part waits for and that are visible first of
+            all that it waits for: a `Scheduler` stops when one of them is visible.
+        room
+            Rows to be left free in front of its columns, for what is left of earlier parts.
+
+        What a part adds may wait for tasks of earlier parts, and uses the same resources, pools and
+        tables. Everything else stays within a part: takes and who gives them back, touches and who
+        is charged, gates; and nothing of an earlier part waits for a later one.
+
+        Raises
+        ------
+        GraphError
+            As for :meth:`build`, or if something reaches back into an earlier part.
+        """
+        self._check_open()
+        first, count = self._first, self._num_tasks - self._first
+        edges, outer_source, outer_target = self._edges.split(first)
+        if watched is not None:
+            from replay.graph.kernels.layout import SIGNAL
+
+            seen = as_ints("watched", watched) - first
+            edges.append(seen, SIGNAL, np.size(seen))
+        self._gates = [_from_first(block, first) for block in self._gates]
+        graph = self._join(count, edges, first, room)
+        part = GraphPart(
+            graph,
+            first,
+            self._num_touches,
+            outer_source.astype(np.int32),
+            outer_target.astype(np.int32),
+        )
+        self._first = self._num_tasks
+        self._num_touches += len(graph.touches)
+        return part
+
+    def _join(self, num_tasks: int, edges: EdgeBlocks, first: int = 0, room: int = 0) -> TaskGraph:
+        """Join what was collected, with ids counted from ``first``; it is given up here."""
         gates = Gates.from_blocks(self._gates)
         check_gates(gates, num_tasks)
         self._gates = []
         pools = CreditPools.from_rows(self._pools)
-        takes, touches = self._takes.join(), self._touches.join()
+        takes, touches = self._takes.join(room, first), self._touches.join(room, first)
+        for tasks, what in (
+            (takes.task, "a take"),
+            (takes.released_by, "a take"),
+            (touches.task, "a touch"),
+            (touches.charged, "a touch"),
+        ):
+            _check_within(tasks, first, what)
         check_takes(takes, pools, num_tasks)
-        gates.append_events(self._edges)
+        gates.append_events(edges)
         graph = TaskGraph.from_edges(
             kind_names=self.kind_names,
             resources=Resources.from_rows(self._resources),
@@ -369,10 +436,10 @@ class GraphBuilder(Supplies):
             tables=Tables.from_rows(self._tables),
             touches=touches,
             gates=gates,
-            resource=self._resource.join(),
-            kind=self._kind.join(),
-            fields={name: column.join() for name, column in self._fields.items()},
-            edges=self._edges,
+            resource=self._resource.join(room),
+            kind=self._kind.join(room),
+            fields={name: column.join(room) for name, column in self._fields.items()},
+            edges=edges,
         )
         check_touches(graph)
         check_lines(graph)
@@ -383,3 +450,20 @@ class GraphBuilder(Supplies):
         if self._is_built:
             message = "this builder has built its graph already; start a new GraphBuilder"
             raise GraphError(message)
+
+
+def _from_first(block: GateBlock, first: int) -> GateBlock:
+    """A gate with its tasks counted from ``first``."""
+    members, waiters, slots, firsts, lasts = block
+    waits = np.where(waiters < 0, first, waiters) - first
+    for tasks in (members - first, waits, firsts - first, lasts - first):
+        _check_within(tasks, first, "a gate")
+    waits[waiters < 0] = -1
+    return members - first, waits, slots, firsts - first, lasts - first
+
+
+def _check_within(tasks: IntArray, first: int, what: str) -> None:
+    """Refuse tasks of earlier parts, which counted from the first of this one are negative."""
+    if tasks.size and int(tasks.min()) < 0:
+        message = f"{what} names task {first + int(tasks.min())}; this part begins with {first}"
+        raise GraphError(message)

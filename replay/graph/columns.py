@@ -83,9 +83,11 @@ def check_range(
             return
         row, bad = first_id, value
     else:
-        # Python is faster with few numbers, which is what most blocks have.
-        least, most = (min, max) if value.size <= _FEW_ROWS else (np.min, np.max)
-        values: Any = value.tolist() if value.size <= _FEW_ROWS else value
+        # Python is faster with few numbers, which is what most blocks have, and a ufunc's own
+        # reduction faster than the function around it.
+        is_few = value.size <= _FEW_ROWS
+        least, most = (min, max) if is_few else (np.minimum.reduce, np.maximum.reduce)
+        values: Any = value.tolist() if is_few else value
         if value.size == 0 or (int(least(values)) >= low and int(most(values)) <= high):
             return
         # NumPy compares unsigned 64-bit numbers with Python ints exactly.
@@ -153,22 +155,68 @@ class Column:
             # A copy: the caller may go on using its array.
             self._blocks.append((count, value.astype(self._dtype, copy=True)))
 
-    def join(self) -> npt.NDArray[Any]:
-        """All rows as one read-only array (row,); the blocks are given up on the way."""
+    def join(self, room: int = 0, less: int = 0) -> npt.NDArray[Any]:
+        """All rows as one read-only array (row,); the blocks are given up on the way.
+
+        Parameters
+        ----------
+        room
+            Rows that `in_front` can put before them without a copy.
+        less
+            What is taken off every value.
+        """
         blocks, self._blocks = self._blocks, []
         count, self._count = self._count, 0
         if len(blocks) == 1 and isinstance(blocks[0][1], int):
             # Stride 0: one value for every row.
-            return np.broadcast_to(self._dtype.type(blocks[0][1]), (count,))
-        out = np.empty(count, self._dtype)
+            return np.broadcast_to(self._dtype.type(blocks[0][1] - less), (count,))
+        out = np.empty(room + count, self._dtype)
         blocks.reverse()
-        low = 0
+        low = room
         while blocks:  # popping frees each block as soon as it is copied
             rows, value = blocks.pop()
-            out[low : low + rows] = value
+            np.subtract(value, less, out=out[low : low + rows], casting="unsafe")
             low += rows
-        out.flags.writeable = False
-        return out
+        joined = out[room:]
+        joined.flags.writeable = False
+        return joined
+
+
+def in_front(rows: npt.NDArray[Any], column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Put rows in front of a joined column, in the room that was left there if it is enough.
+
+    The column is given up: its memory is that of the result.
+    """
+    constant = all(one.size == 0 or one.strides == (0,) for one in (rows, column))
+    values = {int(one[0]) for one in (rows, column) if one.size}
+    if constant and len(values) == 1:
+        return np.broadcast_to(column.dtype.type(values.pop()), (rows.size + column.size,))
+    whole = column.base
+    if isinstance(whole, np.ndarray) and whole.dtype == column.dtype and column.strides != (0,):
+        room = whole.size - column.size
+        if room >= rows.size and whole[room:].ctypes.data == column.ctypes.data:
+            both = whole[room - rows.size :]
+            both[: rows.size] = rows
+            return both
+    return np.concatenate([rows, column])
+
+
+def add_in_place(column: npt.NDArray[Any], amount: int) -> npt.NDArray[Any]:
+    """Add to every value of a joined column, where it lies."""
+    whole = column.base
+    if isinstance(whole, np.ndarray) and whole.flags.writeable and column.strides != (0,):
+        own = whole[whole.size - column.size :]
+        if own.ctypes.data == column.ctypes.data:
+            own += amount
+            return own
+    return (column + amount).astype(column.dtype)
+
+
+def run_of(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | slice:
+    """Ascending rows as a slice if none is left out between them, which is faster to write to."""
+    if rows.size and int(rows[-1]) - int(rows[0]) + 1 == rows.size:
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
 
 
 class EdgeBlocks:
@@ -203,6 +251,38 @@ class EdgeBlocks:
         blocks, self._blocks, self._count = self._blocks, [], 0
         return blocks
 
+    def split(self, first: int) -> tuple[EdgeBlocks, IntArray, IntArray]:
+        """Give all edges up: those between tasks from ``first`` on, numbered from it, and the rest.
+
+        Returns
+        -------
+        The edges, and (edge,) the sources of those that come from before ``first``, and their
+        targets numbered from it.
+
+        Raises
+        ------
+        GraphError
+            If an edge leads to a task before ``first``.
+        """
+        inner = EdgeBlocks()
+        outer_src: list[IntArray] = [np.zeros(0, np.int32)]
+        outer_dst: list[IntArray] = [np.zeros(0, np.int32)]
+        for count, src, dst in self.pop_all():
+            if count and _least(count, dst) < first:
+                message = f"an edge leads to a task before {first}, which is of an earlier part"
+                raise GraphError(message)
+            if count and _least(count, src) < first:
+                sources, targets = _rows(count, src), _rows(count, dst)
+                is_outer = sources < first
+                outer_src.append(sources[is_outer])
+                outer_dst.append(targets[is_outer] - first)
+                own = ~is_outer
+                inner.append(sources[own] - first, targets[own] - first, int(own.sum()))
+            else:
+                inner._count += count
+                inner._blocks.append((count, _moved(src, first), _moved(dst, first)))
+        return inner, np.concatenate(outer_src), np.concatenate(outer_dst)
+
     def _close(self) -> None:
         """Make a block of what is not yet in one."""
         if self._sources:
@@ -225,6 +305,25 @@ def _end(ids: int | IntArray | range) -> End:
     if isinstance(ids, range):
         return fixed(np.array([ids.start], np.int32)), 0, 1
     return fixed(ids.astype(np.int32, copy=True)), 1, 0
+
+
+def _rows(count: int, end: End) -> IntArray:
+    """One end of each edge of a block: (edge,)."""
+    array, step, slope = end
+    rows = np.arange(count, dtype=np.int32)
+    return array[rows * step] + rows * slope
+
+
+def _least(count: int, end: End) -> int:
+    """Smallest task at one end of a block's edges; ranges ascend."""
+    array, step, _ = end
+    return int(array[:count].min()) if step else int(array[0])
+
+
+def _moved(end: End, first: int) -> End:
+    """One end of a block, numbered from ``first``; the array is the block's own."""
+    array, step, slope = end
+    return array - np.int32(first), step, slope
 
 
 def block_length(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from replay.graph.columns import IntArray, fixed
+from replay.graph.columns import IntArray
+from replay.graph.levels import order_of
+from replay.graph.met import last_met
 from replay.graph.taskgraph import LINE, Int64s, TaskGraph
 from replay.graph.timeline import Timeline
 
@@ -20,13 +22,13 @@ class CriticalPath:
     """A chain of tasks, each ready when the one before became visible, up to the last of all.
 
     Every picosecond of the makespan belongs to one task of the chain and one cause. All arrays
-    have shape (link,), first task first, and hold picoseconds.
+    have shape (link,), first task first; times are in picoseconds.
 
     Attributes
     ----------
-    graph
-        The graph.
-    task
+    kind_names, groups
+        Names of the kinds of task, and the group of each resource.
+    task, kind, resource
         The tasks of the chain.
     queueing_ps
         Waiting while all servers of the resource were in service.
@@ -41,8 +43,11 @@ class CriticalPath:
         was drawn from a line); sums to the sum of ``queueing_ps``.
     """
 
-    graph: TaskGraph
+    kind_names: tuple[str, ...]
+    groups: tuple[str, ...]
     task: Int64s
+    kind: IntArray
+    resource: IntArray
     queueing_ps: Int64s
     credits_ps: Int64s
     service_ps: Int64s
@@ -60,20 +65,14 @@ class CriticalPath:
 
     def by_kind(self) -> dict[str, dict[str, int]]:
         """Time by kind of task and cause, kinds in order of their first appearance."""
-        return self._by(lambda task: self.graph.kind_names[int(self.graph.kind[task])])
+        return self._by([self.kind_names[kind] for kind in self.kind.tolist()])
 
     def by_group(self) -> dict[str, dict[str, int]]:
         """Time by group of resources and cause; pure delays are the group ``(delay)``."""
-        groups = self.graph.resources.groups
+        groups = (*self.groups, "(delay)")  # the null resource counts from the end
+        return self._by([groups[where] for where in self.resource.tolist()])
 
-        def group_of(task: int) -> str:
-            where = int(self.graph.resource[task])
-            return "(delay)" if where < 0 else groups[where]
-
-        return self._by(group_of)
-
-    def _by(self, key: Callable[[int], str]) -> dict[str, dict[str, int]]:
-        names = [key(int(task)) for task in self.task]
+    def _by(self, names: list[str]) -> dict[str, dict[str, int]]:
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         rows = np.array([numbers[name] for name in names], np.int64)
         table: dict[str, dict[str, int]] = {name: {} for name in numbers}
@@ -83,6 +82,29 @@ class CriticalPath:
             for name, number in numbers.items():
                 table[name][cause] = int(sums[number])
         return table
+
+
+class Links(NamedTuple):
+    """Tasks that are links of a chain, and what they waited for.
+
+    Attributes
+    ----------
+    task, kind, resource
+        (link,).
+    ready_ps, start_ps, end_ps, visible_ps
+        (link,).
+    cause
+        (link,): for whom each waited last, -1 for nobody.
+    """
+
+    task: Int64s
+    kind: IntArray
+    resource: IntArray
+    ready_ps: Int64s
+    start_ps: Int64s
+    end_ps: Int64s
+    visible_ps: Int64s
+    cause: Int64s
 
 
 def critical_path(timeline: Timeline) -> CriticalPath:
@@ -113,38 +135,72 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     """
     from replay.graph import kernels
 
-    graph, gates = timeline.graph, timeline.graph.gates
-    nothing = np.zeros(0, np.int64)
-    if graph.num_tasks == 0:
-        return CriticalPath(graph, nothing, nothing, nothing, nothing, nothing, {})
-    visible = timeline.visible_ps
-    ready, cause = kernels.last_met(
-        visible,
-        fixed(graph.indptr),
-        fixed(graph.successors),
-        fixed(gates.member_task),
-        fixed(gates.member_waiter),
-        timeline.landed_tile,
-        fixed(gates.tile_first),
-        fixed(gates.tile_last),
-    )
-    task = kernels.walk_back(int(np.argmax(visible)), cause)
-    wait = timeline.start_ps[task] - ready[task]
-    queueing, behind = _queueing(timeline, task, ready[task])
-    path = CriticalPath(
-        graph,
+    graph = timeline.graph
+    task = np.zeros(0, np.int64)
+    cause = ready = task
+    if graph.num_tasks:
+        met, _ = last_met(timeline)
+        cause, ready = met.cause, met.ready_ps
+        task = kernels.walk_back(int(np.argmax(timeline.visible_ps)), cause)
+    links = Links(
         task,
-        queueing,
-        wait - queueing,
-        timeline.end_ps[task] - timeline.start_ps[task],
-        timeline.on_the_way_ps[task],
-        behind,
+        graph.kind[task].astype(np.int64),
+        graph.resource[task].astype(np.int64),
+        ready[task],
+        timeline.start_ps[task],
+        timeline.end_ps[task],
+        timeline.visible_ps[task],
+        cause[task],
     )
-    _check(path, timeline.makespan_ps)
+    asked = np.zeros(len(graph.resources) + 1, np.bool_)
+    asked[links.resource[waiting(links)]] = True
+    some = np.flatnonzero(asked[graph.resource] & (timeline.service_ps > 0))
+    served = Served(
+        graph.resource[some], graph.kind[some], timeline.start_ps[some], timeline.end_ps[some]
+    )
+    return path_of(graph, links, *served.waits(graph, links))
+
+
+def path_of(
+    graph: TaskGraph, links: Links, queueing_ps: Int64s, behind: list[dict[str, int]]
+) -> CriticalPath:
+    """Put links and their waits together.
+
+    Parameters
+    ----------
+    graph
+        What names kinds and resources.
+    links
+        The chain, first task first.
+    queueing_ps, behind
+        (link,): how long each waited for servers, and the same by what these did.
+    """
+    total: dict[str, int] = {}
+    for of_link in behind:
+        for name, time in of_link.items():
+            total[name] = total.get(name, 0) + time
+    path = CriticalPath(
+        graph.kind_names,
+        graph.resources.groups,
+        links.task,
+        links.kind,
+        links.resource,
+        queueing_ps,
+        links.start_ps - links.ready_ps - queueing_ps,
+        links.end_ps - links.start_ps,
+        links.visible_ps - links.end_ps,
+        total,
+    )
+    _check(path, graph, int(links.visible_ps.max(initial=0)))
     return path
 
 
-def _check(path: CriticalPath, makespan_ps: int) -> None:
+def waiting(links: Links) -> Int64s:
+    """Links that waited at a resource."""
+    return np.flatnonzero((links.start_ps > links.ready_ps) & (links.resource >= 0))
+
+
+def _check(path: CriticalPath, graph: TaskGraph, makespan_ps: int) -> None:
     """Refuse a path with a negative part, or whose parts do not add up to the makespan."""
     causes = {
         "service": path.service_ps,
@@ -153,10 +209,12 @@ def _check(path: CriticalPath, makespan_ps: int) -> None:
         "credits": path.credits_ps,
     }
     for cause, parts in causes.items():
-        link = int(np.argmin(parts))
-        if parts[link] < 0:
+        if parts.size and int(parts.min()) < 0:
+            link = int(np.argmin(parts))
+            where = graph.resources.name(int(path.resource[link]))
             message = (
-                f"defect of moereplay: {path.graph.describe(int(path.task[link]))} "
+                f"defect of moereplay: task {int(path.task[link])} "
+                f"({path.kind_names[int(path.kind[link])]} on {where}) "
                 f"on the critical path has {parts[link]} ps of {cause}"
             )
             raise AssertionError(message)
@@ -169,53 +227,59 @@ def _check(path: CriticalPath, makespan_ps: int) -> None:
         raise AssertionError(message)
 
 
-def _queueing(timeline: Timeline, chain: Int64s, ready: Int64s) -> tuple[Int64s, dict[str, int]]:
-    """Time that each link waited for busy servers, and the kinds of task that they served."""
-    graph = timeline.graph
-    queueing = np.zeros(chain.size, np.int64)
-    behind: dict[str, int] = {}
-    waited = np.flatnonzero((timeline.start_ps[chain] > ready) & (graph.resource[chain] >= 0))
-    where = graph.resource[chain[waited]]
-    is_asked = np.zeros(len(graph.resources) + 1, np.bool_)
-    is_asked[where] = True
-    service = timeline.service_ps
-    # In order of (resource, start): what was in service during a wait is then one slice.
-    served = np.flatnonzero(is_asked[graph.resource] & (service > 0))
-    served = served[_by_resource_and_start(graph.resource[served], timeline.start_ps[served])]
-    first = np.searchsorted(graph.resource[served], np.arange(len(graph.resources) + 1))
-    longest = np.zeros(len(graph.resources), np.int64)
-    np.maximum.at(longest, graph.resource[served], service[served])
-    for link, resource in zip(waited.tolist(), where.tolist(), strict=True):
-        low, high = int(ready[link]), int(timeline.start_ps[chain[link]])
-        of_resource = served[first[resource] : first[resource + 1]]
-        starts = timeline.start_ps[of_resource]
-        near = of_resource[
-            np.searchsorted(starts, low - longest[resource]) : np.searchsorted(starts, high)
-        ]
-        near = near[timeline.end_ps[near] > low]
-        begin = np.maximum(timeline.start_ps[near], low)
-        end = np.minimum(timeline.end_ps[near], high)
-        if graph.resources.discipline[resource] == LINE:
-            # What is no task's is drawn by touches: nobody waits at a line for anything else.
-            queueing[link] = high - low
-            drawn = high - low - int((end - begin).sum())
-            if drawn:
-                behind[DRAWN] = behind.get(DRAWN, 0) + drawn
-            _share(behind, graph, near, end - begin, high - low - drawn)
-            continue
-        servers = int(graph.resources.servers[resource])
-        queueing[link] = _full_length(begin, end, servers)
-        _share(behind, graph, near, end - begin, int(queueing[link]))
-    return queueing, behind
+class Served:
+    """Services of tasks, by resource and start: what was in service during a wait is one slice.
 
+    Parameters
+    ----------
+    resource, kind, start_ps, end_ps
+        (service,): of real resources; services of no length are not told.
+    """
 
-def _by_resource_and_start(resource: IntArray, start_ps: Int64s) -> IntArray:
-    """Order of (resource, start); one sort of one number where both fit into it."""
-    span = int(start_ps.max(initial=0)) + 1
-    if (int(resource.max(initial=0)) + 1) * span > np.iinfo(np.int64).max:
-        return np.lexsort((start_ps, resource))
-    # Said outright: numpy before 2 keeps 32 bits in a product of 32-bit numbers and one number.
-    return np.argsort(resource.astype(np.int64) * span + start_ps)
+    def __init__(
+        self, resource: IntArray, kind: IntArray, start_ps: Int64s, end_ps: Int64s
+    ) -> None:
+        order = order_of(resource, start_ps)
+        resource, self._kind = resource[order], kind[order]
+        self._start_ps, self._end_ps = start_ps[order], end_ps[order]
+        size = int(resource.max(initial=-1)) + 1
+        self._first = np.searchsorted(resource, np.arange(size + 1))
+        self._longest = np.zeros(size, np.int64)
+        np.maximum.at(self._longest, resource, self._end_ps - self._start_ps)
+
+    def waits(self, graph: TaskGraph, links: Links) -> tuple[Int64s, list[dict[str, int]]]:
+        """Time that each link waited for busy servers, and the kinds of task that they served."""
+        queueing = np.zeros(len(links.task), np.int64)
+        behind: list[dict[str, int]] = [{} for _ in queueing]
+        for link in waiting(links).tolist():
+            low, high = int(links.ready_ps[link]), int(links.start_ps[link])
+            resource = int(links.resource[link])
+            kinds, begin, end = self._during(resource, low, high)
+            if graph.resources.discipline[resource] == LINE:
+                # What is no task's is drawn by touches: nobody waits at a line for anything else.
+                queueing[link] = high - low
+                drawn = high - low - int((end - begin).sum())
+                if drawn:
+                    behind[link][DRAWN] = drawn
+                _share(behind[link], graph, kinds, end - begin, high - low - drawn)
+                continue
+            queueing[link] = _full_length(begin, end, int(graph.resources.servers[resource]))
+            _share(behind[link], graph, kinds, end - begin, int(queueing[link]))
+        return queueing, behind
+
+    def _during(self, resource: int, low: int, high: int) -> tuple[IntArray, Int64s, Int64s]:
+        """Kinds, beginnings and ends of what a resource serves between two moments."""
+        if resource >= self._longest.size:
+            return self._kind[:0], self._start_ps[:0], self._end_ps[:0]
+        some = slice(int(self._first[resource]), int(self._first[resource + 1]))
+        starts = self._start_ps[some]
+        near = slice(
+            some.start + int(np.searchsorted(starts, low - self._longest[resource])),
+            some.start + int(np.searchsorted(starts, high)),
+        )
+        serves = np.flatnonzero(self._end_ps[near] > low) + near.start
+        begin = np.maximum(self._start_ps[serves], low)
+        return self._kind[serves], begin, np.minimum(self._end_ps[serves], high)
 
 
 def _full_length(begin: Int64s, end: Int64s, servers: int) -> int:
@@ -230,12 +294,12 @@ def _full_length(begin: Int64s, end: Int64s, servers: int) -> int:
 
 
 def _share(
-    behind: dict[str, int], graph: TaskGraph, tasks: Int64s, overlap: Int64s, total: int
+    behind: dict[str, int], graph: TaskGraph, kind: IntArray, overlap: Int64s, total: int
 ) -> None:
     """Split a wait over the kinds in service meanwhile, in proportion; what is left goes last."""
     if total == 0:
         return
-    kinds = np.bincount(graph.kind[tasks], weights=overlap)
+    kinds = np.bincount(kind, weights=overlap)
     present = np.flatnonzero(kinds)
     weight = int(kinds.sum())
     rest = total

@@ -5,12 +5,17 @@ The semantics are in ``ENGINE.md``; how the kernels get their speed, too.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from replay.graph.errors import EngineError
 from replay.graph.stuck import describe_deadlock
 from replay.graph.taskgraph import TaskGraph
 from replay.graph.timeline import Drawn, Timeline
+
+if TYPE_CHECKING:
+    from replay.graph.kernels.layout import Plan
 
 
 def schedule(graph: TaskGraph) -> Timeline:
@@ -55,19 +60,9 @@ def schedule(graph: TaskGraph) -> Timeline:
     from replay.graph.kernels import layout, run
     from replay.graph.plan import make_plan, read_times
 
-    plan = make_plan(graph)
+    plan, _ = make_plan(graph)
     done = run(plan)
-    end, *tasks = plan.arrays["status"].tolist()
-    if end == layout.TOO_LATE:
-        raise EngineError(_too_long(layout.NEVER >> plan.arrays["shift"], len(graph.resources)))
-    if end == layout.EARLY_RELEASE:
-        giver, taker = (graph.describe(task) for task in tasks)
-        message = f"{giver} gives back credits before {taker} has taken them"
-        raise EngineError(message)
-    if end == layout.LATE_CHARGE:
-        toucher, payer = (graph.describe(task) for task in tasks)
-        message = f"{toucher} evicts at the cost of {payer}, which has started already"
-        raise EngineError(message)
+    raise_if_failed(graph, plan)
     if done < graph.num_tasks:
         missing = plan.arrays["tasks"]["missing"][:-1]
         raise EngineError(describe_deadlock(graph, missing == layout.STARTED, missing == 0))
@@ -82,6 +77,29 @@ def schedule(graph: TaskGraph) -> Timeline:
     if len(graph.touches) == 0:
         late = np.broadcast_to(np.int64(0), (graph.num_tasks,))
     return Timeline(graph, start_ps, end_ps, landed, found, late, drawn)
+
+
+def raise_if_failed(graph: TaskGraph, plan: Plan) -> None:
+    """Say in words what ended a run.
+
+    Raises
+    ------
+    EngineError
+        If something did but the last task.
+    """
+    from replay.graph.kernels import layout
+
+    end, *tasks = plan.arrays["status"][:3].tolist()
+    if end == layout.TOO_LATE:
+        raise EngineError(_too_long(layout.NEVER >> plan.arrays["shift"], len(graph.resources)))
+    if end == layout.EARLY_RELEASE:
+        giver, taker = (graph.describe(task) for task in tasks)
+        message = f"{giver} gives back credits before {taker} has taken them"
+        raise EngineError(message)
+    if end == layout.LATE_CHARGE:
+        toucher, payer = (graph.describe(task) for task in tasks)
+        message = f"{toucher} evicts at the cost of {payer}, which has started already"
+        raise EngineError(message)
 
 
 def _too_long(limit_ps: int, num_resources: int) -> str:

@@ -11,16 +11,20 @@ import numpy.typing as npt
 from replay.graph.columns import fixed, stepped
 from replay.graph.kernels import layout, pack_touches, rehash
 from replay.graph.kernels.interning import Triples
+from replay.graph.state import Keys
 from replay.graph.taskgraph import TURNS, Int32s, Int64s, TaskGraph, Touches
 
 #: Keys that are not used, for every touch, before keys are sorted: they cost four bytes each.
 _SPARE_KEYS = 16
 _CACHE_LINE = 64
+_LARGEST = 2**63 - 1
 
 Records = npt.NDArray[Any]
 
 
-def table_parts(graph: TaskGraph, lane_of: Int64s, indptr: Int32s, order: Int32s) -> dict[str, Any]:
+def table_parts(
+    graph: TaskGraph, lane_of: Int64s, indptr: Int32s, order: Int32s, known: Keys | None = None
+) -> dict[str, Any]:
     """Tables and touches as the kernels read them.
 
     Parameters
@@ -31,6 +35,9 @@ def table_parts(graph: TaskGraph, lane_of: Int64s, indptr: Int32s, order: Int32s
         Lane of each resource whose tasks nothing separates (resource,), -1 for the others.
     indptr, order
         Touches by who touches, as compressed rows.
+    known
+        Keys that tables hold or held; they get numbers too, whether they are touched or not:
+        ``known_keys`` (key,).
     """
     tables, touches = graph.tables, graph.touches
     state = np.full(len(tables), -1, layout.TABLE.dtype)
@@ -41,7 +48,7 @@ def table_parts(graph: TaskGraph, lane_of: Int64s, indptr: Int32s, order: Int32s
     state["port"] = np.where(tables.port < 0, -1, lane_of[tables.port])
     state["lag"] = tables.lag_ps
     num_tasks = graph.num_tasks if len(touches) else 0
-    packed, num_keys = _pack_touches(touches, len(tables), order)
+    packed, num_keys = _pack_touches(touches, len(tables), order, known or Keys.none())
     keys = aligned(np.zeros, num_keys, layout.KEY.num_bytes // 8)
     return {
         "touch_indptr": indptr,
@@ -55,9 +62,11 @@ def table_parts(graph: TaskGraph, lane_of: Int64s, indptr: Int32s, order: Int32s
     }
 
 
-def _pack_touches(touches: Touches, num_tables: int, order: Int32s) -> tuple[dict[str, Any], int]:
+def _pack_touches(
+    touches: Touches, num_tables: int, order: Int32s, known: Keys
+) -> tuple[dict[str, Any], int]:
     """Records of the touches in the given order, what they have in common, and how many keys."""
-    place_of, base, num_places = _places_of_keys(touches, num_tables)
+    place_of, base, num_places = _places_of_keys(touches, num_tables, known)
     key_number = np.full(num_places, -1, np.int32)
     records = np.empty(len(touches), layout.TOUCH.dtype)
     forms = prices = costs = np.zeros(0, layout.TRIPLE.dtype)
@@ -94,13 +103,18 @@ def _pack_touches(touches: Touches, num_tables: int, order: Int32s) -> tuple[dic
         )
         place = pack_touches(touching)
         room *= 2
+    of_known = base[known.table] + place_of[len(touches) :] if len(known) else base[:0]
+    is_new = key_number[of_known] < 0
+    num_keys = int(sizes[layout.KEYS])
+    key_number[of_known[is_new]] = np.arange(num_keys, num_keys + int(is_new.sum()))
     packed = {
+        "known_keys": key_number[of_known].astype(np.int64),
         "touches": records,
         "forms": forms[: sizes[layout.FORMS]].view(layout.FORM.dtype),
         "prices": prices[: sizes[layout.PRICES]].view(layout.PRICE.dtype),
         "costs": costs[: sizes[layout.COSTS]].view(layout.COST.dtype),
     }
-    return packed, int(sizes[layout.KEYS])
+    return packed, num_keys + int(is_new.sum())
 
 
 def aligned(make: Callable[..., Int64s], rows: int, columns: int) -> Int64s:
@@ -122,21 +136,32 @@ def grown(triples: Records, room: int, size: int) -> tuple[Records, Int32s]:
     return larger, table
 
 
-def _places_of_keys(touches: Touches, num_tables: int) -> tuple[Int64s, Int64s, int]:
+def _places_of_keys(touches: Touches, num_tables: int, known: Keys) -> tuple[Int64s, Int64s, int]:
     """Give each (table, key) a place: (touch,) and (table,) to be added up, and the places' number.
 
-    Keys that use few of the numbers between them are replaced by their rank.
+    Places of the known keys follow those of the touches. Keys that use few of the numbers between
+    them are replaced by their rank.
     """
-    count = len(touches)
-    key = np.ascontiguousarray(touches.key)
-    largest = np.full(num_tables, -1, np.int64)
-    np.maximum.at(largest, touches.table, key)
-    total = sum(largest.tolist()) + num_tables  # a Python sum: keys may be large
+    key, of_table = np.ascontiguousarray(touches.key), touches.table
+    if len(known):
+        key, of_table = np.append(key, known.key), np.append(of_table, known.table)
+    count = key.size
+    smallest, largest = np.full(num_tables, _LARGEST, np.int64), np.full(num_tables, -1, np.int64)
+    np.minimum.at(smallest, touches.table, touches.key)
+    np.maximum.at(largest, of_table, key)
+    # Keys that are not touched are of earlier parts and smaller: each gets a place of its own.
+    is_old = key < smallest[of_table]
+    spans = np.maximum(largest - smallest + 1, 0)
+    total = sum(spans.tolist()) + int(is_old.sum())  # a Python sum: keys may be large
     if total <= _SPARE_KEYS * count + num_tables:
-        return key, np.concatenate([[0], np.cumsum(largest + 1)])[:-1].astype(np.int64), total
-    order = np.lexsort((key, touches.table))
+        base = np.concatenate([[0], np.cumsum(spans)]).astype(np.int64)
+        place = key - smallest[of_table]
+        old = np.flatnonzero(is_old)
+        place[old] = base[-1] + np.arange(old.size) - base[of_table[old]]
+        return place, base[:-1], total
+    order = np.lexsort((key, of_table))
     is_new = np.ones(count, np.bool_)
-    table_, key_ = touches.table[order], key[order]
+    table_, key_ = of_table[order], key[order]
     is_new[1:] = (np.diff(table_) != 0) | (key_[1:] != key_[:-1])
     rank = np.empty(count, np.int64)
     rank[order] = np.cumsum(is_new) - 1

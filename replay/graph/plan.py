@@ -1,4 +1,7 @@
-"""Laying a graph out for a run: lanes, channels and stations, and the records of the tasks."""
+"""Laying a graph out for a run: lanes, channels and stations, and the records of the tasks.
+
+The module is long because the parts of a plan are made here and nowhere else, in one order.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,15 @@ from replay.graph.kernels import group_rows, pack, survey, unpack
 from replay.graph.kernels import layout as k
 from replay.graph.kernels.packing import Surveyed, Unpacking
 from replay.graph.lookups import aligned, grown, table_parts, turn_takers, who_looks_up
+from replay.graph.resuming import add_channel_of_returns, restore
+from replay.graph.state import Laid, State
 from replay.graph.taskgraph import Int64s, TaskGraph
 
 Bools = npt.NDArray[np.bool_]
 Parts = dict[str, Any]
 
 
-def make_plan(graph: TaskGraph) -> k.Plan:
+def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.Plan, Laid]:
     """Lay out lanes, channels and stations, and fill the records.
 
     A resource is a *stream* if it has one server, all its tasks have one priority, and none of
@@ -30,6 +35,13 @@ def make_plan(graph: TaskGraph) -> k.Plan:
     Where a task is visible the moment it starts, an instant has several rounds, and it matters
     in which of them a server is free; then resources with tasks of no duration are stations too.
     Lines are streams always.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    state
+        Where a run begins that was paused; None at the beginning.
 
     Raises
     ------
@@ -44,11 +56,13 @@ def make_plan(graph: TaskGraph) -> k.Plan:
     is_line = rule == k.LINE
     has_lane = (found["tasks"] > 0) | is_line  # lines are drawn from, tasks or none
     has_lane[null] = found["takers"][null] > 0
-    rule[(rule == k.TURNS) & (found["takers"] == 0)] = k.FIFO  # the same, where all have credits
+    if state is None:  # else later tasks may lack credits, and whose turn it was counts
+        rule[(rule == k.TURNS) & (found["takers"] == 0)] = k.FIFO
     looks_up, late = who_looks_up(graph)
     is_mixed = found["is_mixed"] > 0
     has_credits = (found["takers"] > 0) | (found["givers"] > 0)
     is_stream = has_lane & (servers == 1) & ~is_mixed & ~has_credits & ~looks_up
+    is_stream &= rule != k.TURNS
     has_instant = bool(found["instant"].any())
     if has_instant:
         is_stream &= (found["zero"] == 0) | is_line
@@ -63,6 +77,8 @@ def make_plan(graph: TaskGraph) -> k.Plan:
     of_single = np.concatenate([np.flatnonzero(is_stream), np.flatnonzero(is_single & ~is_stream)])
     packed = _pack(graph.num_tasks, columns, lane_rule, of_single, is_stream)
     late_channel = _add_late_channels(packed, late)
+    if state is not None:
+        add_channel_of_returns(packed, state, is_stream)
     lane_resource = np.concatenate([of_single, packed.lanes["a"]])
     of_station = np.flatnonzero(is_station)  # the null resource, if it is one, comes last
     station_of = np.full(null + 1, -1, np.int64)
@@ -72,14 +88,20 @@ def make_plan(graph: TaskGraph) -> k.Plan:
     stations = np.zeros(of_station.size, k.STATION.dtype)
     stations["free"] = servers[of_station]
     stations["rule"] = rule[of_station]
-    stations["contends"] = ((found["takers"] > 0) | looks_up)[of_station]
+    stations["contends"] = ((found["takers"] > 0) | looks_up | (rule == k.TURNS))[of_station]
     stations["late"] = late_channel[of_station]
     lanes_per_resource = np.bincount(lane_resource, minlength=null + 1)
     stations["base"] = _offsets(lanes_per_resource[of_station])[:-1]
     # Lanes of different resources meet when their heads want the same credits.
     lane_priority = np.concatenate([found["first_priority"][of_single], packed.lanes["b"]])
     turn_indptr, turn_stations = turn_takers(graph, packed.lanes, packed.nodes, station_of)
-    return k.Plan(
+    known = None if state is None else state.keys
+    indptr, order = columns["by_toucher"]
+    tables = table_parts(graph, packed.single_lane, indptr, order, known)
+    if state is not None and state.is_lengthened and not tables["extra_latency"].size:
+        tables["extra_latency"] = np.zeros(graph.num_tasks, np.int64)
+    known_keys = tables.pop("known_keys")
+    parts: Parts = dict(
         num_tasks=graph.num_tasks,
         has_instant=has_instant,
         has_turns=turn_indptr.size > 1,
@@ -103,12 +125,18 @@ def make_plan(graph: TaskGraph) -> k.Plan:
         taker=columns["taker"],
         share=columns["share"],
         shares=_shares(graph),
-        status=np.zeros(3, np.int64),
+        status=np.zeros(k.STATUS_SIZE, np.int64),
+        resume_at=0,
+        queue=np.zeros(0, np.int32),
         **channels,
         **_work_lists(packed.num_direct, lane_resource.size, stations.size, graph),
         **_gate_parts(graph),
-        **table_parts(graph, packed.single_lane, *columns["by_toucher"]),
+        **tables,
     )
+    laid = Laid(station_of, packed.single_lane, of_single.size, packed.lanes, known_keys, parts)
+    if state is not None:
+        restore(laid, graph, state)
+    return k.Plan(**parts), laid
 
 
 def read_times(
@@ -376,6 +404,7 @@ def _gate_parts(graph: TaskGraph) -> Parts:
     tiles["first"][:-1] = gates.tile_first
     return {
         "num_members": gates.num_members,
+        "num_tiles": gates.num_tiles,
         "members": members,
         "gate_slot": gates.member_indptr[:-1].copy(),
         "gate_slots": gate_slots,

@@ -246,6 +246,8 @@ class TaskGraph:
     #: Every edge goes from a smaller to a larger id, so the ids are a topological order.
     is_numbered_forward: bool
     num_edges: int = field(default=0)
+    #: Numbers by which tasks are known (task,); None for their places.
+    ids: Int64s | None = field(default=None)
 
     @property
     def num_tasks(self) -> int:
@@ -283,8 +285,9 @@ class TaskGraph:
         num_tasks = int(resource.size)
         indptr, successors, num_predecessors, num_edges, is_forward = sort_edges(edges, num_tasks)
         filled = gates.tile_first[gates.tile_slots > 0]
-        np.add.at(num_predecessors, filled, 1)
-        np.add.at(num_predecessors, gates.member_waiter[gates.member_waiter >= 0], 1)
+        for waiting in (filled, gates.member_waiter[gates.member_waiter >= 0]):
+            if waiting.size:
+                num_predecessors += np.bincount(waiting, minlength=num_tasks).astype(np.int32)
         for array in (indptr, successors, num_predecessors):
             array.flags.writeable = False
         return cls(
@@ -318,4 +321,27 @@ class TaskGraph:
         where = self.resources.name(int(self.resource[task]))
         rank = int(self.rank[task])
         of_rank = f" of rank {rank}" if rank >= 0 else ""
-        return f"task {task} ({self.kind_names[int(self.kind[task])]}{of_rank} on {where})"
+        number = task if self.ids is None else int(self.ids[task])
+        return f"task {number} ({self.kind_names[int(self.kind[task])]}{of_rank} on {where})"
+
+
+@dataclass(frozen=True, eq=False)
+class GraphPart:
+    """Some tasks of a graph that is given in parts; made by :meth:`GraphBuilder.part`.
+
+    Attributes
+    ----------
+    graph
+        The tasks of this part, counted from 0.
+    first_task, first_touch
+        Numbers of its first task and touch in the whole.
+    outer_source, outer_target
+        (edge,): edges from tasks of earlier parts, numbered as in the whole, to tasks of this part,
+        counted from 0.
+    """
+
+    graph: TaskGraph
+    first_task: int
+    first_touch: int
+    outer_source: Int32s
+    outer_target: Int32s

@@ -132,7 +132,7 @@ class Timeline:
     @cached_property
     def service_ps(self) -> Int64s:
         """(task,): time that each task held its server; on the null resource, the delay itself."""
-        if len(self.graph.touches) == 0:
+        if self.extra_latency_ps.strides == (0,):  # nothing touches anything
             return self.graph.duration_ps
         return self.end_ps - self.start_ps
 
@@ -141,30 +141,33 @@ class Timeline:
         """(task,): time that each task was in service beyond its ``duration_ps``."""
         return self.service_ps - self.graph.duration_ps
 
-    @cached_property
+    @property
     def on_the_way_ps(self) -> Int64s:
         """(task,): time from the end of each task until it was visible."""
-        if not np.any(self.extra_latency_ps):
-            return self.graph.latency_ps
-        return self.graph.latency_ps + self.extra_latency_ps
+        return self.visible_ps - self.end_ps
 
     @cached_property
     def visible_ps(self) -> Int64s:
         """(task,): time at which each task became visible to its successors."""
-        return self.end_ps + self.on_the_way_ps
+        visible = self.end_ps + self.graph.latency_ps
+        if len(self.graph.touches):
+            visible += self.extra_latency_ps
+        return visible
 
     @cached_property
     def makespan_ps(self) -> int:
         """Time at which the last task became visible; 0 for a graph without tasks."""
         return int(self.visible_ps.max(initial=0))
 
-    def busy_ps(self) -> Int64s:
+    def busy_ps(self, served: Int64s | None = None) -> Int64s:
         """Time in service of each resource, summed over its servers (resource,).
 
-        What tasks elsewhere draw from a line counts.
+        What tasks elsewhere draw from a line counts. That of the resource's own tasks is taken as
+        given, if it is (resource,).
         """
         size, drawn = len(self.graph.resources), self.drawn
-        served = sum_by(self.graph.resource, self.service_ps, size)
+        if served is None:
+            served = sum_by(self.graph.resource, self.service_ps, size)
         return served + sum_by(drawn.resource, drawn.end_ps - drawn.start_ps, size)
 
     def utilisation(self) -> dict[str, float]:
@@ -182,12 +185,11 @@ class Timeline:
     def spans(self) -> dict[str, Span]:
         """First start, last end and time in service of every kind that occurs, by name."""
         found = {}
-        on_the_way = self.on_the_way_ps
         for kind, name in enumerate(self.graph.kind_names):
             of_kind = np.flatnonzero(self.graph.kind == kind)
             if of_kind.size:
                 start, end = self.start_ps[of_kind], self.end_ps[of_kind]
-                last = int((end + on_the_way[of_kind]).max())
+                last = int(self.visible_ps[of_kind].max())
                 found[name] = Span(int(start.min()), last, union_length(start, end))
         return found
 
@@ -226,7 +228,7 @@ def union_length(starts: npt.NDArray[np.signedinteger], ends: npt.NDArray[np.sig
     """
     if starts.size == 0:
         return 0
-    starts, ends = np.sort(starts, kind="stable"), np.sort(ends, kind="stable")
+    starts, ends = np.sort(starts), np.sort(ends)
     # Nothing is covered between an end and a start before which as many have begun as have ended.
     gaps = np.maximum(0, starts[1:] - ends[:-1])
     return int(ends[-1] - starts[0] - gaps.sum())

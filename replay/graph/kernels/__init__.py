@@ -10,11 +10,16 @@
 | `channels`, `lanes`, `lookups` | data structures: tasks on their way, queues, tables |
 | `events`, `starts`, `loop` | the two phases of an instant, and the loop over them |
 | `edges`, `reading` | sorting edges and rows; the longest chain and who was waited for last |
+| `changes`, `sums` | levels over time; bytes and times added up |
 
 The semantics are those of the twin, ``tests/oracle/engine_oracle.py``; each file says which of its
 functions it implements. With ``NUMBA_DISABLE_JIT=1`` the same source runs as plain Python.
 """
 
+from replay.graph.kernels.changes import Changes as Changes
+from replay.graph.kernels.changes import count_changes as count_changes
+from replay.graph.kernels.changes import find_changes as find_changes
+from replay.graph.kernels.changes import sum_changes as sum_changes
 from replay.graph.kernels.compiling import compile_all as compile_all
 from replay.graph.kernels.edges import group_rows as group_rows
 from replay.graph.kernels.edges import order_tasks as order_tasks
@@ -25,6 +30,13 @@ from replay.graph.kernels.packing import pack as pack
 from replay.graph.kernels.packing import pack_touches as pack_touches
 from replay.graph.kernels.packing import survey as survey
 from replay.graph.kernels.packing import unpack as unpack
-from replay.graph.kernels.reading import last_met as last_met
+from replay.graph.kernels.reading import Causes as Causes
+from replay.graph.kernels.reading import last_admitted as last_admitted
+from replay.graph.kernels.reading import last_met_edges as last_met_edges
 from replay.graph.kernels.reading import longest_chain as longest_chain
 from replay.graph.kernels.reading import walk_back as walk_back
+from replay.graph.kernels.sums import NUM_SUMS as NUM_SUMS
+from replay.graph.kernels.sums import Services as Services
+from replay.graph.kernels.sums import Tallied as Tallied
+from replay.graph.kernels.sums import sum_services as sum_services
+from replay.graph.kernels.sums import tally as tally

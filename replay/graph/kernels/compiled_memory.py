@@ -9,6 +9,7 @@ store to one field changes no other: LLVM is told both, and need not load the sa
 from __future__ import annotations
 
 import operator
+from functools import cache
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -107,9 +108,15 @@ for _type in (MemoryType, VectorType, ColumnType, RecordsType, RecordType):
     register_model(_type)(models.OpaqueModel)
 
 
+@cache
+def _memory_type(memory: Any) -> Any:
+    return MemoryType(memory)
+
+
 @typeof_impl.register(Memory)
-def _typeof_memory(value, context):
-    return MemoryType(type(value))
+def _typeof_memory(value: Any, context: Any) -> Any:
+    memory: Any = type(value)
+    return _memory_type(memory)
 
 
 @unbox(MemoryType)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from replay.graph.columns import EdgeBlocks, IntArray, fixed
 from replay.graph.errors import GraphError
 from replay.graph.kernels.compiling import entry, inlined
+from replay.graph.kernels.layout import SIGNAL
 from replay.graph.kernels.memory import Fixed, Memory, Number, Stepped, Vector
 
 
@@ -102,11 +103,15 @@ def sort_edges(
             totals=totals,
         )
 
-    blocks = edges.pop_all()
-    for count, src, dst in blocks:
-        bad = count_edges(bind(count, src, dst))
+    blocks = [bind(*block) for block in edges.pop_all()]
+    for block in blocks:
+        bad = count_edges(block)
         if bad >= 0:
-            u, v = (int(a[bad * step]) + bad * slope for a, step, slope in (src, dst))
+            u, v = (
+                int(array[bad * step]) + bad * block.arrays[f"{end}_slope"]
+                for end in ("source", "target")
+                for array, step in (block.arrays[end],)
+            )
             message = (
                 f"edge {u} -> {v} names a task that does not exist; there are {num_tasks} tasks"
             )
@@ -114,7 +119,7 @@ def sort_edges(
     np.cumsum(indptr[1:], out=indptr[1:], dtype=np.int32)  # the first places, one row further on
     blocks.reverse()
     while blocks:  # popping frees each block as soon as it is placed
-        place_edges(bind(*blocks.pop()))
+        place_edges(blocks.pop())
     is_forward = int(totals[BACKWARD]) == 0
     return indptr[: num_tasks + 1], successors, num_predecessors, int(totals[BETWEEN]), is_forward
 
@@ -227,7 +232,7 @@ def _order_tasks(g):
                 elif event < g.num_members:
                     gate = g.member_gate[event]
                     _count_down(g, g.arrivals, gate, g.num_tasks + 2 * gate)
-                else:
+                elif target != SIGNAL:
                     gate = g.tile_gate[event - g.num_members]
                     _count_down(g, g.tiles, gate, g.num_tasks + 2 * gate + 1)
         elif (node - g.num_tasks) & 1 == 0:

@@ -15,7 +15,10 @@ NEVER = 2**63 - 1
 #: Longest service and latency, of a task and with all that touches add: no sum of times overflows.
 LONGEST = NEVER >> 2
 
-#: How a run ends, in ``Plan.status``; the two tasks concerned follow.
+#: Successor that is no task: a `Scheduler` stops when its predecessor is visible.
+SIGNAL = -(2**31 - 1)
+#: How a run ends, in ``Plan.status``; the two tasks concerned follow, and what else is asked then.
+NOW, ROUND, SIGNALS, QUEUED, STATUS_SIZE = 3, 4, 5, 6, 7
 OK, TOO_LATE, EARLY_RELEASE, LATE_CHARGE = range(4)
 
 # --- Tasks --------------------------------------------------------------------------------------
@@ -247,6 +250,7 @@ class Plan(Memory):
     # Of the graph
     num_tasks = Fixed()
     num_members = Fixed()
+    num_tiles = Fixed()
     has_touches = Fixed()
     has_turns = Fixed()
     has_instant = Fixed()  # tasks that are visible the moment they start
@@ -298,8 +302,14 @@ class Plan(Memory):
     port_served = Vector(np.int64)
     backing_served = Vector(np.int64)
     extra_latency = Vector(np.int64)  # what touches add to the latency of each task
+    # Going on after a pause
+    resume_at = Fixed()  # time of the pause
+    queue = Vector(np.int32)  # tasks that waited for a server or credits then, by (ready time, id)
+    num_queued = Number()
     # Work lists and their lengths
     now = Number()
+    round = Number()  # rounds of this instant that are over
+    num_signals = Number()
     num_stack = Number()
     num_touched_lanes = Number()
     num_late_lanes = Number()

@@ -7,7 +7,7 @@ In the twin: ``run``, ``apply_everything_that_happens_now`` and ``become_visible
 from __future__ import annotations
 
 from replay.graph.kernels.channels import receive
-from replay.graph.kernels.compiling import entry, inlined
+from replay.graph.kernels.compiling import entry, inlined, inner
 from replay.graph.kernels.events import (
     admit_arrivals,
     close_tile,
@@ -16,8 +16,17 @@ from replay.graph.kernels.events import (
     make_ready_apart,
 )
 from replay.graph.kernels.lanes import sort_ids, touch_station
-from replay.graph.kernels.layout import GIVING_LANE, NEVER, OK, Plan
-from replay.graph.kernels.starts import commit, order_lane, serve_stations
+from replay.graph.kernels.layout import (
+    GIVING_LANE,
+    NEVER,
+    NOW,
+    OK,
+    QUEUED,
+    ROUND,
+    SIGNALS,
+    Plan,
+)
+from replay.graph.kernels.starts import commit, commit_apart, order_lane, serve_stations
 
 
 @inlined
@@ -33,8 +42,10 @@ def _become_visible(p, task):
         elif -1 - target < p.num_members:
             p.arrivals[p.num_arrivals] = -1 - target
             p.num_arrivals += 1
-        else:
+        elif -1 - target - p.num_members < p.num_tiles:
             close_tile(p, -1 - target - p.num_members)
+        else:
+            p.num_signals += 1
 
 
 @inlined
@@ -94,19 +105,59 @@ def _serve_touched_lanes(p, is_final):
             commit(p, number, low, high)
 
 
+@inner
+def _queue_again(p):
+    """Let those queue that waited at the pause, in the order in which they became ready."""
+    for place in range(p.num_queued):
+        number = p.queue[place]
+        task = p.tasks[number]
+        ready = task.visible
+        task.missing = 0
+        lane = p.lanes[task.lane]
+        tail = lane.tail
+        if task.lane < p.num_streams:
+            task.visible = -1
+            if ready == p.now:
+                make_ready_apart(p, number)
+                continue
+            p.slots[tail] = number
+            lane.tail = tail + 1
+            commit_apart(p, task.lane, tail, tail + 1)
+            continue
+        p.slots[tail] = number
+        lane.tail = tail + 1
+        if lane.run_time != ready:
+            lane.run_time = ready
+            lane.run = tail
+        if lane.touched == 0:
+            lane.touched = 1
+            p.touched_lanes[p.num_touched_lanes] = task.lane
+            p.num_touched_lanes += 1
+    p.num_queued = 0
+
+
 @entry(Plan)
 def run(p):
-    """Replay the graph; returns how many tasks became visible."""
+    """Replay the graph until its end or a signal; returns how many tasks became visible.
+
+    A signal ends the run when everything that happens at this moment has happened and nothing
+    has started yet: whatever else is ready now may still be added.
+    """
     done = 0
     is_final = p.has_instant == 0
     for task in range(p.num_tasks):
         if p.tasks[task].missing == 0:
             make_ready_apart(p, task)
     while p.status[0] == OK:
+        if p.num_queued > 0 and p.now == p.resume_at:
+            _queue_again(p)
         done += _apply_what_happens_now(p)
+        if p.num_signals > 0:
+            break
         _serve_touched_lanes(p, is_final)
         if p.num_touched_stations > 0 or p.num_touched_pools > 0:
             serve_stations(p)
+        p.round += 1
         is_final = p.has_instant == 0
         if p.tree[1] >> p.shift == p.now:
             continue
@@ -118,7 +169,15 @@ def run(p):
             p.num_late_lanes = 0
             is_final = True
             continue
-        if p.tree[1] == NEVER:
+        if p.tree[1] == NEVER and p.num_queued == 0:
             break
-        p.now = p.tree[1] >> p.shift
+        following = p.tree[1] >> p.shift
+        if p.num_queued > 0 and following > p.resume_at:
+            following = p.resume_at
+        p.now = following
+        p.round = 0
+    p.status[NOW] = p.now
+    p.status[ROUND] = p.round
+    p.status[SIGNALS] = p.num_signals
+    p.status[QUEUED] = p.num_queued
     return done

@@ -97,10 +97,12 @@ def longest_chain(
     tile_slots: IntArray,
     tile_first: IntArray,
     tile_last: IntArray,
+    ready: npt.NDArray[np.int64],
 ) -> int:
     """Longest chain of durations and latencies; see ``bounds.longest_chain_ps``.
 
-    ``order`` is that of `order_tasks`, or empty if the ids are one.
+    ``order`` is that of `order_tasks`, or empty if the ids are one. ``ready`` holds when each task
+    could be ready for what is not in the graph, and afterwards when it could be visible.
     """
     num_tasks = indptr.size - 1
     memory = Chain(
@@ -119,7 +121,7 @@ def longest_chain(
         tile_slots=tile_slots,
         tile_first=tile_first,
         tile_last=tile_last,
-        ready=np.zeros(num_tasks, np.int64),
+        ready=ready,
         arrivals=np.empty(int(np.diff(member_indptr).max(initial=0)), np.int64),
     )
     return int(_longest_chain(memory))
@@ -130,6 +132,8 @@ class Causes(Memory):
 
     num_tasks = Fixed()
     num_members = Fixed()
+    is_visible = Stepped(np.int8)
+    number = Vector(np.int64)  # of each task in the whole
     visible = Vector(np.int64)
     indptr = Vector(np.int32)
     successors = Vector(np.int32)
@@ -139,7 +143,7 @@ class Causes(Memory):
     tile_first = Vector(np.int32)
     tile_last = Vector(np.int32)
     ready = Vector(np.int64)
-    cause = Vector(np.int32)
+    cause = Vector(np.int64)
 
 
 @inlined
@@ -147,59 +151,40 @@ def _blame(g, target, task):
     """Note that a task waited for another, if that was visible last."""
     if g.cause[target] < 0 or g.visible[task] > g.ready[target]:
         g.ready[target] = g.visible[task]
-        g.cause[target] = task
+        g.cause[target] = g.number[task]
 
 
 @entry(Causes)
-def _last_met(g):
-    """Look at all that each task waited for."""
+def last_met_edges(g):
+    """Look at the tasks that each task waited for; the smallest number of those visible last."""
     for task in range(g.num_tasks):
+        if g.is_visible[task] == 0:
+            continue
         for edge in range(g.indptr[task], g.indptr[task + 1]):
             target = g.successors[edge]
-            if target >= 0:
-                _blame(g, target, task)
+            if target < 0:
+                continue
+            _blame(g, target, task)
+            if g.visible[task] == g.ready[target] and g.number[task] < g.cause[target]:
+                g.cause[target] = g.number[task]
+
+
+@entry(Causes)
+def last_admitted(g):
+    """Look at the gates that each task waited for, after the tasks."""
     for member in range(g.num_members):
         tile = g.landed_tile[member]
+        if tile < 0:
+            continue
         task = g.member_task[member]
         _blame(g, g.tile_first[tile], task)
         # A waiter waits for the end of the tile, which may be long over when the member arrives.
         target = g.member_waiter[member]
-        if target >= 0:
-            last = g.tile_last[tile]
+        last = g.tile_last[tile]
+        if target >= 0 and g.is_visible[last] != 0:
             if g.visible[last] >= g.visible[task]:
                 task = last
             _blame(g, target, task)
-
-
-def last_met(
-    visible: IntArray,
-    indptr: IntArray,
-    successors: IntArray,
-    member_task: IntArray,
-    member_waiter: IntArray,
-    landed_tile: IntArray,
-    tile_first: IntArray,
-    tile_last: IntArray,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """Time each task became ready, and the predecessor that was visible last (-1 for none)."""
-    ready = np.zeros(visible.size, np.int64)
-    cause = np.full(visible.size, -1, np.int32)
-    memory = Causes(
-        num_tasks=visible.size,
-        num_members=member_task.size,
-        visible=np.ascontiguousarray(visible),
-        indptr=indptr,
-        successors=successors,
-        member_task=member_task,
-        member_waiter=member_waiter,
-        landed_tile=landed_tile,
-        tile_first=tile_first,
-        tile_last=tile_last,
-        ready=ready,
-        cause=cause,
-    )
-    _last_met(memory)
-    return ready, cause
 
 
 def walk_back(last: int, cause: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

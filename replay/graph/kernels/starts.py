@@ -60,6 +60,12 @@ def commit(p, number, low, high):
     lane.run = high
 
 
+@inner
+def commit_apart(p, number, low, high):
+    """Do the same where it is not worth a copy of the code."""
+    commit(p, number, low, high)
+
+
 # --- Lanes of stations --------------------------------------------------------------------------
 
 

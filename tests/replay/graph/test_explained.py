@@ -174,14 +174,15 @@ def test_a_wait_that_cannot_be_is_a_defect(
     timeline = three_in_a_queue()
     assert critical_path(timeline).queueing_ps.tolist() == [20, 0]
     module = importlib.import_module("replay.graph.critical_path")
-    right = module._queueing
+    right = module.Served.waits
 
     def wrong(*arguments: Any) -> Any:
         queueing, behind = right(*arguments)
         queueing[0] += more_queueing
-        return queueing, {"send": behind["send"] + more_behind}
+        behind[0]["send"] += more_behind
+        return queueing, behind
 
-    monkeypatch.setattr(module, "_queueing", wrong)
+    monkeypatch.setattr(module.Served, "waits", wrong)
     with pytest.raises(AssertionError, match=f"^defect of moereplay: .*{message}"):
         critical_path(timeline)
 

@@ -1,0 +1,143 @@
+"""Reading where a run stands that was paused, off the plan that ran."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from replay.graph.kernels import layout as k
+from replay.graph.state import FIXED, FLYING, FRESH, PAST, QUEUED, SERVING, Keys, Laid, State
+from replay.graph.taskgraph import LINE, Int64s, TaskGraph
+
+
+def state_of(laid: Laid, graph: TaskGraph, before: State) -> State:
+    """Read where a run stands that was paused.
+
+    Parameters
+    ----------
+    laid
+        The layout of the plan that ran.
+    graph
+        The graph.
+    before
+        Where the run began.
+
+    Returns
+    -------
+    The state, without since when those wait whose start is fixed.
+    """
+    arrays = laid.parts
+    now, rounds = int(arrays["status"][k.NOW]), int(arrays["status"][k.ROUND])
+    tasks = arrays["tasks"][:-1]
+    lane, missing = (tasks[name] for name in ("lane", "missing"))
+    visible = tasks["visible"].copy()
+    on_station = (lane >= arrays["num_streams"]) | (lane <= k.LATE_LANE)
+    # A record says since when a task waits at a station where others say when they are visible.
+    waits_there = on_station & (missing == 0)
+    status = np.full(graph.num_tasks, PAST, np.int8)
+    left = np.flatnonzero((visible < 0) | (visible > now) | (missing > 0) | waits_there)
+    extra_service, extra_latency, ready = (np.zeros(graph.num_tasks, np.int64) for _ in range(3))
+    if arrays["extra_latency"].size:
+        extra_latency[left] = arrays["extra_latency"][left]
+    has_server = graph.resource[left] >= 0
+    duration = graph.duration_ps[left]
+    extra_service[left] = np.where(has_server, tasks["duration"][left] - duration, 0)
+    end = visible[left] - graph.latency_ps[left] - extra_latency[left]
+    start = end - duration - extra_service[left]
+    is_delay, is_fresh = lane[left] == k.NO_LANE, missing[left] > 0
+    waits = ~is_fresh & ((visible[left] < 0) | waits_there[left])
+    # What begins now has begun if a round of this moment is over; a station knows it anyway.
+    begun = (start < now) | ((start == now) & (rounds > 0)) | ~has_server
+    begun |= on_station[left] & (missing[left] == k.STARTED)
+    status[left] = np.select(
+        [is_fresh, waits, ~begun, (end <= now) | is_delay],
+        [FRESH, QUEUED, FIXED, FLYING],
+        default=SERVING,
+    )
+    ready[left] = np.where(waits_there[left], visible[left], now)
+    unmet = np.zeros(graph.num_tasks, np.int32)
+    unmet[left] = np.where(is_fresh, missing[left], 0)
+    return State(
+        now_ps=now,
+        status=status,
+        missing=unmet,
+        ready_ps=ready,
+        visible_ps=visible,
+        extra_service_ps=extra_service,
+        extra_latency_ps=extra_latency,
+        free_units=arrays["pools"]["free"].copy(),
+        line_free_ps=_line_free(laid, graph, before),
+        **_turns_of(laid, graph, before),
+        keys=_keys_of(laid, graph, before),
+        found=arrays["found"],
+        port_served=_or_none(arrays["port_served"], len(graph.touches)),
+        backing_served=_or_none(arrays["backing_served"], len(graph.touches)),
+        **_gates_of(arrays),
+    )
+
+
+def _or_none(served: Int64s, count: int) -> Int64s:
+    return served if served.size else np.zeros(count, np.int64)
+
+
+def _gates_of(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "member_slot": arrays["members"]["slot"].astype(np.int64),
+        "next_slot": arrays["gate_slot"].copy(),
+        "slot_waiter": arrays["gate_slots"]["waiter"].astype(np.int64),
+        "open_slots": arrays["tiles"]["open"][:-1].copy(),
+        "is_done": arrays["tiles"]["is_done"][:-1] == 1,
+    }
+
+
+def _line_free(laid: Laid, graph: TaskGraph, before: State) -> Int64s:
+    """(resource,): until when lines serve what they have been asked for."""
+    free = np.zeros(len(graph.resources), np.int64)
+    free[: before.line_free_ps.size] = before.line_free_ps
+    lines = np.flatnonzero(graph.resources.discipline == LINE)
+    free[lines] = laid.parts["lanes"]["free_at"][laid.single_lane[lines]]
+    return free
+
+
+def _turns_of(laid: Laid, graph: TaskGraph, before: State) -> dict[str, Any]:
+    arrays = laid.parts
+    turns, served = dict(before.turns), dict(before.served)
+    for lane, name, _ in laid.turning():
+        turns[name] = int(arrays["lanes"]["served"][lane])
+    for resource in range(len(graph.resources)):
+        station = int(laid.station[resource])
+        if station >= 0:
+            served[resource] = int(arrays["stations"]["served"][station])
+    return {"turns": turns, "served": served}
+
+
+def _keys_of(laid: Laid, graph: TaskGraph, before: State) -> Keys:
+    """Keys that tables hold or held, those of a table from its oldest to its newest."""
+    arrays = laid.parts
+    records = arrays["keys"]
+    if not records.size:
+        return Keys.none()
+    touch, known = arrays["touches"], before.keys
+    table, key = np.zeros(records.size, np.int64), np.zeros(records.size, np.int64)
+    table[laid.known_keys], key[laid.known_keys] = known.table, known.key
+    table[touch["key"]] = graph.touches.table[touch["row"]]
+    key[touch["key"]] = graph.touches.key[touch["row"]]
+    chains: list[int] = []
+    newer = records["newer"].tolist()
+    for oldest in arrays["tables"]["oldest"].tolist():
+        while oldest >= 0:
+            chains.append(oldest)
+            oldest = newer[oldest]
+    present = np.array(chains, np.int64)
+    gone = np.flatnonzero(records["state"] == k.EVICTED)
+    numbers = np.concatenate([present, gone])
+    units = arrays["forms"]["room"][records["form"][numbers]] >> k.ROOM_FLAGS
+    return Keys(
+        table=table[numbers],
+        key=key[numbers],
+        units=units,
+        time=records["time"][numbers],
+        arrival=records["arrival"][numbers],
+        is_present=np.arange(numbers.size) < present.size,
+    )
