@@ -9,17 +9,24 @@ import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from replay.graph.carried import NEVER
+from replay.graph.levels import Block, Intervals, Levels
+from replay.graph.scheduler import OutOfOrderError
+from replay.graph.timeline import sum_by
 from replay.machine.kinds import ACKS, COMPUTE, KINDS, Kind, among
 from replay.machine.resources import Ints, ResourceClass
 from replay.measure.parts import Exposure, SmTime, Waiting
-from replay.measure.pools import SMS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replay.graph import Timeline
     from replay.measure.pools import Pools
+    from replay.measure.progress import Progress
+
+Bools = npt.NDArray[np.bool_]
 
 MOVING = frozenset(
     kind for kind in Kind if KINDS[kind].role in ("serialisation", "copying") and kind not in ACKS
@@ -27,12 +34,12 @@ MOVING = frozenset(
 """Messages, and work of SMs and memory for rows that travel; nobody waits for acknowledgements."""
 
 
-class Intervals(NamedTuple):
-    """Intervals of time: whose each is, and its two ends in picoseconds, three (interval,)."""
+TILES, WHOLE, MOVES = range(3)
+"""Computing on SMs, other computing and launches, and `MOVING`: what a GPU is busy with."""
 
-    owner: Ints
-    start: Ints
-    end: Ints
+
+NUM_SUMS = 7
+"""Numbers that a GPU's time is divided into, see `_divided`."""
 
 
 class Exposed(NamedTuple):
@@ -50,60 +57,127 @@ class Exposed(NamedTuple):
     parts: Exposure
 
 
-def exposed(
-    timeline: Timeline,
-    pools: Pools,
-    classes: Ints,
-    rank_end: Ints,
-    held_up: Sequence[tuple[Ints, Ints, Ints]] = (),
-) -> Exposed:
-    """Divide the time in which a GPU does not compute, or not on all SMs, by what it waits for.
+class Exposing:
+    """What GPUs are busy with, of a schedule that may come in pieces.
 
     Parameters
     ----------
-    timeline
-        The schedule.
-    pools
-        SMs of each GPU.
-    classes
-        (resource,): see `Resources.classes`.
-    rank_end
-        (rank,): when each GPU's own tokens are combined.
-    held_up
-        Waiting of kernels for their launch alone, as in `Notes`.
+    num_ranks
+        GPUs.
     """
-    graph, num_ranks = timeline.graph, len(rank_end)
-    on_sm = np.append(classes == ResourceClass.SM, False)[graph.resource]
-    hides = among({*COMPUTE, Kind.LAUNCH})[graph.kind]
-    multiplies = np.flatnonzero(hides & on_sm & (graph.rank >= 0))
-    tiles = _of_tasks(timeline, multiplies)
-    parts = pools.whole // pools.parts[graph.resource[multiplies]]
-    visible = timeline.visible_ps
-    launches = [Intervals(rank, visible[ready], visible[begun]) for ready, begun, rank in held_up]
-    whole = union(_joined(_of_tasks(timeline, np.flatnonzero(hides & ~on_sm)), *launches))
-    moves = union(_of_tasks(timeline, np.flatnonzero(among(MOVING)[graph.kind])))
-    busy = _joined(whole, moves, union(tiles))
-    anybody = union(busy._replace(owner=np.zeros_like(busy.owner)))
-    of_rank = [
-        _divided(int(end), tile, parts[place], [one[0], two[0], anybody], units)
-        for end, (tile, place), one, two, units in zip(
-            rank_end.tolist(),
-            _by_owner(tiles, num_ranks),
-            _by_owner(whole, num_ranks),
-            _by_owner(moves, num_ranks),
-            (pools.whole * pools.capacity[:num_ranks]).tolist(),
-            strict=True,
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._until_ps = 0  # what was before is divided
+        self._closed_ps = NEVER
+        self._divided = np.zeros((num_ranks, NUM_SUMS), np.int64)  # in ps, SMs in parts of `_whole`
+        self._whole = 1
+        nothing = np.zeros(0, np.int64)
+        self._busy = Intervals(nothing, nothing, nothing)
+        self._tiles = Intervals(nothing, nothing, nothing)
+        self._divisor = nothing  # queues of an SM at which the tiles run
+
+    def add(
+        self,
+        progress: Progress,
+        pools: Pools,
+        classes: Ints,
+        held_up: Sequence[Intervals] = (),
+        closed_ps: int = NEVER,
+    ) -> None:
+        """Go on with a piece.
+
+        Parameters
+        ----------
+        pools
+            SMs of each GPU.
+        classes
+            (resource,): see `Resources.classes`.
+        held_up
+            Waiting of kernels for their launch alone, whose owners are GPUs.
+        closed_ps
+            Nothing that is still to come begins earlier; `NEVER` where nothing comes any more.
+
+        Raises
+        ------
+        OutOfOrderError
+            If something begins before what was closed.
+        """
+        self._close(pools)
+        timeline = progress.timeline
+        flag = _flags(progress, classes)
+        multiplies = np.flatnonzero(flag == TILES)
+        tiles, busy = (
+            _of_tasks(timeline, multiplies),
+            _busy(timeline, flag, self._num_ranks, held_up),
         )
-    ]
-    by_time, by_sms, unfilled = (np.array(one, np.int64) for one in zip(*of_rank, strict=True))
-    return Exposed(
-        by_time.sum(axis=1),
-        Exposure(
-            by_time=_waiting(by_time),
-            by_sms=_waiting(by_sms),
-            unfilled_us=(unfilled / 1e6).tolist(),
-        ),
-    )
+        for new in (tiles, busy):
+            if int(new.start.min(initial=NEVER)) < self._until_ps:
+                message = "something began before what is over"
+                raise OutOfOrderError(message)
+        self._tiles = _joined(self._tiles, tiles)
+        self._divisor = np.append(self._divisor, pools.parts[timeline.graph.resource[multiplies]])
+        self._busy = joined([self._busy, busy])
+        self._closed_ps = closed_ps
+
+    def result(self, pools: Pools, rank_end: Ints) -> Exposed:
+        """Divide the time in which a GPU does not compute, or not on all SMs, by what it waits for.
+
+        Parameters
+        ----------
+        rank_end
+            (rank,): when each GPU's own tokens are combined, later than all that was closed.
+        """
+        self._divide(pools, rank_end)
+        by_time, by_sms, unfilled = np.split(self._divided, [3, 6], axis=1)
+        of_gpu = (self._whole * pools.capacity[: self._num_ranks])[:, None]
+        return Exposed(
+            by_time.sum(axis=1),
+            Exposure(
+                by_time=_waiting(by_time),
+                by_sms=_waiting(by_sms // of_gpu),
+                unfilled_us=(unfilled // of_gpu / 1e6)[:, 0].tolist(),
+            ),
+        )
+
+    def _close(self, pools: Pools) -> None:
+        """Divide what the piece before has closed, and forget it.
+
+        Only now that another piece has come is it sure that no GPU is through before.
+        """
+        closed_ps = self._closed_ps
+        if closed_ps < NEVER:
+            self._divide(pools, np.full(self._num_ranks, closed_ps))
+            self._until_ps = closed_ps
+            left = self._tiles.end > closed_ps
+            self._tiles = Intervals(*(column[left] for column in self._tiles))
+            self._divisor = self._divisor[left]
+            left = self._busy.end > closed_ps
+            self._busy = Intervals(*(column[left] for column in self._busy))
+
+    def _divide(self, pools: Pools, until_ps: Ints) -> None:
+        """Divide each GPU's time until some moment (rank,)."""
+        num_ranks = self._num_ranks
+        # Resources that come later may divide SMs in more parts; the old number divides the new.
+        self._divided[:, 3:] *= pools.whole // self._whole
+        self._whole = pools.whole
+        parts = self._whole // self._divisor
+        anybody = union(self._busy._replace(owner=np.zeros_like(self._busy.owner)))
+        of_owner = _by_owner(self._busy, 3 * num_ranks)
+        for rank, (until, (tile, place), one, two, units) in enumerate(
+            zip(
+                until_ps.tolist(),
+                _by_owner(self._tiles, num_ranks),
+                of_owner[WHOLE * num_ranks : MOVES * num_ranks],
+                of_owner[MOVES * num_ranks :],
+                (self._whole * pools.capacity[:num_ranks]).tolist(),
+                strict=True,
+            )
+        ):
+            span = (self._until_ps, int(until))
+            self._divided[rank] += _divided(
+                span, tile, parts[place], [one[0], two[0], anybody], units
+            )
 
 
 def _waiting(ps: Ints) -> Waiting:
@@ -111,12 +185,48 @@ def _waiting(ps: Ints) -> Waiting:
     return Waiting(wires_us=wires, imbalance_us=imbalance, latency_us=latency)
 
 
+def _flags(progress: Progress, classes: Ints) -> npt.NDArray[np.int8]:
+    """What a GPU is busy with in each task (task,), -1 for nothing and where it is nobody's."""
+    graph, hides = progress.timeline.graph, among({*COMPUTE, Kind.LAUNCH})
+    of_kind = np.full((2, len(Kind)), -1, np.int8)  # elsewhere, and on SMs
+    of_kind[:, among(MOVING)] = MOVES
+    of_kind[:, hides] = [[WHOLE], [TILES]]
+    on_sm = np.append(classes == ResourceClass.SM, False).astype(np.int8)
+    flag: npt.NDArray[np.int8] = of_kind[on_sm[graph.resource], graph.kind]
+    flag[graph.rank < 0] = -1
+    if progress.is_done is not None:
+        flag[~progress.is_done] = -1
+    return flag
+
+
+def _busy(
+    timeline: Timeline,
+    flag: npt.NDArray[np.int8],
+    num_ranks: int,
+    held_up: Sequence[Intervals],
+) -> Intervals:
+    """When something of a flag is under way for a GPU; owners are the GPUs, flag after flag."""
+    owner = flag * np.int32(num_ranks) + timeline.graph.rank
+    owner[flag < 0] = -1
+    blocks = [Block(owner, timeline.start_ps), Block(owner, timeline.visible_ps, sign=-1)]
+    if held_up:
+        rank, start, end = _joined(*held_up)
+        of = (WHOLE * num_ranks + rank).astype(np.int32)
+        of[end <= start] = -1
+        blocks += [Block(of, start), Block(of, end, sign=-1)]
+    return Levels(3 * num_ranks, blocks).covered()
+
+
 def _of_tasks(timeline: Timeline, tasks: Ints) -> Intervals:
-    """From the start of each task until what it does is there; those that are nobody's left out."""
-    tasks = tasks[timeline.graph.rank[tasks] >= 0]
-    start, end = timeline.start_ps[tasks], timeline.end_ps[tasks]
-    end = end + timeline.on_the_way_ps[tasks]
-    return Intervals(timeline.graph.rank[tasks].astype(np.int64), start, end)
+    """From the start of each task until what it does is there."""
+    rank = timeline.graph.rank[tasks].astype(np.int64)
+    return Intervals(rank, timeline.start_ps[tasks], timeline.visible_ps[tasks])
+
+
+def joined(several: Sequence[Intervals]) -> Intervals:
+    """The unions of several pieces as one."""
+    several = [one for one in several if len(one.owner)] or list(several[:1])
+    return union(_joined(*several)) if len(several) > 1 else several[0]
 
 
 def _joined(*several: Intervals) -> Intervals:
@@ -125,7 +235,7 @@ def _joined(*several: Intervals) -> Intervals:
 
 def _by_owner(intervals: Intervals, num_owners: int) -> list[tuple[Intervals, Ints]]:
     """The intervals of each owner, and their places among all."""
-    order = np.argsort(intervals.owner, kind="stable")
+    order = np.argsort(intervals.owner)
     bounds = np.searchsorted(intervals.owner[order], np.arange(num_owners + 1))
     places = [order[first:last] for first, last in itertools.pairwise(bounds.tolist())]
     return [(Intervals(*(column[place] for column in intervals)), place) for place in places]
@@ -139,8 +249,8 @@ def union(intervals: Intervals) -> Intervals:
         return Intervals(owner, start, end)
     # Each owner's intervals are moved past those of the owner before, so that one sort serves all.
     span = int(end.max()) + 1
-    start = np.sort(start + owner * span, kind="stable")
-    end = np.sort(end + owner * span, kind="stable")
+    start = np.sort(start + owner * span)
+    end = np.sort(end + owner * span)
     # A part of the union ends where as many have ended as had begun before the next begins.
     is_apart = start[1:] > end[:-1]
     start, end = start[np.append(True, is_apart)], end[np.append(is_apart, True)]
@@ -149,12 +259,14 @@ def union(intervals: Intervals) -> Intervals:
 
 
 def _divided(
-    end: int, tiles: Intervals, parts: Ints, others: list[Intervals], of_gpu: int
-) -> tuple[list[int], list[int], int]:
-    """Divide one GPU's time until its end.
+    span: tuple[int, int], tiles: Intervals, parts: Ints, others: list[Intervals], of_gpu: int
+) -> list[int]:
+    """Divide one GPU's time between two moments.
 
     Parameters
     ----------
+    span
+        The moments.
     tiles, parts
         Computing on SMs, and (tile,) the parts of an SM that each takes.
     others
@@ -164,15 +276,17 @@ def _divided(
 
     Returns
     -------
-    Picoseconds of waiting for wires, imbalance and latency by time and by SMs, and unfilled ones.
+    Picoseconds of waiting for wires, imbalance and latency by time, the same times the parts of SMs
+    that wait, and picoseconds times parts that are unfilled: `NUM_SUMS` numbers.
     """
+    low, end = span
     count = len(tiles.owner)
     flags = _joined(tiles, *others)
-    start, stop = np.minimum(flags.start, end), np.minimum(flags.end, end)
+    start, stop = (np.clip(times, low, max(low, end)) for times in (flags.start, flags.end))
     which = np.repeat(np.arange(1 + len(others)), [count, *(len(one.owner) for one in others)])
     amount = np.append(parts, np.ones(len(which) - count, np.int64))
-    time = np.concatenate(([0], start, stop, [end]))
-    order = np.argsort(time, kind="stable")
+    time = np.concatenate(([low], start, stop, [max(low, end)]))
+    order = np.argsort(time)
     length = np.diff(time[order])
 
     def level(of: int) -> Ints:
@@ -187,42 +301,72 @@ def _divided(
     alone = (whole == 0) & (tile == 0)
     causes = (moves > 0, alone & (moves == 0) & (any_gpu > 0), alone & (any_gpu == 0))
     by_time = [int(length[alone & cause].sum()) for cause in causes]
-    by_sms = [int((length * idle)[cause].sum()) // of_gpu for cause in causes]
-    unfilled = int((length * idle)[~alone & (moves == 0)].sum()) // of_gpu
-    return by_time, by_sms, unfilled
+    by_sms = [int((length * idle)[cause].sum()) for cause in causes]
+    unfilled = int((length * idle)[~alone & (moves == 0)].sum())
+    return [*by_time, *by_sms, unfilled]
 
 
-def sm_times(timeline: Timeline, pools: Pools, classes: Ints) -> SmTime:
-    """Time of all SMs of each GPU, by what they do.
+class SmTimes:
+    """Time of all SMs of each GPU, by what they do, of a schedule that may come in pieces."""
 
-    Parameters
-    ----------
-    classes
-        (resource,): see `Resources.classes`.
+    def __init__(self, num_gpus: int) -> None:
+        self._num_gpus = num_gpus
+        # What service beyond the tasks' own takes from them, and what was waited for.
+        self._longer = {what: np.zeros(num_gpus, np.int64) for what in ("compute", "copying")}
+        self._waits = {by_cache: np.zeros(num_gpus, np.int64) for by_cache in (True, False)}
+
+    def add(self, progress: Progress, pools: Pools, classes: Ints) -> None:
+        """Go on with a piece; parameters as those of `Exposing.add`."""
+        timeline, graph = progress.timeline, progress.timeline.graph
+        task, by_cache = _last_draws(progress, classes)
+        gpu, parts = pools.pool[graph.resource[task]], pools.parts[graph.resource[task]]
+        own = graph.duration_ps[task]
+        service = timeline.end_ps[task] - timeline.start_ps[task]
+        longer = own // parts - service // parts
+        waits = (service - own) // parts
+        for is_cache, waited in self._waits.items():
+            of = by_cache == is_cache
+            waited += sum_by(gpu[of], waits[of], self._num_gpus)
+        for role, total in self._longer.items():
+            of = _of_role(role)[graph.kind[task]]
+            total += sum_by(gpu[of], longer[of], self._num_gpus)
+
+    def result(self, share_ps: Ints) -> SmTime:
+        """Times, given what SMs were in service (kind, gpu), without their queues' parts of it."""
+
+        def us(times: Ints) -> list[float]:
+            return [int(time) / 1e6 for time in times]
+
+        own = {
+            role: us(longer + share_ps[_of_role(role)].sum(axis=0))
+            for role, longer in self._longer.items()
+        }
+        return SmTime(
+            computing_us=own["compute"],
+            waiting_for_l2_us=us(self._waits[True]),
+            waiting_for_hbm_us=us(self._waits[False]),
+            copying_us=own["copying"],
+        )
+
+
+def _of_role(role: str) -> Bools:
+    """(kind,): whether it is of a role."""
+    return among(kind for kind in Kind if KINDS[kind].role == role)
+
+
+def _last_draws(progress: Progress, classes: Ints) -> tuple[Ints, Bools]:
+    """Tasks on SMs that draw from lines, and whether the L2 cache serves their last draw.
+
+    Of two at a time that one counts.
     """
-    graph, drawn, num_gpus = timeline.graph, timeline.drawn, pools.groups.count(SMS)
-    task = graph.touches.task[drawn.touch]
-    # Twice the time of the last draw of each task, and one more if the L2 cache served it; of two
-    # at a time that one counts.
+    graph, drawn = progress.timeline.graph, progress.timeline.drawn
+    # Twice the time of the last draw of each task, and one more if the L2 cache served it.
     is_cache = classes[drawn.resource] != ResourceClass.HBM
     last = np.full(graph.num_tasks, -1, np.int64)
-    np.maximum.at(last, task, 2 * drawn.end_ps + is_cache)
-    on_sm = np.flatnonzero(np.append(classes == ResourceClass.SM, False)[graph.resource])
-    gpu, parts = pools.pool[graph.resource[on_sm]], pools.parts[graph.resource[on_sm]]
-    service, longer = timeline.service_ps[on_sm], timeline.extra_service_ps[on_sm]
-    draws, hbm_last = last[on_sm] >= 0, last[on_sm] % 2 == 0
-    kind = graph.kind[on_sm]
-    computes = among(COMPUTE)[kind]
-    copies = among(each for each in Kind if KINDS[each].role == "copying")[kind]
-
-    def us(time_ps: Ints) -> list[float]:
-        total = np.zeros(num_gpus, np.int64)
-        np.add.at(total, gpu, time_ps // parts)
-        return [int(time) / 1e6 for time in total]
-
-    return SmTime(
-        computing_us=us(np.where(computes, service - np.where(draws, longer, 0), 0)),
-        waiting_for_l2_us=us(np.where(draws & ~hbm_last, longer, 0)),
-        waiting_for_hbm_us=us(np.where(draws & hbm_last, longer, 0)),
-        copying_us=us(np.where(copies, service - np.where(draws, longer, 0), 0)),
-    )
+    np.maximum.at(last, graph.touches.task[drawn.touch], 2 * drawn.end_ps + is_cache)
+    is_seen = last >= 0
+    if progress.is_done is not None:
+        is_seen &= progress.is_done
+    task = np.flatnonzero(is_seen)
+    task = task[classes[graph.resource[task]] == ResourceClass.SM]
+    return task, last[task] % 2 == 1

@@ -5,51 +5,138 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from replay.graph import Touched
+from replay.graph.carried import HighWater
+from replay.graph.levels import Block
+from replay.graph.timeline import sum_by
 from replay.machine.kinds import ROWS, WIRE_ROLES, Kind, among, wire_role
+from replay.measure.noted import NotedTouches, Waits
 from replay.measure.parts import BufferUse, CacheUse, Mechanisms, PortBytes, TableUse, TileUse
-from replay.measure.ports import NVLINK, PortSums
+from replay.measure.ports import NVLINK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from replay.graph import Timeline
-    from replay.machine.machine import Machine
-    from replay.machine.notes import Notes, TouchNotes
+    from replay.graph import TaskGraph, Timeline
+    from replay.machine.notes import Notes
     from replay.machine.resources import Ints
+    from replay.measure.noted import PartTimes, Times, Touching
+    from replay.measure.ports import PortSums
+    from replay.measure.progress import Progress
 
 
-def mechanisms(timeline: Timeline, machine: Machine, ports: PortSums) -> Mechanisms:
-    """Derive the report of all mechanisms that the scheme spoke of.
+class Explaining:
+    """The report of a scheme's mechanisms, of a schedule that may come in pieces."""
 
-    Parameters
-    ----------
-    timeline
-        The schedule.
-    machine
-        The machine that made the graph, with its notes.
-    ports
-        What passed the ports.
-    """
-    notes = machine.notes
-    return Mechanisms(
-        wire_bytes=_by_role(ports),
-        tables={
-            group: _table_use(timeline, group, blocks)
-            for group, blocks in sorted(notes.touches.items())
-        },
-        buffers=dict(_buffer_uses(timeline)),
-        cache=_cache_uses(timeline, notes),
-        tiles=_tile_use(notes),
-        polling_us=_polling_us(timeline, notes),
-        counters={name: sums.tolist() for name, sums in sorted(notes.counters.items())},
-        ratios={
-            name: int(notes.counters[over].sum()) / int(notes.counters[under].sum())
-            for name, (over, under) in sorted(notes.ratios.items())
-            if notes.counters[under].any()
-        },
-    )
+    def __init__(self, num_ranks: int) -> None:
+        self.touches = NotedTouches()
+        self._counters: dict[str, Ints] = {}
+        self._ratios: dict[str, tuple[str, str]] = {}
+        self._tiles = np.zeros(3, np.int64)  # tiles, rows, and rows that would fill them
+        self._has_tiles = self._has_polls = False
+        self._polls = Waits(of_starts=True)
+        self._polled = np.zeros(num_ranks, np.int64)
+        self._uses: dict[str, Ints] = {}
+        self._reads: dict[str, Ints] = {}
+        self._tables, self._buffers = HighWater(), HighWater()
+        self._shared = _SharedTakes()
+
+    def begin(self, first_touch: int, num_touches: int, notes: Notes) -> None:
+        """Remember what is noted of a part."""
+        self.touches.begin(first_touch, num_touches, notes)
+        for name, sums in notes.counters.items():
+            self._counters[name] = self._counters.get(name, 0) + sums
+        self._ratios |= notes.ratios
+        for _, rows, tile_rows in notes.tiles:
+            self._tiles += (len(rows), int(rows.sum()), len(rows) * tile_rows)
+        self._has_tiles |= bool(notes.tiles)
+        self._has_polls |= bool(notes.polls)
+        self._polls.begin(notes.polls)
+
+    def add(self, progress: Progress, touching: Touching, times: Times | PartTimes) -> None:
+        """Go on with a piece, of which these touches are over."""
+        timeline = progress.timeline
+        for rank, start, end in self._polls.over(times):
+            np.add.at(self._polled, rank, end - start)
+        self._count_touches(timeline, touching)
+        tables = timeline.graph.tables
+        blocks = [_in_tables(timeline, touching)]
+        self._tables.add(blocks, tables.groups, closed_ps=progress.closed_ps)
+        pools = timeline.graph.pools
+        blocks = [*_takes(progress), *self._shared.over(progress)]
+        self._buffers.add(blocks, pools.groups, pools.capacity, progress.closed_ps)
+
+    def _count_touches(self, timeline: Timeline, of: Touching) -> None:
+        """Add up lookups by what they found, and bytes read."""
+        outcome = timeline.touched[of.touch]
+        found, is_evicted = outcome & Touched.OUTCOME, (outcome & Touched.EVICTED) > 0
+        asks, count = of.lookups > 0, len(self.touches.groups)
+        columns = (of.lookups, asks & (found == Touched.NEW), asks & (found == Touched.MISSED),
+                   is_evicted)  # fmt: skip
+        sums = [sum_by(of.group, column.astype(np.int64), count) for column in columns]
+        for place, name in enumerate(self.touches.groups):
+            one = np.array([int(column[place]) for column in sums], np.int64)
+            self._uses[name] = self._uses.get(name, 0) + one
+        units, count = timeline.graph.touches.units[of.touch], len(self.touches.reads)
+        sums = [
+            sum_by(of.read, np.where(is_counted, units, 0), count)
+            for is_counted in (True, found == Touched.NEW, found == Touched.MISSED)
+        ]
+        for place, name in enumerate(self.touches.reads):
+            one = np.array([int(column[place]) for column in sums], np.int64)
+            self._reads[name] = self._reads.get(name, 0) + one
+
+    def result(self, graph: TaskGraph, ports: PortSums) -> Mechanisms:
+        """The report; the graph is all of it, or its last part."""
+        return Mechanisms(
+            wire_bytes=_by_role(ports),
+            tables=dict(self._table_uses(graph)),
+            buffers=dict(self._buffer_uses(graph)),
+            cache={
+                name: CacheUse(bytes=int(read), first_bytes=int(first), again_bytes=int(again))
+                for name, (read, first, again) in sorted(self._reads.items())
+            },
+            tiles=self._tile_use() if self._has_tiles else None,
+            polling_us=[int(time) / 1e6 for time in self._polled] if self._has_polls else None,
+            counters={name: sums.tolist() for name, sums in sorted(self._counters.items())},
+            ratios={
+                name: int(self._counters[over].sum()) / int(self._counters[under].sum())
+                for name, (over, under) in sorted(self._ratios.items())
+                if self._counters[under].any()
+            },
+        )
+
+    def _table_uses(self, graph: TaskGraph) -> Iterator[tuple[str, TableUse]]:
+        tables, most = graph.tables, self._tables.result()
+        for group, sums in sorted(self._uses.items()):
+            lookups, new, missed, evictions = sums.tolist()
+            hits = lookups - new - missed
+            yield (
+                group,
+                TableUse(
+                    entries=int(tables.room[tables.groups.index(group)]),
+                    lookups=lookups,
+                    hits=hits,
+                    new=new,
+                    missed=missed,
+                    evictions=evictions,
+                    hit_rate=hits / lookups if lookups else 1.0,
+                    high_water=most.get(group, 0),
+                ),
+            )
+
+    def _buffer_uses(self, graph: TaskGraph) -> Iterator[tuple[str, BufferUse]]:
+        pools = graph.pools
+        for group, most in self._buffers.result().items():
+            capacity = int(pools.capacity[pools.groups.index(group)])
+            yield group, BufferUse(capacity=capacity, high_water=most)
+
+    def _tile_use(self) -> TileUse:
+        num_tiles, num_rows, slots = self._tiles.tolist()
+        fill = num_rows / slots if slots else 1.0
+        return TileUse(num_tiles=num_tiles, num_rows=num_rows, fill=fill)
 
 
 def _by_role(ports: PortSums) -> dict[str, PortBytes]:
@@ -72,105 +159,70 @@ def _by_role(ports: PortSums) -> dict[str, PortBytes]:
     }
 
 
-def _table_use(timeline: Timeline, group: str, blocks: list[TouchNotes]) -> TableUse:
-    touches, tables = timeline.graph.touches, timeline.graph.tables
-    touch = np.concatenate([block.touch for block in blocks])
-    lookups = np.concatenate([block.lookups for block in blocks])
+def _in_tables(timeline: Timeline, of: Touching) -> Block:
+    """Changes of how many entries of tables are in use, of those that something is noted of."""
+    touches = timeline.graph.touches
+    noted = np.flatnonzero(of.group >= 0)
+    touch = of.touch[noted]
     outcome = timeline.touched[touch]
-    found = outcome & Touched.OUTCOME
-    asks = lookups > 0
-    new = int((asks & (found == Touched.NEW)).sum())
-    missed = int((asks & (found == Touched.MISSED)).sum())
-    total = int(lookups.sum())
-    hits = total - new - missed
-    drops = touches.drops[touch]
+    is_hit = (outcome & Touched.OUTCOME) == Touched.HIT
+    is_evicted = (outcome & Touched.EVICTED) > 0
     change = np.where(
-        drops,
-        -(found == Touched.HIT).astype(np.int64),
-        (found != Touched.HIT).astype(np.int64) - ((outcome & Touched.EVICTED) > 0),
+        touches.drops[touch],
+        -is_hit.astype(np.int64),
+        (~is_hit).astype(np.int64) - is_evicted,
     )
-    table = touches.table[touch].astype(np.int64)
-    entries = [tables.room[index] for index, name in enumerate(tables.groups) if name == group]
-    return TableUse(
-        entries=int(entries[0]),
-        lookups=total,
-        hits=hits,
-        new=new,
-        missed=missed,
-        evictions=int(((outcome & Touched.EVICTED) > 0).sum()),
-        hit_rate=hits / total if total else 1.0,
-        high_water=_high_water(table, timeline.start_ps[touches.task[touch]], change),
-    )
+    return Block(touches.table[touch], timeline.start_ps, change, task=touches.task[touch])
 
 
-def _cache_uses(timeline: Timeline, notes: Notes) -> dict[str, CacheUse]:
-    """Bytes of what is read through the L2 caches, by what it is."""
-    touches, uses = timeline.graph.touches, {}
-    for what, blocks in sorted(notes.reads.items()):
-        touch = np.concatenate(blocks)
-        found, nbytes = timeline.touched[touch] & Touched.OUTCOME, touches.units[touch]
-        uses[str(what)] = CacheUse(
-            bytes=int(nbytes.sum()),
-            first_bytes=int(nbytes[found == Touched.NEW].sum()),
-            again_bytes=int(nbytes[found == Touched.MISSED].sum()),
-        )
-    return uses
+def _takes(progress: Progress) -> list[Block]:
+    """Units taken and given back, but for what several tasks give back together."""
+    timeline, takes = progress.timeline, progress.timeline.graph.takes
+    owner = _named(timeline.graph)[takes.pool]
+    back = np.where(takes.share < 0, owner, -1).astype(np.int32)
+    return [
+        Block(
+            progress.owned(owner, takes.task), timeline.start_ps, takes.units, task=takes.task
+        ),
+        Block(
+            progress.owned(back, takes.released_by), timeline.end_ps, takes.units, -1,
+            takes.released_by,
+        ),
+    ]  # fmt: skip
 
 
-def _buffer_uses(timeline: Timeline) -> Iterator[tuple[str, BufferUse]]:
-    graph = timeline.graph
-    pools, takes = graph.pools, graph.takes
-    groups = np.array(pools.groups)
-    for group in sorted(set(pools.groups) - {""}):
-        chosen = (
-            np.flatnonzero(groups[takes.pool] == group) if len(takes) else np.zeros(0, np.int64)
-        )
-        pool, units = takes.pool[chosen].astype(np.int64), takes.units[chosen]
-        yield (
-            group,
-            BufferUse(
-                capacity=int(pools.capacity[np.flatnonzero(groups == group)[0]]),
-                high_water=_high_water(
-                    np.concatenate((pool, pool)),
-                    np.concatenate(
-                        (
-                            timeline.start_ps[takes.task[chosen]],
-                            timeline.end_ps[takes.released_by[chosen]],
-                        )
-                    ),
-                    np.concatenate((units, -units)),
-                ),
-            ),
-        )
+def _named(graph: TaskGraph) -> npt.NDArray[np.int32]:
+    """(pool,): its own number; -1 for one without a name, which nobody asks for."""
+    has_name = np.array([name != "" for name in graph.pools.groups], np.bool_)
+    return np.where(has_name, np.arange(len(has_name)), -1).astype(np.int32)
 
 
-def _high_water(owner: Ints, time: Ints, change: Ints) -> int:
-    """Most that any owner had at the end of an instant."""
-    if not len(owner):
-        return 0
-    order = np.lexsort((time, owner))
-    owner, time = owner[order], time[order]
-    level = np.cumsum(change[order])
-    is_first = np.diff(owner, prepend=-1) != 0
-    before = np.concatenate(([0], level[:-1]))
-    base = np.repeat(before[is_first], np.diff(np.append(np.flatnonzero(is_first), len(owner))))
-    settled = np.append((np.diff(owner) != 0) | (np.diff(time) != 0), True)
-    return int((level - base)[settled].max(initial=0))
+class _SharedTakes:
+    """Takes that several tasks give back together: all of it when the last of them has left."""
 
+    def __init__(self) -> None:
+        # By taker and pool: tasks that have not given back, units, and when the last of the others
+        # left.
+        self._open: dict[tuple[int, int], list[int]] = {}
 
-def _tile_use(notes: Notes) -> TileUse | None:
-    if not notes.tiles:
-        return None
-    num_tiles = sum(len(rows) for _, rows, _ in notes.tiles)
-    num_rows = sum(int(rows.sum()) for _, rows, _ in notes.tiles)
-    slots = sum(len(rows) * tile_rows for _, rows, tile_rows in notes.tiles)
-    return TileUse(num_tiles=num_tiles, num_rows=num_rows, fill=num_rows / slots if slots else 1.0)
-
-
-def _polling_us(timeline: Timeline, notes: Notes) -> list[float] | None:
-    if not notes.polls:
-        return None
-    waited = np.zeros(notes.num_ranks, np.int64)
-    for held, begun, rank in notes.polls:
-        np.add.at(waited, rank, timeline.start_ps[begun] - timeline.start_ps[held])
-    return [int(time) / 1e6 for time in waited]
+    def over(self, progress: Progress) -> list[Block]:
+        """What is given back by tasks that are over."""
+        timeline, takes = progress.timeline, progress.timeline.graph.takes
+        is_shared = (takes.share >= 0) & (_named(timeline.graph)[takes.pool] >= 0)
+        rows = []
+        for row in np.flatnonzero(is_shared).tolist():
+            taker, giver = int(takes.task[row]), int(takes.released_by[row])
+            if progress.is_done is not None and not progress.is_done[giver]:
+                continue
+            own = taker if progress.ids is None else int(progress.ids[taker])
+            key = (own, int(takes.pool[row]))
+            if key not in self._open:
+                of_take = takes.share == takes.share[row]
+                self._open[key] = [int(of_take.sum()), int(takes.units[of_take].sum()), 0]
+            state = self._open[key]
+            state[0] -= 1
+            state[2] = max(state[2], int(timeline.end_ps[giver]))
+            if not state[0]:
+                rows.append((key[1], *self._open.pop(key)[1:]))
+        pool, units, end = np.array(rows, np.int64).reshape(-1, 3).T
+        return [Block(pool.astype(np.int32), end, units, sign=-1)]

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph import least_work_ps
-
 if TYPE_CHECKING:
-    from replay.graph import TaskGraph, Timeline
+    from replay.graph import TaskGraph
     from replay.machine.machine import Machine
     from replay.machine.resources import Ints
 
@@ -78,21 +76,25 @@ class Pools:
         np.add.at(total, self.pool, of_resource // self.parts)
         return total
 
-    def busiest_ps(self, graph: TaskGraph) -> Ints:
+    def busiest_ps(self, graph: TaskGraph, work: Ints) -> Ints:
         """Time that each pool needs at least for a graph's tasks: (pool,).
 
-        All its work over its servers (`least_work_ps`), or the time of the resource that is busiest
-        with those that it has been given.
+        All its work over its servers, or the time of the resource that is busiest with those that
+        it has been given.
+
+        Parameters
+        ----------
+        work
+            (resource,): time in service that it has at least, see `least_work_ps`.
         """
-        work = least_work_ps(graph)
         least: Ints = -(-self.total(work) // self.capacity)
         np.maximum.at(least, self.pool, -(-work // graph.resources.servers))
         return least
 
-    def shares(self, timeline: Timeline) -> npt.NDArray[np.float64]:
-        """(pool,): time in service over what its servers offered."""
-        offered = self.capacity * max(timeline.makespan_ps, 1)
-        shares: npt.NDArray[np.float64] = self.total(timeline.busy_ps()) / offered
+    def shares(self, busy_ps: Ints, makespan_ps: int) -> npt.NDArray[np.float64]:
+        """(pool,): time in service, of each resource (resource,), over what its servers offered."""
+        offered = self.capacity * max(makespan_ps, 1)
+        shares: npt.NDArray[np.float64] = self.total(busy_ps) / offered
         return shares
 
     @property

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.graph import Touched
-from replay.graph.timeline import sum_by
+from replay.graph.sums import TaskSums
 from replay.machine.kinds import ACKS, PHASES, ROWS, Kind, among, phase_index
-from replay.machine.resources import PORTS
+from replay.machine.resources import PORTS, ResourceClass
 from replay.measure.parts import BusiestPort, PortBytes
 
 if TYPE_CHECKING:
-    from replay.graph import TaskGraph, Timeline
-    from replay.machine.machine import Machine
+    from replay.graph import TaskGraph
     from replay.machine.resources import Ints
 
 PORT_NAMES = tuple(port.name.lower().replace("_", "-") for port in PORTS)
@@ -24,15 +20,44 @@ NVLINK = ("uplink", "downlink")
 COMMUNICATION = ("dispatch", "combine")
 
 
-def evicted_wire_bytes(timeline: Timeline, machine: Machine) -> Ints:
-    """Bytes that evictions put on the port of each task: (task,)."""
-    graph = timeline.graph
-    extra = np.zeros(graph.num_tasks, np.int64)
-    for blocks in machine.notes.touches.values():
-        for block in blocks:
-            has = np.flatnonzero(timeline.touched[block.touch] & Touched.EVICTED)
-            np.add.at(extra, graph.touches.charged[block.touch[has]], block.evicted_wire_bytes[has])
-    return extra
+def places_of(graph: TaskGraph, classes: Ints, num_ranks: int) -> tuple[Ints, int]:
+    """Where sums are wanted: on ports (port, gpu), on SMs (gpu,), and on all the rest together.
+
+    Parameters
+    ----------
+    classes
+        (resource,): see `Resources.classes`.
+
+    Returns
+    -------
+    (resource,) place, and how many places there are.
+    """
+    num_places = (len(PORTS) + 1) * num_ranks + 1
+    place = np.full(len(classes), num_places - 1, np.int64)
+    for index, each in enumerate((*PORTS, ResourceClass.SM)):
+        of_class = np.flatnonzero(classes == each)
+        place[of_class] = index * num_ranks + graph.resources.owner[of_class]
+    return place, num_places
+
+
+def sms_of(by_place: Ints, num_ranks: int) -> Ints:
+    """(kind, gpu): what is on SMs of sums (kind, place)."""
+    return by_place[:, len(PORTS) * num_ranks : (len(PORTS) + 1) * num_ranks]
+
+
+def evicted_by_place(
+    graph: TaskGraph, place: Ints, num_places: int, charged: Ints, nbytes: Ints
+) -> Ints:
+    """Bytes that evictions put on ports: (kind, place), see `places_of`.
+
+    Parameters
+    ----------
+    charged, nbytes
+        Tasks, and how many each: two (eviction,), see `Touching.evicted`.
+    """
+    total = np.zeros((len(graph.kind_names), num_places), np.int64)
+    np.add.at(total, (graph.kind[charged], place[graph.resource[charged]]), nbytes)
+    return total
 
 
 class PortSums:
@@ -40,14 +65,12 @@ class PortSums:
 
     Parameters
     ----------
-    classes
-        (resource,): see `Resources.classes`.
-    service_ps
-        (task,): time in service, where the schedule is known.
-    tasks
-        The tasks that count.
+    sums
+        Of tasks, by the places of `places_of`.
+    num_ranks
+        GPUs.
     evicted
-        (task,): see `evicted_wire_bytes`.
+        (kind, place): bytes that evictions added; None for none.
 
     Attributes
     ----------
@@ -55,40 +78,25 @@ class PortSums:
         Bytes; those that evictions added are not in `wire`.
     """
 
-    def __init__(
-        self,
-        graph: TaskGraph,
-        classes: Ints,
-        num_ranks: int,
-        service_ps: Ints | None = None,
-        tasks: slice | Ints = slice(None),
-        evicted: Ints | None = None,
-    ) -> None:
-        shape = (len(Kind), len(PORTS), num_ranks)
-        port_of = np.full(len(classes) + 1, -1, np.int64)  # the null resource comes last
-        for place, port in enumerate(PORTS):
-            of_class = np.flatnonzero(classes == port)
-            port_of[of_class] = place * num_ranks + graph.resources.owner[of_class]
-        port_of_task = port_of[graph.resource[tasks]]
-        chosen = np.flatnonzero(port_of_task >= 0)
-        kind = graph.kind[tasks][chosen].astype(np.int64)
-        key = kind * (len(PORTS) * num_ranks) + port_of_task[chosen]
+    def __init__(self, sums: TaskSums, num_ranks: int, evicted: Ints | None = None) -> None:
+        def of_ports(by_place: Ints) -> Ints:
+            on_ports = by_place[:, : len(PORTS) * num_ranks]
+            return on_ports.reshape(len(by_place), len(PORTS), num_ranks)
 
-        def total(values: Ints) -> Ints:
-            return sum_by(key, values[tasks][chosen], math.prod(shape)).reshape(shape)
-
-        self.payload, self.wire = total(graph.payload_bytes), total(graph.wire_bytes)
-        self.evicted = np.zeros_like(self.wire) if evicted is None else total(evicted)
-        self._least = total(graph.duration_ps)
-        self._duration = self._least if service_ps is None else total(service_ps)
+        self.payload, self.wire = of_ports(sums.payload_bytes), of_ports(sums.wire_bytes)
+        self.evicted = np.zeros_like(self.wire) if evicted is None else of_ports(evicted)
+        self._least, self._duration = of_ports(sums.duration_ps), of_ports(sums.service_ps)
 
     @classmethod
-    def of(cls, timeline: Timeline, machine: Machine) -> PortSums:
-        """Sums over all tasks of a schedule."""
-        graph = timeline.graph
-        classes = machine.resources.classes(graph)
-        evicted = evicted_wire_bytes(timeline, machine)
-        return cls(graph, classes, machine.num_ranks, timeline.service_ps, evicted=evicted)
+    def of(cls, graph: TaskGraph, classes: Ints, num_ranks: int) -> PortSums:
+        """Sums over all tasks of a graph whose schedule is not known.
+
+        Parameters
+        ----------
+        classes
+            (resource,): see `Resources.classes`.
+        """
+        return cls(TaskSums.of(graph, *places_of(graph, classes, num_ranks)), num_ranks)
 
     def _of(self, phase: str, what: str) -> Ints:
         """Bytes or picoseconds of a phase, or of all ("both"): (port, gpu)."""
@@ -130,33 +138,3 @@ class PortSums:
     def bound_ps(self, phase: str) -> int:
         """Time in which the busiest port serves what the phase waits for, in picoseconds."""
         return int(self._of(phase, "awaited").max(initial=0))
-
-
-def bytes_by_layer(
-    graph: TaskGraph,
-    classes: Ints,
-    num_ranks: int,
-    tasks: Sequence[slice | Ints],
-    evicted: Ints | None = None,
-) -> list[tuple[dict[str, PortBytes], dict[str, PortBytes]]]:
-    """Payload and wire bytes of each layer's dispatch and combine.
-
-    Parameters
-    ----------
-    classes
-        (resource,): see `Resources.classes`.
-    tasks
-        (layer,): the tasks of each.
-    evicted
-        (task,): see `evicted_wire_bytes`.
-    """
-    found = []
-    for some in tasks:
-        ports = PortSums(graph, classes, num_ranks, None, some, evicted)
-        found.append(
-            (
-                {phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},
-                {phase: ports.bytes(phase, "wire") for phase in COMMUNICATION},
-            )
-        )
-    return found

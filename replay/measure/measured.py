@@ -1,0 +1,342 @@
+"""From start and end times to measures; a schedule may come in pieces. Everything is derived."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.graph import critical_path, least_work_ps, longest_chain_ps
+from replay.graph.bounds import LongestChain
+from replay.graph.history import History
+from replay.graph.levels import Block, Intervals, Levels
+from replay.graph.sums import TaskSums
+from replay.graph.timeline import sum_by
+from replay.machine.kinds import KIND_NAMES, KINDS, PHASES, Kind, phase_index
+from replay.machine.resources import PORTS, Ints, ResourceClass
+from replay.measure.analysis import us
+from replay.measure.by_layer import ByLayer, OfLayer
+from replay.measure.exposure import Exposing, SmTimes, joined
+from replay.measure.mechanisms import Explaining
+from replay.measure.noted import PartTimes, Times, Waits
+from replay.measure.over_time import OverTime
+from replay.measure.parts import (
+    Bounds,
+    BusiestResource,
+    CriticalPath,
+    Mechanisms,
+    PhaseTimes,
+    Utilisation,
+)
+from replay.measure.pools import SMS, Pools
+from replay.measure.ports import COMMUNICATION, PortSums, evicted_by_place, places_of, sms_of
+from replay.measure.progress import Progress
+from replay.measure.result import Measures
+
+if TYPE_CHECKING:
+    from replay.graph import CriticalPath as GraphPath
+    from replay.graph import TaskGraph, Timeline
+    from replay.graph.scheduler import Piece
+    from replay.graph.taskgraph import GraphPart
+    from replay.machine.machine import Machine
+    from replay.machine.notes import Notes
+
+Int32s = npt.NDArray[np.int32]
+
+CAUSES = ("compute", "serialisation", "copying", "overhead", "queueing", "latency", "credits")
+
+
+def measures(
+    graph: TaskGraph, ends: Ints, machine: Machine, timeline: Timeline, *, phases_separated: bool
+) -> Measures:
+    """Derive what is measured on a schedule, of one layer or of many.
+
+    Parameters
+    ----------
+    graph
+        The tasks.
+    ends
+        (rank,) task after which the rank's tokens are combined.
+    machine
+        The machine that made the graph.
+    timeline
+        When each task ran.
+    phases_separated
+        Whether a barrier over all ranks lies between all of the dispatch and all of the combine.
+    """
+    return measures_by_layer(graph, ends, machine, timeline, phases_separated=phases_separated)[0]
+
+
+def measures_by_layer(
+    graph: TaskGraph,
+    ends: Ints,
+    machine: Machine,
+    timeline: Timeline,
+    *,
+    phases_separated: bool,
+    layer: Ints | Int32s | None = None,
+) -> tuple[Measures, list[OfLayer]]:
+    """As `measures`, and what is told of each layer if it is known (task,); -1 for none."""
+    measured = Measured(machine, phases_separated=phases_separated)
+    measured.count(graph, 0, 0, machine.notes, layer)
+    measured.read(Progress(timeline), Times(timeline))
+    chain_ps = longest_chain_ps(graph)
+    told = measured.tell(timeline.visible_ps[ends], critical_path(timeline), chain_ps)
+    return told, measured.layers.result()
+
+
+def mechanisms(timeline: Timeline, machine: Machine) -> Mechanisms:
+    """The report of all mechanisms that the scheme spoke of."""
+    measured = Measured(machine, phases_separated=False)
+    measured.count(timeline.graph, 0, 0, machine.notes)
+    measured.read(Progress(timeline), Times(timeline))
+    return measured.explained()
+
+
+class Measured:
+    """Measures of a schedule that comes in pieces; they are the same however it is cut.
+
+    Parameters
+    ----------
+    machine
+        The machine that makes the graph.
+    phases_separated
+        As for `measures`.
+
+    Attributes
+    ----------
+    layers
+        What is told of each layer.
+    """
+
+    def __init__(self, machine: Machine, *, phases_separated: bool) -> None:
+        self._machine, self._phases_separated = machine, phases_separated
+        self._history, self._chain, self._times = History(), LongestChain(), PartTimes()
+        self._graph: TaskGraph | None = None  # of the last part: its resources are all there are
+        self._num_tasks = self._num_edges = 0
+        self._drawn_at_least = np.zeros(0, np.int64)
+        self._sums: TaskSums | None = None
+        self._evicted: Ints | int = 0
+        self._has_layers = False
+        self._drawn_ps = np.zeros(0, np.int64)
+        self._phases: list[Intervals] = []
+        self._held_up = Waits(of_starts=False)
+        self._over_time = OverTime()
+        self._exposing = Exposing(machine.num_ranks)
+        self._sm_times = SmTimes(machine.num_ranks)
+        self._explaining = Explaining(machine.num_ranks)
+        self.layers = ByLayer(machine)
+
+    def begin(self, part: GraphPart, notes: Notes, layer: Ints | Int32s | None = None) -> None:
+        """Take note of a part of the graph.
+
+        Parameters
+        ----------
+        notes
+            What was noted while it was made; tasks and touches are numbered as in the whole.
+        layer
+            (task,): the layer of each, -1 for none; None if nobody asks for `layers`.
+        """
+        self._history.begin(part)
+        self._chain.add(part)
+        self._times.begin(part)
+        self.count(part.graph, part.first_task, part.first_touch, notes, layer)
+        self._num_edges += part.outer_source.size
+
+    def add(self, piece: Piece) -> None:
+        """Go on with a piece."""
+        self._history.add(piece)
+        self._times.add(piece)
+        self.read(Progress.of(piece), self._times)
+
+    def result(self, rank_end_ps: Ints) -> Measures:
+        """All measures, once everything is over.
+
+        Parameters
+        ----------
+        rank_end_ps
+            (rank,): when the tokens of each rank are combined.
+        """
+        return self.tell(rank_end_ps, self._history.path(), self._chain.length_ps)
+
+    def count(
+        self,
+        graph: TaskGraph,
+        first_task: int,
+        first_touch: int,
+        notes: Notes,
+        layer: Ints | Int32s | None = None,
+    ) -> None:
+        """Add up what is known of tasks before they run."""
+        self._graph = graph
+        self._num_tasks += graph.num_tasks
+        self._num_edges += graph.num_edges
+        drawn = least_work_ps(graph, np.zeros(len(graph.resources), np.int64))
+        self._drawn_at_least = _padded(self._drawn_at_least, drawn)
+        self._held_up.begin(notes.held_up)
+        self._explaining.begin(first_touch, len(graph.touches), notes)
+        self._has_layers = layer is not None
+        if layer is not None:
+            self.layers.begin(graph, first_task, layer)
+
+    def read(self, progress: Progress, times: Times | PartTimes) -> None:
+        """Add up what has become of tasks."""
+        timeline, graph, tasks = progress.timeline, progress.timeline.graph, progress.tasks
+        classes = self._machine.resources.classes(graph)
+        pools = Pools.of(graph, self._machine)
+        place = places_of(graph, classes, self._machine.num_ranks)
+        sums = TaskSums.of(graph, *place, timeline=timeline, parts=pools.parts, tasks=tasks)
+        self._sums = sums if self._sums is None else self._sums + sums
+        self._drawn_ps = _padded(self._drawn_ps, _drawn_ps(progress))
+        phase = progress.owned(phase_index(graph.kind).astype(np.int32))
+        blocks = [Block(phase, timeline.start_ps), Block(phase, timeline.end_ps, sign=-1)]
+        self._phases.append(Levels(len(PHASES), blocks).covered())
+        self._over_time.add(progress, pools)
+        held_up = self._held_up.over(times)
+        closed = min(progress.closed_ps, self._held_up.since_ps)
+        self._exposing.add(progress, pools, classes, held_up, closed)
+        self._sm_times.add(progress, pools, classes)
+        touching = self._explaining.touches.over(progress)
+        charged, nbytes = touching.evicted(timeline)
+        self._evicted += evicted_by_place(graph, *place, charged, nbytes)
+        if self._has_layers:
+            self.layers.read(progress, charged, nbytes)
+        self._explaining.add(progress, touching, times)
+
+    def explained(self) -> Mechanisms:
+        """The report of all mechanisms."""
+        assert self._graph is not None
+        assert self._sums is not None
+        ports = PortSums(self._sums, self._machine.num_ranks, np.asarray(self._evicted))
+        return self._explaining.result(self._graph, ports)
+
+    def tell(self, rank_end_ps: Ints, path: GraphPath, chain_ps: int) -> Measures:
+        """All measures, with the critical path and the longest chain."""
+        graph, machine, sums = self._graph, self._machine, self._sums
+        assert graph is not None
+        assert sums is not None
+        num_ranks = machine.num_ranks
+        classes = machine.resources.classes(graph)
+        pools = Pools.of(graph, machine)
+        ports = PortSums(sums, num_ranks, np.asarray(self._evicted))
+        makespan_ps = max(0, int(sums.last_ps.max(initial=0)))
+        share = pools.shares(_padded(sums.busy_ps, self._drawn_ps), makespan_ps)
+        alone = self._exposing.result(pools, rank_end_ps)
+        least = pools.busiest_ps(graph, _padded(sums.work_ps, self._drawn_at_least))
+        separated = self._phases_separated
+        return Measures(
+            makespan_us=us(makespan_ps),
+            rank_end_us=[us(end) for end in rank_end_ps],
+            phases=_phases(self._phases, sums),
+            payload_bytes={phase: ports.bytes(phase, "payload") for phase in COMMUNICATION},
+            wire_bytes={phase: ports.bytes(phase, "wire") for phase in COMMUNICATION},
+            busiest_port={phase: ports.busiest(phase) for phase in (*COMMUNICATION, "both")},
+            utilisation=_utilisation(pools, share),
+            utilisation_over_time=self._over_time.result(pools),
+            busiest_resource=_busiest_resource(pools, share),
+            exposed_communication_us=us(int(alone.ps.sum())) / max(len(rank_end_ps), 1),
+            exposed_communication_us_per_gpu=[us(time) for time in alone.ps],
+            exposure=alone.parts,
+            sm_time_us=self._sm_times.result(sms_of(sums.share_ps, num_ranks)),
+            bounds_us=_bounds(pools, classes, least, ports, chain_ps, separated),
+            critical_path=_critical_path(path),
+            mechanisms=self.explained(),
+            num_tasks=self._num_tasks,
+            num_edges=self._num_edges,
+        )
+
+
+def _padded(one: Ints, other: Ints) -> Ints:
+    """Sum of two of which one may have fewer resources."""
+    total = np.zeros(max(one.size, other.size), np.int64)
+    total[: one.size] += one
+    total[: other.size] += other
+    return total
+
+
+def _drawn_ps(progress: Progress) -> Ints:
+    """Time in service that touches have drawn from each resource: (resource,)."""
+    drawn, graph = progress.timeline.drawn, progress.timeline.graph
+    resource = drawn.resource
+    if progress.is_done is not None:
+        resource = np.where(progress.is_done[graph.touches.task[drawn.touch]], resource, -1)
+    return sum_by(resource, drawn.end_ps - drawn.start_ps, len(graph.resources))
+
+
+def _phases(covered: list[Intervals], sums: TaskSums) -> dict[str, PhaseTimes]:
+    busy = joined(covered)
+    busy_ps = sum_by(busy.owner, busy.end - busy.start, len(PHASES))
+    phase_of_kind = phase_index(np.arange(len(Kind)))
+    times = {}
+    for index, name in enumerate(PHASES):
+        kinds = np.flatnonzero((phase_of_kind == index) & (sums.last_ps >= 0))
+        if len(kinds):
+            times[name] = PhaseTimes(
+                start_us=us(sums.first_ps[kinds].min()),
+                end_us=us(sums.last_ps[kinds].max()),
+                busy_us=us(busy_ps[index]),
+            )
+    return times
+
+
+def _utilisation(pools: Pools, share: npt.NDArray[np.float64]) -> dict[str, Utilisation]:
+    groups = np.array(pools.groups)
+    return {
+        str(group): Utilisation(
+            mean=float(share[groups == group].mean()), max=float(share[groups == group].max())
+        )
+        for group in np.unique(groups)
+    }
+
+
+def _busiest_resource(pools: Pools, share: npt.NDArray[np.float64]) -> BusiestResource:
+    index = int(share.argmax())
+    return BusiestResource(
+        name=pools.names[index], group=pools.groups[index], utilisation=float(share[index])
+    )
+
+
+def _bounds(
+    pools: Pools, classes: Ints, least: Ints, ports: PortSums, chain: int, phases_separated: bool
+) -> Bounds:
+    """Bounds from the time that each pool needs at least, and the longest chain."""
+    of_sms = np.array(pools.groups) == SMS
+
+    def busiest(of: tuple[ResourceClass, ...]) -> int:
+        return int(least[pools.pool[np.isin(classes, of)]].max(initial=0))
+
+    port = busiest(PORTS)
+    phases = sum(ports.bound_ps(phase) for phase in COMMUNICATION) if phases_separated else None
+    memory = busiest((ResourceClass.HBM, ResourceClass.L2))
+    sm = int(least[of_sms].max(initial=0))
+    return Bounds(
+        port_us=us(port),
+        phases_us=None if phases is None else us(phases),
+        sm_us=us(sm),
+        memory_us=us(memory),
+        chain_us=us(chain),
+        largest_us=us(max(port, phases or 0, sm, memory, chain)),
+    )
+
+
+def _critical_path(path: GraphPath) -> CriticalPath:
+    by_kind = path.by_kind()
+    causes = dict.fromkeys(CAUSES, 0)
+    for name, times in by_kind.items():
+        causes[KINDS[Kind(KIND_NAMES.index(name))].role] += times["service"]
+        for cause in ("queueing", "latency", "credits"):
+            causes[cause] += times[cause]
+    return CriticalPath(
+        num_tasks=len(path.task),
+        by_cause_us={cause: us(time) for cause, time in causes.items()},
+        by_kind_us={
+            name: {cause: us(time) for cause, time in times.items()}
+            for name, times in by_kind.items()
+        },
+        by_resource_us={
+            group: {cause: us(time) for cause, time in times.items()}
+            for group, times in path.by_group().items()
+        },
+        queueing_behind_us={name: us(time) for name, time in path.behind_ps.items()},
+    )

@@ -1,0 +1,246 @@
+"""What a scheme noted of its tasks and touches, found again when these are over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.graph import Touched
+from replay.graph.carried import NEVER
+from replay.graph.levels import Intervals
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replay.graph import Timeline
+    from replay.graph.scheduler import Piece
+    from replay.graph.taskgraph import GraphPart
+    from replay.machine.notes import Notes
+    from replay.machine.resources import Ints
+    from replay.measure.progress import Progress
+
+UNKNOWN = -1
+
+
+@dataclass(eq=False)
+class _Part:
+    """Notes on the touches of a part: (touch,), from its first one on.
+
+    Attributes
+    ----------
+    group, read
+        Places among the groups of tables and among what is read, -1 for none.
+    lookups, evicted_bytes
+        See `TouchNotes`.
+    num_left
+        Touches that are not over.
+    """
+
+    first: int
+    group: npt.NDArray[np.int16]
+    read: npt.NDArray[np.int16]
+    lookups: npt.NDArray[np.int32]
+    evicted_bytes: npt.NDArray[np.int32]
+    num_left: int
+
+
+@dataclass(frozen=True)
+class Touching:
+    """Touches that are over: (touch,).
+
+    Attributes
+    ----------
+    touch
+        Their places in the graph.
+    group, read, lookups, evicted_bytes
+        As in `TouchNotes`; group and read are places among `NotedTouches.groups` and `.reads`.
+    """
+
+    touch: Ints
+    group: npt.NDArray[np.int16]
+    read: npt.NDArray[np.int16]
+    lookups: npt.NDArray[np.int32]
+    evicted_bytes: npt.NDArray[np.int32]
+
+    def evicted(self, timeline: Timeline) -> tuple[Ints, Ints]:
+        """Tasks, and bytes that evictions put on their ports: two (eviction,)."""
+        has = np.flatnonzero(
+            (self.evicted_bytes > 0) & ((timeline.touched[self.touch] & Touched.EVICTED) > 0)
+        )
+        charged: Ints = timeline.graph.touches.charged[self.touch[has]].astype(np.int64)
+        return charged, self.evicted_bytes[has].astype(np.int64)
+
+
+class NotedTouches:
+    """Notes on touches, of a graph that may come in parts.
+
+    Attributes
+    ----------
+    groups, reads
+        Groups of tables, and what is read through the L2 cache, in the order in which they appear.
+    """
+
+    def __init__(self) -> None:
+        self.groups: list[str] = []
+        self.reads: list[str] = []
+        self._parts: list[_Part] = []
+
+    def begin(self, first: int, count: int, notes: Notes) -> None:
+        """Remember what is noted of the touches of a part, numbered from ``first`` on."""
+        part = _Part(
+            first,
+            np.full(count, -1, np.int16),
+            np.full(count, -1, np.int16),
+            np.zeros(count, np.int32),
+            np.zeros(count, np.int32),
+            count,
+        )
+        for name, blocks in notes.touches.items():
+            place = _place(self.groups, name)
+            for block in blocks:
+                part.group[block.touch - first] = place
+                part.lookups[block.touch - first] = block.lookups
+                part.evicted_bytes[block.touch - first] = block.evicted_wire_bytes
+        for what, reads in notes.reads.items():
+            place = _place(self.reads, str(what))
+            for touch in reads:
+                part.read[touch - first] = place
+        self._parts.append(part)
+
+    def over(self, progress: Progress) -> Touching:
+        """What is noted of the touches that are over."""
+        touch = progress.touches()
+        if progress.touch_ids is None:
+            one = self._parts[0]
+            return Touching(touch, one.group, one.read, one.lookups, one.evicted_bytes)
+        ids = progress.touch_ids[touch]
+        rows = []
+        for part in self._parts:
+            own = np.flatnonzero((ids >= part.first) & (ids < part.first + part.group.size))
+            place = ids[own] - part.first
+            part.num_left -= own.size
+            rows.append((own, part.group[place], part.read[place],
+                         part.lookups[place], part.evicted_bytes[place]))  # fmt: skip
+        self._parts = [part for part in self._parts if part.num_left]
+        if not rows:
+            places, numbers = np.zeros(0, np.int16), np.zeros(0, np.int32)
+            return Touching(touch[:0], places, places, numbers, numbers)
+        own, *columns = (np.concatenate(column) for column in zip(*rows, strict=True))
+        return Touching(touch[own], *columns)
+
+
+def _place(names: list[str], name: str) -> int:
+    if name not in names:
+        names.append(name)
+    return names.index(name)
+
+
+class Times:
+    """Start and end of tasks that notes name: of all of a graph."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+
+    def start_ps(self, ids: Ints) -> Ints:
+        """(task,): when they start, `UNKNOWN` as long as it is not known."""
+        return self._timeline.start_ps[ids]
+
+    def visible_ps(self, ids: Ints) -> Ints:
+        """(task,): when they are visible, `UNKNOWN` as long as it is not known."""
+        return self._timeline.visible_ps[ids]
+
+
+@dataclass(eq=False)
+class _Known:
+    first: int
+    start_ps: Ints
+    visible_ps: Ints
+    num_left: int
+
+
+class PartTimes:
+    """The same of a graph that comes in parts: of the last two, and of others that are not over."""
+
+    def __init__(self) -> None:
+        self._parts: list[_Known] = []
+
+    def begin(self, part: GraphPart) -> None:
+        """Make room for a part."""
+        count = part.graph.num_tasks
+        self._parts = [one for one in self._parts[:-1] if one.num_left] + self._parts[-1:]
+        start, visible = (np.full(count, UNKNOWN, np.int64) for _ in range(2))
+        self._parts.append(_Known(part.first_task, start, visible, count))
+
+    def add(self, piece: Piece) -> None:
+        """Note what has become of tasks."""
+        done = np.flatnonzero(piece.is_done)
+        ids = piece.ids[done]
+        for part in self._parts:
+            own = np.flatnonzero((ids >= part.first) & (ids < part.first + part.start_ps.size))
+            place = ids[own] - part.first
+            part.start_ps[place] = piece.timeline.start_ps[done[own]]
+            part.visible_ps[place] = piece.timeline.visible_ps[done[own]]
+            part.num_left -= own.size
+
+    def start_ps(self, ids: Ints) -> Ints:
+        """As `Times.start_ps`."""
+        return self._of("start_ps", ids)
+
+    def visible_ps(self, ids: Ints) -> Ints:
+        """As `Times.visible_ps`."""
+        return self._of("visible_ps", ids)
+
+    def _of(self, name: str, ids: Ints) -> Ints:
+        found = np.full(len(ids), UNKNOWN, np.int64)
+        is_there = np.zeros(len(ids), np.bool_)
+        for part in self._parts:
+            own = (ids >= part.first) & (ids < part.first + part.start_ps.size)
+            found[own] = getattr(part, name)[ids[own] - part.first]
+            is_there |= own
+        if not is_there.all():
+            message = f"defect of moereplay: task {ids[np.argmin(is_there)]} is long over"
+            raise AssertionError(message)
+        return found
+
+
+class Waits:
+    """Two tasks and whose wait lies between them, until both are over.
+
+    Parameters
+    ----------
+    of_starts
+        Whether it lies between their starts; else between the moments at which they are visible.
+
+    Attributes
+    ----------
+    since_ps
+        When the first wait began of those that are not over; `NEVER` for none.
+    """
+
+    def __init__(self, *, of_starts: bool) -> None:
+        self._of_starts = of_starts
+        self.since_ps = NEVER
+        self._blocks: list[tuple[Ints, Ints, Ints]] = []
+
+    def begin(self, blocks: Sequence[tuple[Ints, Ints, Ints]]) -> None:
+        """Remember first and second tasks, and owners of waits."""
+        self._blocks += blocks
+
+    def over(self, times: Times | PartTimes) -> list[Intervals]:
+        """Those of which both tasks are over; they are forgotten here."""
+        found, left = [], []
+        self.since_ps = NEVER
+        of = times.start_ps if self._of_starts else times.visible_ps
+        for first, second, owner in self._blocks:
+            start, end = of(first), of(second)
+            known = (start != UNKNOWN) & (end != UNKNOWN)
+            found.append(Intervals(owner[known], start[known], end[known]))
+            if not known.all():
+                left.append((first[~known], second[~known], owner[~known]))
+                begun = start[~known & (start != UNKNOWN)]
+                self.since_ps = int(begun.min(initial=self.since_ps))
+        self._blocks = left
+        return found

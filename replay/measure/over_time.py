@@ -1,0 +1,85 @@
+"""Utilisation by windows of time, of a schedule that may come in pieces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.graph.sums import busy_by_window
+from replay.measure.parts import UtilisationOverTime
+
+if TYPE_CHECKING:
+    from replay.machine.resources import Ints
+    from replay.measure.pools import Pools
+    from replay.measure.progress import Progress
+
+NUM_WINDOWS = 64  # at most
+SHORTEST_PS = 1000
+
+
+class OverTime:
+    """Time in service by window, whose length doubles when there would be too many."""
+
+    def __init__(self) -> None:
+        self._window_ps = SHORTEST_PS
+        self._last_ps = 0
+        # By group and by how many queues of a server: see `Pools.parts`.
+        self._rows: dict[tuple[str, int], int] = {}
+        self._busy = np.zeros((0, NUM_WINDOWS), np.int64)
+
+    def add(self, progress: Progress, pools: Pools) -> None:
+        """Go on with a piece."""
+        timeline, tasks = progress.timeline, progress.tasks
+        visible = timeline.visible_ps[tasks]
+        self._last_ps = int(visible.max(initial=self._last_ps))
+        while self._last_ps > NUM_WINDOWS * self._window_ps:
+            self._window_ps *= 2
+            pairs = self._busy.reshape(-1, NUM_WINDOWS // 2, 2).sum(axis=2)
+            self._busy = np.pad(pairs, ((0, 0), (0, NUM_WINDOWS // 2)))
+        row = self._row_of_resource(pools)
+        more = len(self._rows) - len(self._busy)
+        self._busy = np.pad(self._busy, ((0, more), (0, 0)))
+        drawn = timeline.drawn
+        of: slice | Ints = slice(None)
+        if progress.is_done is not None:
+            of = np.flatnonzero(progress.is_done[timeline.graph.touches.task[drawn.touch]])
+        services = [
+            (timeline.graph.resource[tasks], timeline.start_ps[tasks], timeline.end_ps[tasks]),
+            (drawn.resource[of].astype(np.int32), drawn.start_ps[of], drawn.end_ps[of]),
+        ]
+        # One window more, in which services of no time end.
+        shape = (len(self._rows), NUM_WINDOWS + 1)
+        self._busy += busy_by_window(services, self._window_ps, row, shape)[:, :NUM_WINDOWS]
+
+    def result(self, pools: Pools) -> UtilisationOverTime:
+        """Share of the servers of each group in service; the pools are those of the whole graph."""
+        count = max(1, -(-self._last_ps // self._window_ps))
+        names = sorted(set(pools.groups))
+        servers = dict.fromkeys(names, 0)
+        for group, capacity in zip(pools.groups, pools.capacity.tolist(), strict=True):
+            servers[group] += capacity
+        busy = {name: np.zeros(count, np.int64) for name in names}
+        for (group, parts), row in self._rows.items():
+            busy[group] += pools.whole // parts * self._busy[row, :count]
+        return UtilisationOverTime(
+            window_us=self._window_ps / 1e6,
+            groups={
+                name: np.round(
+                    busy[name] / (servers[name] * self._window_ps * pools.whole), 6
+                ).tolist()
+                for name in names
+            },
+        )
+
+    def _row_of_resource(self, pools: Pools) -> Ints:
+        """(resource,): the row that its services are added to."""
+        names = list(dict.fromkeys(pools.groups))
+        number = {name: index for index, name in enumerate(names)}
+        group = np.array([number[name] for name in pools.groups], np.int64)[pools.pool]
+        key, inverse = np.unique(group * (1 << 32) + pools.parts, return_inverse=True)
+        rows = [
+            self._rows.setdefault((names[one >> 32], one % (1 << 32)), len(self._rows))
+            for one in key.tolist()
+        ]
+        return np.array(rows, np.int64)[inverse]

@@ -1,0 +1,69 @@
+"""What has become of tasks: of all of a graph, or of some since the piece before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.graph.carried import NEVER
+from replay.graph.columns import IntArray
+
+if TYPE_CHECKING:
+    from replay.graph import Timeline
+    from replay.graph.scheduler import Piece
+    from replay.machine.resources import Ints
+
+Bools = npt.NDArray[np.bool_]
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Tasks that are over, in a graph that may hold others as well.
+
+    Attributes
+    ----------
+    timeline
+        Their times.
+    is_done
+        (task,): which they are; None for all.
+    ids, touch_ids
+        (task,), (touch,): numbers in the whole; None for their own.
+    closed_ps
+        Nothing that is still to come begins earlier; `NEVER` where nothing comes any more.
+    """
+
+    timeline: Timeline
+    is_done: Bools | None = None
+    ids: Ints | None = None
+    touch_ids: Ints | None = None
+    closed_ps: int = NEVER
+
+    @classmethod
+    def of(cls, piece: Piece) -> Progress:
+        """What a piece of a schedule tells."""
+        closed = min(piece.now_ps, piece.begun_since_ps)
+        return cls(piece.timeline, piece.is_done, piece.ids, piece.touch_ids, closed)
+
+    @property
+    def tasks(self) -> slice | Ints:
+        """Places of the tasks that are over."""
+        return slice(None) if self.is_done is None else np.flatnonzero(self.is_done)
+
+    def owned(self, owner: Int32s, task: IntArray | None = None) -> Int32s:
+        """(row,): the owner where a row's task is over, else -1; rows are tasks if not given."""
+        if self.is_done is None:
+            return owner
+        return np.where(self.is_done if task is None else self.is_done[task], owner, -1).astype(
+            np.int32
+        )
+
+    def touches(self) -> Ints:
+        """Touches whose tasks are over."""
+        task = self.timeline.graph.touches.task
+        if self.is_done is None:
+            return np.arange(len(task))
+        return np.flatnonzero(self.is_done[task])
