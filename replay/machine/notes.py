@@ -7,7 +7,7 @@ the schedule knows is remembered as tasks and touches, and read off it in
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -76,6 +76,14 @@ class Notes:
     _followed: dict[Way, list[tuple[Ints, Ints]]] = field(
         default_factory=lambda: {"sent": [], "combined": []}
     )
+
+    def taken(self) -> Notes:
+        """Take everything that was noted since the last time, and forget it."""
+        taken = replace(self)
+        self.counters, self.ratios, self.touches, self.reads = {}, {}, {}, {}
+        self.tiles, self.polls, self.held_up = [], [], []
+        self._followed = {"sent": [], "combined": []}
+        return taken
 
     def follow(self, what: Way, token: Ints, task: Ints) -> None:
         """Remember tasks in which tokens are sent, or after which they are combined.

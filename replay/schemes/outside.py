@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
+from replay.files import read_bytes
 from replay.schemes.base import Scheme
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def from_file(reference: str) -> Scheme:
         file, name = reference, ""
     path = Path(file).expanduser().resolve()
     try:
-        source = path.read_bytes()
+        source = read_bytes(path)
     except OSError as error:
         message = f"scheme {reference!r}: {path} cannot be read: {error.strerror}"
         raise UserError(message) from None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[str, ...] = get_args(Phase)
 DEFAULT_TOKENS_PER_RANK = {"prefill": 4096, "decode": 64}
+MOST_TOKENS = 1 << 22  # of a step; the least replay of so many at top-8 takes 20 GB
 DECODE_ROW = 1  # FORMAT.md: the value of /tokens/phase for a decode row
 
 # Running requests are of all ages. The fractional parts of multiples of the golden ratio spread any
@@ -264,6 +265,12 @@ def _decode(
     positions.
     """
     wanted = DEFAULT_TOKENS_PER_RANK["decode"] if tokens_per_rank is None else tokens_per_rank
+    if num_ranks * wanted > MOST_TOKENS:
+        message = (
+            f"a step has at most {MOST_TOKENS} tokens, {MOST_TOKENS // num_ranks} on each of "
+            f"{num_ranks} ranks; {wanted} per rank were asked for"
+        )
+        raise UserError(message)
     rows, indptr = _by_request(trace, decode_rows)
     num_requests, num_slots = len(indptr) - 1, num_ranks * wanted
     slots = np.arange(num_slots, dtype=np.int64)

@@ -20,6 +20,9 @@ from replay.work.ragged import Ints, places
 
 Loads = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
+MOST_SLOTS = 2**16
+"""Slots of a layer, of which no engine has more than a few thousand; each is placed by itself."""
+
 
 class Rebalanced(NamedTuple):
     """Experts of all slots.
@@ -113,6 +116,9 @@ def check_slots(num_slots: int, num_experts: int, num_gpus: int) -> None:
             f"{num_slots} slots on {num_gpus} GPUs for {num_experts} experts: expected a multiple "
             f"of {num_gpus} that is at least {num_experts}, such as {least}"
         )
+        raise UserError(message)
+    if num_slots > MOST_SLOTS:
+        message = f"{num_slots} slots; a layer has at most {MOST_SLOTS}"
         raise UserError(message)
 
 

@@ -30,6 +30,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from replay.errors import UserError
+from replay.files import read_text
 from replay.work.ragged import Ints
 
 Format = Literal["sglang", "vllm", "vllm-ascend", "tensorrt"]
@@ -137,17 +138,13 @@ def load_document(path: Path) -> Any:
         message = f"placement file {path}: .pt files are pickled and not read; save it as JSON"
         raise UserError(message)
     try:
-        size = path.stat().st_size
-        text = path.read_text("utf-8") if size <= LARGEST_FILE else ""
+        text = read_text(path, LARGEST_FILE)
     except OSError as error:
         message = f"placement file {path}: {error.strerror}"
         raise UserError(message) from None
     except ValueError as error:
         message = f"placement file {path} is not text: {error}"
         raise UserError(message) from None
-    if size > LARGEST_FILE:
-        message = f"placement file {path} has {size / 1e6:,.0f} MB, more than a map can need"
-        raise UserError(message)
     if path.suffix in (".yaml", ".yml"):
         return _yaml(path, text)
     try:

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.errors import UserError, unknown
+from replay.files import read_bytes
 from replay.work import eplb
-from replay.work.expert_maps import WhichLayer, load_document, slots_of
+from replay.work.expert_maps import LARGEST_FILE, WhichLayer, load_document, slots_of
 from replay.work.ragged import Ints, places
 
 FITTED = ("eplb", "greedy")
@@ -197,7 +198,7 @@ def identify(spec: str) -> str:
     if kind != "file":
         return spec
     try:
-        content = Path(argument).read_bytes()
+        content = read_bytes(argument, LARGEST_FILE)
     except (OSError, ValueError) as error:
         message = f"placement file {argument}: {error}"
         raise UserError(message) from None

@@ -10,7 +10,8 @@ whose communicating SMs add it up in the same kernel.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -31,7 +32,9 @@ GROUP_TOKENS = 128  # tokens that an owner adds up together in the paper's form
 FLAG_BYTES = 8  # behind a message in the paper's form
 FLUX_TOKENS = 24  # tokens that a block of flux adds up together (GATHER_RS_BLOCK_M)
 
-Send = Callable[["LayerWork", "Machine", "Ints", "Ints", int], "Ints"]
+Send = Callable[["Machine", "Ints", "Ints", int], "Ints"]
+"""Sends a block from the SMs (rank,) when it is complete, (rank,) marks; the last number is the
+bytes of a row's part in it. What comes back is (rank,) marks of the end."""
 
 
 def gemm2_and_combine(
@@ -42,7 +45,7 @@ def gemm2_and_combine(
     *,
     num_sms: int,
     block_columns: int,
-    send: Send,
+    send_of: Callable[[LayerWork], Send],
     inputs: Ints | None = None,
 ) -> Ints:
     """Add the kernel of GEMM-2 and combine: (rank,) marks of its end.
@@ -55,9 +58,8 @@ def gemm2_and_combine(
         (rank,): the kernel runs.
     block_columns
         Columns of a block; the last may have fewer.
-    send
-        `rows_back` or `sums_back`: sends one block from the SMs (rank,) that it is given, when it
-        is complete, (rank,) marks; the last number is the bytes of a row's part in it.
+    send_of
+        `rows_back` or `sums_back`: lays out what every block sends alike.
     inputs
         (tile,): blocks of the L2 cache in which the first kernel has left the rows.
     """
@@ -81,9 +83,9 @@ def gemm2_and_combine(
     for span in range(int((last_block - first_block).max(initial=-1)) + 1):
         within = first_block + span <= last_block
         machine.graph.edges(tasks.columns[within], complete[(of_rank + first_block + span)[within]])
-    value_bytes = work.precision.combine_value_bytes
+    value_bytes, send = work.precision.combine_value_bytes, send_of(work)
     ends = [
-        send(work, machine, communicating, complete[block::num_blocks], value_bytes * int(columns))
+        send(machine, communicating, complete[block::num_blocks], value_bytes * int(columns))
         for block, columns in enumerate(values)
     ]
     return machine.gather(np.concatenate(ends), np.tile(machine.ranks, num_blocks), begun)
@@ -92,114 +94,160 @@ def gemm2_and_combine(
 # ---- flux ----------------------------------------------------------------------------------------
 
 
-def sums_back(
-    work: LayerWork, machine: Machine, pool: Ints, complete: Ints, part_bytes: int
-) -> Ints:
+def sums_back(work: LayerWork) -> Send:
     """Add up each token's rows of a block and store the sum to the token's owner.
 
     A block of the kernel takes 24 tokens that the GPU has experts of and goes through them in the
     order of their owners, its own rank's first. Their rows come from device memory. Blocks of two
     owners' tokens are cut in two here. Sums for own tokens stay in the GPU.
 
-    Returns
-    -------
-    (rank,) marks: all that the rank sends has arrived.
+    The marks say that all that the rank sends has arrived.
     """
-    costs, n = machine.costs, work.num_ranks
+    n = work.num_ranks
     distance = (work.copy_source - work.copy_rank) % n
     order = np.lexsort((work.copy_token, distance, work.copy_rank))
     blocks = cut_runs((work.copy_rank * n + distance)[order], FLUX_TOKENS)
     src = work.copy_rank[order][blocks.first]
     dst = work.copy_source[order][blocks.first]
     remote = src != dst
-    rows = np.bincount(blocks.of_entry, work.copy_pairs[order], len(src)).astype(np.int64)
-    read, sums = rows * part_bytes, blocks.size * part_bytes
-    seen = machine.delay(COMBINE.sync, costs.visible() + costs.poll(), complete)
-    added = machine.serve(
-        pool[src],
-        costs.sm_add(read, np.where(remote, 0, sums)) + costs.sm_store(np.where(remote, sums, 0)),
-        kind=COMBINE.send, rank=src, after=seen[src],
-    )  # fmt: skip
-    loaded = machine.stream(
-        COMBINE.memory, MemoryTraffic(read, np.where(remote, 0, sums)), src, seen[src]
-    )
     going, to = src[remote], dst[remote]
-    stored = machine.transfers.store(
-        COMBINE, going, to, part_bytes, added[remote], machine.transfers.fan_out(going, to),
-        rows=blocks.size[remote], on=machine.buffers.outboxes(pool[going]),
-    )  # fmt: skip
-    machine.graph.edges(loaded[remote], stored.left)
-    return machine.gather(
-        np.concatenate((added, loaded, stored.arrived)), np.concatenate((src, src, going)), complete
-    )
+    rows = np.bincount(blocks.of_entry, work.copy_pairs[order], len(src)).astype(np.int64)
+    num_sums = blocks.size
+
+    def send(machine: Machine, pool: Ints, complete: Ints, part_bytes: int) -> Ints:
+        costs = machine.costs
+        read, sums = rows * part_bytes, num_sums * part_bytes
+        seen = machine.delay(COMBINE.sync, costs.visible() + costs.poll(), complete)
+        added = machine.serve(
+            pool[src],
+            costs.sm_add(read, np.where(remote, 0, sums))
+            + costs.sm_store(np.where(remote, sums, 0)),
+            kind=COMBINE.send, rank=src, after=seen[src],
+        )  # fmt: skip
+        loaded = machine.stream(
+            COMBINE.memory, MemoryTraffic(read, np.where(remote, 0, sums)), src, seen[src]
+        )
+        stored = machine.transfers.store(
+            COMBINE, going, to, part_bytes, added[remote], machine.transfers.fan_out(going, to),
+            rows=num_sums[remote], on=machine.buffers.outboxes(pool[going]),
+        )  # fmt: skip
+        machine.graph.edges(loaded[remote], stored.left)
+        ends = np.concatenate((added, loaded, stored.arrived))
+        return machine.gather(ends, np.concatenate((src, src, going)), complete)
+
+    return send
 
 
 # ---- the paper -----------------------------------------------------------------------------------
 
 
-def rows_back(message_rows: int) -> Send:
-    """Send a block of every (token, expert) to the owner, so many rows at a time, and add it up."""
+class _Messages(NamedTuple):
+    """Rows of the experts' outputs that go to one owner at a time, and what they are added to.
 
-    def send(
-        work: LayerWork, machine: Machine, pool: Ints, complete: Ints, part_bytes: int
-    ) -> Ints:
-        """As `sums_back`; the marks also say that every token of the rank has the block."""
-        costs = machine.costs
+    Attributes
+    ----------
+    src, dst, rows
+        (message,): from which GPU to which, and how many rows.
+    group
+        (token,): group of tokens that its owner adds up together.
+    owner, rows_in, rows_out, own
+        (group,): its GPU, rows that are added up, sums, and rows that lie on this GPU.
+    needed_by, needed
+        (need,): groups, and messages that have rows of their tokens.
+    """
+
+    src: Ints
+    dst: Ints
+    rows: Ints
+    group: Ints
+    owner: Ints
+    rows_in: Ints
+    rows_out: Ints
+    own: Ints
+    needed_by: Ints
+    needed: Ints
+
+    @classmethod
+    def of(cls, work: LayerWork, message_rows: int) -> _Messages:
+        """Cut each GPU's rows for each owner, in order of the tokens."""
         remote = work.pair_rank != work.pair_source
         expert_rank, owner = work.pair_rank[remote], work.pair_source[remote]
-        token = work.pair_token[remote]
-        order = np.lexsort((token, owner, expert_rank))
-        lane = (expert_rank * work.num_ranks + owner)[order]
-        messages = cut_runs(lane, message_rows)
-        rows = messages.size
-        src, dst = expert_rank[order][messages.first], owner[order][messages.first]
-        seen = machine.delay(COMBINE.sync, costs.visible() + costs.poll(), complete)
-        sent = machine.serve(
-            pool[src], costs.sm_store(rows * part_bytes),
-            kind=COMBINE.send, rank=src, after=seen[src],
-        )  # fmt: skip
-        loaded = machine.stream(
-            COMBINE.memory, MemoryTraffic(read=rows * part_bytes, written=0), src, seen[src]
-        )
-        # All blocks of columns go to the same owners.
-        stored = machine.transfers.store(
-            COMBINE, src, dst, part_bytes, sent, machine.transfers.fan_out(src, dst), rows=rows,
-            on=machine.buffers.outboxes(pool[src]),
-        )  # fmt: skip
-        machine.graph.edges(loaded, stored.left)
-        arrived = stored.arrived
-        # A fence and a flag behind the rows of a message.
-        waiting = costs.acknowledged() + costs.poll()
-        told = machine.sync.notify(src, dst, FLAG_BYTES, arrived, waiting=waiting)
-
-        # Owners add the contributions of a group of tokens when all have come.
+        # Pairs are in the order of their tokens, and so of the owners.
+        order = np.argsort(expert_rank, kind="stable")
+        expert_rank, owner = expert_rank[order], owner[order]
+        token = work.pair_token[remote][order]
+        messages = cut_runs(expert_rank * work.num_ranks + owner, message_rows)
         tokens_of_rank = np.diff(work.tokens_of_rank)
         groups_of_rank = -(-tokens_of_rank // GROUP_TOKENS)
         group = firsts(groups_of_rank)[work.source_rank] + places(tokens_of_rank) // GROUP_TOKENS
-        group_owner = np.repeat(machine.ranks, groups_of_rank)
-        rows_in = np.bincount(group[work.pair_token], minlength=len(group_owner))
-        rows_out = np.bincount(group, minlength=len(group_owner))
-        added = machine.serve(
-            pool[group_owner], costs.sm_add(rows_in * part_bytes, rows_out * part_bytes),
-            kind=COMBINE.receive, rank=group_owner,
-            after=seen[group_owner],  # the owner's own experts contribute too
-        )  # fmt: skip
-        needs = np.unique(group[token[order]] * max(len(src), 1) + messages.of_entry)
-        needed_by, needed = np.divmod(needs, max(len(src), 1))
-        machine.graph.edges(told[needed], added[needed_by])
-        own = np.bincount(group[work.pair_token[~remote]], minlength=len(group_owner))
-        own_loaded = machine.stream(
-            COMBINE.memory, MemoryTraffic(read=own * part_bytes, written=0), group_owner,
-            seen[group_owner],
-        )  # fmt: skip
-        machine.graph.edges(own_loaded, added)
-        # What has just arrived lies in the L2 cache; the sums go to memory.
-        sums = MemoryTraffic(read=0, written=rows_out * part_bytes)
-        written = machine.stream(COMBINE.memory, sums, group_owner, added)
-        machine.notes.follow("combined", np.arange(work.num_tokens), written[group])
-        # The kernel runs until its GPU has added its tokens and sent what others add.
-        return machine.gather(
-            np.concatenate((written, sent)), np.concatenate((group_owner, src)), complete
+        count = int(groups_of_rank.sum())
+        # Entries are in order of the message, and in each in that of the groups.
+        message, of_group = messages.of_entry, group[token]
+        is_new = (np.diff(message, prepend=-1) != 0) | (np.diff(of_group, prepend=-1) != 0)
+        return cls(
+            src=expert_rank[messages.first],
+            dst=owner[messages.first],
+            rows=messages.size,
+            group=group,
+            owner=np.repeat(np.arange(work.num_ranks), groups_of_rank),
+            rows_in=np.bincount(group[work.pair_token], minlength=count),
+            rows_out=np.bincount(group, minlength=count),
+            own=np.bincount(group[work.pair_token[~remote]], minlength=count),
+            needed_by=of_group[is_new],
+            needed=message[is_new],
         )
 
-    return send
+
+def rows_back(message_rows: int) -> Callable[[LayerWork], Send]:
+    """Send a block of every (token, expert) to the owner, so many rows at a time, and add it up.
+
+    The marks say that all that the rank sends has arrived, and that every token of the rank has the
+    block.
+    """
+
+    def send_of(work: LayerWork) -> Send:
+        return partial(_send_rows, _Messages.of(work, message_rows))
+
+    return send_of
+
+
+def _send_rows(
+    sent: _Messages, machine: Machine, pool: Ints, complete: Ints, part_bytes: int
+) -> Ints:
+    costs, src, dst = machine.costs, sent.src, sent.dst
+    seen = machine.delay(COMBINE.sync, costs.visible() + costs.poll(), complete)
+    gone = machine.serve(
+        pool[src], costs.sm_store(sent.rows * part_bytes),
+        kind=COMBINE.send, rank=src, after=seen[src],
+    )  # fmt: skip
+    loaded = machine.stream(
+        COMBINE.memory, MemoryTraffic(read=sent.rows * part_bytes, written=0), src, seen[src]
+    )
+    # All blocks of columns go to the same owners.
+    stored = machine.transfers.store(
+        COMBINE, src, dst, part_bytes, gone, machine.transfers.fan_out(src, dst), rows=sent.rows,
+        on=machine.buffers.outboxes(pool[src]),
+    )  # fmt: skip
+    machine.graph.edges(loaded, stored.left)
+    # A fence and a flag behind the rows of a message.
+    waiting = costs.acknowledged() + costs.poll()
+    told = machine.sync.notify(src, dst, FLAG_BYTES, stored.arrived, waiting=waiting)
+
+    # Owners add the contributions of a group of tokens when all have come.
+    owner = sent.owner
+    added = machine.serve(
+        pool[owner], costs.sm_add(sent.rows_in * part_bytes, sent.rows_out * part_bytes),
+        kind=COMBINE.receive, rank=owner,
+        after=seen[owner],  # the owner's own experts contribute too
+    )  # fmt: skip
+    machine.graph.edges(told[sent.needed], added[sent.needed_by])
+    own_loaded = machine.stream(
+        COMBINE.memory, MemoryTraffic(read=sent.own * part_bytes, written=0), owner, seen[owner]
+    )
+    machine.graph.edges(own_loaded, added)
+    # What has just arrived lies in the L2 cache; the sums go to memory.
+    sums = MemoryTraffic(read=0, written=sent.rows_out * part_bytes)
+    written = machine.stream(COMBINE.memory, sums, owner, added)
+    machine.notes.follow("combined", np.arange(len(sent.group)), written[sent.group])
+    # The kernel runs until its GPU has added its tokens and sent what others add.
+    return machine.gather(np.concatenate((written, gone)), np.concatenate((owner, src)), complete)

@@ -218,7 +218,7 @@ class Comet(Scheme):
             work, machine, second, machine.kernel(ends, SECOND),
             num_sms=self.options.combine_sms,
             block_columns=self._block_columns(work.shape.hidden),
-            send=sums_back if is_flux else rows_back(4 * self.options.message_rows),
+            send_of=sums_back if is_flux else rows_back(4 * self.options.message_rows),
             inputs=None if is_flux else activated,
         )  # fmt: skip
         if is_flux:

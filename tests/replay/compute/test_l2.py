@@ -16,9 +16,8 @@ from replay.contract import layers as small_layers
 from replay.graph import GraphBuilder, Timeline, Touched, schedule
 from replay.machine.kinds import KIND_NAMES
 from replay.machine.machine import Machine
-from replay.measure.mechanisms import mechanisms
+from replay.measure.measured import mechanisms
 from replay.measure.parts import CacheUse
-from replay.measure.ports import PortSums
 from replay.work.layer import ExpertShape, LayerWork
 
 SHAPE = ExpertShape(hidden=512, intermediate=256)
@@ -65,7 +64,7 @@ def run(
         raster=raster, priority=priority, clusters=clusters,
     )  # fmt: skip
     timeline = schedule(graph.build())
-    return timeline, mechanisms(timeline, machine, PortSums.of(timeline, machine)).cache
+    return timeline, mechanisms(timeline, machine).cache
 
 
 def busy_ps(timeline: Timeline, name: str) -> int:

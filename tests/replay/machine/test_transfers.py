@@ -99,7 +99,7 @@ def test_a_network_card_is_a_port_and_no_sm() -> None:
     src, dst = ints(0, 1), ints(1, 9)
     machine.transfers.store(DISPATCH, src, dst, ROW, start[src], None)
     graph = machine.graph.build()
-    ports = PortSums(graph, machine.resources.classes(graph), 16)
+    ports = PortSums.of(graph, machine.resources.classes(graph), 16)
     sent, received = ports.network_bytes("dispatch", "payload")
     assert np.flatnonzero(sent).tolist() == [1] and np.flatnonzero(received).tolist() == [9]
     assert sent[1] == received[9] == ROW

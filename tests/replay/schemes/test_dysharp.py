@@ -20,9 +20,8 @@ from replay.errors import UserError
 from replay.graph import GraphBuilder, TaskGraph, Timeline, Touched, schedule
 from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.machine import Machine
-from replay.measure.mechanisms import mechanisms
+from replay.measure.measured import mechanisms
 from replay.measure.parts import Mechanisms
-from replay.measure.ports import PortSums
 from replay.measure.result import Measures
 from replay.report.mechanisms import mechanism_table
 from replay.run.layer import Built, build_layer, replay_layer
@@ -56,7 +55,7 @@ def chained(layer: LayerWork, times: int, **options: Any) -> tuple[TaskGraph, Me
     for _ in range(times):
         ends = made.build(layer, machine, ends)
     timeline = schedule(builder.build())
-    return timeline.graph, mechanisms(timeline, machine, PortSums.of(timeline, machine))
+    return timeline.graph, mechanisms(timeline, machine)
 
 
 def of_kind(timeline: Timeline, kind: Kind) -> np.ndarray:

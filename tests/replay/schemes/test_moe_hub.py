@@ -17,9 +17,8 @@ from replay.contract.reading import Dependencies, port_bytes
 from replay.errors import UserError
 from replay.graph import TaskGraph, Timeline, schedule
 from replay.machine.kinds import Kind
-from replay.measure.mechanisms import mechanisms
+from replay.measure.measured import mechanisms
 from replay.measure.parts import Mechanisms
-from replay.measure.ports import PortSums
 from replay.run.layer import Built, build_layer
 from replay.schemes import SCHEMES
 from replay.work.layer import ExpertShape, LayerWork, Precision
@@ -85,7 +84,7 @@ def ends_ps(layer: LayerWork, system: System | None = None, **options: object) -
 
 
 def report(built: Built, timeline: Timeline) -> Mechanisms:
-    return mechanisms(timeline, built.machine, PortSums.of(timeline, built.machine))
+    return mechanisms(timeline, built.machine)
 
 
 def layer_of(

@@ -123,7 +123,7 @@ def test_a_file_larger_than_any_map_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("replay.work.expert_maps.LARGEST_FILE", 10)
-    with pytest.raises(UserError, match="more than a map can need"):
+    with pytest.raises(UserError, match="MB are read"):
         place(f"file:{write(tmp_path, 'vllm')}", 4, 2)
 
 
