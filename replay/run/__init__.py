@@ -29,9 +29,19 @@ def run(
     *,
     progress: Callable[[], object] | None = None,
     observe: Callable[[Timeline], object] | None = None,
+    max_memory: float | None = None,
+    report: Callable[[str], object] | None = None,
     **settings: Any,
 ) -> Result:
     """Replay a trace under one scheme; see `replay.run.replayer.run`."""
     from replay.run.replayer import run as replayed
 
-    return replayed(trace, spec, progress=progress, observe=observe, **settings)
+    return replayed(
+        trace,
+        spec,
+        progress=progress,
+        observe=observe,
+        max_memory=max_memory,
+        report=report,
+        **settings,
+    )

@@ -87,6 +87,14 @@ class ChainLink:
         """Whether both are of one pass of one step."""
         return (self.step, self.is_backward) == (other.step, other.is_backward)
 
+    def which(self) -> dict[str, int]:
+        """Which layer it is, as results say it."""
+        return {
+            "step": self.step,
+            "layer_index": self.layer_index,
+            "decoder_layer": self.decoder_layer,
+        }
+
     def alone(self) -> ChainLink:
         """Leave out what lies before the layer."""
         return dataclasses.replace(self, between=None)
@@ -218,38 +226,85 @@ def build(
     progress
         Called after every layer's tasks were added.
     """
-    work = links[0].work()
     builder = GraphBuilder(KIND_NAMES)
+    added: list[Added] = []
+    bounds: list[int] = []
+    described = layers(links, system, scheme, builder, launch, lead=lead, meets=meets)
+    for layer in described:
+        bounds = bounds or [layer.first_task]
+        bounds.append(builder.num_tasks)
+        added.append(layer)
+        if progress is not None:
+            progress()
+    last = added[-1]
+    return Chain(
+        built=Built(builder.build(), last.finish, last.machine),
+        reached=[layer.reached for layer in added],
+        starts=[layer.start for layer in added],
+        finishes=[layer.finish for layer in added],
+        pieces=Pieces(np.array(bounds, np.int64), np.arange(len(links))),
+        routing=mean_routing([layer.summary for layer in added]),
+        last_work=last.work,
+        memory=largest([layer.memory for layer in added]),
+    )
+
+
+class Added(NamedTuple):
+    """A layer whose tasks have been added to a graph.
+
+    Attributes
+    ----------
+    reached, start, finish
+        (rank,): see `Chain`.
+    first_task
+        The first of its tasks.
+    machine
+        Resources, and what was remembered of the tokens.
+    work
+        The layer's work.
+    summary
+        What its routing asks for.
+    memory
+        Device memory that it takes.
+    """
+
+    reached: Ints
+    start: Ints
+    finish: Ints
+    first_task: int
+    machine: Machine
+    work: LayerWork
+    summary: dict[str, float]
+    memory: Memory
+
+
+def layers(
+    links: Sequence[ChainLink],
+    system: System,
+    scheme: Scheme,
+    builder: GraphBuilder,
+    launch: Launch | None = None,
+    *,
+    lead: Time = NO_TIME,
+    meets: bool = False,
+) -> Iterator[Added]:
+    """Add layers to a graph, one each time that the next one is asked for.
+
+    Parameters are those of `build`.
+    """
+    work = links[0].work()
     machine = Machine(system, builder, work.num_ranks, scheme.uplinks, launch, lead)
     ends = machine.mark(machine.ranks)
-    reached, starts, finishes, summaries, memories = [], [], [], [], []
-    bounds = [builder.num_tasks]
     for number, link in enumerate(links):
-        one_before = links[number - 1] if number else None
+        first_task = builder.num_tasks
+        reached, one_before = ends, links[number - 1] if number else None
         machine.host.next_layer(same_graph=one_before is not None and link.is_with(one_before))
-        reached.append(ends)
         start = link.before(machine, machine.meet(ends) if meets else ends)
         if number:
             work = link.work()
         ends, taken = _described(scheme, work, machine, replicate(machine, work, start))
         ends = reduce_gradients(machine, work, ends)
-        memories.append(taken)
-        summaries.append(work.summary())
-        starts.append(start)
-        finishes.append(ends)
-        bounds.append(builder.num_tasks)
-        if progress is not None:
-            progress()
-    return Chain(
-        built=Built(builder.build(), ends, machine),
-        reached=reached,
-        starts=starts,
-        finishes=finishes,
-        pieces=Pieces(np.array(bounds, np.int64), np.arange(len(links))),
-        routing=mean_routing(summaries),
-        last_work=work,
-        memory=largest(memories),
-    )
+        yield Added(reached, start, ends, first_task, machine, work, work.summary(), taken)
 
 
 def _described(

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replay.graph import GraphBuilder, schedule
+from replay.graph.scheduler import OutOfOrderError
 from replay.machine.kinds import KIND_NAMES
 from replay.machine.machine import Machine, Time
 from replay.machine.times import NO_TIME
-from replay.measure.analysis import measures, phases_by_layer, token_latency, us
-from replay.measure.ports import bytes_by_layer, evicted_wire_bytes
+from replay.measure.analysis import token_latency, us
+from replay.measure.measured import measures, measures_by_layer
 from replay.measure.result import ChainedLayer, ChainResult, LayerResult
 from replay.run import chain as one_batch
 from replay.run import interleave
 from replay.run.chain import Chain, ChainLink
+from replay.run.equal import digest_of
+from replay.run.streamed import Makespan, Told, follow, told_in_pieces
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
     from replay.machine.host import Launch
     from replay.run.strategies import Strategy
     from replay.schemes import Scheme
+    from replay.work.layer import LayerWork
 
 
 def build(
@@ -57,7 +64,8 @@ def replay_apart(
 ) -> Iterator[LayerResult]:
     """Replay every layer by itself: each begins on all ranks at once.
 
-    What lies before a layer is not replayed, but hosts have the lead that they get from it.
+    What lies before a layer is not replayed, but hosts have the lead that they get from it. Of
+    layers that are the same work the first is replayed, and the others have its result.
 
     Parameters
     ----------
@@ -70,17 +78,42 @@ def replay_apart(
     progress
         Called for every layer.
     observe
-        Called with the schedule of every layer.
+        Called with the schedule of every layer that is replayed.
     """
+    known: dict[str, LayerResult] = {}
     for link in links:
-        lead = lead_of(link, system, launch)
-        chain = build(
-            [link.alone()], system, scheme, launch, lead=lead, progress=progress, strategy=strategy
-        )
-        timeline = schedule(chain.built.graph)
-        if observe is not None:
-            observe(timeline)
-        yield layer_result(link, chain, timeline, scheme)
+        work, lead = link.work(), lead_of(link, system, launch)
+        same = digest_of(link, work, lead)
+        if same in known:
+            yield known[same].model_copy(update=link.which())
+            if progress is not None:
+                progress()
+            continue
+        alone = dataclasses.replace(link.alone(), work=functools.partial(_given, work))
+        known[same] = _layer_alone(alone, system, scheme, launch, lead, strategy, progress, observe)
+        yield known[same]
+
+
+def _given(work: LayerWork) -> LayerWork:
+    return work
+
+
+def _layer_alone(
+    link: ChainLink,
+    system: System,
+    scheme: Scheme,
+    launch: Launch | None,
+    lead: Time,
+    strategy: Strategy | None,
+    progress: Callable[[], object] | None,
+    observe: Callable[[Timeline], object] | None,
+) -> LayerResult:
+    """Replay one layer; its graph is given up before the next is built."""
+    chain = build([link], system, scheme, launch, lead=lead, progress=progress, strategy=strategy)
+    timeline = schedule(chain.built.graph)
+    if observe is not None:
+        observe(timeline)
+    return layer_result(link, chain, timeline, scheme)
 
 
 def layer_result(link: ChainLink, chain: Chain, timeline: Timeline, scheme: Scheme) -> LayerResult:
@@ -88,9 +121,7 @@ def layer_result(link: ChainLink, chain: Chain, timeline: Timeline, scheme: Sche
     tokens = token_latency(timeline, chain.built.machine, chain.last_work, link.trace_rows)
     in_turn = scheme.phases_separated and not link.micro_batches
     return LayerResult(
-        step=link.step,
-        layer_index=link.layer_index,
-        decoder_layer=link.decoder_layer,
+        **link.which(),
         is_backward=link.is_backward,
         routing=chain.routing,
         measures=measures(*chain.built, timeline, phases_separated=in_turn),
@@ -145,66 +176,63 @@ def replay_chain(
     """
     barrier_us = None
     if compare_barrier:
-        met = one_batch.build(links, system, scheme, launch, meets=True)
-        barrier_us = us(schedule(met.built.graph).makespan_ps)
-        del met  # two graphs of a model are more than one
-    chain = build(links, system, scheme, launch, progress=progress, strategy=strategy)
-    timeline = schedule(chain.built.graph)
-    if observe is not None:
-        observe(timeline)
+        met = Makespan()
+        follow(links, system, scheme, launch, meets=True, observers=[met])
+        barrier_us = us(met.ps)
+    told = None
+    # An observer wants all of the schedule, and micro-batches in turns have no border to stop at.
+    if observe is None and strategy is None:
+        with suppress(OutOfOrderError):
+            told = told_in_pieces(links, system, scheme, launch, progress=progress)
+    if told is None:
+        chain = build(links, system, scheme, launch, progress=progress, strategy=strategy)
+        timeline = schedule(chain.built.graph)
+        if observe is not None:
+            observe(timeline)
+        told = _told_at_once(chain, timeline)
     num_steps = len({link.step for link in links})
     num_passes = len({link.is_backward for link in links})
     between = links[0].between
     return ChainResult(
         num_steps=num_steps,
         num_layers=len(links) // (num_steps * num_passes),
-        layers=_chained_layers(links, chain, timeline),
-        between_us=_between_us(chain, timeline),
+        layers=[_chained_layer(link, told, index) for index, link in enumerate(links)],
+        between_us=us(int(np.sum(told.starts_ps) - np.sum(told.reached_ps)))
+        / told.starts_ps[0].size,
         left_out=[] if between is None else between.left_out,
         barrier_us=barrier_us,
+        routing=told.routing,
+        measures=told.measures,
+        memory=told.memory,
+    )
+
+
+def _told_at_once(chain: Chain, timeline: Timeline) -> Told:
+    """Read what a result tells off the schedule of a whole chain."""
+    layer = chain.pieces.layer_of_task(chain.built.graph.num_tasks)
+    found, layers = measures_by_layer(*chain.built, timeline, phases_separated=False, layer=layer)
+    visible = timeline.visible_ps
+    return Told(
+        reached_ps=[visible[tasks] for tasks in chain.reached],
+        starts_ps=[visible[tasks] for tasks in chain.starts],
+        finishes_ps=[visible[tasks] for tasks in chain.finishes],
+        measures=found,
+        layers=layers,
         routing=chain.routing,
-        measures=measures(*chain.built, timeline, phases_separated=False),
         memory=chain.memory,
     )
 
 
-def _between_us(chain: Chain, timeline: Timeline) -> float:
-    """Time between the layers, all of them together, mean over the ranks."""
-    visible = timeline.visible_ps
-    spent = [
-        visible[start] - visible[reached]
-        for start, reached in zip(chain.starts, chain.reached, strict=True)
-    ]
-    return us(int(np.sum(spent))) / len(chain.built.ends)
-
-
-def _chained_layers(
-    links: Sequence[ChainLink], chain: Chain, timeline: Timeline
-) -> list[ChainedLayer]:
-    graph, visible = timeline.graph, timeline.visible_ps
-    evicted = evicted_wire_bytes(timeline, chain.built.machine)
-    layer = chain.pieces.layer_of_task(graph.num_tasks)
-    phases = phases_by_layer(graph, timeline, layer, len(links))
-    built = chain.built
-    classes = built.machine.resources.classes(graph)
-    carried = bytes_by_layer(
-        graph, classes, len(built.ends), chain.pieces.of_layers(len(links)), evicted
+def _chained_layer(link: ChainLink, told: Told, index: int) -> ChainedLayer:
+    start, end, layer = told.starts_ps[index], told.finishes_ps[index], told.layers[index]
+    return ChainedLayer(
+        step=link.step,
+        layer_index=link.layer_index,
+        is_backward=link.is_backward,
+        start_us=(us(start.min()), us(start.max())),
+        end_us=(us(end.min()), us(end.max())),
+        mean_us=us(int((end - start).sum())) / len(start),
+        phases_us=layer.phases_us,
+        payload_bytes=layer.payload_bytes,
+        wire_bytes=layer.wire_bytes,
     )
-    found = []
-    for index, link in enumerate(links):
-        start, end = visible[chain.starts[index]], visible[chain.finishes[index]]
-        payload, wire = carried[index]
-        found.append(
-            ChainedLayer(
-                step=link.step,
-                layer_index=link.layer_index,
-                is_backward=link.is_backward,
-                start_us=(us(start.min()), us(start.max())),
-                end_us=(us(end.min()), us(end.max())),
-                mean_us=us(int((end - start).sum())) / len(start),
-                phases_us=phases[index],
-                payload_bytes=payload,
-                wire_bytes=wire,
-            )
-        )
-    return found

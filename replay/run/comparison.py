@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
 from replay.graph.engine import compile_ahead
-from replay.run.replayer import run
+from replay.run.estimate import LONG_SECONDS, Estimate, UnfitError, summed
+from replay.run.fit import check_fit, limit_of
+from replay.run.replayer import check_all, run
 from replay.run.result import Comparison, Result
-from replay.run.setup import check_needs, load_trace, set_up, spec_of
+from replay.run.setup import Setup, check_needs, load_trace, set_up, spec_of
 from replay.run.spec import RunSpec
 from replay.schemes import Scheme, find, supported
 from replay.schemes.base import LayerRefusedError
@@ -36,6 +39,8 @@ def compare(
     placements: Sequence[str] | None = None,
     jobs: int = 1,
     progress: Callable[[], object] | None = None,
+    max_memory: float | None = None,
+    report: Callable[[str], object] | None = None,
     **settings: Any,
 ) -> Comparison:
     """Replay a trace under several schemes, and with several placements.
@@ -63,6 +68,10 @@ def compare(
         `multiprocessing`.
     progress
         Called for every layer of every scheme.
+    max_memory
+        Bytes that all processes together may take; None takes what the machine has left.
+    report
+        Called with a line for each scheme whose replay is long, before the first begins.
     settings
         Fields of `RunSpec` by name, in place of the spec's; see `run`.
 
@@ -70,6 +79,8 @@ def compare(
     ------
     UserError
         If something asked for does not exist or does not fit together.
+    UnfitError
+        If a replay takes more memory than there is; nothing is replayed then.
     """
     if jobs < 1:
         message = f"jobs must be at least 1, not {jobs}"
@@ -80,11 +91,14 @@ def compare(
         import hwmodel
 
         system = hwmodel.load(shared.system, shared.overrides)
+    placed = list(dict.fromkeys(placements or [shared.placement]))
+    for placement in placed:
+        check_placement(placement)
     asked = _each_with_options(schemes or supported(system), options or {})
     # Refuse all that can be refused before the first run.
-    names = []
+    names, setups = [], []
     for one in asked:
-        made, _, scheme = spec_of(shared, one)
+        made, _, scheme = spec_of(shared, {**one, "placement": placed[0]})
         try:
             ready = set_up(made, {}, system, scheme)
         except LayerRefusedError:
@@ -94,17 +108,19 @@ def compare(
             continue
         check_needs(ready.scheme, system)
         names.append(ready.scheme.name)
+        setups.append(ready)
     if baseline is not None and baseline not in names:
         raise unknown("baseline", baseline, names)
-    placed = list(dict.fromkeys(placements or [shared.placement]))
-    for placement in placed:
-        check_placement(placement)
     loaded, shared = load_trace(trace, shared)
     common = {"spec": shared} if given_system is None else {"spec": shared, "system": system}
     calls = [{**common, **one, "placement": placement} for one in asked for placement in placed]
     names = [name for name in names for _ in placed]
-    if min(jobs, len(calls)) > 1:
-        found = _in_processes(loaded, calls, min(jobs, len(calls)), progress)
+    jobs = min(jobs, len(calls))
+    _check_fit(setups, loaded, max_memory, report, jobs=jobs, replays=len(calls))
+    for call in calls:
+        call["max_memory"] = math.inf  # looked at just now
+    if jobs > 1:
+        found = _in_processes(loaded, calls, jobs, progress)
     else:
         found = [_run_or_refusal(loaded, call, progress) for call in calls]
     left_out: dict[str, str] = {}
@@ -118,6 +134,52 @@ def compare(
         ran, phase = [result.scheme.name for result in results], results[0].batch.phase
         baseline = next((name for name in BASELINES[phase] if name in ran), ran[0])
     return Comparison(baseline=baseline, results=results, left_out=left_out)
+
+
+def _check_fit(
+    setups: Sequence[Setup],
+    trace: RoutingTrace,
+    max_memory: float | None,
+    report: Callable[[str], object] | None,
+    *,
+    jobs: int,
+    replays: int,
+) -> None:
+    """Refuse replays that do not fit beside each other, before the first begins.
+
+    Parameters
+    ----------
+    setups
+        One replay of each scheme.
+    jobs, replays
+        Processes that share the memory, and replays that they share.
+
+    Raises
+    ------
+    UnfitError
+        If a process would take more than its share, naming the schemes that fit.
+    """
+    most = limit_of(max_memory) / jobs
+    unfit: dict[str, UnfitError] = {}
+    known: list[Estimate] = []
+    for setup in setups:
+        try:
+            found = check_fit(setup, trace, check_all(setup, trace), most, tells=report is not None)
+        except LayerRefusedError:  # it says so when it is run
+            continue
+        except UnfitError as error:
+            unfit[setup.scheme.name] = error
+            continue
+        known += [] if found is None else [found]
+    if unfit:
+        fit = [setup.scheme.name for setup in setups if setup.scheme.name not in unfit]
+        shared = f" for each of {jobs} processes" if jobs > 1 else ""
+        others = f"; with --scheme, these fit: {', '.join(fit)}" if fit else ""
+        message = f"{next(iter(unfit.values()))}{shared}{others}"
+        raise UnfitError(message)
+    of_each = replays / len(setups)
+    if report and of_each * sum(found.seconds for found in known) >= LONG_SECONDS * jobs:
+        report(summed(known, of_each, jobs))
 
 
 def _run_or_refusal(

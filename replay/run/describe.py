@@ -15,8 +15,10 @@ from replay.run.result import (
     SystemDescription,
     Totals,
     TraceDescription,
+    Whole,
     number_types,
 )
+from replay.run.sampling import CONFIDENCE
 from replay.schemes.registry import capabilities
 from replay.work.placement import identify
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from replay.machine.host import Launch
     from replay.measure.result import ChainResult, LayerResult
     from replay.run.result import Trial
+    from replay.run.sampling import Sample
     from replay.run.setup import Setup
     from replay.schemes import Scheme
     from replay.work.batch import Batch
@@ -43,6 +46,7 @@ def describe_result(
     *,
     layers: Sequence[LayerResult],
     chain: ChainResult | None,
+    sample: Sample | None = None,
 ) -> Result:
     """Put measures together with what they were made from.
 
@@ -60,6 +64,8 @@ def describe_result(
         How hosts launched kernels, whether asked for or not.
     layers, chain
         The measures: of isolated layers, or of one chain.
+    sample
+        Which of the layers they are of, where they are not of all.
     """
     shape, origin = trace.model_shape, batch.origin
     parts = layers if chain is None else [chain]
@@ -97,6 +103,7 @@ def describe_result(
         layers=list(layers),
         chain=chain,
         totals=_totals(layers, chain),
+        estimate=None if sample is None else _whole(layers, sample),
     )
 
 
@@ -126,6 +133,18 @@ def _scheme(scheme: Scheme, system: System, trials: Sequence[Trial]) -> SchemeDe
         lacking=sorted(scheme.proposes - capabilities(system)),
         code=scheme.code,
         tuned=list(trials),
+    )
+
+
+def _whole(layers: Sequence[LayerResult], sample: Sample) -> Whole:
+    found = sample.whole([one.measures.makespan_us for one in layers])
+    return Whole(
+        num_layers=int(sample.sizes.sum()),
+        num_replayed=len(layers),
+        makespan_us=found.total,
+        low_us=found.low,
+        high_us=found.high,
+        confidence=CONFIDENCE,
     )
 
 

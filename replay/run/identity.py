@@ -35,7 +35,14 @@ CODE: dict[str, tuple[str, ...]] = {
 }
 """Rooms of each package that decide results: all of it, or the folders and files named."""
 
-APART = ("hwmodel/cli.py", "hwmodel/presets/", "replay/graph/export/")
+APART = (
+    "hwmodel/cli.py",
+    "hwmodel/presets/",
+    "replay/graph/export/",
+    "replay/run/estimate.py",
+    "replay/run/fit.py",
+    "replay/run/host_memory.py",
+)
 """What lies in those rooms and decides nothing, or enters by value."""
 
 SUFFIXES = (".py", ".toml")

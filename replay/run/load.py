@@ -10,8 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from replay.errors import UserError
+from replay.files import read_text
 from replay.run.first_schema import comparison_of_first, result_of_first
 from replay.run.result import COMPARISON_FORMAT, RESULT_FORMAT, Comparison, Result
+
+MAX_RESULT_BYTES = 2**30  # a chain of thousands of layers has a tenth of it
 
 CONVERTERS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     RESULT_FORMAT: dict,
@@ -37,7 +40,7 @@ def load_result(path: str | Path) -> Result | Comparison:
     """
     where = Path(path)
     try:
-        document = json.loads(where.read_text("utf-8"))
+        document = json.loads(read_text(where, MAX_RESULT_BYTES))
     except OSError as error:
         message = f"cannot read {where}: {error.strerror}"
         raise UserError(message) from None

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from replay.errors import UserError, unknown
 from replay.run.layer import experts_of, loads_of
+from replay.run.spec import MOST
 from replay.work import eplb, replicas
 from replay.work.batch import form_batch
 from replay.work.expert_maps import WhichLayer
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Algorithm = Literal["eplb", "greedy", "file"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 WINDOWS = 4
+MOST_STEPS = 10_000  # some take a minute and 100 MB already
 
 
 class Imbalance(BaseModel):
@@ -121,6 +123,12 @@ def fit(
         message = f"steps {first}:{behind}: expected FIRST:BEHIND, such as 0:4 for steps 0 to 3"
         raise UserError(message)
     length = behind - first
+    if behind > MOST or length * (num_windows or WINDOWS) > MOST_STEPS:
+        message = (
+            f"steps {first}:{behind} in {num_windows or WINDOWS} windows: at most {MOST_STEPS} "
+            f"steps are looked at, up to step {MOST}"
+        )
+        raise UserError(message)
     makes = _Fit(algorithm, num_ranks, num_slots, num_groups, num_nodes)
     batches: list[list[Batch]] = []
     for window in range(num_windows or WINDOWS):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from replay.compute.dense import Between
 from replay.errors import UserError
-from replay.run.chain import ChainLink, MicroBatch
-from replay.run.chain_results import build, lead_of, replay_apart, replay_chain
 from replay.run.describe import describe_result
-from replay.run.layer import make_work, placement_of
-from replay.run.result import Result, Trial
+from replay.run.estimate import LONG_SECONDS, Estimate
+from replay.run.fit import check_fit, estimate_of
+from replay.run.links import batch_of, layers_of
+from replay.run.prepared import precision_of, prepare
+from replay.run.result import Result
 from replay.run.setup import (
     Setup,
     check_domain,
@@ -25,19 +22,11 @@ from replay.run.setup import (
     set_up,
     spec_of,
 )
-from replay.run.spec import PASSES, RunSpec
-from replay.run.strategies import check_interleaved, staged, strategy_of
-from replay.run.tune import tune
-from replay.schemes import Scheme
-from replay.schemes.software import Outline
-from replay.work.batch import Batch, form_batch
-from replay.work.context import Context
-from replay.work.precision import Precision
+from replay.run.spec import RunSpec
 
 if TYPE_CHECKING:
-    from hwmodel import System
-    from replay.graph import TaskGraph, Timeline
-    from replay.machine.host import Launch
+    from replay.graph import Timeline
+    from replay.work.batch import Batch
     from tracegen import RoutingTrace
 
 
@@ -47,6 +36,8 @@ def run(
     *,
     progress: Callable[[], object] | None = None,
     observe: Callable[[Timeline], object] | None = None,
+    max_memory: float | None = None,
+    report: Callable[[str], object] | None = None,
     **settings: Any,
 ) -> Result:
     """Replay a trace under one scheme.
@@ -65,6 +56,10 @@ def run(
     observe
         Called with the schedule of each graph that the result is made from: one for a chain, one
         per layer otherwise. See `replay.graph.export` for what to do with it.
+    max_memory
+        Bytes that it may take; None takes what the machine has left.
+    report
+        Called with a line that says what a long replay takes, before it starts.
     settings
         Fields of `RunSpec` by name, in place of the spec's: ``scheme="deepep"``, ``ranks=8``. A
         system may also be a `hwmodel.System`, and a scheme a `replay.Scheme`.
@@ -73,6 +68,8 @@ def run(
     ------
     UserError
         If something asked for does not exist or does not fit together.
+    UnfitError
+        If it takes more memory than there is.
     """
     made, system, scheme = spec_of(spec, settings)
     setup = set_up(made, {}, system, scheme)
@@ -80,7 +77,25 @@ def run(
     loaded, made = load_trace(trace, setup.spec)
     identity = {"content_id": loaded.content_id}
     ready = Setup(made, identity, setup.system, setup.scheme)
-    return carry_out(ready, loaded, progress=progress, observe=observe)
+    return carry_out(
+        ready, loaded, progress=progress, observe=observe, max_memory=max_memory, report=report
+    )
+
+
+def estimate(
+    trace: RoutingTrace | str | Path | None = None, spec: RunSpec | None = None, **settings: Any
+) -> Estimate:
+    """Find out what `run` with these parameters takes, by replaying a layer of some of its tokens.
+
+    Raises
+    ------
+    UserError
+        If something asked for does not exist or does not fit together.
+    """
+    made, system, scheme = spec_of(spec, settings)
+    setup = set_up(made, {}, system, scheme)
+    loaded, _ = load_trace(trace, setup.spec)
+    return estimate_of(setup, loaded, check_all(setup, loaded))
 
 
 def carry_out(
@@ -89,186 +104,71 @@ def carry_out(
     *,
     progress: Callable[[], object] | None = None,
     observe: Callable[[Timeline], object] | None = None,
+    max_memory: float | None = None,
+    report: Callable[[str], object] | None = None,
 ) -> Result:
     """Replay what was set up; parameters and errors as those of `run`."""
     spec, system, scheme = setup.spec, setup.system, setup.scheme
-    check_needs(scheme, system)
-    precision = Precision(
-        spec.precision or trace.model_shape.default_precision,
-        gemm=spec.gemm_type,
-        dispatch=spec.dispatch_rows,
-        combine=spec.combine_rows,
+    first = check_all(setup, trace)
+    found = check_fit(
+        setup,
+        trace,
+        first,
+        max_memory,
+        tells=report is not None,
+        is_observed=observe is not None,
     )
-    check_rows(scheme, precision.combine)
-    batches = _batches(spec, trace, system)
-    check_domain(scheme, system, batches[0].num_ranks)
-    links = _links(spec, trace, batches, system, precision)
-    ranks, position = batches[0].num_ranks, links[0].layer_index
-    placed = placement_of(trace, spec.placement, ranks, position)
-    outline = Outline(ranks, placed.num_experts, precision)
-    passes = [outline._replace(is_backward=one) for one in PASSES[spec.direction]]
-    strategy = None
-    if (kind := spec.interleave) != "off":
-        check_interleaved(spec)
-        strategy = strategy_of(kind, batches[0].phase, staged(scheme, kind).releases)
-    launch = spec.launch or _launch(scheme, batches[0].phase, passes)
-    trials: list[Trial] = []
-    if scheme.is_tuned(spec.tune):
-        lead = lead_of(links[0], system, launch)
-        alone = [links[0].alone()]
-
-        def described(trial: Scheme) -> TaskGraph:
-            return build(alone, system, trial, launch, lead=lead, strategy=strategy).built.graph
-
-        scheme, trials = tune(scheme, described)
-    chain, layers = None, []
-    if len(links) == 1 or spec.barrier:
-        layers = list(
-            replay_apart(
-                links, system, scheme, launch, strategy=strategy, progress=progress, observe=observe
-            )
-        )
-    else:
-        chain = replay_chain(
-            links,
-            system,
-            scheme,
-            launch,
-            strategy=strategy,
-            # Micro-batches in turns cross from layer to layer.
-            compare_barrier=spec.compare_barrier and strategy is None,
-            progress=progress,
-            observe=observe,
-        )
+    if report and found and found.seconds >= LONG_SECONDS:
+        report(found.text())
+    later = range(spec.step + 1, spec.step + spec.steps)
+    batches = [first, *(batch_of(spec, trace, system, step) for step in later)]
+    ready = prepare(setup, trace, batches)
+    scheme, trials = ready.tuned()  # on the first layer, whichever are replayed
+    ready, sample = ready.sampled()
+    layers, chain = ready.replayed(scheme, progress=progress, observe=observe)
     return describe_result(
         setup,
         trace,
         scheme,
         trials,
-        batches[0],
-        precision,
-        launch,
+        first,
+        precision_of(setup, trace),
+        ready.launch,
         layers=layers,
         chain=chain,
+        sample=sample,
     )
 
 
-def _launch(scheme: Scheme, phase: str, layers: Sequence[Outline]) -> Launch:
-    """How kernels are launched where it is not said: decode is captured if it can be."""
-    captured = all(scheme.can_be_captured(layer) for layer in layers)
-    return "graph" if phase == "decode" and captured else "eager"
+def check_sampled(spec: RunSpec, trace: RoutingTrace) -> None:
+    """Refuse a sample of the layers of a chain.
 
-
-def _batches(spec: RunSpec, trace: RoutingTrace, system: System) -> list[Batch]:
-    """Batch of every step, on ranks that the system has."""
-    batches = [
-        form_batch(
-            trace,
-            num_ranks=spec.ranks,
-            default_ranks=system.num_gpus,
-            tokens_per_rank=spec.tokens_per_rank,
-            phase=spec.phase,
-            step=step,
+    Raises
+    ------
+    UserError
+        Saying why, and what there is.
+    """
+    if spec.sample_layers is not None and spec.makes_chain(layers_of(spec, trace)):
+        message = (
+            f"--sample-layers {spec.sample_layers}: a layer of a chain begins on each GPU when the "
+            "one before has ended there, so that none has a time without the others; --barrier "
+            "replays layers by themselves"
         )
-        for step in range(spec.step, spec.step + spec.steps)
-    ]
-    ranks = batches[0].num_ranks
-    if ranks > system.num_gpus:
-        message = f"{ranks} ranks were asked for; system {system.name!r} has {system.num_gpus} GPUs"
         raise UserError(message)
-    return batches
 
 
-def _links(
-    spec: RunSpec,
-    trace: RoutingTrace,
-    batches: Sequence[Batch],
-    system: System,
-    precision: Precision,
-) -> list[ChainLink]:
-    """Every layer of every step and pass, in order."""
-    positions = _positions(spec, trace.num_layers)
-    # A pass that is trained has no cache to decode from.
-    is_decode = batches[0].phase == "decode" and spec.direction == "forward"
-    between = {
-        is_backward: Between(
-            trace.model_shape,
-            precision.gemm,
-            is_decode=is_decode,
-            is_backward=is_backward,
-            shared_beside=spec.shared_experts == "beside-dispatch",
-        )
-        for is_backward in PASSES[spec.direction]
-    }
-    tile = (system.attention.tile_rows, system.attention.tile_keys)
-    contexts = [Context.of(trace, batch, tile) for batch in batches]
-    parts = [_micro_batches(spec, trace, batch, tile) for batch in batches]
-    return [
-        dataclasses.replace(
-            _link(trace, batch, context, step, position, spec, precision, between[is_backward]),
-            micro_batches=cut,
-        )
-        for step, (batch, context, cut) in enumerate(
-            zip(batches, contexts, parts, strict=True), spec.step
-        )
-        for is_backward in PASSES[spec.direction]
-        for position in (reversed(positions) if is_backward else positions)
-    ]
+def check_all(setup: Setup, trace: RoutingTrace) -> Batch:
+    """Refuse what a few counts show to be impossible; gives the batch of the first step.
 
-
-def _micro_batches(
-    spec: RunSpec, trace: RoutingTrace, batch: Batch, tile: tuple[int, int]
-) -> tuple[MicroBatch, ...]:
-    """Cut a batch, if micro-batches of it alternate; into one if it overlaps with itself."""
-    if spec.interleave == "off":
-        return ()
-    whole = (np.arange(batch.num_tokens),)
-    return tuple(
-        MicroBatch(places, Context.of(trace, batch.of_tokens(places), tile))
-        for places in (whole if spec.interleave == "sbo" else batch.halves())
-    )
-
-
-def _positions(spec: RunSpec, num_layers: int) -> list[int]:
-    if spec.layer == "all":
-        if not num_layers:
-            message = "the trace has no MoE layers; there is nothing to replay"
-            raise UserError(message)
-        return list(range(num_layers))
-    positions = [spec.layer] if isinstance(spec.layer, int) else list(spec.layer)
-    for position in positions:
-        if not 0 <= position < num_layers:
-            message = f"layer {position}: the trace has MoE layers 0..{num_layers - 1}, or 'all'"
-            raise UserError(message)
-    return positions
-
-
-def _link(
-    trace: RoutingTrace,
-    batch: Batch,
-    context: Context,
-    step: int,
-    position: int,
-    spec: RunSpec,
-    precision: Precision,
-    between: Between,
-) -> ChainLink:
-    return ChainLink(
-        work=lambda: make_work(
-            trace,
-            batch,
-            layer=position,
-            placement=spec.placement,
-            replica_rule=spec.replicas,
-            precision=precision,
-            is_backward=between.is_backward,
-            shared_beside=between.shared_beside,
-        ),
-        step=step,
-        layer_index=position,
-        decoder_layer=int(trace.moe_layer_index[position]),
-        is_backward=between.is_backward,
-        trace_rows=batch.rows,
-        between=between,
-        context=context,
-    )
+    Raises
+    ------
+    UserError
+        If system, scheme and trace do not fit together.
+    """
+    spec, system, scheme = setup.spec, setup.system, setup.scheme
+    check_needs(scheme, system)
+    check_rows(scheme, precision_of(setup, trace).combine)
+    check_sampled(spec, trace)
+    first = batch_of(spec, trace, system, spec.step)
+    check_domain(scheme, system, first.num_ranks)
+    return first

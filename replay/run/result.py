@@ -17,10 +17,14 @@ from pydantic import BaseModel, Field, JsonValue, model_validator
 from replay.files import write_text
 from replay.measure.parts import Room, Strict
 from replay.measure.result import ChainResult, LayerResult
+from replay.run.bands import Uncertainty
+from replay.run.rows import COLUMNS, data_frame, row_of
 from replay.run.spec import RunSpec
 from replay.work.precision import NUMBER_TYPES, Precision
 
 if TYPE_CHECKING:
+    import pandas
+
     from replay.measure.result import Measures
 
 RESULT_FORMAT: Literal["moereplay-result/2"] = "moereplay-result/2"
@@ -152,6 +156,27 @@ class Totals(Strict):
     downlink_payload_bytes: list[int]
 
 
+class Whole(Strict):
+    """All layers, estimated from some of them: no result of a replay.
+
+    Attributes
+    ----------
+    num_layers, num_replayed
+        Layers, and those of them that were replayed.
+    makespan_us
+        Their times, summed: an estimate.
+    low_us, high_us, confidence
+        Where the sum lies, with this probability. `replay.run.sampling` says how it is found.
+    """
+
+    num_layers: int
+    num_replayed: int
+    makespan_us: float
+    low_us: float
+    high_us: float
+    confidence: float
+
+
 class Result(Strict):
     """One trace on one system under one scheme, and everything needed to run it again.
 
@@ -174,7 +199,9 @@ class Result(Strict):
     layers, chain
         The measures: of isolated layers, or of one chain of layers.
     totals
-        Sums over the layers.
+        Sums over the layers that were replayed.
+    estimate
+        The whole, where only some of its layers were replayed (`RunSpec.sample_layers`).
     """
 
     format: Literal["moereplay-result/2"] = RESULT_FORMAT
@@ -193,6 +220,7 @@ class Result(Strict):
     layers: list[LayerResult]
     chain: ChainResult | None = None
     totals: Totals
+    estimate: Whole | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -236,10 +264,12 @@ class Comparison(Strict):
     results: list[Result] = Field(min_length=1)
     left_out: dict[str, str] = Field(default_factory=dict)
     """Schemes that have no code for a layer of the batch, and why."""
+    uncertainty: Uncertainty | None = None
+    """How sure it is, where that was asked for; the JSON has no such key where it was not."""
 
     def to_json(self) -> str:
         """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
-        return _json(self)
+        return _json(self, leave_out={"uncertainty"} if self.uncertainty is None else set())
 
     def save(self, path: str | Path) -> None:
         """Write the JSON, all of it or nothing.
@@ -251,6 +281,19 @@ class Comparison(Strict):
         """
         write_text(path, self.to_json())
 
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Make a data frame with a row per result, in their order: `replay.run.rows.COLUMNS`.
+
+        `left_out` says of schemes that have no row why they have none.
+
+        Raises
+        ------
+        UserError
+            If pandas is not installed.
+        """
+        documents = [one.model_dump(mode="json", by_alias=True) for one in self.results]
+        return data_frame(map(row_of, documents), COLUMNS)
+
     def __getitem__(self, scheme: str) -> Result:
         """Result of a scheme by name; with several placements that of the first."""
         for result in self.results:
@@ -259,6 +302,6 @@ class Comparison(Strict):
         raise KeyError(scheme)
 
 
-def _json(model: BaseModel) -> str:
-    document = model.model_dump(mode="json", by_alias=True)
+def _json(model: BaseModel, leave_out: set[str] | None = None) -> str:
+    document = model.model_dump(mode="json", by_alias=True, exclude=leave_out)
     return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"

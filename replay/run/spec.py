@@ -35,6 +35,9 @@ from replay.work.replicas import ReplicaRule
 
 DEFAULT_SYSTEM = "dgx-h100"
 
+MOST = 2**31
+"""Of ranks, tokens and steps: sums of them fit 64 bits, and no machine replays as many."""
+
 Direction = Literal["forward", "backward", "training"]
 Interleaving = Literal["off", "tbo", "dbo", "sbo"]
 SharedExperts = Literal["between", "beside-dispatch"]
@@ -92,24 +95,33 @@ class RunSpec(BaseModel):
         {}, description="Change a hardware value: KEY=VALUE, repeatable."
     )
     ranks: int | None = Field(
-        None, ge=1, description="GPUs in the group [the trace's own, or all of the system]."
+        None,
+        ge=1,
+        le=MOST,
+        description="GPUs in the group [the trace's own, or all of the system].",
     )
     tokens_per_rank: int | None = Field(
         None,
         ge=1,
+        le=MOST,
         description="Tokens per GPU [4096 in prefill, 64 running requests in decode].",
     )
     layer: int | tuple[int, ...] | Literal["all"] = Field(
         "all", description="Position of an MoE layer, several positions (0,2,5), or 'all'."
     )
     phase: Phase | None = Field(None, description="prefill or decode [what the trace holds].")
-    step: int = Field(0, ge=0, description="First step; later steps take later tokens.")
-    steps: int = Field(1, ge=1, description="Number of steps in sequence.")
+    step: int = Field(0, ge=0, le=MOST, description="First step; later steps take later tokens.")
+    steps: int = Field(1, ge=1, le=MOST, description="Number of steps in sequence.")
     direction: Direction = Field(
         "forward", alias="pass", description="forward, backward or training (both)."
     )
     barrier: bool = Field(
         False, description="Replay each layer by itself instead of chaining layers per GPU."
+    )
+    sample_layers: int | None = Field(
+        None,
+        ge=2,
+        description="With --barrier: replay so many of the layers, and estimate the whole.",
     )
     compare_barrier: bool = Field(
         False,
@@ -237,6 +249,10 @@ class RunSpec(BaseModel):
         has_one_layer = isinstance(self.layer, int) and self.steps == 1
         return not self.barrier or (has_one_layer and self.direction != "training")
 
+    def makes_chain(self, num_layers: int) -> bool:
+        """Whether so many layers, over all steps and passes, are replayed as one chain."""
+        return num_layers > 1 and not self.barrier
+
     def to_toml(self) -> str:
         """Give the settings that are not the defaults, as TOML."""
         plain, tables = [], []
@@ -325,6 +341,8 @@ def mistake(error: ValidationError) -> UserError:
         return unknown("setting", name, words())
     if first["type"] == "greater_than_equal":
         return UserError(f"{word} must be at least {first['ctx']['ge']}, not {value}")
+    if first["type"] == "less_than_equal":
+        return UserError(f"{word} must be at most {first['ctx']['le']}, not {value}")
     if first["type"] == "literal_error":
         return unknown(word, str(value), choices(words()[word]))
     expected = _EXPECTED.get(first["type"])

@@ -112,9 +112,13 @@ def _loaded(path: Path):
 FREE = {
     "replay/__init__.py": "names of the public API",
     "replay/errors.py": "mistakes, which have no result",
-    "replay/files.py": "writing results",
+    "replay/files.py": "writing results, and reading files, which enter by their content",
     "tracegen/__init__.py": "names of the public API",
     "tracegen/errors.py": "mistakes, which have no result",
+    "tracegen/regular.py": "reading files, whose content is known by its hash",
+    "replay/run/estimate.py": "what a replay takes, which decides whether it begins",
+    "replay/run/fit.py": "the same",
+    "replay/run/host_memory.py": "the same",
     "tracegen/capture/__init__.py": "one name of the public API",
     "tracegen/library/__init__.py": "finding and reading files, whose content is known by its id",
 }

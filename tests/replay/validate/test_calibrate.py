@@ -40,7 +40,7 @@ def test_a_constant_is_replaced_or_added_to_its_section(calibrate, key):
     section, leaf = key.split(".")
     text = calibrate.written(TEXT, key, 2.5, "fitted")
     before, after = tomllib.loads(TEXT), tomllib.loads(text)
-    wanted = {"value": 2.5, "source": "fitted", "confidence": "medium"}
+    wanted = {"value": 2.5, "source": "fitted", "confidence": "medium", "spread": "fitted"}
     assert after.pop(section) == {**before.pop(section, {}), leaf: wanted}
     assert after == before
     assert calibrate.written(text, key, 2.5, "fitted") == text

@@ -1,0 +1,175 @@
+"""A replay made ready: the layers of its batches, how they are launched and in which turns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from replay.run.chain_results import build, lead_of, replay_apart, replay_chain
+from replay.run.layer import placement_of
+from replay.run.links import batch_of, links_of
+from replay.run.sampling import Sample, choose
+from replay.run.spec import PASSES
+from replay.run.strategies import Strategy, check_interleaved, staged, strategy_of
+from replay.run.tune import Tuned, tune
+from replay.schemes.software import Outline
+from replay.work.precision import Precision
+
+if TYPE_CHECKING:
+    from replay.graph import TaskGraph, Timeline
+    from replay.machine.host import Launch
+    from replay.measure.result import ChainResult, LayerResult
+    from replay.run.chain import ChainLink
+    from replay.run.setup import Setup
+    from replay.schemes import Scheme
+    from replay.work.batch import Batch
+    from tracegen import RoutingTrace
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that replays need and that schemes with other options share.
+
+    Attributes
+    ----------
+    setup
+        What was asked for.
+    links
+        The layers, in order.
+    launch
+        How hosts launch kernels.
+    strategy
+        How micro-batches alternate, where they do.
+    """
+
+    setup: Setup
+    links: Sequence[ChainLink]
+    launch: Launch
+    strategy: Strategy | None
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether each layer is replayed by itself."""
+        return not self.setup.spec.makes_chain(len(self.links))
+
+    def sampled(self) -> tuple[Prepared, Sample | None]:
+        """Leave only some of the layers, where that is asked for: see `replay.run.sampling`."""
+        number = self.setup.spec.sample_layers
+        if number is None or number >= len(self.links):
+            return self, None
+        sample = choose([_key(link) for link in self.links], number)
+        links = [self.links[place] for place in sample.places]
+        return dataclasses.replace(self, links=links), sample
+
+    def tuned(self) -> Tuned:
+        """Choose the scheme's options on the first layer, where they are to be chosen."""
+        scheme, system = self.setup.scheme, self.setup.system
+        if not scheme.is_tuned(self.setup.spec.tune):
+            return Tuned(scheme, [])
+        first, launch = self.links[0], self.launch
+        lead, work = lead_of(first, system, launch), first.work()
+        # All trials are of one work, so that what is derived from it is derived once.
+        alone = [dataclasses.replace(first.alone(), work=lambda: work)]
+
+        def described(trial: Scheme) -> TaskGraph:
+            return build(
+                alone, system, trial, launch, lead=lead, strategy=self.strategy
+            ).built.graph
+
+        return tune(scheme, described)
+
+    def replayed(
+        self,
+        scheme: Scheme,
+        *,
+        progress: Callable[[], object] | None = None,
+        observe: Callable[[Timeline], object] | None = None,
+        is_chain: bool | None = None,
+    ) -> tuple[list[LayerResult], ChainResult | None]:
+        """Replay under a scheme with its options chosen: layers by themselves, or a chain.
+
+        Parameters
+        ----------
+        is_chain
+            Whether it is a chain, even of one layer; None leaves it to what was asked for.
+        """
+        spec, system = self.setup.spec, self.setup.system
+        if (not self.is_apart) if is_chain is None else is_chain:
+            chain = replay_chain(
+                self.links,
+                system,
+                scheme,
+                self.launch,
+                strategy=self.strategy,
+                # Micro-batches in turns cross from layer to layer.
+                compare_barrier=spec.compare_barrier and self.strategy is None,
+                progress=progress,
+                observe=observe,
+            )
+            return [], chain
+        apart = replay_apart(
+            self.links,
+            system,
+            scheme,
+            self.launch,
+            strategy=self.strategy,
+            progress=progress,
+            observe=observe,
+        )
+        return list(apart), None
+
+
+def precision_of(setup: Setup, trace: RoutingTrace) -> Precision:
+    """Number types of a replay: those asked for, else the model's."""
+    spec = setup.spec
+    return Precision(
+        spec.precision or trace.model_shape.default_precision,
+        gemm=spec.gemm_type,
+        dispatch=spec.dispatch_rows,
+        combine=spec.combine_rows,
+    )
+
+
+def prepare(setup: Setup, trace: RoutingTrace, batches: Sequence[Batch] | None = None) -> Prepared:
+    """Make a replay ready.
+
+    Parameters
+    ----------
+    batches
+        Batch of every step; None forms them.
+
+    Raises
+    ------
+    UserError
+        If what is asked for does not fit together.
+    """
+    spec, system, scheme = setup.spec, setup.system, setup.scheme
+    if batches is None:
+        batches = [
+            batch_of(spec, trace, system, step) for step in range(spec.step, spec.step + spec.steps)
+        ]
+    precision, phase = precision_of(setup, trace), batches[0].phase
+    links = links_of(spec, trace, batches, system, precision)
+    ranks = batches[0].num_ranks
+    placed = placement_of(trace, spec.placement, ranks, links[0].layer_index)
+    outline = Outline(ranks, placed.num_experts, precision)
+    passes = [outline._replace(is_backward=one) for one in PASSES[spec.direction]]
+    strategy = None
+    if (kind := spec.interleave) != "off":
+        check_interleaved(spec)
+        strategy = strategy_of(kind, phase, staged(scheme, kind).releases)
+    return Prepared(setup, links, spec.launch or _launch(scheme, phase, passes), strategy)
+
+
+def _key(link: ChainLink) -> tuple[float, ...]:
+    """What a layer is put in order by for a sample: its pass, and rows of its busiest GPU."""
+    asks = link.work().summary()
+    return float(link.is_backward), asks["num_pairs"] * asks["rank_imbalance"]
+
+
+def _launch(scheme: Scheme, phase: str, layers: Sequence[Outline]) -> Launch:
+    """How kernels are launched where it is not said: decode is captured if it can be."""
+    captured = all(scheme.can_be_captured(layer) for layer in layers)
+    return "graph" if phase == "decode" and captured else "eager"

@@ -1,0 +1,129 @@
+"""Results as rows of a table: one per replay, with typed columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from replay.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas
+
+COLUMNS: dict[str, type] = {
+    "run_id": str,
+    "version": str,
+    "scheme": str,
+    "options": str,  # JSON
+    "lacking": str,  # hardware that the scheme needs and the system has not
+    "system": str,
+    "overrides": str,  # JSON
+    "model": str,
+    "content_id": str,
+    "num_experts": int,
+    "topk": int,
+    "hidden": int,
+    "moe_intermediate": int,
+    "ranks": int,
+    "phase": str,
+    "step": int,
+    "steps": int,
+    "tokens_per_rank": int,  # none where the trace carries its own ranks
+    "pass": str,
+    "barrier": bool,
+    "interleave": str,
+    "placement": str,
+    "gemm_type": str,
+    "dispatch_rows": str,
+    "combine_rows": str,
+    "launch": str,
+    "num_layers": int,
+    "num_tasks": int,
+    "makespan_us": float,
+    "mean_layer_us": float,
+    "exposed_communication_us": float,
+    "bound_us": float,
+    "uplink_payload_bytes": int,  # of all GPUs
+    "downlink_payload_bytes": int,
+    "estimate_us": float,  # of all layers, where only a sample of them was replayed
+    "estimate_low_us": float,
+    "estimate_high_us": float,
+}
+"""Columns of a row, and what stands in them; MODELS.md and MEASURES.md explain them."""
+
+INSTALL = "pip install 'moereplay[sweep]'"
+
+_DTYPES = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
+
+
+def row_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the row of a result, with the keys of `COLUMNS`.
+
+    Parameters
+    ----------
+    result
+        The JSON of a `Result`, as objects.
+    """
+    spec, scheme, trace = result["spec"], result["scheme"], result["trace"]
+    batch, types, totals = result["batch"], result["types"], result["totals"]
+    parts = [result["chain"]] if result["chain"] else result["layers"]
+    row = {
+        "run_id": result["run_id"],
+        "version": result["version"],
+        "scheme": scheme["name"],
+        "options": json.dumps(scheme["options"], sort_keys=True),
+        "lacking": ", ".join(scheme["lacking"]),
+        "system": result["system"]["name"],
+        "overrides": json.dumps(spec["overrides"], sort_keys=True),
+        "content_id": trace["content_id"],
+        "ranks": batch["num_ranks"],
+        "phase": batch["phase"],
+        "step": batch["step"],
+        "steps": spec["steps"],
+        "tokens_per_rank": batch["tokens_per_rank"],
+        "pass": spec["pass"],
+        "barrier": spec["barrier"],
+        "interleave": spec["interleave"],
+        "placement": result["placement"],
+        "gemm_type": types["gemm"],
+        "dispatch_rows": types["dispatch_rows"],
+        "combine_rows": types["combine_rows"],
+        "launch": result["launch"],
+        "num_tasks": sum(part["measures"]["num_tasks"] for part in parts),
+        "uplink_payload_bytes": sum(totals["uplink_payload_bytes"]),
+        "downlink_payload_bytes": sum(totals["downlink_payload_bytes"]),
+    }
+    sizes = ("model", "num_experts", "topk", "hidden", "moe_intermediate")
+    row |= {name: trace[name] for name in sizes}
+    times = ("makespan_us", "mean_layer_us", "exposed_communication_us", "bound_us")
+    row |= {name: totals[name] for name in ("num_layers", *times)}
+    whole = result.get("estimate") or {}
+    row |= {
+        "estimate_us": whole.get("makespan_us"),
+        "estimate_low_us": whole.get("low_us"),
+        "estimate_high_us": whole.get("high_us"),
+    }
+    return {name: row[name] for name in COLUMNS}
+
+
+def data_frame(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, type]) -> pandas.DataFrame:
+    """Make a data frame of rows; what a row does not have is missing in it.
+
+    Parameters
+    ----------
+    columns
+        Names of the columns in order, each with `str`, `int`, `float` or `bool`.
+
+    Raises
+    ------
+    UserError
+        If pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        message = f"a data frame needs pandas: {INSTALL}"
+        raise UserError(message) from None
+    frame = pandas.DataFrame(list(rows), columns=list(columns), dtype=object)
+    return frame.astype({name: _DTYPES[kind] for name, kind in columns.items()})
