@@ -1,7 +1,10 @@
 """Sweeps: many replays that answer one question, described by a TOML file.
 
-`study` is the file, `points` what it spans, `task` one replay and its identity, `store` the folder
-of finished ones, `columns` and `table` what is shown, `run` all together.
+`study` is the file, `points` what it spans, `task` one replay and its identity, `plan` all of them.
+`store` is the folder of finished ones, `leases` who works on what in it, `worker` what one does,
+`crews` and `clusters` those who do it, `work` how it is handed out. `columns`, `table`, `claims`
+and `rows` are what is shown, `dataset` the rows as files, `book` and `result` what is known, `run`
+all together. SWEEPS.md is for those who use it.
 """
 
 from __future__ import annotations
@@ -9,15 +12,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from replay.sweeps.run import SweepResult, sweep
+    from replay.sweeps.result import SweepResult
+    from replay.sweeps.rows import load_table
+    from replay.sweeps.run import sweep
     from replay.sweeps.study import Study, load_study, study_names
 
-__all__ = ["Study", "SweepResult", "load_study", "study_names", "sweep"]
+__all__ = ["Study", "SweepResult", "load_study", "load_table", "study_names", "sweep"]
 
 _HOMES = {
     "Study": "study",
-    "SweepResult": "run",
+    "SweepResult": "result",
     "load_study": "study",
+    "load_table": "rows",
     "study_names": "study",
     "sweep": "run",
 }

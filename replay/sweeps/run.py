@@ -1,190 +1,44 @@
-"""Carrying out a study: only what is not there yet, each trace made once."""
+"""Carrying out a study: only what is not there yet, alone or with others."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
 from replay.files import write_text
-from replay.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines
-from replay.sweeps.columns import value_of
-from replay.sweeps.points import Point, place, points_of
-from replay.sweeps.store import Outcome, Store
-from replay.sweeps.study import Study, load_study
-from replay.sweeps.table import GridTable, aligned, markdown, settings_text
-from replay.sweeps.task import Task, make_task
+from replay.sweeps.book import Book
+from replay.sweeps.clusters import check_cluster, cluster, scheduler
+from replay.sweeps.crews import Crew, processes
+from replay.sweeps.leases import Leases
+from replay.sweeps.plan import Plan, plan_sweep
+from replay.sweeps.result import SweepResult
+from replay.sweeps.shards import parse_shard, shard_of
+from replay.sweeps.store import Store
+from replay.sweeps.study import Study
+from replay.sweeps.work import Work
+from replay.sweeps.worker import Job
 
-if TYPE_CHECKING:
-    from tracegen import RoutingTrace
-
-FORMAT = "moereplay-sweep/1"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that a study asks for.
-
-    Attributes
-    ----------
-    study
-        The study.
-    tables
-        One table per grid, still empty.
-    points
-        All points; several may ask for the same replay.
-    tasks
-        Every distinct replay with the points that ask for it, those of one trace together.
-    """
-
-    study: Study
-    tables: list[GridTable]
-    points: list[Point]
-    tasks: list[tuple[Task, list[Point]]]
-
-
-@dataclass(frozen=True)
-class SweepResult:
-    """A study with its numbers.
-
-    Attributes
-    ----------
-    plan
-        What was asked for; its tables are filled.
-    identities
-        Identity of each point's replay, in the order of the points.
-    num_reused, num_computed
-        Replays that were found in the folder, and those that were not.
-    num_refused
-        Points that cannot run.
-    """
-
-    plan: Plan
-    identities: list[str]
-    num_reused: int
-    num_computed: int
-    num_refused: int
-
-    def to_json(self) -> str:
-        """JSON (`moereplay-sweep/1`): the same bytes whatever was found in the folder."""
-        study = self.plan.study
-        document = {
-            "format": FORMAT,
-            "name": study.name,
-            "title": study.title,
-            "question": study.question,
-            "notes": study.notes,
-            "grids": [
-                {
-                    **table.to_json(),
-                    "points": [
-                        {
-                            "labels": list(point.labels),
-                            "seed": point.seed,
-                            "id": identity,
-                            "values": table.values.get((point.labels, point.seed)),
-                        }
-                        for point, identity in zip(self.plan.points, self.identities, strict=True)
-                        if point.grid == number
-                    ],
-                }
-                for number, table in enumerate(self.plan.tables)
-            ],
-        }
-        return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
-
-    def text(self) -> str:
-        """The tables as plain text."""
-        study = self.plan.study
-        lines = [study.title, study.question, ""]
-        for table in self.plan.tables:
-            headings, rows, notes = table.lines()
-            labels = len(table.axes) - (table.grid.across is not None)
-            lines += [table.grid.title] if table.grid.title else []
-            lines += [*aligned(headings, rows, labels=labels), ""]
-            lines += [f"[{number}] {note}" for number, note in enumerate(notes, 1)]
-            lines += [""] if notes else []
-            if table.grid.claims:
-                lines += [*aligned(HEADINGS, claim_lines(table), labels=NUM_LABELS), ""]
-        return "\n".join(lines)
-
-    def markdown(self) -> str:
-        """The tables with question, settings and notes as Markdown."""
-        study = self.plan.study
-        lines = [f"# {study.title}", "", study.question.strip(), ""]
-        lines += [f"`moereplay sweep {study.name} -o FOLDER`", ""]
-        lines += [study.notes.strip(), ""] if study.notes else []
-        for table in self.plan.tables:
-            headings, rows, notes = table.lines()
-            labels = len(table.axes) - (table.grid.across is not None)
-            if table.grid.title:
-                lines += [f"## {table.grid.title}", ""]
-            lines += [*markdown(headings, rows, labels=labels), ""]
-            for number, note in enumerate(notes, 1):
-                lines += [f"[{number}] {note}", ""]
-            if table.grid.claims:
-                lines += [*markdown(HEADINGS, claim_lines(table), labels=NUM_LABELS), ""]
-            lines += [table.grid.notes.strip(), ""] if table.grid.notes else []
-            fixed = settings_text(table.grid.fixed)
-            seeds = ", ".join(map(str, table.grid.seeds))
-            if seeds:
-                fixed += f"; mean (least-largest) over seeds {seeds}"
-            lines += [f"Fixed: {fixed}.", ""] if fixed else []
-        return "\n".join(lines)
-
-
-def plan_sweep(study: Study | str | Path) -> Plan:
-    """Find and check everything a study asks for; nothing is replayed.
-
-    Parameters
-    ----------
-    study
-        A study, the name of one that comes with the package, or a TOML file.
-
-    Raises
-    ------
-    UserError
-        If something in it does not exist or is not possible.
-    """
-    if not isinstance(study, Study):
-        study = load_study(study)
-    tables = [GridTable(study, number) for number in range(len(study.grids))]
-    points = points_of(study)
-    tasks: dict[str, tuple[Task, list[Point]]] = {}
-    first_of_trace: dict[str, int] = {}
-    for number, point in enumerate(points):
-        try:
-            task = make_task(point)
-        except UserError as error:
-            message = f"{place(study, point.grid)}: {_of_point(tables, point)}{error}"
-            raise UserError(message) from None
-        tasks.setdefault(task.id, (task, []))[1].append(point)
-        first_of_trace.setdefault(task.source.key, number)
-    together = sorted(tasks.values(), key=lambda entry: first_of_trace[entry[0].source.key])
-    return Plan(study, tables, points, together)
-
-
-def _of_point(tables: list[GridTable], point: Point) -> str:
-    names = tables[point.grid].axes
-    chosen = ", ".join(f"{name}={label}" for name, label in zip(names, point.labels, strict=True))
-    return f"at {chosen}: " if chosen else ""
+Tell = Callable[[str], object]
 
 
 def sweep(
     study: Plan | Study | str | Path,
     folder: str | Path,
     *,
-    progress: Callable[[], object] | None = None,
-    report: Callable[[str], object] | None = None,
+    jobs: int | None = None,
+    scheduler: str | None = None,
+    cluster: str | None = None,
+    shard: str | None = None,
+    progress: Callable[[int, int], object] | None = None,
+    report: Tell | None = None,
 ) -> SweepResult:
     """Replay every point of a study and put the numbers together.
 
-    What an earlier sweep left in the folder is used where it is whole and of the same replay. The
-    folder holds one JSON file per replay under ``points``, and the study's ``sweep.json``,
-    ``table.txt`` and ``table.md``, written at the end.
+    What is in the folder is used where it is whole and of the same replay, and what another process
+    works on is left to it. SWEEPS.md says what lies in the folder. Tables are the same bytes
+    whoever replayed what, and are written when all points are there.
 
     Parameters
     ----------
@@ -193,8 +47,19 @@ def sweep(
         made of one.
     folder
         Where everything is kept; made if it is not there.
+    jobs
+        Processes that replay, or workers of the cluster; None takes this process alone, or as many
+        as the cluster has cores. A script that asks for more than one must keep its own work
+        behind ``if __name__ == "__main__":``, as for any use of `multiprocessing`.
+    scheduler
+        Address of a Dask scheduler whose workers replay.
+    cluster
+        ``"local"`` or ``"slurm"``: make workers of Dask for the sweep.
+    shard
+        ``"i/n"``: only the i-th of n shares, from 1.
     progress
-        Called after every replay.
+        Called with how many replays are finished and how many there are: first with those that
+        were in the folder, then after each.
     report
         Called with a line where a file in the folder could not be used, a column shows nothing, or
         the folder had the tables of another study.
@@ -202,77 +67,89 @@ def sweep(
     Raises
     ------
     UserError
-        If something in the study is not possible, or the folder cannot be written to. Points that
-        cannot run (a scheme may need what a system lacks) are no error: the table says why.
+        If something in the study is not possible, the folder cannot be written to, or there are no
+        workers. Points that cannot run (a scheme may need what a system lacks) are no error: the
+        table says why. Points that fail are none either: `SweepResult.num_failed`.
     """
+    crew = _crew(jobs, scheduler, cluster, report or _say_nothing)
+    share = None if shard is None else parse_shard(shard)
     plan = study if isinstance(study, Plan) else plan_sweep(study)
+    tell, advance = report or _say_nothing, progress or _say_nothing
     store = Store(folder)
-    tell = report or (lambda _: None)
-    loaded: tuple[str, Any] = ("", None)  # key of the trace, and the trace
-    num_reused = num_refused = 0
-    identity_of: dict[int, str] = {}
-    for task, points in plan.tasks:
-        outcome, problem = store.read(task.id)
+    asked = [Job(task.id, task.source.key, points[0]) for task, points in plan.tasks]
+    ours = asked if share is None else shard_of(asked, *share)
+    with Leases(store.folder, tell) as leases:
+        book = Book(plan, store, leases, tell)
+        left = _look(ours, store, book, tell)
+        advance(len(ours) - len(left), len(ours))
+        if left:
+            with crew as workers:
+                work = Work(left, store, leases, workers)
+                _carry_out(work, book, lambda: advance(len(ours) - work.num_left, len(ours)))
+        book.complete()
+    done = {job.id for job in ours}
+    elsewhere = [job for job in asked if job.id not in done]
+    missing = _look(elsewhere, store, book, tell)
+    return _end(book, store, len(missing), tell)
+
+
+def _say_nothing(*_: object) -> None:
+    """Heed no call."""
+
+
+def _crew(
+    jobs: int | None, address: str | None, kind: str | None, tell: Tell
+) -> AbstractContextManager[Crew]:
+    """Those who replay; they come together when the context is entered."""
+    if jobs is not None and jobs < 1:
+        message = f"jobs must be at least 1, not {jobs}"
+        raise UserError(message)
+    if address is not None and (kind is not None or jobs is not None):
+        other = "cluster" if kind is not None else "jobs"
+        message = f"scheduler and {other} exclude each other: a scheduler has its own workers"
+        raise UserError(message)
+    if address is not None:
+        return scheduler(address, tell)
+    if kind is not None:
+        check_cluster(kind, jobs)
+        return cluster(kind, jobs)
+    return processes(jobs or 1)
+
+
+def _look(jobs: Sequence[Job], store: Store, book: Book, tell: Tell) -> list[Job]:
+    """Enter what is in the folder; what is not there is left."""
+    left = []
+    for job in jobs:
+        outcome, problem = store.read(job.id)
         if problem:
             tell(f"{problem}; computed anew")
         if outcome is None:
-            if loaded[0] != task.source.key:
-                loaded = (task.source.key, None)  # frees one trace before the next is loaded
-                loaded = (task.source.key, _load(task))
-            outcome = _replay(task, loaded[1])
-            store.write(task.id, task.setup.description, outcome)
+            left.append(job)
         else:
-            num_reused += 1
-        for point in points:
-            identity_of[id(point)] = task.id
-            _fill(plan.tables[point.grid], point, outcome)
-            num_refused += outcome.result is None
-        if progress is not None:
-            progress()
-    for table in plan.tables:
+            book.enter(job.id, outcome, is_found=True)
+    return left
+
+
+def _carry_out(work: Work, book: Book, advance: Callable[[], object]) -> None:
+    try:
+        for finished in work.outcomes():
+            book.enter(finished.id, finished.outcome, is_found=finished.is_found)
+            advance()
+    finally:
+        book.flush()
+
+
+def _end(book: Book, store: Store, num_missing: int, tell: Tell) -> SweepResult:
+    result = book.result(num_missing)
+    if num_missing:
+        return result
+    for table in result.plan.tables:
         for header in table.empty_columns():
             tell(f"{table.where}: no point has a value for column {header!r}")
     before = store.study_name()
-    if before not in (None, plan.study.name):
+    if before not in (None, result.plan.study.name):
         tell(f"{store.folder}: the tables of study {before!r} are replaced; its points stay")
-    result = SweepResult(
-        plan=plan,
-        identities=[identity_of[id(point)] for point in plan.points],
-        num_reused=num_reused,
-        num_computed=len(plan.tasks) - num_reused,
-        num_refused=num_refused,
-    )
     write_text(store.folder / "sweep.json", result.to_json())
     write_text(store.folder / "table.txt", result.text())
     write_text(store.folder / "table.md", result.markdown())
     return result
-
-
-def _load(task: Task) -> RoutingTrace | str:
-    """The trace, or why there is none."""
-    try:
-        return task.source.load()
-    except UserError as error:
-        return str(error)
-
-
-def _replay(task: Task, trace: RoutingTrace | str) -> Outcome:
-    if isinstance(trace, str):
-        return Outcome(None, trace)
-    try:
-        result = task.run(trace)
-    except UserError as error:
-        return Outcome(None, str(error))
-    return Outcome(result.model_dump(mode="json", by_alias=True), None)
-
-
-def _fill(table: GridTable, point: Point, outcome: Outcome) -> None:
-    if outcome.result is None:
-        table.refused[point.labels] = (outcome.refused or "").replace("\n", " ")
-        return
-    try:
-        values = [value_of(column, outcome.result) for column in table.columns]
-    except UserError as error:
-        message = f"{table.where}: {error}"
-        raise UserError(message) from None
-    table.values[point.labels, point.seed] = values

@@ -34,6 +34,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from replay.errors import UserError, unknown
+from replay.files import read_text
 
 PACKAGE = "replay.studies"
 
@@ -187,7 +188,7 @@ def load_study(name_or_path: str | Path) -> Study:
         message = f"{problem}; or the path of a .toml file"
         raise UserError(message)
     try:
-        text = path.read_text("utf-8-sig")
+        text = read_text(path, encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         message = f"cannot read the study {given}: {reason}"

@@ -65,6 +65,7 @@ class GridTable:
         # By labels and seed: one value a column; None for a point that was refused.
         self.values: dict[tuple[Labels, int | None], list[float | None]] = {}
         self.refused: dict[Labels, str] = {}
+        self.failed: dict[Labels, str] = {}
         headers = [column.header for column in self.columns]
         for column in self.columns:
             if headers.count(column.header) > 1:
@@ -141,7 +142,7 @@ class GridTable:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Axes, columns, claims, and for each point its labels, cells, and why it was refused."""
+        """Axes, columns, claims, and for each point its labels, cells, and why it has none."""
         return {
             "title": self.grid.title,
             "notes": self.grid.notes,
@@ -162,6 +163,7 @@ class GridTable:
                         for cell in [self.cell(labels, column)]
                     },
                     "refused": self.refused.get(labels),
+                    **({"failed": self.failed[labels]} if labels in self.failed else {}),
                 }
                 for labels in self.rows()
             ],
@@ -202,12 +204,12 @@ class GridTable:
         return given is not None and set(given) == {across} and show(given[across]) == block
 
     def _nothing(self, labels: Labels, notes: list[str]) -> str:
-        reason = self.refused.get(labels)
-        if reason is None:
-            return "-"
-        if reason not in notes:
-            notes.append(reason)
-        return f"refused [{notes.index(reason) + 1}]"
+        for word, reasons in (("refused", self.refused), ("failed", self.failed)):
+            if labels in reasons:
+                if reasons[labels] not in notes:
+                    notes.append(reasons[labels])
+                return f"{word} [{notes.index(reasons[labels]) + 1}]"
+        return "-"
 
 
 def aligned(headings: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int) -> list[str]:

@@ -23,8 +23,10 @@ from replay.schemes import SCHEMES
 from replay.sweeps import columns as column_reading
 from replay.sweeps import load_study, study_names
 from replay.sweeps.claims import NUM_LABELS
+from replay.sweeps.plan import plan_sweep
 from replay.sweeps.points import points_of, show
-from replay.sweeps.run import plan_sweep, sweep
+from replay.sweeps.result import SweepResult
+from replay.sweeps.run import sweep
 from replay.sweeps.study import Column, Grid, parse_study
 from replay.sweeps.table import markdown
 from replay.sweeps.task import make_task
@@ -333,12 +335,9 @@ def test_a_point_that_cannot_run_says_why_and_the_rest_goes_on(tmp_path: Path) -
 def test_an_interrupted_sweep_goes_on_and_ends_alike(study_file: Path, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     sweep(study_file, whole)
-    finished = 0
 
-    def stop() -> None:
-        nonlocal finished
-        finished += 1
-        if finished == 5:
+    def stop(done: int, _: int) -> None:
+        if done == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -747,8 +746,6 @@ def test_a_shipped_table_is_that_of_its_study(name: str) -> None:
     """Prose, headings, labels and settings agree; the numbers take minutes and are not checked."""
     plan = plan_sweep(name)
     shipped = (resources.files("replay.studies") / f"{name}.md").read_text("utf-8").splitlines()
-    from replay.sweeps.run import SweepResult
-
     empty = SweepResult(plan, [task.id for task, _ in plan.tasks], 0, 0, 0).markdown().splitlines()
     label_columns = []  # of every table in the document
     for table in plan.tables:

@@ -1,0 +1,129 @@
+"""A study with its numbers: as text, Markdown, JSON and rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from replay.run.rows import data_frame
+from replay.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines
+from replay.sweeps.plan import Plan
+from replay.sweeps.rows import Row
+from replay.sweeps.table import aligned, markdown, settings_text
+
+if TYPE_CHECKING:
+    import pandas
+
+FORMAT = "moereplay-sweep/1"
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A study with its numbers.
+
+    Attributes
+    ----------
+    plan
+        What was asked for; its tables are filled.
+    identities
+        Identity of each point's replay, in the order of the points.
+    num_reused, num_computed
+        Replays that were found in the folder, and those that were not.
+    num_refused
+        Points that cannot run.
+    num_failed
+        Replays that went wrong; they are tried again by the next sweep.
+    num_missing
+        Replays of other shards that are not there yet; with any, no tables are written.
+    rows, columns
+        What `to_dataframe` shows.
+    """
+
+    plan: Plan
+    identities: list[str]
+    num_reused: int
+    num_computed: int
+    num_refused: int
+    num_failed: int = 0
+    num_missing: int = 0
+    rows: Sequence[Row] = ()
+    columns: Mapping[str, type] = field(default_factory=dict)
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Make a data frame with a row per point, in their order; see `replay.sweeps.rows`.
+
+        Raises
+        ------
+        UserError
+            If pandas is not installed.
+        """
+        return data_frame(self.rows, self.columns)
+
+    def to_json(self) -> str:
+        """JSON (`moereplay-sweep/1`): the same bytes whatever was found in the folder."""
+        study = self.plan.study
+        document = {
+            "format": FORMAT,
+            "name": study.name,
+            "title": study.title,
+            "question": study.question,
+            "notes": study.notes,
+            "grids": [
+                {
+                    **table.to_json(),
+                    "points": [
+                        {
+                            "labels": list(point.labels),
+                            "seed": point.seed,
+                            "id": identity,
+                            "values": table.values.get((point.labels, point.seed)),
+                        }
+                        for point, identity in zip(self.plan.points, self.identities, strict=True)
+                        if point.grid == number
+                    ],
+                }
+                for number, table in enumerate(self.plan.tables)
+            ],
+        }
+        return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
+
+    def text(self) -> str:
+        """The tables as plain text."""
+        study = self.plan.study
+        lines = [study.title, study.question, ""]
+        for table in self.plan.tables:
+            headings, rows, notes = table.lines()
+            labels = len(table.axes) - (table.grid.across is not None)
+            lines += [table.grid.title] if table.grid.title else []
+            lines += [*aligned(headings, rows, labels=labels), ""]
+            lines += [f"[{number}] {note}" for number, note in enumerate(notes, 1)]
+            lines += [""] if notes else []
+            if table.grid.claims:
+                lines += [*aligned(HEADINGS, claim_lines(table), labels=NUM_LABELS), ""]
+        return "\n".join(lines)
+
+    def markdown(self) -> str:
+        """The tables with question, settings and notes as Markdown."""
+        study = self.plan.study
+        lines = [f"# {study.title}", "", study.question.strip(), ""]
+        lines += [f"`moereplay sweep {study.name} -o FOLDER`", ""]
+        lines += [study.notes.strip(), ""] if study.notes else []
+        for table in self.plan.tables:
+            headings, rows, notes = table.lines()
+            labels = len(table.axes) - (table.grid.across is not None)
+            if table.grid.title:
+                lines += [f"## {table.grid.title}", ""]
+            lines += [*markdown(headings, rows, labels=labels), ""]
+            for number, note in enumerate(notes, 1):
+                lines += [f"[{number}] {note}", ""]
+            if table.grid.claims:
+                lines += [*markdown(HEADINGS, claim_lines(table), labels=NUM_LABELS), ""]
+            lines += [table.grid.notes.strip(), ""] if table.grid.notes else []
+            fixed = settings_text(table.grid.fixed)
+            seeds = ", ".join(map(str, table.grid.seeds))
+            if seeds:
+                fixed += f"; mean (least-largest) over seeds {seeds}"
+            lines += [f"Fixed: {fixed}.", ""] if fixed else []
+        return "\n".join(lines)

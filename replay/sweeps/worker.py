@@ -1,0 +1,140 @@
+"""What a worker does: points of a trace, one after the other, wherever it runs.
+
+A worker is told settings and identities and gives back texts: it reads the trace and the files that
+settings name, writes nothing, and needs nothing of the sweep's folder. What it finds has the
+identity that was asked for, or the sweep ends: a machine with other code or other files cannot mix
+its numbers with those of others.
+"""
+
+from __future__ import annotations
+
+import platform
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from replay.errors import UserError
+from replay.run.estimate import UnfitError
+from replay.schemes.outside import BuildFailed, said
+from replay.sweeps.points import Point
+from replay.sweeps.store import Failure, Outcome, point_text
+from replay.sweeps.task import Task, make_task
+
+MOST_FRAMES = 8  # of a traceback that are kept
+
+
+@dataclass(frozen=True)
+class Job:
+    """A replay to carry out.
+
+    Attributes
+    ----------
+    id
+        Its identity.
+    trace
+        Key of its trace.
+    point
+        A point that asks for it.
+    """
+
+    id: str
+    trace: str
+    point: Point
+
+
+@dataclass(frozen=True)
+class Done:
+    """A replay carried out: the text of its file (`point_text`), or what went wrong."""
+
+    text: str
+    failure: Failure | None = None
+
+
+class Worker:
+    """Carries out replays and keeps the trace of the last one."""
+
+    def __init__(self) -> None:
+        self._trace: tuple[str, Any] = ("", None)
+
+    def __call__(self, jobs: Sequence[Job]) -> tuple[list[Done], float]:
+        """Carry out replays.
+
+        Returns
+        -------
+        What came of each, and the seconds that all took.
+
+        Raises
+        ------
+        UserError
+            If this machine would not compute what is asked for.
+        """
+        began = time.perf_counter()
+        done = [self._carry_out(job) for job in jobs]
+        return done, time.perf_counter() - began
+
+    def _carry_out(self, job: Job) -> Done:
+        task = _task_of(job)
+        try:
+            outcome = self._outcome(task)
+        except Exception as error:
+            return Done("", _failure(error))
+        return Done(point_text(job.id, task.setup.description, outcome))
+
+    def _outcome(self, task: Task) -> Outcome:
+        try:
+            result = task.run(self._load(task))
+        except (BuildFailed, UnfitError):
+            # A defect of a scheme from outside is no refusal, nor is a machine that is too small.
+            raise
+        except UserError as error:
+            return Outcome(None, str(error))
+        return Outcome(result.model_dump(mode="json", by_alias=True), None)
+
+    def _load(self, task: Task) -> Any:
+        """The trace; a `UserError` says why there is none."""
+        if self._trace[0] != task.source.key:
+            self._trace = ("", None)  # frees one trace before the next is loaded
+            self._trace = (task.source.key, task.source.load())
+        return self._trace[1]
+
+
+_here = Worker()
+_one_at_a_time = threading.Lock()  # Dask's workers may have several threads
+
+
+def carry_out(jobs: Sequence[Job]) -> tuple[list[Done], float]:
+    """Carry out replays with the one `Worker` of this process."""
+    with _one_at_a_time:
+        return _here(jobs)
+
+
+def dask_setup(_: object) -> None:
+    """Leave interrupts to the process that sweeps, in workers of a cluster of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _task_of(job: Job) -> Task:
+    try:
+        task = make_task(job.point)
+    except UserError as error:
+        message = f"the worker on {platform.node()} cannot replay a point: {error}"
+        raise UserError(message) from None
+    if task.id != job.id:
+        message = (
+            f"the worker on {platform.node()} would replay something else than was asked for: "
+            "it has another version of moereplay, or other files"
+        )
+        raise UserError(message)
+    return task
+
+
+def _failure(error: Exception) -> Failure:
+    raised = error.__cause__ or error if isinstance(error, BuildFailed) else error
+    frames = traceback.extract_tb(raised.__traceback__)[-MOST_FRAMES:]
+    where = tuple(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return Failure(kind + said(error), where, platform.node())

@@ -1,0 +1,55 @@
+"""What a worker does and refuses to do."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay.errors import UserError
+from replay.sweeps import worker
+from replay.sweeps.plan import plan_sweep
+from replay.sweeps.store import point_text, read_point
+from replay.sweeps.worker import Job, Worker
+
+
+@pytest.fixture
+def job(small: Path) -> Job:
+    task, points = plan_sweep(small).tasks[0]
+    return Job(task.id, task.source.key, points[0])
+
+
+def test_a_worker_sends_back_the_text_of_the_file(job: Job, whole: Path) -> None:
+    ((done,), seconds) = Worker()([job])
+    assert done.text == (whole / "points" / f"{job.id}.json").read_text("utf-8")
+    assert done.failure is None and seconds > 0
+
+
+def test_what_is_not_what_was_asked_for_is_refused(job: Job) -> None:
+    """As by another version of the code, or another file of the same name."""
+    other = dataclasses.replace(job, id="0" * 64)
+    with pytest.raises(UserError, match="another version of moereplay, or other files"):
+        Worker()([other])
+
+
+def test_an_error_is_told_in_a_line_with_where_it_was(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("replay.sweeps.task.carry_out", fail)
+    failure = Worker()([job])[0][0].failure
+    assert failure is not None and failure.message == "MemoryError: no message"
+    assert "in fail" in failure.traceback[-1] and len(failure.traceback) <= worker.MOST_FRAMES
+
+
+def test_a_text_that_was_damaged_on_its_way_is_noticed(job: Job) -> None:
+    text = Worker()([job])[0][0].text
+    outcome, problem = read_point(text, job.id)
+    assert outcome is not None and not problem
+    assert point_text(job.id, {}, outcome) != text
+    for harmed in (text.replace("makespan", "makespam"), text[:-9], "[]"):
+        assert read_point(harmed, job.id)[0] is None
