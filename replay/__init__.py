@@ -2,8 +2,8 @@
 
 >>> import replay
 >>> sorted(replay.__all__)  # doctest: +NORMALIZE_WHITESPACE
-['Comparison', 'Result', 'RunSpec', 'SCHEMES', 'Scheme', 'UserError', 'compare', 'load_result',
- 'run', 'summary', 'sweep']
+['Comparison', 'Result', 'RunSpec', 'SCHEMES', 'Scheme', 'UserError', 'assess', 'compare',
+ 'diff', 'load_result', 'run', 'summary', 'sweep']
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from replay.run import run
 
 if TYPE_CHECKING:
+    from replay.differences.diff import diff
     from replay.errors import UserError
     from replay.report.text import summary
     from replay.run.comparison import compare
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from replay.run.spec import RunSpec
     from replay.schemes import SCHEMES, Scheme
     from replay.sweeps.run import sweep
+    from replay.uncertainty.assess import assess
 
 __all__ = [
     "SCHEMES",
@@ -32,7 +34,9 @@ __all__ = [
     "RunSpec",
     "Scheme",
     "UserError",
+    "assess",
     "compare",
+    "diff",
     "load_result",
     "run",
     "summary",
@@ -47,7 +51,9 @@ _HOMES = {
     "SCHEMES": "schemes",
     "Scheme": "schemes",
     "UserError": "errors",
+    "assess": "uncertainty.assess",
     "compare": "run.comparison",
+    "diff": "differences.diff",
     "load_result": "run.load",
     "summary": "report.text",
     "sweep": "sweeps.run",

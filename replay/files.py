@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and read whole only where they have an end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 
 from replay.errors import UserError
+from tracegen.regular import read_bytes as read_bytes
+from tracegen.regular import read_text as read_text
 
 
 def check_target(path: str | Path) -> None:

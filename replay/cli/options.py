@@ -17,6 +17,18 @@ JsonOption = Annotated[
     Path | None, typer.Option("--json", help="Write the whole result to this file.")
 ]
 
+MaxMemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--max-memory",
+        help="Refuse what takes more, such as 8GB [what the machine has left].",
+    ),
+]
+DryRunOption = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Say what tasks, memory and time it takes, and replay nothing."),
+]
+
 
 def takes_settings(
     *, leave_out: Sequence[str] = (), defaults: Mapping[str, Any] | None = None

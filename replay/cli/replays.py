@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.options import JsonOption, options_of, settings_of, takes_settings
+from replay.cli.options import (
+    DryRunOption,
+    JsonOption,
+    MaxMemoryOption,
+    options_of,
+    settings_of,
+    takes_settings,
+)
 from replay.cli.screen import progress, show
+from replay.files import read_text
 from replay.run.spec import PASSES, RunSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.table import Table
 
     from replay.run.result import Result
     from tracegen import RoutingTrace
@@ -22,6 +32,7 @@ if TYPE_CHECKING:
 MANY_LAYERS = 96
 SCHEME_HELP = str(RunSpec.model_fields["scheme"].description)
 PLACEMENT_HELP = str(RunSpec.model_fields["placement"].description)
+WHAT_IT_TAKES = ("layers", "tasks", "memory", "time")
 ENTERING = ("trace", "system", "scheme", "batch", "placement", "precision")
 """Parts of a result that say what entered."""
 
@@ -58,12 +69,16 @@ def run(
         int | None,
         typer.Option("--max-events", help="Above so many, chrome gets utilisation [1000000]."),
     ] = None,
+    max_memory: MaxMemoryOption = None,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Replay a trace under one scheme."""
     import replay
     from replay.cli.exports import parse_exports
     from replay.files import check_target
     from replay.report.text import summary_tables
+    from replay.run.host_memory import parse_size
+    from replay.run.replayer import estimate
     from replay.run.setup import load_trace, set_up
 
     made, before = _spec_of_run(spec, given)
@@ -72,10 +87,21 @@ def run(
     )
     if json_ is not None:
         check_target(json_)
+    limit = None if max_memory is None else parse_size(max_memory)
     set_up(made, {})  # refuses what does not exist before the trace is read
     loaded, made = load_trace(None, made)
+    if dry_run:
+        print(estimate(loaded, made).text())
+        return
     with progress(_num_layers(made, loaded), "layer") as bar:
-        result = replay.run(loaded, made, progress=bar.update, observe=exports)
+        result = replay.run(
+            loaded,
+            made,
+            progress=bar.update,
+            observe=exports,
+            max_memory=limit,
+            report=_tell,
+        )
     for line in exports.report if exports else []:
         print(line, file=sys.stderr)
     if json_ is not None:
@@ -111,7 +137,7 @@ def _read_spec(path: Path) -> tuple[RunSpec, Result | None]:
         result = load_one(path)
         return result.spec, result
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         message = f"cannot read the spec {path}: {reason}"
@@ -155,6 +181,8 @@ def compare(
         int | None,
         typer.Option("--jobs", help="Processes that share the schemes [2 if there is much to do]."),
     ] = None,
+    max_memory: MaxMemoryOption = None,
+    dry_run: DryRunOption = False,
     details: Annotated[
         bool,
         typer.Option(
@@ -162,6 +190,24 @@ def compare(
             help="Also what each scheme waits for, moves, launches and keeps in memory.",
         ),
     ] = False,
+    uncertainty: Annotated[
+        int | None,
+        typer.Option(
+            "--uncertainty",
+            help="Also replay so many draws of what is uncertain: a band for each scheme, and the "
+            "share of draws in which the order holds.",
+        ),
+    ] = None,
+    uncertainty_of: Annotated[
+        str | None,
+        typer.Option(
+            "--uncertainty-of",
+            help="What is drawn, of hardware, model and routing [hardware,model,routing].",
+        ),
+    ] = None,
+    uncertainty_seed: Annotated[
+        int | None, typer.Option("--uncertainty-seed", help="What the draws come from [0].")
+    ] = None,
     json_: JsonOption = None,
 ) -> None:
     """Replay a trace under several schemes and compare them, the fastest first."""
@@ -169,17 +215,23 @@ def compare(
     import replay
     from replay.files import check_target
     from replay.report.text import comparison_tables, ranking
+    from replay.run.host_memory import parse_size
     from replay.run.setup import load_trace
     from replay.schemes import find, supported
 
     if json_ is not None:
         check_target(json_)
+    drawn = _drawn(uncertainty, uncertainty_of, uncertainty_seed)
     spec = RunSpec(**settings_of(given))
     schemes = scheme or supported(hwmodel.load(spec.system, spec.overrides))
     options: dict[str, dict[str, str]] = {}
     for name, key, value in options_of(option or [], [find(one).name for one in schemes]):
         options.setdefault(name, {})[key] = value
+    limit = None if max_memory is None else parse_size(max_memory)
     loaded, spec = load_trace(None, spec)
+    if dry_run:
+        show(_estimates(loaded, spec, schemes, options, scheme is not None))
+        return
     replays = len(schemes) * len(set(placement or [""]))
     with progress(replays * _num_layers(spec, loaded), "layer") as bar:
         compared = replay.compare(
@@ -191,11 +243,67 @@ def compare(
             placements=placement,
             jobs=jobs if jobs is not None else _worth_two(spec, loaded),
             progress=bar.update,
+            max_memory=limit,
+            report=_tell,
         )
+    if drawn is not None:
+        with progress(drawn["draws"] * len(compared.results), "replay") as bar:
+            compared = replay.assess(compared, loaded, progress=bar.update, **drawn)
     if json_ is not None:
         compared.save(json_)
     show(comparison_tables(compared) if details else ranking(compared))
     _show_tuned(compared.results, name_all=bool(spec.tune))
+
+
+def _drawn(draws: int | None, of: str | None, seed: int | None) -> dict[str, Any] | None:
+    """What `replay.assess` is asked for; None where it is not asked.
+
+    Raises
+    ------
+    UserError
+        If a draw is described and none is asked for.
+    """
+    from replay.errors import UserError
+    from replay.uncertainty.assess import EVERYTHING, check
+
+    if draws is None:
+        if of is not None or seed is not None:
+            message = "--uncertainty N is missing: it says how many draws are replayed"
+            raise UserError(message)
+        return None
+    names = EVERYTHING if of is None else [name.strip() for name in of.split(",")]
+    check(draws, seed or 0, names)
+    return {"draws": draws, "seed": seed or 0, "of": names}
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _estimates(
+    trace: RoutingTrace,
+    spec: RunSpec,
+    schemes: Sequence[str],
+    options: Mapping[str, Mapping[str, str]],
+    are_named: bool,
+) -> Table:
+    """What the replay under each scheme takes; those without code for it are left out."""
+    from replay.report.tables import text_table
+    from replay.run.replayer import estimate
+    from replay.schemes import find
+    from replay.schemes.base import LayerRefusedError
+
+    table = text_table("What each replay takes, about", ("scheme", *WHAT_IT_TAKES))
+    for scheme in schemes:
+        own = options.get(find(scheme).name, {})
+        try:
+            found = estimate(trace, spec, scheme=scheme, options=dict(own))
+        except LayerRefusedError:
+            if are_named:
+                raise
+            continue
+        table.add_row(found.scheme, *found.cells())
+    return table
 
 
 def _num_layers(spec: RunSpec, trace: RoutingTrace) -> int:
@@ -204,7 +312,8 @@ def _num_layers(spec: RunSpec, trace: RoutingTrace) -> int:
         layers = trace.num_layers
     else:
         layers = 1 if isinstance(spec.layer, int) else len(spec.layer)
-    return layers * len(PASSES[spec.direction]) * spec.steps
+    number = layers * len(PASSES[spec.direction]) * spec.steps
+    return number if spec.sample_layers is None else min(number, spec.sample_layers)
 
 
 def _worth_two(spec: RunSpec, trace: RoutingTrace) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -12,9 +14,12 @@ from replay.cli.screen import progress
 from replay.errors import UserError
 
 if TYPE_CHECKING:
-    from replay.sweeps.run import Plan
+    from replay.sweeps.plan import Plan
+    from replay.sweeps.result import SweepResult
 
 SOME_REFUSED = 3
+SOME_FAILED = 4
+LINE_S = 60.0  # between lines about progress
 
 
 def sweep(
@@ -34,10 +39,32 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the points, and replay nothing.")
     ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            min=1,
+            help="Processes that replay [1]; of a cluster, workers [the cores].",
+            show_default=False,
+        ),
+    ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option("--scheduler", help="Replay on the workers of a Dask scheduler: its address."),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help="Replay on workers of Dask made for it: local or slurm."),
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option("--shard", metavar="I/N", help="Only the I-th of N shares, for job arrays."),
+    ] = None,
 ) -> None:
     """Replay every point of a study: options, GPUs, tokens, skew, seeds, in one table.
 
-    Exit code 3 says that some points cannot run; the table says why.
+    Several such commands on one folder share the work. Exit code 3 says that some points cannot
+    run, and 4 that some failed: the table says why, and the same command tries these again.
     """
     from replay.files import check_target, write_text
 
@@ -50,13 +77,13 @@ def sweep(
     if out is None and not dry_run:
         message = "where to? Give a folder with -o; what is there already is used again"
         raise UserError(message)
-    if json_ is not None and dry_run:
-        message = "--json has nothing to write with --dry-run"
+    if json_ is not None and (dry_run or shard is not None):
+        message = f"--json has nothing to write with {'--dry-run' if dry_run else '--shard'}"
         raise UserError(message)
     if json_ is not None:
         check_target(json_)
 
-    from replay.sweeps.run import plan_sweep
+    from replay.sweeps.plan import plan_sweep
     from replay.sweeps.run import sweep as carry_out
 
     plan = plan_sweep(study)
@@ -64,22 +91,82 @@ def sweep(
         _show_plan(plan, out)
         return
     assert out is not None
+    before = signal.signal(signal.SIGTERM, _interrupt)  # as Slurm ends jobs
     try:
         with progress(len(plan.tasks), "replay") as bar:
-            result = carry_out(plan, out, progress=bar.update, report=_tell)
+            result = carry_out(
+                plan,
+                out,
+                jobs=jobs,
+                scheduler=scheduler,
+                cluster=cluster,
+                shard=shard,
+                progress=_Progress(bar),
+                report=_tell,
+            )
     except KeyboardInterrupt:
         print(
             f"interrupted; what is finished is in {out}, and the same command goes on from there",
             file=sys.stderr,
         )
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if json_ is not None:
         write_text(json_, result.to_json())
-    print(result.text(), end="")
-    print(f"{out}: {result.num_computed} replayed, {result.num_reused} used again", file=sys.stderr)
+    if not result.num_missing:
+        print(result.text(), end="")
+    _conclude(result, out)
+
+
+def _interrupt(_: int, __: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+class _Progress:
+    """Shows progress and the time left: as a bar, or as a line a minute where nobody watches.
+
+    What was in the folder already says nothing about the time left.
+    """
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        self._begun = self._said = 0.0
+        self._found: int | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.time()
+        if self._found is None:
+            self._found, self._begun, self._said = done, now, now
+            self._bar.total = total
+            self._bar.initial = self._bar.n = self._bar.last_print_n = done
+            self._bar.start_t = self._bar.last_print_t = now
+            self._bar.smoothing = 0  # replays come in batches
+            return
+        self._bar.update(done - self._bar.n)
+        if self._bar.disable and now - self._said >= LINE_S:
+            self._said = now
+            seconds = (now - self._begun) * (total - done) / (done - self._found)
+            left = f"about {self._bar.format_interval(seconds)} left"
+            print(f"{done}/{total} replays, {left}", file=sys.stderr, flush=True)
+
+
+def _conclude(result: SweepResult, out: Path) -> None:
+    """Say what became of the replays, and end with the exit code for it."""
+    said = f"{out}: {result.num_computed} replayed, {result.num_reused} used again"
+    print(said + (f", {result.num_failed} failed" if result.num_failed else ""), file=sys.stderr)
+    if result.num_missing:
+        print(
+            f"{result.num_missing} replays of other shards are not there yet; the last shard "
+            "writes the tables",
+            file=sys.stderr,
+        )
+    if result.num_failed:
+        print(f"what went wrong is in {out / 'failures'}", file=sys.stderr)
     if result.num_refused:
         print(f"{result.num_refused} points cannot run; the table says why", file=sys.stderr)
-        raise typer.Exit(SOME_REFUSED)
+    if result.num_failed or result.num_refused:
+        raise typer.Exit(SOME_FAILED if result.num_failed else SOME_REFUSED)
 
 
 def _tell(line: str) -> None:

@@ -13,11 +13,12 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from replay.measure.result import LayerResult
+from replay.report.bands import bands_table
 from replay.report.mechanisms import mechanism_table, overhead_table
 from replay.report.memory import buffers_table, memory_table, room_notes
 from replay.report.tables import mb, placement_name, row_names, text_table
 from replay.report.waiting import waiting_table
-from replay.run.result import Comparison, Result
+from replay.run.result import Comparison, Result, Whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,7 +61,12 @@ def ranking(compared: Comparison) -> Group:
         *_outside_notes(compared),
         "What each scheme waits for, moves, launches and keeps in memory: --details.",
     ]
-    return Group(Text(_heading(*results)), _times_table(compared, results), Text("\n".join(notes)))
+    return Group(
+        Text(_heading(*results)),
+        _times_table(compared, results),
+        Text("\n".join(notes)),
+        *bands_table(compared),
+    )
 
 
 def comparison_tables(compared: Comparison) -> Group:
@@ -102,6 +108,7 @@ def comparison_tables(compared: Comparison) -> Group:
         *([memory] if memory else []),
         *([mechanisms] if mechanisms else []),
         Text("\n".join(notes)),
+        *bands_table(compared),
     )
 
 
@@ -326,6 +333,7 @@ def _heading(*results: Result) -> str:
         ),
         f"{types.gemm} GEMMs, {types.dispatch_rows} rows out, {types.combine_rows} rows back",
     ]
+    lines += [_estimated(one, one.estimate) for one in results if one.estimate is not None]
     for one in placed.values():
         routing = one.parts[0].routing
         under = f"{placement_name(one.spec.placement)}: " if len(placed) > 1 else ""
@@ -341,6 +349,16 @@ def _heading(*results: Result) -> str:
             f"{shared} slots run a request of another slot at another position"
         )
     return "\n".join(lines)
+
+
+def _estimated(result: Result, whole: Whole) -> str:
+    """The whole of which only some layers were replayed."""
+    margin = (whole.high_us - whole.low_us) / 2 / whole.makespan_us if whole.makespan_us else 0.0
+    return (
+        f"{result.scheme.name}: {whole.num_replayed} of {whole.num_layers} layers were replayed; "
+        f"all of them take an estimated {whole.makespan_us:,.1f} us +- {margin:.1%} "
+        f"({whole.confidence:.0%} confidence)"
+    )
 
 
 def _measured(result: Result) -> str:

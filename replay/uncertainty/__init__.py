@@ -1,0 +1,1 @@
+"""How sure a comparison is: replays on machines, with errors of the model and routing, drawn."""
