@@ -264,7 +264,8 @@ def mean_percent(found: np.ndarray) -> str:
 def written(text: str, key: str, value: float, source: str) -> str:
     """Replace one constant and its source in a preset's text, or add it to its section."""
     section, _, leaf = key.partition(".")
-    line = f'{leaf} = {{ value = {value!r}, source = "{source}", confidence = "medium" }}'
+    says = f'value = {value!r}, source = "{source}", confidence = "medium", spread = "fitted"'
+    line = f"{leaf} = {{ {says} }}"
     lines = text.splitlines()
     if f"[{section}]" not in lines:
         lines += ["", f"[{section}]"]

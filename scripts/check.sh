@@ -40,7 +40,7 @@ prepare_lowest() {
         # The lowest versions are those of the lowest Python: later ones have no wheels of them.
         uv venv --quiet --python 3.11 .venv-lowest
         uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct \
-            --compile-bytecode -e ".[dev,parquet,plots,remote]"
+            --compile-bytecode -e ".[dev,parquet,plots,remote,sweep]"
         touch "$stamp"
     fi
     # Code compiled by another numba is thrown away: without a place of its own each run of one

@@ -145,7 +145,7 @@ def preset_text(name: str, base: str, summary: str, values: dict[str, float], me
         value = float(f"{values[key]:.4g}")
         lines.append(
             f"{leaf} = {{ value = {value!r}, source = {json.dumps(measured)}, "
-            'confidence = "high" }'
+            'confidence = "high", spread = "by confidence" }'
         )
     return "\n".join(lines) + "\n"
 

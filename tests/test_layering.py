@@ -71,16 +71,17 @@ def test_there_is_something_to_read() -> None:
     assert "replay/graph/engine.py" in importers("replay.graph.taskgraph")
 
 
-ERRORS = "tracegen.errors"
-"""The one thing that all packages share: whoever calls two of them catches one error."""
+SHARED = ("tracegen.errors", "tracegen.regular")
+"""What all packages share: one error to catch, and one way to read a file that a user names."""
 
 
 def is_shared(name: str) -> bool:
-    return name == ERRORS or name.startswith(f"{ERRORS}.")
+    return any(name == one or name.startswith(f"{one}.") for one in SHARED)
 
 
-def test_the_shared_errors_import_nothing_of_the_product() -> None:
-    names = set(imports(ROOT / "tracegen/errors.py", with_types=True))
+@pytest.mark.parametrize("module", SHARED)
+def test_what_is_shared_imports_nothing_of_the_product(module: str) -> None:
+    names = set(imports(ROOT / f"{module.replace('.', '/')}.py", with_types=True))
     assert names
     assert not {name for name in names if name.split(".")[0] in (*PACKAGES, "traces")}
 
@@ -98,6 +99,7 @@ def test_traces_and_hardware_know_nothing_of_each_other_or_of_replay(package: st
 
 TRACEGEN_ROOMS = (
     "errors",     # shared by all packages
+    "regular",    # files that are read whole, shared too
     "models",     # shapes of models
     "trace",      # the trace in memory
     "file",       # the trace on disk, complete or still being captured

@@ -1,0 +1,137 @@
+"""What a layer costs under every scheme: CPU time to build, schedule and analyse, and memory.
+
+Run with ``pytest -m bench -s tests/bench/test_bench_schemes.py``, or as a program with names of
+schemes and a number of GPUs: ``python tests/bench/test_bench_schemes.py deepep comet --ranks 64``.
+Each scheme has a process of its own, with kernels that are compiled and loaded. Nothing is
+asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hwmodel
+from replay.graph import TaskGraph, schedule
+from replay.graph.engine import compile_ahead
+from replay.run.chain import ChainLink
+from replay.run.chain_results import build, layer_result
+from replay.run.tune import tune
+from replay.schemes import SCHEMES, Scheme
+from replay.schemes.registry import EXAMPLES
+from replay.work.layer import ExpertShape, LayerWork
+from replay.work.placement import place
+from replay.work.precision import Precision
+
+pytestmark = pytest.mark.bench
+
+SYSTEMS = {8: "dgx-h100", 64: "gb200-nvl72"}
+
+
+def uniform_layer(num_ranks: int, tokens: int, gemm_type: str) -> LayerWork:
+    """DeepSeek-V3's shape: every token goes to eight of 256 experts, all sets equally likely."""
+    rng = np.random.default_rng(0)
+    experts = np.empty((num_ranks * tokens, 8), np.int32)
+    for rank in range(num_ranks):
+        score = rng.random((tokens, 256), np.float32)
+        experts[rank * tokens : (rank + 1) * tokens] = np.argpartition(score, 8, axis=1)[:, :8]
+    return LayerWork(
+        experts,
+        np.repeat(np.arange(num_ranks), tokens).astype(np.int32),
+        place("contiguous", 256, num_ranks),
+        ExpertShape(7168, 2048),
+        Precision(gemm_type),
+    )
+
+
+def work_for(scheme: Scheme, num_ranks: int, tokens: int) -> LayerWork:
+    """The layer in FP8; in BF16, or of 128 tokens per GPU, where a scheme has no other code."""
+    for count in (tokens, 128):
+        for gemm_type in ("fp8", "bf16"):
+            work = uniform_layer(num_ranks, count, gemm_type)
+            if not scheme.refuses(work):
+                return work
+    raise AssertionError(scheme.name)
+
+
+def timed(action: Callable[[], Any]) -> tuple[float, Any]:
+    """CPU seconds of an action, and what it returned."""
+    begin = time.process_time()
+    result = action()
+    return time.process_time() - begin, result
+
+
+def peak_MB() -> int:
+    """Most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000
+
+
+def line_of(name: str, num_ranks: int) -> str:
+    """Replay a layer of a scheme, and say what that took."""
+    scheme, system = (SCHEMES | EXAMPLES)[name], hwmodel.load(SYSTEMS[num_ranks])
+    work = work_for(scheme, num_ranks, 4096)
+    warm(system, scheme)
+    before = peak_MB()
+    link, tune_s, trials = ChainLink(lambda: work), 0.0, 0
+    if scheme.is_tuned(None):
+
+        def described(trial: Scheme) -> TaskGraph:
+            return build([link], system, trial, "eager").built.graph
+
+        tune_s, (scheme, tried) = timed(lambda: tune(scheme, described))
+        trials = len(tried)
+    build_s, chain = timed(lambda: build([link], system, scheme, "eager"))
+    schedule_s, timeline = timed(lambda: schedule(chain.built.graph))
+    read_s, _ = timed(lambda: layer_result(link, chain, timeline, scheme))
+    tasks, total_s = timeline.graph.num_tasks, build_s + schedule_s + read_s
+    searched = f" and {trials} trials {tune_s:.2f} s" if trials else ""
+    what = f"{name:17s} {work.num_tokens // num_ranks:>4} tokens {work.precision.gemm}"
+    times = f"build {build_s:5.2f}  schedule {schedule_s:5.2f}  analysis {read_s:5.2f}"
+    rate = f"all {total_s:5.2f} s  {total_s / tasks * 1e6:5.2f} s per M tasks"
+    memory = f"{peak_MB():>6,} MB (before: {before})"
+    return f"{what} {tasks:>10,} tasks  {times}  {rate}  {memory}{searched}"
+
+
+def warm(system: hwmodel.System, scheme: Scheme) -> None:
+    """Replay a small layer, so that everything is imported and loaded."""
+    compile_ahead()
+    work = work_for(scheme, 8, 16)
+    link = ChainLink(lambda: work)
+    chain = build([link], system, scheme, "eager")
+    layer_result(link, chain, schedule(chain.built.graph), scheme)
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, *SCHEMES])
+def test_layer_of_a_scheme(name: str) -> None:
+    _print_line(name, 8)
+
+
+@pytest.mark.parametrize("name", ["deepep", "dysharp"])
+def test_layer_on_64_gpus(name: str) -> None:
+    _print_line(name, 64)
+
+
+def _print_line(name: str, num_ranks: int) -> None:
+    call = [sys.executable, __file__, "--here", name, "--ranks", str(num_ranks)]
+    subprocess.run(call, check=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=[*EXAMPLES, *SCHEMES])
+    parser.add_argument("--ranks", type=int, default=8, choices=SYSTEMS)
+    parser.add_argument("--here", action="store_true", help="one scheme, in this process")
+    given = parser.parse_args()
+    for scheme_name in given.names:
+        if given.here:
+            print(line_of(scheme_name, given.ranks), flush=True)  # noqa: T201
+        else:
+            _print_line(scheme_name, given.ranks)

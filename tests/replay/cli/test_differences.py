@@ -1,0 +1,81 @@
+"""``moereplay diff``, and ``compare --uncertainty`` on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import replay
+import tracegen
+from replay.cli.app import main
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, synthetic):
+    """A trace, and comparisons of it."""
+    folder = tmp_path_factory.mktemp("files")
+    trace = synthetic(ranks=4, tokens_per_rank=8)
+    tracegen.write(trace, folder / "t.h5")
+    for name, value in (("a", 15.0), ("b", 60.0)):
+        settings = {"layer": 0, "overrides": {"overheads.host_sync_us": value}}
+        replay.compare(trace, ["deepep", "nccl-alltoall"], **settings).save(folder / f"{name}.json")
+    (folder / "cut.json").write_text((folder / "a.json").read_text()[:2000])
+    (folder / "study.json").write_text('{"format": "moereplay-study/1"}')
+    return folder
+
+
+def run(capsys, *arguments):
+    """Exit code, output and errors of a command."""
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    said = capsys.readouterr()
+    return end.value.code or 0, said.out, said.err
+
+
+def test_diff_says_what_and_why(capsys, files):
+    code, out, _ = run(capsys, "diff", files / "a.json", files / "b.json")
+    assert code == 0
+    assert "system.overheads.host_sync_us" in out and "overhead" in out
+
+
+def test_diff_ends_with_1_only_if_that_is_asked_for(capsys, files):
+    a, b = files / "a.json", files / "b.json"
+    assert run(capsys, "diff", a, b, "--exit-code")[0] == 1
+    assert run(capsys, "diff", a, a, "--exit-code")[0] == 0
+
+
+def test_diff_writes_json(capsys, files, tmp_path):
+    run(capsys, "diff", files / "a.json", files / "b.json", "--json", tmp_path / "d.json")
+    assert json.loads((tmp_path / "d.json").read_text())["is_same"] is False
+
+
+@pytest.mark.parametrize("name", ["cut.json", "study.json", "missing.json", "t.h5"])
+def test_what_is_no_result_is_refused_in_a_line(capsys, files, name):
+    code, out, err = run(capsys, "diff", files / "a.json", files / name)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and name in err and err.count("\n") == 1
+
+
+def test_compare_draws_what_is_uncertain(capsys, files, tmp_path):
+    code, out, _ = run(
+        capsys, "compare", files / "t.h5", "--layer", 0, "--scheme", "deepep", "--scheme", "ideal",
+        "--uncertainty", 3, "--uncertainty-of", "model, hardware", "--uncertainty-seed", 4,
+        "--json", tmp_path / "c.json",
+    )  # fmt: skip
+    assert code == 0 and "How sure it is: 3 draws of hardware and model, seed 4" in out
+    found = replay.load_result(tmp_path / "c.json").uncertainty
+    assert (found.draws, found.seed, found.drawn) == (3, 4, ["hardware", "model"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--uncertainty", 0], "draws must be at least 1"),
+        (["--uncertainty", 2, "--uncertainty-of", "links"], "known: hardware, model, routing"),
+        (["--uncertainty-of", "model"], "--uncertainty N is missing"),
+    ],
+)
+def test_draws_that_are_not_possible_are_refused_before_a_replay(capsys, files, arguments, says):
+    code, out, err = run(capsys, "compare", files / "t.h5", *arguments)
+    assert (code, out) == (2, "") and says in err
