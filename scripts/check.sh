@@ -27,6 +27,12 @@ results() {
         # The files name the versions that wrote them; what a trace is does not depend on them.
         "$1/python" -c 'import tracegen; print(*(tracegen.load(f"{n}.h5").content_id for n in ("zipf", "latent")))' \
             > traces.txt
+        # Neither do the rows of a study: Parquet's files name the library that wrote them.
+        "$1/python" -c 'import pathlib, pyarrow.parquet as parquet
+for part in sorted(pathlib.Path("sweep/results").rglob("*.parquet")):
+    table = parquet.read_table(part)
+    part.with_suffix(".txt").write_text(f"{[(field.name, str(field.type)) for field in table.schema]}\n{table.to_pylist()}\n")
+    part.unlink()'
         rm ./*.h5
     ) > /dev/null
 }
