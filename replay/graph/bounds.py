@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replay.graph.checks import topological_order
 from replay.graph.columns import fixed, stepped
 from replay.graph.recent import Recent
 from replay.graph.taskgraph import GraphPart, Int64s, TaskGraph
@@ -138,10 +137,8 @@ def _longest_chain_ps(graph: TaskGraph, ready: Int64s) -> int:
     if graph.num_tasks == 0:
         return 0
     gates = graph.gates
-    if graph.is_numbered_forward and len(gates) == 0:
-        order = np.empty(0, np.int32)  # ids are the order
-    else:
-        order = topological_order(graph)
+    is_forward = graph.is_numbered_forward and len(gates) == 0  # then ids are the order
+    order = np.empty(0, np.int32) if is_forward else graph.order
     return int(
         kernels.longest_chain(
             order,

@@ -31,28 +31,16 @@ def check_acyclic(graph: TaskGraph) -> None:
     """
     if graph.is_numbered_forward and len(graph.gates) == 0:
         return  # ids are a topological order: seen for free while the edges were counted
-    if topological_order(graph).size < graph.num_tasks + 2 * len(graph.gates):
+    if graph.order.size < graph.num_tasks + 2 * len(graph.gates):
         _raise_cycle(graph)
-
-
-def topological_order(graph: TaskGraph) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """Tasks so that predecessors come first; shorter than the graph if it has a cycle.
-
-    Numbers from ``num_tasks`` on stand for gates: ``num_tasks + 2 g`` is the moment when all
-    members of gate ``g`` have arrived, ``num_tasks + 2 g + 1`` when all its tiles are done.
-    """
-    from replay.graph.kernels import order_tasks
-
-    return order_tasks(graph)
 
 
 def _raise_cycle(graph: TaskGraph) -> None:
     """Find one cycle among the tasks no order reaches, and raise with its names."""
     import networkx as nx
 
-    reached = topological_order(graph)
     unreached = np.ones(graph.num_tasks + 2 * len(graph.gates), np.bool_)
-    unreached[reached] = False
+    unreached[graph.order] = False
     src, dst = (ends.astype(np.int64) for ends in graph.edges())
     gates, base = graph.gates, graph.num_tasks
     gate_of_member = np.repeat(np.arange(len(gates)), np.diff(gates.member_indptr))

@@ -212,13 +212,6 @@ def add_in_place(column: npt.NDArray[Any], amount: int) -> npt.NDArray[Any]:
     return (column + amount).astype(column.dtype)
 
 
-def run_of(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | slice:
-    """Ascending rows as a slice if none is left out between them, which is faster to write to."""
-    if rows.size and int(rows[-1]) - int(rows[0]) + 1 == rows.size:
-        return slice(int(rows[0]), int(rows[-1]) + 1)
-    return rows
-
-
 class EdgeBlocks:
     """Edges, kept as they were given until they are sorted: no array of all edges is ever made.
 

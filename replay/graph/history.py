@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replay.graph.columns import run_of
 from replay.graph.critical_path import CriticalPath, Links, Served, path_of
-from replay.graph.scheduler import NEVER, Piece
+from replay.graph.piece import NEVER, Piece, Rows
 from replay.graph.taskgraph import GraphPart, Int64s, TaskGraph
+
+UNKNOWN = -1
 
 
 @dataclass(eq=False)
-class _Part:
+class PastPart:
     """Tasks of a part, as far as they are over.
 
     Attributes
@@ -26,7 +27,8 @@ class _Part:
     first, num_left
         Its first task, and how many are not over.
     links
-        (task,): all its tasks, as if they were links.
+        (task,): all its tasks, as if they were links; those that are not over start, and are
+        visible, at `UNKNOWN`.
     entries
         Tasks of earlier parts that it waits for.
     waits_since_ps, last_start_ps, last_end_ps
@@ -43,32 +45,39 @@ class _Part:
     last_end_ps: int = -1
 
     @classmethod
-    def of(cls, part: GraphPart) -> _Part:
+    def of(cls, part: GraphPart) -> PastPart:
+        """A part of which nothing is over."""
         graph, count = part.graph, part.graph.num_tasks
-        # Of a task that is not over nothing is read but its end, which says so.
-        ready, start, visible, cause = (np.empty(count, np.int64) for _ in range(4))
+        # Of a task that is not over nothing is read but its end, 0, and what says so.
+        ready, cause = (np.empty(count, np.int64) for _ in range(2))
+        start, visible = (np.full(count, UNKNOWN, np.int64) for _ in range(2))
         end = np.zeros(count, np.int64)
         nobody = np.empty(0, np.int64)  # tasks are told by their places
         links = Links(nobody, graph.kind, graph.resource, ready, start, end, visible, cause)
         return cls(part.first_task, count, links, np.unique(part.outer_source).astype(np.int64))
 
-    def put(self, piece: Piece, done: Int64s) -> None:
+    def put(self, piece: Piece, done: Rows) -> None:
         """Note what has become of some of its tasks."""
-        timeline, place = piece.timeline, run_of(piece.ids[done] - self.first)
-        own = run_of(done)
-        ready, start = piece.met.ready_ps[own], timeline.start_ps[own]
-        self.links.ready_ps[place] = ready
-        self.links.start_ps[place] = start
-        self.links.end_ps[place] = timeline.end_ps[own]
-        self.links.visible_ps[place] = timeline.visible_ps[own]
-        self.links.cause[place] = piece.met.cause[own]
-        self.num_left -= ready.size
-        at_server = self.links.resource[place] >= 0
+        timeline, links, met = piece.timeline, self.links, piece.met
+        for column, values in (
+            (links.ready_ps, met.ready_ps),
+            (links.start_ps, timeline.start_ps),
+            (links.end_ps, timeline.end_ps),
+            (links.visible_ps, timeline.visible_ps),
+            (links.cause, met.cause),
+        ):
+            done.put(column, values)
+        self.num_left -= done.num_tasks
+        ready, start, end = (
+            of[done.places] for of in (links.ready_ps, links.start_ps, links.end_ps)
+        )
+        at_server = links.resource[done.places] >= 0
+        if done.is_done is not None:
+            at_server &= done.is_done
         waited = at_server & (start > ready)
-        self.waits_since_ps = int(ready[waited].min(initial=self.waits_since_ps))
-        self.last_start_ps = int(start[at_server].max(initial=self.last_start_ps))
-        end = timeline.end_ps[own]
-        self.last_end_ps = int(end[at_server].max(initial=self.last_end_ps))
+        self.waits_since_ps = int(ready.min(initial=self.waits_since_ps, where=waited))
+        self.last_start_ps = int(start.max(initial=self.last_start_ps, where=at_server))
+        self.last_end_ps = int(end.max(initial=self.last_end_ps, where=at_server))
 
     @property
     def past(self) -> int:
@@ -80,8 +89,8 @@ class History:
     """Follows a graph that is scheduled part by part, to tell its critical path in the end."""
 
     def __init__(self) -> None:
-        self._told: list[_Part] = []  # whose services others may have waited behind
-        self._parts: list[_Part] = []  # not yet told
+        self._told: list[PastPart] = []  # whose services others may have waited behind
+        self._parts: list[PastPart] = []  # not yet told
         self._last = (-1, 0)  # when the task that is visible last is visible, and its number
         self._row: dict[int, int] = {}  # of each kept task
         self._links: list[Links] = []
@@ -89,23 +98,22 @@ class History:
         self._behind: list[dict[str, int]] = []
         self._graph: TaskGraph | None = None
 
-    def begin(self, part: GraphPart) -> None:
-        """Note that a part is added."""
-        self._parts.append(_Part.of(part))
+    def begin(self, part: GraphPart) -> PastPart:
+        """Note that a part is added; returns what is going to be known of it."""
+        self._parts.append(PastPart.of(part))
         self._graph = part.graph
+        return self._parts[-1]
 
     def add(self, piece: Piece) -> None:
         """Note what has become of tasks."""
-        done = np.flatnonzero(piece.is_done)
-        ids = piece.ids[done]
-        if done.size:
-            visible = piece.timeline.visible_ps[done]
+        if piece.done.size:
+            visible = piece.timeline.visible_ps[piece.done]
             latest = int(visible.max())
-            self._last = max(self._last, (latest, -int(ids[visible == latest].min())))
+            self._last = max(self._last, (latest, -int(piece.done_ids[visible == latest].min())))
         for part in self._parts:
-            own = slice(*np.searchsorted(ids, [part.first, part.past]).tolist())
-            if own.start < own.stop:
-                part.put(piece, done[own])
+            done = piece.of(part.first, part.past)
+            if done.num_tasks:
+                part.put(piece, done)
         # Later parts can only wait for tasks of the last two, and for those that one has waited
         # for; and what a task has waited behind is over when all that began before it is.
         while (
@@ -157,7 +165,7 @@ class History:
         self._behind += behind
         self._told.append(self._parts.pop(0))
 
-    def _kept(self, part: _Part) -> Int64s:
+    def _kept(self, part: PastPart) -> Int64s:
         """Places of the tasks on chains that leave a part."""
         entries = [later.entries for later in self._parts]
         leaves = np.concatenate([*entries, [-self._last[1]]]).astype(np.int64)

@@ -8,7 +8,7 @@ import numpy as np
 
 from replay.graph.kernels import layout as k
 from replay.graph.state import FIXED, FLYING, FRESH, PAST, QUEUED, SERVING, Keys, Laid, State
-from replay.graph.taskgraph import LINE, Int64s, TaskGraph
+from replay.graph.taskgraph import LINE, Int8s, Int64s, TaskGraph
 
 
 def state_of(laid: Laid, graph: TaskGraph, before: State) -> State:
@@ -69,7 +69,7 @@ def state_of(laid: Laid, graph: TaskGraph, before: State) -> State:
         free_units=arrays["pools"]["free"].copy(),
         line_free_ps=_line_free(laid, graph, before),
         **_turns_of(laid, graph, before),
-        keys=_keys_of(laid, graph, before),
+        keys=_keys_of(laid, graph, before, status),
         found=arrays["found"],
         port_served=_or_none(arrays["port_served"], len(graph.touches)),
         backing_served=_or_none(arrays["backing_served"], len(graph.touches)),
@@ -112,32 +112,39 @@ def _turns_of(laid: Laid, graph: TaskGraph, before: State) -> dict[str, Any]:
     return {"turns": turns, "served": served}
 
 
-def _keys_of(laid: Laid, graph: TaskGraph, before: State) -> Keys:
-    """Keys that tables hold or held, those of a table from its oldest to its newest."""
+def _keys_of(laid: Laid, graph: TaskGraph, before: State, status: Int8s) -> Keys:
+    """Keys that tables hold, those of a table from its oldest to its newest, and others asked for.
+
+    The others are those that somebody who is left will ask for, and that a table has held.
+    """
     arrays = laid.parts
     records = arrays["keys"]
     if not records.size:
         return Keys.none()
-    touch, known = arrays["touches"], before.keys
-    table, key = np.zeros(records.size, np.int64), np.zeros(records.size, np.int64)
-    table[laid.known_keys], key[laid.known_keys] = known.table, known.key
-    table[touch["key"]] = graph.touches.table[touch["row"]]
-    key[touch["key"]] = graph.touches.key[touch["row"]]
+    touch, known, touches = arrays["touches"], before.keys, graph.touches
     chains: list[int] = []
     newer = records["newer"].tolist()
     for oldest in arrays["tables"]["oldest"].tolist():
         while oldest >= 0:
             chains.append(oldest)
             oldest = newer[oldest]
-    present = np.array(chains, np.int64)
-    gone = np.flatnonzero(records["state"] == k.EVICTED)
-    numbers = np.concatenate([present, gone])
-    units = arrays["forms"]["room"][records["form"][numbers]] >> k.ROOM_FLAGS
+    is_gone = np.zeros(records.size, np.bool_)
+    is_gone[touch["key"][status[touches.task[touch["row"]]] != PAST]] = True
+    is_gone &= records["state"] == k.EVICTED
+    numbers = np.concatenate([np.array(chains, np.int64), np.flatnonzero(is_gone)])
+    # Which they are: some were known before, and some touch asks for each of the others.
+    is_told = is_gone
+    is_told[chains] = True
+    table, key = np.zeros(records.size, np.int64), np.zeros(records.size, np.int64)
+    table[laid.known_keys], key[laid.known_keys] = known.table, known.key
+    asks = np.flatnonzero(is_told[touch["key"]])
+    of, row = touch["key"][asks], touch["row"][asks]
+    table[of], key[of] = touches.table[row], touches.key[row]
     return Keys(
         table=table[numbers],
         key=key[numbers],
-        units=units,
+        units=arrays["forms"]["room"][records["form"][numbers]] >> k.ROOM_FLAGS,
         time=records["time"][numbers],
         arrival=records["arrival"][numbers],
-        is_present=np.arange(numbers.size) < present.size,
+        is_present=np.arange(numbers.size) < len(chains),
     )

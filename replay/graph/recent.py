@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from replay.graph.columns import run_of
 from replay.graph.errors import GraphError
 from replay.graph.taskgraph import GraphPart, Int64s
+
+if TYPE_CHECKING:
+    from replay.graph.piece import Piece
 
 _UNKNOWN = -1
 
@@ -34,16 +38,22 @@ class Recent:
         self._parts = [*self._parts[-1:], (part.first_task, unknown)]
         return asked
 
-    def put(self, ids: Int64s, values: Int64s) -> None:
-        """Remember numbers from 0 on, of tasks (task,) in order; of tasks long over none."""
+    def put(self, piece: Piece, values: Int64s) -> None:
+        """Remember numbers from 0 on of what became visible in a piece.
+
+        Parameters
+        ----------
+        values
+            (task,): of the piece's tasks; of those that are long over none is remembered.
+        """
         for first, known in self._parts:
-            some = slice(*np.searchsorted(ids, [first, first + known.size]).tolist())
-            known[run_of(ids[some] - first)] = values[some]
+            piece.of(first, first + known.size).put(known, values)
         if self._older:
-            older = slice(0, int(np.searchsorted(ids, self._parts[0][0])))
-            for task, value in zip(ids[older].tolist(), values[older].tolist(), strict=True):
+            older = slice(0, int(np.searchsorted(piece.done_ids, self._parts[0][0])))
+            tasks, rows = piece.done_ids[older].tolist(), piece.done[older].tolist()
+            for task, row in zip(tasks, rows, strict=True):
                 if task in self._older:
-                    self._older[task] = value
+                    self._older[task] = int(values[row])
 
     def put_last(self, values: Int64s) -> None:
         """Remember numbers of all tasks of the last part (task,)."""

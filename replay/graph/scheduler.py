@@ -2,65 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from replay.graph.columns import stepped
 from replay.graph.engine import raise_if_failed
 from replay.graph.errors import EngineError
 from replay.graph.joining import with_part
 from replay.graph.met import Met, last_met
 from replay.graph.pausing import state_of
+from replay.graph.piece import NEVER, Piece
 from replay.graph.recent import Recent
-from replay.graph.state import FIXED, FLYING, FRESH, PAST, QUEUED, SERVING, State
+from replay.graph.state import FIXED, FRESH, PAST, QUEUED, SERVING, State
 from replay.graph.stuck import describe_deadlock
-from replay.graph.taskgraph import Bools, GraphPart, Int64s, TaskGraph
+from replay.graph.taskgraph import GraphPart, Int64s, TaskGraph
 from replay.graph.timeline import Drawn, Timeline
 from replay.graph.windows import Window
 
-NEVER = 2**63 - 1
 #: Tasks that are over and that a part waits for, for which there is room without a copy.
 _MOST_REPORTED = 1024
 
 
 class OutOfOrderError(EngineError):
     """A part came too late: something of it should have happened before what has happened."""
-
-
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """What has become of a graph since the piece before.
-
-    Attributes
-    ----------
-    timeline
-        The schedule of a window of the graph; its times hold where `is_done`.
-    is_done
-        (task,): tasks that became visible in this piece. Every task of the graph is done in one
-        piece; its touches, and what they drew, are in the same one.
-    ids, touch_ids
-        (task,), (touch,): numbers in the whole.
-    met
-        When each task became ready, and for whom it waited last.
-    now_ps
-        The moment up to which everything has happened.
-    begun_since_ps
-        When the first of the tasks began that have begun and are not over; `NEVER` for none.
-    served_since_ps, waits_since_ps
-        Of the tasks that are not over, when the first of those in service began, and since when the
-        first of those waited that had to wait for a server; both `NEVER` if there are none.
-    """
-
-    timeline: Timeline
-    is_done: Bools
-    ids: Int64s
-    touch_ids: Int64s
-    met: Met
-    now_ps: int
-    begun_since_ps: int
-    served_since_ps: int
-    waits_since_ps: int
 
 
 class Scheduler:
@@ -133,68 +98,82 @@ class Scheduler:
             raise OutOfOrderError(message)
         state = state_of(laid, graph, before)
         is_over = state.status == PAST
-        if not arrays["status"][layout.SIGNALS] and not is_over.all():
+        left = np.flatnonzero(~is_over)
+        if not arrays["status"][layout.SIGNALS] and left.size:
             is_started = ~np.isin(state.status, (FRESH, QUEUED, FIXED))
             raise EngineError(describe_deadlock(graph, is_started, state.status == QUEUED))
         timeline = _timeline(graph, arrays, state)
         self._check_order(before, state, timeline)
-        left = np.flatnonzero(~is_over)
         met, edges = last_met(timeline, (is_over.view(np.int8), 1), window.met, left)
-        is_done = is_over & ~window.is_counted
-        begun = np.isin(state.status, (SERVING, FLYING)) & (graph.resource >= 0)
-        waits = np.isin(state.status, (QUEUED, FIXED)) & (graph.resource >= 0)
-        waits |= begun & (timeline.start_ps > met.ready_ps)
+        # Of those whose start is fixed the records have lost since when they wait.
+        fixed = left[state.status[left] == FIXED]
+        state.ready_ps[fixed] = met.ready_ps[fixed]
         piece = Piece(
             timeline,
-            is_done,
+            is_over & ~window.is_counted,
             window.ids,
             window.touch_ids,
             met,
             state.now_ps,
-            begun_since_ps=int(
-                timeline.start_ps[np.isin(state.status, (SERVING, FLYING, FIXED))].min(
-                    initial=NEVER
-                )
-            ),
-            served_since_ps=int(timeline.start_ps[begun].min(initial=NEVER)),
-            waits_since_ps=int(met.ready_ps[waits].min(initial=NEVER)),
+            **_since(timeline, met, state, left),
         )
-        self._visible_ps.put(window.ids[is_done], state.visible_ps[is_done])
-        # Of those whose start is fixed the records have lost since when they wait.
-        since = np.where(state.status == FIXED, met.ready_ps, state.ready_ps)
-        state = replace(state, ready_ps=since)
+        self._visible_ps.put(piece, state.visible_ps)
         after = Window(graph, state, window.touch_ids, window.is_counted | is_over, met)
-        self._window = after.rest(edges)
+        self._window = after.rest(left, edges)
         return piece
 
     def _check_order(self, before: State, state: State, timeline: Timeline) -> None:
         """Refuse what began before the pause where something else happened or waited."""
-        graph, start, end = timeline.graph, timeline.start_ps, timeline.end_ps
-        is_new = state.status != FRESH
-        is_new[: before.status.size] &= before.status == FRESH
-        early = np.flatnonzero(is_new & (start < before.now_ps) & (state.status != QUEUED))
-        where = graph.resource[early]
-        is_bad = (where >= 0) & (start[early] < self._busy_until[where])
-        waits = np.zeros(len(graph.resources) + 1, np.bool_)
-        waited = np.flatnonzero(np.isin(before.status, (QUEUED, FIXED)))
-        waits[graph.resource[waited]] = True
-        is_bad |= (where >= 0) & waits[where]
+        from replay.graph.kernels import Ends, find_last_ends
+
+        graph, start = timeline.graph, timeline.start_ps
+        early = np.flatnonzero(start < before.now_ps)
+        known = np.append(before.status, np.int8(FRESH))[np.minimum(early, before.status.size)]
+        is_new = (known == FRESH) & ~np.isin(state.status[early], (FRESH, QUEUED))
+        early = early[is_new]
         if early.size:
-            needs = np.zeros(graph.num_tasks, np.bool_)
-            for tasks in (graph.takes.task, graph.takes.released_by, graph.touches.task):
-                needs[tasks] = True
-            is_bad |= needs[early]
+            self._check_early(early, before, timeline)
+        find_last_ends(
+            Ends(
+                num_tasks=graph.num_tasks,
+                resource=stepped(graph.resource),
+                status=state.status,
+                is_known_from=FIXED,
+                end=timeline.end_ps,
+                last=self._busy_until,
+            )
+        )
+        np.maximum(self._busy_until, state.line_free_ps, out=self._busy_until)
+
+    def _check_early(self, early: Int64s, before: State, timeline: Timeline) -> None:
+        graph, start = timeline.graph, timeline.start_ps[early]
+        where = graph.resource[early]
+        waits = np.zeros(len(graph.resources) + 1, np.bool_)
+        waits[graph.resource[np.flatnonzero(np.isin(before.status, (QUEUED, FIXED)))]] = True
+        needs = np.zeros(graph.num_tasks, np.bool_)
+        for tasks in (graph.takes.task, graph.takes.released_by, graph.touches.task):
+            needs[tasks] = True
+        is_bad = (where >= 0) & (waits[where] | (start < self._busy_until[where])) | needs[early]
         if is_bad.any():
-            late = int(early[int(np.argmax(is_bad))])
+            row = int(np.argmax(is_bad))
             message = (
-                f"{graph.describe(late)} should have begun at {int(start[late])} ps, "
+                f"{graph.describe(int(early[row]))} should have begun at {int(start[row])} ps, "
                 "before its part was added"
             )
             raise OutOfOrderError(message)
-        served = np.flatnonzero((graph.resource >= 0) & (state.status >= FIXED))
-        np.maximum.at(self._busy_until, graph.resource[served], end[served])
-        lines = state.line_free_ps > 0
-        self._busy_until[lines] = np.maximum(self._busy_until[lines], state.line_free_ps[lines])
+
+
+def _since(timeline: Timeline, met: Met, state: State, left: Int64s) -> dict[str, int]:
+    """Since when something is under way of the tasks that are left; see `Piece`."""
+    status, start, ready = state.status[left], timeline.start_ps[left], met.ready_ps[left]
+    has_server = timeline.graph.resource[left] >= 0
+    begun = (status >= SERVING) & has_server
+    waits = np.isin(status, (QUEUED, FIXED)) & has_server | begun & (start > ready)
+    return {
+        "begun_since_ps": int(start[status >= FIXED].min(initial=NEVER)),
+        "served_since_ps": int(start[begun].min(initial=NEVER)),
+        "waits_since_ps": int(ready[waits].min(initial=NEVER)),
+    }
 
 
 def _timeline(graph: TaskGraph, arrays: dict[str, Any], state: State) -> Timeline:

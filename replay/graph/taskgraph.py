@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -254,6 +255,17 @@ class TaskGraph:
         """Number of tasks."""
         return int(self.resource.size)
 
+    @cached_property
+    def order(self) -> Int32s:
+        """Tasks so that predecessors come first; fewer than there are if there is a cycle.
+
+        Numbers from ``num_tasks`` on stand for gates: ``num_tasks + 2 g`` is the moment when all
+        members of gate ``g`` have arrived, ``num_tasks + 2 g + 1`` when all its tiles are done.
+        """
+        from replay.graph.kernels import order_tasks
+
+        return order_tasks(self)
+
     @classmethod
     def from_edges(
         cls,
@@ -310,11 +322,19 @@ class TaskGraph:
 
     def edges(self) -> tuple[Int32s, Int32s]:
         """All edges as (sources, targets), each (edge,), by source; gates are not among them."""
-        sources = np.repeat(
-            np.arange(self.num_tasks, dtype=np.int32), np.diff(self.indptr).astype(np.int64)
+        return self.edges_of(np.arange(self.num_tasks, dtype=np.int32))
+
+    def edges_of(self, tasks: Int32s | Int64s) -> tuple[Int32s, Int32s]:
+        """Edges from some tasks (task,), as `edges`; the sources are of the tasks' type."""
+        first = self.indptr[tasks].astype(np.int64)
+        count = self.indptr[tasks + 1] - first
+        past = np.cumsum(count)
+        rows = np.arange(int(past[-1]) if count.size else 0) + np.repeat(
+            first - past + count, count
         )
-        is_task = self.successors >= 0
-        return sources[is_task], self.successors[is_task]
+        targets = self.successors[rows]
+        is_task = targets >= 0
+        return np.repeat(tasks, count)[is_task], targets[is_task]
 
     def describe(self, task: int) -> str:
         """Put a task in words, for messages: id, kind, resource and rank."""

@@ -77,13 +77,15 @@ class Window:
             Met.nobody(graph.num_tasks),
         )
 
-    def rest(self, waited: Met) -> Window:
+    def rest(self, left: Int64s, waited: Met) -> Window:
         """What is left: tasks that are not over, and those that something of them refers to.
 
         Parameters
         ----------
+        left
+            (left task,): tasks that are not over.
         waited
-            Whom each task waited for last that is not over (left task,), edges alone.
+            Whom each of these waited for last (left task,), edges alone.
         """
         graph, state, status = self.graph, self.state, self.state.status
         is_over = status == PAST
@@ -112,8 +114,8 @@ class Window:
             left_takes = replace(left_takes, share=share.astype(np.int32))
         left_gates = _left_gates(gates, is_open, of_member, of_tile, place)
         edges = EdgeBlocks()
-        source, target = graph.edges()
-        waits = ~is_over[source] & (status[target] == FRESH)
+        source, target = graph.edges_of(left)
+        waits = status[target] == FRESH
         edges.append(place[source[waits]], place[target[waits]], int(waits.sum()))
         indptr, successors, num_edges = with_events(edges, left_gates, rows.size, status[rows])
         kept = replace(
@@ -129,16 +131,16 @@ class Window:
             num_edges=num_edges,
             ids=self.ids[rows],
         )
-        left = replace(
+        of_rows = replace(
             state,
             **each(_OF_TASKS, lambda name: getattr(state, name)[rows]),
             **each(_OF_TOUCHES, lambda name: getattr(state, name)[of_touch]),
             keys=_left_keys(state.keys, left_touches),
             **_left_slots(state, gates, of_member, of_tile, is_open, place),
         )
-        met, left_place = Met.nobody(rows.size), place[np.flatnonzero(~is_over)]
-        met.ready_ps[left_place], met.cause[left_place] = waited.ready_ps, waited.cause
-        return Window(kept, left, self.touch_ids[of_touch], self.is_counted[rows], met)
+        met = Met.nobody(rows.size)
+        met.ready_ps[place[left]], met.cause[place[left]] = waited.ready_ps, waited.cause
+        return Window(kept, of_rows, self.touch_ids[of_touch], self.is_counted[rows], met)
 
 
 _OF_TASKS = (

@@ -37,7 +37,7 @@ from replay.measure.result import Measures
 if TYPE_CHECKING:
     from replay.graph import CriticalPath as GraphPath
     from replay.graph import TaskGraph, Timeline
-    from replay.graph.scheduler import Piece
+    from replay.graph.piece import Piece
     from replay.graph.taskgraph import GraphPart
     from replay.machine.machine import Machine
     from replay.machine.notes import Notes
@@ -138,16 +138,14 @@ class Measured:
         layer
             (task,): the layer of each, -1 for none; None if nobody asks for `layers`.
         """
-        self._history.begin(part)
+        self._times.begin(self._history.begin(part))
         self._chain.add(part)
-        self._times.begin(part)
         self.count(part.graph, part.first_task, part.first_touch, notes, layer)
         self._num_edges += part.outer_source.size
 
     def add(self, piece: Piece) -> None:
         """Go on with a piece."""
         self._history.add(piece)
-        self._times.add(piece)
         self.read(Progress.of(piece), self._times)
 
     def result(self, rank_end_ps: Ints) -> Measures:

@@ -10,19 +10,17 @@ import numpy.typing as npt
 
 from replay.graph import Touched
 from replay.graph.carried import NEVER
+from replay.graph.history import UNKNOWN
 from replay.graph.levels import Intervals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replay.graph import Timeline
-    from replay.graph.scheduler import Piece
-    from replay.graph.taskgraph import GraphPart
+    from replay.graph.history import PastPart
     from replay.machine.notes import Notes
     from replay.machine.resources import Ints
     from replay.measure.progress import Progress
-
-UNKNOWN = -1
 
 
 @dataclass(eq=False)
@@ -153,37 +151,16 @@ class Times:
         return self._timeline.visible_ps[ids]
 
 
-@dataclass(eq=False)
-class _Known:
-    first: int
-    start_ps: Ints
-    visible_ps: Ints
-    num_left: int
-
-
 class PartTimes:
     """The same of a graph that comes in parts: of the last two, and of others that are not over."""
 
     def __init__(self) -> None:
-        self._parts: list[_Known] = []
+        self._parts: list[PastPart] = []
 
-    def begin(self, part: GraphPart) -> None:
-        """Make room for a part."""
-        count = part.graph.num_tasks
-        self._parts = [one for one in self._parts[:-1] if one.num_left] + self._parts[-1:]
-        start, visible = (np.full(count, UNKNOWN, np.int64) for _ in range(2))
-        self._parts.append(_Known(part.first_task, start, visible, count))
-
-    def add(self, piece: Piece) -> None:
-        """Note what has become of tasks."""
-        done = np.flatnonzero(piece.is_done)
-        ids = piece.ids[done]
-        for part in self._parts:
-            own = np.flatnonzero((ids >= part.first) & (ids < part.first + part.start_ps.size))
-            place = ids[own] - part.first
-            part.start_ps[place] = piece.timeline.start_ps[done[own]]
-            part.visible_ps[place] = piece.timeline.visible_ps[done[own]]
-            part.num_left -= own.size
+    def begin(self, part: PastPart) -> None:
+        """Note that a part is added."""
+        left = [one for one in self._parts[:-1] if one.num_left]
+        self._parts = [*left, *self._parts[-1:], part]
 
     def start_ps(self, ids: Ints) -> Ints:
         """As `Times.start_ps`."""
@@ -197,8 +174,8 @@ class PartTimes:
         found = np.full(len(ids), UNKNOWN, np.int64)
         is_there = np.zeros(len(ids), np.bool_)
         for part in self._parts:
-            own = (ids >= part.first) & (ids < part.first + part.start_ps.size)
-            found[own] = getattr(part, name)[ids[own] - part.first]
+            own = (ids >= part.first) & (ids < part.past)
+            found[own] = getattr(part.links, name)[ids[own] - part.first]
             is_there |= own
         if not is_there.all():
             message = f"defect of moereplay: task {ids[np.argmin(is_there)]} is long over"

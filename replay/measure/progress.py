@@ -13,7 +13,7 @@ from replay.graph.columns import IntArray
 
 if TYPE_CHECKING:
     from replay.graph import Timeline
-    from replay.graph.scheduler import Piece
+    from replay.graph.piece import Piece
     from replay.machine.resources import Ints
 
 Bools = npt.NDArray[np.bool_]
@@ -34,6 +34,8 @@ class Progress:
         (task,), (touch,): numbers in the whole; None for their own.
     closed_ps
         Nothing that is still to come begins earlier; `NEVER` where nothing comes any more.
+    done
+        (done task,): which they are, by their places; None for all.
     """
 
     timeline: Timeline
@@ -41,17 +43,18 @@ class Progress:
     ids: Ints | None = None
     touch_ids: Ints | None = None
     closed_ps: int = NEVER
+    done: Ints | None = None
 
     @classmethod
     def of(cls, piece: Piece) -> Progress:
         """What a piece of a schedule tells."""
         closed = min(piece.now_ps, piece.begun_since_ps)
-        return cls(piece.timeline, piece.is_done, piece.ids, piece.touch_ids, closed)
+        return cls(piece.timeline, piece.is_done, piece.ids, piece.touch_ids, closed, piece.done)
 
     @property
     def tasks(self) -> slice | Ints:
         """Places of the tasks that are over."""
-        return slice(None) if self.is_done is None else np.flatnonzero(self.is_done)
+        return slice(None) if self.done is None else self.done
 
     def owned(self, owner: Int32s, task: IntArray | None = None) -> Int32s:
         """(row,): the owner where a row's task is over, else -1; rows are tasks if not given."""

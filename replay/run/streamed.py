@@ -21,7 +21,7 @@ from replay.run.memory import largest
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.graph.scheduler import Piece
+    from replay.graph.piece import Piece
     from replay.graph.taskgraph import GraphPart, TaskGraph
     from replay.machine.host import Launch
     from replay.machine.machine import Ints
@@ -115,7 +115,7 @@ class Makespan:
 
     def add(self, piece: Piece) -> None:
         """Note what has become of tasks."""
-        over = piece.timeline.visible_ps[piece.is_done]
+        over = piece.timeline.visible_ps[piece.done]
         self.ps = int(over.max(initial=self.ps))
 
 
@@ -151,8 +151,7 @@ class Moments:
 
     def add(self, piece: Piece) -> None:
         """Note what has become of tasks."""
-        done = np.flatnonzero(piece.is_done)
-        ids = piece.ids[done]  # ascending
+        done, ids = piece.done, piece.done_ids
         for tasks, times in self._open if done.size else []:
             place = np.minimum(np.searchsorted(ids, tasks), done.size - 1)
             found = ids[place] == tasks

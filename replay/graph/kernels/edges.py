@@ -248,7 +248,7 @@ def _order_tasks(g):
 
 
 def order_tasks(graph: Any) -> npt.NDArray[np.int32]:
-    """Kahn's order with two extra nodes per gate, as far as it gets; see `topological_order`."""
+    """Kahn's order with two extra nodes per gate, as far as it gets; see `TaskGraph.order`."""
     gates = graph.gates
     arrivals, tiles = np.diff(gates.member_indptr), np.diff(gates.tile_indptr)
     numbers = np.arange(len(gates), dtype=np.int32)

@@ -111,3 +111,23 @@ def sum_services(s):
             at = row + last
             s.busy[at] = s.busy[at] + (end - last * s.window)
             s.filled[at] = s.filled[at] - 1
+
+
+class Ends(Memory):
+    """Tasks, and when the last service of each resource ends."""
+
+    num_tasks = Fixed()
+    resource = Stepped(np.int32)
+    status = Vector(np.int8)
+    is_known_from = Fixed()  # the least status of tasks whose end is known
+    end = Vector(np.int64)
+    last = Vector(np.int64)
+
+
+@entry(Ends)
+def find_last_ends(e):
+    """Find the last end at each resource."""
+    for task in range(e.num_tasks):
+        resource = e.resource[task]
+        if resource >= 0 and e.status[task] >= e.is_known_from and e.end[task] > e.last[resource]:
+            e.last[resource] = e.end[task]

@@ -26,7 +26,8 @@ from replay.graph import (
 from replay.graph.bounds import LongestChain
 from replay.graph.history import History
 from replay.graph.met import last_met
-from replay.graph.scheduler import OutOfOrderError, Piece, Scheduler
+from replay.graph.piece import Piece
+from replay.graph.scheduler import OutOfOrderError, Scheduler
 from replay.graph.taskgraph import GraphPart
 
 _PATH = Path(__file__).parents[2] / "oracle" / "random_parts.py"

@@ -10,7 +10,8 @@ import pytest
 import hwmodel
 import replay
 import tracegen
-from replay.graph.scheduler import OutOfOrderError, Piece
+from replay.graph.piece import Piece
+from replay.graph.scheduler import OutOfOrderError
 from replay.graph.taskgraph import GraphPart
 from replay.machine.host import Launch
 from replay.run import chain_results
