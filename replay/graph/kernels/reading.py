@@ -22,8 +22,8 @@ class Chain(Memory):
     num_nodes = Fixed()
     has_order = Fixed()
     order = Vector(np.int32)
-    duration = Stepped(np.int64)
-    latency = Stepped(np.int64)
+    duration = Stepped()
+    latency = Stepped()
     indptr = Vector(np.int32)
     successors = Vector(np.int32)
     member_indptr = Vector(np.int64)
@@ -132,7 +132,7 @@ class Causes(Memory):
 
     num_tasks = Fixed()
     num_members = Fixed()
-    is_visible = Stepped(np.int8)
+    is_visible = Stepped()
     number = Vector(np.int64)  # of each task in the whole
     visible = Vector(np.int64)
     indptr = Vector(np.int32)
