@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from replay.graph.columns import IntArray
-from replay.graph.levels import order_of
+from replay.graph.columns import IntArray, fixed, stepped
 from replay.graph.met import last_met
 from replay.graph.taskgraph import LINE, Int64s, TaskGraph
 from replay.graph.timeline import Timeline
 
 #: Stands among the kinds for what touches of tables draw from a line.
 DRAWN = "(drawn)"
+
+NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,12 +154,8 @@ def critical_path(timeline: Timeline) -> CriticalPath:
         timeline.visible_ps[task],
         cause[task],
     )
-    asked = np.zeros(len(graph.resources) + 1, np.bool_)
-    asked[links.resource[waiting(links)]] = True
-    some = np.flatnonzero(asked[graph.resource] & (timeline.service_ps > 0))
-    served = Served(
-        graph.resource[some], graph.kind[some], timeline.start_ps[some], timeline.end_ps[some]
-    )
+    schedule = (graph.resource, graph.kind, timeline.start_ps, timeline.end_ps)
+    served = Served.meanwhile(links, len(graph.resources), [schedule])
     return path_of(graph, links, *served.waits(graph, links))
 
 
@@ -239,13 +237,53 @@ class Served:
     def __init__(
         self, resource: IntArray, kind: IntArray, start_ps: Int64s, end_ps: Int64s
     ) -> None:
-        order = order_of(resource, start_ps)
+        order = _order_of(resource, start_ps)
         resource, self._kind = resource[order], kind[order]
         self._start_ps, self._end_ps = start_ps[order], end_ps[order]
         size = int(resource.max(initial=-1)) + 1
         self._first = np.searchsorted(resource, np.arange(size + 1))
         self._longest = np.zeros(size, np.int64)
         np.maximum.at(self._longest, resource, self._end_ps - self._start_ps)
+
+    @classmethod
+    def meanwhile(
+        cls,
+        links: Links,
+        num_resources: int,
+        schedules: Iterable[tuple[IntArray, IntArray, Int64s, Int64s]],
+    ) -> Served:
+        """Find the services of schedules that links may have waited for.
+
+        Parameters
+        ----------
+        schedules
+            Resources, kinds, starts and ends of tasks, four (task,) each.
+        """
+        from replay.graph import kernels
+
+        waits = waiting(links)
+        where = links.resource[waits]
+        low, high = np.full(num_resources + 1, NEVER), np.full(num_resources + 1, -1, np.int64)
+        np.minimum.at(low, where, links.ready_ps[waits])
+        np.maximum.at(high, where, links.start_ps[waits])
+        rows = []
+        for resource, kind, start_ps, end_ps in schedules:
+            found = np.empty(resource.size, np.int32)
+            count = kernels.find_services(
+                kernels.Meanwhile(
+                    num_services=resource.size,
+                    resource=stepped(resource),
+                    start=fixed(start_ps),
+                    end=fixed(end_ps),
+                    low=low,
+                    high=high,
+                    null=num_resources,
+                    found=found,
+                )
+            )
+            some = found[:count]
+            rows.append([resource[some], kind[some], start_ps[some], end_ps[some]])
+        return cls(*(np.concatenate(column) for column in zip(*rows, strict=True)))
 
     def waits(self, graph: TaskGraph, links: Links) -> tuple[Int64s, list[dict[str, int]]]:
         """Time that each link waited for busy servers, and the kinds of task that they served."""
@@ -280,6 +318,15 @@ class Served:
         serves = np.flatnonzero(self._end_ps[near] > low) + near.start
         begin = np.maximum(self._start_ps[serves], low)
         return self._kind[serves], begin, np.minimum(self._end_ps[serves], high)
+
+
+def _order_of(owner: IntArray, time: Int64s) -> IntArray:
+    """Order of (owner, time); one sort of one number where both fit into it."""
+    span = int(time.max(initial=0)) + 1
+    if (int(owner.max(initial=0)) + 1) * span > np.iinfo(np.int64).max:
+        return np.lexsort((time, owner))
+    # Said outright: numpy before 2 keeps 32 bits in a product of 32-bit numbers and one number.
+    return np.argsort(owner.astype(np.int64) * span + time)
 
 
 def _full_length(begin: Int64s, end: Int64s, servers: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from replay.graph.columns import run_of
-from replay.graph.critical_path import CriticalPath, Links, Served, path_of, waiting
+from replay.graph.critical_path import CriticalPath, Links, Served, path_of
 from replay.graph.scheduler import NEVER, Piece
 from replay.graph.taskgraph import GraphPart, Int64s, TaskGraph
 
@@ -145,7 +145,10 @@ class History:
         columns = (column[kept].astype(np.int64) for column in part.links[1:])
         links = Links(part.first + kept, *columns)
         near = [*self._told, *self._parts]
-        served = _served(near, len(self._graph.resources), links)
+        schedules = [
+            (of.resource, of.kind, of.start_ps, of.end_ps) for of in (part.links for part in near)
+        ]
+        served = Served.meanwhile(links, len(self._graph.resources), schedules)
         queueing, behind = served.waits(self._graph, links)
         first = len(self._row)
         self._row |= {task: first + row for row, task in enumerate(links.task.tolist())}
@@ -167,17 +170,3 @@ class History:
                 marks[place] = True
                 place = cause[place] - first
         return np.flatnonzero(is_kept)
-
-
-def _served(parts: list[_Part], num_resources: int, links: Links) -> Served:
-    """Services of parts at the resources at which links waited, in their time."""
-    waits = waiting(links)
-    asked = np.zeros(num_resources + 1, np.bool_)
-    asked[links.resource[waits]] = True
-    low = int(links.ready_ps[waits].min(initial=NEVER))
-    rows = []
-    for part in parts:
-        of = part.links
-        some = asked[of.resource] & (of.end_ps > low) & (of.end_ps > of.start_ps)
-        rows.append([of.resource[some], of.kind[some], of.start_ps[some], of.end_ps[some]])
-    return Served(*(np.concatenate(column) for column in zip(*rows, strict=True)))

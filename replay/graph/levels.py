@@ -140,34 +140,43 @@ class Levels:
 
     def _settled(self, is_wanted: Bools) -> tuple[Int64s, Int64s, Int64s]:
         """Window, time and level at the end of each instant of the wanted windows, in order."""
-        from replay.graph.kernels import find_changes
+        from replay.graph.kernels import find_changes, settle_changes
 
-        rows = int(self._count[is_wanted].sum())
-        window, time, change = (np.empty(rows, np.int64) for _ in range(3))
-        parts = {**self._parts, "is_wanted": is_wanted.view(np.int8)}
-        found = {"found_window": window, "found_time": time, "found_change": change}
-        num_found = 0
-        for block in self._blocks if rows else ():
-            num_found = find_changes(_memory(block, **parts, **found, num_found=num_found))
-        order = order_of(self._owner[window], time)
-        window, time, change = window[order], time[order], change[order]
-        total = np.cumsum(change)
+        count = np.where(is_wanted, self._count, 0)
+        rows = int(count.sum())
+        time, change, window = (np.empty(rows, np.int64) for _ in range(3))
+        if not rows:
+            return window, time, change
         # Changes of windows that are not wanted count through what each window begins with.
-        first = np.flatnonzero(np.diff(window, prepend=-1))
-        before = self._after[window[first]] - self._net[window[first]]
-        base = before - (total - change)[first]
-        level = total + np.repeat(base, np.diff(np.append(first, rows)))
-        is_last = np.append((np.diff(window) != 0) | (np.diff(time) != 0), True)[:rows]
-        return window[is_last], time[is_last], level[is_last]
+        parts = {
+            **self._parts,
+            "num_windows": count.size,
+            "is_wanted": is_wanted.view(np.int8),
+            "place": np.cumsum(count) - count,
+            "before": self._after - self._net,
+            "found_time": time,
+            "found_change": change,
+            "found_window": window,
+        }
+        for block in self._blocks:
+            find_changes(_memory(block, **parts))
+        some = slice(0, settle_changes(_memory(self._blocks[0], **parts)))
+        return window[some], time[some], change[some]
+
+
+_LATER = (
+    "base", "shift", "windows", "place", "before", "found_time", "found_change", "found_window",
+)  # fmt: skip
 
 
 def _memory(block: Block, **parts: Any) -> Changes:
     """A block of changes, and what a kernel needs beside it."""
     from replay.graph.kernels import Changes
 
-    for name in ("base", "shift", "windows", "found_window", "found_time", "found_change"):
+    for name in _LATER:
         parts.setdefault(name, np.zeros(0, np.int64))
     parts.setdefault("is_wanted", np.zeros(0, np.int8))
+    parts.setdefault("num_windows", 0)
     change = block.change
     return Changes(
         num_rows=block.owner.size,
@@ -179,12 +188,3 @@ def _memory(block: Block, **parts: Any) -> Changes:
         sign=block.sign,
         **parts,
     )
-
-
-def order_of(owner: IntArray, time: Int64s) -> IntArray:
-    """Order of (owner, time); one sort of one number where both fit into it."""
-    span = int(time.max(initial=0)) + 1
-    if (int(owner.max(initial=0)) + 1) * span > np.iinfo(np.int64).max:
-        return np.lexsort((time, owner))
-    # Said outright: numpy before 2 keeps 32 bits in a product of 32-bit numbers and one number.
-    return np.argsort(owner.astype(np.int64) * span + time)

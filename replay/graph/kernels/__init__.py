@@ -19,6 +19,7 @@ functions it implements. With ``NUMBA_DISABLE_JIT=1`` the same source runs as pl
 from replay.graph.kernels.changes import Changes as Changes
 from replay.graph.kernels.changes import count_changes as count_changes
 from replay.graph.kernels.changes import find_changes as find_changes
+from replay.graph.kernels.changes import settle_changes as settle_changes
 from replay.graph.kernels.changes import sum_changes as sum_changes
 from replay.graph.kernels.compiling import compile_all as compile_all
 from replay.graph.kernels.edges import group_rows as group_rows
@@ -31,6 +32,8 @@ from replay.graph.kernels.packing import pack_touches as pack_touches
 from replay.graph.kernels.packing import survey as survey
 from replay.graph.kernels.packing import unpack as unpack
 from replay.graph.kernels.reading import Causes as Causes
+from replay.graph.kernels.reading import Meanwhile as Meanwhile
+from replay.graph.kernels.reading import find_services as find_services
 from replay.graph.kernels.reading import last_admitted as last_admitted
 from replay.graph.kernels.reading import last_met_edges as last_met_edges
 from replay.graph.kernels.reading import longest_chain as longest_chain

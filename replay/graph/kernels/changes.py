@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from replay.graph.kernels.compiling import entry, inlined
-from replay.graph.kernels.memory import Fixed, Memory, Number, Stepped, Vector
+from replay.graph.kernels.memory import Fixed, Memory, Stepped, Vector
 
 #: How many changes a window has, their sum, and the sum of those that add something.
 COUNT, NET, GAINED = range(3)
@@ -32,12 +32,16 @@ class Changes(Memory):
     shift = Vector(np.int64)
     # (window, number of `COUNT`, `NET`, `GAINED`): what the changes of a window are together.
     windows = Vector(np.int64)
-    # Changes of the windows that are looked into.
+    # Changes of the windows that are looked into, window after window: where the next one of each
+    # window goes, and what the owner has when the window begins.
+    num_windows = Fixed()
     is_wanted = Vector(np.int8)
-    num_found = Number()
-    found_window = Vector(np.int64)
+    place = Vector(np.int64)
+    before = Vector(np.int64)
     found_time = Vector(np.int64)
     found_change = Vector(np.int64)
+    # Instants of these windows, written over their changes.
+    found_window = Vector(np.int64)
 
 
 @inlined
@@ -83,15 +87,57 @@ def sum_changes(c):
 
 @entry(Changes)
 def find_changes(c):
-    """Write down the changes of the wanted windows; how many there are by now."""
+    """Write the changes of the wanted windows down, each behind those of its window."""
     for row in range(c.num_rows):
         owner = c.owner[row]
         if owner >= 0:
             time = _time_of(c, row)
             window = _window_of(c, owner, time)
             if c.is_wanted[window] != 0:
-                c.found_window[c.num_found] = window
-                c.found_time[c.num_found] = time
-                c.found_change[c.num_found] = c.change[row] * c.sign
-                c.num_found += 1
-    return c.num_found
+                place = c.place[window]
+                c.found_time[place] = time
+                c.found_change[place] = c.change[row] * c.sign
+                c.place[window] = place + 1
+
+
+@inlined
+def _put_in_order(c, begin, end):
+    """Put changes in the order of time: Shell's sort, since windows are short, but not always."""
+    gap = 1
+    while gap < (end - begin) // 9:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for row in range(begin + gap, end):
+            time, change = c.found_time[row], c.found_change[row]
+            place = row
+            while place - gap >= begin and c.found_time[place - gap] > time:
+                c.found_time[place] = c.found_time[place - gap]
+                c.found_change[place] = c.found_change[place - gap]
+                place -= gap
+            c.found_time[place] = time
+            c.found_change[place] = change
+        gap //= 3
+
+
+@entry(Changes)
+def settle_changes(c):
+    """Put the changes that were found in order, and what they lead to in their place.
+
+    Of each instant the window, the time and the level at its end stay; returns how many there are.
+    """
+    num_instants = 0
+    for window in range(c.num_windows):
+        if c.is_wanted[window] != 0:
+            end = c.place[window]
+            begin = end - c.windows[window * NUM_SUMS + COUNT]
+            _put_in_order(c, begin, end)
+            level = c.before[window]
+            for row in range(begin, end):
+                time = c.found_time[row]
+                level += c.found_change[row]
+                if row + 1 == end or c.found_time[row + 1] != time:
+                    c.found_window[num_instants] = window
+                    c.found_time[num_instants] = time
+                    c.found_change[num_instants] = level
+                    num_instants += 1
+    return num_instants

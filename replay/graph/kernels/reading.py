@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Reading a graph or a schedule: the longest chain, and who was waited for last."""
+"""Reading a graph or a schedule: the longest chain, who was waited for, and what was served."""
 
 from __future__ import annotations
 
@@ -185,6 +185,36 @@ def last_admitted(g):
             if g.visible[last] >= g.visible[task]:
                 task = last
             _blame(g, target, task)
+
+
+class Meanwhile(Memory):
+    """Services, and the times of interest at their resources."""
+
+    num_services = Fixed()
+    resource = Stepped(np.int32)
+    start = Vector(np.int64)
+    end = Vector(np.int64)
+    # Of each resource, the null one last: what ends by the first or begins at the second is of no
+    # interest.
+    low = Vector(np.int64)
+    high = Vector(np.int64)
+    null = Fixed()
+    found = Vector(np.int32)
+
+
+@entry(Meanwhile)
+def find_services(g):
+    """Write the numbers of the services of interest down; how many there are."""
+    num_found = 0
+    for service in range(g.num_services):
+        resource = g.resource[service]
+        if resource < 0:
+            resource = g.null
+        start, end = g.start[service], g.end[service]
+        if end > g.low[resource] and start < g.high[resource] and end > start:
+            g.found[num_found] = service
+            num_found += 1
+    return num_found
 
 
 def walk_back(last: int, cause: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -136,19 +136,19 @@ def test_timeline_sums_by_resource_kind_and_group() -> None:
     assert (spans["other"].start_ps, spans["other"].end_ps, spans["other"].busy_ps) == (10, 54, 40)
 
 
-def test_order_of_service_is_exact_beyond_32_bits() -> None:
-    """Two queues one after another; the last resource's number times the time has 33 bits."""
+@pytest.mark.parametrize(("scale", "bits"), [(10**6, 32), (2**50, 63)])
+def test_order_of_service_is_exact_beyond_words(scale: int, bits: int) -> None:
+    """Two queues one after another; the last resource's number times the time needs more bits."""
     builder = GraphBuilder(["first", "second"])
-    ports = [builder.resource(f"port {number}", group="port") for number in range(5)]
-    million = 10**6  # of picoseconds
-    ahead = builder.add(2, resource=ports[1], duration_ps=200 * million)
-    builder.add(resource=ports[4], duration_ps=900 * million, kind=1)
-    builder.add(resource=ports[4], duration_ps=7, kind=1, after=ahead[1:])
+    ports = [builder.resource(f"port {number}", group="port") for number in range(12)]
+    ahead = builder.add(2, resource=ports[1], duration_ps=200 * scale)
+    builder.add(resource=ports[11], duration_ps=900 * scale, kind=1)
+    builder.add(resource=ports[11], duration_ps=7, kind=1, after=ahead[1:])
     timeline = schedule(builder.build())
-    assert timeline.makespan_ps < 2**31 < 4 * timeline.makespan_ps
+    assert timeline.makespan_ps < 2**bits < 12 * timeline.makespan_ps
     path = critical_path(timeline)
-    assert path.queueing_ps.tolist() == [200 * million, 500 * million]
-    assert path.behind_ps == {"first": 200 * million, "second": 500 * million}
+    assert path.queueing_ps.tolist() == [200 * scale, 500 * scale]
+    assert path.behind_ps == {"first": 200 * scale, "second": 500 * scale}
     assert path.by_cause()["credits"] == 0
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.graph.levels import Block, Levels, order_of
+from replay.graph.levels import Block, Levels
 
 OWNERS = 3
 CHANGES = st.lists(
@@ -75,6 +75,12 @@ def test_covered_is_every_instant_in_an_interval(
     assert covered == [sorted(of) for of in units]
 
 
-def test_order_of_owners_and_times_holds_for_times_that_fill_a_number() -> None:
-    owner, time = np.array([1, 0, 1], np.int32), np.array([2**61, 2**62, 5])
-    assert order_of(owner, time).tolist() == [1, 2, 0]
+def test_many_changes_may_lie_in_one_short_time() -> None:
+    # One change long after makes windows long: nearly all changes lie in the first.
+    rng = np.random.default_rng(0)
+    start = rng.permutation(2000)
+    end = start + rng.integers(1, 40, start.size)
+    time, sign = np.concatenate([start, end, [10**9]]), np.repeat([1, -1, 1], [2000, 2000, 1])
+    found = Levels(1, [Block(np.zeros(time.size, np.int32), time, sign)])
+    under_way = [int(((start <= now) & (end > now)).sum()) for now in range(2040)]
+    assert found.highest().tolist() == [max(under_way)]
