@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from replay.graph.columns import IntArray
     from replay.graph.taskgraph import TaskGraph
 
 Floats = npt.NDArray[np.float64]

@@ -191,7 +191,7 @@ class Meanwhile(Memory):
     """Services, and the times of interest at their resources."""
 
     num_services = Fixed()
-    resource = Stepped(np.int32)
+    resource = Stepped()
     start = Vector(np.int64)
     end = Vector(np.int64)
     # Of each resource, the null one last: what ends by the first or begins at the second is of no
