@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph.columns import (
-    Column,
-    IntArray,
+from replay.graph.columns import Column, IntArray, Span
+from replay.graph.errors import GraphError
+from replay.graph.given import (
     Ints,
     as_array,
     as_ints,
@@ -17,7 +17,6 @@ from replay.graph.columns import (
     check_range,
     stretch,
 )
-from replay.graph.errors import GraphError
 from replay.graph.taskgraph import CreditTakes, Touches
 
 INT32_MAX = 2**31 - 1
@@ -37,8 +36,8 @@ class TakeBlocks:
     def __init__(self) -> None:
         self._columns = {
             "task": Column(np.int32),
-            "pool": Column(np.int32),
-            "units": Column(np.int64),
+            "pool": Column(np.int8),
+            "units": Column(np.int32),
             "released_by": Column(np.int32),
             "share": Column(np.int32),
         }
@@ -85,9 +84,11 @@ class TakeBlocks:
         first = len(self._columns["task"])
         check_range("task", given["task"], 0, INT32_MAX, first, "take")
         check_range("releasing task", given["released_by"], 0, INT32_MAX, first, "take")
-        check_range("pool", given["pool"], 0, num_pools - 1, first, "take")
-        check_range("units", given["units"], least, INT64_MAX, first, "take")
-        _append(self._columns, given)
+        spans = {
+            "pool": check_range("pool", given["pool"], 0, num_pools - 1, first, "take"),
+            "units": check_range("units", given["units"], least, INT64_MAX, first, "take"),
+        }
+        _append(self._columns, given, spans)
 
     def join(self, room: int = 0, first: int = 0) -> CreditTakes:
         """All takes, in the order given; they are given up here.
@@ -109,13 +110,13 @@ class TouchBlocks:
     def __init__(self) -> None:
         self._columns = {
             "task": Column(np.int32),
-            "table": Column(np.int32),
-            "key": Column(np.int64),
-            "miss_latency_ps": Column(np.int64),
-            "miss_duration_ps": Column(np.int64),
-            "evict_duration_ps": Column(np.int64),
-            "port_duration_ps": Column(np.int64),
-            "units": Column(np.int64),
+            "table": Column(np.int8),
+            "key": Column(np.int32),
+            "miss_latency_ps": Column(np.int32),
+            "miss_duration_ps": Column(np.int32),
+            "evict_duration_ps": Column(np.int32),
+            "port_duration_ps": Column(np.int32),
+            "units": Column(np.int32),
             "charged": Column(np.int32),
             "drops": Column(np.bool_),
         }
@@ -145,12 +146,14 @@ class TouchBlocks:
         first = len(self._columns["task"])
         check_range("task", given["task"], 0, INT32_MAX, first, "touch")
         check_range("charged task", given["charged"], 0, INT32_MAX, first, "touch")
-        check_range("table", given["table"], 0, num_tables - 1, first, "touch")
-        check_range("key", given["key"], 0, INT64_MAX, first, "touch")
-        check_range("units", given["units"], 1, MOST_UNITS, first, "touch")
+        spans = {
+            "table": check_range("table", given["table"], 0, num_tables - 1, first, "touch"),
+            "key": check_range("key", given["key"], 0, INT64_MAX, first, "touch"),
+            "units": check_range("units", given["units"], 1, MOST_UNITS, first, "touch"),
+        }
         for name in costs:
-            check_range(name, given[name], 0, MOST_EXTRA_PS, first, "touch")
-        _append(self._columns, given)
+            spans[name] = check_range(name, given[name], 0, MOST_EXTRA_PS, first, "touch")
+        _append(self._columns, given, spans)
 
     def join(self, room: int = 0, first: int = 0) -> Touches:
         """All touches, in the order given; see `TakeBlocks.join`."""
@@ -165,11 +168,11 @@ def _joined(
     }
 
 
-def _append(columns: dict[str, Column], given: Given) -> None:
+def _append(columns: dict[str, Column], given: Given, spans: dict[str, Span]) -> None:
     """Add one block to all columns."""
     count = broadcast_length(given)
     for name, column in columns.items():
-        column.append(stretch(given[name], count), count)
+        column.append(stretch(given[name], count), count, spans.get(name))
 
 
 def gate_block(

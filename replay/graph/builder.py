@@ -26,10 +26,9 @@ from replay.graph.checks import (
     check_takes,
     check_touches,
 )
-from replay.graph.columns import (
-    Column,
-    EdgeBlocks,
-    IntArray,
+from replay.graph.columns import Column, EdgeBlocks, IntArray, Span
+from replay.graph.errors import GraphError
+from replay.graph.given import (
     Ints,
     as_ints,
     block_length,
@@ -37,7 +36,6 @@ from replay.graph.columns import (
     check_range,
     stretch,
 )
-from replay.graph.errors import GraphError
 from replay.graph.supplies import Supplies
 from replay.graph.taskgraph import (
     NULL_RESOURCE,
@@ -51,15 +49,16 @@ from replay.graph.taskgraph import (
 
 Ids = npt.NDArray[np.int64]
 
-#: Field -> (element type, smallest, largest) of what a task carries beside its resource and kind.
+#: Field -> (narrowest element type, smallest, largest) of what a task carries beside its resource
+#: and kind. Times and bytes are never narrower than 32 bits, so that few of them can be added up.
 _FIELDS: dict[str, tuple[type[np.generic], int, int]] = {
-    "duration_ps": (np.int64, 0, INT64_MAX),
-    "latency_ps": (np.int64, 0, INT64_MAX),
-    "priority": (np.int32, -INT32_MAX, INT32_MAX),
-    "payload_bytes": (np.int64, 0, INT64_MAX),
-    "wire_bytes": (np.int64, 0, INT64_MAX),
-    "rank": (np.int32, -1, INT32_MAX),
-    "tag": (np.int64, -INT64_MAX, INT64_MAX),
+    "duration_ps": (np.int32, 0, INT64_MAX),
+    "latency_ps": (np.int32, 0, INT64_MAX),
+    "priority": (np.int8, -INT32_MAX, INT32_MAX),
+    "payload_bytes": (np.int32, 0, INT64_MAX),
+    "wire_bytes": (np.int32, 0, INT64_MAX),
+    "rank": (np.int8, -1, INT32_MAX),
+    "tag": (np.int8, -INT64_MAX, INT64_MAX),
 }
 
 
@@ -88,8 +87,8 @@ class GraphBuilder(Supplies):
         super().__init__()
         self.kind_names = tuple(kind_names)
         self._num_tasks = 0
-        self._resource = Column(np.int32)
-        self._kind = Column(np.int16)
+        self._resource = Column(np.int8)
+        self._kind = Column(np.int8)
         self._fields = {name: Column(spec[0]) for name, spec in _FIELDS.items()}
         self._edges = EdgeBlocks()
         self._takes = TakeBlocks()
@@ -171,18 +170,19 @@ class GraphBuilder(Supplies):
         if first + count > INT32_MAX:
             message = f"{first + count} tasks; a graph holds at most {INT32_MAX}"
             raise GraphError(message)
-        check_range("resource", given["resource"], -1, len(self._resources) - 1, first)
-        check_range("kind", given["kind"], 0, len(self.kind_names) - 1, first)
+        where = check_range("resource", given["resource"], -1, len(self._resources) - 1, first)
+        kinds = check_range("kind", given["kind"], 0, len(self.kind_names) - 1, first)
+        spans: dict[str, Span | None] = {}
         for name, (_, low, high) in _FIELDS.items():
             value = given[name]
             # Numbers are looked at here: a block has few rows, and seven fields.
-            if type(value) is not int or not low <= value <= high:
-                check_range(name, value, low, high, first)
+            is_fine = type(value) is int and low <= value <= high
+            spans[name] = None if is_fine else check_range(name, value, low, high, first)
         self._num_tasks += count
-        self._resource.append(given["resource"], count)
-        self._kind.append(given["kind"], count)
+        self._resource.append(given["resource"], count, where)
+        self._kind.append(given["kind"], count, kinds)
         for name, column in self._fields.items():
-            column.append(given[name], count)
+            column.append(given[name], count, spans[name])
         if before is not None and count:
             if not isinstance(before, int) and before.size == 1 and count != 1:
                 before = int(before[0])

@@ -10,91 +10,15 @@ import numpy.typing as npt
 from replay.graph.errors import GraphError
 
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
-Ints: TypeAlias = "int | np.integer[Any] | IntArray | list[int] | range"
+#: Smallest and largest of some values.
+Span: TypeAlias = "tuple[int, int]"
 #: One end of a block of edges, (array, step, slope): ``array[i * step] + i * slope`` of edge ``i``.
 End: TypeAlias = tuple[IntArray, int, int]
 
 _FEW_EDGES = 512
-_FEW_ROWS = 64
-
-
-def as_ints(name: str, value: Ints) -> int | IntArray:
-    """Turn a field into one Python int or a one-dimensional integer array.
-
-    Parameters
-    ----------
-    name
-        What the value is, for the message.
-    value
-        A whole number, or a sequence of them (task,).
-
-    Returns
-    -------
-    An ``int`` for scalars, otherwise an array (task,) of some integer type.
-
-    Raises
-    ------
-    GraphError
-        If the value is not made of whole numbers or has more than one dimension.
-    """
-    if type(value) is int:  # nearly all fields of nearly all blocks
-        return value
-    if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)):
-        return int(value)
-    array = np.asarray(value)
-    if array.size == 0 and array.ndim <= 1:
-        return np.empty(0, np.int64)
-    if array.dtype.kind not in "iu":
-        message = f"{name} must be whole numbers, got {array.dtype}"
-        raise GraphError(message)
-    if array.ndim == 0:
-        return int(array)
-    if array.ndim != 1:
-        message = f"{name} must be a number or one-dimensional (task,), got shape {array.shape}"
-        raise GraphError(message)
-    return array
-
-
-def check_range(
-    name: str, value: int | IntArray, low: int, high: int, first_id: int, what: str = "task"
-) -> None:
-    """Refuse values outside ``low..high``, naming the first one.
-
-    Parameters
-    ----------
-    name
-        The field.
-    value
-        A number or an array (task,).
-    low, high
-        Inclusive limits.
-    first_id
-        Id of the first row of the block, so that the message can name the row.
-    what
-        What a row is.
-
-    Raises
-    ------
-    GraphError
-        If a value lies outside.
-    """
-    if isinstance(value, int):
-        if low <= value <= high:
-            return
-        row, bad = first_id, value
-    else:
-        # Python is faster with few numbers, which is what most blocks have, and a ufunc's own
-        # reduction faster than the function around it.
-        is_few = value.size <= _FEW_ROWS
-        least, most = (min, max) if is_few else (np.minimum.reduce, np.maximum.reduce)
-        values: Any = value.tolist() if is_few else value
-        if value.size == 0 or (int(least(values)) >= low and int(most(values)) <= high):
-            return
-        # NumPy compares unsigned 64-bit numbers with Python ints exactly.
-        index = int(np.flatnonzero((value < low) | (value > high))[0])
-        row, bad = first_id + index, int(value[index])
-    message = f"{name} of {what} {row} is {bad}; possible: {low} to {high}"
-    raise GraphError(message)
+#: How much more room a column gets at a time. What is not written costs no memory: pages come when
+#: they are touched.
+_GROWTH = 4
 
 
 def fixed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -112,51 +36,97 @@ def stepped(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
 
 
 class Column:
-    """One field of all tasks, collected block by block.
+    """One field of all tasks, written block by block to where it stays.
 
-    A block is a number and a count, or an array. Neighbouring equal numbers are merged, and a
-    column that never holds more than one value costs no memory at all when joined.
+    A block is a number and a count, or an array. Its numbers are as narrow as they can be: what
+    does not fit makes the column wider. A column that never holds more than one value costs no
+    memory at all when joined.
 
     Parameters
     ----------
     dtype
-        Element type of the joined column.
+        Narrowest element type of the joined column.
 
     Examples
     --------
-    >>> column = Column(np.int64)
+    >>> column = Column(np.int16)
     >>> column.append(7, 2)
-    >>> column.append(np.array([1, 2]), 2)
-    >>> column.join().tolist()
-    [7, 7, 1, 2]
+    >>> column.append(np.array([1, 2]), 2, (1, 2))
+    >>> column.join()
+    array([7, 7, 1, 2], dtype=int16)
     """
 
     def __init__(self, dtype: type[np.generic]) -> None:
-        self._dtype = np.dtype(dtype)
-        self._blocks: list[tuple[int, int | IntArray]] = []
-        self._count = 0
+        self._begin(np.dtype(dtype), 0, 0)
+
+    def _begin(self, dtype: np.dtype[Any], room: int, size: int) -> None:
+        """Begin anew, expecting to need as much as before."""
+        self._rows: npt.NDArray[Any] = np.empty(0, dtype)
+        self._room, self._expected = room, size
+        self._least, self._most = _limits(dtype)
+        self._filled = room  # rows that are written, those that are left free in front included
+        self._value, self._count = 0, 0  # equal rows behind these, which are not
 
     def __len__(self) -> int:
-        return self._count
+        return self._filled - self._room + self._count
 
-    def append(self, value: int | IntArray, count: int) -> None:
-        """Add ``count`` rows, all equal to a number or taken from an array (count,)."""
+    def append(self, value: int | IntArray, count: int, span: Span | None = None) -> None:
+        """Add rows.
+
+        Parameters
+        ----------
+        value
+            A number, or an array (count,), which is copied.
+        count
+            How many rows.
+        span
+            Smallest and largest value of the array if it may not fit.
+        """
         if count == 0:
             return
-        self._count += count
         if isinstance(value, int):
-            if self._blocks:
-                last_count, last = self._blocks[-1]
-                if isinstance(last, int) and last == value:
-                    self._blocks[-1] = (last_count + count, value)
-                    return
-            self._blocks.append((count, value))
+            if self._count and value == self._value:
+                self._count += count
+                return
+            self._write_equals()
+            self._hold(value, value)
+            self._value, self._count = value, count
         else:
-            # A copy: the caller may go on using its array.
-            self._blocks.append((count, value.astype(self._dtype, copy=True)))
+            self._write_equals()
+            if span is not None:
+                self._hold(*span)
+            self._write(value, count)
+
+    def _write_equals(self) -> None:
+        if self._count:
+            count, self._count = self._count, 0
+            self._write(self._value, count)
+
+    def _write(self, value: int | IntArray, count: int) -> None:
+        low, high = self._filled, self._filled + count
+        if high > self._rows.size:
+            self._move(self._rows.dtype, max(high, _GROWTH * self._rows.size, self._expected))
+        self._rows[low:high] = value
+        self._filled = high
+
+    def _hold(self, least: int, most: int) -> None:
+        """Become wide enough for some values."""
+        dtype = self._rows.dtype
+        while least < self._least or most > self._most:
+            dtype = np.dtype(f"i{2 * dtype.itemsize}")
+            self._least, self._most = _limits(dtype)
+        if dtype is not self._rows.dtype:
+            self._move(dtype, self._rows.size)
+
+    def _move(self, dtype: np.dtype[Any], size: int) -> None:
+        """Move what is written to new memory; what is not written costs none."""
+        rows = np.empty(size, dtype)
+        written = slice(self._room, self._filled)
+        rows[written] = self._rows[written]
+        self._rows = rows
 
     def join(self, room: int = 0, less: int = 0) -> npt.NDArray[Any]:
-        """All rows as one read-only array (row,); the blocks are given up on the way.
+        """All rows as one read-only array (row,), which are given up; more may follow.
 
         Parameters
         ----------
@@ -165,21 +135,35 @@ class Column:
         less
             What is taken off every value.
         """
-        blocks, self._blocks = self._blocks, []
-        count, self._count = self._count, 0
-        if len(blocks) == 1 and isinstance(blocks[0][1], int):
+        count, dtype = len(self), self._rows.dtype
+        if count == self._count > 0:
+            value = self._value - less
+            self._begin(dtype, self._room, self._expected)
             # Stride 0: one value for every row.
-            return np.broadcast_to(self._dtype.type(blocks[0][1] - less), (count,))
-        out = np.empty(room + count, self._dtype)
-        blocks.reverse()
-        low = room
-        while blocks:  # popping frees each block as soon as it is copied
-            rows, value = blocks.pop()
-            np.subtract(value, less, out=out[low : low + rows], casting="unsafe")
-            low += rows
-        joined = out[room:]
+            return np.broadcast_to(dtype.type(value), (count,))
+        self._write_equals()
+        rows, free = self._rows, self._room
+        room_next = max(room, free)
+        self._begin(dtype, room_next, room_next + count)
+        if free < room or not count:
+            moved = np.empty(room + count, dtype)
+            moved[room:] = rows[free : free + count]
+            rows, free = moved, room
+        else:
+            rows.resize(free + count, refcheck=False)  # gives back what is behind the rows
+        joined = rows[free:]
+        if less:
+            joined -= less
         joined.flags.writeable = False
         return joined
+
+
+def _limits(dtype: np.dtype[Any]) -> Span:
+    """Smallest and largest number of a type."""
+    if dtype.kind == "b":
+        return 0, 1
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
 
 
 def in_front(rows: npt.NDArray[Any], column: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -191,8 +175,8 @@ def in_front(rows: npt.NDArray[Any], column: npt.NDArray[Any]) -> npt.NDArray[An
     values = {int(one[0]) for one in (rows, column) if one.size}
     if constant and len(values) == 1:
         return np.broadcast_to(column.dtype.type(values.pop()), (rows.size + column.size,))
-    whole = column.base
-    if isinstance(whole, np.ndarray) and whole.dtype == column.dtype and column.strides != (0,):
+    whole, fits = column.base, np.can_cast(rows.dtype, column.dtype)
+    if isinstance(whole, np.ndarray) and whole.dtype == column.dtype and fits:
         room = whole.size - column.size
         if room >= rows.size and whole[room:].ctypes.data == column.ctypes.data:
             both = whole[room - rows.size :]
@@ -317,50 +301,3 @@ def _moved(end: End, first: int) -> End:
     """One end of a block, numbered from ``first``; the array is the block's own."""
     array, step, slope = end
     return array - np.int32(first), step, slope
-
-
-def block_length(
-    count: int | None, given: dict[str, int | IntArray], before: int | IntArray | None
-) -> int:
-    """Length of a block: the given count, or what the arrays agree on."""
-    sizes = {name: value.size for name, value in given.items() if not isinstance(value, int)}
-    if before is not None and not isinstance(before, int) and (before.size != 1 or not sizes):
-        sizes["after"] = before.size
-    if count is not None:
-        if count < 0:
-            message = f"count is {count}; possible: 0 or more"
-            raise GraphError(message)
-        if sizes.get("after") == 1:
-            del sizes["after"]  # one predecessor for the whole block
-        wrong = {name: size for name, size in sizes.items() if size != count}
-        if wrong:
-            message = f"a block of {count} tasks got arrays of other lengths: {wrong}"
-            raise GraphError(message)
-        return int(count)
-    if len(set(sizes.values())) > 1:
-        message = f"fields of one block have different lengths: {sizes}"
-        raise GraphError(message)
-    return next(iter(sizes.values()), 1)
-
-
-def broadcast_length(given: dict[str, int | IntArray]) -> int:
-    """Length that numbers, one-element arrays and arrays of one length stretch to."""
-    sizes = {name: 1 if isinstance(value, int) else value.size for name, value in given.items()}
-    wide = {size for size in sizes.values() if size != 1}
-    if len(wide) > 1:
-        message = f"arrays of different lengths: {sizes}"
-        raise GraphError(message)
-    return wide.pop() if wide else 1
-
-
-def stretch(value: int | IntArray, count: int) -> int | IntArray:
-    """Make a one-element array a number where more rows are wanted."""
-    if not isinstance(value, int) and value.size == 1 and count != 1:
-        return int(value[0])
-    return value
-
-
-def as_array(name: str, value: Ints, count: int = 1) -> IntArray:
-    """Turn a number into an array of ``count`` rows, leave arrays alone."""
-    values = as_ints(name, value)
-    return np.full(count, values, np.int64) if isinstance(values, int) else values

@@ -48,7 +48,7 @@ class Block:
 
     owner: Int32s
     time: Int64s
-    change: Int64s | int = 1
+    change: IntArray | int = 1
     sign: int = 1
     task: Int32s | None = None
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph.columns import fixed, stepped
+from replay.graph.columns import IntArray, stepped
 from replay.graph.kernels import layout, pack_touches, rehash
 from replay.graph.kernels.interning import Triples
 from replay.graph.state import Keys
@@ -66,7 +66,7 @@ def _pack_touches(
     touches: Touches, num_tables: int, order: Int32s, known: Keys
 ) -> tuple[dict[str, Any], int]:
     """Records of the touches in the given order, what they have in common, and how many keys."""
-    place_of, base, num_places = _places_of_keys(touches, num_tables, known)
+    place_of, base, of_known, num_places = _places_of_keys(touches, num_tables, known)
     key_number = np.full(num_places, -1, np.int32)
     records = np.empty(len(touches), layout.TOUCH.dtype)
     forms = prices = costs = np.zeros(0, layout.TRIPLE.dtype)
@@ -81,7 +81,7 @@ def _pack_touches(
             num_touches=len(touches),
             room=room,
             order=order,
-            key_place=fixed(place_of),
+            key_place=stepped(place_of),
             table=stepped(touches.table),
             miss_latency=stepped(touches.miss_latency_ps),
             miss_duration=stepped(touches.miss_duration_ps),
@@ -103,7 +103,6 @@ def _pack_touches(
         )
         place = pack_touches(touching)
         room *= 2
-    of_known = base[known.table] + place_of[len(touches) :] if len(known) else base[:0]
     is_new = key_number[of_known] < 0
     num_keys = int(sizes[layout.KEYS])
     key_number[of_known[is_new]] = np.arange(num_keys, num_keys + int(is_new.sum()))
@@ -136,36 +135,42 @@ def grown(triples: Records, room: int, size: int) -> tuple[Records, Int32s]:
     return larger, table
 
 
-def _places_of_keys(touches: Touches, num_tables: int, known: Keys) -> tuple[Int64s, Int64s, int]:
-    """Give each (table, key) a place: (touch,) and (table,) to be added up, and the places' number.
+def _places_of_keys(
+    touches: Touches, num_tables: int, known: Keys
+) -> tuple[IntArray, Int64s, Int64s, int]:
+    """Give each (table, key) a place.
 
-    Places of the known keys follow those of the touches. Keys that use few of the numbers between
-    them are replaced by their rank.
+    Keys that use few of the numbers between them are replaced by their rank.
+
+    Returns
+    -------
+    (touch,) and (table,), to be added up; (key,) those of the known ones; and the places' number.
     """
-    key, of_table = np.ascontiguousarray(touches.key), touches.table
-    if len(known):
-        key, of_table = np.append(key, known.key), np.append(of_table, known.table)
-    count = key.size
-    smallest, largest = np.full(num_tables, _LARGEST, np.int64), np.full(num_tables, -1, np.int64)
+    kind = touches.key.dtype  # what is to be compared many times has to be of one type
+    smallest, largest = np.full(num_tables, np.iinfo(kind).max, kind), np.full(num_tables, -1, kind)
     np.minimum.at(smallest, touches.table, touches.key)
-    np.maximum.at(largest, of_table, key)
+    np.maximum.at(largest, touches.table, touches.key)
+    smallest, largest = np.where(largest < 0, _LARGEST, smallest), largest.astype(np.int64)
+    np.maximum.at(largest, known.table, known.key)
     # Keys that are not touched are of earlier parts and smaller: each gets a place of its own.
-    is_old = key < smallest[of_table]
+    is_old = known.key < smallest[known.table]
     spans = np.maximum(largest - smallest + 1, 0)
-    total = sum(spans.tolist()) + int(is_old.sum())  # a Python sum: keys may be large
-    if total <= _SPARE_KEYS * count + num_tables:
-        base = np.concatenate([[0], np.cumsum(spans)]).astype(np.int64)
-        place = key - smallest[of_table]
-        old = np.flatnonzero(is_old)
-        place[old] = base[-1] + np.arange(old.size) - base[of_table[old]]
-        return place, base[:-1], total
+    num_old = int(is_old.sum())
+    total = sum(spans.tolist()) + num_old  # a Python sum: keys may be large
+    if total <= _SPARE_KEYS * (len(touches) + len(known)) + num_tables:
+        base = np.cumsum(spans) - spans - np.where(spans > 0, smallest, 0)
+        place = base[known.table] + known.key
+        place[is_old] = total - num_old + np.arange(num_old)
+        return touches.key, base, place, total
+    key, of_table = np.append(touches.key, known.key), np.append(touches.table, known.table)
     order = np.lexsort((key, of_table))
-    is_new = np.ones(count, np.bool_)
+    is_new = np.ones(key.size, np.bool_)
     table_, key_ = of_table[order], key[order]
     is_new[1:] = (np.diff(table_) != 0) | (key_[1:] != key_[:-1])
-    rank = np.empty(count, np.int64)
+    rank = np.empty(key.size, np.int64)
     rank[order] = np.cumsum(is_new) - 1
-    return rank, np.zeros(num_tables, np.int64), int(is_new.sum())
+    base = np.zeros(num_tables, np.int64)
+    return rank[: len(touches)], base, rank[len(touches) :], int(is_new.sum())
 
 
 def who_looks_up(graph: TaskGraph) -> tuple[npt.NDArray[np.bool_], Int64s]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from replay.graph.columns import IntArray
     from replay.graph.taskgraph import TaskGraph
 
 Floats = npt.NDArray[np.float64]
@@ -34,7 +35,7 @@ def slowed(graph: TaskGraph, factors: Floats) -> TaskGraph:
         return graph
     of_task, touches = factors[graph.kind], graph.touches
 
-    def times(given: Times, factor: Floats) -> Times:
+    def times(given: IntArray, factor: Floats) -> Times:
         return np.rint(given * factor).astype(np.int64)
 
     of_touch = of_task[touches.task]

@@ -22,7 +22,6 @@ POLICIES = ("lru", "fifo")
 LRU, OLDEST = range(2)
 
 Int8s = npt.NDArray[np.int8]
-Int16s = npt.NDArray[np.int16]
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -88,8 +87,8 @@ class CreditTakes:
     """
 
     task: Int32s
-    pool: Int32s
-    units: Int64s
+    pool: IntArray
+    units: IntArray
     released_by: Int32s
     share: Int32s
 
@@ -133,13 +132,13 @@ class Touches:
     """Look-ups in tables and their costs, one row per touch, as they were added."""
 
     task: Int32s
-    table: Int32s
-    key: Int64s
-    miss_latency_ps: Int64s
-    miss_duration_ps: Int64s
-    evict_duration_ps: Int64s
-    port_duration_ps: Int64s
-    units: Int64s
+    table: IntArray
+    key: IntArray
+    miss_latency_ps: IntArray
+    miss_duration_ps: IntArray
+    evict_duration_ps: IntArray
+    port_duration_ps: IntArray
+    units: IntArray
     charged: Int32s
     drops: Bools
 
@@ -220,7 +219,8 @@ class Gates:
 class TaskGraph:
     """A checked, immutable graph of tasks; made by :class:`~replay.graph.GraphBuilder`.
 
-    Every column has shape (task,). Columns of one single value are stored once (stride 0).
+    Every column has shape (task,). Columns of one single value are stored once (stride 0), others
+    as narrowly as their values allow: bring them to 64 bits before you add them up or multiply.
     ``successors[indptr[i]:indptr[i + 1]]`` follow task ``i``; negative entries are gate events
     (see :meth:`Gates.append_events`) and only occur in graphs with gates.
     """
@@ -232,15 +232,15 @@ class TaskGraph:
     tables: Tables
     touches: Touches
     gates: Gates
-    resource: Int32s
-    kind: Int16s
-    duration_ps: Int64s
-    latency_ps: Int64s
-    priority: Int32s
-    payload_bytes: Int64s
-    wire_bytes: Int64s
-    rank: Int32s
-    tag: Int64s
+    resource: IntArray
+    kind: IntArray
+    duration_ps: IntArray
+    latency_ps: IntArray
+    priority: IntArray
+    payload_bytes: IntArray
+    wire_bytes: IntArray
+    rank: IntArray
+    tag: IntArray
     indptr: Int32s
     successors: Int32s
     num_predecessors: Int32s
@@ -277,8 +277,8 @@ class TaskGraph:
         tables: Tables,
         touches: Touches,
         gates: Gates,
-        resource: Int32s,
-        kind: Int16s,
+        resource: IntArray,
+        kind: IntArray,
         fields: dict[str, npt.NDArray[Any]],
         edges: EdgeBlocks,
     ) -> TaskGraph:

@@ -172,7 +172,8 @@ def _in_tables(timeline: Timeline, of: Touching) -> Block:
         -is_hit.astype(np.int64),
         (~is_hit).astype(np.int64) - is_evicted,
     )
-    return Block(touches.table[touch], timeline.start_ps, change, task=touches.task[touch])
+    table = touches.table[touch].astype(np.int32)
+    return Block(table, timeline.start_ps, change, task=touches.task[touch])
 
 
 def _takes(progress: Progress) -> list[Block]:

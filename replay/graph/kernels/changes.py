@@ -21,7 +21,7 @@ class Changes(Memory):
     by_task = Fixed()  # whether `task` says where a row's time stands; else the row itself does
     task = Vector(np.int32)
     time = Vector(np.int64)
-    change = Stepped(np.int64)
+    change = Stepped()
     sign = Fixed()
     # Of each owner: its changes, and when the first and the last of them are.
     rows = Vector(np.int64)

@@ -70,11 +70,10 @@ class VectorType(types.Type):
 
 
 class ColumnType(types.Type):
-    """Address of two words: that of the numbers, and the step."""
+    """Address of three words: that of the numbers, the step, and what their width leaves free."""
 
-    def __init__(self, bits: int) -> None:
-        self.bits = bits
-        super().__init__(name=f"column{bits}")
+    def __init__(self) -> None:
+        super().__init__(name="column")
 
 
 class RecordsType(types.Type):
@@ -100,7 +99,7 @@ def _type_of(part):
     if isinstance(part, Vector):
         return VectorType(8 * part.dtype.itemsize)
     if isinstance(part, Stepped):
-        return ColumnType(8 * part.dtype.itemsize)
+        return ColumnType()
     return types.int64
 
 
@@ -261,11 +260,16 @@ def _set_element(context, builder, sig, args):
 
 @lower_builtin(operator.getitem, ColumnType, types.int64)
 def _get_of_column(context, builder, sig, args):
-    bits = sig.args[0].bits
-    base = _load_word(builder, args[0], 0, _POINTER)
+    """Cut a number of any width out of the aligned word in which it lies, without a branch."""
+    base = _load_word(builder, args[0], 0, _I64)
     step = _load_word(builder, args[0], WORD_BYTES, _I64)
-    offset = _scaled(builder, builder.mul(args[1], step), bits // 8)
-    return _load(builder, base, offset, bits, f"vector{bits}")
+    free = _load_word(builder, args[0], 2 * WORD_BYTES, _I64)
+    address = builder.add(base, builder.mul(args[1], step))
+    word = builder.inttoptr(builder.and_(address, _I64(-WORD_BYTES)), _I64.as_pointer())
+    value = builder.load(word)
+    _tag(builder, value, "column")
+    before = builder.mul(builder.and_(address, _I64(WORD_BYTES - 1)), _I64(8))
+    return builder.ashr(builder.shl(builder.lshr(value, before), free), free)
 
 
 # --- Asking for memory before it is needed ------------------------------------------------------

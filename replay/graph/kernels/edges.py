@@ -20,9 +20,9 @@ class EdgeBlock(Memory):
 
     count = Fixed()
     num_tasks = Fixed()
-    source = Stepped(np.int32)
+    source = Stepped()
     source_slope = Fixed()
-    target = Stepped(np.int32)
+    target = Stepped()
     target_slope = Fixed()
     indptr = Vector(np.int32)
     num_predecessors = Vector(np.int32)

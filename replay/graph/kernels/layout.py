@@ -167,22 +167,22 @@ class Packing(Memory):
     num_tasks = Fixed()
     has_credits = Fixed()
     has_touches = Fixed()
-    resource = Stepped(np.int32)
-    priority = Stepped(np.int32)
-    duration = Stepped(np.int64)
-    latency = Stepped(np.int64)
+    resource = Stepped()
+    priority = Stepped()
+    duration = Stepped()
+    latency = Stepped()
     indptr = Vector(np.int32)
     num_predecessors = Vector(np.int32)
     successors = Vector(np.int32)
     # Takes, and their rows by who takes and by who gives back
     taker = Vector(np.int32)
-    pool = Vector(np.int32)
-    units = Vector(np.int64)
+    pool = Stepped()
+    units = Stepped()
     take_indptr = Vector(np.int32)
     take_order = Vector(np.int32)
     give_indptr = Vector(np.int32)
     give_order = Vector(np.int32)
-    share = Stepped(np.int32)
+    share = Stepped()
     touch_indptr = Vector(np.int32)  # touches by who touches
     # What is filled
     room = Fixed()  # of each table of triples
@@ -219,16 +219,16 @@ class Touching(Memory):
     num_touches = Fixed()
     room = Fixed()  # of forms, prices and costs
     order = Vector(np.int32)  # touches by task
-    key_place = Vector(np.int64)  # of each touch, within its table
-    table = Stepped(np.int32)
-    miss_latency = Stepped(np.int64)
-    miss_duration = Stepped(np.int64)
-    evict_duration = Stepped(np.int64)
-    port_duration = Stepped(np.int64)
-    units = Stepped(np.int64)
-    charged = Stepped(np.int32)
-    drops = Stepped(np.int8)
-    base = Vector(np.int64)  # place of the first key of each table
+    key_place = Stepped()  # of each touch, within its table
+    table = Stepped()
+    miss_latency = Stepped()
+    miss_duration = Stepped()
+    evict_duration = Stepped()
+    port_duration = Stepped()
+    units = Stepped()
+    charged = Stepped()
+    drops = Stepped()
+    base = Vector(np.int64)  # of each table: what is added to the place of a key
     key_number = Vector(np.int32)  # number of the key at each place; -1 where it has none yet
     forms = Records(TRIPLE)
     form_table = Vector(np.int32)
@@ -255,7 +255,7 @@ class Plan(Memory):
     has_turns = Fixed()
     has_instant = Fixed()  # tasks that are visible the moment they start
     successors = Vector(np.int32)  # a negative one is an event of a gate
-    latency = Stepped(np.int64)  # for tasks whose channel does not know
+    latency = Stepped()  # for tasks whose channel does not know
     # Channels: flights first, then one for each station, that of pure delays last
     shift = Fixed()  # a key of the tree is ``time << shift | channel``
     num_flights = Fixed()
@@ -282,7 +282,7 @@ class Plan(Memory):
     give_indptr = Vector(np.int32)  # takes by who gives back: of shares, or perhaps too early
     give_order = Vector(np.int32)
     taker = Vector(np.int32)
-    share = Stepped(np.int32)  # of each take, -1 for none
+    share = Stepped()  # of each take, -1 for none
     shares = Records(SHARE)
     # Gates
     members = Records(MEMBER)

@@ -98,17 +98,22 @@ class Vector(Part):
 
 
 class Stepped(Part):
-    """A column as (array, step): step 0 means one value for every row; see `columns.stepped`."""
+    """A column as (array, step): step 0 means one value for every row; see `columns.stepped`.
 
-    num_words = 2
+    Its numbers may be of any width: the words are where it lies, the bytes from row to row, and the
+    bits of a word that a number leaves free.
+    """
 
-    def __init__(self, dtype: type[np.generic]) -> None:
-        self.dtype = np.dtype(dtype)
+    num_words = 3
 
     def words(self, value: Any) -> list[int]:
         """Content of the part's words."""
         array, step = value
-        return [*super().words(array), step]
+        width = array.dtype.itemsize
+        if array.dtype.kind not in "ib" or not array.flags.c_contiguous:
+            message = f"{self.name} must be a contiguous array of whole numbers, not {array.dtype}"
+            raise TypeError(message)
+        return [array.ctypes.data, step * width, 8 * (WORD_BYTES - width)]
 
     def plain(self, value: Any) -> Any:
         """View that kernels use as plain Python."""

@@ -22,8 +22,8 @@ class Chain(Memory):
     num_nodes = Fixed()
     has_order = Fixed()
     order = Vector(np.int32)
-    duration = Stepped(np.int64)
-    latency = Stepped(np.int64)
+    duration = Stepped()
+    latency = Stepped()
     indptr = Vector(np.int32)
     successors = Vector(np.int32)
     member_indptr = Vector(np.int64)
@@ -132,7 +132,7 @@ class Causes(Memory):
 
     num_tasks = Fixed()
     num_members = Fixed()
-    is_visible = Stepped(np.int8)
+    is_visible = Stepped()
     number = Vector(np.int64)  # of each task in the whole
     visible = Vector(np.int64)
     indptr = Vector(np.int32)
@@ -191,7 +191,7 @@ class Meanwhile(Memory):
     """Services, and the times of interest at their resources."""
 
     num_services = Fixed()
-    resource = Stepped(np.int32)
+    resource = Stepped()
     start = Vector(np.int64)
     end = Vector(np.int64)
     # Of each resource, the null one last: what ends by the first or begins at the second is of no
