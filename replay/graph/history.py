@@ -106,10 +106,11 @@ class History:
 
     def add(self, piece: Piece) -> None:
         """Note what has become of tasks."""
-        if piece.done.size:
-            visible = piece.timeline.visible_ps[piece.done]
-            latest = int(visible.max())
-            self._last = max(self._last, (latest, -int(piece.done_ids[visible == latest].min())))
+        visible = piece.timeline.visible_ps
+        latest = int(visible.max(initial=-1, where=piece.is_done))
+        if latest >= self._last[0]:
+            last = np.flatnonzero((visible == latest) & piece.is_done)
+            self._last = max(self._last, (latest, -int(piece.ids[last].min())))
         for part in self._parts:
             done = piece.of(part.first, part.past)
             if done.num_tasks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,28 +77,26 @@ class Piece:
     served_since_ps: int
     waits_since_ps: int
 
-    @cached_property
-    def done(self) -> Int64s:
-        """(done task,): the tasks that became visible."""
-        return np.flatnonzero(self.is_done)
+    def find(self, ids: Int64s) -> Int64s:
+        """Rows that some tasks (task,) would have that became visible, by their numbers.
 
-    @cached_property
-    def done_ids(self) -> Int64s:
-        """(done task,): their numbers in the whole, ascending."""
-        return self.ids[self.done]
+        Those of others are of no meaning; where nothing became visible there are none.
+        """
+        # Behind the first that became visible, numbers are in order.
+        first = int(np.argmax(self.is_done))
+        return first + np.searchsorted(self.ids[first:], ids)
 
     def of(self, first: int, past: int) -> Rows:
         """Those of a part, of tasks ``first`` to ``past - 1`` in the whole."""
-        own = slice(*np.searchsorted(self.done_ids, [first, past]).tolist())
-        count = own.stop - own.start
+        low, high = self.find(np.array([first, past])).tolist()
+        is_done = self.is_done[low:high]
+        count = int(np.count_nonzero(is_done))
         if not count:
             return Rows(0, slice(0, 0), slice(0, 0))
-        rows, ids = self.done[own], self.done_ids[own]
-        low, high = int(rows[0]), int(rows[-1]) + 1
-        place = int(ids[0]) - first
         # Most of a part is done in one piece, in which nothing is left out between its tasks: then
         # all of them are gone through, which is faster than to gather those that are done.
-        if int(ids[-1]) - int(ids[0]) + 1 == high - low <= 2 * count:
-            places = slice(place, place + high - low)
-            return Rows(count, places, slice(low, high), self.is_done[low:high])
-        return Rows(count, ids - first, rows)
+        place = int(self.ids[low]) - first
+        if int(self.ids[high - 1]) - int(self.ids[low]) + 1 == high - low <= 2 * count:
+            return Rows(count, slice(place, place + high - low), slice(low, high), is_done)
+        rows = low + np.flatnonzero(is_done)
+        return Rows(count, self.ids[rows] - first, rows)

@@ -49,11 +49,11 @@ class Recent:
         for first, known in self._parts:
             piece.of(first, first + known.size).put(known, values)
         if self._older:
-            older = slice(0, int(np.searchsorted(piece.done_ids, self._parts[0][0])))
-            tasks, rows = piece.done_ids[older].tolist(), piece.done[older].tolist()
-            for task, row in zip(tasks, rows, strict=True):
-                if task in self._older:
-                    self._older[task] = int(values[row])
+            asked = np.array(list(self._older), np.int64)
+            rows = np.minimum(piece.find(asked), piece.ids.size - 1)
+            found = (piece.ids[rows] == asked) & piece.is_done[rows]
+            rows = rows[found]
+            self._older |= dict(zip(asked[found].tolist(), values[rows].tolist(), strict=True))
 
     def put_last(self, values: Int64s) -> None:
         """Remember numbers of all tasks of the last part (task,)."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from replay.graph.columns import IntArray, fixed, stepped
-from replay.graph.taskgraph import Int64s, TaskGraph
+from replay.graph.taskgraph import Bools, Int64s, TaskGraph
 from replay.graph.timeline import Timeline
 
 #: When tasks of a kind that has none begin.
@@ -53,7 +53,8 @@ class TaskSums:
         *,
         timeline: Timeline | None = None,
         parts: IntArray | None = None,
-        tasks: slice | IntArray = slice(None),
+        tasks: slice = slice(None),
+        is_counted: Bools | None = None,
     ) -> TaskSums:
         """Add up some tasks.
 
@@ -69,6 +70,8 @@ class TaskSums:
             (resource,): what `share_ps` is divided by; 1 if left out.
         tasks
             Which tasks; all if left out.
+        is_counted
+            Which of these (task,); all if left out.
         """
         from replay.graph import kernels
 
@@ -84,6 +87,7 @@ class TaskSums:
         kernels.tally(
             kernels.Tallied(
                 num_tasks=resource.size,
+                is_counted=_flags(is_counted),
                 num_places=num_places + 1,
                 has_times=timeline is not None,
                 resource=stepped(resource),
@@ -124,8 +128,13 @@ class TaskSums:
         )
 
 
+def _flags(some: Bools | None) -> tuple[IntArray, int]:
+    """Flags as the kernels take them."""
+    return (np.ones(1, np.int8), 0) if some is None else (some.view(np.int8), 1)
+
+
 def busy_by_window(
-    services: Sequence[tuple[IntArray, Int64s, Int64s]],
+    services: Sequence[tuple[IntArray, Int64s, Int64s, Bools | None]],
     window_ps: int,
     row: Int64s,
     shape: tuple[int, int],
@@ -135,7 +144,7 @@ def busy_by_window(
     Parameters
     ----------
     services
-        Resources, starts and ends, three (service,) each.
+        Resources, starts, ends, and which are counted, four (service,) each; None for all.
     window_ps
         Length of a window; the first begins at 0.
     row
@@ -146,10 +155,11 @@ def busy_by_window(
     from replay.graph import kernels
 
     busy, filled = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    for resource, start, end in services:
+    for resource, start, end, is_counted in services:
         kernels.sum_services(
             kernels.Services(
                 num_services=resource.size,
+                is_counted=_flags(is_counted),
                 window=window_ps,
                 num_windows=shape[1],
                 resource=stepped(resource),

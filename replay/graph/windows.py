@@ -28,6 +28,9 @@ from replay.graph.taskgraph import (
     Touches,
 )
 
+Place = Callable[[Int32s | Int64s], Int64s]
+"""Where tasks of a window that are kept stand afterwards."""
+
 COLUMNS = (
     "resource", "kind", "duration_ps", "latency_ps", "priority", "payload_bytes", "wire_bytes",
     "rank", "tag",
@@ -104,8 +107,11 @@ class Window:
             gates.member_waiter[of_member & (gates.member_waiter >= 0)],
         ):  # fmt: skip
             keep[tasks] = True
-        place = np.cumsum(keep, dtype=np.int64) - 1
         rows = np.flatnonzero(keep)
+
+        def place(tasks: Int32s | Int64s) -> Int64s:
+            return np.searchsorted(rows, tasks)
+
         left_touches = _rows(touches, of_touch, task=place, charged=place)
         shares = np.cumsum(np.bincount(takes.share[of_take & shared], minlength=1) > 0) - 1
         left_takes = _rows(takes, of_take, task=place, released_by=place)
@@ -116,7 +122,7 @@ class Window:
         edges = EdgeBlocks()
         source, target = graph.edges_of(left)
         waits = status[target] == FRESH
-        edges.append(place[source[waits]], place[target[waits]], int(waits.sum()))
+        edges.append(place(source[waits]), place(target[waits]), int(waits.sum()))
         indptr, successors, num_edges = with_events(edges, left_gates, rows.size, status[rows])
         kept = replace(
             graph,
@@ -139,7 +145,8 @@ class Window:
             **_left_slots(state, gates, of_member, of_tile, is_open, place),
         )
         met = Met.nobody(rows.size)
-        met.ready_ps[place[left]], met.cause[place[left]] = waited.ready_ps, waited.cause
+        at = place(left)
+        met.ready_ps[at], met.cause[at] = waited.ready_ps, waited.cause
         return Window(kept, of_rows, self.touch_ids[of_touch], self.is_counted[rows], met)
 
 
@@ -161,11 +168,11 @@ def _column(column: npt.NDArray[Any], rows: Int64s) -> npt.NDArray[Any]:
     return column[rows]
 
 
-def _rows(table: Any, some: Bools, **places: Int64s) -> Any:
+def _rows(table: Any, some: Bools, **places: Place) -> Any:
     """Some rows of takes or touches, with the tasks in some columns numbered anew."""
     columns = {field.name: getattr(table, field.name)[some] for field in fields(table)}
     for name, place in places.items():
-        columns[name] = place[columns[name]].astype(np.int32)
+        columns[name] = place(columns[name]).astype(np.int32)
     return type(table)(**columns)
 
 
@@ -186,14 +193,14 @@ def _open_gates(gates: Gates, is_live: Bools) -> tuple[Bools, Bools, Bools]:
 
 
 def _left_gates(
-    gates: Gates, is_open: Bools, of_member: Bools, of_tile: Bools, place: Int64s
+    gates: Gates, is_open: Bools, of_member: Bools, of_tile: Bools, place: Place
 ) -> Gates:
     def indptr(bounds: Int64s) -> Int64s:
         return np.concatenate([[0], np.cumsum(np.diff(bounds)[is_open])]).astype(np.int64)
 
     def tasks(column: Int32s, some: Bools) -> Int32s:
         of = column[some]
-        return np.where(of >= 0, place[of], -1).astype(np.int32)
+        return np.where(of >= 0, place(of), -1).astype(np.int32)
 
     return Gates(
         indptr(gates.member_indptr),
@@ -213,7 +220,7 @@ def _left_slots(
     of_member: Bools,
     of_tile: Bools,
     is_open: Bools,
-    place: Int64s,
+    place: Place,
 ) -> dict[str, Any]:
     """What has happened to the gates that are left. Slots are as many as members, gate by gate."""
     moved = np.cumsum(of_member) - 1
@@ -225,7 +232,7 @@ def _left_slots(
     return {
         "member_slot": np.where(slot >= 0, moved[np.maximum(slot, 0)], -1),
         "next_slot": (following - first + left_first).astype(np.int64),
-        "slot_waiter": np.where(waiter >= 0, place[waiter], -1),
+        "slot_waiter": np.where(waiter >= 0, place(waiter), -1),
         "open_slots": state.open_slots[of_tile],
         "is_done": state.is_done[of_tile],
     }

@@ -72,10 +72,7 @@ class ByLayer:
         place = places_of(graph, classes, self._machine.num_ranks)
         nothing = np.zeros(0, np.int64)
         for one in np.flatnonzero(np.bincount(layer + 1)[1:]).tolist():
-            tasks = np.flatnonzero(layer == one)
-            is_slice = tasks[-1] - tasks[0] + 1 == tasks.size
-            some = slice(int(tasks[0]), int(tasks[-1]) + 1) if is_slice else tasks
-            sums = TaskSums.of(graph, *place, tasks=some)
+            sums = TaskSums.of(graph, *place, is_counted=layer == one)
             sums = dataclasses.replace(sums, work_ps=nothing, busy_ps=nothing)
             before = self._sums[one]
             self._sums[one] = sums if before is None else before + sums

@@ -180,11 +180,13 @@ class Measured:
 
     def read(self, progress: Progress, times: Times | PartTimes) -> None:
         """Add up what has become of tasks."""
-        timeline, graph, tasks = progress.timeline, progress.timeline.graph, progress.tasks
+        timeline, graph = progress.timeline, progress.timeline.graph
         classes = self._machine.resources.classes(graph)
         pools = Pools.of(graph, self._machine)
         place = places_of(graph, classes, self._machine.num_ranks)
-        sums = TaskSums.of(graph, *place, timeline=timeline, parts=pools.parts, tasks=tasks)
+        sums = TaskSums.of(
+            graph, *place, timeline=timeline, parts=pools.parts, is_counted=progress.is_done
+        )
         self._sums = sums if self._sums is None else self._sums + sums
         self._drawn_ps = _padded(self._drawn_ps, _drawn_ps(progress))
         phase = progress.owned(phase_index(graph.kind).astype(np.int32))

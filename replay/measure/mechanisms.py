@@ -75,7 +75,7 @@ class Explaining:
         asks, count = of.lookups > 0, len(self.touches.groups)
         columns = (of.lookups, asks & (found == Touched.NEW), asks & (found == Touched.MISSED),
                    is_evicted)  # fmt: skip
-        sums = [sum_by(of.group, column.astype(np.int64), count) for column in columns]
+        sums = [sum_by(of.group, column, count) for column in columns]
         for place, name in enumerate(self.touches.groups):
             one = np.array([int(column[place]) for column in sums], np.int64)
             self._uses[name] = self._uses.get(name, 0) + one

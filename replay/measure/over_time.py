@@ -30,9 +30,9 @@ class OverTime:
 
     def add(self, progress: Progress, pools: Pools) -> None:
         """Go on with a piece."""
-        timeline, tasks = progress.timeline, progress.tasks
-        visible = timeline.visible_ps[tasks]
-        self._last_ps = int(visible.max(initial=self._last_ps))
+        timeline, is_done = progress.timeline, progress.is_done
+        over = True if is_done is None else is_done
+        self._last_ps = int(timeline.visible_ps.max(initial=self._last_ps, where=over))
         while self._last_ps > NUM_WINDOWS * self._window_ps:
             self._window_ps *= 2
             pairs = self._busy.reshape(-1, NUM_WINDOWS // 2, 2).sum(axis=2)
@@ -41,12 +41,10 @@ class OverTime:
         more = len(self._rows) - len(self._busy)
         self._busy = np.pad(self._busy, ((0, more), (0, 0)))
         drawn = timeline.drawn
-        of: slice | Ints = slice(None)
-        if progress.is_done is not None:
-            of = np.flatnonzero(progress.is_done[timeline.graph.touches.task[drawn.touch]])
+        of = None if is_done is None else is_done[timeline.graph.touches.task[drawn.touch]]
         services = [
-            (timeline.graph.resource[tasks], timeline.start_ps[tasks], timeline.end_ps[tasks]),
-            (drawn.resource[of].astype(np.int32), drawn.start_ps[of], drawn.end_ps[of]),
+            (timeline.graph.resource, timeline.start_ps, timeline.end_ps, is_done),
+            (drawn.resource, drawn.start_ps, drawn.end_ps, of),
         ]
         # One window more, in which services of no time end.
         shape = (len(self._rows), NUM_WINDOWS + 1)

@@ -34,8 +34,6 @@ class Progress:
         (task,), (touch,): numbers in the whole; None for their own.
     closed_ps
         Nothing that is still to come begins earlier; `NEVER` where nothing comes any more.
-    done
-        (done task,): which they are, by their places; None for all.
     """
 
     timeline: Timeline
@@ -43,18 +41,12 @@ class Progress:
     ids: Ints | None = None
     touch_ids: Ints | None = None
     closed_ps: int = NEVER
-    done: Ints | None = None
 
     @classmethod
     def of(cls, piece: Piece) -> Progress:
         """What a piece of a schedule tells."""
         closed = min(piece.now_ps, piece.begun_since_ps)
-        return cls(piece.timeline, piece.is_done, piece.ids, piece.touch_ids, closed, piece.done)
-
-    @property
-    def tasks(self) -> slice | Ints:
-        """Places of the tasks that are over."""
-        return slice(None) if self.done is None else self.done
+        return cls(piece.timeline, piece.is_done, piece.ids, piece.touch_ids, closed)
 
     def owned(self, owner: Int32s, task: IntArray | None = None) -> Int32s:
         """(row,): the owner where a row's task is over, else -1; rows are tasks if not given."""

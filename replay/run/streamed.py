@@ -115,8 +115,7 @@ class Makespan:
 
     def add(self, piece: Piece) -> None:
         """Note what has become of tasks."""
-        over = piece.timeline.visible_ps[piece.done]
-        self.ps = int(over.max(initial=self.ps))
+        self.ps = int(piece.timeline.visible_ps.max(initial=self.ps, where=piece.is_done))
 
 
 class Moments:
@@ -151,11 +150,10 @@ class Moments:
 
     def add(self, piece: Piece) -> None:
         """Note what has become of tasks."""
-        done, ids = piece.done, piece.done_ids
-        for tasks, times in self._open if done.size else []:
-            place = np.minimum(np.searchsorted(ids, tasks), done.size - 1)
-            found = ids[place] == tasks
-            times[found] = piece.timeline.visible_ps[done[place[found]]]
+        for tasks, times in self._open if piece.is_done.any() else []:
+            rows = np.minimum(piece.find(tasks), piece.ids.size - 1)
+            found = (piece.ids[rows] == tasks) & piece.is_done[rows]
+            times[found] = piece.timeline.visible_ps[rows[found]]
         self._open = [(tasks, times) for tasks, times in self._open if times.min() < 0]
 
 

@@ -40,8 +40,10 @@ from replay.graph.kernels.reading import longest_chain as longest_chain
 from replay.graph.kernels.reading import walk_back as walk_back
 from replay.graph.kernels.sums import NUM_SUMS as NUM_SUMS
 from replay.graph.kernels.sums import Ends as Ends
+from replay.graph.kernels.sums import Keyed as Keyed
 from replay.graph.kernels.sums import Services as Services
 from replay.graph.kernels.sums import Tallied as Tallied
 from replay.graph.kernels.sums import find_last_ends as find_last_ends
+from replay.graph.kernels.sums import sum_keyed as sum_keyed
 from replay.graph.kernels.sums import sum_services as sum_services
 from replay.graph.kernels.sums import tally as tally

@@ -17,6 +17,7 @@ class Tallied(Memory):
     """Tasks, and what those of one kind at one place, or on one resource, are together."""
 
     num_tasks = Fixed()
+    is_counted = Stepped()
     num_places = Fixed()
     has_times = Fixed()
     resource = Stepped()
@@ -42,6 +43,8 @@ class Tallied(Memory):
 def tally(s):
     """Add up bytes and times; first start and last time visible by kind."""
     for task in range(s.num_tasks):
+        if s.is_counted[task] == 0:
+            continue
         resource = s.resource[task]
         if resource < 0:
             resource = s.null
@@ -66,10 +69,31 @@ def tally(s):
         s.sums[at + SHARE] = s.sums[at + SHARE] + service
 
 
+class Keyed(Memory):
+    """Values with keys, and their sums by key; the last one is that of the key -1."""
+
+    num_rows = Fixed()
+    key = Stepped()
+    value = Stepped()
+    nobody = Fixed()
+    total = Vector(np.int64)
+
+
+@entry(Keyed)
+def sum_keyed(s):
+    """Add values up by key."""
+    for row in range(s.num_rows):
+        key = s.key[row]
+        if key < 0:
+            key = s.nobody
+        s.total[key] = s.total[key] + s.value[row]
+
+
 class Services(Memory):
     """Services, and the time in service of each resource by windows of time."""
 
     num_services = Fixed()
+    is_counted = Stepped()
     window = Fixed()  # its length
     num_windows = Fixed()
     resource = Stepped()
@@ -91,7 +115,7 @@ def sum_services(s):
     """Add services up: most lie in one window, others fill the windows between two whole."""
     for service in range(s.num_services):
         resource = s.resource[service]
-        if resource < 0:
+        if resource < 0 or s.is_counted[service] == 0:
             continue
         start, end = s.start[service], s.end[service]
         first, begin = s.recent[resource], s.opened[resource]
@@ -117,7 +141,7 @@ class Ends(Memory):
     """Tasks, and when the last service of each resource ends."""
 
     num_tasks = Fixed()
-    resource = Stepped(np.int32)
+    resource = Stepped()
     status = Vector(np.int8)
     is_known_from = Fixed()  # the least status of tasks whose end is known
     end = Vector(np.int64)
