@@ -8,16 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph.columns import IntArray, stepped
-from replay.graph.kernels import layout, pack_touches, rehash
+from replay.graph.columns import stepped
+from replay.graph.kernels import layout, number_keys, pack_touches, rehash
 from replay.graph.kernels.interning import Triples
 from replay.graph.state import Keys
 from replay.graph.taskgraph import TURNS, Int32s, Int64s, TaskGraph, Touches
 
-#: Keys that are not used, for every touch, before keys are sorted: they cost four bytes each.
-_SPARE_KEYS = 16
 _CACHE_LINE = 64
-_LARGEST = 2**63 - 1
 
 Records = npt.NDArray[Any]
 
@@ -48,12 +45,14 @@ def table_parts(
     state["port"] = np.where(tables.port < 0, -1, lane_of[tables.port])
     state["lag"] = tables.lag_ps
     num_tasks = graph.num_tasks if len(touches) else 0
-    packed, num_keys = _pack_touches(touches, len(tables), order, known or Keys.none())
+    numbers, known_keys, num_keys = _number_keys(touches, order, known or Keys.none())
+    packed = _pack_touches(touches, order, numbers)
     keys = aligned(np.zeros, num_keys, layout.KEY.num_bytes // 8)
     return {
         "touch_indptr": indptr,
         "tables": state,
         **packed,
+        "known_keys": known_keys.astype(np.int64),
         "keys": layout.KEY.view(keys),
         "found": np.zeros(len(touches), np.int8),
         "port_served": np.zeros(len(touches) if (tables.port >= 0).any() else 0, np.int64),
@@ -62,15 +61,11 @@ def table_parts(
     }
 
 
-def _pack_touches(
-    touches: Touches, num_tables: int, order: Int32s, known: Keys
-) -> tuple[dict[str, Any], int]:
-    """Records of the touches in the given order, what they have in common, and how many keys."""
-    place_of, base, of_known, num_places = _places_of_keys(touches, num_tables, known)
-    key_number = np.full(num_places, -1, np.int32)
+def _pack_touches(touches: Touches, order: Int32s, numbers: Int32s) -> dict[str, Any]:
+    """Records of the touches in the given order, with the numbers of their keys in that order."""
     records = np.empty(len(touches), layout.TOUCH.dtype)
     forms = prices = costs = np.zeros(0, layout.TRIPLE.dtype)
-    sizes = np.zeros(4, np.int64)
+    sizes = np.zeros(3, np.int64)
     place, room = 0, 64
     while place < len(touches):
         forms, form_table = grown(forms, room, int(sizes[layout.FORMS]))
@@ -81,7 +76,7 @@ def _pack_touches(
             num_touches=len(touches),
             room=room,
             order=order,
-            key_place=stepped(place_of),
+            number=numbers,
             table=stepped(touches.table),
             miss_latency=stepped(touches.miss_latency_ps),
             miss_duration=stepped(touches.miss_duration_ps),
@@ -90,8 +85,6 @@ def _pack_touches(
             units=stepped(touches.units),
             charged=stepped(touches.charged),
             drops=stepped(touches.drops.view(np.int8)),
-            base=base,
-            key_number=key_number,
             forms=forms,
             form_table=form_table,
             prices=prices,
@@ -103,17 +96,12 @@ def _pack_touches(
         )
         place = pack_touches(touching)
         room *= 2
-    is_new = key_number[of_known] < 0
-    num_keys = int(sizes[layout.KEYS])
-    key_number[of_known[is_new]] = np.arange(num_keys, num_keys + int(is_new.sum()))
-    packed = {
-        "known_keys": key_number[of_known].astype(np.int64),
+    return {
         "touches": records,
         "forms": forms[: sizes[layout.FORMS]].view(layout.FORM.dtype),
         "prices": prices[: sizes[layout.PRICES]].view(layout.PRICE.dtype),
         "costs": costs[: sizes[layout.COSTS]].view(layout.COST.dtype),
     }
-    return packed, num_keys + int(is_new.sum())
 
 
 def aligned(make: Callable[..., Int64s], rows: int, columns: int) -> Int64s:
@@ -135,42 +123,38 @@ def grown(triples: Records, room: int, size: int) -> tuple[Records, Int32s]:
     return larger, table
 
 
-def _places_of_keys(
-    touches: Touches, num_tables: int, known: Keys
-) -> tuple[IntArray, Int64s, Int64s, int]:
-    """Give each (table, key) a place.
-
-    Keys that use few of the numbers between them are replaced by their rank.
+def _number_keys(touches: Touches, order: Int32s, known: Keys) -> tuple[Int32s, Int32s, int]:
+    """Number keys as they are first touched in the given order, and then the known ones.
 
     Returns
     -------
-    (touch,) and (table,), to be added up; (key,) those of the known ones; and the places' number.
+    (touch,) in that order and (key,) their numbers, and how many keys there are.
     """
-    kind = touches.key.dtype  # what is to be compared many times has to be of one type
-    smallest, largest = np.full(num_tables, np.iinfo(kind).max, kind), np.full(num_tables, -1, kind)
-    np.minimum.at(smallest, touches.table, touches.key)
-    np.maximum.at(largest, touches.table, touches.key)
-    smallest, largest = np.where(largest < 0, _LARGEST, smallest), largest.astype(np.int64)
-    np.maximum.at(largest, known.table, known.key)
-    # Keys that are not touched are of earlier parts and smaller: each gets a place of its own.
-    is_old = known.key < smallest[known.table]
-    spans = np.maximum(largest - smallest + 1, 0)
-    num_old = int(is_old.sum())
-    total = sum(spans.tolist()) + num_old  # a Python sum: keys may be large
-    if total <= _SPARE_KEYS * (len(touches) + len(known)) + num_tables:
-        base = np.cumsum(spans) - spans - np.where(spans > 0, smallest, 0)
-        place = base[known.table] + known.key
-        place[is_old] = total - num_old + np.arange(num_old)
-        return touches.key, base, place, total
-    key, of_table = np.append(touches.key, known.key), np.append(touches.table, known.table)
-    order = np.lexsort((key, of_table))
-    is_new = np.ones(key.size, np.bool_)
-    table_, key_ = of_table[order], key[order]
-    is_new[1:] = (np.diff(table_) != 0) | (key_[1:] != key_[:-1])
-    rank = np.empty(key.size, np.int64)
-    rank[order] = np.cumsum(is_new) - 1
-    base = np.zeros(num_tables, np.int64)
-    return rank[: len(touches)], base, rank[len(touches) :], int(is_new.sum())
+    of_touch, of_known = (np.empty(len(rows), np.int32) for rows in (touches, known))
+    names, sizes = np.zeros(0, layout.TRIPLE.dtype), np.zeros(1, np.int64)
+    room, in_turn = 1 << max(6, (len(touches) // 8).bit_length()), np.arange(len(known))
+    for rows, rows_in_order, number in (
+        (touches, order, of_touch),
+        (known, in_turn.astype(np.int32), of_known),
+    ):
+        row = 0
+        while row < number.size:
+            names, table = grown(names, room, int(sizes[0]))
+            naming = layout.Naming(
+                first_row=row,
+                num_rows=number.size,
+                room=room,
+                order=rows_in_order,
+                table=stepped(rows.table),
+                key=stepped(rows.key),
+                names=names,
+                name_table=table,
+                number=number,
+                sizes=sizes,
+            )
+            row = number_keys(naming)
+            room *= 2
+    return of_touch, of_known, int(sizes[0])
 
 
 def who_looks_up(graph: TaskGraph) -> tuple[npt.NDArray[np.bool_], Int64s]:

@@ -27,6 +27,7 @@ from replay.graph.kernels.edges import order_tasks as order_tasks
 from replay.graph.kernels.edges import sort_edges as sort_edges
 from replay.graph.kernels.interning import rehash as rehash
 from replay.graph.kernels.loop import run as run
+from replay.graph.kernels.packing import number_keys as number_keys
 from replay.graph.kernels.packing import pack as pack
 from replay.graph.kernels.packing import pack_touches as pack_touches
 from replay.graph.kernels.packing import survey as survey

@@ -212,6 +212,21 @@ class Packing(Memory):
 LANES, NODES, WAYS, CLASSES, DIRECT = range(5)
 
 
+class Naming(Memory):
+    """Rows that name a key each, by its table and its name there, and the numbers of the keys."""
+
+    first_row = Fixed()
+    num_rows = Fixed()
+    room = Fixed()  # for keys
+    order = Vector(np.int32)  # of the rows
+    table = Stepped()
+    key = Stepped()
+    names = Records(TRIPLE)
+    name_table = Vector(np.int32)
+    number = Vector(np.int32)  # of the rows in that order
+    sizes = Vector(np.int64)  # how many keys there are
+
+
 class Touching(Memory):
     """Columns of the touches in the order in which they were added, and what becomes of them."""
 
@@ -219,7 +234,7 @@ class Touching(Memory):
     num_touches = Fixed()
     room = Fixed()  # of forms, prices and costs
     order = Vector(np.int32)  # touches by task
-    key_place = Stepped()  # of each touch, within its table
+    number = Vector(np.int32)  # of the key of each touch, in that order
     table = Stepped()
     miss_latency = Stepped()
     miss_duration = Stepped()
@@ -228,8 +243,6 @@ class Touching(Memory):
     units = Stepped()
     charged = Stepped()
     drops = Stepped()
-    base = Vector(np.int64)  # of each table: what is added to the place of a key
-    key_number = Vector(np.int32)  # number of the key at each place; -1 where it has none yet
     forms = Records(TRIPLE)
     form_table = Vector(np.int32)
     prices = Records(TRIPLE)
@@ -241,7 +254,7 @@ class Touching(Memory):
 
 
 #: ``Touching.sizes``: what there is of each.
-FORMS, PRICES, COSTS, KEYS = range(4)
+FORMS, PRICES, COSTS = range(3)
 
 
 class Plan(Memory):

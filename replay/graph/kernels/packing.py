@@ -24,7 +24,6 @@ from replay.graph.kernels.layout import (
     FORMS,
     GIVING_LANE,
     IN_ORDER,
-    KEYS,
     LANES,
     LONGEST,
     LOOKS_UP,
@@ -41,6 +40,7 @@ from replay.graph.kernels.layout import (
     TASK,
     WAY_FLAGS,
     WAYS,
+    Naming,
     Packing,
     Touching,
 )
@@ -344,12 +344,27 @@ def pack(w):
 # --- Touches ------------------------------------------------------------------------------------
 
 
+@entry(Naming)
+def number_keys(n):
+    """Number the keys as they are named first: those that are wanted together lie together.
+
+    Returns the row at which there was no room for another one, or the number of rows.
+    """
+    for place in range(n.first_row, n.num_rows):
+        if n.sizes[0] == n.room:
+            return place
+        row = n.order[place]
+        n.number[place] = intern(
+            n.name_table, n.room, n.names, n.sizes, 0, n.table[row], n.key[row], 0
+        )
+    return n.num_rows
+
+
 @entry(Touching)
 def pack_touches(t):
     """Write the record of every touch, in the order of the tasks.
 
-    Keys get numbers in that order too: those that are wanted together lie together. Returns the
-    place at which a table was full, or the number of touches.
+    Returns the place at which a table was full, or the number of touches.
     """
     for place in range(t.first_place, t.num_touches):
         row = t.order[place]
@@ -365,12 +380,8 @@ def pack_touches(t):
         table = t.table[row]
         room = (t.units[row] << ROOM_FLAGS) | t.drops[row]
         form = intern(t.form_table, t.room, t.forms, t.sizes, FORMS, table, room, price)
-        where = t.base[table] + t.key_place[row]
-        if t.key_number[where] < 0:
-            t.key_number[where] = t.sizes[KEYS]
-            t.sizes[KEYS] = t.sizes[KEYS] + 1
         touch = t.touches[place]
-        touch.key = t.key_number[where]
+        touch.key = t.number[place]
         touch.form = form
         touch.charged = t.charged[row]
         touch.row = row
