@@ -6,7 +6,7 @@ import numpy as np
 
 from replay.graph.columns import IntArray
 from replay.graph.errors import GraphError
-from replay.graph.taskgraph import LINE, CreditPools, CreditTakes, Gates, TaskGraph
+from replay.graph.taskgraph import LINE, CreditPools, CreditTakes, Gates, Int64s, TaskGraph
 
 #: Tasks of a cycle that a message names.
 _SHOWN = 6
@@ -81,22 +81,39 @@ def check_takes(takes: CreditTakes, pools: CreditPools, num_tasks: int) -> None:
             row = int(np.argmax(values))
             message = f"take {row}: {name} {int(values[row])} does not exist; there are {num_tasks}"
             raise GraphError(message)
-    if not takes.task.size:
+    # Nearly all takes are out of question without their order: first most of the pools, then, since
+    # a task takes less often from those that are left, these too.
+    rows = _doubtful(takes, pools, _doubtful(takes, pools, slice(None)))
+    if not rows.size:
         return
     # A task may take twice from one pool; it needs the sum before it starts.
-    key = takes.task.astype(np.int64) * max(1, len(pools)) + takes.pool
-    order = np.argsort(key, kind="stable")
-    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
-    totals = np.add.reduceat(takes.units[order], starts)
-    capacity = pools.capacity[takes.pool[order][starts]]
+    task, pool, units = (column[rows] for column in (takes.task, takes.pool, takes.units))
+    order = np.lexsort((pool, task))
+    starts = np.flatnonzero(
+        (np.diff(task[order], prepend=-1) != 0) | (np.diff(pool[order], prepend=-1) != 0)
+    )
+    totals = np.add.reduceat(units[order].astype(np.int64), starts)
+    capacity = pools.capacity[pool[order][starts]]
     if np.any(totals > capacity):
         row = int(np.flatnonzero(totals > capacity)[0])
-        pool = int(takes.pool[order][starts][row])
+        named = int(pool[order][starts][row])
         message = (
-            f"task {int(takes.task[order][starts][row])} takes {int(totals[row])} units of credit "
-            f"pool {pools.names[pool]!r}, which holds {int(capacity[row])}"
+            f"task {int(task[order][starts][row])} takes {int(totals[row])} units of credit "
+            f"pool {pools.names[named]!r}, which holds {int(capacity[row])}"
         )
         raise GraphError(message)
+
+
+def _doubtful(takes: CreditTakes, pools: CreditPools, some: slice | Int64s) -> Int64s:
+    """Those of some takes that would be too much if each take of a task were its pool's largest."""
+    pool, task = takes.pool[some], takes.task[some]
+    if not task.size:
+        return np.zeros(0, np.int64)
+    most = np.zeros(len(pools), np.int64)
+    np.maximum.at(most, pool, takes.units[some].astype(np.int64))
+    is_doubtful = most > pools.capacity // int(np.bincount(task).max())
+    rows = np.flatnonzero(is_doubtful[pool])
+    return rows if isinstance(some, slice) else some[rows]
 
 
 def check_touches(graph: TaskGraph) -> None:

@@ -60,7 +60,7 @@ def schedule(graph: TaskGraph) -> Timeline:
     from replay.graph.kernels import layout, run
     from replay.graph.plan import make_plan, read_times
 
-    plan, _ = make_plan(graph)
+    plan = make_plan(graph)[0]  # the layout refers to the same arrays, and is given up at once
     done = run(plan)
     raise_if_failed(graph, plan)
     if done < graph.num_tasks:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from replay.graph.columns import stepped
 from replay.graph.kernels import layout, number_keys, pack_touches, rehash
-from replay.graph.kernels.interning import Triples
+from replay.graph.kernels.interning import Naming, Triples
 from replay.graph.state import Keys
 from replay.graph.taskgraph import TURNS, Int32s, Int64s, TaskGraph, Touches
 
@@ -140,7 +140,7 @@ def _number_keys(touches: Touches, order: Int32s, known: Keys) -> tuple[Int32s, 
         row = 0
         while row < number.size:
             names, table = grown(names, room, int(sizes[0]))
-            naming = layout.Naming(
+            naming = Naming(
                 first_row=row,
                 num_rows=number.size,
                 room=room,
@@ -155,21 +155,6 @@ def _number_keys(touches: Touches, order: Int32s, known: Keys) -> tuple[Int32s, 
             row = number_keys(naming)
             room *= 2
     return of_touch, of_known, int(sizes[0])
-
-
-def who_looks_up(graph: TaskGraph) -> tuple[npt.NDArray[np.bool_], Int64s]:
-    """Resources whose services touches may lengthen, and touches of each that may be late.
-
-    Both (resource,), the null resource last.
-    """
-    touches, size = graph.touches, len(graph.resources) + 1
-    looks_up = np.zeros(size, np.bool_)
-    if len(touches) == 0:
-        return looks_up, np.zeros(size, np.int64)
-    looks_up[graph.resource[touches.task]] = True
-    looks_up[graph.resource[touches.charged]] = True
-    late = graph.resource[touches.task[touches.miss_latency_ps > 0]]
-    return looks_up, np.bincount(late, minlength=size).astype(np.int64)
 
 
 def turn_takers(

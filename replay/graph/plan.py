@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from replay.graph.columns import fixed, stepped
 from replay.graph.errors import EngineError
-from replay.graph.kernels import group_rows, pack, survey, unpack
+from replay.graph.kernels import Surveyed, group_rows, pack, survey, unpack
 from replay.graph.kernels import layout as k
-from replay.graph.kernels.packing import Surveyed, Unpacking
-from replay.graph.lookups import aligned, grown, table_parts, turn_takers, who_looks_up
+from replay.graph.kernels.packing import Unpacking
+from replay.graph.lookups import aligned, grown, table_parts, turn_takers
 from replay.graph.resuming import add_channel_of_returns, restore
 from replay.graph.state import Laid, State
 from replay.graph.taskgraph import Int64s, TaskGraph
@@ -58,7 +58,7 @@ def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.Plan, Lai
     has_lane[null] = found["takers"][null] > 0
     if state is None:  # else later tasks may lack credits, and whose turn it was counts
         rule[(rule == k.TURNS) & (found["takers"] == 0)] = k.FIFO
-    looks_up, late = who_looks_up(graph)
+    looks_up = found["looks_up"] > 0
     is_mixed = found["is_mixed"] > 0
     has_credits = (found["takers"] > 0) | (found["givers"] > 0)
     is_stream = has_lane & (servers == 1) & ~is_mixed & ~has_credits & ~looks_up
@@ -75,8 +75,9 @@ def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.Plan, Lai
     is_single = has_lane & (lane_rule == k.ONE_LANE)
     # Streams have the first lanes, so that the kernel tells them by their number.
     of_single = np.concatenate([np.flatnonzero(is_stream), np.flatnonzero(is_single & ~is_stream)])
-    packed = _pack(graph.num_tasks, columns, lane_rule, of_single, is_stream)
-    late_channel = _add_late_channels(packed, late)
+    most = int(found["most_takes"].max()), int(found["most_gives"].max())
+    packed = _pack(graph.num_tasks, columns, lane_rule, of_single, is_stream, most)
+    late_channel = _add_late_channels(packed, found["late"])
     if state is not None:
         add_channel_of_returns(packed, state, is_stream)
     lane_resource = np.concatenate([of_single, packed.lanes["a"]])
@@ -203,11 +204,15 @@ def _columns(graph: TaskGraph) -> Parts:
 def _survey(graph: TaskGraph, columns: Parts) -> npt.NDArray[Any]:
     """Records of the resources (resource,), the null one last; see `layout.SURVEY`."""
     resources = np.zeros(len(graph.resources) + 1, k.SURVEY.dtype)
-    names = "has_credits", "resource", "priority", "duration", "latency"
+    names, touches = ("has_credits", "resource", "priority", "duration", "latency"), graph.touches
     slow = survey(
         Surveyed(
             num_tasks=graph.num_tasks,
+            num_touches=len(touches),
             null=len(graph.resources),
+            toucher=stepped(touches.task),
+            charged=stepped(touches.charged),
+            miss_latency=stepped(touches.miss_latency_ps),
             resources=resources,
             **{name: columns[name] for name in (*names, "take_indptr", "give_indptr")},
         )
@@ -219,9 +224,17 @@ def _survey(graph: TaskGraph, columns: Parts) -> npt.NDArray[Any]:
 
 
 def _pack(
-    num_tasks: int, columns: Parts, lane_rule: Int64s, of_single: Int64s, is_stream: Bools
+    num_tasks: int,
+    columns: Parts,
+    lane_rule: Int64s,
+    of_single: Int64s,
+    is_stream: Bools,
+    most: tuple[int, int],
 ) -> SimpleNamespace:
-    """Fill the records, finding the lanes and flight classes on the way."""
+    """Fill the records, finding the lanes and flight classes on the way.
+
+    Of ``most``, the rows of takes of a task and those that one gives back, no list is longer.
+    """
     num_single = of_single.size
     single_lane = np.full(is_stream.size, -1, np.int64)
     single_lane[of_single] = np.arange(num_single)
@@ -232,8 +245,6 @@ def _pack(
     sizes = np.zeros(5, np.int64)
     lanes = nodes = ways = np.zeros(0, k.TRIPLE.dtype)
     lane_tasks = np.zeros(0, np.int64)
-    # No list is longer than the most that one task takes and gives back.
-    most = [int(np.diff(columns[f"{who}_indptr"]).max(initial=0)) for who in ("take", "give")]
     room = 1 << (64 + most[0] + sum(most)).bit_length()
     task = 0
     while True:

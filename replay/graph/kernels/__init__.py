@@ -6,7 +6,7 @@
 | `compiled_memory` | what numba is taught about them |
 | `layout` | the records, the memories of a layout and of a run, and what their numbers mean |
 | `compiling`, `cache` | how kernels are compiled and kept |
-| `packing`, `interning` | from the graph to records before a run, from records to times after it |
+| `surveying`, `packing`, `interning` | from the graph to records before a run, and back after it |
 | `channels`, `lanes`, `lookups` | data structures: tasks on their way, queues, tables |
 | `events`, `starts`, `loop` | the two phases of an instant, and the loop over them |
 | `edges`, `reading` | sorting edges and rows; the longest chain and who was waited for last |
@@ -25,12 +25,11 @@ from replay.graph.kernels.compiling import compile_all as compile_all
 from replay.graph.kernels.edges import group_rows as group_rows
 from replay.graph.kernels.edges import order_tasks as order_tasks
 from replay.graph.kernels.edges import sort_edges as sort_edges
+from replay.graph.kernels.interning import number_keys as number_keys
 from replay.graph.kernels.interning import rehash as rehash
 from replay.graph.kernels.loop import run as run
-from replay.graph.kernels.packing import number_keys as number_keys
 from replay.graph.kernels.packing import pack as pack
 from replay.graph.kernels.packing import pack_touches as pack_touches
-from replay.graph.kernels.packing import survey as survey
 from replay.graph.kernels.packing import unpack as unpack
 from replay.graph.kernels.reading import Causes as Causes
 from replay.graph.kernels.reading import Meanwhile as Meanwhile
@@ -48,3 +47,5 @@ from replay.graph.kernels.sums import find_last_ends as find_last_ends
 from replay.graph.kernels.sums import sum_keyed as sum_keyed
 from replay.graph.kernels.sums import sum_services as sum_services
 from replay.graph.kernels.sums import tally as tally
+from replay.graph.kernels.surveying import Surveyed as Surveyed
+from replay.graph.kernels.surveying import survey as survey

@@ -7,7 +7,7 @@ import numpy as np
 
 from replay.graph.kernels.compiling import entry, inlined, inner
 from replay.graph.kernels.layout import TRIPLE
-from replay.graph.kernels.memory import Fixed, Memory, Records, Vector
+from replay.graph.kernels.memory import Fixed, Memory, Records, Stepped, Vector
 
 
 @inlined
@@ -62,3 +62,34 @@ def rehash(t):
         while t.table[place] >= 0:
             place = (place + 1) & mask
         t.table[place] = number
+
+
+class Naming(Memory):
+    """Rows that name a key each, by its table and its name there, and the numbers of the keys."""
+
+    first_row = Fixed()
+    num_rows = Fixed()
+    room = Fixed()  # for keys
+    order = Vector(np.int32)  # of the rows
+    table = Stepped()
+    key = Stepped()
+    names = Records(TRIPLE)
+    name_table = Vector(np.int32)
+    number = Vector(np.int32)  # of the rows in that order
+    sizes = Vector(np.int64)  # how many keys there are
+
+
+@entry(Naming)
+def number_keys(n):
+    """Number the keys as they are named first: those that are wanted together lie together.
+
+    Returns the row at which there was no room for another one, or the number of rows.
+    """
+    for place in range(n.first_row, n.num_rows):
+        if n.sizes[0] == n.room:
+            return place
+        row = n.order[place]
+        n.number[place] = intern(
+            n.name_table, n.room, n.names, n.sizes, 0, n.table[row], n.key[row], 0
+        )
+    return n.num_rows

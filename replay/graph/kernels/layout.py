@@ -144,8 +144,12 @@ SURVEY = Layout(
     is_mixed=8,  # whether priorities differ
     takers=8,
     givers=8,  # tasks that only give credits back
+    most_takes=8,  # of one task
+    most_gives=8,
     zero=8,  # tasks that wait for a server but hold it for no time,
     instant=8,  # and those of them that are visible at once, too
+    looks_up=8,  # whether touches may lengthen its services
+    late=8,  # touches that may make its tasks late
 )
 #: A latency at a place (a resource, the null one, the null one for tasks with credits), and the
 #: next one of that place.
@@ -210,21 +214,6 @@ class Packing(Memory):
 #: ``Packing.sizes``: lanes beyond the single ones, nodes, ways, flight classes, tasks that are
 #: visible when they leave.
 LANES, NODES, WAYS, CLASSES, DIRECT = range(5)
-
-
-class Naming(Memory):
-    """Rows that name a key each, by its table and its name there, and the numbers of the keys."""
-
-    first_row = Fixed()
-    num_rows = Fixed()
-    room = Fixed()  # for keys
-    order = Vector(np.int32)  # of the rows
-    table = Stepped()
-    key = Stepped()
-    names = Records(TRIPLE)
-    name_table = Vector(np.int32)
-    number = Vector(np.int32)  # of the rows in that order
-    sizes = Vector(np.int64)  # how many keys there are
 
 
 class Touching(Memory):

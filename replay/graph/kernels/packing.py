@@ -3,8 +3,6 @@
 
 And after it: start and end of every task out of the records. The twin has nothing of it: it reads
 the graph as it is.
-
-The module is long because the records' fields are written here and nowhere else, in one order.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from replay.graph.kernels.layout import (
     GIVING_LANE,
     IN_ORDER,
     LANES,
-    LONGEST,
     LOOKS_UP,
     MAX_CLASSES,
     MAY_BE_EARLY,
@@ -36,11 +33,9 @@ from replay.graph.kernels.layout import (
     PRICES,
     ROOM_FLAGS,
     SHARES,
-    SURVEY,
     TASK,
     WAY_FLAGS,
     WAYS,
-    Naming,
     Packing,
     Touching,
 )
@@ -48,57 +43,6 @@ from replay.graph.kernels.memory import Fixed, Memory, Records, Stepped, Vector
 
 #: Edges of a task that :func:`_follows` looks at.
 MOST_ASKED = 4
-
-
-class Surveyed(Memory):
-    """Columns that the survey reads, and the resources, the null one last."""
-
-    num_tasks = Fixed()
-    null = Fixed()
-    has_credits = Fixed()
-    resource = Stepped()
-    priority = Stepped()
-    duration = Stepped()
-    latency = Stepped()
-    take_indptr = Vector(np.int32)
-    give_indptr = Vector(np.int32)
-    resources = Records(SURVEY)
-
-
-@entry(Surveyed)
-def survey(s):
-    """Count tasks per resource and note what keeps a resource from being a simple stream.
-
-    Returns a task that takes too long for the clock, or -1.
-    """
-    for task in range(s.num_tasks):
-        where = s.resource[task]
-        is_null = where < 0
-        if is_null:
-            where = s.null
-        found = s.resources[where]
-        level = s.priority[task]
-        if found.tasks == 0:
-            found.first_priority = level
-        elif found.first_priority != level:
-            found.is_mixed = 1
-        found.tasks += 1
-        duration = s.duration[task]
-        latency = s.latency[task]
-        if duration > LONGEST or latency > LONGEST:
-            return task
-        takes = False
-        if s.has_credits != 0:
-            takes = s.take_indptr[task + 1] > s.take_indptr[task]
-            if takes:
-                found.takers += 1
-            elif s.give_indptr[task + 1] > s.give_indptr[task]:
-                found.givers += 1
-        if duration == 0 and (takes or not is_null):
-            found.zero += 1
-            if latency == 0:
-                found.instant += 1
-    return -1
 
 
 # --- Tasks --------------------------------------------------------------------------------------
@@ -342,22 +286,6 @@ def pack(w):
 
 
 # --- Touches ------------------------------------------------------------------------------------
-
-
-@entry(Naming)
-def number_keys(n):
-    """Number the keys as they are named first: those that are wanted together lie together.
-
-    Returns the row at which there was no room for another one, or the number of rows.
-    """
-    for place in range(n.first_row, n.num_rows):
-        if n.sizes[0] == n.room:
-            return place
-        row = n.order[place]
-        n.number[place] = intern(
-            n.name_table, n.room, n.names, n.sizes, 0, n.table[row], n.key[row], 0
-        )
-    return n.num_rows
 
 
 @entry(Touching)

@@ -144,3 +144,24 @@ def test_what_several_give_back_is_held_until_the_last_of_them_in_messages_too()
     builder.take(second, pool)
     with pytest.raises(EngineError, match=r"0 of 1 free, held by task 0 .* until task 1 ends"):
         schedule(builder.build())
+
+
+@pytest.mark.parametrize("often", [1, 2, 3])
+@pytest.mark.parametrize("units", [2, 5, 2**31 - 1, 2**40])
+def test_takes_of_one_task_from_one_pool_are_added_up(often: int, units: int) -> None:
+    """Whoever takes elsewhere, and however often, only its own pool and task count."""
+    for capacity in (often * units, often * units - 1):
+        builder = GraphBuilder(["x"])
+        pool, other = builder.credit_pool("room", capacity), builder.credit_pool("other", 9)
+        tasks = builder.add(4, resource=NULL_RESOURCE)
+        builder.take(tasks[:3], pool, units - 1)
+        builder.take(np.repeat(tasks[:1], 5), other)
+        builder.take(np.repeat(tasks[3:], often), pool, units)
+        if capacity == often * units:
+            assert len(builder.build().takes) == 8 + often
+            continue
+        message = (
+            f"task 3 takes {often * units} units of credit pool 'room', which holds {capacity}$"
+        )
+        with pytest.raises(GraphError, match=message):
+            builder.build()

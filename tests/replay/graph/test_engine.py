@@ -7,14 +7,24 @@ import importlib.util
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay.graph import NULL_RESOURCE, EngineError, GraphBuilder, TaskGraph, Touched, schedule
+from replay.graph import (
+    NULL_RESOURCE,
+    EngineError,
+    GraphBuilder,
+    TaskGraph,
+    Touched,
+    plan,
+    schedule,
+)
 
 _ORACLE = Path(__file__).parents[2] / "oracle"
 
@@ -413,3 +423,26 @@ def test_incast_with_finite_buffers_holds_up_others_under_fifo_only() -> None:
     # Alone, port 1 would have its 25 rows after 260; a few rows to port 0 go between.
     assert ends["voq"] <= 300
     assert ends["fifo"] > 1000
+
+
+def test_a_plan_is_given_up_before_the_result_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[Any] = []
+    make, read = plan.make_plan, plan.read_times
+
+    def make_plan(graph: TaskGraph) -> Any:
+        made, laid = make(graph)
+        kept.extend(weakref.ref(made.arrays[name]) for name in ("slots", "channels", "lanes"))
+        return made, laid
+
+    def read_times(*given: Any) -> Any:
+        assert [of() for of in kept] == [None] * 3
+        return read(*given)
+
+    monkeypatch.setattr(plan, "make_plan", make_plan)
+    monkeypatch.setattr(plan, "read_times", read_times)
+    builder = GraphBuilder(["x"])
+    builder.add(3, resource=builder.resource("port", "port"), duration_ps=4)
+    assert schedule(builder.build()).start_ps.tolist() == [0, 4, 8]
+    assert kept
