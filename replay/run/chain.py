@@ -11,7 +11,7 @@ chains in which two micro-batches alternate, `replay.run.chain_results` replays 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.compute.dense import Between
     from replay.graph import TaskGraph
+    from replay.graph.taskgraph import Int32s
     from replay.machine.host import Launch
     from replay.machine.machine import Ints
     from replay.measure.parts import Memory
@@ -143,29 +144,17 @@ class Pieces(NamedTuple):
     bounds
         (piece + 1,): tasks of piece p are ``[bounds[p], bounds[p + 1])``.
     layer
-        (piece,): the layer that they are of.
+        (piece,): the layer that they are of, -1 for none.
     """
 
     bounds: Ints
     layer: Ints
 
-    def of_layers(self, num_layers: int) -> list[slice | Ints]:
-        """Tasks of each layer."""
-        found: list[slice | Ints] = []
-        for layer in range(num_layers):
-            own = np.flatnonzero(self.layer == layer)
-            firsts, lasts = self.bounds[own], self.bounds[own + 1]
-            if len(own) == 1:
-                found.append(slice(int(firsts[0]), int(lasts[0])))
-            else:
-                some = [np.arange(*piece) for piece in zip(firsts, lasts, strict=True)]
-                found.append(np.concatenate([np.zeros(0, np.int64), *some]))
-        return found
-
-    def layer_of_task(self, num_tasks: int) -> Ints:
-        """(task,): the layer of each, -1 before the first."""
-        of_task = np.full(num_tasks, -1, np.int64)
-        of_task[self.bounds[0] : self.bounds[-1]] = np.repeat(self.layer, np.diff(self.bounds))
+    def layer_of_task(self, past: int, first: int = 0) -> Int32s:
+        """(task,): the layer of each from ``first`` to ``past - 1``, -1 where it is of none."""
+        of_task = np.full(past - first, -1, np.int32)
+        low, high = self.bounds[[0, -1]] - first
+        of_task[low:high] = np.repeat(self.layer, np.diff(self.bounds))
         return of_task
 
 
@@ -227,37 +216,50 @@ def build(
         Called after every layer's tasks were added.
     """
     builder = GraphBuilder(KIND_NAMES)
-    added: list[Added] = []
-    bounds: list[int] = []
     described = layers(links, system, scheme, builder, launch, lead=lead, meets=meets)
-    for layer in described:
-        bounds = bounds or [layer.first_task]
-        bounds.append(builder.num_tasks)
-        added.append(layer)
+    return joined(described, builder, progress)
+
+
+def joined(
+    described: Iterable[Added], builder: GraphBuilder, progress: Callable[[], object] | None = None
+) -> Chain:
+    """Put what is added, layer after layer, together to one graph."""
+    added = []
+    for one in described:
+        added.append(one)
         if progress is not None:
             progress()
-    last = added[-1]
+
+    def by_layer(name: str) -> list[Ints]:
+        known = {layer: tasks for one in added for layer, tasks in getattr(one, name).items()}
+        return [known[layer] for layer in range(len(added))]
+
+    finishes = by_layer("finishes")
+    bounds = [added[0].pieces.bounds[:1], *(one.pieces.bounds[1:] for one in added)]
     return Chain(
-        built=Built(builder.build(), last.finish, last.machine),
-        reached=[layer.reached for layer in added],
-        starts=[layer.start for layer in added],
-        finishes=[layer.finish for layer in added],
-        pieces=Pieces(np.array(bounds, np.int64), np.arange(len(links))),
-        routing=mean_routing([layer.summary for layer in added]),
-        last_work=last.work,
-        memory=largest([layer.memory for layer in added]),
+        built=Built(builder.build(), finishes[-1], added[-1].machine),
+        reached=by_layer("reached"),
+        starts=by_layer("starts"),
+        finishes=finishes,
+        pieces=Pieces(np.concatenate(bounds), np.concatenate([one.pieces.layer for one in added])),
+        routing=mean_routing([one.summary for one in added]),
+        last_work=added[-1].work,
+        memory=largest([one.memory for one in added]),
     )
 
 
 class Added(NamedTuple):
-    """A layer whose tasks have been added to a graph.
+    """What has been added to a graph up to the end of a layer.
 
     Attributes
     ----------
-    reached, start, finish
-        (rank,): see `Chain`.
-    first_task
-        The first of its tasks.
+    reached, starts, finishes
+        (rank,) tasks by layer, see `Chain`: those that are known now, and were not before. Tasks
+        that were added earlier are among the `ends` of then.
+    ends
+        (task,): all that is added later, but for what hosts do, waits for one of these.
+    pieces
+        Where the tasks of each layer lie, of those that were added.
     machine
         Resources, and what was remembered of the tokens.
     work
@@ -268,10 +270,11 @@ class Added(NamedTuple):
         Device memory that it takes.
     """
 
-    reached: Ints
-    start: Ints
-    finish: Ints
-    first_task: int
+    reached: dict[int, Ints]
+    starts: dict[int, Ints]
+    finishes: dict[int, Ints]
+    ends: Ints
+    pieces: Pieces
     machine: Machine
     work: LayerWork
     summary: dict[str, float]
@@ -295,16 +298,23 @@ def layers(
     work = links[0].work()
     machine = Machine(system, builder, work.num_ranks, scheme.uplinks, launch, lead)
     ends = machine.mark(machine.ranks)
+    reached = {0: ends}
     for number, link in enumerate(links):
-        first_task = builder.num_tasks
-        reached, one_before = ends, links[number - 1] if number else None
+        first_task, one_before = builder.num_tasks, links[number - 1] if number else None
         machine.host.next_layer(same_graph=one_before is not None and link.is_with(one_before))
         start = link.before(machine, machine.meet(ends) if meets else ends)
         if number:
             work = link.work()
         ends, taken = _described(scheme, work, machine, replicate(machine, work, start))
         ends = reduce_gradients(machine, work, ends)
-        yield Added(reached, start, ends, first_task, machine, work, work.summary(), taken)
+        pieces = Pieces(np.array([first_task, builder.num_tasks]), np.array([number]))
+        if number + 1 < len(links):
+            reached[number + 1] = ends
+        yield Added(
+            reached, {number: start}, {number: ends}, ends, pieces, machine, work, work.summary(),
+            taken,
+        )  # fmt: skip
+        reached = {}
 
 
 def _described(

@@ -180,10 +180,11 @@ def replay_chain(
         follow(links, system, scheme, launch, meets=True, observers=[met])
         barrier_us = us(met.ps)
     told = None
-    # An observer wants all of the schedule, and micro-batches in turns have no border to stop at.
-    if observe is None and strategy is None:
+    if observe is None:  # an observer wants all of the schedule
         with suppress(OutOfOrderError):
-            told = told_in_pieces(links, system, scheme, launch, progress=progress)
+            told = told_in_pieces(
+                links, system, scheme, launch, strategy=strategy, progress=progress
+            )
     if told is None:
         chain = build(links, system, scheme, launch, progress=progress, strategy=strategy)
         timeline = schedule(chain.built.graph)

@@ -32,15 +32,15 @@ from replay.machine.kinds import KIND_NAMES
 from replay.machine.machine import Machine
 from replay.machine.times import NO_TIME, Time
 from replay.run.chain import (
-    Built,
+    Added,
     Chain,
     ChainLink,
     Pieces,
     check_code_for,
     faults_of,
-    mean_routing,
+    joined,
 )
-from replay.run.memory import beside, largest, memory_of
+from replay.run.memory import beside, memory_of
 from replay.run.strategies import staged
 from replay.schemes.staged import MOVING, STAGES
 
@@ -94,7 +94,7 @@ class _Program:
     ----------
     ends
         (rank,): what its last part ended with.
-    starts, finishes, works, memories
+    starts, finishes, memories
         By layer: (rank,) tasks where the scheme begins and ends; the work, and its memory.
     """
 
@@ -111,7 +111,6 @@ class _Program:
         self._number, self._links, self._machine = number, links, machine
         self._scheme, self._streams, self._strategy = scheme, streams, strategy
         self.ends = start
-        self.reached: list[Ints] = []
         self.starts: list[Ints] = []
         self.finishes: list[Ints] = []
         self.memories: list[Memory] = []
@@ -125,16 +124,16 @@ class _Program:
             if not self._number:
                 follows = index > 0 and link.is_with(self._links[index - 1])
                 self._machine.host.next_layer(same_graph=follows)
-            self.reached.append(self.ends)
-            for stage in self._strategy.stages:
+            for number, stage in enumerate(self._strategy.stages, 1):
                 for part in stage:
                     self._machine.notes.tokens = micro_batch.tokens
                     if part == "send":
                         self._begin(whole(index).of_tokens(micro_batch.tokens))
                     self._add(part, link, micro_batch)
                 self._machine.notes.tokens = None
+                if number == len(self._strategy.stages):
+                    self.finishes.append(self.ends)
                 yield index
-            self.finishes.append(self.ends)
 
     def _begin(self, work: LayerWork) -> None:
         """Come to the scheme."""
@@ -219,6 +218,27 @@ def build(
         Who is launched when.
     launch, lead, progress
         As in `replay.run.chain.build`.
+    """
+    builder = GraphBuilder(KIND_NAMES)
+    return joined(
+        layers(links, system, scheme, strategy, builder, launch, lead=lead), builder, progress
+    )
+
+
+def layers(
+    links: Sequence[ChainLink],
+    system: System,
+    scheme: Scheme,
+    strategy: Strategy,
+    builder: GraphBuilder,
+    launch: Launch | None = None,
+    *,
+    lead: Time = NO_TIME,
+) -> Iterator[Added]:
+    """Add layers to a graph, until all micro-batches are through one each time that is asked for.
+
+    Of the next layer there are the stages by which micro-batches are ahead. Parameters are those of
+    `build`.
 
     Raises
     ------
@@ -231,11 +251,10 @@ def build(
     works = _Works(links)
     whole = works(0)
     set_aside = _set_aside(able, whole, system)
-    builder = GraphBuilder(KIND_NAMES)
     machine = Machine(system, builder, whole.num_ranks, able.uplinks, launch, lead, set_aside)
     begin = machine.mark(machine.ranks)
     streams = _Streams(machine, able.releases)
-    bounds, layers = [builder.num_tasks], []
+    bounds, of_piece = [builder.num_tasks], []
     programs = [
         _Program(number, links, machine, able, streams, strategy, begin)
         for number in range(len(links[0].micro_batches))
@@ -244,32 +263,32 @@ def build(
     turns = first.run(works)
     if last is not first:
         turns = _in_turns(turns, last.run(works), strategy.shift)
-    newest = -1
+    reached, begun = {0: begin}, 0
     for layer in turns:
         bounds.append(builder.num_tasks)
-        layers.append(layer)
-        if layer > newest:
-            newest = layer
-            if progress is not None:
-                progress()
-    finishes = [
-        machine.gather(one, machine.ranks, other)
-        for one, other in zip(first.finishes, last.finishes, strict=True)
-    ]
-    memories = first.memories
-    if last is not first:
-        both = zip(first.memories, last.memories, strict=True)
-        memories = [beside(one, other) for one, other in both]
-    return Chain(
-        built=Built(builder.build(), finishes[-1], machine),
-        reached=first.reached,
-        starts=first.starts,
-        finishes=finishes,
-        pieces=Pieces(np.array(bounds, np.int64), np.array(layers, np.int64)),
-        routing=mean_routing(works.summaries),
-        last_work=works(len(links) - 1),
-        memory=largest(memories),
-    )
+        of_piece.append(layer)
+        done = len(last.finishes) - 1
+        if layer != done:
+            continue
+        ended = machine.gather(first.finishes[done], machine.ranks, last.finishes[done])
+        bounds.append(builder.num_tasks)
+        of_piece.append(-1)
+        if done + 1 < len(links):
+            reached[done + 1] = first.finishes[done]
+        taken = first.memories[done]
+        yield Added(
+            reached=reached,
+            starts=dict(enumerate(first.starts[begun:], begun)),
+            finishes={done: ended},
+            ends=np.unique(np.concatenate([first.ends, last.ends])),
+            pieces=Pieces(np.array(bounds), np.array(of_piece)),
+            machine=machine,
+            work=works(done),
+            summary=works.summaries[done],
+            memory=taken if last is first else beside(taken, last.memories[done]),
+        )
+        reached, begun = {}, len(first.starts)
+        bounds, of_piece = [builder.num_tasks], []
 
 
 class _Works:

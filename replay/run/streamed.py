@@ -16,6 +16,7 @@ from replay.graph import GraphBuilder
 from replay.graph.scheduler import Scheduler
 from replay.machine.kinds import KIND_NAMES
 from replay.measure.measured import Measured
+from replay.run import interleave
 from replay.run.chain import layers, mean_routing
 from replay.run.memory import largest
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from replay.measure.parts import Memory, Routing
     from replay.measure.result import Measures
     from replay.run.chain import Added, ChainLink
+    from replay.run.strategies import Strategy
     from replay.schemes import Scheme
 
 
@@ -49,6 +51,7 @@ def follow(
     launch: Launch | None = None,
     *,
     meets: bool = False,
+    strategy: Strategy | None = None,
     progress: Callable[[], object] | None = None,
     observers: Iterable[Observer] = (),
     changed: Callable[[TaskGraph], TaskGraph] | None = None,
@@ -63,6 +66,8 @@ def follow(
         How hosts launch kernels, see `Host`.
     meets
         Whether all ranks wait for each other after each layer.
+    strategy
+        How micro-batches alternate, where they do.
     progress
         Called for every layer.
     observers
@@ -82,10 +87,14 @@ def follow(
         for observer in observers:
             observer.add(piece)
 
+    if strategy is None:
+        described = layers(links, system, scheme, builder, launch, meets=meets)
+    else:
+        described = interleave.layers(links, system, scheme, strategy, builder, launch)
     last = len(links) - 1
-    described = layers(links, system, scheme, builder, launch, meets=meets)
     for number, layer in enumerate(described):
-        part = builder.part(None if number == last else layer.finish, scheduler.room)
+        ends = layer.ends[layer.ends >= layer.pieces.bounds[0]]
+        part = builder.part(None if number == last else ends, scheduler.room)
         if changed is not None:
             part = dataclasses.replace(part, graph=changed(part.graph))
         for observer in observers:
@@ -124,29 +133,34 @@ class Moments:
     Attributes
     ----------
     reached, starts, finishes
-        (layer, rank): see `replay.run.chain.Chain`; in picoseconds.
+        (rank,) by layer: see `replay.run.chain.Chain`; in picoseconds.
     """
 
     def __init__(self) -> None:
-        self.reached: list[Ints] = []
-        self.starts: list[Ints] = []
-        self.finishes: list[Ints] = []
-        self._open: list[tuple[Ints, Ints]] = []  # tasks, and their times: (rank,) each
-        self._ends: list[int] = []  # tasks at which the layer before ends
+        self.reached: dict[int, Ints] = {}
+        self.starts: dict[int, Ints] = {}
+        self.finishes: dict[int, Ints] = {}
+        self._open: list[tuple[Ints, Ints]] = []  # tasks, and their times: two of one shape each
+        # Those that later layers may begin with.
+        self._ends = self._times = np.zeros(0, np.int64)
 
     def begin(self, layer: Added, part: GraphPart) -> None:
-        """Look out for the tasks at which a layer begins and ends."""
+        """Look out for the tasks at which layers begin and end."""
         del part
-        # A layer is reached where the one before ends, and some of that may be over.
-        known = dict(zip(self._ends, self.finishes[-1].tolist(), strict=True)) if self._ends else {}
-        for moments, tasks in (
+        known = dict(zip(self._ends.tolist(), self._times.tolist(), strict=True))
+
+        def look_out(tasks: Ints) -> Ints:
+            times = np.array([known.get(task, -1) for task in tasks.tolist()], np.int64)
+            self._open.append((tasks, times))
+            return times
+
+        for moments, found in (
             (self.reached, layer.reached),
-            (self.starts, layer.start),
-            (self.finishes, layer.finish),
+            (self.starts, layer.starts),
+            (self.finishes, layer.finishes),
         ):
-            moments.append(np.array([known.get(task, -1) for task in tasks.tolist()], np.int64))
-            self._open.append((tasks, moments[-1]))
-        self._ends = layer.finish.tolist()
+            moments |= {number: look_out(tasks) for number, tasks in found.items()}
+        self._ends, self._times = layer.ends, look_out(layer.ends)
 
     def add(self, piece: Piece) -> None:
         """Note what has become of tasks."""
@@ -196,8 +210,8 @@ class Measuring:
         """Note what is known of a layer before it runs."""
         if self._measured is None:
             self._measured = Measured(layer.machine, phases_separated=False)
-        of_layer = np.full(part.graph.num_tasks, len(self._summaries), np.int32)
-        of_layer[: layer.first_task - part.first_task] = -1
+        past = part.first_task + part.graph.num_tasks
+        of_layer = layer.pieces.layer_of_task(past, part.first_task)
         self._measured.begin(part, layer.machine.notes.taken(), of_layer)
         self._summaries.append(layer.summary)
         self._memories.append(layer.memory)
@@ -210,11 +224,15 @@ class Measuring:
     def told(self, moments: Moments) -> Told:
         """What is told of the chain, once everything is over."""
         assert self._measured is not None
+        reached, starts, finishes = (
+            [found[layer] for layer in range(len(self._summaries))]
+            for found in (moments.reached, moments.starts, moments.finishes)
+        )
         return Told(
-            reached_ps=moments.reached,
-            starts_ps=moments.starts,
-            finishes_ps=moments.finishes,
-            measures=self._measured.result(moments.finishes[-1]),
+            reached_ps=reached,
+            starts_ps=starts,
+            finishes_ps=finishes,
+            measures=self._measured.result(finishes[-1]),
             layers=self._measured.layers.result(),
             routing=mean_routing(self._summaries),
             memory=largest(self._memories),
@@ -227,9 +245,13 @@ def told_in_pieces(
     scheme: Scheme,
     launch: Launch | None = None,
     *,
+    strategy: Strategy | None = None,
     progress: Callable[[], object] | None = None,
 ) -> Told:
     """Replay a chain layer by layer; parameters and errors as those of `follow`."""
     measuring, moments = Measuring(), Moments()
-    follow(links, system, scheme, launch, progress=progress, observers=[measuring, moments])
+    follow(
+        links, system, scheme, launch, strategy=strategy, progress=progress,
+        observers=[measuring, moments],
+    )  # fmt: skip
     return measuring.told(moments)

@@ -120,11 +120,13 @@ def _layer_ps(
 
 
 def _chain_ps(ready: Prepared, system: System, scheme: Scheme, change: Change) -> int:
-    """Makespan of a chain: layer by layer where it has borders to stop at, as a replay does."""
-    if ready.strategy is None:
-        with suppress(OutOfOrderError):
-            met = Makespan()
-            follow(ready.links, system, scheme, ready.launch, observers=[met], changed=change)
-            return met.ps
+    """Makespan of a chain: layer by layer, as a replay does."""
+    with suppress(OutOfOrderError):
+        met = Makespan()
+        follow(
+            ready.links, system, scheme, ready.launch, strategy=ready.strategy, observers=[met],
+            changed=change,
+        )  # fmt: skip
+        return met.ps
     chain = build(ready.links, system, scheme, ready.launch, strategy=ready.strategy)
     return schedule(change(chain.built.graph)).makespan_ps

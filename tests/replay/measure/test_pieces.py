@@ -40,6 +40,31 @@ def test_results_of_pieces_are_those_of_the_whole(scheme: str) -> None:
     assert in_pieces.model_dump_json() == whole.model_dump_json()
 
 
+TURNS = [
+    ("deepep", "tbo", "bf16"),  # streams of their own for rows
+    ("nvls", "dbo", "bf16"),
+    ("deepep-ll", "tbo", "bf16"),  # hooks
+    ("deepep-ll", "sbo", "fp8"),  # one micro-batch
+]
+
+
+@pytest.mark.parametrize("launch", get_args(Launch))
+@pytest.mark.parametrize(("scheme", "interleave", "gemm_type"), TURNS)
+def test_micro_batches_in_turns_are_replayed_in_pieces_as_well(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, interleave: str, gemm_type: str, launch: str
+) -> None:
+    settings: dict[str, Any] = {
+        "scheme": scheme,
+        "system": hwmodel.load("dgx-h100"),
+        "gemm_type": gemm_type,
+        "interleave": interleave,
+        "launch": launch,
+    }
+    whole = replay.run(TRACE, observe=lambda _: None, **settings)
+    monkeypatch.delattr(chain_results, "build")
+    assert replay.run(TRACE, **settings).model_dump_json() == whole.model_dump_json()
+
+
 def test_a_part_that_came_too_late_is_replayed_with_all_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -69,14 +94,30 @@ class Sizes:
         self.windows.append(piece.timeline.graph.num_tasks)
 
 
-@pytest.mark.parametrize("scheme", ["deepep", "dysharp", "nccl-alltoall"])
-def test_little_of_a_layer_is_left_when_the_next_one_begins(scheme: str) -> None:
-    spec, system, made = spec_of(None, {"scheme": scheme, "system": hwmodel.load("dgx-h100")})
+def sizes_of(scheme: str, interleave: str) -> Sizes:
+    """Sizes of windows and layers of a chain."""
+    asked = {"scheme": scheme, "system": hwmodel.load("dgx-h100"), "interleave": interleave}
+    spec, system, made = spec_of(None, asked)
     setup, sizes = set_up(spec, {}, system, made), Sizes()
     ready = prepare(setup, TRACE)
-    follow(ready.links, setup.system, setup.scheme, ready.launch, observers=[sizes])
+    follow(
+        ready.links, setup.system, setup.scheme, ready.launch, strategy=ready.strategy,
+        observers=[sizes],
+    )  # fmt: skip
     assert len(sizes.layers) == 4
+    return sizes
+
+
+@pytest.mark.parametrize("scheme", ["deepep", "dysharp", "nccl-alltoall"])
+def test_little_of_a_layer_is_left_when_the_next_one_begins(scheme: str) -> None:
+    sizes = sizes_of(scheme, "off")
     assert max(sizes.windows) < 1.2 * max(sizes.layers)
+
+
+@pytest.mark.parametrize("interleave", ["tbo", "dbo"])
+def test_of_micro_batches_in_turns_half_a_layer_is_left_at_most(interleave: str) -> None:
+    sizes = sizes_of("deepep", interleave)
+    assert max(sizes.windows) < 1.5 * max(sizes.layers)
 
 
 class Held:
