@@ -326,7 +326,7 @@ def _order_of(owner: IntArray, time: Int64s) -> IntArray:
     if (int(owner.max(initial=0)) + 1) * span > np.iinfo(np.int64).max:
         return np.lexsort((time, owner))
     # Said outright: numpy before 2 keeps 32 bits in a product of 32-bit numbers and one number.
-    return np.argsort(owner.astype(np.int64) * span + time)
+    return np.argsort(owner.astype(np.int64) * span + time, kind="stable")
 
 
 def _full_length(begin: Int64s, end: Int64s, servers: int) -> int:

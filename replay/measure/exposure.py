@@ -235,8 +235,10 @@ def _joined(*several: Intervals) -> Intervals:
 
 def _by_owner(intervals: Intervals, num_owners: int) -> list[tuple[Intervals, Ints]]:
     """The intervals of each owner, and their places among all."""
-    order = np.argsort(intervals.owner)
-    bounds = np.searchsorted(intervals.owner[order], np.arange(num_owners + 1))
+    # Owners are small numbers: of those of 16 bits a stable sort counts.
+    owner = intervals.owner.astype(np.min_scalar_type(num_owners))
+    order = np.argsort(owner, kind="stable")
+    bounds = np.searchsorted(owner[order], np.arange(num_owners + 1))
     places = [order[first:last] for first, last in itertools.pairwise(bounds.tolist())]
     return [(Intervals(*(column[place] for column in intervals)), place) for place in places]
 
@@ -286,7 +288,7 @@ def _divided(
     which = np.repeat(np.arange(1 + len(others)), [count, *(len(one.owner) for one in others)])
     amount = np.append(parts, np.ones(len(which) - count, np.int64))
     time = np.concatenate(([low], start, stop, [max(low, end)]))
-    order = np.argsort(time)
+    order = np.argsort(time, kind="stable")  # merges what is in order, such as the tasks of an SM
     length = np.diff(time[order])
 
     def level(of: int) -> Ints:

@@ -49,10 +49,7 @@ class Pools:
         """Put all SMs of a GPU together; every other resource is a pool by itself."""
         resources = graph.resources
         count = len(resources)
-        parts = np.ones(count, np.int64)
-        for queues in _queues_of_sms(machine).values():
-            for resource in queues:
-                parts[resource] = len(queues)
+        parts = _queues_of_sm(machine, count)
         is_sm = np.zeros(count, np.bool_)
         is_sm[machine.sms.resources] = True
         others = np.flatnonzero(~is_sm)
@@ -103,12 +100,17 @@ class Pools:
         return math.lcm(*np.unique(self.parts).tolist())
 
 
-def _queues_of_sms(machine: Machine) -> dict[tuple[str, int, int], list[int]]:
-    """Resources that are queues of one SM, by its name, GPU and number."""
-    found: dict[tuple[str, int, int], list[int]] = {}
+def _queues_of_sm(machine: Machine, num_resources: int) -> Ints:
+    """(resource,): how many queues the SM has that it is a queue of, by the SM's name; else 1."""
+    by_name: dict[str, list[Ints]] = {}
     for name, queues in machine.sms.queues:
         if queues.ndim > 1:
-            for gpu, number in np.ndindex(queues.shape[:2]):
-                mine = found.setdefault((name, gpu, number), [])
-                mine.extend(np.ravel(queues[gpu, number]).tolist())
+            by_name.setdefault(name, []).append(queues.reshape(*queues.shape[:2], -1))
+    found = np.ones(num_resources, np.int64)
+    for several in by_name.values():
+        count = np.zeros((machine.num_ranks, max(queues.shape[1] for queues in several)), np.int64)
+        for queues in several:
+            count[:, : queues.shape[1]] += queues.shape[2]
+        for queues in several:
+            found[queues] = count[:, : queues.shape[1], None]
     return found

@@ -106,8 +106,7 @@ class Asked:
     is_chain
         Whether the layers are one chain.
     is_whole
-        Whether the schedule of a chain is kept whole: somebody looks at it, or micro-batches take
-        turns.
+        Whether the schedule of a chain is kept whole, because somebody looks at it.
     extra_layers
         Layers that are replayed beside, to choose options.
     """

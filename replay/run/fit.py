@@ -51,7 +51,7 @@ def asked_of(
         num_steps=spec.steps,
         num_layers=num_layers,
         is_chain=is_chain,
-        is_whole=is_observed or spec.interleave != "off",
+        is_whole=is_observed,
         extra_layers=_trials(scheme) if scheme.is_tuned(spec.tune) else 0,
     )
 

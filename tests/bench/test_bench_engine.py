@@ -21,6 +21,8 @@ import numpy as np
 import pytest
 
 from replay.graph import GraphBuilder, TaskGraph, Touched, schedule
+from replay.graph.kernels import run
+from replay.graph.plan import make_plan
 
 pytestmark = pytest.mark.bench
 _HERE = Path(__file__).parent
@@ -102,6 +104,34 @@ def test_growth_with_tasks(copies: int) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     _report(
         f"{copies} layers", graph, seconds, f"peak memory of the process {peak / 2**20:.0f} MiB"
+    )
+
+
+def _loop_s(graph: TaskGraph, runs: int = 7) -> float:
+    """CPU time of the loop alone, without laying out and reading the result."""
+    times = []
+    for _ in range(runs):
+        plan, _ = make_plan(graph)
+        begin = time.process_time()
+        run(plan)
+        times.append(time.process_time() - begin)
+    return min(times)
+
+
+@pytest.mark.parametrize("num_gpus", [8, 16, 32, 64])
+@pytest.mark.parametrize("tokens", [40, 400, 4096])
+def test_where_the_loops_time_goes(num_gpus: int, tokens: int) -> None:
+    """By the levels of the tree that orders events, and by what fits into caches.
+
+    A doubled number of GPUs is a level more, and nothing else; a graph of fewer tokens is the same
+    work in less memory.
+    """
+    work = workload.make_workload(num_gpus=num_gpus, tokens=tokens * 8 // num_gpus)
+    graph = workload.build_layer(work)
+    seconds = _loop_s(graph)
+    print(  # noqa: T201
+        f"{num_gpus:3d} GPUs {graph.num_tasks:>10,} tasks {graph.num_tasks * 40 / 1e6:7.1f} MB: "
+        f"loop {seconds / graph.num_tasks * 1e9:5.1f} ns per task"
     )
 
 
