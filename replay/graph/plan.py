@@ -77,6 +77,7 @@ def make_plan(graph: TaskGraph, state: State | None = None) -> tuple[k.Plan, Lai
     of_single = np.concatenate([np.flatnonzero(is_stream), np.flatnonzero(is_single & ~is_stream)])
     most = int(found["most_takes"].max()), int(found["most_gives"].max())
     packed = _pack(graph.num_tasks, columns, lane_rule, of_single, is_stream, most)
+    _forget_takes(columns, packed)
     late_channel = _add_late_channels(packed, found["late"])
     if state is not None:
         add_channel_of_returns(packed, state, is_stream)
@@ -295,6 +296,17 @@ def _pack(
         num_flights=int(sizes[k.CLASSES]),
         num_direct=int(sizes[k.DIRECT]),
     )
+
+
+def _forget_takes(columns: Parts, packed: SimpleNamespace) -> None:
+    """Free what tells takes by task: tables come in its place.
+
+    Takes by who gives them back stay where somebody may be too early or gives back with others.
+    """
+    none = np.zeros(1, np.int32)
+    columns["take_indptr"] = columns["take_order"] = none
+    if not (packed.ways["gives"] & (k.MAY_BE_EARLY | k.SHARES)).any():
+        columns["give_indptr"] = columns["give_order"] = none
 
 
 def _shares(graph: TaskGraph) -> npt.NDArray[Any]:

@@ -59,10 +59,10 @@ class Drawn:
         (draw,): the touch that drew.
     """
 
-    resource: Int64s
+    resource: IntArray
     start_ps: Int64s
     end_ps: Int64s
-    touch: Int64s
+    touch: IntArray
 
     @classmethod
     def of(cls, graph: TaskGraph, port_served: Int64s, backing_served: Int64s) -> Drawn:
@@ -70,18 +70,30 @@ class Drawn:
 
         Both are empty where no table has such a line.
         """
+        from replay.graph.kernels import Draws, find_draws
+
         tables, touches = graph.tables, graph.touches
-        by_port, by_backing = np.flatnonzero(port_served), np.flatnonzero(backing_served)
-        touch = np.concatenate([by_port, by_backing])
-        resource, start, end = (np.empty(touch.size, np.int64) for _ in range(3))
-        for some, line, served, duration in (
-            (slice(by_port.size), tables.port, port_served, touches.port_duration_ps),
-            (slice(by_port.size, None), tables.backing, backing_served, touches.miss_duration_ps),
+        size = np.count_nonzero(port_served) + np.count_nonzero(backing_served)
+        resource, touch = np.empty(size, np.int32), np.empty(size, np.int32)
+        start, end = np.empty(size, np.int64), np.empty(size, np.int64)
+        found = 0
+        for line, served, duration in (
+            (tables.port, port_served, touches.port_duration_ps),
+            (tables.backing, backing_served, touches.miss_duration_ps),
         ):
-            of = touch[some]
-            resource[some] = line[touches.table[of]]
-            end[some] = served[of]
-            np.subtract(end[some], duration[of], out=start[some])
+            draws = Draws(
+                num_touches=served.size,
+                served=served,
+                table=stepped(touches.table),
+                line=line,
+                duration=stepped(duration),
+                num_found=found,
+                resource=resource,
+                start=start,
+                end=end,
+                touch=touch,
+            )
+            found = find_draws(draws)
         return cls(resource, start, end, touch)
 
 

@@ -32,7 +32,9 @@ from replay.graph.kernels.packing import pack as pack
 from replay.graph.kernels.packing import pack_touches as pack_touches
 from replay.graph.kernels.packing import unpack as unpack
 from replay.graph.kernels.reading import Causes as Causes
+from replay.graph.kernels.reading import Draws as Draws
 from replay.graph.kernels.reading import Meanwhile as Meanwhile
+from replay.graph.kernels.reading import find_draws as find_draws
 from replay.graph.kernels.reading import find_services as find_services
 from replay.graph.kernels.reading import last_admitted as last_admitted
 from replay.graph.kernels.reading import last_met_edges as last_met_edges

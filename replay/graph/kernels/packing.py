@@ -154,7 +154,7 @@ def _pools_of(w, needs):
 def _may_be_early(w, task):
     """Whether a task might leave before somebody whose credits it gives back has started.
 
-    It cannot if it is the taker itself or follows it within two edges; others are not looked at.
+    It cannot if it is the taker itself or follows it within three edges; others are not looked at.
     """
     for at in range(w.give_indptr[task], w.give_indptr[task + 1]):
         taker = w.taker[w.give_order[at]]
@@ -165,25 +165,48 @@ def _may_be_early(w, task):
 
 @inlined
 def _follows(w, first, task):
-    """Whether a task is among the successors of another, or among theirs; not all are asked."""
-    low = w.indptr[first]
-    high = w.indptr[first + 1]
+    """Whether a task follows another within three edges; not all are asked."""
+    return (
+        _is_next(w, first, task)
+        or _is_next_but_one(w, first, task)
+        or _is_next_but_two(w, first, task)
+    )
+
+
+@inlined
+def _last_asked(w, task):
+    """Where the edges of a task that are looked at end."""
+    low = w.indptr[task]
+    high = w.indptr[task + 1]
     if high > low + MOST_ASKED:
         high = low + MOST_ASKED
-    for edge in range(low, high):
-        if w.successors[edge] == task:
-            return True
-    for edge in range(low, high):
+    return high
+
+
+@inlined
+def _is_next(w, first, task):
+    edge = w.indptr[first]
+    end = _last_asked(w, first)
+    while edge < end and w.successors[edge] != task:
+        edge += 1
+    return edge < end
+
+
+@inner
+def _is_next_but_one(w, first, task):
+    for edge in range(w.indptr[first], _last_asked(w, first)):
         between = w.successors[edge]
-        if between < 0:
-            continue
-        start = w.indptr[between]
-        end = w.indptr[between + 1]
-        if end > start + MOST_ASKED:
-            end = start + MOST_ASKED
-        for further in range(start, end):
-            if w.successors[further] == task:
-                return True
+        if between >= 0 and _is_next(w, between, task):
+            return True
+    return False
+
+
+@inner
+def _is_next_but_two(w, first, task):
+    for edge in range(w.indptr[first], _last_asked(w, first)):
+        between = w.successors[edge]
+        if between >= 0 and _is_next_but_one(w, between, task):
+            return True
     return False
 
 

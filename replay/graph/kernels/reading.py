@@ -12,7 +12,7 @@ from replay.graph.columns import IntArray
 from replay.graph.kernels.compiling import entry, inlined
 from replay.graph.kernels.lanes import sort_ids
 from replay.graph.kernels.layout import NEVER
-from replay.graph.kernels.memory import Fixed, Memory, Stepped, Vector
+from replay.graph.kernels.memory import Fixed, Memory, Number, Stepped, Vector
 
 
 class Chain(Memory):
@@ -215,6 +215,36 @@ def find_services(g):
             g.found[num_found] = service
             num_found += 1
     return num_found
+
+
+class Draws(Memory):
+    """When what touches draw from a line of their tables is served, and rows for each draw."""
+
+    num_touches = Fixed()
+    served = Vector(np.int64)  # of each touch; 0 where it draws nothing
+    table = Stepped()
+    line = Vector(np.int32)  # of each table
+    duration = Stepped()
+    num_found = Number()  # rows that are written
+    resource = Vector(np.int32)
+    start = Vector(np.int64)
+    end = Vector(np.int64)
+    touch = Vector(np.int32)
+
+
+@entry(Draws)
+def find_draws(d):
+    """Write a row for each draw, behind those that are there; how many there are."""
+    for touch in range(d.num_touches):
+        end = d.served[touch]
+        if end != 0:
+            row = d.num_found
+            d.resource[row] = d.line[d.table[touch]]
+            d.start[row] = end - d.duration[touch]
+            d.end[row] = end
+            d.touch[row] = touch
+            d.num_found = row + 1
+    return d.num_found
 
 
 def walk_back(last: int, cause: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from replay.graph import NULL_RESOURCE, EngineError, GraphBuilder, GraphError, Touched, schedule
+from replay.graph.plan import make_plan
 
 
 @pytest.mark.parametrize("others", [0, 9])
@@ -165,3 +166,15 @@ def test_takes_of_one_task_from_one_pool_are_added_up(often: int, units: int) ->
         )
         with pytest.raises(GraphError, match=message):
             builder.build()
+
+
+@pytest.mark.parametrize("between", range(6))
+def test_who_follows_a_taker_closely_is_not_watched(between: int) -> None:
+    """A giver that cannot be early takes neither memory nor time; what is further off may be."""
+    builder = GraphBuilder(["x"])
+    pool = builder.credit_pool("room", 1)
+    chain = builder.add(between + 1, resource=NULL_RESOURCE, duration_ps=1)
+    builder.edges(chain[:-1], chain[1:])
+    builder.take(chain[0], pool, released_by=chain[-1])
+    arrays = make_plan(builder.build())[0].arrays
+    assert (arrays["give_indptr"].size > 1) is (between > 3)
