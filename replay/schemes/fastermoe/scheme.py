@@ -232,13 +232,17 @@ class FasterMoe(Scheme):
             return [begun]
         row_bytes, ends = work.dispatch_row_bytes, []
         offset = places_of_pairs(work) * row_bytes
+        src, dst = work.pair_source, work.pair_rank
+        by_expert = np.argsort(work.pair_expert.astype(np.int32), kind="stable")
+        first = np.searchsorted(work.pair_expert[by_expert], np.arange(work.num_experts + 1))
         for parts in steps:
             for part in parts:
                 exchanged = self._exchange(work, machine, DISPATCH, part.pairs, begun)
                 begun = exchanged.done
-                src, dst = work.pair_source, work.pair_rank
-                is_part = (part.pairs[src, dst] > 0) & (part.call.expert[dst] == work.pair_expert)
-                mine = np.flatnonzero(is_part)
+                experts = part.call.expert[part.call.expert >= 0]
+                some = [by_expert[first[one] : first[one + 1]] for one in experts.tolist()]
+                mine = np.sort(np.concatenate([np.zeros(0, np.int64), *some]))
+                mine = mine[part.pairs[src[mine], dst[mine]] > 0]
                 if len(mine):
                     leaves = exchanged.leaves(src[mine], dst[mine], offset[mine])
                     machine.notes.follow("sent", work.pair_token[mine], leaves)
