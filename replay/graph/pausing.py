@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from replay.graph.kernels import layout as k
 from replay.graph.state import FIXED, FLYING, FRESH, PAST, QUEUED, SERVING, Keys, Laid, State
@@ -30,13 +31,12 @@ def state_of(laid: Laid, graph: TaskGraph, before: State) -> State:
     arrays = laid.parts
     now, rounds = int(arrays["status"][k.NOW]), int(arrays["status"][k.ROUND])
     tasks = arrays["tasks"][:-1]
-    lane, missing = (tasks[name] for name in ("lane", "missing"))
-    visible = tasks["visible"].copy()
+    visible, left = _left(arrays, tasks, now)
+    lane, missing = (tasks[name][left] for name in ("lane", "missing"))
     on_station = (lane >= arrays["num_streams"]) | (lane <= k.LATE_LANE)
     # A record says since when a task waits at a station where others say when they are visible.
     waits_there = on_station & (missing == 0)
     status = np.full(graph.num_tasks, PAST, np.int8)
-    left = np.flatnonzero((visible < 0) | (visible > now) | (missing > 0) | waits_there)
     extra_service, extra_latency, ready = (np.zeros(graph.num_tasks, np.int64) for _ in range(3))
     if arrays["extra_latency"].size:
         extra_latency[left] = arrays["extra_latency"][left]
@@ -45,19 +45,19 @@ def state_of(laid: Laid, graph: TaskGraph, before: State) -> State:
     extra_service[left] = np.where(has_server, tasks["duration"][left] - duration, 0)
     end = visible[left] - graph.latency_ps[left] - extra_latency[left]
     start = end - duration - extra_service[left]
-    is_delay, is_fresh = lane[left] == k.NO_LANE, missing[left] > 0
-    waits = ~is_fresh & ((visible[left] < 0) | waits_there[left])
+    is_delay, is_fresh = lane == k.NO_LANE, missing > 0
+    waits = ~is_fresh & ((visible[left] < 0) | waits_there)
     # What begins now has begun if a round of this moment is over; a station knows it anyway.
     begun = (start < now) | ((start == now) & (rounds > 0)) | ~has_server
-    begun |= on_station[left] & (missing[left] == k.STARTED)
+    begun |= on_station & (missing == k.STARTED)
     status[left] = np.select(
         [is_fresh, waits, ~begun, (end <= now) | is_delay],
         [FRESH, QUEUED, FIXED, FLYING],
         default=SERVING,
     )
-    ready[left] = np.where(waits_there[left], visible[left], now)
+    ready[left] = np.where(waits_there, visible[left], now)
     unmet = np.zeros(graph.num_tasks, np.int32)
-    unmet[left] = np.where(is_fresh, missing[left], 0)
+    unmet[left] = np.where(is_fresh, missing, 0)
     return State(
         now_ps=now,
         status=status,
@@ -75,6 +75,24 @@ def state_of(laid: Laid, graph: TaskGraph, before: State) -> State:
         backing_served=_or_none(arrays["backing_served"], len(graph.touches)),
         **_gates_of(arrays),
     )
+
+
+def _left(
+    arrays: dict[str, Any], tasks: npt.NDArray[Any], now_ps: int
+) -> tuple[Int64s, npt.NDArray[np.int32]]:
+    """When each task is visible (task,), and the tasks that are not over (left task,)."""
+    from replay.graph.kernels import Paused, find_left
+
+    visible, left = np.empty(tasks.size, np.int64), np.empty(tasks.size, np.int32)
+    paused = Paused(
+        num_tasks=tasks.size,
+        num_streams=arrays["num_streams"],
+        now=now_ps,
+        tasks=arrays["tasks"],
+        visible=visible,
+        left=left,
+    )
+    return visible, left[: find_left(paused)].copy()
 
 
 def _or_none(served: Int64s, count: int) -> Int64s:

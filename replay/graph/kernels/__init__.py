@@ -9,6 +9,7 @@
 | `surveying`, `packing`, `interning` | from the graph to records before a run, and back after it |
 | `channels`, `lanes`, `lookups` | data structures: tasks on their way, queues, tables |
 | `events`, `starts`, `loop` | the two phases of an instant, and the loop over them |
+| `pausing` | what is left of a run that was paused |
 | `edges`, `reading` | sorting edges and rows; the longest chain and who was waited for last |
 | `changes`, `sums` | levels over time; bytes and times added up |
 
@@ -31,6 +32,8 @@ from replay.graph.kernels.loop import run as run
 from replay.graph.kernels.packing import pack as pack
 from replay.graph.kernels.packing import pack_touches as pack_touches
 from replay.graph.kernels.packing import unpack as unpack
+from replay.graph.kernels.pausing import Paused as Paused
+from replay.graph.kernels.pausing import find_left as find_left
 from replay.graph.kernels.reading import Causes as Causes
 from replay.graph.kernels.reading import Draws as Draws
 from replay.graph.kernels.reading import Meanwhile as Meanwhile
