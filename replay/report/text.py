@@ -16,9 +16,10 @@ from replay.measure.result import LayerResult
 from replay.report.bands import bands_table
 from replay.report.mechanisms import mechanism_table, overhead_table
 from replay.report.memory import buffers_table, memory_table, room_notes
-from replay.report.tables import mb, placement_name, row_names, text_table
+from replay.report.notes import chain_note, heading, launch_notes, outside_notes, token_note
+from replay.report.tables import mb, row_names, text_table
 from replay.report.waiting import waiting_table
-from replay.run.result import Comparison, Result, Whole
+from replay.run.result import Comparison, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,11 +59,11 @@ def ranking(compared: Comparison) -> Group:
     notes = [
         "exposed: communication and waiting that no computation hides; mean over the GPUs.",
         "bound: a time that no schedule of this work can beat.",
-        *_outside_notes(compared),
+        *outside_notes(compared),
         "What each scheme waits for, moves, launches and keeps in memory: --details.",
     ]
     return Group(
-        Text(_heading(*results)),
+        Text(heading(*results)),
         _times_table(compared, results),
         Text("\n".join(notes)),
         *bands_table(compared),
@@ -90,9 +91,9 @@ def comparison_tables(compared: Comparison) -> Group:
         "dispatch, combine, both: payload of the port that carries most in this phase, or in both.",
         "wire bound: the busiest port of dispatch plus that of combine where a barrier separates",
         "the phases (apart), else the busiest port of both together (shared).",
-        *_launch_notes(results),
+        *launch_notes(results),
         *room_notes(results),
-        *_outside_notes(compared),
+        *outside_notes(compared),
     ]
     unit_of = "step" if chained else "layer"
     waiting = waiting_table(results, _count(results[0]), unit_of)
@@ -100,7 +101,7 @@ def comparison_tables(compared: Comparison) -> Group:
     memory = memory_table(results)
     mechanisms = mechanism_table(results)
     return Group(
-        Text(_heading(*results)),
+        Text(heading(*results)),
         times,
         *([waiting] if waiting else []),
         wire,
@@ -141,36 +142,6 @@ def _times_table(compared: Comparison, results: Sequence[Result]) -> Table:
     return times
 
 
-def _left_out(compared: Comparison) -> list[str]:
-    """Schemes that are left out, those of one reason together."""
-    alike: dict[str, list[str]] = {}
-    for name, reason in compared.left_out.items():
-        alike.setdefault(reason.removeprefix(f"scheme {name!r}"), []).append(name)
-    return [
-        f"left out: scheme{'s' if names[1:] else ''} {', '.join(map(repr, names))}{reason}."
-        for reason, names in alike.items()
-    ]
-
-
-def _outside_notes(compared: Comparison) -> list[str]:
-    """What the system lacks, which schemes are left out, and what lies between layers."""
-    results, notes = compared.results, []
-    lacking = sorted({what for result in results for what in result.scheme.lacking})
-    if lacking:
-        notes.append(
-            f"* proposed hardware, which {results[0].system.name} lacks: {', '.join(lacking)}."
-        )
-    if compared.left_out:
-        notes += _left_out(compared)
-    chain = results[0].chain
-    if chain is not None:
-        notes.append(
-            f"A step holds {chain.between_us / chain.num_steps:,.1f} us per GPU of attention, "
-            f"norms, gate and shared experts; it leaves out {', '.join(chain.left_out)}."
-        )
-    return notes
-
-
 def summary_tables(result: Result) -> Group:
     """Tables of one run: layers, phases, critical path, bytes, memory, mechanisms."""
     slowest: LayerResult | ChainResult = max(
@@ -208,15 +179,15 @@ def summary_tables(result: Result) -> Group:
     waiting = waiting_table([result], _count(result), unit)
     memory = buffers_table(result)
     tables = [layers, phases, *([waiting] if waiting else []), path, overheads]
-    parts: list[Text | Table] = [Text(_heading(result)), *tables, *([memory] if memory else [])]
-    parts.append(Text("\n".join([*_launch_notes([result]), *room_notes([result])])))
+    parts: list[Text | Table] = [Text(heading(result)), *tables, *([memory] if memory else [])]
+    parts.append(Text("\n".join([*launch_notes([result]), *room_notes([result])])))
     mechanisms = mechanism_table([result])
     if mechanisms:
         parts.append(mechanisms)
     if isinstance(slowest, LayerResult):
-        parts.append(Text(_token_note(slowest)))
+        parts.append(Text(token_note(slowest)))
     if result.chain is not None:
-        parts.append(Text(_chain_note(result.chain)))
+        parts.append(Text(chain_note(result.chain)))
     return Group(*parts)
 
 
@@ -258,107 +229,6 @@ def _chain_table(chain: ChainResult) -> Table:
     if num_hidden > 0:
         table.caption = f"the last {MOST_CHAINED_ROWS} layers; the JSON has {num_hidden} more"
     return table
-
-
-def _token_note(layer: LayerResult) -> str:
-    latency = layer.token_latency_us
-    text = (
-        f"A token takes {latency.mean_us:,.1f} us from dispatch to combine in the mean, "
-        f"{latency.p50_us:,.1f} in the median, {latency.p99_us:,.1f} at the 99th percentile, "
-        f"and {latency.max_us:,.1f} at most"
-    )
-    if layer.token_latency_from_start_us is not None:
-        text += f"; from the start of the layer {layer.token_latency_from_start_us.mean_us:,.1f}"
-    if layer.slowest_tokens:
-        token = layer.slowest_tokens[0]
-        row = f", row {token.trace_row} of the trace" if token.trace_row is not None else ""
-        text += f"\n(rank {token.rank}{row}, experts {', '.join(map(str, token.experts))})"
-    return text + "."
-
-
-def _chain_note(chain: ChainResult) -> str:
-    makespan_us = chain.measures.makespan_us
-    text = (
-        f"{makespan_us:,.1f} us in all. The parts between the MoE layers take "
-        f"{chain.between_us:,.1f} us per GPU; left out are {', '.join(chain.left_out)}."
-    )
-    if chain.barrier_us is not None:
-        gained = chain.barrier_us - makespan_us
-        text += (
-            f"\nWith a barrier over all GPUs after each layer: {chain.barrier_us:,.1f} us, "
-            f"{gained:+,.1f} us ({gained / chain.barrier_us:+.1%})."
-        )
-    return text
-
-
-LAUNCHES = {
-    "eager": "kernel by kernel",
-    "graph": "as CUDA graphs, in each layer until a host waits",
-    "ahead": "by hosts that are always ahead of their GPUs",
-}
-
-
-def _launch_notes(results: Sequence[Result]) -> list[str]:
-    """How kernels were launched, and for which schemes if that differs."""
-    used: dict[str, list[str]] = {}
-    for result in results:
-        names = used.setdefault(result.launch, [])
-        if result.scheme.name not in names:
-            names.append(result.scheme.name)
-    return [
-        f"Launched {LAUNCHES[launch]}{': ' + ', '.join(names) if len(used) > 1 else ''}."
-        for launch, names in used.items()
-    ]
-
-
-def _heading(*results: Result) -> str:
-    """Say what entered, of results that differ in scheme and placement alone."""
-    result = results[0]
-    trace, batch, types = result.trace, result.batch, result.types
-    placed = {one.placement: one for one in results}
-    placement = f"{result.placement} placement" if len(placed) == 1 else "several placements"
-    kind = result.spec.interleave
-    turns = "" if kind == "off" else f", micro-batches overlap ({kind})"
-    several = len(result.layers) > 1
-    first = " (first layer)" if several else " (mean of layers)" if result.chain else ""
-    lines = [
-        (
-            f"{trace.model}, {trace.num_experts} experts, top-{trace.topk}, "
-            f"hidden {trace.hidden}: {trace.title or trace.content_id[:12]}"
-        ),
-        (
-            f"{result.system.name}, {batch.num_ranks} ranks, {batch.phase} step "
-            f"{batch.step}, {int(result.parts[0].routing.num_tokens):,} tokens "
-            f"({batch.batching}), {placement}{turns}"
-        ),
-        f"{types.gemm} GEMMs, {types.dispatch_rows} rows out, {types.combine_rows} rows back",
-    ]
-    lines += [_estimated(one, one.estimate) for one in results if one.estimate is not None]
-    for one in placed.values():
-        routing = one.parts[0].routing
-        under = f"{placement_name(one.spec.placement)}: " if len(placed) > 1 else ""
-        lines.append(
-            f"{under}{routing.mean_distinct_remote_ranks:.2f} distinct remote GPUs per token, "
-            f"busiest rank {routing.rank_imbalance:.2f} x the mean{first}"
-        )
-    shared = batch.num_slots_sharing_a_request
-    if shared:
-        requests = batch.num_requests or 0
-        lines.append(
-            f"note: {requests} requests fill {shared + requests} slots; "
-            f"{shared} slots run a request of another slot at another position"
-        )
-    return "\n".join(lines)
-
-
-def _estimated(result: Result, whole: Whole) -> str:
-    """The whole of which only some layers were replayed."""
-    margin = (whole.high_us - whole.low_us) / 2 / whole.makespan_us if whole.makespan_us else 0.0
-    return (
-        f"{result.scheme.name}: {whole.num_replayed} of {whole.num_layers} layers were replayed; "
-        f"all of them take an estimated {whole.makespan_us:,.1f} us +- {margin:.1%} "
-        f"({whole.confidence:.0%} confidence)"
-    )
 
 
 def _measured(result: Result) -> str:

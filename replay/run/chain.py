@@ -144,7 +144,7 @@ class Pieces(NamedTuple):
     bounds
         (piece + 1,): tasks of piece p are ``[bounds[p], bounds[p + 1])``.
     layer
-        (piece,): the layer that they are of, -1 for none.
+        (piece,): the layer that they are of.
     """
 
     bounds: Ints

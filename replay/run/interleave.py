@@ -265,14 +265,13 @@ def layers(
         turns = _in_turns(turns, last.run(works), strategy.shift)
     reached, begun = {0: begin}, 0
     for layer in turns:
+        done = len(last.finishes) - 1
+        if layer == done:
+            ended = machine.gather(first.finishes[done], machine.ranks, last.finishes[done])
         bounds.append(builder.num_tasks)
         of_piece.append(layer)
-        done = len(last.finishes) - 1
         if layer != done:
             continue
-        ended = machine.gather(first.finishes[done], machine.ranks, last.finishes[done])
-        bounds.append(builder.num_tasks)
-        of_piece.append(-1)
         if done + 1 < len(links):
             reached[done + 1] = first.finishes[done]
         taken = first.memories[done]

@@ -1,0 +1,146 @@
+"""Sentences above and below the tables: what entered, what was left out, and what came out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replay.report.tables import placement_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replay.measure.result import ChainResult, LayerResult
+    from replay.run.result import Comparison, Result, Whole
+
+
+def outside_notes(compared: Comparison) -> list[str]:
+    """What the system lacks, which schemes are left out, and what lies between layers."""
+    results, notes = compared.results, []
+    lacking = sorted({what for result in results for what in result.scheme.lacking})
+    if lacking:
+        notes.append(
+            f"* proposed hardware, which {results[0].system.name} lacks: {', '.join(lacking)}."
+        )
+    if compared.left_out:
+        notes += _left_out(compared)
+    chain = results[0].chain
+    if chain is not None:
+        notes.append(
+            f"A step holds {chain.between_us / chain.num_steps:,.1f} us per GPU of attention, "
+            f"norms, gate and shared experts; it leaves out {', '.join(chain.left_out)}."
+        )
+    return notes
+
+
+def _left_out(compared: Comparison) -> list[str]:
+    """Schemes that are left out, those of one reason together."""
+    alike: dict[str, list[str]] = {}
+    for name, reason in compared.left_out.items():
+        alike.setdefault(reason.removeprefix(f"scheme {name!r}"), []).append(name)
+    return [
+        f"left out: scheme{'s' if names[1:] else ''} {', '.join(map(repr, names))}{reason}."
+        for reason, names in alike.items()
+    ]
+
+
+def token_note(layer: LayerResult) -> str:
+    """How long tokens take."""
+    latency = layer.token_latency_us
+    text = (
+        f"A token takes {latency.mean_us:,.1f} us from dispatch to combine in the mean, "
+        f"{latency.p50_us:,.1f} in the median, {latency.p99_us:,.1f} at the 99th percentile, "
+        f"and {latency.max_us:,.1f} at most"
+    )
+    if layer.token_latency_from_start_us is not None:
+        text += f"; from the start of the layer {layer.token_latency_from_start_us.mean_us:,.1f}"
+    if layer.slowest_tokens:
+        token = layer.slowest_tokens[0]
+        row = f", row {token.trace_row} of the trace" if token.trace_row is not None else ""
+        text += f"\n(rank {token.rank}{row}, experts {', '.join(map(str, token.experts))})"
+    return text + "."
+
+
+def chain_note(chain: ChainResult) -> str:
+    """How long all takes, and with barriers."""
+    makespan_us = chain.measures.makespan_us
+    text = (
+        f"{makespan_us:,.1f} us in all. The parts between the MoE layers take "
+        f"{chain.between_us:,.1f} us per GPU; left out are {', '.join(chain.left_out)}."
+    )
+    if chain.barrier_us is not None:
+        gained = chain.barrier_us - makespan_us
+        text += (
+            f"\nWith a barrier over all GPUs after each layer: {chain.barrier_us:,.1f} us, "
+            f"{gained:+,.1f} us ({gained / chain.barrier_us:+.1%})."
+        )
+    return text
+
+
+LAUNCHES = {
+    "eager": "kernel by kernel",
+    "graph": "as CUDA graphs, in each layer until a host waits",
+    "ahead": "by hosts that are always ahead of their GPUs",
+}
+
+
+def launch_notes(results: Sequence[Result]) -> list[str]:
+    """How kernels were launched, and for which schemes if that differs."""
+    used: dict[str, list[str]] = {}
+    for result in results:
+        names = used.setdefault(result.launch, [])
+        if result.scheme.name not in names:
+            names.append(result.scheme.name)
+    return [
+        f"Launched {LAUNCHES[launch]}{': ' + ', '.join(names) if len(used) > 1 else ''}."
+        for launch, names in used.items()
+    ]
+
+
+def heading(*results: Result) -> str:
+    """Say what entered, of results that differ in scheme and placement alone."""
+    result = results[0]
+    trace, batch, types = result.trace, result.batch, result.types
+    placed = {one.placement: one for one in results}
+    placement = f"{result.placement} placement" if len(placed) == 1 else "several placements"
+    kind = result.spec.interleave
+    turns = "" if kind == "off" else f", micro-batches overlap ({kind})"
+    several = len(result.layers) > 1
+    first = " (first layer)" if several else " (mean of layers)" if result.chain else ""
+    lines = [
+        (
+            f"{trace.model}, {trace.num_experts} experts, top-{trace.topk}, "
+            f"hidden {trace.hidden}: {trace.title or trace.content_id[:12]}"
+        ),
+        (
+            f"{result.system.name}, {batch.num_ranks} ranks, {batch.phase} step "
+            f"{batch.step}, {int(result.parts[0].routing.num_tokens):,} tokens "
+            f"({batch.batching}), {placement}{turns}"
+        ),
+        f"{types.gemm} GEMMs, {types.dispatch_rows} rows out, {types.combine_rows} rows back",
+    ]
+    lines += [_estimated(one, one.estimate) for one in results if one.estimate is not None]
+    for one in placed.values():
+        routing = one.parts[0].routing
+        under = f"{placement_name(one.spec.placement)}: " if len(placed) > 1 else ""
+        lines.append(
+            f"{under}{routing.mean_distinct_remote_ranks:.2f} distinct remote GPUs per token, "
+            f"busiest rank {routing.rank_imbalance:.2f} x the mean{first}"
+        )
+    shared = batch.num_slots_sharing_a_request
+    if shared:
+        requests = batch.num_requests or 0
+        lines.append(
+            f"note: {requests} requests fill {shared + requests} slots; "
+            f"{shared} slots run a request of another slot at another position"
+        )
+    return "\n".join(lines)
+
+
+def _estimated(result: Result, whole: Whole) -> str:
+    """The whole of which only some layers were replayed."""
+    margin = (whole.high_us - whole.low_us) / 2 / whole.makespan_us if whole.makespan_us else 0.0
+    return (
+        f"{result.scheme.name}: {whole.num_replayed} of {whole.num_layers} layers were replayed; "
+        f"all of them take an estimated {whole.makespan_us:,.1f} us +- {margin:.1%} "
+        f"({whole.confidence:.0%} confidence)"
+    )
