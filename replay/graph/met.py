@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph.columns import IntArray, fixed
+from replay.graph.columns import IntArray, fixed, stepped
 
 if TYPE_CHECKING:
     from replay.graph.timeline import Timeline
@@ -63,13 +63,13 @@ def last_met(
 
     graph, gates = timeline.graph, timeline.graph.gates
     met = Met.nobody(graph.num_tasks) if before is None else before
-    ids = np.arange(graph.num_tasks) if graph.ids is None else graph.ids
+    ids = np.arange(graph.num_tasks, dtype=np.int32) if graph.ids is None else graph.ids
 
     whole = Causes(
         num_tasks=graph.num_tasks,
         num_members=gates.num_members,
         is_visible=(np.ones(1, np.int8), 0) if is_visible is None else is_visible,
-        number=ids,
+        number=stepped(ids),
         visible=np.ascontiguousarray(timeline.visible_ps),
         indptr=fixed(graph.indptr),
         successors=fixed(graph.successors),

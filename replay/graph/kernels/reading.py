@@ -133,7 +133,7 @@ class Causes(Memory):
     num_tasks = Fixed()
     num_members = Fixed()
     is_visible = Stepped()
-    number = Vector(np.int64)  # of each task in the whole
+    number = Stepped()  # of each task in the whole
     visible = Vector(np.int64)
     indptr = Vector(np.int32)
     successors = Vector(np.int32)
