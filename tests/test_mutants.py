@@ -33,8 +33,9 @@ def script() -> ModuleType:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tree of one function, its test, and room for entries."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer than the test
     (tmp_path / "tests" / "mutants").mkdir(parents=True)
     (tmp_path / "summing.py").write_text("def add(a, b):\n    return a + b\n", encoding="utf-8")
     (tmp_path / "test_code.py").write_text(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from replay.cli.app import main
 
 ROOT = Path(__file__).parents[1]
 
@@ -83,16 +83,22 @@ def test_python(fence: Fence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("fence", marked(("console", "bash", "sh")))
-def test_commands(fence: Fence, tmp_path: Path) -> None:
+def test_commands(
+    fence: Fence,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In this process, as far as each command's exit; tests/replay/cli starts some as users do."""
+    monkeypatch.chdir(tmp_path)
     printed: set[str] = set()
     for arguments in commands(fence.text):
-        done = subprocess.run(
-            [sys.executable, "-m", "replay.cli", *arguments],
-            cwd=tmp_path, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"moereplay {shlex.join(arguments)}: {done.stderr}"
-        assert done.stdout or done.stderr
-        printed |= {line.rstrip() for line in done.stdout.splitlines()}
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        said = capsys.readouterr()
+        assert end.value.code == 0, f"moereplay {shlex.join(arguments)}: {said.err}"
+        assert said.out or said.err
+        printed |= {line.rstrip() for line in said.out.splitlines()}
     if fence.language == "console":
         assert not [line for line in shown_output(fence.text) if line not in printed]
 

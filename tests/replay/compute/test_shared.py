@@ -151,10 +151,18 @@ def trace() -> tracegen.RoutingTrace:
     )
 
 
+@pytest.fixture(scope="module")
+def small() -> tracegen.RoutingTrace:
+    """For what holds of every scheme, whatever the numbers of experts and tokens."""
+    return tracegen.generate.generate(
+        "zipf", "qwen2-moe-2.7b-e64", ranks=4, tokens_per_rank=8, layers=2, seed=1, skew=0.5
+    )
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_it_is_a_setting_for_every_scheme(scheme: str, trace) -> None:
+def test_it_is_a_setting_for_every_scheme(scheme: str, small) -> None:
     between, beside = (
-        replay.run(trace, scheme=scheme, precision="bf16", shared_experts=where).chain
+        replay.run(small, scheme=scheme, precision="bf16", shared_experts=where).chain
         for where in ("between", "beside-dispatch")
     )
     assert between is not None and beside is not None

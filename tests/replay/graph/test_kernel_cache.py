@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,16 +29,45 @@ assert indptr.tolist() == [0, 1, 3] and order.tolist() == [1, 0, 2]
 print(cache.cache_folder())
 """
 
+Outcome = Callable[..., tuple[bool, str]]
+
 BESIDE = Path("replay/graph/kernels/__pycache__")
 
 #: Gives up being root once all that a compilation imports is there: Python itself may be root's.
 BE_SOMEBODY_ELSE = """
 import os
-import numba
 import replay.graph.kernels
-numba.njit(lambda value: value + 1)(1)
 os.setgid({user})
 os.setuid({user})
+"""
+
+#: Forks a process for each line, and says how it ended: with numba's compiler loaded, which takes
+#: longer than to compile a small kernel, and with nothing of the package.
+FORKS = """
+import json, os, sys, traceback
+import numba
+numba.njit(lambda value: value + 1)(1)
+for line in sys.stdin:
+    asked = json.loads(line)
+    process = os.fork()
+    if process == 0:
+        code = 1
+        try:
+            for name, number in (("out", 1), ("err", 2)):
+                os.dup2(os.open(asked[name], os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
+            os.environ.clear()
+            os.environ.update(asked["environment"])
+            os.chdir(asked["package"])
+            sys.path.insert(0, asked["package"])
+            numba.core.config.reload_config()
+            exec(asked["code"], {})
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
 """
 
 
@@ -55,7 +86,7 @@ def package(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def used_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def used_before(outcome: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Path:
     package = copy_to(tmp_path_factory.mktemp("used") / "installed")
     assert outcome(package)[0]
     return package
@@ -73,34 +104,44 @@ def surroundings(package: Path) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(package)}
 
 
-def outcome(package: Path, *, user: int | None = None, **environment: str) -> tuple[bool, str]:
-    """Whether a fresh process had to compile, and the folder it used; errors fail the test."""
-    code = SORT_ROWS if user is None else BE_SOMEBODY_ELSE.format(user=user) + SORT_ROWS
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=package,
-        env=surroundings(package) | {"PYTHONDONTWRITEBYTECODE": "1"} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    *said, folder = done.stdout.split()
-    return said == ["compiled"], folder
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+    """Whether a new process had to compile, and the folder it used; errors fail the test."""
+    place = tmp_path_factory.mktemp("said")
+    said = {"out": str(place / "out"), "err": str(place / "err")}
+    more = {"PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+    def ask(package: Path, *, user: int | None = None, **environment: str) -> tuple[bool, str]:
+        code = SORT_ROWS if user is None else BE_SOMEBODY_ELSE.format(user=user) + SORT_ROWS
+        asked = {
+            "code": code, "package": str(package), **said,
+            "environment": surroundings(package) | more | environment,
+        }  # fmt: skip
+        print(json.dumps(asked), file=forks.stdin, flush=True)
+        assert forks.stdout.readline() == "0\n", Path(said["err"]).read_text("utf-8")
+        *first, folder = Path(said["out"]).read_text("utf-8").split()
+        return first == ["compiled"], folder
+
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", FORKS], cwd=place, env=surroundings(place) | more,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as forks:  # fmt: skip
+        assert forks.stdin is not None and forks.stdout is not None
+        yield ask
 
 
 def kept_files(folder: str | Path) -> list[Path]:
     return sorted(Path(folder).glob("_group_rows.*.nbc"))
 
 
-def test_lies_beside_the_source_and_is_used_again(package: Path) -> None:
+def test_lies_beside_the_source_and_is_used_again(outcome: Outcome, package: Path) -> None:
     home = package / "replay" / "graph" / "kernels" / "__pycache__"
     assert outcome(package) == (True, str(home))
     assert len(kept_files(home)) == 1
     assert outcome(package) == (False, str(home))
 
 
-def test_lies_where_the_variable_says(package: Path, tmp_path: Path) -> None:
+def test_lies_where_the_variable_says(outcome: Outcome, package: Path, tmp_path: Path) -> None:
     compiled, folder = outcome(package, NUMBA_CACHE_DIR=str(tmp_path / "mine"))
     assert compiled
     assert Path(folder).parent == tmp_path / "mine"
@@ -108,7 +149,7 @@ def test_lies_where_the_variable_says(package: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "garbage", "flipped"])
-def test_damaged_files_are_compiled_again(compiled: Path, damage: str) -> None:
+def test_damaged_files_are_compiled_again(outcome: Outcome, compiled: Path, damage: str) -> None:
     folder = str(compiled / BESIDE)
     (file,) = kept_files(folder)
     whole = file.read_bytes()
@@ -124,12 +165,14 @@ def test_damaged_files_are_compiled_again(compiled: Path, damage: str) -> None:
     assert outcome(compiled) == (False, folder)
 
 
-def test_what_another_process_compiled_is_used(compiled: Path) -> None:
+def test_what_another_process_compiled_is_used(outcome: Outcome, compiled: Path) -> None:
     assert outcome(compiled) == (False, str(compiled / BESIDE))
 
 
 @pytest.mark.parametrize("name", ["edges.py", "memory.py", "layout.py"])
-def test_an_edit_in_any_file_of_the_folder_compiles_again(compiled: Path, name: str) -> None:
+def test_an_edit_in_any_file_of_the_folder_compiles_again(
+    outcome: Outcome, compiled: Path, name: str
+) -> None:
     """`group_rows` lives in ``edges.py``."""
     folder = str(compiled / BESIDE)
     before = kept_files(folder)
@@ -141,7 +184,7 @@ def test_an_edit_in_any_file_of_the_folder_compiles_again(compiled: Path, name: 
     assert after != before  # what nobody reads any more is gone
 
 
-def test_processes_may_compile_at_the_same_time(package: Path) -> None:
+def test_processes_may_compile_at_the_same_time(outcome: Outcome, package: Path) -> None:
     command = [sys.executable, "-c", SORT_ROWS]
     running = [
         subprocess.Popen(command, cwd=package, env=surroundings(package), stdout=subprocess.PIPE)
@@ -154,7 +197,7 @@ def test_processes_may_compile_at_the_same_time(package: Path) -> None:
     assert outcome(package)[0] is False
 
 
-def test_an_index_of_numbas_is_not_looked_at(package: Path) -> None:
+def test_an_index_of_numbas_is_not_looked_at(outcome: Outcome, package: Path) -> None:
     home = package / "replay" / "graph" / "kernels" / "__pycache__"
     home.mkdir()
     (home / "edges._group_rows-1.py311.nbi").write_bytes(b"garbage")
@@ -198,7 +241,7 @@ def locked(package: Path):
 
 
 def test_without_a_writable_installation_it_is_the_users(
-    locked: tuple[Path, int | None], tmp_path: Path
+    outcome: Outcome, locked: tuple[Path, int | None], tmp_path: Path
 ) -> None:
     package, user = locked
     home = folder_of(user, tmp_path / "home")
@@ -213,7 +256,7 @@ def test_without_a_writable_installation_it_is_the_users(
 
 
 def test_without_a_home_it_is_a_private_temporary_folder(
-    locked: tuple[Path, int | None], tmp_path: Path
+    outcome: Outcome, locked: tuple[Path, int | None], tmp_path: Path
 ) -> None:
     package, user = locked
     scratch = folder_of(user, tmp_path / "scratch")
@@ -230,7 +273,7 @@ def test_without_a_home_it_is_a_private_temporary_folder(
 
 @pytest.mark.parametrize("what", ["open to others", "a link"])
 def test_a_folder_that_others_can_write_to_is_not_believed(
-    locked: tuple[Path, int | None], tmp_path: Path, what: str
+    outcome: Outcome, locked: tuple[Path, int | None], tmp_path: Path, what: str
 ) -> None:
     package, user = locked
     scratch = folder_of(user, tmp_path / "scratch")

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.contract import layers as small_layers
+from replay.contract.case import Case
 from replay.graph import schedule
 from replay.machine.kinds import Kind
 from replay.measure.exposure import Intervals, union
@@ -45,14 +46,12 @@ def test_windows_add_up_to_the_utilisation(scheme: str, system_for) -> None:
 
 @pytest.mark.parametrize("name", ["zipf 8 ranks", "some slots empty", "no tokens", "one gpu"])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_latency_of_a_token_spans_its_own_rows(scheme: str, name: str, system_for) -> None:
+def test_latency_of_a_token_spans_its_own_rows(scheme: str, name: str) -> None:
     layer = small_layers.ALL[name]()
     if SCHEMES[scheme].refuses(layer):  # `hybrid-ep` takes no GPU alone
         return
-    system = system_for(layer.num_ranks)
-    result = replay_layer(layer, system, SCHEMES[scheme])
-    built = build_layer(layer, system, SCHEMES[scheme])
-    timeline = schedule(built.graph)
+    case = Case(SCHEMES[scheme], name, layer)  # one graph for all
+    result, built, timeline = case.result, case.built, case.timeline
     travelling = np.flatnonzero((layer.expert_ids >= 0).any(axis=1))
     latency = result.token_latency_us
     assert latency.num_tokens == len(travelling)

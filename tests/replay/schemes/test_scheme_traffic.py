@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from hwmodel import System
 from replay.contract import counting as traffic_oracle
 from replay.contract import layers as small_layers
+from replay.contract.case import Case
 from replay.contract.reading import port_bytes
 from replay.graph import TaskGraph
 from replay.machine.kinds import Kind
-from replay.run.layer import build_graph, replay_layer
+from replay.run.layer import build_graph
 from replay.schemes import SCHEMES
 from replay.schemes.traffic import TRAFFIC
 from replay.work.layer import ExpertShape, LayerWork
@@ -59,13 +60,12 @@ def test_closed_forms_are_the_count(name: str, traffic: str) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", ["zipf 4 ranks fp8", "a rank without tokens", "no tokens"])
-def test_results_report_these_bytes(name: str, scheme: str, system_for: SystemFor) -> None:
+def test_results_report_these_bytes(name: str, scheme: str) -> None:
     layer = small_layers.ALL[name]()
     if SCHEMES[scheme].refuses(layer):  # such as an odd number of GPUs for `hybrid-ep`
         return
-    system = system_for(layer.num_ranks)
-    result = replay_layer(layer, system, SCHEMES[scheme]).measures
-    graph, _ = build_graph(layer, system, SCHEMES[scheme])
+    case = Case(SCHEMES[scheme], name, layer)  # one graph for both
+    result, graph = case.result.measures, case.built.graph
     reported = {"payload": result.payload_bytes, "wire": result.wire_bytes}
     counted = {
         "payload": expected_bytes(SCHEMES[scheme].carries(layer).work, SCHEMES[scheme].traffic),

@@ -214,17 +214,22 @@ def agreement(model: Any, cached: Any, sequences: torch.Tensor, folder: Path) ->
     if model.config.is_encoder_decoder:
         return float("nan")
     path = folder / "whole.h5"
-    width, equal, total = max(PROMPT_TOKENS), 0, 0
-    for row, length in enumerate(PROMPT_TOKENS):
-        tokens = sequences[row : row + 1, width - length : -1]
-        with torch.no_grad(), tracegen.capture(model, path, overwrite=True):
+    with torch.no_grad(), tracegen.capture(model, path, overwrite=True):
+        for row, length in enumerate(PROMPT_TOKENS):
+            tokens = sequences[row : row + 1, max(PROMPT_TOKENS) - length : -1]
             model(input_ids=tokens, use_cache=False)
-        whole = tracegen.load(path)
-        rows = np.flatnonzero(cached.tokens.request == row)
-        rows = rows[np.argsort(cached.tokens.position[rows])]
-        left, right = (np.sort(i, axis=2) for i in (cached.expert_ids[:, rows], whole.expert_ids))
+    whole, equal, total = tracegen.load(path), 0, 0
+    for row in range(len(PROMPT_TOKENS)):
+        left, right = (in_order(trace, row) for trace in (cached, whole))
         if left.shape != right.shape:
             return 0.0
         same = (left == right).all(axis=2)
         equal, total = equal + int(same.sum()), total + same.size
     return equal / total
+
+
+def in_order(trace: Any, request: int) -> Any:
+    """Experts of a request's rows by position, (layer, row, slot), each row's sorted."""
+    rows = np.flatnonzero(trace.tokens.request == request)
+    rows = rows[np.argsort(trace.tokens.position[rows])]
+    return np.sort(trace.expert_ids[:, rows], axis=2)
