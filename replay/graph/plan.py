@@ -206,11 +206,13 @@ def _survey(graph: TaskGraph, columns: Parts) -> npt.NDArray[Any]:
     """Records of the resources (resource,), the null one last; see `layout.SURVEY`."""
     resources = np.zeros(len(graph.resources) + 1, k.SURVEY.dtype)
     names, touches = ("has_credits", "resource", "priority", "duration", "latency"), graph.touches
-    slow = survey(
+    _check_clock(graph, columns)
+    survey(
         Surveyed(
             num_tasks=graph.num_tasks,
             num_touches=len(touches),
             null=len(graph.resources),
+            has_levels=columns["priority"][1] > 0,
             toucher=stepped(touches.task),
             charged=stepped(touches.charged),
             miss_latency=stepped(touches.miss_latency_ps),
@@ -218,10 +220,17 @@ def _survey(graph: TaskGraph, columns: Parts) -> npt.NDArray[Any]:
             **{name: columns[name] for name in (*names, "take_indptr", "give_indptr")},
         )
     )
-    if slow >= 0:
-        message = f"{graph.describe(int(slow))} takes longer than the clock can count"
-        raise EngineError(message)
     return resources
+
+
+def _check_clock(graph: TaskGraph, columns: Parts) -> None:
+    """Refuse tasks that take longer than the clock can count."""
+    for name in ("duration", "latency"):
+        values, step = columns[name]
+        if int(values.max(initial=0)) > k.LONGEST:
+            task = int(np.argmax(values > k.LONGEST)) if step else 0
+            message = f"{graph.describe(task)} takes longer than the clock can count"
+            raise EngineError(message)
 
 
 def _pack(

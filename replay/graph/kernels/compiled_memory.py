@@ -269,7 +269,7 @@ def _get_of_column(context, builder, sig, args):
     value = builder.load(word)
     _tag(builder, value, "column")
     before = builder.mul(builder.and_(address, _I64(WORD_BYTES - 1)), _I64(8))
-    return builder.ashr(builder.shl(builder.lshr(value, before), free), free)
+    return builder.ashr(builder.shl(value, builder.sub(free, before)), free)
 
 
 # --- Asking for memory before it is needed ------------------------------------------------------

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from replay.graph.kernels.compiling import entry
-from replay.graph.kernels.layout import LONGEST, SURVEY
+from replay.graph.kernels.layout import SURVEY
 from replay.graph.kernels.memory import Fixed, Memory, Records, Stepped, Vector
 
 
@@ -17,6 +17,7 @@ class Surveyed(Memory):
     num_touches = Fixed()
     null = Fixed()
     has_credits = Fixed()
+    has_levels = Fixed()  # whether tasks have different priorities
     resource = Stepped()
     priority = Stepped()
     duration = Stepped()
@@ -31,26 +32,18 @@ class Surveyed(Memory):
 
 @entry(Surveyed)
 def survey(s):
-    """Count tasks per resource and note what keeps a resource from being a simple stream.
-
-    Returns a task that takes too long for the clock, or -1.
-    """
+    """Count tasks per resource and note what keeps a resource from being a simple stream."""
     for task in range(s.num_tasks):
         where = s.resource[task]
         is_null = where < 0
         if is_null:
             where = s.null
         found = s.resources[where]
-        level = s.priority[task]
         if found.tasks == 0:
-            found.first_priority = level
-        elif found.first_priority != level:
+            found.first_priority = s.priority[task]
+        elif s.has_levels != 0 and found.first_priority != s.priority[task]:
             found.is_mixed = 1
         found.tasks += 1
-        duration = s.duration[task]
-        latency = s.latency[task]
-        if duration > LONGEST or latency > LONGEST:
-            return task
         takes = 0
         if s.has_credits != 0:
             takes = s.take_indptr[task + 1] - s.take_indptr[task]
@@ -63,9 +56,9 @@ def survey(s):
                 found.most_takes = takes
             if gives > found.most_gives:
                 found.most_gives = gives
-        if duration == 0 and (takes > 0 or not is_null):
+        if s.duration[task] == 0 and (takes > 0 or not is_null):
             found.zero += 1
-            if latency == 0:
+            if s.latency[task] == 0:
                 found.instant += 1
     for touch in range(s.num_touches):  # tasks that touch or are charged hold a server
         found = s.resources[s.resource[s.toucher[touch]]]
@@ -73,4 +66,3 @@ def survey(s):
         if s.miss_latency[touch] > 0:
             found.late += 1
         s.resources[s.resource[s.charged[touch]]].looks_up = 1
-    return -1

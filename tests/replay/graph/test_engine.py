@@ -448,3 +448,15 @@ def test_a_plan_is_given_up_before_the_result_takes_its_place(
     builder.add(3, resource=builder.resource("port", "port"), duration_ps=4)
     assert schedule(builder.build()).start_ps.tolist() == [0, 4, 8]
     assert kept
+
+
+@pytest.mark.parametrize("field", ["duration_ps", "latency_ps"])
+@pytest.mark.parametrize("times", [[3, 2**62], 2**62])
+def test_what_takes_longer_than_the_clock_can_count_is_refused(
+    field: str, times: int | list[int]
+) -> None:
+    builder = GraphBuilder(["send"])
+    builder.add(2, resource=builder.resource("port", "port"), **{field: times})
+    slow = 0 if isinstance(times, int) else 1
+    with pytest.raises(EngineError, match=rf"^task {slow} \(send on port\) takes longer than"):
+        schedule(builder.build())
