@@ -10,7 +10,8 @@ import os
 for _threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
 
-from hypothesis import settings  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 
 settings.register_profile("moereplay", deadline=None, derandomize=True)
 settings.load_profile("moereplay")
@@ -20,6 +21,12 @@ settings.load_profile("moereplay")
 gc.set_threshold(50_000, 20, 50)
 
 
+@given(st.none())
+def _once(_: None) -> None:
+    """Let hypothesis begin: it asks once who refers to its random numbers."""
+
+
 def pytest_collection_finish() -> None:
+    _once()  # who is frozen does not count
     gc.collect()
     gc.freeze()

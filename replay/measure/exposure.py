@@ -206,7 +206,7 @@ def _busy(
     held_up: Sequence[Intervals],
 ) -> Intervals:
     """When something of a flag is under way for a GPU; owners are the GPUs, flag after flag."""
-    owner = flag * np.int32(num_ranks) + timeline.graph.rank
+    owner = flag.astype(np.int32) * num_ranks + timeline.graph.rank
     owner[flag < 0] = -1
     blocks = [Block(owner, timeline.start_ps), Block(owner, timeline.visible_ps, sign=-1)]
     if held_up:
