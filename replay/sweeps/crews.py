@@ -23,6 +23,9 @@ CANNOT_BEGIN = (
     'work behind `if __name__ == "__main__":`'
 )
 
+#: How long the pool of a process that was killed may take to notice.
+_PATIENCE_S = 5.0
+
 
 class Crew(Protocol):
     """Workers that take batches of replays.
@@ -105,8 +108,11 @@ class Processes:
 
     def kill(self) -> None:
         """End all processes at once."""
-        for process in (*self._idle, *self._busy.values()):
+        every = (*self._idle, *self._busy.values())
+        for process in every:
             process.kill()
+        for process in every:
+            process.end()
 
 
 class _Process:
@@ -127,10 +133,28 @@ class _Process:
         return not self._pid.done() or self._pid.exception() is None
 
     def kill(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._pid.done() and self._pid.exception() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self._pid.result(), signal.SIGTERM)
+        if not self._is_known:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self._pid.result(), signal.SIGTERM)
+
+    def end(self) -> None:
+        """Wait until the pool has noticed.
+
+        Otherwise its thread may close the pipe by which the end of the program wakes it, just when
+        that writes to it: up to Python 3.11 a traceback.
+        """
+        if self._is_known:
+            every = {"cancel_futures": True}
+            ending = threading.Thread(target=self._pool.shutdown, kwargs=every, daemon=True)
+            ending.start()
+            ending.join(_PATIENCE_S)
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether it has said which process it is."""
+        return self._pid.done() and self._pid.exception() is None
 
 
 def _context() -> multiprocessing.context.BaseContext:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 from replay.cli.app import app
 from replay.errors import UserError
-from replay.sweeps import load_study, sweep
+from replay.sweeps import crews, load_study, sweep
 from replay.sweeps.points import Point
 from replay.sweeps.shards import parse_shard, shard_of
 from replay.sweeps.worker import Job
@@ -145,6 +146,16 @@ def test_an_interrupt_ends_all_processes_and_the_command_goes_on_later(
     left = num_points(out)
     assert 3 <= left < 32
     assert sweep(study, out).num_reused == left
+
+
+def test_threads_of_pools_end_with_their_processes() -> None:
+    before = set(threading.enumerate())
+    crew = crews.Processes(2)
+    process = crews._Process()
+    crew._idle.append(process)
+    assert process._pid.result(timeout=60) > 0
+    crew.kill()
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
