@@ -151,7 +151,7 @@ def _keys_of(laid: Laid, graph: TaskGraph, before: State, status: Int8s) -> Keys
     is_gone &= records["state"] == k.EVICTED
     numbers = np.concatenate([np.array(chains, np.int64), np.flatnonzero(is_gone)])
     # Which they are: some were known before, and some touch asks for each of the others.
-    is_told = is_gone
+    is_told = is_gone.copy()
     is_told[chains] = True
     table, key = np.zeros(records.size, np.int64), np.zeros(records.size, np.int64)
     table[laid.known_keys], key[laid.known_keys] = known.table, known.key

@@ -24,6 +24,8 @@ of GPU g's port is
 
 Source: deepseek-ai/DeepEP at dd758ca, ``csrc/kernels/legacy/internode_ll.cu`` and the layout of
 the buffers in ``config.hpp``. Other versions widen the combine's grid to more tokens than experts.
+
+The module is long because the four halves share slots, counts and flags of one buffer.
 """
 
 from __future__ import annotations
