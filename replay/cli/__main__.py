@@ -1,5 +1,5 @@
 """``python -m replay.cli``: the same as ``moereplay``."""
 
-from replay.cli.app import main
+from replay.cli import main
 
 main()

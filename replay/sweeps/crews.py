@@ -7,9 +7,10 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
 from typing import Protocol
 
 from replay.errors import UserError
@@ -22,9 +23,6 @@ CANNOT_BEGIN = (
     "no process can be started for --jobs; a script that asks for more than one must keep its own "
     'work behind `if __name__ == "__main__":`'
 )
-
-#: How long the pool of a process that was killed may take to notice.
-_PATIENCE_S = 5.0
 
 
 class Crew(Protocol):
@@ -67,8 +65,12 @@ class Here:
         return batch
 
 
+class Died(Exception):
+    """The process that had a batch ended before it answered."""
+
+
 class Processes:
-    """Processes of this machine, each a pool of its own: a killed one takes its own batch along.
+    """Processes of this machine, each killed and replaced without the others.
 
     Parameters
     ----------
@@ -76,7 +78,7 @@ class Processes:
         How many.
     """
 
-    deaths: tuple[type[BaseException], ...] = (BrokenProcessPool,)
+    deaths: tuple[type[BaseException], ...] = (Died,)
     most = None
 
     def __init__(self, number: int) -> None:
@@ -90,11 +92,13 @@ class Processes:
             compile_ahead()  # once, rather than each process for itself
         self._idle += self._survivors()
         with_trace = [one for one in self._idle if one.trace == jobs[0].trace]
-        process = (with_trace or self._idle or [_Process()])[0]
-        if process in self._idle:
-            self._idle.remove(process)
-        batch = process.submit(jobs)
-        self._busy[batch] = process
+        context = _context()
+        with _interrupts_later():  # `kill` must know of it
+            process = (with_trace or self._idle or [_Process(context)])[0]
+            if process in self._idle:
+                self._idle.remove(process)
+            batch = process.submit(jobs)
+            self._busy[batch] = process
         return batch
 
     def _survivors(self) -> Iterator[_Process]:
@@ -108,53 +112,81 @@ class Processes:
 
     def kill(self) -> None:
         """End all processes at once."""
-        every = (*self._idle, *self._busy.values())
-        for process in every:
+        for process in (*self._idle, *self._busy.values()):
             process.kill()
-        for process in every:
-            process.end()
 
 
 class _Process:
-    """One fresh process, and the trace that it read last."""
+    """One fresh process, and the trace that it read last.
 
-    def __init__(self) -> None:
+    It is no pool of the standard library: that may wait for ever for a process that was killed,
+    and print tracebacks when the program ends meanwhile. A pipe whose other end only one process
+    has ends with it.
+    """
+
+    def __init__(self, context: multiprocessing.context.BaseContext) -> None:
         self.trace = ""
-        self._pool = ProcessPoolExecutor(1, mp_context=_context(), initializer=_begin)
-        self._pid = self._pool.submit(os.getpid)
+        self.has_begun = False
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other,), daemon=True)  # type: ignore[attr-defined]  # of every context
+        self._process.start()
+        other.close()
+        self._thread = threading.Thread()
 
     def submit(self, jobs: Sequence[Job]) -> Batch:
         self.trace = jobs[-1].trace
-        return self._pool.submit(carry_out, jobs)
+        batch: Batch = Future()
+        self._thread = threading.Thread(target=self._exchange, args=(jobs, batch), daemon=True)
+        self._thread.start()
+        return batch
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether it ever did anything, for all that is known."""
-        return not self._pid.done() or self._pid.exception() is None
+    def _exchange(self, jobs: Sequence[Job], batch: Batch) -> None:
+        """Send a batch, and wait for what comes back."""
+        try:
+            if not self.has_begun:
+                self.has_begun = self._pipe.recv()
+            self._pipe.send(jobs)
+            answer = self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            batch.set_exception(Died(f"it ended with exit code {self._process.exitcode}"))
+        else:
+            if isinstance(answer, BaseException):
+                batch.set_exception(answer)
+            else:
+                batch.set_result(answer)
 
     def kill(self) -> None:
-        if not self._is_known:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            return
-        with suppress(ProcessLookupError):
-            os.kill(self._pid.result(), signal.SIGTERM)
+        """End it at once, and the thread that waits for it."""
+        self._process.kill()
+        self._process.join()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._pipe.close()
 
-    def end(self) -> None:
-        """Wait until the pool has noticed.
 
-        Otherwise its thread may close the pipe by which the end of the program wakes it, just when
-        that writes to it: up to Python 3.11 a traceback.
-        """
-        if self._is_known:
-            every = {"cancel_futures": True}
-            ending = threading.Thread(target=self._pool.shutdown, kwargs=every, daemon=True)
-            ending.start()
-            ending.join(_PATIENCE_S)
+def _serve(pipe: Connection) -> None:
+    """Carry out batches until nobody asks any more; interrupts are for the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    pipe.send(True)
+    with suppress(EOFError, OSError):  # which ends with the parent
+        while True:
+            pipe.send(_answer(pipe.recv()))
 
-    @property
-    def _is_known(self) -> bool:
-        """Whether it has said which process it is."""
-        return self._pid.done() and self._pid.exception() is None
+
+def _answer(jobs: Sequence[Job]) -> tuple[list[Done], float] | Exception:
+    try:
+        return carry_out(jobs)
+    except Exception as error:
+        return error
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _context() -> multiprocessing.context.BaseContext:
@@ -163,20 +195,40 @@ def _context() -> multiprocessing.context.BaseContext:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["replay.sweeps.worker"])  # imported once for all
+    resource_tracker.ensure_running()  # starting it lets interrupts through again
+    with _interrupts_later():  # its own never come, while it imports neither
+        forkserver.ensure_running()
     return context
 
 
-def _begin() -> None:
-    """Leave interrupts to the parent, and end when it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Put interrupts off: those of this process, and those of processes that begin here."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python interrupts the main thread only
+        return
+    seen: list[int] = []
+    interrupted = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        with _blocked():
+            yield
+    finally:
+        signal.signal(signal.SIGINT, interrupted)
+        if seen:
+            signal.raise_signal(signal.SIGINT)
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+@contextmanager
+def _blocked() -> Iterator[None]:
+    """Have interrupts blocked in this thread, and in programs that it starts."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -148,14 +149,17 @@ def test_an_interrupt_ends_all_processes_and_the_command_goes_on_later(
     assert sweep(study, out).num_reused == left
 
 
-def test_threads_of_pools_end_with_their_processes() -> None:
+@pytest.mark.parametrize("has_begun", [False, True], ids=["beginning", "begun"])
+def test_processes_and_threads_of_pools_end_with_the_crew(has_begun: bool) -> None:
     before = set(threading.enumerate())
+    children = set(multiprocessing.active_children())
     crew = crews.Processes(2)
-    process = crews._Process()
-    crew._idle.append(process)
-    assert process._pid.result(timeout=60) > 0
+    batch = crew.submit([Job("0", "no trace", Point(0, (), None, {}))])
+    if has_begun:
+        batch.exception(timeout=60)
     crew.kill()
     assert set(threading.enumerate()) <= before
+    assert set(multiprocessing.active_children()) <= children
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
