@@ -7,6 +7,7 @@ from pathlib import Path
 
 from replay.errors import UserError
 from replay.sweeps.points import Point, place, points_of
+from replay.sweeps.source import forget_files
 from replay.sweeps.study import Study, load_study
 from replay.sweeps.table import GridTable
 from replay.sweeps.task import Task, make_task
@@ -49,13 +50,18 @@ def plan_sweep(study: Study | str | Path) -> Plan:
     """
     if not isinstance(study, Study):
         study = load_study(study)
+    forget_files()
     tables = [GridTable(study, number) for number in range(len(study.grids))]
     points = points_of(study)
     tasks: dict[str, tuple[Task, list[Point]]] = {}
     first_of_trace: dict[str, int] = {}
+    checked: set[str | None] = set()
     for number, point in enumerate(points):
         try:
             task = make_task(point)
+            if task.source.file not in checked:
+                task.source.check()
+                checked.add(task.source.file)
         except UserError as error:
             message = f"{place(study, point.grid)}: {_of_point(tables, point)}{error}"
             raise UserError(message) from None

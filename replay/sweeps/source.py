@@ -14,7 +14,7 @@ from replay.errors import UserError, unknown
 from replay.run.identity import identity
 from replay.sweeps.points import TRACE_SETTINGS
 from replay.work.batch import DEFAULT_TOKENS_PER_RANK
-from tracegen.library import open_trace
+from tracegen.library import open_trace, verify
 from tracegen.models import ModelShape
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from tracegen import RoutingTrace
 
 DEFAULT_KIND = "uniform"
+
+
+class UnreadableError(UserError):
+    """A recorded trace cannot be read now. That is no property of the point that asks for it."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +53,44 @@ class Source:
         """Equal for equal traces."""
         return identity(self.identity)
 
+    def check(self) -> None:
+        """Compare the whole of a recorded trace with the content id that it is known by.
+
+        Results of earlier sweeps are found by that id, which is read from the file's header.
+
+        Raises
+        ------
+        UserError
+            If the content is another, or the file cannot be read.
+        """
+        if self.file is not None:
+            self._check_id(verify(self.file))
+
     def load(self) -> RoutingTrace:
         """Read or make the trace.
 
         Raises
         ------
         UserError
-            Of `tracegen`, if that is not possible.
+            If the generator cannot make it.
+        UnreadableError
+            If a file that was whole when the sweep was planned is no longer, or is another.
         """
         if self.file is not None:
-            return tracegen.load(self.file)
+            try:
+                trace = tracegen.load(self.file)
+            except UserError as error:
+                raise UnreadableError(str(error)) from None
+            self._check_id(trace.content_id)
+            return trace
         from tracegen.generate import generate
 
         return generate(**self.generator)
+
+    def _check_id(self, found: str) -> None:
+        if found != self.identity["content_id"]:
+            message = f"{self.file} changed after this sweep began; the same command begins anew"
+            raise UnreadableError(message)
 
 
 def recorded(given: Mapping[str, Scalar], shape: Mapping[str, Scalar]) -> Source:
@@ -86,6 +115,11 @@ def recorded(given: Mapping[str, Scalar], shape: Mapping[str, Scalar]) -> Source
 def _content_id(name: str) -> str:
     with open_trace(name) as file:
         return str(file.content_id)
+
+
+def forget_files() -> None:
+    """Read what files say of themselves again, since others may lie there now."""
+    _content_id.cache_clear()
 
 
 def generated(

@@ -21,6 +21,7 @@ from replay.errors import UserError
 from replay.run.estimate import UnfitError
 from replay.schemes.outside import BuildFailed, said
 from replay.sweeps.points import Point
+from replay.sweeps.source import UnreadableError
 from replay.sweeps.store import Failure, Outcome, point_text
 from replay.sweeps.task import Task, make_task
 
@@ -87,8 +88,9 @@ class Worker:
     def _outcome(self, task: Task) -> Outcome:
         try:
             result = task.run(self._load(task))
-        except (BuildFailed, UnfitError):
-            # A defect of a scheme from outside is no refusal, nor is a machine that is too small.
+        except (BuildFailed, UnfitError, UnreadableError):
+            # A defect of a scheme from outside is no refusal, nor is a machine that is too small
+            # or a file that somebody writes to.
             raise
         except UserError as error:
             return Outcome(None, str(error))

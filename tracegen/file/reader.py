@@ -51,7 +51,7 @@ class TraceFile:
         root = self._guard.attributes("", header.ROOT)
         header.check_version(root)
         self.content_id: str = root["content_sha256"]
-        """Identity of the whole trace, as stored; :meth:`verify` recomputes it."""
+        """Identity of the whole trace, as stored; :meth:`verify` and :meth:`read` recompute it."""
         self.model = header.read_model(self._guard.attributes("model", header.MODEL))
         """Header of the model that was routed."""
         self._columns = {path: self._guard.column(column) for path, column in COLUMNS.items()}
@@ -126,12 +126,14 @@ class TraceFile:
 
         Returns
         -------
-        With every value read checked; the content id is that of the whole file.
+        With every value read checked. What is not read cannot be: a part has a content id of its
+        own, and only of a whole trace is the file's compared.
 
         Raises
         ------
         UserError
-            If the file is damaged, its values break an invariant, or the part does not exist.
+            If the file is damaged, its values break an invariant, its content is not what its id
+            says, or the part does not exist.
         """
         chosen = part.chosen_layers(layers, self.num_layers, self.name)
         rows = part.chosen_rows(tokens, self.num_tokens, self.name)
@@ -150,7 +152,7 @@ class TraceFile:
             requests = {c.field: self._text_or_whole(c.path) for c in columns_of("requests")}
             ids = self._body("routing/expert_ids", chosen, rows, index)
             assert ids is not None  # required by the schema
-            return RoutingTrace(
+            trace = RoutingTrace(
                 model=self.model,
                 moe_layer_index=index[chosen],
                 expert_ids=ids,
@@ -162,6 +164,9 @@ class TraceFile:
                 info=self.info,
                 stored_content_id=self.content_id,
             )
+        if layers is None and tokens is None:
+            self._check_content(trace.content_id)
+        return trace
 
     def verify(self) -> None:
         """Read everything, one layer at a time, and check every value and the content id.
@@ -181,6 +186,10 @@ class TraceFile:
         with damage(self.name):
             provenance.check(self.info.provenance)
             found = content_id.digest(content_id.header(self.model, self.info), self._parts())
+        self._check_content(found)
+
+    def _check_content(self, found: str) -> None:
+        """Refuse a content that is not the one that the file names."""
         if found != self.content_id:
             msg = f"{self.name}: content does not match content_sha256: it was changed or damaged"
             raise UserError(msg)

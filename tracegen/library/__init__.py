@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from tracegen.errors import UserError
 from tracegen.file.draft import draft_of
 from tracegen.library import catalogue as catalogues
-from tracegen.library import resolve, settings
+from tracegen.library import listed, resolve, settings
 from tracegen.library.catalogue import Entry, is_url
 from tracegen.library.resolve import Found, search
 
@@ -82,10 +83,11 @@ def find(name: str | Path, catalogue: str | None = None) -> Path:
     Raises
     ------
     UserError
-        If the name is in no catalogue, or the file does not exist or cannot be had.
+        If the name is in no catalogue, or the file does not exist, cannot be had or has not the
+        bytes that its catalogue lists.
     """
-    place = resolve.resolve(name, catalogue, settings.read())
-    return place if isinstance(place, Path) else fetch(str(name), catalogue)
+    present = settings.read()
+    return _have(resolve.resolve(name, catalogue, present), present)
 
 
 def fetch(
@@ -120,18 +122,12 @@ def fetch(
     UserError
         If it cannot be had, or is not what its catalogue says.
     """
-    from tracegen.library import cache
-
     present = settings.read(offline)
     place = resolve.resolve(name, catalogue, present)
-    if isinstance(place, Path):
-        path = place
-    elif isinstance(place, str):
-        path = cache.fetch_unlisted(present.cache, place, present.offline, on_bytes)
-    elif present.offline:
-        path = _in_cache(place, present)
-    else:
-        path = cache.fetch(present.cache, place.entry, str(place.location), on_bytes)
+    path = _have(place, present, on_bytes)
+    if isinstance(place, Found) and isinstance(place.location, Path):
+        with _opened(place, present, path) as file:
+            file.verify()  # as what is downloaded was, before it came into the cache
     return path if out is None else _copy(path, out, name)
 
 
@@ -159,20 +155,24 @@ def load(
 
     Returns
     -------
-    Every value read is checked; the content id is that of the whole file and is
-    believed (``moereplay trace validate`` recomputes it). A remote trace is downloaded
-    if all of it is asked for, and else read in place.
+    Every value read is checked. The content of a whole trace must be what its content id says; a
+    part has a content id of its own. A remote trace is downloaded if all of it is asked for, and
+    else read in place; the bytes of a listed file that is on this machine must be those that are
+    listed.
 
     Raises
     ------
     UserError
-        If there is no such trace, or it is damaged or not what the format says.
+        If there is no such trace, or it is damaged or not what the format or its catalogue says.
     """
     from tracegen.file import reader
 
-    whole = layers is None and tokens is None
-    source = find(name, catalogue) if whole else name
-    with open_trace(source, catalogue) as file:
+    present = settings.read()
+    place = resolve.resolve(name, catalogue, present)
+    path = _on_this_machine(place, present)
+    if path is not None or (layers is None and tokens is None):
+        path = _have(place, present)
+    with _opened(place, present, path) as file:
         return file.read(layers, tokens, reader.MAX_LOAD_BYTES if max_bytes is None else max_bytes)
 
 
@@ -206,16 +206,8 @@ def open_trace(
         return
     present = settings.read()
     place = resolve.resolve(name, catalogue, present)
-    if isinstance(place, Found) and (place.cached or present.offline):
-        place = _in_cache(place, present)
-    elif isinstance(place, str) and present.offline:
-        place = fetch(place)
-    if isinstance(place, Path):
-        with reader.open_trace(place) as file:
-            yield file
-    else:
-        with _open_remote(place, str(name), catalogue) as file:
-            yield file
+    with _opened(place, present, _on_this_machine(place, present)) as file:
+        yield file
 
 
 def verify(name: str | Path, catalogue: str | None = None) -> str:
@@ -237,52 +229,38 @@ def verify(name: str | Path, catalogue: str | None = None) -> str:
     UserError
         Naming what is wrong.
     """
-    from tracegen.file import reader
-
-    listed = resolve.lookup(name, catalogue, settings.read())
-    with reader.open_trace(find(name, catalogue)) as file:
+    present = settings.read()
+    place = resolve.resolve(name, catalogue, present)
+    with _opened(place, present, _have(place, present)) as file:
         file.verify()
-        if listed is not None:
-            _check_listed(file, listed)
         return file.content_id
 
 
-@contextlib.contextmanager
-def _open_remote(place: Found | str, name: str, catalogue: str | None) -> Iterator[TraceFile]:
-    """Open a remote file in place, or download it if its server sends whole files only."""
-    from tracegen.file import reader
+def _on_this_machine(place: Path | Found | str, present: settings.Settings) -> Path | None:
+    """The file, if reading it needs no connection."""
+    if isinstance(place, Path):
+        return place
+    if isinstance(place, Found) and isinstance(place.location, Path):
+        return place.location
+    is_cached = isinstance(place, Found) and place.cached is not None
+    return _have(place, replace(present, offline=True)) if is_cached or present.offline else None
+
+
+def _have(
+    place: Path | Found | str, present: settings.Settings, on_bytes: OnBytes | None = None
+) -> Path:
+    """The file, downloaded if need be; of a listed one, with the bytes that are listed."""
     from tracegen.library import cache
-    from tracegen.library.remote_file import RemoteFile
 
-    source = cache.connect(place if isinstance(place, str) else str(place.location))
-    if not source.has_ranges:
-        with reader.open_trace(fetch(name, catalogue)) as file:
-            yield file
-        return
-    remote = RemoteFile(source, cache.retry)
-    try:
-        with reader.open_trace(remote) as file:  # type: ignore[arg-type] # it reads, seeks and tells
-            if isinstance(place, Found):
-                _check_listed(file, place)
-            yield file
-    except UserError as error:
-        # HDF5 knows only that reading failed; the connection knows why.
-        raise remote.failure or error from error
-
-
-def _check_listed(file: TraceFile, listed: Found) -> None:
-    """Refuse a file that is not the one that a catalogue lists."""
-    entry = listed.entry
-    if file.content_id != entry.content_id:
-        msg = f"{file.name}: content id {file.content_id} is not the index's {entry.content_id}"
-        raise UserError(msg)
-    if file.file_bytes != entry.file_bytes:
-        msg = f"{file.name}: {file.file_bytes} bytes; the index says {entry.file_bytes}"
-        raise UserError(msg)
-
-
-def _in_cache(place: Found, present: settings.Settings) -> Path:
-    """The downloaded file of a remote trace."""
+    if isinstance(place, Path):
+        return place
+    if isinstance(place, str):
+        return cache.fetch_unlisted(present.cache, place, present.offline, on_bytes)
+    if isinstance(place.location, Path):
+        listed.check_bytes(place.location, place.entry)
+        return place.location
+    if not present.offline:
+        return cache.fetch(present.cache, place.entry, place.location, on_bytes)
     if place.cached is None:
         msg = (
             f"{place.entry.name}: not in the cache {present.cache}, "
@@ -290,6 +268,47 @@ def _in_cache(place: Found, present: settings.Settings) -> Path:
         )
         raise UserError(msg)
     return place.cached
+
+
+@contextlib.contextmanager
+def _opened(
+    place: Path | Found | str, present: settings.Settings, path: Path | None
+) -> Iterator[TraceFile]:  # fmt: skip
+    """Open a file of this machine, or a remote one, and compare it with what its catalogue says."""
+    from tracegen.file import reader
+
+    if path is None:
+        assert not isinstance(place, Path)  # which needs no connection
+        with _open_remote(place, present) as file:
+            yield file
+    else:
+        with reader.open_trace(path) as file:
+            if isinstance(place, Found):
+                listed.check_header(file, place.entry)
+            yield file
+
+
+@contextlib.contextmanager
+def _open_remote(place: Found | str, present: settings.Settings) -> Iterator[TraceFile]:
+    """Open a remote file in place, or download it if its server sends whole files only."""
+    from tracegen.file import reader
+    from tracegen.library import cache
+    from tracegen.library.remote_file import RemoteFile
+
+    source = cache.connect(place if isinstance(place, str) else str(place.location))
+    if not source.has_ranges:
+        with _opened(place, present, _have(place, present)) as file:
+            yield file
+        return
+    remote = RemoteFile(source, cache.retry)
+    try:
+        with reader.open_trace(remote) as file:  # type: ignore[arg-type] # it reads, seeks and tells
+            if isinstance(place, Found):
+                listed.check_header(file, place.entry)
+            yield file
+    except UserError as error:
+        # HDF5 knows only that reading failed; the connection knows why.
+        raise remote.failure or error from error
 
 
 def _copy(path: Path, folder: Path, name: str) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tracegen.errors import UserError, unknown
 from tracegen.library import catalogue as catalogues
-from tracegen.library import settings
+from tracegen.library import listed, settings
 from tracegen.library.catalogue import Catalogue, Entry, is_url
 
 _log = logging.getLogger(__name__)
@@ -81,12 +81,12 @@ def resolve(
 
     Returns
     -------
-    Path of a local trace; else what a catalogue says of a remote one, or its URL.
+    Path or URL that the user gave; of a name, what its catalogue says.
 
     Raises
     ------
     UserError
-        If the name is nowhere, or the file does not exist.
+        If the name is nowhere, or the file does not exist or lies outside its catalogue.
     """
     text = str(name)
     if isinstance(name, str) and is_url(name):
@@ -104,11 +104,12 @@ def resolve(
         said = "".join(f"; {problem}" for problem in problems)
         msg = f"{error}; or give the path of a file{said}"
         raise UserError(msg)
-    if isinstance(found.location, Path):
-        if not found.location.is_file():
-            msg = f"{text}: {found.location} is listed by {found.catalogue}, but is not there"
-            raise UserError(msg)
-        return found.location
+    if isinstance(found.location, Path) and not found.location.is_file():
+        msg = f"{text}: {found.location} is listed by {found.catalogue}, but is not there"
+        raise UserError(msg)
+    # What comes with the package is ours, and some installers lay links.
+    if isinstance(found.location, Path) and found.catalogue != "built-in":
+        listed.check_inside(found.location, found.entry)
     return found
 
 

@@ -98,8 +98,9 @@ class RoutingTrace(TraceData):
 
     @functools.cached_property
     def content_id(self) -> str:
-        """SHA-256 of the meaning: the file's own for a loaded trace, else computed."""
-        return self.stored_content_id or content_id(self)
+        """SHA-256 of the meaning of what is here: of the part, if part of a file was loaded."""
+        # Never what a file says of itself: results are filed under it, and found by it again.
+        return content_id(self)
 
     @functools.cached_property
     def model_shape(self) -> ModelShape:

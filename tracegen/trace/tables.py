@@ -182,4 +182,4 @@ class TraceData:
     requests: RequestTable = field(default_factory=RequestTable)
     info: TraceInfo = field(default_factory=TraceInfo)
     stored_content_id: str = ""
-    """Content id of the file this came from (of the whole file, also after a partial load)."""
+    """Content id that the file this came from names (of all of it, also after a partial load)."""

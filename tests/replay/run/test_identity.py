@@ -10,10 +10,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import h5py
 import pytest
 
 import hwmodel
 import replay
+import tracegen
 from replay.run import identity as identity_module
 from replay.run.identity import code_files, code_identity, identity
 from replay.schemes import SCHEMES
@@ -51,6 +53,21 @@ def test_identity_changes_with_everything_that_changes_the_run(synthetic) -> Non
     assert len({result.run_id for result in runs}) == len(runs)
     again = replay.run(synthetic(), system=system, scheme="deepep", layer=0)
     assert again.run_id == runs[0].run_id
+
+
+def test_part_of_a_trace_is_another_trace(synthetic, tmp_path: Path) -> None:
+    """And an altered one is none: both had the id, and so the results, of the whole."""
+    path = tmp_path / "a.h5"
+    tracegen.write(synthetic(), path)
+    loaded = [tracegen.load(path), *(tracegen.load(path, layers=[layer]) for layer in (0, 1))]
+    runs = [replay.run(trace, scheme="ideal", layer=0) for trace in loaded]
+    assert len({result.run_id for result in runs}) == 3
+    with pytest.raises(replay.UserError, match="this is not the trace of the spec"):
+        replay.run(loaded[2], runs[0].spec)
+    with h5py.File(path, "r+") as file:
+        file["routing/expert_ids"][0, 0] = file["routing/expert_ids"][0, 0][::-1]
+    with pytest.raises(replay.UserError, match="content does not match content_sha256"):
+        replay.run(path, scheme="ideal", layer=0)
 
 
 def test_identity_knows_what_a_placement_file_said(synthetic, tmp_path: Path) -> None:

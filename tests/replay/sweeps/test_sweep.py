@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 from typer.testing import CliRunner
 
@@ -27,7 +28,7 @@ from replay.sweeps.plan import plan_sweep
 from replay.sweeps.points import points_of, show
 from replay.sweeps.result import SweepResult
 from replay.sweeps.run import sweep
-from replay.sweeps.study import Column, Grid, parse_study
+from replay.sweeps.study import Column, Grid, Study, parse_study
 from replay.sweeps.table import markdown
 from replay.sweeps.task import make_task
 
@@ -234,6 +235,53 @@ def test_recorded_traces_are_known_by_their_content(tmp_path: Path, synthetic) -
     )
     for labels in table.rows():
         assert table.cell(labels, table.columns[0]).mean == direct.totals.mean_layer_us
+    alter(tmp_path / "b.h5")
+    with pytest.raises(UserError, match=r"b\.h5: content does not match content_sha256"):
+        plan_sweep(study(text))
+
+
+def recorded_study(path: Path) -> Study:
+    return study(
+        f'title = "t"\nquestion = "q"\n[fixed]\ntrace.file = {json.dumps(str(path))}\n'
+        'layer = 0\n[axes]\nscheme = ["ideal", "nvls"]\n'
+    )
+
+
+def alter(path: Path) -> None:
+    """Let tokens choose other experts; the file says the same of itself."""
+    with h5py.File(path, "r+") as file:
+        ids = file["routing/expert_ids"]
+        ids[:, :4] = ids[:, :4][:, :, ::-1]
+
+
+def test_an_altered_trace_has_no_share_in_finished_points(tmp_path: Path, synthetic) -> None:
+    path = tmp_path / "a.h5"
+    tracegen.write(synthetic(ranks=2, tokens_per_rank=4), path)
+    sweep(recorded_study(path), tmp_path / "out")
+    alter(path)
+    with pytest.raises(UserError, match=r"a\.h5: content does not match content_sha256"):
+        sweep(recorded_study(path), tmp_path / "out")
+    tracegen.write(synthetic(ranks=2, tokens_per_rank=4, seed=8), path, overwrite=True)
+    found: list[tuple[int, int]] = []
+    sweep(recorded_study(path), tmp_path / "out", progress=lambda *n: found.append(n))
+    assert found[0] == (0, 2), "another trace in the same place is replayed anew"
+
+
+def test_a_trace_that_is_altered_meanwhile_is_no_property_of_a_point(
+    tmp_path: Path, synthetic
+) -> None:
+    path = tmp_path / "a.h5"
+    tracegen.write(synthetic(ranks=2, tokens_per_rank=4), path)
+    plan = plan_sweep(recorded_study(path))
+    alter(path)
+    told: list[str] = []
+    assert sweep(plan, tmp_path / "out", report=told.append).num_failed == 2
+    tracegen.write(synthetic(ranks=2, tokens_per_rank=4, seed=8), path, overwrite=True)
+    assert sweep(plan, tmp_path / "out", report=told.append).num_failed == 2
+    failure = next((tmp_path / "out" / "failures").iterdir()).read_text()
+    assert "changed after this sweep began" in failure
+    tracegen.write(synthetic(ranks=2, tokens_per_rank=4), path, overwrite=True)
+    assert sweep(plan, tmp_path / "out").num_failed == 0
 
 
 # ---- numbers -----------------------------------------------------------------------------------

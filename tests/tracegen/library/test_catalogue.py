@@ -2,6 +2,7 @@
 
 import json
 
+import h5py
 import pytest
 
 import tracegen
@@ -198,11 +199,86 @@ def test_a_listed_file_that_is_absent_or_another(own_folder):
         == library.lookup("one", str(own_folder)).entry.content_id
     )
     (own_folder / "one.h5").write_bytes((own_folder / "two.h5").read_bytes())
-    with pytest.raises(UserError, match=r"one.h5: content id [0-9a-f]+ is not the index's"):
+    with pytest.raises(UserError, match=r"one.h5: 55331 bytes; the catalogue says"):
         library.verify("one", str(own_folder))
+    other = pytest.raises(UserError, match=r"one.h5: content id [0-9a-f]+ is not the index's")
+    with other, tracegen.open("one", str(own_folder)):
+        pass
     (own_folder / "one.h5").unlink()
     with pytest.raises(UserError, match=r"is listed by .*own, but is not there"):
         tracegen.load("one", catalogue=str(own_folder))
+
+
+def spoil_file(folder):
+    data = bytearray((folder / "one.h5").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "one.h5").write_bytes(data)
+
+
+def spoil_hash(folder):
+    text = (folder / "index.toml").read_text()
+    (folder / "index.toml").write_text(text.replace('sha256 = "', f'sha256 = "{"0" * 64}"\n#'))
+
+
+def lead_elsewhere(folder):
+    (folder / "one.h5").rename(folder.parent / "elsewhere.h5")
+    (folder / "one.h5").symlink_to(folder.parent / "elsewhere.h5")
+
+
+def lead_through_a_folder(folder):
+    text = (folder / "index.toml").read_text()
+    (folder / "index.toml").write_text(text.replace('file = "one', 'file = "in/one'))
+    (folder.parent / "away").mkdir()
+    (folder / "one.h5").rename(folder.parent / "away/one.h5")
+    (folder / "in").symlink_to(folder.parent / "away")
+
+
+HAND_OUT = {
+    "fetch": lambda where, out: library.fetch("one", where, out=out),
+    "find": lambda where, _: library.find("one", where),
+    "load": lambda where, _: tracegen.load("one", catalogue=where),
+    "load a layer": lambda where, _: tracegen.load("one", layers=[2], catalogue=where),
+    "verify": lambda where, _: library.verify("one", where),
+}
+
+
+@pytest.mark.parametrize("hand_out", HAND_OUT)
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (spoil_file, "one.h5: SHA-256 is .*, the catalogue says"),
+        (spoil_hash, "one.h5: SHA-256 is .*, the catalogue says 0000"),
+        (lead_elsewhere, "a link out of the catalogue's folder; .* give the path .*elsewhere.h5"),
+        (lead_through_a_folder, "a link out of the catalogue's folder; .* path .*away/one.h5"),
+    ],
+)
+def test_a_folder_is_trusted_no_more_than_a_url(own_folder, tmp_path, spoil, said, hand_out):
+    HAND_OUT[hand_out](str(own_folder), tmp_path / "before")
+    spoil(own_folder)
+    with pytest.raises(UserError, match=said):
+        HAND_OUT[hand_out](str(own_folder), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("hand_out", ["fetch", "load", "verify"])
+def test_an_index_that_agrees_with_an_altered_file_does_not_help(own_folder, tmp_path, hand_out):
+    path = own_folder / "one.h5"
+    before = library.lookup("one", str(own_folder)).entry
+    with h5py.File(path, "r+") as file:
+        file["tokens/position"][0] = 9
+    text = (own_folder / "index.toml").read_text()
+    text = text.replace(before.sha256, catalogue.sha256_of(path))
+    text = text.replace(f"file_bytes = {before.file_bytes}", f"file_bytes = {path.stat().st_size}")
+    (own_folder / "index.toml").write_text(text)
+    with pytest.raises(UserError, match="content does not match content_sha256"):
+        HAND_OUT[hand_out](str(own_folder), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_links_within_a_folder_are_followed(own_folder):
+    (own_folder / "one.h5").rename(own_folder / "store.h5")
+    (own_folder / "one.h5").symlink_to(own_folder / "store.h5")
+    assert tracegen.load("one", catalogue=str(own_folder)).num_layers == 8
 
 
 def test_settings_come_from_the_environment_then_from_a_file(tmp_path, monkeypatch):

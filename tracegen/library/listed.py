@@ -1,0 +1,95 @@
+"""A file on this machine, held against what a catalogue says of it.
+
+A folder may come from a stranger as well as a URL may: by mail, in a repository, on a shared disk.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracegen.errors import UserError
+from tracegen.library.catalogue import Entry, sha256_of
+
+if TYPE_CHECKING:
+    from tracegen.file.reader import TraceFile
+
+
+def check_inside(path: Path, entry: Entry) -> None:
+    """Refuse a file that is a link to somewhere else than its catalogue's folder.
+
+    Parameters
+    ----------
+    path
+        Of the file, in that folder.
+    entry
+        Statement of the catalogue.
+
+    Raises
+    ------
+    UserError
+        Saying where it leads.
+    """
+    folder = path.parents[entry.file.count("/")].resolve()
+    target = path.resolve()
+    if not target.is_relative_to(folder):
+        msg = (
+            f"{entry.name}: {path} is a link out of the catalogue's folder; "
+            f"if it is meant, give the path {target}"
+        )
+        raise UserError(msg)
+
+
+def check_bytes(path: Path, entry: Entry) -> None:
+    """Refuse a file whose bytes are not those that a catalogue lists.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    entry
+        Statement of the catalogue.
+
+    Raises
+    ------
+    UserError
+        Naming what differs.
+    """
+    found = path.stat()
+    if found.st_size != entry.file_bytes:
+        msg = f"{path}: {found.st_size} bytes; the catalogue says {entry.file_bytes}"
+        raise UserError(msg)
+    digest = _sha256_of(path, found.st_size, found.st_mtime_ns, found.st_ino)
+    if digest != entry.sha256:
+        msg = f"{path}: SHA-256 is {digest}, the catalogue says {entry.sha256}"
+        raise UserError(msg)
+
+
+@functools.lru_cache(maxsize=256)
+def _sha256_of(path: Path, *_state: int) -> str:
+    """The hash of a file, found once for each state: layers may be loaded one by one."""
+    return sha256_of(path)
+
+
+def check_header(file: TraceFile, entry: Entry) -> None:
+    """Refuse a trace that is not the one that a catalogue lists.
+
+    Parameters
+    ----------
+    file
+        Open; it says its content id.
+    entry
+        Statement of the catalogue.
+
+    Raises
+    ------
+    UserError
+        Naming what differs.
+    """
+    if file.content_id != entry.content_id:
+        msg = f"{file.name}: content id {file.content_id} is not the index's {entry.content_id}"
+        raise UserError(msg)
+    if file.file_bytes != entry.file_bytes:
+        msg = f"{file.name}: {file.file_bytes} bytes; the index says {entry.file_bytes}"
+        raise UserError(msg)
