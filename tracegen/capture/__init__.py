@@ -44,6 +44,9 @@ def capture(
     block is left by an error, or the process dies, the ``.partial`` file stays and
     :func:`recover` makes a trace of it.
 
+    Several threads may run the model at a time: each forward pass is a step of its own. Batches
+    whose sequences follow each other in one row are told apart by their ``position_ids``.
+
     Under ``torchrun`` every rank captures with the same path, on a shared file system;
     rank 0 writes one trace with the rank of each token.
 
@@ -78,9 +81,11 @@ def capture(
     ------
     UserError
         If the model has no routed experts that can be seen, torch or transformers are
-        missing or too old, or the file exists. Inside the block: if a generation cannot
-        be recorded faithfully (beam search, assisted decoding, packed batches), or a
-        layer did not run where it could be seen. On leaving: if nothing was recorded.
+        missing or too old, the file exists, or another capture of this process writes it.
+        Inside the block: if a generation cannot be recorded faithfully (beam search, assisted
+        decoding, guidance), a packed batch cannot be taken apart, a layer did not run where
+        it could be seen, or its routing was overridden where it cannot. On leaving: if nothing
+        was recorded.
     """
     from tracegen.capture.session import CaptureSession, Options
 

@@ -106,7 +106,8 @@ class Batch:
         Raises
         ------
         UserError
-            If the number of sequences is not the batch's.
+            If the number of sequences is not the batch's, or the mask holds other values than
+            0 and 1.
         """
         if num_sequences != self.size:
             msg = (
@@ -117,9 +118,7 @@ class Batch:
         first = 0 if from_start else self._column
         base = np.zeros_like(self._counts) if from_start else self._counts
         columns = np.arange(first, first + num_columns)
-        real = (
-            np.ones((self.size, num_columns), np.bool_) if mask is None else mask.astype(np.bool_)
-        )
+        real = _real(mask, (self.size, num_columns))
         position = base[:, None] + np.cumsum(real, axis=1) - 1
         known = columns < self._column
         ended = self._ended(columns, tokens)
@@ -161,3 +160,17 @@ class Batch:
             return np.where(columns < self._prompt_columns, PREFILL, DECODE)
         decoding = self._passes > 0 and columns.size == 1
         return np.full(columns.shape, DECODE if decoding else PREFILL)
+
+
+def _real(mask: Array | None, shape: tuple[int, int]) -> Array:
+    """Whether each input is a real token; collators that pack may number sequences in a mask."""
+    if mask is None:
+        return np.ones(shape, np.bool_)
+    real = mask.astype(np.bool_)
+    if not np.array_equal(mask, real):
+        msg = (
+            "attention_mask holds other values than 0 and 1: numbers of packed sequences, or what "
+            "is added to scores; give it as 0 and 1, or pack with position_ids and no mask"
+        )
+        raise UserError(msg)
+    return real

@@ -79,7 +79,7 @@ def find_gates(model: Any) -> list[Site]:
                 layer=layer_number(name) or 0,
                 num_experts=experts,
                 read=functools.partial(_read, topk, model_type),
-                before=False,
+                receives=False,
                 proof="gate",
             )
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,12 @@ import numpy as np
 from tracegen.errors import UserError
 from tracegen.trace.arrays import Array
 
-SPECULATIVE = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+SPECULATIVE = (
+    "assistant_model",
+    "prompt_lookup_num_tokens",
+    "assistant_early_exit",
+    "use_mtp",
+)
 """Arguments of generate that make it check proposed tokens and reject some."""
 
 
@@ -109,8 +116,26 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def past_length(cache: Any) -> int:
-    """Columns that a cache holds; 0 if it cannot say.
+def text_positions(given: Any, size: int, columns: int) -> Array | None:
+    """Positions of the inputs in their texts, (row, column), None if they are not known.
+
+    Parameters
+    ----------
+    given
+        The argument ``position_ids``: (row or 1, column), or with a leading axis of four of
+        which the first is of the text and the others of pictures.
+    size, columns
+        Rows and columns of the input. A single column says nothing.
+    """
+    if columns > 1 and getattr(given, "ndim", 0) == 3 and given.shape[0] == 4:
+        given = given[0]
+    if columns == 1 or getattr(given, "ndim", 0) != 2 or given.shape[1] != columns:
+        return None
+    return np.broadcast_to(to_numpy(given), (size, columns))
+
+
+def past_length(cache: Any) -> int | None:
+    """Columns that a cache holds; None if there is none, or it cannot say.
 
     Parameters
     ----------
@@ -119,11 +144,11 @@ def past_length(cache: Any) -> int:
     """
     get = getattr(cache, "get_seq_length", None)
     if get is None:
-        return 0
+        return None
     try:
         return int(get())
     except Exception:  # caches of linear attention have no length and say so in many ways
-        return 0
+        return None
 
 
 def past_counts(mask: Any, size: int, past: int) -> Array:
@@ -175,6 +200,12 @@ def describe_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if setting(name):
             msg = f"{name} is set: speculative decoding routes tokens that are then rejected"
             raise UserError(msg)
+    if (setting("guidance_scale") or 1) != 1:
+        msg = (
+            f"guidance_scale={setting('guidance_scale')}: classifier-free guidance runs the model "
+            "a second time in every step, on a prompt of its own; capture without it"
+        )
+        raise UserError(msg)
     inputs = next(
         (
             kwargs[name]
@@ -207,27 +238,49 @@ def _ids(value: Any) -> tuple[int, ...]:
     return tuple(int(i) for i in value) if isinstance(value, list | tuple) else (int(value),)
 
 
-def watch(model: Any, begin: Callable[[Call], None], end: Callable[[], None]) -> None:
-    """Be told of every call of a model's generate, until :func:`unwatch`.
+@dataclass(frozen=True, eq=False)
+class Watcher:
+    """Whom to tell of calls of generate."""
+
+    begin: Callable[[Call], None]
+    end: Callable[[], None]
+
+
+_watchers: weakref.WeakKeyDictionary[Any, list[Watcher]] = weakref.WeakKeyDictionary()
+"""Of each model that is captured; several captures may watch one."""
+_watching = threading.Lock()
+
+
+def watch(model: Any, watcher: Watcher) -> None:
+    """Tell of every call of a model's generate, until :func:`unwatch`.
 
     Parameters
     ----------
     model
         A transformers model; one without generate is left alone.
-    begin, end
+    watcher
         Called around each call.
     """
     generate = getattr(model, "generate", None)
     if generate is None:
         return
+    with _watching:
+        told = _watchers.setdefault(model, [])
+        told.append(watcher)
+        if len(told) > 1:
+            return
 
     @functools.wraps(generate)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        begin(describe_call(model, args, kwargs))
+        call = describe_call(model, args, kwargs)
+        now = list(told)
+        for one in now:
+            one.begin(call)
         try:
             return generate(*args, **kwargs)
         finally:
-            end()
+            for one in now:
+                one.end()
 
     def refused(*_args: Any, **_kwargs: Any) -> Any:
         msg = "generate_batch packs sequences into one row, which cannot be taken apart"
@@ -239,13 +292,19 @@ def watch(model: Any, begin: Callable[[Call], None], end: Callable[[], None]) ->
         model.__dict__["generate_batch"] = refused
 
 
-def unwatch(model: Any) -> None:
+def unwatch(model: Any, watcher: Watcher) -> None:
     """Undo :func:`watch`.
 
     Parameters
     ----------
-    model
-        The same model.
+    model, watcher
+        As given to it.
     """
-    model.__dict__.pop("generate", None)
-    model.__dict__.pop("generate_batch", None)
+    with _watching:
+        told = _watchers.get(model, [])
+        if watcher in told:
+            told.remove(watcher)
+            if not told:
+                model.__dict__.pop("generate", None)
+                model.__dict__.pop("generate_batch", None)
+                del _watchers[model]

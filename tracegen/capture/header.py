@@ -268,7 +268,7 @@ def weight_semantics(sites: Sequence[Site], model_type: str) -> str:
         Of the configuration.
     """
     module = type(sites[0].module).__name__
-    return f"as {module} of {model_type} {'receives' if sites[0].before else 'returns'} it"
+    return f"as {module} of {model_type} {'receives' if sites[0].receives else 'returns'} it"
 
 
 def source(model: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,11 +14,16 @@ from tracegen.capture import finish, generation, header, ranks
 from tracegen.capture.follow import Follower, Pass
 from tracegen.capture.prepare import prepare
 from tracegen.capture.recorder import Recorder
+from tracegen.capture.sites import refuse_replaced_forward
 from tracegen.errors import UserError
 from tracegen.file.journal import Layout, open_journal
 
 if TYPE_CHECKING:
     from tracegen.capture.sites import Site, Stack
+
+
+UNFINISHED = "of forward passes that failed, or had not ended in their thread when the capture did"
+"""Reason for which rows are dropped."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Options:
     buffer_bytes: int
 
 
-@dataclass
+@dataclass(eq=False)
 class OpenStep:
     """A forward pass under way, and the routing of its layers so far."""
 
@@ -43,6 +49,17 @@ class OpenStep:
     given: dict[str, Any]
     found: dict[int, tuple[Any, Any]]
     """Position of the site to its ids and weights, on their device."""
+
+
+class _Thread(threading.local):
+    """What one thread is at: threads may run one model at a time, each its own step."""
+
+    open: OpenStep | None = None
+
+
+_targets: set[Path] = set()
+"""Files that captures of this process are writing."""
+_lock = threading.Lock()
 
 
 class CaptureSession:
@@ -68,8 +85,13 @@ class CaptureSession:
         self._options = options
         self._watched = prepare(model, options.fallback)
         self._follower = Follower()
+        self._watcher: generation.Watcher | None = None
+        self._target = self.path.resolve()
         self._handles: list[Any] = []
-        self._open: OpenStep | None = None
+        self._seeing: list[Any] = []  # of each site
+        self._here = _Thread()
+        self._lock = threading.Lock()  # of everything that the steps of all threads share
+        self._under_way: set[OpenStep] = set()
         self._outside_calls = 0
         self._recorder: Recorder | None = None
         self._world = ranks.World(0, 1, "")
@@ -87,6 +109,39 @@ class CaptureSession:
 
     def __enter__(self) -> CaptureSession:
         """Put hooks on the model."""
+        if self._watcher is not None:
+            msg = f"{self.path}: a capture is entered once; make another for another file"
+            raise UserError(msg)
+        with _lock:
+            if self._target in _targets:
+                msg = (
+                    f"{self.path}: another capture of this process writes it and has not ended; "
+                    "give each capture a file of its own"
+                )
+                raise UserError(msg)
+            _targets.add(self._target)
+        try:
+            self._check_files()
+        except BaseException:
+            self._release()
+            raise
+        self._watcher = generation.Watcher(
+            self._follower.begin_generate, self._follower.end_generate
+        )
+        for stack in self._watched.stacks:
+            before = functools.partial(self._begin_step, stack)
+            self._handles += [
+                stack.module.register_forward_pre_hook(before, with_kwargs=True),
+                stack.module.register_forward_hook(self._end_step),
+            ]
+        for index, site in enumerate(self._watched.sites):
+            see = functools.partial(self._see, index, site)
+            self._seeing.append(site.module.register_forward_hook(see, with_kwargs=True))
+        generation.watch(self._watched.model, self._watcher)
+        return self
+
+    def _check_files(self) -> None:
+        """Refuse a trace or a journal that must not be written."""
         if not self.path.absolute().parent.is_dir():
             msg = f"{self.path}: the folder {self.path.absolute().parent} does not exist"
             raise UserError(msg)
@@ -102,17 +157,11 @@ class CaptureSession:
             )
             raise UserError(msg)
         journal.unlink(missing_ok=True)
-        for stack in self._watched.stacks:
-            before = functools.partial(self._begin_step, stack)
-            self._handles += [
-                stack.module.register_forward_pre_hook(before, with_kwargs=True),
-                stack.module.register_forward_hook(self._end_step),
-            ]
-        for index, site in enumerate(self._watched.sites):
-            self._handles.append(self._hook(index, site))
-        follower = self._follower
-        generation.watch(self._watched.model, follower.begin_generate, follower.end_generate)
-        return self
+
+    def _release(self) -> None:
+        """Let others write the file."""
+        with _lock:
+            _targets.discard(self._target)
 
     def __exit__(
         self,
@@ -121,11 +170,20 @@ class CaptureSession:
         trace: TracebackType | None,
     ) -> None:
         """Take the hooks off; write the trace, or leave the journal if there was an error."""
-        for handle in self._handles:
+        for handle in [*self._handles, *self._seeing]:
             handle.remove()
-        self._handles = []
-        generation.unwatch(self._watched.model)
-        self._open = None
+        assert self._watcher is not None
+        generation.unwatch(self._watched.model, self._watcher)
+        try:
+            with self._lock:
+                for step in list(self._under_way):
+                    self._give_up(step)
+            self._end(error)
+        finally:
+            self._release()
+
+    def _end(self, error: BaseException | None) -> None:
+        """Close the journal and make the trace of it, if all went well."""
         if error is not None:
             self._abandon(error)
             return
@@ -177,31 +235,28 @@ class CaptureSession:
             )
         return "nothing was captured: the model did not run inside the block"
 
-    def _hook(self, index: int, site: Site) -> Any:
-        """Watch one module that routes."""
-        if site.before:
-
-            def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                self._see(index, site, args, kwargs, None)
-
-            return site.module.register_forward_pre_hook(before, with_kwargs=True)
-
-        def after(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            self._see(index, site, args, kwargs, output)
-
-        return site.module.register_forward_hook(after, with_kwargs=True)
-
     def _see(
-        self, index: int, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        self,
+        index: int,
+        site: Site,
+        _module: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
     ) -> None:
-        """Copy what one site routed, on its device."""
-        step = self._open
+        """Copy what one site routed, on its device.
+
+        Called when the module has run: its arguments are then what its forward was given, with
+        whatever other hooks made of them.
+        """
+        step = self._here.open
         if step is None:
             # E.g. run again in the backward pass by gradient checkpointing.
             self._outside_calls += 1
             return
         import torch
 
+        refuse_replaced_forward(site)
         with torch.no_grad():
             ids, weights = site.read(site.module, args, kwargs, output)
         if ids.shape[0] != step.rows.num_rows:
@@ -225,21 +280,38 @@ class CaptureSession:
     def _begin_step(
         self, stack: Stack, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Open a step; one that is still open was left by an error in its forward."""
+        """Open a step; one that this thread has open was left by an error in its forward."""
         import torch
 
         given = generation.arguments(module, args, kwargs)
         training = bool(module.training) and torch.is_grad_enabled()
+        with self._lock:
+            if self._here.open is not None:
+                self._give_up(self._here.open)
         rows = self._follower.begin(given, encoder=stack.encoder, training=training)
-        self._open = OpenStep(stack, rows, given, {})
+        step = OpenStep(stack, rows, given, {})
+        with self._lock:
+            self._under_way.add(step)
+            for site, handle in zip(self._watched.sites, self._seeing, strict=True):
+                if not site.receives:
+                    # A hook that came later may change what a router hands to the experts.
+                    site.module._forward_hooks.move_to_end(handle.id)
+        self._here.open = step
+
+    def _give_up(self, step: OpenStep) -> None:
+        """Count the rows of a step that will not be recorded; the lock is held."""
+        if step in self._under_way:
+            self._under_way.remove(step)
+            self._dropped[UNFINISHED] = self._dropped.get(UNFINISHED, 0) + step.rows.num_rows
+        self._here.open = None
 
     def _end_step(self, _module: Any, _args: Any, output: Any) -> None:
         """Record a step whose forward has succeeded."""
-        step, self._open = self._open, None
+        step, self._here.open = self._here.open, None
         if step is None:
             return
         if not step.stack.encoder:
-            self._follower.end(output, step.given)
+            self._follower.end(step.rows, output, step.given)
         wanted = [self._watched.sites.index(site) for site in step.stack.sites]
         silent = [index for index in wanted if index not in step.found]
         if silent:
@@ -249,20 +321,19 @@ class CaptureSession:
         weights = None
         if self._options.weights and all(step.found[i][1] is not None for i in wanted):
             weights = generation.to_host([step.found[index][1] for index in wanted])
-        if self._recorder is None:
-            self._recorder = self._start(max(layer.shape[1] for layer in ids), weights is not None)
         tokens = step.rows.tokens if self._options.token_ids else None
-        self._recorder.add(
-            self.num_steps,
-            rows,
-            wanted,
-            ids,
-            weights,
-            None if tokens is None else generation.to_numpy(tokens),
-        )
-        self.num_steps += 1
-        for why, count in rows.dropped.items():
-            self._dropped[why] = self._dropped.get(why, 0) + count
+        entries = None if tokens is None else generation.to_numpy(tokens)
+        with self._lock:
+            if step not in self._under_way:
+                return  # the capture ended while this thread was in its pass
+            if self._recorder is None:
+                topk = max(layer.shape[1] for layer in ids)
+                self._recorder = self._start(topk, weights is not None)
+            self._recorder.add(self.num_steps, rows, wanted, ids, weights, entries)
+            self._under_way.remove(step)
+            self.num_steps += 1
+            for why, count in rows.dropped.items():
+                self._dropped[why] = self._dropped.get(why, 0) + count
 
     def _why_silent(self, silent: list[int], wanted: list[int]) -> str:
         """Reason to refuse a step in which layers were not seen."""

@@ -44,9 +44,9 @@ class Site:
     num_experts: int
     """As the module says; 0 if it does not."""
     read: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Reading]
-    """From the module, its arguments and its output (None before the forward)."""
-    before: bool
-    """Whether the hook runs before the forward."""
+    """From the module, its arguments and its output."""
+    receives: bool
+    """Whether it is read from what the module receives, rather than from what it returns."""
     proof: str
     """``experts`` or ``adapter``: what the routing is read from."""
 
@@ -118,7 +118,7 @@ def _experts(name: str, module: nn.Module) -> Site | None:
         if getattr(module, "_is_expert_parallel", False)  # then it is the number on this rank
         else int(getattr(module, "total_experts", 0) or getattr(module, "num_experts", 0) or 0),
         read=read,
-        before=True,
+        receives=True,
         proof="experts",
     )
 
@@ -129,14 +129,14 @@ def _adapter(name: str, module: nn.Module) -> Site | None:
     if kind not in ADAPTERS or (kind == "JetMoeTopKGating" and ".mlp." not in f".{name}."):
         # JetMoE also routes its attention heads; they are not feed-forward experts.
         return None
-    read, before = ADAPTERS[kind]
+    read, receives = ADAPTERS[kind]
     return Site(
         name=name,
         module=module,
         layer=layer_number(name) or 0,
         num_experts=int(getattr(module, "num_experts", 0) or 0),
         read=read,
-        before=before,
+        receives=receives,
         proof="adapter",
     )
 
@@ -149,6 +149,8 @@ def _read_llama4(
     # The same operation on the same tensor as in the router, so ties fall alike. The scores
     # would not do: a sigmoid can underflow to the 0 that stands for "not chosen".
     ids = logits.topk(module.top_k, dim=1).indices
+    if bool(scores.scatter(1, ids, 0.0).any()):
+        raise UserError(_overridden(module, "scores", "logits"))
     return ids, scores.gather(1, ids)
 
 
@@ -158,7 +160,9 @@ def _read_jetmoe(
     """JetMoE: the router hands on (token, slot) pairs sorted by expert, and group sizes."""
     import torch
 
-    order, _tokens, gates, sizes, _logits = output
+    order, tokens, gates, sizes, _logits = output
+    if not torch.equal(tokens, order.div(module.top_k, rounding_mode="trunc")):
+        raise UserError(_overridden(module, "token indices", "pairs"))
     pairs = order.numel()
     experts = torch.repeat_interleave(torch.as_tensor(sizes, device=order.device))
     ids = torch.empty(pairs, dtype=torch.int64, device=order.device)
@@ -166,6 +170,14 @@ def _read_jetmoe(
     weights = torch.empty_like(gates)
     weights[order] = gates
     return ids.reshape(-1, module.top_k), weights.reshape(-1, module.top_k)
+
+
+def _overridden(module: Any, used: str, read: str) -> str:
+    """Message on a router whose output contradicts itself: something has changed it."""
+    return (
+        f"the {used} that {type(module).__name__} returns are not of its {read}: its routing was "
+        "overridden in part, and which experts run cannot be read"
+    )
 
 
 def _read_switch(
@@ -186,7 +198,7 @@ ADAPTERS: dict[str, tuple[Callable[..., Reading], bool]] = {
     "JetMoeTopKGating": (_read_jetmoe, False),
     "SwitchTransformersExperts": (_read_switch, True),
 }
-"""Class name to how it is read, and whether before its forward."""
+"""Class name to how it is read, and whether from what it receives."""
 
 
 @dataclass
@@ -271,6 +283,38 @@ def _num_layers(config: Any, stack: Stack) -> int:
     stated = getattr(config, "num_layers" if stack.encoder else "num_decoder_layers", None)
     highest = max((site.layer for site in stack.sites), default=-1) + 1
     return max(int(stated or 0), highest)
+
+
+def refuse_replaced_forward(site: Site) -> None:
+    """Refuse a module whose forward somebody replaced: what it hands on cannot be seen.
+
+    The wrapper that accelerate puts around a forward only moves tensors between devices.
+
+    Parameters
+    ----------
+    site
+        One that is read from what its module receives.
+
+    Raises
+    ------
+    UserError
+        If the module has a forward of its own instead of its class's.
+    """
+    own = vars(site.module).get("forward")
+    if own is not None and hasattr(site.module, "_hf_hook"):
+        own = vars(site.module).get("_old_forward")
+    if site.receives and own is not None and _function(own) is not type(site.module).forward:
+        msg = (
+            f"layer {site.layer} ({site.name}): the forward of this module was replaced by "
+            f"{getattr(own, '__qualname__', own)!r}, which may route otherwise than it is told; "
+            "capture without it"
+        )
+        raise UserError(msg)
+
+
+def _function(method: Any) -> Any:
+    """Function of a bound method; anything else as it is."""
+    return getattr(method, "__func__", method)
 
 
 def is_torch_module(model: Any) -> bool:

@@ -122,7 +122,7 @@ class Rounded:
     def __enter__(self) -> None:
         for site in self._sites:
             hook: Callable[..., Any]
-            if site.before:
+            if site.receives:
                 hook = lambda _m, args, kwargs: (  # noqa: E731
                     tuple(half(a) if i else a for i, a in enumerate(args)),
                     {k: v if k == "hidden_states" else half(v) for k, v in kwargs.items()},
@@ -182,7 +182,7 @@ def substitute(site: Site, keep: torch.Tensor, ids: torch.Tensor, weights: torch
         own_ids[keep], own_weights[keep] = ids, weights.to(own_weights.dtype)
         return own_ids, own_weights
 
-    if site.before:
+    if site.receives:
 
         def before(module: Any, args: Any, kwargs: Any) -> Any:
             new_ids, new_weights = merged(site.read(module, args, kwargs, None))

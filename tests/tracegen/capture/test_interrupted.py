@@ -177,7 +177,8 @@ def ranks_wrote(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, here = tmp_path_factory.mktemp("ranks"), Path(__file__).parent
     for mode in MODES:
         (folder / mode).mkdir()
-    shared = {**os.environ, "PYTHONPATH": str(here)}
+    given = [path for path in [os.environ.get("PYTHONPATH")] if path]
+    shared = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), *given])}
     shared.pop("WORLD_SIZE", None)
     command = [sys.executable, here / "rank_worker.py", *(folder / mode for mode in MODES)]
     subprocess.run(command, env=shared, timeout=120, check=True)
