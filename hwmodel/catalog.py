@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hwmodel.errors import UserError, unknown
+from hwmodel.errors import UserError, check_kind, unknown
 from hwmodel.specs import SystemSpec, keys, sections
 from hwmodel.system import System
 from tracegen import regular
@@ -81,6 +81,7 @@ def load(
 
 def load_spec(name_or_path: str | Path, overrides: Mapping[str, Any] | None = None) -> SystemSpec:
     """Load a description: every value with its source. Parameters as for :func:`load`."""
+    check_kind("system", name_or_path, (str, Path), "the name of a preset, or a TOML file")
     where, document = _read(name_or_path)
     flat, texts = _complete(document, where, ())
     for key, value in (overrides or {}).items():

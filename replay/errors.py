@@ -1,4 +1,19 @@
 """The product's error for a user's mistake, as this package raises it."""
 
 from tracegen.errors import UserError as UserError
+from tracegen.errors import check_kind as check_kind
+from tracegen.errors import shown as shown
 from tracegen.errors import unknown as unknown
+
+
+def check_jobs(jobs: object) -> None:
+    """Refuse a number of processes that is none.
+
+    Raises
+    ------
+    UserError
+        If it is no whole number, or less than 1.
+    """
+    if not isinstance(jobs, int) or jobs < 1:
+        message = f"jobs must be at least 1, a whole number, not {shown(jobs)}"
+        raise UserError(message)

@@ -7,6 +7,8 @@ LONGEST_LIST = 30
 """Names up to which a message lists them all."""
 SHOWN = 12
 """Names that a message shows of a longer list."""
+LONGEST_VALUE = 60
+"""Characters of a value that a message shows."""
 
 
 class UserError(ValueError):
@@ -56,3 +58,45 @@ def unknown(what: str, given: str, known: Iterable[str], *, near: Sequence[str] 
     elif not meant:
         message += f"; known: {', '.join(names[:SHOWN])}, ... ({len(names)} in all)"
     return UserError(message)
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: on one line, and not all of a long one.
+
+    Examples
+    --------
+    >>> shown("a"), shown(list(range(100)))
+    ("'a'", '[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16...')
+    """
+    text = " ".join(repr(value).split())
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
+
+
+def check_kind(what: str, given: object, kinds: type | tuple[type, ...], possible: str) -> None:
+    """Refuse a value of another kind than a function takes, by the name of its parameter.
+
+    Parameters
+    ----------
+    what
+        The parameter.
+    given
+        Its value.
+    kinds
+        What it may be an instance of.
+    possible
+        The same in words.
+
+    Raises
+    ------
+    UserError
+        Naming the parameter, what was given and what is possible.
+
+    Examples
+    --------
+    >>> check_kind("layers", 3, list, "positions such as [3]")
+    Traceback (most recent call last):
+    tracegen.errors.UserError: layers = 3 (int): expected positions such as [3]
+    """
+    if not isinstance(given, kinds):
+        message = f"{what} = {shown(given)} ({type(given).__name__}): expected {possible}"
+        raise UserError(message)

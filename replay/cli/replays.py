@@ -236,11 +236,11 @@ def compare(
     with progress(replays * _num_layers(spec, loaded), "layer") as bar:
         compared = replay.compare(
             loaded,
-            scheme,
+            scheme or None,
             spec,
             baseline=baseline,
             options=options,
-            placements=placement,
+            placements=placement or None,
             jobs=jobs if jobs is not None else _worth_two(spec, loaded),
             progress=bar.update,
             max_memory=limit,

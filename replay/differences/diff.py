@@ -11,6 +11,7 @@ from replay.differences.inputs import changes
 from replay.differences.outcome import outcome
 from replay.differences.pairs import Pair, pair
 from replay.differences.parts import Change, Difference
+from replay.errors import check_kind
 from replay.run.load import load_result
 from replay.run.result import Comparison, Result
 
@@ -56,7 +57,10 @@ def diff(before: Given, after: Given) -> Difference:
 
 
 def _loaded(given: Given) -> Result | Comparison:
-    return load_result(given) if isinstance(given, str | Path) else given
+    if isinstance(given, str | Path):
+        return load_result(given)
+    check_kind("before or after", given, (Result, Comparison), "a Result, a Comparison or a file")
+    return given
 
 
 def _results(given: Result | Comparison) -> list[Result]:

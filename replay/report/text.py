@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group
 from rich.text import Text
 
+from replay.errors import check_kind
 from replay.measure.result import LayerResult
 from replay.report.bands import bands_table
 from replay.report.mechanisms import mechanism_table, overhead_table
@@ -47,7 +48,13 @@ def summary(result: Result | Comparison) -> str:
     ----------
     result
         What `replay.run`, `replay.compare` or `replay.load_result` gave.
+
+    Raises
+    ------
+    UserError
+        If it is something else.
     """
+    check_kind("result", result, (Result, Comparison), "a Result or a Comparison")
     if isinstance(result, Comparison):
         return render(comparison_tables(result))
     return render(summary_tables(result))

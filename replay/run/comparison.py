@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replay.errors import UserError, unknown
+from replay.errors import UserError, check_jobs, check_kind, shown, unknown
 from replay.graph.engine import compile_ahead
 from replay.run.estimate import LONG_SECONDS, Estimate, UnfitError, summed
 from replay.run.fit import check_fit, limit_of
 from replay.run.replayer import check_all, run
 from replay.run.result import Comparison, Result
-from replay.run.setup import Setup, check_needs, load_trace, set_up, spec_of
+from replay.run.setup import SCHEME_KINDS, Setup, check_needs, load_trace, set_up, spec_of
 from replay.run.spec import RunSpec
 from replay.schemes import Scheme, find, supported
 from replay.schemes.base import LayerRefusedError
-from replay.work.placement import check_placement
+from replay.work.placement import PLACEMENTS, placement_name
 
 if TYPE_CHECKING:
     from tracegen import RoutingTrace
@@ -29,14 +29,17 @@ BASELINES = {
 """What speed-ups are given over, by the phase of the batch, in order of preference."""
 
 
+MORE_SCHEMES = f"{SCHEME_KINDS}, or a list of them; a system is given as system=..."
+
+
 def compare(
     trace: RoutingTrace | str | Path | None = None,
-    schemes: Sequence[str | Scheme] | None = None,
+    schemes: str | Scheme | Sequence[str | Scheme] | None = None,
     spec: RunSpec | None = None,
     *,
     baseline: str | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
-    placements: Sequence[str] | None = None,
+    placements: str | Path | Sequence[str | Path] | None = None,
     jobs: int = 1,
     progress: Callable[[], object] | None = None,
     max_memory: float | None = None,
@@ -50,8 +53,8 @@ def compare(
     trace
         A trace, or a reference to one; None takes the spec's.
     schemes
-        Names or schemes; None takes every scheme that the system supports and that has code for
-        the batch. `Comparison.left_out` says which have not.
+        Names or schemes, or one; None takes every scheme that the system supports and that has
+        code for the batch. `Comparison.left_out` says which have not.
     spec
         The settings; its scheme and options are not heeded.
     baseline
@@ -60,8 +63,8 @@ def compare(
     options
         Options by name, by name of the scheme.
     placements
-        Placements of the experts, with each of which every scheme is replayed; None takes the
-        spec's alone. Speed-ups are over the baseline with the first.
+        Placements of the experts, or one, with each of which every scheme is replayed; a `Path` is
+        that of a map. None takes the spec's alone. Speed-ups are over the baseline with the first.
     jobs
         Processes that share the schemes; the result is the same. A script that asks for more than
         one must keep its own work behind ``if __name__ == "__main__":``, as for any use of
@@ -82,19 +85,24 @@ def compare(
     UnfitError
         If a replay takes more memory than there is; nothing is replayed then.
     """
-    if jobs < 1:
-        message = f"jobs must be at least 1, not {jobs}"
+    check_jobs(jobs)
+    named = None if schemes is None else _several("schemes", schemes, (str, Scheme), MORE_SCHEMES)
+    if "scheme" in settings:
+        message = f"scheme = {shown(settings['scheme'])}: compare takes schemes=[...]"
         raise UserError(message)
+    if baseline is not None:
+        check_kind("baseline", baseline, str, "the name of one of the schemes")
     shared, given_system, _ = spec_of(spec, {**settings, "scheme": None, "options": {}})
     system = given_system
     if system is None:
         import hwmodel
 
         system = hwmodel.load(shared.system, shared.overrides)
-    placed = list(dict.fromkeys(placements or [shared.placement]))
-    for placement in placed:
-        check_placement(placement)
-    asked = _each_with_options(schemes or supported(system), options or {})
+    placed = [shared.placement]
+    if placements is not None:
+        placed = _several("placements", placements, (str, Path), PLACEMENTS)
+        placed = list(dict.fromkeys(map(placement_name, placed)))
+    asked = _each_with_options(named or supported(system), options or {})
     # Refuse all that can be refused before the first run.
     names, setups = [], []
     for one in asked:
@@ -102,7 +110,7 @@ def compare(
         try:
             ready = set_up(made, {}, system, scheme)
         except LayerRefusedError:
-            if schemes:
+            if named:
                 raise
             names.append(one["scheme"])  # it says so once more when it is run, and is left out
             continue
@@ -126,7 +134,7 @@ def compare(
     left_out: dict[str, str] = {}
     for name, outcome in zip(names, found, strict=True):
         if isinstance(outcome, LayerRefusedError):
-            if schemes or name == baseline:
+            if named or name == baseline:
                 raise outcome
             left_out[name] = str(outcome)
     results = [one for one in found if isinstance(one, Result)]
@@ -134,6 +142,19 @@ def compare(
         ran, phase = [result.scheme.name for result in results], results[0].batch.phase
         baseline = next((name for name in BASELINES[phase] if name in ran), ran[0])
     return Comparison(baseline=baseline, results=results, left_out=left_out)
+
+
+def _several(what: str, given: object, kinds: tuple[type, ...], possible: str) -> list[Any]:
+    """What may be several, where one is a list of one."""
+    ones = [given] if isinstance(given, kinds) else given
+    check_kind(what, ones, Iterable, possible)
+    found: list[Any] = list(ones)  # type: ignore[call-overload] # checked just now
+    for one in found:
+        check_kind(what, one, kinds, possible)
+    if not found:
+        message = f"{what} is empty; leave it out for the default"
+        raise UserError(message)
+    return found
 
 
 def _check_fit(
@@ -200,9 +221,11 @@ def _each_with_options(
     if len(set(names)) != len(names):
         message = f"a scheme is listed twice: {', '.join(names)}"
         raise UserError(message)
-    for name in options:
+    check_kind("options", options, Mapping, "a table of options for each scheme's name")
+    for name, table in options.items():
         if name not in names:
             raise unknown("scheme with options", name, names)
+        check_kind(f"options of {name}", table, Mapping, "a table of options")
     return [
         {"scheme": scheme, "options": dict(options.get(name, {}))}
         for scheme, name in zip(schemes, names, strict=True)

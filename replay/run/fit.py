@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from replay.errors import check_kind
 from replay.run.chain import check_code_for, faults_of
 from replay.run.estimate import Asked, Estimate, Size, estimate, thinned
 from replay.run.host_memory import free_bytes
@@ -140,6 +141,8 @@ def check_fit(
 
 def limit_of(max_memory: float | None) -> float:
     """Bytes that may be taken: those given, else what the machine has left."""
+    if max_memory is not None:
+        check_kind("max_memory", max_memory, (int, float), "a number of bytes")
     free = free_bytes() if max_memory is None else max_memory
     return math.inf if free is None else free
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from replay.errors import UserError
+from replay.errors import UserError, check_kind
 from replay.files import read_text
 from replay.run.first_schema import comparison_of_first, result_of_first
 from replay.run.result import COMPARISON_FORMAT, RESULT_FORMAT, Comparison, Result
@@ -38,6 +38,7 @@ def load_result(path: str | Path) -> Result | Comparison:
     UserError
         If the file cannot be read, is damaged, is of a newer version or is something else.
     """
+    check_kind("path", path, (str, Path), "a JSON file that `Result.save` or --json wrote")
     where = Path(path)
     try:
         document = json.loads(read_text(where, MAX_RESULT_BYTES))

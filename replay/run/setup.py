@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replay.errors import UserError
+from replay.errors import UserError, check_kind
 from replay.machine.paths import ONE_DOMAIN
 from replay.run.identity import describe, identity
 from replay.run.spec import RunSpec
@@ -22,6 +22,11 @@ from replay.work.precision import Precision
 if TYPE_CHECKING:
     from hwmodel import System
     from tracegen import RoutingTrace
+
+
+SCHEME_KINDS = "a name of `moereplay schemes`, FILE.py:NAME, or a replay.Scheme"
+SYSTEM_KINDS = "a name of `moereplay hardware list`, a TOML file, or a hwmodel.System"
+TRACE_KINDS = "a RoutingTrace, a file, a URL, or a name of `moereplay trace list`"
 
 
 @dataclass(frozen=True)
@@ -83,15 +88,18 @@ def spec_of(
     UserError
         If a setting does not exist or a value is not possible.
     """
-    if spec is not None and not isinstance(spec, RunSpec):
-        kind = type(spec).__name__
-        message = f"a RunSpec is expected, not a {kind}; write scheme=..., system=... for the rest"
-        raise UserError(message)
+    if spec is not None:
+        check_kind("spec", spec, RunSpec, "a RunSpec; write scheme=..., system=... for the rest")
     given = dict(settings)
     system, scheme = given.get("system"), given.get("scheme")
+    if scheme is not None:
+        check_kind("scheme", scheme, (str, Scheme), SCHEME_KINDS)
     if isinstance(system, Path):
         given["system"] = str(system)
     elif system is not None and not isinstance(system, str):
+        import hwmodel
+
+        check_kind("system", system, hwmodel.System, SYSTEM_KINDS)
         if given.get("overrides"):
             message = "overrides go with the name of a system; a System has its own values"
             raise UserError(message)
@@ -264,6 +272,7 @@ def load_trace(
         message = "no trace is given: give a file, a URL, or a name of `moereplay trace list`"
         raise UserError(message)
     loaded = tracegen.load(reference) if isinstance(trace, str | Path | None) else trace
+    check_kind("trace", loaded, tracegen.RoutingTrace, TRACE_KINDS)
     if spec.content_id not in (None, loaded.content_id):
         message = (
             f"this is not the trace of the spec: its content is {loaded.content_id[:12]}, not "

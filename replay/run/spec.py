@@ -26,10 +26,10 @@ from pydantic import (
     model_validator,
 )
 
-from replay.errors import UserError, unknown
+from replay.errors import UserError, shown, unknown
 from replay.machine.host import Launch
 from replay.work.batch import Phase
-from replay.work.placement import check_placement
+from replay.work.placement import placement_name
 from replay.work.precision import NumberType
 from replay.work.replicas import ReplicaRule
 
@@ -183,15 +183,8 @@ class RunSpec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _plain_numbers(cls, given: Any) -> Any:
-        """Take whole numbers of numpy for whole numbers."""
-        if not isinstance(given, Mapping):
-            return given
-        return {
-            name: int(value)
-            if isinstance(value, Integral) and not isinstance(value, bool)
-            else value
-            for name, value in given.items()
-        }
+        """Take numbers of numpy for numbers."""
+        return _plain(given)
 
     @field_validator("layer", mode="before")
     @classmethod
@@ -219,11 +212,10 @@ class RunSpec(BaseModel):
         """Take nested tables, as TOML writes dotted keys, for dotted keys."""
         return _flattened(given) if isinstance(given, Mapping) else given
 
-    @field_validator("placement")
+    @field_validator("placement", mode="before")
     @classmethod
-    def _known_placement(cls, given: str) -> str:
-        check_placement(given)
-        return given
+    def _known_placement(cls, given: Any) -> str:
+        return placement_name(given)
 
     def changed(self, **settings: Any) -> RunSpec:
         """Make a spec with other values of some settings.
@@ -348,7 +340,7 @@ def mistake(error: ValidationError) -> UserError:
     expected = _EXPECTED.get(first["type"])
     where = ".".join([word, *(str(part) for part in first["loc"][1:2])])
     problem = f"expected {expected}" if expected else first["msg"].lower()
-    return UserError(f"{where} = {value!r}: {problem}")
+    return UserError(f"{where} = {shown(value)}: {problem}")
 
 
 def choices(name: str) -> tuple[str, ...]:
@@ -361,6 +353,13 @@ def choices(name: str) -> tuple[str, ...]:
         else:
             kinds += get_args(kind)
     return tuple(found)
+
+
+def _plain(value: Any) -> Any:
+    """A value, or the values of a table, with Python's numbers in place of numpy's."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    return value.item() if getattr(value, "shape", None) == () else value
 
 
 def _flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

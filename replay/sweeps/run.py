@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from replay.errors import UserError
+from replay.errors import UserError, check_jobs
 from replay.files import write_text
 from replay.sweeps.book import Book
 from replay.sweeps.clusters import check_cluster, cluster, scheduler
@@ -101,9 +101,8 @@ def _crew(
     jobs: int | None, address: str | None, kind: str | None, tell: Tell
 ) -> AbstractContextManager[Crew]:
     """Those who replay; they come together when the context is entered."""
-    if jobs is not None and jobs < 1:
-        message = f"jobs must be at least 1, not {jobs}"
-        raise UserError(message)
+    if jobs is not None:
+        check_jobs(jobs)
     if address is not None and (kind is not None or jobs is not None):
         other = "cluster" if kind is not None else "jobs"
         message = f"scheduler and {other} exclude each other: a scheduler has its own workers"

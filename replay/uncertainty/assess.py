@@ -11,18 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from hwmodel import draws as machines
-from replay.errors import UserError, unknown
+from replay.errors import UserError, check_kind, unknown
 from replay.run.bands import Band, Cause, Uncertainty
+from replay.run.result import Comparison
 from replay.uncertainty import routing
 from replay.uncertainty.draws import deviation, share
 from replay.uncertainty.parts import WITHOUT_ERROR, factors, parts_of
 from replay.uncertainty.timing import Timer
+from tracegen import RoutingTrace
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.run.result import Comparison, Result
+    from replay.run.result import Result
     from replay.schemes import Scheme
-    from tracegen import RoutingTrace
 
 Floats = npt.NDArray[np.float64]
 Drawn = Literal["hardware", "model", "routing"]
@@ -85,8 +86,18 @@ def assess(
     Raises
     ------
     UserError
-        If the number is not positive, or there is nothing of that name to draw.
+        If the number is not positive, there is nothing of that name to draw, or the trace is
+        another than was compared on.
     """
+    check_kind("compared", compared, Comparison, "a Comparison, as `replay.compare` gives")
+    check_kind("trace", trace, RoutingTrace, "the RoutingTrace that was compared on")
+    compared_on = compared.results[0].trace.content_id
+    if trace.content_id != compared_on:
+        message = (
+            f"this is not the trace that was compared on: its content is {trace.content_id[:12]}, "
+            f"not {compared_on[:12]}"
+        )
+        raise UserError(message)
     chosen = check(draws, seed, of)
     if system is None:
         system = _system_of(compared.results[0])

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from replay.errors import UserError, unknown
+from replay.errors import UserError, check_kind, unknown
 from replay.files import read_bytes
 from replay.work import eplb
 from replay.work.expert_maps import LARGEST_FILE, WhichLayer, load_document, slots_of
@@ -24,6 +24,11 @@ FITTED = ("eplb", "greedy")
 """Placements that are computed from the loads of the layer's experts."""
 PER_STEP = ("ultraep", "moonep")
 """Placements that are planned for the very rows of a layer; see `replay.work.step_plan`."""
+PLACEMENTS = (
+    "text such as 'contiguous', or the Path of a map; an array of ranks is one once it is "
+    "written as JSON"
+)
+"""The kinds of placements, in words."""
 MOST_EXPERTS, MOST_RANKS, MOST_REPLICAS = 512, 72, 512
 """Of UltraEP's kernel, in one NVLink domain (``placement_quota_gpu.cu``)."""
 
@@ -143,6 +148,20 @@ def check_placement(spec: str) -> None:
     elif kind != "file" and spec not in ("contiguous", "round-robin", "moonep"):
         known = ("contiguous", "round-robin", "random:SEED", "eplb:SLOTS", "greedy:SLOTS")
         raise unknown("placement", spec, (*known, "ultraep:SLOTS", "moonep", "file:PATH"))
+
+
+def placement_name(given: str | Path) -> str:
+    """Give a placement as text; a `Path` is that of a map.
+
+    Raises
+    ------
+    UserError
+        If it is something else, or a text that `place` does not know.
+    """
+    check_kind("placement", given, (str, Path), PLACEMENTS)
+    name = f"file:{given}" if isinstance(given, Path) else given
+    check_placement(name)
+    return name
 
 
 def with_reserved(spec: str, num_experts: int, num_ranks: int) -> Placement:

@@ -1,8 +1,8 @@
 """Choice of a part of a trace: layers by position, tokens by row."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from tracegen.errors import UserError
+from tracegen.errors import UserError, check_kind
 
 
 def chosen_layers(layers: Sequence[int] | None, num_layers: int, where: str) -> list[int]:
@@ -22,6 +22,8 @@ def chosen_layers(layers: Sequence[int] | None, num_layers: int, where: str) -> 
     UserError
         If one does not exist, or they do not ascend.
     """
+    if layers is not None:
+        check_kind("layers", layers, Iterable, "positions among the MoE layers, such as [3]")
     chosen = list(range(num_layers)) if layers is None else [int(layer) for layer in layers]
     if any(not 0 <= layer < num_layers for layer in chosen) or chosen != sorted(set(chosen)):
         msg = (
@@ -54,6 +56,7 @@ def chosen_rows(tokens: slice | None, num_tokens: int, where: str) -> slice:
     >>> chosen_rows(slice(-2, None), 10, "a.h5")
     slice(8, 10, None)
     """
+    check_kind("tokens", tokens, (slice, type(None)), "a range of rows, such as slice(0, 100)")
     start, stop, stride = (tokens or slice(None)).indices(num_tokens)
     if stride != 1:
         msg = f"{where}: tokens must be a range without stride, not {tokens}"

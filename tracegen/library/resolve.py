@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracegen.errors import UserError, unknown
+from tracegen.errors import UserError, check_kind, unknown
 from tracegen.library import catalogue as catalogues
 from tracegen.library import listed, settings
 from tracegen.library.catalogue import Catalogue, Entry, is_url
@@ -88,6 +88,7 @@ def resolve(
     UserError
         If the name is nowhere, or the file does not exist or lies outside its catalogue.
     """
+    check_kind("trace", name, (str, Path), "a file, a URL, or a name of `moereplay trace list`")
     text = str(name)
     if isinstance(name, str) and is_url(name):
         return catalogues.check_url(name)

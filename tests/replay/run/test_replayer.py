@@ -314,5 +314,5 @@ def test_a_replay_without_scheme_or_trace_says_what_there_is(synthetic) -> None:
 
 
 def test_a_system_where_a_spec_is_expected(synthetic, system) -> None:
-    with pytest.raises(UserError, match="a RunSpec is expected, not a System"):
+    with pytest.raises(UserError, match=r"^spec = System.*expected a RunSpec"):
         replay.run(synthetic(), system, scheme="ideal")
