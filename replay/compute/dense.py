@@ -62,6 +62,8 @@ class Between:
     def left_out(self) -> list[str]:
         """Parts whose sizes the model's shape does not give."""
         missing = [] if self.shape.num_heads else ["attention"]
+        if self.shape.dense_layers and not self.shape.dense_intermediate:
+            missing.append("layers without experts")
         return [*missing, "embedding, output head and sampling"]
 
     def before_layer(
@@ -124,8 +126,9 @@ class Between:
         while before in self.shape.dense_layers:
             self._project(kernels, context)
             self._attend(kernels, context)
-            self._norm(kernels, context.tokens)
-            self._ffn(kernels, context.tokens, self.shape.dense_intermediate)
+            if self.shape.dense_intermediate:
+                self._norm(kernels, context.tokens)
+                self._ffn(kernels, context.tokens, self.shape.dense_intermediate)
             before -= 1
         self._project(kernels, context)
 

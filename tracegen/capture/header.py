@@ -31,7 +31,7 @@ EXPERT_WIDTH = (
     "intermediate_size",
     "ffn_hidden_size",
 )
-SCORES = {"softmax": "softmax", "sigmoid": "sigmoid"}
+SCORES = {name: name for name in ("softmax", "sigmoid", "sqrtsoftplus")}
 TOPK_SOFTMAX = ("gpt_oss", "granitemoe", "granitemoeshared", "granitemoehybrid", "jetmoe")
 """Model types that take the softmax over the chosen experts only."""
 BIAS_NAMES = ("e_score_correction_bias", "expert_bias", "moe_statics", "router_bias")

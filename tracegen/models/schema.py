@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-ScoreFunction = Literal["softmax", "topk_softmax", "sigmoid", "sparsemixer"]
+ScoreFunction = Literal["softmax", "topk_softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"]
 """Function that turns router scores into gate weights: softmax over all experts, softmax over the
-chosen ones, a sigmoid of each, or Phi's sparsemixer."""
+chosen ones, a sigmoid of each, Phi's sparsemixer, or the root of a softplus of each."""
 
 Precision = Literal["bf16", "fp8", "fp32"]
 

@@ -230,3 +230,7 @@ def test_says_what_the_shape_does_not_give() -> None:
     assert "attention" in Between(shape, "bf16").left_out
     found = kernels(Between(shape, "bf16"), context(100, 100, 40_000))
     assert [kind for kind, _ in found] == [MEMORY, GEMM, MEMORY]
+    # Of layers without experts nothing is known where they have no width: Nemotron's are Mamba's.
+    mamba = shape.model_copy(update={"dense_layers": (0, 1), "dense_intermediate": 0})
+    assert kernels(Between(mamba, "bf16"), context(100, 100, 40_000), 2) == found
+    assert Between(mamba, "bf16").left_out[:2] == ["attention", "layers without experts"]

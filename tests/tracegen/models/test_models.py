@@ -12,6 +12,8 @@ REQUIRED = [
     *("deepseek-v3", "qwen3-235b-a22b", "gpt-oss-20b", "gpt-oss-120b", "mixtral-8x7b"),
     *("qwen2-moe", "qwen2-moe-2.7b", "qwen2-57b-a14b", "phi-3.5-moe", "olmoe-1b-7b"),
     *("pangu-ultra-moe", "dysharp-s", "dysharp-m", "dysharp-l", "flashdmoe"),
+    *("deepseek-v2-lite", "qwen3-30b-a3b", "glm-4.5", "kimi-k2"),
+    *("deepseek-v4-flash", "deepseek-v4-pro", "nemotron-3-nano"),
 ]
 
 BILLIONS = {
@@ -25,6 +27,13 @@ BILLIONS = {
     "phi-3.5-moe": 41.9,
     "olmoe-1b-7b": 6.9,
     "pangu-ultra-moe": 718,
+    "deepseek-v2-lite": 15.7,
+    "qwen3-30b-a3b": 30.5,
+    "glm-4.5": 355,
+    "kimi-k2": 1040,
+    "deepseek-v4-flash": 284,
+    "deepseek-v4-pro": 1600,
+    "nemotron-3-nano": 31.6,
 }
 """Parameters as published, in billions (model cards and papers)."""
 
@@ -61,6 +70,15 @@ def test_dense_layers_are_not_moe_layers():
     assert (shape.num_layers, shape.num_moe_layers) == (61, 58)
     assert shape.moe_layer_index[0] == 3
     assert shape.moe_layer_index[-1] == 60
+
+
+def test_layers_that_are_neither_experts_nor_dense_are_counted():
+    shape = models.load("nemotron-3-nano")
+    assert (shape.num_layers, shape.num_moe_layers, shape.moe_layer_index[:4]) == (
+        52,
+        23,
+        (1, 3, 6, 8),
+    )
 
 
 def test_aliases_stand_for_the_shape_that_papers_use():
