@@ -20,7 +20,8 @@ def import_dump(
         str,
         typer.Option(
             "--format",
-            help="vllm, sglang, megatron, rollout, tensorrt-llm, llama.cpp, gpt-oss or flame.",
+            help="vllm, sglang, megatron, rollout, tensorrt-llm, llama.cpp, gpt-oss, flame "
+            "or arrays.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="File to write.")],
@@ -42,9 +43,26 @@ def import_dump(
     prompt_len: Annotated[
         int | None, typer.Option(help="Tokens of every prompt, if the dump does not say.")
     ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Prompt of each request: lengths or token ids, .npy, .json or .jsonl."),
+    ] = None,
+    start_len: Annotated[
+        int | None,
+        typer.Option(min=0, help="Position of the first row of each request, if not 0."),
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option(help="Neighbouring ranks that saw the same tokens.")
+    ] = None,
+    pp: Annotated[
+        int | None, typer.Option(help="Pipeline stages, which hold different layers.")
+    ] = None,
     mask: Annotated[Path | None, typer.Option(help="Attention mask of a padded tensor.")] = None,
     drop_repeats: Annotated[
-        bool, typer.Option("--drop-repeats", help="Leave out rows that repeat the row before.")
+        bool,
+        typer.Option(
+            "--drop-repeats", help="Leave out rows that repeat others: the row before, or a pass."
+        ),
     ] = False,
     max_tokens: Annotated[
         int, typer.Option(help="Largest number of rows read or drawn.")
@@ -70,6 +88,10 @@ def import_dump(
             "moe_layers": None if moe_layers is None else layer_numbers(moe_layers),
             "num_layers": num_layers,
             "prompt_len": prompt_len,
+            "prompts": prompts,
+            "start_len": start_len,
+            "tp": tp,
+            "pp": pp,
             "mask": mask,
             "drop_repeats": drop_repeats,
             "max_tokens": max_tokens,

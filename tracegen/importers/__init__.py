@@ -24,10 +24,14 @@ FORMATS: dict[str, tuple[str, str]] = {
     ),
     "sglang": ("sglang", "SGLang recorder .pt (per_token, per_pass, stat), or responses (.json)"),
     "megatron": ("megatron", "Megatron-LM --moe-routing-trace-path: router_trace_rank*.jsonl"),
-    "rollout": ("tensors", "verl, slime or NeMo-RL routed_experts tensors: .pt or .npy"),
+    "rollout": (
+        "tensors",
+        "verl, slime or NeMo-RL: routed_experts tensors or samples, .pt or .npy",
+    ),
     "tensorrt-llm": ("counts", "TensorRT-LLM EXPERT_STATISTIC folder: counts, rows are drawn"),
     "llama.cpp": ("text", "CSV of an eval callback on ffn_moe_topk: pass,token,layer,e0,..."),
     "gpt-oss": ("text", "GPT-OSS expert fingerprints: *_examples.json or .json.gz"),
+    "arrays": ("arrays", "plain arrays: .npz, .safetensors or .parquet with expert_ids, weights"),
     "flame": ("flame", "FLAME-MoE traces: one parquet file per layer (needs pyarrow)"),
 }
 """Name to module of the reader, and what it reads."""
@@ -45,7 +49,8 @@ def read(paths: Sequence[str | Path], format: str, **options: Any) -> Imported:
     **options
         Fields of :class:`tracegen.importers.routed.Options`: the model (a name of the
         catalogue or a TOML file), or ``num_experts``, ``topk`` and ``hidden_size``;
-        ``moe_layers``; ``drop_repeats``; title, licence and source.
+        ``moe_layers``; ``tp`` and ``pp`` of dumps of several ranks; ``prompts``;
+        ``drop_repeats``; title, licence and source.
 
     Returns
     -------

@@ -14,6 +14,7 @@ from tracegen.trace.arrays import Array
 from tracegen.trace.checks import boundaries
 from tracegen.trace.routing import RoutingTrace
 from tracegen.trace.tables import (
+    IMPUTED,
     RequestTable,
     SlotOrder,
     TokenTable,
@@ -25,6 +26,8 @@ from tracegen.trace.tables import (
 REPEAT_SHARE = 0.05
 """Share of rows equal to the row before, in all layers, from which it is worth a notice. Two
 tokens that agree in all layers are rare; published vLLM logs have 31 to 87 % of them."""
+LARGEST = {"step": 2**32 - 1, "request": 2**32 - 1, "position": 2**32 - 1, "rank": 2**16 - 1}
+"""What the columns of a trace can hold."""
 ORDER_ROWS = 20
 """Rows from which an order that holds in all of them is taken for a promise."""
 
@@ -53,6 +56,7 @@ def build(routed: Routed, options: Options, format: str, files: list[Path]) -> I
         raise UserError(msg)
     _drop_empty_rows(routed)
     layers = _layers(routed, options)
+    _check_columns(routed, layers)
     experts = routed.num_experts or options.experts()
     _check_ids(routed, layers, experts)
     _repeats(routed, options)
@@ -66,40 +70,16 @@ def build(routed: Routed, options: Options, format: str, files: list[Path]) -> I
     return Imported(trace, routed.notices)
 
 
-def keep_rows(routed: Routed, keep: Array, why: str) -> None:
-    """Drop rows, and remember how many and why.
-
-    Parameters
-    ----------
-    routed
-        Changed in place.
-    keep
-        Whether each row stays, bool (token,).
-    why
-        Reason.
-    """
-    gone = int((~keep).sum())
-    if not gone:
-        return
-    routed.dropped[why] = routed.dropped.get(why, 0) + gone
-    for name in ("ids", "request", "position", "phase", "step", "weights", "rank"):
-        array = getattr(routed, name)
-        if array is not None:
-            setattr(routed, name, array[keep])
-
-
 def _drop_empty_rows(routed: Routed) -> None:
     """Rows without any expert are missing routes; all-zero rows are padding.
 
     Zero in every slot would be expert 0 several times, which no router does; with one slot
     it cannot be told from a real choice.
     """
-    keep_rows(
-        routed, np.asarray((routed.ids >= 0).any(axis=(1, 2))), "no expert in any layer (missing)"
-    )
+    routed.keep(np.asarray((routed.ids >= 0).any(axis=(1, 2))), "no expert in any layer (missing)")
     if routed.ids.shape[2] > 1 and len(routed.ids):
         zero = np.all(routed.ids == 0, axis=(1, 2))
-        keep_rows(routed, ~zero, "zero in every slot of every layer (padding)")
+        routed.keep(~zero, "zero in every slot of every layer (padding)")
 
 
 def _layers(routed: Routed, options: Options) -> tuple[int, ...]:
@@ -115,6 +95,10 @@ def _layers(routed: Routed, options: Options) -> tuple[int, ...]:
             numbers = tuple(range(count))
     if numbers is None:
         numbers = tuple(range(count))
+        routed.notices.append(
+            f"Layers are not numbered in the dump: they were taken for 0 to {count - 1} "
+            "(moe_layers says otherwise)."
+        )
     if len(numbers) != count:
         msg = f"the dump has {count} layers, {len(numbers)} layer numbers were given"
         raise UserError(msg)
@@ -132,6 +116,19 @@ def _layers(routed: Routed, options: Options) -> tuple[int, ...]:
             routed.weights = routed.weights[:, ~zero]
         numbers = tuple(n for n, gone in zip(numbers, zero, strict=True) if not gone)
     return numbers
+
+
+def _check_columns(routed: Routed, layers: tuple[int, ...]) -> None:
+    """Refuse numbers that a trace cannot hold."""
+    for name, largest in LARGEST.items():
+        column = getattr(routed, name)
+        if column is not None and column.size and not 0 <= column.min() <= column.max() <= largest:
+            low, high = int(column.min()), int(column.max())
+            msg = f"{name}s from {low} to {high}; a trace holds 0 to {largest}"
+            raise UserError(msg)
+    if max(layers, default=0) >= 2**16 or len(set(layers)) != len(layers):
+        msg = f"layers {sorted(layers)[-8:]}: each must be there once, and be below {2**16}"
+        raise UserError(msg)
 
 
 def _check_ids(routed: Routed, layers: tuple[int, ...], experts: int) -> None:
@@ -175,7 +172,7 @@ def _repeats(routed: Routed, options: Options) -> None:
     same[1:] = (routed.ids[1:] == routed.ids[:-1]).all(axis=(1, 2))
     share = float(same.mean())
     if options.drop_repeats:
-        keep_rows(routed, ~same, "repeats of the row before in every layer (warm-up, padding)")
+        routed.keep(~same, "repeats of the row before in every layer (warm-up, padding)")
     elif share >= REPEAT_SHARE:
         before, after = _imbalance(routed.ids), _imbalance(routed.ids[~same])
         routed.notices.append(
@@ -232,11 +229,14 @@ def _trace(
         phase=routed.phase.astype(np.uint8),
         rank=None if routed.rank is None else routed.rank.astype(np.uint16),
     )
+    # Rows drawn from counts are marked one by one, so that no part of the trace looks recorded.
+    flags = np.full(stored.shape[:2], IMPUTED, np.uint8) if routed.drawn else None
     trace = RoutingTrace(
         model=_model(options, experts, ids.shape[2]),
         moe_layer_index=np.array(layers, np.uint16)[by_layer],
         expert_ids=np.ascontiguousarray(stored),
         gate_weights=None if weights is None else np.ascontiguousarray(weights),
+        flags=flags,
         tokens=tokens,
         steps_indptr=boundaries(tokens.step),
         requests=_requests(routed, tokens, numbers, options),

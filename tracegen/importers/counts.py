@@ -7,8 +7,6 @@ tensors ``{iteration}_{layer}`` count the tokens of each expert.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from pathlib import Path
 
@@ -16,17 +14,15 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.importers import files
+from tracegen.importers.replicas import replica_notice, same_tokens
 from tracegen.importers.routed import Options, Routed
+from tracegen.importers.safetensors import load_safetensors
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import PREFILL
 
 ROUNDS = 24
 """Random exchanges per slot that mix drawn rows; their co-activation no longer changes after
 a few."""
-MAX_HEADER_BYTES = 16 * 2**20
-"""Longest header of a safetensors file."""
-INTEGER_TYPES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "U8": "u1", "I8": "i1"}
-"""safetensors names of integer types, as numpy names them."""
 
 
 def draw_rows(counts: Array, topk: int, options: Options) -> Routed:
@@ -120,7 +116,7 @@ def read_tensorrt_llm(paths: list[Path], options: Options) -> Routed:
     paths
         One folder.
     options
-        ``seed``, ``max_tokens``.
+        ``seed``, ``max_tokens``; ``tp`` where it cannot be seen which ranks had the same tokens.
 
     Raises
     ------
@@ -134,66 +130,54 @@ def read_tensorrt_llm(paths: list[Path], options: Options) -> Routed:
     except (KeyError, TypeError, ValueError) as error:
         msg = f"{folder / 'meta_info.json'}: num_experts and num_experts_per_token are needed"
         raise UserError(msg) from error
-    found: dict[tuple[int, int], Array] = {}
+    found: dict[str, dict[tuple[int, int], Array]] = {}
     ranks = sorted(folder.glob("rank*.safetensors"))
     if not ranks:
         msg = f"{folder}: no rank*.safetensors"
         raise UserError(msg)
     for path in ranks:
+        own = found[path.stem] = {}
         for name, tensor in load_safetensors(path).items():
             match = re.fullmatch(r"(\d+)_(\d+)", name)
-            if match is None or tensor.shape != (experts,):
+            if match is None or tensor.shape != (experts,) or tensor.dtype.kind not in "iu":
                 msg = f"{path}: tensor {name!r} {tensor.shape}; iteration_layer ({experts},) is due"
                 raise UserError(msg)
-            key = (int(match[1]), int(match[2]))
-            # Each rank counts the tokens it holds.
-            found[key] = found.get(key, 0) + tensor.astype(np.int64)
-    iterations, layers = (sorted({key[place] for key in found}) for place in (0, 1))
-    missing = [(i, layer) for i in iterations for layer in layers if (i, layer) not in found]
+            own[int(match[1]), int(match[2])] = tensor.astype(np.int64)
+    summed, notices = _summed(found, options)
+    iterations, layers = (sorted({key[place] for key in summed}) for place in (0, 1))
+    missing = [(i, layer) for i in iterations for layer in layers if (i, layer) not in summed]
     if missing:
         msg = f"{folder}: iteration {missing[0][0]} lacks layer {missing[0][1]}"
         raise UserError(msg)
-    counts = np.array([[found[i, layer] for layer in layers] for i in iterations])
+    counts = np.array([[summed[i, layer] for layer in layers] for i in iterations])
     routed = draw_rows(counts, topk, options)
     routed.layers, routed.num_experts = tuple(layers), experts
     routed.facts["iterations"] = [iterations[0], iterations[-1]]
+    routed.notices += notices
     return routed
 
 
-def load_safetensors(path: Path) -> dict[str, Array]:
-    """Integer tensors of a safetensors file: u8 length, JSON header, data.
+def _summed(
+    found: dict[str, dict[tuple[int, int], Array]], options: Options
+) -> tuple[dict[tuple[int, int], Array], list[str]]:
+    """Counts of all ranks, those of the same tokens taken once; stages hold other layers.
 
-    Parameters
-    ----------
-    path
-        Of the file.
-
-    Raises
-    ------
-    UserError
-        If it is damaged or holds other types.
+    Under tensor parallelism every rank counts all tokens; under data parallelism its own.
     """
-    data = files.load_bytes(path)
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES):
-        msg = f"{path}: not a safetensors file"
-        raise UserError(msg)
-    body = memoryview(data)[8 + length :]
-    tensors: dict[str, Array] = {}
-    try:
-        header = json.loads(data[8 : 8 + length])
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            dtype, (begin, end) = np.dtype(INTEGER_TYPES[entry["dtype"]]), entry["data_offsets"]
-            shape = tuple(int(size) for size in entry["shape"])
-            if (
-                not 0 <= begin <= end <= len(body)
-                or math.prod(shape) * dtype.itemsize != end - begin
-            ):
-                raise ValueError(f"tensor {name!r} is not where the header says")
-            tensors[name] = np.frombuffer(body[begin:end], dtype).reshape(shape)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        msg = f"{path}: not a safetensors file of integers ({error})"
-        raise UserError(msg) from error
-    return tensors
+    order = sorted(found, key=lambda name: (int(re.sub(r"\D", "", name) or -1), name))
+    numbers = {rank: found[name] for rank, name in enumerate(order)}
+    rows: dict[int, Array] = {}
+    first: dict[int, int] = {}
+    for keys in dict.fromkeys(tuple(sorted(numbers[rank])) for rank in sorted(numbers)):
+        alike = {
+            rank: np.stack([parts[key] for key in keys])
+            for rank, parts in numbers.items()
+            if tuple(sorted(parts)) == keys and keys
+        }
+        rows |= alike
+        first |= same_tokens(alike, options.tp)
+    summed: dict[tuple[int, int], Array] = {}
+    for rank in sorted(set(first.values())):
+        for key, counts in numbers[rank].items():
+            summed[key] = summed.get(key, 0) + counts
+    return summed, replica_notice(first, rows)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _codecs
 import base64
 import binascii
+import contextlib
 import gzip
 import io
 import json
@@ -140,11 +142,28 @@ def load_tensors(path: Path) -> Any:
         raise UserError(msg) from error
     try:
         regular.check(path)
-        return _plain(torch.load(path, map_location="cpu", weights_only=True))
+        with _numpy_arrays_allowed(torch):
+            return _plain(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # pickle, zip and torch each have their own
         first = str(error).strip().splitlines() or [type(error).__name__]
         msg = f"{path}: not a file of plain tensors ({first[0][:200]})"
         raise UserError(msg) from error
+
+
+def _numpy_arrays_allowed(torch: Any) -> contextlib.AbstractContextManager[Any]:
+    """Loading with weights only, where arrays of numbers count as weights.
+
+    What torch then calls can make arrays of numbers, and nothing else: no class of the file's.
+    """
+    if not hasattr(torch.serialization, "safe_globals"):  # before torch 2.5
+        return contextlib.nullcontext()
+    rebuild: Any = np.empty(0).__reduce__()[0]
+    kinds = {type(np.dtype(code)) for code in "bBhHiIlLqQefd?"}
+    makers: list[Any] = [np.ndarray, np.dtype, _codecs.encode, *kinds]
+    # numpy 2 renamed the module, and a file names the one it was written with.
+    makers += [(rebuild, f"numpy.{name}.multiarray._reconstruct") for name in ("core", "_core")]
+    allowed: contextlib.AbstractContextManager[Any] = torch.serialization.safe_globals(makers)
+    return allowed
 
 
 def _plain(value: Any) -> Any:
@@ -243,6 +262,50 @@ def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, entry
 
 
+def load_prompt_lengths(path: Path, requests: int) -> list[int]:
+    """Tokens of each prompt, from a file of lengths or of token ids.
+
+    Parameters
+    ----------
+    path
+        ``.npy`` with lengths (request,), token ids (request, token) padded with -1, or the token
+        ids (token,) of one request; ``.json`` or ``.jsonl`` with one entry a request: a length, a
+        list of token ids, or an object with ``prompt_token_ids`` or ``prompt_len``.
+    requests
+        Number of requests.
+
+    Raises
+    ------
+    UserError
+        If it is none of them.
+    """
+    if path.suffix == ".npy":
+        array = load_array(path, str(path))
+        if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
+            msg = f"{path}: {array.dtype} {array.shape}; lengths or token ids are expected"
+            raise UserError(msg)
+        if array.ndim == 1 and requests == 1 and array.size != 1:
+            return [array.size]
+        lengths = array if array.ndim == 1 else (array.astype(np.int64) >= 0).sum(axis=1)
+        return [int(length) for length in lengths]
+    text = load_text(path)
+    if ".jsonl" in path.name:
+        entries = [load_json(line, str(path)) for line in text.splitlines() if line.strip()]
+    else:
+        entries = load_json(text, str(path))
+    found = []
+    for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+        value = entry
+        if isinstance(entry, dict):
+            value = entry.get("prompt_token_ids", entry.get("prompt_len"))
+        length = len(value) if isinstance(value, list) else value
+        if not isinstance(length, int) or isinstance(length, bool) or length < 0:
+            msg = f"{path}, entry {number}: {str(entry)[:60]!r} is no length and no token ids"
+            raise UserError(msg)
+        found.append(length)
+    return found
+
+
 def from_base64(text: Any, where: str) -> bytes:
     """Bytes of a base64 text.
 
@@ -289,6 +352,9 @@ def integers(array: Any, dims: int, where: str) -> Array:
         raise UserError(msg) from error
     if found.dtype.kind not in "iu" or found.ndim != dims:
         msg = f"{where}: {found.dtype} {found.shape}; expert ids of {dims} dimensions are expected"
+        raise UserError(msg)
+    if found.size and int(found.max()) > np.iinfo(np.int64).max:
+        msg = f"{where}: {found.max()} is no expert id"  # as a signed number it would be negative
         raise UserError(msg)
     return found.astype(np.int64)
 

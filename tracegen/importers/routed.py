@@ -40,10 +40,19 @@ class Options:
     """Decoder layers, dense ones included, where a dump without header has one entry each."""
     prompt_len: int | None = None
     """Tokens of every prompt, where the dump does not say."""
+    prompts: Path | None = None
+    """Prompt of each request, in order: lengths or token ids, .npy, .json or .jsonl."""
+    start_len: int | None = None
+    """Position of every request's first row, where earlier rows were not asked for."""
+    tp: int | None = None
+    """Neighbouring ranks that saw the same tokens; None to find out."""
+    pp: int | None = None
+    """Pipeline stages; None to find out."""
     mask: Path | None = None
     """Attention mask of a padded tensor, .npy or .pt."""
     drop_repeats: bool = False
-    """Leave out rows that repeat the row before in every layer (warm-up, padding)."""
+    """Leave out rows that repeat the row before in every layer (warm-up, padding), and passes that
+    were only recomputed."""
     max_tokens: int = 2_000_000
     """Most rows drawn from counts, or read."""
     seed: int = 0
@@ -143,46 +152,156 @@ class Routed:
     facts: dict[str, Any] = field(default_factory=dict)
     """Anything of the dump worth keeping in the provenance, JSON-ready."""
 
+    def keep(self, rows: Array, why: str) -> None:
+        """Drop the other rows, and remember how many and why.
 
-def from_sequences(sequences: list[Array], prompt_lens: list[int | None], **facts: Any) -> Routed:
+        Parameters
+        ----------
+        rows
+            Whether each row stays, bool (token,).
+        why
+            Reason for those that do not.
+        """
+        gone = int((~rows).sum())
+        if not gone:
+            return
+        self.dropped[why] = self.dropped.get(why, 0) + gone
+        for name in ("ids", "request", "position", "phase", "step", "weights", "rank"):
+            array = getattr(self, name)
+            if array is not None:
+                setattr(self, name, array[rows])
+
+
+class Sequence(NamedTuple):
+    """Rows of one request."""
+
+    ids: Array
+    """Expert ids, integer (token, layer, k)."""
+    prompt_len: int | None = None
+    """Tokens of its prompt; None if that is not known."""
+    begin: int = 0
+    """Position of its first row."""
+
+
+def from_sequences(sequences: list[Sequence], options: Options, **facts: Any) -> Routed:
     """Rows of dumps that hold one array per request.
 
     Parameters
     ----------
     sequences
-        Ids (token, layer, k) of each request, from its first position.
-    prompt_lens
-        Tokens of each prompt; None if it is not known, all rows are then prefill.
+        Requests, in order.
+    options
+        ``prompts`` or ``prompt_len`` say where prompts end that a request does not say itself;
+        where nothing does, all its rows are prefill, and that is told.
     **facts
         Further fields of :class:`Routed`.
 
     Raises
     ------
     UserError
-        If the sequences differ in layers or slots.
+        If the sequences differ in layers or slots, or the prompts are not theirs.
     """
-    shapes = {sequence.shape[1:] for sequence in sequences}
+    shapes = {sequence.ids.shape[1:] for sequence in sequences}
     if len(shapes) != 1:
         msg = f"requests differ in (layers, slots): {sorted(shapes)}"
         raise UserError(msg)
-    lengths = [len(sequence) for sequence in sequences]
-    position = place_in_group(lengths)
+    lengths = np.array([len(sequence.ids) for sequence in sequences])
+    begins = np.array([sequence.begin for sequence in sequences])
+    place = place_in_group(lengths)
     request = np.repeat(np.arange(len(lengths)), lengths)
+    position = begins[request] + place
+    known = prompt_lengths(sequences, options)
+    # Without a length, the prompt is all there is.
     prompts = np.array(
-        [
-            length if known is None else known
-            for known, length in zip(prompt_lens, lengths, strict=True)
-        ]
+        [end if one is None else one for one, end in zip(known, begins + lengths, strict=True)]
     )
     phase = np.where(position < prompts[request], PREFILL, DECODE).astype(np.uint8)
     # One request at a time: a prompt is one pass, each later token another.
-    begins = (position == 0) | (phase == DECODE)
-    step = np.cumsum(begins) - 1
-    return Routed(
-        ids=np.concatenate(sequences).astype(np.int64),
+    step = np.cumsum((place == 0) | (phase == DECODE)) - 1
+    routed = Routed(
+        ids=np.concatenate([sequence.ids for sequence in sequences]).astype(np.int64),
         request=request,
         position=position,
         phase=phase,
         step=step,
         **facts,
     )
+    unknown = [one is None for one in known]
+    if any(unknown):
+        routed.notices.append(
+            f"{sum(unknown)} of {len(unknown)} requests do not say where their prompt ends: all "
+            f"their {int(lengths[unknown].sum())} rows were taken for one prefill (prompts or "
+            "prompt_len says otherwise)."
+        )
+    routed.notices.append(
+        "How requests were batched is not recorded: steps were assumed to be one request at a "
+        "time, a prompt one step and every later token another."
+    )
+    return routed
+
+
+def prompt_lengths(sequences: list[Sequence], options: Options) -> list[int | None]:
+    """Tokens of the prompt of each request: its own word, else the user's.
+
+    Parameters
+    ----------
+    sequences
+        Requests, in order.
+    options
+        ``prompts`` and ``prompt_len``.
+
+    Raises
+    ------
+    UserError
+        If there are not as many prompts as requests, or one contradicts its request.
+    """
+    from tracegen.importers import files
+
+    own = [sequence.prompt_len for sequence in sequences]
+    if options.prompts is None:
+        return [options.prompt_len if one is None else one for one in own]
+    given = files.load_prompt_lengths(options.prompts, len(own))
+    if len(given) != len(own):
+        msg = f"{options.prompts}: {len(given)} prompts for {len(own)} requests"
+        raise UserError(msg)
+    for number, (one, other) in enumerate(zip(own, given, strict=True)):
+        if one is not None and one != other:
+            msg = f"{options.prompts}: prompt {number} has {other} tokens, its request says {one}"
+            raise UserError(msg)
+    return list(given)
+
+
+def first_position(
+    rows: int, start: int | None, tokens: int | None, prompt: int | None, where: str
+) -> int:
+    """Position of the first row of a request whose last token is never routed.
+
+    Parameters
+    ----------
+    rows
+        Rows of the request.
+    start
+        Position as stated; None if it is not.
+    tokens
+        Tokens of the request; None if that is not known, nothing is held against it then.
+    prompt
+        Tokens of its prompt, beyond which no first row can lie.
+    where
+        For errors.
+
+    Raises
+    ------
+    UserError
+        If there are more or fewer rows than are due.
+    """
+    begin = start or 0
+    if tokens is None or begin + rows == tokens - 1:
+        return begin
+    asked = f" from position {begin}" if begin else ""
+    msg = f"{where}: {rows} rows for {tokens} tokens{asked}; {tokens - 1 - begin} are due"
+    missing = tokens - 1 - rows
+    if start is None and prompt is not None and 0 < missing <= prompt:
+        msg += (
+            f". Were they asked for with routed_experts_start_len? Then give --start-len {missing}"
+        )
+    raise UserError(msg)

@@ -1,16 +1,17 @@
-"""SGLang: the expert-distribution recorder's ``.pt`` files, and ids returned with responses.
+"""SGLang's expert-distribution recorder (python/sglang/srt/eplb/expert_distribution.py): ``.pt``.
 
-Recorder (python/sglang/srt/eplb/expert_distribution.py): per_token and per_pass files hold
-``records`` and ``last_physical_to_logical_map``; ids are physical experts. ``topk_ids_of_layer``
-is (layer, token, 8), unused slots -1. stat files hold ``logical_count`` (step, layer, expert).
-Responses with return_routed_experts: ``meta_info.routed_experts``, base64 of raw int32 of
-(sequence length - 1, decoder layers, topk), without a header.
+per_token and per_pass: a file for each rank, with ``records`` and ``last_physical_to_logical_map``;
+ids are physical experts. ``topk_ids_of_layer`` is (layer, token, 8), unused slots -1, and so are
+the layers of other pipeline stages. stat: ``logical_count`` (step, layer, expert), added up over
+all ranks before one of them writes it. Responses are read by
+:mod:`tracegen.importers.responses`.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,21 @@ import numpy as np
 from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.counts import draw_rows
-from tracegen.importers.routed import Options, Routed, from_sequences
+from tracegen.importers.replicas import Pass, Rank, merge, replica_notice, same_tokens
+from tracegen.importers.responses import sglang_responses
+from tracegen.importers.routed import Options, Routed
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import DECODE, PREFILL
 
-DECODE_MODE, IDLE_MODE = 2, 4
-"""ForwardMode of SGLang: 1 extend, 2 decode, 3 mixed, 4 idle."""
+Dumps = list[tuple[Path, dict[str, Any]]]
+
+EXTEND, DECODE_ONLY, MIXED, IDLE = 1, 2, 3, 4
+"""Values of SGLang's ForwardMode that are the same in all its versions."""
+DRAFTS = {
+    5: "draft tokens under verification (speculative decoding, forward_mode 5): most are rejected",
+    6: "passes of a draft model (speculative decoding, forward_mode 6)",
+}
+"""Further values, with what is said of their rows, which are left out."""
 
 
 def read_sglang(paths: list[Path], options: Options) -> Routed:
@@ -35,7 +45,8 @@ def read_sglang(paths: list[Path], options: Options) -> Routed:
     paths
         ``.pt`` files of one kind, or ``.json``/``.jsonl`` of responses.
     options
-        Sizes; ``topk`` for counts, ``num_layers`` and ``topk`` for responses.
+        Sizes; ``topk`` for counts, ``num_layers`` and ``topk`` for responses; ``tp`` where it
+        cannot be seen which ranks had the same tokens.
 
     Raises
     ------
@@ -43,24 +54,16 @@ def read_sglang(paths: list[Path], options: Options) -> Routed:
         If a file is none of them.
     """
     if paths[0].suffix != ".pt":
-        return _responses(paths, options)
+        return sglang_responses(paths, options)
     dumps = [(path, files.load_tensors(path)) for path in paths]
     for path, dump in dumps:
         if not isinstance(dump, dict) or not {"records", "logical_count"} & set(dump):
             msg = f"{path}: neither 'records' nor 'logical_count': no file of the recorder"
             raise UserError(msg)
     if "logical_count" in dumps[0][1]:
-        counts = [
-            files.integers(dump["logical_count"], 3, f"{path}: logical_count")
-            for path, dump in dumps
-        ]
-        if len({part.shape for part in counts}) != 1:
-            msg = f"{paths[0]}: the ranks' counts differ in shape"
-            raise UserError(msg)
-        return _counted(sum(counts[1:], counts[0]), options)
-    if all("global_physical_count" in record for record in dumps[0][1]["records"]) and not any(
-        "topk_ids_of_layer" in record for record in dumps[0][1]["records"]
-    ):
+        return _stat(dumps, options)
+    records = [record for _, dump in dumps for record in dump.get("records", ())]
+    if records and not any("topk_ids_of_layer" in record for record in records):
         return _passes(dumps, options)
     return _tokens(dumps, options)
 
@@ -74,6 +77,33 @@ def _counted(counts: Array, options: Options) -> Routed:
     return routed
 
 
+def _stat(dumps: Dumps, options: Options) -> Routed:
+    """Counts of all ranks together: files of other ranks repeat them, later ones go on."""
+    different: dict[bytes, Array] = {}
+    ranks = set()
+    for path, dump in dumps:
+        counts = files.integers(dump.get("logical_count"), 3, f"{path}: logical_count")
+        different.setdefault(counts.tobytes(), counts)
+        ranks.add(int(dump.get("rank", 0)))
+    parts = list(different.values())
+    if len({part.shape[1:] for part in parts}) != 1:
+        msg = f"{dumps[0][0]}: the counts of other files differ in layers or experts"
+        raise UserError(msg)
+    if len(parts) > 1 and len(ranks) > 1:
+        msg = (
+            f"{dumps[0][0]}: the counts of {len(ranks)} ranks differ, though a recorder adds up "
+            "those of all ranks before it writes: files of several recordings? Give one at a time"
+        )
+        raise UserError(msg)
+    routed = _counted(np.concatenate(parts), options)
+    if len(parts) < len(dumps):
+        routed.notices.append(
+            f"{len(dumps)} files hold {len(parts)} recording(s): a recorder's counts are those of "
+            "all ranks together, so equal ones were taken once."
+        )
+    return routed
+
+
 def _logical(dump: dict[str, Any], path: Path) -> Array:
     """Logical expert of each physical one, (layer, physical)."""
     found = dump.get("last_physical_to_logical_map")
@@ -83,75 +113,166 @@ def _logical(dump: dict[str, Any], path: Path) -> Array:
     return files.integers(found, 2, f"{path}: last_physical_to_logical_map")
 
 
-def _passes(dumps: list[tuple[Path, dict[str, Any]]], options: Options) -> Routed:
-    """per_pass: counts of physical experts, one step a forward pass; ranks hold the same."""
-    path, dump = dumps[0]
-    to_logical = _logical(dump, path)
-    experts = int(to_logical.max()) + 1
-    steps = []
-    for record in dump["records"]:
-        count = files.integers(record["global_physical_count"], 2, str(path))
-        if count.shape != to_logical.shape:
-            msg = f"{path}: {count.shape} counts, the map is for {to_logical.shape}"
-            raise UserError(msg)
-        logical = np.zeros((len(count), experts), np.int64)
-        layers = np.broadcast_to(np.arange(len(count))[:, None], count.shape)
-        np.add.at(logical, (layers, to_logical), count)
-        steps.append(logical)
-    return _counted(np.stack(steps), options)
-
-
-def _tokens(dumps: list[tuple[Path, dict[str, Any]]], options: Options) -> Routed:
-    """per_token: ids of every token, ranks side by side in each forward pass."""
-    records: list[tuple[int, int, dict[str, Any], Array, Path]] = []
-    changed = 0
+def _passes(dumps: Dumps, options: Options) -> Routed:
+    """per_pass: counts of physical experts, one step a forward pass."""
+    steps: dict[int, dict[int, Array]] = defaultdict(dict)
+    experts = max(int(_logical(dump, path).max()) for path, dump in dumps) + 1
     for path, dump in dumps:
         to_logical = _logical(dump, path)
-        for record in dump["records"]:
-            if int(record.get("forward_mode", 0)) == IDLE_MODE:
+        for place, record in enumerate(dump["records"]):
+            count = files.integers(record["global_physical_count"], 2, str(path))
+            if count.shape != to_logical.shape:
+                msg = f"{path}: {count.shape} counts, the map is for {to_logical.shape}"
+                raise UserError(msg)
+            logical = np.zeros((len(count), experts), np.int64)
+            layers = np.broadcast_to(np.arange(len(count))[:, None], count.shape)
+            np.add.at(logical, (layers, to_logical), count)
+            number, rank = int(record.get("forward_pass_id", place)), int(record.get("rank", 0))
+            _once(number in steps[rank], path, number, rank)
+            steps[rank][number] = logical
+    numbers = sorted({number for parts in steps.values() for number in parts})
+    shapes = {part.shape for parts in steps.values() for part in parts.values()}
+    if len(shapes) != 1:
+        msg = f"{dumps[0][0]}: the ranks' counts differ in (layers, experts): {sorted(shapes)}"
+        raise UserError(msg)
+    none = np.zeros(next(iter(shapes)), np.int64)
+    counts = {
+        rank: np.stack([parts.get(number, none) for number in numbers])
+        for rank, parts in steps.items()
+    }
+    rows = {rank: part.reshape(-1, part.shape[2]) for rank, part in counts.items()}
+    first = same_tokens(rows, options.tp)
+    kept = [counts[rank] for rank in sorted(set(first.values()))]
+    routed = _counted(np.sum(kept, axis=0), options)
+    routed.notices += replica_notice(first, rows)
+    return routed
+
+
+def _once(there: bool, path: Path, number: int, rank: int) -> None:
+    """Refuse a pass that another file, or the same, has already."""
+    if there:
+        msg = (
+            f"{path}: pass {number} of rank {rank} is there twice: a file given twice, or files of "
+            "several runs?"
+        )
+        raise UserError(msg)
+
+
+def _tokens(dumps: Dumps, options: Options) -> Routed:
+    """per_token: ids of every token, ranks side by side in each forward pass."""
+    found: dict[int, dict[int, Pass]] = defaultdict(dict)
+    left_out: dict[str, int] = defaultdict(int)
+    changed = experts = 0
+    for path, dump in dumps:
+        to_logical = _logical(dump, path)
+        experts = max(experts, int(to_logical.max()) + 1)
+        for place, record in enumerate(dump["records"]):
+            mode = int(record.get("forward_mode", EXTEND))
+            if mode == IDLE:
                 continue
-            ids = files.integers(record["topk_ids_of_layer"], 3, f"{path}: topk_ids_of_layer")
+            ids = files.integers(record.get("topk_ids_of_layer"), 3, f"{path}: topk_ids_of_layer")
+            if mode > IDLE:
+                why = DRAFTS.get(mode, f"forward_mode {mode}, which differs between versions")
+                left_out[why] += ids.shape[1]
+                continue
             if ids.max(initial=-1) >= to_logical.shape[1] or len(ids) != len(to_logical):
                 msg = f"{path}: physical expert {ids.max()} of {to_logical.shape}"
                 raise UserError(msg)
             layers = np.arange(len(ids))[:, None, None]
             mapped = np.where(ids >= 0, to_logical[layers, np.maximum(ids, 0)], -1)
             changed += int((mapped != ids).sum())
-            number = int(record.get("forward_pass_id", len(records)))
-            records.append((number, int(record.get("rank", 0)), record, mapped, path))
-    records.sort(key=lambda item: item[:2])
-    if not records:
-        msg = f"{dumps[0][0]}: no records"
+            number, rank = int(record.get("forward_pass_id", place)), int(record.get("rank", 0))
+            _once(number in found[rank], path, number, rank)
+            columns = _columns(record, mode, ids.shape[1], f"{path}: pass {number}")
+            found[rank][number] = Pass(number, mapped.transpose(1, 0, 2), columns)
+    if not found:
+        told = "; ".join(f"{rows} rows are {why}" for why, rows in left_out.items())
+        msg = f"{dumps[0][0]}: no records" + (f" to import: {told}" if told else "")
         raise UserError(msg)
-    routed = _assembled(records)
-    routed.num_experts = max(int(_logical(dump, path).max()) for path, dump in dumps) + 1
+    ranks, notices = merge(
+        [_rank(number, passes) for number, passes in found.items()],
+        options,
+        local_layers=False,
+        known=_known(found),
+    )
+    routed = _assembled(ranks)
+    routed.num_experts = experts
     routed.facts["physical_ids_mapped"] = changed
+    routed.notices += notices
     routed.notices.append(
         f"{changed} physical ids differ from their logical experts and were mapped with the last "
         "map of the recording, which may have changed meanwhile. Requests are not recorded: rows "
         "were joined by their positions."
     )
+    for why, rows in left_out.items():
+        routed.dropped[why] = rows
     return routed
 
 
-def _assembled(records: list[tuple[int, int, dict[str, Any], Array, Path]]) -> Routed:
+def _columns(record: Mapping[str, Any], mode: int, tokens: int, where: str) -> dict[str, Array]:
+    """Position, sequence within the pass, phase and input id of each token of a record."""
+    position = files.integers(record.get("positions"), 1, f"{where}: positions")[:tokens]
+    lengths = record.get("extend_seq_lens")
+    if mode == DECODE_ONLY or lengths is None or not len(lengths):
+        lengths = np.ones(tokens, np.int64)
+    lengths = np.asarray(lengths, np.int64)
+    if lengths.sum() != tokens or position.size != tokens:
+        msg = f"{where}: {tokens} tokens, {position.size} positions in sequences of {lengths.sum()}"
+        raise UserError(msg)
+    sequence = np.repeat(np.arange(lengths.size), lengths)
+    decode = np.full(tokens, mode == DECODE_ONLY)
+    if mode == MIXED:
+        # A running request adds one token to the batch; a chunk of a prompt has more.
+        decode = (lengths[sequence] == 1) & (position > 0)
+    columns = {
+        "position": position,
+        "sequence": sequence,
+        "phase": np.where(decode, DECODE, PREFILL).astype(np.uint8),
+        "mixed": np.full(tokens, mode == MIXED),
+    }
+    if record.get("input_ids") is not None:
+        columns["token"] = files.integers(record["input_ids"], 1, f"{where}: input_ids")[:tokens]
+    return columns
+
+
+def _rank(number: int, passes: dict[int, Pass]) -> Rank:
+    """One process, with the layers and slots that it used."""
+    order = [passes[step] for step in sorted(passes)]
+    used = np.any([(part.ids >= 0).any(axis=(0, 2)) for part in order], axis=0)
+    for part in order:
+        part.ids = part.ids[:, used]
+    return Rank(number, tuple(int(layer) for layer in np.flatnonzero(used)), order)
+
+
+def _known(found: dict[int, dict[int, Pass]]) -> Any:
+    """Whether two ranks had the same tokens, told by their passes, positions and input ids."""
+    if not all("token" in part.columns for passes in found.values() for part in passes.values()):
+        return None
+
+    def same(one: int, other: int) -> bool:
+        a, b = found[one], found[other]
+        return a.keys() == b.keys() and all(
+            np.array_equal(a[step].columns[name], b[step].columns[name])
+            for step in a
+            for name in ("position", "token")
+        )
+
+    return same
+
+
+def _assembled(ranks: list[Rank]) -> Routed:
     """Rows of all passes, with requests joined by position."""
-    columns: dict[str, list[Array]] = defaultdict(list)
+    parts = sorted(
+        ((part.step, rank.number, part) for rank in ranks for part in rank.passes),
+        key=lambda item: item[:2],
+    )
     waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
-    count = 0
-    for number, rank, record, mapped, path in records:
-        tokens = mapped.shape[1]
-        position = files.integers(record["positions"], 1, f"{path}: positions")[:tokens]
-        decode = int(record.get("forward_mode", 0)) == DECODE_MODE
-        lengths = record.get("extend_seq_lens")
-        if decode or lengths is None or not len(lengths):
-            lengths = np.ones(tokens, np.int64)
-        bounds = np.concatenate([[0], np.cumsum(np.asarray(lengths))]).astype(np.int64)
-        if bounds[-1] != tokens or position.size != tokens:
-            msg = f"{path}: pass {number}: {tokens} tokens, {position.size} positions"
-            raise UserError(msg)
-        request = np.empty(tokens, np.int64)
-        for begin, end in itertools.pairwise(bounds):
+    requests, count = [], 0
+    for _, rank, part in parts:
+        position, sequence = part.columns["position"], part.columns["sequence"]
+        request = np.empty(len(part.ids), np.int64)
+        bounds = np.searchsorted(sequence, np.arange(sequence.max(initial=-1) + 2))
+        for begin, end in itertools.pairwise(bounds.tolist()):
             # The sequence that stopped just before this position goes on; else it is new.
             queue = waiting[rank, int(position[begin])]
             if queue and position[begin]:
@@ -160,70 +281,25 @@ def _assembled(records: list[tuple[int, int, dict[str, Any], Array, Path]]) -> R
                 name, count = count, count + 1
             request[begin:end] = name
             waiting[rank, int(position[end - 1]) + 1].append(name)
-        columns["ids"].append(mapped.transpose(1, 0, 2))
-        columns["request"].append(request)
-        columns["position"].append(position)
-        columns["phase"].append(np.full(tokens, DECODE if decode else PREFILL, np.uint8))
-        columns["step"].append(np.full(tokens, number))
-        columns["rank"].append(np.full(tokens, rank))
-    ids = np.concatenate(columns["ids"])
-    ids = ids[:, :, (ids >= 0).any(axis=(0, 1))]  # the recorder has 8 slots for every model
-    routed = from_columns(ids, columns)
-    used = (routed.ids >= 0).any(axis=(0, 2))
-    routed.layers = tuple(int(layer) for layer in np.flatnonzero(used))
-    routed.ids = routed.ids[:, used]
-    return routed
-
-
-def from_columns(ids: Array, columns: dict[str, list[Array]]) -> Routed:
-    """Rows of columns in parts.
-
-    Parameters
-    ----------
-    ids
-        (token, layer, k).
-    columns
-        Parts of request, position, phase, step and rank.
-    """
-    rank = np.concatenate(columns["rank"])
-    return Routed(
-        ids=ids,
-        request=np.concatenate(columns["request"]),
-        position=np.concatenate(columns["position"]),
-        phase=np.concatenate(columns["phase"]),
-        step=np.concatenate(columns["step"]),
-        rank=rank if len(np.unique(rank)) > 1 else None,
+        requests.append(request)
+    lengths = [len(part.ids) for *_, part in parts]
+    ids = np.concatenate([part.ids for *_, part in parts])
+    columns = {
+        name: np.concatenate([part.columns[name] for *_, part in parts])
+        for name in ("position", "phase", "mixed")
+    }
+    routed = Routed(
+        ids=ids[:, :, (ids >= 0).any(axis=(0, 1))],  # the recorder has 8 slots for every model
+        request=np.concatenate(requests),
+        position=columns["position"],
+        phase=columns["phase"],
+        step=np.repeat([step for step, *_ in parts], lengths),
+        rank=np.repeat([rank for _, rank, _ in parts], lengths) if len(ranks) > 1 else None,
+        layers=ranks[0].layers,
     )
-
-
-def _responses(paths: list[Path], options: Options) -> Routed:
-    """Responses whose meta_info has the ids."""
-    layers, topk = options.decoder_layers(), options.slots()
-    sequences: list[Array] = []
-    prompts: list[int | None] = []
-    for path in paths:
-        for where, entry in files.json_objects(path):
-            meta = entry.get("meta_info")
-            packed = meta.get("routed_experts") if isinstance(meta, dict) else None
-            if packed is None or not isinstance(meta, dict):
-                continue
-            data = files.from_base64(packed, where)
-            if len(data) % (4 * layers * topk):
-                msg = (
-                    f"{where}: {len(data)} bytes are no whole number of tokens of {layers} "
-                    f"layers x top-{topk} int32"
-                )
-                raise UserError(msg)
-            ids = np.frombuffer(data, "<i4").reshape(-1, layers, topk).astype(np.int64)
-            prompt, completion = meta.get("prompt_tokens"), meta.get("completion_tokens")
-            if isinstance(prompt, int) and isinstance(completion, int):
-                tokens = prompt + completion
-                if len(ids) != tokens - 1:
-                    msg = f"{where}: {len(ids)} rows for {tokens} tokens; one fewer is due"
-                    raise UserError(msg)
-            sequences.append(ids)
-            prompts.append(prompt if isinstance(prompt, int) else options.prompt_len)
-    if not sequences:
-        msg = f"{paths[0]}: no response has meta_info.routed_experts"
-        raise UserError(msg)
-    return from_sequences(sequences, prompts)
+    if columns["mixed"].any():
+        routed.notices.append(
+            f"{int(columns['mixed'].sum())} rows are of passes that mix prompts and decoding: "
+            "sequences of one token were taken for decoding, longer ones for prompts."
+        )
+    return routed

@@ -1,10 +1,11 @@
 """Dumps that are one tensor of ids per request: vLLM, verl, slime, NeMo-RL.
 
 vLLM (``enable_return_routed_experts``; docs.vllm.ai, training/routed_experts): an array
-(token, layer, k) a request, as ``.npy`` or, over HTTP, base64 of an ``.npy`` file in
-``choices[i].routed_experts``; the prompt's part may be apart in ``prompt_routed_experts``.
-Layers are all decoder layers, dense ones zero, or MoE layers only. verl and slime (rollout
-routing replay): (batch, token, layer, k), prompts left-padded with zeros; NeMo-RL: -1 rows.
+(token, layer, k) a request, as ``.npy`` or in a response. Layers are all decoder layers, dense
+ones zero, or MoE layers only. verl (rollout routing replay): (batch, token, layer, k), prompts
+left-padded with zeros; NeMo-RL: -1 rows. slime and its kin: samples with ``tokens``,
+``response_length`` and int32 ``rollout_routed_experts`` (tokens - 1, layers, k): the last token is
+never routed.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.importers import files
-from tracegen.importers.routed import Options, Routed, from_sequences
+from tracegen.importers.responses import START_NAMES, tell_missing, vllm_responses
+from tracegen.importers.routed import Options, Routed, Sequence, first_position, from_sequences
 from tracegen.trace.arrays import Array
 
-IDS = ("routed_experts", "rollout_routed_experts")
+IDS = ("rollout_routed_experts", "routed_experts")
 """Names of the tensor of ids."""
 PADDING = "padding of a rectangular tensor"
 
@@ -32,67 +34,51 @@ def read_vllm(paths: list[Path], options: Options) -> Routed:
     paths
         ``.npy`` or ``.npz`` files, one per request, or files of responses.
     options
-        ``prompt_len`` counts for arrays that do not say where the prompt ends.
+        ``prompts`` or ``prompt_len`` count for arrays that do not say where the prompt ends,
+        ``start_len`` for those that do not begin at the first token.
 
     Raises
     ------
     UserError
         If a file holds no routed experts.
     """
-    sequences: list[Array] = []
-    prompts: list[int | None] = []
+    sequences: list[Sequence] = []
+    without: list[str] = []
+    begin = options.start_len or 0
     for path in paths:
         if path.suffix == ".npy":
-            sequences.append(files.integers(files.load_array(path, str(path)), 3, str(path)))
-            prompts.append(options.prompt_len)
+            ids = files.integers(files.load_array(path, str(path)), 3, str(path))
+            sequences.append(Sequence(ids, None, begin))
         elif path.suffix == ".npz":
-            arrays = files.load_npz(path)
-            if "routed_experts" not in arrays:
-                msg = f"{path}: no 'routed_experts'; it has {', '.join(sorted(arrays))}"
-                raise UserError(msg)
-            sequences.append(files.integers(arrays["routed_experts"], 3, str(path)))
-            known = arrays.get("prompt_token_ids")
-            prompts.append(options.prompt_len if known is None else int(known.size))
+            sequences.append(_request(path, begin))
         else:
-            for where, entry in files.json_objects(path):
-                _response(entry, where, options, sequences, prompts)
+            vllm_responses(path, options, sequences, without)
     if not sequences:
         msg = f"{paths[0]}: no response has 'routed_experts'; was the server asked for them?"
         raise UserError(msg)
-    return from_sequences(sequences, prompts)
+    routed = from_sequences(sequences, options)
+    tell_missing(routed, without)
+    return routed
 
 
-def _response(
-    entry: dict[str, Any],
-    where: str,
-    options: Options,
-    sequences: list[Array],
-    prompts: list[int | None],
-) -> None:
-    """Requests of one response."""
-    usage = entry.get("usage")
-    stated = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-    choices = entry.get("choices", [entry])
-    for number, choice in enumerate(choices if isinstance(choices, list) else []):
-        if not isinstance(choice, dict) or choice.get("routed_experts") is None:
-            continue
-        place = f"{where}, choice {number}"
-        part = _packed(choice["routed_experts"], place)
-        head = choice.get("prompt_routed_experts", entry.get("prompt_routed_experts"))
-        if head is not None:
-            first = _packed(head, f"{place}, prompt")
-            sequences.append(np.concatenate([first, part]))
-            prompts.append(len(first))
-            continue
-        sequences.append(part)
-        prompts.append(int(stated) if isinstance(stated, int) else options.prompt_len)
-
-
-def _packed(value: Any, where: str) -> Array:
-    """Ids from base64 of an ``.npy`` file, or from nested lists."""
-    if isinstance(value, str):
-        value = files.load_array(files.from_base64(value, where), where)
-    return files.integers(value, 3, where)
+def _request(path: Path, begin: int) -> Sequence:
+    """A request saved with its prompt: token ids of it, or its routing apart."""
+    arrays = files.load_npz(path)
+    if "routed_experts" not in arrays:
+        msg = f"{path}: no 'routed_experts'; it has {', '.join(sorted(arrays))}"
+        raise UserError(msg)
+    ids = files.integers(arrays["routed_experts"], 3, str(path))
+    known = arrays.get("prompt_token_ids")
+    prompt = None if known is None else int(known.size)
+    head = arrays.get("prompt_routed_experts")
+    if head is not None:
+        head = files.integers(head, 3, f"{path}: prompt_routed_experts")
+        if head.shape[1:] != ids.shape[1:]:
+            msg = f"{path}: the prompt has {head.shape[1:]} (layers, slots), not {ids.shape[1:]}"
+            raise UserError(msg)
+        prompt = begin + len(head)
+        ids = np.concatenate([head, ids])
+    return Sequence(ids, prompt, begin)
 
 
 def read_rollout(paths: list[Path], options: Options) -> Routed:
@@ -101,7 +87,8 @@ def read_rollout(paths: list[Path], options: Options) -> Routed:
     Parameters
     ----------
     paths
-        ``.npy`` or ``.pt`` files with (batch, token, layer, k) or (token, layer, k).
+        ``.npy``, ``.npz`` or ``.pt`` files with (batch, token, layer, k) or (token, layer, k), or
+        with slime's samples.
     options
         ``mask`` names an attention mask (batch, token); without it leading and trailing
         rows that are all zero or all -1 count as padding.
@@ -109,12 +96,17 @@ def read_rollout(paths: list[Path], options: Options) -> Routed:
     Raises
     ------
     UserError
-        If there is no such tensor, or the mask does not fit.
+        If there is no such tensor, the mask does not fit, or a sample has other rows than tokens.
     """
-    sequences: list[Array] = []
+    sequences: list[Sequence] = []
     padding = 0
     for path in paths:
-        ids, mask = _tensor(path)
+        value = _content(path)
+        samples = _samples(value, str(path))
+        if samples is not None:
+            sequences += [_sample(sample, options, where) for where, sample in samples]
+            continue
+        ids, mask = _tensor(value, path)
         if options.mask is not None:
             mask = _mask(options.mask)
         ids = ids[None] if ids.ndim == 3 else ids
@@ -127,8 +119,11 @@ def read_rollout(paths: list[Path], options: Options) -> Routed:
         for row, sequence in enumerate(ids):
             real = _real(sequence) if mask is None else mask[row].astype(np.bool_)
             padding += int((~real).sum())
-            sequences.append(sequence[real])
-    routed = from_sequences(sequences, [options.prompt_len] * len(sequences))
+            sequences.append(Sequence(sequence[real], None, options.start_len or 0))
+    if not sequences:
+        msg = f"{paths[0]}: no samples"
+        raise UserError(msg)
+    routed = from_sequences(sequences, options)
     if padding:
         routed.dropped[PADDING] = padding
         if options.mask is None:
@@ -149,11 +144,59 @@ def _real(sequence: Array) -> Array:
     return is_real
 
 
-def _tensor(path: Path) -> tuple[Array, Array | None]:
-    """Ids and mask of a file."""
+def _content(path: Path) -> Any:
+    """What a file holds: an array, or containers of arrays."""
     if path.suffix == ".npy":
-        return files.load_array(path, str(path)), None
-    value = files.load_tensors(path)
+        return files.load_array(path, str(path))
+    return files.load_npz(path) if path.suffix == ".npz" else files.load_tensors(path)
+
+
+def _samples(value: Any, where: str) -> list[tuple[str, dict[str, Any]]] | None:
+    """Samples of a rollout, each with its tokens; None if these are not samples.
+
+    slime saves them as a list, as ``samples`` of a dictionary, or as columns with one entry each.
+    """
+    if isinstance(value, dict) and isinstance(value.get("samples"), list):
+        value = value["samples"]
+    if isinstance(value, dict) and "tokens" in value:
+        name = next((name for name in IDS if name in value), None)
+        if name is None:
+            return None
+        if isinstance(value[name], list) and len(value[name]) == len(value["tokens"]):
+            lengths = value.get("response_lengths") or [None] * len(value["tokens"])
+            columns = zip(value["tokens"], value[name], lengths, strict=False)
+            value = [
+                {"tokens": tokens, name: ids, "response_length": length}
+                for tokens, ids, length in columns
+            ]
+        else:
+            value = [value]
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        return None
+    return [(f"{where}, sample {number}", one) for number, one in enumerate(value)]
+
+
+def _sample(sample: dict[str, Any], options: Options, where: str) -> Sequence:
+    """One sample of slime, its rows held against its tokens."""
+    packed = next((sample[name] for name in IDS if sample.get(name) is not None), None)
+    if packed is None:
+        msg = f"{where}: none of {', '.join(IDS)}; it has {', '.join(sorted(map(str, sample)))}"
+        raise UserError(msg)
+    ids = files.integers(packed, 3, where)
+    tokens, response = sample.get("tokens"), sample.get("response_length")
+    total = None if tokens is None else len(tokens)
+    answer = None if response is None else int(np.asarray(response))
+    prompt = None if total is None or answer is None else total - answer
+    if prompt is not None and prompt < 0:
+        msg = f"{where}: {total} tokens, of which {answer} are the response"
+        raise UserError(msg)
+    start = next((sample[name] for name in START_NAMES if sample.get(name) is not None), None)
+    start = options.start_len if start is None else int(start)
+    return Sequence(ids, prompt, first_position(len(ids), start, total, prompt, where))
+
+
+def _tensor(value: Any, path: Path) -> tuple[Array, Array | None]:
+    """Ids and mask of a file."""
     if not isinstance(value, dict):
         return np.asarray(value), None
     for name in IDS:

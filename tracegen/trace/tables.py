@@ -16,6 +16,9 @@ PHASES = ("prefill", "decode", "training", "encoder")
 PREFILL, DECODE, TRAINING, ENCODER = range(len(PHASES))
 """Values of the ``phase`` column."""
 
+IMPUTED = 2
+"""Bit of ``flags``: the row is not recorded, but made up."""
+
 
 def expert_dtype(num_experts: int) -> np.dtype[Any]:
     """Narrowest type that holds every expert id and the empty slot.

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,12 @@ from dumps import (
     EXPERTS,
     SIZES,
     TOPK,
-    Array,
     ids_of,
+    megatron_files,
     phases,
     routing,
+    safetensors,
+    sglang_record,
     text64,
 )
 
@@ -25,26 +26,6 @@ from tracegen.importers.counts import draw_rows
 from tracegen.importers.routed import Options
 
 # SGLang
-
-
-def sglang_record(
-    ids: Array, positions: list[int], number: int, mode: int, lengths: list[int] | None
-) -> Any:
-    torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
-    padded = np.full((ids.shape[1], len(ids), 8), -1, np.int32)
-    padded[:, :, :TOPK] = ids.transpose(1, 0, 2)
-    return {
-        "forward_pass_id": number,
-        "rank": 0,
-        "gatherer_key": "primary",
-        "input_ids": [0] * len(ids),
-        "positions": torch.tensor(positions),
-        "extend_seq_lens": lengths,
-        "forward_mode": mode,
-        "topk_ids_of_layer": torch.from_numpy(padded),
-        "misc_objects": [],
-        "global_physical_count": torch.zeros(2, EXPERTS, dtype=torch.int32),
-    }
 
 
 def test_sglang_recorder_rows_are_mapped_and_joined(tmp_path: Path) -> None:
@@ -138,33 +119,13 @@ def test_sglang_responses_are_raw_int32_one_row_short(tmp_path: Path) -> None:
 # Megatron
 
 
-def megatron_files(folder: Path, ids: dict[tuple[int, int], Array]) -> list[Path]:
-    for (step, rank), rows in ids.items():
-        with (folder / f"router_trace_rank{rank}.jsonl").open("a", encoding="utf-8") as file:
-            for layer in range(rows.shape[1]):
-                record = {
-                    "step": step,
-                    "stage": "pre_dispatch",
-                    "block": "decoder",
-                    "layer": layer + 3,
-                    "rank": rank,
-                    "num_tokens": len(rows),
-                    "topk": TOPK,
-                    "top_indices": rows[:, layer].tolist(),
-                }
-                print(json.dumps(record), file=file)
-            mtp = {"step": step, "block": "mtp", "mtp_idx": 0, "layer": 0, "num_tokens": len(rows)}
-            print(json.dumps(mtp), file=file)
-    return sorted(folder.glob("*.jsonl"))
-
-
 def test_megatron_ranks_become_source_gpus(tmp_path: Path) -> None:
     ids = {
         (step, rank): np.sort(routing(20, seed=2 * step + rank), axis=2)
         for step in (4, 5)
         for rank in (0, 1)
     }
-    made = read(megatron_files(tmp_path, ids), "megatron", **SIZES)
+    made = read(megatron_files(tmp_path, ids), "megatron", pp=1, **SIZES)
     trace = made.trace
     np.testing.assert_array_equal(ids_of(trace), np.concatenate(list(ids.values())))
     assert trace.tokens.rank is not None
@@ -188,21 +149,10 @@ def test_megatron_without_a_layer_is_refused(tmp_path: Path) -> None:
 # TensorRT-LLM
 
 
-def safetensors(tensors: dict[str, Array]) -> bytes:
-    header, body = {}, b""
-    for name, array in tensors.items():
-        data = array.astype("<i8").tobytes()
-        offsets = [len(body), len(body) + len(data)]
-        header[name] = {"dtype": "I64", "shape": list(array.shape), "data_offsets": offsets}
-        body += data
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + body
-
-
 def test_tensorrt_llm_counts_of_all_ranks_become_rows(tmp_path: Path) -> None:
     meta = {"num_experts": EXPERTS, "num_experts_per_token": TOPK}
     (tmp_path / "meta_info.json").write_text(json.dumps(meta), "utf-8")
-    wanted: dict[tuple[int, int], Array] = {}
+    wanted: dict[tuple[int, int], Any] = {}
     for rank in (0, 1):
         part = {}
         for iteration in (10, 11):
@@ -225,7 +175,7 @@ def test_tensorrt_llm_counts_of_all_ranks_become_rows(tmp_path: Path) -> None:
     assert "Only loads were recorded" in trace.info.provenance["notes"]
     damaged = (tmp_path / "rank0.safetensors").read_bytes()[:-8]
     (tmp_path / "rank0.safetensors").write_bytes(damaged)
-    with pytest.raises(tracegen.UserError, match="not a safetensors file of integers"):
+    with pytest.raises(tracegen.UserError, match="not a safetensors file of numbers"):
         read([tmp_path], "tensorrt-llm", hidden_size=8)
 
 

@@ -1,0 +1,328 @@
+"""Ranks of one parallel run: those that saw the same tokens, and those that hold other layers.
+
+A recorder that runs in every process of an engine writes one dump a rank. Under tensor
+parallelism several ranks route the same tokens: they are one source, not several. Under pipeline
+parallelism ranks hold different layers of the same tokens. Only data parallelism adds tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+import numpy as np
+
+from tracegen.errors import UserError
+from tracegen.importers.routed import Options
+from tracegen.trace.arrays import Array
+
+ALIKE = 0.5
+"""Share of equal rows from which two ranks cannot have had tokens of their own: independent tokens
+agree in every layer almost never, the same tokens disagree only where rounding decides."""
+COMPARED_ROWS = 4096
+"""Rows of two ranks that are compared where not all are equal."""
+
+SameTokens = Callable[[int, int], bool]
+
+
+@dataclass
+class Pass:
+    """One forward pass as one rank saw it."""
+
+    step: int
+    ids: Array
+    """Expert ids, integer (token, layer, k)."""
+    columns: dict[str, Array] = field(default_factory=dict)
+    """What else is known of each token, each (token,)."""
+    weights: Array | None = None
+    """Gate weights, float (token, layer, k)."""
+
+
+@dataclass
+class Rank:
+    """What one process recorded, or, after merging, one source of tokens."""
+
+    number: int
+    layers: tuple[int, ...]
+    passes: list[Pass]
+
+    def rows(self) -> Array:
+        """Ids of all passes, integer (token, layer * k)."""
+        return np.concatenate([part.ids.reshape(len(part.ids), -1) for part in self.passes])
+
+    def lengths(self) -> list[tuple[int, int]]:
+        """Step and tokens of each pass."""
+        return [(part.step, len(part.ids)) for part in self.passes]
+
+
+def same_tokens(
+    rows: Mapping[int, Array], tp: int | None, known: SameTokens | None = None
+) -> dict[int, int]:
+    """For each rank, the lowest one that had the same tokens.
+
+    Parameters
+    ----------
+    rows
+        What each rank recorded, (row, anything); equal where tokens are.
+    tp
+        Neighbouring ranks that hold the same tokens, as the user says; None to find out.
+    known
+        Whether two ranks had the same tokens, where the dump tells; None where it does not.
+
+    Raises
+    ------
+    UserError
+        If ranks agree in part, so that only the user can say what they are, or if ``tp`` does not
+        fit the ranks.
+    """
+    order = sorted(rows)
+    first: dict[int, int] = {}
+    if tp is not None:
+        if tp < 1 or len(order) % tp:
+            msg = f"--tp {tp}: there are {len(order)} ranks, no multiple of it ({_few(order)})"
+            raise UserError(msg)
+        first = {rank: order[place // tp * tp] for place, rank in enumerate(order)}
+        for rank, lowest in first.items():
+            share = _alike(rows[lowest], rows[rank])
+            if share < ALIKE:
+                msg = (
+                    f"--tp {tp}: ranks {lowest} and {rank} agree in {share:.0%} of rows, so they "
+                    "did not see the same tokens; --tp 1 takes each for a source of its own"
+                )
+                raise UserError(msg)
+    else:
+        for rank in order:
+            first[rank] = next(
+                (
+                    one
+                    for one in dict.fromkeys(first.values())
+                    if _is_replica(rows, one, rank, known)
+                ),
+                rank,
+            )
+    return first
+
+
+def replica_notice(first: Mapping[int, int], rows: Mapping[int, Array]) -> list[str]:
+    """What to tell the user of replicas that were left out.
+
+    Parameters
+    ----------
+    first
+        Rank to the one it repeats.
+    rows
+        As for :func:`same_tokens`.
+    """
+    kept = sorted(set(first.values()))
+    if len(kept) == len(first):
+        return []
+    unequal = sum(not np.array_equal(rows[rank], rows[one]) for rank, one in first.items())
+    return [
+        f"{len(first)} ranks saw the tokens of {len(kept)} (tensor parallelism): one of each group "
+        f"was kept, rank {_few(kept)}; --tp 1 keeps all."
+        + (f" {unequal} of the others differ from it in some rows." if unequal else "")
+    ]
+
+
+def _is_replica(rows: Mapping[int, Array], one: int, other: int, known: SameTokens | None) -> bool:
+    """Whether two ranks had the same tokens.
+
+    Raises
+    ------
+    UserError
+        If what is known of the tokens and what they chose contradict each other.
+    """
+    share = _alike(rows[one], rows[other])
+    alike = share >= ALIKE
+    stated = None if known is None else known(one, other)
+    if share == 1 and stated is not False:
+        return True
+    if stated is alike:
+        return alike
+    if stated is None and not alike:
+        return False
+    stated_too = {
+        None: "",
+        True: " and have the same positions and input ids",
+        False: " and have other positions or input ids",
+    }[stated]
+    msg = (
+        f"ranks {one} and {other} agree in {share:.0%} of rows{stated_too}: did they see the "
+        "same tokens? Give --tp N, the ranks that do, or --tp 1"
+    )
+    raise UserError(msg)
+
+
+def _alike(one: Array, other: Array) -> float:
+    """Share of rows in which two recordings agree; 0 if they differ in shape."""
+    if one.shape != other.shape:
+        return 0.0
+    if np.array_equal(one, other):
+        return 1.0
+    step = max(1, len(one) // COMPARED_ROWS)
+    return float((one[::step] == other[::step]).all(axis=1).mean())
+
+
+def merge(
+    ranks: list[Rank], options: Options, *, local_layers: bool, known: SameTokens | None = None
+) -> tuple[list[Rank], list[str]]:
+    """Sources of tokens: replicas left out, pipeline stages joined.
+
+    Parameters
+    ----------
+    ranks
+        As recorded, in any order.
+    options
+        ``tp`` and ``pp``, where the user says them; ``num_layers`` or a model for the numbers of
+        layers that each stage counts from zero.
+    local_layers
+        Whether every pipeline stage counts its layers from zero.
+    known
+        As for :func:`same_tokens`.
+
+    Returns
+    -------
+    One rank for each source, all with the same layers, and what to tell the user.
+
+    Raises
+    ------
+    UserError
+        If the ranks do not fit together, or only the user can say how.
+    """
+    by_number = {rank.number: rank for rank in sorted(ranks, key=lambda rank: rank.number)}
+    order = list(by_number)
+    rows = {number: rank.rows() for number, rank in by_number.items()}
+    first: dict[int, int] = {}
+    for layers in dict.fromkeys(rank.layers for rank in by_number.values()):
+        alike = {number: rows[number] for number in order if by_number[number].layers == layers}
+        first |= same_tokens(alike, options.tp, known)
+    notices = replica_notice(first, rows)
+    stages = _stages(by_number, first, options.pp, local_layers)
+    if len(stages) == 1:
+        return _numbered(stages[0], len(order)), notices
+    if len({len(stage) for stage in stages}) != 1:
+        told = "; ".join(_few([rank.number for rank in stage]) for stage in stages)
+        msg = (
+            f"{len(stages)} pipeline stages have unequal numbers of sources of tokens: ranks {told}"
+        )
+        raise UserError(msg)
+    overlap = any(set(a[0].layers) & set(b[0].layers) for a, b in combinations(stages, 2))
+    if overlap:
+        notices.append(_number_layers(stages, options))
+    merged = [_joined(list(parts)) for parts in zip(*stages, strict=True)]
+    notices.append(
+        f"{len(order)} ranks are {len(stages)} pipeline stages of {len(merged)} source(s) of "
+        "tokens: their layers were joined."
+    )
+    return _numbered(merged, len(order)), notices
+
+
+def _numbered(sources: list[Rank], ranks: int) -> list[Rank]:
+    """Sources counted from zero where they are fewer than the ranks."""
+    if len(sources) == ranks:
+        return sources
+    return [replace(source, number=number) for number, source in enumerate(sources)]
+
+
+def _stages(
+    by_number: dict[int, Rank], first: dict[int, int], pp: int | None, local_layers: bool
+) -> list[list[Rank]]:
+    """Ranks of each stage that are no replicas, in order."""
+    order = list(by_number)
+    kept = [by_number[number] for number in order if first[number] == number]
+    if pp is not None:
+        if pp < 1 or len(order) % pp:
+            msg = f"--pp {pp}: there are {len(order)} ranks, no multiple of it ({_few(order)})"
+            raise UserError(msg)
+        size = len(order) // pp
+        place = {number: index // size for index, number in enumerate(order)}
+        stages = [[rank for rank in kept if place[rank.number] == stage] for stage in range(pp)]
+        for stage in stages:
+            _same_layers(stage, f"--pp {pp}")
+        return stages
+    sets = sorted({rank.layers for rank in kept})
+    if any(set(a) & set(b) for a, b in combinations(sets, 2)):
+        msg = (
+            f"ranks recorded different but overlapping layers, such as {_few(sets[0])} and "
+            f"{_few(sets[1])}: are they pipeline stages that count from zero? Give --pp N"
+        )
+        raise UserError(msg)
+    if len(sets) == 1 and local_layers:
+        twins = [(a, b) for a, b in combinations(kept, 2) if a.lengths() == b.lengths()]
+        if twins:
+            a, b = twins[0]
+            msg = (
+                f"ranks {a.number} and {b.number} recorded the same layers and as many tokens, but "
+                "other experts: are they pipeline stages, which count their layers from zero "
+                f"(--pp {len(kept)}), or tokens of their own (--pp 1)?"
+            )
+            raise UserError(msg)
+    return [[rank for rank in kept if rank.layers == layers] for layers in sets]
+
+
+def _same_layers(ranks: list[Rank], where: str) -> None:
+    """Refuse ranks of one stage that hold different layers."""
+    for rank in ranks[1:]:
+        if rank.layers != ranks[0].layers:
+            msg = (
+                f"{where}: ranks {ranks[0].number} and {rank.number} would be one stage, but hold "
+                f"layers {_few(ranks[0].layers)} and {_few(rank.layers)}"
+            )
+            raise UserError(msg)
+
+
+def _number_layers(stages: list[list[Rank]], options: Options) -> str:
+    """Give the layers of stages that each count from zero their numbers in the model."""
+    shape = options.shape()
+    total = options.num_layers or (None if shape is None else shape.num_layers)
+    sizes = [max(rank.layers[-1] for rank in stage) + 1 for stage in stages]
+    how = (
+        "stages hold no layer after their last with experts (num_layers or a model says otherwise)"
+    )
+    if total is not None:
+        share, rest = divmod(total, len(stages))
+        if rest or max(sizes) > share:
+            msg = (
+                f"{len(stages)} pipeline stages with layers up to {max(sizes) - 1} are no equal "
+                f"shares of {total} decoder layers"
+            )
+            raise UserError(msg)
+        sizes, how = [share] * len(stages), f"each stage has {share} of {total} layers"
+    begin = 0
+    for place, (stage, size) in enumerate(zip(stages, sizes, strict=True)):
+        stages[place] = [
+            replace(rank, layers=tuple(begin + layer for layer in rank.layers)) for rank in stage
+        ]
+        begin += size
+    return f"Pipeline stages count their layers from zero; they were numbered as if {how}."
+
+
+def _joined(parts: list[Rank]) -> Rank:
+    """One source of tokens, whose layers lie in several stages."""
+    lengths = [part.lengths() for part in parts]
+    for part, length in zip(parts[1:], lengths[1:], strict=True):
+        if length != lengths[0]:
+            msg = (
+                f"ranks {parts[0].number} and {part.number} would be pipeline stages of the same "
+                f"tokens, but have passes (step, tokens) {_few(lengths[0])} and {_few(length)}"
+            )
+            raise UserError(msg)
+    passes = [
+        replace(
+            every[0],
+            ids=np.concatenate([one.ids for one in every], axis=1),
+            weights=None
+            if every[0].weights is None
+            else np.concatenate([one.weights for one in every if one.weights is not None], axis=1),
+        )
+        for every in zip(*(part.passes for part in parts), strict=True)
+    ]
+    layers = tuple(layer for part in parts for layer in part.layers)
+    return Rank(parts[0].number, layers, passes)
+
+
+def _few(values: object) -> str:
+    """The first of a sequence, for a message."""
+    listed = list(values)  # type: ignore[call-overload]
+    return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")
