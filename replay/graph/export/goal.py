@@ -1,22 +1,33 @@
 """A scheduled graph as GOAL text, which LogGOPSim's `txt2bin` reads, and simulators that follow it.
 
-One program a rank: ``calc`` takes time on one of the rank's processors (``cpu``), ``send`` and
-``recv`` meet by rank and tag, ``requires`` orders operations of a rank. See
-`replay.graph.export.programs` for how a graph becomes programs.
+``calc`` takes time, ``send`` and ``recv`` meet by rank and tag, ``requires`` orders operations of a
+rank. See `replay.graph.export.programs` for how a graph becomes programs.
 
-What is lost: credits (buffers have no end), priorities and the pooling of servers (a task keeps
-the server it had), gates (fixed as the schedule resolved them), multicast and in-switch reduction
-(a message for each edge between ranks), and what each task was, but for its number.
+LogGOPSim lets an operation go on as soon as the ``calc`` that it requires has *begun*, and holds it
+back only where both need the same processor; a message, too, comes in on the processor that sent
+it. So a rank of the file is one server of a GPU (a comment says which), its operations follow one
+another as they did in the schedule, and whatever else waits for one of them gets a message. Where
+a task waited for what the graph has no edge for, such as a buffer, a ``calc`` holds it as long.
 
-Source: T. Hoefler, T. Schneider, A. Lumsdaine, "LogGOPSim", LSAP 2010, and the scanner of its
-public code: labels are a letter with letters, digits or underscores, a processor is one byte, and
-a message has at least one byte (the simulator charges ``size - 1``).
+With L, o, g, G and O of 0 and an S above all sizes, LogGOPSim then ends when the schedule did, to
+the file's unit of time.
+
+What is lost: credits, priorities and the pooling of servers (a task keeps the server it had and
+its turn there), gates (fixed as the schedule resolved them), multicast and in-switch reduction (a
+message for each edge), and what each task was, but for its number. Messages within a GPU have one
+byte; LogGOPSim charges them L, o and g like any other.
+
+Source: T. Hoefler, T. Schneider, A. Lumsdaine, "LogGOPSim", LSAP 2010, and its public code: labels
+are a letter with letters, digits or underscores, and the simulator charges ``size - 1`` bytes.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
 
 from replay.graph.errors import UserError
 from replay.graph.export.files import Written, whole_file
@@ -25,14 +36,14 @@ from replay.graph.export.programs import (
     DELAY,
     RECEIVE,
     SEND,
+    Int64s,
     Programs,
     Transfers,
     make_programs,
 )
+from replay.graph.taskgraph import TaskGraph
 from replay.graph.timeline import Timeline
 
-#: Processors of a rank are numbered in one byte; number 0 is for what takes no time.
-_MAX_SERVERS = 255
 #: LogGOPSim's times are whole numbers, nanoseconds by convention.
 _PS_PER_NS = 1_000
 _LETTER = {CALCULATION: "t", DELAY: "d", SEND: "s", RECEIVE: "r"}
@@ -44,7 +55,7 @@ def write_goal(
     path: str | Path,
     *,
     unit_ps: int = _PS_PER_NS,
-    transfers: Transfers = "network",
+    transfers: Transfers = "schedule",
 ) -> Written:
     """Write a schedule's graph as GOAL text.
 
@@ -56,10 +67,11 @@ def write_goal(
         The file; compressed if its name ends with ``.gz``.
     unit_ps
         Picoseconds that the file's unit of time stands for; 1 keeps times exact. Times are cut
-        from the schedule, so that rounding does not add up along a resource.
+        from the schedule, so that rounding does not add up.
     transfers
         Who times transfers; see `replay.graph.export.programs.make_programs`. With "schedule",
-        LogGOPSim's L, o, g and G are to be 0.
+        LogGOPSim's L, o, g, G and O are to be 0. With "network", nothing is held for what the
+        graph has no edge for.
 
     Returns
     -------
@@ -68,14 +80,18 @@ def write_goal(
     Raises
     ------
     UserError
-        If `unit_ps` is not positive, a rank does more than 255 things at once, or the file cannot
-        be written.
+        If `unit_ps` is not positive, or the file cannot be written.
     """
     if unit_ps < 1:
         message = f"unit_ps is {unit_ps}; possible: 1 or more"
         raise UserError(message)
-    programs = make_programs(timeline, transfers, _MAX_SERVERS)
-    notes = list(programs.notes)
+    programs = make_programs(timeline, transfers, "server")
+    held = _held(programs, unit_ps) if transfers == "schedule" else np.zeros_like(programs.task)
+    notes = [*programs.notes, "a rank of the file is one server of a GPU"]
+    if transfers == "schedule":
+        notes.append("times are the schedule's: for LogGOPSim with L, o, g, G and O of 0")
+    if num_held := int(np.count_nonzero(held)):
+        notes.append(f"{num_held} tasks are held as long as they waited for more than edges")
     if unit_ps > 1:
         notes.append(f"times are cut to units of {unit_ps} ps")
     with whole_file(path) as file:
@@ -86,53 +102,64 @@ def write_goal(
         ]
         file.write("\n".join(head).encode() + b"\n")
         lines: list[str] = []
-        for line in _lines(programs, unit_ps):
+        for line in _lines(timeline, programs, held, unit_ps):
             lines.append(line)
             if len(lines) >= _CHUNK:
                 file.write("".join(lines).encode())
                 lines.clear()
         file.write("".join(lines).encode())
-    return Written((Path(path),), len(programs), tuple(notes))
+    return Written((Path(path),), len(programs) + num_held, tuple(notes))
 
 
-def _lines(programs: Programs, unit_ps: int) -> Iterator[str]:
-    """Text of the programs, a rank after the other: its operations, then what they require."""
+def _held(programs: Programs, unit_ps: int) -> Int64s:
+    """Units of time that an operation began later than its program let it (operation,).
+
+    Its program lets it begin when all before it has ended; a message, when what sent it ended.
+    """
+    start, end = programs.start_ps // unit_ps, programs.end_ps // unit_ps
+    # The latest end so far, program by program.
+    offset = programs.rank * (int(end.max(initial=0)) + 1)
+    there = np.maximum(np.maximum.accumulate(np.append(0, offset + end))[:-1] - offset, 0)
+    is_timed = (programs.what == CALCULATION) | (programs.what == DELAY)
+    held: Int64s = np.where(is_timed, start - there, 0)
+    return held
+
+
+def _lines(timeline: Timeline, programs: Programs, held: Int64s, unit_ps: int) -> Iterator[str]:
+    """Text of the programs, a rank after the other: its operations, each behind the one before."""
+    if not len(programs):
+        yield "\nrank 0 {\nempty: calc 0\n}\n"  # some readers take no empty programs
+        return
+    columns = (
+        programs.what, programs.task, programs.start_ps // unit_ps, programs.end_ps // unit_ps,
+        programs.peer, programs.size_bytes, programs.tag, held,
+    )  # fmt: skip
     for rank, (low, high) in enumerate(programs.rows_of_ranks()):
-        yield f"\nrank {rank} {{\n"
-        if low == high:
-            yield "empty: calc 0\n"  # some readers take no empty programs
-        labels = _labels(programs, low, high)
-        yield from _operations(programs, labels, low, high, unit_ps)
-        bounds = programs.indptr[low : high + 1].tolist()
-        for number in range(low, high):
-            first, last = bounds[number - low : number - low + 2]
-            for need in programs.needs[first:last].tolist():
-                yield f"{labels[number - low]} requires {labels[need - low]}\n"
+        yield f"\n// {_place(timeline.graph, programs, low)}\nrank {rank} {{\n"
+        labels: list[str] = []
+        rows = zip(*(column[low:high].tolist() for column in columns), strict=True)
+        for what, task, start, end, peer, size, tag, hold in rows:
+            if hold:
+                labels.append(f"w{task}")
+                yield f"{labels[-1]}: calc {hold}\n"
+            if what in (SEND, RECEIVE):
+                labels.append(f"{_LETTER[what]}{task}_{peer}_{tag}")
+                way = f"send {max(1, size)}b to" if what == SEND else f"recv {max(1, size)}b from"
+                yield f"{labels[-1]}: {way} {peer} tag {tag}\n"
+            else:
+                labels.append(f"{_LETTER[what]}{task}")
+                yield f"{labels[-1]}: calc {end - start}\n"
+        for before, label in itertools.pairwise(labels):
+            yield f"{label} requires {before}\n"
         yield "}\n"
 
 
-def _labels(programs: Programs, low: int, high: int) -> list[str]:
-    """Label of each operation: a letter and its task; of messages, the peer and tag, too."""
-    columns = (programs.what, programs.task, programs.peer, programs.tag)
-    rows = zip(*(column[low:high].tolist() for column in columns), strict=True)
-    return [
-        f"{_LETTER[what]}{task}" if peer < 0 else f"{_LETTER[what]}{task}_{peer}_{tag}"
-        for what, task, peer, tag in rows
-    ]
-
-
-def _operations(
-    programs: Programs, labels: list[str], low: int, high: int, unit_ps: int
-) -> Iterator[str]:
-    columns = (
-        programs.what, programs.start_ps // unit_ps, programs.end_ps // unit_ps, programs.server,
-        programs.peer, programs.size_bytes, programs.tag,
-    )  # fmt: skip
-    rows = zip(labels, *(column[low:high].tolist() for column in columns), strict=True)
-    for label, what, start, end, server, peer, size, tag in rows:
-        if what == SEND:
-            yield f"{label}: send {max(1, size)}b to {peer} tag {tag}\n"
-        elif what == RECEIVE:
-            yield f"{label}: recv {max(1, size)}b from {peer} tag {tag}\n"
-        else:
-            yield f"{label}: calc {end - start} cpu {server}\n"
+def _place(graph: TaskGraph, programs: Programs, row: int) -> str:
+    """In words, what the program that begins with a row stands for."""
+    gpu = int(programs.gpu[row])
+    if programs.server[row] == 0:
+        return f"GPU {gpu}: what takes no time"
+    row += int(np.argmax(programs.what[row:] < SEND))
+    if programs.what[row] == DELAY:
+        return f"GPU {gpu}: delays"
+    return f"GPU {gpu}: a server of {graph.resources.name(int(graph.resource[programs.task[row]]))}"

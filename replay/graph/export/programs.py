@@ -1,12 +1,14 @@
-"""A scheduled graph as one program a rank: what simulators of message passing take.
+"""A scheduled graph as programs that send each other messages: what simulators of that kind take.
 
-A rank's program holds a *calculation* for every task, a *delay* for the time on the way to tasks
-of the same rank, and a *send* or *receive* for every edge that crosses ranks. Operations depend
-on others of their own rank only. What was decided when the graph was scheduled is fixed: a gate's
+A program holds a *calculation* for every task, a *delay* for the time on the way to tasks of the
+same GPU, and a *send* or *receive* for every edge that crosses programs. Operations depend on
+others of their own program only. What was decided when the graph was scheduled is fixed: a gate's
 members depend on the tile they landed in, and tasks keep the server they were on.
 
-A task belongs to its rank, else to the owner of its resource, else to where its first predecessor
-is (or successor, where it has none).
+There is one program a GPU, or one a server of a GPU, whichever the other simulator can follow.
+
+A task belongs to its rank's GPU, else to the owner of its resource, else to where its first
+predecessor is (or successor, where it has none).
 """
 
 from __future__ import annotations
@@ -18,9 +20,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from replay.graph.errors import UserError
 from replay.graph.export.lanes import interval_lanes
-from replay.graph.taskgraph import TaskGraph
+from replay.graph.taskgraph import NULL_RESOURCE, TaskGraph
 from replay.graph.timeline import Timeline
 
 Int64s = npt.NDArray[np.int64]
@@ -32,10 +33,13 @@ _PLACE = np.array([1, 2, 3, 0])  # receives come first, sends last
 Transfers = Literal["network", "schedule"]
 """Who times transfers: the other simulator's network, or durations and latencies of the graph."""
 
+OnePer = Literal["gpu", "server"]
+"""What has a program of its own."""
+
 
 @dataclass(frozen=True, eq=False)
 class Programs:
-    """Programs of all ranks; rows are operations, rank by rank, dependencies before dependents.
+    """Programs; rows are operations, program by program, dependencies before dependents.
 
     Attributes
     ----------
@@ -43,19 +47,19 @@ class Programs:
         Number of programs.
     what
         `CALCULATION`, `DELAY`, `SEND` or `RECEIVE` (operation,).
-    rank
-        Whose program it is part of (operation,).
+    rank, gpu
+        The program it is part of, and the GPU that this is on (operation,).
     task
         The task it stands for; of a message the one at this end of the edge (operation,).
     start_ps, end_ps
-        When it began and ended in the schedule (operation,); equal where it takes no time.
+        When it began and ended in the schedule (operation,); equal where it takes no time. A
+        message is where what it waits for ends.
     server
-        Which of its rank's servers it needs (operation,): 0 for what needs none.
-    num_servers
-        Servers of each rank (rank,), number 0 not counted.
+        Which of its GPU's servers it needs (operation,): 0 for what needs none. A message has that
+        of what it hangs on.
     peer, size_bytes, tag
-        Of messages (operation,): the other rank, the size, and a number that no other message
-        between the two has. -1, 0 and -1 for other operations.
+        Of messages (operation,): the other program, the size (0 within a GPU), and a number that
+        no other message between the two has. -1, 0 and -1 for other operations.
     indptr, needs
         ``needs[indptr[i]:indptr[i + 1]]`` are the operations that operation ``i`` waits for.
     notes
@@ -65,11 +69,11 @@ class Programs:
     num_ranks: int
     what: Int64s
     rank: Int64s
+    gpu: Int64s
     task: Int64s
     start_ps: Int64s
     end_ps: Int64s
     server: Int64s
-    num_servers: Int64s
     peer: Int64s
     size_bytes: Int64s
     tag: Int64s
@@ -117,93 +121,95 @@ def _distinct(src: Int64s, dst: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def make_programs(
-    timeline: Timeline, transfers: Transfers = "network", max_servers: int | None = None
+    timeline: Timeline, transfers: Transfers = "network", one_per: OnePer = "gpu"
 ) -> Programs:
-    """Turn a schedule into one program a rank.
+    """Turn a schedule into programs.
 
     Parameters
     ----------
     timeline
         The schedule, with its graph.
     transfers
-        With "network", tasks that carry bytes across ranks (both ends of the edge) take no time
+        With "network", tasks that carry bytes across GPUs (both ends of the edge) take no time
         of their own and what they carry is sent: the other simulator's network says how long that
         takes. With "schedule", they keep their durations and latencies, for a network without.
-    max_servers
-        Most servers a rank may have. Where it has more, operations that did not overlap in the
-        schedule share servers, whatever their resources.
-
-    Raises
-    ------
-    UserError
-        If more operations than `max_servers` overlap.
+    one_per
+        What has a program of its own: a "gpu", whose operations name the server they need, or a
+        "server" of a GPU, whose operations follow one another. What takes no time, and each delay
+        among those that overlap, has a server of its own.
     """
     graph = timeline.graph
     src, dst = _distinct(*resolved_edges(timeline))
     home = home_ranks(graph, src, dst)
-    is_message = home[src] != home[dst]
+    is_between = home[src] != home[dst]
     carried = np.maximum(graph.wire_bytes, graph.payload_bytes)
     size = np.where(graph.wire_bytes > 0, graph.wire_bytes, graph.payload_bytes)
     is_transfer = np.zeros(graph.num_tasks, np.bool_)
     if transfers == "network":
         for ends in (src, dst):
-            is_transfer[ends[is_message]] = True
+            is_transfer[ends[is_between]] = True
         is_transfer &= carried > 0
     # A task's way to others takes time of its own, unless the network's stands for it.
     has_delay = timeline.on_the_way_ps > 0
     if transfers == "network":
         goes_on = np.ones(graph.num_tasks, np.bool_)
         goes_on[src] = False  # the last task's way counts, too
-        goes_on[src[~is_message]] = True
+        goes_on[src[~is_between]] = True
         has_delay &= goes_on
-    end = np.where(is_transfer, timeline.start_ps, timeline.end_ps)
 
+    # Calculation t is operation t, delays follow.
     tasks = np.arange(graph.num_tasks, dtype=np.int64)
     delayed = np.flatnonzero(has_delay)
-    sent, received = src[is_message], dst[is_message]
-    what = np.repeat(
-        [CALCULATION, DELAY, SEND, RECEIVE], [tasks.size, delayed.size, sent.size, sent.size]
-    )
-    task = np.concatenate([tasks, delayed, sent, received])
-    visible = timeline.visible_ps
-    start_ps = np.concatenate([timeline.start_ps, timeline.end_ps[delayed], end[sent], end[sent]])
-    end_ps = np.concatenate([end, visible[delayed], end[sent], end[sent]])
-
-    # Operations by number: calculation t is t, a delay follows all of those, and so on.
+    task = np.concatenate([tasks, delayed])
+    start = np.concatenate([timeline.start_ps, timeline.end_ps[delayed]])
+    served = np.where(is_transfer, timeline.start_ps, timeline.end_ps)
+    end = np.concatenate([served, timeline.visible_ps[delayed]])
     after = tasks.copy()
     after[delayed] = tasks.size + np.arange(delayed.size)
-    send = tasks.size + delayed.size + np.arange(sent.size)
-    receive = send + sent.size
-    source = after if transfers == "schedule" else tasks
-    needs = [after[src[~is_message]], delayed, source[sent], receive]
-    needers = [dst[~is_message], after[delayed], send, received]
+    source = np.where(is_between & (transfers == "network"), src, after[src])
+    source = np.concatenate([source, delayed])
+    target = np.concatenate([dst, after[delayed]])
 
-    nothing = np.full(tasks.size + delayed.size, -1, np.int64)
-    peer = np.concatenate([nothing, home[received], home[sent]])
-    tag = np.tile(_tags(home[sent], home[received]), 2)
-    lanes = _Servers(graph, home, what, task, start_ps, end_ps)
-    server, num_servers = lanes.number(max_servers)
-    order = _program_order(timeline, home, src, dst, what, task)
+    gpu = home[task]
+    pool = np.concatenate([graph.resource, np.full(delayed.size, NULL_RESOURCE)])
+    server = _servers(gpu, pool, start, end)
+    rank = gpu
+    if one_per == "server":
+        rank = np.unique(np.column_stack([gpu, server]), axis=0, return_inverse=True)[1].reshape(-1)
+    crosses = rank[source] != rank[target]
+    sender, receiver = source[crosses], target[crosses]
+    sent_bytes = np.concatenate([np.where(is_between, size[src], 0), 0 * delayed])[crosses]
+
+    # A message hangs on the operation at its end of the edge.
+    at = np.concatenate([np.arange(task.size), sender, receiver])
+    what = np.repeat(
+        [CALCULATION, DELAY, SEND, RECEIVE], [tasks.size, delayed.size, sender.size, sender.size]
+    )
+    level = _levels(timeline.start_ps, src, dst)
+    order = np.lexsort((_PLACE[what], task[at], level[task[at]], start[at], rank[at]))
     number = np.empty(order.size, np.int64)
     number[order] = np.arange(order.size)
-    needed_by = number[np.concatenate(needers)]
+    sends, receives = number[task.size :].reshape(2, -1)
+    needs = np.concatenate([number[source[~crosses]], number[sender], receives])
+    needed_by = np.concatenate([number[target[~crosses]], sends, number[receiver]])
     by_needer = np.argsort(needed_by, kind="stable")
     counts = np.bincount(needed_by, minlength=order.size)
+    nothing = np.full(task.size, -1, np.int64)
     return Programs(
-        num_ranks=num_servers.size,
+        num_ranks=int(rank.max(initial=0)) + 1,
         what=what[order],
-        rank=home[task][order],
-        task=task[order],
-        start_ps=start_ps[order],
-        end_ps=end_ps[order],
-        server=server[order],
-        num_servers=num_servers,
-        peer=peer[order],
-        size_bytes=np.concatenate([nothing * 0, np.tile(size[sent], 2)])[order],
-        tag=np.concatenate([nothing, tag])[order],
+        rank=rank[at][order],
+        gpu=gpu[at][order],
+        task=task[at][order],
+        start_ps=np.concatenate([start, end[sender], end[sender]])[order],
+        end_ps=np.concatenate([end, end[sender], end[sender]])[order],
+        server=server[at][order],
+        peer=np.concatenate([nothing, rank[receiver], rank[sender]])[order],
+        size_bytes=np.concatenate([0 * task, sent_bytes, sent_bytes])[order],
+        tag=np.concatenate([nothing, np.tile(_tags(rank[sender], rank[receiver]), 2)])[order],
         indptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        needs=number[np.concatenate(needs)][by_needer],
-        notes=(*lanes.notes, *_notes(graph, home, is_message, src, transfers)),
+        needs=needs[by_needer],
+        notes=_notes(graph, home, is_between, src, transfers),
     )
 
 
@@ -235,84 +241,38 @@ def _tags(source: Int64s, target: Int64s) -> Int64s:
     return tags
 
 
-class _Servers:
-    """Numbers the servers of each rank."""
+def _servers(gpu: Int64s, resource: Int64s, start: Int64s, end: Int64s) -> Int64s:
+    """Number the servers of each GPU from 1: (operation,), 0 where it takes no time.
 
-    def __init__(
-        self,
-        graph: TaskGraph,
-        home: Int64s,
-        what: Int64s,
-        task: Int64s,
-        start_ps: Int64s,
-        end_ps: Int64s,
-    ) -> None:
-        self.notes: tuple[str, ...] = ()
-        self._num_operations = what.size
-        self._num_ranks = int(home.max(initial=0)) + 1
-        self._timed = np.flatnonzero(end_ps > start_ps)
-        self._start, self._end = start_ps[self._timed], end_ps[self._timed]
-        resource = graph.resource[task[self._timed]].astype(np.int64)
-        is_delay = (what[self._timed] == DELAY) | (resource < 0)
-        # Delays overlap freely; they get as many servers as overlap, behind the resources'.
-        self._group = np.where(is_delay, len(graph.resources), resource)
-        self._rank = home[task[self._timed]]
-
-    def number(self, max_servers: int | None) -> tuple[Int64s, Int64s]:
-        """Server of each operation, 0 where it takes no time, and how many each rank has."""
-        group = self._group
-        if max_servers is not None:
-            crowded = np.flatnonzero(self._lanes(group)[1] > max_servers)
-            group = np.where(np.isin(self._rank, crowded), -1, group)
-            if crowded.size:
-                shared = (
-                    f"{crowded.size} ranks have more than {max_servers} servers: there, "
-                    "operations that did not overlap share them, whatever their resources"
-                )
-                self.notes = (shared,)
-        server = np.zeros(self._num_operations, np.int64)
-        server[self._timed], num_servers = self._lanes(group)
-        if max_servers is not None and num_servers.max() > max_servers:
-            rank = int(num_servers.argmax())
-            message = (
-                f"rank {rank} does {int(num_servers[rank])} things at once; the format has room "
-                f"for {max_servers}"
-            )
-            raise UserError(message)
-        return server, num_servers
-
-    def _lanes(self, group: Int64s) -> tuple[Int64s, Int64s]:
-        lane = interval_lanes((group + 1) * self._num_ranks + self._rank, self._start, self._end)
-        rows, of_row = np.unique(
-            np.column_stack([self._rank, group, lane]), axis=0, return_inverse=True
-        )
-        first = np.searchsorted(rows[:, 0], np.arange(self._num_ranks))
-        number = 1 + of_row.reshape(-1) - first[self._rank]
-        return number, np.bincount(rows[:, 0], minlength=self._num_ranks).astype(np.int64)
+    Delays, which have no resource, overlap freely: they get as many servers as overlap, behind
+    those of the GPU's resources.
+    """
+    timed = np.flatnonzero(end > start)
+    gpu, pool = gpu[timed], resource[timed]
+    pool = np.where(pool < 0, pool.max(initial=-1) + 1, pool)
+    lane = interval_lanes(pool * (gpu.max(initial=0) + 1) + gpu, start[timed], end[timed])
+    rows, of_row = np.unique(np.column_stack([gpu, pool, lane]), axis=0, return_inverse=True)
+    server = np.zeros(start.size, np.int64)
+    server[timed] = 1 + of_row.reshape(-1) - np.searchsorted(rows[:, 0], gpu)
+    return server
 
 
-def _program_order(
-    timeline: Timeline, home: Int64s, src: Int64s, dst: Int64s, what: Int64s, task: Int64s
-) -> Int64s:
-    """Operations by rank, then in the order of the schedule, dependencies first."""
-    start = timeline.start_ps
+def _levels(start: Int64s, src: Int64s, dst: Int64s) -> Int64s:
+    """Place of tasks among those that start at the same instant and wait for each other."""
     level = np.zeros(start.size, np.int64)
-    # Tasks that start at the same instant may still wait for each other.
     at_once = np.flatnonzero(start[src] == start[dst])
     while True:
         raised = level[dst[at_once]] <= level[src[at_once]]
         if not raised.any():
-            break
+            return level
         at_once_raised = at_once[raised]
         np.maximum.at(level, dst[at_once_raised], level[src[at_once_raised]] + 1)
-    keys = (_PLACE[what], task, level[task], start[task], home[task])
-    return np.lexsort(keys).astype(np.int64)
 
 
 def _notes(
     graph: TaskGraph,
     home: Int64s,
-    is_message: npt.NDArray[np.bool_],
+    is_between: npt.NDArray[np.bool_],
     src: Int64s,
     transfers: Transfers,
 ) -> tuple[str, ...]:
@@ -331,7 +291,7 @@ def _notes(
     shared = int(np.count_nonzero(np.bincount(pairs[:, 0], minlength=1) > 1))
     if shared:
         notes.append(f"{shared} resources serve several ranks: each of these has its own")
-    fan_out = int(np.count_nonzero(np.bincount(src[is_message], minlength=1) > 1))
+    fan_out = int(np.count_nonzero(np.bincount(src[is_between], minlength=1) > 1))
     if fan_out:
         notes.append(
             f"{fan_out} tasks send to several ranks: each of these is a message of its own"

@@ -1,11 +1,9 @@
-"""One program a rank: the graph comes back from GOAL and Chakra files, and so does its time."""
+"""One program a rank: the graph comes back from Chakra files, and so do its times."""
 
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import importlib.util
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,6 @@ import pytest
 from replay.graph import GraphBuilder, Timeline, UserError, schedule
 from replay.graph.export import export
 from replay.graph.export.chakra import write_chakra
-from replay.graph.export.goal import write_goal
 from replay.graph.export.programs import home_ranks, make_programs, resolved_edges
 
 
@@ -60,231 +57,6 @@ def crossing() -> Timeline:
     home = builder.add(2, resource=down[0], **row, after=returned)
     builder.join(home, kind=2)
     return schedule(builder.build())
-
-
-# GOAL ------------------------------------------------------------------------------------------
-
-_OPERATION = re.compile(
-    r"(?P<label>[A-Za-z]\w*): (?:"
-    r"calc (?P<time>\d+)(?: cpu (?P<cpu>\d+))?"
-    r"|(?P<way>send|recv) (?P<size>\d+)b (?:to|from) (?P<peer>\d+) tag (?P<tag>\d+))"
-)
-
-
-@dataclasses.dataclass
-class GoalRank:
-    """One rank of a GOAL file: operations by label in the order of the file, and what they need."""
-
-    operations: dict[str, dict[str, str | None]] = dataclasses.field(default_factory=dict)
-    needs: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-
-
-def read_goal(path: Path) -> list[GoalRank]:
-    ranks: list[GoalRank] = []
-    count = -1
-    for line in path.read_text().splitlines():
-        if not line or line.startswith("//"):
-            continue
-        if found := re.fullmatch(r"num_ranks (\d+)", line):
-            count = int(found[1])
-        elif found := re.fullmatch(r"rank (\d+) \{", line):
-            assert int(found[1]) == len(ranks)
-            ranks.append(GoalRank())
-        elif found := re.fullmatch(r"(\w+) requires (\w+)", line):
-            # The scanner knows only labels it has seen.
-            assert {found[1], found[2]} <= set(ranks[-1].operations)
-            ranks[-1].needs.setdefault(found[1], []).append(found[2])
-        elif line != "}":
-            operation = _OPERATION.fullmatch(line)
-            assert operation is not None, line
-            assert operation["label"] not in ranks[-1].operations
-            ranks[-1].operations[operation["label"]] = operation.groupdict()
-    assert count == len(ranks)
-    return ranks
-
-
-def messages(ranks: list[GoalRank]) -> tuple[dict[Any, str], dict[Any, str]]:
-    """Sends and receives by (source, target, tag), sizes checked to agree."""
-    found: dict[str, dict[Any, str]] = {"send": {}, "recv": {}}
-    sizes: dict[Any, str | None] = {}
-    for rank, program in enumerate(ranks):
-        for label, operation in program.operations.items():
-            if operation["way"] is None:
-                continue
-            peer = int(operation["peer"] or 0)
-            ends = (rank, peer) if operation["way"] == "send" else (peer, rank)
-            key = (*ends, operation["tag"])
-            assert key not in found[operation["way"]]
-            found[operation["way"]][key] = label
-            assert sizes.setdefault(key, operation["size"]) == operation["size"]
-    assert found["send"].keys() == found["recv"].keys()
-    return found["send"], found["recv"]
-
-
-def goal_edges(ranks: list[GoalRank]) -> set[tuple[int, int]]:
-    """Edges between tasks: those inside a rank, and those that messages stand for."""
-    sends, receives = messages(ranks)
-    sender = {
-        (key[1], receives[key]): number(ranks[key[0]].needs[label][0])
-        for key, label in sends.items()
-    }
-    edges = set()
-    for rank, program in enumerate(ranks):
-        for label, needs in program.needs.items():
-            for need in needs:
-                if label.startswith("t"):
-                    source = sender[rank, need] if need.startswith("r") else number(need)
-                    edges.add((source, number(label)))
-    return edges
-
-
-def number(label: str) -> int:
-    """Task of a label."""
-    found = re.match(r"[a-z](\d+)", label)
-    assert found is not None
-    return int(found[1])
-
-
-def run_goal(ranks: list[GoalRank]) -> int:
-    """End of the programs where messages take no time and processors take what is ready first."""
-    sends, receives = messages(ranks)
-    followers: dict[tuple[int, str], list[tuple[int, str]]] = {}
-    missing: dict[tuple[int, str], int] = {}
-    order: dict[tuple[int, str], int] = {}
-    for rank, program in enumerate(ranks):
-        for label in program.operations:
-            order[rank, label] = len(order)
-            needs = program.needs.get(label, [])
-            missing[rank, label] = len(needs)
-            for need in needs:
-                followers.setdefault((rank, need), []).append((rank, label))
-    for key, label in sends.items():
-        followers.setdefault((key[0], label), []).append((key[1], receives[key]))
-        missing[key[1], receives[key]] += 1
-    free: dict[tuple[int, str | None], int] = {}
-    # All that takes no time happens before anything starts that does; then in order of the file.
-    waiting: list[tuple[int, bool, int, tuple[int, str]]] = []
-    done: list[tuple[int, int, tuple[int, str]]] = []
-    last = count = 0
-
-    def ready(now: int, name: tuple[int, str]) -> None:
-        operation = ranks[name[0]].operations[name[1]]
-        heapq.heappush(waiting, (now, int(operation["time"] or 0) > 0, order[name], name))
-
-    for name, open_needs in missing.items():
-        if open_needs == 0:
-            ready(0, name)
-    while waiting or done:
-        if done and (not waiting or done[0][0] <= waiting[0][0]):
-            now, _, name = heapq.heappop(done)
-            last, count = max(last, now), count + 1
-            for follower in followers.get(name, []):
-                missing[follower] -= 1
-                if missing[follower] == 0:
-                    ready(now, follower)
-            continue
-        now, _, place, name = heapq.heappop(waiting)
-        operation = ranks[name[0]].operations[name[1]]
-        time = int(operation["time"] or 0)
-        if time:
-            now = max(now, free.get((name[0], operation["cpu"]), 0))
-            free[name[0], operation["cpu"]] = now + time
-        heapq.heappush(done, (now + time, place, name))
-    assert count == len(order)
-    return last
-
-
-def test_goal_of_a_crossing(crossing: Timeline, tmp_path: Path) -> None:
-    written = write_goal(crossing, tmp_path / "p.goal", unit_ps=1)
-    ranks = read_goal(tmp_path / "p.goal")
-    assert len(ranks) == 2
-    assert written.num_events == sum(len(rank.operations) for rank in ranks)
-    sends, _ = messages(ranks)
-    assert sorted(key[:2] for key in sends) == [(0, 1), (0, 1), (1, 0), (1, 0)]
-    # Wire bytes where the graph has them, else payload.
-    assert {ranks[0].operations[label]["size"] for key, label in sends.items() if key[0] == 0} == {
-        "16384"
-    }
-    assert {ranks[1].operations[label]["size"] for key, label in sends.items() if key[0] == 1} == {
-        "14336"
-    }
-    times = {label: op["time"] for rank in ranks for label, op in rank.operations.items()}
-    assert (times["t0"], times["t2"], times["t4"]) == ("0", "0", "900000")
-    assert times["d2"] == "250000"  # from the downlink to the tile: no network stands for it
-    assert "d0" not in times  # from uplink to downlink the network does
-    cpus = {ranks[1].operations[tile]["cpu"] for tile in ("t4", "t5")}
-    assert len(cpus) == 2  # side by side on two servers of the pool
-    assert ranks[0].operations["t10"]["time"] == "0"  # the mark is where its first predecessor is
-
-
-@pytest.mark.parametrize("seed", range(15))
-def test_graph_comes_back_from_goal(seed: int, tmp_path: Path) -> None:
-    timeline = random_timeline(seed, is_shuffled=seed % 2 == 1, latencies=(0, 2))
-    export(timeline, "goal", tmp_path / "p.goal")
-    ranks = read_goal(tmp_path / "p.goal")
-    assert goal_edges(ranks) == set(
-        zip(*(e.tolist() for e in resolved_edges(timeline)), strict=True)
-    )
-    tasks = [number(label) for rank in ranks for label in rank.operations if label.startswith("t")]
-    assert sorted(tasks) == list(range(timeline.graph.num_tasks))
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_goal_takes_as_long_as_the_schedule(seed: int, tmp_path: Path) -> None:
-    # Nothing but queues, pools and gates: what the programs hold is all there is.
-    timeline = random_timeline(seed, has_ranks=False, durations=(1, 2, 3), latencies=(0, 2, 5))
-    write_goal(timeline, tmp_path / "p.goal", unit_ps=1, transfers="schedule")
-    assert run_goal(read_goal(tmp_path / "p.goal")) == timeline.makespan_ps
-
-
-def test_a_crossing_takes_as_long_as_the_schedule(crossing: Timeline, tmp_path: Path) -> None:
-    write_goal(crossing, tmp_path / "p.goal", unit_ps=1, transfers="schedule")
-    assert run_goal(read_goal(tmp_path / "p.goal")) == crossing.makespan_ps
-    write_goal(crossing, tmp_path / "q.goal", unit_ps=1)
-    # Without a network only the first tile is left, and the ways into it and out of the last row.
-    assert run_goal(read_goal(tmp_path / "q.goal")) == 900_000 + 2 * 250_000
-
-
-def test_rounding_does_not_add_up(tmp_path: Path) -> None:
-    builder = GraphBuilder(["row"])
-    port = builder.resource("uplink", group="uplink", owner=0)
-    builder.add(1_000, resource=port, duration_ps=31_858)
-    write_goal(schedule(builder.build()), tmp_path / "p.goal")
-    times = [int(op["time"] or 0) for op in read_goal(tmp_path / "p.goal")[0].operations.values()]
-    assert set(times) == {31, 32}
-    assert sum(times) == 31_858
-
-
-def test_what_goal_loses_is_said(tmp_path: Path) -> None:
-    builder = GraphBuilder(["a"])
-    port = builder.resource("port", group="port", owner=1)
-    pool = builder.credit_pool("room", 1)
-    ids = builder.add(3, resource=port, duration_ps=5, priority=[2, 1, 1], rank=[0, 1, 2])
-    builder.edges(ids[0], ids[1:])
-    builder.take(ids, pool)
-    written = write_goal(schedule(builder.build()), tmp_path / "p.goal")
-    text = (tmp_path / "p.goal").read_text()
-    for words in ("3 takes of credits", "priorities", "1 tasks send to several ranks", "1000 ps"):
-        assert any(words in note for note in written.notes)
-        assert words in text
-
-
-def crowd(count: int) -> Timeline:
-    """As many servers at work at once, then as many others."""
-    builder = GraphBuilder(["a"])
-    early, late = (builder.resource(name, name, servers=count, owner=0) for name in ("one", "two"))
-    first = builder.add(count, resource=early, duration_ps=2_000)
-    builder.add(count, resource=late, duration_ps=2_000, after=first)
-    return schedule(builder.build())
-
-
-def test_processors_fit_in_a_byte(tmp_path: Path) -> None:
-    written = export(crowd(200), "goal", tmp_path / "p.goal")
-    cpus = {int(op["cpu"] or 0) for op in read_goal(tmp_path / "p.goal")[0].operations.values()}
-    assert cpus == set(range(1, 201))
-    assert "more than 255 servers" in written.notes[0]
-    with pytest.raises(UserError, match="rank 0 does 256 things at once; the format has room for"):
-        export(crowd(256), "goal", tmp_path / "q.goal")
 
 
 # Chakra ----------------------------------------------------------------------------------------
@@ -510,14 +282,10 @@ def test_tasks_without_a_rank_go_where_their_neighbours_are() -> None:
 
 def test_nothing_to_do(tmp_path: Path) -> None:
     timeline = schedule(GraphBuilder(["a"]).build())
-    export(timeline, "goal", tmp_path / "p.goal")
-    assert list(read_goal(tmp_path / "p.goal")[0].operations) == ["empty"]
     export(timeline, "chakra", tmp_path / "p")
     assert read_chakra(tmp_path / "p.0.et")[1] == {}
 
 
-@pytest.mark.parametrize("name", ["goal", "chakra"])
-def test_units_are_positive(name: str, crossing: Timeline, tmp_path: Path) -> None:
-    write = {"goal": write_goal, "chakra": write_chakra}[name]
+def test_units_are_positive(crossing: Timeline, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unit_ps is 0"):
-        write(crossing, tmp_path / "p", unit_ps=0)
+        write_chakra(crossing, tmp_path / "p", unit_ps=0)
