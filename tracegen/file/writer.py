@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import math
+import os
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
+from tracegen import output
 from tracegen.errors import UserError
 from tracegen.file import header, schema
-from tracegen.file.draft import draft_of
 from tracegen.file.schema import COLUMNS, Column
 from tracegen.trace import content_id
 from tracegen.trace.arrays import Array
 from tracegen.trace.routing import RoutingTrace
+
+_INDEX_BYTES = 256
+"""Of a chunk: its place in the index, and its checksum."""
+_MARGIN_BYTES = 2**16
+"""Of a file: groups, attributes and whatever else is neither data nor index."""
 
 
 def write(trace: RoutingTrace, path: str | Path, *, overwrite: bool = False) -> str:
@@ -39,13 +47,10 @@ def write(trace: RoutingTrace, path: str | Path, *, overwrite: bool = False) -> 
     UserError
         If the trace breaks an invariant, or the file cannot be written.
     """
-    target = Path(path)
-    if target.exists() and not overwrite:
-        msg = f"{target} exists; overwriting must be asked for"
+    if output.replaces(path) and not overwrite:
+        msg = f"{path} exists; overwriting must be asked for"
         raise UserError(msg)
-    if not target.absolute().parent.is_dir():
-        msg = f"{target}: the folder {target.absolute().parent} does not exist"
-        raise UserError(msg)
+    output.check(path)
     trace.validate()
     digest = content_id.content_id(trace)
     info = trace.info
@@ -55,14 +60,47 @@ def write(trace: RoutingTrace, path: str | Path, *, overwrite: bool = False) -> 
     attributes = header.root_attributes(info, digest)
     arrays = 1 + sum(array is not None for array in (trace.gate_weights, trace.flags))
     reserve = schema.metadata_bytes(trace.num_layers * arrays, trace.num_tokens)
-    with draft_of(target) as draft, h5py.File(draft, "x", meta_block_size=reserve) as file:
-        _write_body(file, trace)
-        _write_attributes(file, attributes)
+    columns = _columns(trace)
+    with output.draft_of(path) as draft:
+        room = reserve + _MARGIN_BYTES + sum(_most_bytes(*pair) for pair in columns)
+        _set_aside(draft, room)
+        with h5py.File(draft, "w", meta_block_size=reserve) as file:
+            _set_aside(draft, room)  # HDF5 has given back what there was
+            for column, array in columns:
+                _write_column(file, column, array)
+            _describe(file, trace)
+            _write_attributes(file, attributes)
+            file.flush()
+            os.truncate(draft, file.id.get_filesize())
     return digest
 
 
-def _write_body(file: h5py.File, trace: RoutingTrace) -> None:
-    """Write groups, their attributes and every dataset, in the order of the schema."""
+def _set_aside(draft: Path, room: int) -> None:
+    """Have the file system keep room for a file, or refuse it while HDF5 has nothing to write.
+
+    HDF5 does not survive a full disk: what it could not write it tries again when it closes the
+    file, and when the process ends, with messages of its own and at last an access to memory that
+    it has freed.
+
+    Raises
+    ------
+    OSError
+        If there is less room.
+    """
+    if not hasattr(os, "posix_fallocate"):
+        return
+    with draft.open("r+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, room)
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
+                return  # a file system that keeps no room
+            text = f"{error.strerror}: up to {room / 1e6:,.1f} MB are written"
+            raise OSError(error.errno, text) from error
+
+
+def _columns(trace: RoutingTrace) -> list[tuple[Column, Array]]:
+    """Every dataset that the trace has, as it is stored, in the order of the schema."""
     arrays: dict[str, Array | None] = {
         "model/moe_layer_index": trace.moe_layer_index,
         "routing/expert_ids": trace.expert_ids,
@@ -73,10 +111,12 @@ def _write_body(file: h5py.File, trace: RoutingTrace) -> None:
         **{f"tokens/{name}": column for name, column in vars(trace.tokens).items()},
         **{f"requests/{name}": column for name, column in vars(trace.requests).items()},
     }
-    for column in COLUMNS.values():
-        array = arrays[column.path]
-        if array is not None:
-            _write_column(file, column, array)
+    present = ((column, arrays[column.path]) for column in COLUMNS.values())
+    return [(column, _stored(column, array)) for column, array in present if array is not None]
+
+
+def _describe(file: h5py.File, trace: RoutingTrace) -> None:
+    """Write what says how groups and datasets are to be read."""
     info, routing = trace.info, file["routing"]
     _write_attributes(file["model"], header.model_attributes(trace.model))
     slots = {"id_space": info.id_space, "slot_order": info.slot_order}
@@ -98,33 +138,57 @@ def _write_attributes(node: h5py.Group | h5py.Dataset, values: dict[str, Any]) -
             node.attrs[name] = value
 
 
+def _stored(column: Column, array: Array) -> Array:
+    """The values of a dataset in the type that the file has.
+
+    Raises
+    ------
+    UserError
+        If a text is too long.
+    """
+    if array.dtype.kind != "U":
+        return array.astype(array.dtype.newbyteorder("<"), copy=False)
+    encoded = [text.encode("utf-8") for text in array.tolist()]
+    longest = max(map(len, encoded), default=1)
+    if longest > schema.MAX_TEXT_BYTES:
+        msg = f"/{column.path}: a text of {longest} bytes; at most {schema.MAX_TEXT_BYTES}"
+        raise UserError(msg)
+    return np.array(encoded, dtype=h5py.string_dtype("utf-8", max(1, longest)))
+
+
+def _chunks(column: Column, array: Array) -> tuple[int, ...] | None:
+    """Shape of the parts that are compressed, along tokens; None where that gains nothing."""
+    # A filter needs chunks, and chunks need data; a handful of numbers is smaller as it is.
+    if array.size <= 64:
+        return None
+    token_axis = column.dims.index("token") if "token" in column.dims else 0
+    chunks = list(array.shape)
+    chunks[token_axis] = min(
+        chunks[token_axis], schema.TOKENS_PER_CHUNK * (4 if array.ndim == 1 else 1)
+    )
+    if array.ndim > 1 and "token" in column.dims:
+        chunks[0] = 1
+    return tuple(chunks)
+
+
+def _most_bytes(column: Column, array: Array) -> int:
+    """Bytes that a dataset takes at most: what cannot be compressed is stored as it is."""
+    chunks = _chunks(column, array)
+    if chunks is None:
+        return array.nbytes
+    number = math.prod(-(-size // each) for size, each in zip(array.shape, chunks, strict=True))
+    return int(number * (math.prod(chunks) * array.itemsize + _INDEX_BYTES))
+
+
 def _write_column(file: h5py.File, column: Column, array: Array) -> None:
     """One dataset: chunked and compressed along tokens, plain where that gains nothing."""
-    if array.dtype.kind == "U":
-        encoded = [text.encode("utf-8") for text in array.tolist()]
-        longest = max(map(len, encoded), default=1)
-        if longest > schema.MAX_TEXT_BYTES:
-            msg = f"/{column.path}: a text of {longest} bytes; at most {schema.MAX_TEXT_BYTES}"
-            raise UserError(msg)
-        dtype = h5py.string_dtype("utf-8", max(1, longest))
-        array = np.array(encoded, dtype=dtype)
-    else:
-        dtype = array.dtype.newbyteorder("<")
     options: dict[str, Any] = {}
-    # A filter needs chunks, and chunks need data; a handful of numbers is smaller as it is.
-    if array.size > 64:
-        token_axis = column.dims.index("token") if "token" in column.dims else 0
-        chunks = list(array.shape)
-        chunks[token_axis] = min(
-            chunks[token_axis], schema.TOKENS_PER_CHUNK * (4 if array.ndim == 1 else 1)
-        )
-        if array.ndim > 1 and "token" in column.dims:
-            chunks[0] = 1
+    if (chunks := _chunks(column, array)) is not None:
         options = {
-            "chunks": tuple(chunks),
+            "chunks": chunks,
             "compression": "gzip",
             "compression_opts": 4,
             "shuffle": True,
             "fletcher32": True,
         }
-    file.create_dataset(column.path, data=array, dtype=dtype, **options)
+    file.create_dataset(column.path, data=array, dtype=array.dtype, **options)

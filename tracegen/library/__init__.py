@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from tracegen.errors import UserError
-from tracegen.file.draft import draft_of
 from tracegen.library import catalogue as catalogues
 from tracegen.library import listed, resolve, settings
 from tracegen.library.catalogue import Entry, is_url
 from tracegen.library.resolve import Found, search
+from tracegen.output import draft_of
 
 if TYPE_CHECKING:
     from tracegen.file.reader import TraceFile
@@ -317,7 +317,11 @@ def _copy(path: Path, folder: Path, name: str) -> Path:
     if target.exists():
         msg = f"{target} exists"
         raise UserError(msg)
-    with draft_of(target) as draft:
+    try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"{folder}: cannot be made ({error.strerror})"
+        raise UserError(msg) from error
+    with draft_of(target) as draft:
         shutil.copyfile(path, draft)
     return target

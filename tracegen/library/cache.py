@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from tracegen import output
 from tracegen.errors import UserError
-from tracegen.file.draft import draft_of
 from tracegen.library import transport
 from tracegen.library.catalogue import MAX_FILE_BYTES, MAX_INDEX_BYTES, Entry, sha256_of
 from tracegen.library.transport import Interrupted
@@ -227,8 +227,7 @@ def read_index(cache: Path, url: str, offline: bool) -> tuple[str, str | None]:
         return copy.read_text("utf-8"), f"{error}; using what was read before"
     with contextlib.suppress(OSError, UserError):  # a cache that cannot be written is no loss here
         _make_folder(copy.parent)
-        with draft_of(copy) as draft:
-            draft.write_text(text, "utf-8")
+        output.write_text(copy, text)
     return text, None
 
 

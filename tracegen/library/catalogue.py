@@ -17,9 +17,8 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from tracegen import regular
+from tracegen import output, regular
 from tracegen.errors import UserError
-from tracegen.file.draft import draft_of
 
 INDEX = "index.toml"
 """File name of a catalogue."""
@@ -339,8 +338,7 @@ def write(folder: Path, entries: Iterable[Entry], comment: str) -> None:
     UserError
         If it cannot be written.
     """
-    with draft_of(folder / INDEX) as draft:
-        draft.write_text(text_of(entries, comment), "utf-8")
+    output.write_text(folder / INDEX, text_of(entries, comment))
 
 
 @functools.cache

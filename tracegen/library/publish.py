@@ -8,9 +8,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from tracegen import library
+from tracegen import library, output
 from tracegen.errors import UserError
-from tracegen.file.draft import draft_of
 from tracegen.library import card, catalogue, describe
 from tracegen.library.card import About
 from tracegen.library.catalogue import INDEX, Entry
@@ -70,7 +69,7 @@ def add(
     source_listing = library.lookup(trace)
     described = source_listing.entry if source_listing else None
     path = library.find(trace)
-    with draft_of(folder / f"{name}.h5") as draft:
+    with output.draft_of(folder / f"{name}.h5") as draft:
         # Copied first and checked then: what is listed is what was checked.
         shutil.copyfile(path, draft)
         entry = describe.entry(
@@ -139,7 +138,7 @@ def publish(
         ]
         texts = card.texts(entries, about, datetime.datetime.now(datetime.UTC).date())
         for name, text in texts.items():
-            (draft / name).write_text(text, "utf-8")
+            output.write_text(draft / name, text)
         if folder.exists():
             shutil.rmtree(folder)
         draft.replace(folder)

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from replay.graph.errors import UserError
-from replay.graph.export.files import Written, whole_file
+from replay.graph.export.files import Written
 from replay.graph.export.programs import (
     CALCULATION,
     DELAY,
@@ -33,6 +33,7 @@ from replay.graph.export.programs import (
 )
 from replay.graph.taskgraph import NULL_RESOURCE, TaskGraph
 from replay.graph.timeline import Timeline
+from tracegen import output
 
 #: Version that Chakra's own generator writes.
 _VERSION = "0.0.4"
@@ -106,7 +107,7 @@ def write_chakra(
     paths = []
     for rank, (low, high) in enumerate(programs.rows_of_ranks()):
         path = Path(f"{prefix}.{rank}.et")
-        with whole_file(path) as file:
+        with output.opened(path) as file:
             file.write(_delimited(metadata))
             for first in range(low, high, _CHUNK):
                 messages = nodes.rows(first, min(high, first + _CHUNK))

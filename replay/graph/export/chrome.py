@@ -20,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.graph.errors import UserError
-from replay.graph.export.files import Written, whole_file
+from replay.graph.export.files import Written
 from replay.graph.export.lanes import interval_lanes
 from replay.graph.taskgraph import TaskGraph
 from replay.graph.timeline import Timeline
+from tracegen import output
 
 Int64s = npt.NDArray[np.int64]
 
@@ -128,7 +129,7 @@ def write_chrome(
         "num_tasks": str(timeline.graph.num_tasks),
         "notes": " | ".join(notes) or "every task is here",
     }
-    with whole_file(path) as file:
+    with output.opened(path) as file:
         _write(file, other, _names(timeline.graph, tracks), events)
     return Written((Path(path),), num_events, tuple(notes))
 

@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from replay.graph.errors import UserError
-from replay.graph.export.files import Written, whole_file
+from replay.graph.export.files import Written
 from replay.graph.export.programs import (
     CALCULATION,
     DELAY,
@@ -43,6 +43,7 @@ from replay.graph.export.programs import (
 )
 from replay.graph.taskgraph import TaskGraph
 from replay.graph.timeline import Timeline
+from tracegen import output
 
 #: LogGOPSim's times are whole numbers, nanoseconds by convention.
 _PS_PER_NS = 1_000
@@ -94,7 +95,7 @@ def write_goal(
         notes.append(f"{num_held} tasks are held as long as they waited for more than edges")
     if unit_ps > 1:
         notes.append(f"times are cut to units of {unit_ps} ps")
-    with whole_file(path) as file:
+    with output.opened(path) as file:
         head = [
             f"// times in units of {unit_ps} ps; schedule of {timeline.makespan_ps} ps",
             *(f"// {note}" for note in notes),

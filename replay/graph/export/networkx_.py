@@ -10,9 +10,10 @@ import numpy as np
 
 from replay.graph.errors import UserError
 from replay.graph.export.chrome import tasks_in_window
-from replay.graph.export.files import Written, whole_file
+from replay.graph.export.files import Written
 from replay.graph.export.programs import resolved_edges
 from replay.graph.timeline import Timeline
+from tracegen import output
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -110,7 +111,7 @@ def write_graphml(
     graph = to_networkx(timeline, window_ps=window_ps, max_tasks=max_tasks)
     text = io.BytesIO()
     nx.write_graphml_xml(graph, text, prettyprint=True)
-    with whole_file(path) as file:
+    with output.opened(path) as file:
         file.write(text.getvalue())
     left_out = graph.graph["left_out"]
     notes = (f"{left_out} tasks lie outside the window and are left out",) if left_out else ()
