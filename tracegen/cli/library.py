@@ -150,7 +150,13 @@ def publish(
     description: Annotated[str, typer.Option(help="A paragraph about it.")] = "",
     citation: Annotated[str, typer.Option(help="Publication to cite.")] = "",
     dataset: Annotated[str, typer.Option(help="Texts that were routed.")] = "",
+    source: Annotated[
+        str, typer.Option(help="Origin of the traces [what each says of itself].")
+    ] = "",
     base_url: Annotated[str, typer.Option(help="Address at which the folder will be found.")] = "",
+    parquet: Annotated[
+        bool, typer.Option(help="Also write tables (Parquet) for the Hub's viewer and others.")
+    ] = True,
     with_token_ids: Annotated[
         bool,
         typer.Option("--with-token-ids", help="Publish vocabulary entries, that is, the texts."),
@@ -168,9 +174,17 @@ def publish(
             description=description,
             citation=citation,
             dataset=dataset,
+            source=source,
             base_url=base_url,
         )
-        entries = publish_to(folder, traces, about, with_token_ids=with_token_ids, replace=force)
+        entries = publish_to(
+            folder,
+            traces,
+            about,
+            with_token_ids=with_token_ids,
+            with_tables=parquet,
+            replace=force,
+        )
         size = sum(entry.file_bytes for entry in entries)
         typer.echo(f"{folder}: {len(entries)} traces, {size / 1e6:.1f} MB, ready to upload")
 

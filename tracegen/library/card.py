@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from string import Template
@@ -12,6 +12,7 @@ from typing import Any
 
 from tracegen.file import schema
 from tracegen.library.catalogue import Entry, join
+from tracegen.library.view import View
 
 CROISSANT = "croissant.json"
 """File name of the Croissant metadata."""
@@ -30,6 +31,11 @@ SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "1
          (10**7, "1M<n<10M"), (10**8, "10M<n<100M"), (10**9, "100M<n<1B"),
          (10**10, "1B<n<10B"), (10**11, "10B<n<100B"), (10**12, "100B<n<1T"))  # fmt: skip
 """Numbers of rows below which the Hub has a size category, and its name."""
+
+TABLES = """
+`tables/` holds the same for programs that read Parquet, with a row for each token of each layer:
+`datasets.load_dataset("owner/name", "NAME")`, and the viewer above."""
+"""What the card says of the tables."""
 
 _CONTEXT: dict[str, Any] = {
     "@language": "en",
@@ -83,17 +89,27 @@ class About:
     """Publication to cite, for traces whose catalogue does not say."""
     dataset: str = ""
     """Texts that were routed, for traces that do not say."""
+    source: str = ""
+    """Origin of all traces; if empty, what each says of itself."""
     base_url: str = ""
     """Address at which the folder will be found; if empty, the files are named relative to it."""
 
 
-def texts(entries: Sequence[Entry], about: About, date: datetime.date) -> dict[str, str]:
+Views = Mapping[str, View]
+"""Tables by name of the trace; empty where there are none."""
+
+
+def texts(
+    entries: Sequence[Entry], views: Views, about: About, date: datetime.date
+) -> dict[str, str]:  # fmt: skip
     """Files that go beside the traces.
 
     Parameters
     ----------
     entries
         Of the folder.
+    views
+        Tables of the traces.
     about
         From the publisher.
     date
@@ -104,8 +120,9 @@ def texts(entries: Sequence[Entry], about: About, date: datetime.date) -> dict[s
     Text by file name.
     """
     made = {
-        "README.md": readme(entries, about),
-        CROISSANT: json.dumps(croissant(entries, about, date), indent=2, ensure_ascii=False) + "\n",
+        "README.md": readme(entries, views, about),
+        CROISSANT: json.dumps(croissant(entries, views, about, date), indent=2, ensure_ascii=False)
+        + "\n",
     }
     if not set(_hub_licenses(entries)) <= HUB_LICENSES:
         lines = [f"- `{entry.file}`: {entry.license}" for entry in entries]
@@ -113,12 +130,12 @@ def texts(entries: Sequence[Entry], about: About, date: datetime.date) -> dict[s
     return made
 
 
-def readme(entries: Sequence[Entry], about: About) -> str:
+def readme(entries: Sequence[Entry], views: Views, about: About) -> str:
     """The data set card: metadata as the Hugging Face Hub reads it, then prose.
 
     Parameters
     ----------
-    entries, about
+    entries, views, about
         As for :func:`texts`.
     """
     template = Template((resources.files("tracegen.library") / "card.md").read_text("utf-8"))
@@ -131,6 +148,8 @@ def readme(entries: Sequence[Entry], about: About) -> str:
         description=_prose(about.description) or "Routing traces of Mixture-of-Experts models.",
         licenses="\n".join(f"- {license_}" for license_ in licenses),
         license_details=details,
+        viewer=_viewer(entries, views),
+        tables=TABLES if views else "",
         size_category=size_category(sum(entry.num_tokens for entry in entries)),
         format_version=schema.VERSION,
         rows="\n".join(_row(entry) for entry in entries),
@@ -142,18 +161,25 @@ def readme(entries: Sequence[Entry], about: About) -> str:
     )
 
 
-def croissant(entries: Sequence[Entry], about: About, date: datetime.date) -> dict[str, Any]:
-    """Croissant 1.0 metadata: the data set and its files with their hashes.
+def croissant(
+    entries: Sequence[Entry], views: Views, about: About, date: datetime.date
+) -> dict[str, Any]:
+    """Croissant 1.0 metadata: the data set, its files with their hashes, and its records.
 
     Parameters
     ----------
-    entries, about, date
+    entries, views, about, date
         As for :func:`texts`.
 
     Returns
     -------
-    JSON-LD. There are no record sets, since Croissant has no way to point into HDF5.
+    JSON-LD, with a record set for each table: Croissant has no way to point into HDF5.
     """
+    files = [_file(one, about, _summary(one), "application/x-hdf5") for one in entries]
+    for entry in entries:
+        if entry.name in views:
+            what = f"{entry.title}, as a table"
+            files.append(_file(views[entry.name], about, what, "application/x-parquet"))
     licenses = sorted({entry.license for entry in entries})
     return {
         "@context": _CONTEXT,
@@ -168,21 +194,70 @@ def croissant(entries: Sequence[Entry], about: About, date: datetime.date) -> di
         "version": "1.0.0",
         "citeAs": "; ".join(_citations(entries, about)) or about.title,
         "keywords": ["mixture-of-experts", "routing traces", *sorted({e.model for e in entries})],
-        "distribution": [
+        "distribution": files,
+        "recordSet": [_record_set(one, views[one.name]) for one in entries if one.name in views],
+    }
+
+
+def _summary(entry: Entry) -> str:
+    return (
+        f"{entry.title}: {entry.num_layers} layers x {entry.num_tokens} tokens x "
+        f"top-{entry.topk} of {entry.num_experts}"
+    )
+
+
+def _file(one: Entry | View, about: About, description: str, encoding: str) -> dict[str, Any]:
+    """A file of the data set."""
+    return {
+        "@type": "cr:FileObject",
+        "@id": one.file,
+        "name": one.file,
+        "description": description,
+        "contentUrl": join(about.base_url, one.file) if about.base_url else one.file,
+        "contentSize": f"{one.file_bytes} B",
+        "encodingFormat": encoding,
+        "sha256": one.sha256,
+    }
+
+
+def _record_set(entry: Entry, view: View) -> dict[str, Any]:
+    """The rows of a table: a token of a layer each."""
+    return {
+        "@type": "cr:RecordSet",
+        "@id": entry.name,
+        "name": entry.name,
+        "description": f"{entry.title}: a record for each token of each layer",
+        "field": [
             {
-                "@type": "cr:FileObject",
-                "@id": entry.file,
-                "name": entry.file,
-                "description": f"{entry.title}: {entry.num_layers} layers x {entry.num_tokens} "
-                f"tokens x top-{entry.topk} of {entry.num_experts}",
-                "contentUrl": join(about.base_url, entry.file) if about.base_url else entry.file,
-                "contentSize": f"{entry.file_bytes} B",
-                "encodingFormat": "application/x-hdf5",
-                "sha256": entry.sha256,
+                "@type": "cr:Field",
+                "@id": f"{entry.name}/{column.name}",
+                "name": column.name,
+                "description": column.meaning,
+                "dataType": column.kind,
+                **({"repeated": True} if column.is_list else {}),
+                "source": {
+                    "fileObject": {"@id": view.file},
+                    "extract": {"column": column.name},
+                },
             }
-            for entry in entries
+            for column in view.columns
         ],
     }
+
+
+def _viewer(entries: Sequence[Entry], views: Views) -> str:
+    """The tables that the Hub's viewer shows, each as a configuration of its own."""
+    if not views:
+        return "viewer: false"
+    lines = ["configs:"]
+    for entry in entries:
+        lines += [
+            f"- config_name: {json.dumps(entry.name)}",
+            "  data_files:",
+            "  - split: train",  # the one name that everybody expects
+            f"    path: {json.dumps(views[entry.name].file)}",
+        ]
+    return "\n".join(lines)
 
 
 def size_category(rows: int) -> str:

@@ -127,4 +127,6 @@ def _source(provenance: dict[str, Any]) -> str:
     repository, commit = origin.get("repository", ""), origin.get("commit", "")
     if repository:
         return f"{repository} at {commit[:12]}" if commit else str(repository)
+    if origin.get("origin"):  # what `import --source` was told
+        return str(origin["origin"])
     return str(provenance.get("command") or provenance.get("tool") or "unknown")

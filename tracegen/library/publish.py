@@ -10,12 +10,14 @@ from pathlib import Path
 
 from tracegen import library, output
 from tracegen.errors import UserError
-from tracegen.library import card, catalogue, describe
+from tracegen.library import card, catalogue, describe, view
 from tracegen.library.card import About
 from tracegen.library.catalogue import INDEX, Entry
 
 COMMENT = "Written by moereplay. content_id: what a trace says, not its bytes."
 """First line of the catalogues written here."""
+TABLES = "tables"
+"""Folder of the tables, beside the traces."""
 
 
 def add(
@@ -94,6 +96,7 @@ def publish(
     about: About,
     *,
     with_token_ids: bool = False,
+    with_tables: bool = True,
     replace: bool = False,
 ) -> list[Entry]:
     """Make a folder to upload as it is: files, catalogue, data set card, Croissant metadata.
@@ -108,6 +111,8 @@ def publish(
         For the card.
     with_token_ids
         Whether traces with vocabulary entries may be published: they are the texts.
+    with_tables
+        Whether each trace is also there as a table (Parquet), which never has the texts.
     replace
         Whether the folder may be replaced.
 
@@ -118,9 +123,12 @@ def publish(
     Raises
     ------
     UserError
-        If a trace is not valid, has no licence or would publish texts; if the folder exists.
+        If a trace is not valid, has no licence or would publish texts; if the folder exists; if
+        what writes tables is not installed.
     """
     _check_target(folder, replace)
+    if with_tables:
+        view.check_installed()
     if about.base_url:
         catalogue.check_url(about.base_url)
     for trace in traces:
@@ -134,9 +142,14 @@ def publish(
     draft = folder.absolute().with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
     try:
         entries = [
-            add(draft, trace, dataset=about.dataset, citation=about.citation) for trace in traces
+            add(draft, trace, dataset=about.dataset, citation=about.citation, source=about.source)
+            for trace in traces
         ]
-        texts = card.texts(entries, about, datetime.datetime.now(datetime.UTC).date())
+        views = {
+            one.name: view.write(draft / one.file, draft, f"{TABLES}/{one.name}.parquet")
+            for one in (entries if with_tables else [])
+        }
+        texts = card.texts(entries, views, about, datetime.datetime.now(datetime.UTC).date())
         for name, text in texts.items():
             output.write_text(draft / name, text)
         if folder.exists():

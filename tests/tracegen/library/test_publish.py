@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 import tracegen
 from tracegen import UserError, library
 from tracegen.cli import app
-from tracegen.library import card, convert, publish
+from tracegen.library import card, convert, publish, view
+from tracegen.library.catalogue import sha256_of
 from tracegen.trace import provenance
 
 ABOUT = card.About(title="Traces: a set", creator="Us", citation="Us, 2026")
@@ -75,13 +76,16 @@ def test_a_published_folder_is_a_catalogue_a_card_and_croissant(tmp_path, folder
         "croissant.json",
         "index.toml",
         "one.h5",
+        "tables",
         "toy-zipf.h5",
     ]
     found, _ = library.search(str(tmp_path / "set"))
     assert [item.entry for item in found] == entries
     metadata = json.loads((tmp_path / "set/croissant.json").read_text())
+    tables = [f"tables/{entry.name}.parquet" for entry in entries]
     assert {part["@id"]: part["sha256"] for part in metadata["distribution"]} == {
-        entry.file: entry.sha256 for entry in entries
+        file: sha256_of(tmp_path / "set" / file)
+        for file in [*(entry.file for entry in entries), *tables]
     }
     text = (tmp_path / "set/README.md").read_text()
     assert "$" not in text
@@ -96,8 +100,78 @@ def test_the_card_is_what_the_hub_reads(tmp_path, tiny_file):
     assert data["pretty_name"] == odd.title
     assert data["license"] == ["cc0-1.0"]
     assert data["size_categories"] == ["n<1K"]
-    assert data["viewer"] is False
+    (shown,) = data["configs"]
+    assert shown["config_name"] == "tiny"
+    assert shown["data_files"] == [{"split": "train", "path": "tables/tiny.parquet"}]
+    assert (tmp_path / "set/tables/tiny.parquet").is_file() and "viewer" not in data
     assert "moe" in data["tags"]
+    publish.publish(
+        tmp_path / "set",
+        [str(tiny_file)],
+        odd,
+        with_token_ids=True,
+        with_tables=False,
+        replace=True,
+    )
+    data = hub.DatasetCard.load(tmp_path / "set/README.md").data.to_dict()
+    assert data["viewer"] is False and "configs" not in data
+
+
+def test_a_table_has_a_row_for_each_token_of_each_layer(tmp_path, tiny, tiny_file, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pip install 'moereplay[parquet]'")
+    monkeypatch.setattr(view, "ROWS", 2)  # five tokens are made in three pieces
+    made = view.write(tiny_file, tmp_path, "tiny.parquet")
+    rows = parquet.read_table(tmp_path / "tiny.parquet").to_pylist()
+    assert [column.name for column in made.columns] == list(rows[0])
+    assert "token_id" not in rows[0]
+    for row, (layer, token) in zip(rows, np.ndindex(2, 5), strict=True):
+        ids = tiny.expert_ids[layer, token]
+        used = ids != tiny.empty_slot
+        assert row == {
+            "layer": tiny.moe_layer_index[layer],
+            "token": token,
+            "step": tiny.tokens.step[token],
+            "request": tiny.tokens.request[token],
+            "position": tiny.tokens.position[token],
+            "phase": ["prefill", "decode"][tiny.tokens.phase[token]],
+            "rank": tiny.tokens.rank[token],
+            "experts": ids[used].tolist(),
+            "weights": tiny.gate_weights[layer, token][used].tolist(),
+        }
+    assert any(len(row["experts"]) < tiny.topk for row in rows), "an empty slot is no expert"
+    bare = dataclasses.replace(
+        tiny, gate_weights=None, tokens=dataclasses.replace(tiny.tokens, rank=None)
+    )
+    tracegen.write(bare, tmp_path / "bare.h5")
+    made = view.write(tmp_path / "bare.h5", tmp_path, "bare.parquet")
+    assert {"rank", "weights"}.isdisjoint(column.name for column in made.columns)
+    assert parquet.read_schema(tmp_path / "bare.parquet").names == [c.name for c in made.columns]
+
+
+def test_without_the_library_tables_can_be_left_out(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    out = tmp_path / "set"
+    given = ("publish", out, "toy-zipf", "--title", "T", "--creator", "C")
+    failed = run(*given)
+    assert failed.exit_code == 2 and "need pyarrow: pip install" in failed.stderr
+    assert not out.exists()
+    assert run(*given, "--no-parquet").exit_code == 0
+    assert not (out / "tables").exists()
+    assert json.loads((out / "croissant.json").read_text())["recordSet"] == []
+
+
+def test_the_origin_is_what_it_was_told(tmp_path, tiny):
+    """By `import --source`, which stands in the file, or by `publish --source`."""
+    tokens = dataclasses.replace(tiny.tokens, token_id=None)
+    record = provenance.record("trace import", source={"origin": "https://x.org/dump at 1a2b"})
+    info = dataclasses.replace(tiny.info, provenance=record)
+    tracegen.write(dataclasses.replace(tiny, info=info, tokens=tokens), tmp_path / "a.h5")
+    given = ("publish", tmp_path / "set", tmp_path / "a.h5", "--title", "T", "--creator", "C")
+    assert run(*given).exit_code == 0
+    assert "- `a`: https://x.org/dump at 1a2b (" in (tmp_path / "set/README.md").read_text()
+    assert run(*given, "--force", "--source", "by hand").exit_code == 0
+    assert "- `a`: by hand (" in (tmp_path / "set/README.md").read_text()
+    assert library.lookup("a", str(tmp_path / "set")).entry.source == "by hand"
 
 
 def test_licences_that_the_hub_does_not_know(tmp_path, tiny):
@@ -112,27 +186,36 @@ def test_licences_that_the_hub_does_not_know(tmp_path, tiny):
 
 
 @pytest.mark.parametrize("base_url", ["", "https://x.org/t"])
-def test_croissant_metadata_is_valid(tmp_path, base_url):
+def test_croissant_metadata_is_valid(tmp_path, tiny, tiny_file, base_url):
     pytest.importorskip("mlcroissant", reason="pip install mlcroissant")
     about = dataclasses.replace(ABOUT, base_url=base_url)
-    publish.publish(tmp_path / "set", ["toy-zipf", "toy-uniform"], about)
+    publish.publish(tmp_path / "set", ["toy-zipf", str(tiny_file)], about, with_token_ids=True)
     script = """
         import json, sys, mlcroissant
         made = mlcroissant.Dataset(sys.argv[1])
         issues = made.metadata.ctx.issues
+        records = [] if len(sys.argv) > 2 else list(made.records("tiny"))
         print(json.dumps([sorted(issues.errors), sorted(issues.warnings),
-                          [part.content_url for part in made.metadata.distribution]]))
+                          [part.content_url for part in made.metadata.distribution],
+                          [str(part.uuid) for part in made.metadata.record_sets],
+                          len(records), [one["tiny/experts"] for one in records[-3:]]]))
     """
     done = subprocess.run(
         [sys.executable, "-c", re.sub("^ {8}", "", script, flags=re.M).strip(),
-         tmp_path / "set/croissant.json"],
+         tmp_path / "set/croissant.json", *([base_url] if base_url else [])],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    errors, warnings, urls = json.loads(done.stdout.splitlines()[-1])
+    errors, warnings, urls, sets, count, last = json.loads(done.stdout.splitlines()[-1])
     assert (errors, warnings) == ([], [])
     prefix = f"{base_url}/" if base_url else ""
-    assert sorted(urls) == [f"{prefix}toy-uniform.h5", f"{prefix}toy-zipf.h5"]
+    names = ("tables/tiny.parquet", "tables/toy-zipf.parquet", "tiny.h5")
+    assert sorted(urls) == [f"{prefix}{name}" for name in (*names, "toy-zipf.h5")]
+    assert sets == ["toy-zipf", "tiny"]
+    if not base_url:  # what Croissant's own reader makes of them
+        assert count == tiny.num_layers * tiny.num_tokens
+        rows = tiny.expert_ids[-1, -3:].tolist()
+        assert last == [[one for one in row if one != tiny.empty_slot] for row in rows]
     assert "not standard" not in done.stderr
 
 
