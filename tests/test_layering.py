@@ -108,6 +108,7 @@ TRACEGEN_ROOMS = (
     "library",    # traces found, fetched and published
     "importers",  # dumps of other tools become traces
     "capture",    # a running model becomes a trace
+    "serving",    # the workers of a serving engine write files for an importer
     "generate",   # parameters become a trace
     "stats",      # a trace becomes numbers and pictures
     "imitate",    # a trace becomes parameters

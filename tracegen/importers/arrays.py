@@ -2,10 +2,11 @@
 
 One row a token: ``expert_ids`` (token, layer, k), or (token, k) of one layer. Optional, of the same
 shape: ``weights``. Optional, one value a token: ``step``, ``request``, ``position``, ``phase`` (0
-prefill, 1 decode, 2 training), ``rank`` (of the process that recorded it; one value will do) and
-``label``, text. ``layers`` has the decoder layer of each layer. A Parquet file has these as
-columns, ``expert_ids`` as lists of lists; or a row for each token and layer, with a column
-``layer`` and lists of k. Type and byte order of the numbers do not matter.
+prefill, 1 decode, 2 training), ``rank`` (of the process that recorded it; one value will do),
+``draft`` (1 for a draft token of speculative decoding, left out) and ``label``, text. ``layers``
+has the decoder layer of each layer. A Parquet file has these as columns, ``expert_ids`` as lists
+of lists; or a row for each token and layer, with a column ``layer`` and lists of k. Type and byte
+order of the numbers do not matter.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.importers import files
-from tracegen.importers.replicas import Pass, Rank, merge
+from tracegen.importers.replicas import Pass, Rank, in_order, merge
 from tracegen.importers.routed import Options, Routed
 from tracegen.importers.safetensors import load_safetensors
 from tracegen.trace.arrays import Array, place_in_group
@@ -29,10 +30,12 @@ NAMES = {
     "weights": ("weights", "gate_weights", "topk_weights"),
     "layers": ("layers", "moe_layer_index"),
     "label": ("label", "labels"),
-    **{name: (name,) for name in ("step", "request", "position", "phase", "rank", "layer")},
+    **{
+        name: (name,) for name in ("step", "request", "position", "phase", "rank", "draft", "layer")
+    },
 }
 """What an array is, and what it may be called."""
-PER_TOKEN = ("step", "request", "position", "phase", "rank", "label")
+PER_TOKEN = ("step", "request", "position", "phase", "rank", "draft", "label")
 ASSUMED = {
     "step": "steps (each request is one)",
     "request": "requests (each file is one)",
@@ -76,6 +79,9 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
     routed = _routed(ranks)
     if "layers" not in columns and routed.layers == tuple(range(routed.ids.shape[1])):
         routed.layers = None
+    if "draft" in columns:
+        drafts = np.concatenate([part.columns["draft"] for _, part in in_order(ranks)])
+        routed.keep(drafts == 0, "draft tokens (speculative decoding): most are rejected")
     first = np.arange(len(routed.ids)) < options.max_tokens
     routed.keep(first, f"after the first {options.max_tokens} rows (max_tokens)")
     if missing:
@@ -219,31 +225,28 @@ def _split(tables: list[dict[str, Array]]) -> list[Rank]:
 
 def _routed(ranks: list[Rank]) -> Routed:
     """Rows of all sources, step by step."""
-    parts = sorted(
-        ((part.step, rank.number, part) for rank in ranks for part in rank.passes),
-        key=lambda item: item[:2],
-    )
-    lengths = [len(part.ids) for *_, part in parts]
-    rank_of = np.repeat([number for _, number, _ in parts], lengths)
+    parts = in_order(ranks)
+    lengths = [len(part.ids) for _, part in parts]
+    rank_of = np.repeat([number for number, _ in parts], lengths)
 
     def column(name: str) -> Array:
-        return np.concatenate([part.columns[name] for *_, part in parts])
+        return np.concatenate([part.columns[name] for _, part in parts])
 
     # Processes count their requests by themselves.
     pairs, request = np.unique(np.stack([rank_of, column("request")]), axis=1, return_inverse=True)
     request = request.ravel()
     labels = None
-    if "label" in parts[0][2].columns:
+    if "label" in parts[0][1].columns:
         text = column("label")
         labels = [str(text[np.argmax(request == number)]) for number in range(pairs.shape[1])]
-    weights: list[Any] = [part.weights for *_, part in parts]
+    weights: list[Any] = [part.weights for _, part in parts]
     return Routed(
-        ids=np.concatenate([part.ids for *_, part in parts]),
+        ids=np.concatenate([part.ids for _, part in parts]),
         weights=None if weights[0] is None else np.concatenate(weights),
         request=request,
         position=column("position"),
         phase=column("phase").astype(np.uint8),
-        step=np.repeat([step for step, *_ in parts], lengths),
+        step=np.repeat([part.step for _, part in parts], lengths),
         rank=rank_of if len(ranks) > 1 else None,
         layers=ranks[0].layers,
         labels=labels,

@@ -218,6 +218,18 @@ def merge(
     return _numbered(merged, len(order)), notices
 
 
+def in_order(ranks: list[Rank]) -> list[tuple[int, Pass]]:
+    """Passes of all ranks, step by step, each with the number of its rank.
+
+    Parameters
+    ----------
+    ranks
+        As merged.
+    """
+    parts = [(rank.number, part) for rank in ranks for part in rank.passes]
+    return sorted(parts, key=lambda item: (item[1].step, item[0]))
+
+
 def _numbered(sources: list[Rank], ranks: int) -> list[Rank]:
     """Sources counted from zero where they are fewer than the ranks."""
     if len(sources) == ranks:

@@ -20,7 +20,7 @@ import numpy as np
 from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.counts import draw_rows
-from tracegen.importers.replicas import Pass, Rank, merge, replica_notice, same_tokens
+from tracegen.importers.replicas import Pass, Rank, in_order, merge, replica_notice, same_tokens
 from tracegen.importers.responses import sglang_responses
 from tracegen.importers.routed import Options, Routed
 from tracegen.trace.arrays import Array
@@ -262,13 +262,10 @@ def _known(found: dict[int, dict[int, Pass]]) -> Any:
 
 def _assembled(ranks: list[Rank]) -> Routed:
     """Rows of all passes, with requests joined by position."""
-    parts = sorted(
-        ((part.step, rank.number, part) for rank in ranks for part in rank.passes),
-        key=lambda item: item[:2],
-    )
+    parts = in_order(ranks)
     waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
     requests, count = [], 0
-    for _, rank, part in parts:
+    for rank, part in parts:
         position, sequence = part.columns["position"], part.columns["sequence"]
         request = np.empty(len(part.ids), np.int64)
         bounds = np.searchsorted(sequence, np.arange(sequence.max(initial=-1) + 2))
@@ -282,10 +279,10 @@ def _assembled(ranks: list[Rank]) -> Routed:
             request[begin:end] = name
             waiting[rank, int(position[end - 1]) + 1].append(name)
         requests.append(request)
-    lengths = [len(part.ids) for *_, part in parts]
-    ids = np.concatenate([part.ids for *_, part in parts])
+    lengths = [len(part.ids) for _, part in parts]
+    ids = np.concatenate([part.ids for _, part in parts])
     columns = {
-        name: np.concatenate([part.columns[name] for *_, part in parts])
+        name: np.concatenate([part.columns[name] for _, part in parts])
         for name in ("position", "phase", "mixed")
     }
     routed = Routed(
@@ -293,8 +290,8 @@ def _assembled(ranks: list[Rank]) -> Routed:
         request=np.concatenate(requests),
         position=columns["position"],
         phase=columns["phase"],
-        step=np.repeat([step for step, *_ in parts], lengths),
-        rank=np.repeat([rank for _, rank, _ in parts], lengths) if len(ranks) > 1 else None,
+        step=np.repeat([part.step for _, part in parts], lengths),
+        rank=np.repeat([rank for rank, _ in parts], lengths) if len(ranks) > 1 else None,
         layers=ranks[0].layers,
     )
     if columns["mixed"].any():

@@ -1,0 +1,166 @@
+"""The recorder inside vLLM's workers, against a stand-in with the parts of vLLM that it uses.
+
+SERVING.md says what was tried with vLLM's own classes.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegen
+from tracegen.importers import read
+from tracegen.serving import vllm
+from tracegen.serving.record import Recorder
+
+torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
+
+EXPERTS, TOPK, LAYERS = 16, 3, 4
+SIZES: dict[str, Any] = {"num_experts": EXPERTS, "hidden_size": 8}
+
+
+class Capturer:
+    """Of vLLM: a buffer (token, layer, k) that the layers write their rows into."""
+
+    def __init__(self, max_tokens: int, config: Any) -> None:
+        self.device_buffer = torch.zeros((max_tokens, LAYERS, TOPK), dtype=torch.int32)
+
+    def capture(self, layer_id: int, topk_ids: Any) -> None:
+        self.device_buffer[: len(topk_ids), layer_id] = topk_ids
+
+
+def bind(model: dict[int, Any], capturer: Capturer) -> None:
+    for layer in model:
+        model[layer] = lambda ids, layer=layer: capturer.capture(layer, ids)
+
+
+@pytest.fixture
+def runner_class(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """A class like vLLM's model runner, whose model routes what the batch brings along."""
+    package = "vllm.model_executor.layers.fused_moe"
+    names = package.split(".")
+    for end in range(1, len(names) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(names[:end]), ModuleType(names[end - 1]))
+    module: Any = ModuleType("routed_experts_capturer")
+    module.RoutedExpertsCapturer, module.bind_routed_experts_capturer = Capturer, bind
+    monkeypatch.setitem(sys.modules, f"{package}.routed_experts_capturer", module)
+    sys.modules[package].routed_experts_capturer = module  # type: ignore[attr-defined]
+
+    class Runner:
+        max_num_tokens = 64
+
+        def __init__(self, rank: int, layers: list[int], **aux: bool) -> None:
+            parallel = SimpleNamespace(data_parallel_rank=0, world_size=4, rank=rank)
+            self.vllm_config = SimpleNamespace(
+                parallel_config=parallel, aux_output_config=SimpleNamespace(**aux)
+            )
+            self.layers = layers
+
+        def load_model(self) -> None:
+            self.model: dict[int, Any] = dict.fromkeys(self.layers)
+
+        def prepare_inputs(self, batch: Any) -> Any:
+            return batch
+
+        def execute_model(self, batch: Any) -> str:
+            if batch is None:
+                return "nothing to do"
+            made = self.prepare_inputs(batch)
+            for layer in self.layers:
+                padding = torch.zeros((2, TOPK), dtype=torch.int32)  # rows of a padded batch
+                self.model[layer](torch.cat([made.ids[:, layer], padding]))
+            return "done"
+
+    return Runner
+
+
+def batch(ids: Any, requests: dict[str, tuple[int, int, int]], drafts: list[int] | None) -> Any:
+    """Of vLLM; requests have their first position, length in the pass, and prompt length."""
+    starts = np.cumsum([0, *(length for _, length, _ in requests.values())])
+    position = np.concatenate([first + np.arange(n) for first, n, _ in requests.values()])
+    padded = torch.from_numpy(np.concatenate([position, [0, 0]]))
+    return SimpleNamespace(
+        req_ids=list(requests),
+        num_tokens=len(ids),
+        query_start_loc_np=starts,
+        positions=padded,
+        prefill_len_np=np.array([prompt for *_, prompt in requests.values()]),
+        num_draft_tokens_per_req=None if drafts is None else np.array(drafts),
+        ids=torch.from_numpy(ids),
+    )
+
+
+def routing(tokens: int, seed: int) -> Any:
+    drawn = np.random.default_rng(seed).random((tokens, LAYERS, EXPERTS))
+    return drawn.argsort(axis=2)[..., :TOPK].astype(np.int32)
+
+
+def test_workers_of_vllm_are_recorded_and_merged(runner_class: Any, tmp_path: Path) -> None:
+    """Two pipeline stages of two tensor-parallel ranks: one source of tokens, four layers."""
+    first, second = routing(5, 0), routing(4, 1)
+    vllm.attach(runner_class, tmp_path)
+    vllm.attach(runner_class, tmp_path)  # vLLM calls plug-ins in several places
+    for rank in range(4):
+        runner = runner_class(rank, [0, 1] if rank < 2 else [2, 3])
+        runner.load_model()
+        prompts = {"a": (0, 3, 3), "b": (0, 2, 4)}
+        assert runner.execute_model(batch(first, prompts, None)) == "done"
+        assert runner.execute_model(None) == "nothing to do"
+        runner.execute_model(batch(second, {"b": (2, 1, 4), "a": (3, 3, 3)}, [0, 2]))
+        runner.moereplay.recorder.flush()
+    paths = sorted(tmp_path.glob("*.npz"))
+    assert [path.name for path in paths] == [f"rank{rank}-00000.npz" for rank in range(4)]
+    made = read(paths, "arrays", **SIZES)
+    trace = made.trace
+    layers = [trace.layer_ids(layer) for layer in range(4)]
+    np.testing.assert_array_equal(np.stack(layers, 1), np.concatenate([first, second[:2]]))
+    assert trace.tokens.request.tolist() == [0, 0, 0, 1, 1, 1, 0]
+    assert trace.tokens.position.tolist() == [0, 1, 2, 0, 1, 2, 3]
+    assert trace.tokens.phase.tolist() == [0] * 6 + [1]
+    assert trace.tokens.step.tolist() == [0] * 5 + [1] * 2
+    assert trace.tokens.rank is None
+    assert any("2 rows were dropped: draft tokens" in notice for notice in made.notices)
+
+
+def test_a_recording_that_would_go_wrong_is_refused(runner_class: Any, tmp_path: Path) -> None:
+    vllm.attach(runner_class, tmp_path)
+    with pytest.raises(tracegen.UserError, match="vLLM returns routed experts itself"):
+        runner_class(0, [0], enable_return_routed_experts=True).load_model()
+    (tmp_path / "rank0-00000.npz").touch()
+    with pytest.raises(tracegen.UserError, match="holds a recording of rank 0 already"):
+        runner_class(0, [0]).load_model()
+
+
+def test_the_plug_in_does_nothing_unless_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(vllm.FOLDER, raising=False)
+    vllm.register()
+    monkeypatch.setenv(vllm.FOLDER, str(tmp_path))
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(tracegen.UserError, match="needs vLLM's Model Runner V2"):
+        vllm.register()
+
+
+def test_files_are_written_as_rows_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracegen.serving.record.ROWS_A_FILE", 4)
+    recorder = Recorder(tmp_path, 2)
+    for _ in range(3):
+        columns = {"position": np.arange(3)}
+        recorder.add((5, 7), routing(3, 0)[:, :2], ["x"], np.array([3]), columns)
+    assert [path.name for path in tmp_path.iterdir()] == ["rank2-00000.npz"]
+    recorder.flush()
+    recorder.flush()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_vllm_finds_the_plug_in() -> None:
+    import tomllib
+
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    points = tomllib.loads(project.read_text("utf-8"))["project"]["entry-points"]
+    assert points["vllm.general_plugins"] == {"moereplay": "tracegen.serving.vllm:register"}

@@ -1,0 +1,1 @@
+"""Recording inside serving engines, see SERVING.md: :mod:`tracegen.serving.vllm`."""

@@ -1,0 +1,110 @@
+"""Rows of one worker process on their way to files, in the importer's format ``arrays``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracegen.errors import UserError
+from tracegen.trace.arrays import Array
+
+ROWS_A_FILE = 16_384
+"""Rows after which a file is written; a worker that is killed loses fewer than that."""
+SECONDS_A_FILE = 10.0
+"""Time after which the next pass writes a file, however few rows there are."""
+
+
+class Recorder:
+    """Collects passes and writes them as ``rank{r}-{n}.npz``, each file under its name when whole.
+
+    Parameters
+    ----------
+    folder
+        Where the files go; made if it is not there.
+    rank
+        Number of this process among all that record.
+
+    Raises
+    ------
+    UserError
+        If the folder holds files of this rank already: two recordings would be mixed.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if next(folder.glob(f"rank{rank}-*.npz"), None) is not None:
+            msg = f"{folder} holds a recording of rank {rank} already; give an empty folder"
+            raise UserError(msg)
+        self.folder, self.rank = folder, rank
+        self.passes = self.files = self._rows = 0
+        self._requests: dict[str, int] = {}
+        self._parts: dict[str, list[Array]] = defaultdict(list)
+        self._layers: tuple[int, ...] = ()
+        self._since = time.monotonic()
+        # A process that is forked from this one inherits the rows, and must not write them.
+        self._process = os.getpid()
+        atexit.register(self.flush)
+
+    def add(
+        self,
+        layers: tuple[int, ...],
+        ids: Array,
+        requests: list[str],
+        lengths: Array,
+        columns: dict[str, Array],
+    ) -> None:
+        """Keep the rows of one forward pass.
+
+        Parameters
+        ----------
+        layers
+            Decoder layer numbers.
+        ids
+            Expert ids, integer (token, layer, k); -1 where a layer did not route.
+        requests
+            The engine's name of each request of the pass.
+        lengths
+            Tokens of each request, integer (request,).
+        columns
+            ``position``, ``phase`` and ``draft`` of each token, integer (token,).
+        """
+        if layers != self._layers:
+            self.flush()
+            self._layers = layers
+        numbers = [self._requests.setdefault(name, len(self._requests)) for name in requests]
+        self._parts["expert_ids"].append(ids)
+        self._parts["request"].append(np.repeat(numbers, lengths))
+        self._parts["step"].append(np.full(len(ids), self.passes))
+        for name, column in columns.items():
+            self._parts[name].append(column)
+        self.passes += 1
+        self._rows += len(ids)
+        if self._rows >= ROWS_A_FILE or time.monotonic() - self._since > SECONDS_A_FILE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is there to the next file."""
+        self._since = time.monotonic()
+        if not self._rows or os.getpid() != self._process:
+            return
+        arrays: dict[str, Any] = {
+            name: np.concatenate(parts) for name, parts in self._parts.items()
+        }
+        arrays |= {"layers": np.array(self._layers), "rank": np.array(self.rank)}
+        path = self.folder / f"rank{self.rank}-{self.files:05}.npz"
+        hidden = path.with_name(f".{path.name}.tmp")
+        try:
+            with hidden.open("wb") as file:
+                np.savez(file, **arrays)
+            hidden.replace(path)
+        finally:
+            hidden.unlink(missing_ok=True)
+        self.files += 1
+        self._rows = 0
+        self._parts.clear()

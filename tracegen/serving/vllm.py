@@ -1,0 +1,172 @@
+"""A plug-in of vLLM that records the routing of every worker; see SERVING.md beside this file.
+
+vLLM calls :func:`register` in each of its processes (entry point ``vllm.general_plugins``). It does
+nothing unless the environment names a folder. What is recorded are the ids that vLLM's own
+``RoutedExpertsCapturer`` keeps for its rows: logical experts, before load balancing replaces them.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracegen.errors import UserError
+from tracegen.serving.record import Recorder
+from tracegen.trace.tables import DECODE, PREFILL
+
+FOLDER = "MOEREPLAY_RECORD"
+"""Environment variable with the folder to record to."""
+NEEDS = (
+    "recording needs vLLM's Model Runner V2 and its RoutedExpertsCapturer (tried with 0.33); "
+    "unset MOEREPLAY_RECORD to serve without"
+)
+log = logging.getLogger("vllm.moereplay")
+
+
+def register() -> None:
+    """Have every model runner of this process record, if the environment asks for it.
+
+    Raises
+    ------
+    UserError
+        If this vLLM lacks what is needed: it would serve without a recording, unnoticed.
+    """
+    folder = os.environ.get(FOLDER)
+    if not folder:
+        return
+    try:
+        from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (  # noqa: F401
+            RoutedExpertsCapturer,
+        )
+        from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    except ImportError as error:
+        msg = f"{NEEDS} ({error})"
+        raise UserError(msg) from error
+    attach(GPUModelRunner, Path(folder))
+
+
+def attach(runner_class: Any, folder: Path) -> None:
+    """Wrap the methods of a model runner that load a model and run it.
+
+    Parameters
+    ----------
+    runner_class
+        vLLM's ``GPUModelRunner`` (of ``vllm.v1.worker.gpu.model_runner``) or one like it.
+    folder
+        To record to.
+    """
+    if hasattr(runner_class, "moereplay_attached"):
+        return  # vLLM may call plug-ins more than once
+    runner_class.moereplay_attached = True
+
+    def wrapped(name: str, after: Any) -> None:
+        original = getattr(runner_class, name)
+
+        @functools.wraps(original)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            made = original(self, *args, **kwargs)
+            after(self, made, *args, **kwargs)
+            return made
+
+        setattr(runner_class, name, method)
+
+    def loaded(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+        self.moereplay = Worker(self, folder)
+
+    def prepared(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+        self.moereplay.begin(made)
+
+    def executed(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+        self.moereplay.end()
+
+    wrapped("load_model", loaded)
+    wrapped("prepare_inputs", prepared)
+    wrapped("execute_model", executed)
+
+
+class Worker:
+    """Recording of one model runner.
+
+    Parameters
+    ----------
+    runner
+        The model runner, its model loaded.
+    folder
+        To record to.
+
+    Raises
+    ------
+    UserError
+        If the engine returns routed experts itself, which takes the same hooks.
+    """
+
+    def __init__(self, runner: Any, folder: Path) -> None:
+        from vllm.model_executor.layers.fused_moe import routed_experts_capturer as vllm_capturer
+
+        config = runner.vllm_config
+        aux = getattr(config, "aux_output_config", None)
+        if getattr(aux, "enable_return_routed_experts", False):
+            msg = (
+                "vLLM returns routed experts itself (--enable-return-routed-experts), with the "
+                f"hooks that recording needs: import its responses, or unset {FOLDER} or that flag"
+            )
+            raise UserError(msg)
+        self.bound: set[int] = set()
+        bound = self.bound
+
+        class Capturer(vllm_capturer.RoutedExpertsCapturer):  # type: ignore[misc]
+            """vLLM's, which also keeps in mind the layers of this process."""
+
+            def capture(self, layer_id: int, topk_ids: Any) -> None:
+                bound.add(layer_id)
+                super().capture(layer_id, topk_ids)
+
+        self.capturer = Capturer(runner.max_num_tokens, config)
+        vllm_capturer.bind_routed_experts_capturer(runner.model, self.capturer)
+        parallel = config.parallel_config
+        rank = parallel.data_parallel_rank * parallel.world_size + parallel.rank
+        self.recorder = Recorder(folder, rank)
+        self.batch: Any = None
+        log.info("recording the routing of rank %d to %s", rank, folder)
+
+    def begin(self, batch: Any) -> None:
+        """Note the batch of the pass that follows.
+
+        Parameters
+        ----------
+        batch
+            vLLM's ``InputBatch``.
+        """
+        self.batch = batch
+        # A layer that does not run leaves no row of an earlier pass behind.
+        self.capturer.device_buffer.fill_(-1)
+
+    def end(self) -> None:
+        """Record the pass that has run; passes without requests have no batch."""
+        batch, self.batch = self.batch, None
+        if batch is None:
+            return
+        tokens = int(batch.num_tokens)
+        starts = np.asarray(batch.query_start_loc_np)[: len(batch.req_ids) + 1]
+        lengths = np.diff(np.minimum(starts, tokens))
+        position = batch.positions[:tokens].cpu().numpy()
+        prompt = np.repeat(np.asarray(batch.prefill_len_np)[: lengths.size], lengths)
+        layers = tuple(sorted(self.bound))
+        ids = self.capturer.device_buffer[:tokens].cpu().numpy()[:, list(layers)]
+        draft = np.zeros(tokens, np.uint8)
+        if batch.num_draft_tokens_per_req is not None:
+            # Drafts are the last tokens of their request.
+            drafts = np.asarray(batch.num_draft_tokens_per_req)[: lengths.size]
+            left = np.repeat(starts[1:], lengths) - np.arange(tokens)
+            draft[left <= np.repeat(drafts, lengths)] = 1
+        columns = {
+            "position": position,
+            "phase": np.where(position < prompt, PREFILL, DECODE).astype(np.uint8),
+            "draft": draft,
+        }
+        self.recorder.add(layers, ids, list(batch.req_ids), lengths, columns)
