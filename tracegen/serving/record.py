@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tracegen import output
 from tracegen.errors import UserError
 from tracegen.trace.arrays import Array
 
@@ -97,14 +98,8 @@ class Recorder:
             name: np.concatenate(parts) for name, parts in self._parts.items()
         }
         arrays |= {"layers": np.array(self._layers), "rank": np.array(self.rank)}
-        path = self.folder / f"rank{self.rank}-{self.files:05}.npz"
-        hidden = path.with_name(f".{path.name}.tmp")
-        try:
-            with hidden.open("wb") as file:
-                np.savez(file, **arrays)
-            hidden.replace(path)
-        finally:
-            hidden.unlink(missing_ok=True)
+        with output.opened(self.folder / f"rank{self.rank}-{self.files:05}.npz") as file:
+            np.savez(file, **arrays)
         self.files += 1
         self._rows = 0
         self._parts.clear()
