@@ -5,7 +5,9 @@ document). A GPU is a process, each server of each of its resources a thread: ev
 may not overlap, so a pool of servers needs a thread for each that was in service. Pure delays,
 which no server bounds, stand on threads of their own.
 
-Times are exact: microseconds with six decimals are whole picoseconds. Perfetto keeps nanoseconds.
+Beginnings and ends are cut to whole nanoseconds; exact ones are arguments of the event. Perfetto
+keeps nanoseconds and rounds when an event begins and how long it takes each for itself: given more
+digits, neighbours come to overlap, and it drops one of them.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ MAX_EVENTS = 1_000_000
 #: be told apart on a screen.
 _MAX_SLICES = 2_000
 _PS_PER_US = 1_000_000
+_PS_PER_NS = 1_000
+_NS_PER_US = 1_000
 #: Decimals of a utilisation.
 _SHARE_UNIT = 1_000_000
 _CHUNK = 50_000
@@ -60,8 +64,9 @@ def write_chrome(
     """Write a schedule as Chrome trace events.
 
     Every task becomes a complete event with its kind as name, its resource's group as category,
-    and id, bytes, latency and tag as arguments. Where that would be more than `max_events`, each
-    resource becomes a counter instead: its utilisation in equal parts of the time.
+    and id, exact times, bytes, latency and tag as arguments. Where that would be more than
+    `max_events`, each resource becomes a counter instead: its utilisation in equal parts of the
+    time.
 
     Parameters
     ----------
@@ -94,7 +99,7 @@ def write_chrome(
     ...     written = write_chrome(schedule(builder.build()), f"{folder}/trace.json")
     ...     trace = json.loads(written.paths[0].read_text())
     >>> [(event["ts"], event["dur"]) for event in trace["traceEvents"] if event["ph"] == "X"]
-    [(0.0, 0.031858), (0.031858, 0.031858)]
+    [(0.0, 0.031), (0.031, 0.032)]
     """
     if max_events < 1:
         message = f"max_events is {max_events}; possible: 1 or more"
@@ -158,6 +163,12 @@ def _us(ps: int) -> str:
     """Exact microseconds of picoseconds, as a decimal."""
     sign, ps = ("-", -ps) if ps < 0 else ("", ps)
     return f"{sign}{ps // _PS_PER_US}.{ps % _PS_PER_US:06d}"
+
+
+def _ns(ps: int, since_ps: int = 0) -> str:
+    """Microseconds, as a decimal, between the whole nanoseconds that two times lie in."""
+    ns = ps // _PS_PER_NS - since_ps // _PS_PER_NS
+    return f"{ns // _NS_PER_US}.{ns % _NS_PER_US:03d}"
 
 
 def _task_tracks(timeline: Timeline, tasks: Int64s) -> _Tracks:
@@ -239,7 +250,7 @@ def _task_events(timeline: Timeline, tasks: Int64s, tracks: _Tracks) -> Iterator
         for kind, resource, process, tid, start, end, task, payload, wire, latency, tag in zip(
             *(column.tolist() for column in columns), strict=True
         ):
-            args = f'"task":{task}'
+            args = f'"task":{task},"start_ps":{start},"dur_ps":{end - start}'
             if payload:
                 args += f',"payload_bytes":{payload}'
             if wire:
@@ -250,7 +261,7 @@ def _task_events(timeline: Timeline, tasks: Int64s, tracks: _Tracks) -> Iterator
                 args += f',"tag":{tag}'
             yield (
                 f'{{"ph":"X","name":{kinds[kind]},"cat":{groups[resource]},"pid":{process},'
-                f'"tid":{tid},"ts":{_us(start)},"dur":{_us(end - start)},"args":{{{args}}}}}'
+                f'"tid":{tid},"ts":{_ns(start)},"dur":{_ns(end, start)},"args":{{{args}}}}}'
             )
 
 

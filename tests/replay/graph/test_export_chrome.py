@@ -6,6 +6,8 @@ import gzip
 import importlib.util
 import itertools
 import json
+import os
+import subprocess
 import sys
 from decimal import Decimal
 from pathlib import Path
@@ -83,8 +85,10 @@ def test_every_task_with_its_exact_times(busy: Timeline, tmp_path: Path) -> None
     assert written.num_events == graph.num_tasks
     assert written.notes == ()
     for task, event in found.items():
-        assert ps(event["ts"]) == busy.start_ps[task]
-        assert ps(event["dur"]) == graph.duration_ps[task]
+        assert event["args"]["start_ps"] == busy.start_ps[task]
+        assert event["args"]["dur_ps"] == graph.duration_ps[task]
+        assert ps(event["ts"]) == busy.start_ps[task] // 1_000 * 1_000
+        assert ps(event["ts"] + event["dur"]) == busy.end_ps[task] // 1_000 * 1_000
         assert event["name"] == graph.kind_names[graph.kind[task]]
         assert event["args"].get("wire_bytes", 0) == graph.wire_bytes[task]
         assert ps(event["args"].get("latency_us", Decimal(0))) == graph.latency_ps[task]
@@ -112,12 +116,16 @@ def test_threads_are_servers_and_processes_gpus(busy: Timeline, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_events_of_a_thread_never_overlap(seed: int, tmp_path: Path) -> None:
-    write_chrome(random_timeline(seed), tmp_path / "t.json")
-    by_thread: dict[int, list[tuple[Decimal, Decimal]]] = {}
+@pytest.mark.parametrize("unit_ps", [1, 637])
+def test_events_of_a_thread_never_overlap(seed: int, unit_ps: int, tmp_path: Path) -> None:
+    """Perfetto rounds begin and duration to nanoseconds, each for itself, and drops overlap."""
+    durations = tuple(unit_ps * units for units in (0, 1, 2, 3))
+    write_chrome(random_timeline(seed, durations=durations), tmp_path / "t.json")
+    by_thread: dict[int, list[tuple[int, int]]] = {}
     for event in events(read(tmp_path / "t.json"), "X"):
-        end = event["ts"] + event["dur"]
-        by_thread.setdefault(event["tid"], []).append((event["ts"], end))
+        start, duration = round(event["ts"] * 1_000), round(event["dur"] * 1_000)
+        assert (start, duration) == (event["ts"] * 1_000, event["dur"] * 1_000)
+        by_thread.setdefault(event["tid"], []).append((start, start + duration))
     for spans in by_thread.values():
         assert all(one[1] <= other[0] for one, other in itertools.pairwise(sorted(spans)))
 
@@ -246,3 +254,108 @@ def test_a_failure_leaves_no_half_file(
         write_chrome(busy, tmp_path / "t.json")
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
     assert (tmp_path / "t.json").read_text() == "old"
+
+
+# Perfetto itself -------------------------------------------------------------------------------
+
+PERFETTO = os.environ.get("MOEREPLAY_PERFETTO", "")
+"""Folder of Perfetto's web page with `engine_bundle.js` and `trace_processor.wasm`."""
+
+
+def ask_perfetto(trace: Path, *questions: str) -> list[list[dict[str, Any]]]:
+    """Answers of Perfetto's trace processor to questions in SQL, a row each."""
+    platform = pytest.importorskip("perfetto.trace_processor.platform")
+    protos = pytest.importorskip("perfetto.trace_processor.protos")
+    results = pytest.importorskip("perfetto.common.query_result_iterator")
+    factory = protos.ProtoFactory(platform.PlatformDelegate())
+    kinds = factory.TraceProcessorRpc
+    script = Path(__file__).parents[2] / "oracle" / "trace_processor.js"
+    requests, replies = trace.with_suffix(".requests"), trace.with_suffix(".replies")
+    messages = [
+        {"request": kinds.TPM_APPEND_TRACE_DATA, "append_trace_data": trace.read_bytes()},
+        {"request": kinds.TPM_FINALIZE_TRACE_DATA},
+        *(
+            {"request": kinds.TPM_QUERY_STREAMING, "query_args": {"sql_query": question}}
+            for question in questions
+        ),
+    ]
+    with requests.open("wb") as file:
+        for number, message in enumerate(messages, 1):
+            stream = factory.TraceProcessorRpcStream(msg=[{"seq": number, **message}])
+            data = stream.SerializeToString()
+            file.write(len(data).to_bytes(4, "little") + data)
+    node = ["node", *map(str, (script, PERFETTO, requests, replies))]
+    subprocess.run(node, check=True, capture_output=True, timeout=120)
+    answers = []
+    result = factory.QueryResult()
+    for reply in factory.TraceProcessorRpcStream.FromString(replies.read_bytes()).msg:
+        assert not reply.append_result.error
+        if reply.response == kinds.TPM_QUERY_STREAMING:
+            result.MergeFrom(reply.query_result)
+            assert not result.error
+            if result.batch[-1].is_last_batch:
+                rows = results.QueryResultIterator(result.column_names, result.batch)
+                answers.append([dict(row.__dict__) for row in rows])
+                result = factory.QueryResult()
+    assert len(answers) == len(questions)
+    return answers
+
+
+COMPLAINTS = "select name from stats where value > 0 and severity != 'info'"
+
+
+@pytest.mark.skipif(not PERFETTO, reason="MOEREPLAY_PERFETTO names no folder with Perfetto")
+@pytest.mark.parametrize("scheme", ["dysharp", "deepep"])
+def test_perfetto_takes_every_event(scheme: str, tmp_path: Path) -> None:
+    import replay
+
+    seen: list[Timeline] = []
+    replay.run("gpt-oss-20b-decode", scheme=scheme, layer=12, observe=seen.append)
+    write_chrome(seen[0], tmp_path / "t.json")
+    slices, parents, complaints = ask_perfetto(
+        tmp_path / "t.json",
+        "select s.ts, s.dur, s.name, s.category cat, tid, pid, t.name thread, p.name process, "
+        "extract_arg(s.arg_set_id, 'args.task') task from slice s "
+        "join thread_track k on s.track_id = k.id join thread t using (utid) "
+        "join process p using (upid)",
+        "select s.dur, s.ts - p.ts late from slice s join slice p on s.parent_id = p.id",
+        COMPLAINTS,
+    )
+    assert complaints == []
+    trace = read(tmp_path / "t.json")
+    names = {
+        event["tid"] if event["name"] == "thread_name" else -event["pid"]: event["args"]["name"]
+        for event in events(trace, "M")
+        if event["name"].endswith("_name")
+    }
+    wanted = {
+        event["args"]["task"]: {
+            "ts": event["ts"] * 1_000, "dur": event["dur"] * 1_000, "name": event["name"],
+            "cat": event["cat"], "tid": event["tid"], "pid": event["pid"],
+            "thread": names[event["tid"]], "process": names[-event["pid"]],
+            "task": event["args"]["task"],
+        }
+        for event in events(trace, "X")
+    }  # fmt: skip
+    assert {row["task"]: row for row in slices} == wanted
+    # What takes no nanosecond is drawn inside what begins in the same one; nothing else is.
+    assert {(row["dur"], row["late"]) for row in parents} <= {(0, 0)}
+
+
+@pytest.mark.skipif(not PERFETTO, reason="MOEREPLAY_PERFETTO names no folder with Perfetto")
+def test_perfetto_takes_utilisation(busy: Timeline, tmp_path: Path) -> None:
+    write_chrome(busy, tmp_path / "t.json", max_events=60)
+    counters, complaints = ask_perfetto(
+        tmp_path / "t.json",
+        "select c.ts, c.value, k.name from counter c join counter_track k on c.track_id = k.id",
+        COMPLAINTS,
+    )
+    assert complaints == []
+    wanted = [
+        (e["name"], round(e["ts"] * 1_000), float(e["args"]["utilisation"]))
+        for e in events(read(tmp_path / "t.json"), "C")
+    ]
+    found = [
+        (row["name"].removesuffix(" utilisation"), row["ts"], row["value"]) for row in counters
+    ]
+    assert sorted(found) == sorted(wanted)

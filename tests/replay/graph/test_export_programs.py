@@ -241,6 +241,43 @@ def test_files_say_the_same_in_protobuf_if_it_is_there(crossing: Timeline, tmp_p
             assert getattr(found, f"{kind}_val") == value
 
 
+def test_mlcommons_reader_reads_the_same(crossing: Timeline, tmp_path: Path) -> None:
+    """Where the package mlc-chakra is installed: its schema and its reader of files."""
+    schema = pytest.importorskip("chakra.schema.protobuf.et_def_pb2")
+    reader = pytest.importorskip("chakra.src.third_party.utils.protolib")
+    unknown = pytest.importorskip("google.protobuf.unknown_fields")
+    for timeline in (crossing, *(random_timeline(seed) for seed in range(10))):
+        for path in write_chakra(timeline, tmp_path / "p").paths:
+            metadata, nodes = read_chakra(path)
+            with reader.openFileRd(path) as file:
+                head = schema.GlobalMetadata()
+                assert reader.decodeMessage(file, head)
+                assert head.version == "0.0.4"
+                assert values(head.attr) == metadata
+                found = {}
+                while reader.decodeMessage(file, node := schema.Node()):
+                    assert not list(unknown.UnknownFieldSet(node))
+                    found[node.id] = {
+                        "id": node.id, "name": node.name.encode(), "type": node.type,
+                        "data_deps": list(node.data_deps), "start": node.start_time_micros,
+                        "duration": node.duration_micros, "attr": values(node.attr),
+                    }  # fmt: skip
+            # A number of 0 is not written.
+            assert found == {
+                number: {"start": 0, "duration": 0, "id": 0, **node}
+                for number, node in nodes.items()
+            }
+
+
+def values(messages: Any) -> dict[str, tuple[str, Any]]:
+    """Attributes by name: the type that is set, and its value."""
+    found = {message.name: (message.WhichOneof("value"), message) for message in messages}
+    return {
+        name: (kind.removesuffix("_val"), getattr(message, kind))
+        for name, (kind, message) in found.items()
+    }
+
+
 # Programs --------------------------------------------------------------------------------------
 
 
