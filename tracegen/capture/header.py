@@ -37,8 +37,36 @@ TOPK_SOFTMAX = ("gpt_oss", "granitemoe", "granitemoeshared", "granitemoehybrid",
 BIAS_NAMES = ("e_score_correction_bias", "expert_bias", "moe_statics", "router_bias")
 
 
+class _OfAllLayers:
+    """What a configuration says of all layers; what differs between layers is not there.
+
+    transformers refuses to read such an attribute off the whole configuration (heterogeneous
+    models: attention with heads of two sizes, dense layers of several widths).
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._of_layers: dict[str, list[Any]] = {}
+        names = getattr(config, "per_layer_attributes", None) or ()
+        if names:
+            layers = list(config.per_layer_config)
+            self._of_layers = {n: [getattr(layer, n, None) for layer in layers] for n in names}
+
+    def differing(self) -> list[str]:
+        """Attributes that are not the same in all layers."""
+        found = self._of_layers.items()
+        return sorted(name for name, values in found if any(v != values[0] for v in values))
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._of_layers:
+            return getattr(self._config, name)
+        if name in self.differing():
+            raise AttributeError(name)
+        return self._of_layers[name][0]
+
+
 def text_config(model: Any) -> Any:
-    """Configuration of the text decoder.
+    """Configuration of the text decoder, without what differs between its layers.
 
     Parameters
     ----------
@@ -47,7 +75,21 @@ def text_config(model: Any) -> Any:
     """
     config = model.config
     get = getattr(config, "get_text_config", None)
-    return config if get is None else get(decoder=True)
+    return _OfAllLayers(config if get is None else get(decoder=True))
+
+
+def note_on_layers(model: Any) -> str:
+    """Sentence on what the header leaves out because layers differ in it, or nothing.
+
+    Parameters
+    ----------
+    model
+        A transformers model.
+    """
+    names = text_config(model).differing()
+    if not names:
+        return ""
+    return f"Layers differ in {', '.join(names)}: the shape of the model is not stated."
 
 
 def _first(config: Any, names: Sequence[str]) -> Any:
@@ -175,6 +217,8 @@ def model_shape(model: Any, sites: Sequence[Site], topk: int) -> ModelShape | No
         Slots per token, as seen.
     """
     config = text_config(model)
+    if config.differing():
+        return None  # a shape has one value for all layers
     width = _expert_width(config, sites)
     layers = _first(config, ("num_hidden_layers", "n_layers"))
     hidden = _first(config, ("hidden_size", "d_model"))
@@ -227,11 +271,12 @@ def model_shape(model: Any, sites: Sequence[Site], topk: int) -> ModelShape | No
 
 
 def _expert_width(config: Any, sites: Sequence[Site]) -> int | None:
-    """Inner width of a routed expert: as the module says, else the configuration."""
+    """Inner width of a routed expert, if all layers have one: as their modules say, else stated."""
     for name in ("intermediate_dim", "intermediate_size", "expert_dim", "ffn_hidden_size"):
         value = getattr(sites[0].module, name, None)
         if isinstance(value, int) and value:
-            return value
+            same = all(getattr(site.module, name, None) == value for site in sites)
+            return value if same else None
     stated = _first(getattr(config, "ffn_config", config), EXPERT_WIDTH)
     return int(stated) if isinstance(stated, int | float) and stated else None
 

@@ -364,7 +364,7 @@ class CaptureSession:
             "title": options.title or f"{model.model_id or model.model_type}, captured",
             "license": options.license,
             "dataset": options.dataset,
-            "notes": watched.notes,
+            "notes": f"{watched.notes} {header.note_on_layers(watched.model)}".strip(),
             "weight_semantics": header.weight_semantics(watched.sites, model.model_type),
             "parameters": {"weights": weights, "token_ids": options.token_ids}
             | ({"fallback": options.fallback} if options.fallback else {})

@@ -273,7 +273,10 @@ def _check_layers(stack: Stack) -> None:
     seen: dict[int, str] = {}
     for site in stack.sites:
         if site.layer in seen:
-            msg = f"{seen[site.layer]} and {site.name} both claim to be layer {site.layer}"
+            msg = (
+                f"{seen[site.layer]} and {site.name} both claim to be layer {site.layer}: "
+                "one routing per layer and token can be recorded"
+            )
             raise UserError(msg)
         seen[site.layer] = site.name
 

@@ -16,10 +16,13 @@ import torch
 
 import tracegen
 from tracegen.capture.sites import Site, find_sites, find_stacks
+from tracegen.trace.tables import ENCODER
 
 PROMPT_TOKENS = (4, 7, 6)
 """Real tokens of the three prompts, padded on the left to the longest."""
 NEW_TOKENS = 4
+UNEVEN_TOKENS = (3, 12, 7)
+"""Prompts of which one is mostly padding, and all but one reach beyond a sparse attention."""
 
 
 @dataclass(frozen=True)
@@ -37,23 +40,29 @@ class Proof:
     shift_differs: bool
     """Every id moved by one expert gives other logits."""
     cached_equals_whole: float
-    """Share of (layer, row) of cached generation equal to one pass over the whole sequence."""
+    """Share of (layer, row) of a cached generation equal to one pass over the whole sequence;
+    not a number if the model does not generate, or routes through an encoder."""
+    padded_equals_whole: float
+    """The same of a generation that is padded on the left."""
 
 
-def prompts() -> tuple[torch.Tensor, torch.Tensor]:
+def prompts(lengths: tuple[int, ...] = PROMPT_TOKENS) -> tuple[torch.Tensor, torch.Tensor]:
     """Left-padded input ids and their mask."""
     generator = torch.Generator().manual_seed(5)
-    width = max(PROMPT_TOKENS)
-    ids = torch.randint(4, tiny_families.VOCAB, (len(PROMPT_TOKENS), width), generator=generator)
+    width = max(lengths)
+    ids = torch.randint(4, tiny_families.VOCAB, (len(lengths), width), generator=generator)
     mask = torch.zeros_like(ids)
-    for row, length in enumerate(PROMPT_TOKENS):
+    for row, length in enumerate(lengths):
         mask[row, width - length :] = 1
     return ids.masked_fill(mask == 0, tiny_families.PAD), mask
 
 
-def generate(model: Any) -> torch.Tensor:
+def generate(
+    model: Any, ids: torch.Tensor | None = None, mask: torch.Tensor | None = None
+) -> torch.Tensor:
     """Greedy generation of NEW_TOKENS for every prompt; nothing ends early."""
-    ids, mask = prompts()
+    if ids is None:
+        ids, mask = prompts()
     tokens: torch.Tensor = model.generate(
         input_ids=ids,
         attention_mask=mask,
@@ -79,20 +88,15 @@ def prove(model_type: str, folder: Path) -> Proof:
         whole = tracegen.load(path)
         replayed = with_routing(model, inputs, stacks, whole, shift=0)
         shifted = with_routing(model, inputs, stacks, whole, shift=1)
-    cached_path = folder / f"{model_type}-cached.h5"
-    with tracegen.capture(model, cached_path):
-        sequences = generate(model)
-    cached = tracegen.load(cached_path)
-    decoder_rows = cached.tokens.phase != 3
-    tokens = len(PROMPT_TOKENS) if model.config.is_encoder_decoder else sum(PROMPT_TOKENS)
-    expected = tokens + len(PROMPT_TOKENS) * (NEW_TOKENS - 1)
+    rows, unpadded, padded = generations(model, folder)
     return Proof(
         read_from=type(sites[0].module).__name__,
         how=sites[0].proof,
-        rows_as_expected=int(decoder_rows.sum()) == expected,
+        rows_as_expected=rows,
         replay_exact=bool(torch.equal(real_rows(replayed, inputs), real_rows(reference, inputs))),
         shift_differs=not torch.equal(real_rows(shifted, inputs), real_rows(reference, inputs)),
-        cached_equals_whole=agreement(model, cached, sequences, folder),
+        cached_equals_whole=unpadded,
+        padded_equals_whole=padded,
     )
 
 
@@ -157,7 +161,7 @@ def with_routing(
         encoder_decoder = "decoder_input_ids" in inputs
         if encoder_decoder and not stack.encoder:
             mask = torch.ones_like(inputs["decoder_input_ids"])
-        rows = trace.tokens.phase == 3 if stack.encoder else trace.tokens.phase != 3
+        rows = trace.tokens.phase == ENCODER if stack.encoder else trace.tokens.phase != ENCODER
         keep = mask.reshape(-1).bool()
         for site in stack.sites:
             at = layers[site.layer]
@@ -209,23 +213,53 @@ def substitute(site: Site, keep: torch.Tensor, ids: torch.Tensor, weights: torch
     return site.module.register_forward_hook(after)
 
 
-def agreement(model: Any, cached: Any, sequences: torch.Tensor, folder: Path) -> float:
-    """Share of rows whose experts equal those of one uncached pass per sequence."""
-    if model.config.is_encoder_decoder:
-        return float("nan")
-    path = folder / "whole.h5"
+def generations(model: Any, folder: Path) -> tuple[bool, float, float]:
+    """Whether a generation has the rows that it should have, and the shares of :class:`Proof`."""
+    if model.config.is_encoder_decoder or not hasattr(model, "generate"):
+        return rows_without_prompts(model, folder), float("nan"), float("nan")
+    ids, mask = prompts(UNEVEN_TOKENS)
+    padded = cached_as_whole(model, ids, mask, folder)
+    expected = sum(UNEVEN_TOKENS) + len(UNEVEN_TOKENS) * (NEW_TOKENS - 1)
+    rows = tracegen.load(folder / "cached.h5").num_tokens == expected
+    longest = ids[mask.all(dim=1)]
+    # The batch has a sequence without padding too.
+    whole = 1.0 if padded == 1 else cached_as_whole(model, longest, longest.sign(), folder)
+    return rows, whole, padded
+
+
+def rows_without_prompts(model: Any, folder: Path) -> bool:
+    """Whether a decoder behind an encoder has one row for each token, or a pass for each input."""
+    path = folder / "rows.h5"
     with torch.no_grad(), tracegen.capture(model, path, overwrite=True):
-        for row, length in enumerate(PROMPT_TOKENS):
-            tokens = sequences[row : row + 1, max(PROMPT_TOKENS) - length : -1]
-            model(input_ids=tokens, use_cache=False)
-    whole, equal, total = tracegen.load(path), 0, 0
-    for row in range(len(PROMPT_TOKENS)):
-        left, right = (in_order(trace, row) for trace in (cached, whole))
-        if left.shape != right.shape:
-            return 0.0
-        same = (left == right).all(axis=2)
-        equal, total = equal + int(same.sum()), total + same.size
-    return equal / total
+        if hasattr(model, "generate"):
+            generate(model)
+        else:
+            model(**forward_inputs(model))
+    expected = len(PROMPT_TOKENS) * NEW_TOKENS if hasattr(model, "generate") else sum(PROMPT_TOKENS)
+    return int((tracegen.load(path).tokens.phase != ENCODER).sum()) == expected
+
+
+def cached_as_whole(model: Any, ids: torch.Tensor, mask: torch.Tensor, folder: Path) -> float:
+    """Share of (layer, row) of a generation that equals one unpadded pass for each sequence."""
+    cached, whole = folder / "cached.h5", folder / "whole.h5"
+    with torch.no_grad():
+        with tracegen.capture(model, cached, overwrite=True):
+            tokens = generate(model, ids, mask)[:, :-1]
+        with tracegen.capture(model, whole, overwrite=True):
+            for row, padding in enumerate((mask == 0).sum(dim=1).tolist()):
+                model(input_ids=tokens[row : row + 1, padding:], use_cache=False)
+    return equal_rows(tracegen.load(cached), tracegen.load(whole))
+
+
+def equal_rows(one: Any, other: Any) -> float:
+    """Share of (layer, row) with the same experts, requests and positions in order."""
+    if one.num_tokens != other.num_tokens:
+        return 0.0
+    equal = [
+        (in_order(one, row) == in_order(other, row)).all(axis=2)
+        for row in np.unique(one.tokens.request).tolist()
+    ]
+    return sum(int(same.sum()) for same in equal) / sum(same.size for same in equal)
 
 
 def in_order(trace: Any, request: int) -> Any:
