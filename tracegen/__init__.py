@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from tracegen.library import load as load
     from tracegen.library import open_trace as open  # noqa: F401 (the name of the API)
     from tracegen.models import ModelShape as ModelShape
+    from tracegen.trace.graph import GraphCounts as GraphCounts
+    from tracegen.trace.graph import TokenExpertGraph as TokenExpertGraph
+    from tracegen.trace.graph import count_graph as count_graph
+    from tracegen.trace.graph import expert_graph as expert_graph
     from tracegen.trace.routing import LayerDag as LayerDag
     from tracegen.trace.routing import RoutingTrace as RoutingTrace
     from tracegen.trace.tables import RequestTable as RequestTable
@@ -33,15 +37,19 @@ if TYPE_CHECKING:
 
 _HOME = {
     "GENERATORS": "generate",
+    "GraphCounts": "trace.graph",
     "LayerDag": "trace.routing",
     "ModelShape": "models",
     "RequestTable": "trace.tables",
     "RoutingTrace": "trace.routing",
+    "TokenExpertGraph": "trace.graph",
     "TokenTable": "trace.tables",
     "TraceFile": "file.reader",
     "TraceInfo": "trace.tables",
     "TraceModel": "trace.tables",
     "UserError": "errors",
+    "count_graph": "trace.graph",
+    "expert_graph": "trace.graph",
     "load": "library",
     "open": "library",
     "write": "file.writer",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import typer
 
-from tracegen.cli import capture, importers, library, stats, traces
+from tracegen.cli import capture, graph, importers, library, stats, traces
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "list": library.list_traces,
@@ -15,6 +15,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "capture": capture.capture,
     "recover": capture.recover,
     "stats": stats.stats,
+    "graph": graph.graph,
     "import": importers.import_dump,
     "generate": traces.generate,
     "info": traces.info,
