@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from tracegen.trace.routing import RoutingTrace
 
-MAX_EDGES = 200_000
-"""Most edges that become Python objects."""
+MAX_EDGES = 100_000
+"""Most edges that become Python objects; so many take half a gigabyte and ten seconds."""
 
 
 def check_size(edges: int) -> None:

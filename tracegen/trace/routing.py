@@ -208,6 +208,8 @@ class RoutingTrace(TraceData):
     def to_networkx(self, layer: int, step: int) -> "networkx.DiGraph[Any]":
         """One layer and step as a graph of Python objects, for looking at small windows.
 
+        `tracegen.expert_graph` goes from layer to layer and step to step.
+
         Nodes are ``("token", layer, row)`` and ``("expert", layer, expert, step)``,
         edges carry ``slot`` and, when recorded, ``weight``.
 
