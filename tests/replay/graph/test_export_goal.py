@@ -277,15 +277,19 @@ LOGGOPSIM = os.environ.get("MOEREPLAY_LOGGOPSIM", "")
 """Folder with LogGOPSim's programs, built: `LogGOPSim` and `txt2bin`."""
 
 
-def loggopsim(path: Path, *, L: int = 0, o: int = 0, g: int = 0, G: int = 0) -> int:
+def loggopsim(path: Path, *, L: int = 0, o: int = 0, g: int = 0, G: int = 0) -> str:
+    """What LogGOPSim prints of a file, with all that it does."""
     binary = path.with_suffix(".bin")
     subprocess.run([f"{LOGGOPSIM}/txt2bin", "-i", path, "-o", binary], check=True)
     numbers = {"L": L, "o": o, "g": g, "G": G, "O": 0, "S": 2**31 - 1}
     options = [part for name, value in numbers.items() for part in (f"-{name}", str(value))]
-    said = subprocess.run(
-        [f"{LOGGOPSIM}/LogGOPSim", "-f", binary, "-b", *options],
+    return subprocess.run(
+        [f"{LOGGOPSIM}/LogGOPSim", "-f", binary, "-b", "-v", *options],
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
+
+
+def end_of(said: str) -> int:
     found = re.search(r"Maximum finishing time at host \d+: (\d+)", said)
     assert found is not None, said
     return int(found[1])
@@ -296,14 +300,15 @@ def test_loggopsim_ends_when_the_schedule_does(crossing: Timeline, tmp_path: Pat
     for timeline in random_timelines(40):
         for unit_ps in (1, 2):
             write_goal(timeline, tmp_path / "p.goal", unit_ps=unit_ps)
-            assert loggopsim(tmp_path / "p.goal") == timeline.makespan_ps // unit_ps
+            assert end_of(loggopsim(tmp_path / "p.goal")) == timeline.makespan_ps // unit_ps
     # The rules are those of the program, with a network, too.
     for transfers in ("schedule", "network"):
         write_goal(crossing, tmp_path / "p.goal", unit_ps=1, transfers=transfers)
         ranks = loggop_rules.read(tmp_path / "p.goal")
         for L, o, g, G in ((0, 0, 0, 0), (100, 0, 0, 0), (7, 3, 0, 0), (0, 0, 5, 0), (70, 3, 5, 2)):
             rules = loggop_rules.run(ranks, latency=L, overhead=o, gap=g, gap_per_byte=G)
-            assert loggopsim(tmp_path / "p.goal", L=L, o=o, g=g, G=G) == rules.end
+            said = loggopsim(tmp_path / "p.goal", L=L, o=o, g=g, G=G)
+            assert end_of(said) == rules.end
 
 
 @pytest.mark.skipif(not LOGGOPSIM, reason="MOEREPLAY_LOGGOPSIM names no folder with LogGOPSim")
@@ -314,4 +319,16 @@ def test_loggopsim_runs_a_layer(scheme: str, tmp_path: Path) -> None:
     seen: list[Timeline] = []
     replay.run("gpt-oss-20b-decode", scheme=scheme, layer=12, observe=seen.append)
     write_goal(seen[0], tmp_path / "p.goal", unit_ps=1)
-    assert loggopsim(tmp_path / "p.goal") == seen[0].makespan_ps
+    said = loggopsim(tmp_path / "p.goal")
+    assert end_of(said) == seen[0].makespan_ps
+    # A calculation that is found too early is found again.
+    begun: dict[int, list[int]] = {}
+    for rank, time in re.findall(
+        r"^\[(\d+)\] found loclop .* - t: (\d+) .*\n(?!-- locop)", said, re.MULTILINE
+    ):
+        begun.setdefault(int(rank), []).append(int(time))
+    for rank, program in enumerate(loggop_rules.read(tmp_path / "p.goal")):
+        labels = [label for label, operation in program.items() if operation.way == "calc"]
+        for label, time in zip(labels, begun.get(rank, []), strict=True):
+            if label.startswith("t"):
+                assert seen[0].start_ps[task(label)] == time
