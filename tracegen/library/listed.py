@@ -54,13 +54,17 @@ def check_bytes(path: Path, entry: Entry) -> None:
     Raises
     ------
     UserError
-        Naming what differs.
+        Naming what differs; if the file cannot be read.
     """
-    found = path.stat()
-    if found.st_size != entry.file_bytes:
-        msg = f"{path}: {found.st_size} bytes; the catalogue says {entry.file_bytes}"
-        raise UserError(msg)
-    digest = _sha256_of(path, found.st_size, found.st_mtime_ns, found.st_ino)
+    try:
+        found = path.stat()
+        if found.st_size != entry.file_bytes:
+            msg = f"{path}: {found.st_size} bytes; the catalogue says {entry.file_bytes}"
+            raise UserError(msg)
+        digest = _sha256_of(path, found.st_size, found.st_mtime_ns, found.st_ino)
+    except OSError as error:
+        msg = f"cannot read {path}: {error.strerror}"
+        raise UserError(msg) from error
     if digest != entry.sha256:
         msg = f"{path}: SHA-256 is {digest}, the catalogue says {entry.sha256}"
         raise UserError(msg)

@@ -7,7 +7,7 @@ import pytest
 
 import tracegen
 from tracegen import UserError, library
-from tracegen.library import catalogue, settings
+from tracegen.library import catalogue, listed, settings
 
 GOOD = {
     "name": "a",
@@ -273,6 +273,15 @@ def test_an_index_that_agrees_with_an_altered_file_does_not_help(own_folder, tmp
     with pytest.raises(UserError, match="content does not match content_sha256"):
         HAND_OUT[hand_out](str(own_folder), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_listed_file_that_cannot_be_read_is_named(own_folder, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(listed, "sha256_of", refuse)
+    with pytest.raises(UserError, match=r"^cannot read .*one.h5: Permission denied$"):
+        tracegen.load("one", catalogue=str(own_folder))
 
 
 def test_links_within_a_folder_are_followed(own_folder):
