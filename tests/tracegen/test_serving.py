@@ -41,14 +41,9 @@ def bind(model: dict[int, Any], capturer: Capturer) -> None:
 @pytest.fixture
 def runner_class(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A class like vLLM's model runner, whose model routes what the batch brings along."""
-    package = "vllm.model_executor.layers.fused_moe"
-    names = package.split(".")
-    for end in range(1, len(names) + 1):
-        monkeypatch.setitem(sys.modules, ".".join(names[:end]), ModuleType(names[end - 1]))
     module: Any = ModuleType("routed_experts_capturer")
     module.RoutedExpertsCapturer, module.bind_routed_experts_capturer = Capturer, bind
-    monkeypatch.setitem(sys.modules, f"{package}.routed_experts_capturer", module)
-    sys.modules[package].routed_experts_capturer = module  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, vllm.CAPTURER, module)
 
     class Runner:
         max_num_tokens = 64
@@ -126,6 +121,41 @@ def test_workers_of_vllm_are_recorded_and_merged(runner_class: Any, tmp_path: Pa
     assert any("2 rows were dropped: draft tokens" in notice for notice in made.notices)
 
 
+def test_the_first_model_runner_keeps_its_batch_elsewhere(
+    runner_class: Any, tmp_path: Path
+) -> None:
+    class First(runner_class):  # type: ignore[misc]
+        def _prepare_inputs(self, scheduled: Any, lengths: Any) -> None:
+            pass
+
+        def execute_model(self, scheduled: Any) -> None:
+            self._prepare_inputs(scheduled, np.array([3, 3]))
+            for layer in self.layers:
+                self.model[layer](scheduled.ids[:, layer])
+
+    vllm.attach(runner_class, tmp_path)
+    vllm.attach(First, tmp_path)
+    runner, ids = First(0, [1, 3]), routing(6, 2)
+    runner.load_model()
+    runner.input_batch = SimpleNamespace(
+        req_ids=["a", "b"],
+        num_computed_tokens_cpu=np.array([0, 7, 99]),
+        num_prompt_tokens=np.array([3, 8, 99]),
+    )
+    drafts = {"b": [5]}
+    runner.execute_model(
+        SimpleNamespace(ids=torch.from_numpy(ids), scheduled_spec_decode_tokens=drafts)
+    )
+    runner.moereplay.recorder.flush()
+    trace = read(list(tmp_path.glob("*.npz")), "arrays", **SIZES).trace
+    np.testing.assert_array_equal(
+        np.stack([trace.layer_ids(0), trace.layer_ids(1)], 1), ids[:5, [1, 3]]
+    )
+    assert trace.moe_layer_index.tolist() == [1, 3]
+    assert trace.tokens.position.tolist() == [0, 1, 2, 7, 8]
+    assert trace.tokens.phase.tolist() == [0] * 4 + [1]
+
+
 def test_a_recording_that_would_go_wrong_is_refused(runner_class: Any, tmp_path: Path) -> None:
     vllm.attach(runner_class, tmp_path)
     with pytest.raises(tracegen.UserError, match="vLLM returns routed experts itself"):
@@ -142,7 +172,7 @@ def test_the_plug_in_does_nothing_unless_asked(
     vllm.register()
     monkeypatch.setenv(vllm.FOLDER, str(tmp_path))
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(tracegen.UserError, match="needs vLLM's Model Runner V2"):
+    with pytest.raises(tracegen.UserError, match="needs a vLLM with RoutedExpertsCapturer"):
         vllm.register()
 
 

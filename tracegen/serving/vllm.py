@@ -10,20 +10,26 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.serving.record import Recorder
+from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PREFILL
 
 FOLDER = "MOEREPLAY_RECORD"
 """Environment variable with the folder to record to."""
+CAPTURER = "vllm.model_executor.layers.fused_moe.routed_experts_capturer"
+RUNNERS = ("vllm.v1.worker.gpu.model_runner", "vllm.v1.worker.gpu_model_runner")
+"""Modules of vLLM's two model runners; which of them runs is decided when the engine starts."""
 NEEDS = (
-    "recording needs vLLM's Model Runner V2 and its RoutedExpertsCapturer (tried with 0.33); "
-    "unset MOEREPLAY_RECORD to serve without"
+    f"recording needs a vLLM with RoutedExpertsCapturer (tried with 0.32 and 0.33); unset {FOLDER} "
+    "to serve without"
 )
 log = logging.getLogger("vllm.moereplay")
 
@@ -40,53 +46,78 @@ def register() -> None:
     if not folder:
         return
     try:
-        from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (  # noqa: F401
-            RoutedExpertsCapturer,
-        )
-        from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-    except ImportError as error:
+        import_module(CAPTURER)
+        runners = [import_module(name).GPUModelRunner for name in RUNNERS]
+        if import_module("vllm.platforms").current_platform.is_cpu():
+            # Loads models in a way of its own.
+            runners.append(import_module("vllm.v1.worker.cpu_model_runner").CPUModelRunner)
+    except (ImportError, AttributeError) as error:
         msg = f"{NEEDS} ({error})"
         raise UserError(msg) from error
-    attach(GPUModelRunner, Path(folder))
+    for runner in runners:
+        attach(runner, Path(folder))
 
 
 def attach(runner_class: Any, folder: Path) -> None:
-    """Wrap the methods of a model runner that load a model and run it.
+    """Wrap the methods of a model runner that load a model, prepare a batch and run it.
 
     Parameters
     ----------
     runner_class
-        vLLM's ``GPUModelRunner`` (of ``vllm.v1.worker.gpu.model_runner``) or one like it.
+        A ``GPUModelRunner`` of vLLM, of either generation, or a class derived from it.
     folder
         To record to.
     """
-    if hasattr(runner_class, "moereplay_attached"):
+    if "moereplay_attached" in vars(runner_class):
         return  # vLLM may call plug-ins more than once
     runner_class.moereplay_attached = True
 
     def wrapped(name: str, after: Any) -> None:
-        original = getattr(runner_class, name)
+        original = vars(runner_class).get(name)
+        if original is None:
+            return
 
         @functools.wraps(original)
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             made = original(self, *args, **kwargs)
-            after(self, made, *args, **kwargs)
+            after(self, made, *args)
             return made
 
         setattr(runner_class, name, method)
 
-    def loaded(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
-        self.moereplay = Worker(self, folder)
+    def loaded(self: Any, made: Any, *args: Any) -> None:
+        if not hasattr(self, "moereplay"):  # a derived class may call the method of its base
+            self.moereplay = Worker(self, folder)
 
-    def prepared(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+    def prepared(self: Any, made: Any, *args: Any) -> None:
         self.moereplay.begin(made)
 
-    def executed(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+    def prepared_before(self: Any, made: Any, scheduled: Any, lengths: Any, *args: Any) -> None:
+        self.moereplay.begin(_batch(self.input_batch, scheduled, np.asarray(lengths)))
+
+    def executed(self: Any, made: Any, *args: Any) -> None:
         self.moereplay.end()
 
     wrapped("load_model", loaded)
     wrapped("prepare_inputs", prepared)
+    wrapped("_prepare_inputs", prepared_before)
     wrapped("execute_model", executed)
+
+
+def _batch(running: Any, scheduled: Any, lengths: Array) -> SimpleNamespace:
+    """The batch of a pass of the first model runner, with the names that the second has for it."""
+    names = list(running.req_ids)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    first = np.asarray(running.num_computed_tokens_cpu)[: len(names)]
+    drafts = [len(scheduled.scheduled_spec_decode_tokens.get(name, ())) for name in names]
+    return SimpleNamespace(
+        req_ids=names,
+        num_tokens=int(starts[-1]),
+        query_start_loc_np=starts,
+        positions=np.repeat(first, lengths) + place_in_group(lengths),
+        prefill_len_np=np.asarray(running.num_prompt_tokens)[: len(names)].copy(),
+        num_draft_tokens_per_req=np.array(drafts),
+    )
 
 
 class Worker:
@@ -106,8 +137,7 @@ class Worker:
     """
 
     def __init__(self, runner: Any, folder: Path) -> None:
-        from vllm.model_executor.layers.fused_moe import routed_experts_capturer as vllm_capturer
-
+        vllm_capturer = import_module(CAPTURER)
         config = runner.vllm_config
         aux = getattr(config, "aux_output_config", None)
         if getattr(aux, "enable_return_routed_experts", False):
@@ -119,7 +149,9 @@ class Worker:
         self.bound: set[int] = set()
         bound = self.bound
 
-        class Capturer(vllm_capturer.RoutedExpertsCapturer):  # type: ignore[misc]
+        base: Any = vllm_capturer.RoutedExpertsCapturer
+
+        class Capturer(base):  # type: ignore[misc]
             """vLLM's, which also keeps in mind the layers of this process."""
 
             def capture(self, layer_id: int, topk_ids: Any) -> None:
@@ -140,7 +172,7 @@ class Worker:
         Parameters
         ----------
         batch
-            vLLM's ``InputBatch``.
+            vLLM's ``InputBatch``, or one like it.
         """
         self.batch = batch
         # A layer that does not run leaves no row of an earlier pass behind.
@@ -154,7 +186,8 @@ class Worker:
         tokens = int(batch.num_tokens)
         starts = np.asarray(batch.query_start_loc_np)[: len(batch.req_ids) + 1]
         lengths = np.diff(np.minimum(starts, tokens))
-        position = batch.positions[:tokens].cpu().numpy()
+        position = batch.positions[:tokens]
+        position = position.cpu().numpy() if hasattr(position, "cpu") else position
         prompt = np.repeat(np.asarray(batch.prefill_len_np)[: lengths.size], lengths)
         layers = tuple(sorted(self.bound))
         ids = self.capturer.device_buffer[:tokens].cpu().numpy()[:, list(layers)]
