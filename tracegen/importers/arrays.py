@@ -81,7 +81,7 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
         routed.layers = None
     if "draft" in columns:
         drafts = np.concatenate([part.columns["draft"] for _, part in in_order(ranks)])
-        routed.keep(drafts == 0, "draft tokens (speculative decoding): most are rejected")
+        routed.keep(drafts == 0, "draft tokens (speculative decoding): accepted ones cannot be told from rejected ones")
     first = np.arange(len(routed.ids)) < options.max_tokens
     routed.keep(first, f"after the first {options.max_tokens} rows (max_tokens)")
     if missing:

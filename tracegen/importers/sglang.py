@@ -31,7 +31,7 @@ Dumps = list[tuple[Path, dict[str, Any]]]
 EXTEND, DECODE_ONLY, MIXED, IDLE = 1, 2, 3, 4
 """Values of SGLang's ForwardMode that are the same in all its versions."""
 DRAFTS = {
-    5: "draft tokens under verification (speculative decoding, forward_mode 5): most are rejected",
+    5: "draft tokens under verification (speculative decoding, forward_mode 5): accepted ones cannot be told from rejected ones",
     6: "passes of a draft model (speculative decoding, forward_mode 6)",
 }
 """Further values, with what is said of their rows, which are left out."""
@@ -161,7 +161,6 @@ def _once(there: bool, path: Path, number: int, rank: int) -> None:
 def _tokens(dumps: Dumps, options: Options) -> Routed:
     """per_token: ids of every token, ranks side by side in each forward pass."""
     found: dict[int, dict[int, Pass]] = defaultdict(dict)
-    left_out: dict[str, int] = defaultdict(int)
     changed = experts = 0
     for path, dump in dumps:
         to_logical = _logical(dump, path)
@@ -171,10 +170,6 @@ def _tokens(dumps: Dumps, options: Options) -> Routed:
             if mode == IDLE:
                 continue
             ids = files.integers(record.get("topk_ids_of_layer"), 3, f"{path}: topk_ids_of_layer")
-            if mode > IDLE:
-                why = DRAFTS.get(mode, f"forward_mode {mode}, which differs between versions")
-                left_out[why] += ids.shape[1]
-                continue
             if ids.max(initial=-1) >= to_logical.shape[1] or len(ids) != len(to_logical):
                 msg = f"{path}: physical expert {ids.max()} of {to_logical.shape}"
                 raise UserError(msg)
@@ -186,8 +181,7 @@ def _tokens(dumps: Dumps, options: Options) -> Routed:
             columns = _columns(record, mode, ids.shape[1], f"{path}: pass {number}")
             found[rank][number] = Pass(number, mapped.transpose(1, 0, 2), columns)
     if not found:
-        told = "; ".join(f"{rows} rows are {why}" for why, rows in left_out.items())
-        msg = f"{dumps[0][0]}: no records" + (f" to import: {told}" if told else "")
+        msg = f"{dumps[0][0]}: no records"
         raise UserError(msg)
     ranks, notices = merge(
         [_rank(number, passes) for number, passes in found.items()],
@@ -195,6 +189,11 @@ def _tokens(dumps: Dumps, options: Options) -> Routed:
         local_layers=False,
         known=_known(found),
     )
+    left_out = _without_drafts(ranks)
+    if not any(rank.passes for rank in ranks):
+        told = "; ".join(f"{rows} rows are {why}" for why, rows in left_out.items())
+        msg = f"{dumps[0][0]}: no records to import: {told}"
+        raise UserError(msg)
     routed = _assembled(ranks)
     routed.num_experts = experts
     routed.facts["physical_ids_mapped"] = changed
@@ -204,9 +203,24 @@ def _tokens(dumps: Dumps, options: Options) -> Routed:
         "map of the recording, which may have changed meanwhile. Requests are not recorded: rows "
         "were joined by their positions."
     )
-    for why, rows in left_out.items():
-        routed.dropped[why] = rows
+    routed.dropped |= left_out
     return routed
+
+
+def _without_drafts(ranks: list[Rank]) -> dict[str, int]:
+    """Take passes out whose rows are no tokens of a request; how many rows, and why."""
+    left_out: dict[str, int] = defaultdict(int)
+    for rank in ranks:
+        kept = []
+        for part in rank.passes:
+            mode = int(part.columns["mode"].max(initial=EXTEND))
+            if mode < IDLE:
+                kept.append(part)
+                continue
+            why = DRAFTS.get(mode, f"forward_mode {mode}, which differs between versions")
+            left_out[why] += len(part.ids)
+        rank.passes = kept
+    return left_out
 
 
 def _columns(record: Mapping[str, Any], mode: int, tokens: int, where: str) -> dict[str, Array]:
@@ -228,7 +242,7 @@ def _columns(record: Mapping[str, Any], mode: int, tokens: int, where: str) -> d
         "position": position,
         "sequence": sequence,
         "phase": np.where(decode, DECODE, PREFILL).astype(np.uint8),
-        "mixed": np.full(tokens, mode == MIXED),
+        "mode": np.full(tokens, mode),
     }
     if record.get("input_ids") is not None:
         columns["token"] = files.integers(record["input_ids"], 1, f"{where}: input_ids")[:tokens]
@@ -283,7 +297,7 @@ def _assembled(ranks: list[Rank]) -> Routed:
     ids = np.concatenate([part.ids for _, part in parts])
     columns = {
         name: np.concatenate([part.columns[name] for _, part in parts])
-        for name in ("position", "phase", "mixed")
+        for name in ("position", "phase", "mode")
     }
     routed = Routed(
         ids=ids[:, :, (ids >= 0).any(axis=(0, 1))],  # the recorder has 8 slots for every model
@@ -294,9 +308,10 @@ def _assembled(ranks: list[Rank]) -> Routed:
         rank=np.repeat([rank for rank, _ in parts], lengths) if len(ranks) > 1 else None,
         layers=ranks[0].layers,
     )
-    if columns["mixed"].any():
+    mixed = int((columns["mode"] == MIXED).sum())
+    if mixed:
         routed.notices.append(
-            f"{int(columns['mixed'].sum())} rows are of passes that mix prompts and decoding: "
+            f"{mixed} rows are of passes that mix prompts and decoding: "
             "sequences of one token were taken for decoding, longer ones for prompts."
         )
     return routed

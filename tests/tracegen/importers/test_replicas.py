@@ -195,7 +195,8 @@ def test_sglang_draft_rows_are_left_out_and_said(tmp_path: Path) -> None:
         sglang_record(ids[3:7], [3, 4, 5, 6], 2, 5, None),
         sglang_record(ids[7:], [3], 3, 2, None),
     ]
-    trace = read(sglang_files(tmp_path, {0: records}), "sglang", hidden_size=8).trace
+    paths = sglang_files(tmp_path, {0: records, 1: records})
+    trace = read(paths, "sglang", hidden_size=8).trace
     np.testing.assert_array_equal(ids_of(trace), ids[[0, 1, 2, 7]])
     assert trace.tokens.request.tolist() == [0] * 4
     assert "4 rows were dropped: draft tokens under verification" in trace.info.provenance["notes"]
