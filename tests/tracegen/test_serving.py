@@ -4,6 +4,7 @@ SERVING.md says what was tried with vLLM's own classes.
 """
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -186,6 +187,18 @@ def test_files_are_written_as_rows_come(tmp_path: Path, monkeypatch: pytest.Monk
     recorder.flush()
     recorder.flush()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_worker_that_is_killed_has_written_what_came_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracegen.serving.record.SECONDS_A_FILE", 0.01)
+    recorder = Recorder(tmp_path, 0)
+    recorder.add((0,), routing(1, 0)[:, :1], ["x"], np.array([1]), {"position": np.arange(1)})
+    deadline = time.monotonic() + 10
+    while not list(tmp_path.glob("rank*.npz")):  # nobody asks for it
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_vllm_finds_the_plug_in() -> None:

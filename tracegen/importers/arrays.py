@@ -20,7 +20,7 @@ import numpy as np
 from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.replicas import Pass, Rank, in_order, merge
-from tracegen.importers.routed import Options, Routed
+from tracegen.importers.routed import UNTOLD, Options, Routed
 from tracegen.importers.safetensors import load_safetensors
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import PHASES, PREFILL
@@ -81,7 +81,7 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
         routed.layers = None
     if "draft" in columns:
         drafts = np.concatenate([part.columns["draft"] for _, part in in_order(ranks)])
-        routed.keep(drafts == 0, "draft tokens (speculative decoding): accepted ones cannot be told from rejected ones")
+        routed.keep(drafts == 0, f"draft tokens {UNTOLD}")
     first = np.arange(len(routed.ids)) < options.max_tokens
     routed.keep(first, f"after the first {options.max_tokens} rows (max_tokens)")
     if missing:

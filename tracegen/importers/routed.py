@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from tracegen.models import ModelShape
     from tracegen.trace.routing import RoutingTrace
 
+UNTOLD = "of speculative decoding, accepted and rejected ones, which cannot be told apart"
+"""Said of draft tokens, which are left out."""
+
 
 class Imported(NamedTuple):
     """A trace, and what to tell the user about the dump."""

@@ -22,7 +22,7 @@ from tracegen.importers import files
 from tracegen.importers.counts import draw_rows
 from tracegen.importers.replicas import Pass, Rank, in_order, merge, replica_notice, same_tokens
 from tracegen.importers.responses import sglang_responses
-from tracegen.importers.routed import Options, Routed
+from tracegen.importers.routed import UNTOLD, Options, Routed
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import DECODE, PREFILL
 
@@ -31,7 +31,7 @@ Dumps = list[tuple[Path, dict[str, Any]]]
 EXTEND, DECODE_ONLY, MIXED, IDLE = 1, 2, 3, 4
 """Values of SGLang's ForwardMode that are the same in all its versions."""
 DRAFTS = {
-    5: "draft tokens under verification (speculative decoding, forward_mode 5): accepted ones cannot be told from rejected ones",
+    5: f"draft tokens under verification (forward_mode 5) {UNTOLD}",
     6: "passes of a draft model (speculative decoding, forward_mode 6)",
 }
 """Further values, with what is said of their rows, which are left out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -16,9 +17,10 @@ from tracegen.errors import UserError
 from tracegen.trace.arrays import Array
 
 ROWS_A_FILE = 16_384
-"""Rows after which a file is written; a worker that is killed loses fewer than that."""
-SECONDS_A_FILE = 10.0
-"""Time after which the next pass writes a file, however few rows there are."""
+"""Rows after which a file is written."""
+SECONDS_A_FILE = 2.0
+"""Time after which a file is written however few rows there are. Engines kill their workers when
+they end: what they lose is what came in this time."""
 
 
 class Recorder:
@@ -47,10 +49,11 @@ class Recorder:
         self._requests: dict[str, int] = {}
         self._parts: dict[str, list[Array]] = defaultdict(list)
         self._layers: tuple[int, ...] = ()
-        self._since = time.monotonic()
+        self._lock = threading.RLock()
         # A process that is forked from this one inherits the rows, and must not write them.
         self._process = os.getpid()
         atexit.register(self.flush)
+        threading.Thread(target=self._flush_now_and_then, daemon=True).start()
 
     def add(
         self,
@@ -75,31 +78,40 @@ class Recorder:
         columns
             ``position``, ``phase`` and ``draft`` of each token, integer (token,).
         """
-        if layers != self._layers:
-            self.flush()
-            self._layers = layers
-        numbers = [self._requests.setdefault(name, len(self._requests)) for name in requests]
-        self._parts["expert_ids"].append(ids)
-        self._parts["request"].append(np.repeat(numbers, lengths))
-        self._parts["step"].append(np.full(len(ids), self.passes))
-        for name, column in columns.items():
-            self._parts[name].append(column)
-        self.passes += 1
-        self._rows += len(ids)
-        if self._rows >= ROWS_A_FILE or time.monotonic() - self._since > SECONDS_A_FILE:
-            self.flush()
+        with self._lock:
+            if layers != self._layers:
+                self.flush()
+                self._layers = layers
+            numbers = [self._requests.setdefault(name, len(self._requests)) for name in requests]
+            self._parts["expert_ids"].append(ids)
+            self._parts["request"].append(np.repeat(numbers, lengths))
+            self._parts["step"].append(np.full(len(ids), self.passes))
+            for name, column in columns.items():
+                self._parts[name].append(column)
+            self.passes += 1
+            self._rows += len(ids)
+            if self._rows >= ROWS_A_FILE:
+                self.flush()
 
     def flush(self) -> None:
         """Write what is there to the next file."""
-        self._since = time.monotonic()
-        if not self._rows or os.getpid() != self._process:
+        if os.getpid() != self._process:
             return
-        arrays: dict[str, Any] = {
-            name: np.concatenate(parts) for name, parts in self._parts.items()
-        }
-        arrays |= {"layers": np.array(self._layers), "rank": np.array(self.rank)}
-        with output.opened(self.folder / f"rank{self.rank}-{self.files:05}.npz") as file:
-            np.savez(file, **arrays)
-        self.files += 1
-        self._rows = 0
-        self._parts.clear()
+        with self._lock:
+            if not self._rows:
+                return
+            arrays: dict[str, Any] = {
+                name: np.concatenate(parts) for name, parts in self._parts.items()
+            }
+            arrays |= {"layers": np.array(self._layers), "rank": np.array(self.rank)}
+            with output.opened(self.folder / f"rank{self.rank}-{self.files:05}.npz") as file:
+                np.savez(file, **arrays)
+            self.files += 1
+            self._rows = 0
+            self._parts.clear()
+
+    def _flush_now_and_then(self) -> None:
+        """Write what a quiet engine has left."""
+        while True:
+            time.sleep(SECONDS_A_FILE)
+            self.flush()
