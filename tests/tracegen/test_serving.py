@@ -157,6 +157,21 @@ def test_the_first_model_runner_keeps_its_batch_elsewhere(
     assert trace.tokens.phase.tolist() == [0] * 4 + [1]
 
 
+def test_a_layer_that_does_not_run_has_no_rows_of_the_pass_before(
+    runner_class: Any, tmp_path: Path
+) -> None:
+    vllm.attach(runner_class, tmp_path)
+    runner, ids = runner_class(0, [0, 1]), routing(4, 0)
+    runner.load_model()
+    runner.execute_model(batch(ids[:2], {"a": (0, 2, 2)}, None))
+    runner.layers = [1]  # vLLM's models may leave a layer out
+    runner.execute_model(batch(ids[2:], {"a": (2, 2, 2)}, None))
+    runner.moereplay.recorder.flush()
+    trace = read(list(tmp_path.glob("*.npz")), "arrays", **SIZES).trace
+    assert trace.layer_ids(0)[2:].max() == -1
+    np.testing.assert_array_equal(trace.layer_ids(1), ids[:, 1])
+
+
 def test_a_recording_that_would_go_wrong_is_refused(runner_class: Any, tmp_path: Path) -> None:
     vllm.attach(runner_class, tmp_path)
     with pytest.raises(tracegen.UserError, match="vLLM returns routed experts itself"):
