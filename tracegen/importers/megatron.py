@@ -19,10 +19,13 @@ from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.replicas import Pass, Rank, merge
 from tracegen.importers.routed import Options, Routed
+from tracegen.importers.values import integer
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import TRAINING
 
 RECOMPUTED = "recomputed forward passes"
+MOST_SLOTS = 255
+"""Of a token, in a trace."""
 
 
 def read_megatron(paths: list[Path], options: Options) -> Routed:
@@ -49,17 +52,17 @@ def read_megatron(paths: list[Path], options: Options) -> Routed:
     for path in paths:
         for where, record in files.json_objects(path):
             if record.get("block") == "mtp":
-                mtp += int(record.get("num_tokens", 0))
+                mtp += integer(record, "num_tokens", where, 0)
                 continue
-            try:
-                step, rank = int(record["step"]), int(record["rank"])
-                layer, width = int(record["layer"]), int(record["topk"])
-                rows, tokens = record["top_indices"], int(record["num_tokens"])
-            except (KeyError, TypeError, ValueError) as error:
-                msg = f"{where}: {error!r}"
-                raise UserError(msg) from error
+            step, rank, layer, width, tokens = (
+                integer(record, name, where)
+                for name in ("step", "rank", "layer", "topk", "num_tokens")
+            )
+            if not 1 <= width <= MOST_SLOTS:
+                msg = f"{where}: topk is {width}; 1 to {MOST_SLOTS} are possible"
+                raise UserError(msg)
             topk = topk or width
-            ids = _indices(rows, topk, where)
+            ids = _indices(record.get("top_indices"), topk, where)
             if len(ids) != tokens or width != topk:
                 msg = f"{where}: {ids.shape} ids for {tokens} tokens of top-{topk}"
                 raise UserError(msg)

@@ -79,7 +79,7 @@ def same_tokens(
     order = sorted(rows)
     first: dict[int, int] = {}
     if tp is not None:
-        if tp < 1 or len(order) % tp:
+        if len(order) % tp:
             msg = f"--tp {tp}: there are {len(order)} ranks, no multiple of it ({_few(order)})"
             raise UserError(msg)
         first = {rank: order[place // tp * tp] for place, rank in enumerate(order)}
@@ -244,7 +244,7 @@ def _stages(
     order = list(by_number)
     kept = [by_number[number] for number in order if first[number] == number]
     if pp is not None:
-        if pp < 1 or len(order) % pp:
+        if len(order) % pp:
             msg = f"--pp {pp}: there are {len(order)} ranks, no multiple of it ({_few(order)})"
             raise UserError(msg)
         size = len(order) // pp

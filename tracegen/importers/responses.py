@@ -20,10 +20,13 @@ import numpy as np
 from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.routed import Options, Routed, Sequence, first_position, from_sequences
+from tracegen.importers.values import integer
 from tracegen.trace.arrays import Array
 
 START_NAMES = ("routed_experts_start_len", "routed_experts_prompt_start")
 """How SGLang and vLLM call the position of the first row that was asked for."""
+MOST_TOKENS = 2**31
+"""Of a request."""
 
 
 def _bodies(path: Path, without: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -40,13 +43,22 @@ def _bodies(path: Path, without: list[str]) -> Iterator[tuple[str, dict[str, Any
         yield where, body
 
 
-def _integer(places: list[Any], names: tuple[str, ...]) -> int | None:
-    """The first integer of these names in some objects."""
+def _count(places: list[Any], names: tuple[str, ...], where: str) -> int | None:
+    """The first number of tokens with one of these names in some objects; None if there is none.
+
+    Raises
+    ------
+    UserError
+        If it is no number of tokens.
+    """
     for place in places:
         for name in names:
-            value = place.get(name) if isinstance(place, dict) else None
-            if isinstance(value, int) and not isinstance(value, bool):
-                return value
+            if isinstance(place, dict) and place.get(name) is not None:
+                found = integer(place, name, where)
+                if not 0 <= found <= MOST_TOKENS:
+                    msg = f"{where}: {name} is {found}; no request has so many tokens"
+                    raise UserError(msg)
+                return found
     return None
 
 
@@ -83,9 +95,9 @@ def sglang_responses(paths: list[Path], options: Options) -> Routed:
                 continue
             ids = _raw(holder["routed_experts"], layers, topk, where)
             stated = [holder, meta, entry, entry.get("request")]
-            start = _integer(stated, START_NAMES)
-            prompt = _integer([meta, usage], ("prompt_tokens",))
-            completion = _integer([meta, usage], ("completion_tokens",))
+            start = _count(stated, START_NAMES, where)
+            prompt = _count([meta, usage], ("prompt_tokens",), where)
+            completion = _count([meta, usage], ("completion_tokens",), where)
             choices = entry.get("choices")
             if isinstance(choices, list) and len(choices) > 1:
                 # The ids are of the first choice, the usage counts all of them.
@@ -160,8 +172,8 @@ def vllm_responses(
         If ids are not what they should be.
     """
     for where, entry in _bodies(path, without):
-        stated = _integer([entry.get("usage"), entry], ("prompt_tokens",))
-        completion = _integer([entry.get("usage")], ("completion_tokens",))
+        stated = _count([entry.get("usage"), entry], ("prompt_tokens",), where)
+        completion = _count([entry.get("usage")], ("completion_tokens",), where)
         known = entry.get("prompt_token_ids")
         if stated is None and isinstance(known, list):
             stated = len(known)
@@ -174,7 +186,7 @@ def vllm_responses(
             place = f"{where}, choice {number}"
             ids = _packed(choice["routed_experts"], place)
             head = choice.get("prompt_routed_experts", entry.get("prompt_routed_experts"))
-            start = _integer([choice, entry, entry.get("request")], START_NAMES)
+            start = _count([choice, entry, entry.get("request")], START_NAMES, place)
             start = options.start_len if start is None else start
             prompt, begin = stated, start or 0
             if head is not None:

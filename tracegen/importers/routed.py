@@ -66,6 +66,16 @@ class Options:
     source: str = ""
     """Origin of the dump: a URL, a repository and commit."""
 
+    def __post_init__(self) -> None:
+        """Refuse numbers that nothing can have."""
+        least = dict.fromkeys(("num_experts", "topk", "hidden_size", "num_layers", "max_tokens"), 1)
+        least |= dict.fromkeys(("tp", "pp"), 1) | dict.fromkeys(("prompt_len", "start_len"), 0)
+        for name, lowest in least.items():
+            given = getattr(self, name)
+            if given is not None and given < lowest:
+                msg = f"{name} is {given}; it must be {lowest} or more"
+                raise UserError(msg)
+
     def shape(self) -> ModelShape | None:
         """Shape of the model, if one was named."""
         from tracegen.models import load

@@ -23,6 +23,7 @@ from tracegen.importers.counts import draw_rows
 from tracegen.importers.replicas import Pass, Rank, in_order, merge, replica_notice, same_tokens
 from tracegen.importers.responses import sglang_responses
 from tracegen.importers.routed import UNTOLD, Options, Routed
+from tracegen.importers.values import integer, records
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import DECODE, PREFILL
 
@@ -62,8 +63,8 @@ def read_sglang(paths: list[Path], options: Options) -> Routed:
             raise UserError(msg)
     if "logical_count" in dumps[0][1]:
         return _stat(dumps, options)
-    records = [record for _, dump in dumps for record in dump.get("records", ())]
-    if records and not any("topk_ids_of_layer" in record for record in records):
+    found = [one for path, dump in dumps for one in _records(path, dump)]
+    if found and not any("topk_ids_of_layer" in record for record in found):
         return _passes(dumps, options)
     return _tokens(dumps, options)
 
@@ -84,7 +85,7 @@ def _stat(dumps: Dumps, options: Options) -> Routed:
     for path, dump in dumps:
         counts = files.integers(dump.get("logical_count"), 3, f"{path}: logical_count")
         different.setdefault(counts.tobytes(), counts)
-        ranks.add(int(dump.get("rank", 0)))
+        ranks.add(integer(dump, "rank", str(path), 0))
     parts = list(different.values())
     if len({part.shape[1:] for part in parts}) != 1:
         msg = f"{dumps[0][0]}: the counts of other files differ in layers or experts"
@@ -104,6 +105,11 @@ def _stat(dumps: Dumps, options: Options) -> Routed:
     return routed
 
 
+def _records(path: Path, dump: dict[str, Any]) -> list[dict[str, Any]]:
+    """Passes of a file."""
+    return records(dump.get("records", []), f"{path}: records")
+
+
 def _logical(dump: dict[str, Any], path: Path) -> Array:
     """Logical expert of each physical one, (layer, physical)."""
     found = dump.get("last_physical_to_logical_map")
@@ -119,15 +125,17 @@ def _passes(dumps: Dumps, options: Options) -> Routed:
     experts = max(int(_logical(dump, path).max()) for path, dump in dumps) + 1
     for path, dump in dumps:
         to_logical = _logical(dump, path)
-        for place, record in enumerate(dump["records"]):
-            count = files.integers(record["global_physical_count"], 2, str(path))
+        for place, record in enumerate(_records(path, dump)):
+            where = f"{path}: record {place}"
+            count = files.integers(record.get("global_physical_count"), 2, str(path))
             if count.shape != to_logical.shape:
                 msg = f"{path}: {count.shape} counts, the map is for {to_logical.shape}"
                 raise UserError(msg)
             logical = np.zeros((len(count), experts), np.int64)
             layers = np.broadcast_to(np.arange(len(count))[:, None], count.shape)
             np.add.at(logical, (layers, to_logical), count)
-            number, rank = int(record.get("forward_pass_id", place)), int(record.get("rank", 0))
+            number = integer(record, "forward_pass_id", where, place)
+            rank = integer(record, "rank", where, 0)
             _once(number in steps[rank], path, number, rank)
             steps[rank][number] = logical
     numbers = sorted({number for parts in steps.values() for number in parts})
@@ -165,8 +173,9 @@ def _tokens(dumps: Dumps, options: Options) -> Routed:
     for path, dump in dumps:
         to_logical = _logical(dump, path)
         experts = max(experts, int(to_logical.max()) + 1)
-        for place, record in enumerate(dump["records"]):
-            mode = int(record.get("forward_mode", EXTEND))
+        for place, record in enumerate(_records(path, dump)):
+            where = f"{path}: record {place}"
+            mode = integer(record, "forward_mode", where, EXTEND)
             if mode == IDLE:
                 continue
             ids = files.integers(record.get("topk_ids_of_layer"), 3, f"{path}: topk_ids_of_layer")
@@ -176,7 +185,8 @@ def _tokens(dumps: Dumps, options: Options) -> Routed:
             layers = np.arange(len(ids))[:, None, None]
             mapped = np.where(ids >= 0, to_logical[layers, np.maximum(ids, 0)], -1)
             changed += int((mapped != ids).sum())
-            number, rank = int(record.get("forward_pass_id", place)), int(record.get("rank", 0))
+            number = integer(record, "forward_pass_id", where, place)
+            rank = integer(record, "rank", where, 0)
             _once(number in found[rank], path, number, rank)
             columns = _columns(record, mode, ids.shape[1], f"{path}: pass {number}")
             found[rank][number] = Pass(number, mapped.transpose(1, 0, 2), columns)
@@ -226,11 +236,12 @@ def _without_drafts(ranks: list[Rank]) -> dict[str, int]:
 def _columns(record: Mapping[str, Any], mode: int, tokens: int, where: str) -> dict[str, Array]:
     """Position, sequence within the pass, phase and input id of each token of a record."""
     position = files.integers(record.get("positions"), 1, f"{where}: positions")[:tokens]
-    lengths = record.get("extend_seq_lens")
-    if mode == DECODE_ONLY or lengths is None or not len(lengths):
-        lengths = np.ones(tokens, np.int64)
-    lengths = np.asarray(lengths, np.int64)
-    if lengths.sum() != tokens or position.size != tokens:
+    lengths = np.ones(tokens, np.int64)
+    if mode != DECODE_ONLY and record.get("extend_seq_lens") is not None:
+        stated = np.asarray(record["extend_seq_lens"], object)
+        if stated.size:
+            lengths = files.integers(stated.tolist(), 1, f"{where}: extend_seq_lens")
+    if (lengths < 0).any() or lengths.sum() != tokens or position.size != tokens:
         msg = f"{where}: {tokens} tokens, {position.size} positions in sequences of {lengths.sum()}"
         raise UserError(msg)
     sequence = np.repeat(np.arange(lengths.size), lengths)

@@ -19,6 +19,7 @@ from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.responses import START_NAMES, tell_missing, vllm_responses
 from tracegen.importers.routed import Options, Routed, Sequence, first_position, from_sequences
+from tracegen.importers.values import integer
 from tracegen.trace.arrays import Array
 
 IDS = ("rollout_routed_experts", "routed_experts")
@@ -183,15 +184,17 @@ def _sample(sample: dict[str, Any], options: Options, where: str) -> Sequence:
         msg = f"{where}: none of {', '.join(IDS)}; it has {', '.join(sorted(map(str, sample)))}"
         raise UserError(msg)
     ids = files.integers(packed, 3, where)
-    tokens, response = sample.get("tokens"), sample.get("response_length")
-    total = None if tokens is None else len(tokens)
-    answer = None if response is None else int(np.asarray(response))
+    total = answer = None
+    if sample.get("tokens") is not None:
+        total = len(files.integers(sample["tokens"], 1, f"{where}: tokens"))
+    if sample.get("response_length") is not None:
+        answer = integer(sample, "response_length", where)
     prompt = None if total is None or answer is None else total - answer
     if prompt is not None and prompt < 0:
         msg = f"{where}: {total} tokens, of which {answer} are the response"
         raise UserError(msg)
-    start = next((sample[name] for name in START_NAMES if sample.get(name) is not None), None)
-    start = options.start_len if start is None else int(start)
+    stated = [integer(sample, name, where) for name in START_NAMES if sample.get(name) is not None]
+    start = stated[0] if stated else options.start_len
     return Sequence(ids, prompt, first_position(len(ids), start, total, prompt, where))
 
 

@@ -173,3 +173,35 @@ def test_arrays_in_pt_files_may_be_of_numbers_only(tmp_path: Path) -> None:
     with pytest.raises(tracegen.UserError, match="plain tensors"):
         read([tmp_path / "evil.pt"], "rollout", **SIZES)
     assert not (tmp_path / "executed").exists()
+
+
+# Values of the wrong kind
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("prompt_tokens", -1),
+        ("completion_tokens", 2**70),
+        ("prompt_tokens", "7"),
+        ("prompt_tokens", 1.5),
+    ],
+)
+def test_numbers_of_tokens_that_are_none_are_refused(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 3, name: value}
+    meta = {**usage, "routed_experts": raw(routing(7))}
+    path = write_json(tmp_path / "r.jsonl", {"meta_info": meta})
+    with pytest.raises(tracegen.UserError, match=f"line 1: {name} is"):
+        read([path], "sglang", **SGLANG)
+    line = batch_line(0, routing(7), 5, 3)
+    line["response"]["body"]["usage"] = usage
+    with pytest.raises(tracegen.UserError, match=f"line 1: {name} is"):
+        read([write_json(path, line)], "vllm", **SIZES)
+
+
+def test_options_that_nothing_can_have_are_refused() -> None:
+    for name, value in (("tp", 0), ("num_layers", 0), ("prompt_len", -1), ("topk", -3)):
+        with pytest.raises(tracegen.UserError, match=f"{name} is {value}; it must be"):
+            read([Path(__file__)], "sglang", **{name: value})

@@ -1,0 +1,66 @@
+"""Single values of a dump, which may be anything: read as what they must be, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tracegen.errors import UserError
+
+LARGEST = 2**63 - 1
+
+
+def integer(holder: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
+    """An integer of a record; whole numbers of any type will do.
+
+    Parameters
+    ----------
+    holder
+        The record.
+    name
+        Of the value.
+    where
+        Names the record in errors.
+    default
+        Stands for a value that is not there; None if it must be.
+
+    Raises
+    ------
+    UserError
+        If it is missing, or anything else.
+    """
+    value = holder.get(name)
+    if value is None and default is not None:
+        return default
+    array = np.asarray(value) if isinstance(value, int | float | np.ndarray | np.generic) else None
+    if array is not None and array.size == 1 and array.dtype.kind in "iuf":
+        found = array.item()
+        if abs(found) <= LARGEST and found == int(found):
+            return int(found)
+    msg = f"{where}: {name} is {str(value)[:40]!r}; an integer is expected"
+    if value is None:
+        msg = f"{where}: {name} is missing"
+    raise UserError(msg)
+
+
+def records(value: Any, where: str) -> list[dict[str, Any]]:
+    """A list of records.
+
+    Parameters
+    ----------
+    value
+        As found.
+    where
+        For errors.
+
+    Raises
+    ------
+    UserError
+        If it is anything else.
+    """
+    if not isinstance(value, list) or not all(isinstance(record, dict) for record in value):
+        msg = f"{where}: a list of records is expected"
+        raise UserError(msg)
+    return value
