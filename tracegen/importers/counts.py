@@ -78,7 +78,8 @@ def draw_rows(counts: Array, topk: int, options: Options) -> Routed:
     short = int((rows_of[:, None] * topk - counts.sum(axis=2)).sum())
     routed.notices.append(
         f"Only loads were recorded: {steps.size} rows were drawn that have exactly these loads, "
-        "with experts otherwise at random. Co-activation and locality are not real."
+        "with experts otherwise at random. Co-activation and locality are not real. Every step "
+        "was taken for one request's prefill."
     )
     if short:
         routed.notices.append(f"{short} slots are empty, where layers have fewer counts.")

@@ -207,7 +207,7 @@ def _routed(ranks: list[Rank], options: Options, notices: list[str]) -> Routed:
     )
     routed.notices.append(
         "Sequence boundaries are not recorded: the tokens of one rank in one microbatch are one "
-        "request, and their positions count its rows."
+        "request, and their positions count its rows. All were taken for training."
     )
     if again.any():
         if options.drop_repeats:

@@ -36,7 +36,7 @@ def _bodies(path: Path, without: list[str]) -> Iterator[tuple[str, dict[str, Any
             yield where, entry
             continue
         response = entry.get("response")
-        body = response.get("body") if isinstance(response, dict) else None
+        body = response.get("body", response) if isinstance(response, dict) else None
         if entry.get("error") or not isinstance(body, dict):
             without.append(where)
             continue
@@ -177,7 +177,8 @@ def vllm_responses(
         known = entry.get("prompt_token_ids")
         if stated is None and isinstance(known, list):
             stated = len(known)
-        choices = entry.get("choices", [entry])
+        # The Python interface calls them outputs.
+        choices = entry.get("choices", entry.get("outputs", [entry]))
         count = 0
         for number, choice in enumerate(choices if isinstance(choices, list) else []):
             if not isinstance(choice, dict) or choice.get("routed_experts") is None:

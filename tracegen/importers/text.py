@@ -16,6 +16,12 @@ from tracegen.trace.tables import DECODE, PREFILL
 GPT_OSS_EXPERTS = 32
 """Routed experts of gpt-oss-20b (configuration of openai/gpt-oss-20b)."""
 
+ASSUMED = (
+    "Phases are not recorded: passes of one token after a file's first were taken for decoding, "
+    "the others for parts of a prompt; each file is one request."
+)
+"""Said of dumps of llama.cpp."""
+
 
 def read_gpt_oss(paths: list[Path], options: Options) -> Routed:
     """Generations of the GPT-OSS expert-fingerprinting recorder, one file each.
@@ -132,6 +138,7 @@ def read_llama_cpp(paths: list[Path], options: Options) -> Routed:
         step=np.concatenate(step),
         layers=layers,
         semantics="ffn_moe_weights of llama.cpp",
+        notices=[ASSUMED],
     )
 
 

@@ -35,7 +35,9 @@ def test_llama_cpp_passes_of_one_token_are_decode(tmp_path: Path) -> None:
             lines.append(f"{number},{row},{layer + 1},{chosen},0.5,0.3,0.2")
     path = tmp_path / "routing.csv"
     path.write_text("\n".join(lines), "utf-8")
-    trace = read([path], "llama.cpp", **SIZES).trace
+    made = read([path], "llama.cpp", **SIZES)
+    trace = made.trace
+    assert any("were taken for decoding" in notice for notice in made.notices)
     np.testing.assert_array_equal(ids_of(trace), ids)
     assert trace.moe_layer_index.tolist() == [1, 2]
     assert phases(trace) == [0, 0, 0, 1, 1]

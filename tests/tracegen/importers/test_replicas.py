@@ -107,6 +107,7 @@ def test_megatron_microbatches_are_steps(tmp_path: Path) -> None:
     assert made.trace.tokens.step.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert made.trace.tokens.request.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert any("taken for a microbatch" in notice for notice in made.notices)
+    assert any("All were taken for training" in notice for notice in made.notices)
 
 
 def test_megatron_recomputation_is_a_step_of_the_same_requests(tmp_path: Path) -> None:
@@ -261,6 +262,8 @@ def test_tensorrt_llm_replicas_count_once_and_stages_hold_other_layers(tmp_path:
     assert made.trace.num_tokens == 24
     np.testing.assert_array_equal(made.trace.load_per_expert(), [load[3], load[4]])
     assert any("4 ranks saw the tokens of 2" in notice for notice in made.notices)
+    assert any("24 rows were drawn" in notice for notice in made.notices)
+    assert any("taken for one request's prefill" in notice for notice in made.notices)
     assert made.trace.flags is not None
     assert set(made.trace.flags.ravel().tolist()) == {2}  # every row is drawn, and says so
     own = read([tmp_path], "tensorrt-llm", hidden_size=8, tp=1).trace

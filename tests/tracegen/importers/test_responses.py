@@ -86,6 +86,15 @@ def test_vllm_batch_files_hold_responses_in_their_lines(tmp_path: Path) -> None:
     assert any("2 responses, failed ones included" in notice for notice in made.notices)
 
 
+def test_vllm_outputs_of_its_python_interface(tmp_path: Path) -> None:
+    ids = routing(6)
+    output = {"prompt_token_ids": [1, 2, 3, 4], "outputs": [{"routed_experts": ids.tolist()}]}
+    path = write_json(tmp_path / "r.jsonl", output, {"request": {}, "response": output})
+    trace = read([path], "vllm", **SIZES).trace
+    np.testing.assert_array_equal(ids_of(trace), np.concatenate([ids, ids]))
+    assert phases(trace) == ([0] * 4 + [1] * 2) * 2
+
+
 def test_vllm_rows_of_generated_tokens_alone_follow_the_prompt(tmp_path: Path) -> None:
     ids = routing(3)
     path = write_json(tmp_path / "r.jsonl", batch_line(0, ids, 8, 3))
