@@ -233,17 +233,16 @@ def _routed(ranks: list[Rank]) -> Routed:
         return np.concatenate([part.columns[name] for _, part in parts])
 
     # Processes count their requests by themselves.
-    pairs, request = np.unique(np.stack([rank_of, column("request")]), axis=1, return_inverse=True)
-    request = request.ravel()
+    pairs = np.stack([rank_of, column("request")])
+    _, first, request = np.unique(pairs, axis=1, return_index=True, return_inverse=True)
     labels = None
     if "label" in parts[0][1].columns:
-        text = column("label")
-        labels = [str(text[np.argmax(request == number)]) for number in range(pairs.shape[1])]
+        labels = [str(label) for label in column("label")[first]]
     weights: list[Any] = [part.weights for _, part in parts]
     return Routed(
         ids=np.concatenate([part.ids for _, part in parts]),
         weights=None if weights[0] is None else np.concatenate(weights),
-        request=request,
+        request=request.ravel(),
         position=column("position"),
         phase=column("phase").astype(np.uint8),
         step=np.repeat([part.step for _, part in parts], lengths),
