@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from hwmodel.errors import UserError
+from tracegen import screen
 
 app = typer.Typer(no_args_is_help=True, help="Machines that a replay can run on.")
 
@@ -66,25 +67,23 @@ def list_systems(
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    console = Console()
     table = Table()
     for heading in ("name", "GPUs", "links", "planes", "store GB/s", "memory GB/s"):
         left = heading == "name"
         table.add_column(heading, justify="left" if left else "right", no_wrap=left)
     for row in rows:
         table.add_row(*(_plain(row[field]) for field in list(row)[:6]))
-    console.print(table)
-    console.print(
+    screen.show(table)
+    screen.show(
         "Per GPU. Store GB/s: payload of stores by SMs, in one direction.\n",
         style="dim",
     )
     for row in rows:
-        console.print(f"[bold]{row['name']}[/bold]: {escape(str(row['summary']))}")
-        console.print(f"  capabilities: {', '.join(row['capabilities'])}", style="dim")
+        screen.show(Text.assemble((row["name"], "bold"), f": {row['summary']}"))
+        screen.show(f"  capabilities: {', '.join(row['capabilities'])}", style="dim")
 
 
 @app.command()
@@ -112,23 +111,21 @@ def show(
     ]
     if as_json:
         document = {"name": system.name, "summary": system.summary, "values": rows}
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        print(json.dumps(document, indent=2))
         return
-    from rich.console import Console
-    from rich.markup import escape
     from rich.padding import Padding
+    from rich.text import Text
 
-    console = Console()
-    console.print(f"[bold]{escape(system.name)}[/bold]  {escape(system.summary)}")
+    screen.show(Text.assemble((system.name, "bold"), f"  {system.summary}"))
     section = ""
     for row in rows:
         if row["key"].partition(".")[0] != section:
             section = row["key"].partition(".")[0]
-            console.print()
+            screen.show()
         value = f"{_plain(row['value'])} {row['unit']}".strip()
-        text = f"[bold]{row['key']}[/bold] = {escape(value)}"
-        console.print(text, f"[dim]({row['confidence']}; {row['spread']})[/dim]", highlight=False)
-        console.print(Padding(escape(row["source"]), (0, 0, 0, 4)), style="dim", highlight=False)
+        trust = f" ({row['confidence']}; {row['spread']})"
+        screen.show(Text.assemble((row["key"], "bold"), f" = {value}", (trust, "dim")))
+        screen.show(Padding(row["source"], (0, 0, 0, 4)), style="dim")
 
 
 @app.command()
@@ -158,21 +155,18 @@ def diff(
     ]
     if as_json:
         document = {"first": first, "second": second, "values": rows}
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        print(json.dumps(document, indent=2))
         return
     from rich import box
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("value", "unit", first, second):
-        table.add_column(escape(heading))
+        table.add_column(heading)
     for row in rows:
-        values = [escape(_plain(row[side])) for side in ("first", "second")]
+        values = [_plain(row[side]) for side in ("first", "second")]
         table.add_row(row["key"], row["unit"], *values)
-    console = Console()
     if rows:
-        console.print(table)
+        screen.show(table)
     else:
-        console.print(f"{escape(first)} and {escape(second)} do not differ")
+        screen.show(f"{first} and {second} do not differ")

@@ -1,8 +1,8 @@
 """Files, read whole only where they have an end, and written whole or not at all."""
 
-from tracegen.output import check as check_target
+from tracegen.output import make_folder as make_folder
 from tracegen.output import write_text as write_text
 from tracegen.regular import read_bytes as read_bytes
 from tracegen.regular import read_text as read_text
 
-__all__ = ["check_target", "read_bytes", "read_text", "write_text"]
+__all__ = ["make_folder", "read_bytes", "read_text", "write_text"]

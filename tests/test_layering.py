@@ -71,8 +71,8 @@ def test_there_is_something_to_read() -> None:
     assert "replay/graph/engine.py" in importers("replay.graph.taskgraph")
 
 
-SHARED = ("tracegen.errors", "tracegen.regular", "tracegen.output")
-"""What all packages share: one error to catch, and one way to read and one to write a file."""
+SHARED = ("tracegen.errors", "tracegen.regular", "tracegen.output", "tracegen.screen")
+"""What all packages share: one error to catch, one way to read, to write and to show."""
 
 
 def is_shared(name: str) -> bool:
@@ -102,6 +102,7 @@ TRACEGEN_ROOMS = (
     "errors",     # shared by all packages
     "regular",    # files that are read whole, shared too
     "output",     # files that are written, shared too
+    "screen",     # text that people see, shared too
     "models",     # shapes of models
     "trace",      # the trace in memory
     "file",       # the trace on disk, complete or still being captured

@@ -85,6 +85,23 @@ def check_folder(path: str | Path) -> None:
         _empty_draft(present / "folder").unlink()
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those that it is in.
+
+    Parameters
+    ----------
+    path
+        Of the folder, which may be there.
+
+    Raises
+    ------
+    UserError
+        If it cannot be made.
+    """
+    with _failures(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
 def is_stdout(path: str | Path) -> bool:
     """Whether what is written goes where the process prints its tables.
 
@@ -96,6 +113,23 @@ def is_stdout(path: str | Path) -> bool:
     return _descriptor(path) == 1
 
 
+def is_stream(path: str | Path) -> bool:
+    """Whether a name stands for no file: for standard output, a device or a pipe.
+
+    Parameters
+    ----------
+    path
+        The name.
+
+    Raises
+    ------
+    UserError
+        If it cannot be looked at.
+    """
+    with _failures(path):
+        return _is_stream(path)
+
+
 def replaces(path: str | Path) -> bool:
     """Whether writing would replace a file that is there.
 
@@ -104,8 +138,7 @@ def replaces(path: str | Path) -> bool:
     path
         Of the file.
     """
-    with _failures(path):
-        return not _is_stream(path) and _is_there(_target(path))
+    return not is_stream(path) and Path(path).exists()
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -17,13 +18,14 @@ import replay.cli.sweep
 import replay.cli.validate
 import tracegen.cli
 from replay.errors import UserError
+from tracegen import screen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # "[...]" in a help text is no markup
     help="Replay Mixture-of-Experts routing under every communication scheme.",
@@ -43,24 +45,68 @@ app.command()(replay.cli.sweep.sweep)
 UsageError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assignment]  # not None
 
 
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        from tracegen.trace.provenance import package_version
+
+        print(f"moereplay {package_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and stop.", is_eager=True, callback=_version
+        ),
+    ] = False,
+) -> None:
+    """Take the options that go before a command."""
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the command: exit code 0, 2 for the user's mistake, 1 for ours."""
+    """Run the command: exit code 0, 2 for the user's mistake, 1 for ours.
+
+    What is printed cannot steer a terminal. Who stops to read, as in ``moereplay ... | head``, has
+    read enough: that is code 0.
+    """
+    with screen.guarded():
+        try:
+            code = _carry_out(argv)
+            sys.stdout.flush()
+        except OSError as error:
+            reason = screen.failure()
+            if isinstance(reason or error, BrokenPipeError):
+                code = 0
+            elif reason is not None:
+                code = 2
+                _complain(f"cannot write standard output: {reason.strerror}")
+            else:
+                raise
+    raise SystemExit(code)
+
+
+def _carry_out(argv: Sequence[str] | None) -> int:
     try:
         code = app(
             args=None if argv is None else list(argv), prog_name="moereplay", standalone_mode=False
         )
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _complain(str(error), *getattr(error, "__notes__", ()))
+        return 2
     except UsageError as error:
         _explain(error)
-        raise SystemExit(2) from None
+        return 2
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    except BrokenPipeError:  # the reader of our output has gone, as in `moereplay ... | head`
-        sys.stderr.close()
-        raise SystemExit(0) from None
-    raise SystemExit(code or 0)
+        return 130
+    return code or 0
+
+
+def _complain(*lines: str) -> None:
+    with contextlib.suppress(OSError):  # nobody listens
+        for line in lines:
+            print(f"error: {line}", file=sys.stderr)
 
 
 def _explain(error: Any) -> None:
@@ -70,4 +116,4 @@ def _explain(error: Any) -> None:
         error.show()
         return
     help_of = f". See `{error.ctx.command_path} --help`" if error.ctx else ""
-    print(f"error: {text.rstrip('.')}{help_of}", file=sys.stderr)
+    _complain(f"{text.rstrip('.')}{help_of}")

@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from replay.cli.screen import show
+from tracegen.cli.outputs import file_option
 
 
 def diff(
     before: Annotated[Path, typer.Argument(help="JSON of `run` or `compare`.")],
     after: Annotated[Path, typer.Argument(help="Another one, of any version.")],
     json_: Annotated[
-        Path | None, typer.Option("--json", help="Write the whole difference to this file.")
+        Path | None, file_option("--json", help="Write the whole difference to this file.")
     ] = None,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="End with exit code 1 if anything is different.")
@@ -22,11 +23,8 @@ def diff(
 ) -> None:
     """Say what entered two replays otherwise, and what came out otherwise, by cause."""
     import replay
-    from replay.files import check_target
     from replay.report.difference import difference_tables
 
-    if json_ is not None:
-        check_target(json_)
     found = replay.diff(before, after)
     if json_ is not None:
         found.save(json_)

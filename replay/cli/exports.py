@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
+import typer
+
 from replay.errors import UserError
+from tracegen.cli.outputs import claim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from replay.graph import Timeline
 
@@ -58,8 +62,25 @@ class Exports:
             self.report.extend(f"{format_name}: {note}" for note in written.notes)
 
 
+def claim_exports(ctx: typer.Context, values: list[str] | None) -> list[str] | None:
+    """Note which files ``--export`` writes; see `tracegen.cli.outputs.claim`.
+
+    Parameters
+    ----------
+    ctx
+        Of the command.
+    values
+        ``FORMAT:FILE`` each.
+    """
+    for text in values or []:
+        name, _, path = text.partition(":")
+        if path and name != "chakra":  # which begins the names of several
+            claim(ctx, "--export", path)
+    return values
+
+
 def parse_exports(
-    trace_events: str | None,
+    trace_events: Path | None,
     exports: Sequence[str],
     window: str | None,
     max_events: int | None,
@@ -86,14 +107,15 @@ def parse_exports(
     UserError
         If an option is malformed, or options do not fit together.
     """
-    from replay.graph.export import FORMATS, WINDOWED
+    from replay.graph.export import FORMATS, WINDOWED, check_export
 
-    targets = [("chrome", trace_events)] if trace_events else []
+    targets = [("chrome", str(trace_events))] if trace_events else []
     for text in exports:
         name, colon, path = text.partition(":")
         if not colon or not path or name not in FORMATS:
             message = f"--export {text}: expected FORMAT:FILE, FORMAT being {', '.join(FORMATS)}"
             raise UserError(message)
+        check_export(name, path)
         targets.append((name, path))
     if not targets:
         if window is not None or max_events is not None:

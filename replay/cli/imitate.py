@@ -10,6 +10,9 @@ import typer
 
 from replay.cli.screen import progress, show
 from replay.errors import UserError
+from replay.files import write_text
+from tracegen.cli.common import refuse_existing
+from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
     from tracegen import RoutingTrace
@@ -18,10 +21,12 @@ if TYPE_CHECKING:
 
 def imitate(
     trace: Annotated[str, typer.Argument(help="A file, or a name of `moereplay trace list`.")],
-    out: Annotated[Path, typer.Option(help="Synthetic trace to write.")],
-    parameters: Annotated[Path, typer.Option(help="Parameter file (TOML) to write.")],
+    out: Annotated[Path, file_option("--out", help="Synthetic trace to write.")],
+    parameters: Annotated[
+        Path, file_option("--parameters", help="Parameter file (TOML) to write.")
+    ],
     report: Annotated[
-        Path | None, typer.Option("--report", help="Also write the report to this JSON file.")
+        Path | None, file_option("--report", help="Also write the report to this JSON file.")
     ] = None,
     system: Annotated[
         str, typer.Option("--system", help="Replay on this system; 'none' leaves it out.")
@@ -42,21 +47,17 @@ def imitate(
     from tracegen.stats.statistics import statistics
 
     for path in (out, parameters, report):
-        if path is not None and path.exists() and not force:
-            message = f"{path} exists; --force overwrites it"
-            raise UserError(message)
-        if path is not None and not path.absolute().parent.is_dir():
-            message = f"{path}: the folder {path.absolute().parent} does not exist"
-            raise UserError(message)
+        if path is not None:
+            refuse_existing(path, force)
     if seed < 0:
         message = f"--seed is {seed}; it must be at least 0"
         raise UserError(message)
     real = tracegen.load(trace)
     with progress(fitting.ITERATIONS, "iteration") as bar:
         model = fitting.fit(real, seed=seed, progress=bar.update)
-    parameters.write_text(dumps(model), "utf-8")
-    size = parameters.stat().st_size
-    typer.echo(f"{parameters}: {model.num_numbers} numbers, {size / 1e3:.0f} kB")
+    text = dumps(model)
+    write_text(parameters, text)
+    typer.echo(f"{parameters}: {model.num_numbers} numbers, {len(text) / 1e3:.0f} kB")
     imitated = fitting.synthesise(model, real, seed=seed)
     digest = write(imitated, out, overwrite=force)
     typer.echo(f"{out}: {imitated.num_tokens} tokens, content {digest[:12]}")
@@ -71,7 +72,7 @@ def imitate(
             "seed": seed,
             "rows": [row.to_json() for row in rows],
         }
-        report.write_text(json.dumps(document, indent=1), "utf-8")
+        write_text(report, json.dumps(document, indent=1))
     _show(rows)
 
 

@@ -12,9 +12,10 @@ import typer
 
 from replay.errors import UserError, unknown
 from replay.run.spec import Flag, RunSpec
+from tracegen.cli.outputs import file_option
 
 JsonOption = Annotated[
-    Path | None, typer.Option("--json", help="Write the whole result to this file.")
+    Path | None, file_option("--json", help="Write the whole result to this file.")
 ]
 
 MaxMemoryOption = Annotated[

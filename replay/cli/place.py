@@ -10,6 +10,7 @@ import typer
 from replay.cli.options import JsonOption
 from replay.cli.screen import show
 from replay.run.spec import RunSpec
+from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,7 +72,7 @@ def place(
     replicas: Annotated[
         str, typer.Option("--replicas", help=str(RunSpec.model_fields["replicas"].description))
     ] = "same-gpu",
-    out: Annotated[Path | None, typer.Option("--out", help="Write the map to this file.")] = None,
+    out: Annotated[Path | None, file_option("--out", help="Write the map to this file.")] = None,
     form: Annotated[
         str,
         typer.Option("--format", help="Of that file: sglang, vllm, vllm-ascend or tensorrt."),
@@ -84,7 +85,7 @@ def place(
     """
     import tracegen
     from replay.errors import UserError, unknown
-    from replay.files import check_target, write_text
+    from replay.files import write_text
     from replay.run.placing import fit
     from replay.work.expert_maps import FORMATS, to_text
 
@@ -93,9 +94,6 @@ def place(
     if (source is None) == (algorithm == "file"):
         message = "--algorithm file and --from PATH go together"
         raise UserError(message)
-    for target in (out, json_):
-        if target is not None:
-            check_target(target)
     settings = {"tokens_per_rank": tokens_per_rank, "phase": phase, "replicas": replicas}
     spec = RunSpec(placement="contiguous" if source is None else f"file:{source}", **settings)
     loaded = tracegen.load(trace)

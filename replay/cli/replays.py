@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from replay.cli.exports import claim_exports
 from replay.cli.options import (
     DryRunOption,
     JsonOption,
@@ -20,6 +21,7 @@ from replay.cli.options import (
 from replay.cli.screen import progress, show
 from replay.files import read_text
 from replay.run.spec import PASSES, RunSpec
+from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,15 +52,17 @@ def run(
     ] = None,
     json_: JsonOption = None,
     trace_events: Annotated[
-        str | None,
-        typer.Option(
+        Path | None,
+        file_option(
             "--trace-events", help="Write the schedule for Perfetto to this file (.gz too)."
         ),
     ] = None,
     export: Annotated[
         list[str] | None,
         typer.Option(
-            "--export", help="FORMAT:FILE, repeatable; formats are chrome, chakra, goal, networkx."
+            "--export",
+            help="FORMAT:FILE, repeatable; formats are chrome, chakra, goal, networkx.",
+            callback=claim_exports,
         ),
     ] = None,
     window: Annotated[
@@ -75,7 +79,6 @@ def run(
     """Replay a trace under one scheme."""
     import replay
     from replay.cli.exports import parse_exports
-    from replay.files import check_target
     from replay.report.text import summary_tables
     from replay.run.host_memory import parse_size
     from replay.run.replayer import estimate
@@ -85,8 +88,6 @@ def run(
     exports = parse_exports(
         trace_events, export or [], window, max_events, is_one_graph=made.makes_one_graph
     )
-    if json_ is not None:
-        check_target(json_)
     limit = None if max_memory is None else parse_size(max_memory)
     set_up(made, {})  # refuses what does not exist before the trace is read
     loaded, made = load_trace(None, made)
@@ -213,14 +214,11 @@ def compare(
     """Replay a trace under several schemes and compare them, the fastest first."""
     import hwmodel
     import replay
-    from replay.files import check_target
     from replay.report.text import comparison_tables, ranking
     from replay.run.host_memory import parse_size
     from replay.run.setup import load_trace
     from replay.schemes import find, supported
 
-    if json_ is not None:
-        check_target(json_)
     drawn = _drawn(uncertainty, uncertainty_of, uncertainty_seed)
     spec = RunSpec(**settings_of(given))
     schemes = scheme or supported(hwmodel.load(spec.system, spec.overrides))

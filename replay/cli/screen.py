@@ -5,17 +5,14 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from tracegen import screen
+
 
 def show(content: Any) -> None:
     """Print as wide as the terminal, and wide enough for the tables where there is none."""
-    from rich.console import Console
-
     from replay.report.text import WIDTH
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)
-    console.print(content)
+    screen.show(content, width=WIDTH)
 
 
 def progress(total: int, unit: str) -> Any:
@@ -26,7 +23,8 @@ def progress(total: int, unit: str) -> Any:
     from tqdm import tqdm
 
     announce_compiling()
-    return tqdm(total=total, unit=unit, delay=1, leave=False, disable=not sys.stderr.isatty())
+    file = screen.terminal(sys.stderr)
+    return tqdm(total=total, unit=unit, delay=1, leave=False, disable=not file.isatty(), file=file)
 
 
 def announce_compiling() -> None:

@@ -12,6 +12,8 @@ import typer
 
 from replay.cli.screen import progress
 from replay.errors import UserError
+from tracegen import screen
+from tracegen.cli.outputs import file_option, folder_option
 
 if TYPE_CHECKING:
     from replay.sweeps.plan import Plan
@@ -28,10 +30,10 @@ def sweep(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="Folder of the results; what is there is used again."),
+        folder_option("-o", "--out", help="Folder of the results; what is there is used again."),
     ] = None,
     json_: Annotated[
-        Path | None, typer.Option("--json", help="Also write sweep.json to this file.")
+        Path | None, file_option("--json", help="Also write sweep.json to this file.")
     ] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="List the studies that come with the package.")
@@ -66,7 +68,7 @@ def sweep(
     Several such commands on one folder share the work. Exit code 3 says that some points cannot
     run, and 4 that some failed: the table says why, and the same command tries these again.
     """
-    from replay.files import check_target, write_text
+    from replay.files import write_text
 
     if list_:
         _list()
@@ -80,8 +82,6 @@ def sweep(
     if json_ is not None and (dry_run or shard is not None):
         message = f"--json has nothing to write with {'--dry-run' if dry_run else '--shard'}"
         raise UserError(message)
-    if json_ is not None:
-        check_target(json_)
 
     from replay.sweeps.plan import plan_sweep
     from replay.sweeps.run import sweep as carry_out
@@ -172,7 +172,7 @@ def _conclude(result: SweepResult, out: Path) -> None:
 def _tell(line: str) -> None:
     from tqdm import tqdm
 
-    tqdm.write(line, file=sys.stderr)
+    tqdm.write(screen.plain(line), file=screen.terminal(sys.stderr))
 
 
 def _list() -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from replay.cli.screen import progress, show
+from tracegen.cli.outputs import file_option, folder_option
 
 
 def validate(
@@ -28,14 +29,16 @@ def validate(
         bool, typer.Option("--markdown", help="Print the errors as a Markdown table, no more.")
     ] = False,
     json_: Annotated[
-        Path | None, typer.Option("--json", help="Write every row to this file.")
+        Path | None, file_option("--json", help="Write every row to this file.")
     ] = None,
     plots: Annotated[
-        Path | None, typer.Option("--plots", help="Write a picture of every table to this folder.")
+        Path | None,
+        folder_option("--plots", help="Write a picture of every table to this folder."),
     ] = None,
 ) -> None:
     """Predict published measurements and print the errors; exit code 1 if a bound is missed."""
     from replay.errors import UserError, unknown
+    from replay.files import make_folder, write_text
     from replay.validate import report, validate
     from replay.validate.catalog import TABLES, of_system
 
@@ -57,10 +60,11 @@ def validate(
     with progress(len(names), "table") as bar:
         outcomes = validate(names, overrides=overrides, progress=bar.update)
     if json_ is not None:
-        _write(json_, json.dumps(report.as_json(outcomes), indent=1))
-    for outcome in outcomes if plots is not None else []:
-        assert plots is not None
-        _write(plots / f"{outcome.table.name}.svg", report.picture(outcome))
+        write_text(json_, json.dumps(report.as_json(outcomes), indent=1))
+    if plots is not None:
+        make_folder(plots)
+        for outcome in outcomes:
+            write_text(plots / f"{outcome.table.name}.svg", report.picture(outcome))
     if markdown:
         print(report.markdown_table(outcomes), end="")
     else:
@@ -68,17 +72,3 @@ def validate(
             show(lines)
     if not report.all_hold(outcomes):
         raise typer.Exit(1)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a whole file or none."""
-    from replay.errors import UserError
-
-    aside = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(text, "utf-8")
-        aside.replace(path)
-    except OSError as error:
-        message = f"cannot write {path}: {error.strerror}"
-        raise UserError(message) from None

@@ -21,6 +21,7 @@ from replay.report.notes import chain_note, heading, launch_notes, outside_notes
 from replay.report.tables import mb, row_names, text_table
 from replay.report.waiting import waiting_table
 from replay.run.result import Comparison, Result
+from tracegen.screen import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,8 +38,9 @@ MOST_CHAINED_ROWS = 24
 def render(content: RenderableType) -> str:
     """Draw anything that rich can as plain text."""
     out = StringIO()
-    Console(file=out, width=WIDTH, color_system=None).print(content, highlight=False)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    console = Console(file=out, width=WIDTH, color_system=None, markup=False)
+    console.print(content, highlight=False)
+    return "\n".join(line.rstrip() for line in plain(out.getvalue()).splitlines()) + "\n"
 
 
 def summary(result: Result | Comparison) -> str:

@@ -48,6 +48,7 @@ def text_tables(outcomes: Sequence[Outcome]) -> list[TextTable]:
     """Errors by table and part, and the rows that are furthest off."""
     from rich import box
     from rich.table import Table as TextTable
+    from rich.text import Text
 
     errors = TextTable(box=box.SIMPLE_HEAD, title="predicted against measured")
     for index, column in enumerate((*COLUMNS, "")):
@@ -62,7 +63,9 @@ def text_tables(outcomes: Sequence[Outcome]) -> list[TextTable]:
             errors.add_row(*cells, "" if held else "MISSED")
         num_left_out = int(outcome.left_out.sum())
         if num_left_out:
-            errors.add_row(table.name, "[dim]outliers, left out by rule[/dim]", str(num_left_out))
+            errors.add_row(
+                table.name, Text("outliers, left out by rule", style="dim"), str(num_left_out)
+            )
         for index in outcome.worst(3):
             row = outcome.rows[index]
             worst.add_row(

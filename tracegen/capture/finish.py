@@ -117,7 +117,7 @@ def finish(journals: list[Journal], target: Path, *, overwrite: bool) -> str:
         msg = f"{first.path}: no rows were captured"
         raise UserError(msg)
     journals, replicas = _without_replicas(journals)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=f".{target.name[:40]}.", dir=target.parent) as folder:
         trace = _assemble(journals, Path(folder), replicas)
         digest = write(trace, target, overwrite=overwrite)
         del trace  # the mapped files must be closed before they are removed

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracegen import regular
+from tracegen import regular, screen
 from tracegen.cli.common import refuse_existing, user_errors
+from tracegen.cli.outputs import file_option
 from tracegen.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def capture(
         Path,
         typer.Option(help="One prompt per line; .jsonl: objects with 'prompt' or chat 'messages'."),
     ],
-    out: Annotated[Path, typer.Option(help="File to write.")],
+    out: Annotated[Path, file_option("--out", help="File to write.")],
     max_new_tokens: Annotated[int, typer.Option(help="Tokens generated per prompt.")] = 128,
     batch_size: Annotated[int, typer.Option(help="Prompts that run together.")] = 8,
     limit: Annotated[int | None, typer.Option(help="Use only the first so many prompts.")] = None,
@@ -51,7 +52,8 @@ def capture(
     with user_errors(), _notes_of_a_stop():
         refuse_existing(out, force)
         asked = read_prompts(prompts)[:limit]
-        loaded, tokenizer = _load(model, device, dtype)
+        with contextlib.redirect_stderr(screen.terminal(sys.stderr)):  # transformers draws bars
+            loaded, tokenizer = _load(model, device, dtype)
         from tracegen.capture import capture as start
 
         session = start(
@@ -166,7 +168,8 @@ def _generate(
     from tqdm import tqdm
 
     batches = [asked[i : i + batch_size] for i in range(0, len(asked), batch_size)]
-    for batch in tqdm(batches, unit="batch", disable=not sys.stderr.isatty(), leave=False):
+    file = screen.terminal(sys.stderr)
+    for batch in tqdm(batches, unit="batch", disable=not file.isatty(), leave=False, file=file):
         texts = [
             prompt
             if isinstance(prompt, str)
@@ -188,7 +191,8 @@ def recover(
         list[Path], typer.Argument(help="The .partial file of a killed capture, or all ranks'.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="File to write [the one the capture was to write].")
+        Path | None,
+        file_option("--out", help="File to write [the one the capture was to write]."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:

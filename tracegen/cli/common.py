@@ -7,26 +7,12 @@ from typing import Annotated
 
 import typer
 
+from tracegen import output
 from tracegen.errors import UserError
+from tracegen.screen import plain
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 """Option of the commands that describe something."""
-
-
-def plain(text: str) -> str:
-    r"""Text without control characters, for a stranger's file may be shown on a terminal.
-
-    Parameters
-    ----------
-    text
-        Any; line breaks stay.
-
-    Examples
-    --------
-    >>> print(plain("\x1b[2Jtitle"))
-    \x1b[2Jtitle
-    """
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 @contextlib.contextmanager
@@ -61,6 +47,6 @@ def refuse_existing(out: Path, force: bool) -> None:
     UserError
         If the file exists and overwriting was not asked for.
     """
-    if out.exists() and not force:
+    if output.replaces(out) and not force:
         msg = f"{out} exists; --force overwrites it"
         raise UserError(msg)

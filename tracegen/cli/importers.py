@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tracegen.cli.common import refuse_existing, user_errors
+from tracegen.cli.outputs import file_option
 from tracegen.errors import UserError
 
 MOST_LAYERS = 2**16
@@ -24,7 +25,7 @@ def import_dump(
             "or arrays.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="File to write.")],
+    out: Annotated[Path, file_option("--out", help="File to write.")],
     model: Annotated[
         str | None, typer.Option(help="Model shape: a name, or a TOML file; gives all sizes.")
     ] = None,

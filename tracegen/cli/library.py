@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracegen import screen
 from tracegen.cli.common import AsJson, user_errors
+from tracegen.cli.outputs import file_argument, folder_argument, folder_option
 
 if TYPE_CHECKING:
     from tracegen.library import Found
@@ -47,18 +49,16 @@ def list_traces(
                 {**item.entry.model_dump(), "catalogue": item.catalogue, "cached": item.is_local}
                 for item in found
             ]
-            typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+            typer.echo(json.dumps(shown, indent=2))
             return
         _print_table(found)
 
 
 def _print_table(found: list[Found]) -> None:
     """Sizes in a table, origins below it."""
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    console = Console()
     table = Table()
     table.add_column("name", no_wrap=True)
     for heading in ("layers", "tokens", "top-k", "experts", "GPUs", "max/mean", "MB"):
@@ -72,20 +72,22 @@ def _print_table(found: list[Found]) -> None:
         here = "yes" if item.is_local else "no"
         ranks = str(entry.num_ranks or "any")
         table.add_row(entry.name, *map(str, counts), ranks, skew, size, here)
-    console.print(table)
+    screen.show(table)
     for item in found:
         entry = item.entry
-        console.print(f"[bold]{entry.name}[/bold]: {escape(entry.title)}")
+        screen.show(Text.assemble((entry.name, "bold"), f": {entry.title}"))
         origin = f"{entry.phase}; {entry.license}; {entry.source}"
         if item.catalogue != "built-in":
             origin += f"; from {item.catalogue}"
-        console.print(f"  {escape(origin)}", style="dim")
+        screen.show(f"  {origin}", style="dim")
 
 
 def fetch(
     names: Annotated[list[str], typer.Argument(help="Names of `list`, or URLs of trace files.")],
     catalogue: CatalogueOption = None,
-    out: Annotated[Path | None, typer.Option(help="Also copy the files into this folder.")] = None,
+    out: Annotated[
+        Path | None, folder_option("--out", help="Also copy the files into this folder.")
+    ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Use the cache only.")] = False,
 ) -> None:
     """Download traces into the cache, check every byte and value, and print where they are."""
@@ -105,8 +107,12 @@ def _progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
     """Progress in bytes, on a terminal and only when there is something to wait for."""
     from tqdm import tqdm
 
-    hidden = not sys.stderr.isatty()
-    with tqdm(desc=name, unit="B", unit_scale=True, disable=hidden, delay=1, leave=False) as bar:
+    file = screen.terminal(sys.stderr)
+    bar_of_bytes = tqdm(
+        desc=screen.plain(name), unit="B", unit_scale=True, disable=not file.isatty(), delay=1,
+        leave=False, file=file,
+    )  # fmt: skip
+    with bar_of_bytes as bar:
 
         def on_bytes(done: int, total: int | None) -> None:
             if (total or PROGRESS_FROM_BYTES) < PROGRESS_FROM_BYTES:
@@ -118,7 +124,7 @@ def _progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
 
 
 def add(
-    folder: Annotated[Path, typer.Argument(help="Folder of the catalogue; made if need be.")],
+    folder: Annotated[Path, folder_argument("Folder of the catalogue; made if need be.")],
     trace: Annotated[str, typer.Argument(help="A name of `list`, or a file.")],
     name: Annotated[str | None, typer.Option(help="Name in the catalogue.")] = None,
     dataset: Annotated[str, typer.Option(help="Texts that were routed.")] = "",
@@ -143,7 +149,7 @@ def add(
 
 
 def publish(
-    folder: Annotated[Path, typer.Argument(help="Folder to make; must not exist.")],
+    folder: Annotated[Path, folder_argument("Folder to make; must not exist.")],
     traces: Annotated[list[str], typer.Argument(help="Names of `list`, or files.")],
     title: Annotated[str, typer.Option(help="Title of the data set.")],
     creator: Annotated[str, typer.Option(help="Name of the publisher.")],
@@ -191,7 +197,7 @@ def publish(
 
 def convert(
     source: Annotated[str, typer.Argument(help="A name of `list`, a file or a URL.")],
-    out: Annotated[Path, typer.Argument(help="File to write.")],
+    out: Annotated[Path, file_argument("File to write.")],
     to: Annotated[str | None, typer.Option(help="Format version; the newest if not given.")] = None,
     layers: Annotated[
         str | None, typer.Option(help="Keep these positions among the MoE layers: A:B or A,B,...")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracegen.cli.common import AsJson, user_errors
+from tracegen.cli.outputs import folder_option
+from tracegen.screen import show
 
 if TYPE_CHECKING:
     from tracegen.stats.statistics import TraceStatistics
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 def stats(
     trace: Annotated[str, typer.Argument(help="A name of `list`, or a file.")],
     plots: Annotated[
-        Path | None, typer.Option("--plots", help="Draw PNG files into this folder.")
+        Path | None, folder_option("--plots", help="Draw PNG files into this folder.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the samples and batches drawn.")] = 0,
     per_layer: Annotated[
@@ -48,7 +50,6 @@ def stats(
 def _show(found: TraceStatistics, per_layer: bool) -> None:
     """Print a table."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
@@ -64,7 +65,4 @@ def _show(found: TraceStatistics, per_layer: bool) -> None:
             pairs = zip(s.value.tolist(), (1.96 * s.error).tolist(), strict=True)
             row.append(" ".join(f"{value:.2f}+-{error:.2f}" for value, error in pairs))
         table.add_row(s.label, *row)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=160 if per_layer else 110)
-    console.print(table)
+    show(table, width=160 if per_layer else 110)

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tracegen.cli.common import AsJson, plain, refuse_existing, user_errors
+from tracegen import screen
+from tracegen.cli.common import AsJson, refuse_existing, user_errors
+from tracegen.cli.outputs import file_option
 from tracegen.errors import UserError
 
 PROGRESS_FROM_IDS = 20_000_000
@@ -38,8 +40,9 @@ def _progress(layers: int, num_ids: int) -> Iterator[Callable[[int], None]]:
     """Progress over layers, on a terminal and only when there is something to wait for."""
     from tqdm import tqdm
 
-    hidden = num_ids < PROGRESS_FROM_IDS or not sys.stderr.isatty()
-    with tqdm(total=layers, unit="layer", disable=hidden, leave=False) as bar:
+    file = screen.terminal(sys.stderr)
+    hidden = num_ids < PROGRESS_FROM_IDS or not file.isatty()
+    with tqdm(total=layers, unit="layer", disable=hidden, leave=False, file=file) as bar:
         yield lambda _finished: (bar.update(), None)[1]
 
 
@@ -48,7 +51,7 @@ def generate(
         str, typer.Argument(help="uniform, zipf, normal, remote, histogram or latent.")
     ],
     model: Annotated[str, typer.Option(help="Model shape: a name, or a TOML file.")],
-    out: Annotated[Path, typer.Option(help="File to write.")],
+    out: Annotated[Path, file_option("--out", help="File to write.")],
     ranks: Annotated[int, typer.Option(help="Source GPUs.")] = 8,
     tokens_per_rank: Annotated[int, typer.Option(help="Tokens per GPU and step.")] = 4096,
     layers: Annotated[int | None, typer.Option(help="MoE layers; all if not given.")] = None,
@@ -111,13 +114,10 @@ def info(
     with user_errors():
         described = _describe(trace)
         if as_json:
-            print(json.dumps(described, indent=2, ensure_ascii=False))
+            print(json.dumps(described, indent=2))
             return
-        from rich.console import Console
-        from rich.markup import escape
         from rich.table import Table
 
-        console = Console()
         table = Table(show_header=False, box=None)
         table.add_column(no_wrap=True, style="bold")
         table.add_column(overflow="fold")
@@ -126,8 +126,8 @@ def info(
                 value = "\n".join(f"{k}: {v}" for k, v in value.items())
             if isinstance(value, list):
                 value = " ".join(map(str, value))
-            table.add_row(key.replace("_", " "), escape(plain(str(value))))
-        console.print(table)
+            table.add_row(key.replace("_", " "), str(value))
+        screen.show(table)
 
 
 def _describe(name: str) -> dict[str, Any]:

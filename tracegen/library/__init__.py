@@ -20,7 +20,7 @@ from tracegen.library import catalogue as catalogues
 from tracegen.library import listed, resolve, settings
 from tracegen.library.catalogue import Entry, is_url
 from tracegen.library.resolve import Found, search
-from tracegen.output import draft_of
+from tracegen.output import draft_of, make_folder
 
 if TYPE_CHECKING:
     from tracegen.file.reader import TraceFile
@@ -317,11 +317,7 @@ def _copy(path: Path, folder: Path, name: str) -> Path:
     if target.exists():
         msg = f"{target} exists"
         raise UserError(msg)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        msg = f"{folder}: cannot be made ({error.strerror})"
-        raise UserError(msg) from error
+    make_folder(folder)
     with draft_of(target) as draft:
         shutil.copyfile(path, draft)
     return target

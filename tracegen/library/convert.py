@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracegen import library
+from tracegen import library, output
 from tracegen.errors import UserError
 from tracegen.file import schema
 from tracegen.trace import provenance
@@ -84,7 +84,7 @@ def convert(
     if needed:
         msg = f"{needed[0]!r} cannot be left out; possible: {', '.join(OPTIONAL)}"
         raise UserError(msg)
-    if out.exists() and not overwrite:
+    if output.replaces(out) and not overwrite:
         msg = f"{out} exists; --force overwrites it"
         raise UserError(msg)
     with library.open_trace(source) as file:

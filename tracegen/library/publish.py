@@ -59,11 +59,7 @@ def add(
     if name in library.entries() and not _is_built_in(trace, name):
         msg = f"{name} comes with the package and could not be found by that name; give another"
         raise UserError(msg)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        msg = f"{folder}: cannot be made ({error.strerror})"
-        raise UserError(msg) from error
+    output.make_folder(folder)
     present = catalogue.read_folder(str(folder)).entries if (folder / INDEX).exists() else {}
     if name in present and not replace:
         msg = f"{folder}: {name} is listed already; --force replaces it"

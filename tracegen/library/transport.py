@@ -31,6 +31,10 @@ class Interrupted(Exception):
     """The connection failed in a way that may not happen again."""
 
 
+class Refused(Interrupted):
+    """Nobody listens at the address."""
+
+
 class Source(Protocol):
     """A remote file."""
 
@@ -132,11 +136,21 @@ class HttpSource:
         self.size: int | None = None
         self.validator = ""
         # One byte of the file: some servers answer HEAD otherwise than GET, or not at all.
-        with self._get("bytes=0-0") as answer:
+        with self._first_contact() as answer:
             self.has_ranges = answer.status == 206
             self.size = _total(answer)
             headers = answer.headers
             self.validator = headers.get("ETag") or headers.get("Last-Modified") or ""
+
+    @contextlib.contextmanager
+    def _first_contact(self) -> Iterator[http.client.HTTPResponse]:
+        """An answer, or at once that there is no server: a busy one may have time later, it not."""
+        try:
+            with self._get("bytes=0-0") as answer:
+                yield answer
+        except Refused as error:
+            problem = f"{self.url}: {error}; no server listens there"
+            raise UserError(problem) from error
 
     def read(self, start: int, stop: int) -> bytes:
         """Exactly the bytes of a range.
@@ -208,6 +222,8 @@ class HttpSource:
             if isinstance(error.reason, socket.gaierror | ValueError):
                 problem = f"{self.url}: {error.reason}"
                 raise UserError(problem) from error
+            if isinstance(error.reason, ConnectionRefusedError):
+                raise Refused("the connection was refused") from error
             raise Interrupted(str(error.reason)) from error
         except (http.client.InvalidURL, UnicodeError) as error:
             problem = f"{self.url}: {error}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tracegen import output
 from tracegen.errors import UserError
 from tracegen.stats.statistics import LAGS, TraceStatistics
 
@@ -50,18 +51,15 @@ def draw_all(statistics: TraceStatistics, folder: str | Path, title: str) -> lis
         "locality": _locality,
     }
     written = []
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        for name, drawing in drawings.items():
-            figure = figure_module.Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
-            drawing(figure, statistics)
-            figure.suptitle(title, fontsize=9)
-            path = target / f"{name}.png"
-            figure.savefig(path)
-            written.append(path)
-    except OSError as error:
-        msg = f"{target}: cannot be written ({error})"
-        raise UserError(msg) from error
+    output.make_folder(target)
+    for name, drawing in drawings.items():
+        figure = figure_module.Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
+        drawing(figure, statistics)
+        figure.suptitle(title, fontsize=9)
+        path = target / f"{name}.png"
+        with output.opened(path) as file:
+            figure.savefig(file, format="png")
+        written.append(path)
     return written
 
 

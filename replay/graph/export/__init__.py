@@ -10,10 +10,12 @@ networkx   The task graph with its schedule as GraphML, for graph tools; small w
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from replay.graph.errors import UserError
 from replay.graph.export.files import Written
+from tracegen import output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from replay.graph.timeline import Timeline
 
-__all__ = ["FORMATS", "WINDOWED", "Written", "export"]
+__all__ = ["FORMATS", "WINDOWED", "Written", "check_export", "export"]
 
 FORMATS = ("chakra", "chrome", "goal", "networkx")
 """Names that `export` knows."""
@@ -82,6 +84,32 @@ def export(
 
         return write_graphml(timeline, path, window_ps=window_ps)
     return _program_writer(format_name)(timeline, path)
+
+
+def check_export(format_name: str, path: str | Path) -> None:
+    """Refuse files that could not be written, before the work that fills them.
+
+    Parameters
+    ----------
+    format_name
+        One of `FORMATS`.
+    path
+        See `export`.
+
+    Raises
+    ------
+    UserError
+        If `path` is a folder or what else cannot be written, or where a format needs several
+        files names what is only one.
+    """
+    if format_name != "chakra":
+        output.check(path)
+        return
+    prefix = os.fspath(path)
+    if prefix.endswith(os.sep) or output.is_stream(path):
+        message = f"chakra writes a file for each rank: {prefix!r} cannot begin their names"
+        raise UserError(message)
+    output.check(f"{prefix}.0.et")
 
 
 def _program_writer(format_name: str) -> Callable[[Timeline, str | Path], Written]:

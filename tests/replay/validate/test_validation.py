@@ -244,7 +244,7 @@ def command(capsys, *arguments):
 
 
 def test_the_command_ends_with_0_where_bounds_hold_and_1_where_not(tmp_path, capsys):
-    target = tmp_path / "deep" / "out.json"
+    target = tmp_path / "out.json"
     code, said = command(capsys, "links", "--json", str(target), "--plots", str(tmp_path / "p"))
     assert code == 0, said.err
     assert json.loads(target.read_text())["holds"]

@@ -80,10 +80,6 @@ def test_info_prints_the_content_id_in_full():
             "unknown generator 'flat'",
         ),
         (
-            ("generate", "uniform", "--model", "olmoe-1b-7b", "--out", "no/y.h5", "--layers", 1),
-            "does not exist",
-        ),
-        (
             ("generate", "uniform", "--model", "olmoe-1b-7b", "--out", "y.h5", "--option", "a"),
             "write KEY=VALUE",
         ),

@@ -330,7 +330,6 @@ def test_the_commands(tmp_path, remote, tiny_file):
         (("list", "--catalogue", "nowhere"), "nowhere/index.toml: no such catalogue"),
         (("list", "--catalogue", "gopher://x"), "not a URL that is followed"),
         (("publish", "no/where", "toy-zipf", "--title", "T", "--creator", "U"), "does not exist"),
-        (("convert", "toy-zipf", "no/where.h5"), "there is no folder"),
         (("add", "cat", "no.h5"), "no.h5: no such file"),
     ],
 )

@@ -48,5 +48,5 @@ def test_a_folder_that_cannot_be_written_is_the_users_mistake(measured, tmp_path
     from tracegen.stats.plots import draw_all
 
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot write"):
         draw_all(measured, tmp_path / "file", "")

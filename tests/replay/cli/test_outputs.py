@@ -1,0 +1,199 @@
+"""Where commands write: refused before the work, to standard output too, never half."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import tracegen
+from replay.cli.app import app, main
+
+INPUTS = {"spec", "source", "prompts", "mask", "files", "journals", "before", "after"}
+"""Parameters of commands that name files to read."""
+
+RUN = ("run", "toy-zipf", "--scheme", "ideal", "--layer", "0")
+
+
+def end_of(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as end:
+        main([str(one) for one in arguments])
+    return int(end.value.code or 0)
+
+
+def commands(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, one in group.commands.items():
+        if hasattr(one, "commands"):
+            yield from commands(one, (*before, name))
+        else:
+            yield (*before, name), one
+
+
+def outputs() -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """(command, parameter, FILE or FOLDER) of all that is written."""
+    for words, one in commands(typer.main.get_command(app)):
+        for param in one.params:
+            if param.metavar in ("FILE", "FOLDER", "OUT"):
+                yield words, param.opts[0], "FOLDER" if param.metavar == "FOLDER" else "FILE"
+
+
+# ---- before the work ---------------------------------------------------------------------------
+
+
+def test_a_path_of_a_command_is_to_read_or_is_looked_at_before_it_is_written() -> None:
+    assert len([*outputs()]) > 20
+    root = Path(tracegen.__file__).parents[1]
+    paths = set()
+    for file in [*root.glob("*/cli/*.py"), *root.glob("*/cli.py")]:
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if not isinstance(node, ast.arg) or node.annotation is None:
+                continue
+            declared = ast.unparse(node.annotation)
+            if "Path" in declared and "typer." in declared:
+                paths.add(node.arg)
+    assert paths == INPUTS, "others are made by tracegen.cli.outputs"
+
+
+@pytest.mark.parametrize(("words", "option", "kind"), [*outputs()], ids=str)
+def test_what_cannot_be_written_is_refused_before_the_work(
+    words: tuple[str, ...], option: str, kind: str, tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "file").touch()
+    target = tmp_path / ("file" if kind == "FOLDER" else "nowhere/out")
+    reason = "no folder"
+    given: tuple[object, ...] = (option, target) if option.startswith("-") else ()
+    # Whatever else is needed names what is not there, and would be found missing by the work.
+    (command,) = (one for name, one in commands(typer.main.get_command(app)) if name == words)
+    for param in command.params:
+        if param.opts[0] == option:
+            given += () if option.startswith("-") else (target,)
+        elif param.required:
+            own = tmp_path / "other" if param.metavar in ("FILE", "FOLDER", "OUT") else "absent"
+            given += (param.opts[0], own) if param.opts[0].startswith("-") else (own,)
+    assert end_of(*words, *given) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1
+    assert f"cannot write {target}" in said.err and reason in said.err
+    assert {one.name for one in tmp_path.iterdir()} == {"file"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--json", ""), "--json: the name is empty"),
+        (("--json", "n" * 300), "File name too long"),
+        (("--export", "chakra:/"), "cannot begin their names"),
+        (("--export", "chakra:-"), "cannot begin their names"),
+        (("--export", "chakra:no/where"), "there is no folder"),
+        (("--export", "goal:no/where"), "there is no folder"),
+        (("--json", "a", "--trace-events", "./a"), "--json and --trace-events both write ./a"),
+        (("--json", "-", "--export", "goal:-"), "both write standard output"),
+    ],
+)
+def test_names_that_cannot_be_are_refused(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert end_of("run", "absent", *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_folder_name_is_not_the_present_folder(capsys: Any) -> None:
+    assert end_of("sweep", "schemes", "-o", "") == 2
+    assert "-o: the name is empty" in capsys.readouterr().err
+
+
+# ---- standard output ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "begins"),
+    [("--json=-", "{"), ("--trace-events=/dev/stdout", "{"), ("--export=goal:-", "//")],
+)
+def test_a_file_to_standard_output_leaves_it_alone(option: str, begins: str, capfd: Any) -> None:
+    assert end_of(*RUN, option) == 0
+    said = capfd.readouterr()
+    assert said.out.startswith(begins) and "Bytes on the wire" not in said.out
+    assert "Bytes on the wire" in said.err, "tables go to standard error"
+    if begins != "//":
+        json.loads(said.out)
+    assert end_of("run", "absent", "--json", "-") == 2
+    assert end_of(*RUN, "--dry-run") == 0
+    assert "tasks" in capfd.readouterr().out, "the next command prints where it always does"
+
+
+def test_a_trace_goes_through_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "t.h5"
+    with path.open("wb") as file:
+        done = subprocess.run(
+            [sys.executable, "-m", "replay.cli", "trace", "convert", "toy-zipf", "-"],
+            stdout=file, stderr=subprocess.PIPE, text=True, check=True,
+        )  # fmt: skip
+    assert tracegen.load(path).content_id == tracegen.load("toy-zipf").content_id
+    assert "same content" in done.stderr
+
+
+class Gone(io.RawIOBase):
+    """Standard output whose reader has gone."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, _: Any) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("schemes",), ("hardware", "list", "--json"), ("trace", "info", "toy-zipf"), RUN]
+)
+def test_output_that_cannot_be_written_ends_in_a_line_or_none(
+    arguments: tuple[str, ...], monkeypatch: Any, capsys: Any
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert end_of(*arguments) == 2
+        assert capsys.readouterr().err == (
+            "error: cannot write standard output: No space left on device\n"
+        )
+        # What the interpreter does at its end must not fail again.
+        full.flush()
+        assert os.path.realpath(f"/proc/self/fd/{full.fileno()}") == os.devnull
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(Gone()), "utf-8"))
+    assert end_of(*arguments) == 0
+    assert capsys.readouterr().err == ""
+    with pytest.raises(BrokenPipeError):
+        sys.stdout.close()
+
+
+# ---- the command itself ------------------------------------------------------------------------
+
+
+def test_version_and_short_help(capsys: Any) -> None:
+    assert end_of("--version") == 0
+    assert capsys.readouterr().out.startswith("moereplay ")
+    for words in ((), ("run",), ("trace",), ("trace", "info"), ("hardware", "show")):
+        assert end_of(*words, "-h") == 0
+        assert capsys.readouterr().out.startswith("Usage: moereplay")
+
+
+def test_a_shell_can_complete_commands_and_options() -> None:
+    def completed(words: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "replay.cli"], text=True, capture_output=True, check=False,
+            env={**os.environ, "_MOEREPLAY_COMPLETE": "complete_bash", "COMP_WORDS": words,
+                 "COMP_CWORD": str(len(words.split()) - 1)},
+        )  # fmt: skip
+        return done.stdout.split()
+
+    assert completed("moereplay tr") == ["trace"]
+    assert "--trace-events" in completed("moereplay run --json /nowhere/x --tr")

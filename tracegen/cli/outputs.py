@@ -1,0 +1,101 @@
+"""Options that name what a command writes, for the commands of all packages.
+
+What could not be written is refused before the work. Where a file goes to standard output, what
+is printed for people goes to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from tracegen import output
+from tracegen.errors import UserError
+
+_CLAIMS = "tracegen.cli.outputs"
+"""Where a command line keeps which option writes what."""
+
+
+def file_option(*names: str, help: str) -> Any:
+    """An option that names a file to write.
+
+    Parameters
+    ----------
+    names
+        As the user writes it, such as ``--json``; by default the parameter's.
+    help
+        Its line in the help.
+    """
+    return typer.Option(*names, help=help, metavar="FILE", parser=str, callback=_file)
+
+
+def folder_option(*names: str, help: str) -> Any:
+    """An option that names a folder to fill; parameters as those of `file_option`."""
+    return typer.Option(*names, help=help, metavar="FOLDER", parser=str, callback=_folder)
+
+
+def file_argument(help: str) -> Any:
+    """An argument that names a file to write; parameter as that of `file_option`."""
+    return typer.Argument(help=help, metavar="OUT", parser=str, callback=_file)
+
+
+def folder_argument(help: str) -> Any:
+    """An argument that names a folder to fill; parameter as that of `file_option`."""
+    return typer.Argument(help=help, metavar="FOLDER", parser=str, callback=_folder)
+
+
+def claim(ctx: typer.Context, option: str, path: str | Path) -> None:
+    """Note what an option writes, and leave standard output to it if it writes there.
+
+    Parameters
+    ----------
+    ctx
+        Of the command.
+    option
+        Its name, for a message.
+    path
+        What it writes.
+
+    Raises
+    ------
+    UserError
+        If another option writes the same file, or standard output too.
+    """
+    is_stdout = output.is_stdout(path)
+    place = output.STDOUT if is_stdout else os.path.realpath(path)
+    if is_stdout or not output.is_stream(path):
+        taken = ctx.meta.setdefault(_CLAIMS, {})
+        if place in taken:
+            name = "standard output" if is_stdout else path
+            message = f"{taken[place]} and {option} both write {name}"
+            raise UserError(message)
+        taken[place] = option
+    if is_stdout:
+        ctx.with_resource(contextlib.redirect_stdout(sys.stderr))
+
+
+def _file(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> Path | None:
+    if value is None or ctx.resilient_parsing:  # when a shell completes the line
+        return None
+    output.check(_named(param, value))
+    claim(ctx, param.opts[0], value)
+    return Path(value)
+
+
+def _folder(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> Path | None:
+    if value is None or ctx.resilient_parsing:
+        return None
+    output.check_folder(_named(param, value))
+    return Path(value)
+
+
+def _named(param: typer.CallbackParam, value: str) -> str:
+    if not value:
+        message = f"{param.opts[0]}: the name is empty"
+        raise UserError(message)
+    return value
