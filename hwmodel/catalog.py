@@ -124,7 +124,7 @@ def _read(name_or_path: str | Path) -> tuple[str, dict[str, Any]]:
         message = f"{unknown('system', given, names())}; or the path of a .toml file"
         raise UserError(message)
     try:
-        return given, tomllib.loads(regular.read_text(path))
+        return given, regular.parse_toml(regular.read_text(path))
     except OSError as error:
         message = f"cannot read the system file {given}: {error.strerror}"
         raise UserError(message) from None
@@ -205,8 +205,8 @@ def _parsed(key: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        return regular.parse_toml(f"value = {value}")["value"]
+    except ValueError:
         message = f"override: {key}={value} is not a number, true, false or a [list]"
         raise UserError(message) from None
 

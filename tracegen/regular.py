@@ -10,10 +10,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tomllib
 from pathlib import Path
+from typing import Any
 
 MOST_TEXT_BYTES = 64_000_000
 """Of settings, studies, systems, models, maps and prompts: a thousand times what people write."""
+
+DEEPEST = 32
+"""Levels of tables and lists in settings, many more than people write."""
 
 UNKNOWN = 2**20
 """Bytes that are read of a file that does not say how many it has."""
@@ -58,6 +63,60 @@ def read_text(path: str | Path, most: int = MOST_TEXT_BYTES, *, encoding: str = 
     # Lines end as `Path.read_text` has them.
     text = read_bytes(path, most).decode(encoding)
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Read the text of a TOML file.
+
+    Parameters
+    ----------
+    text
+        Of the file.
+
+    Raises
+    ------
+    ValueError
+        If it is no TOML, has a number of thousands of digits, or tables and lists in each other
+        at more than :data:`DEEPEST` levels, which whoever walks through them might not survive.
+    """
+    problem = f"tables or lists in more than {DEEPEST} levels"
+    try:
+        document = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(problem) from None
+    level: list[Any] = [document]
+    for _ in range(DEEPEST):
+        values = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for inner in values for one in inner if isinstance(one, dict | list)]
+    if level:
+        raise ValueError(problem)
+    return document
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether there is a regular file of a name, be it one that none can have.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    """
+    return exists(path) and Path(path).is_file()
+
+
+def exists(path: str | Path) -> bool:
+    """Whether there is something of a name, be it one that nothing can have.
+
+    Parameters
+    ----------
+    path
+        The name; one that is too long is not there, as one that is not there.
+    """
+    try:
+        Path(path).stat()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def check(path: str | Path) -> None:

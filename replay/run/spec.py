@@ -10,7 +10,6 @@ line that heeds it. A setting that refers to something, such as a file, is also 
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
@@ -27,6 +26,7 @@ from pydantic import (
 )
 
 from replay.errors import UserError, shown, unknown
+from replay.files import parse_toml
 from replay.machine.host import Launch
 from replay.work.batch import Phase
 from replay.work.placement import placement_name
@@ -277,8 +277,8 @@ class RunSpec(BaseModel):
             If it is not TOML, a setting does not exist or a value is not possible.
         """
         try:
-            document = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+            document = parse_toml(text)
+        except ValueError as error:
             message = f"{where}: not valid TOML: {error}"
             raise UserError(message) from None
         try:

@@ -26,7 +26,6 @@ what a paper measured has ``[[grid.claims]]``, see `Claim`.
 
 from __future__ import annotations
 
-import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,7 +33,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from replay.errors import UserError, unknown
-from replay.files import read_text
+from replay.files import parse_toml, read_text
 
 PACKAGE = "replay.studies"
 
@@ -214,8 +213,8 @@ def parse_study(text: str, name: str, where: str) -> Study:
         If it is not TOML, or a key or value is not what is possible.
     """
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = parse_toml(text)
+    except ValueError as error:
         message = f"{where}: not valid TOML: {error}"
         raise UserError(message) from None
     shared = {key: document.pop(key) for key in Grid.model_fields if key in _SHARED & set(document)}

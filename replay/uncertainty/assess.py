@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Drawn = Literal["hardware", "model", "routing"]
 EVERYTHING: tuple[Drawn, ...] = get_args(Drawn)
+MOST_DRAWS = 100_000  # bands of many fewer are sharper than their model
 
 LOW, HIGH = 5, 95  # percentiles of a band
 MOST_CAUSES = 3
@@ -124,8 +125,8 @@ def check(draws: int, seed: int, of: Sequence[str]) -> list[Drawn]:
     UserError
         As `assess`.
     """
-    if draws < 1:
-        message = f"draws must be at least 1, not {draws}"
+    if not 1 <= draws <= MOST_DRAWS:
+        message = f"draws must be from 1 to {MOST_DRAWS}, not {draws}"
         raise UserError(message)
     if seed < 0:
         message = f"the seed must be at least 0, not {seed}"

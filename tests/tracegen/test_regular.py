@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tracegen import regular
 from tracegen.regular import check, read_bytes, read_text
 
 
@@ -117,3 +118,28 @@ def test_no_command_reads_without_end(tmp_path: Path) -> None:
     said = [line for line in done.stdout.splitlines() if line.strip()]
     assert len(said) == len(lines), done.stderr
     assert all(line.startswith("2 ") for line in said), (said, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a = " + "[" * 5000 + "]" * 5000, "levels"),
+        ("a = " + "[" * 40 + "]" * 40, "levels"),
+        ("a" + ".a" * 3000 + " = 1", "levels"),
+        ("a = " + "9" * 5000, "digits"),
+        ("a = ", "nvalid value"),
+    ],
+    ids=["lists", "some lists", "tables", "digits", "nothing"],
+)
+def test_toml_that_no_reader_survives_is_no_toml(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        regular.parse_toml(text)
+    deepest = "[" * (regular.DEEPEST - 1) + "]" * (regular.DEEPEST - 1)
+    assert regular.parse_toml(f"a = {deepest}\nb = 1")["b"] == 1
+
+
+def test_a_name_that_none_can_have_is_not_there(tmp_path: Path) -> None:
+    for name in ("n" * 300, "a\0b", "absent"):
+        assert not regular.exists(tmp_path / name)
+        assert not regular.is_file(tmp_path / name)
+    assert regular.exists(tmp_path) and not regular.is_file(tmp_path)

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.trace.arrays import Array
 
@@ -178,7 +179,7 @@ def is_journal(path: str | Path) -> bool:
     path
         Of any file.
     """
-    if not Path(path).is_file():  # opening a pipe would wait for ever
+    if not regular.is_file(path):  # opening a pipe would wait for ever
         return False
     with contextlib.suppress(OSError), Path(path).open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC

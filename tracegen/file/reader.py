@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import h5py
 import numpy as np
 
+from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.file import header, part
 from tracegen.file.guard import Guard, damage
@@ -290,7 +291,7 @@ def open_trace(source: str | Path | BinaryIO) -> Iterator[TraceFile]:
     name = str(source) if isinstance(source, str | Path) else getattr(source, "name", "stream")
     if isinstance(source, str | Path):
         path = Path(source)
-        if not path.is_file():
+        if not regular.is_file(path):
             msg = f"{name}: no such file"
             raise UserError(msg)
         refuse_journal(path)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -232,8 +231,8 @@ def loads(text: str, where: str) -> LatentModel:
         Naming the first key that is missing or not possible.
     """
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = regular.parse_toml(text)
+    except ValueError as error:
         msg = f"{where}: not valid TOML: {error}"
         raise UserError(msg) from error
     if document.get("schema") != SCHEMA:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tracegen import regular
 from tracegen.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def read(paths: Sequence[str | Path], format: str, **options: Any) -> Imported:
         raise UserError(msg)
     files = [Path(path) for path in paths]
     for path in files:
-        if not path.exists():
+        if not regular.exists(path):
             msg = f"{path}: no such file"
             raise UserError(msg)
     chosen = Options(**options)

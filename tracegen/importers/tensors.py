@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.responses import START_NAMES, tell_missing, vllm_responses
@@ -212,7 +213,7 @@ def _tensor(value: Any, path: Path) -> tuple[Array, Array | None]:
 
 def _mask(path: Path) -> Array:
     """Attention mask of a file of its own."""
-    if not path.exists():
+    if not regular.exists(path):
         msg = f"{path}: no such file"
         raise UserError(msg)
     found = files.load_array(path, str(path)) if path.suffix == ".npy" else files.load_tensors(path)

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,9 +264,9 @@ def parse(text: str, where: str) -> dict[str, Entry]:
         Naming the entry and the key that are wrong.
     """
     try:
-        document = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        msg = f"{where}: not a catalogue: {error or 'nested too deeply'}"
+        document = regular.parse_toml(text)
+    except ValueError as error:
+        msg = f"{where}: not a catalogue: {error}"
         raise UserError(msg) from error
     version = document.get("version", VERSION)
     if not isinstance(version, int) or version > VERSION:

@@ -155,4 +155,7 @@ def _range(text: str, option: str) -> slice:
     except ValueError as error:
         msg = f"{option} {text}: write A:B, such as 0:4096"
         raise UserError(msg) from error
+    if start is not None and stop is not None and start >= stop >= 0:
+        msg = f"{option} {text}: keeps nothing; write A:B with A below B, such as 0:4096"
+        raise UserError(msg)
     return slice(start, stop)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracegen import regular
 from tracegen.errors import UserError, check_kind, unknown
 from tracegen.library import catalogue as catalogues
 from tracegen.library import listed, settings
@@ -94,7 +95,7 @@ def resolve(
         return catalogues.check_url(name)
     path = Path(name)
     if is_path(name):
-        if not path.is_file():
+        if not regular.is_file(path):
             msg = f"{text}: no such file"
             raise UserError(msg)
         return path
@@ -125,7 +126,7 @@ def is_path(name: str | Path) -> bool:
     path = Path(name)
     is_path = isinstance(name, Path) or len(path.parts) > 1 or path.suffix in (".h5", ".hdf5")
     # A file of that name in the present folder is not the library's.
-    return is_path or path.is_file()
+    return is_path or regular.is_file(path)
 
 
 def lookup(

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,7 +100,7 @@ def _read_file() -> _File:
     named = os.environ.get(ENV_CONFIG)
     path = Path(named).expanduser() if named else user_folder("config") / "config.toml"
     try:
-        return _File.model_validate(tomllib.loads(regular.read_text(path)))
+        return _File.model_validate(regular.parse_toml(regular.read_text(path)))
     except FileNotFoundError:
         if named:
             msg = f"{path}: no such file ({ENV_CONFIG})"

@@ -111,8 +111,8 @@ def parse(text: str, where: str) -> ModelShape:
         If the text is not TOML, or a key or value is not what is expected.
     """
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = regular.parse_toml(text)
+    except ValueError as error:
         msg = f"{where}: not valid TOML: {error}"
         raise UserError(msg) from error
     shape = document.pop("shape", None)
