@@ -21,4 +21,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
     if is_main:
         signal.signal(signal.SIGINT, interrupted)
-    carry_out(argv)
+    try:
+        carry_out(argv)
+    finally:
+        if is_main and argv is None:  # likewise while the interpreter clears up
+            signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, check_jobs, check_kind, shown, unknown
 from replay.graph.engine import compile_ahead
+from replay.processes import answers
 from replay.run.estimate import LONG_SECONDS, Estimate, UnfitError, summed
 from replay.run.fit import check_fit, limit_of
 from replay.run.replayer import check_all, run
@@ -239,17 +241,17 @@ def _in_processes(
     progress: Callable[[], object] | None,
 ) -> list[Result | LayerRefusedError]:
     """Make each call of `run` in one of several fresh processes; results in order."""
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-
     compile_ahead()
-    # Fresh processes rather than forks of this one, whose threads a fork would not copy.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        waiting = [pool.submit(_run_or_refusal, trace, call) for call in calls]
-        for done in as_completed(waiting):
-            result = done.result()
+    found: dict[int, Result | LayerRefusedError] = {}
+    with closing(answers(_answer, [(trace, call) for call in calls], jobs)) as answered:
+        for position, result in answered:
+            found[position] = result
             if progress is not None and isinstance(result, Result):
                 for _ in range(result.totals.num_layers):
                     progress()
-    return [done.result() for done in waiting]
+    return [found[position] for position in range(len(calls))]
+
+
+def _answer(request: tuple[RoutingTrace, dict[str, Any]]) -> Result | LayerRefusedError:
+    trace, call = request
+    return _run_or_refusal(trace, call)
