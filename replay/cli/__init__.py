@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -21,8 +22,22 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
     if is_main:
         signal.signal(signal.SIGINT, interrupted)
+    seen, sys.unraisablehook = sys.unraisablehook, _interrupt_again(sys.unraisablehook)
     try:
         carry_out(argv)
     finally:
+        sys.unraisablehook = seen
         if is_main and argv is None:  # likewise while the interpreter clears up
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _interrupt_again(otherwise: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Do not lose an interrupt where nothing can be raised, as when a weak reference is cleared."""
+
+    def hook(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            threading.Thread(target=signal.raise_signal, args=(signal.SIGINT,)).start()
+        else:
+            otherwise(unraisable)
+
+    return hook

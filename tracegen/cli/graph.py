@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tracegen.cli.common import AsJson, refuse_existing, user_errors
+from tracegen.cli.outputs import file_option
 from tracegen.errors import UserError
 
 
@@ -21,19 +21,18 @@ def graph(
     ] = None,
     steps: Annotated[str | None, typer.Option(help="Positions of steps, A:B [all].")] = None,
     tokens: Annotated[str | None, typer.Option(help="Token rows, A:B [all].")] = None,
-    out: Annotated[Path | None, typer.Option(help="GraphML file to write.")] = None,
+    out: Annotated[Path | None, file_option("--out", help="GraphML file to write.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Count the nodes and edges of the token-expert graph of a window, and write it."""
     with user_errors():
-        from tracegen import library, output
+        from tracegen import library
         from tracegen.trace.graph import count_graph, expert_graph
         from tracegen.trace.graphml import check_size, write_graphml
 
         if out is not None:
             refuse_existing(out, force)
-            output.check(out)
         window = {
             name: None if text is None else _range(name, text)
             for name, text in (("layers", layers), ("steps", steps), ("tokens", tokens))
@@ -43,14 +42,12 @@ def graph(
         if out is not None:
             check_size(counts.edges)
             write_graphml(loaded, expert_graph(loaded, **window), out)
-        # Where the graph goes to standard output, nothing else does.
-        said = sys.stderr if out is not None and output.is_stdout(out) else sys.stdout
         numbers = {**dataclasses.asdict(counts), "nodes": counts.nodes, "edges": counts.edges}
         if as_json:
-            print(json.dumps(numbers, indent=2), file=said)
+            print(json.dumps(numbers, indent=2))
             return
         for name, number in numbers.items():
-            print(f"{name.replace('_', ' '):<17}{number:>16,}", file=said)
+            print(f"{name.replace('_', ' '):<17}{number:>16,}")
 
 
 def _range(name: str, text: str) -> tuple[int | None, int | None]:

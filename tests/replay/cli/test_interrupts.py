@@ -49,6 +49,7 @@ def descendants(process: subprocess.Popen[str]) -> int:
     return len(found.stdout.split()) - 1
 
 
+@pytest.mark.extended
 def test_an_interrupt_while_several_processes_begin_is_silent(tmp_path: Path) -> None:
     process = begun(tmp_path, SEVERAL)
     end = time.monotonic() + 30
@@ -56,7 +57,9 @@ def test_an_interrupt_while_several_processes_begin_is_silent(tmp_path: Path) ->
         assert process.poll() is None
         time.sleep(0.02)
     assert interrupted(process) == (130, "")
-    assert descendants(process) == -1, "nobody is left"
+    while descendants(process) > -1:  # those who started them see that nobody asks any more
+        assert time.monotonic() < end + 10
+        time.sleep(0.02)
 
 
 @pytest.mark.extended
