@@ -15,8 +15,13 @@ from tracegen.cli.common import refuse_existing
 from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
+    from hwmodel import System
     from tracegen import RoutingTrace
+    from tracegen.imitate.floors import Measure
     from tracegen.imitate.resemblance import Row
+
+UNFIT = 5
+"""Exit code where a statistic or a time of the imitation is outside what is allowed."""
 
 
 def imitate(
@@ -32,26 +37,35 @@ def imitate(
         str, typer.Option("--system", help="Replay on this system; 'none' leaves it out.")
     ] = "dgx-h100",
     seed: Annotated[int, typer.Option(help="The same seed gives the same files.")] = 0,
+    splits: Annotated[
+        int,
+        typer.Option(help="Random halvings of the real trace that floors come from; 0 for none."),
+    ] = 20,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files.")] = False,
 ) -> None:
     """Fit a small parameter file to a real trace, and make a synthetic trace from it.
 
     The report sets the real trace beside the synthetic one, and beside tokens that choose
-    independently by a Zipf law of the same skew.
+    independently by a Zipf law of the same skew. The floor of a statistic is the mean difference
+    between halves of the real trace, split at random by request. A statistic that differs by more
+    than its floor and more than 5 % is marked, and the exit code is then 5: files are written,
+    but the imitation does not stand for the real trace.
     """
+    import hwmodel
     import tracegen
     from tracegen.file.writer import write
     from tracegen.generate.latent_model import dumps
     from tracegen.imitate import fit as fitting
-    from tracegen.imitate.resemblance import compare_statistics, independent_zipf
-    from tracegen.stats.statistics import statistics
+    from tracegen.imitate.resemblance import TOLERANCE, independent_zipf
 
     for path in (out, parameters, report):
         if path is not None:
             refuse_existing(path, force)
-    if seed < 0:
-        message = f"--seed is {seed}; it must be at least 0"
-        raise UserError(message)
+    for name, value in (("--seed", seed), ("--splits", splits)):
+        if value < 0:
+            message = f"{name} is {value}; it must be at least 0"
+            raise UserError(message)
+    machine = None if system == "none" else hwmodel.load(system)
     real = tracegen.load(trace)
     with progress(fitting.ITERATIONS, "iteration") as bar:
         model = fitting.fit(real, seed=seed, progress=bar.update)
@@ -61,30 +75,60 @@ def imitate(
     imitated = fitting.synthesise(model, real, seed=seed)
     digest = write(imitated, out, overwrite=force)
     typer.echo(f"{out}: {imitated.num_tokens} tokens, content {digest[:12]}")
-    independent = independent_zipf(real, seed)
-    rows = compare_statistics(statistics(real), statistics(imitated), statistics(independent))
-    if system != "none":
-        rows += _times(real, imitated, independent, system)
+    rows = _rows(real, imitated, independent_zipf(real, seed), machine, splits)
+    outside = [row for row in rows if row.outside]
     if report is not None:
         document = {
             "real": real.content_id,
             "imitated": digest,
             "seed": seed,
+            "splits": splits,
+            "fit": not outside,
             "rows": [row.to_json() for row in rows],
         }
         write_text(report, json.dumps(document, indent=1))
     _show(rows)
+    if outside:
+        typer.echo(
+            f"unfit: {len(outside)} of {len(rows)} rows differ by more than their floor and "
+            f"{TOLERANCE:.0%}, marked ! above; exit code {UNFIT}",
+            err=True,
+        )
+        raise typer.Exit(UNFIT)
+    typer.echo(f"fit: all {len(rows)} rows differ by no more than their floor, or {TOLERANCE:.0%}")
 
 
-def _times(
-    real: RoutingTrace, imitated: RoutingTrace, independent: RoutingTrace, system: str
+def _rows(
+    real: RoutingTrace,
+    imitated: RoutingTrace,
+    independent: RoutingTrace,
+    machine: System | None,
+    splits: int,
 ) -> list[Row]:
-    """Rows of replayed times."""
-    import hwmodel
-    from replay.validate.imitation import SCHEMES, compare_times
+    """Statistics, and times on a machine if one is given, of three traces."""
+    from replay.validate.imitation import compare_times, mean_times_us
+    from tracegen.imitate.floors import floors
+    from tracegen.imitate.resemblance import compare_statistics
+    from tracegen.stats.statistics import statistics
 
-    with progress(len(SCHEMES), "scheme") as bar:
-        return compare_times(real, imitated, independent, hwmodel.load(system), progress=bar.update)
+    traces = real, imitated, independent
+    with progress(splits if machine is None else 2 * splits, "halving") as bar:
+
+        def floor_of(measure: Measure) -> dict[str, float]:
+            return floors(real, measure, splits=splits, progress=bar.update)
+
+        floor = floor_of(lambda half: statistics(half).summary())
+        one, two, three = (statistics(trace) for trace in traces)
+        rows = compare_statistics(one, two, three, floor)
+        if machine is None:
+            return rows
+        try:
+            first, second, third = (mean_times_us(trace, machine) for trace in traces)
+        except UserError as error:
+            typer.echo(f"layer times are left out: {error}", err=True)
+            return rows
+        floor = floor_of(lambda half: mean_times_us(half, machine))
+    return rows + compare_times(first, second, third, floor)
 
 
 def _show(rows: list[Row]) -> None:
@@ -94,16 +138,17 @@ def _show(rows: list[Row]) -> None:
 
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("statistic", no_wrap=True)
-    for heading in ("real", "+-", "imitated", "differs", "independent", "differs"):
+    for heading in ("real", "floor", "imitated", "differs", "", "independent", "differs"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         apart = row.independent / row.real - 1 if row.real else 0.0
         table.add_row(
             row.label,
             f"{row.real:.3f}",
-            f"{row.real_error:.3f}" if row.real_error else "",
+            "" if row.floor is None else f"{row.floor:.1%}",
             f"{row.imitated:.3f}",
             f"{row.difference:+.1%}",
+            "!" if row.outside else "",
             f"{row.independent:.3f}",
             f"{apart:+.1%}",
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,12 +17,22 @@ if TYPE_CHECKING:
 
 SCHEMES = ("nccl-alltoall", "deepep", "flux", "dysharp")
 """One row per expert, one per GPU, one that overlaps, one that uses the switch."""
-STEPS = (0, 101)
-"""Decode steps far enough apart that no request repeats its tokens."""
+DECODE_BATCHES = {64: (0, 101)}
+"""Tokens of each rank to the steps that are replayed, far enough apart that no request repeats its
+tokens."""
+PREFILL_BATCHES = {64: (0, 1), 256: (0,)}
+"""Likewise; half the requests of a small trace still have so many tokens for each of 8 ranks."""
+LAYERS = 8
+"""Layers that are replayed, evenly spaced: halves of the real trace are replayed twenty times."""
 
 
 def layer_times_us(
-    trace: RoutingTrace, system: System, scheme: str, steps: Sequence[int] = STEPS
+    trace: RoutingTrace,
+    system: System,
+    scheme: str,
+    steps: Sequence[int] = (0,),
+    *,
+    tokens_per_rank: int | None = None,
 ) -> list[float]:
     """Replayed time of each layer, mean over steps, each layer by itself.
 
@@ -30,13 +41,15 @@ def layer_times_us(
     Parameters
     ----------
     trace
-        Routing; `replay.work.batch.form_batch` forms its batches by its defaults.
+        Routing.
     system
         Hardware.
     scheme
         A name of `replay.schemes.SCHEMES`.
     steps
         Steps that are replayed.
+    tokens_per_rank
+        As for `replay.work.batch.form_batch`.
 
     Returns
     -------
@@ -48,53 +61,90 @@ def layer_times_us(
         If the trace or the system cannot be replayed so.
     """
     results = [
-        run(trace, scheme=scheme, system=system, step=step, barrier=True, tune=False)
+        run(
+            trace,
+            scheme=scheme,
+            system=system,
+            step=step,
+            tokens_per_rank=tokens_per_rank,
+            barrier=True,
+            tune=False,
+        )
         for step in steps
     ]
     times = [[layer.measures.makespan_us for layer in result.layers] for result in results]
     return [float(value) for value in np.mean(times, axis=0)]
 
 
-def compare_times(
-    real: RoutingTrace,
-    imitated: RoutingTrace,
-    independent: RoutingTrace,
+def mean_times_us(
+    trace: RoutingTrace,
     system: System,
     schemes: Sequence[str] = SCHEMES,
     *,
-    steps: Sequence[int] = STEPS,
     progress: Callable[[], object] | None = None,
-) -> list[Row]:
-    """Mean layer time of three traces, one row per scheme.
+) -> dict[str, float]:
+    """Mean layer time of every scheme and size of batch, by the name of its row.
 
     Parameters
     ----------
-    real, imitated, independent
-        Traces with the same layers.
+    trace
+        Routing; of its layers, :data:`LAYERS` are replayed. The phase of its first token decides
+        which batches.
     system
         Hardware.
     schemes
         Names of `replay.schemes.SCHEMES`.
-    steps
-        Steps that are replayed.
     progress
         Called after each scheme.
 
     Raises
     ------
     UserError
-        If a trace cannot be replayed.
+        If the trace has too few tokens, or the system cannot be replayed so.
+    """
+    from tracegen.trace.tables import PHASES
+
+    few = np.unique(np.linspace(0, trace.num_layers - 1, LAYERS).round().astype(int))
+    some = dataclasses.replace(
+        trace,
+        expert_ids=trace.expert_ids[few],
+        moe_layer_index=trace.moe_layer_index[few],
+        gate_weights=None,
+        flags=None,
+        stored_content_id="",
+    )
+    is_decode = PHASES[int(trace.tokens.phase[0])] == "decode"
+    found = {}
+    for scheme in schemes:
+        for tokens, steps in (DECODE_BATCHES if is_decode else PREFILL_BATCHES).items():
+            times = layer_times_us(some, system, scheme, steps, tokens_per_rank=tokens)
+            found[f"layer_time_{scheme}_{tokens}"] = float(np.mean(times))
+        if progress is not None:
+            progress()
+    return found
+
+
+def compare_times(
+    real: Mapping[str, float],
+    imitated: Mapping[str, float],
+    independent: Mapping[str, float],
+    floors: Mapping[str, float] | None = None,
+) -> list[Row]:
+    """Rows of mean layer times, as they stand beside statistics.
+
+    Parameters
+    ----------
+    real, imitated, independent
+        From :func:`mean_times_us`.
+    floors
+        From :func:`tracegen.imitate.floors.floors`.
     """
     from tracegen.imitate.resemblance import Row
 
     rows = []
-    for scheme in schemes:
-        times = [
-            float(np.mean(layer_times_us(trace, system, scheme, steps)))
-            for trace in (real, imitated, independent)
-        ]
-        label = f"mean layer time: {scheme}, us"
-        rows.append(Row(f"layer_time_{scheme}", label, times[0], 0.0, times[1], times[2]))
-        if progress is not None:
-            progress()
+    for name, time in real.items():
+        scheme, _, tokens = name.removeprefix("layer_time_").rpartition("_")
+        label = f"mean layer time: {scheme}, {tokens} tokens a rank, us"
+        floor = None if floors is None else floors.get(name)
+        rows.append(Row(name, label, time, 0.0, imitated[name], independent[name], floor))
     return rows

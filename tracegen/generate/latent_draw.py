@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracegen.generate.latent_model import FAST_KERNEL, SCALES, LatentModel
+from tracegen.generate.latent_model import FAST_KERNEL, SCALES, LatentModel, sparse
 from tracegen.trace.arrays import Array, Floats, place_in_group
 from tracegen.trace.tables import expert_dtype
 
@@ -21,7 +21,7 @@ ROWS_PER_BLOCK = 2048
 """Rows scored at a time; 2048 x 256 experts x 8 B stay in a core's cache."""
 _SHARED = 2**31
 """First key of the streams that belong to no layer: layers are far fewer."""
-_REQUEST, _DRIFT, _TYPES = range(3)
+_REQUEST, _DRIFT, _TYPES, _MIXED = range(4)
 
 
 def _stream(seed: int, *key: int) -> np.random.Generator:
@@ -49,7 +49,7 @@ def latents(
 
     Returns
     -------
-    Shape (token, latent), latents in the order of :data:`SCALES`.
+    Shape (token, latent), latents in the order of :data:`SCALES`, mixed ones last.
     """
     width = {name: model.factors[name].shape[2] for name in SCALES}
     order = np.lexsort((position, request))
@@ -70,13 +70,51 @@ def latents(
     age = place_in_group(counts)
     sorted_rows[:, fast] = _moving_average(sorted_rows[:, fast], age)
     sorted_rows[:, slow] = _autoregression(sorted_rows[:, slow], model.slow, begins, counts)
-    out = np.empty((request.size, sum(width.values())))
+    mixed = model.shares.shape[0]
+    out = np.empty((request.size, sum(width.values()) + mixed))
     out[order, :per_token] = sorted_rows
     if model.num_types:
         out[:, : width["token"]] = _types(model, out[:, : width["token"]], seed)
     of_row = np.repeat(np.arange(ids.size), counts)
-    out[order, per_token:] = np.hstack([topics, runs])[of_row]
+    out[order, per_token : out.shape[1] - mixed] = np.hstack([topics, runs])[of_row]
+    if mixed:
+        gap = np.diff(position[order].astype(np.int64), prepend=-2) != 1
+        gap[begins] = True
+        firsts = np.flatnonzero(gap)
+        out[order, -mixed:] = _mixed(model, ids, counts, firsts, seed, balance)
     return out
+
+
+def _mixed(
+    model: LatentModel, ids: Array, counts: Array, runs: Array, seed: int, balance: bool
+) -> Floats:
+    """Latents of several scales, shape (token, latent).
+
+    Tokens are in order, `counts` of them of each request of `ids`; `runs` are the rows where
+    consecutive positions begin.
+    """
+    amount, width = (
+        np.sqrt(model.shares / model.shares.sum(axis=1, keepdims=True)).T,
+        len(model.shares),
+    )
+    rngs = [_stream(seed, _SHARED, _MIXED, int(number)) for number in ids]
+    topics = np.stack([rng.standard_normal((2, width)) for rng in rngs])
+    drift = _autoregression(topics[:, 1], model.drift, np.zeros(1, np.int64), np.array([ids.size]))
+    lasting = [topics[:, 0], drift]
+    if balance:
+        lasting = [_whitened(values, counts) for values in lasting]
+    of_row = np.repeat(np.arange(ids.size), counts)
+    out: Floats = (amount[3] * lasting[0] + amount[4] * lasting[1])[of_row]
+    lengths = np.diff(runs, append=of_row.size)
+    for scale in range(3):
+        drawn = [r.standard_normal((n, width)) for r, n in zip(rngs, counts, strict=True)]
+        noise = np.concatenate(drawn) if drawn else np.zeros((0, width))
+        if scale == 1:
+            noise = _moving_average(noise, place_in_group(lengths))
+        elif scale == 2:
+            noise = _autoregression(noise, model.slow, runs, lengths)
+        out += amount[scale] * noise
+    return sparse(out)
 
 
 def _moving_average(noise: Floats, age: Array) -> Floats:
@@ -105,11 +143,18 @@ def _autoregression(noise: Floats, rho: float, begins: Array, counts: Array) -> 
 
 
 def _whitened(values: Floats, weights: Array) -> Floats:
-    """Values with weighted mean 0 and covariance 1, where there are enough rows for that."""
-    if values.shape[0] <= 2 * values.shape[1] or not values.shape[1]:
+    """Values with weighted mean 0 and covariance 1, where there are enough rows for that.
+
+    Where there are not, the variance of each column alone is 1.
+    """
+    if values.shape[0] < 2 or not values.shape[1]:
         return values
     share = weights / weights.sum()
     centred = values - share @ values
+    if values.shape[0] <= 2 * values.shape[1]:
+        spread: Floats = np.sqrt(share @ centred**2)
+        scaled: Floats = centred / spread
+        return scaled
     lower = np.linalg.cholesky((centred * share[:, None]).T @ centred)
     white: Floats = np.linalg.solve(lower, centred.T).T
     return white
@@ -166,7 +211,7 @@ def route(
     """
     topk = model.topk if topk is None else topk
     kind = shared.dtype
-    loadings = np.concatenate([model.factors[name][layer] for name in SCALES], axis=1).astype(kind)
+    loadings = model.loadings(layer).astype(kind)
     own = model.private[layer].astype(kind)
     mix, scale = _mixing(model, layer, kind)
     bias, noise = model.bias[layer].astype(kind), model.noise()[layer].astype(kind)
@@ -197,8 +242,7 @@ def _mixing(
 
     The scale brings each expert's variance back to one.
     """
-    factors = [model.factors[name][layer] for name in SCALES]
-    shared = np.concatenate([*factors, model.private[layer]], axis=1)
+    shared = np.concatenate([model.loadings(layer), model.private[layer]], axis=1)
     covariance = shared @ shared.T + np.diag(model.noise()[layer] ** 2)
     transform = np.eye(model.num_experts)
     rounds: list[tuple[Array, Array]] = []

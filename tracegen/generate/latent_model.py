@@ -5,11 +5,17 @@ A token's score for expert ``e`` of layer ``l`` is
     bias[l, e] + sum over scales s of factors[s][l, e] . x_s + private[l, e] . x_l + noise
 
 and some of the score of a partner, if it has one (then scaled back to variance one), with
-standard normal latents ``x_s`` shared by all layers, and it visits the top-k. The
-scales differ in how long a latent lasts: one token, about two (``fast``: a moving average), some
-dozens (``slow``: AR(1) within a request), a request, or a run of requests (``drift``: AR(1) over
-requests). Noise fills each
-expert's variance up to one, so a squared factor is a share of what decides about an expert.
+standard normal latents ``x_s`` shared by all layers, and it visits the top-k. ``mixed`` factors
+are on latents that are sums of all scales, in proportions of their own: what goes together in a
+token and what stays together are then told by the same numbers. Such a sum counts by the square of
+what it has over :data:`QUIET`, and not below (then brought back to mean 0 and variance 1): topics
+are absent from most tokens and strong in a few, and experts that share one go together more than
+Gaussian scores of any correlation would let them.
+
+The scales differ in how long a latent lasts: one token, about two (``fast``: a moving average),
+some dozens (``slow``: AR(1) within a request), a request, or a run of requests (``drift``: AR(1)
+over requests). Noise fills each expert's variance up to one, so a squared factor is a share of what
+decides about an expert.
 """
 
 from __future__ import annotations
@@ -34,6 +40,9 @@ FAST_KERNEL = (1.0, 1.0, 0.3)
 and none after two tokens. Reuse in gpt-oss-20b-decode falls from 0.437 at lag 1 over 0.382 and
 0.367 to a slow decline; an AR(1) as steep as that would need twice the variance for it."""
 SCHEMA = "moereplay-latent/1"
+QUIET = 0.5
+"""Standard deviations up to which a mixed latent does nothing. Latents of gpt-oss-20b-decode and
+of DeepSeek-V2-Lite (law), as their visits show them, are skewed by 1 to 6, this by 3."""
 FACTOR_UNIT = 0.01
 """Factors are written as whole hundredths: finer than what a trace can tell (about 1/sqrt(T))."""
 BIAS_UNIT = 0.001
@@ -62,6 +71,11 @@ class LatentModel:
     pair_mixing: Floats
     """Share of the partner's score that is added to each, shape (layer, pair). Scores of a pair
     that correlate by r do so by (2 w + r (1 + w^2)) / (1 + w^2 + 2 w r) afterwards."""
+    mixed: Floats = field(default_factory=lambda: np.zeros((0, 0, 0)))
+    """Factors on latents of several scales, shape (layer, expert, latent); no layers for none."""
+    shares: Floats = field(default_factory=lambda: np.zeros((0, len(SCALES))))
+    """Share of each scale in the variance of each of those, shape (latent, scale); rows sum to
+    1, up to rounding."""
     slow: float = 0.98
     """Correlation of the slow latents from token to token."""
     drift: float = 0.98
@@ -93,7 +107,19 @@ class LatentModel:
     def num_numbers(self) -> int:
         """Numbers in biases, factors and pairs."""
         factors = sum(f.size for f in self.factors.values())
-        return self.bias.size + factors + self.private.size + 3 * self.pair_mixing.size
+        mixed = self.mixed.size + self.shares.size
+        return self.bias.size + factors + mixed + self.private.size + 3 * self.pair_mixing.size
+
+    def loadings(self, layer: int) -> Floats:
+        """Factors on all latents that layers share, shape (expert, latent).
+
+        Parameters
+        ----------
+        layer
+            Position among the MoE layers.
+        """
+        parts = [self.factors[name][layer] for name in SCALES]
+        return np.concatenate([*parts, *self.mixed[layer : layer + 1]], axis=1)
 
     def shared_variance(self) -> dict[str, Floats]:
         """Share of each expert's variance by origin, each of shape (layer, expert).
@@ -103,12 +129,17 @@ class LatentModel:
         By scale, and ``"private"``; before pairs are mixed.
         """
         shares = {name: (f**2).sum(axis=2) for name, f in self.factors.items()}
+        for scale, name in enumerate(SCALES if self.shares.size else ()):
+            shares[name] = shares[name] + self.mixed**2 @ self.shares[:, scale]
         shares["private"] = (self.private**2).sum(axis=2)
         return shares
 
     def noise(self) -> Floats:
         """Standard deviation of each expert's own noise, shape (layer, expert)."""
-        shared = np.sum(list(self.shared_variance().values()), axis=0)
+        shared = np.sum([(f**2).sum(axis=2) for f in self.factors.values()], axis=0)
+        shared = shared + (self.private**2).sum(axis=2)
+        if self.mixed.size:
+            shared = shared + (self.mixed**2).sum(axis=2)
         # Rounding of the file may lift a sum over its limit; the rest of noise stays.
         noise: Floats = np.sqrt(np.maximum(1 - shared, 1 - MAX_SHARED))
         return noise
@@ -129,6 +160,32 @@ def normal_quantile(share: Floats) -> Floats:
     """
     inverse = np.frompyfunc(statistics.NormalDist().inv_cdf, 1, 1)
     return np.asarray(inverse(np.clip(share, 1e-5, 1 - 1e-5)), np.float64)
+
+
+def sparse(values: Floats) -> Floats:
+    """Make mixed latents of standard normal ones: quiet for most, strong for a few.
+
+    Parameters
+    ----------
+    values
+        Standard normal, any shape.
+
+    Returns
+    -------
+    Of mean 0 and variance 1.
+
+    Examples
+    --------
+    >>> drawn = sparse(np.random.default_rng(0).standard_normal(10**6))
+    >>> round(float(drawn.mean()), 2), round(float(drawn.std()), 2), round(float(drawn.min()), 2)
+    (0.0, 1.0, -0.41)
+    """
+    over = 1 - statistics.NormalDist().cdf(QUIET)
+    density = statistics.NormalDist().pdf(QUIET)
+    mean = (1 + QUIET**2) * over - QUIET * density
+    square = (QUIET**4 + 6 * QUIET**2 + 3) * over - (QUIET**3 + 5 * QUIET) * density
+    made: Floats = (np.maximum(values - QUIET, 0) ** 2 - mean) / np.sqrt(square - mean**2)
+    return made
 
 
 def fast_correlation(distance: int) -> float:
@@ -168,6 +225,8 @@ def dumps(model: LatentModel) -> str:
     lines += [f"num_types = {model.num_types}", f"type_exponent = {model.type_exponent!r}"]
     lines += [f"num_requests = {model.num_requests}"]
     lines += [f"prompt_len = {list(model.prompt_len)}", f"num_tokens = {list(model.num_tokens)}"]
+    if model.shares.size:
+        lines.append(f"shares = {_whole(model.shares, FACTOR_UNIT)}")
     lines += ["", "[source]"]
     lines += [f"{key} = {_quoted(value)}" for key, value in model.source.items()]
     for layer, number in enumerate(model.moe_layer_index):
@@ -175,6 +234,8 @@ def dumps(model: LatentModel) -> str:
         lines.append(f"bias = {_whole(model.bias[layer], BIAS_UNIT)}")
         for name, factors in model.factors.items():
             lines.append(f"{name} = {_whole(factors[layer], FACTOR_UNIT)}")
+        if model.shares.size:
+            lines.append(f"mixed = {_whole(model.mixed[layer], FACTOR_UNIT)}")
         lines.append(f"private = {_whole(model.private[layer], FACTOR_UNIT)}")
         together = np.column_stack(
             [model.pairs[layer], np.rint(model.pair_mixing[layer] / FACTOR_UNIT)]
@@ -284,6 +345,14 @@ def _checked(document: dict[str, Any]) -> LatentModel:
     if bias.shape[2] != 1:
         msg = f"bias must have {num_experts} numbers per layer"
         raise ValueError(msg)
+    shares = np.zeros((0, len(SCALES)))
+    mixed = np.zeros((0, 0, 0))
+    if "shares" in document:  # files of before have none
+        flat, mixed = np.array(_list(document, "shares", "shares")), stack("mixed", FACTOR_UNIT)
+        if flat.size != mixed.shape[2] * len(SCALES) or (flat < 0).any():
+            msg = f"shares must be {len(SCALES)} numbers from 0 for each mixed factor of an expert"
+            raise ValueError(msg)
+        shares = flat.reshape(-1, len(SCALES)) * FACTOR_UNIT
     source = {str(k): str(v) for k, v in document.get("source", {}).items()}
     return LatentModel(
         moe_layer_index=index,
@@ -293,6 +362,8 @@ def _checked(document: dict[str, Any]) -> LatentModel:
         private=stack("private", FACTOR_UNIT),
         pairs=who,
         pair_mixing=together[:, :, 2] * FACTOR_UNIT,
+        mixed=mixed,
+        shares=shares,
         slow=_fraction(document, "slow"),
         drift=_fraction(document, "drift"),
         num_types=_number(document, "num_types", 0, 10**6),

@@ -25,20 +25,23 @@ from tracegen.trace.checks import boundaries
 from tracegen.trace.routing import RoutingTrace
 from tracegen.trace.tables import DECODE, RequestTable, TokenTable, TraceInfo
 
-WIDTH = {"token": 32, "fast": 8, "slow": 6, "request": 12, "drift": 8}
-"""Latents of each scale: 66 numbers per expert. With 20 of a token, layers of gpt-oss-20b-decode
-predict each other 10 % less than they should; more of the others did not help."""
-PRIVATE = 4
+WIDTH = 68
+"""Latents that all layers share, each a mixture of scales: numbers of each expert."""
+COLUMNS_PER_LATENT = 6
+"""Experts of all layers for each latent, at least: few columns tell few latents."""
+PRIVATE = 6
 """Latents of each layer alone."""
-PAIRS = 16
+PAIRS = 40
 """Expert pairs of each layer."""
 MAX_MIXING = 0.95
 """Partners with all of each other's score would tie."""
-ITERATIONS = 12
+ITERATIONS = 10
 MAX_COLUMNS = 4096
 """Layers times experts that one fit takes: seven covariance matrices of this size are 1 GB."""
 QUANTILES = 33
 """Numbers that describe the lengths of requests."""
+_TURNS = 8
+"""Iterations of the search for latents; it goes on from where the last simulation left it."""
 _LEAST = 1e-5
 _STEP = 0.7
 """Share of a difference that is corrected at once; 1 oscillates."""
@@ -49,15 +52,17 @@ class _State:
     """Parameters that the iteration changes, all in units of a score's standard deviation."""
 
     bias: Floats
-    factors: dict[str, Floats]
-    """By scale: shape (column, latent), columns being the experts of all layers."""
+    mixed: Floats
+    """Shape (column, latent), columns being the experts of all layers."""
+    shares: Floats
+    """Of the scales in each latent, shape (latent, scale)."""
+    gain: Floats
+    """Factor on the shares of each scale, shape (scale,)."""
     private: Floats
     """Shape (layer, expert, latent)."""
     pairs: npt.NDArray[np.int64]
     mixing: Floats
     """Shape (layer, pair)."""
-    gain: Floats
-    """Factor by which each iteration scales the factors of a scale, shape (scale, layer)."""
 
 
 def fit(
@@ -96,38 +101,44 @@ def fit(
     chosen = moments.pieces(request, position, seed)
     rows = chosen.rows.ravel()
     template = _template(trace)
-    weight = moments.weights(template.slow, template.drift)
     present = moments.indicators(trace.expert_ids[:, rows], trace.num_experts)
-    _, found = moments.covariances(present, chosen.count)
+    order = np.lexsort((position, request))
+    ids = trace.expert_ids[:, order]
+    rho = moments.persistence(ids, request[order], trace.num_experts, seed)
+    template = dataclasses.replace(template, slow=rho)
+    weight = moments.weights(template.slow, template.drift)
+    _, found = moments.covariances(present, chosen.request)
+    within = found[0]
     target = moments.by_scale(found, weight)
-    del present, found
+    del found
     load = trace.load_per_expert() / trace.num_tokens
-    state = _start(load, target)
-    simulated = np.zeros_like(target)
-    simulated_load = load
+    state = _start(load, within)
+    _correct(state, 0.5 * within, load)
+    lasting = np.einsum("scc->s", target)
+    del target
     for iteration in range(iterations):
+        _limit(state)
+        _mix_scales(state, present, chosen.request, weight, load)
+        model = _model(state, template)
+        drawn = latents(model, request[rows], position[rows], seed + 1 + iteration, balance=True)
+        ids = route_layers(model, drawn.astype(np.float32), seed + 1 + iteration)
+        mean, ours, spread = moments.variances(
+            moments.indicators(ids, trace.num_experts), chosen.request
+        )
         # Half steps at the end average the noise of single simulations.
         step = _STEP if iteration < 0.6 * iterations else _STEP / 2
-        state.bias += step * (normal_quantile(load) - normal_quantile(simulated_load))
-        _correct(state, target - simulated, step, load)
-        if iteration:
-            which = np.arange(trace.num_layers)[:, None]
-            ends = which, state.pairs[:, :, 0], state.pairs[:, :, 1]
-            missing = _within(target, trace.num_layers)[ends]
-            missing = missing - _within(simulated, trace.num_layers)[ends]
-            state.mixing = np.clip(state.mixing + step * missing, 0, MAX_MIXING)
-            _match_lags(state, target, simulated, load)
-        _limit(state)
-        if iteration + 1 < iterations:
-            model = _model(state, template)
-            drawn = latents(model, request, position, seed + 1 + iteration, balance=True)
-            ids = route_layers(model, drawn[rows].astype(np.float32), seed + 1 + iteration)
-            present = moments.indicators(ids, trace.num_experts)
-            mean, found = moments.covariances(present, chosen.count)
-            simulated_load = mean.reshape(load.shape)
-            simulated = moments.by_scale(found, weight)
+        state.bias += step * (normal_quantile(load) - normal_quantile(mean.reshape(load.shape)))
+        _match_lags(state, lasting, moments.by_scale(spread, weight).sum(axis=1), step)
+        _correct(state, step * (within - ours), load)
+        which = np.arange(trace.num_layers)[:, None]
+        ends = which, state.pairs[:, :, 0], state.pairs[:, :, 1]
+        missing = _correlation(within, trace.num_layers)[ends]
+        missing = missing - _correlation(ours, trace.num_layers)[ends]
+        state.mixing = np.clip(state.mixing + step * missing, 0, MAX_MIXING)
         if progress is not None:
             progress()
+    _limit(state)
+    _mix_scales(state, present, chosen.request, weight, load)
     return rounded(_model(state, template))
 
 
@@ -164,26 +175,28 @@ def _template(trace: RoutingTrace) -> LatentModel:
     )
 
 
-def _start(load: Floats, target: Floats) -> _State:
+def _start(load: Floats, within: Floats) -> _State:
     """No factors yet, and the pairs of each layer that are chosen together most."""
     layers, experts = load.shape
-    correlation = _within(target, layers)
+    correlation = _correlation(within, layers)
     first, second = np.triu_indices(experts, 1)
     count = min(PAIRS, first.size)
     best = np.argsort(-correlation[:, first, second], axis=1, kind="stable")[:, :count]
+    width = min(WIDTH, max(1, layers * experts // COLUMNS_PER_LATENT))
     return _State(
         bias=normal_quantile(load),
-        factors={name: np.zeros((layers * experts, width)) for name, width in WIDTH.items()},
+        mixed=np.zeros((layers * experts, width)),
+        shares=np.zeros((width, len(SCALES))),
+        gain=np.ones(len(SCALES)),
         private=np.zeros((layers, experts, min(PRIVATE, experts))),
         pairs=np.stack([first[best], second[best]], axis=2),
         mixing=np.zeros((layers, count)),
-        gain=np.ones((len(SCALES), layers)),
     )
 
 
-def _within(parts: Floats, layers: int) -> Floats:
+def _correlation(covariance: Floats, layers: int) -> Floats:
     """Correlation of visits by one token, shape (layer, expert, expert)."""
-    within = _blocks(parts.sum(axis=0), layers)
+    within = _blocks(covariance, layers)
     spread = np.sqrt(np.maximum(np.einsum("lee->le", within), _LEAST))
     correlation: Floats = within / (spread[:, :, None] * spread[:, None, :])
     return correlation
@@ -196,23 +209,67 @@ def _blocks(matrix: Floats, layers: int) -> Floats:
     return matrix.reshape(layers, size, layers, size)[diagonal, :, diagonal, :]
 
 
-def _correct(state: _State, difference: Floats, step: float, load: Floats) -> None:
-    """Move latent covariances towards the real ones."""
-    layers = load.shape[0]
-    # To first order the covariance of two indicators is that of the scores times the normal
-    # densities at their thresholds; rare experts would divide by almost nothing.
+def _scale(load: Floats) -> Floats:
+    """Deviation of a score that goes with one of a visit, to first order, shape (column,).
+
+    It is one over the normal density at the threshold; rare experts would divide by almost
+    nothing.
+    """
     density = np.exp(-(normal_quantile(load) ** 2) / 2) / np.sqrt(2 * np.pi)
-    scale = 1 / np.maximum(density, 0.6 * np.sqrt(load * (1 - load)) + _LEAST).ravel()
-    for name, missing in zip(SCALES, difference, strict=True):
-        latent = step * missing * np.outer(scale, scale)
-        if name == "token":
-            # A token's covariance with itself is its load's; it says nothing about factors.
-            np.fill_diagonal(latent, 0)
-        old = state.factors[name]
-        wanted = old @ old.T + latent
-        state.factors[name] = _strongest(wanted, old)
-        if name == "token":
-            _correct_private(state, _blocks(wanted, layers), _blocks(latent, layers))
+    scale: Floats = 1 / np.maximum(density, 0.6 * np.sqrt(load * (1 - load)) + _LEAST).ravel()
+    return scale
+
+
+def _correct(state: _State, missing: Floats, load: Floats) -> None:
+    """Move covariances of scores towards those of visits that are missing."""
+    scale = _scale(load)
+    latent = missing * scale[:, None] * scale
+    # A visit's covariance with itself is its load's; it says nothing about factors.
+    np.fill_diagonal(latent, 0)
+    wanted = state.mixed @ state.mixed.T + latent
+    state.mixed = _strongest(wanted, state.mixed)
+    layers = load.shape[0]
+    _correct_private(state, _blocks(wanted, layers), _blocks(latent, layers))
+
+
+def _mix_scales(
+    state: _State,
+    present: npt.NDArray[np.float32],
+    request: Array,
+    weight: Floats,
+    load: Floats,
+) -> None:
+    """Turn the latents to the directions in which tokens differ most, and say how long they last.
+
+    The real trace's visits, as seen through the factors, are estimates of its latents, with
+    noise that no two tokens share: covariances between tokens are those of the latents.
+    """
+    # A ridge keeps latents that hardly any expert has from being all noise.
+    gram = state.mixed.T @ state.mixed
+    gram[np.diag_indices_from(gram)] += 1e-3 * np.trace(gram) / len(gram) + _LEAST
+    seen = _scale(load)[:, None] * np.linalg.solve(gram, state.mixed.T).T
+    latent = present @ seen.astype(np.float32)
+    turn = _most_skewed(latent - latent.mean(axis=0))
+    state.mixed = state.mixed @ turn
+    _, found = moments.covariances(latent @ turn.astype(np.float32), request)
+    parts = moments.by_scale(found, weight)
+    shares = np.maximum(np.einsum("sll->ls", parts)[:, 1:], 0) * state.gain[1:]
+    shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)
+    state.shares = np.column_stack([np.maximum(1 - shares.sum(axis=1), 0), shares])
+
+
+def _most_skewed(values: npt.NDArray[np.float32]) -> Floats:
+    """Rotation to the axes along which values are most skewed: independent component analysis.
+
+    Latents of equal variance are told from any rotation of them by their third moments alone; a
+    fixed point of Hyvarinen's iteration with all axes at once (2000, section 4.3).
+    """
+    turn = np.eye(values.shape[1])
+    for _ in range(_TURNS):
+        along = values @ turn.astype(np.float32)
+        left, _, right = np.linalg.svd((values.T @ along**2).astype(np.float64))
+        turn = left @ right
+    return turn
 
 
 def _correct_private(state: _State, wanted: Floats, latent: Floats) -> None:
@@ -221,7 +278,7 @@ def _correct_private(state: _State, wanted: Floats, latent: Floats) -> None:
     Pairs are left out: they are mixed.
     """
     layers, experts, width = state.private.shape
-    token = state.factors["token"].reshape(layers, experts, -1)
+    token = state.mixed.reshape(layers, experts, -1)
     which = np.arange(layers)[:, None]
     first, second = state.pairs[:, :, 0], state.pairs[:, :, 1]
     old = state.private @ state.private.transpose(0, 2, 1)
@@ -247,43 +304,29 @@ def _strongest(matrix: Floats, start: Floats) -> Floats:
     return factors
 
 
-def _match_lags(state: _State, target: Floats, simulated: Floats, load: Floats) -> None:
-    """Scale factors so that experts are reused as much as in the trace, at every distance.
+def _match_lags(state: _State, real: Floats, ours: Floats, step: float) -> None:
+    """Let scales have more or less, so that experts are reused as in the trace at every distance.
 
-    Reuse is the trace of a covariance matrix; few factors fit the rest of it better with
-    another one.
+    `real` and `ours` are sums of the covariances of visits with themselves, shape (scale,).
+    Requests and their drift are held to their sum, which is what a request reuses; how much of it
+    is drift moves more slowly, for one simulation has a dozen independent values of a drift.
     """
-    layers, experts = load.shape
-    floor = 0.05 * load * (1 - load) + _LEAST
-    for scale, name in enumerate(SCALES[1:], start=1):
-        real = np.diagonal(target[scale]).reshape(layers, experts)
-        ours = np.diagonal(simulated[scale]).reshape(layers, experts)
-        by_expert = (np.maximum(real, 0) + floor) / (np.maximum(ours, 0) + floor)
-        sums = [np.maximum(values.sum(axis=1), _LEAST) for values in (real, ours)]
-        by_layer = np.clip(sums[0] / sums[1], 0.5, 2) ** 0.25
-        # The correction of covariances pulls back each time: sum up what it takes against it.
-        # Not for drift, of which one simulation shows a dozen independent values.
-        grown = np.clip(state.gain[scale] * by_layer, 0.8, 1.5)
-        state.gain[scale] = by_layer if name == "drift" else grown
-        own = np.clip(by_expert, 0.5, 2) ** 0.25
-        state.factors[name] *= (state.gain[scale][:, None] * own).reshape(-1, 1)
+    for scales, least in (([1], 0.02), ([2], 0.02), ([3, 4], 0.02), ([4], 0.05)):
+        # Differences of less than that share of all are noise, and no reason to move.
+        wanted, found = (
+            max(float(values[scales].sum()), 0) + least * real.sum() for values in (real, ours)
+        )
+        grow = np.clip(wanted / found, 0.5, 2) ** step
+        state.gain[scales] = np.clip(state.gain[scales] * grow, 0.01, 100)
 
 
 def _limit(state: _State) -> None:
-    """Leave each expert some noise: shrink what lasts a token, for that is observed least."""
+    """Leave each expert some noise."""
     layers, experts, _ = state.private.shape
-    lasting = np.zeros(layers * experts)
-    for name in SCALES[1:]:
-        lasting += (state.factors[name] ** 2).sum(axis=1)
-    shrink = np.sqrt(np.minimum(1, 0.9 * MAX_SHARED / np.maximum(lasting, _LEAST)))
-    for name in SCALES[1:]:
-        state.factors[name] *= shrink[:, None]
-    free = (MAX_SHARED - lasting * shrink**2).reshape(layers, experts)
-    token = (state.factors["token"] ** 2).sum(axis=1).reshape(layers, experts)
-    brief = token + (state.private**2).sum(axis=2)
-    shrink = np.sqrt(np.clip(free / np.maximum(brief, _LEAST), 0, 1))
-    state.factors["token"] *= shrink.reshape(-1, 1)
-    state.private *= shrink[:, :, None]
+    shared = (state.mixed**2).sum(axis=1) + (state.private**2).sum(axis=2).ravel()
+    shrink = np.sqrt(np.minimum(1, MAX_SHARED / np.maximum(shared, _LEAST)))
+    state.mixed *= shrink[:, None]
+    state.private *= shrink.reshape(layers, experts, 1)
 
 
 def _model(state: _State, template: LatentModel) -> LatentModel:
@@ -292,7 +335,8 @@ def _model(state: _State, template: LatentModel) -> LatentModel:
     return dataclasses.replace(
         template,
         bias=state.bias,
-        factors={n: f.reshape(layers, experts, -1) for n, f in state.factors.items()},
+        mixed=state.mixed.reshape(layers, experts, -1),
+        shares=state.shares,
         private=state.private,
         pairs=state.pairs,
         pair_mixing=state.mixing,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,9 @@ from tracegen.trace import provenance
 from tracegen.trace.arrays import Floats
 from tracegen.trace.routing import RoutingTrace
 from tracegen.trace.tables import TraceInfo
+
+TOLERANCE = 0.05
+"""Relative difference that is never held against an imitation, however alike the halves are."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +33,39 @@ class Row:
     imitated: float
     independent: float
     """Of tokens that choose independently, with the same skew."""
+    floor: float | None = None
+    """Relative difference between halves of the real trace (:mod:`tracegen.imitate.floors`);
+    None where halves are too small for this statistic."""
 
     @property
     def difference(self) -> float:
-        """Relative difference of the imitation."""
-        return self.imitated / self.real - 1 if self.real else 0.0
+        """Relative difference of the imitation; infinite where the real value alone is 0."""
+        if not self.real:
+            return float(np.inf) if self.imitated else 0.0
+        return self.imitated / self.real - 1
+
+    @property
+    def allowed(self) -> float:
+        """Largest relative difference of an imitation that is fit for use."""
+        return max(self.floor or 0.0, TOLERANCE)
+
+    @property
+    def outside(self) -> bool:
+        """Whether the imitation differs by more than that."""
+        return not abs(self.difference) <= self.allowed
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {**dataclasses.asdict(self), "difference": self.difference}
+        verdict = {"allowed": self.allowed, "outside": self.outside}
+        difference = self.difference if np.isfinite(self.difference) else None
+        return {**dataclasses.asdict(self), "difference": difference, **verdict}
 
 
 def compare_statistics(
-    real: TraceStatistics, imitated: TraceStatistics, independent: TraceStatistics
+    real: TraceStatistics,
+    imitated: TraceStatistics,
+    independent: TraceStatistics,
+    floors: Mapping[str, float] | None = None,
 ) -> list[Row]:
     """One row for every statistic that all three have.
 
@@ -49,6 +73,8 @@ def compare_statistics(
     ----------
     real, imitated, independent
         From :func:`tracegen.stats.statistics.statistics`.
+    floors
+        From :func:`tracegen.imitate.floors.floors`, of summaries.
     """
     return [
         Row(
@@ -58,6 +84,7 @@ def compare_statistics(
             statistic.summary_error,
             imitated.by_name[name].summary,
             independent.by_name[name].summary,
+            None if floors is None else floors.get(name),
         )
         for name, statistic in real.by_name.items()
         if name in imitated.by_name and name in independent.by_name

@@ -1,31 +1,105 @@
 """Imitated traces replay like the real ones; the command that makes them."""
 
+import dataclasses
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import hwmodel
 import tracegen
 from replay.cli.app import app
+from replay.cli.imitate import UNFIT
 from replay.errors import UserError
-from replay.validate.imitation import compare_times, layer_times_us
+from replay.validate.imitation import compare_times, layer_times_us, mean_times_us
+from tracegen.generate import generate
+from tracegen.imitate.resemblance import Row
+from tracegen.trace.tables import RequestTable
 
 
 def test_times_of_one_trace_do_not_differ_and_those_of_another_do():
     uniform, zipf = tracegen.load("toy-uniform"), tracegen.load("toy-zipf")
     system = hwmodel.load("dgx-h100")
-    called = []
-    rows = compare_times(
-        zipf, zipf, uniform, system, ["deepep"], steps=(0,), progress=lambda: called.append(1)
-    )
-    assert [row.name for row in rows] == ["layer_time_deepep"]
-    assert rows[0].difference == 0
+    times = [
+        {"layer_time_deepep_64": sum(layer_times_us(trace, system, "deepep", (0,)))}
+        for trace in (zipf, zipf, uniform)
+    ]
+    (row,) = compare_times(*times, {"layer_time_deepep_64": 0.01})
+    assert row.label == "mean layer time: deepep, 64 tokens a rank, us"
+    assert row.difference == 0
+    assert row.floor == 0.01
     # The busiest expert of the Zipf trace has five times the mean load.
-    assert rows[0].independent < 0.97 * rows[0].real
+    assert row.independent < 0.97 * row.real
+
+
+def prefill_trace(num_layers=3):
+    """16 prompts of 200 tokens, experts by popularity."""
+    made = generate(
+        "zipf", "olmoe-1b-7b", ranks=8, tokens_per_rank=400, layers=num_layers, skew=0.6
+    )
+    request = np.arange(made.num_tokens) // 200
+    tokens = dataclasses.replace(
+        made.tokens,
+        request=request.astype(np.uint32),
+        position=(np.arange(made.num_tokens) % 200).astype(np.uint32),
+        rank=None,
+    )
+    return dataclasses.replace(
+        made, tokens=tokens, requests=RequestTable(), gate_weights=None, stored_content_id=""
+    )
+
+
+def test_times_are_those_of_both_sizes_of_prefill_batches():
+    called = []
+    times = mean_times_us(
+        prefill_trace(), hwmodel.load("dgx-h100"), ["deepep"], progress=lambda: called.append(1)
+    )
+    assert list(times) == ["layer_time_deepep_64", "layer_time_deepep_256"]
+    assert 0 < times["layer_time_deepep_64"] < times["layer_time_deepep_256"]
     assert called == [1]
-    times = layer_times_us(zipf, system, "deepep", steps=(0,))
-    assert rows[0].real == pytest.approx(sum(times) / 2)
+
+
+def imitation(monkeypatch, change=1.0):
+    """Let the command find these rows instead of fitting; the table that it prints is real."""
+    rows = [
+        Row("one", "statistic one", 2.0, 0.1, 2.0 * change, 2.1, 0.02),
+        Row("two", "statistic two", 3.0, 0.1, 3.0, 3.3, None),
+    ]
+    made = prefill_trace(1)
+    monkeypatch.setattr("tracegen.imitate.fit.fit", lambda *_, **__: Fake())
+    monkeypatch.setattr("tracegen.imitate.fit.synthesise", lambda *_, **__: made)
+    monkeypatch.setattr("tracegen.generate.latent_model.dumps", lambda _: "x = 1\n")
+    monkeypatch.setattr("replay.cli.imitate._rows", lambda *_: rows)
+
+
+class Fake:
+    num_numbers = 7
+
+
+@pytest.mark.parametrize(("change", "code"), [(1.04, 0), (1.06, UNFIT), (0.9, UNFIT)])
+def test_an_unfit_imitation_is_marked_and_has_an_exit_code_of_its_own(
+    tmp_path, monkeypatch, change, code
+):
+    imitation(monkeypatch, change)
+    report = tmp_path / "r.json"
+    arguments = ["trace", "imitate", "toy-zipf", "--parameters", str(tmp_path / "p.toml")]
+    arguments += ["--out", str(tmp_path / "i.h5"), "--report", str(report), "--splits", "0"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == code, done.output
+    assert UNFIT not in (0, 1, 2, 3, 4, 130)
+    lines = {line.split("  ")[1]: line for line in done.stdout.splitlines() if "statistic " in line}
+    assert "2.0%" in lines["statistic one"]
+    assert ("!" in lines["statistic one"]) is (code == UNFIT)
+    assert "!" not in lines["statistic two"]
+    if code:
+        assert "unfit: 1 of 2 rows" in done.stderr
+        assert f"exit code {UNFIT}" in done.stderr
+    else:
+        assert "fit: all 2 rows" in done.stdout
+    written = json.loads(report.read_text())
+    assert written["fit"] is (code == 0)
+    assert [row["floor"] for row in written["rows"]] == [0.02, None]
 
 
 @pytest.mark.parametrize(
@@ -34,6 +108,8 @@ def test_times_of_one_trace_do_not_differ_and_those_of_another_do():
         (["--out", "{here}/no/i.h5"], "no does not exist"),
         (["--out", "{here}/there.h5"], "there.h5 exists; --force overwrites it"),
         (["--out", "{here}/i.h5", "--seed", "-1"], "--seed is -1"),
+        (["--out", "{here}/i.h5", "--splits", "-1"], "--splits is -1"),
+        (["--out", "{here}/i.h5", "--system", "dgx-h10"], "dgx-h100"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_the_fit(tmp_path, extra, message):

@@ -87,7 +87,7 @@ def test_covariances_split_into_what_they_were_made_of():
 def test_covariance_of_independent_tokens_is_that_of_one_token():
     rng = np.random.default_rng(0)
     present = (rng.random((400 * moments.BLOCK, 6)) < 0.3).astype(np.float32)
-    mean, found = moments.covariances(present, 400)
+    mean, found = moments.covariances(present, np.repeat(np.arange(200), 2))
     np.testing.assert_allclose(mean, 0.3, atol=0.02)
     np.testing.assert_allclose(found[0], 0.21 * np.eye(6), atol=0.01)
     np.testing.assert_allclose(found[1:], 0, atol=0.01)
@@ -98,18 +98,51 @@ def test_lagged_covariances_see_what_lasts():
     rng = np.random.default_rng(0)
     of_request = rng.integers(0, 2, 300)
     present = np.repeat(of_request, 2 * moments.BLOCK)[:, None].astype(np.float32)
-    _, found = moments.covariances(present, 600)
+    pairs = np.repeat(np.arange(300), 2)
+    _, found = moments.covariances(present, pairs)
     variance = of_request.var()
     np.testing.assert_allclose(found[:5, 0, 0], variance, rtol=0.01)
     assert abs(found[5, 0, 0]) < 0.05
 
 
+def test_variances_are_the_diagonals_of_covariances():
+    rng = np.random.default_rng(0)
+    present = (rng.random((90 * moments.BLOCK, 6)) < 0.3).astype(np.float32)
+    requests = np.repeat(np.arange(20), np.tile([2, 7], 10))
+    mean, found = moments.covariances(present, requests)
+    also, within, spread = moments.variances(present, requests)
+    np.testing.assert_array_equal(also, mean)
+    np.testing.assert_allclose(within, found[0], atol=1e-6)
+    np.testing.assert_allclose(spread, np.einsum("dcc->dc", found), atol=1e-6)
+
+
+@pytest.mark.parametrize("rho", [0.85, 0.97])
+def test_what_lasts_some_tokens_is_told_by_how_long_it_lasts(rho):
+    """Tokens of 150 requests take the expert before theirs, or choose anew of two."""
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 2, (200, 150))
+    for age in range(1, 200):
+        values[age] = np.where(rng.random(150) < rho, values[age - 1], values[age])
+    ids = values.T.reshape(1, -1, 1).astype(np.uint8)
+    assert moments.persistence(ids, np.repeat(np.arange(150), 200), 2, seed=0) == rho
+
+
+def test_a_short_trace_is_looked_at_whole_and_a_long_one_in_two_pieces_of_a_request():
+    request, position = np.repeat(np.arange(30), 250), np.tile(np.arange(250), 30)
+    few = moments.pieces(request, position, seed=0)
+    assert np.bincount(few.request).tolist() == [6] * 30
+    assert len(np.unique(few.rows)) == few.rows.size  # pieces do not overlap
+    request, position = np.repeat(np.arange(800), 85), np.tile(np.arange(85), 800)
+    assert set(np.bincount(moments.pieces(request, position, seed=0).request)) == {2}
+
+
 def test_pieces_stay_within_their_request(real):
     request, position = real.tokens.request, real.tokens.position
-    rows = moments.pieces(request, position, seed=0).rows
+    found = moments.pieces(request, position, seed=0)
+    rows = found.rows
     assert (np.diff(request[rows].astype(int), axis=1) == 0).all()
     assert (np.diff(position[rows].astype(int), axis=1) == 1).all()
-    assert (request[rows[0::2, 0]] == request[rows[1::2, 0]]).all()
+    assert (np.diff(found.request) == (np.diff(request[rows[:, 0]].astype(int)) != 0)).all()
 
 
 def test_an_exponent_gives_back_the_skew_it_came_from():
