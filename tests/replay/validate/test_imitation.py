@@ -105,7 +105,7 @@ def test_an_unfit_imitation_is_marked_and_has_an_exit_code_of_its_own(
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (["--out", "{here}/no/i.h5"], "no does not exist"),
+        (["--out", "{here}/no/i.h5"], "there is no folder"),
         (["--out", "{here}/there.h5"], "there.h5 exists; --force overwrites it"),
         (["--out", "{here}/i.h5", "--seed", "-1"], "--seed is -1"),
         (["--out", "{here}/i.h5", "--splits", "-1"], "--splits is -1"),
