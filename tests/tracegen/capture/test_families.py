@@ -19,6 +19,7 @@ from transformers import AutoConfig  # noqa: E402
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
 
 import tracegen  # noqa: E402
+from tracegen.capture import header  # noqa: E402
 from tracegen.capture.sites import BROKEN  # noqa: E402
 
 TABLE = Path(tracegen.__file__).parent / "capture" / "FAMILIES.md"
@@ -199,6 +200,9 @@ def test_layers_that_differ_leave_the_shape_out_and_say_so(folder: Path) -> None
     assert trace.model.shape is None
     assert "Layers differ in head_dim" in trace.info.provenance["notes"]
     assert trace.model.num_experts == 8
+    stated = header.text_config(tiny_families.tiny_model("gemma4_text"))
+    assert not hasattr(stated, "head_dim")
+    assert stated.hidden_size == 32
 
 
 def test_a_family_that_transformers_runs_wrongly_is_refused(tmp_path: Path) -> None:

@@ -254,6 +254,6 @@ def test_a_model_that_runs_again_inside_generate_is_refused(
         tracegen.capture(model, tmp_path / "a.h5"),
     ):
         model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=3, use_cache=use_cache,
+            input_ids=ids, attention_mask=mask, max_new_tokens=1, use_cache=use_cache,
             logits_processor=LogitsProcessorList([again]),
         )  # fmt: skip
