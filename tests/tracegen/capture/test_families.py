@@ -14,7 +14,7 @@ pytest.importorskip("transformers", "5.0", reason=ENABLE)
 
 import tiny_families  # noqa: E402 (only once it is known that models can be made)
 import transformers  # noqa: E402
-from replay_proof import Proof, forward_inputs, prove  # noqa: E402
+from replay_proof import PROMPT_TOKENS, Proof, forward_inputs, prove  # noqa: E402
 from transformers import AutoConfig  # noqa: E402
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
 
@@ -28,7 +28,7 @@ REWRITE = "MOEREPLAY_WRITE_FAMILIES"
 REFUSED = {
     "diffusion_gemma": (
         "rows cannot be assigned to tokens",
-        "it decodes a canvas of tokens at a time, over and over; its rows are not the input's",
+        "it decodes a canvas, whose rows are not the input's; its text encoder alone is captured",
     ),
     "doge": (
         "no module whose routing can be seen",
@@ -203,6 +203,19 @@ def test_layers_that_differ_leave_the_shape_out_and_say_so(folder: Path) -> None
     stated = header.text_config(tiny_families.tiny_model("gemma4_text"))
     assert not hasattr(stated, "head_dim")
     assert stated.hidden_size == 32
+
+
+def test_a_part_of_a_refused_model_may_be_captured(tmp_path: Path) -> None:
+    """The encoder of DiffusionGemma routes the tokens of its input, with layers that differ."""
+    if "diffusion_gemma" not in CONFIG_MAPPING:
+        pytest.skip("the installed transformers has no diffusion_gemma")
+    text = tiny_families.tiny_model("diffusion_gemma").model.encoder.language_model
+    with tracegen.capture(text, tmp_path / "a.h5"):
+        text(**forward_inputs(text))
+    trace = tracegen.load(tmp_path / "a.h5")
+    assert trace.num_tokens == sum(PROMPT_TOKENS)
+    assert trace.model.model_type == "diffusion_gemma_text"
+    assert trace.model.shape is None
 
 
 def test_a_family_that_transformers_runs_wrongly_is_refused(tmp_path: Path) -> None:

@@ -87,11 +87,19 @@ SIZES: dict[str, int] = {
     "swa_num_key_value_heads": 4,
     "swa_head_dim": 16,
     "projector_hidden_size": 32,
+    "projection_intermediate_size": 48,
+    "downsample_hidden_size": 8,
+    "moe_hidden_size": 32,
+    "output_channels": 16,
+    "mlp_dim": 48,
 }
 """Largest value of numbers that only say how much there is of something."""
 
 LATENT = {"num_key_value_heads": 4}
 """Heads of latent attention, which has as many keys as queries."""
+
+SMALL_PICTURES = {"vision_config": {"sam_config": {"downsample_channels": [16, 32]}}}
+"""A vision tower whose last width is that of its encoder."""
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "afmoe": {},
@@ -109,7 +117,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attn_config": {"clip_qkv": 8.0},
     },
     "deepseek_ocr2": {
-        "text_config": {"num_experts_per_tok": 3, "mlp_layer_types": ["dense", "sparse", "sparse"]}
+        **SMALL_PICTURES,
+        "text_config": {"num_experts_per_tok": 3, "mlp_layer_types": ["dense", "sparse", "sparse"]},
     },
     "deepseek_v2": {**LATENT, "num_experts_per_tok": 3},
     "deepseek_v3": LATENT,
@@ -241,7 +250,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "expert_capacity": 2,
         "decoder_start_token_id": PAD,
     },
-    "unlimited_ocr": {},
+    "unlimited_ocr": SMALL_PICTURES,
     "zaya": {"router_hidden_size": 8},
 }
 """Model type to what it is given beyond :data:`SIZES`."""
