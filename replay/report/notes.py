@@ -133,6 +133,11 @@ def heading(*results: Result) -> str:
             f"note: {requests} requests fill {shared + requests} slots; "
             f"{shared} slots run a request of another slot at another position"
         )
+    if batch.num_steps is not None:
+        lines.append(
+            f"note: step {batch.step + result.spec.steps - 1} is beyond the trace: it wraps after "
+            f"{batch.num_steps:,} steps, when every slot has run through its requests"
+        )
     return "\n".join(lines)
 
 

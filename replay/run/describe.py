@@ -92,6 +92,7 @@ def describe_result(
             tokens_per_rank=origin.tokens_per_rank,
             num_requests=origin.num_requests,
             num_slots_sharing_a_request=origin.num_slots_sharing_a_request,
+            num_steps=_if_beyond(origin.num_steps, origin.step + setup.spec.steps - 1),
         ),
         placement=identify(setup.spec.placement),
         precision=precision.name,
@@ -105,6 +106,10 @@ def describe_result(
         totals=_totals(layers, chain),
         estimate=None if sample is None else _whole(layers, sample),
     )
+
+
+def _if_beyond(num_steps: int | None, last: int) -> int | None:
+    return num_steps if num_steps is not None and last >= num_steps else None
 
 
 def _version() -> str:

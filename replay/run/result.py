@@ -12,7 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, Field, JsonValue, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from replay.files import write_text
 from replay.measure.parts import Room, Strict
@@ -112,6 +119,9 @@ class BatchDescription(Strict):
     num_requests, num_slots_sharing_a_request
         Decode of a trace without ranks: the requests it holds, and the slots that run a request
         which another slot runs too.
+    num_steps
+        Likewise, if the replay goes beyond them: steps after which every slot has run through its
+        requests and begins again; left out of the file otherwise.
     """
 
     num_ranks: int
@@ -121,6 +131,14 @@ class BatchDescription(Strict):
     tokens_per_rank: int | None = None
     num_requests: int | None = None
     num_slots_sharing_a_request: int | None = None
+    num_steps: int | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_usual(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        if self.num_steps is None:
+            values.pop("num_steps", None)
+        return values
 
 
 class NumberTypes(Strict):

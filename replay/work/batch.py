@@ -45,6 +45,9 @@ class BatchOrigin:
     num_requests, num_slots_sharing_a_request
         Decode of a trace without ranks: the requests it holds, and the slots that run a request
         which another slot runs too.
+    num_steps
+        Likewise: steps after which every slot has begun again with its first request, so that later
+        ones hold no new tokens.
     """
 
     batching: str
@@ -52,6 +55,7 @@ class BatchOrigin:
     tokens_per_rank: int | None = None
     num_requests: int | None = None
     num_slots_sharing_a_request: int | None = None
+    num_steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -302,5 +306,6 @@ def _decode(
             tokens_per_rank=wanted,
             num_requests=num_requests,
             num_slots_sharing_a_request=max(0, num_slots - num_requests),
+            num_steps=int(length.max(initial=0)),
         ),
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+import replay
 from replay.cli.app import main
 
 LONG = "n" * 300
@@ -54,3 +56,21 @@ def test_what_is_too_much_is_one_line(
     assert end.value.code == 2, said.err
     assert said.out == "" and said.err.startswith("error: ") and len(said.err.splitlines()) <= 2
     assert {*tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize(("words", "wraps"), [("--step 1021", False), ("--step 1022", True),
+                                              ("--step 1021 --steps 2", True)])  # fmt: skip
+def test_a_step_beyond_the_trace_says_that_it_wraps(
+    words: str, wraps: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = "--ranks 2 --tokens-per-rank 256 --layer 0 --barrier"
+    path = tmp_path / "r.json"
+    line = f"run gpt-oss-20b-decode --scheme ideal {size} {words} --json {path}"
+    with pytest.raises(SystemExit) as end:
+        main(line.split())
+    said = capsys.readouterr().out
+    assert end.value.code == 0
+    assert ("is beyond the trace: it wraps after 1,022 steps" in said) == wraps
+    batch = json.loads(path.read_text())["batch"]
+    assert batch.get("num_steps", "left out") == (1022 if wraps else "left out")
+    assert (replay.load_result(path).batch.num_steps is not None) == wraps

@@ -133,6 +133,7 @@ def test_with_fewer_requests_than_slots_several_slots_share_one(recorded) -> Non
     assert len(set(tokens)) == 6, "at different positions"
     assert batch.origin.num_requests == 2
     assert batch.origin.num_slots_sharing_a_request == 4
+    assert batch.origin.num_steps == 50
 
 
 def test_decode_leaves_prompts_out(recorded) -> None:

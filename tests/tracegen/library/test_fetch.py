@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -399,3 +400,12 @@ def test_a_package_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(UserError, match=r"^s3://bucket/a.h5: Install s3fs"):
         tracegen.load("s3://bucket/a.h5")
+
+
+def test_a_refused_connection_is_told_at_once(tmp_path, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/t.h5"
+        monkeypatch.setattr(cache.time, "sleep", lambda seconds: pytest.fail("it waited"))
+        with pytest.raises(UserError, match="the connection was refused; no server listens there"):
+            tracegen.load(url)
