@@ -151,6 +151,7 @@ def written_by_a_process(name: str, output: int | None) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code, name],
         stdout=output or subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
     )  # fmt: skip
     assert not done.stderr
     return done.stdout
@@ -249,9 +250,18 @@ def test_room_is_asked_for_that_the_file_fits_in(
 ) -> None:
     trace = tracegen.load(name, tokens=slice(0, 999))
     rooms = []
-    monkeypatch.setattr(os, "posix_fallocate", lambda _file, _start, room: rooms.append(room))
+    keep_room = os.posix_fallocate
+
+    def keep(file: int, start: int, room: int) -> None:
+        rooms.append(room)
+        keep_room(file, start, room)
+
+    monkeypatch.setattr(os, "posix_fallocate", keep)
     tracegen.write(trace, tmp_path / "t.h5")
+    monkeypatch.delattr(os, "posix_fallocate")  # as elsewhere
+    tracegen.write(trace, tmp_path / "u.h5")
     taken = (tmp_path / "t.h5").stat().st_size
+    assert taken == (tmp_path / "u.h5").stat().st_size, "what was not needed is given back"
     assert len(rooms) == 2 and len({*rooms}) == 1, "before HDF5 opens the file, and after"
     plain = trace.expert_ids.nbytes + sum(
         column.nbytes for column in vars(trace.tokens).values() if column is not None
