@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+_LATER_S = 0.05
+
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run ``moereplay``; see `replay.cli.app.main`."""
@@ -36,7 +38,10 @@ def _interrupt_again(otherwise: Callable[[Any], object]) -> Callable[[Any], obje
 
     def hook(unraisable: Any) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            threading.Thread(target=signal.raise_signal, args=(signal.SIGINT,)).start()
+            # A little later, when this function has returned: in it nothing can be raised either.
+            again = threading.Timer(_LATER_S, signal.raise_signal, (signal.SIGINT,))
+            again.daemon = True
+            again.start()
         else:
             otherwise(unraisable)
 
