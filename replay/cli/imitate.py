@@ -54,9 +54,10 @@ def imitate(
     import hwmodel
     import tracegen
     from tracegen.file.writer import write
-    from tracegen.generate.latent_model import dumps
+    from tracegen.generate.latent_file import dumps
     from tracegen.imitate import fit as fitting
     from tracegen.imitate.resemblance import TOLERANCE, independent_zipf
+    from tracegen.imitate.synthesis import synthesise
 
     for path in (out, parameters, report):
         if path is not None:
@@ -72,7 +73,7 @@ def imitate(
     text = dumps(model)
     write_text(parameters, text)
     typer.echo(f"{parameters}: {model.num_numbers} numbers, {len(text) / 1e3:.0f} kB")
-    imitated = fitting.synthesise(model, real, seed=seed)
+    imitated = synthesise(model, real, seed=seed)
     digest = write(imitated, out, overwrite=force)
     typer.echo(f"{out}: {imitated.num_tokens} tokens, content {digest[:12]}")
     rows = _rows(real, imitated, independent_zipf(real, seed), machine, splits)

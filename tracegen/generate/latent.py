@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tracegen.errors import UserError
 from tracegen.generate import draw, latent_draw
-from tracegen.generate.latent_model import MAX_SHARED, SCALES, LatentModel, normal_quantile, read
+from tracegen.generate.latent_file import read
+from tracegen.generate.latent_model import MAX_SHARED, SCALES, LatentModel, normal_quantile
 from tracegen.models import ModelShape
 from tracegen.trace.arrays import Array, Floats
 from tracegen.trace.tables import PHASES, RequestTable, TokenTable

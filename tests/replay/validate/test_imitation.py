@@ -68,8 +68,8 @@ def imitation(monkeypatch, change=1.0):
     ]
     made = prefill_trace(1)
     monkeypatch.setattr("tracegen.imitate.fit.fit", lambda *_, **__: Fake())
-    monkeypatch.setattr("tracegen.imitate.fit.synthesise", lambda *_, **__: made)
-    monkeypatch.setattr("tracegen.generate.latent_model.dumps", lambda _: "x = 1\n")
+    monkeypatch.setattr("tracegen.imitate.synthesis.synthesise", lambda *_, **__: made)
+    monkeypatch.setattr("tracegen.generate.latent_file.dumps", lambda _: "x = 1\n")
     monkeypatch.setattr("replay.cli.imitate._rows", lambda *_: rows)
 
 

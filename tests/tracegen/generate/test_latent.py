@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tracegen import UserError
-from tracegen.generate import generate, latent_draw, latent_model
+from tracegen.generate import generate, latent_draw, latent_file
 from tracegen.generate.latent_model import SCALES, LatentModel
 
 SMALL = {"ranks": 2, "tokens_per_rank": 64}
@@ -80,6 +80,37 @@ def test_more_requests_and_longer_ones_extend_latents_whatever_the_order_of_rows
     np.testing.assert_array_equal(mixed, few[order])
 
 
+def test_mixed_latents_last_as_their_shares_say_and_are_strong_in_few_tokens():
+    empty = {"factors": {name: np.zeros((2, 16, 0)) for name in SCALES}, "slow": 0.9, "drift": 0.8}
+    shares = np.vstack([np.eye(5), np.full((1, 5), 0.2)])
+    made = model(mixed=np.full((2, 16, 6), 0.1), shares=shares, **empty)
+    drawn = latent_draw.latents(made, *rows(3000, 12), seed=1)
+    np.testing.assert_allclose(drawn.mean(axis=0), 0, atol=0.08)
+    np.testing.assert_allclose(drawn.std(axis=0), 1, atol=0.15)  # 60 runs of requests
+    assert ((drawn**3).mean(axis=0) > 2).all()
+    by_request = drawn.reshape(3000, 12, 6)
+    for lag in (1, 8):
+        early, late = by_request[:, :-lag], by_request[:, lag:]
+        found = (early * late).mean(axis=(0, 1))
+        expected = [0, 0.5 * (lag == 1), [0.83, 0.3][lag == 8]]
+        np.testing.assert_allclose(found[:3], expected, atol=0.1)
+        np.testing.assert_allclose(found[3:5], (drawn[:, 3:5] ** 2).mean(axis=0), rtol=1e-2)
+        assert found[0] < found[5] < found[3]  # a mixture is between what it is made of
+    apart = (by_request[1:] * by_request[:-1]).mean(axis=(0, 1))
+    assert apart[3] == pytest.approx(0, abs=0.1)
+    assert apart[4] > 0.3
+
+
+def test_tokens_after_a_gap_have_forgotten_all_but_their_request():
+    empty = {"factors": {name: np.zeros((2, 16, 0)) for name in SCALES}}
+    made = model(mixed=np.full((2, 16, 1), 0.1), shares=np.array([[0.0, 0, 1, 0, 0]]), **empty)
+    request, position = np.repeat(np.arange(2000), 2), np.tile([3, 4], 2000)
+    apart = [latent_draw.latents(made, request, position * by, seed=0) for by in (1, 40)]
+    near, far = (float((values[0::2] * values[1::2]).mean()) for values in apart)
+    assert near > 0.8
+    assert abs(far) < 0.1
+
+
 def test_scores_have_variance_one_so_that_equal_biases_give_equal_loads():
     made = model(layers=1, pairs=np.array([[[0, 1], [1, 2]]]), pair_mixing=np.array([[0.8, 0.4]]))
     shared = latent_draw.latents(made, *rows(20_000, 2), seed=0)
@@ -123,9 +154,11 @@ def test_a_parameter_file_says_everything():
         bias=np.round(np.random.default_rng(0).standard_normal((2, 16)), 3),
         private=np.full((2, 16, 3), -0.12),
         num_tokens=(1, 50, 511),
+        mixed=np.full((2, 16, 2), 0.21),
+        shares=np.array([[0.5, 0.2, 0.2, 0.1, 0.0], [0.0, 0.0, 0.0, 0.3, 0.7]]),
         source={"title": 'a "quoted"\nname'},
     )
-    again = latent_model.loads(latent_model.dumps(made), "here")
+    again = latent_file.loads(latent_file.dumps(made), "here")
     for field in dataclasses.fields(LatentModel):
         ours, theirs = getattr(made, field.name), getattr(again, field.name)
         if field.name == "source":
@@ -148,14 +181,16 @@ def test_a_parameter_file_says_everything():
         ("bias = [", "bias = [1,", "bias must have"),
         ("token = [", "token = [1.5,", "token must be a list of whole numbers"),
         ("pairs = [", "pairs = [3,3,10,", "pairs must"),
+        ("shares = [50,", "shares = [", "shares must be 5 numbers from 0 for each mixed factor"),
         ("num_tokens = [512]", "num_tokens = [5, 4]", "num_tokens must be ascending"),
     ],
 )
 def test_a_damaged_parameter_file_is_refused_by_name(old, new, message):
-    text = latent_model.dumps(model())
+    mixed = {"mixed": np.full((2, 16, 1), 0.2), "shares": np.array([[0.5, 0.5, 0.0, 0.0, 0.0]])}
+    text = latent_file.dumps(model(**mixed))
     assert old in text
     with pytest.raises(UserError, match="here: ") as caught:
-        latent_model.loads(text.replace(old, new), "here")
+        latent_file.loads(text.replace(old, new), "here")
     assert message in str(caught.value)
 
 
@@ -225,7 +260,7 @@ def test_group_limited_latent_routing_keeps_to_its_groups():
 
 def test_a_fitted_file_drives_the_generator_and_must_fit_the_model(tmp_path):
     path = tmp_path / "p.toml"
-    path.write_text(latent_model.dumps(model(layers=2, experts=64, topk=8)))
+    path.write_text(latent_file.dumps(model(layers=2, experts=64, topk=8)))
     size = {"layers": 2, **SMALL}
     trace = generate("latent", "olmoe-1b-7b", parameters=str(path), **size)
     trace.validate()
