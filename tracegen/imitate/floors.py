@@ -72,7 +72,7 @@ def floors(
             one, other = (measure(of_requests(trace, half)) for half in halves)
         except UserError:
             return {}
-        for name in one.keys() & other.keys():
+        for name in [name for name in one if name in other]:
             middle = (one[name] + other[name]) / 2
             difference = abs(one[name] - other[name]) / abs(middle) if middle else 0.0
             apart.setdefault(name, []).append(difference)
