@@ -71,7 +71,7 @@ def test_compare_draws_what_is_uncertain(capsys, files, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--uncertainty", 0], "draws must be at least 1"),
+        (["--uncertainty", 0], "draws must be from 1 to"),
         (["--uncertainty", 2, "--uncertainty-of", "links"], "known: hardware, model, routing"),
         (["--uncertainty-of", "model"], "--uncertainty N is missing"),
     ],
