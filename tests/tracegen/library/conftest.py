@@ -101,8 +101,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
                 time.sleep(plan.trickle)
         else:
+            plan.sent += len(data)  # before: whoever asked goes on as soon as it is written
             self.wfile.write(data)
-            plan.sent += len(data)
         while plan.endless:
             self.wfile.write(bytes(2**16))
             plan.sent += 2**16
