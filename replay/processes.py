@@ -74,6 +74,8 @@ class OneProcess:
         except (EOFError, OSError):
             self._process.join()
             future.set_exception(Died(f"it ended with exit code {self._process.exitcode}"))
+        except Exception as error:  # what cannot be pickled, or read back: nobody waits for it
+            future.set_exception(error)
         else:
             if is_answer:
                 future.set_result(answer)

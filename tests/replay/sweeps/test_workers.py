@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from replay.cli.app import app
 from replay.errors import UserError
+from replay.processes import OneProcess, fresh_context
 from replay.sweeps import crews, load_study, sweep
 from replay.sweeps.points import Point
 from replay.sweeps.shards import parse_shard, shard_of
@@ -160,6 +162,20 @@ def test_processes_and_threads_of_pools_end_with_the_crew(has_begun: bool) -> No
     crew.kill()
     assert set(threading.enumerate()) <= before
     assert set(multiprocessing.active_children()) <= children
+
+
+def test_an_answer_that_cannot_be_read_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def garbled() -> None:
+        raise pickle.UnpicklingError("garbled")
+
+    process = OneProcess(fresh_context([]), os.path.basename)
+    try:
+        assert process.submit("a/b").result(timeout=60) == "b"
+        monkeypatch.setattr(process._pipe, "recv", garbled)
+        with pytest.raises(pickle.UnpicklingError):
+            process.submit("c").result(timeout=60)
+    finally:
+        process.kill()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
