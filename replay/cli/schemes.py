@@ -66,7 +66,6 @@ def schemes(
 
 
 def _list(schemes: Iterable[Scheme], as_json: bool) -> None:
-    from replay.machine.paths import ONE_DOMAIN
     from replay.report.scheme_tables import ABOUT_NUMBERS
     from replay.schemes.registry import EXAMPLES
 
@@ -87,9 +86,8 @@ def _list(schemes: Iterable[Scheme], as_json: bool) -> None:
         for more in _facts_tables(found):
             show(more)
         print(_indented(ABOUT_NUMBERS, "", ""))
-        free = [one.name for one in found if ONE_DOMAIN not in one.needs]
-        but = f" but {', '.join(free)}" if free else ""
-        print(f"Only for ranks within one NVLink domain: all{but}.")
+        bound = ", ".join(one.name for one in found if not one.network)
+        print(_indented(f"Only for ranks within one NVLink domain: {bound}.", "", ""))
         for line in _interleaved(found):
             print(line)
         print("moereplay schemes SCHEME explains one: options, assumptions, source.")
@@ -151,12 +149,9 @@ def _table(*columns: str) -> Table:
 
 def hardware(scheme: Scheme) -> str:
     """Hardware that a scheme needs of a system, and hardware that it adds to it."""
-    from replay.machine.paths import ONE_DOMAIN
-
     parts = []
-    needs = sorted(scheme.needs - {ONE_DOMAIN})  # a note below the list speaks of that
-    if needs:
-        parts.append(f"needs {', '.join(needs)}")
+    if scheme.needs:
+        parts.append(f"needs {', '.join(sorted(scheme.needs))}")
     if scheme.proposes:
         parts.append(f"proposes {', '.join(sorted(scheme.proposes))}")
     return "; ".join(parts)
@@ -176,6 +171,7 @@ def to_json(scheme: Scheme) -> dict[str, Any]:
         "summary": scheme.summary,
         "overlap": scheme.overlap,
         "needs": sorted(scheme.needs),
+        "network": scheme.network,
         "gemm_types": sorted(scheme.gemm_types),
         "dispatch_types": sorted(scheme.dispatch_types),
         "combine_types": sorted(scheme.combine_types),
@@ -200,7 +196,7 @@ def to_json(scheme: Scheme) -> dict[str, Any]:
 def _explain(scheme: Scheme, as_json: bool) -> None:
     from replay.report.scheme_tables import SYSTEM, facts_of
     from replay.schemes.options import about
-    from replay.schemes.traffic import TRAFFIC
+    from replay.schemes.traffic import NETWORK, TRAFFIC
 
     if as_json:
         print(json.dumps(to_json(scheme), indent=1, sort_keys=True))
@@ -208,6 +204,7 @@ def _explain(scheme: Scheme, as_json: bool) -> None:
     found = facts_of(scheme)
     facts = {
         "moves": TRAFFIC[scheme.traffic].moves if scheme.traffic in TRAFFIC else scheme.traffic,
+        "network": NETWORK[scheme.network].moves if scheme.network in NETWORK else scheme.network,
         "overlap": scheme.overlap,
         "needs": ", ".join(sorted(scheme.needs)) or "nothing special",
         "proposes": ", ".join(sorted(scheme.proposes)) or "no new hardware",

@@ -12,6 +12,7 @@ from replay.contract import counting
 from replay.contract.case import Case
 from replay.contract.reading import port_bytes
 from replay.machine.kinds import Kind
+from replay.measure.ports import NVLINK, PORT_NAMES
 
 if TYPE_CHECKING:
     from replay.graph import TaskGraph
@@ -21,6 +22,10 @@ PORTS = {
     ("dispatch", "downlink"): ("receives", "its experts' rows"),
     ("combine", "uplink"): ("sends", "its experts' results"),
     ("combine", "downlink"): ("receives", "the results of its tokens"),
+    ("dispatch", "nic-out"): ("sends by NIC", "the rows that other domains get from it"),
+    ("dispatch", "nic-in"): ("receives by NIC", "the rows that its domain gets through it"),
+    ("combine", "nic-out"): ("sends by NIC", "the results that other domains get from it"),
+    ("combine", "nic-in"): ("receives by NIC", "the results that its domain gets through it"),
 }
 HEADER = 9 / 8  # every 128 bytes of data have a header flit of 16
 LEAST_CONTROL = 0.22 / 9  # flits that come back for a packet: an acknowledgement's share of one
@@ -30,7 +35,7 @@ def payload(case: Case) -> Iterator[str]:
     """Payload of every port against a count token by token."""
     sizes = row_bytes(case)
     got = port_bytes(case.built.graph)
-    wanted = counting.port_rows(case.routing, case.scheme.traffic)
+    wanted = counting.port_rows(case.routing, case.scheme.traffic, case.scheme.network)
     for (phase, direction), (verb, rows) in PORTS.items():
         for gpu in range(case.work.num_ranks):
             carried = got[phase][direction, gpu]
@@ -42,11 +47,11 @@ def payload(case: Case) -> Iterator[str]:
                 )
     graph = case.built.graph
     groups = np.array([*graph.resources.groups, "none"])
-    off = (graph.payload_bytes > 0) & ~np.isin(groups[graph.resource], ("uplink", "downlink"))
+    off = (graph.payload_bytes > 0) & ~np.isin(groups[graph.resource], PORT_NAMES)
     if off.any():
         yield (
             f"{off.sum()} tasks carry payload on {groups[graph.resource[off][0]]!r}: payload is "
-            "counted on uplinks and downlinks alone"
+            "counted on ports alone"
         )
 
 
@@ -72,7 +77,8 @@ def wire(case: Case) -> Iterator[str]:
     carried = port_bytes(graph, "wire")
     for phase, ports in port_bytes(graph).items():
         for (direction, gpu), nbytes in ports.items():
-            if carried[phase][direction, gpu] < nbytes * HEADER:
+            header = HEADER if direction in NVLINK else 1
+            if carried[phase][direction, gpu] < nbytes * header:
                 yield (
                     f"{phase}: the {direction} of GPU {gpu} carries {nbytes:,} bytes of payload in "
                     f"{carried[phase][direction, gpu]:,} bytes on the wire: headers are missing"
@@ -101,12 +107,16 @@ def control(case: Case) -> Iterator[str]:
 
 def ways(case: Case) -> Iterator[str]:
     """Payload from GPU to GPU, where every message has one source and one destination."""
-    traffic = case.scheme.traffic
+    traffic, network = case.scheme.traffic, case.scheme.network
     if traffic not in ("pair", "copy", "pair-copy"):
         return
-    sent, returned = counting.messages, counting.messages_back
-    outward = Counter((source, ranks[0]) for source, ranks in sent(case.routing, traffic))
-    back = Counter((ranks[0], owner) for owner, ranks in returned(case.routing, traffic))
+    outward = Counter(
+        (leg.source, leg.ranks[0]) for leg in counting.legs(case.routing, traffic, network)
+    )
+    back = Counter(
+        (leg.source, leg.ranks[0]) if goes else (leg.ranks[0], leg.source)
+        for goes, leg in counting.legs_back(case.routing, traffic, network)
+    )
     sizes = row_bytes(case)
     for phase, rows in (("dispatch", outward), ("combine", back)):
         got = _payload_by_way(case.built.graph, phase)

@@ -35,17 +35,30 @@ PAIRS = 20_000_000  # of queries and keys: some 50 us of attention
 
 
 @cache
-def system_for(num_ranks: int) -> System:
-    """A system with at least so many GPUs that supports what schemes need."""
-    return hwmodel.load("dgx-h100" if num_ranks <= 8 else "gh200-nvl32")
+def system_for(num_ranks: int, domain_size: int | None = None) -> System:
+    """A system with at least so many GPUs that supports what schemes need.
+
+    Parameters
+    ----------
+    domain_size
+        GPUs of an NVLink domain; None if all are in one.
+    """
+    if domain_size is None:
+        return hwmodel.load("dgx-h100" if num_ranks <= 8 else "gh200-nvl32")
+    return hwmodel.load("dgx-h100", _domains(domain_size, -(-num_ranks // domain_size)))
+
+
+def _domains(size: int, num: int) -> dict[str, int]:
+    return {"fabric.num_gpus": size, "fabric.num_domains": num}
 
 
 @cache
-def one_flop_per_picosecond() -> System:
+def one_flop_per_picosecond(domain_size: int = 32, num_domains: int = 1) -> System:
     """A system whose tiles take as many picoseconds as they have operations, nothing else."""
     return hwmodel.load(
         "gh200-nvl32",
         {
+            **_domains(domain_size, num_domains),
             "compute.bf16_peak_TFLOP_per_s": 132.0,
             "compute.bf16_efficiency": 1.0,
             "compute.bf16_grouped_efficiency": 1.0,
@@ -116,12 +129,17 @@ class Case:
     Parameters
     ----------
     name
-        Name of the layer in `replay.contract.layers.LAYERS`.
+        Name of the layer in `replay.contract.layers.LAYERS` or `replay.contract.layers.ACROSS`.
+    domain_size
+        GPUs of an NVLink domain; None if all are in one.
     """
 
-    def __init__(self, scheme: Scheme, name: str, work: LayerWork) -> None:
+    def __init__(
+        self, scheme: Scheme, name: str, work: LayerWork, domain_size: int | None = None
+    ) -> None:
         self.scheme, self.name, self.work = scheme, name, work
-        self.system = system_for(work.num_ranks)
+        self.domain_size = domain_size
+        self.system = system_for(work.num_ranks, domain_size)
         self.link = ChainLink(lambda: work, is_backward=work.is_backward)
 
     @cached_property
@@ -132,7 +150,22 @@ class Case:
     @cached_property
     def routing(self) -> Routing:
         """The routing that is carried out as plain lists."""
-        return routing_of(self.carried.work)
+        return routing_of(self.carried.work, self.domain_size)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the scheme says that it cannot run the layer on the system."""
+        if self.domain_size is not None and not self.scheme.network:
+            return True
+        return bool(
+            self.scheme.refuses(self.work) or self.scheme.refuses_on(self.work, self.system)
+        )
+
+    @property
+    def _without_overhead(self) -> System:
+        if self.domain_size is None:
+            return one_flop_per_picosecond()
+        return one_flop_per_picosecond(self.domain_size, self.system.fabric.num_domains)
 
     @cached_property
     def chain(self) -> Chain:
@@ -169,13 +202,13 @@ class Case:
     def carried_unpadded(self) -> Carried:
         """What is carried out in `unpadded`."""
         scheme = self.scheme.with_options(self.scheme.unpadded)
-        return scheme.carries_on(self.work, one_flop_per_picosecond())
+        return scheme.carries_on(self.work, self._without_overhead)
 
     @cached_property
     def unpadded(self) -> Built:
         """The layer without padding, on a system whose tiles take a picosecond per operation."""
         scheme = self.scheme.with_options(self.scheme.unpadded)
-        return build_layer(self.work, one_flop_per_picosecond(), scheme)
+        return build_layer(self.work, self._without_overhead, scheme)
 
     @cached_property
     def late(self) -> Late:

@@ -12,10 +12,12 @@ import numpy as np
 from replay.contract.bytes_on_ports import control, payload, ways, wire
 from replay.contract.case import Case
 from replay.contract.layers import (
+    ACROSS,
     CHAINED,
     LAYERS,
     ONE_SENDER,
     ONE_TOKEN,
+    TINY_ACROSS,
     TINY_NAMES,
     WAITED,
     WIDE,
@@ -228,7 +230,7 @@ def communication(case: Case) -> Iterator[str]:
 
 def same_again(case: Case) -> Iterator[str]:
     """A second build gives the same schedule."""
-    again = Case(case.scheme, case.name, case.work)
+    again = Case(case.scheme, case.name, case.work, case.domain_size)
     if again.built.graph.num_tasks != case.built.graph.num_tasks:
         yield (
             f"the same layer has {case.built.graph.num_tasks:,} tasks when built first, "
@@ -252,7 +254,7 @@ def values(case: Case) -> Iterator[str]:
         for value in [*tried, *case.scheme.candidates.get(one.name, ())]:
             try:
                 changed = case.scheme.with_options({one.name: value})
-                schedule(Case(changed, case.name, case.work).built.graph)
+                schedule(Case(changed, case.name, case.work, case.domain_size).built.graph)
             except BuildFailed as error:
                 yield f"with {one.name}={value}, {error.sentence}"
             except UserError:
@@ -285,10 +287,11 @@ def _said(one: Operation | None) -> str:
 
 
 EXCHANGED = ("zipf 8 ranks", "backward zipf fp8", WIDE)  # rows go between all GPUs
-EVERY = tuple(name for name in LAYERS if name != ONE_SENDER)  # whose size only the bounds need
+ALL = (*LAYERS, *ACROSS)
+EVERY = tuple(name for name in ALL if name != ONE_SENDER)  # whose size only the bounds need
 
 CHECKS = {
-    "ends": Check("a layer is built, a task per rank returned", tuple(LAYERS), ends),
+    "ends": Check("a layer is built, a task per rank returned", ALL, ends),
     "payload": Check("every port carries its rows, to the byte", EVERY, payload),
     "ways": Check("rows go from owner to expert and back", EVERY, ways),
     "wire": Check("packets have headers", EVERY, wire),
@@ -297,15 +300,21 @@ CHECKS = {
     "rows": Check("experts multiply exactly their rows", EVERY, multiplied),
     "tokens": Check("every token is sent and combined", EVERY, tokens),
     "waits": Check("experts wait for rows, owners for results", WAITED, experts_wait),
-    "sums": Check("a token's sum waits for all its experts", TINY_NAMES, tokens_wait),
+    "sums": Check(
+        "a token's sum waits for all its experts", (*TINY_NAMES, *TINY_ACROSS), tokens_wait
+    ),
     "returns": Check("a sum waits for all rows that come back", (ONE_TOKEN,), rows_return),
     "starts": Check("nothing begins before its start", WAITED, starts),
     "aftermath": Check("nothing that matters ends last", EVERY, aftermath),
-    "bounds": Check("no layer is faster than its bounds", tuple(LAYERS), bounds),
-    "software": Check("the host launches what is listed", tuple(LAYERS), software),
+    "bounds": Check("no layer is faster than its bounds", ALL, bounds),
+    "software": Check("the host launches what is listed", ALL, software),
     "frees": Check("a rank ends when its SMs are free", EVERY, frees),
     "sms": Check("no GPU uses more SMs than it has, in a chain", CHAINED, sms),
     "communication": Check("as many SMs communicate as are stated", EXCHANGED, communication),
-    "same": Check("the same layer gives the same schedule", (ONE_TOKEN, WIDE), same_again),
-    "options": Check("every value of an option runs or is refused", (ONE_TOKEN,), values),
+    "same": Check(
+        "the same layer gives the same schedule", (ONE_TOKEN, WIDE, *TINY_ACROSS), same_again
+    ),
+    "options": Check(
+        "every value of an option runs or is refused", (ONE_TOKEN, *TINY_ACROSS), values
+    ),
 }

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from replay.contract.case import Case
 from replay.contract.checks import CHECKS
-from replay.contract.layers import LAYERS
+from replay.contract.layers import ACROSS, LAYERS
 from replay.schemes.facts import BOTH_PASSES
 from replay.schemes.outside import failure
-from replay.schemes.traffic import TRAFFIC
+from replay.schemes.traffic import NETWORK, TRAFFIC
 from replay.work.precision import NUMBER_TYPES
 
 if TYPE_CHECKING:
@@ -54,22 +54,29 @@ def examine(scheme: Scheme) -> Iterator[Finding]:
     What is wrong, layer by layer; nothing for a scheme that keeps the contract.
     """
     wrong = list(declared(scheme))
-    known = scheme.traffic in TRAFFIC
+    known = scheme.traffic in TRAFFIC and scheme.network in NETWORK
     yield from (Finding("declared", "", sentence, stops=not known) for sentence in wrong)
     if not known:
         return  # nothing can be counted
-    for name in LAYERS:
+    for name in (*LAYERS, *ACROSS):
         yield from examine_layer(scheme, name)
 
 
 def examine_layer(scheme: Scheme, name: str) -> Iterator[Finding]:
-    """Check a scheme on one layer of `replay.contract.layers.LAYERS`."""
-    return examine_case(Case(scheme, name, LAYERS[name]()))
+    """Check a scheme on one layer of `replay.contract.layers`, by name."""
+    return examine_case(case_of(scheme, name))
+
+
+def case_of(scheme: Scheme, name: str) -> Case:
+    """A scheme on one layer of `replay.contract.layers`, by name."""
+    if name in ACROSS:
+        return Case(scheme, name, ACROSS[name].make(), ACROSS[name].domain_size)
+    return Case(scheme, name, LAYERS[name]())
 
 
 def examine_case(case: Case) -> Iterator[Finding]:
     """Check a scheme on a layer, whose graph and schedule the case keeps for others to read."""
-    if case.scheme.refuses(case.work):
+    if case.refused:
         return  # nothing is promised of it; `replay.run.chain` does not let it be built
     for key, check in CHECKS.items():
         if case.name not in check.layers:
@@ -107,5 +114,7 @@ def declared(scheme: Scheme) -> Iterator[str]:
                 f"{name} are {', '.join(sorted(stated)) or 'none'}: expected some of "
                 f"{', '.join(sorted(possible))}"
             )
+    if scheme.network not in NETWORK:
+        yield f"network {scheme.network!r} is no class of it; known: {', '.join(NETWORK)}"
     if scheme.traffic not in TRAFFIC:
         yield f"traffic {scheme.traffic!r} is no class of traffic; known: {', '.join(TRAFFIC)}"

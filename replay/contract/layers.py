@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,13 +56,14 @@ def work(
     return LayerWork(ids, owner.astype(np.int32), placed, shape, types, is_backward=is_backward)
 
 
-def routing_of(layer: LayerWork) -> Routing:
+def routing_of(layer: LayerWork, domain_size: int | None = None) -> Routing:
     """The routing that was given to the layer, as plain lists."""
     return Routing(
         layer.expert_ids.tolist(),
         layer.source_rank.tolist(),
         layer.placement.expert_rank.tolist(),
         layer.num_ranks,
+        domain_size,
     )
 
 
@@ -187,11 +189,74 @@ LAYERS: dict[str, Callable[[], LayerWork]] = {
     ),
 }
 
+
+class Across(NamedTuple):
+    """A layer on several NVLink domains.
+
+    Attributes
+    ----------
+    domain_size
+        GPUs of a domain.
+    make
+        Makes the layer.
+    """
+
+    domain_size: int
+    make: Callable[[], LayerWork]
+
+
+#: Layers on several NVLink domains, for schemes that know a network between them. Some schemes
+#: take domains of 8 GPUs only.
+ACROSS: dict[str, Across] = {
+    "2 domains of 2": Across(2, lambda: work(draw(40, 16, 4), 4, 16)),
+    "3 domains of 2, zipf fp8": Across(
+        2, lambda: work(draw(60, 24, 6, skew=1.0), 6, 24, precision="fp8")
+    ),
+    "2 domains of 3, uneven ranks": Across(
+        3,
+        lambda: work(
+            _emptied(draw(43, 12, 4, skew=0.8), 0.3), 6, 12, tokens_of_rank=[0, 25, 1, 9, 8, 0]
+        ),
+    ),
+    "4 domains of 2, round robin": Across(
+        2, lambda: work(draw(40, 16, 4), 8, 16, placement="round-robin")
+    ),
+    "3 domains of 1": Across(1, lambda: work(draw(30, 6, 3), 3, 6)),
+    "backward, 2 domains of 2": Across(
+        2, lambda: work(draw(40, 16, 4, skew=0.5), 4, 16, is_backward=True)
+    ),
+    "2 domains of 8": Across(8, lambda: work(draw(96, 64, 8, skew=0.6), 16, 64)),
+    "3 domains of 8, fp8": Across(8, lambda: work(draw(72, 48, 6), 24, 48, precision="fp8")),
+    "2 domains of 8, uneven ranks": Across(
+        8,
+        lambda: work(
+            draw(67, 32, 4, skew=0.8), 16, 32,
+            tokens_of_rank=[0, 25, 1, 0, 9, 0, 8, 1, 0, 0, 0, 3, 0, 0, 20, 0],
+        ),
+    ),
+    "2 domains of 8, own domain only": Across(
+        8,
+        lambda: work(np.repeat([[0, 1], [9, 12]], 20, axis=0).astype(np.int32), 16, 16),
+    ),
+    "2 domains of 8, other domain only": Across(
+        8,
+        lambda: work(np.repeat([[9, 12], [0, 1]], 20, axis=0).astype(np.int32), 16, 16),
+    ),
+    "2 domains of 8, no tokens": Across(8, lambda: work(draw(0, 16, 2), 16, 16)),
+    "backward, 2 domains of 8": Across(
+        8, lambda: work(draw(64, 32, 4), 16, 32, is_backward=True)
+    ),
+    "tiny, 2 domains of 2": Across(2, lambda: work(draw(7, 4, 2), 4, 4)),
+    "tiny, 2 domains of 8": Across(8, lambda: work(draw(9, 16, 3), 16, 16)),
+}  # fmt: skip
+
 TINY_NAMES = tuple(f"tiny, {name}" for name in TINY)
 #: Layers whose tasks are followed from end to end.
-WAITED = (*TINY_NAMES, "all experts", "a rank without tokens")
+TINY_ACROSS = tuple(name for name in ACROSS if name.startswith("tiny"))
+WAITED = (*TINY_NAMES, "all experts", "a rank without tokens", *TINY_ACROSS, "2 domains of 2")
 #: Layers that are put into chains.
 CHAINED = (
     *("several tiles", "backward several tiles", "one rank owns all tokens", "zipf 8 ranks"),
     *SHARED,
+    *("2 domains of 2", "2 domains of 8"),
 )

@@ -14,6 +14,7 @@ from replay.machine.kinds import Kind
 if TYPE_CHECKING:
     from replay.graph import TaskGraph
 
+WAYS_OUT, WAYS_IN = ("uplink", "nic-out"), ("downlink", "nic-in")
 GEMMS = {Kind.GEMM1: "GEMM-1", Kind.GEMM2: "GEMM-2"}
 
 # Work that nobody waits for: acknowledgements, and room given back when no row needs it any more.
@@ -58,26 +59,30 @@ def experts_wait(case: Case) -> Iterator[str]:
         if rank == owner or case.scheme.traffic == "none":
             continue
         way_back = after_expert.get(expert, set()) & end
-        for tasks, kind, gpu, direction, phase in (
-            (before, Kind.DISPATCH_UP, owner, "uplink", "dispatch"),
-            (before, Kind.DISPATCH_DOWN, rank, "downlink", "dispatch"),
-            (way_back, Kind.COMBINE_UP, rank, "uplink", "combine"),
-            (way_back, Kind.COMBINE_DOWN, owner, "downlink", "combine"),
+        for tasks, kind, gpu, ports, phase in (
+            (before, Kind.DISPATCH_UP, owner, WAYS_OUT, "dispatch"),
+            (before, Kind.DISPATCH_DOWN, rank, WAYS_IN, "dispatch"),
+            (way_back, Kind.COMBINE_UP, rank, WAYS_OUT, "combine"),
+            (way_back, Kind.COMBINE_DOWN, owner, WAYS_IN, "combine"),
         ):
-            found = payload_over(case.built.graph, tasks, kind, gpu, direction)
+            found = payload_over(case.built.graph, tasks, kind, gpu, ports)
             if found < rows * sizes[phase]:
                 waiter = who if phase == "dispatch" else f"the end of GPU {owner}"
+                where = ports[0] if len(case.routing.domains) == 1 else " or ".join(ports)
                 yield (
-                    f"{phase}: {waiter} waits for {found:,} bytes on the {direction} of GPU "
+                    f"{phase}: {waiter} waits for {found:,} bytes on the {where} of GPU "
                     f"{gpu}; the rows of GPU {owner} for {who} are {rows * sizes[phase]:,} bytes"
                 )
 
 
-def payload_over(graph: TaskGraph, tasks: set[int], kind: Kind, gpu: int, direction: str) -> int:
-    """Payload of those of the tasks that are of a kind and on a port."""
-    port = graph.resources.names.index(f"{direction} {gpu}")
+def payload_over(
+    graph: TaskGraph, tasks: set[int], kind: Kind, gpu: int, ports: tuple[str, ...]
+) -> int:
+    """Payload of those of the tasks that are of a kind and on one of a GPU's ports."""
     ids = np.fromiter(tasks, np.int64, len(tasks))
-    is_meant = (graph.kind[ids] == int(kind)) & (graph.resource[ids] == port)
+    groups = np.array([*graph.resources.groups, "none"])[graph.resource[ids]]
+    owner = np.append(graph.resources.owner, -1)[graph.resource[ids]]
+    is_meant = (graph.kind[ids] == int(kind)) & np.isin(groups, ports) & (owner == gpu)
     return int(graph.payload_bytes[ids[is_meant]].sum())
 
 

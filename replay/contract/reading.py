@@ -11,13 +11,15 @@ from replay.graph import TaskGraph, Timeline
 from replay.machine.kinds import Kind, phase_of
 
 Port = tuple[str, int]
+ENDS = ("uplink", "downlink", "nic-out", "nic-in")
+"""Ports at which a row leaves a GPU or comes to it, on whatever way between them."""
 
 
 def port_bytes(graph: TaskGraph, what: str = "payload") -> dict[str, Counter[Port]]:
     """Bytes of every port task by phase and (direction, gpu), ports without any left out."""
     found: dict[str, Counter[Port]] = {"dispatch": Counter(), "combine": Counter()}
     carried = getattr(graph, f"{what}_bytes")
-    is_port = np.isin(np.array([*graph.resources.groups, "none"]), ("uplink", "downlink"))
+    is_port = np.isin(np.array([*graph.resources.groups, "none"]), ENDS)
     tasks = np.flatnonzero((carried > 0) & is_port[graph.resource])
     columns = (graph.resource[tasks], graph.kind[tasks], carried[tasks])
     phases = {kind: phase_of(Kind(kind)) or "" for kind in np.unique(graph.kind[tasks]).tolist()}

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from hwmodel import System
     from hwmodel.units import Rate
 
-ONE_DOMAIN = "one-domain"
-"""What a scheme needs that knows no network between NVLink domains: ranks of one domain only."""
-
 CLASS_OF_PORT = {
     "uplink": ResourceClass.UPLINK,
     "downlink": ResourceClass.DOWNLINK,

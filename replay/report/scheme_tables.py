@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from replay.schemes import SCHEMES
 from replay.schemes.software import TYPICAL, as_program
 from replay.schemes.staged import StagedScheme
-from replay.schemes.traffic import TRAFFIC, way_back
+from replay.schemes.traffic import NETWORK, TRAFFIC, way_back
 from replay.work.precision import NUMBER_TYPES
 
 if TYPE_CHECKING:
@@ -144,7 +144,30 @@ def traffic_table() -> str:
     )
 
 
-TABLES = {"schemes": scheme_table, "traffic": traffic_table, "limits": limits_table}
+def network_table() -> str:
+    """Payload rows over the NIC of rank g in closed form, by class of network."""
+    return _markdown(
+        ("class", "schemes", "what moves between domains", "dispatch out", "dispatch in"),
+        [
+            (
+                name,
+                ", ".join(f"`{key}`" for key, scheme in SCHEMES.items() if scheme.network == name),
+                network.moves,
+                network.out,
+                network.in_,
+            )
+            for name, network in NETWORK.items()
+            if name
+        ],
+    )
+
+
+TABLES = {
+    "schemes": scheme_table,
+    "traffic": traffic_table,
+    "network": network_table,
+    "limits": limits_table,
+}
 
 
 def with_tables(text: str) -> str:

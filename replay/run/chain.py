@@ -332,7 +332,7 @@ def _described(
         If a scheme from outside raises anything else.
     """
     with faults_of(scheme):
-        check_code_for(scheme, work)
+        check_code_for(scheme, work, machine.system)
         placed = _shared_rows(machine)
         ends = scheme.build(work, machine, start)
         if work.shared is not None and _shared_rows(machine) - placed != work.num_tokens:
@@ -344,15 +344,15 @@ def _described(
         return ends, memory_of(work, machine.system, scheme)
 
 
-def check_code_for(scheme: Scheme, work: LayerWork) -> None:
-    """Refuse a layer that a scheme has no code for.
+def check_code_for(scheme: Scheme, work: LayerWork, system: System) -> None:
+    """Refuse a layer that a scheme has no code for, or none on this system.
 
     Raises
     ------
     LayerRefusedError
         Saying why.
     """
-    if reason := scheme.refuses(work):
+    if reason := scheme.refuses(work) or scheme.refuses_on(work, system):
         message = f"scheme {scheme.name!r}: {reason}"
         raise LayerRefusedError(message)
 

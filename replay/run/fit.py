@@ -79,7 +79,7 @@ def estimate_of(
     )
 
     with faults_of(setup.scheme):  # of the whole layer, which the sample is not
-        check_code_for(setup.scheme, prepare(one, trace, [first]).links[0].work())
+        check_code_for(setup.scheme, prepare(one, trace, [first]).links[0].work(), setup.system)
 
     def replayed(ranks: int) -> tuple[Size, int]:
         batch = thinned(first, ranks)

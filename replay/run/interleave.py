@@ -138,7 +138,7 @@ class _Program:
     def _begin(self, work: LayerWork) -> None:
         """Come to the scheme."""
         with faults_of(self._scheme):
-            check_code_for(self._scheme, work)
+            check_code_for(self._scheme, work, self._machine.system)
             self.memories.append(memory_of(work, self._machine.system, self._scheme))
             self.starts.append(self.ends)
             begun = self._streams.of("send").next(self.ends)

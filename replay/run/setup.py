@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, check_kind
-from replay.machine.paths import ONE_DOMAIN
 from replay.run.identity import describe, identity
 from replay.run.spec import RunSpec
 from replay.schemes import SCHEMES, Scheme, find, supported
@@ -329,7 +328,7 @@ def check_domain(scheme: Scheme, system: System, num_ranks: int) -> None:
         Saying how many GPUs a domain has.
     """
     per_domain = system.fabric.gpus_per_domain
-    if ONE_DOMAIN in scheme.needs and num_ranks > per_domain:
+    if not scheme.network and num_ranks > per_domain:
         message = (
             f"{num_ranks} ranks were asked for; an NVLink domain of system {system.name!r} has "
             f"{per_domain} GPUs, and scheme {scheme.name!r} does not know the network between "

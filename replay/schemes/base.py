@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from replay.compute.row_tiles import padded_rows
 from replay.errors import UserError
-from replay.machine.paths import ONE_DOMAIN
 from replay.schemes.facts import ALL_TYPES, BOTH_PASSES, lacking
 from replay.schemes.memory import intermediates
 from replay.schemes.options import Options, checked, converted
@@ -61,13 +60,15 @@ class Scheme(ABC):
         Paper and section, or repository and file, that the model follows.
     traffic
         Class of the payload traffic, a key of `replay.schemes.traffic.TRAFFIC`.
+    network
+        How its rows get from one NVLink domain to another, a key of
+        `replay.schemes.traffic.NETWORK`; empty if it knows one domain only.
     assumes
         What the model takes for granted where its source leaves something open.
     overlap
         What runs at the same time: "none", or the part of the layer.
     needs
-        Capabilities of a system without which the scheme cannot run; ``"one-domain"`` unless it
-        knows the network between NVLink domains.
+        Capabilities of a system without which the scheme cannot run.
     proposes
         Capabilities that the scheme adds to a system that lacks them: hardware that is proposed.
     phases_separated
@@ -109,9 +110,10 @@ class Scheme(ABC):
     summary: str
     source: str
     traffic: str
+    network: str = ""
     assumes: str = ""
     overlap: str = "none"
-    needs: frozenset[str] = frozenset({ONE_DOMAIN})
+    needs: frozenset[str] = frozenset()
     proposes: frozenset[str] = frozenset()
     phases_separated: bool = True
     candidates: Mapping[str, tuple[int, ...]] = MappingProxyType({})
@@ -168,6 +170,17 @@ class Scheme(ABC):
         for a layer that can be built.
         """
         return lacking(self, work)
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """Say why the scheme cannot run a layer on a system, if `refuses` does not say so.
+
+        A scheme overrides it whose code wants ranks or domains of certain sizes.
+
+        Returns
+        -------
+        The reason, as in "its ranks lie on nodes of 8 GPUs, a node has 4"; empty for none.
+        """
+        return ""
 
     def carries(self, work: LayerWork) -> Carried:
         """The layer as it is carried out: with rows of padding that travel, without dropped ones.
@@ -249,7 +262,8 @@ class Scheme(ABC):
           of `replay.compute.experts` are like this.
         - Shared experts that the layer has beside its dispatch (`LayerWork.shared`) run on the SMs
           of their rank, as `replay.compute.shared` does it.
-        - The payload on every port is that of the scheme's class of `traffic`, to the byte.
+        - The payload on every port is that of the scheme's class of `traffic`, and of its class of
+          `network` where ranks lie in several NVLink domains, to the byte.
           Payload are the rows alone; indices, weights, counts and flags are ``meta_bytes``, or
           messages without payload.
         - What is returned comes after everything that the ranks wait for, and after everything

@@ -55,6 +55,7 @@ class Ideal(Scheme):
     summary = "the experts' least work alone; no scheme is faster"
     source = "definition"
     traffic = "none"
+    network = "free"
     overlap = "nothing to overlap"
     phases_separated = False
     combine_types = frozenset(NUMBER_TYPES)

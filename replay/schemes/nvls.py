@@ -29,7 +29,6 @@ from replay.compute.experts import separate_kernels
 from replay.compute.shared import shared_kernels
 from replay.machine import multimem
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
-from replay.machine.paths import ONE_DOMAIN
 from replay.machine.times import MemoryTraffic
 from replay.schemes import memory
 from replay.schemes.facts import Buffer
@@ -84,7 +83,7 @@ class Nvls(StagedScheme):
     name = "nvls"
     summary = "multicast all-gather and in-switch reduce-scatter of all tokens"
     source = "Megatron-Core token_dispatcher_inference.py; arXiv 2605.05607 section II-C"
-    needs = frozenset({"multicast", "reduction", ONE_DOMAIN})
+    needs = frozenset({"multicast", "reduction"})
     traffic = "dense"
     validity = "inference; gradients are assumed to take the same kernels"
     candidates = MappingProxyType({"num_sms": (8, 16, 24, 32)})

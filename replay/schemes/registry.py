@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.errors import UserError, unknown
-from replay.machine.paths import ONE_DOMAIN
 from replay.schemes import outside
 from replay.schemes.ccfuser.scheme import CcFuser
 from replay.schemes.comet.scheme import COMET, FLUX
@@ -78,8 +77,8 @@ def supported(system: System) -> list[str]:
 
 
 def capabilities(system: System) -> set[str]:
-    """Names of what a system offers to schemes; every system has an NVLink domain."""
-    return {capability.value for capability in system.capabilities} | {ONE_DOMAIN}
+    """Names of what a system offers to schemes."""
+    return {capability.value for capability in system.capabilities}
 
 
 def find(reference: str) -> Scheme:

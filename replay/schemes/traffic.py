@@ -7,6 +7,10 @@ GPUs' tokens, T(g) is the number of its own tokens; a GPU alone moves none. Sums
 that GPU g owns. The combine carries the rows of the dispatch the other way, or those of another
 class: its uplink has that class's downlink, its downlink that class's uplink.
 
+Where ranks lie in several NVLink domains, `NETWORK` says how rows get from one to another, and the
+classes of `TRAFFIC` say how they get on from the GPU where they came into a domain. The index of a
+GPU is its place in its domain; n(t) counts the other domains that have an expert of token t.
+
 The bytes of a row are `LayerWork.dispatch_row_bytes` and `LayerWork.combine_row_bytes`. So DeepEP,
 of class "copy", puts dispatch_row_bytes x sum r(t) on the uplink of GPU g in its dispatch.
 `replay.contract` counts the same rows token by token and demands them of every scheme.
@@ -55,6 +59,61 @@ TRAFFIC = {
     ),
     "dense": Traffic("every token to every GPU, its own included", "T(g)", "sum of all T"),
 }
+
+
+class Network(NamedTuple):
+    """How rows get from one NVLink domain to another.
+
+    Attributes
+    ----------
+    moves
+        What travels, in words.
+    out, in_
+        Rows that the NIC of GPU g sends and receives in the dispatch; those of the combine are the
+        same the other way round, but for `reroutes`.
+    reroutes
+        Whether rows back take the way that rows to their rank would take, and not the same way
+        back.
+    """
+
+    moves: str
+    out: str
+    in_: str
+    reroutes: bool = False
+
+
+NETWORK = {
+    "": Network("nothing: the scheme knows one NVLink domain", "0", "0"),
+    "free": Network("nothing: rows move in no time", "0", "0"),
+    "direct": Network(
+        "each row from the NIC of its GPU to that of the GPU it is for",
+        "sum e(t) or r(t) of other domains",
+        "Ein(g) or In(g) of other domains' tokens",
+        reroutes=True,
+    ),
+    "rail": Network(
+        "each row over NVLink to the GPU with its target's index, from whose NIC it goes there",
+        "rows of g's domain for GPUs of g's index in other domains",
+        "Ein(g) or In(g) of other domains' tokens",
+        reroutes=True,
+    ),
+    "node": Network(
+        "one row per (token, domain) to the GPU of the same index, forwarded from there",
+        "sum n(t)",
+        "tokens of GPUs of g's index in other domains with an expert in g's domain",
+    ),
+    "gather": Network(
+        "every token to the GPU of the same index in every other domain, forwarded from there",
+        "T(g) x (domains - 1)",
+        "sum of T of GPUs of g's index in other domains",
+    ),
+    "ring": Network(
+        "every token round a ring of the GPUs of the same index, forwarded from each",
+        "sum of T of GPUs of g's index, but that in the next domain",
+        "sum of T of GPUs of g's index in other domains",
+    ),
+}
+"""Classes of `Scheme.network`."""
 
 
 def way_back(traffic: str) -> str:

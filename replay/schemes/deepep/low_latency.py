@@ -121,7 +121,7 @@ class LowLatencyDeepEp(StagedScheme):
         "that kernels are compiled for, GEMMs are not"
     )
     traffic = "pair"
-    needs = frozenset()
+    network = "direct"
     phases_separated = False
     gemm_types = dispatch_types = frozenset({"bf16", "fp8"})
     combine_types = frozenset({"bf16"})

@@ -29,7 +29,6 @@ from replay.compute.row_tiles import RowTiles, row_tiles
 from replay.compute.shared import shared_kernels, shared_tiles
 from replay.compute.weight_gradients import joined, weight_gradients_beside
 from replay.machine.kinds import COMBINE, DISPATCH
-from replay.machine.paths import ONE_DOMAIN
 from replay.schemes import memory
 from replay.schemes.base import Scheme
 from replay.schemes.dysharp.hub import Hub
@@ -91,7 +90,7 @@ class DySharp(Scheme):
         self.fuses_activation = fusion != "none"
         in_switch = isinstance(options, SwitchOptions)
         self.traffic = "switch" if in_switch else "copy"
-        self.needs = frozenset({ONE_DOMAIN}) | (IN_SWITCH if in_switch else frozenset())
+        self.needs = IN_SWITCH if in_switch else frozenset()
         self.proposes = frozenset({"dynamic-multicast"} if in_switch else ())
         self.candidates = {
             "dispatch_sms": SM_CANDIDATES,

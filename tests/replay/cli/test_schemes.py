@@ -48,9 +48,12 @@ def test_the_list_fits_a_terminal_and_names_all() -> None:
         assert re.search(row, shown), name
         for word in f"{facts.types} {facts.limits}".split():
             assert word in shown
-        for capability in scheme.needs - {"one-domain"} | scheme.proposes:
+        for capability in scheme.needs | scheme.proposes:
             assert capability in shown
-    assert "Only for ranks within one NVLink domain: all but deepep-ll, nccl-ep." in shown
+    bound = [name for name, scheme in SCHEMES.items() if not scheme.network]
+    assert f"Only for ranks within one NVLink domain: {', '.join(bound)}." in " ".join(
+        shown.split()
+    )
     assert "plain" in shown
 
 

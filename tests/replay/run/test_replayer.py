@@ -253,19 +253,15 @@ def test_more_than_one_domain_is_refused_to_schemes_that_know_one(synthetic) -> 
     """A replay must not pretend to know the network between domains."""
     two = hwmodel.load("dgx-h100", {"fabric.num_domains": 2})
     assert two.num_gpus == 16
-    bound = [name for name, scheme in SCHEMES.items() if "one-domain" in scheme.needs]
-    assert set(SCHEMES) - set(bound) == {"deepep-ll", "nccl-ep"}
+    bound = [name for name, scheme in SCHEMES.items() if not scheme.network]
+    assert {"comet", "flashdmoe", "moe-hub"} <= set(bound)
     for name in bound:
         assert "domain" in refusal(synthetic(ranks=16, tokens_per_rank=2), two, name, layer=0)
 
 
-def test_a_scheme_that_needs_no_single_domain_runs_over_two(synthetic) -> None:
+def test_a_scheme_that_knows_a_network_runs_over_two_domains(synthetic) -> None:
     two = hwmodel.load("dgx-h100", {"fabric.num_domains": 2})
-    anywhere = SCHEMES["ideal"].with_options({})
-    anywhere.needs = frozenset()
-    result = replay.run(
-        synthetic(ranks=16, tokens_per_rank=2), system=two, scheme=anywhere, layer=0
-    )
+    result = replay.run(synthetic(ranks=16, tokens_per_rank=2), system=two, scheme="ideal", layer=0)
     assert len(result.layers[0].measures.rank_end_us) == 16
 
 

@@ -18,7 +18,7 @@ from hwmodel import System
 from replay.contract import CHECKS
 from replay.contract import layers as small_layers
 from replay.contract.case import Case
-from replay.contract.examine import declared, examine_case
+from replay.contract.examine import case_of, declared, examine_case
 from replay.contract.reading import Dependencies
 from replay.errors import UserError
 from replay.graph import TaskGraph, Timeline, schedule
@@ -34,20 +34,28 @@ from replay.work.layer import LayerWork
 SystemFor = Callable[[int], System]
 
 
-CASES = [(name, scheme) for name in small_layers.LAYERS for scheme in [*SCHEMES, *EXAMPLES]]
+CASES = [
+    *((name, scheme) for name in small_layers.LAYERS for scheme in [*SCHEMES, *EXAMPLES]),
+    *(
+        (name, scheme)
+        for name in small_layers.ACROSS
+        for scheme in [*SCHEMES, *EXAMPLES]
+        if find(scheme).network
+    ),
+]
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
 def case(request: pytest.FixtureRequest) -> Case:
     """A scheme on a layer."""
     name, scheme = request.param
-    return Case(find(scheme), name, small_layers.LAYERS[name]())
+    return case_of(find(scheme), name)
 
 
 def test_the_contract(case: Case) -> None:
     """All that is read from one graph and schedule: a test of its own each would be 3,000."""
     assert not list(examine_case(case))
-    if not case.scheme.refuses(case.work):
+    if not case.refused:
         time_bounds_and_path(case)
         # On machines that are out of balance, and with other options: test_ideal.py.
         assert case.timeline.makespan_ps >= ideal_ps(case.name)
@@ -106,7 +114,8 @@ def test_what_a_scheme_says_about_itself(scheme: str) -> None:
 
 def test_every_check_has_layers_that_exist() -> None:
     for check in CHECKS.values():
-        assert check.layers and set(check.layers) <= set(small_layers.LAYERS)
+        assert check.layers
+        assert set(check.layers) <= {*small_layers.LAYERS, *small_layers.ACROSS}
 
 
 def time_bounds_and_path(case: Case) -> None:
@@ -142,7 +151,7 @@ def time_bounds_and_path(case: Case) -> None:
 
 @cache
 def ideal_ps(name: str) -> int:
-    return Case(SCHEMES["ideal"], name, small_layers.LAYERS[name]()).timeline.makespan_ps
+    return case_of(SCHEMES["ideal"], name).timeline.makespan_ps
 
 
 def test_a_replay_of_the_layer_is_what_the_contract_looks_at(system_for: SystemFor) -> None:

@@ -19,7 +19,7 @@ from replay.graph import TaskGraph
 from replay.machine.kinds import Kind
 from replay.run.layer import build_graph
 from replay.schemes import SCHEMES
-from replay.schemes.traffic import TRAFFIC
+from replay.schemes.traffic import NETWORK, TRAFFIC
 from replay.work.layer import ExpertShape, LayerWork
 
 SystemFor = Callable[[int], System]
@@ -56,6 +56,29 @@ def expected_bytes(layer: LayerWork, traffic: str) -> dict[str, Counter[tuple[st
 @pytest.mark.parametrize("name", small_layers.ALL)
 def test_closed_forms_are_the_count(name: str, traffic: str) -> None:
     expected_bytes(small_layers.ALL[name](), traffic)
+
+
+@pytest.mark.parametrize("network", [name for name in NETWORK if name not in ("", "free")])
+@pytest.mark.parametrize("name", small_layers.ACROSS)
+def test_closed_forms_between_domains_are_the_count(name: str, network: str) -> None:
+    size, make = small_layers.ACROSS[name]
+    routing = small_layers.routing_of(make(), size)
+    for traffic in ("pair", "copy", "pair-copy"):
+        closed = traffic_oracle.nic_rows(routing, traffic, network)
+        for phase, rows in traffic_oracle.port_rows(routing, traffic, network).items():
+            by_nic = {port: count for port, count in rows.items() if port[0].startswith("nic")}
+            assert by_nic == +closed[phase], (traffic, phase)
+
+
+@pytest.mark.parametrize("traffic", TRAFFIC)
+@pytest.mark.parametrize("name", ["zipf 8 ranks", "uneven ranks"])
+def test_one_domain_has_one_way_of_counting(name: str, traffic: str) -> None:
+    """A network that rows never pass changes no count."""
+    layer = small_layers.ALL[name]()
+    alone = traffic_oracle.port_rows(small_layers.routing_of(layer), traffic)
+    for network in NETWORK:
+        routing = small_layers.routing_of(layer, domain_size=8)
+        assert traffic_oracle.port_rows(routing, traffic, network) == alone
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
