@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hwmodel import nodes
 from hwmodel.errors import UserError, check_kind, unknown
 from hwmodel.specs import SystemSpec, keys, sections
 from hwmodel.system import System
@@ -30,13 +31,19 @@ Flat = dict[str, dict[str, Any]]
 
 
 def names() -> list[str]:
-    """Names of the presets that come with the package, sorted."""
+    """Names of the machines that come with the package, sorted.
+
+    Any number of nodes of one of them is a machine too: ``hgx-h800-x16``.
+    """
+    return sorted({*_files(), *nodes.LISTED})
+
+
+@cache
+def _files() -> frozenset[str]:
+    """Names of the presets that are files."""
     folder = resources.files("hwmodel.presets")
-    return sorted(
-        entry.name.removesuffix(".toml")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".toml")
-    )
+    found = (entry.name for entry in folder.iterdir())
+    return frozenset(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
 
 
 def load(
@@ -49,7 +56,7 @@ def load(
     Parameters
     ----------
     name_or_path
-        A preset (see :func:`names`) or a TOML file.
+        A preset (see :func:`names`), several nodes of one (``dgx-h100-x4``), or a TOML file.
     overrides
         Values by dotted key, such as ``{"link.links_per_gpu": 8}``. Text is read
         as a TOML value, so that ``"8"`` is eight and ``"true"`` is true.
@@ -116,8 +123,12 @@ def _larger_presets(num_gpus: int) -> str:
 def _read(name_or_path: str | Path) -> tuple[str, dict[str, Any]]:
     """Find a preset or a file; return what to call it in messages, and its content."""
     given = str(name_or_path)
-    if given in names():
+    if given in _files():
         return given, _preset(given)
+    if base := nodes.base_of(given, _files()):
+        fabric = load_spec(base).fabric
+        size = fabric.num_gpus.value
+        return given, nodes.document(given, base, fabric.num_domains.value, size)
     path = Path(given)
     looks_like_path = isinstance(name_or_path, Path) or path.suffix == ".toml" or "/" in given
     if not looks_like_path:
@@ -148,7 +159,7 @@ def _complete(
     texts: dict[str, str] = {}
     base = document.get("base")
     if base is not None:
-        if base not in names():
+        if base not in _files() and not nodes.base_of(str(base), _files()):
             message = f"{where}: {unknown('base', str(base), names())}"
             raise UserError(message)
         if base in seen:

@@ -145,7 +145,7 @@ class InSwitch:
         )  # fmt: skip
 
     def _refuse_other_domains(self, src: Ints, dst: Ints) -> None:
-        if self._paths.num_domains > 1 and self._paths.crosses(src, dst).any():
+        if self._paths.domains.num > 1 and self._paths.domains.crosses(src, dst).any():
             message = "a switch copies to, and adds from, the GPUs of its own NVLink domain only"
             raise UserError(message)
 

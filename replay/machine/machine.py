@@ -8,6 +8,7 @@ import numpy as np
 
 from replay.machine.buffers import Buffers
 from replay.machine.caches import Caches
+from replay.machine.domains import Domains
 from replay.machine.host import Bools, Host, Launch
 from replay.machine.in_switch import InSwitch
 from replay.machine.input_buffers import InputBuffers
@@ -53,6 +54,8 @@ class Machine:
     ----------
     ranks
         (rank,): their numbers.
+    domains
+        NVLink domains: who shares one, and who is whose peer in another.
     resources
         Ports, memories, hosts, hubs.
     costs
@@ -90,7 +93,8 @@ class Machine:
         tasks = Tasks(graph, self.resources)
         self.serve, self.delay = tasks.serve, tasks.delay
         self.mark, self.gather, self.meet = tasks.mark, tasks.gather, tasks.meet
-        paths = Paths(system, self.resources)
+        self.domains = Domains(system.fabric, num_ranks)
+        paths = Paths(system, self.resources, self.domains)
         self._paths = paths
         self.buffers = Buffers(graph, self.resources)
         input_buffers = InputBuffers(system, graph, self.buffers)
@@ -114,7 +118,7 @@ class Machine:
     @property
     def num_domains(self) -> int:
         """NVLink domains that the ranks in use are in."""
-        return self._paths.num_domains
+        return self.domains.num
 
     def path(self, src: Ints, dst: Ints) -> Iterator[Path]:
         """Ports that messages between ranks pass; see `Paths`."""

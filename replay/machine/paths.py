@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from replay.machine.resources import Ints, IntsLike, ResourceClass, Resources
 
 if TYPE_CHECKING:
     from hwmodel import System
     from hwmodel.units import Rate
+    from replay.machine.domains import Domains
 
 CLASS_OF_PORT = {
     "uplink": ResourceClass.UPLINK,
@@ -93,10 +93,10 @@ class Path:
 class Paths:
     """Paths between the GPUs of one system."""
 
-    def __init__(self, system: System, resources: Resources) -> None:
+    def __init__(self, system: System, resources: Resources, domains: Domains) -> None:
         self._fabric = system.fabric
         self._resources = resources
-        self._ranks_of_domain = system.fabric.gpus_per_domain
+        self.domains = domains
         self.ranks = resources.ranks
 
     def __call__(self, src: Ints, dst: Ints) -> Iterator[Path]:
@@ -107,30 +107,19 @@ class Paths:
         src, dst
             (message,) ranks, nowhere equal.
         """
-        if self.num_domains == 1:
+        if self.domains.num == 1:
             if len(src):
                 yield self._path(src, dst, None)
             return
-        crosses = self.crosses(src, dst)
+        crosses = self.domains.crosses(src, dst)
         for chosen in (np.flatnonzero(~crosses), np.flatnonzero(crosses)):
             if len(chosen):
                 yield self._path(src[chosen], dst[chosen], chosen)
 
-    @property
-    def num_domains(self) -> int:
-        """NVLink domains that the ranks in use lie in."""
-        return -(-self._resources.num_ranks // self._ranks_of_domain)
-
-    def crosses(self, src: Ints, dst: Ints) -> npt.NDArray[np.bool_]:
-        """Whether messages leave their NVLink domain: (message,), or as two arrays broadcast."""
-        crossing: npt.NDArray[np.bool_] = (
-            src // self._ranks_of_domain != dst // self._ranks_of_domain
-        )
-        return crossing
-
     def _path(self, src: Ints, dst: Ints, messages: Ints | None) -> Path:
         """Path of messages that all cross domains, or all do not."""
-        route = self._fabric.hops(int(src[0]), int(dst[0]))
+        gpu = self.domains.gpu
+        route = self._fabric.hops(int(gpu[src[0]]), int(gpu[dst[0]]))
         hops = []
         for index, hop in enumerate(route):
             of = CLASS_OF_PORT[hop.port]
@@ -143,9 +132,13 @@ class Paths:
 
     def _latencies(self, src: Ints, dst: Ints, index: int) -> Ints:
         """(message,) latencies of one hop: GPUs are alike but for the rail that they are on."""
-        rail = (src % self._ranks_of_domain) * self._ranks_of_domain + dst % self._ranks_of_domain
-        _, example, of = np.unique(rail, return_index=True, return_inverse=True)
-        found = [self._fabric.hops(int(src[at]), int(dst[at]))[index].latency_ps for at in example]
+        domains = self.domains
+        rails = domains.local(src) * domains.size + domains.local(dst)
+        _, example, of = np.unique(rails, return_index=True, return_inverse=True)
+        ends = zip(
+            domains.gpu[src[example]].tolist(), domains.gpu[dst[example]].tolist(), strict=True
+        )
+        found = [self._fabric.hops(*end)[index].latency_ps for end in ends]
         return np.array(found, dtype=np.int64)[of]
 
     def _ports(self, of: ResourceClass) -> Ints:

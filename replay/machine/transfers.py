@@ -272,7 +272,7 @@ class Transfers:
         store : the other parameters.
         """
         link, fabric = self._system.link, self._system.fabric
-        if self._paths.num_domains > 1 and self._paths.crosses(reader, target).any():
+        if self._paths.domains.num > 1 and self._paths.domains.crosses(reader, target).any():
             message = "loads between NVLink domains are not modelled; rows can be stored there"
             raise UserError(message)
         if engine == "sm" and fan_out is None:
@@ -337,9 +337,9 @@ class Transfers:
         tasks: list[Ints] = []
         last = len(path.hops) - 1
         same_way = None
-        if self._paths.num_domains > 1:
+        if self._paths.domains.num > 1:
             ranks = self._paths.ranks
-            same_way = self._paths.crosses(ranks[:, None], ranks) != path.is_nvlink
+            same_way = self._paths.domains.crosses(ranks[:, None], ranks) != path.is_nvlink
         rate, least = None, wire_bytes
         for index, hop in enumerate(path.hops):
             if hop.rate != rate:

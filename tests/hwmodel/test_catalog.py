@@ -28,7 +28,8 @@ def written(text, tmp_path):
 
 def test_presets():
     assert [
-        *("dgx-a100", "dgx-h100", "dgx-h100-x2", "gb200-nvl72", "gh200-nvl32"),
+        *("dgx-a100", "dgx-h100", "dgx-h100-x2", "dgx-h100-x4", "dgx-h100-x8"),
+        *("gb200-nvl72", "gh200-nvl32"),
         *("hgx-b200", "hgx-h20", "hgx-h200", "hgx-h800"),
     ] == PRESETS
 
@@ -172,6 +173,38 @@ def test_the_larger_preset_is_named():
         hwmodel.load("dgx-h100", num_gpus=16)
     with pytest.raises(UserError, match="the largest preset has 72"):
         hwmodel.load("dgx-h100", num_gpus=100)
+
+
+@pytest.mark.parametrize(("base", "count"), [("dgx-h100", 1), ("hgx-h800", 3), ("gb200-nvl72", 8)])
+def test_a_name_says_how_many_nodes(base, count):
+    one, several = load_spec(base), load_spec(f"{base}-x{count}")
+    assert several.name == f"{base}-x{count}"
+    assert several.fabric.num_domains.value == count
+    changed = {"fabric.num_domains"} if count > 1 else set()
+    values = [{row[0]: row[1] for row in spec.rows()} for spec in (one, several)]
+    assert {key for key in keys() if values[0][key] != values[1][key]} == changed
+    assert hwmodel.load(f"{base}-x{count}").num_gpus == count * one.fabric.num_gpus.value
+
+
+@pytest.mark.parametrize("count", ["0", "01", "8193", "99999999", "00000000002"])
+def test_a_number_of_nodes_that_is_none(count):
+    said = rf"system 'dgx-h100-x{count}': N of dgx-h100-xN is a number of nodes, 1 to 8192"
+    with pytest.raises(UserError, match=said) as raised:
+        hwmodel.load(f"dgx-h100-x{count}")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["dgx-h100-x", "dgx-h100-x2-x2", "dgx-h100-x-2", "nothing-x2", "-x2"]
+)
+def test_names_that_repeat_nothing(name):
+    with pytest.raises(UserError, match="unknown system"):
+        hwmodel.load(name)
+
+
+def test_a_file_over_several_nodes(tmp_path):
+    path = written('base = "hgx-h800-x4"\nname = "pods"', tmp_path)
+    assert hwmodel.load(path).num_gpus == 32
 
 
 def test_a_file_over_a_base(tmp_path):
