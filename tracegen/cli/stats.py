@@ -10,6 +10,7 @@ import typer
 
 from tracegen.cli.common import AsJson, user_errors
 from tracegen.cli.outputs import folder_option
+from tracegen.errors import UserError
 from tracegen.screen import show
 
 if TYPE_CHECKING:
@@ -25,26 +26,52 @@ def stats(
     per_layer: Annotated[
         bool, typer.Option("--per-layer", help="Add a column for the range over layers.")
     ] = False,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus", min=1, help="Show distinct nodes per token instead, for so many GPUs."
+        ),
+    ] = None,
+    gpus_per_node: Annotated[
+        int, typer.Option("--gpus-per-node", min=1, help="With --gpus: GPUs that NVLink joins.")
+    ] = 8,
+    placement: Annotated[
+        str,
+        typer.Option(help="With --gpus: contiguous or round-robin; others: `moereplay place`."),
+    ] = "contiguous",
     as_json: AsJson = False,
 ) -> None:
     """Measure skew, locality, co-activation and imbalance, with 95 % confidence over requests."""
     with user_errors():
         from tracegen.library import load
-        from tracegen.stats.statistics import statistics
+        from tracegen.stats.statistics import TraceStatistics, statistics
 
         loaded = load(trace)
+        if gpus is not None:
+            from tracegen.stats.nodes import node_statistics
+
+            if plots is not None:
+                msg = "--plots draws what is shown without --gpus"
+                raise UserError(msg)
+            nodes = node_statistics(loaded, gpus, gpus_per_node, placement, seed=seed)
+            _print(TraceStatistics(nodes), per_layer, as_json)
+            return
         found = statistics(loaded, seed=seed)
         drawn = []
         if plots is not None:
             from tracegen.stats.plots import draw_all
 
             drawn = draw_all(found, plots, loaded.info.title or trace)
+    _print(found, per_layer, as_json)
+    for path in () if as_json else drawn:
+        typer.echo(path)
+
+
+def _print(found: TraceStatistics, per_layer: bool, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=1))
-        return
-    _show(found, per_layer)
-    for path in drawn:
-        typer.echo(path)
+    else:
+        _show(found, per_layer)
 
 
 def _show(found: TraceStatistics, per_layer: bool) -> None:

@@ -35,6 +35,17 @@ def _options(pairs: list[str]) -> dict[str, Any]:
     return found
 
 
+def _groups(text: str | None) -> tuple[int, int] | None:
+    """``N:M`` as numbers."""
+    if text is None:
+        return None
+    number, colon, most = text.partition(":")
+    if not (colon and number.isdecimal() and most.isdecimal()):
+        msg = f"--groups {text}: write N:M, such as 8:4 for 4 of 8 groups"
+        raise UserError(msg)
+    return int(number), int(most)
+
+
 @contextlib.contextmanager
 def _progress(layers: int, num_ids: int) -> Iterator[Callable[[int], None]]:
     """Progress over layers, on a terminal and only when there is something to wait for."""
@@ -65,6 +76,12 @@ def generate(
     group_limited: Annotated[
         bool, typer.Option("--group-limited", help="Keep to the model's groups of experts.")
     ] = False,
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N:M", help="Keep to M of N equal groups of experts, if not the model's."
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="K=V", help="Another parameter of the kind, such as load=TRACE."),
@@ -96,6 +113,7 @@ def generate(
                 phase=phase,
                 topk=topk,
                 group_limited=group_limited,
+                groups=_groups(groups),
                 on_layer=on_layer,
                 **params,
             )

@@ -83,6 +83,7 @@ def generate(
     phase: str = "prefill",
     topk: int | None = None,
     group_limited: bool = False,
+    groups: tuple[int, int] | None = None,
     on_layer: Callable[[int], None] | None = None,
     **params: Any,
 ) -> RoutingTrace:
@@ -116,6 +117,9 @@ def generate(
         Whether tokens keep to ``topk_group`` of the model's ``n_group`` groups of experts,
         as the router of DeepSeek-V3 makes them. It lowers the number of GPUs that a
         token visits; published comparisons of dispatch schemes leave it out.
+    groups
+        Number of equal groups of neighbouring experts, and how many of them a token may choose
+        from, if not the model's; tokens then keep to them.
     on_layer
         Called with the number of finished layers, to show progress.
     **params
@@ -137,11 +141,11 @@ def generate(
     ((1, 8, 8), [0, 0, 0, 0, 1, 1, 1, 1])
     """
     skew = _generator(kind, params)
-    shape = _shape(model, topk)
+    shape = _shape(model, topk, groups)
     num_layers = shape.num_moe_layers if layers is None else layers
     _check_counts(ranks, tokens_per_rank, num_layers, steps, seed, shape, phase)
-    groups = (shape.n_group, shape.topk_group) if group_limited else None
-    if groups is not None and shape.topk_group == shape.n_group:
+    limit = (shape.n_group, shape.topk_group) if group_limited or groups else None
+    if limit is not None and shape.topk_group == shape.n_group:
         msg = f"{shape.name} has no group-limited routing: a token may choose from all groups"
         raise UserError(msg)
     rows_per_step = ranks * tokens_per_rank
@@ -157,7 +161,7 @@ def generate(
             for step in range(steps):
                 rows = slice(step * rows_per_step, (step + 1) * rows_per_step)
                 rng = draw.stream(seed, layer, step + 1)
-                ids[layer, rows] = latent_draw.route(model_of, shared[rows], layer, rng, groups)
+                ids[layer, rows] = latent_draw.route(model_of, shared[rows], layer, rng, limit)
             if on_layer is not None:
                 on_layer(layer + 1)
             continue
@@ -173,7 +177,7 @@ def generate(
             ids[layer, rows] = np.concatenate(
                 [
                     draw.topk_without_replacement(
-                        rng, each, shape.topk, rows_per_step // len(weights), groups
+                        rng, each, shape.topk, rows_per_step // len(weights), limit
                     )
                     for each in weights
                 ]
@@ -190,7 +194,8 @@ def generate(
         "steps": steps,
         "phase": phase,
         "topk": shape.topk,
-        "group_limited": group_limited,
+        "group_limited": limit is not None,
+        **({"groups": list(groups)} if groups else {}),
         **cast("BaseModel", skew).model_dump(mode="json"),
     }
     return RoutingTrace(
@@ -230,15 +235,20 @@ def _generator(kind: str, params: dict[str, Any]) -> Generator | Remote:
         raise UserError(msg) from error
 
 
-def _shape(model: str | ModelShape, topk: int | None) -> ModelShape:
-    """The model's shape, with another top-k if asked for."""
+def _shape(model: str | ModelShape, topk: int | None, groups: tuple[int, int] | None) -> ModelShape:
+    """The model's shape, with another top-k and other groups of experts if asked for."""
     shape = model if isinstance(model, ModelShape) else load_model(model)
-    if topk is None or topk == shape.topk:
+    wanted: dict[str, Any] = {} if topk is None else {"topk": topk}
+    if groups is not None:
+        wanted |= {"n_group": groups[0], "topk_group": groups[1]}
+    changes = {name: value for name, value in wanted.items() if value != getattr(shape, name)}
+    if not changes:
         return shape
     try:
-        return ModelShape(**{**shape.model_dump(), "topk": topk})
+        return ModelShape(**{**shape.model_dump(), **changes})
     except ValidationError as error:
-        msg = f"topk {topk} is not possible for {shape.name}: {error.errors()[0]['msg']}"
+        given = ", ".join(f"{name} {value}" for name, value in changes.items())
+        msg = f"{given} is not possible for {shape.name}: {error.errors()[0]['msg']}"
         raise UserError(msg) from error
 
 

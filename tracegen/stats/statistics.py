@@ -7,29 +7,24 @@ alike, and an error over tokens would be far too small.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.stats.moments import indicators
+from tracegen.stats.sample import Sample, Statistic, distinct, jackknifed, sample_of
 from tracegen.trace.arrays import Array, Floats
 from tracegen.trace.routing import RoutingTrace
 
 LAGS = (1, 2, 4, 8, 16, 32, 64)
 """Distances at which reuse is measured, in tokens of the same request."""
-EXPERT_GROUPS = (8, 16, 32)
-"""Numbers of equal groups of neighbouring experts, such as the GPUs of a group hold."""
 BATCHES = (64, 256, 1024, 4096)
 """Consecutive tokens of a batch (prefill-like)."""
 REQUEST_BATCHES = (32, 128, 512)
 """Requests of a batch with one token of each (decode-like)."""
 DRAWS = 64
 """Batches drawn of each size."""
-JACKKNIFE = 20
-"""Groups of requests; more would not make an error of an error better than its 16 %."""
 MAX_TOKENS = 60_000
 """Tokens for pair statistics: correlations to 0.004."""
 MAX_REUSES = 20_000
@@ -37,29 +32,13 @@ MAX_REUSES = 20_000
 
 
 @dataclass(frozen=True)
-class Statistic:
-    """One number per layer, with its standard error."""
-
-    label: str
-    """For people."""
-    value: Floats
-    """Shape (layer,)."""
-    error: Floats
-    """Standard error, shape (layer,)."""
-    summary: float
-    """Median over layers for skew and co-activation, mean for all else."""
-    summary_error: float
-    """Standard error of the summary; layers are not independent, requests are."""
-
-
-@dataclass(frozen=True)
 class TraceStatistics:
     """Everything that ``moereplay trace stats`` shows."""
 
     by_name: dict[str, Statistic]
-    load: Floats
+    load: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     """Share of tokens that visit each expert, shape (layer, expert)."""
-    correlation: Floats
+    correlation: Floats = field(default_factory=lambda: np.zeros((0, 0, 0)))
     """Of visits of two experts by the same token, shape (layer, expert, expert)."""
     fanout: dict[int, Floats] = field(default_factory=dict)
     """By number of expert groups: share of tokens that visit 0, 1, ... groups, (layer, groups)."""
@@ -84,22 +63,6 @@ class TraceStatistics:
         }
 
 
-@dataclass
-class _Sample:
-    """A trace with rows by request and position."""
-
-    ids: Array
-    request: Array
-    """From 0, ascending, shape (token,)."""
-    group: Array
-    """Jackknife group of each token."""
-    begins: Array
-    counts: Array
-    num_experts: int
-    rng: np.random.Generator
-    expert_per_group: dict[int, Array]
-
-
 def statistics(trace: RoutingTrace, *, seed: int = 0) -> TraceStatistics:
     """Measure a trace.
 
@@ -115,7 +78,7 @@ def statistics(trace: RoutingTrace, *, seed: int = 0) -> TraceStatistics:
     UserError
         If there is nothing to measure.
     """
-    sample = _sample(trace, seed)
+    sample = sample_of(trace, seed)
     found: dict[str, Statistic] = {}
     _skew(sample, found)
     _reuse(sample, found)
@@ -127,50 +90,7 @@ def statistics(trace: RoutingTrace, *, seed: int = 0) -> TraceStatistics:
     )
 
 
-def _sample(trace: RoutingTrace, seed: int) -> _Sample:
-    """Rows in order, and which group each request is left out with."""
-    order = np.lexsort((trace.tokens.position, trace.tokens.request))
-    _, begins, counts = np.unique(
-        trace.tokens.request[order], return_index=True, return_counts=True
-    )
-    if counts.size < 2:
-        msg = f"{counts.size} requests; statistics compare tokens of one with those of others"
-        raise UserError(msg)
-    rng = np.random.default_rng(seed)
-    in_order = bool((np.diff(order) == 1).all())
-    ids = trace.expert_ids if in_order else trace.expert_ids[:, order]
-    request = np.repeat(np.arange(counts.size), counts)
-    group_of = rng.permutation(counts.size) % min(JACKKNIFE, counts.size)
-    experts = np.arange(trace.num_experts)
-    groups = {}
-    for number in EXPERT_GROUPS:
-        if number <= trace.num_experts:
-            owner = experts * number // trace.num_experts
-            # Empty slots belong to a group of their own, beyond the others.
-            groups[number] = np.append(owner, np.full(trace.empty_slot + 1 - owner.size, number))
-    return _Sample(ids, request, group_of[request], begins, counts, trace.num_experts, rng, groups)
-
-
-def _statistic(
-    label: str, sums: Array, measure: Callable[[Array], Floats], over: Callable[..., Any]
-) -> Statistic:
-    """A statistic of sums by group, with its jackknife error.
-
-    `sums` has the shape (group, ...), `measure` makes one number per layer of sums over groups,
-    `over` one number of those of all layers: median or mean.
-    """
-    total = sums.sum(axis=0)
-    value = measure(total)
-    left_out = np.stack([measure(total - part) for part in sums])
-    count = sums.shape[0]
-    error = np.sqrt((count - 1) * left_out.var(axis=0))
-    overall = np.array([over(one) for one in left_out])
-    return Statistic(
-        label, value, error, float(over(value)), float(np.sqrt((count - 1) * overall.var()))
-    )
-
-
-def _load(sample: _Sample) -> Array:
+def _load(sample: Sample) -> Array:
     """Visits by group of requests, layer and expert."""
     layers = sample.ids.shape[0]
     groups = int(sample.group.max()) + 1
@@ -205,17 +125,17 @@ def gini(load: Floats) -> Floats:
     return coefficient
 
 
-def _skew(sample: _Sample, found: dict[str, Statistic]) -> None:
+def _skew(sample: Sample, found: dict[str, Statistic]) -> None:
     """Load of experts; and reuse between requests, which the load alone decides."""
     load, topk = _load(sample), sample.ids.shape[2]
-    found["load_max_over_mean"] = _statistic(
+    found["load_max_over_mean"] = jackknifed(
         "load: busiest expert over mean",
         load,
         lambda n: n.max(axis=1) / np.maximum(n.mean(axis=1), 1e-300),
         np.median,
     )
-    found["load_gini"] = _statistic("load: Gini coefficient", load, gini, np.median)
-    found["reuse_other_request"] = _statistic(
+    found["load_gini"] = jackknifed("load: Gini coefficient", load, gini, np.median)
+    found["reuse_other_request"] = jackknifed(
         "reuse: a token of any request",
         load,
         lambda n: topk * ((n / np.maximum(n.sum(1, keepdims=True), 1e-300)) ** 2).sum(1),
@@ -223,7 +143,7 @@ def _skew(sample: _Sample, found: dict[str, Statistic]) -> None:
     )
 
 
-def _reuse(sample: _Sample, found: dict[str, Statistic]) -> None:
+def _reuse(sample: Sample, found: dict[str, Statistic]) -> None:
     """Share of a token's experts that another token of its request visits too."""
     request, rng = sample.request, sample.rng
     pairs: dict[str, tuple[str, Array, Array]] = {}
@@ -248,7 +168,7 @@ def _reuse(sample: _Sample, found: dict[str, Statistic]) -> None:
             is_reuse = (visited[:, :, None] == ids[partners][:, None, :]).any(axis=2) & is_visit
             for column, count in enumerate((is_reuse.sum(1), is_visit.sum(1))):
                 sums[:, layer, column] = np.bincount(sample.group[tokens], count, groups)
-        found[name] = _statistic(label, sums, _ratio, np.mean)
+        found[name] = jackknifed(label, sums, _ratio, np.mean)
 
 
 def _ratio(sums: Array) -> Floats:
@@ -257,7 +177,7 @@ def _ratio(sums: Array) -> Floats:
     return ratio
 
 
-def _together(sample: _Sample, found: dict[str, Statistic]) -> tuple[Floats, Floats]:
+def _together(sample: Sample, found: dict[str, Statistic]) -> tuple[Floats, Floats]:
     """Co-activation within a layer, and how well a layer predicts the next."""
     tokens = sample.request.size
     # Every n-th: pieces of all requests, long ones with more.
@@ -293,10 +213,10 @@ def _together(sample: _Sample, found: dict[str, Statistic]) -> tuple[Floats, Flo
     def pairs(sums: Array) -> Floats:
         return _correlation(sums, width)[:, upper[0], upper[1]]
 
-    found["pair_std"] = _statistic(
+    found["pair_std"] = jackknifed(
         "co-activation: spread", packed, lambda s: pairs(s).std(axis=1), np.median
     )
-    found["pair_max"] = _statistic(
+    found["pair_max"] = jackknifed(
         "co-activation: strongest pair", packed, lambda s: pairs(s).max(axis=1), np.median
     )
     if layers > 1:
@@ -304,7 +224,7 @@ def _together(sample: _Sample, found: dict[str, Statistic]) -> tuple[Floats, Flo
         tested = recall[recall[:, 0, 1] > 0]
         if tested.size:
             label = "next layer: experts predicted"
-            found["next_layer_recall"] = _statistic(label, tested, _ratio, np.mean)
+            found["next_layer_recall"] = jackknifed(label, tested, _ratio, np.mean)
     return _correlation(packed.sum(axis=0), width), travel / max(travel.sum(), 1)
 
 
@@ -325,7 +245,7 @@ def _correlation(packed: Array, width: int) -> Floats:
     return correlation
 
 
-def _fanout(sample: _Sample, found: dict[str, Statistic]) -> dict[int, Floats]:
+def _fanout(sample: Sample, found: dict[str, Statistic]) -> dict[int, Floats]:
     """Distinct groups of experts that a token visits."""
     groups = int(sample.group.max()) + 1
     layers, _, topk = sample.ids.shape
@@ -333,15 +253,11 @@ def _fanout(sample: _Sample, found: dict[str, Statistic]) -> dict[int, Floats]:
     for number, owner in sample.expert_per_group.items():
         histogram = np.zeros((groups, layers, topk + 1))
         for layer, ids in enumerate(sample.ids):
-            visited = np.sort(owner[ids], axis=1)
-            new = np.ones(visited.shape, bool)
-            new[:, 1:] = visited[:, 1:] != visited[:, :-1]
-            distinct = (new & (visited < number)).sum(axis=1)
-            key = sample.group * (topk + 1) + distinct
+            key = sample.group * (topk + 1) + distinct(owner[ids], number)
             histogram[:, layer] = np.bincount(key, minlength=groups * (topk + 1)).reshape(
                 groups, topk + 1
             )
-        found[f"distinct_groups_{number}"] = _statistic(
+        found[f"distinct_groups_{number}"] = jackknifed(
             f"distinct of {number} groups per token",
             histogram,
             lambda n: (n @ np.arange(topk + 1)) / np.maximum(n.sum(axis=1), 1),
@@ -352,7 +268,7 @@ def _fanout(sample: _Sample, found: dict[str, Statistic]) -> dict[int, Floats]:
     return shares
 
 
-def _busiest(sample: _Sample, found: dict[str, Statistic]) -> None:
+def _busiest(sample: Sample, found: dict[str, Statistic]) -> None:
     """Visits of the busiest group of experts over the mean, by size and kind of batch."""
     tokens = sample.request.size
     batches: list[tuple[str, str, list[Array]]] = []

@@ -6,9 +6,11 @@ import sys
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import tracegen
 from tracegen import UserError
+from tracegen.cli import app
 from tracegen.generate import GENERATORS, generate
 from tracegen.generate.draw import _leave_groups, stream, topk_without_replacement
 from tracegen.generate.normal import _shares
@@ -300,3 +302,28 @@ def test_decode_columns_advance_the_same_requests():
 def test_impossible_arguments_are_refused_with_what_is_possible(arguments, message):
     with pytest.raises(UserError, match=message):
         generate(**{"kind": "zipf", "model": "olmoe-1b-7b", **SMALL, **arguments})
+
+
+def test_groups_that_are_not_the_models():
+    sizes = {"ranks": 2, "tokens_per_rank": 512, "layers": 1}
+    trace = generate("uniform", "mixtral-8x7b", **sizes, groups=(4, 1))
+    assert {len(set(row)) for row in (trace.layer_ids(0) // 2).tolist()} == {1}
+    assert (trace.model_shape.n_group, trace.model_shape.topk_group) == (4, 1)
+    v3 = generate("uniform", "deepseek-v3", **sizes, groups=(8, 4))
+    assert (
+        v3.content_id == generate("uniform", "deepseek-v3", **sizes, group_limited=True).content_id
+    )
+    with pytest.raises(UserError, match="n_group 3 is not possible for mixtral-8x7b"):
+        generate("uniform", "mixtral-8x7b", **sizes, groups=(3, 1))
+    with pytest.raises(UserError, match="a token may choose from all groups"):
+        generate("uniform", "mixtral-8x7b", **sizes, groups=(4, 4))
+
+
+def test_groups_of_the_command(tmp_path):
+    arguments = ["generate", "uniform", "--model", "mixtral-8x7b", "--ranks", "2", "--layers", "1"]
+    arguments += ["--tokens-per-rank", "8", "--out", str(tmp_path / "a.h5"), "--groups"]
+    assert CliRunner().invoke(app, [*arguments, "4:1"]).exit_code == 0
+    assert tracegen.load(tmp_path / "a.h5").model_shape.n_group == 4
+    wrong = CliRunner().invoke(app, [*arguments, "4", "--force"])
+    assert wrong.exit_code == 2
+    assert "write N:M" in wrong.output
