@@ -70,6 +70,9 @@ class Nccl:
         From the start of the kernel of sends and receives until its first chunk can leave.
     nvls_start_ps
         From the start of the kernel of an all-reduce in the switch until its first access.
+    proxy_step_ps
+        Of the host's thread that sees to what leaves a node, for each write that it posts, each
+        buffer that it offers to a sender, and each completion.
     """
 
     ll: Protocol
@@ -81,6 +84,7 @@ class Nccl:
     pair_ll_start_ps: int
     pair_simple_start_ps: int
     nvls_start_ps: int
+    proxy_step_ps: int
 
     @property
     def protocols(self) -> tuple[Protocol, ...]:
@@ -118,4 +122,5 @@ class Nccl:
             pair_ll_start_ps=ps_from_us(spec.pair_ll_start_us.value),
             pair_simple_start_ps=ps_from_us(spec.pair_simple_start_us.value),
             nvls_start_ps=ps_from_us(spec.nvls_start_us.value),
+            proxy_step_ps=ps_from_us(spec.proxy_step_us.value),
         )

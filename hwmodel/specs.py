@@ -294,6 +294,8 @@ class NcclSpec(_Strict):
     """Of the kernel that sends to, and receives from, single peers."""
     pair_ll_start_us: Quantity[NonNegative]
     pair_simple_start_us: Quantity[NonNegative]
+    proxy_step_us: Quantity[NonNegative]
+    """Of the host's thread for a write that it posts, a buffer that it offers, or a completion."""
 
 
 class NicSpec(_Strict):

@@ -35,6 +35,7 @@ class ResourceClass(IntEnum):
     ARBITER = 9  # units that decide who is next
     L2 = 10  # the cache that all SMs of a GPU share, as a server of bytes
     OTHER = 11  # made by a scheme straight on the graph
+    PROXY = 12  # the thread of the host that posts what leaves the node for its GPU
 
 
 PORTS = (
@@ -86,6 +87,11 @@ class Resources:
     def hub(self) -> Ints:
         """(rank,): the logic in front of a GPU's memory that keeps its tables."""
         return self.each("hub", ResourceClass.HUB)
+
+    @cached_property
+    def proxy(self) -> Ints:
+        """(rank,): the thread of the host that posts what the GPU's network card sends."""
+        return self.each("proxy", ResourceClass.PROXY)
 
     @cached_property
     def _nics(self) -> tuple[Ints, Ints]:

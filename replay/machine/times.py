@@ -185,6 +185,10 @@ class Costs:
         """A flag to another GPU: store, way, visibility, poll."""
         return Time(self._system.overheads.flag_ps)
 
+    def host_flag(self) -> Time:
+        """A flag between a GPU and a thread of its host, either way: a store over PCIe, a poll."""
+        return Time(self._system.overheads.poll_pinned_ps)
+
     def grid_barrier(self) -> Time:
         """All thread blocks of one kernel on one GPU meet."""
         return Time(self._system.overheads.grid_barrier_ps)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from replay.machine.domains import Domains
 from replay.machine.pair_rules import rules_of, rules_on
 from replay.schemes.facts import Buffer
 from replay.schemes.options import Options, option
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.machine.machine import Machine
     from replay.machine.pair_rules import PairRules
+    from replay.work.layer import LayerWork
 
-FIFO_SOURCE = "NCCL src/transport/p2p.cc: 12 MiB for each peer and channel"
+FIFO_SOURCE = (
+    "NCCL src/transport/p2p.cc: 12 MiB for each peer and channel; net.cc: 16 chunks a channel"
+)
 
 
 @dataclass(frozen=True)
@@ -52,22 +56,45 @@ class NcclOptions(Options):
         source="NCCL_P2P_LL_THRESHOLD",
     )
 
+    pxn: bool = option(
+        True,
+        help="Whether rows for another node are stored over NVLink to the GPU on the rail of their "
+        "target, whose network card sends them. Otherwise the sender's own card does.",
+        source="NCCL_PXN_DISABLE and NCCL_P2P_PXN_LEVEL, on by default",
+    )
+
     def rules(self, machine: Machine) -> PairRules:
         """How NCCL's kernels of pairs go about it."""
         return rules_of(machine, **self._settings)
 
-    def num_channels(self, system: System) -> int:
-        """Channels of a kernel, each on an SM."""
-        return rules_on(system, **self._settings).num_channels
+    def num_channels(self, system: System, num_ranks: int | None = None) -> int:
+        """Channels of a kernel, each on an SM; of a communicator of all GPUs by default."""
+        return rules_on(system, num_ranks, **self._settings).num_channels
 
     def fifos(self, num_ranks: int, system: System) -> Buffer:
         """FIFOs that a communicator allocates for its peers."""
-        nbytes = rules_on(system, **self._settings).fifo_bytes(num_ranks)
+        rules = rules_on(system, num_ranks, **self._settings)
+        nbytes = rules.fifo_bytes(num_ranks, system.fabric.gpus_per_domain)
         return Buffer("FIFOs of NCCL", np.full(num_ranks, nbytes), stays=True, source=FIFO_SOURCE)
 
     @property
-    def _settings(self) -> dict[str, int]:
+    def network(self) -> str:
+        """Class of what goes between nodes."""
+        return "rail" if self.pxn else "direct"
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """Say why ranks cannot lie on the nodes of a system as they do; empty if they can."""
+        if Domains(system.fabric, work.num_ranks).even or not self.pxn:
+            return ""
+        size = system.fabric.gpus_per_domain
+        return (
+            f"{work.num_ranks} ranks do not fill nodes of {size}: PXN wants a GPU of every rail in "
+            "each, pxn=false does not"
+        )
+
+    @property
+    def _settings(self) -> dict[str, Any]:
         return {
             "channels": self.channels, "chunk_bytes": self.chunk_bytes,
-            "slots": self.slots, "ll_bytes": self.ll_bytes,
+            "slots": self.slots, "ll_bytes": self.ll_bytes, "pxn": self.pxn,
         }  # fmt: skip

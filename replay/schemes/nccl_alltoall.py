@@ -83,9 +83,22 @@ class NcclAllToAll(StagedScheme):
     candidates = MappingProxyType({"channels": (0, 4, 8, 16, 32)})
     options: NcclOptions = NcclOptions()
 
+    @property
+    def network(self) -> str:  # type: ignore[override]
+        """By the rail of the target, unless NCCL is told otherwise."""
+        return self.options.network
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """PXN wants nodes that are full."""
+        return super().refuses_on(work, system) or self.options.refuses_on(work, system)
+
     def communication_sms(self, system: System) -> int | None:
         """One a channel."""
         return self.options.num_channels(system)
+
+    def stream_sms(self, work: LayerWork, system: System) -> int:
+        """One a channel of a communicator of the layer's ranks."""
+        return self.options.num_channels(system, work.num_ranks)
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """NCCL's FIFOs, and a tensor for each time that rows change their place."""
