@@ -14,6 +14,7 @@ from replay.machine.in_switch import InSwitch
 from replay.machine.input_buffers import InputBuffers
 from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.l2 import L2
+from replay.machine.mirror import Mirror
 from replay.machine.notes import Notes
 from replay.machine.paths import Path, Paths
 from replay.machine.resources import Discipline, Ints, IntsLike, Resources
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from hwmodel import System
     from replay.graph import GraphBuilder
+    from replay.work.node_sample import NodeSample
 
 __all__ = ["Ints", "IntsLike", "Machine", "MemoryTraffic", "Time"]
 
@@ -49,6 +51,8 @@ class Machine:
         How hosts launch kernels, and by how much they begin before their GPUs; see `Host`.
     set_aside
         SMs per GPU of a communication stream; see `Sms`.
+    sample
+        The nodes whose ranks are replayed in full, where not all are; see `Mirror`.
 
     Attributes
     ----------
@@ -67,6 +71,8 @@ class Machine:
         through, the thread that launches kernels.
     sync
         Barriers, counts, notifications.
+    mirror
+        What stands for messages of nodes that are not replayed in full, where there are such.
     notes
         Facts about the tasks that the result reports.
     serve, mark, gather, delay, meet
@@ -82,6 +88,7 @@ class Machine:
         launch: Launch | None = None,
         lead: Time = NO_TIME,
         set_aside: int = 0,
+        sample: NodeSample | None = None,
     ) -> None:
         self.system = system
         self.graph = graph
@@ -98,7 +105,8 @@ class Machine:
         self._paths = paths
         self.buffers = Buffers(graph, self.resources)
         input_buffers = InputBuffers(system, graph, self.buffers)
-        self.transfers = Transfers(system, graph, paths, input_buffers)
+        self.mirror = None if sample is None else Mirror(self.domains, sample)
+        self.transfers = Transfers(system, graph, paths, input_buffers, self.mirror)
         self.sms = Sms(self.resources, system.sm.num_sms, set_aside)
         self.caches = Caches(graph, self.resources, self.notes)
         self.l2 = L2(system, graph, self.resources, self.caches)

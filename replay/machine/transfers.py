@@ -7,7 +7,7 @@ Every transfer occupies the ports it passes for its flits, and what it causes th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from replay.graph import GraphBuilder
     from replay.machine.input_buffers import InputBuffers, Traffic
     from replay.machine.kinds import Kind, PhaseKinds
-    from replay.machine.paths import Path, Paths
+    from replay.machine.mirror import Mirror, Mirrored
+    from replay.machine.paths import Hop, Path, Paths
 
 ACK_BATCH_BYTES = 32 * 1024
 """Acknowledgements between two GPUs are charged to the opposite direction once per this many bytes.
@@ -84,12 +85,18 @@ class Transfers:
     """Stores and loads over the ports of a system."""
 
     def __init__(
-        self, system: System, graph: GraphBuilder, paths: Paths, input_buffers: InputBuffers
+        self,
+        system: System,
+        graph: GraphBuilder,
+        paths: Paths,
+        input_buffers: InputBuffers,
+        mirror: Mirror | None = None,
     ) -> None:
         self._system = system
         self._graph = graph
         self._paths = paths
         self._input_buffers = input_buffers
+        self._mirror = mirror
         self._num_ranks = len(paths.ranks)
 
     # ---- packets ---------------------------------------------------------------------------------
@@ -336,6 +343,7 @@ class Transfers:
         """
         tasks: list[Ints] = []
         last = len(path.hops) - 1
+        mirrored = None if path.is_nvlink else self._mirrored(path)
         same_way = None
         if self._paths.domains.num > 1:
             ranks = self._paths.ranks
@@ -351,19 +359,42 @@ class Transfers:
                 if slow.any():
                     slower = self._system.link.fan_out_duration_ps(wire_bytes, fan_out.scattered)
                     duration = np.where(slow, slower, duration)
-            after = self._graph.add(
-                len(hop.rank),
-                resource=hop.resource,
+            stands = None
+            if mirrored is not None:
+                stands = mirrored.leaves if hop.is_way_out else mirrored.arrives
+            after = self._on_port(
+                hop,
+                stands,
                 duration_ps=duration,
                 latency_ps=hop.latency_ps + (late_ps if index == last else 0),
                 priority=priority if index == 0 else 0,
                 kind=kinds[0] if hop.is_way_out else kinds[1],
                 payload_bytes=payload_bytes,
                 wire_bytes=wire_bytes,
-                rank=hop.rank,
                 after=after,
             )
             tasks.append(after)
         if path.is_nvlink:
             self._input_buffers.hold(traffic, path.hops[0].rank, wire_bytes, tasks[0], tasks[-1])
         return tasks
+
+    def _mirrored(self, path: Path) -> Mirrored | None:
+        """Counterparts of messages between nodes, where not all nodes are replayed in full."""
+        if self._mirror is None:
+            return None
+        return self._mirror(path.hops[0].rank, path.hops[-1].rank)
+
+    def _on_port(self, hop: Hop, stands: Ints | None, **columns: Any) -> Ints:
+        """Add tasks on a port: (message,), where another message's stands for one that has none."""
+        if stands is None:
+            return self._graph.add(len(hop.rank), resource=hop.resource, rank=hop.rank, **columns)
+        own = np.flatnonzero(stands == np.arange(len(stands)))
+        given = {
+            name: value[own] if isinstance(value, np.ndarray) and value.ndim else value
+            for name, value in columns.items()
+        }
+        tasks = np.empty(len(stands), np.int64)
+        tasks[own] = self._graph.add(
+            len(own), resource=hop.resource[own], rank=hop.rank[own], **given
+        )
+        return tasks[stands]

@@ -43,6 +43,8 @@ def token_latency(
 ) -> TokenTimes:
     """Time of the tokens from dispatch to combine, and the tokens that took longest.
 
+    Where only some nodes are replayed in full, it is that of their tokens.
+
     Parameters
     ----------
     timeline
@@ -61,7 +63,8 @@ def token_latency(
     np.minimum.at(begin, tokens, timeline.start_ps[tasks])
     tokens, tasks = machine.notes.followed("combined")
     np.maximum.at(finish, tokens, timeline.visible_ps[tasks])
-    travelled = np.flatnonzero((work.expert_ids >= 0).any(axis=1) & (begin < never))
+    is_whole = True if work.sample is None else work.sample.holds[work.source_rank]
+    travelled = np.flatnonzero((work.expert_ids >= 0).any(axis=1) & (begin < never) & is_whole)
     latency = finish[travelled] - begin[travelled]
     slowest = travelled[np.lexsort((travelled, -latency))[:NUM_SLOWEST]]
     return TokenTimes(

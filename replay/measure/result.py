@@ -88,6 +88,9 @@ class LayerResult(Strict):
         How long they take from the start of the layer; None where an older version did not say.
     memory
         Device memory that it takes; None where an older version did not say.
+    sampled_nodes
+        Nodes that were replayed in full, whose GPUs alone are in all lists of `measures`; None
+        where all were.
     """
 
     step: int
@@ -100,6 +103,7 @@ class LayerResult(Strict):
     token_latency_from_start_us: TokenLatency | None = None
     slowest_tokens: list[SlowToken]
     memory: Memory | None = None
+    sampled_nodes: list[int] | None = None
 
 
 class ChainedLayer(Strict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.report.tables import placement_name
+from replay.run.node_sampling import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,6 +120,7 @@ def heading(*results: Result) -> str:
         f"{types.gemm} GEMMs, {types.dispatch_rows} rows out, {types.combine_rows} rows back",
     ]
     lines += [_estimated(one, one.estimate) for one in results if one.estimate is not None]
+    lines += [_sampled_nodes(one) for one in results if _is_sampled(one)]
     for one in placed.values():
         routing = one.parts[0].routing
         under = f"{placement_name(one.spec.placement)}: " if len(placed) > 1 else ""
@@ -139,6 +141,24 @@ def heading(*results: Result) -> str:
             f"{batch.num_steps:,} steps, when every slot has run through its requests"
         )
     return "\n".join(lines)
+
+
+def _is_sampled(result: Result) -> bool:
+    return any(layer.sampled_nodes is not None for layer in result.layers)
+
+
+def _sampled_nodes(result: Result) -> str:
+    """Which nodes were replayed in full, and how far such replays are from those of all."""
+    nodes = result.layers[0].sampled_nodes or []
+    error = error_of(result.scheme.name)
+    which = f"node{'s' if nodes[1:] else ''} {', '.join(map(str, nodes))}"
+    several = " in the first layer" if result.layers[1:] else ""
+    whose = "" if error.is_own else ", of other schemes"
+    return (
+        f"{result.scheme.name}: {which} replayed in full{several}, bytes and means are theirs; "
+        f"error of the time {error.mean:.1%} in the mean, {error.largest:.1%} at most, in "
+        f"{error.replays} exact replays of up to {error.most_gpus} GPUs{whose}"
+    )
 
 
 def _estimated(result: Result, whole: Whole) -> str:

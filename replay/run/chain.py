@@ -296,7 +296,9 @@ def layers(
     Parameters are those of `build`.
     """
     work = links[0].work()
-    machine = Machine(system, builder, work.num_ranks, scheme.uplinks, launch, lead)
+    machine = Machine(
+        system, builder, work.num_ranks, scheme.uplinks, launch, lead, sample=work.sample
+    )
     ends = machine.mark(machine.ranks)
     reached = {0: ends}
     for number, link in enumerate(links):

@@ -18,10 +18,12 @@ from replay.machine.times import NO_TIME
 from replay.measure.analysis import token_latency, us
 from replay.measure.measured import measures, measures_by_layer
 from replay.measure.result import ChainedLayer, ChainResult, LayerResult
+from replay.measure.sampled import of_gpus
 from replay.run import chain as one_batch
 from replay.run import interleave
 from replay.run.chain import Chain, ChainLink
 from replay.run.equal import digest_of
+from replay.run.node_sampling import check_mirrored
 from replay.run.streamed import Makespan, Told, follow, told_in_pieces
 
 if TYPE_CHECKING:
@@ -110,6 +112,7 @@ def _layer_alone(
 ) -> LayerResult:
     """Replay one layer; its graph is given up before the next is built."""
     chain = build([link], system, scheme, launch, lead=lead, progress=progress, strategy=strategy)
+    check_mirrored(chain.built.machine, scheme)
     timeline = schedule(chain.built.graph)
     if observe is not None:
         observe(timeline)
@@ -120,15 +123,20 @@ def layer_result(link: ChainLink, chain: Chain, timeline: Timeline, scheme: Sche
     """Read the result of a layer off the schedule of a chain that is this layer alone."""
     tokens = token_latency(timeline, chain.built.machine, chain.last_work, link.trace_rows)
     in_turn = scheme.phases_separated and not link.micro_batches
+    sample = chain.last_work.sample
+    measured = measures(*chain.built, timeline, phases_separated=in_turn)
+    if sample is not None:
+        measured = of_gpus(measured, np.flatnonzero(sample.holds).tolist())
     return LayerResult(
         **link.which(),
         is_backward=link.is_backward,
         routing=chain.routing,
-        measures=measures(*chain.built, timeline, phases_separated=in_turn),
+        measures=measured,
         token_latency_us=tokens.from_dispatch,
         token_latency_from_start_us=tokens.from_start,
         slowest_tokens=tokens.slowest,
         memory=chain.memory,
+        sampled_nodes=None if sample is None else list(sample.nodes),
     )
 
 

@@ -23,6 +23,7 @@ WORK = (
     "is_backward",
     "shared",
     "step_plan",
+    "sample",
 )
 """What a layer's work is made from; everything else follows from it."""
 

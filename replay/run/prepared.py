@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from replay.run.chain_results import build, lead_of, replay_apart, replay_chain
 from replay.run.layer import placement_of
 from replay.run.links import batch_of, links_of
+from replay.run.node_sampling import with_sampled_nodes
 from replay.run.sampling import Sample, choose
 from replay.run.spec import PASSES
 from replay.run.strategies import Strategy, check_interleaved, staged, strategy_of
@@ -151,8 +152,9 @@ def prepare(setup: Setup, trace: RoutingTrace, batches: Sequence[Batch] | None =
             batch_of(spec, trace, system, step) for step in range(spec.step, spec.step + spec.steps)
         ]
     precision, phase = precision_of(setup, trace), batches[0].phase
-    links = links_of(spec, trace, batches, system, precision)
     ranks = batches[0].num_ranks
+    every = links_of(spec, trace, batches, system, precision)
+    links = with_sampled_nodes(every, spec.sample_nodes, system, ranks)
     placed = placement_of(trace, spec.placement, ranks, links[0].layer_index)
     outline = Outline(ranks, placed.num_experts, precision)
     passes = [outline._replace(is_backward=one) for one in PASSES[spec.direction]]

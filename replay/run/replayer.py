@@ -11,6 +11,7 @@ from replay.run.describe import describe_result
 from replay.run.estimate import LONG_SECONDS, Estimate
 from replay.run.fit import check_fit, estimate_of
 from replay.run.links import batch_of, layers_of
+from replay.run.node_sampling import check_nodes
 from replay.run.prepared import precision_of, prepare
 from replay.run.result import Result
 from replay.run.setup import (
@@ -170,5 +171,7 @@ def check_all(setup: Setup, trace: RoutingTrace) -> Batch:
     check_rows(scheme, precision_of(setup, trace).combine)
     check_sampled(spec, trace)
     first = batch_of(spec, trace, system, spec.step)
+    is_chain = spec.makes_chain(layers_of(spec, trace))
+    check_nodes(spec, system, first.num_ranks, is_chain=is_chain)
     check_domain(scheme, system, first.num_ranks)
     return first

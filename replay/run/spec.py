@@ -123,6 +123,12 @@ class RunSpec(BaseModel):
         ge=2,
         description="With --barrier: replay so many of the layers, and estimate the whole.",
     )
+    sample_nodes: int | None = Field(
+        None,
+        ge=1,
+        description="Replay so many of the nodes in full, the busiest, and take for what the "
+        "others do what these do.",
+    )
     compare_barrier: bool = Field(
         False,
         description="Of chained layers, also find the time with a barrier after each, unless "

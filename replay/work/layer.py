@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from replay.work.placement import Placement
 from replay.work.precision import Precision
 from replay.work.ragged import Ints
 from replay.work.step_plan import StepPlan
+
+if TYPE_CHECKING:
+    from replay.work.node_sample import NodeSample
 
 __all__ = ["ExpertShape", "LayerWork", "Precision"]
 
@@ -66,6 +69,9 @@ class LayerWork:
         Work of the shared experts, if it is done beside the dispatch: see `with_shared`.
     step_plan
         How `placement` and `expert_ids` were planned after the gate, where they were.
+    sample
+        The nodes whose ranks have all their rows, where not all have: see
+        `replay.work.thinned`.
 
     Notes
     -----
@@ -84,6 +90,7 @@ class LayerWork:
         is_backward: bool = False,
         shared: LayerWork | None = None,
         step_plan: StepPlan | None = None,
+        sample: NodeSample | None = None,
     ) -> None:
         assert expert_ids.shape[0] == len(source_rank), "one owner a token"
         assert (np.diff(source_rank) >= 0).all(), "tokens are ordered by owner"
@@ -95,6 +102,7 @@ class LayerWork:
         self.is_backward = is_backward
         self.shared = shared
         self.step_plan = step_plan
+        self.sample = sample
         self.num_ranks = placement.num_ranks
         self.num_experts = placement.num_experts
 
@@ -263,7 +271,12 @@ class LayerWork:
         return np.bincount(source * n + rank, minlength=n * n).reshape(n, n)
 
     def summary(self) -> dict[str, Any]:
-        """Counts that explain a result: tokens, pairs, copies, fan-out, imbalance."""
+        """Counts that explain a result: tokens, pairs, copies, fan-out, imbalance.
+
+        They are of the whole layer where only some nodes have all their rows.
+        """
+        if self.sample is not None:
+            return self.sample.summary
         rows_of_rank = np.bincount(self.pair_rank, minlength=self.num_ranks)
         tokens = max(self.num_tokens, 1)
         mean_rows = max(float(rows_of_rank.mean()), 1e-300)

@@ -1,0 +1,41 @@
+"""Which nodes have all their rows, where not all have; `replay.work.thinned` leaves rows out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from replay.work.ragged import Ints
+
+
+@dataclass(frozen=True)
+class NodeSample:
+    """Nodes whose ranks are replayed in full.
+
+    Attributes
+    ----------
+    nodes
+        Their numbers, ascending.
+    of_rank
+        (rank,): node of every rank.
+    summary
+        What the routing of the whole layer asks for, see `LayerWork.summary`.
+    """
+
+    nodes: tuple[int, ...]
+    of_rank: Ints
+    summary: dict[str, Any]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes there are."""
+        return int(self.of_rank.max()) + 1
+
+    @property
+    def holds(self) -> npt.NDArray[np.bool_]:
+        """(rank,): whether a rank is on a sampled node."""
+        return np.isin(self.of_rank, self.nodes)
