@@ -38,6 +38,8 @@ def _overrides(pairs: list[str]) -> dict[str, str]:
 
 
 def _plain(value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -138,21 +140,26 @@ def diff(
     import hwmodel
 
     try:
-        one, other = (hwmodel.load(name).spec.rows() for name in (first, second))
+        one, other = (
+            {row[0]: row for row in hwmodel.load(name).spec.rows()} for name in (first, second)
+        )
     except UserError as error:
         _fail(error)
-    rows: list[dict[str, Any]] = [
-        {
-            "key": left[0],
-            "unit": left[2],
-            "first": left[1],
-            "second": right[1],
-            "first_confidence": left[4],
-            "second_confidence": right[4],
-        }
-        for left, right in zip(one, other, strict=True)
-        if left[1] != right[1]
-    ]
+    rows: list[dict[str, Any]] = []
+    for key in sorted(one.keys() | other.keys()):
+        # A table that one of them does not have has no values there.
+        left, right = (table.get(key, (key, None, "", "", None)) for table in (one, other))
+        if left[1] != right[1]:
+            rows.append(
+                {
+                    "key": key,
+                    "unit": left[2] or right[2],
+                    "first": left[1],
+                    "second": right[1],
+                    "first_confidence": left[4],
+                    "second_confidence": right[4],
+                }
+            )
     if as_json:
         document = {"first": first, "second": second, "values": rows}
         print(json.dumps(document, indent=2))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from hwmodel.specs import Quantity, Range, SystemSpec, keys
+from hwmodel.specs import Quantity, Range, SystemSpec
 from hwmodel.system import System
 
 INSIDE = 0.9
@@ -90,7 +90,7 @@ def uncertain(spec: SystemSpec) -> list[Uncertain]:
 def spreads(spec: SystemSpec) -> dict[str, str]:
     """How uncertain each value is, in words by key: ``63.1 to 107``, or its spread's own word."""
     found = {}
-    for key in keys():
+    for key in spec.present():
         spread = spec.entry(key).spread
         found[key] = spread if isinstance(spread, str) else "not stated"
     return found | {one.key: f"{one.low:.3g} to {one.high:.3g}" for one in uncertain(spec)}
@@ -98,7 +98,7 @@ def spreads(spec: SystemSpec) -> dict[str, str]:
 
 def unstated(spec: SystemSpec) -> list[str]:
     """Keys whose entries do not say how uncertain they are, which a file may leave out."""
-    return [key for key in keys() if spec.entry(key).spread is None]
+    return [key for key in spec.present() if spec.entry(key).spread is None]
 
 
 def draw(system: System, deviation: Deviation) -> tuple[System, dict[str, float]]:
@@ -141,7 +141,7 @@ def draw(system: System, deviation: Deviation) -> tuple[System, dict[str, float]
 
 def _numbers(spec: SystemSpec) -> Iterator[tuple[str, Quantity[Any]]]:
     """Entries that are numbers: the others are choices, and no draw changes them."""
-    for key in keys():
+    for key in spec.present():
         entry = spec.entry(key)
         if isinstance(entry.value, int | float) and not isinstance(entry.value, bool):
             yield key, entry

@@ -2,7 +2,8 @@
 
 One pydantic model a table of the file. There are no defaults: a description of a
 machine is complete or refused, and nothing is assumed silently. Keys carry their
-unit; values carry their source.
+unit; values carry their source. Tables that only some machines have are absent from
+the others: what needs them is refused there.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -32,6 +33,8 @@ Units = Annotated[int, Field(ge=1, le=1 << 16)]  # GPUs, links, SMs: things one 
 NonNegativeInt = Annotated[int, Field(ge=0, le=1 << 16)]
 Block = Annotated[list[Count], Field(min_length=2, max_length=2)]
 Links = Annotated[list[NonNegativeInt], Field(min_length=1)]
+
+_SUM_BYTES = 4  # of an FP32 value
 
 
 class _Strict(BaseModel):
@@ -166,7 +169,10 @@ class GpuSpec(_Strict):
 
 
 class WarpSpec(_Strict):
-    """Times of single warps, where they are the limit and not bytes per second."""
+    """Times of single warps, where they are the limit and not bytes per second.
+
+    Only of machines that run CUDA.
+    """
 
     scan_ns: Quantity[NonNegative]
     """Looking at one token's flag and going on."""
@@ -276,7 +282,10 @@ class OverheadsSpec(_Strict):
 
 
 class NcclSpec(_Strict):
-    """Kernels of NCCL on this chip; starts are counted from the start of a kernel."""
+    """Kernels of NCCL on this chip; starts are counted from the start of a kernel.
+
+    Machines that run CUDA have this table and `WarpSpec`, others neither.
+    """
 
     ring_channels: Quantity[Units]
     ll_start_us: Quantity[NonNegative]
@@ -296,6 +305,24 @@ class NcclSpec(_Strict):
     pair_simple_start_us: Quantity[NonNegative]
     proxy_step_us: Quantity[NonNegative]
     """Of the host's thread for a write that it posts, a buffer that it offers, or a completion."""
+
+
+class AiCoreSpec(_Strict):
+    """What a core of an Ascend NPU has beside its cube unit, which stands for an SM's tensor cores.
+
+    Only of machines that run CANN. Their num_sms counts AI cores: a cube core with its vector
+    cores, each of which has an instruction stream of its own.
+    """
+
+    vector_cores: Quantity[Units]
+    """Of each AI core. They cast, add and move rows, while the cube core multiplies."""
+    l0c_bytes: Quantity[Count]
+    """Where the cube unit adds up a tile, in FP32 values."""
+    sync_all_us: Quantity[NonNegative]
+    """A barrier of all vector cores of an NPU inside a kernel."""
+    quantised_row_us: Quantity[NonNegative]
+    """A vector core, for a row that it loads, casts to one byte a value and stores, beside its
+    bytes: loading, casting and storing wait for one another."""
 
 
 class NicSpec(_Strict):
@@ -318,23 +345,52 @@ class SystemSpec(_Strict):
     link: LinkSpec
     switch: SwitchSpec
     gpu: GpuSpec
-    warp: WarpSpec
+    warp: WarpSpec | None = None
+    ai_core: AiCoreSpec | None = None
     hbm: HbmSpec
     compute: ComputeSpec
     attention: AttentionSpec
     overheads: OverheadsSpec
-    nccl: NcclSpec
+    nccl: NcclSpec | None = None
     nic: NicSpec
 
     @model_validator(mode="after")
     def _ratios_are_to_something(self) -> Self:
-        for key in keys():
+        present = self.present()
+        for key in present:
             spread = self.entry(key).spread
             leader = spread.removeprefix("as ") if isinstance(spread, str) else spread
-            if leader != spread and (leader not in keys() or leader == key):
+            if leader != spread and (leader not in present or leader == key):
                 message = f"{key}: spread {spread!r} names no other value"
                 raise ValueError(message)
         return self
+
+    @model_validator(mode="after")
+    def _has_one_platform(self) -> Self:
+        cuda = self.warp is not None and self.nccl is not None
+        neither = self.warp is None and self.nccl is None
+        if (self.ai_core is None) != cuda or not (cuda or neither):
+            message = "a machine has the tables [warp] and [nccl], or [ai_core] and neither of them"
+            raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
+    def _tiles_fit_where_they_are_added_up(self) -> Self:
+        if self.ai_core is None:
+            return self
+        room = self.ai_core.l0c_bytes.value
+        for key in (key for key in self.present() if key.endswith("_blocks")):
+            for rows, columns in self.entry(key).value:
+                if rows * columns * _SUM_BYTES > room:
+                    message = (
+                        f"{key}: FP32 sums of {rows} x {columns} exceed ai_core.l0c_bytes = {room}"
+                    )
+                    raise ValueError(message)
+        return self
+
+    def present(self) -> list[str]:
+        """Dotted keys of the tables that this machine has, sorted."""
+        return [key for key in keys() if getattr(self, key.partition(".")[0]) is not None]
 
     def entry(self, key: str) -> Quantity[Any]:
         """Value of a dotted key, with its source."""
@@ -349,26 +405,22 @@ class SystemSpec(_Strict):
 
     def rows(self) -> list[tuple[str, Any, str, str, str]]:
         """Give every value as (dotted key, value, unit, source, confidence), sorted by key."""
-        found = []
-        for section in sections():
-            table = getattr(self, section)
-            for key in type(table).model_fields:
-                entry = getattr(table, key)
-                dotted = f"{section}.{key}"
-                found.append((dotted, entry.value, unit_of(dotted), entry.source, entry.confidence))
-        return sorted(found)
+        return [
+            (key, entry.value, unit_of(key), entry.source, entry.confidence)
+            for key in self.present()
+            for entry in [self.entry(key)]
+        ]
 
 
 @cache
 def sections() -> Mapping[str, type[BaseModel]]:
-    """Tables of a preset file and the model of each."""
-    return MappingProxyType(
-        {
-            name: field.annotation
-            for name, field in SystemSpec.model_fields.items()
-            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        }
-    )
+    """Tables of a preset file and the model of each, those included that not every machine has."""
+    found: dict[str, type[BaseModel]] = {}
+    for name, field in SystemSpec.model_fields.items():
+        for one in (field.annotation, *get_args(field.annotation)):
+            if isinstance(one, type) and issubclass(one, BaseModel):
+                found[name] = one
+    return MappingProxyType(found)
 
 
 @cache
@@ -383,5 +435,5 @@ def _keys() -> tuple[str, ...]:
 
 
 def keys() -> list[str]:
-    """All dotted keys that a preset gives and an override may change, sorted."""
+    """All dotted keys that a preset may give and an override may change, sorted."""
     return list(_keys())

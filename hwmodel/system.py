@@ -6,8 +6,10 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+from hwmodel.ai_core import AiCore
 from hwmodel.attention import Attention
 from hwmodel.compute import Compute
+from hwmodel.errors import UserError
 from hwmodel.fabric import Fabric
 from hwmodel.link import Link
 from hwmodel.memory import L2, Hbm, StreamingMultiprocessors
@@ -31,6 +33,10 @@ class Capability(enum.Enum):
     """Transfers that occupy no SM."""
     SCALE_OUT = "scale-out"
     """More than one NVLink domain."""
+    CUDA = "cuda"
+    """Runs libraries that are written in CUDA, whose costs are known ([nccl], [warp])."""
+    CANN = "cann"
+    """Runs those of Ascend's CANN ([ai_core])."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,10 @@ class System:
         One line for people.
     num_gpus
         GPUs in use, all domains together.
-    fabric, link, switch, sm, warps, l2, hbm, compute, attention, overheads, nccl
+    fabric, link, switch, sm, l2, hbm, compute, attention, overheads
         The models; every GPU is like every other.
+    ai_core
+        What an Ascend NPU's cores have beside the cube unit; None on others.
     spec
         The description with all sources, overrides applied.
     """
@@ -58,14 +66,15 @@ class System:
     link: Link
     switch: Switch
     sm: StreamingMultiprocessors
-    warps: Warps
+    ai_core: AiCore | None
     l2: L2
     hbm: Hbm
     compute: Compute
     attention: Attention
     overheads: Overheads
-    nccl: Nccl
     spec: SystemSpec
+    _warps: Warps | None
+    _nccl: Nccl | None
 
     @classmethod
     def from_spec(cls, spec: SystemSpec, num_gpus: int) -> System:
@@ -84,15 +93,44 @@ class System:
             link=link,
             switch=Switch.from_spec(spec.switch, link, fabric.num_planes, fabric.gpus_per_domain),
             sm=StreamingMultiprocessors.from_spec(spec.gpu),
-            warps=Warps.from_spec(spec),
+            ai_core=None if spec.ai_core is None else AiCore.from_spec(spec.ai_core),
             l2=L2.from_spec(spec.gpu),
             hbm=hbm,
             compute=Compute.from_spec(spec.compute, spec.gpu, hbm, spec.overheads),
             attention=Attention.from_spec(spec),
             overheads=Overheads.from_spec(spec.overheads, store_ps),
-            nccl=Nccl.from_spec(spec.nccl),
             spec=spec,
+            _warps=Warps.from_spec(spec) if spec.warp is not None else None,
+            _nccl=Nccl.from_spec(spec.nccl) if spec.nccl is not None else None,
         )
+
+    @property
+    def nccl(self) -> Nccl:
+        """NCCL on its GPUs.
+
+        Raises
+        ------
+        UserError
+            If the machine does not run CUDA.
+        """
+        if self._nccl is None:
+            message = f"system {self.name!r} does not run CUDA, and so neither NCCL"
+            raise UserError(message)
+        return self._nccl
+
+    @property
+    def warps(self) -> Warps:
+        """Warps of its GPUs.
+
+        Raises
+        ------
+        UserError
+            If the machine does not run CUDA.
+        """
+        if self._warps is None:
+            message = f"system {self.name!r} does not run CUDA: its cores have no warps"
+            raise UserError(message)
+        return self._warps
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -103,6 +141,8 @@ class System:
             Capability.DYNAMIC_MULTICAST: self.switch.dynamic_multicast,
             Capability.COPY_ENGINE: self.spec.gpu.copy_engine.value,
             Capability.SCALE_OUT: self.fabric.num_domains > 1,
+            Capability.CUDA: self._nccl is not None,
+            Capability.CANN: self.ai_core is not None,
         }
         return frozenset(capability for capability, there in has.items() if there)
 

@@ -53,7 +53,8 @@ class Warps:
 
     @classmethod
     def from_spec(cls, spec: SystemSpec) -> Warps:
-        """Build from a preset's ``[warp]`` table and its memory latencies."""
+        """Build from a preset's ``[warp]`` table, which it must have, and its memory latencies."""
+        assert spec.warp is not None
         return cls(
             scan_ps=ps_from_ns(spec.warp.scan_ns.value),
             row_ps=ps_from_ns(spec.warp.row_ns.value),

@@ -45,10 +45,11 @@ def schemes(
 
     A check ends with exit code 0 if the scheme keeps the contract and with 1 if it does not.
     """
-    from replay.schemes import SCHEMES, find
+    from replay.schemes import find
+    from replay.schemes.registry import COMPARED
 
     if scheme is None:
-        _list(SCHEMES.values(), as_json)
+        _list(COMPARED.values(), as_json)
     elif scheme == "check":
         if checked is None:
             message = "check what? Expected `moereplay schemes check SCHEME`"
@@ -125,10 +126,10 @@ def _plugins() -> Iterable[Scheme | str]:
     """Schemes of plug-ins; a line of text for each that cannot be used."""
     from replay.schemes import find
     from replay.schemes.outside import plugins
-    from replay.schemes.registry import EXAMPLES, SCHEMES
+    from replay.schemes.registry import COMPARED, EXAMPLES
 
     for name in plugins():
-        if name in SCHEMES or name in EXAMPLES:
+        if name in COMPARED or name in EXAMPLES:
             yield f"plug-in {name!r} is not used: moereplay has a scheme of this name"
             continue
         try:
@@ -150,8 +151,8 @@ def _table(*columns: str) -> Table:
 def hardware(scheme: Scheme) -> str:
     """Hardware that a scheme needs of a system, and hardware that it adds to it."""
     parts = []
-    if scheme.needs:
-        parts.append(f"needs {', '.join(sorted(scheme.needs))}")
+    if needs := sorted(scheme.needs | {scheme.platform} - {"", "cuda"}):
+        parts.append(f"needs {', '.join(needs)}")
     if scheme.proposes:
         parts.append(f"proposes {', '.join(sorted(scheme.proposes))}")
     return "; ".join(parts)
@@ -206,7 +207,7 @@ def _explain(scheme: Scheme, as_json: bool) -> None:
         "moves": TRAFFIC[scheme.traffic].moves if scheme.traffic in TRAFFIC else scheme.traffic,
         "network": NETWORK[scheme.network].moves if scheme.network in NETWORK else scheme.network,
         "overlap": scheme.overlap,
-        "needs": ", ".join(sorted(scheme.needs)) or "nothing special",
+        "needs": ", ".join(sorted(scheme.needs | {scheme.platform} - {""})) or "nothing special",
         "proposes": ", ".join(sorted(scheme.proposes)) or "no new hardware",
         "SMs": f"{found.sms} that only communicate, on {SYSTEM}",
         "types": found.types,

@@ -27,8 +27,10 @@ PORTS = {
     ("combine", "nic-out"): ("sends by NIC", "the results that other domains get from it"),
     ("combine", "nic-in"): ("receives by NIC", "the results that its domain gets through it"),
 }
-HEADER = 9 / 8  # every 128 bytes of data have a header flit of 16
-LEAST_CONTROL = 0.22 / 9  # flits that come back for a packet: an acknowledgement's share of one
+HEADER = {"cuda": 9 / 8, "cann": 17 / 16}
+"""By platform: every 128 bytes of data have a header flit of 16, every 512 one of 32."""
+LEAST_CONTROL = {"cuda": 0.22 / 9, "cann": 0.125 / 17}
+"""Flits that come back for a packet: an acknowledgement's share of one."""
 
 
 def payload(case: Case) -> Iterator[str]:
@@ -73,11 +75,11 @@ def _difference(missing: int, row: int) -> str:
 
 def wire(case: Case) -> Iterator[str]:
     """Wire bytes against payload."""
-    graph = case.built.graph
+    graph, of_packets = case.built.graph, HEADER[case.scheme.platform or "cuda"]
     carried = port_bytes(graph, "wire")
     for phase, ports in port_bytes(graph).items():
         for (direction, gpu), nbytes in ports.items():
-            header = HEADER if direction in NVLINK else 1
+            header = of_packets if direction in NVLINK else 1
             if carried[phase][direction, gpu] < nbytes * header:
                 yield (
                     f"{phase}: the {direction} of GPU {gpu} carries {nbytes:,} bytes of payload in "
@@ -87,7 +89,7 @@ def wire(case: Case) -> Iterator[str]:
 
 def control(case: Case) -> Iterator[str]:
     """Acknowledgements of stores, requests of loads."""
-    graph = case.built.graph
+    graph, least = case.built.graph, LEAST_CONTROL[case.scheme.platform or "cuda"]
     for phase, there, back in (
         ("dispatch", "DISPATCH_UP", ("DISPATCH_ACK_DOWN", "DISPATCH_REQUEST_DOWN")),
         ("combine", "COMBINE_UP", ("COMBINE_ACK_DOWN", "COMBINE_REQUEST_DOWN")),
@@ -97,7 +99,7 @@ def control(case: Case) -> Iterator[str]:
         for gpu in range(case.work.num_ranks):
             data = int(graph.wire_bytes[sends & (graph.rank == gpu)].sum())
             answers = int(graph.wire_bytes[against & (graph.rank == gpu)].sum())
-            if answers < LEAST_CONTROL * data:
+            if answers < least * data:
                 yield (
                     f"{phase}: GPU {gpu} sends {data:,} bytes on the wire, and {answers:,} bytes "
                     "of acknowledgements or requests come to it: stores are acknowledged, loads "

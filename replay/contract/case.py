@@ -34,18 +34,28 @@ if TYPE_CHECKING:
 PAIRS = 20_000_000  # of queries and keys: some 50 us of attention
 
 
+SYSTEMS = {
+    "cuda": ("dgx-h100", "gh200-nvl32"),
+    "cann": ("cloudmatrix384", "cloudmatrix384"),
+}
+"""Presets on which schemes of each platform are examined, up to 8 ranks in a domain and beyond."""
+
+
 @cache
-def system_for(num_ranks: int, domain_size: int | None = None) -> System:
+def system_for(num_ranks: int, domain_size: int | None = None, platform: str = "cuda") -> System:
     """A system with at least so many GPUs that supports what schemes need.
 
     Parameters
     ----------
     domain_size
         GPUs of an NVLink domain; None if all are in one.
+    platform
+        See `replay.schemes.base.Scheme`.
     """
+    small, large = SYSTEMS[platform or "cuda"]
     if domain_size is None:
-        return hwmodel.load("dgx-h100" if num_ranks <= 8 else "gh200-nvl32")
-    return hwmodel.load("dgx-h100", _domains(domain_size, -(-num_ranks // domain_size)))
+        return hwmodel.load(small if num_ranks <= 8 else large)
+    return hwmodel.load(small, _domains(domain_size, -(-num_ranks // domain_size)))
 
 
 def _domains(size: int, num: int) -> dict[str, int]:
@@ -53,19 +63,23 @@ def _domains(size: int, num: int) -> dict[str, int]:
 
 
 @cache
-def one_flop_per_picosecond(domain_size: int = 32, num_domains: int = 1) -> System:
+def one_flop_per_picosecond(
+    domain_size: int = 32, num_domains: int = 1, platform: str = "cuda"
+) -> System:
     """A system whose tiles take as many picoseconds as they have operations, nothing else."""
+    name = SYSTEMS[platform or "cuda"][1]
+    peak = float(hwmodel.load(name).sm.num_sms)
     return hwmodel.load(
-        "gh200-nvl32",
+        name,
         {
             **_domains(domain_size, num_domains),
-            "compute.bf16_peak_TFLOP_per_s": 132.0,
+            "compute.bf16_peak_TFLOP_per_s": peak,
             "compute.bf16_efficiency": 1.0,
             "compute.bf16_grouped_efficiency": 1.0,
             "compute.bf16_grouped_whole_tiles": False,
-            "compute.fp8_peak_TFLOP_per_s": 132.0,
+            "compute.fp8_peak_TFLOP_per_s": peak,
             "compute.fp8_efficiency": 1.0,
-            "compute.fp32_peak_TFLOP_per_s": 132.0,
+            "compute.fp32_peak_TFLOP_per_s": peak,
             "compute.fp32_efficiency": 1.0,
             "compute.mma_rows": 1,
             "compute.operand_bytes_per_clock": 1e6,
@@ -139,7 +153,7 @@ class Case:
     ) -> None:
         self.scheme, self.name, self.work = scheme, name, work
         self.domain_size = domain_size
-        self.system = system_for(work.num_ranks, domain_size)
+        self.system = system_for(work.num_ranks, domain_size, scheme.platform)
         self.link = ChainLink(lambda: work, is_backward=work.is_backward)
 
     @cached_property
@@ -163,9 +177,11 @@ class Case:
 
     @property
     def _without_overhead(self) -> System:
+        platform = self.scheme.platform
         if self.domain_size is None:
-            return one_flop_per_picosecond()
-        return one_flop_per_picosecond(self.domain_size, self.system.fabric.num_domains)
+            return one_flop_per_picosecond(platform=platform)
+        domains = self.system.fabric.num_domains
+        return one_flop_per_picosecond(self.domain_size, domains, platform)
 
     @cached_property
     def chain(self) -> Chain:

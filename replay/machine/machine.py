@@ -23,6 +23,7 @@ from replay.machine.sync import Sync
 from replay.machine.tasks import Tasks
 from replay.machine.times import NO_TIME, Costs, MemoryTraffic, Time
 from replay.machine.transfers import Transfers
+from replay.machine.vectors import Vectors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +70,8 @@ class Machine:
     sms, buffers, caches, l2, host
         SMs and who holds them, finite buffers, associative memories, the cache that tiles read
         through, the thread that launches kernels.
+    vectors
+        Vector cores, on machines that have some.
     sync
         Barriers, counts, notifications.
     mirror
@@ -108,6 +111,7 @@ class Machine:
         self.mirror = None if sample is None else Mirror(self.domains, sample)
         self.transfers = Transfers(system, graph, paths, input_buffers, self.mirror)
         self.sms = Sms(self.resources, system.sm.num_sms, set_aside)
+        self.vectors = Vectors(system, self.resources)
         self.caches = Caches(graph, self.resources, self.notes)
         self.l2 = L2(system, graph, self.resources, self.caches)
         self.host = Host(system, self.resources, tasks, self.notes, launch, lead)

@@ -34,6 +34,7 @@ class ResourceClass(IntEnum):
     SWITCH = 8  # adders of the switch
     ARBITER = 9  # units that decide who is next
     L2 = 10  # the cache that all SMs of a GPU share, as a server of bytes
+    VECTOR = 12  # vector cores of an NPU, beside the cube cores that count as SMs
     OTHER = 11  # made by a scheme straight on the graph
     PROXY = 12  # the thread of the host that posts what leaves the node for its GPU
 

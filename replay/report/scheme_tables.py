@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from replay.schemes import SCHEMES
+from replay.schemes.registry import COMPARED
 from replay.schemes.software import TYPICAL, as_program
 from replay.schemes.staged import StagedScheme
 from replay.schemes.traffic import NETWORK, TRAFFIC, way_back
@@ -109,7 +109,7 @@ def scheme_table() -> str:
                 *facts_of(scheme)[:3],
                 ", ".join(sorted(scheme.proposes)) or "-",
             )
-            for scheme in SCHEMES.values()
+            for scheme in COMPARED.values()
         ],
     )  # fmt: skip
 
@@ -120,7 +120,7 @@ def limits_table() -> str:
         ("scheme", "number types", "gradients", "interleave", "written for, or measured on"),
         [
             (f"`{scheme.name}`", found.types, found.gradients, found.interleave, found.limits)
-            for scheme in SCHEMES.values()
+            for scheme in COMPARED.values()
             for found in [facts_of(scheme)]
         ],
     )
@@ -133,7 +133,7 @@ def traffic_table() -> str:
         [
             (
                 name,
-                ", ".join(f"`{key}`" for key, scheme in SCHEMES.items() if scheme.traffic == name),
+                ", ".join(f"`{key}`" for key, scheme in COMPARED.items() if scheme.traffic == name),
                 traffic.up,
                 traffic.down,
                 TRAFFIC[way_back(name)].down,
@@ -151,7 +151,7 @@ def network_table() -> str:
         [
             (
                 name,
-                ", ".join(f"`{key}`" for key, scheme in SCHEMES.items() if scheme.network == name),
+                ", ".join(f"`{key}`" for key, scheme in COMPARED.items() if scheme.network == name),
                 network.moves,
                 network.out,
                 network.in_,

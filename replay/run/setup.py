@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from replay.errors import UserError, check_kind
 from replay.run.identity import describe, identity
 from replay.run.spec import RunSpec
-from replay.schemes import SCHEMES, Scheme, find, supported
+from replay.schemes import Scheme, find, supported
 from replay.schemes.base import LayerRefusedError
-from replay.schemes.registry import capabilities
+from replay.schemes.registry import COMPARED
 from replay.work.precision import Precision
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def find_scheme(reference: str | None) -> Scheme:
         If there is no such scheme, naming those there are.
     """
     if reference is None:
-        message = f"no scheme is given; known: {', '.join(SCHEMES)}"
+        message = f"no scheme is given; known: {', '.join(COMPARED)}"
         raise UserError(message)
     return find(reference)
 
@@ -292,7 +292,7 @@ def check_needs(scheme: Scheme, system: System) -> None:
     UserError
         Naming what is missing, and the schemes that the system supports.
     """
-    missing = scheme.needs - capabilities(system)
+    missing = scheme.lacks(system)
     if missing:
         message = (
             f"scheme {scheme.name!r} needs {', '.join(sorted(missing))}, which system "
@@ -311,7 +311,7 @@ def check_rows(scheme: Scheme, combine_rows: str) -> None:
     """
     if combine_rows in scheme.combine_types:
         return
-    can = [name for name, one in SCHEMES.items() if combine_rows in one.combine_types]
+    can = [name for name, one in COMPARED.items() if combine_rows in one.combine_types]
     message = (
         f"scheme {scheme.name!r} has no {combine_rows} rows on the way back, only "
         f"{', '.join(sorted(scheme.combine_types))}; {combine_rows} rows have: {', '.join(can)}"

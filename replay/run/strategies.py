@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from replay.errors import UserError
 from replay.schemes.base import LayerRefusedError
-from replay.schemes.registry import SCHEMES
+from replay.schemes.registry import COMPARED
 from replay.schemes.staged import Stage, StagedScheme
 from replay.work.placement import PER_STEP
 
@@ -95,7 +95,7 @@ def staged(scheme: Scheme, kind: Interleave) -> StagedScheme:
         return scheme.interleaved(kind)
     can = [
         name
-        for name, one in SCHEMES.items()
+        for name, one in COMPARED.items()
         if isinstance(one, StagedScheme) and kind in one.interleaves
     ]
     if kind == "sbo":

@@ -69,6 +69,8 @@ class Scheme(ABC):
         What runs at the same time: "none", or the part of the layer.
     needs
         Capabilities of a system without which the scheme cannot run.
+    platform
+        What its code is written for, "cuda" or "cann"; empty for any, such as a definition.
     proposes
         Capabilities that the scheme adds to a system that lacks them: hardware that is proposed.
     phases_separated
@@ -114,6 +116,7 @@ class Scheme(ABC):
     assumes: str = ""
     overlap: str = "none"
     needs: frozenset[str] = frozenset()
+    platform: str = "cuda"
     proposes: frozenset[str] = frozenset()
     phases_separated: bool = True
     candidates: Mapping[str, tuple[int, ...]] = MappingProxyType({})
@@ -143,6 +146,11 @@ class Scheme(ABC):
     def uplinks(self) -> Discipline:
         """Discipline by which a GPU's uplink chooses a message; see `GraphBuilder.resource`."""
         return "voq"
+
+    def lacks(self, system: System) -> frozenset[str]:
+        """Capabilities that it needs and a system does not have, its platform included."""
+        has = {capability.value for capability in system.capabilities}
+        return frozenset({self.platform} - {""} | self.needs) - has
 
     def is_tuned(self, asked: bool | None) -> bool:
         """Whether some of its options are chosen by replay.

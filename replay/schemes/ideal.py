@@ -56,6 +56,7 @@ class Ideal(Scheme):
     source = "definition"
     traffic = "none"
     network = "free"
+    platform = ""
     overlap = "nothing to overlap"
     phases_separated = False
     combine_types = frozenset(NUMBER_TYPES)

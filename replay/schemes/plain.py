@@ -51,6 +51,7 @@ class Plain(Scheme):
     summary = "direct stores of (token, expert) rows, no overlap; the one to copy"
     source = "definition"
     traffic = "pair"
+    platform = ""
     combine_types = frozenset(NUMBER_TYPES)
     options: PlainOptions = PlainOptions()
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.errors import UserError, unknown
 from replay.schemes import outside
+from replay.schemes.cann_ep import CannEp
 from replay.schemes.ccfuser.scheme import CcFuser
 from replay.schemes.comet.scheme import COMET, FLUX
 from replay.schemes.deepep.elastic import ElasticDeepEp
@@ -64,16 +65,21 @@ SCHEMES: dict[str, Scheme] = {
         MoeHub(),
     )
 }
-"""Schemes that are compared by default, with their default options, in the order of reports."""
+"""Schemes that GPUs with CUDA have, with their default options, in the order of reports."""
+
+ELSEWHERE: dict[str, Scheme] = {scheme.name: scheme for scheme in (CannEp(),)}
+"""Schemes of other platforms."""
+
+COMPARED: dict[str, Scheme] = SCHEMES | ELSEWHERE
+"""Schemes that are compared by default on a system that they run on."""
 
 EXAMPLES: dict[str, Scheme] = {scheme.name: scheme for scheme in (Plain(),)}
 """Schemes that are found by name and left out of comparisons that name none."""
 
 
 def supported(system: System) -> list[str]:
-    """Names of the schemes whose needs the system meets, in the order of `SCHEMES`."""
-    has = capabilities(system)
-    return [name for name, scheme in SCHEMES.items() if scheme.needs <= has]
+    """Names of the schemes whose needs the system meets, in the order of `COMPARED`."""
+    return [name for name, scheme in COMPARED.items() if not scheme.lacks(system)]
 
 
 def capabilities(system: System) -> set[str]:
@@ -87,7 +93,7 @@ def find(reference: str) -> Scheme:
     Parameters
     ----------
     reference
-        A name of `SCHEMES` or `EXAMPLES`, the name of a plug-in's entry point in the group
+        A name of `COMPARED` or `EXAMPLES`, the name of a plug-in's entry point in the group
         ``moereplay.schemes``, or ``path/to/file.py:Name``. A file that is named is executed.
 
     Raises
@@ -95,7 +101,7 @@ def find(reference: str) -> Scheme:
     UserError
         If there is no such scheme, or its file or plug-in cannot be used.
     """
-    own = SCHEMES | EXAMPLES
+    own = COMPARED | EXAMPLES
     if reference in own:
         return own[reference]
     if ".py:" in reference or reference.endswith(".py"):

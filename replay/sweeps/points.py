@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from replay.errors import UserError, unknown
 from replay.run import spec as run_spec
 from replay.run.spec import words
-from replay.schemes import SCHEMES
+from replay.schemes.registry import COMPARED
 
 if TYPE_CHECKING:
     from replay.sweeps.study import Grid, Scalar, Study
@@ -215,14 +215,14 @@ def _check_own_setting(key: str, value: Scalar) -> None:
     """Refuse what `check_setting` refuses, of settings that are not those of a replay."""
     wanted = OTHER_SETTINGS.get(key)
     group, dot, name = key.partition(".")
-    is_group = group in PREFIXES or group in SCHEMES
+    is_group = group in PREFIXES or group in COMPARED
     if wanted is None and group == "trace" and dot:
         wanted = TRACE_SETTINGS.get(name, (bool, int, float, str))
     if wanted is None and dot and is_group and not name:
         message = f"{key!r} names nothing in the group {group!r}"
         raise UserError(message)
     if wanted is None and dot and not is_group:
-        raise unknown("group of settings", group, [*PREFIXES, *SCHEMES])
+        raise unknown("group of settings", group, [*PREFIXES, *COMPARED])
     if wanted is None and not dot:
         forms = [f"{prefix}.KEY" for prefix in PREFIXES] + ["SCHEME.OPTION"]
         raise unknown("setting", key, [*RUN_SETTINGS, *OTHER_SETTINGS, *forms])

@@ -17,7 +17,8 @@ from replay.errors import UserError
 from replay.run.replayer import carry_out
 from replay.run.setup import Setup, find_scheme, set_up, spec_of
 from replay.run.spec import DEFAULT_SYSTEM
-from replay.schemes import SCHEMES, Scheme
+from replay.schemes import Scheme
+from replay.schemes.registry import COMPARED
 from replay.sweeps.points import PREFIXES, Point
 from replay.sweeps.source import Source, generated, recorded
 
@@ -69,7 +70,7 @@ def make_task(point: Point) -> Task:
     UserError
         If something named does not exist, or a value is not possible for it.
     """
-    groups: dict[str, dict[str, Scalar]] = {name: {} for name in (*PREFIXES, *SCHEMES)}
+    groups: dict[str, dict[str, Scalar]] = {name: {} for name in (*PREFIXES, *COMPARED)}
     settings: dict[str, Any] = {}
     for key, value in point.settings.items():
         group, dot, name = key.partition(".")
@@ -95,7 +96,7 @@ def make_task(point: Point) -> Task:
 
 def _scheme(name: Any, groups: Mapping[str, Mapping[str, Scalar]]) -> Scheme:
     chosen = find_scheme(name)
-    for other, scheme in SCHEMES.items():  # mistakes in the options of others are mistakes too
+    for other, scheme in COMPARED.items():  # mistakes in the options of others are mistakes too
         # As text, like on the command line: a whole number will do for an option with a fraction.
         options = {key: str(value) for key, value in groups[other].items()}
         if options:

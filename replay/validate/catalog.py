@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from replay.errors import unknown
 from replay.validate import (
+    ascend,
     blackwell,
     ccfuser,
     compute,
@@ -41,6 +42,9 @@ TABLES: dict[str, Table] = {
         compute.MOE_SKEWED,
         deepgemm.TABLE,
         ccfuser.TABLE,
+        ascend.CANN_EP,
+        ascend.CANN_EP_NORMAL,
+        ascend.GEMM,
     )
 }
 

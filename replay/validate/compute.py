@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +71,19 @@ def _one_expert(rows: int, columns: int, inner: int, precision: str) -> LayerWor
 def _quantise_bytes(rows: Any, columns: int) -> Any:
     """Bytes that quantising moves: BF16 in, FP8 and a 4-byte scale for 128 values out."""
     return rows * (3 * columns + columns // 32)
+
+
+def one_matrix(
+    m: int, n: int, k: int, precision: str, num_sms: int
+) -> Callable[[Machine, Ints], None]:
+    """A multiplication on so many SMs, for `Bench.time_us`; nothing is quantised."""
+
+    def build(machine: Machine, start: Ints) -> None:
+        work = _one_expert(m, n, k, precision)
+        pool = machine.sms.pool("sm", num_sms)
+        matrix_kernel(machine, work, Gemm(n, k, Kind.GEMM1, 2 * n), pool, start)
+
+    return build
 
 
 def predict_gemm(bench: Bench, rows: Sequence[Row]) -> list[float]:

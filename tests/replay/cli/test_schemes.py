@@ -17,6 +17,7 @@ from replay.contract.layers import LAYERS, ONE_TOKEN
 from replay.report.scheme_tables import facts_of
 from replay.schemes import SCHEMES, find, outside
 from replay.schemes.options import about
+from replay.schemes.registry import COMPARED
 
 PLAIN = Path(replay.schemes.plain.__file__).read_text(encoding="utf-8")
 MINE = PLAIN.replace('name = "plain"', 'name = "mine"')
@@ -59,10 +60,10 @@ def test_the_list_fits_a_terminal_and_names_all() -> None:
 
 def test_the_list_as_json() -> None:
     rows = json.loads(invoke("schemes", "--json").stdout)
-    assert [row["name"] for row in rows] == list(SCHEMES)
+    assert [row["name"] for row in rows] == list(COMPARED)
     for row in rows:
         assert row["source"] and row["summary"]
-        assert row["validity"] == SCHEMES[row["name"]].validity
+        assert row["validity"] == COMPARED[row["name"]].validity
         assert set(row["passes"]) <= {"forward", "backward"} and row["combine_types"]
         assert row["communication_sms"].keys() == {"dgx-h100"} and row["kernels"] >= 0
         assert set(row["options"]) == {one["name"] for one in row["about_options"]}

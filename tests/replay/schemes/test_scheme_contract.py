@@ -28,18 +28,18 @@ from replay.schemes import SCHEMES, find
 from replay.schemes.base import LayerRefusedError
 from replay.schemes.facts import lacking
 from replay.schemes.options import about
-from replay.schemes.registry import EXAMPLES
+from replay.schemes.registry import COMPARED, EXAMPLES
 from replay.work.layer import LayerWork
 
 SystemFor = Callable[[int], System]
 
 
 CASES = [
-    *((name, scheme) for name in small_layers.LAYERS for scheme in [*SCHEMES, *EXAMPLES]),
+    *((name, scheme) for name in small_layers.LAYERS for scheme in [*COMPARED, *EXAMPLES]),
     *(
         (name, scheme)
         for name in small_layers.ACROSS
-        for scheme in [*SCHEMES, *EXAMPLES]
+        for scheme in [*COMPARED, *EXAMPLES]
         if find(scheme).network
     ),
 ]

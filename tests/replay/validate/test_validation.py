@@ -27,6 +27,7 @@ SLOW = (
     "deepep_normal_b200",
     "deepep_internode",
     "hybrid_ep",
+    "cann_ep_normal",
     "moe_skewed",
     "moe_deepgemm",
 )  # most of the time of all tables
@@ -37,6 +38,8 @@ LARGE = {"gemm": "FP8, m >= 256", "moe_compute": "fewer pairs than experts"}
 def cheap(row):
     if row.table in ("hybrid_ep", "deepep_v2"):  # none has few tokens
         return row["num_gpus"] == 8
+    if row.table == "cann_ep_normal":
+        return row["ep_size"] == 8
     return row.setting.get("tokens_per_rank", 0) <= MOST_TOKENS
 
 
@@ -129,6 +132,7 @@ def test_the_tables_are_the_published_ones():
         "deepep_low_latency": 66, "deepep_internode": 276, "deepep_low_latency_internode": 52,
         "gemm": 1554, "gemm_few_tiles": 488, "moe_compute": 891,
         "moe_skewed": 405, "moe_deepgemm": 188, "ccfuser": 32,
+        "cann_ep": 11, "cann_ep_normal": 5, "ascend_gemm": 6,
     }  # fmt: skip
     row = TABLES["deepep_normal"].rows()[0]
     assert row.line == 2 and row["hidden"] == 2048 and row.measured == 25.29

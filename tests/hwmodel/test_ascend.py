@@ -1,0 +1,103 @@
+"""Ascend's presets: what follows from the sizes of its cube units, and what they do not have."""
+
+import re
+from importlib import resources
+
+import pytest
+
+import hwmodel
+from hwmodel import Capability, UserError
+from hwmodel.catalog import load_spec
+from hwmodel.specs import SystemSpec
+
+NPUS = [
+    name for name in hwmodel.names() if "cann" in {c.value for c in hwmodel.load(name).capabilities}
+]
+MULTIPLY_ADDS = 16**3  # of a cube unit in a clock, BF16; INT8 has twice as many
+
+
+def test_which_presets_are_ascend():
+    assert NPUS == ["cloudmatrix384"]
+
+
+@pytest.mark.parametrize("name", NPUS)
+def test_the_peak_is_that_of_the_cube_units(name):
+    system = hwmodel.load(name)
+    clock = system.spec.gpu.clock_GHz.value
+    tera = 2 * MULTIPLY_ADDS * system.sm.num_sms * clock / 1000
+    compute = system.spec.compute
+    assert compute.bf16_peak_TFLOP_per_s.value == pytest.approx(tera, rel=1e-3)
+    assert compute.fp8_peak_TFLOP_per_s.value == pytest.approx(2 * tera, rel=1e-3)
+    # 376 a die is published, which 24 units reach at 1.91 GHz and 25 at 1.84.
+    assert 0.93 < tera / 376 < 1
+
+
+def test_a_large_multiplication_reaches_what_is_published():
+    """INT8 on one die: 0.77 to 0.83 of 752 TOP/s (arXiv 2506.12708, recalled)."""
+    compute = hwmodel.load("cloudmatrix384").compute
+    m, n, k = 7168, 4096, 7168
+    tera = 2 * m * n * k / compute.gemm_time_ps(m, n, k, "fp8")
+    assert 0.77 * 752 < tera < 0.83 * 752
+
+
+def test_weights_come_through_the_cores_or_the_memory_whichever_is_slower():
+    """A projection of 16 rows with 178 MB of weights takes 136 us on a die of an Atlas A3."""
+    compute = hwmodel.load("cloudmatrix384").compute
+    assert compute.gemm_time_ps(16, 17408, 5120, "bf16") / 1e6 == pytest.approx(136, rel=0.03)
+
+
+@pytest.mark.parametrize("name", NPUS)
+def test_nothing_is_taken_from_a_gpu(name):
+    """Neither a base, nor a source that names a GPU's value, nor a table of CUDA."""
+    text = (resources.files("hwmodel.presets") / f"{name}.toml").read_text("utf-8")
+    base = re.search(r'^base = "(.*)"', text, re.MULTILINE)
+    assert base is None or base[1] in NPUS
+    spec = load_spec(name)
+    assert spec.warp is None and spec.nccl is None
+    for key, _, _, source, _ in spec.rows():
+        assert not re.search(r"H100|H800|B200|A100|Hopper|NVIDIA|NCCL", source), key
+
+
+@pytest.mark.parametrize("name", NPUS)
+def test_what_is_assumed_says_so_and_is_trusted_little(name):
+    for key, _, _, source, confidence in load_spec(name).rows():
+        if source.startswith("assumed"):
+            assert confidence == "low", key
+
+
+@pytest.mark.parametrize("name", NPUS)
+def test_there_is_no_cuda(name):
+    system = hwmodel.load(name)
+    assert Capability.CUDA not in system.capabilities
+    with pytest.raises(UserError, match=f"'{name}' does not run CUDA, and so neither NCCL"):
+        _ = system.nccl
+    with pytest.raises(UserError, match="its cores have no warps"):
+        _ = system.warps
+
+
+def test_gpus_have_no_vector_cores():
+    system = hwmodel.load("dgx-h100")
+    assert system.ai_core is None and Capability.CANN not in system.capabilities
+
+
+def test_a_tile_must_fit_where_its_sums_are_added_up():
+    assert hwmodel.load("cloudmatrix384", {"compute.bf16_blocks": [[128, 256]]})
+    said = r"compute.bf16_blocks: fp32 sums of 256 x 256 exceed ai_core.l0c_bytes = 131072"
+    with pytest.raises(UserError, match=said):
+        hwmodel.load("cloudmatrix384", {"compute.bf16_blocks": [[256, 256]]})
+    assert hwmodel.load("dgx-h100", {"compute.bf16_blocks": [[256, 256]]})
+
+
+@pytest.mark.parametrize(
+    ("without", "given"),
+    [({"warp"}, {}), ({"nccl"}, {}), ({"warp", "nccl"}, {}), (set(), {"ai_core"})],
+)
+def test_a_machine_has_the_tables_of_one_platform(without, given):
+    gpu, npu = load_spec("dgx-h100").model_dump(), load_spec("cloudmatrix384").model_dump()
+    mixed = {key: value for key, value in gpu.items() if key not in without}
+    mixed |= {key: npu[key] for key in given}
+    with pytest.raises(ValueError, match=r"tables \[warp\] and \[nccl\], or \[ai_core\]"):
+        SystemSpec.model_validate(mixed)
+    swapped = {key: value for key, value in gpu.items() if key not in ("warp", "nccl")}
+    swapped |= {"ai_core": npu["ai_core"], "compute": npu["compute"]}
+    assert SystemSpec.model_validate(swapped).ai_core is not None
