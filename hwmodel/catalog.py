@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from hwmodel import nodes
 from hwmodel.errors import UserError, check_kind, unknown
-from hwmodel.specs import SystemSpec, keys, sections
+from hwmodel.specs import SystemSpec, keys, sections, words
 from hwmodel.system import System
 from tracegen import regular
 
@@ -212,13 +212,14 @@ def _check_key(key: str, where: str) -> None:
 
 
 def _parsed(key: str, value: Any) -> Any:
-    """Read text as a TOML value; other things are values already."""
-    if not isinstance(value, str):
+    """Read text as a TOML value, or as the text that it is; other things are values already."""
+    if not isinstance(value, str) or value in words(key):
         return value
     try:
         return regular.parse_toml(f"value = {value}")["value"]
     except ValueError:
-        message = f"override: {key}={value} is not a number, true, false or a [list]"
+        possible = [*words(key), "a number, true, false, a [list]"]
+        message = f"override: {key}={value} is not {', '.join(possible)} or a {{ table }}"
         raise UserError(message) from None
 
 

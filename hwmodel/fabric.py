@@ -4,9 +4,8 @@ GPUs of an NVLink domain hang on parallel switch planes. A GPU spreads its packe
 over all its links, whatever the target, so each plane carries traffic in
 proportion to its links; where all GPUs have the same proportions, no plane is a
 bottleneck before the GPU's port as a whole is (:meth:`Fabric.balanced_planes`),
-and the port as a whole is the resource to schedule. Domains are joined by one NIC
-per GPU; NICs of the same index in their domain share a leaf switch (a rail), and
-leaves are joined by a spine.
+and the port as a whole is the resource to schedule. Domains are joined by one network
+card per GPU (:mod:`hwmodel.network`).
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from hwmodel.errors import UserError
 from hwmodel.link import Link
-from hwmodel.ports import Direction, Hop, Nic, Port
+from hwmodel.network import Network
+from hwmodel.ports import Direction, Hop, Port
 from hwmodel.specs import SystemSpec
-from hwmodel.units import Rate, Whole, exact, ps_from_ns, ps_from_us
+from hwmodel.units import Rate, Whole, ps_from_ns
 from hwmodel.wiring import SPINE, gpu_node, leaf_node, nic_node, plane_node, wiring
 
 if TYPE_CHECKING:
@@ -44,8 +44,10 @@ class Fabric:
         From arrival of a posted store until other SMs of the target see it.
     read_access_ps
         From arrival of a read request until its answer leaves.
-    nic
+    network
         Scale-out; used between domains only.
+    rank_order
+        GPU of each rank, as the preset says it; see `gpu_of_rank`.
     """
 
     num_gpus: int
@@ -55,7 +57,8 @@ class Fabric:
     downlink_latency_ps: int
     write_visibility_ps: int
     read_access_ps: int
-    nic: Nic
+    network: Network
+    rank_order: str | tuple[int, ...]
     _link: Link
 
     @classmethod
@@ -63,6 +66,7 @@ class Fabric:
         """Build the first ``num_gpus`` GPUs of a preset."""
         per_domain = spec.fabric.num_gpus.value
         propagation = ps_from_ns(spec.link.propagation_ns.value)
+        order = spec.fabric.rank_order.value
         return cls(
             num_gpus=num_gpus,
             gpus_per_domain=per_domain,
@@ -71,13 +75,8 @@ class Fabric:
             downlink_latency_ps=propagation,
             write_visibility_ps=ps_from_ns(spec.gpu.write_visibility_ns.value),
             read_access_ps=ps_from_ns(spec.gpu.remote_read_access_ns.value),
-            nic=Nic(
-                rate=Rate.gigabytes_per_second(spec.nic.bandwidth_GB_per_s.value).times(
-                    exact(spec.nic.efficiency.value)
-                ),
-                put_latency_ps=ps_from_us(spec.nic.put_latency_us.value),
-                cross_rail_latency_ps=ps_from_us(spec.nic.cross_rail_us.value),
-            ),
+            network=Network.from_spec(spec),
+            rank_order=order if isinstance(order, str) else tuple(order),
             _link=link,
         )
 
@@ -102,13 +101,35 @@ class Fabric:
         """NVLink domain of a GPU."""
         return self._checked(gpu) // self.gpus_per_domain
 
-    def rail(self, gpu: int) -> int:
-        """Rail of a GPU's NIC: its index within the domain."""
-        return self._checked(gpu) % self.gpus_per_domain
+    def leaf(self, gpu: int) -> int:
+        """Leaf switch of the network card that a GPU sends and receives by."""
+        return self.network.leaf(self.network.nic_of(self._checked(gpu)))
 
     def links_of(self, gpu: int) -> tuple[int, ...]:
         """Links of a GPU to each plane of its domain."""
-        return self.links[self.rail(gpu)]
+        return self.links[self._checked(gpu) % self.gpus_per_domain]
+
+    def gpu_of_rank(self, num_ranks: int) -> list[int]:
+        """GPU that each of so many ranks runs on: the first so many GPUs, in some order.
+
+        Raises
+        ------
+        UserError
+            If the order is a list that names other GPUs than these.
+        """
+        if self.rank_order == "by node":
+            return list(range(num_ranks))
+        if self.rank_order == "round robin":
+            size = self.gpus_per_domain
+            return sorted(range(num_ranks), key=lambda gpu: (gpu % size, gpu // size))
+        order = [int(gpu) for gpu in self.rank_order]
+        if sorted(order) != list(range(num_ranks)):
+            message = (
+                f"fabric.rank_order lists {len(order)} GPUs; {num_ranks} ranks need each of GPU 0 "
+                f"to {num_ranks - 1} once"
+            )
+            raise UserError(message)
+        return order
 
     @cached_property
     def ports(self) -> tuple[Port, ...]:
@@ -161,7 +182,7 @@ class Fabric:
         Returns
         -------
         ``gpu, plane, gpu`` within a domain; ``gpu, nic, leaf, nic, gpu`` between
-        domains on one rail; with ``leaf, spine, leaf`` across rails. The GPU alone
+        domains on one leaf; with ``leaf, spine, leaf`` across leaves. The GPU alone
         if both are the same. Forwarding through a third GPU is a scheme's choice.
 
         Raises
@@ -184,9 +205,10 @@ class Fabric:
                 message = f"no plane {plane} between GPUs {src} and {dst}; there are {wired}"
                 raise UserError(message)
             return (first, plane_node(self.domain(src), plane), last)
-        leaves = (leaf_node(self.rail(src)), leaf_node(self.rail(dst)))
+        nics = tuple(nic_node(self.network.nic_of(gpu)) for gpu in (src, dst))
+        leaves = (leaf_node(self.leaf(src)), leaf_node(self.leaf(dst)))
         between = leaves[:1] if leaves[0] == leaves[1] else (leaves[0], SPINE, leaves[1])
-        return (first, nic_node(src), *between, nic_node(dst), last)
+        return (first, nics[0], *between, nics[1], last)
 
     def hops(self, src: int, dst: int) -> tuple[Hop, ...]:
         """Ports that a message between two GPUs occupies, in order; none within one GPU.
@@ -194,10 +216,16 @@ class Fabric:
         Notes
         -----
         These are the ports of :meth:`route`, all planes of a domain as one
-        (:meth:`balanced_planes`). Leaves and spine of the scale-out network are taken to be
-        non-blocking and appear only in its latency.
+        (:meth:`balanced_planes`), and all ways between a leaf and the spine as one. The spine
+        itself is taken to be non-blocking.
+
+        Raises
+        ------
+        UserError
+            If a part of the network that the way needs is missing.
         """
-        latency = self.path_latency_ps(src, dst)
+        self._checked(src)
+        self._checked(dst)
         if src == dst:
             return ()
         if self.domain(src) == self.domain(dst):
@@ -205,7 +233,7 @@ class Fabric:
                 Hop("uplink", src, self.uplink_rate, self.uplink_latency_ps),
                 Hop("downlink", dst, self.downlink_rate, self.downlink_latency_ps),
             )
-        return (Hop("nic-out", src, self.nic.rate, latency), Hop("nic-in", dst, self.nic.rate, 0))
+        return self.network.hops(src, dst)
 
     def held_in_switch_bytes(self, wire_bytes: Whole) -> Whole:
         """Room of an input buffer that a message holds while the model has it in the switch.
@@ -243,8 +271,7 @@ class Fabric:
             return 0
         if self.domain(src) == self.domain(dst):
             return self.uplink_latency_ps + self.downlink_latency_ps
-        same_rail = self.rail(src) == self.rail(dst)
-        return self.nic.put_latency_ps + (0 if same_rail else self.nic.cross_rail_latency_ps)
+        return self.network.put_ps(over_spine=self.leaf(src) != self.leaf(dst))
 
     def store_visibility_ps(self, src: int, dst: int) -> int:
         """From issuing a posted store until others on the target GPU see it."""
@@ -260,16 +287,15 @@ class Fabric:
         """The wiring as a directed networkx graph.
 
         Nodes carry ``kind`` (gpu, switch, nic, leaf, spine); edges carry ``kind``
-        (uplink, downlink, nic, network), ``num_links``, ``rate`` (a
-        :class:`hwmodel.units.Rate`, None inside the scale-out network, which is
-        taken to be non-blocking) and, for NVLink, ``latency_ps``.
+        (uplink, downlink, pcie, nic, leaf), ``num_links``, ``rate`` (a
+        :class:`hwmodel.units.Rate`) and, for NVLink, ``latency_ps``. Cards and leaves that
+        ``network.slow`` takes away are left out with their edges.
         """
         return wiring(
             self.ports,
             [self.domain(gpu) for gpu in range(self.num_gpus)],
             {"uplink": self.uplink_latency_ps, "downlink": self.downlink_latency_ps},
-            [self.rail(gpu) for gpu in range(self.num_gpus)] if self.num_domains > 1 else [],
-            self.nic.rate,
+            self.network if self.num_domains > 1 else None,
         )
 
     def _checked(self, gpu: int) -> int:

@@ -1,11 +1,11 @@
-"""Ports of GPUs, hops of messages over them, and network cards."""
+"""Ports of GPUs, and hops of messages over them and over the network."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from hwmodel.units import Rate, Whole
+from hwmodel.units import Rate
 
 Direction = Literal["uplink", "downlink"]
 
@@ -33,6 +33,11 @@ class Port:
     rate: Rate
 
 
+PortName = Literal[
+    "uplink", "downlink", "pcie-out", "nic-out", "leaf-up", "leaf-down", "nic-in", "pcie-in"
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Hop:
     """A port on the way between two GPUs.
@@ -40,30 +45,18 @@ class Hop:
     Attributes
     ----------
     port
-        ``uplink`` and ``downlink`` are all links of a GPU to all planes, ``nic-out`` and
-        ``nic-in`` its network card.
-    gpu
-        Whose port it is.
+        ``uplink`` and ``downlink`` are all links of a GPU to all planes; ``pcie`` lies between a
+        GPU and its network card, ``nic`` between the card and its leaf switch, ``leaf`` between a
+        leaf switch and the spine.
+    index
+        Whose port it is: a GPU, the card beside a GPU, or a leaf switch.
     rate
         Wire bytes per second.
     latency_ps
         From leaving this port to the next one, after the last hop to the target GPU.
     """
 
-    port: Literal["uplink", "downlink", "nic-out", "nic-in"]
-    gpu: int
+    port: PortName
+    index: int
     rate: Rate
     latency_ps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Nic:
-    """The network card of a GPU, and the latency of the network behind it."""
-
-    rate: Rate
-    put_latency_ps: int
-    cross_rail_latency_ps: int
-
-    def duration_ps(self, nbytes: Whole) -> Whole:
-        """Time that a message occupies the NIC in one direction."""
-        return self.rate.duration_ps(nbytes)

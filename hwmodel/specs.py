@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -33,6 +33,11 @@ Units = Annotated[int, Field(ge=1, le=1 << 16)]  # GPUs, links, SMs: things one 
 NonNegativeInt = Annotated[int, Field(ge=0, le=1 << 16)]
 Block = Annotated[list[Count], Field(min_length=2, max_length=2)]
 Links = Annotated[list[NonNegativeInt], Field(min_length=1)]
+Excess = Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+RankOrder = Literal["by node", "round robin"]
 
 _SUM_BYTES = 4  # of an FP32 value
 
@@ -94,6 +99,8 @@ class FabricSpec(_Strict):
     """NVLink domains, joined by one NIC per GPU if more than one."""
     links_per_plane: Quantity[Links | Annotated[list[Links], Field(min_length=1)]]
     """Links of a GPU to each plane; one list for all GPUs, or one for each GPU of a domain."""
+    rank_order: Quantity[RankOrder | list[NonNegativeInt]]
+    """GPU of each rank: node after node, in turn over the nodes, or a list."""
 
 
 class LinkSpec(_Strict):
@@ -325,15 +332,45 @@ class AiCoreSpec(_Strict):
     bytes: loading, casting and storing wait for one another."""
 
 
+class PcieSpec(_Strict):
+    """Between a GPU and its network card."""
+
+    bandwidth_GB_per_s: Quantity[Positive]
+    """Data in one direction, as reached."""
+    latency_ns: Quantity[NonNegative]
+    """One way."""
+
+
 class NicSpec(_Strict):
-    """Scale-out: one NIC per GPU on a rail-optimised network."""
+    """Scale-out: a network card for each GPU."""
 
     bandwidth_GB_per_s: Quantity[Positive]
     efficiency: Quantity[Ratio]
-    put_latency_us: Quantity[NonNegative]
-    """GPU-initiated put, one way, between NICs of one rail."""
-    cross_rail_us: Quantity[NonNegative]
-    """Added when the two NICs are on different rails (leaf, spine, leaf)."""
+    post_ns: Quantity[NonNegative]
+    """What a warp does for a write: the entry of the work queue, fences, the signal behind the
+    data; and the poll at the other end."""
+    write_ns: Quantity[NonNegative]
+    """Time of the card for each write, beside its bytes."""
+
+
+class NetworkSpec(_Strict):
+    """Leaf switches that the network cards hang on, and the spine that joins these."""
+
+    rails: Quantity[Units]
+    """Leaf switches of a group of domains; card i of a domain is on rail i modulo this."""
+    domains_per_leaf: Quantity[Units]
+    """Domains whose cards share leaf switches: a group."""
+    oversubscription: Quantity[Excess]
+    """Rate of a leaf's cards by that of its uplinks; 1 is non-blocking."""
+    leaf_ns: Quantity[NonNegative]
+    """From card to card over one leaf switch, the cards' own time included."""
+    spine_ns: Quantity[NonNegative]
+    """Added where the way leads over the spine: leaf, spine, leaf."""
+    packet_bytes: Quantity[Count]
+    slow: Quantity[dict[str, Share]]
+    """Share of its rate that is left of a part: ``{ "nic 3" = 0.5, "leaf 1" = 0.25 }``; 0 where it
+    is missing. ``nic G`` is the card of GPU G, ``node N`` and ``rail R`` are all cards of these,
+    ``leaf L`` the ways of a leaf switch to the spine."""
 
 
 class SystemSpec(_Strict):
@@ -352,7 +389,9 @@ class SystemSpec(_Strict):
     attention: AttentionSpec
     overheads: OverheadsSpec
     nccl: NcclSpec | None = None
+    pcie: PcieSpec
     nic: NicSpec
+    network: NetworkSpec
 
     @model_validator(mode="after")
     def _ratios_are_to_something(self) -> Self:
@@ -437,3 +476,13 @@ def _keys() -> tuple[str, ...]:
 def keys() -> list[str]:
     """All dotted keys that a preset may give and an override may change, sorted."""
     return list(_keys())
+
+
+def words(key: str) -> tuple[str, ...]:
+    """Texts that are values of a dotted key, such as an order's name; none for most keys."""
+    section, _, leaf = key.partition(".")
+    quantity = sections()[section].model_fields[leaf].annotation
+    assert isinstance(quantity, type) and issubclass(quantity, BaseModel)
+    choices = (quantity.model_fields["value"].annotation,)
+    choices += get_args(choices[0])
+    return tuple(word for one in choices if get_origin(one) is Literal for word in get_args(one))

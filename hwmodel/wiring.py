@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
     import networkx
 
+    from hwmodel.network import Network
     from hwmodel.ports import Direction, Port
-    from hwmodel.units import Rate
 
 SPINE = "spine"
 
@@ -26,21 +26,20 @@ def plane_node(domain: int, plane: int) -> str:
 
 
 def nic_node(gpu: int) -> str:
-    """Name of a GPU's network card."""
+    """Name of the network card beside a GPU."""
     return f"nic{gpu}"
 
 
-def leaf_node(rail: int) -> str:
-    """Name of the network's switch of a rail."""
-    return f"leaf{rail}"
+def leaf_node(leaf: int) -> str:
+    """Name of a leaf switch of the network."""
+    return f"leaf{leaf}"
 
 
 def wiring(
     ports: Iterable[Port],
     domains: Sequence[int],
     latency_ps: Mapping[Direction, int],
-    rails: Sequence[int],
-    nic_rate: Rate,
+    network: Network | None,
 ) -> networkx.DiGraph:
     """Wiring as a graph; :attr:`hwmodel.fabric.Fabric.graph` says what nodes and edges carry.
 
@@ -52,10 +51,8 @@ def wiring(
         (gpu,): NVLink domain of each GPU.
     latency_ps
         From one end of a link to the other, by direction.
-    rails
-        (gpu,): rail of each GPU's network card; empty where there is no network.
-    nic_rate
-        Rate of a network card.
+    network
+        What joins the domains; None where there is one.
     """
     import networkx
 
@@ -73,17 +70,27 @@ def wiring(
             rate=port.rate,
             latency_ps=latency_ps[port.direction],
         )
-    if rails:
+    if network is not None:
         graph.add_node(SPINE, kind="spine")
-    for gpu, rail in enumerate(rails):
-        leaf, nic = leaf_node(rail), nic_node(gpu)
-        graph.add_node(nic, kind="nic", index=gpu)
-        graph.add_node(leaf, kind="leaf", index=rail)
-        for one, other, kind, rate in (
-            (gpu_node(gpu), nic, "nic", nic_rate),
-            (nic, leaf, "network", nic_rate),
-            (leaf, SPINE, "network", None),
-        ):
-            graph.add_edge(one, other, kind=kind, num_links=1, rate=rate)
-            graph.add_edge(other, one, kind=kind, num_links=1, rate=rate)
+        for gpu in range(len(domains)):
+            _add_ways(graph, network, gpu)
     return graph
+
+
+def _add_ways(graph: networkx.DiGraph, network: Network, gpu: int) -> None:
+    """Add the ways from a GPU to its card, from there to its leaf, and on to the spine."""
+    nic = network.nic_of(gpu)
+    leaf = network.leaf(nic)
+    graph.add_node(nic_node(nic), kind="nic", index=nic)
+    graph.add_node(leaf_node(leaf), kind="leaf", index=leaf)
+    nic_rate = network.nic.times(network.nic_factors[nic])
+    ways = [
+        (gpu_node(gpu), nic_node(nic), "pcie", network.pcie),
+        (nic_node(nic), leaf_node(leaf), "nic", nic_rate),
+    ]
+    if network.leaf_factors[leaf]:
+        rate = network.uplinks.times(network.leaf_factors[leaf])
+        ways.append((leaf_node(leaf), SPINE, "leaf", rate))
+    for one, other, kind, rate in ways:
+        graph.add_edge(one, other, kind=kind, num_links=1, rate=rate)
+        graph.add_edge(other, one, kind=kind, num_links=1, rate=rate)

@@ -132,14 +132,20 @@ def ways(case: Case) -> Iterator[str]:
 
 
 def _payload_by_way(graph: TaskGraph, phase: str) -> Counter[tuple[int, int]]:
-    goes_up = graph.kind == int(Kind[f"{phase.upper()}_UP"])
-    comes_down = graph.kind == int(Kind[f"{phase.upper()}_DOWN"])
+    kinds = [int(Kind[f"{phase.upper()}_{way}"]) for way in ("UP", "DOWN")]
+    port = np.array([*graph.resources.groups, "none"])[graph.resource]
+    is_message = np.isin(graph.kind, kinds) & (port != "none")
     owner = np.append(graph.resources.owner, -1)[graph.resource]
     src, dst = graph.edges()
-    is_message = goes_up[src] & comes_down[dst]
-    source = np.full(graph.num_tasks, -1)
-    source[dst[is_message]] = owner[src[is_message]]
-    tasks = np.flatnonzero(comes_down & (graph.payload_bytes > 0))
+    follows = is_message[src] & is_message[dst]
+    before = np.full(graph.num_tasks, -1)
+    before[dst[follows]] = src[follows]
+    first = np.arange(graph.num_tasks)  # of a message's ports, those over leaf switches too
+    while (later := before[first] >= 0).any():
+        first[later] = before[first[later]]
+    source = owner[first]
+    enters = np.isin(port, ("downlink", "nic-in"))
+    tasks = np.flatnonzero(is_message & enters & (graph.payload_bytes > 0))
     found: Counter[tuple[int, int]] = Counter()
     columns = (source[tasks], owner[tasks], graph.payload_bytes[tasks])
     for sender, reached, nbytes in zip(*(column.tolist() for column in columns), strict=True):

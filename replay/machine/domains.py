@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Domains:
-    """The NVLink domains that the ranks in use lie in; a domain of 8 GPUs is a node.
+    """The NVLink domains that the ranks in use lie in, a node each on most machines.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Domains:
     """
 
     def __init__(self, fabric: Fabric, num_ranks: int) -> None:
-        self.gpu: Ints = np.arange(num_ranks, dtype=np.int64)
+        self.gpu: Ints = np.array(fabric.gpu_of_rank(num_ranks), dtype=np.int64)
         self.size = fabric.gpus_per_domain
         self.num = -(-num_ranks // self.size)
         self._rank_of = np.full(self.num * self.size, -1, np.int64)

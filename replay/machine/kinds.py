@@ -275,6 +275,24 @@ WEIGHTS = PhaseKinds(
     memory=Kind.WEIGHTS_MEMORY,
 )
 """Of weights of experts that are copied between GPUs, and of their gradients."""
+_SYNCS = {"placement": Kind.PLAN_SYNC, "dispatch": Kind.DISPATCH_SYNC, "combine": Kind.COMBINE_SYNC}
+_FLAGS = {
+    "placement": (Kind.LOADS_UP, Kind.LOADS_DOWN),
+    "dispatch": (Kind.SIGNAL_UP, Kind.SIGNAL_DOWN),
+    "combine": (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN),
+}
+
+
+def sync_of(message: Kind) -> Kind:
+    """Kind of waiting in the phase of a kind of message."""
+    return _SYNCS[str(phase_of(message))]
+
+
+def flags_of(sync: Kind) -> tuple[Kind, Kind]:
+    """Kinds of the flags, on the way out and in, that a barrier of a phase sends."""
+    return _FLAGS[str(phase_of(sync))]
+
+
 COUNTS = PhaseKinds(
     sync=Kind.DISPATCH_SYNC,
     send=Kind.DISPATCH_SYNC,

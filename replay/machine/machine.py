@@ -17,6 +17,7 @@ from replay.machine.l2 import L2
 from replay.machine.mirror import Mirror
 from replay.machine.notes import Notes
 from replay.machine.paths import Path, Paths
+from replay.machine.rdma import Rdma
 from replay.machine.resources import Discipline, Ints, IntsLike, Resources
 from replay.machine.sms import Sms
 from replay.machine.sync import Sync
@@ -109,13 +110,14 @@ class Machine:
         self.buffers = Buffers(graph, self.resources)
         input_buffers = InputBuffers(system, graph, self.buffers)
         self.mirror = None if sample is None else Mirror(self.domains, sample)
-        self.transfers = Transfers(system, graph, paths, input_buffers, self.mirror)
+        rdma = Rdma(system, graph, self.buffers, self.mirror)
+        self.transfers = Transfers(system, graph, paths, input_buffers, rdma)
         self.sms = Sms(self.resources, system.sm.num_sms, set_aside)
         self.vectors = Vectors(system, self.resources)
         self.caches = Caches(graph, self.resources, self.notes)
         self.l2 = L2(system, graph, self.resources, self.caches)
         self.host = Host(system, self.resources, tasks, self.notes, launch, lead)
-        self.sync = Sync(system, tasks, paths, self.transfers)
+        self.sync = Sync(system, tasks, paths, self.transfers, rdma)
         self.switch = InSwitch(
             system,
             graph,

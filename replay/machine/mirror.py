@@ -69,6 +69,10 @@ class Mirror:
         self._stands_for = np.array(sample.nodes)[np.arange(domains.num) % len(sample.nodes)]
         self._stands_for[self._sampled] = np.flatnonzero(self._sampled)
 
+    def of_all_nodes(self, sampled: Ints) -> Ints:
+        """Of service for the sampled nodes' messages, that for all nodes': rounded up."""
+        return -(-sampled * self._domains.num // int(self._sampled.sum()))
+
     def __call__(self, src: Ints, dst: Ints) -> Mirrored:
         """Counterparts of messages between nodes, in the order in which they are sent.
 

@@ -1,19 +1,19 @@
 """Paths between GPUs: the ports that a message passes, at what rate, how late.
 
 `hwmodel.fabric.Fabric.hops` says which ports lie between two GPUs. Here they become resources of
-the graph, for many messages at once. Messages that pass ports of the same classes are one `Path`,
-and a transfer loops over its hops. Every port belongs to the source GPU or to the target GPU; a
-further kind of such a port is one more hop, with a `ResourceClass` and an entry in `CLASS_OF_PORT`.
+the graph, for many messages at once. Messages that pass ports of the same classes are one `Path`.
+A further kind of port is one more hop, with a `ResourceClass`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.machine.network import NetworkPorts
 from replay.machine.resources import Ints, IntsLike, ResourceClass, Resources
 
 if TYPE_CHECKING:
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
     from hwmodel.units import Rate
     from replay.machine.domains import Domains
 
-CLASS_OF_PORT = {
-    "uplink": ResourceClass.UPLINK,
-    "downlink": ResourceClass.DOWNLINK,
-    "nic-out": ResourceClass.NIC_OUT,
-    "nic-in": ResourceClass.NIC_IN,
-}
-_ON_WAY_OUT = (ResourceClass.UPLINK, ResourceClass.NIC_OUT)
+_ON_WAY_OUT = (
+    ResourceClass.UPLINK,
+    ResourceClass.PCIE_OUT,
+    ResourceClass.NIC_OUT,
+    ResourceClass.LEAF_UP,
+)
 
 
 @dataclass(frozen=True)
@@ -39,23 +38,42 @@ class Hop:
     of
         Class of the port.
     resource, rank
-        (message,): the port, and the rank that it belongs to.
+        (message,): the port, and the rank that is charged for the message: its source on the way
+        out, its target on the way in. The port may be shared with other ranks.
     rate
         Wire bytes per second.
     latency_ps
-        From leaving this port to the next, or to the target: (message,) or the same for all.
+        From leaving this port to the next, or to the target.
+    slower
+        Rates of the ports that are slower, and which messages pass these.
     """
 
     of: ResourceClass
     resource: Ints
     rank: Ints
     rate: Rate
-    latency_ps: IntsLike
+    latency_ps: int
+    slower: tuple[tuple[Rate, Ints], ...] = field(default=())
 
     @property
     def is_way_out(self) -> bool:
-        """Whether the port leads out of its GPU."""
+        """Whether the port leads away from the source."""
         return self.of in _ON_WAY_OUT
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether messages of all nodes meet at the port."""
+        return self.of in (ResourceClass.LEAF_UP, ResourceClass.LEAF_DOWN)
+
+    def duration_ps(self, nbytes: IntsLike) -> IntsLike:
+        """Time that messages of `nbytes`, (message,) or the same for all, occupy the port."""
+        if not self.slower:
+            return self.rate.duration_ps(nbytes)
+        duration = np.broadcast_to(self.rate.duration_ps(nbytes), self.rank.shape).copy()
+        for rate, messages in self.slower:
+            of_these = np.broadcast_to(nbytes, self.rank.shape)[messages]
+            duration[messages] = rate.duration_ps(of_these)
+        return duration
 
 
 @dataclass(frozen=True)
@@ -96,6 +114,7 @@ class Paths:
     def __init__(self, system: System, resources: Resources, domains: Domains) -> None:
         self._fabric = system.fabric
         self._resources = resources
+        self._network = NetworkPorts(system.fabric.network, domains, resources)
         self.domains = domains
         self.ranks = resources.ranks
 
@@ -106,52 +125,58 @@ class Paths:
         ----------
         src, dst
             (message,) ranks, nowhere equal.
+
+        Raises
+        ------
+        UserError
+            If a part of the network that a message needs is missing.
         """
         if self.domains.num == 1:
             if len(src):
-                yield self._path(src, dst, None)
+                yield self._over_nvlink(src, dst, None)
             return
         crosses = self.domains.crosses(src, dst)
-        for chosen in (np.flatnonzero(~crosses), np.flatnonzero(crosses)):
-            if len(chosen):
-                yield self._path(src[chosen], dst[chosen], chosen)
+        if len(near := np.flatnonzero(~crosses)):
+            yield self._over_nvlink(src[near], dst[near], near)
+        leaf = self._network.leaf
+        over_spine = crosses & (leaf[src] != leaf[dst])
+        if len(far := np.flatnonzero(crosses & ~over_spine)):
+            yield self._over_network(src[far], dst[far], far)
+        if len(farther := np.flatnonzero(over_spine)):
+            self._network.check_spine(leaf[np.concatenate((src[farther], dst[farther]))])
+            yield self._over_network(src[farther], dst[farther], farther)
 
-    def _path(self, src: Ints, dst: Ints, messages: Ints | None) -> Path:
-        """Path of messages that all cross domains, or all do not."""
-        gpu = self.domains.gpu
-        route = self._fabric.hops(int(gpu[src[0]]), int(gpu[dst[0]]))
-        hops = []
-        for index, hop in enumerate(route):
-            of = CLASS_OF_PORT[hop.port]
-            rank = src if of in _ON_WAY_OUT else dst
-            latency: IntsLike = hop.latency_ps
-            if messages is not None:
-                latency = self._latencies(src, dst, index)
-            hops.append(Hop(of, self._ports(of)[rank], rank, hop.rate, latency))
-        return Path(messages, tuple(hops), hops[0].of == ResourceClass.UPLINK)
-
-    def _latencies(self, src: Ints, dst: Ints, index: int) -> Ints:
-        """(message,) latencies of one hop: GPUs are alike but for the rail that they are on."""
-        domains = self.domains
-        rails = domains.local(src) * domains.size + domains.local(dst)
-        _, example, of = np.unique(rails, return_index=True, return_inverse=True)
-        ends = zip(
-            domains.gpu[src[example]].tolist(), domains.gpu[dst[example]].tolist(), strict=True
+    def _over_nvlink(self, src: Ints, dst: Ints, messages: Ints | None) -> Path:
+        fabric, resources = self._fabric, self._resources
+        up, down = ResourceClass.UPLINK, ResourceClass.DOWNLINK
+        out = Hop(up, resources.uplink[src], src, fabric.uplink_rate, fabric.uplink_latency_ps)
+        into = Hop(
+            down, resources.downlink[dst], dst, fabric.downlink_rate, fabric.downlink_latency_ps
         )
-        found = [self._fabric.hops(*end)[index].latency_ps for end in ends]
-        return np.array(found, dtype=np.int64)[of]
+        return Path(messages, (out, into), is_nvlink=True)
 
-    def _ports(self, of: ResourceClass) -> Ints:
-        resources = self._resources
-        match of:
-            case ResourceClass.UPLINK:
-                return resources.uplink
-            case ResourceClass.DOWNLINK:
-                return resources.downlink
-            case ResourceClass.NIC_OUT:
-                return resources.nic_out
-            case ResourceClass.NIC_IN:
-                return resources.nic_in
-            case _:
-                message = f"{of.name.lower()} is no port that a path passes"
-                raise AssertionError(message)
+    def _over_network(self, src: Ints, dst: Ints, messages: Ints) -> Path:
+        """Path of messages that all pass the same kinds of port: those of the first of them."""
+        gpu = self.domains.gpu
+        found, fabric = [], self._fabric
+        for hop in fabric.network.hops(int(gpu[src[0]]), int(gpu[dst[0]])):
+            of = ResourceClass[hop.port.upper().replace("-", "_")]
+            rank = src if of in _ON_WAY_OUT else dst
+            rate, slower = self._rates(of, rank)
+            found.append(Hop(of, self._network.port(of)[rank], rank, rate, hop.latency_ps, slower))
+        return Path(messages, tuple(found), is_nvlink=False)
+
+    def _rates(self, of: ResourceClass, rank: Ints) -> tuple[Rate, tuple[tuple[Rate, Ints], ...]]:
+        """Rate of a class of ports, and of those that are slower: see `Hop`."""
+        network = self._fabric.network
+        if of in (ResourceClass.PCIE_OUT, ResourceClass.PCIE_IN):
+            return network.pcie, ()
+        is_nic = of in (ResourceClass.NIC_OUT, ResourceClass.NIC_IN)
+        rate = network.nic if is_nic else network.uplinks
+        factor = self._network.factors(of)
+        slower = sorted({factor[each] for each in np.unique(rank).tolist()} - {1})
+        of_rank = np.array([slower.index(one) if one in slower else -1 for one in factor])
+        return rate, tuple(
+            (rate.times(left), np.flatnonzero(of_rank[rank] == index))
+            for index, left in enumerate(slower)
+        )

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from replay.machine.rdma import Writes
 from replay.machine.times import Time
 from replay.work.ragged import places
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
     from replay.machine.pair_rules import PairRules
 
+BY_HOST = Writes(by="host")
 CLEAR_BYTES = 64  # a slot of what a receiver writes to a sender (``struct ncclIbSendFifo``)
 
 
@@ -94,6 +96,7 @@ def cross(
     landed = machine.transfers.store(
         kinds, chunks.via, chunks.dst, rows, posted,
         machine.transfers.fan_out(chunks.via, chunks.dst), meta_bytes=chunks.nbytes - rows,
+        writes=BY_HOST,
     ).arrived  # fmt: skip
     completed = _step(machine, kinds, chunks.dst, landed)
     known = machine.delay(kinds.sync, costs.host_flag(), completed, chunks.dst)
@@ -131,12 +134,13 @@ def return_room(
     )
     cleared = machine.sync.notify(
         chunks.dst, chunks.via, CLEAR_BYTES, _step(machine, kinds, chunks.dst, ready),
-        kinds=(kinds.request_up, kinds.request_down),
+        kinds=(kinds.request_up, kinds.request_down), writes=BY_HOST,
     )  # fmt: skip
     machine.graph.edges(cleared, crossed.posted)
     # At the sender: handed back when the write has been acknowledged.
     slots = _slots(rules, lanes[1], lanes[2], chunks.src, chunks.via, chunks.channel)
-    acknowledged = machine.delay(kinds.sync, _way(machine, chunks), crossed.landed, chunks.via)
+    back = machine.transfers.completed(chunks.via, chunks.dst)
+    acknowledged = machine.delay(kinds.sync, back, crossed.landed, chunks.via)
     completed = _step(machine, kinds, chunks.via, acknowledged)
     filled_again = np.flatnonzero(place >= slots)
     freed = completed[filled_again - slots[filled_again]]
@@ -163,11 +167,3 @@ def _slots(rules: PairRules, first: Ints, count: Ints, *of: Ints) -> Ints:
     alike = np.stack([each[first] for each in of], axis=1)
     _, which, sharing = np.unique(alike, axis=0, return_inverse=True, return_counts=True)
     return np.repeat(rules.net_slots(sharing[which.ravel()]), count)
-
-
-def _way(machine: Machine, chunks: Crossing) -> Time:
-    """An acknowledgement's way back over the network (chunk,)."""
-    way = np.zeros(len(chunks.src), np.int64)
-    for path in machine.path(chunks.dst, chunks.via):
-        path.assign(way, sum((np.asarray(hop.latency_ps) for hop in path.hops), path.of(way)))
-    return Time(way)

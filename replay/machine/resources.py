@@ -25,7 +25,7 @@ class ResourceClass(IntEnum):
 
     UPLINK = 0  # GPU -> switch
     DOWNLINK = 1  # switch -> GPU
-    NIC_OUT = 2  # GPU -> network between domains
+    NIC_OUT = 2  # network card -> leaf switch of the network between domains
     NIC_IN = 3
     SM = 4  # SMs, or warps of them
     HBM = 5
@@ -37,6 +37,10 @@ class ResourceClass(IntEnum):
     VECTOR = 12  # vector cores of an NPU, beside the cube cores that count as SMs
     OTHER = 11  # made by a scheme straight on the graph
     PROXY = 12  # the thread of the host that posts what leaves the node for its GPU
+    PCIE_OUT = 13  # GPU -> its network card
+    PCIE_IN = 14
+    LEAF_UP = 15  # leaf switch -> spine
+    LEAF_DOWN = 16
 
 
 PORTS = (
@@ -44,8 +48,12 @@ PORTS = (
     ResourceClass.DOWNLINK,
     ResourceClass.NIC_OUT,
     ResourceClass.NIC_IN,
+    ResourceClass.PCIE_OUT,
+    ResourceClass.PCIE_IN,
+    ResourceClass.LEAF_UP,
+    ResourceClass.LEAF_DOWN,
 )
-"""Classes whose tasks are messages."""
+"""Classes whose tasks are messages. A rank owns at most one port of each; see `NetworkPorts`."""
 
 
 class Resources:
@@ -93,23 +101,6 @@ class Resources:
     def proxy(self) -> Ints:
         """(rank,): the thread of the host that posts what the GPU's network card sends."""
         return self.each("proxy", ResourceClass.PROXY)
-
-    @cached_property
-    def _nics(self) -> tuple[Ints, Ints]:
-        return (
-            self.each("nic-out", ResourceClass.NIC_OUT),
-            self.each("nic-in", ResourceClass.NIC_IN),
-        )
-
-    @property
-    def nic_out(self) -> Ints:
-        """(rank,): the GPU's network card, on the way out."""
-        return self._nics[0]
-
-    @property
-    def nic_in(self) -> Ints:
-        """(rank,): the GPU's network card, on the way in."""
-        return self._nics[1]
 
     def once(self, kind: str, key: Hashable, make: Callable[[], Ints]) -> Ints:
         """Make something the first time it is asked for, and give the same from then on.

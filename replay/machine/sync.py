@@ -6,24 +6,31 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.machine.kinds import Kind
+from replay.machine.kinds import Kind, flags_of
+from replay.machine.rdma import ONE_WRITE, Writes
 from replay.machine.times import NO_TIME, Time
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.machine.kinds import PhaseKinds
     from replay.machine.paths import Paths
+    from replay.machine.rdma import Rdma
     from replay.machine.resources import Ints
     from replay.machine.tasks import Tasks
     from replay.machine.transfers import Transfers
 
 
+FLAG_BYTES = 8
+
+
 class Sync:
     """Barriers, counts and notifications."""
 
-    def __init__(self, system: System, tasks: Tasks, paths: Paths, transfers: Transfers) -> None:
+    def __init__(
+        self, system: System, tasks: Tasks, paths: Paths, transfers: Transfers, rdma: Rdma
+    ) -> None:
         self._system, self._tasks = system, tasks
-        self._paths, self._transfers = paths, transfers
+        self._paths, self._transfers, self._rdma = paths, transfers, rdma
 
     def barrier(self, kinds: PhaseKinds, after: Ints, *, behind_stores: bool = False) -> Ints:
         """All ranks wait for all ranks: (rank,) tasks.
@@ -32,13 +39,34 @@ class Sync:
         ----------
         behind_stores
             Whether `after` are stores that have arrived at other GPUs. A flag that tells of them
-            leaves when they have been acknowledged.
+            leaves when they have been acknowledged. Between domains flags follow rows in one queue.
+
+        Notes
+        -----
+        Between domains the ranks of a domain meet, and each tells the rank of its index in every
+        other one, as DeepEP's ``nvshmem_sync_with_same_gpu_idx`` and barrier of a node do. Both
+        are counted from the last rank on: its own domain waits for the others' flags, too.
         """
-        num_ranks, fabric = len(self._paths.ranks), self._system.fabric
-        ps = self._system.overheads.barrier_ps(num_ranks)
-        if behind_stores and num_ranks > 1:
+        fabric, most = self._system.fabric, min(len(self._paths.ranks), self._paths.domains.size)
+        ps = self._system.overheads.barrier_ps(most)
+        if behind_stores and most > 1:
             ps += fabric.uplink_latency_ps + fabric.downlink_latency_ps
-        return self._tasks.delay(kinds.sync, Time(ps), self._tasks.meet(after))
+        met = self._tasks.delay(kinds.sync, Time(ps), self._tasks.meet(after))
+        return met if self._paths.domains.num == 1 else self._meet_peers(kinds, met)
+
+    def _meet_peers(self, kinds: PhaseKinds, met: Ints) -> Ints:
+        """Every rank is told by a rank of each other domain: (rank,) marks."""
+        domains, ranks = self._paths.domains, self._paths.ranks
+        told, by = [], []
+        for domain in range(domains.num):
+            members = domains.members(domain)
+            others = ranks[domains.of(ranks) != domain]
+            told.append(others)
+            by.append(members[domains.local(others) % len(members)])
+        dst, src = np.concatenate(told), np.concatenate(by)
+        poll = Time(self._system.overheads.poll_ps)
+        flags = self._tell(flags_of(kinds.sync), src, dst, FLAG_BYTES, met[src], poll)
+        return self._tasks.gather(flags, dst, met)
 
     def exchange_counts(self, after: Ints, bytes_to_each: int) -> Ints:
         """Every rank stores a few bytes into every other: (rank,) marks when all have arrived."""
@@ -58,6 +86,7 @@ class Sync:
         kinds: tuple[Kind, Kind] = (Kind.NOTIFY_UP, Kind.NOTIFY_DOWN),
         waiting: Time = NO_TIME,
         priority: int = 0,
+        writes: Writes = ONE_WRITE,
     ) -> Ints:
         """Store a counter update into another GPU's memory: (message,) tasks, visible to a poll.
 
@@ -72,8 +101,10 @@ class Sync:
             latency.
         priority
             Order of the messages on the way out of their GPUs; smaller first.
+        writes
+            How messages to other domains are written there.
         """
-        return self._tell(kinds, src, dst, nbytes, after, waiting, priority)
+        return self._tell(kinds, src, dst, nbytes, after, waiting, priority, writes)
 
     def _tell(
         self,
@@ -84,17 +115,21 @@ class Sync:
         after: Ints,
         waiting: Time,
         priority: int = 0,
+        writes: Writes = ONE_WRITE,
     ) -> Ints:
-        arrived = np.empty(len(src), np.int64)
+        arrived, late_ps = np.empty(len(src), np.int64), int(waiting.ps)
         for path in self._paths(src, dst):
-            late_ps, wire = int(waiting.ps), nbytes
+            ready = path.of(after)
             if path.is_nvlink:
-                late_ps += self._system.fabric.write_visibility_ps
                 wire = self._system.link.write_wire_bytes(nbytes, 1)
-            landed = self._transfers.send(
-                path, kinds, wire, 0, path.of(after), late_ps=late_ps, priority=priority
-            )[-1]
-            if path.messages is None:
-                return landed
-            arrived[path.messages] = landed
+                visible_ps = late_ps + self._system.fabric.write_visibility_ps
+                landed = self._transfers.send(
+                    path, kinds, wire, 0, ready, late_ps=visible_ps, priority=priority
+                )[-1]
+            else:
+                _, landed = self._rdma.write(
+                    path, kinds, nbytes, 0, ready, late_ps=late_ps, priority=priority,
+                    writes=writes,
+                )  # fmt: skip
+            path.assign(arrived, landed)
         return arrived

@@ -1,19 +1,22 @@
 """Moving bytes between GPUs: stores and loads as tasks on the ports of their paths.
 
-Every transfer occupies the ports it passes for its flits, and what it causes the other way
-(acknowledgements, requests) occupies those of the opposite direction.
+Every transfer over NVLink occupies the ports it passes for its flits, and what it causes the other
+way (acknowledgements, requests) occupies those of the opposite direction. Stores to other domains
+are writes of network cards (rdma.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from replay.errors import UserError
+from replay.machine.rdma import ONE_WRITE, Writes
 from replay.machine.resources import Ints, IntsLike
+from replay.machine.times import Time
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -21,8 +24,8 @@ if TYPE_CHECKING:
     from replay.graph import GraphBuilder
     from replay.machine.input_buffers import InputBuffers, Traffic
     from replay.machine.kinds import Kind, PhaseKinds
-    from replay.machine.mirror import Mirror, Mirrored
-    from replay.machine.paths import Hop, Path, Paths
+    from replay.machine.paths import Path, Paths
+    from replay.machine.rdma import Rdma
 
 ACK_BATCH_BYTES = 32 * 1024
 """Acknowledgements between two GPUs are charged to the opposite direction once per this many bytes.
@@ -85,18 +88,14 @@ class Transfers:
     """Stores and loads over the ports of a system."""
 
     def __init__(
-        self,
-        system: System,
-        graph: GraphBuilder,
-        paths: Paths,
-        input_buffers: InputBuffers,
-        mirror: Mirror | None = None,
-    ) -> None:
+        self, system: System, graph: GraphBuilder, paths: Paths, input_buffers: InputBuffers,
+        rdma: Rdma,
+    ) -> None:  # fmt: skip
         self._system = system
         self._graph = graph
         self._paths = paths
         self._input_buffers = input_buffers
-        self._mirror = mirror
+        self._rdma = rdma
         self._num_ranks = len(paths.ranks)
 
     # ---- packets ---------------------------------------------------------------------------------
@@ -139,6 +138,7 @@ class Transfers:
         packet_bytes: int | None = None,
         priority: int = 0,
         ack_priority: int = 0,
+        writes: Writes = ONE_WRITE,
     ) -> Stored:
         """Store rows into other GPUs' memory.
 
@@ -166,6 +166,8 @@ class Transfers:
             Data of a packet where it is less than what the engine could fill.
         priority, ack_priority
             Order of the messages, and of their acknowledgements, on the way out of their GPUs.
+        writes
+            How messages to other domains are written there.
         """
         link, fabric = self._system.link, self._system.fabric
         if engine == "sm" and fan_out is None:
@@ -173,28 +175,37 @@ class Transfers:
         left, arrived = np.empty(len(src), np.int64), np.empty(len(src), np.int64)
         for path in self._paths(src, dst):
             row, count = path.of_like(row_bytes), path.of_like(rows)
-            nbytes = row + path.of_like(meta_bytes)
-            visible_ps, slow, wire = 0, None, nbytes * count
+            nbytes, ready = row + path.of_like(meta_bytes), path.of(after)
             if path.is_nvlink:
                 wire = link.write_wire_bytes(
                     nbytes, count, engine=engine, packet_bytes=packet_bytes
                 )
-                visible_ps = fabric.write_visibility_ps
-                if engine == "sm":
-                    slow = fan_out
-            tasks = self.send(
-                path, (kinds.up, kinds.down), wire, row * count, path.of(after),
-                late_ps=visible_ps, leaving=slow, priority=priority,
-            )  # fmt: skip
-            if path.is_nvlink:
+                tasks = self.send(
+                    path, (kinds.up, kinds.down), wire, row * count, ready,
+                    late_ps=fabric.write_visibility_ps,
+                    leaving=fan_out if engine == "sm" else None, priority=priority,
+                )  # fmt: skip
                 acks = link.ack_wire_bytes(nbytes, count, engine=engine, packet_bytes=packet_bytes)
                 ends = path.of(src), path.of(dst)
                 self._acknowledge(kinds, *ends, wire, acks, tasks[-1], ack_priority)
-            path.assign(left, tasks[0])
-            path.assign(arrived, tasks[-1])
+                gone, there = tasks[0], tasks[-1]
+            else:
+                gone, there = self._rdma.write(
+                    path, (kinds.up, kinds.down), nbytes * count, row * count, ready,
+                    priority=priority, writes=replace(writes, each=path.of_like(writes.each)),
+                )  # fmt: skip
+            path.assign(left, gone)
+            path.assign(arrived, there)
         if on is not None:
             self._input_buffers.hold_on(after, on, left)
         return Stored(left, arrived)
+
+    def completed(self, src: Ints, dst: Ints) -> Time:
+        """From the arrival of messages (message,) in other domains until their sources know."""
+        late = np.empty(len(src), np.int64)
+        for path in self._paths(src, dst):
+            path.assign(late, np.full(len(path.of(src)), self._rdma.completed(path).ps))
+        return Time(late)
 
     def _refuse_several(self, src: Ints, dst: Ints) -> None:
         if self.fan_out(src, dst).alternates(self._paths.ranks).any():
@@ -326,14 +337,14 @@ class Transfers:
         entering: FanOut | None = None,
         priority: int = 0,
     ) -> list[Ints]:
-        """Send messages over the hops of a path: (message,) tasks of each hop.
+        """Send NVLink messages over the hops of a path: (message,) tasks of each hop.
 
         Parameters
         ----------
         kinds
             What the messages are on a way out of a GPU, and on a way in.
         traffic
-            Whose room of the switch's input buffers NVLink messages take.
+            Whose room of the switch's input buffers the messages take.
         late_ps
             From the arrival until whoever waits for the message can use it.
         leaving, entering
@@ -343,11 +354,10 @@ class Transfers:
         """
         tasks: list[Ints] = []
         last = len(path.hops) - 1
-        mirrored = None if path.is_nvlink else self._mirrored(path)
         same_way = None
         if self._paths.domains.num > 1:
             ranks = self._paths.ranks
-            same_way = self._paths.domains.crosses(ranks[:, None], ranks) != path.is_nvlink
+            same_way = ~self._paths.domains.crosses(ranks[:, None], ranks)
         rate, least = None, wire_bytes
         for index, hop in enumerate(path.hops):
             if hop.rate != rate:
@@ -359,42 +369,18 @@ class Transfers:
                 if slow.any():
                     slower = self._system.link.fan_out_duration_ps(wire_bytes, fan_out.scattered)
                     duration = np.where(slow, slower, duration)
-            stands = None
-            if mirrored is not None:
-                stands = mirrored.leaves if hop.is_way_out else mirrored.arrives
-            after = self._on_port(
-                hop,
-                stands,
+            after = self._graph.add(
+                len(hop.rank),
+                resource=hop.resource,
                 duration_ps=duration,
                 latency_ps=hop.latency_ps + (late_ps if index == last else 0),
                 priority=priority if index == 0 else 0,
                 kind=kinds[0] if hop.is_way_out else kinds[1],
                 payload_bytes=payload_bytes,
                 wire_bytes=wire_bytes,
+                rank=hop.rank,
                 after=after,
             )
             tasks.append(after)
-        if path.is_nvlink:
-            self._input_buffers.hold(traffic, path.hops[0].rank, wire_bytes, tasks[0], tasks[-1])
+        self._input_buffers.hold(traffic, path.hops[0].rank, wire_bytes, tasks[0], tasks[-1])
         return tasks
-
-    def _mirrored(self, path: Path) -> Mirrored | None:
-        """Counterparts of messages between nodes, where not all nodes are replayed in full."""
-        if self._mirror is None:
-            return None
-        return self._mirror(path.hops[0].rank, path.hops[-1].rank)
-
-    def _on_port(self, hop: Hop, stands: Ints | None, **columns: Any) -> Ints:
-        """Add tasks on a port: (message,), where another message's stands for one that has none."""
-        if stands is None:
-            return self._graph.add(len(hop.rank), resource=hop.resource, rank=hop.rank, **columns)
-        own = np.flatnonzero(stands == np.arange(len(stands)))
-        given = {
-            name: value[own] if isinstance(value, np.ndarray) and value.ndim else value
-            for name, value in columns.items()
-        }
-        tasks = np.empty(len(stands), np.int64)
-        tasks[own] = self._graph.add(
-            len(own), resource=hop.resource[own], rank=hop.rank[own], **given
-        )
-        return tasks[stands]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PORT_NAMES = tuple(port.name.lower().replace("_", "-") for port in PORTS)
 NVLINK = ("uplink", "downlink")
+CARDS = (ResourceClass.NIC_OUT, ResourceClass.NIC_IN)
 COMMUNICATION = ("dispatch", "combine")
 
 
@@ -120,7 +121,7 @@ class PortSums:
 
     def network_bytes(self, phase: str, what: str) -> Ints:
         """Bytes of a phase on network cards: (way out or in, gpu)."""
-        return self._of(phase, what)[len(NVLINK) :]
+        return self._of(phase, what)[[PORTS.index(each) for each in CARDS]]
 
     def busiest(self, phase: str) -> BusiestPort:
         """The port that is in service longest; the first of equals."""

@@ -68,6 +68,11 @@ def test_dimensional_keys_name_their_unit():
             "dynamic_multicast",
             "channels",
             "vector_cores",
+            "rank_order",
+            "rails",
+            "per_leaf",
+            "oversubscription",
+            "network.slow",
         ),
     )
     for key in keys():  # of all tables, those that not every machine has too
@@ -225,7 +230,7 @@ def test_a_file_over_a_base(tmp_path):
     assert (system.name, system.num_gpus) == ("pods", 32)
     assert system.link.links_per_gpu == 8
     assert system.fabric.route(0, 24) == ("gpu0", "nic0", "leaf0", "nic24", "gpu24")
-    assert system.fabric.nic.rate.units_per_second == pytest.approx(95e9)
+    assert system.fabric.network.nic.units_per_second == pytest.approx(95e9)
     assert hwmodel.load(str(path), num_gpus=8).fabric.num_domains == 1
 
 

@@ -93,14 +93,14 @@ def test_nodes_are_joined_by_rails():
     assert TWO_NODES.route(9, 15, 3) == ("gpu9", "domain1/plane3", "gpu15")
     assert TWO_NODES.path_latency_ps(1, 9) == 8_000_000
     assert TWO_NODES.path_latency_ps(0, 9) == 9_300_000
-    assert TWO_NODES.graph["gpu1"]["nic1"]["rate"].units_per_second == pytest.approx(47.5e9)
-    assert TWO_NODES.nic.duration_ps(47_500) == 1_000_000
+    assert TWO_NODES.graph["nic1"]["leaf1"]["rate"].units_per_second == pytest.approx(47.5e9)
+    assert TWO_NODES.network.nic.duration_ps(47_500) == 1_000_000
     assert not any(node.startswith("nic") for node in H100.graph)
 
 
 def test_a_part_of_the_second_node():
     fabric = hwmodel.load("dgx-h100", {"fabric.num_domains": 2}, num_gpus=10).fabric
-    assert (fabric.num_gpus, fabric.num_domains, fabric.domain(9), fabric.rail(9)) == (10, 2, 1, 1)
+    assert (fabric.num_gpus, fabric.num_domains, fabric.domain(9), fabric.leaf(9)) == (10, 2, 1, 1)
     assert "gpu10" not in fabric.graph
 
 

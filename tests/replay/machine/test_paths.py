@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ import hwmodel
 from replay.graph import GraphBuilder
 from replay.machine.kinds import KIND_NAMES
 from replay.machine.machine import Machine
-from replay.machine.resources import ResourceClass
 
 TWO_NODES = hwmodel.load("dgx-h100-x2")
 
@@ -31,29 +31,48 @@ def test_hops_are_the_ports_of_the_route_at_their_rates() -> None:
                     together = sum(edge["rate"].units_per_second for edge in edges)
                     assert hop.rate.units_per_second == pytest.approx(together)
             elif src != dst:
-                assert [hop.port for hop in hops] == ["nic-out", "nic-in"]
-                assert {hop.rate for hop in hops} == {kinds[0]["rate"], kinds[-1]["rate"]}
-            assert [hop.gpu for hop in hops] == ([src, dst] if src != dst else [])
+                # The GPU's way to its card, the card's to the leaf, the leaf's to the spine.
+                assert [hop.port.split("-")[0] for hop in hops] == [edge["kind"] for edge in kinds]
+                assert [hop.rate for hop in hops] == [edge["rate"] for edge in kinds]
+                leaves = [src % 8, dst % 8] if len(route) == 7 else []
+                assert [hop.index for hop in hops] == [src, src, *leaves, dst, dst]
 
 
-def test_many_messages_at_once_are_each_on_their_own_way() -> None:
-    machine = Machine(TWO_NODES, GraphBuilder(KIND_NAMES), 16)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"fabric.rank_order": "round robin"},
+        {"fabric.rank_order": [*range(0, 16, 2), *range(15, 0, -2)]},
+        {"network.slow": {"nic 3": 0.5, "nic 9": 0.5, "leaf 1": 0.25, "node 1": 0.1}},
+        {"network.slow": {"nic 3": 0, "rail 6": 0, "nic 4": 0.5}},
+        {"network.rails": 4, "network.domains_per_leaf": 1},
+    ],
+)
+def test_many_messages_at_once_are_each_on_their_own_way(changes: dict[str, Any]) -> None:
+    system = hwmodel.load("dgx-h100-x2", changes)
+    machine = Machine(system, GraphBuilder(KIND_NAMES), 16)
+    gpus = machine.domains.gpu.tolist()
     src, dst = (ends.ravel() for ends in np.meshgrid(np.arange(16), np.arange(16)))
     src, dst = src[src != dst], dst[src != dst]
-    near, far = machine.path(src, dst)
-    assert near.is_nvlink and not far.is_nvlink
-    classes = [[hop.of for hop in path.hops] for path in (near, far)]
-    assert classes == [
-        [ResourceClass.UPLINK, ResourceClass.DOWNLINK],
-        [ResourceClass.NIC_OUT, ResourceClass.NIC_IN],
-    ]
-    for path in (near, far):
+    near, *far = machine.path(src, dst)
+    assert near.is_nvlink and not any(path.is_nvlink for path in far)
+    names = np.array(machine.graph.build().resources.names)
+    for path in (near, *far):
         assert path.messages is not None
-        for hop_index, hop in enumerate(path.hops):
-            latency = np.broadcast_to(hop.latency_ps, len(path.messages))
-            for place, message in enumerate(path.messages.tolist()):
-                one = TWO_NODES.fabric.hops(int(src[message]), int(dst[message]))[hop_index]
-                assert (int(hop.rank[place]), int(latency[place])) == (one.gpu, one.latency_ps)
+        for place, message in enumerate(path.messages.tolist()):
+            hops = system.fabric.hops(*(gpus[each[message]] for each in (src, dst)))
+            assert len(hops) == len(path.hops)
+            for hop, one in zip(path.hops, hops, strict=True):
+                # What belongs to ranks is numbered by them, what lies in the network by itself.
+                of_rank = one.port.startswith(("uplink", "downlink", "pcie"))
+                number = gpus.index(one.index) if of_rank else one.index
+                assert names[hop.resource[place]] == f"{one.port} {number}"
+                assert hop.latency_ps == one.latency_ps
+                took = np.broadcast_to(hop.duration_ps(12345), len(path.messages))[place]
+                assert took == one.rate.duration_ps(12345)
+                ends = (src, dst)[one.port in ("downlink", "leaf-down", "nic-in", "pcie-in")]
+                assert hop.rank[place] == ends[message]
 
 
 def test_one_domain_is_one_path_of_all_messages() -> None:

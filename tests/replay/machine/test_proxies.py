@@ -35,8 +35,10 @@ def two_nodes(size: int = 2, num: int = 2) -> hwmodel.System:
         {
             **ROUND,
             "fabric.num_gpus": size, "fabric.num_domains": num, "fabric.links_per_plane": [2] * 4,
-            "nic.bandwidth_GB_per_s": 100.0, "nic.efficiency": 1.0, "nic.put_latency_us": 2.0,
-            "nic.cross_rail_us": 0.5, "nccl.proxy_step_us": 0.25,
+            "nic.bandwidth_GB_per_s": 100.0, "nic.efficiency": 1.0, "nic.write_ns": 0.0,
+            "pcie.bandwidth_GB_per_s": 1000.0, "pcie.latency_ns": 0.0, "nccl.proxy_step_us": 0.25,
+            "network.leaf_ns": 2000.0, "network.spine_ns": 500.0,
+            "network.rails": size, "network.packet_bytes": 1 << 30,  # whole messages
         },
     )  # fmt: skip
 
@@ -61,7 +63,9 @@ def known(nbytes: int, *, pxn: bool, crosses_rail: bool) -> int:
     sent = START + nbytes * PUSH
     if pxn:
         sent += 2 * write_packets(nbytes) + UP + DOWN + VISIBLE + ACKNOWLEDGED
-    landed = sent + HOST_FLAG + STEP + 2 * nbytes * NIC + WAY + crosses_rail * CROSS_RAIL
+    landed = sent + HOST_FLAG + STEP + 2 * nbytes * NIC + WAY
+    # A leaf's way to the spine, and the way back, are as fast as the two cards on it together.
+    landed += crosses_rail * (CROSS_RAIL + 2 * nbytes * NIC // 2)
     return landed + STEP + HOST_FLAG + nbytes * COPY
 
 
@@ -76,6 +80,9 @@ def test_a_chunk_takes_its_way(dst: int, pxn: bool, relayed: bool, crosses_rail:
     assert done[dst] == known(nbytes, pxn=relayed, crosses_rail=crosses_rail)
     assert done[0] == START + nbytes * PUSH
     ports = {("nic-out", relayed): nbytes, ("nic-in", dst): nbytes}
+    ports |= {("pcie-out", relayed): nbytes, ("pcie-in", dst): nbytes}
+    if crosses_rail:
+        ports |= {("leaf-up", 0): nbytes, ("leaf-down", 1): nbytes}
     if relayed:
         ports |= {("uplink", 0): nbytes, ("downlink", 1): nbytes}
     assert carried(timeline.graph, "payload_bytes") == ports
@@ -98,7 +105,9 @@ def test_a_buffer_is_filled_again_when_its_write_is_acknowledged() -> None:
     _, timeline, _ = exchange({(0, 2): 3 * chunk}, PairRules(1, slots=1))
     graph = timeline.graph
     fills = np.flatnonzero(graph.kind == Kind.DISPATCH_SEND)
-    landed = np.flatnonzero((graph.kind == Kind.DISPATCH_DOWN) & (graph.payload_bytes > 0))
+    landed = np.flatnonzero(
+        on_port(timeline, "nic-in") & (graph.kind == Kind.DISPATCH_DOWN) & (graph.payload_bytes > 0)
+    )
     back = timeline.visible_ps[landed[:2]] + WAY
     steps = np.flatnonzero(on_proxy(timeline, 0) & np.isin(timeline.start_ps, back))
     assert len(fills) == len(landed) == 3
@@ -111,9 +120,15 @@ def test_a_write_waits_for_a_buffer_that_has_been_copied_out() -> None:
     _, timeline, _ = exchange({(0, 2): 3 * chunk}, PairRules(1, slots=1))
     graph = timeline.graph
     copies = np.flatnonzero(graph.kind == Kind.DISPATCH_RECEIVE)
-    out = np.flatnonzero((graph.kind == Kind.DISPATCH_UP) & (graph.payload_bytes > 0))
+    out = np.flatnonzero(on_port(timeline, "nic-out") & (graph.payload_bytes > 0))
     cleared = timeline.end_ps[copies[:2]] + HOST_FLAG + CLEAR
     assert timeline.start_ps[out[1:]].tolist() == (cleared + STEP).tolist()
+
+
+def on_port(timeline: Timeline, group: str) -> np.ndarray:
+    groups = np.array([*timeline.graph.resources.groups, ""])
+    found: np.ndarray = groups[timeline.graph.resource] == group
+    return found
 
 
 def on_proxy(timeline: Timeline, rank: int) -> np.ndarray:
@@ -134,7 +149,7 @@ def test_the_first_write_waits_for_the_receivers_kernel() -> None:
     all_to_all(machine, DISPATCH, channels, rules, nbytes, begun, payload=True)
     timeline = schedule(machine.graph.build())
     graph = timeline.graph
-    out = np.flatnonzero((graph.kind == Kind.DISPATCH_UP) & (graph.payload_bytes > 0))
+    out = np.flatnonzero(on_port(timeline, "nic-out") & (graph.payload_bytes > 0))
     assert timeline.start_ps[out].tolist() == [50 * US + CLEAR + STEP]
 
 

@@ -48,15 +48,14 @@ def test_every_resource_has_its_class() -> None:
     machine.sms.pool("anything", 3)
     machine.sms.units("decides", 1, "fifo")
     machine.sms.channels("hbm-like name", 2)
-    _ = machine.resources.hub, machine.resources.nic_out
+    _ = machine.resources.hub
     own = machine.graph.resource("by hand", "by hand")
     graph = machine.graph.build()
     classes = machine.resources.classes(graph)
     counted = {ResourceClass(of): int((classes == of).sum()) for of in np.unique(classes)}
     assert counted == {
-        ResourceClass.UPLINK: 2, ResourceClass.DOWNLINK: 2, ResourceClass.NIC_OUT: 2,
-        ResourceClass.NIC_IN: 2, ResourceClass.HBM: 2, ResourceClass.HOST: 2,
-        ResourceClass.HUB: 2, ResourceClass.SM: 2 + 4, ResourceClass.ARBITER: 2,
-        ResourceClass.OTHER: 1,
+        ResourceClass.UPLINK: 2, ResourceClass.DOWNLINK: 2,
+        ResourceClass.HBM: 2, ResourceClass.HOST: 2, ResourceClass.HUB: 2,
+        ResourceClass.SM: 2 + 4, ResourceClass.ARBITER: 2, ResourceClass.OTHER: 1,
     }  # fmt: skip
     assert classes[own] == ResourceClass.OTHER

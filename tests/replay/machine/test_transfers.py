@@ -87,8 +87,10 @@ def test_bytes_between_domains_are_counted_on_ports_of_their_own() -> None:
     payload = carried(graph, "payload_bytes")
     assert payload == {
         ("uplink", 0): 3 * ROW, ("downlink", 1): 3 * ROW,
-        ("nic-out", 0): 3 * ROW, ("nic-in", 9): 3 * ROW,
-        ("nic-out", 5): 3 * ROW, ("nic-in", 13): 3 * ROW,
+        ("pcie-out", 0): 3 * ROW, ("nic-out", 0): 3 * ROW, ("leaf-up", 0): 3 * ROW,
+        ("leaf-down", 1): 3 * ROW, ("nic-in", 9): 3 * ROW, ("pcie-in", 9): 3 * ROW,
+        ("pcie-out", 5): 3 * ROW, ("nic-out", 5): 3 * ROW,  # of one rail: not over the spine
+        ("nic-in", 13): 3 * ROW, ("pcie-in", 13): 3 * ROW,
     }  # fmt: skip
     assert carried(graph)["nic-out", 0] == 3 * ROW  # no NVLink packets there
 

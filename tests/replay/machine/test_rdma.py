@@ -1,0 +1,271 @@
+"""Writes between domains on a network of round numbers, added up by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from machine_alone import carried, ints
+from round_machine import NS, ROUND
+
+import hwmodel
+from replay.errors import UserError
+from replay.graph import GraphBuilder, Timeline, schedule
+from replay.machine.kinds import COMBINE, DISPATCH, KIND_NAMES
+from replay.machine.machine import Machine
+from replay.machine.rdma import Writes
+from replay.machine.resources import Ints
+
+NETWORK = {
+    "nic.bandwidth_GB_per_s": 50.0, "nic.efficiency": 1.0,  # 20 ps a byte
+    "nic.post_ns": 2000.0, "nic.write_ns": 10.0,
+    "pcie.bandwidth_GB_per_s": 100.0, "pcie.latency_ns": 500.0,
+    "network.leaf_ns": 1000.0, "network.spine_ns": 400.0, "network.packet_bytes": 1000,
+    "network.oversubscription": 4.0,  # of two cards on a leaf: 25 GB/s, 40 ps a byte
+}  # fmt: skip
+FETCHED = 2000 + 5 * 500
+NBYTES = 100_000
+
+
+def make(changes: dict[str, Any] | None = None, num_ranks: int = 16) -> Machine:
+    system = hwmodel.load("dgx-h100-x2", {**ROUND, **NETWORK, **(changes or {})})
+    return Machine(system, GraphBuilder(KIND_NAMES), num_ranks)
+
+
+def sent(
+    machine: Machine, src: Ints, dst: Ints, nbytes: int | Ints = NBYTES, **how: Any
+) -> tuple[Timeline, Ints]:
+    """Schedule of stores that are all ready at 0, and the tasks of their arrivals."""
+    start = machine.mark(machine.ranks)
+    stored = machine.transfers.store(
+        DISPATCH, src, dst, nbytes, start[src], machine.transfers.fan_out(src, dst), **how
+    )
+    return schedule(machine.graph.build()), stored.arrived
+
+
+def arrivals_ns(machine: Machine, src: Ints, dst: Ints, **how: Any) -> list[float]:
+    timeline, arrived = sent(machine, src, dst, **how)
+    return [ps / NS for ps in timeline.visible_ps[arrived].tolist()]
+
+
+def test_a_message_follows_its_first_packet_over_one_leaf() -> None:
+    # The card takes 10 ns for the write; the first packet is out 20 ns later, and the other card
+    # needs 2000 ns from its arrival on.
+    into = FETCHED + 10 + 20 + 1000
+    assert arrivals_ns(make(), ints(1), ints(9)) == [into + 2000 + 500]
+
+
+def test_a_slower_uplink_is_what_a_message_over_the_spine_waits_for() -> None:
+    up = FETCHED + 10 + 20 + 500  # the first packet is at the source's leaf
+    down = up + 40 + 400
+    assert arrivals_ns(make(), ints(0), ints(9)) == [down + 4000 + 500 + 500]
+
+
+def test_a_message_of_one_packet() -> None:
+    assert arrivals_ns(make(), ints(1), ints(9), nbytes=1000) == [
+        FETCHED + 10 + 20 + 1000 + 20 + 500
+    ]
+    assert arrivals_ns(make(), ints(1), ints(9), nbytes=50) == [FETCHED + 10 + 1 + 1000 + 1 + 500]
+
+
+def test_all_bytes_pass_all_ports_of_the_way() -> None:
+    timeline, _ = sent(make(), ints(0, 2), ints(9, 10))
+    ports = {("pcie-out", 0), ("nic-out", 0), ("leaf-up", 0), ("leaf-down", 1), ("nic-in", 9)}
+    ports |= {("pcie-in", 9), ("pcie-out", 2), ("nic-out", 2), ("nic-in", 10), ("pcie-in", 10)}
+    for what in ("wire_bytes", "payload_bytes"):
+        assert carried(timeline.graph, what) == dict.fromkeys(ports, NBYTES)
+
+
+def test_messages_of_several_nodes_queue_at_the_uplink_that_they_share() -> None:
+    both = ints(0, 8), ints(9, 1)  # both leave by leaf 0 and enter by leaf 1
+    alone = arrivals_ns(make(), ints(0), ints(9))[0]
+    assert arrivals_ns(make(), *both) == [alone, alone + 4000]
+    assert arrivals_ns(make(), ints(0, 10), ints(9, 3)) == [alone, alone]
+    # Uplinks as fast as all cards together hold up nobody.
+    wide = arrivals_ns(make({"network.oversubscription": 1.0}), *both)
+    first = FETCHED + 10 + 20 + 500 + 10 + 400 + 10 + 500
+    assert wide[0] == first + 2000 + 500
+    # The second waits for the first one's packets at the leaf, 10 ps a byte, and no longer.
+    assert wide[1] == first + 1000 + 2000 + 500
+
+
+def test_messages_between_nodes_of_one_rail_pass_no_uplink() -> None:
+    """Unless the nodes hang on other leaf switches."""
+    ports = {0, 8}
+    assert {port for port, _ in carried_by(make(), 0, 8)} == {
+        "pcie-out", "nic-out", "nic-in", "pcie-in",
+    }  # fmt: skip
+    apart = carried_by(make({"network.domains_per_leaf": 1}), 0, 8)
+    assert {rank for port, rank in apart if port.startswith("leaf")} == ports
+
+
+def carried_by(machine: Machine, src: int, dst: int) -> dict[tuple[str, int], int]:
+    timeline, _ = sent(machine, ints(src), ints(dst))
+    return carried(timeline.graph)
+
+
+# ---- rates ---------------------------------------------------------------------------------------
+
+
+def test_many_messages_leave_at_the_rate_of_the_card() -> None:
+    src, dst = np.zeros(50, np.int64), np.full(50, 8)
+    assert arrivals_ns(make(), src, dst)[-1] == FETCHED + 50 * 2010 + 20 + 1000 + 500
+
+
+def test_a_card_behind_slower_pcie_is_held_up_by_it() -> None:
+    slow = make({"pcie.bandwidth_GB_per_s": 10.0})
+    # 100 ps a byte out of the GPU, and into the other one from the first packet on.
+    out = FETCHED + 10_000 + 1000 + 500
+    into = FETCHED + 10 + 20 + 1000 + 10_000 + 500
+    assert arrivals_ns(slow, ints(0), ints(8)) == [max(out, into)]
+    # Two messages for two GPUs share the way out of theirs.
+    slow = make({"pcie.bandwidth_GB_per_s": 10.0})
+    assert arrivals_ns(slow, ints(0, 0), ints(8, 9))[1] == FETCHED + 20_000 + 1000 + 400 + 500
+
+
+@pytest.mark.parametrize(
+    ("part", "src", "dst"),
+    [("nic 0", 0, 8), ("rail 0", 0, 8), ("node 0", 0, 8), ("nic 8", 8, 0), ("node 1", 8, 0)],
+)
+def test_a_slower_card_sends_at_its_own_rate(part: str, src: int, dst: int) -> None:
+    took = arrivals_ns(make({"network.slow": {part: 0.5}}), ints(src), ints(dst))
+    first = 10 + 40 + 1000
+    into = 4000 if part == "rail 0" else 2000
+    assert took == [FETCHED + max(10 + 4000 + 1000 + 500, first + into + 500)]
+
+
+def test_a_slower_part_is_no_matter_of_others() -> None:
+    usual = arrivals_ns(make(), ints(1, 2), ints(9, 11))
+    slow = {"nic 0": 0.5, "nic 10": 0.1, "leaf 1": 0.25, "rail 5": 0.5}
+    assert arrivals_ns(make({"network.slow": slow}), ints(1, 2), ints(9, 11)) == usual
+
+
+def test_a_slower_leaf_slows_its_uplinks() -> None:
+    slow = make({"network.slow": {"leaf 0": 0.5}})
+    up = FETCHED + 10 + 20 + 500
+    assert arrivals_ns(slow, ints(0), ints(9)) == [
+        max(up + 8000 + 400 + 500 + 500, up + 80 + 400 + 4000 + 500 + 500)
+    ]
+
+
+# ---- what is missing -----------------------------------------------------------------------------
+
+
+def test_a_gpu_without_a_card_shares_the_next_one() -> None:
+    machine = make({"network.slow": {"nic 0": 0}})
+    timeline, arrived = sent(machine, ints(0, 1), ints(9, 9))
+    found = carried(timeline.graph)
+    assert found["nic-out", 1] == 2 * NBYTES and ("nic-out", 0) not in found
+    assert found["pcie-out", 0] == found["pcie-out", 1] == NBYTES  # each by its own PCIe
+    first, second = timeline.visible_ps[arrived].tolist()
+    assert second - first == (2000 + 10) * NS
+
+
+def test_a_node_without_cards_and_a_leaf_without_spine_are_refused() -> None:
+    with pytest.raises(UserError, match="leaves node 1 without a network card") as raised:
+        sent(make({"network.slow": {"node 1": 0}}), ints(0), ints(9))
+    assert "\n" not in str(raised.value)
+    lost = {"network.slow": {"leaf 1": 0}}
+    with pytest.raises(UserError, match="leaves leaf 1 no way to the spine") as raised:
+        sent(make(lost), ints(0), ints(9))
+    assert "\n" not in str(raised.value)
+    usual = arrivals_ns(make(), ints(1), ints(9))
+    assert arrivals_ns(make(lost), ints(1), ints(9)) == usual  # within the rail
+
+
+# ---- writes --------------------------------------------------------------------------------------
+
+
+def test_each_write_takes_the_card_its_time() -> None:
+    src, dst = ints(0, 1), ints(8, 9)
+    usual = arrivals_ns(make(), src, dst)
+    several = arrivals_ns(make(), src, dst, writes=Writes(each=ints(1, 5)))
+    assert [one - other for one, other in zip(several, usual, strict=True)] == [0, 4 * 10]
+
+
+@pytest.mark.parametrize(("in_flight", "at_once"), [(1, 1), (2, 2), (3, 3), (100, 10)])
+def test_writes_in_flight_bound_the_rate_by_the_round_trip(in_flight: int, at_once: int) -> None:
+    src, dst = np.zeros(10, np.int64), np.full(10, 8)
+    first = FETCHED + 10 + 20 + 1000 + 20 + 500
+    round_trip = first + 1000 + 500  # the other card's answer, and the completion over PCIe
+    took = arrivals_ns(make(), src, dst, nbytes=1000, writes=Writes(in_flight=in_flight))
+    expected = [first + turn // at_once * round_trip + turn % at_once * 30 for turn in range(10)]
+    assert took == expected
+
+
+def test_a_message_of_several_writes_takes_as_many_credits() -> None:
+    src, dst = np.zeros(4, np.int64), np.full(4, 8)
+    took = arrivals_ns(make(), src, dst, nbytes=1000, writes=Writes(each=2, in_flight=4))
+    alone = arrivals_ns(make(), src[:1], dst[:1], nbytes=1000, writes=Writes(each=2))[0]
+    assert took[:2] == [alone, alone + 40]
+    assert took[2] == alone + alone + 1500  # when the first is completed
+    # More than there are credits for wait for all of them.
+    long = arrivals_ns(make(), src, dst, nbytes=1000, writes=Writes(each=9, in_flight=4))
+    assert np.diff(long).tolist() == [FETCHED + 9 * 10 + 20 + 1000 + 20 + 500 + 1500] * 3
+
+
+def test_a_message_has_left_when_its_card_has_sent_it() -> None:
+    machine = make()
+    start = machine.mark(machine.ranks)
+    stored = machine.transfers.store(DISPATCH, ints(0), ints(9), NBYTES, start[[0]], None)
+    timeline = schedule(machine.graph.build())
+    assert timeline.end_ps[stored.left].tolist() == [(FETCHED + 10 + 2000) * NS]
+
+
+def test_a_host_posts_a_write_with_its_doorbell() -> None:
+    """The entry comes along: two ways over PCIe less, and no warp's work."""
+    warp = arrivals_ns(make(), ints(1), ints(9))[0]
+    host = arrivals_ns(make(), ints(1), ints(9), writes=Writes(by="host"))[0]
+    assert warp - host == 2000 + 2 * 500
+
+
+def test_a_source_knows_of_an_arrival_when_the_completion_is_back() -> None:
+    late = make().transfers.completed(ints(1, 0), ints(9, 9))
+    assert late.ps.tolist() == [(1000 + 500) * NS, (1000 + 400 + 500) * NS]
+
+
+# ---- telling one another -------------------------------------------------------------------------
+
+
+def test_a_barrier_between_nodes_costs_a_write_behind_that_of_a_node() -> None:
+    machine = make()
+    met = machine.sync.barrier(COMBINE, machine.mark(machine.ranks))
+    ends = schedule(machine.graph.build()).visible_ps[met]
+    within = 1000 + 7 * 10
+    flag_ps = 10 * NS + 2 * 8 * 20 + 1000 * NS + 500 * NS
+    assert set(ends.tolist()) == {(within + FETCHED + 5) * NS + flag_ps}
+
+
+def test_a_barrier_reaches_the_ranks_of_a_domain_that_is_not_full() -> None:
+    machine = make(num_ranks=10)
+    met = machine.sync.barrier(COMBINE, machine.mark(machine.ranks))
+    timeline = schedule(machine.graph.build())
+    found = carried(timeline.graph)
+    # Each rank is told once by each other domain.
+    assert {rank: found["pcie-in", rank] for rank in range(10)} == dict.fromkeys(range(10), 8)
+    assert len(met) == 10 and (timeline.visible_ps[met] > 0).all()
+
+
+def test_flags_wait_behind_the_rows_before_them() -> None:
+    machine = make()
+    start = machine.mark(machine.ranks)
+    machine.transfers.store(DISPATCH, ints(0), ints(8), NBYTES, start[[0]], None)
+    told = machine.sync.notify(ints(0), ints(8), 8, start[[0]])
+    ends = schedule(machine.graph.build()).visible_ps[told]
+    assert ends.tolist() == [(FETCHED + 10 + 20 + 1000 + 2000 + 500) * NS + 8 * 20]
+
+
+# ---- ranks on GPUs -------------------------------------------------------------------------------
+
+
+def test_ranks_go_where_the_setting_puts_them() -> None:
+    turns = make({"fabric.rank_order": "round robin"})
+    assert {port for port, _ in carried_by(turns, 0, 2)} == {"uplink", "downlink"}
+    across = carried_by(make({"fabric.rank_order": "round robin"}), 0, 1)
+    assert across["nic-out", 0] == across["nic-in", 1] == NBYTES and ("leaf-up", 0) not in across
+    order = [*range(8, 16), *range(8)]
+    listed = make({"fabric.rank_order": order})
+    assert listed.domains.of(ints(0, 8)).tolist() == [1, 0]
+    with pytest.raises(UserError, match="lists 16 GPUs; 8 ranks need each of GPU 0 to 7 once"):
+        make({"fabric.rank_order": order}, num_ranks=8)
