@@ -30,7 +30,7 @@ def test_presets():
     assert [
         *("cloudmatrix384", "dgx-a100", "dgx-h100", "dgx-h100-x2", "dgx-h100-x4", "dgx-h100-x8"),
         *("gb200-nvl72", "gh200-nvl32"),
-        *("hgx-b200", "hgx-h20", "hgx-h200", "hgx-h800"),
+        *("hgx-b200", "hgx-h20", "hgx-h200", "hgx-h800", "pcie-l20"),
     ] == PRESETS
 
 
