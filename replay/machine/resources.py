@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from enum import IntEnum
+from enum import IntEnum, unique
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +20,7 @@ IntsLike = Ints | int
 Discipline = Literal["fifo", "voq", "turns", "line"]
 
 
+@unique
 class ResourceClass(IntEnum):
     """Part of a machine that a resource belongs to."""
 
@@ -34,13 +35,13 @@ class ResourceClass(IntEnum):
     SWITCH = 8  # adders of the switch
     ARBITER = 9  # units that decide who is next
     L2 = 10  # the cache that all SMs of a GPU share, as a server of bytes
-    VECTOR = 12  # vector cores of an NPU, beside the cube cores that count as SMs
     OTHER = 11  # made by a scheme straight on the graph
     PROXY = 12  # the thread of the host that posts what leaves the node for its GPU
     PCIE_OUT = 13  # GPU -> its network card
     PCIE_IN = 14
     LEAF_UP = 15  # leaf switch -> spine
     LEAF_DOWN = 16
+    VECTOR = 17  # vector cores of an NPU, beside the cube cores that count as SMs
 
 
 PORTS = (
