@@ -268,7 +268,9 @@ def values(case: Case) -> Iterator[str]:
 
 def software(case: Case) -> Iterator[str]:
     """Kernels and waits of the host, against the list that the scheme gives."""
-    listed = case.scheme.operations(Outline.of(case.work, case.carried))
+    listed = case.scheme.operations(
+        Outline.of(case.work, case.carried, case.built.machine.domains.num)
+    )
     if not listed or case.work.shared is not None:
         return  # the scheme states nothing, or kernels of shared experts stand between its own
     expected, found = as_program(listed), launched(case.built.machine.host.program)

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from hwmodel.system import Capability
+
 if TYPE_CHECKING:
+    from hwmodel import System
     from replay.machine.domains import Domains
-    from replay.machine.machine import Ints
+    from replay.machine.resources import Ints
 
 Group = Literal["all", "inside", "rail"]
 """Who is in a communicator together: all ranks, those of a domain, those of one index in theirs."""
@@ -85,3 +88,8 @@ def communicators(domains: Domains, group: Group) -> Communicators:
         inside = len(ranks) // nodes
         return Communicators(0 * ranks, local, 1, inside, inside)
     return Communicators(node, 0 * ranks, nodes, 1, nodes)
+
+
+def runs_nccl(system: System) -> bool:
+    """Whether the GPUs of a system run NCCL."""
+    return Capability.CUDA in system.capabilities

@@ -8,6 +8,7 @@ import numpy as np
 
 from replay.machine.buffers import Buffers
 from replay.machine.caches import Caches
+from replay.machine.communicators import runs_nccl
 from replay.machine.domains import Domains
 from replay.machine.host import Bools, Host, Launch
 from replay.machine.in_switch import InSwitch
@@ -128,6 +129,11 @@ class Machine:
             self.caches,
             input_buffers,
         )
+
+    @property
+    def has_nccl(self) -> bool:
+        """Whether its GPUs run NCCL; engines beside the SMs copy where they do not."""
+        return runs_nccl(self.system)
 
     @property
     def num_domains(self) -> int:

@@ -151,18 +151,25 @@ def rules_of(
 
 
 def rules_on(
-    system: System, num_ranks: int | None = None, *, channels: int = 0, **settings: Any
+    system: System,
+    num_ranks: int | None = None,
+    *,
+    group: Group = "all",
+    channels: int = 0,
+    **settings: Any,
 ) -> PairRules:
     """NCCL's rules on a system; `channels` of 0 are as many as it opens there.
 
     Parameters
     ----------
     num_ranks
-        Ranks of the communicator; None for all GPUs.
+        Ranks that exchange; None for all GPUs.
+    group
+        Which of them are in a communicator together.
     settings
         Other fields of `PairRules`.
     """
-    of = communicators(Domains(system.fabric, num_ranks or system.num_gpus), "all")
+    of = communicators(Domains(system.fabric, num_ranks or system.num_gpus), group)
     return _rules(system, of.num_nodes, of.ranks_of_node, channels, settings)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from replay.machine.domains import Domains
 from replay.run.chain_results import build, lead_of, replay_apart, replay_chain
 from replay.run.layer import placement_of
 from replay.run.links import batch_of, links_of
@@ -156,7 +157,8 @@ def prepare(setup: Setup, trace: RoutingTrace, batches: Sequence[Batch] | None =
     every = links_of(spec, trace, batches, system, precision)
     links = with_sampled_nodes(every, spec.sample_nodes, system, ranks)
     placed = placement_of(trace, spec.placement, ranks, links[0].layer_index)
-    outline = Outline(ranks, placed.num_experts, precision)
+    domains = Domains(system.fabric, ranks).num
+    outline = Outline(ranks, placed.num_experts, precision, num_domains=domains)
     passes = [outline._replace(is_backward=one) for one in PASSES[spec.direction]]
     strategy = None
     if (kind := spec.interleave) != "off":

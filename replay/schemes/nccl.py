@@ -14,6 +14,7 @@ from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.machine.communicators import Group
     from replay.machine.machine import Machine
     from replay.machine.pair_rules import PairRules
     from replay.work.layer import LayerWork
@@ -63,9 +64,13 @@ class NcclOptions(Options):
         source="NCCL_PXN_DISABLE and NCCL_P2P_PXN_LEVEL, on by default",
     )
 
-    def rules(self, machine: Machine) -> PairRules:
-        """How NCCL's kernels of pairs go about it."""
-        return rules_of(machine, **self._settings)
+    def rules(self, machine: Machine, group: Group = "all") -> PairRules:
+        """How NCCL's kernels of pairs go about it, in the communicators of a `group`."""
+        return rules_of(machine, group=group, **self._settings)
+
+    def rules_on(self, system: System, num_ranks: int, group: Group) -> PairRules:
+        """The same on a system, for the communicators of a `group` of so many ranks."""
+        return rules_on(system, num_ranks, group=group, **self._settings)
 
     def num_channels(self, system: System, num_ranks: int | None = None) -> int:
         """Channels of a kernel, each on an SM; of a communicator of all GPUs by default."""

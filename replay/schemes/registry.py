@@ -30,6 +30,7 @@ from replay.schemes.moe_hub.scheme import MoeHub
 from replay.schemes.nccl_alltoall import NcclAllToAll
 from replay.schemes.nccl_ep import NcclEp
 from replay.schemes.nvls import Nvls
+from replay.schemes.pangu.scheme import Pangu
 from replay.schemes.plain import Plain
 from replay.schemes.tutel.scheme import Tutel
 
@@ -52,6 +53,7 @@ SCHEMES: dict[str, Scheme] = {
         ElasticDeepEp(),
         HybridEp(),
         Nvls(),
+        Pangu(),
         COMET,
         FLUX,
         CcFuser(),

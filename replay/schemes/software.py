@@ -39,6 +39,8 @@ class Outline(NamedTuple):
         Experts of a token.
     num_shadowed
         Experts whose weights the scheme brings to all GPUs.
+    num_domains
+        NVLink domains that the GPUs lie in.
     """
 
     num_ranks: int = 8
@@ -48,14 +50,15 @@ class Outline(NamedTuple):
     busy_experts: int | None = None
     top_k: int = 8
     num_shadowed: int = 0
+    num_domains: int = 1
 
     @classmethod
-    def of(cls, work: LayerWork, carried: Carried | None = None) -> Outline:
+    def of(cls, work: LayerWork, carried: Carried | None = None, num_domains: int = 1) -> Outline:
         """That of a layer, and of what a scheme makes of it."""
         busy = max(int((work.rows_of_expert[own] > 0).sum()) for own in work.experts_of_rank)
         return cls(
             work.num_ranks, work.num_experts, work.precision, work.is_backward, busy,
-            work.expert_ids.shape[1], carried.num_shadowed if carried else 0,
+            work.expert_ids.shape[1], carried.num_shadowed if carried else 0, num_domains,
         )  # fmt: skip
 
     @property

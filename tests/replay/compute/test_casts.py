@@ -26,6 +26,7 @@ COPIES = np.array([5, 4])  # (token, rank)
 
 KERNELS = {  # rows that a kernel of its own casts
     "nccl-alltoall": PAIRS,
+    "pangu": PAIRS,
     "plain": PAIRS,
     "nvls": PAIRS,
     "dysharp-basic": PAIRS,

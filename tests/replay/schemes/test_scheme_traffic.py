@@ -247,6 +247,7 @@ NO_MESSAGE_A_ROW = (
     "megatron-allgather",
     "tutel",
     "fastermoe",
+    "pangu",
 )
 
 

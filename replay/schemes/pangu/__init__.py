@@ -1,0 +1,1 @@
+"""Pangu's hierarchical exchange: all-gather between nodes, all-to-all inside."""
