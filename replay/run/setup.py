@@ -324,14 +324,13 @@ def check_domain(scheme: Scheme, system: System, num_ranks: int) -> None:
 
     Raises
     ------
-    UserError
+    LayerRefusedError
         Saying how many GPUs a domain has.
     """
     per_domain = system.fabric.gpus_per_domain
     if not scheme.network and num_ranks > per_domain:
         message = (
-            f"{num_ranks} ranks were asked for; an NVLink domain of system {system.name!r} has "
-            f"{per_domain} GPUs, and scheme {scheme.name!r} does not know the network between "
-            "domains"
+            f"scheme {scheme.name!r}: it does not know the network between NVLink domains: "
+            f"{num_ranks} ranks were asked for, a domain of {system.name!r} has {per_domain} GPUs"
         )
-        raise UserError(message)
+        raise LayerRefusedError(message)
