@@ -41,7 +41,7 @@ def payload(case: Case) -> Iterator[str]:
     for (phase, direction), (verb, rows) in PORTS.items():
         for gpu in range(case.work.num_ranks):
             carried = got[phase][direction, gpu]
-            expected = wanted[phase][direction, gpu] * sizes[phase]
+            expected = int(wanted[phase][direction, gpu] * sizes[phase])
             if carried != expected:
                 yield (
                     f"{phase}: GPU {gpu} {verb} {carried:,} bytes, {rows} are {expected:,} bytes: "

@@ -5,14 +5,18 @@ Looks at expert ids, owners and expert ranks only, never at arrays derived from 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
 #: What a message occupies: (direction, gpu).
 Port = tuple[str, int]
+
+#: Rows, of which some may be in several parts.
+Rows = int | Fraction
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,14 @@ class Leg(NamedTuple):
         "nvlink", inside a domain, or "nic", to another one.
     source, ranks
         Where it leaves, and the ranks that it reaches.
+    share
+        How much of the row.
     """
 
     by: str
     source: int
     ranks: list[int]
+    share: Rows = 1
 
 
 PORTS_OF = {"nvlink": ("uplink", "downlink"), "nic": ("nic-out", "nic-in")}
@@ -115,6 +122,9 @@ def legs(routing: Routing, traffic: str, network: str = "") -> Iterator[Leg]:
     for token, source in enumerate(routing.owner):
         if network in ("node", "gather", "ring"):
             yield from _forwarded(routing, traffic, network, token, source)
+            continue
+        if network == "rings" and len(routing.domains) > 1:
+            yield from _around(routing, source)
             continue
         everyone = [*range(routing.num_ranks)]
         for one, ranks in messages(traffic, source, routing.ranks(token), everyone):
@@ -170,23 +180,56 @@ def _forwarded(
             yield Leg("nvlink", one, ranks)
 
 
-def port_rows(routing: Routing, traffic: str, network: str = "") -> dict[str, Counter[Port]]:
+def _around(routing: Routing, source: int) -> Iterator[Leg]:
+    """A row round all ranks, a part of it for the network card of each GPU of a domain.
+
+    The ring of card c goes down from GPU c through a domain, and from the last GPU back to GPU c,
+    whose card sends to GPU c of the next domain.
+    """
+    size = len(routing.domains[0])
+    for card in range(size):
+        rings = [
+            [*reversed(one[: card + 1]), *reversed(one[card + 1 :])] for one in routing.domains
+        ]
+        ring = [rank for one in rings for rank in one]
+        first = ring.index(source)
+        around = ring[first:] + ring[:first]
+        for one, other in pairwise(around):
+            home = routing.domain(one)
+            if routing.domain(other) == home:
+                yield Leg("nvlink", one, [other], Fraction(1, size))
+                continue
+            relay = routing.domains[home][card]
+            if relay != one:
+                yield Leg("nvlink", one, [relay], Fraction(1, size))
+            yield Leg("nic", relay, [other], Fraction(1, size))
+
+
+def port_rows(
+    routing: Routing, traffic: str, network: str = ""
+) -> dict[str, defaultdict[Port, Rows]]:
     """Rows over every port by phase, each message counted on its own."""
-    dispatch: Counter[Port] = Counter()
-    combine: Counter[Port] = Counter()
+    dispatch: defaultdict[Port, Rows] = defaultdict(int)
+    combine: defaultdict[Port, Rows] = defaultdict(int)
     for leg in legs(routing, traffic, network):
         out, into = PORTS_OF[leg.by]
-        dispatch[out, leg.source] += 1
-        dispatch.update((into, rank) for rank in leg.ranks)
+        dispatch[out, leg.source] += leg.share
+        for rank in leg.ranks:
+            dispatch[into, rank] += leg.share
     for goes, leg in legs_back(routing, traffic, network):
-        out, into = PORTS_OF[leg.by]
-        combine[(out if goes else into), leg.source] += 1
-        combine.update(((into if goes else out), rank) for rank in leg.ranks)
+        out, into = PORTS_OF[leg.by] if goes else PORTS_OF[leg.by][::-1]
+        combine[out, leg.source] += leg.share
+        for rank in leg.ranks:
+            combine[into, rank] += leg.share
     return {"dispatch": dispatch, "combine": combine}
 
 
-def nic_rows(routing: Routing, traffic: str, network: str) -> dict[str, Counter[Port]]:
+def nic_rows(
+    routing: Routing, traffic: str, network: str
+) -> dict[str, Counter[Port]] | dict[str, dict[Port, Rows]]:
     """Rows over the NICs by the closed forms of `replay.schemes.traffic.NETWORK`."""
+    if network == "rings":
+        return _nic_rows_around(routing)
     if network in ("direct", "rail"):
         back = "copy" if traffic == "pair-copy" else traffic
         out, reverse = (_nic_rows_sent(routing, each, network) for each in (traffic, back))
@@ -237,6 +280,22 @@ def _nic_rows_forwarded(routing: Routing, network: str) -> Counter[Port]:
             found["nic-out", gpu] = passed if network == "ring" else tokens[gpu] * (num - 1)
             found["nic-in", gpu] = rows
     return found
+
+
+def _nic_rows_around(routing: Routing) -> dict[str, dict[Port, Rows]]:
+    tokens, size = Counter(routing.owner), len(routing.domains[0])
+    out: dict[Port, Rows] = {}
+    back: dict[Port, Rows] = {}
+    for gpu in range(routing.num_ranks):
+        following = routing.peer(gpu, (routing.domain(gpu) + 1) % len(routing.domains))
+        sent, got = (Fraction(tokens.total() - tokens[one], size) for one in (following, gpu))
+        out |= {
+            port: rows for port, rows in ((("nic-out", gpu), sent), (("nic-in", gpu), got)) if rows
+        }
+        back |= {
+            port: rows for port, rows in ((("nic-in", gpu), sent), (("nic-out", gpu), got)) if rows
+        }
+    return {"dispatch": out, "combine": back}
 
 
 def closed_form_rows(routing: Routing, traffic: str) -> dict[str, Counter[Port]]:

@@ -4,7 +4,8 @@ A channel is one thread block of each rank. In a ring it works through its steps
 wait for a chunk from the ring's predecessor, add or copy, store it to the successor; it goes on
 when the link has taken the chunk. The protocols (`hwmodel.nccl`) differ in what a chunk costs on
 the wire and in how its arrival is signalled. NCCL takes the algorithm and protocol that its own
-formulas say are the quickest; here the formulas are ours (`quickest`).
+formulas say are the quickest; here the formulas are ours (`quickest`). Several nodes have a ring
+for each rail (`replay.machine.node_rings`), and no other algorithm here.
 
 Grouped sends and receives are `replay.machine.point_to_point`.
 
@@ -21,7 +22,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from replay.machine import multimem
+from replay.machine import multimem, node_rings
+from replay.machine.ring_chunks import block_times, cut, pieces_of, share_of, told
 from replay.machine.times import Time
 
 if TYPE_CHECKING:
@@ -31,12 +33,6 @@ if TYPE_CHECKING:
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
 
-STEP_BYTES = 2 << 20
-"""Largest chunk of a channel: half of its 4 MiB buffer (NCCL_STEPS / 2 steps)."""
-LEAST_BYTES = 1024  # of a channel
-PIECES, LEAST_PIECE = 16, 4096
-"""A chunk's stores are modelled as so many messages, so that it enters the target while it is
-still leaving the source."""
 NVLS_CHUNK = 128 * 1024
 NVLS_CHANNELS = 16
 NVLS_SLICES = 64  # most messages that one rank's share is modelled as
@@ -82,20 +78,46 @@ def run(
     payload
         Whether the bytes are token rows; only rings carry them.
     """
-    way = quickest(machine, kinds, collective, nbytes)
+    way = quickest(machine, kinds, collective, nbytes, payload=payload)
     return way.build(begun, payload=True) if payload and nbytes else way.build(begun)
 
 
-def quickest(machine: Machine, kinds: PhaseKinds, collective: Collective, nbytes: int) -> Way:
+def quickest(
+    machine: Machine,
+    kinds: PhaseKinds,
+    collective: Collective,
+    nbytes: int,
+    *,
+    payload: bool = False,
+) -> Way:
     """Choose an algorithm and a protocol as NCCL does: by formulas, from the size alone."""
-    return min(ways(machine, kinds, collective, nbytes), key=lambda way: way.estimate_ps)
+    found = ways(machine, kinds, collective, nbytes, payload=payload)
+    return min(found, key=lambda way: way.estimate_ps)
 
 
-def ways(machine: Machine, kinds: PhaseKinds, collective: Collective, nbytes: int) -> list[Way]:
+def ways(
+    machine: Machine,
+    kinds: PhaseKinds,
+    collective: Collective,
+    nbytes: int,
+    *,
+    payload: bool = False,
+) -> list[Way]:
     """Every algorithm and protocol of a collective; see `run`."""
     n = machine.num_ranks
     steps = 2 * (n - 1) if collective == "all_reduce" else n - 1
     part = max(1, nbytes // n)
+    if machine.num_domains > 1:
+        return [
+            Way(
+                f"ring {protocol.name}",
+                node_rings.ring_ps(machine, part, protocol, steps, payload=payload),
+                partial(
+                    node_rings.ring, machine, kinds, nbytes=part, protocol=protocol, steps=steps
+                ),
+            )
+            for protocol in machine.system.nccl.protocols
+        ]
     found = [
         Way(
             f"ring {protocol.name}",
@@ -116,13 +138,6 @@ def ways(machine: Machine, kinds: PhaseKinds, collective: Collective, nbytes: in
 
 
 # ---- rings -------------------------------------------------------------------------------------
-
-
-def _cut(nbytes: int, channels: int) -> tuple[int, int, int]:
-    """Channels used, loops of each, and bytes of a loop of all of them."""
-    used = max(1, min(channels, nbytes // LEAST_BYTES))
-    loops = max(1, -(-nbytes // (used * STEP_BYTES)))
-    return used, loops, max(1, -(-nbytes // loops))
 
 
 def ring(
@@ -151,11 +166,11 @@ def ring(
     """
     n, rank = machine.num_ranks, machine.ranks
     peer = (rank + 1) % n
-    used, loops, chunk = _cut(nbytes, machine.system.nccl.ring_channels)
+    used, loops, chunk = cut(nbytes, machine.system.nccl.ring_channels)
     passing, copying = block_times(machine, protocol, chunk, used)
     at = machine.delay(kinds.sync, Time(protocol.start_ps), begun)
     for loop in range(loops):
-        rows = _share(nbytes, loop, loops) if payload else 0
+        rows = share_of(nbytes, loop, loops) if payload else 0
         received = None
         for step in range(steps + 1):
             is_last = step == steps
@@ -177,32 +192,6 @@ def ring(
     return at
 
 
-def block_times(
-    machine: Machine, protocol: Protocol, chunk: int, channels: int
-) -> tuple[Time, Time]:
-    """Times of the blocks for a chunk of all channels: to pass it on, to copy it at the end."""
-    passing = protocol.pass_ps(chunk, channels)
-    # The last chunk of a loop is copied from the buffer to where it is wanted.
-    copying = passing or machine.system.nccl.copy_rate.duration_ps(-(-chunk // channels))
-    return Time(passing), Time(copying)
-
-
-def told(machine: Machine, protocol: Protocol) -> Time:
-    """From the arrival of a chunk until its receiver knows of it."""
-    return machine.costs.flag() if protocol.fenced else machine.costs.poll()
-
-
-def pieces_of(nbytes: int) -> tuple[int, int]:
-    """Messages that a chunk is stored as, and bytes of each."""
-    pieces = max(1, min(PIECES, nbytes // LEAST_PIECE))
-    return pieces, -(-nbytes // pieces)
-
-
-def _share(nbytes: int, part: int, parts: int) -> int:
-    """Bytes of one of several parts that are as equal as whole bytes allow."""
-    return nbytes * (part + 1) // parts - nbytes * part // parts
-
-
 def _store(
     machine: Machine, kinds: PhaseKinds, dst: Ints, nbytes: int, rows: int, after: Ints
 ) -> tuple[Ints, Ints]:
@@ -213,7 +202,7 @@ def _store(
     (rank,): task that stores the last piece. (piece x rank,): tasks of all arrivals.
     """
     src, (pieces, each) = machine.ranks, pieces_of(nbytes)
-    carried = np.repeat([_share(rows, piece, pieces) for piece in range(pieces)], len(src))
+    carried = np.repeat([share_of(rows, piece, pieces) for piece in range(pieces)], len(src))
     sent, landed = machine.transfers.store(
         kinds, np.tile(src, pieces), np.tile(dst, pieces), carried, np.tile(after, pieces),
         machine.transfers.fan_out(src, dst), meta_bytes=each - carried,
@@ -224,7 +213,7 @@ def _store(
 def _ring_ps(machine: Machine, nbytes: int, protocol: Protocol, steps: int) -> int:
     """Time of a ring on idle ports: steps one after the other, each a chunk on its way."""
     link, fabric = machine.system.link, machine.system.fabric
-    used, loops, chunk = _cut(nbytes, machine.system.nccl.ring_channels)
+    used, loops, chunk = cut(nbytes, machine.system.nccl.ring_channels)
     passing, copying = block_times(machine, protocol, chunk, used)
     pieces, each = pieces_of(protocol.stored_bytes(chunk))
     of_piece = link.port_duration_ps(link.write_wire_bytes(each))

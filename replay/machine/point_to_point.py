@@ -95,7 +95,8 @@ def all_to_all(
     sent, landed = _send(machine, kinds, channels, parcels, started, leaving, payload=payload)
     if leaving:
         last = landed[leaving.last]
-        crossed = cross(machine, kinds, leaving.crossing, last, payload=payload)
+        rows = leaving.crossing.nbytes if payload else 0
+        crossed = cross(machine, kinds, leaving.crossing, last, rows)
     received, rank, out = _receive(
         machine, kinds, channels, parcels, started, sent, landed, rules.slots, crossed
     )

@@ -29,7 +29,7 @@ from replay.work.ragged import places
 
 if TYPE_CHECKING:
     from replay.machine.kinds import PhaseKinds
-    from replay.machine.machine import Ints, Machine
+    from replay.machine.machine import Ints, IntsLike, Machine
     from replay.machine.pair_rules import PairRules
 
 BY_HOST = Writes(by="host")
@@ -77,27 +77,38 @@ def relays(machine: Machine, src: Ints, dst: Ints, *, pxn: bool) -> Ints:
 
 
 def cross(
-    machine: Machine, kinds: PhaseKinds, chunks: Crossing, stored: Ints, *, payload: bool
+    machine: Machine,
+    kinds: PhaseKinds,
+    chunks: Crossing,
+    stored: Ints,
+    rows: IntsLike,
+    *,
+    flagged: bool = False,
 ) -> Crossed:
     """Post chunks that are `stored` (chunk,) in the memory of their `via`.
 
     Parameters
     ----------
-    payload
-        Whether the bytes are token rows.
+    rows
+        (chunk,): those of their bytes that are token rows.
+    flagged
+        Whether flags are in the data (protocols LL and LL128), so that no fence precedes the flag
+        to the proxy, and the receiving GPU sees for itself what has come.
     """
     costs, relayed = machine.costs, chunks.via != chunks.src
-    told = Time.where(relayed, costs.acknowledged() + costs.host_flag(), costs.host_flag())
+    fenced = costs.host_flag() if flagged else costs.acknowledged() + costs.host_flag()
+    told = Time.where(relayed, fenced, costs.host_flag())
     ready = machine.delay(kinds.sync, told, stored, chunks.via)
     posted = _step(machine, kinds, chunks.via, ready)
     follows = chunks.lane[1:] == chunks.lane[:-1]
     machine.graph.edges(posted[:-1][follows], posted[1:][follows])
-    rows = chunks.nbytes if payload else 0 * chunks.nbytes
     landed = machine.transfers.store(
         kinds, chunks.via, chunks.dst, rows, posted,
         machine.transfers.fan_out(chunks.via, chunks.dst), meta_bytes=chunks.nbytes - rows,
         writes=BY_HOST,
     ).arrived  # fmt: skip
+    if flagged:
+        return Crossed(posted, landed, machine.delay(kinds.sync, costs.poll(), landed, chunks.dst))
     completed = _step(machine, kinds, chunks.dst, landed)
     known = machine.delay(kinds.sync, costs.host_flag(), completed, chunks.dst)
     return Crossed(posted, landed, known)
@@ -146,6 +157,16 @@ def return_room(
     freed = completed[filled_again - slots[filled_again]]
     told = machine.delay(kinds.sync, costs.host_flag(), freed, chunks.src[filled_again])
     machine.graph.edges(told, filling[filled_again])
+
+
+def network_ps(machine: Machine, nbytes: int) -> tuple[int, int]:
+    """Time of so many bytes from one node to the next on an idle rail, and on its slowest port."""
+    network = machine.system.fabric.network
+    src = machine.ranks[:1]
+    (path,) = machine.path(src, machine.domains.peer(src, 1))
+    slowest = max(int(hop.rate.duration_ps(nbytes)) for hop in path.hops)
+    way = network.fetched_ps("host") + network.under_way_ps(over_spine=False) + network.pcie_ps
+    return way + slowest, slowest
 
 
 def _step(machine: Machine, kinds: PhaseKinds, rank: Ints, after: Ints) -> Ints:

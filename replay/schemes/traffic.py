@@ -112,6 +112,11 @@ NETWORK = {
         "sum of T of GPUs of g's index, but that in the next domain",
         "sum of T of GPUs of g's index in other domains",
     ),
+    "rings": Network(
+        "every token round a ring of all GPUs, with an equal part for each NIC of a domain",
+        "(sum of all T - T of the GPU of g's index in the next domain) / GPUs of a domain",
+        "(sum of all T - T(g)) / GPUs of a domain",
+    ),
 }
 """Classes of `Scheme.network`."""
 

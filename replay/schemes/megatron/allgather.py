@@ -23,6 +23,7 @@ import numpy as np
 
 from replay.compute.shared import shared_kernels
 from replay.machine import collectives
+from replay.machine.domains import Domains
 from replay.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.machine.times import MemoryTraffic
 from replay.schemes.base import Scheme
@@ -65,6 +66,7 @@ class MegatronAllGather(Scheme):
         "gradients travel in the types of the layer; rings hold no SMs that others would have"
     )
     traffic = "ring"
+    network = "rings"
     phases_separated = False
     dispatch_types = frozenset({"bf16", "fp32"})
     options: AllGatherOptions = AllGatherOptions()
@@ -72,6 +74,16 @@ class MegatronAllGather(Scheme):
     def refuses(self, work: LayerWork) -> str:
         """As `megatron`."""
         return super().refuses(work) or refused(work, self.options)
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """Rings go through nodes that are full."""
+        if reason := super().refuses_on(work, system):
+            return reason
+        size = system.fabric.gpus_per_domain
+        full = Domains(system.fabric, work.num_ranks).even
+        return (
+            "" if full else f"{work.num_ranks} ranks do not fill nodes of {size}, as its rings do"
+        )
 
     def carries(self, work: LayerWork) -> Carried:
         """Ranks gather equally much."""

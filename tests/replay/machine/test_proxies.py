@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 from machine_alone import carried, machine_of
-from round_machine import NS, ROUND, US
+from round_machine import NS, US
+from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
 
 import hwmodel
 from replay.contract.counting import write_packets
@@ -20,27 +19,11 @@ from replay.machine.pair_rules import PairRules, rules_of, rules_on
 from replay.machine.point_to_point import Exchanged, all_to_all
 
 UP, DOWN, VISIBLE = 150 * NS, 100 * NS, 30 * NS
-ACKNOWLEDGED, HOST_FLAG, STEP = UP + DOWN, 4 * US, US // 4
-WAY, CROSS_RAIL = 2 * US, US // 2
+ACKNOWLEDGED, CROSS_RAIL = UP + DOWN, US // 2
 START = 4 * US
-PUSH, NIC, COPY = 10, 10, 40  # ps a byte
+PUSH, COPY = 10, 40  # ps a byte
 KIB = 1 << 10
 CLEAR = STEP + 2 * 64 * NIC + WAY  # a buffer is offered, and the sender's proxy knows
-
-
-@cache
-def two_nodes(size: int = 2, num: int = 2) -> hwmodel.System:
-    return hwmodel.load(
-        "dgx-h100",
-        {
-            **ROUND,
-            "fabric.num_gpus": size, "fabric.num_domains": num, "fabric.links_per_plane": [2] * 4,
-            "nic.bandwidth_GB_per_s": 100.0, "nic.efficiency": 1.0, "nic.write_ns": 0.0,
-            "pcie.bandwidth_GB_per_s": 1000.0, "pcie.latency_ns": 0.0, "nccl.proxy_step_us": 0.25,
-            "network.leaf_ns": 2000.0, "network.spine_ns": 500.0,
-            "network.rails": size, "network.packet_bytes": 1 << 30,  # whole messages
-        },
-    )  # fmt: skip
 
 
 def exchange(

@@ -13,7 +13,7 @@ from replay.graph import Timeline, schedule
 from replay.run.layer import build_graph
 from replay.schemes import SCHEMES
 
-BY_PAIRS = ("nccl-alltoall", "megatron")
+SAME_LIBRARY = ("nccl-alltoall", "megatron", "megatron-allgather")
 
 
 @pytest.mark.parametrize("layer", ["3 domains of 2, zipf fp8", "2 domains of 8, uneven ranks"])
@@ -30,7 +30,7 @@ def ran(name: str, system: str, num_ranks: int) -> Timeline:
     return schedule(build_graph(layer, hwmodel.load(system), SCHEMES[name])[0])
 
 
-@pytest.mark.parametrize("name", BY_PAIRS)
+@pytest.mark.parametrize("name", SAME_LIBRARY)
 def test_one_node_of_several_gives_what_one_node_gives(name: str) -> None:
     several, one = ran(name, "dgx-h100-x4", 8), ran(name, "dgx-h100", 8)
     assert np.array_equal(several.start_ps, one.start_ps)

@@ -63,11 +63,14 @@ def test_closed_forms_are_the_count(name: str, traffic: str) -> None:
 def test_closed_forms_between_domains_are_the_count(name: str, network: str) -> None:
     size, make = small_layers.ACROSS[name]
     routing = small_layers.routing_of(make(), size)
-    for traffic in ("pair", "copy", "pair-copy"):
+    for traffic in ("ring",) if network == "rings" else ("pair", "copy", "pair-copy"):
         closed = traffic_oracle.nic_rows(routing, traffic, network)
         for phase, rows in traffic_oracle.port_rows(routing, traffic, network).items():
             by_nic = {port: count for port, count in rows.items() if port[0].startswith("nic")}
-            assert by_nic == +closed[phase], (traffic, phase)
+            assert by_nic == {port: rows for port, rows in closed[phase].items() if rows}, (
+                traffic,
+                phase,
+            )
 
 
 @pytest.mark.parametrize("traffic", TRAFFIC)

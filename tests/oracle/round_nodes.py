@@ -1,0 +1,28 @@
+"""Nodes of the machine of round numbers, joined by network cards of round numbers."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from round_machine import ROUND, US
+
+import hwmodel
+
+HOST_FLAG, STEP = 4 * US, US // 4  # a flag between GPU and host, a step of a proxy
+WAY = 2 * US  # over the network, on one rail
+NIC = 10  # ps a byte
+
+
+@cache
+def two_nodes(size: int = 2, num: int = 2) -> hwmodel.System:
+    return hwmodel.load(
+        "dgx-h100",
+        {
+            **ROUND,
+            "fabric.num_gpus": size, "fabric.num_domains": num, "fabric.links_per_plane": [2] * 4,
+            "nic.bandwidth_GB_per_s": 100.0, "nic.efficiency": 1.0, "nic.write_ns": 0.0,
+            "pcie.bandwidth_GB_per_s": 1000.0, "pcie.latency_ns": 0.0, "nccl.proxy_step_us": 0.25,
+            "network.leaf_ns": 2000.0, "network.spine_ns": 500.0,
+            "network.rails": size, "network.packet_bytes": 1 << 30,  # whole messages
+        },
+    )  # fmt: skip
