@@ -120,6 +120,20 @@ class FasterMoe(Scheme):
             return "its ranks have equally many experts"
         return ""
 
+    @property
+    def network(self) -> str:  # type: ignore[override]
+        """As NCCL sends what leaves a node."""
+        return self.options.network
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """Broadcasts of weights go round one node alone."""
+        if reason := super().refuses_on(work, system) or self.options.refuses_on(work, system):
+            return reason
+        several = work.num_ranks > system.fabric.gpus_per_domain
+        if several and self.options.shadowing:
+            return "broadcasts of shadowed experts between nodes are not modelled (shadowing=false)"
+        return ""
+
     def carries_on(self, work: LayerWork, system: System) -> Carried:
         """Rows for shadowed experts stay."""
         return with_shadows(work, self._shadowed(work, partial(shadows.rates_on, system)))
