@@ -16,6 +16,7 @@ Sources: microsoft/tutel ``tutel/impls/moe_layer.py``, ``overlap.py``, ``fast_di
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ import numpy as np
 from replay.compute.experts import separate_kernels
 from replay.compute.shared import shared_before_wait
 from replay.machine import collectives, point_to_point
+from replay.machine.domains import Domains
 from replay.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.machine.times import MemoryTraffic
 from replay.schemes.base import DROPPED, PADDED, Scheme
@@ -31,12 +33,13 @@ from replay.schemes.facts import Buffer
 from replay.schemes.nccl import NcclOptions
 from replay.schemes.options import option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts
-from replay.schemes.tutel import sparse
+from replay.schemes.tutel import hierarchical, sparse
 from replay.work.capacity import Carried, cut, largest_load, with_capacity
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.machine.machine import Ints, Machine
+    from replay.machine.pair_rules import PairRules
     from replay.machine.sms import Split
     from replay.work.layer import LayerWork
 
@@ -65,6 +68,12 @@ class TutelOptions(NcclOptions):
         help="Chunks of the capacity. With several, experts run beside NCCL, on the SMs it leaves.",
         source="Tutel moe_layer.py, a2a_ffn_overlap_degree; communicate.py, max_num_split",
     )
+    use_2dh: bool = option(
+        False,
+        help="Whether rows for other nodes are first exchanged inside the node and then between "
+        "GPUs of one index, both times in few long messages (2DH). One node has one exchange.",
+        source="Tutel moe_layer.py, use_2dh, off by default",
+    )
 
     def rows(self, work: LayerWork) -> int:
         """Rows of each (source rank, expert)."""
@@ -80,6 +89,11 @@ class TutelOptions(NcclOptions):
             alignment = -(-alignment // ALIGNMENT) * ALIGNMENT
         return -(-rows // alignment) * alignment
 
+    @property
+    def network(self) -> str:
+        """Class of what goes between nodes."""
+        return "rail" if self.use_2dh else super().network
+
 
 class Tutel(Scheme):
     """Batches of one capacity, padded or dropped, in chunks."""
@@ -89,7 +103,7 @@ class Tutel(Scheme):
     source = "microsoft/tutel impls/moe_layer.py, overlap.py, fast_dispatch.py; NCCL"
     assumes = (
         "gate and up projection are one batched GEMM; messages to experts of one GPU are one; with "
-        "several chunks GEMMs have the SMs that NCCL's kernels leave; one node (no 2DH)"
+        "several chunks GEMMs have the SMs that NCCL's kernels leave"
     )
     overlap = "chunks of experts beside all-to-alls, if there are several"
     traffic = "pair"
@@ -108,6 +122,20 @@ class Tutel(Scheme):
             return f"its rows travel in the type of its GEMMs, {types.gemm}, not {types.dispatch}"
         if len({len(own) for own in work.experts_of_rank}) > 1:
             return "its ranks have equally many experts"
+        return ""
+
+    @property
+    def network(self) -> str:  # type: ignore[override]
+        """As 2DH sends what leaves a node, or as NCCL does."""
+        return self.options.network
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """2DH and PXN want nodes that are full."""
+        if reason := super().refuses_on(work, system) or self.options.refuses_on(work, system):
+            return reason
+        if self.options.use_2dh and not Domains(system.fabric, work.num_ranks).even:
+            size = system.fabric.gpus_per_domain
+            return f"{work.num_ranks} ranks do not fill nodes of {size}, as 2DH wants"
         return ""
 
     def carries(self, work: LayerWork) -> Carried:
@@ -154,7 +182,9 @@ class Tutel(Scheme):
                 agree = (Listed(AGREE),) if layer.num_ranks > 1 else ()
                 before += (sparse.LARGEST, *agree, Listed(WAIT, 0))
         chunks = self._chunks(layer.num_ranks)
-        ways = (Listed(ROWS, chunks),) if layer.num_ranks > 1 else ()
+        ways: tuple[Listed, ...] = (Listed(ROWS, chunks),) if layer.num_ranks > 1 else ()
+        if self.options.use_2dh and layer.num_domains > 1:
+            ways = hierarchical.LISTED * chunks
         several = layer.has_several_experts
         there = (Listed(TO_EXPERTS, moves="every row of a chunk"),) if several else ()
         back = (Listed(TO_RANKS, moves="every result of a chunk"),) if several else ()
@@ -184,8 +214,7 @@ class Tutel(Scheme):
             back = machine.gather(done, machine.ranks, back)
             if machine.num_ranks > 1:
                 sizes = part.matrix("pairs").T * work.combine_row_bytes
-                begun = machine.kernel(back, ROWS)
-                back = self._all_to_all(machine, COMBINE, sizes, begun).done
+                back = self._all_to_all(machine, COMBINE, sizes, back).done
         decoded = sparse.decode(machine, work, carried, back)
         machine.notes.follow("combined", np.arange(work.num_tokens), decoded[work.source_rank])
         return decoded
@@ -215,16 +244,16 @@ class Tutel(Scheme):
         begun: Ints,
     ) -> list[Ints]:
         """Send the chunks one after the other: (rank,) tasks of each when it has come."""
-        row_bytes, came, exchanged, done = work.dispatch_row_bytes, [], [], begun
+        row_bytes, came, done = work.dispatch_row_bytes, [], begun
+        exchanged: list[point_to_point.Exchanged | hierarchical.Hierarchical] = []
         if machine.num_ranks == 1:
             kept = (carried.work.expert_ids[carried.token] >= 0).any(axis=1)
             token = np.flatnonzero(kept)
             machine.notes.follow("sent", token, begun[work.source_rank[token]])
             return [begun] * len(parts)
         for part in parts:
-            kernel = machine.kernel(done, ROWS)
             sizes = part.matrix("pairs") * row_bytes
-            exchanged.append(self._all_to_all(machine, DISPATCH, sizes, kernel))
+            exchanged.append(self._all_to_all(machine, DISPATCH, sizes, done))
             done = exchanged[-1].done
             came.append(done)
         self._follow(work, machine, carried, exchanged)
@@ -235,7 +264,7 @@ class Tutel(Scheme):
         work: LayerWork,
         machine: Machine,
         carried: Carried,
-        exchanged: list[point_to_point.Exchanged],
+        exchanged: list[point_to_point.Exchanged | hierarchical.Hierarchical],
     ) -> None:
         """Note in which task every token leaves."""
         whole, capacity = carried.work, self.options.rows(work)
@@ -276,14 +305,15 @@ class Tutel(Scheme):
         return done
 
     def _all_to_all(
-        self, machine: Machine, kinds: PhaseKinds, sizes: Ints, begun: Ints
-    ) -> point_to_point.Exchanged:
-        """One kernel of NCCL's that sends `sizes` bytes (source, destination)."""
+        self, machine: Machine, kinds: PhaseKinds, sizes: Ints, after: Ints
+    ) -> point_to_point.Exchanged | hierarchical.Hierarchical:
+        """Send `sizes` bytes (source, destination): a kernel of NCCL's, or those of 2DH."""
         rules = self.options.rules(machine)
         channels = self._split(machine).channels("nccl", rules.num_channels)
-        return point_to_point.all_to_all(
-            machine, kinds, channels, rules, sizes, begun, payload=True
-        )
+        exchange = partial(_exchanged, machine=machine, kinds=kinds, channels=channels, rules=rules)
+        if self.options.use_2dh and machine.num_domains > 1:
+            return hierarchical.all_to_all(machine, kinds, sizes, after, exchange)
+        return exchange(sizes, machine.kernel(after, ROWS))
 
     def _split(self, machine: Machine) -> Split:
         """SMs of such a kernel, and those that it leaves; a rank alone runs none."""
@@ -295,6 +325,19 @@ class Tutel(Scheme):
     def _chunks(self, num_ranks: int) -> int:
         """Chunks; a rank alone has one."""
         return self.options.overlap_degree if num_ranks > 1 else 1
+
+
+def _exchanged(
+    sizes: Ints,
+    begun: Ints,
+    *,
+    machine: Machine,
+    kinds: PhaseKinds,
+    channels: Ints,
+    rules: PairRules,
+) -> point_to_point.Exchanged:
+    """One kernel of NCCL's, from (rank,) begins."""
+    return point_to_point.all_to_all(machine, kinds, channels, rules, sizes, begun, payload=True)
 
 
 def _copied(rows: Ints, row_bytes: int) -> MemoryTraffic:
