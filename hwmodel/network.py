@@ -13,8 +13,8 @@ receives (one way).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from types import MappingProxyType
@@ -26,7 +26,10 @@ from hwmodel.specs import SystemSpec
 from hwmodel.units import Rate, exact, ps_from_ns
 
 _PARTS = ("nic", "rail", "node", "leaf")
-_NAME = re.compile(rf"({'|'.join(_PARTS)}) (0|[1-9][0-9]*)")
+_SLOW = re.compile(
+    rf"(?P<part>(?P<kind>{'|'.join(_PARTS)}) (?P<number>0|[1-9][0-9]*)) *= *"
+    r"(?P<left>0|1|[01]?\.[0-9]+)"
+)
 
 Poster = Literal["gpu", "host"]
 """Who posts a write: a warp, or a thread of the host, whose doorbell brings the entry along."""
@@ -109,10 +112,9 @@ class Network:
             pcie_ps=ps_from_ns(spec.pcie.latency_ns.value),
             leaf_ps=ps_from_ns(spec.network.leaf_ns.value),
             spine_ps=ps_from_ns(spec.network.spine_ns.value),
-            factors={name: exact(left) for name, left in spec.network.slow.value.items()},
+            factors={},
         )
-        found._check_factors()
-        return found
+        return replace(found, factors=found._parsed(spec.network.slow.value))
 
     # ---- where things are ----------------------------------------------------------------------
 
@@ -230,14 +232,30 @@ class Network:
     def _left(self, part: str) -> Fraction:
         return self.factors.get(part, Fraction(1))
 
-    def _check_factors(self) -> None:
+    def _parsed(self, slow: Iterable[str]) -> dict[str, Fraction]:
+        """Shares by part, of lines such as ``nic 3 = 0.5``.
+
+        Raises
+        ------
+        UserError
+            If a line is no such, or its part does not exist, or comes twice.
+        """
         domains = self.num_gpus // self.gpus_per_domain
-        there = dict(
-            zip(_PARTS, (self.num_gpus, self.rails, domains, self.num_leaves), strict=True)
-        )
-        for name in self.factors:
-            found = _NAME.fullmatch(name)
-            if found is None or int(found[2]) >= there[found[1]]:
+        counts = (self.num_gpus, self.rails, domains, self.num_leaves)
+        there = dict(zip(_PARTS, counts, strict=True))
+        factors: dict[str, Fraction] = {}
+        for line in slow:
+            found = _SLOW.fullmatch(line)
+            left = Fraction(found["left"]) if found else Fraction(2)
+            if found is None or int(found["number"]) >= there[found["kind"]] or left > 1:
                 parts = ", ".join(f"{part} 0 to {count - 1}" for part, count in there.items())
-                message = f"network.slow: there is no {name!r}; there are {parts}"
+                message = (
+                    f"network.slow: {line!r} is not a part = share that is left of it, 0 to 1, "
+                    f"such as 'nic 3 = 0.5'; parts: {parts}"
+                )
                 raise UserError(message)
+            if found["part"] in factors:
+                message = f"network.slow: {found['part']!r} is there twice"
+                raise UserError(message)
+            factors[found["part"]] = left
+        return factors

@@ -34,7 +34,6 @@ NonNegativeInt = Annotated[int, Field(ge=0, le=1 << 16)]
 Block = Annotated[list[Count], Field(min_length=2, max_length=2)]
 Links = Annotated[list[NonNegativeInt], Field(min_length=1)]
 Excess = Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 RankOrder = Literal["by node", "round robin"]
@@ -367,10 +366,10 @@ class NetworkSpec(_Strict):
     spine_ns: Quantity[NonNegative]
     """Added where the way leads over the spine: leaf, spine, leaf."""
     packet_bytes: Quantity[Count]
-    slow: Quantity[dict[str, Share]]
-    """Share of its rate that is left of a part: ``{ "nic 3" = 0.5, "leaf 1" = 0.25 }``; 0 where it
-    is missing. ``nic G`` is the card of GPU G, ``node N`` and ``rail R`` are all cards of these,
-    ``leaf L`` the ways of a leaf switch to the spine."""
+    slow: Quantity[list[str]]
+    """Shares of their rates that are left of parts: ``["nic 3 = 0.5", "leaf 1 = 0.25"]``; 0 where
+    one is missing. ``nic G`` is the card of GPU G, ``node N`` and ``rail R`` are all cards of
+    these, ``leaf L`` the ways of a leaf switch to the spine."""
 
 
 class SystemSpec(_Strict):

@@ -16,6 +16,7 @@ itself (tasks.py)       mark, gather, delay, serve; kernel, memory_kernel, small
                         remote_load, fence, poll, flag, grid_barrier; ns for times that a scheme
                         states
 `domains`               of, local, peer, members, crosses: who shares NVLink (domains.py)
+`network`               ports between domains (network.py), which rdma.py writes over
 `transfers`             store, load over the hops of a path (paths.py); fan_out; packets
 `switch` (in_switch)    multicast, reduce
 `sms`                   split, pool, channels, warp_lanes, units; the ledger of who holds how many

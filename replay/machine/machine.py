@@ -67,6 +67,8 @@ class Machine:
         Ports, memories, hosts, hubs.
     costs
         Durations of work.
+    network
+        Ports between domains.
     transfers, switch
         Stores and loads between GPUs; copies and sums that the switch makes.
     sms, buffers, caches, l2, host
@@ -108,6 +110,7 @@ class Machine:
         self.domains = Domains(system.fabric, num_ranks)
         paths = Paths(system, self.resources, self.domains)
         self._paths = paths
+        self.network = paths.network
         self.buffers = Buffers(graph, self.resources)
         input_buffers = InputBuffers(system, graph, self.buffers)
         self.mirror = None if sample is None else Mirror(self.domains, sample)

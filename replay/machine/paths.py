@@ -114,7 +114,7 @@ class Paths:
     def __init__(self, system: System, resources: Resources, domains: Domains) -> None:
         self._fabric = system.fabric
         self._resources = resources
-        self._network = NetworkPorts(system.fabric.network, domains, resources)
+        self.network = NetworkPorts(system.fabric.network, domains, resources)
         self.domains = domains
         self.ranks = resources.ranks
 
@@ -138,12 +138,12 @@ class Paths:
         crosses = self.domains.crosses(src, dst)
         if len(near := np.flatnonzero(~crosses)):
             yield self._over_nvlink(src[near], dst[near], near)
-        leaf = self._network.leaf
+        leaf = self.network.leaf
         over_spine = crosses & (leaf[src] != leaf[dst])
         if len(far := np.flatnonzero(crosses & ~over_spine)):
             yield self._over_network(src[far], dst[far], far)
         if len(farther := np.flatnonzero(over_spine)):
-            self._network.check_spine(leaf[np.concatenate((src[farther], dst[farther]))])
+            self.network.check_spine(leaf[np.concatenate((src[farther], dst[farther]))])
             yield self._over_network(src[farther], dst[farther], farther)
 
     def _over_nvlink(self, src: Ints, dst: Ints, messages: Ints | None) -> Path:
@@ -163,7 +163,7 @@ class Paths:
             of = ResourceClass[hop.port.upper().replace("-", "_")]
             rank = src if of in _ON_WAY_OUT else dst
             rate, slower = self._rates(of, rank)
-            found.append(Hop(of, self._network.port(of)[rank], rank, rate, hop.latency_ps, slower))
+            found.append(Hop(of, self.network.port(of)[rank], rank, rate, hop.latency_ps, slower))
         return Path(messages, tuple(found), is_nvlink=False)
 
     def _rates(self, of: ResourceClass, rank: Ints) -> tuple[Rate, tuple[tuple[Rate, Ints], ...]]:
@@ -173,7 +173,7 @@ class Paths:
             return network.pcie, ()
         is_nic = of in (ResourceClass.NIC_OUT, ResourceClass.NIC_IN)
         rate = network.nic if is_nic else network.uplinks
-        factor = self._network.factors(of)
+        factor = self.network.factors(of)
         slower = sorted({factor[each] for each in np.unique(rank).tolist()} - {1})
         of_rank = np.array([slower.index(one) if one in slower else -1 for one in factor])
         return rate, tuple(

@@ -19,6 +19,7 @@ from replay.measure.analysis import us
 from replay.measure.by_layer import ByLayer, OfLayer
 from replay.measure.exposure import Exposing, SmTimes, joined
 from replay.measure.mechanisms import Explaining
+from replay.measure.network import carried_between_domains
 from replay.measure.noted import PartTimes, Times, Waits
 from replay.measure.over_time import OverTime
 from replay.measure.parts import (
@@ -242,6 +243,9 @@ class Measured:
             bounds_us=_bounds(pools, classes, least, ports, chain_ps, separated),
             critical_path=_critical_path(path),
             mechanisms=self.explained(),
+            network=carried_between_domains(
+                graph, classes, ports, share[pools.pool], machine.network.leaf
+            ),
             num_tasks=self._num_tasks,
             num_edges=self._num_edges,
         )

@@ -112,6 +112,66 @@ class PortBytes(Strict):
     downlink: list[int]
 
 
+class NetworkPort(Strict):
+    """One port of the network between NVLink domains.
+
+    Attributes
+    ----------
+    name
+        Such as ``nic-out 3``, the card beside GPU 3, or ``leaf-up 1``, the ways of a leaf switch to
+        the spine.
+    leaf
+        Leaf switch that it belongs to, or that its card hangs on.
+    payload_bytes, wire_bytes
+        Of dispatch and of combine.
+    utilisation
+        Busy time over makespan.
+    """
+
+    name: str
+    leaf: int
+    payload_bytes: dict[str, int]
+    wire_bytes: dict[str, int]
+    utilisation: float
+
+
+class Rail(Strict):
+    """All network cards of a leaf switch.
+
+    Attributes
+    ----------
+    sent_bytes, received_bytes
+        Wire bytes of these cards together, dispatch and combine.
+    utilisation
+        Mean over the cards, of the direction that is busier.
+    """
+
+    leaf: int
+    num_cards: int
+    sent_bytes: int
+    received_bytes: int
+    utilisation: float
+
+
+class Network(Strict):
+    """What the network between NVLink domains carried.
+
+    Attributes
+    ----------
+    ports
+        By class: ``pcie-out``, ``nic-out``, ``leaf-up``, ``leaf-down``, ``nic-in``, ``pcie-in``.
+        Ports that no message passes are left out.
+    rails
+        By leaf switch.
+    busiest_rail
+        Place in `rails` of the one that carries most, the first of equals.
+    """
+
+    ports: dict[str, list[NetworkPort]]
+    rails: list[Rail]
+    busiest_rail: int
+
+
 class BusiestPort(Strict):
     """The port in service longest in a phase, or in the whole layer.
 

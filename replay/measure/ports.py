@@ -99,7 +99,7 @@ class PortSums:
         """
         return cls(TaskSums.of(graph, *places_of(graph, classes, num_ranks)), num_ranks)
 
-    def _of(self, phase: str, what: str) -> Ints:
+    def of_port(self, phase: str, what: str) -> Ints:
         """Bytes or picoseconds of a phase, or of all ("both"): (port, gpu)."""
         every = np.ones(len(Kind), np.bool_)
         sums, counts = {
@@ -116,26 +116,26 @@ class PortSums:
 
     def bytes(self, phase: str, what: str) -> PortBytes:
         """Bytes of a phase on NVLink ports, by direction and GPU."""
-        up, down = self._of(phase, what)[: len(NVLINK)]
+        up, down = self.of_port(phase, what)[: len(NVLINK)]
         return PortBytes(uplink=up.tolist(), downlink=down.tolist())
 
     def network_bytes(self, phase: str, what: str) -> Ints:
         """Bytes of a phase on network cards: (way out or in, gpu)."""
-        return self._of(phase, what)[[PORTS.index(each) for each in CARDS]]
+        return self.of_port(phase, what)[[PORTS.index(each) for each in CARDS]]
 
     def busiest(self, phase: str) -> BusiestPort:
         """The port that is in service longest; the first of equals."""
-        duration = self._of(phase, "duration")
+        duration = self.of_port(phase, "duration")
         direction, gpu = np.unravel_index(int(duration.argmax()), duration.shape)
         where = (direction, gpu)
         return BusiestPort(
             direction=PORT_NAMES[int(direction)],
             gpu=int(gpu),
-            payload_bytes=int(self._of(phase, "payload")[where]),
-            wire_bytes=int(self._of(phase, "wire")[where]),
+            payload_bytes=int(self.of_port(phase, "payload")[where]),
+            wire_bytes=int(self.of_port(phase, "wire")[where]),
             busy_us=int(duration[where]) / 1e6,
         )
 
     def bound_ps(self, phase: str) -> int:
         """Time in which the busiest port serves what the phase waits for, in picoseconds."""
-        return int(self._of(phase, "awaited").max(initial=0))
+        return int(self.of_port(phase, "awaited").max(initial=0))

@@ -14,6 +14,7 @@ from replay.measure.parts import (
     Exposure,
     Mechanisms,
     Memory,
+    Network,
     PhaseTimes,
     PortBytes,
     Routing,
@@ -47,6 +48,9 @@ class Measures(Strict):
         on.
     mechanisms
         What explains the result: finite tables and buffers, tiles, polling, bytes by purpose.
+    network
+        Ports between NVLink domains, all nodes' where some are sampled too; None where nothing
+        leaves a domain.
     """
 
     makespan_us: float
@@ -65,6 +69,7 @@ class Measures(Strict):
     bounds_us: Bounds
     critical_path: CriticalPath
     mechanisms: Mechanisms
+    network: Network | None = None
     num_tasks: int
     num_edges: int
 

@@ -17,6 +17,8 @@ from replay.measure.result import LayerResult
 from replay.report.bands import bands_table
 from replay.report.mechanisms import mechanism_table, overhead_table
 from replay.report.memory import buffers_table, memory_table, room_notes
+from replay.report.network import NOTES as NETWORK_NOTES
+from replay.report.network import network_table
 from replay.report.notes import chain_note, heading, launch_notes, outside_notes, token_note
 from replay.report.tables import mb, row_names, text_table
 from replay.report.waiting import waiting_table
@@ -65,15 +67,18 @@ def summary(result: Result | Comparison) -> str:
 def ranking(compared: Comparison) -> Group:
     """What a comparison is asked for first: times, the fastest first, and what they rest on."""
     results = sorted(compared.results, key=_time_us)
+    network = _network_table(results)
     notes = [
         "exposed: communication and waiting that no computation hides; mean over the GPUs.",
         "bound: a time that no schedule of this work can beat.",
+        *(NETWORK_NOTES if network else ()),
         *outside_notes(compared),
         "What each scheme waits for, moves, launches and keeps in memory: --details.",
     ]
     return Group(
         Text(heading(*results)),
         _times_table(compared, results),
+        *([network] if network else []),
         Text("\n".join(notes)),
         *bands_table(compared),
     )
@@ -82,6 +87,7 @@ def ranking(compared: Comparison) -> Group:
 def comparison_tables(compared: Comparison) -> Group:
     """Tables of a comparison: times, payload, bytes by purpose, memory, mechanisms; notes."""
     results = compared.results
+    network = _network_table(results)
     chained = results[0].chain is not None
     times = _times_table(compared, results)
     wire = text_table(
@@ -100,6 +106,7 @@ def comparison_tables(compared: Comparison) -> Group:
         "dispatch, combine, both: payload of the port that carries most in this phase, or in both.",
         "wire bound: the busiest port of dispatch plus that of combine where a barrier separates",
         "the phases (apart), else the busiest port of both together (shared).",
+        *(NETWORK_NOTES if network else ()),
         *launch_notes(results),
         *room_notes(results),
         *outside_notes(compared),
@@ -114,12 +121,18 @@ def comparison_tables(compared: Comparison) -> Group:
         times,
         *([waiting] if waiting else []),
         wire,
+        *([network] if network else []),
         overheads,
         *([memory] if memory else []),
         *([mechanisms] if mechanisms else []),
         Text("\n".join(notes)),
         *bands_table(compared),
     )
+
+
+def _network_table(results: Sequence[Result]) -> Table | None:
+    unit = "layer" if results[0].chain is None else "step"
+    return network_table(results, _count(results[0]), unit)
 
 
 def _times_table(compared: Comparison, results: Sequence[Result]) -> Table:
@@ -187,7 +200,15 @@ def summary_tables(result: Result) -> Group:
     overheads = overhead_table([result], _count(result), unit)
     waiting = waiting_table([result], _count(result), unit)
     memory = buffers_table(result)
-    tables = [layers, phases, *([waiting] if waiting else []), path, overheads]
+    network = _network_table([result])
+    tables = [
+        layers,
+        phases,
+        *([network] if network else []),
+        *([waiting] if waiting else []),
+        path,
+        overheads,
+    ]
     parts: list[Text | Table] = [Text(heading(result)), *tables, *([memory] if memory else [])]
     parts.append(Text("\n".join([*launch_notes([result]), *room_notes([result])])))
     mechanisms = mechanism_table([result])

@@ -162,6 +162,21 @@ def test_capabilities():
         ("dgx-h100", {"switch.multicast": 1}, "switch.multicast: .*boolean; got 1"),
         ("dgx-h100", {"compute.bf16_blocks": "[[128]]"}, "compute.bf16_blocks: .*2 items"),
         ("dgx-h100", {"fabric.links_per_plane": "[]"}, "fabric.links_per_plane: .*1 item"),
+        (
+            "dgx-h100",
+            {"fabric.rank_order": "robin"},
+            "rank_order=robin is not by node",
+        ),
+        ("dgx-h100-x2", {"network.oversubscription": 0.5}, "oversubscription: .*equal to 1"),
+        *(
+            (
+                "dgx-h100-x2",
+                {"network.slow": [line]},
+                f"slow: '{line}' is not a part",
+            )
+            for line in ("nic 16 = 0.5", "leaf 8 = 0", "nic 3", "nic 3 = 1.5", "card 1 = 0.5", "")
+        ),
+        ("dgx-h100-x2", {"network.slow": ["nic 1 = 0", "nic 1 = 1"]}, "'nic 1' is there twice"),
     ],
 )
 def test_mistakes_are_named_with_what_is_possible(name, overrides, said):

@@ -129,7 +129,7 @@ def test_a_card_behind_slower_pcie_is_held_up_by_it() -> None:
     [("nic 0", 0, 8), ("rail 0", 0, 8), ("node 0", 0, 8), ("nic 8", 8, 0), ("node 1", 8, 0)],
 )
 def test_a_slower_card_sends_at_its_own_rate(part: str, src: int, dst: int) -> None:
-    took = arrivals_ns(make({"network.slow": {part: 0.5}}), ints(src), ints(dst))
+    took = arrivals_ns(make({"network.slow": [f"{part} = 0.5"]}), ints(src), ints(dst))
     first = 10 + 40 + 1000
     into = 4000 if part == "rail 0" else 2000
     assert took == [FETCHED + max(10 + 4000 + 1000 + 500, first + into + 500)]
@@ -137,12 +137,12 @@ def test_a_slower_card_sends_at_its_own_rate(part: str, src: int, dst: int) -> N
 
 def test_a_slower_part_is_no_matter_of_others() -> None:
     usual = arrivals_ns(make(), ints(1, 2), ints(9, 11))
-    slow = {"nic 0": 0.5, "nic 10": 0.1, "leaf 1": 0.25, "rail 5": 0.5}
+    slow = ["nic 0 = 0.5", "nic 10 = .1", "leaf 1=0.25", "rail 5 = 0.5"]
     assert arrivals_ns(make({"network.slow": slow}), ints(1, 2), ints(9, 11)) == usual
 
 
 def test_a_slower_leaf_slows_its_uplinks() -> None:
-    slow = make({"network.slow": {"leaf 0": 0.5}})
+    slow = make({"network.slow": ["leaf 0 = 0.5"]})
     up = FETCHED + 10 + 20 + 500
     assert arrivals_ns(slow, ints(0), ints(9)) == [
         max(up + 8000 + 400 + 500 + 500, up + 80 + 400 + 4000 + 500 + 500)
@@ -153,7 +153,7 @@ def test_a_slower_leaf_slows_its_uplinks() -> None:
 
 
 def test_a_gpu_without_a_card_shares_the_next_one() -> None:
-    machine = make({"network.slow": {"nic 0": 0}})
+    machine = make({"network.slow": ["nic 0 = 0"]})
     timeline, arrived = sent(machine, ints(0, 1), ints(9, 9))
     found = carried(timeline.graph)
     assert found["nic-out", 1] == 2 * NBYTES and ("nic-out", 0) not in found
@@ -164,9 +164,9 @@ def test_a_gpu_without_a_card_shares_the_next_one() -> None:
 
 def test_a_node_without_cards_and_a_leaf_without_spine_are_refused() -> None:
     with pytest.raises(UserError, match="leaves node 1 without a network card") as raised:
-        sent(make({"network.slow": {"node 1": 0}}), ints(0), ints(9))
+        sent(make({"network.slow": ["node 1 = 0"]}), ints(0), ints(9))
     assert "\n" not in str(raised.value)
-    lost = {"network.slow": {"leaf 1": 0}}
+    lost = {"network.slow": ["leaf 1 = 0"]}
     with pytest.raises(UserError, match="leaves leaf 1 no way to the spine") as raised:
         sent(make(lost), ints(0), ints(9))
     assert "\n" not in str(raised.value)
