@@ -135,9 +135,10 @@ def _payload_by_way(graph: TaskGraph, phase: str) -> Counter[tuple[int, int]]:
     kinds = [int(Kind[f"{phase.upper()}_{way}"]) for way in ("UP", "DOWN")]
     port = np.array([*graph.resources.groups, "none"])[graph.resource]
     is_message = np.isin(graph.kind, kinds) & (port != "none")
+    goes_on = is_message | (graph.kind == int(Kind.MARK))
     owner = np.append(graph.resources.owner, -1)[graph.resource]
     src, dst = graph.edges()
-    follows = is_message[src] & is_message[dst]
+    follows = goes_on[src] & goes_on[dst] & ~np.isin(port[dst], ("uplink", "nic-out"))
     before = np.full(graph.num_tasks, -1)
     before[dst[follows]] = src[follows]
     first = np.arange(graph.num_tasks)  # of a message's ports, those over leaf switches too

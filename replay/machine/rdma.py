@@ -99,20 +99,20 @@ class Rdma:
         network, count = self._network, len(after)
         wire, payload = (np.broadcast_to(each, count) for each in (wire_bytes, payload_bytes))
         pcie_out, *ports, nic_in, pcie_in = path.hops
-        src, dst = pcie_out.rank, pcie_in.rank
+        src, dst, over_spine = pcie_out.rank, pcie_in.rank, len(ports) > 1
         away, back = self._stand_ins(src, dst)
         out, into = _own(away), _own(back)
         posted = self._graph.add(
             len(src[out]), resource=-1, duration_ps=network.fetched_ps(writes.by),
             kind=sync_of(kinds[0]), rank=src[out], after=after[out],
         )  # fmt: skip
-        arrived = self._graph.add(
-            len(dst[into]), resource=-1, latency_ps=late_ps, kind=Kind.MARK, rank=dst[into]
-        )
+        arrived = self._mark(dst[into], late_ps=late_ps)
         rest = sum(hop.latency_ps for hop in (*ports, nic_in))  # of the way, behind the port
         reached = _spread(posted, away)
         left = self._pass(pcie_out, (kinds[0], wire, payload), reached, rest, away, priority)
-        self._graph.edges(left[into], arrived)
+        # Only the last port on the way out tells the other side of bytes, which exports count.
+        sent = self._mark(src[out], after=left[out])
+        self._graph.edges(_spread(sent, away)[into], arrived)
         for hop in ports:
             is_card = hop.of == ResourceClass.NIC_OUT
             beside = network.write_ps * np.asarray(writes.each) if is_card else 0
@@ -121,8 +121,14 @@ class Rdma:
                 hop, message, reached, rest, away if hop.is_way_out else back,
                 np.broadcast_to(beside, count), priority if is_card else 0,
             )  # fmt: skip
-            self._graph.edges(last[into][cut[into]], arrived[cut[into]])
-            left = last if is_card else left
+            if is_card:
+                left = last
+            if is_card and over_spine:
+                self._graph.edges(last[out][cut[out]], sent[cut[out]])
+            else:
+                self._graph.edges(last[into][cut[into]], arrived[cut[into]])
+            if hop.is_way_out and not (is_card and over_spine):
+                reached = _spread(self._mark(dst[into], after=reached[into]), back)
             rest -= hop.latency_ps
         for hop in (nic_in, pcie_in):
             entered = self._pass(hop, (kinds[1], wire, payload), reached, rest, back)
@@ -134,6 +140,11 @@ class Rdma:
                 src[out], posted, arrived[out], units[out], writes.in_flight, self.completed(path)
             )
         return left, arrived
+
+    def _mark(self, rank: Ints, *, after: Ints | None = None, late_ps: int = 0) -> Ints:
+        return self._graph.add(
+            len(rank), resource=-1, latency_ps=late_ps, kind=Kind.MARK, rank=rank, after=after
+        )
 
     def _stand_ins(self, src: Ints, dst: Ints) -> tuple[Ints | None, Ints | None]:
         """Messages that stand for others on the way out and in; None if each is itself."""

@@ -12,6 +12,7 @@ from round_machine import NS, ROUND
 import hwmodel
 from replay.errors import UserError
 from replay.graph import GraphBuilder, Timeline, schedule
+from replay.graph.export.programs import SEND, make_programs
 from replay.machine.kinds import COMBINE, DISPATCH, KIND_NAMES
 from replay.machine.machine import Machine
 from replay.machine.rdma import Writes
@@ -105,6 +106,15 @@ def carried_by(machine: Machine, src: int, dst: int) -> dict[tuple[str, int], in
     return carried(timeline.graph)
 
 
+@pytest.mark.parametrize("dst", [8, 9])
+def test_exports_send_each_byte_once(dst: int) -> None:
+    timeline, _ = sent(make(), ints(0), ints(dst))
+    programs = make_programs(timeline)
+    is_sent = programs.what == SEND
+    assert int(programs.size_bytes[is_sent].sum()) == NBYTES
+    assert set(programs.rank[is_sent].tolist()) == {0}
+
+
 # ---- rates ---------------------------------------------------------------------------------------
 
 
@@ -133,6 +143,11 @@ def test_a_slower_card_sends_at_its_own_rate(part: str, src: int, dst: int) -> N
     first = 10 + 40 + 1000
     into = 4000 if part == "rail 0" else 2000
     assert took == [FETCHED + max(10 + 4000 + 1000 + 500, first + into + 500)]
+
+
+def test_a_slow_card_is_what_a_message_over_the_spine_waits_for() -> None:
+    took = arrivals_ns(make({"network.slow": ["nic 0 = 0.1"]}), ints(0), ints(9))
+    assert took == [FETCHED + 10 + 20_000 + 500 + 400 + 500 + 500]
 
 
 def test_a_slower_part_is_no_matter_of_others() -> None:

@@ -128,3 +128,22 @@ def test_hardware_knows_one_rail_a_card() -> None:
     network = hwmodel.load("dgx-h100-x4").fabric.network
     assert network.num_leaves == 8
     assert [network.leaf(nic) for nic in (0, 7, 8, 31)] == [0, 7, 0, 7]
+
+
+def test_nodes_in_another_order_take_as_long(trace) -> None:  # type: ignore[no-untyped-def]
+    """All nodes are alike, and all GPUs of one, if their peers move with them."""
+    usual, _ = network_of(trace)
+    turned = [*range(11, 16), *range(8, 11), *range(3, 8), *range(3)]
+    other, network = network_of(trace, **{"fabric.rank_order": turned})
+    assert other.totals.makespan_us == usual.totals.makespan_us
+    assert len(network.ports["nic-out"]) == 16
+
+
+def test_ranks_that_take_turns_have_their_neighbours_on_other_nodes(trace) -> None:  # type: ignore[no-untyped-def]
+    _, network = network_of(trace, **{"fabric.rank_order": "round robin"})
+    rows_of, rank = pairs(trace), np.arange(16)
+    crosses = rank[:, None] % 2 != rank % 2
+    gpu = rank % 2 * 8 + rank // 2
+    sent = dict(zip(gpu.tolist(), (rows_of * crosses).sum(axis=1).tolist(), strict=True))
+    for port in network.ports["nic-out"]:
+        assert port.payload_bytes["dispatch"] == 2 * HIDDEN * sent[int(port.name.split()[1])]
