@@ -56,7 +56,7 @@ class Network:
     packet_bytes
         Data of a packet, which a switch forwards as it comes.
     write_ps
-        Time of a card for each write, beside its bytes.
+        Least time of a card for each write, however few its bytes.
     post_ps
         A warp's work for a write, its signal and the polling for it.
     pcie_ps

@@ -349,7 +349,7 @@ class NicSpec(_Strict):
     """What a warp does for a write: the entry of the work queue, fences, the signal behind the
     data; and the poll at the other end."""
     write_ns: Quantity[NonNegative]
-    """Time of the card for each write, beside its bytes."""
+    """Least time of the card for each write, however few its bytes: one over its message rate."""
 
 
 class NetworkSpec(_Strict):

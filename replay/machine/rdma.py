@@ -115,11 +115,11 @@ class Rdma:
         self._graph.edges(_spread(sent, away)[into], arrived)
         for hop in ports:
             is_card = hop.of == ResourceClass.NIC_OUT
-            beside = network.write_ps * np.asarray(writes.each) if is_card else 0
+            least = network.write_ps * np.asarray(writes.each) if is_card else 0
             message = (kinds[0] if hop.is_way_out else kinds[1], wire, payload)
             reached, last, cut = self._pass_in_packets(
                 hop, message, reached, rest, away if hop.is_way_out else back,
-                np.broadcast_to(beside, count), priority if is_card else 0,
+                np.broadcast_to(least, count), priority if is_card else 0,
             )  # fmt: skip
             if is_card:
                 left = last
@@ -186,7 +186,7 @@ class Rdma:
 
     def _pass_in_packets(
         self, hop: Hop, message: _Message, after: Ints, rest_ps: int, stands: Ints | None,
-        beside_ps: Ints, priority: int,
+        least_ps: Ints, priority: int,
     ) -> tuple[Ints, Ints, Bools]:  # fmt: skip
         """Occupy a port for first packets, and at once for the rest of each message.
 
@@ -196,8 +196,9 @@ class Rdma:
             From leaving this port to the target.
         stands
             See `_pass`.
-        beside_ps
-            (message,): time of the port for a message, beside its bytes.
+        least_ps
+            (message,): what the port needs for a message, however few its bytes: its writes, which
+            it works off beside the bytes of others.
 
         Returns
         -------
@@ -208,13 +209,14 @@ class Rdma:
         own = _own(stands)
         first = np.minimum(wire, self._network.packet_bytes)
         first_ps, whole_ps = (
-            (np.broadcast_to(hop.duration_ps(nbytes), wire.shape) + beside_ps)[own]
-            for nbytes in (first, wire)
+            np.broadcast_to(hop.duration_ps(nbytes), wire.shape)[own] for nbytes in (first, wire)
         )
+        whole_ps = np.maximum(whole_ps, least_ps[own])
         if self._mirror is not None and hop.is_shared:
             # It serves the nodes that have no messages of their own in the meantime.
             first_ps, whole_ps = (self._mirror.of_all_nodes(ps) for ps in (first_ps, whole_ps))
         cut = (wire > first)[own]
+        first_ps = np.where(cut, first_ps, whole_ps)
         pieces = 1 + cut
         of = np.repeat(np.arange(len(cut)), pieces)
         head = np.cumsum(pieces) - pieces

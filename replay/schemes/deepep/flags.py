@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from replay.machine.rdma import Writes
+
 if TYPE_CHECKING:
     from hwmodel.link import Scattered
     from replay.machine.kinds import Kind, PhaseKinds
@@ -80,6 +82,7 @@ def store_rows(
     arrived = machine.transfers.store(
         kinds, src, dst, row_bytes[0], after[remote],
         machine.transfers.fan_out(src, dst, scattered), rows=rows[remote], meta_bytes=row_bytes[1],
+        writes=Writes(each=rows[remote]),
     ).arrived  # fmt: skip
     by_card = np.zeros(len(src), np.bool_)
     for path in machine.path(src, dst):

@@ -51,23 +51,20 @@ def arrivals_ns(machine: Machine, src: Ints, dst: Ints, **how: Any) -> list[floa
 
 
 def test_a_message_follows_its_first_packet_over_one_leaf() -> None:
-    # The card takes 10 ns for the write; the first packet is out 20 ns later, and the other card
-    # needs 2000 ns from its arrival on.
-    into = FETCHED + 10 + 20 + 1000
+    # The first packet is out after 20 ns, and the other card needs 2000 ns from its arrival on.
+    into = FETCHED + 20 + 1000
     assert arrivals_ns(make(), ints(1), ints(9)) == [into + 2000 + 500]
 
 
 def test_a_slower_uplink_is_what_a_message_over_the_spine_waits_for() -> None:
-    up = FETCHED + 10 + 20 + 500  # the first packet is at the source's leaf
+    up = FETCHED + 20 + 500  # the first packet is at the source's leaf
     down = up + 40 + 400
     assert arrivals_ns(make(), ints(0), ints(9)) == [down + 4000 + 500 + 500]
 
 
 def test_a_message_of_one_packet() -> None:
-    assert arrivals_ns(make(), ints(1), ints(9), nbytes=1000) == [
-        FETCHED + 10 + 20 + 1000 + 20 + 500
-    ]
-    assert arrivals_ns(make(), ints(1), ints(9), nbytes=50) == [FETCHED + 10 + 1 + 1000 + 1 + 500]
+    assert arrivals_ns(make(), ints(1), ints(9), nbytes=1000) == [FETCHED + 20 + 1000 + 20 + 500]
+    assert arrivals_ns(make(), ints(1), ints(9), nbytes=50) == [FETCHED + 10 + 1000 + 1 + 500]
 
 
 def test_all_bytes_pass_all_ports_of_the_way() -> None:
@@ -85,7 +82,7 @@ def test_messages_of_several_nodes_queue_at_the_uplink_that_they_share() -> None
     assert arrivals_ns(make(), ints(0, 10), ints(9, 3)) == [alone, alone]
     # Uplinks as fast as all cards together hold up nobody.
     wide = arrivals_ns(make({"network.oversubscription": 1.0}), *both)
-    first = FETCHED + 10 + 20 + 500 + 10 + 400 + 10 + 500
+    first = FETCHED + 20 + 500 + 10 + 400 + 10 + 500
     assert wide[0] == first + 2000 + 500
     # The second waits for the first one's packets at the leaf, 10 ps a byte, and no longer.
     assert wide[1] == first + 1000 + 2000 + 500
@@ -120,14 +117,14 @@ def test_exports_send_each_byte_once(dst: int) -> None:
 
 def test_many_messages_leave_at_the_rate_of_the_card() -> None:
     src, dst = np.zeros(50, np.int64), np.full(50, 8)
-    assert arrivals_ns(make(), src, dst)[-1] == FETCHED + 50 * 2010 + 20 + 1000 + 500
+    assert arrivals_ns(make(), src, dst)[-1] == FETCHED + 50 * 2000 + 20 + 1000 + 500
 
 
 def test_a_card_behind_slower_pcie_is_held_up_by_it() -> None:
     slow = make({"pcie.bandwidth_GB_per_s": 10.0})
     # 100 ps a byte out of the GPU, and into the other one from the first packet on.
     out = FETCHED + 10_000 + 1000 + 500
-    into = FETCHED + 10 + 20 + 1000 + 10_000 + 500
+    into = FETCHED + 20 + 1000 + 10_000 + 500
     assert arrivals_ns(slow, ints(0), ints(8)) == [max(out, into)]
     # Two messages for two GPUs share the way out of theirs.
     slow = make({"pcie.bandwidth_GB_per_s": 10.0})
@@ -140,14 +137,14 @@ def test_a_card_behind_slower_pcie_is_held_up_by_it() -> None:
 )
 def test_a_slower_card_sends_at_its_own_rate(part: str, src: int, dst: int) -> None:
     took = arrivals_ns(make({"network.slow": [f"{part} = 0.5"]}), ints(src), ints(dst))
-    first = 10 + 40 + 1000
+    first = 40 + 1000
     into = 4000 if part == "rail 0" else 2000
-    assert took == [FETCHED + max(10 + 4000 + 1000 + 500, first + into + 500)]
+    assert took == [FETCHED + max(4000 + 1000 + 500, first + into + 500)]
 
 
 def test_a_slow_card_is_what_a_message_over_the_spine_waits_for() -> None:
     took = arrivals_ns(make({"network.slow": ["nic 0 = 0.1"]}), ints(0), ints(9))
-    assert took == [FETCHED + 10 + 20_000 + 500 + 400 + 500 + 500]
+    assert took == [FETCHED + 20_000 + 500 + 400 + 500 + 500]
 
 
 def test_a_slower_part_is_no_matter_of_others() -> None:
@@ -158,7 +155,7 @@ def test_a_slower_part_is_no_matter_of_others() -> None:
 
 def test_a_slower_leaf_slows_its_uplinks() -> None:
     slow = make({"network.slow": ["leaf 0 = 0.5"]})
-    up = FETCHED + 10 + 20 + 500
+    up = FETCHED + 20 + 500
     assert arrivals_ns(slow, ints(0), ints(9)) == [
         max(up + 8000 + 400 + 500 + 500, up + 80 + 400 + 4000 + 500 + 500)
     ]
@@ -174,7 +171,7 @@ def test_a_gpu_without_a_card_shares_the_next_one() -> None:
     assert found["nic-out", 1] == 2 * NBYTES and ("nic-out", 0) not in found
     assert found["pcie-out", 0] == found["pcie-out", 1] == NBYTES  # each by its own PCIe
     first, second = timeline.visible_ps[arrived].tolist()
-    assert second - first == (2000 + 10) * NS
+    assert second - first == 2000 * NS
 
 
 def test_a_node_without_cards_and_a_leaf_without_spine_are_refused() -> None:
@@ -192,20 +189,20 @@ def test_a_node_without_cards_and_a_leaf_without_spine_are_refused() -> None:
 # ---- writes --------------------------------------------------------------------------------------
 
 
-def test_each_write_takes_the_card_its_time() -> None:
+def test_writes_take_the_card_their_time_where_bytes_take_less() -> None:
     src, dst = ints(0, 1), ints(8, 9)
     usual = arrivals_ns(make(), src, dst)
-    several = arrivals_ns(make(), src, dst, writes=Writes(each=ints(1, 5)))
-    assert [one - other for one, other in zip(several, usual, strict=True)] == [0, 4 * 10]
+    several = arrivals_ns(make(), src, dst, writes=Writes(each=ints(1, 500)))
+    assert [one - other for one, other in zip(several, usual, strict=True)] == [0, 5000 - 20 - 2000]
 
 
 @pytest.mark.parametrize(("in_flight", "at_once"), [(1, 1), (2, 2), (3, 3), (100, 10)])
 def test_writes_in_flight_bound_the_rate_by_the_round_trip(in_flight: int, at_once: int) -> None:
     src, dst = np.zeros(10, np.int64), np.full(10, 8)
-    first = FETCHED + 10 + 20 + 1000 + 20 + 500
+    first = FETCHED + 20 + 1000 + 20 + 500
     round_trip = first + 1000 + 500  # the other card's answer, and the completion over PCIe
     took = arrivals_ns(make(), src, dst, nbytes=1000, writes=Writes(in_flight=in_flight))
-    expected = [first + turn // at_once * round_trip + turn % at_once * 30 for turn in range(10)]
+    expected = [first + turn // at_once * round_trip + turn % at_once * 20 for turn in range(10)]
     assert took == expected
 
 
@@ -213,11 +210,11 @@ def test_a_message_of_several_writes_takes_as_many_credits() -> None:
     src, dst = np.zeros(4, np.int64), np.full(4, 8)
     took = arrivals_ns(make(), src, dst, nbytes=1000, writes=Writes(each=2, in_flight=4))
     alone = arrivals_ns(make(), src[:1], dst[:1], nbytes=1000, writes=Writes(each=2))[0]
-    assert took[:2] == [alone, alone + 40]
+    assert took[:2] == [alone, alone + 20]
     assert took[2] == alone + alone + 1500  # when the first is completed
     # More than there are credits for wait for all of them.
     long = arrivals_ns(make(), src, dst, nbytes=1000, writes=Writes(each=9, in_flight=4))
-    assert np.diff(long).tolist() == [FETCHED + 9 * 10 + 20 + 1000 + 20 + 500 + 1500] * 3
+    assert np.diff(long).tolist() == [FETCHED + 9 * 10 + 1000 + 20 + 500 + 1500] * 3
 
 
 def test_a_message_has_left_when_its_card_has_sent_it() -> None:
@@ -225,7 +222,7 @@ def test_a_message_has_left_when_its_card_has_sent_it() -> None:
     start = machine.mark(machine.ranks)
     stored = machine.transfers.store(DISPATCH, ints(0), ints(9), NBYTES, start[[0]], None)
     timeline = schedule(machine.graph.build())
-    assert timeline.end_ps[stored.left].tolist() == [(FETCHED + 10 + 2000) * NS]
+    assert timeline.end_ps[stored.left].tolist() == [(FETCHED + 2000) * NS]
 
 
 def test_a_host_posts_a_write_with_its_doorbell() -> None:
@@ -248,7 +245,7 @@ def test_a_barrier_between_nodes_costs_a_write_behind_that_of_a_node() -> None:
     met = machine.sync.barrier(COMBINE, machine.mark(machine.ranks))
     ends = schedule(machine.graph.build()).visible_ps[met]
     within = 1000 + 7 * 10
-    flag_ps = 10 * NS + 2 * 8 * 20 + 1000 * NS + 500 * NS
+    flag_ps = 10 * NS + 8 * 20 + 1000 * NS + 500 * NS
     assert set(ends.tolist()) == {(within + FETCHED + 5) * NS + flag_ps}
 
 
@@ -268,7 +265,7 @@ def test_flags_wait_behind_the_rows_before_them() -> None:
     machine.transfers.store(DISPATCH, ints(0), ints(8), NBYTES, start[[0]], None)
     told = machine.sync.notify(ints(0), ints(8), 8, start[[0]])
     ends = schedule(machine.graph.build()).visible_ps[told]
-    assert ends.tolist() == [(FETCHED + 10 + 20 + 1000 + 2000 + 500) * NS + 8 * 20]
+    assert ends.tolist() == [(FETCHED + 20 + 1000 + 2000 + 500) * NS + 8 * 20]
 
 
 # ---- ranks on GPUs -------------------------------------------------------------------------------
