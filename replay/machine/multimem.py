@@ -29,9 +29,13 @@ class Spread(NamedTuple):
 
 
 def _members(machine: Machine, owner: Ints, *, loops: bool) -> tuple[Ints, Ints]:
-    """Copies of each block (copy,): the block, and a rank that it is on."""
-    block = np.repeat(np.arange(len(owner)), machine.num_ranks)
-    rank = np.tile(machine.ranks, len(owner))
+    """Copies of each block (copy,): the block, and a rank of its owner's domain that it is on."""
+    domains = machine.domains
+    group = np.tile(machine.ranks, (len(owner), 1))
+    if domains.num > 1:  # which are full: a group of today is one of whole domains
+        of = np.stack([domains.members(domain) for domain in range(domains.num)])
+        group = of[domains.of(owner)]
+    block, rank = np.repeat(np.arange(len(owner)), group.shape[1]), group.ravel()
     keep = loops | (rank != owner[block])
     return block[keep], rank[keep]
 

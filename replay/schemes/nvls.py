@@ -13,6 +13,13 @@ are added into it, and the reduce-scatter begins with a barrier. No kernel ends 
 layer's gathers keep a rank from writing into a buffer that others still read. That dispatcher sums
 in FP32 unless it is told otherwise (MCORE_NVLS_RS_BF16); here the sums are of the layer's rows.
 
+That dispatcher is of one node. Over several, blocks go round the nodes of their rail, from GPU to
+GPU of one index, by puts of the GPU; each multicasts what comes and puts it on, and on the way back
+each adds the sum of its node to what comes. So NCCL's symmetric all-gather does
+(``AllGather_RailRing_LsaSTMC``); its reduce-scatter (``ReduceScatter_RailA2A_LsaLDMC``) sends every
+node's sums straight to their owner, which are as many rows for each network card where all GPUs own
+as many tokens. A ring is assumed both ways.
+
 Further source: DySHARP (arXiv 2605.05607) section II-C, which compares with this workaround.
 """
 
@@ -28,7 +35,8 @@ from replay.compute.casts import cast_before_dispatch, cast_received
 from replay.compute.experts import separate_kernels
 from replay.compute.shared import shared_kernels
 from replay.machine import multimem
-from replay.machine.kinds import COMBINE, DISPATCH, Kind
+from replay.machine.domains import Domains
+from replay.machine.kinds import COMBINE, DISPATCH, Kind, PhaseKinds
 from replay.machine.times import MemoryTraffic
 from replay.schemes import memory
 from replay.schemes.facts import Buffer
@@ -85,9 +93,18 @@ class Nvls(StagedScheme):
     source = "Megatron-Core token_dispatcher_inference.py; arXiv 2605.05607 section II-C"
     needs = frozenset({"multicast", "reduction"})
     traffic = "dense"
+    network = "ring"
     validity = "inference; gradients are assumed to take the same kernels"
     candidates = MappingProxyType({"num_sms": (8, 16, 24, 32)})
     options: NvlsOptions = NvlsOptions()
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """Groups of multicast are whole nodes, and rings want a GPU of each rail in each."""
+        if reason := super().refuses_on(work, system):
+            return reason
+        size = system.fabric.gpus_per_domain
+        full = Domains(system.fabric, work.num_ranks).even
+        return "" if full else f"{work.num_ranks} ranks do not fill nodes of {size}"
 
     def communication_sms(self, system: System) -> int | None:
         """Those that issue multimem instructions."""
@@ -203,19 +220,57 @@ class Nvls(StagedScheme):
         meta_bytes: int = 0,
     ) -> tuple[Ints, Ints]:
         """One all-gather: (block,) tasks of the SMs, and (rank,) tasks behind its barrier."""
-        stored = machine.serve(
-            self._pool(machine)[owner], machine.costs.sm_store(rows * (row_bytes + meta_bytes)),
-            kind=DISPATCH.send, rank=owner, after=begun[owner],
-        )  # fmt: skip
-        spread = multimem.multicast(
-            machine, DISPATCH, owner, row_bytes, stored,
-            rows=rows, meta_bytes=meta_bytes, loops=self.options.loopback,
-            on=machine.buffers.outboxes(self._pool(machine)[owner]),
-        )  # fmt: skip
-        arrived = machine.gather(
-            np.concatenate((stored, spread.arrived)), np.concatenate((owner, spread.member)), begun
-        )
-        return stored, machine.sync.barrier(DISPATCH, arrived, behind_stores=True)
+        pool, costs, nbytes = self._pool(machine), machine.costs, rows * (row_bytes + meta_bytes)
+        first, place, ready = owner[:0], owner, begun[owner]
+        done: list[Ints] = []
+        ranks: list[Ints] = []
+        for domain in range(machine.num_domains):
+            if domain:
+                place, ready = self._put(
+                    machine, DISPATCH, place, self._behind(machine, owner, domain), ready,
+                    row_bytes, rows, meta_bytes,
+                )  # fmt: skip
+            stored = machine.serve(
+                pool[place], costs.sm_store(nbytes), kind=DISPATCH.send, rank=place, after=ready
+            )
+            done, ranks = [*done, stored], [*ranks, place]
+            if domain:
+                machine.graph.edges(begun[place], stored)
+            else:
+                first = stored
+            if min(machine.num_ranks, machine.domains.size) == 1:
+                continue
+            spread = multimem.multicast(
+                machine, DISPATCH, place, row_bytes, stored,
+                rows=rows, meta_bytes=meta_bytes, loops=self.options.loopback,
+                on=machine.buffers.outboxes(pool[place]),
+            )  # fmt: skip
+            done, ranks = [*done, spread.arrived], [*ranks, spread.member]
+        arrived = machine.gather(np.concatenate(done), np.concatenate(ranks), begun)
+        return first, machine.sync.barrier(DISPATCH, arrived, behind_stores=True)
+
+    def _behind(self, machine: Machine, owner: Ints, hops: int) -> Ints:
+        """The GPU of an owner's index, so many nodes behind its own."""
+        domains = machine.domains
+        return domains.peer(owner, (domains.of(owner) + hops) % domains.num)
+
+    def _put(
+        self,
+        machine: Machine,
+        kinds: PhaseKinds,
+        src: Ints,
+        dst: Ints,
+        after: Ints,
+        row_bytes: int,
+        rows: Ints,
+        meta_bytes: int = 0,
+    ) -> tuple[Ints, Ints]:
+        """Put blocks from node to node: where they are then, and (block,) tasks of who polls."""
+        landed = machine.transfers.store(
+            kinds, src, dst, row_bytes, after, machine.transfers.fan_out(src, dst),
+            rows=rows, meta_bytes=meta_bytes,
+        ).arrived  # fmt: skip
+        return dst, machine.delay(kinds.sync, machine.costs.poll(), landed, dst)
 
     def _reduce_scatter(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
         """Sum all ranks' buffers: (rank,) tasks. A rank alone has its sums already."""
@@ -226,16 +281,34 @@ class Nvls(StagedScheme):
             return after
         begun = machine.sync.barrier(COMBINE, machine.kernel(after, SUM))
         nbytes = rows * work.combine_row_bytes
-        asked = machine.serve(
-            self._pool(machine)[owner], machine.costs.sm_load(nbytes),
-            kind=COMBINE.send, rank=owner, after=begun[owner],
+        pool, row_bytes, loops = (
+            self._pool(machine), work.combine_row_bytes, self.options.loopback
         )  # fmt: skip
-        total = multimem.reduce(
-            machine, COMBINE, owner, work.combine_row_bytes, asked,
-            rows=rows, loops=self.options.loopback,
-        )  # fmt: skip
-        # Without loop-back the owner adds its own dense row to what the switch returns.
-        moved = MemoryTraffic(read=nbytes * (not self.options.loopback), written=nbytes)
-        written = machine.stream(COMBINE.memory, moved, owner, total)
-        machine.notes.follow("combined", token, written[np.repeat(np.arange(len(owner)), rows)])
-        return machine.gather(written, owner, begun)
+        came = None  # sums of the nodes before
+        done: list[Ints] = []
+        ranks: list[Ints] = []
+        for hops in reversed(range(machine.num_domains)):
+            place = self._behind(machine, owner, hops)
+            total = machine.serve(
+                pool[place], machine.costs.sm_load(nbytes),
+                kind=COMBINE.send, rank=place, after=begun[place],
+            )  # fmt: skip
+            if min(machine.num_ranks, machine.domains.size) > 1:
+                total = multimem.reduce(
+                    machine, COMBINE, place, row_bytes, total, rows=rows, loops=loops
+                )
+            if came is not None:
+                total = machine.serve(
+                    pool[place], machine.costs.sm_add(2 * nbytes, nbytes),
+                    kind=COMBINE.send, rank=place, after=total,
+                )  # fmt: skip
+                machine.graph.edges(came, total)
+            # Without loop-back the GPU adds its own dense row to what the switch returns.
+            read = nbytes * (not loops) + nbytes * (came is not None)
+            written = machine.stream(COMBINE.memory, MemoryTraffic(read, nbytes), place, total)
+            done, ranks = [written, *done], [place, *ranks]
+            if hops:
+                following = self._behind(machine, owner, hops - 1)
+                _, came = self._put(machine, COMBINE, place, following, written, row_bytes, rows)
+        machine.notes.follow("combined", token, done[0][np.repeat(np.arange(len(owner)), rows)])
+        return machine.gather(np.concatenate(done), np.concatenate(ranks), begun)

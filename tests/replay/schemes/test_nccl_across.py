@@ -13,7 +13,7 @@ from replay.graph import Timeline, schedule
 from replay.run.layer import build_graph
 from replay.schemes import SCHEMES
 
-SAME_LIBRARY = ("nccl-alltoall", "megatron", "megatron-allgather", "tutel", "fastermoe")
+SAME_LIBRARY = ("nccl-alltoall", "megatron", "megatron-allgather", "tutel", "fastermoe", "nvls")
 
 
 @pytest.mark.parametrize("layer", ["3 domains of 2, zipf fp8", "2 domains of 8, uneven ranks"])
