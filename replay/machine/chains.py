@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from replay.machine.ring_chunks import LEAST_BYTES, block_times, pieces_of, told
+from replay.machine.ring_chunks import LEAST_BYTES, STEP_OF_BUFFER, block_times, pieces_of, told
 from replay.machine.times import Time
 
 if TYPE_CHECKING:
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
 
 Chain = Literal["broadcast", "reduce"]
-
-STEP_BYTES = {"LL": 32 * 1024, "LL128": 600 * 1024 * 15 // 16, "Simple": 512 * 1024}
-"""Data of a channel's chunk: a step of the buffers of 512 KiB (half of it flags), 4800 KiB (a 16th
-of it flags) and 4 MiB."""
 
 
 def run(
@@ -94,7 +90,7 @@ def run(
 
 def _chunks(nbytes: int, protocol: Protocol, channels: int) -> Ints:
     """(chunk,): bytes of what all channels pass together."""
-    count = max(1, -(-nbytes // (channels * STEP_BYTES[protocol.name])))
+    count = max(1, -(-nbytes // (channels * STEP_OF_BUFFER[protocol.name])))
     return np.diff(np.arange(count + 1) * nbytes // count)[::-1]
 
 

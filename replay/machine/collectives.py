@@ -5,7 +5,7 @@ wait for a chunk from the ring's predecessor, add or copy, store it to the succe
 when the link has taken the chunk. The protocols (`hwmodel.nccl`) differ in what a chunk costs on
 the wire and in how its arrival is signalled. NCCL takes the algorithm and protocol that its own
 formulas say are the quickest; here the formulas are ours (`quickest`). Several nodes have a ring
-for each rail (`replay.machine.node_rings`), and no other algorithm here.
+for each rail (`replay.machine.node_rings`), and trees for sums (`replay.machine.node_trees`).
 
 Grouped sends and receives are `replay.machine.point_to_point`.
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from replay.machine import multimem, node_rings
+from replay.machine import multimem, node_rings, node_trees
 from replay.machine.ring_chunks import block_times, cut, pieces_of, share_of, told
 from replay.machine.times import Time
 
@@ -108,7 +108,7 @@ def ways(
     steps = 2 * (n - 1) if collective == "all_reduce" else n - 1
     part = max(1, nbytes // n)
     if machine.num_domains > 1:
-        return [
+        found = [
             Way(
                 f"ring {protocol.name}",
                 node_rings.ring_ps(machine, part, protocol, steps, payload=payload),
@@ -118,6 +118,18 @@ def ways(
             )
             for protocol in machine.system.nccl.protocols
         ]
+        if collective == "all_reduce":
+            found += [
+                Way(
+                    f"tree {protocol.name}",
+                    node_trees.all_reduce_ps(machine, nbytes, protocol),
+                    partial(
+                        node_trees.all_reduce, machine, kinds, nbytes=nbytes, protocol=protocol
+                    ),
+                )
+                for protocol in machine.system.nccl.protocols
+            ]
+        return found
     found = [
         Way(
             f"ring {protocol.name}",

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 STEP_BYTES = 2 << 20
 """Largest chunk of a channel: half of its 4 MiB buffer (NCCL_STEPS / 2 steps)."""
 LEAST_BYTES = 1024  # of a channel
+STEP_OF_BUFFER = {"LL": 32 * 1024, "LL128": 600 * 1024 * 15 // 16, "Simple": 512 * 1024}
+"""Data of a channel's chunk: a step of the buffers of 512 KiB (half of it flags), 4800 KiB (a 16th
+of it flags) and 4 MiB."""
 PIECES, LEAST_PIECE = 16, 4096
 """A chunk's stores are modelled as so many messages, so that it enters the target while it is
 still leaving the source."""

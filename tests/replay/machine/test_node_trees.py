@@ -1,0 +1,124 @@
+"""NCCL's all-reduce by trees over several nodes: the trees, and times added up by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from machine_alone import carried, machine_of
+from round_machine import NS, US
+from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
+
+import hwmodel
+from replay.contract.counting import write_packets
+from replay.graph import schedule
+from replay.machine import collectives, node_trees
+from replay.machine.kinds import DISPATCH
+
+UP, STORE, POLL = 150 * NS, (150 + 100 + 30) * NS, 5 * NS
+LL_START, SIMPLE_START = 1 * US, 8 * US
+LL_PASS, COPY = 100, 40  # ps a byte of one block
+KIB = 1 << 10
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "first", "second"),
+    [
+        (2, [-1, 0], [1, -1]),
+        (3, [-1, 2, 0], [1, -1, 0]),
+        (4, [-1, 2, 0, 2], [1, 3, 1, -1]),
+        (8, [-1, 2, 4, 2, 0, 6, 4, 6], [1, 3, 1, 7, 5, 3, 5, -1]),
+    ],
+)
+def test_the_two_trees_of_nodes(num_nodes: int, first: list[int], second: list[int]) -> None:
+    assert node_trees.node_parents(num_nodes, 0) == first
+    assert node_trees.node_parents(num_nodes, 1) == second
+
+
+@pytest.mark.parametrize("num_nodes", [2, 4, 6, 8, 16])
+def test_a_node_with_children_in_one_tree_is_a_leaf_in_the_other(num_nodes: int) -> None:
+    parents = [set(node_trees.node_parents(num_nodes, tree)) - {-1} for tree in (0, 1)]
+    assert not parents[0] & parents[1]
+
+
+def times(nbytes: int, protocol: str) -> tuple[list[int], dict[tuple[str, int], int]]:
+    machine = machine_of(two_nodes(), 4)
+    found = {one.name: one for one in machine.system.nccl.protocols}
+    ends = node_trees.all_reduce(
+        machine, DISPATCH, machine.mark(machine.ranks), nbytes=nbytes, protocol=found[protocol]
+    )
+    timeline = schedule(machine.graph.build())
+    return timeline.visible_ps[ends].tolist(), carried(timeline.graph)
+
+
+def test_a_short_sum_goes_up_and_down_one_tree() -> None:
+    nbytes = 512
+    wire = write_packets(2 * nbytes)
+    inside = nbytes * LL_PASS + 2 * wire + STORE + POLL
+    between = nbytes * LL_PASS + HOST_FLAG + STEP + 2 * 2 * nbytes * NIC + WAY + POLL
+    ends, sent = times(nbytes, "LL")
+    copied = LL_START + nbytes * LL_PASS
+    # Rank 3 to rank 2, to rank 0, which has that of rank 1 before, and back.
+    root, left = inside + between, wire + UP  # what a GPU sends to the next one has left it
+    assert ends == [
+        copied + root + left, copied + root + inside, copied + root + between + left,
+        copied + root + between + inside,
+    ]  # fmt: skip
+    by_card = {rank: sent["nic-out", rank] for rank in range(4) if sent.get(("nic-out", rank))}
+    assert by_card == {0: 2 * nbytes, 2: 2 * nbytes}
+
+
+def test_plain_data_are_told_by_the_proxy() -> None:
+    nbytes = 1000
+    store = 2 * write_packets(nbytes) + STORE
+    inside = store + STORE + POLL
+    between = HOST_FLAG + STEP + 2 * nbytes * NIC + WAY + STEP + HOST_FLAG
+    ends, _ = times(nbytes, "Simple")
+    assert ends[3] == SIMPLE_START + nbytes * COPY + 2 * (inside + between)
+
+
+def test_channels_have_heads_and_trees_of_their_own() -> None:
+    # Two rails with two channels each: 8 KiB up and down, a part of each tree.
+    _, sent = times(8 * KIB, "Simple")
+    assert {rank: sent["nic-out", rank] for rank in range(4)} == dict.fromkeys(range(4), 4 * KIB)
+    machine = machine_of(two_nodes(), 4)
+    trees = node_trees._trees(machine, 4)
+    roots = np.flatnonzero(trees.parent < 0)
+    assert trees.rank[roots].tolist() == [0, 1, 2, 3]
+    assert trees.depth.reshape(4, 4).tolist() == [
+        [0, 1, 1, 2],
+        [1, 0, 2, 1],
+        [1, 2, 0, 1],
+        [2, 1, 1, 0],
+    ]
+
+
+def test_chunks_follow_one_another() -> None:
+    one, _ = times(1 * 4 * 512 * KIB, "Simple")
+    three, _ = times(3 * 4 * 512 * KIB, "Simple")
+    assert one[3] < three[3] < one[3] * 2
+    # A block passes one chunk after the other through its registers.
+    one, _ = times(1 * 4 * 32 * KIB, "LL")
+    two, _ = times(2 * 4 * 32 * KIB, "LL")
+    assert two[3] - one[3] >= 32 * KIB * LL_PASS
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "name"), [(4, "tree LL"), (64 * KIB, "tree LL128"), (1 << 20, "tree Simple")]
+)
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+def test_short_ones_take_trees_in_the_estimated_time(nbytes: int, name: str, nodes: int) -> None:
+    machine = machine_of(hwmodel.load(f"dgx-h100-x{nodes}"), 8 * nodes)
+    way = collectives.quickest(machine, DISPATCH, "all_reduce", nbytes)
+    ends = way.build(machine.mark(machine.ranks))
+    took = schedule(machine.graph.build()).visible_ps[ends].max()
+    assert way.name == name
+    assert way.estimate_ps == pytest.approx(took, rel=0.06)
+
+
+@pytest.mark.parametrize(("nodes", "nccl_us"), [(2, 25.2), (4, 35.2)])
+def test_the_library_expects_as_much(nodes: int, nccl_us: float) -> None:
+    """NCCL's own formula: 6.8 + 2 (7 x 0.6 + log2(nodes) x 5.0) us (src/graph/tuning.cc)."""
+    machine = machine_of(hwmodel.load(f"dgx-h100-x{nodes}"), 8 * nodes)
+    gap_ps = machine.system.overheads.kernel_gap_ps("stream")
+    way = collectives.quickest(machine, DISPATCH, "all_reduce", 4)
+    assert (way.estimate_ps + gap_ps) / US == pytest.approx(nccl_us, rel=0.25)
