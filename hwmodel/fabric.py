@@ -4,8 +4,9 @@ GPUs of an NVLink domain hang on parallel switch planes. A GPU spreads its packe
 over all its links, whatever the target, so each plane carries traffic in
 proportion to its links; where all GPUs have the same proportions, no plane is a
 bottleneck before the GPU's port as a whole is (:meth:`Fabric.balanced_planes`),
-and the port as a whole is the resource to schedule. Domains are joined by one network
-card per GPU (:mod:`hwmodel.network`).
+and the port as a whole is the resource to schedule. In machines without switches GPUs
+are joined pair by pair, and some have groups of GPUs (:mod:`hwmodel.inside`). Domains
+are joined by one network card per GPU (:mod:`hwmodel.network`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hwmodel.errors import UserError
+from hwmodel.inside import Groups, pair_rate
 from hwmodel.link import Link
 from hwmodel.network import Network
 from hwmodel.ports import Direction, Hop, Port
@@ -44,6 +46,10 @@ class Fabric:
         From arrival of a posted store until other SMs of the target see it.
     read_access_ps
         From arrival of a read request until its answer leaves.
+    pair_rate
+        Wire bytes per second between any two GPUs of a full mesh; None where there are switches.
+    groups
+        Groups of GPUs of a domain; None where all are alike.
     network
         Scale-out; used between domains only.
     rank_order
@@ -57,6 +63,8 @@ class Fabric:
     downlink_latency_ps: int
     write_visibility_ps: int
     read_access_ps: int
+    pair_rate: Rate | None
+    groups: Groups | None
     network: Network
     rank_order: str | tuple[int, ...]
     _link: Link
@@ -75,6 +83,8 @@ class Fabric:
             downlink_latency_ps=propagation,
             write_visibility_ps=ps_from_ns(spec.gpu.write_visibility_ns.value),
             read_access_ps=ps_from_ns(spec.gpu.remote_read_access_ns.value),
+            pair_rate=pair_rate(spec, link.link_rate),
+            groups=None if spec.groups is None else Groups.from_spec(spec.groups),
             network=Network.from_spec(spec),
             rank_order=order if isinstance(order, str) else tuple(order),
             _link=link,
@@ -85,7 +95,7 @@ class Fabric:
     @property
     def num_planes(self) -> int:
         """Switch planes of a domain."""
-        return len(self.links[0])
+        return len(self.links[0]) if self.pair_rate is None else 0
 
     @property
     def planes(self) -> range:
@@ -133,7 +143,9 @@ class Fabric:
 
     @cached_property
     def ports(self) -> tuple[Port, ...]:
-        """Both directions of every (GPU, plane) that is wired."""
+        """Both directions of every (GPU, plane) that is wired; none where there are no switches."""
+        if self.pair_rate is not None:
+            return ()
         return tuple(
             Port(gpu, plane, direction, count, self._link.link_rate.times(count))
             for gpu in range(self.num_gpus)
@@ -181,7 +193,8 @@ class Fabric:
 
         Returns
         -------
-        ``gpu, plane, gpu`` within a domain; ``gpu, nic, leaf, nic, gpu`` between
+        ``gpu, plane, gpu`` within a domain, ``gpu, gpu`` in a full mesh; ``gpu, nic, leaf, nic,
+        gpu`` between
         domains on one leaf; with ``leaf, spine, leaf`` across leaves. The GPU alone
         if both are the same. Forwarding through a third GPU is a scheme's choice.
 
@@ -197,6 +210,8 @@ class Fabric:
         first, last = gpu_node(self._checked(src)), gpu_node(self._checked(dst))
         if src == dst:
             return (first,)
+        if self.domain(src) == self.domain(dst) and self.pair_rate is not None:
+            return (first, last)
         if self.domain(src) == self.domain(dst):
             if not 0 <= plane < self.num_planes or not (
                 self.links_of(src)[plane] and self.links_of(dst)[plane]
@@ -229,11 +244,32 @@ class Fabric:
         if src == dst:
             return ()
         if self.domain(src) == self.domain(dst):
+            link, more_ps = self.between(src, dst)
+            up_ps = self.uplink_latency_ps + (more_ps if link is None else 0)
             return (
-                Hop("uplink", src, self.uplink_rate, self.uplink_latency_ps),
+                Hop("uplink", src, self.uplink_rate, up_ps),
+                *(() if link is None else (Hop("link", src, link, more_ps),)),
                 Hop("downlink", dst, self.downlink_rate, self.downlink_latency_ps),
             )
         return self.network.hops(src, dst)
+
+    def between(self, src: int, dst: int) -> tuple[Rate | None, int]:
+        """What lies between the ports of two GPUs of a domain beside its first tier of switches.
+
+        Returns
+        -------
+        Rate of the link that joins them, or their groups; None if there is none, or nothing is
+        shared there. And the latency that it adds, in picoseconds.
+        """
+        if self.pair_rate is not None:
+            return self.pair_rate, 0
+        if self.groups is None or self.group(src) == self.group(dst):
+            return None, 0
+        return self.groups.rate, self.groups.latency_ps
+
+    def group(self, gpu: int) -> int:
+        """Group of a GPU within its domain; 0 where there are none."""
+        return 0 if self.groups is None else gpu % self.gpus_per_domain // self.groups.gpus
 
     def held_in_switch_bytes(self, wire_bytes: Whole) -> Whole:
         """Room of an input buffer that a message holds while the model has it in the switch.
@@ -270,7 +306,8 @@ class Fabric:
         if src == dst:
             return 0
         if self.domain(src) == self.domain(dst):
-            return self.uplink_latency_ps + self.downlink_latency_ps
+            more_ps = self.between(src, dst)[1]
+            return self.uplink_latency_ps + more_ps + self.downlink_latency_ps
         return self.network.put_ps(over_spine=self.leaf(src) != self.leaf(dst))
 
     def store_visibility_ps(self, src: int, dst: int) -> int:
@@ -287,7 +324,7 @@ class Fabric:
         """The wiring as a directed networkx graph.
 
         Nodes carry ``kind`` (gpu, switch, nic, leaf, spine); edges carry ``kind``
-        (uplink, downlink, pcie, nic, leaf), ``num_links``, ``rate`` (a
+        (uplink, downlink, link, pcie, nic, leaf), ``num_links``, ``rate`` (a
         :class:`hwmodel.units.Rate`) and, for NVLink, ``latency_ps``. Cards and leaves that
         ``network.slow`` takes away are left out with their edges.
         """
@@ -296,6 +333,7 @@ class Fabric:
             [self.domain(gpu) for gpu in range(self.num_gpus)],
             {"uplink": self.uplink_latency_ps, "downlink": self.downlink_latency_ps},
             self.network if self.num_domains > 1 else None,
+            self.pair_rate,
         )
 
     def _checked(self, gpu: int) -> int:

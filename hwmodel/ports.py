@@ -34,7 +34,7 @@ class Port:
 
 
 PortName = Literal[
-    "uplink", "downlink", "pcie-out", "nic-out", "leaf-up", "leaf-down", "nic-in", "pcie-in"
+    "uplink", "link", "downlink", "pcie-out", "nic-out", "leaf-up", "leaf-down", "nic-in", "pcie-in"
 ]
 
 
@@ -45,11 +45,12 @@ class Hop:
     Attributes
     ----------
     port
-        ``uplink`` and ``downlink`` are all links of a GPU to all planes; ``pcie`` lies between a
+        ``uplink`` and ``downlink`` are all links of a GPU; ``link`` is what joins two GPUs without
+        a switch, or two groups of GPUs; ``pcie`` lies between a
         GPU and its network card, ``nic`` between the card and its leaf switch, ``leaf`` between a
         leaf switch and the spine.
     index
-        Whose port it is: a GPU, the card beside a GPU, or a leaf switch.
+        Whose port it is: a GPU, the card beside a GPU, or a leaf switch; of a link, its source.
     rate
         Wire bytes per second.
     latency_ps

@@ -102,6 +102,24 @@ class FabricSpec(_Strict):
     """GPU of each rank: node after node, in turn over the nodes, or a list."""
 
 
+class MeshSpec(_Strict):
+    """Links of GPUs to one another; only of machines without switches."""
+
+    links_per_pair: Quantity[Units]
+    """Between any two GPUs of a domain."""
+
+
+class GroupsSpec(_Strict):
+    """Groups of GPUs of a domain, such as nodes behind a second tier of switches."""
+
+    num_gpus: Quantity[Units]
+    """Of a group."""
+    bandwidth_GB_per_s: Quantity[NonNegative]
+    """From one group to another, one direction, shared by all; 0 where nothing is shared."""
+    latency_ns: Quantity[NonNegative]
+    """Between groups, added to the way within one."""
+
+
 class LinkSpec(_Strict):
     """NVLink: rate, latency of a hop, and the overhead of a packet."""
 
@@ -391,6 +409,8 @@ class SystemSpec(_Strict):
     pcie: PcieSpec
     nic: NicSpec
     network: NetworkSpec
+    mesh: MeshSpec | None = None
+    groups: GroupsSpec | None = None
 
     @model_validator(mode="after")
     def _ratios_are_to_something(self) -> Self:

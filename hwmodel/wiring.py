@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
     from hwmodel.network import Network
     from hwmodel.ports import Direction, Port
+    from hwmodel.units import Rate
 
 SPINE = "spine"
 
@@ -40,6 +42,7 @@ def wiring(
     domains: Sequence[int],
     latency_ps: Mapping[Direction, int],
     network: Network | None,
+    pair_rate: Rate | None = None,
 ) -> networkx.DiGraph:
     """Wiring as a graph; :attr:`hwmodel.fabric.Fabric.graph` says what nodes and edges carry.
 
@@ -53,6 +56,8 @@ def wiring(
         From one end of a link to the other, by direction.
     network
         What joins the domains; None where there is one.
+    pair_rate
+        Of the links between all GPUs of a domain; None where there are switches.
     """
     import networkx
 
@@ -70,6 +75,13 @@ def wiring(
             rate=port.rate,
             latency_ps=latency_ps[port.direction],
         )
+    if pair_rate is not None:
+        for src, dst in permutations(range(len(domains)), 2):
+            if domains[src] == domains[dst]:
+                graph.add_edge(
+                    gpu_node(src), gpu_node(dst), kind="link", num_links=1, rate=pair_rate,
+                    latency_ps=sum(latency_ps.values()),
+                )  # fmt: skip
     if network is not None:
         graph.add_node(SPINE, kind="spine")
         for gpu in range(len(domains)):

@@ -35,10 +35,10 @@ PAIRS = 20_000_000  # of queries and keys: some 50 us of attention
 
 
 SYSTEMS = {
-    "cuda": ("dgx-h100", "gh200-nvl32"),
-    "cann": ("cloudmatrix384", "cloudmatrix384"),
+    "cuda": ("dgx-h100", "gh200-nvl32", "dgx-h100"),
+    "cann": ("atlas-800t-a2", "cloudmatrix384", "cloudmatrix384"),
 }
-"""Presets on which schemes of each platform are examined, up to 8 ranks in a domain and beyond."""
+"""Presets on which schemes of each platform are examined: up to 8 ranks, beyond, across domains."""
 
 
 @cache
@@ -52,10 +52,10 @@ def system_for(num_ranks: int, domain_size: int | None = None, platform: str = "
     platform
         See `replay.schemes.base.Scheme`.
     """
-    small, large = SYSTEMS[platform or "cuda"]
+    small, large, several = SYSTEMS[platform or "cuda"]
     if domain_size is None:
         return hwmodel.load(small if num_ranks <= 8 else large)
-    return hwmodel.load(small, _domains(domain_size, -(-num_ranks // domain_size)))
+    return hwmodel.load(several, _domains(domain_size, -(-num_ranks // domain_size)))
 
 
 def _domains(size: int, num: int) -> dict[str, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _ON_WAY_OUT = (
     ResourceClass.UPLINK,
+    ResourceClass.LINK,
     ResourceClass.PCIE_OUT,
     ResourceClass.NIC_OUT,
     ResourceClass.LEAF_UP,
@@ -64,6 +66,11 @@ class Hop:
     def is_shared(self) -> bool:
         """Whether messages of all nodes meet at the port."""
         return self.of in (ResourceClass.LEAF_UP, ResourceClass.LEAF_DOWN)
+
+    @property
+    def is_port(self) -> bool:
+        """Whether bytes are counted there: those on a link are, on the ports at its ends."""
+        return self.of != ResourceClass.LINK
 
     def duration_ps(self, nbytes: IntsLike) -> IntsLike:
         """Time that messages of `nbytes`, (message,) or the same for all, occupy the port."""
@@ -133,11 +140,11 @@ class Paths:
         """
         if self.domains.num == 1:
             if len(src):
-                yield self._over_nvlink(src, dst, None)
+                yield from self._inside(src, dst, None)
             return
         crosses = self.domains.crosses(src, dst)
         if len(near := np.flatnonzero(~crosses)):
-            yield self._over_nvlink(src[near], dst[near], near)
+            yield from self._inside(src[near], dst[near], near)
         leaf = self.network.leaf
         over_spine = crosses & (leaf[src] != leaf[dst])
         if len(far := np.flatnonzero(crosses & ~over_spine)):
@@ -146,14 +153,57 @@ class Paths:
             self.network.check_spine(leaf[np.concatenate((src[farther], dst[farther]))])
             yield self._over_network(src[farther], dst[farther], farther)
 
-    def _over_nvlink(self, src: Ints, dst: Ints, messages: Ints | None) -> Path:
-        fabric, resources = self._fabric, self._resources
-        up, down = ResourceClass.UPLINK, ResourceClass.DOWNLINK
-        out = Hop(up, resources.uplink[src], src, fabric.uplink_rate, fabric.uplink_latency_ps)
-        into = Hop(
-            down, resources.downlink[dst], dst, fabric.downlink_rate, fabric.downlink_latency_ps
+    def _inside(self, src: Ints, dst: Ints, messages: Ints | None) -> Iterator[Path]:
+        """Paths of messages within domains: those within groups of GPUs first."""
+        if self._fabric.groups is None:
+            yield self._over_ports(src, dst, messages)
+            return
+        group = self._groups
+        for chosen in (
+            np.flatnonzero(group[src] == group[dst]),
+            np.flatnonzero(group[src] != group[dst]),
+        ):
+            if len(chosen):
+                of = chosen if messages is None else messages[chosen]
+                yield self._over_ports(src[chosen], dst[chosen], of)
+
+    def _over_ports(self, src: Ints, dst: Ints, messages: Ints | None) -> Path:
+        """Path of messages within domains that are all alike: that of the first of them."""
+        gpu, resources = self.domains.gpu, self._resources
+        found = []
+        for hop in self._fabric.hops(int(gpu[src[0]]), int(gpu[dst[0]])):
+            of = ResourceClass[hop.port.upper()]
+            rank = dst if of == ResourceClass.DOWNLINK else src
+            if of == ResourceClass.LINK:
+                resource = self._links[src, dst]
+            else:
+                ports = resources.uplink if of == ResourceClass.UPLINK else resources.downlink
+                resource = ports[rank]
+            found.append(Hop(of, resource, rank, hop.rate, hop.latency_ps))
+        return Path(messages, tuple(found), is_nvlink=True)
+
+    @cached_property
+    def _groups(self) -> Ints:
+        """(rank,): the group of GPUs that each rank is in, over all domains."""
+        fabric, gpu = self._fabric, self.domains.gpu
+        return self.domains.of(self.ranks) * fabric.gpus_per_domain + np.array(
+            [fabric.group(int(each)) for each in gpu], np.int64
         )
-        return Path(messages, (out, into), is_nvlink=True)
+
+    @cached_property
+    def _links(self) -> Ints:
+        """(rank, rank): the link between two ranks, or between their groups; -1 for none."""
+        end = self.ranks if self._fabric.pair_rate is not None else self._groups
+        src, dst = np.nonzero(
+            ~self.domains.crosses(self.ranks[:, None], self.ranks) & (end[:, None] != end)
+        )
+        ways, of_pair = np.unique(np.stack((end[src], end[dst])), axis=1, return_inverse=True)
+        owner = {int(each): int(np.flatnonzero(end == each)[0]) for each in np.unique(end)}
+        names = [(f"link {one}->{other}", owner[one]) for one, other in ways.T.tolist()]
+        made = self._resources.several("link", ResourceClass.LINK, names, kind="link")
+        links = np.full((len(self.ranks), len(self.ranks)), -1, np.int64)
+        links[src, dst] = made[of_pair.reshape(-1)]
+        return links
 
     def _over_network(self, src: Ints, dst: Ints, messages: Ints) -> Path:
         """Path of messages that all pass the same kinds of port: those of the first of them."""

@@ -376,8 +376,8 @@ class Transfers:
                 latency_ps=hop.latency_ps + (late_ps if index == last else 0),
                 priority=priority if index == 0 else 0,
                 kind=kinds[0] if hop.is_way_out else kinds[1],
-                payload_bytes=payload_bytes,
-                wire_bytes=wire_bytes,
+                payload_bytes=payload_bytes if hop.is_port else 0,
+                wire_bytes=wire_bytes if hop.is_port else 0,
                 rank=hop.rank,
                 after=after,
             )

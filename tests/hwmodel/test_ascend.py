@@ -17,7 +17,7 @@ MULTIPLY_ADDS = 16**3  # of a cube unit in a clock, BF16; INT8 has twice as many
 
 
 def test_which_presets_are_ascend():
-    assert NPUS == ["cloudmatrix384"]
+    assert NPUS == ["atlas-800t-a2", "cloudmatrix384"]
 
 
 @pytest.mark.parametrize("name", NPUS)

@@ -28,7 +28,15 @@ def written(text, tmp_path):
 
 def test_presets():
     assert [
-        *("cloudmatrix384", "dgx-a100", "dgx-h100", "dgx-h100-x2", "dgx-h100-x4", "dgx-h100-x8"),
+        *(
+            "atlas-800t-a2",
+            "cloudmatrix384",
+            "dgx-a100",
+            "dgx-h100",
+            "dgx-h100-x2",
+            "dgx-h100-x4",
+            "dgx-h100-x8",
+        ),
         *("gb200-nvl72", "gh200-nvl32"),
         *("hgx-b200", "hgx-h20", "hgx-h200", "hgx-h800", "pcie-l20"),
     ] == PRESETS
@@ -50,7 +58,7 @@ def test_a_preset_says_only_what_exists():
     text = (resources.files("hwmodel.presets") / "dgx-h100.toml").read_text("utf-8")
     document = tomllib.loads(text)
     tables = {key for key, value in document.items() if isinstance(value, dict)}
-    assert tables == set(sections()) - {"ai_core"}
+    assert tables == set(sections()) - {"ai_core", "mesh", "groups"}
 
 
 def test_dimensional_keys_name_their_unit():
@@ -306,7 +314,7 @@ def test_a_complete_file_needs_no_base(tmp_path):
     ("text", "said"),
     [
         ("base = ", "is not a TOML file"),
-        ('base = "nowhere"', "unknown base 'nowhere'; known: cloudmatrix384, dgx-a100"),
+        ('base = "nowhere"', "unknown base 'nowhere'; known: atlas-800t-a2, cloudmatrix384"),
         ('base = "dgx-h100"\nname = 3', "name must be text; got 3"),
         (
             'base = "dgx-h100"\n[lnk]\na = 1',

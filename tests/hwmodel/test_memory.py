@@ -63,7 +63,7 @@ def test_memory_latency_is_that_of_hopper():
     [
         ("dgx-a100", 80), ("dgx-h100", 80), ("dgx-h100-x2", 80), ("hgx-h800", 80), ("hgx-h20", 96),
         ("hgx-h200", 141), ("gh200-nvl32", 141), ("hgx-b200", 180), ("gb200-nvl72", 186),
-        ("cloudmatrix384", 61.27), ("pcie-l20", 45),
+        ("cloudmatrix384", 61.27), ("atlas-800t-a2", 60.96), ("pcie-l20", 45),
     ],
 )  # fmt: skip
 def test_gpus_have_the_memory_of_their_data_sheets(preset, gigabytes):
