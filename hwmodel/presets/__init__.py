@@ -10,6 +10,10 @@ value has its unit in its key, and a source::
     [fabric]
     num_domains = { value = 2, source = "planned for spring", confidence = "low" }
 
+Most tables are in every file. ``[warp]`` and ``[nccl]`` are of machines that run CUDA,
+``[ai_core]`` of those that run CANN; ``[mesh]`` is of machines without switches, ``[groups]`` of
+those whose GPUs of a domain are in groups.
+
 ``moereplay hardware show NAME`` lists all keys; :mod:`hwmodel.specs` says what each
 means. Pass the path where a name is expected.
 """

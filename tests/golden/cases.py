@@ -14,6 +14,7 @@ import hwmodel
 import replay
 import tracegen
 from replay.schemes import supported
+from replay.schemes.registry import COMPARED
 from replay.schemes.staged import StagedScheme
 from tracegen.generate import generate
 
@@ -79,9 +80,9 @@ class Case:
             Run(name)
             for name in supported(hwmodel.load(self.system))
             if name not in self.without
-            and (direction is None or "backward" in replay.SCHEMES[name].passes)
-            and (precision is None or precision in replay.SCHEMES[name].gemm_types)
-            and (precision is None or precision in replay.SCHEMES[name].dispatch_types)
+            and (direction is None or "backward" in COMPARED[name].passes)
+            and (precision is None or precision in COMPARED[name].gemm_types)
+            and (precision is None or precision in COMPARED[name].dispatch_types)
         ]
         return {run.label: run for run in (*plain, *self.more)}
 
@@ -245,6 +246,35 @@ CASES: dict[str, Case] = {
             Run("dysharp-basic", {"reduction_timeout_ns": 200, "segment_packets": 8}),
             Run("moe-hub", {"rpm": False, "dam": False}),
         ),
+    ),
+    # NPUs in a full mesh, rows in one byte a value.
+    "ascend-mesh": Case(
+        system="atlas-800t-a2",
+        generate={
+            "kind": "zipf",
+            "model": "olmoe-1b-7b",
+            "ranks": 8,
+            "tokens_per_rank": 6,
+            "layers": 2,
+            "phase": "decode",
+            "seed": 31,
+            "skew": 0.6,
+        },
+        settings={"precision": "fp8"},
+    ),
+    # Dies of two nodes of a domain with two tiers of switches.
+    "ascend-tiers": Case(
+        system="cloudmatrix384",
+        generate={
+            "kind": "uniform",
+            "model": "deepseek-v3",
+            "ranks": 32,
+            "tokens_per_rank": 2,
+            "layers": 1,
+            "phase": "decode",
+            "seed": 32,
+        },
+        settings={"precision": "bf16"},
     ),
     # A recorded trace without ranks: tokens of three layers and two steps, batched by us.
     "recorded-decode": Case(

@@ -9,7 +9,7 @@ import frozen
 import pytest
 from numba import config
 
-import replay
+from replay.schemes.registry import COMPARED
 
 pytestmark = pytest.mark.skipif(
     bool(config.DISABLE_JIT),
@@ -44,6 +44,6 @@ def test_every_scheme_runs_with_its_defaults_and_with_other_options() -> None:
     for case in cases.CASES.values():
         for run in case.runs().values():
             (varied if run.options else plain).add(run.scheme)
-    assert plain == set(replay.SCHEMES)
-    has_options = {name for name, one in replay.SCHEMES.items() if dataclasses.fields(one.options)}
+    assert plain == set(COMPARED)
+    has_options = {name for name, one in COMPARED.items() if dataclasses.fields(one.options)}
     assert varied == has_options - {"ideal"}  # two forms of one bound
