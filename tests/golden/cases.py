@@ -309,6 +309,7 @@ CASES: dict[str, Case] = {
         more=(
             Run("dysharp-fusion-only", {"tlb_entries": 4, "gemm2_sms": 32}),
             Run("nccl-alltoall", {"slots": 2, "chunk_bytes": 2048, "ll_bytes": 0}),
+            Run("pangu", {"chunks": 2, "counts": "histogram"}),
         ),
     ),
 }
