@@ -27,6 +27,7 @@ from replay.work.ragged import firsts, places
 if TYPE_CHECKING:
     from replay.compute.row_tiles import RowTiles
     from replay.machine.machine import Ints, Machine
+    from replay.schemes.dysharp.units import Units
     from replay.work.layer import LayerWork
 
 AL_TLB, TILE_STATUS, READINESS = "AL-TLB", "tile status", "output readiness"
@@ -37,6 +38,8 @@ class Hub:
 
     Parameters
     ----------
+    units
+        What of each token is ready at once, and where that is known.
     tlb_entries, tile_entries, readiness_entries
         Entries on chip; 0 for a table that costs nothing.
     tile_of_pair
@@ -48,6 +51,7 @@ class Hub:
         self,
         work: LayerWork,
         machine: Machine,
+        units: Units,
         *,
         tlb_entries: int,
         tile_entries: int = 0,
@@ -55,7 +59,7 @@ class Hub:
         tile_of_pair: Ints | None = None,
     ) -> None:
         self.tile_of_pair = tile_of_pair
-        self._work = work
+        self._work, self._units = work, units
         self._machine = machine
         self._entries = {
             AL_TLB: tlb_entries, TILE_STATUS: tile_entries, READINESS: readiness_entries,
@@ -63,7 +67,7 @@ class Hub:
         self._pair = machine.caches.new_keys(len(work.pair_token))
         self._expert = machine.caches.new_keys(work.num_experts)
         self._tile = machine.caches.new_keys(len(work.pair_token))  # no tile is without a row
-        self._token = machine.caches.new_keys(work.num_tokens)
+        self._token = machine.caches.new_keys(len(units))
         self._by_copy = np.argsort(work.pair_copy, kind="stable")
         self._first_of_copy = firsts(work.copy_pairs)
 
@@ -145,27 +149,25 @@ class Hub:
 
     # ---- tokens ----------------------------------------------------------------------------------
 
-    def count_ready(self, copies: Ints, noticed: Ints) -> Ints:
-        """Count at the owner that a GPU's rows of tokens are ready: (copy,) tasks.
+    def count_ready(self, unit: Ints, noticed: Ints) -> Ints:
+        """Count where a token is pulled that rows of it are ready: (notice,) tasks.
 
         Parameters
         ----------
-        copies, noticed
-            (copy,): copies, and the arrival of their notifications; of the owner's own copies, when
-            they are ready.
+        unit, noticed
+            (notice,): what is ready a part of, and the arrival of the notification; of rows on the
+            GPU itself, when they are ready.
         """
         if not self._entries[READINESS]:
             return noticed
-        work, machine = self._work, self._machine
-        owner = work.copy_source[copies]
+        machine, place = self._machine, self._units.place[unit]
         counted = machine.serve(
-            machine.resources.hub[owner], NO_TIME, kind=Kind.MARK, rank=owner, after=noticed
+            machine.resources.hub[place], NO_TIME, kind=Kind.MARK, rank=place, after=noticed
         )
-        key = self._token + work.copy_token[copies]
-        self._touch(READINESS, counted, owner, key, 1, drops=False)
+        self._touch(READINESS, counted, place, self._token + unit, 1, drops=False)
         return counted
 
-    def combined(self, token: Ints, tasks: Ints) -> None:
-        """Forget tokens whose combine begins: (token,) tokens and tasks of their owners."""
-        owner = self._work.source_rank[token]
-        self._touch(READINESS, tasks, owner, self._token + token, 1, drops=True)
+    def combined(self, unit: Ints, tasks: Ints) -> None:
+        """Forget what is complete: (unit,) units and tasks where they were counted."""
+        place = self._units.place[unit]
+        self._touch(READINESS, tasks, place, self._token + unit, 1, drops=True)

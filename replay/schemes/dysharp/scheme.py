@@ -14,6 +14,11 @@ fusion), `DYSHARP_COMET` (in-switch computing, dispatch overlaps GEMM-1 and GEMM
 combine), `DYSHARP_BASIC` (in-switch computing, kernels one after the other) and
 `DYSHARP_FUSION_ONLY` (fusion over ordinary stores and loads). `rows.py` moves the rows, `hub.py`
 has the tables at the destination.
+
+A switch reaches the GPUs of its own domain. The paper replays several nodes and does not say how
+rows get from one to another. Here they do as DeepEP's: once per (token, domain) to the GPU of the
+owner's index, whose SMs push the row on through their switch, pull the domain's sum and send it
+back (`units.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from replay.compute.gemm import Gemm
 from replay.compute.row_tiles import RowTiles, row_tiles
 from replay.compute.shared import shared_kernels, shared_tiles
 from replay.compute.weight_gradients import joined, weight_gradients_beside
+from replay.machine.domains import Domains
 from replay.machine.kinds import COMBINE, DISPATCH
 from replay.schemes import memory
 from replay.schemes.base import Scheme
@@ -40,6 +46,7 @@ from replay.schemes.dysharp.options import (
     TwoKernelOptions,
 )
 from replay.schemes.dysharp.rows import Rows
+from replay.schemes.dysharp.units import Units
 from replay.schemes.facts import Buffer
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.work.ragged import firsts, places
@@ -77,6 +84,7 @@ class DySharp(Scheme):
     """
 
     source = "arXiv 2605.05607 sections III-IV"
+    network = "node"
     validity = "simulated: 32 GPUs like those of a GH200 NVL32"
 
     def __init__(
@@ -116,11 +124,28 @@ class DySharp(Scheme):
         """
         received, tables = memory.received(work), work.num_tokens * SLOT_BYTES
         cast = memory.cast_received(work, received)
+        units = Units(work, Domains(system.fabric, work.num_ranks))
+        passed = np.bincount(units.place[units.abroad], minlength=work.num_ranks)
+        between = (
+            Buffer("rows for others of the domain", passed * work.dispatch_row_bytes),
+            Buffer("sums of the domain", passed * work.combine_row_bytes),
+        )
         return (
+            *(between if len(units.abroad) else ()),
             Buffer("received rows", received * work.dispatch_row_bytes),
             Buffer("slots of tokens", memory.on_each(work, tables), stays=True),
             Buffer("tokens of slots", received * SLOT_BYTES),
             *cast,
+        )
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """Domains of which some GPUs have no peers in others."""
+        domains = Domains(system.fabric, work.num_ranks)
+        if domains.even:
+            return super().refuses_on(work, system)
+        return (
+            f"its rows go to the GPU of the own index in other domains, and {work.num_ranks} ranks "
+            f"do not fill domains of {domains.size}"
         )
 
     def operations(self, layer: Outline = TYPICAL) -> tuple[Listed, ...]:
@@ -138,9 +163,11 @@ class DySharp(Scheme):
             return self._in_sequence(work, machine, start)
         kernels = self._kernels(machine)
         begun = machine.kernel(start, "dispatch and gemm1" if self.two_kernels else "layer")
+        units = Units(work, machine.domains)
         hub = Hub(
             work,
             machine,
+            units,
             tlb_entries=self.options.tlb_entries,
             tile_entries=self.options.tile_entries,
             readiness_entries=self.options.readiness_entries,
@@ -148,12 +175,12 @@ class DySharp(Scheme):
             if self.options.slots == "source"
             else None,
         )
-        rows = Rows(work, machine, self.options, hub, kernels)
+        rows = Rows(work, machine, self.options, units, hub, kernels)
         arrived = rows.push(begun)
-        ready, beside, begun = self._experts(work, machine, hub, kernels, begun, arrived)
+        ready, beside, begun = self._experts(work, machine, units, hub, kernels, begun, arrived)
         notified = rows.notify(ready)
-        complete = machine.mark(work.source_rank, begun[work.source_rank])
-        machine.graph.edges(notified, complete[work.copy_token])
+        complete = machine.mark(units.place, begun[units.place])
+        machine.graph.edges(notified, complete[units.of_copy])
         ends = rows.pull(begun, complete)
         for tasks, ranks in beside:
             ends = machine.gather(tasks, ranks, ends)
@@ -162,8 +189,9 @@ class DySharp(Scheme):
     def _in_sequence(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add the dispatch kernel, three expert kernels and the combine kernel."""
         begun = machine.kernel(start, "dispatch")
-        hub = Hub(work, machine, tlb_entries=self.options.tlb_entries)
-        rows = Rows(work, machine, self.options, hub, self._in_turn(machine))
+        units = Units(work, machine.domains)
+        hub = Hub(work, machine, units, tlb_entries=self.options.tlb_entries)
+        rows = Rows(work, machine, self.options, units, hub, self._in_turn(machine))
         arrived = rows.push(begun)
         landed = machine.gather(arrived, work.copy_rank, begun)
         dispatched = machine.sync.barrier(DISPATCH, landed, behind_stores=True)
@@ -174,7 +202,7 @@ class DySharp(Scheme):
         # Rows were placed by expert on arrival: no permute before the GEMMs, none after.
         done = separate_kernels(machine, work, pool, dispatched)
         begun = machine.sync.barrier(COMBINE, machine.kernel(done, "combine"))
-        return rows.pull(begun, machine.mark(work.source_rank, begun[work.source_rank]))
+        return rows.pull(begun, machine.mark(units.place, begun[units.place]))
 
     # ---- experts ---------------------------------------------------------------------------------
 
@@ -212,6 +240,7 @@ class DySharp(Scheme):
         self,
         work: LayerWork,
         machine: Machine,
+        units: Units,
         hub: Hub,
         kernels: tuple[Split, Split],
         begun: Ints,
@@ -238,7 +267,7 @@ class DySharp(Scheme):
 
         def second(done: Ints) -> Ints:
             tasks, ranks = joined([(done, tiles.rank), shared])
-            kernels_begun.append(self._second_kernel(machine, ranks, tasks, arrived, work))
+            kernels_begun.append(self._second_kernel(machine, begun, ranks, tasks, arrived, units))
             return kernels_begun[-1][tiles.rank]
 
         done = fused_tiles(
@@ -290,12 +319,20 @@ class DySharp(Scheme):
         ]
 
     def _second_kernel(
-        self, machine: Machine, rank: Ints, done: Ints, arrived: Ints, work: LayerWork
+        self,
+        machine: Machine,
+        begun: Ints,
+        rank: Ints,
+        done: Ints,
+        arrived: Ints,
+        units: Units,
     ) -> Ints:
         """Begin the second kernel after the one with dispatch and the first GEMM: (rank,) tasks.
 
         Parameters
         ----------
+        begun
+            (rank,): begin of the first kernel.
         rank, done
             (task,): GPU of each tile, and the end of its first GEMM.
         arrived
@@ -303,7 +340,11 @@ class DySharp(Scheme):
         """
         ended = machine.mark(machine.ranks)
         machine.graph.edges(done, ended[rank])
-        machine.graph.edges(arrived, ended[work.copy_source])
+        machine.graph.edges(arrived, ended[units.place[units.of_copy]])
+        far = np.flatnonzero(np.isin(units.of_copy, units.abroad))
+        machine.graph.edges(arrived[far], ended[units.owner[units.of_copy[far]]])
+        idle = np.setdiff1d(machine.ranks, np.concatenate((rank, units.place, units.owner)))
+        machine.graph.edges(begun[idle], ended[idle])
         return machine.kernel(ended, "gemm2 and combine")
 
 
@@ -324,7 +365,7 @@ DYSHARP = DySharp(
     assumes=(
         "proposed switch and GPU hardware; 8 SMs dispatch and 8 combine; each GPU gets one notice "
         "and gives one answer; own copies stay local; a partial tile starts when all rows of its "
-        "expert are there"
+        "expert are there; in other domains the GPU of the owner's index pushes and pulls"
     ),
 )
 DYSHARP_FUSION_ONLY = DySharp(
