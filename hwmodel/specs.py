@@ -210,6 +210,8 @@ class WarpSpec(_Strict):
     """SM time to add 512 bytes of one source to a sum."""
     reduce_wait_ns: Quantity[NonNegative]
     """Waiting of one warp, not of its SM, for 512 bytes of one source of a sum."""
+    bulk_ns: Quantity[NonNegative]
+    """SM time of a bulk copy of 512 bytes, into its shared memory or out of it."""
 
 
 class HbmSpec(_Strict):

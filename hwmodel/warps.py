@@ -35,6 +35,8 @@ class Warps:
         SM time for `STEP_BYTES` of a sum, and for as many of each source.
     reduce_wait_ps
         Time that a warp waits for `STEP_BYTES` of one source while others use the SM.
+    bulk_copy_ps
+        SM time of a bulk copy of `STEP_BYTES`, into shared memory or out of it.
     memory_latency_ps, cache_latency_ps
         A load that misses the L2 cache, and one that hits.
     cache_bytes
@@ -47,6 +49,7 @@ class Warps:
     reduce_step_ps: int
     reduce_source_ps: int
     reduce_wait_ps: int
+    bulk_copy_ps: int
     memory_latency_ps: int
     cache_latency_ps: int
     cache_bytes: int
@@ -62,6 +65,7 @@ class Warps:
             reduce_step_ps=ps_from_ns(spec.warp.reduce_step_ns.value),
             reduce_source_ps=ps_from_ns(spec.warp.reduce_source_ns.value),
             reduce_wait_ps=ps_from_ns(spec.warp.reduce_wait_ns.value),
+            bulk_copy_ps=ps_from_ns(spec.warp.bulk_ns.value),
             memory_latency_ps=ps_from_ns(spec.hbm.latency_ns.value),
             cache_latency_ps=ps_from_ns(spec.gpu.l2_latency_ns.value),
             cache_bytes=spec.gpu.l2_bytes.value,
@@ -115,3 +119,16 @@ class Warps:
         """Time from beginning a sum until it is written, beside the SM time it takes."""
         steps = -(-row_bytes // STEP_BYTES)
         return steps * (self.cache_latency_ps + num_sources * self.reduce_wait_ps)
+
+    def bulk_ps(self, num_rows: Whole, row_bytes: int) -> Whole:
+        """SM time of rows that pass shared memory in bulk copies of `STEP_BYTES`."""
+        return num_rows * -(-row_bytes // STEP_BYTES) * self.bulk_copy_ps
+
+    def bulk_latency_ps(self, num_sources: Whole, row_bytes: int) -> Whole:
+        """Time from beginning a sum of rows that come so until it is written.
+
+        A warp asks for its steps one ahead, so that each takes as long as a load; that of a bulk
+        copy is taken to be that of a load from memory.
+        """
+        steps = -(-row_bytes // STEP_BYTES)
+        return steps * (self.memory_latency_ps + num_sources * self.reduce_wait_ps)

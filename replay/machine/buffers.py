@@ -93,6 +93,29 @@ class Buffers:
         ]
         return np.array(pools, np.int64).reshape(-1)
 
+    def lane_rings(self, what: str, lanes: Ints, rows: int) -> Ints:
+        """Ring buffers where few pairs of ranks have one: (message,) pools of lanes (message,).
+
+        Parameters
+        ----------
+        what, lanes
+            Which rings; what is asked for again is the same ring.
+        rows
+            Rows of each.
+        """
+        used, of = np.unique(lanes, return_inverse=True)
+
+        def make(name: str) -> Ints:
+            return np.array(self._graph.credit_pool(name, rows), np.int64)
+
+        pools = [
+            self._resources.once(
+                "lane rings", (what, lane, rows), partial(make, f"{what} ring {lane}")
+            )
+            for lane in used.tolist()
+        ]
+        return np.array(pools, np.int64).reshape(-1)[of]
+
     def rings(self, num_channels: int, rows: int) -> Ints:
         """Ring buffers in the receivers' memory: credit pools (source, destination, channel).
 

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chunks:
-    """Chunks in lane order.
+    """Chunks, those of a lane in order.
 
     Attributes
     ----------
     src, dst, channel, rows
         (chunk,): lane and size.
     lane
-        (chunk,): index of the lane, ascending.
+        (chunk,): number of the lane.
     of_row
         (row,): the chunk each row travels in, in the order in which the rows were given.
     """
@@ -109,8 +109,9 @@ def send(
     """
     stored = machine.serve(servers, time, kind=kinds.send, rank=chunks.src, after=start[chunks.src])
     # The lane's server takes them in this order anyway; as edges, bounds know of it too.
-    follows = chunks.lane[1:] == chunks.lane[:-1]
-    machine.graph.edges(stored[:-1][follows], stored[1:][follows])
+    order = np.argsort(chunks.lane, kind="stable")
+    follows = np.diff(chunks.lane[order]) == 0
+    machine.graph.edges(stored[order[:-1][follows]], stored[order[1:][follows]])
 
     remote, num_channels = chunks.src != chunks.dst, int(chunks.channel.max(initial=0)) + 1
     landed = np.empty(len(chunks), np.int64)
@@ -136,6 +137,8 @@ def return_room(
     sent: Sent,
     emptied_by: Ints,
     ring_rows: int,
+    *,
+    pools: Ints | None = None,
 ) -> None:
     """Give each lane a ring of `ring_rows` rows, whose room comes back after `emptied_by`.
 
@@ -143,16 +146,20 @@ def return_room(
     ----------
     emptied_by
         (chunk,): the task that reads the last row of the chunk out of the ring.
+    pools
+        (chunk,): the rings, where they are not those of all (source, destination, channel).
     """
     if not len(chunks):
         return
-    rings = machine.buffers.rings(int(chunks.channel.max()) + 1, ring_rows)
+    if pools is None:
+        rings = machine.buffers.rings(int(chunks.channel.max()) + 1, ring_rows)
+        pools = rings[chunks.src, chunks.dst, chunks.channel]
     remote = chunks.src != chunks.dst
     back = Time.where(remote, machine.costs.flag(), machine.costs.poll())
     returned = machine.delay(kinds.sync, back, emptied_by, chunks.dst)
     machine.graph.take(
         sent.send,
-        rings[chunks.src, chunks.dst, chunks.channel],
+        pools,
         chunks.rows,
         released_by=returned,
     )

@@ -201,18 +201,35 @@ class Split:
         name, sizes = f"{group} {{}}.{{}}", (num_channels,)
         return self._sms.many("set of channels", ResourceClass.SM, group, sizes, name, "voq", on=on)
 
-    def warp_lanes(self, group: str, num_channels: int, num_peers: int) -> Ints:
+    def warp_lanes(
+        self,
+        group: str,
+        num_channels: int,
+        num_peers: int,
+        *,
+        on: str | None = None,
+        discipline: Discipline = "fifo",
+    ) -> Ints:
         """Warps of SMs that each serve one peer: (rank, channel, peer) resources.
+
+        Parameters
+        ----------
+        on
+            Name of SMs that these are further warps of.
+        discipline
+            ``"voq"`` where a warp goes on with what can go, and not with what came first.
 
         Raises
         ------
         UserError
             If the GPU has fewer SMs than are held together.
         """
-        self._hold(group, num_channels)
-        name = f"{group} {{}}.{{}}<->{{}}"
-        sizes = (num_channels, num_peers)
-        return self._sms.many("set of warps", ResourceClass.SM, group, sizes, name)
+        if on is None:
+            self._hold(group, num_channels)
+        name, sizes = f"{group} {{}}.{{}}<->{{}}", (num_channels, num_peers)
+        return self._sms.many(
+            "set of warps", ResourceClass.SM, group, sizes, name, discipline, on=on
+        )
 
     def _hold(self, group: str, num_sms: int) -> None:
         held = self.held.get(group, num_sms)

@@ -32,11 +32,20 @@ class Sync:
         self._system, self._tasks = system, tasks
         self._paths, self._transfers, self._rdma = paths, transfers, rdma
 
-    def barrier(self, kinds: PhaseKinds, after: Ints, *, behind_stores: bool = False) -> Ints:
+    def barrier(
+        self,
+        kinds: PhaseKinds,
+        after: Ints,
+        *,
+        behind_stores: bool = False,
+        inside: bool = False,
+    ) -> Ints:
         """All ranks wait for all ranks: (rank,) tasks.
 
         Parameters
         ----------
+        inside
+            Whether ranks wait for those of their own NVLink domain alone.
         behind_stores
             Whether `after` are stores that have arrived at other GPUs. A flag that tells of them
             leaves when they have been acknowledged. Between domains flags follow rows in one queue.
@@ -47,12 +56,15 @@ class Sync:
         other one, as DeepEP's ``nvshmem_sync_with_same_gpu_idx`` and barrier of a node do. Both
         are counted from the last rank on: its own domain waits for the others' flags, too.
         """
-        fabric, most = self._system.fabric, min(len(self._paths.ranks), self._paths.domains.size)
+        domains, fabric = self._paths.domains, self._system.fabric
+        most = min(len(self._paths.ranks), domains.size)
         ps = self._system.overheads.barrier_ps(most)
         if behind_stores and most > 1:
             ps += fabric.uplink_latency_ps + fabric.downlink_latency_ps
-        met = self._tasks.delay(kinds.sync, Time(ps), self._tasks.meet(after))
-        return met if self._paths.domains.num == 1 else self._meet_peers(kinds, met)
+        alone = inside and domains.num > 1
+        meeting = self._tasks.meet(after, domains.of(self._paths.ranks) if alone else None)
+        met = self._tasks.delay(kinds.sync, Time(ps), meeting)
+        return met if alone or domains.num == 1 else self._meet_peers(kinds, met)
 
     def _meet_peers(self, kinds: PhaseKinds, met: Ints) -> Ints:
         """Every rank is told by a rank of each other domain: (rank,) marks."""
@@ -68,10 +80,35 @@ class Sync:
         flags = self._tell(flags_of(kinds.sync), src, dst, FLAG_BYTES, met[src], poll)
         return self._tasks.gather(flags, dst, met)
 
-    def exchange_counts(self, after: Ints, bytes_to_each: int) -> Ints:
-        """Every rank stores a few bytes into every other: (rank,) marks when all have arrived."""
-        num_ranks = len(self._paths.ranks)
-        src, dst = np.nonzero(~np.eye(num_ranks, dtype=bool))
+    def rails(self, kinds: PhaseKinds, after: Ints) -> Ints:
+        """Ranks of one index in all NVLink domains wait for one another: (rank,) tasks.
+
+        A dissemination barrier through the NICs: in round k a rank tells the one 2^k domains on,
+        and waits for the one 2^k domains before.
+        """
+        domains, ranks = self._paths.domains, self._paths.ranks
+        poll = Time(self._system.overheads.poll_ps)
+        met, distance = after, 1
+        while distance < domains.num:
+            to = domains.peer(ranks, (domains.of(ranks) + distance) % domains.num)
+            told = self._tell(flags_of(kinds.sync), ranks, to, FLAG_BYTES, met, poll)
+            met = self._tasks.gather(told, to, met)
+            distance *= 2
+        return met
+
+    def exchange_counts(self, after: Ints, bytes_to_each: int, *, inside: bool = False) -> Ints:
+        """Every rank stores a few bytes into every other: (rank,) marks when all have arrived.
+
+        Parameters
+        ----------
+        inside
+            Whether only ranks of one NVLink domain do.
+        """
+        ranks = self._paths.ranks
+        others = ~np.eye(len(ranks), dtype=bool)
+        if inside:
+            others &= ~self._paths.domains.crosses(ranks[:, None], ranks)
+        src, dst = np.nonzero(others)
         kinds = (Kind.COUNT_UP, Kind.COUNT_DOWN)
         arrived = self._tell(kinds, src, dst, bytes_to_each, after[src], NO_TIME)
         return self._tasks.gather(arrived, dst, after)

@@ -88,7 +88,18 @@ class Tasks:
             -1, time, kind=kind, rank=self._resources.ranks if rank is None else rank, after=after
         )
 
-    def meet(self, after: Ints) -> Ints:
-        """One mark of all ranks: (rank,) the same task, which waits for all of `after`."""
+    def meet(self, after: Ints, group: Ints | None = None) -> Ints:
+        """One mark of all ranks: (rank,) the same task, which waits for all of `after`.
+
+        Parameters
+        ----------
+        group
+            (rank,): whose ranks meet one another alone, if not all do.
+        """
+        if group is not None:
+            met = np.empty_like(after)
+            for members in (group == number for number in np.unique(group)):
+                met[members] = self._graph.join(after[members], resource=-1, kind=Kind.MARK)
+            return met
         meeting = self._graph.join(after, resource=-1, kind=Kind.MARK)
         return np.full(self._resources.num_ranks, meeting, np.int64)

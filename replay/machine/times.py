@@ -133,6 +133,14 @@ class Costs:
         """From the end of that SM time until the sum is written."""
         return Time(self._system.warps.reduce_latency_ps(sources, row_bytes))
 
+    def bulk_copies(self, rows: IntsLike, row_bytes: int) -> Time:
+        """SM time of rows that pass shared memory; see `hwmodel.warps.Warps.bulk_ps`."""
+        return Time(self._system.warps.bulk_ps(rows, row_bytes))
+
+    def bulk_late(self, sources: IntsLike, row_bytes: int) -> Time:
+        """From the end of that SM time until the sum of such rows is written."""
+        return Time(self._system.warps.bulk_latency_ps(sources, row_bytes))
+
     # ---- memory ----------------------------------------------------------------------------------
 
     def stream(self, nbytes: IntsLike | MemoryTraffic) -> Time:

@@ -34,6 +34,7 @@ TABLES: dict[str, Table] = {
         pushed_rows.DEEPEP_V2,
         pushed_rows.HYBRID_EP,
         deepep.INTERNODE,
+        deepep.INTERNODE_NOTIFY,
         deepep.LOW_LATENCY_INTERNODE,
         nccl_ep.TABLE,
         compute.GEMM,

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from replay.schemes.deepep.internode import internode
+import numpy as np
+
+from replay.schemes.deepep import internode_notify
 from replay.schemes.deepep.low_latency import LowLatencyDeepEp
 from replay.schemes.deepep.messages import NODE_GPUS
 from replay.schemes.deepep.normal import DeepEp, DeepEpOptions
 from replay.schemes.staged import Stages, through
-from replay.validate.bench import Bench, even_work, uniform_work
+from replay.validate.bench import PS_PER_US, Bench, even_work, uniform_work
 from replay.validate.table import Bound, Row, Table
 from replay.work.layer import LayerWork
 
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 TUNED_CHUNK = 6  # tokens; the benchmark tunes chunks, and a multiple of a peer's three warps wins
 RING_TOKENS = 256  # of a lane, as shipped for 8 GPUs
 EXACT_TOKENS = 4096  # per rank; more are continued from these and half of these
-UNSET = ("tokens_per_rank", "notify_us")  # columns that are no setting of the replayed kernel
+UNSET = ("tokens_per_rank", "notify_us", "transmit_us")  # no setting of the replayed kernel
+INTERNODE_RINGS = {"ring_tokens": 512, "rdma_ring_tokens": 128}  # as the benchmark sets them
 
 Draw = Callable[[int, int, int, int, int], LayerWork]
 
@@ -97,11 +100,27 @@ def predict_internode(bench: Bench, rows: Sequence[Row]) -> list[float]:
     """Predict transmit times in microseconds; the notify kernel is measured apart."""
 
     def replayed(row: Row, work: LayerWork) -> float:
-        n = row["ep_size"]
-        build = partial(internode, work, row["phase"], row["num_sms"])
-        return bench.time_us(_system(bench, row), n, build)
+        scheme = DeepEp(DeepEpOptions(num_sms=row["num_sms"], **INTERNODE_RINGS))
+        kernel = scheme.dispatch_kernel if row["phase"] == "dispatch" else scheme.combine_kernel
+        return bench.time_us(_system(bench, row), row["ep_size"], partial(kernel, work))
 
     return _times(rows, replayed)
+
+
+def predict_internode_notify(bench: Bench, rows: Sequence[Row]) -> list[float]:
+    """Predict times of the notify kernels, of a call whose layout is known, in microseconds."""
+    predicted = []
+    for row in rows:
+        system, n = _system(bench, row), row["ep_size"]
+        if row["phase"] == "dispatch":
+            build: Callable[[Machine, Ints], Ints] = internode_notify.cached_notify
+        else:
+            tokens = np.full(n, row["tokens_per_rank"], np.int64)
+            walked = partial(internode_notify.combine_notify, tokens, row["num_sms"] // 2)
+            build = walked
+        gap = system.overheads.kernel_gap_ps() / PS_PER_US
+        predicted.append(bench.time_us(system, n, build) - gap)
+    return predicted
 
 
 TABLE = Table(
@@ -139,4 +158,17 @@ INTERNODE = Table(
     bounds=(Bound("all", 10, lambda row: True),),
     predict=predict_internode,
     measured="transmit_us",
+)
+INTERNODE_NOTIFY = Table(
+    name="deepep_internode_notify",
+    title="DeepEP V1 notify kernels before them, layout known, 16 x H100 on two nodes",
+    unit="us",
+    size="tokens_per_rank",
+    bounds=(
+        Bound("up to 16 tokens", 15, lambda row: row["tokens_per_rank"] <= 16),
+        Bound("more", 50, lambda row: row["tokens_per_rank"] > 16),
+    ),
+    predict=predict_internode_notify,
+    measured="notify_us",
+    file="deepep_internode",
 )

@@ -90,6 +90,8 @@ class Table:
         Marks rows left out of the statistics, by a rule that looks at the measurements alone.
     systems
         Presets of the machines that were measured.
+    file
+        Name of its file, where that has several measurements; the table's own if empty.
     """
 
     name: str
@@ -101,15 +103,16 @@ class Table:
     measured: str = "time_us"
     is_outlier: Callable[[Sequence[Row]], list[bool]] | None = None
     systems: tuple[str, ...] = ("dgx-h100",)
+    file: str = ""
 
     def rows(self) -> tuple[Row, ...]:
         """All measurements of the table."""
-        return _read(self.name, self.measured)
+        return _read(self.name, self.file or self.name, self.measured)
 
 
 @lru_cache
-def _read(table: str, measured: str) -> tuple[Row, ...]:
-    text = (resources.files("replay.validate.measurements") / f"{table}.csv").read_text("utf-8")
+def _read(table: str, file: str, measured: str) -> tuple[Row, ...]:
+    text = (resources.files("replay.validate.measurements") / f"{file}.csv").read_text("utf-8")
     rows = []
     for line, record in enumerate(csv.DictReader(text.splitlines()), start=2):
         value = float(record.pop(measured))

@@ -1,4 +1,4 @@
-"""Rows between ranks in blocks of tokens, and how they travel inside and between nodes."""
+"""Rows between ranks in blocks of tokens, as the low-latency kernels send them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import numpy as np
 from replay.work.ragged import places
 
 if TYPE_CHECKING:
-    from hwmodel.link import Scattered
-    from replay.machine.kinds import PhaseKinds
-    from replay.machine.machine import Ints, Machine
+    from replay.machine.machine import Ints
     from replay.work.layer import LayerWork
 
 NODE_GPUS = 8  # GPUs of a node that DeepEP is compiled for (NUM_MAX_NVL_PEERS)
@@ -49,36 +47,3 @@ def blocks_of_tokens(work: LayerWork, most: int) -> Ints:
     tokens = np.diff(work.tokens_of_rank)
     blocks: Ints = places(tokens) // -(-int(tokens.max()) // most)
     return blocks
-
-
-def transfer(
-    machine: Machine,
-    kinds: PhaseKinds,
-    src: Ints,
-    dst: Ints,
-    row_bytes: int,
-    rows: Ints,
-    after: Ints,
-    *,
-    scattered: Scattered = "no",
-) -> Ints:
-    """Store rows into the own memory, at a peer of the domain, or in another domain.
-
-    Parameters
-    ----------
-    src, dst, rows
-        (message,) ranks, and rows of each message. These are all messages of the kernel.
-    scattered
-        See `FanOut`.
-
-    Returns
-    -------
-    (message,) tasks, visible.
-    """
-    landed, remote = after.copy(), src != dst
-    src, dst = src[remote], dst[remote]
-    fan_out = machine.transfers.fan_out(src, dst, scattered=scattered)
-    landed[remote] = machine.transfers.store(
-        kinds, src, dst, row_bytes, after[remote], fan_out, rows=rows[remote]
-    ).arrived
-    return landed

@@ -1,4 +1,4 @@
-"""DeepEP, first version, normal kernels inside one NVLink domain.
+"""DeepEP, first version, normal kernels, inside an NVLink domain and between nodes of eight GPUs.
 
 Traffic: every token travels once to each other GPU that has at least one of its experts, and once
 back, however many of its experts that GPU has. With r(t) the number of those GPUs for token t, B_d
@@ -7,6 +7,10 @@ In(g) the copies that GPU g receives of other GPUs' tokens, the payload of GPU g
 
     dispatch: up B_d x sum of r(t) over g's tokens, down B_d x In(g)
     combine:  up B_c x In(g), down B_c x sum of r(t) over g's tokens
+
+Between nodes a token goes once to each node that has one of its experts, to the GPU of the same
+index, which forwards it; the way back is the reverse, with a sum at that GPU and one at the owner
+(`internode`, `internode_combine`, `internode_notify`).
 
 Source: deepseek-ai/DeepEP at dd758ca, ``csrc/kernels/legacy/intranode.cu`` and the legacy buffer:
 one copy per (token, GPU); channels of one sending and one receiving SM; chunks stored into a ring
@@ -32,11 +36,20 @@ from replay.compute.experts import separate_kernels
 from replay.compute.row_tiles import padded_rows
 from replay.compute.shared import shared_before_wait
 from replay.machine import rings
+from replay.machine.domains import Domains
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.machine.times import MemoryTraffic
 from replay.schemes import memory
-from replay.schemes.deepep import notify, stack
-from replay.schemes.deepep.buffers import VLLM_BYTES, ring_bytes
+from replay.schemes.deepep import (
+    internode,
+    internode_combine,
+    internode_notify,
+    notify,
+    stack,
+)
+from replay.schemes.deepep.buffers import VLLM_BYTES, rdma_ring_bytes, ring_bytes
+from replay.schemes.deepep.configs import NODES, Config, asked, shipped
+from replay.schemes.deepep.crossings import Crossings, channels_of_tokens
 from replay.schemes.deepep.messages import NODE_GPUS
 from replay.schemes.deepep.notify import EXPERT_ID_BYTES
 from replay.schemes.deepep.stack import STACKS
@@ -44,7 +57,7 @@ from replay.schemes.facts import Buffer
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.schemes.staged import StagedScheme
-from replay.work.ragged import places, places_in_runs
+from replay.work.ragged import places_in_runs
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -53,16 +66,13 @@ if TYPE_CHECKING:
     from replay.schemes.staged import Stages
     from replay.work.layer import LayerWork
 
-# Configurations shipped with DeepEP, by group size: (up to ranks, dispatch chunk, combine chunk,
-# ring), chunks and ring in tokens. Between the listed sizes the next larger one is taken.
-SHIPPED = ((2, 24, 24, 256), (8, 6, 4, 256), (16, 36, 4, 288), (64, 32, 1, 288))
-
 BLOCK_WARPS = 24  # 768 threads
 DISPATCH_UNROLL, COMBINE_UNROLL = 5, 4  # loads of a lane in flight (UNROLLED_WARP_COPY)
 STAGES = 2  # a received row is copied in two halves, each loaded and stored before the next
 
 EXTRAPOLATED = "extrapolated: GPUs of the domain beyond the 8 that V1's kernels know"
 BARE = "bare"  # the stack that is nobody's
+LEAST_BETWEEN = 4  # SMs: the notify kernel has blocks for three things
 INDEX_BYTES = 4  # source index of a row
 WEIGHT_BYTES = 4
 
@@ -99,6 +109,28 @@ class DeepEpOptions(Options):
         help="Tokens in a ring. 0 takes what DeepEP ships for the group size.",
         source="deepseek-ai/DeepEP, the configurations it ships",
     )
+    rdma_dispatch_chunk: int = option(
+        0,
+        least=0,
+        unit="tokens",
+        help="Tokens that go to a node at once in the dispatch, where there are several nodes. 0 "
+        "takes what DeepEP ships for the group size.",
+        source="deepseek-ai/DeepEP, the configurations it ships",
+    )
+    rdma_combine_chunk: int = option(
+        0,
+        least=0,
+        unit="tokens",
+        help="The same in the combine.",
+        source="deepseek-ai/DeepEP, the configurations it ships",
+    )
+    rdma_ring_tokens: int = option(
+        0,
+        least=0,
+        unit="tokens",
+        help="Tokens in a ring between nodes. 0 takes what DeepEP ships for the group size.",
+        source="deepseek-ai/DeepEP, the configurations it ships",
+    )
     cached_layout: bool = option(
         False,
         help="Whether layout and counts are known from before, as in a backward pass or with "
@@ -123,18 +155,38 @@ class DeepEp(StagedScheme):
 
     name = "deepep"
     summary = "DeepEP V1 normal kernels: one copy per GPU through ring buffers"
-    source = "deepseek-ai/DeepEP dd758ca, csrc/kernels/legacy/intranode.cu"
+    source = "deepseek-ai/DeepEP dd758ca, csrc/kernels/legacy/intranode.cu and internode.cu"
     assumes = (
         "GEMMs run on all SMs, after the dispatch kernel; V1's kernels inside a domain know at "
         "most 8 GPUs, so that a larger domain is an extrapolation, which the result counts"
     )
     traffic = "copy"
+    network = "node"
     gemm_types = dispatch_types = frozenset({"bf16", "fp8"})  # DeepGEMM's, and the engines'
     combine_types = frozenset({"bf16"})  # SWITCH_TYPES
-    validity = "2, 4 or 8 GPUs of a node; a larger domain is an extrapolation"
+    validity = (
+        "2, 4 or 8 GPUs of a node; 2 to 20 nodes of 8 GPUs; a larger domain is an extrapolation"
+    )
     candidates = MappingProxyType({"num_sms": (12, 16, 20, 24, 32, 48)})
     unpadded = MappingProxyType({"stack": BARE})
     options: DeepEpOptions = DeepEpOptions()
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """Say what of the nodes the kernels have no code for; empty if nothing."""
+        domains = Domains(system.fabric, work.num_ranks)
+        if domains.num == 1:
+            return ""
+        if domains.size != NODE_GPUS or not domains.even:
+            return (
+                f"its kernels between nodes are compiled for whole nodes of {NODE_GPUS} GPUs; here "
+                f"{work.num_ranks} ranks are on domains of {domains.size}"
+            )
+        if domains.num not in NODES:
+            known = ", ".join(map(str, NODES))
+            return f"its kernels are compiled for {known} nodes, not {domains.num}"
+        if self.options.num_sms < LEAST_BETWEEN:
+            return f"its kernels between nodes take {LEAST_BETWEEN} SMs at least (num_sms)"
+        return ""
 
     def communication_sms(self, system: System) -> int | None:
         """Those of either kernel."""
@@ -144,28 +196,47 @@ class DeepEp(StagedScheme):
         """Rings, which stay; copies, a row for each expert of them, and their sums."""
         engine, copies = self._engine(work), work.matrix("copies").sum(axis=0)
         own, topk = memory.tokens(work), work.expert_ids.shape[1]
-        meta = INDEX_BYTES + topk * (EXPERT_ID_BYTES + WEIGHT_BYTES)
+        domains = Domains(system.fabric, work.num_ranks)
+        index = INDEX_BYTES if domains.num == 1 else internode.META_BYTES
+        meta = index + topk * (EXPERT_ID_BYTES + WEIGHT_BYTES)
         rows = padded_rows(work, "plain" if engine is None else engine.layout)
         copied = engine is STACKS["vllm"]
         return (
             *memory.cast_tokens(work),
-            self._rings(work),
+            *self._rings(work, domains.num),
             Buffer("received rows", copies * (work.dispatch_row_bytes + meta)),
-            Buffer("places in rings", own * work.num_ranks * INDEX_BYTES),
+            self._places(work, domains),
             *memory.cast_received(work, copies),
             Buffer("rows by expert", rows * work.operand_row_bytes),
             Buffer("sums by GPU", copies * work.combine_row_bytes),
             *((Buffer("combined rows", own * work.combine_row_bytes),) if copied else ()),
         )
 
-    def _rings(self, work: LayerWork) -> Buffer:
-        """DeepEP's buffer: what its configurations need, or what the engine sets aside."""
-        _, _, num_tokens = self._shipped(work.num_ranks)
+    def _rings(self, work: LayerWork, nodes: int) -> tuple[Buffer, ...]:
+        """DeepEP's buffers: what its configurations need, or what the engine sets aside."""
+        configs = self._configs(work.num_ranks, nodes)
         channels, hidden = self.options.num_sms // 2, work.shape.hidden
-        needed = ring_bytes(channels, work.num_ranks, num_tokens, hidden)
-        if self._engine(work) is STACKS["vllm"]:
-            needed = max(needed, VLLM_BYTES)
-        return Buffer("rings", memory.on_each(work, needed), stays=True)
+        ring = max(config.ring for config in configs)
+        needed = {"rings": ring_bytes(channels, work.num_ranks, ring, hidden, nodes)}
+        if nodes > 1:
+            ring = max(config.rdma_ring for config in configs)
+            needed["rings between nodes"] = rdma_ring_bytes(channels, nodes, ring, hidden)
+        least = VLLM_BYTES if self._engine(work) is STACKS["vllm"] else 0
+        return tuple(
+            Buffer(name, memory.on_each(work, max(nbytes, least)), stays=True)
+            for name, nbytes in needed.items()
+        )
+
+    def _places(self, work: LayerWork, domains: Domains) -> Buffer:
+        """Where each row is in which ring, which the combine has to know."""
+        own = memory.tokens(work)
+        if domains.num == 1:
+            places = own * work.num_ranks
+        else:
+            crossings = Crossings.of(work, domains, np.zeros(work.num_tokens, np.int64), 1)
+            forwarded = np.bincount(crossings.forwarder, minlength=work.num_ranks)
+            places = own * domains.num + forwarded * NODE_GPUS
+        return Buffer("places in rings", places * INDEX_BYTES)
 
     def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
         """What the experts write, in the engine's layout."""
@@ -200,8 +271,8 @@ class DeepEp(StagedScheme):
 
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
         """Add the stack's kernels, dispatch, experts and combine."""
-        beyond = max(work.num_ranks - NODE_GPUS, 0)
-        if beyond:
+        beyond = work.num_ranks - NODE_GPUS
+        if beyond > 0 and machine.num_domains == 1:
             machine.notes.count(EXTRAPOLATED, machine.ranks, beyond)
         pool = machine.sms.for_kernels()
         engine = self._engine(work)
@@ -239,35 +310,64 @@ class DeepEp(StagedScheme):
 
     def dispatch(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add layout (unless cached), notify and dispatch kernels: (rank,) marks of the end."""
+        before = notify if machine.num_domains == 1 else internode_notify
         if self.options.cached_layout or work.is_backward:
-            begun = machine.kernel(notify.cached_notify(machine, start), "dispatch")
+            begun = machine.kernel(before.cached_notify(machine, start), "dispatch")
         else:
             laid_out = notify.layout(work, machine, start)
-            begun = notify.notify(work, machine, self.options.num_sms // 2, laid_out)
-        return self._dispatch(work, machine, begun)
+            begun = before.notify(work, machine, self.options.num_sms // 2, laid_out)
+        return self.dispatch_kernel(work, machine, begun)
+
+    def dispatch_kernel(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
+        """Add the dispatch kernel alone, once it runs: (rank,) marks of its end."""
+        if machine.num_domains == 1:
+            return self._dispatch(work, machine, begun)
+        config, _ = self._configs(work.num_ranks, machine.num_domains)
+        channels = self.options.num_sms // 2
+        return internode.dispatch(work, machine, config, channels, self._sms(machine), begun)
 
     def combine(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add notify and combine kernels: (rank,) marks of the end."""
-        ended = notify.combine_notify(work, machine, self.options.num_sms // 2, start)
-        return self._combine(work, machine, machine.kernel(ended, "combine"))
+        channels = self.options.num_sms // 2
+        if machine.num_domains == 1:
+            ended = notify.combine_notify(work, machine, channels, start)
+        else:
+            tokens = memory.tokens(work)
+            ended = internode_notify.combine_notify(tokens, channels, machine, start)
+        return self.combine_kernel(work, machine, machine.kernel(ended, "combine"))
+
+    def combine_kernel(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
+        """Add the combine kernel alone, once it runs: (rank,) marks of its end."""
+        if machine.num_domains == 1:
+            return self._combine(work, machine, begun)
+        _, config = self._configs(work.num_ranks, machine.num_domains)
+        channels = self.options.num_sms // 2
+        return internode_combine.combine(work, machine, config, channels, self._sms(machine), begun)
 
     def _sms(self, machine: Machine) -> Split:
         """SMs of one of the two kernels, which follow one another."""
         return machine.sms.split(f"scheme {self.name!r}", {"num_sms": self.options.num_sms})
 
-    def _shipped(self, num_ranks: int) -> tuple[int, int, int]:
-        row = next((row for row in SHIPPED if num_ranks <= row[0]), SHIPPED[-1])
-        options = self.options
-        dispatch, combine = options.dispatch_chunk or row[1], options.combine_chunk or row[2]
-        return dispatch, combine, max(options.ring_tokens or row[3], dispatch, combine)
+    def _configs(self, num_ranks: int, nodes: int) -> tuple[Config, Config]:
+        """Chunks and rings of the dispatch and of the combine."""
+        given = self.options
+        ring = given.ring_tokens, given.rdma_ring_tokens
+        out = Config(given.dispatch_chunk, ring[0], given.rdma_dispatch_chunk, ring[1])
+        back = Config(given.combine_chunk, ring[0], given.rdma_combine_chunk, ring[1])
+        dispatch = asked(out, shipped(num_ranks, nodes, is_combine=False), nodes)
+        combine = asked(back, shipped(num_ranks, nodes, is_combine=True), nodes)
+        if nodes > 1:
+            return dispatch, combine
+        room = max(dispatch.ring, combine.ring)
+        return dispatch._replace(ring=room), combine._replace(ring=room)
 
     def _dispatch(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
         """Dispatch kernel: (rank,) marks of its end."""
-        chunk_rows, _, ring_rows = self._shipped(work.num_ranks)
+        (chunk_rows, ring_rows, *_), _ = self._configs(work.num_ranks, 1)
         costs, row_bytes, n = machine.costs, work.dispatch_row_bytes, work.num_ranks
         sms = self._sms(machine)
         meta = INDEX_BYTES + work.expert_ids.shape[1] * (EXPERT_ID_BYTES + WEIGHT_BYTES)
-        channel = self._channel_of_token(work)
+        channel = channels_of_tokens(work, self.options.num_sms // 2)
         chunks = rings.cut(work.copy_source, work.copy_rank, channel[work.copy_token], chunk_rows)
         # Warps of a group share its rows; every warp looks at all tokens of the channel.
         readers = len(work.copy_token) / max(work.num_tokens, 1)
@@ -307,21 +407,13 @@ class DeepEp(StagedScheme):
         looked_at: Ints = last - np.where(is_first, 0, before)
         return looked_at
 
-    def _channel_of_token(self, work: LayerWork) -> Ints:
-        """(token,): each channel takes a contiguous share of its rank's tokens."""
-        channels = self.options.num_sms // 2
-        tokens = np.diff(work.tokens_of_rank)
-        per_channel = np.maximum(-(-tokens // channels), 1)[work.source_rank]
-        channel: Ints = places(tokens) // per_channel
-        return channel
-
     def _combine(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
         """Combine kernel: (rank,) marks of its end."""
-        _, chunk_rows, ring_rows = self._shipped(work.num_ranks)
+        _, (chunk_rows, ring_rows, *_) = self._configs(work.num_ranks, 1)
         costs, row_bytes, n = machine.costs, work.combine_row_bytes, work.num_ranks
         sms = self._sms(machine)
         channels = self.options.num_sms // 2
-        channel = self._channel_of_token(work)
+        channel = channels_of_tokens(work, channels)
         chunks = rings.cut(work.copy_rank, work.copy_source, channel[work.copy_token], chunk_rows)
         meta = INDEX_BYTES + work.expert_ids.shape[1] * WEIGHT_BYTES
         a_row = costs.warp_copy(row_bytes, unroll=COMBINE_UNROLL)
