@@ -31,10 +31,10 @@ _SLOW = re.compile(
     r"(?P<left>0|1|[01]?\.[0-9]+)"
 )
 
-Poster = Literal["gpu", "host"]
+Poster = Literal["gpu", "warp", "host"]
 """Who posts a write: a warp, or a thread of the host, whose doorbell brings the entry along."""
 
-WAYS_OVER_PCIE: Mapping[Poster, int] = MappingProxyType({"gpu": 5, "host": 3})
+WAYS_OVER_PCIE: Mapping[Poster, int] = MappingProxyType({"gpu": 5, "warp": 5, "host": 3})
 """Before the first byte is in the card: doorbell, entry there and back, data there and back; a host
 rings and hands over the entry in one."""
 

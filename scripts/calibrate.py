@@ -63,6 +63,7 @@ COLUMNS = {
     "deepep_normal": ("hidden", "topk"),
     "deepep_normal_b200": ("hidden", "topk"),
     "deepep_low_latency": ("hidden", "topk"),
+    "deepep_internode": ("num_sms",),
     "deepep_low_latency_b200": ("hidden", "topk"),
     "gemm": ("n", "k"),
     "moe_compute": ("hidden", "intermediate"),
@@ -86,6 +87,11 @@ def sampled(row: Row) -> bool:
 def few(row: Row) -> bool:
     """Whether a setting of DeepEP's normal kernels is one of a few that say most."""
     return row["num_sms"] in SMS and row["tokens_per_rank"] in FEW_TOKENS
+
+
+def sampled_sums(row: Row) -> bool:
+    """Whether a setting of DeepEP's combine between nodes is one of a few that say most."""
+    return row["phase"] == "combine" and row["tokens_per_rank"] in FEW_TOKENS
 
 
 def partial_fp8(row: Row) -> bool:
@@ -142,6 +148,14 @@ FITS = (
         lambda row: row["hidden"] != 4096,
         "fitted to DeepEP low-latency dispatch and combine, EP8, 8 x H100, shape 4096/8 from 64 "
         "tokens per rank",
+    ),
+    Fit(
+        "deepep_internode",
+        {"warp.bulk_ns": 15.0},
+        lambda row: sampled_sums(row) and row["num_sms"] in (4, 8, 16),
+        lambda row: row["phase"] == "combine" and row["num_sms"] in (12, 20, 24),
+        "fitted to DeepEP normal combine between nodes, EP16, 16 x H100, 4, 8 and 16 SMs",
+        sampled=sampled_sums,
     ),
     Fit(
         "gemm",

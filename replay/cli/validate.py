@@ -25,6 +25,15 @@ def validate(
         list[str] | None,
         typer.Option("--set", metavar="K=V", help="Change a hardware value; repeatable."),
     ] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--at",
+            metavar="COLUMN=V[,V...]",
+            help="Print predictions of a table's rows with other values of a column, measured or "
+            "not; repeatable.",
+        ),
+    ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the errors as a Markdown table, no more.")
     ] = False,
@@ -57,6 +66,9 @@ def validate(
             message = f"--set {change}: expected KEY=VALUE, such as link.links_per_gpu=8"
             raise UserError(message)
         overrides[key] = value
+    if at:
+        _print_at(names, at, overrides, markdown=markdown)
+        return
     with progress(len(names), "table") as bar:
         outcomes = validate(names, overrides=overrides, progress=bar.update)
     if json_ is not None:
@@ -72,3 +84,27 @@ def validate(
             show(lines)
     if not report.all_hold(outcomes):
         raise typer.Exit(1)
+
+
+def _print_at(
+    names: list[str], at: list[str], overrides: dict[str, str], *, markdown: bool
+) -> None:
+    """Print predictions of settings that are asked for."""
+    from replay.errors import UserError
+    from replay.sweeps.table import markdown as as_markdown
+    from replay.validate import predictions
+    from replay.validate.bench import Bench
+    from replay.validate.catalog import TABLES
+
+    changes = {}
+    for one in at:
+        column, equals, values = one.partition("=")
+        if not equals or not values:
+            raise UserError(f"--at {one}: expected COLUMN=VALUE[,VALUE...], such as ep_size=32,64")
+        changes[column] = values.split(",")
+    for name in names:
+        lines = predictions.lines(TABLES[name], changes, Bench(overrides))
+        if markdown:
+            print("\n".join(as_markdown(lines[0], lines[1:], labels=len(lines[0]) - 1)))
+        else:
+            show(predictions.text_table(TABLES[name], lines))

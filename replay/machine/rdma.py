@@ -49,7 +49,8 @@ class Writes:
         nothing but the depth of the queues bounds them. (Depths are 1024 and more, and DeepEP does
         not look; deepseek-ai/DeepEP issue 180.)
     by
-        Who posts them: a warp, or a thread of the host for its GPU.
+        Who posts them: a warp, a warp whose time for it the scheme counts itself (`Costs.post`), or
+        a thread of the host for its GPU.
     """
 
     each: IntsLike = 1

@@ -170,6 +170,10 @@ class Costs:
 
     # ---- telling one another ---------------------------------------------------------------------
 
+    def post(self) -> Time:
+        """A warp's work for a write to another domain and for the signal behind it."""
+        return Time(self._system.fabric.network.post_ps)
+
     def acknowledged(self) -> Time:
         """From a store's arrival at a peer until its source knows."""
         fabric = self._system.fabric

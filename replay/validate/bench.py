@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PS_PER_US = 1_000_000
 POOL = 4096  # tokens that an evenly spread routing is drawn from
 SEED = 20260821  # of the routing
+MOST_GROUPS = 4  # groups of experts that a token keeps to
 
 
 class Bench:
@@ -75,18 +76,26 @@ class Bench:
 
 @lru_cache(maxsize=32)
 def uniform_work(
-    num_ranks: int, tokens: int, num_experts: int, topk: int, hidden: int, precision: str = "fp8"
-) -> LayerWork:
-    """Uniform random routing: `tokens` per rank, each to `topk` distinct experts."""
-    return _work(
-        _draw(num_ranks * tokens, num_experts, topk), num_ranks, hidden, precision, num_experts
-    )
+    num_ranks: int, tokens: int, num_experts: int, topk: int, hidden: int, precision: str = "fp8",
+    groups: int = 1,
+) -> LayerWork:  # fmt: skip
+    """Uniform random routing: `tokens` per rank, each to the `topk` experts of least score.
+
+    Parameters
+    ----------
+    groups
+        Groups of experts, such as those of a node: of more than four, each token keeps to the four
+        that have its best experts (``num_topk_groups`` of DeepEP's test between nodes).
+    """
+    ids = _draw(num_ranks * tokens, num_experts, topk, groups)
+    return _work(ids, num_ranks, hidden, precision, num_experts)
 
 
 @lru_cache(maxsize=32)
 def even_work(
-    num_ranks: int, tokens: int, num_experts: int, topk: int, hidden: int, precision: str = "fp8"
-) -> LayerWork:
+    num_ranks: int, tokens: int, num_experts: int, topk: int, hidden: int, precision: str = "fp8",
+    groups: int = 1,
+) -> LayerWork:  # fmt: skip
     """Uniform routing spread evenly over ranks and tokens; parameters as of `uniform_work`.
 
     It is for tokens that each stand for many. Few tokens drawn at random would vary as those of a
@@ -94,15 +103,23 @@ def even_work(
     the groups walk through the distribution of distinct ranks at equal steps.
     """
     per_rank = num_experts // num_ranks
-    pool = _draw(POOL, num_experts, topk)
+    pool = _draw(POOL, num_experts, topk, groups)
     is_rank_of = np.zeros((POOL, num_ranks), bool)  # (token, rank)
     np.put_along_axis(is_rank_of, pool // per_rank, True, axis=1)
     pool = pool[np.argsort(is_rank_of.sum(axis=1), kind="stable")]
-    groups = -(-tokens // num_ranks)
-    base = pool[(_van_der_corput(groups * num_ranks) * POOL).astype(np.int64)]
-    rotation = (np.arange(num_ranks) * per_rank)[None, None, :, None]
-    ids = (base.reshape(num_ranks, groups, 1, topk) + rotation) % num_experts
-    ids = ids.reshape(num_ranks, groups * num_ranks, topk)[:, :tokens].reshape(-1, topk)
+    rounds = -(-tokens // num_ranks)
+    base = pool[(_van_der_corput(rounds * num_ranks) * POOL).astype(np.int64)]
+    base = base.reshape(num_ranks, rounds, 1, topk)
+    rank = np.arange(num_ranks)[None, None, :, None]
+    if groups > MOST_GROUPS:  # rotated among groups, and within them, so that they stay together
+        of_group = num_experts // groups
+        group, place = np.divmod(base, of_group)
+        ranks_of = num_ranks // groups
+        place = (place + rank % ranks_of * per_rank) % of_group
+        ids = (group + rank // ranks_of) % groups * of_group + place
+    else:
+        ids = (base + rank * per_rank) % num_experts
+    ids = ids.reshape(num_ranks, rounds * num_ranks, topk)[:, :tokens].reshape(-1, topk)
     return _work(ids.astype(np.int32), num_ranks, hidden, precision, num_experts)
 
 
@@ -116,8 +133,12 @@ def _work(ids: Any, num_ranks: int, hidden: int, precision: str, num_experts: in
     )
 
 
-def _draw(tokens: int, num_experts: int, topk: int) -> Any:
+def _draw(tokens: int, num_experts: int, topk: int, groups: int = 1) -> Any:
     scores = np.random.default_rng(SEED).random((tokens, num_experts), dtype=np.float32)
+    if groups > MOST_GROUPS:
+        best = scores.reshape(tokens, groups, -1).min(axis=2)
+        closed = best > np.partition(best, MOST_GROUPS - 1, axis=1)[:, [MOST_GROUPS - 1]]
+        scores[np.repeat(closed, num_experts // groups, axis=1)] = 2.0
     chosen = np.argpartition(scores, topk - 1, axis=1)[:, :topk]
     # Versions of numpy leave the chosen experts in different orders.
     return np.sort(chosen, axis=1).astype(np.int32)

@@ -28,30 +28,37 @@ if TYPE_CHECKING:
 TUNED_CHUNK = 6  # tokens; the benchmark tunes chunks, and a multiple of a peer's three warps wins
 RING_TOKENS = 256  # of a lane, as shipped for 8 GPUs
 EXACT_TOKENS = 4096  # per rank; more are continued from these and half of these
-UNSET = ("tokens_per_rank", "notify_us", "transmit_us")  # no setting of the replayed kernel
+EXACT_RANKS = 16  # of which so many are replayed; of more ranks, as many fewer tokens
 INTERNODE_RINGS = {"ring_tokens": 512, "rdma_ring_tokens": 128}  # as the benchmark sets them
 
-Draw = Callable[[int, int, int, int, int], LayerWork]
+Draw = Callable[..., LayerWork]
 
 
 def _times(rows: Sequence[Row], replayed: Callable[[Row, LayerWork], float]) -> list[float]:
-    """Time of a normal kernel for each row, by replay or continued from replays of fewer tokens."""
+    """Time of a normal kernel for each row, by replay or continued from replays of fewer tokens.
+
+    As in the benchmark, tokens keep to four nodes where there are more.
+    """
 
     @cache
     def at(setting: tuple[tuple[str, Any], ...], tokens: int, draw: Draw) -> float:
         row = Row("", 0, dict(setting), 0.0)
-        work = draw(row["ep_size"], tokens, row["num_experts"], row["topk"], row["hidden"])
+        nodes = -(-row["ep_size"] // NODE_GPUS)
+        work = draw(
+            row["ep_size"], tokens, row["num_experts"], row["topk"], row["hidden"], groups=nodes
+        )
         return replayed(row, work)
 
     predicted = []
     for row in rows:
-        rest = {key: value for key, value in row.setting.items() if key not in UNSET}
+        rest = {key: value for key, value in row.setting.items() if key != "tokens_per_rank"}
         setting, tokens = tuple(rest.items()), row["tokens_per_rank"]
-        if tokens <= EXACT_TOKENS:
+        most = EXACT_TOKENS * EXACT_RANKS // max(row["ep_size"], EXACT_RANKS)
+        if tokens <= most:
             predicted.append(at(setting, tokens, uniform_work))
         else:
-            half, whole = (at(setting, n, even_work) for n in (EXACT_TOKENS // 2, EXACT_TOKENS))
-            further = (tokens - EXACT_TOKENS) / (EXACT_TOKENS - EXACT_TOKENS // 2)
+            half, whole = (at(setting, n, even_work) for n in (most // 2, most))
+            further = (tokens - most) / (most - most // 2)
             predicted.append(whole + (whole - half) * further)
     return predicted
 
@@ -100,7 +107,7 @@ def predict_internode(bench: Bench, rows: Sequence[Row]) -> list[float]:
     """Predict transmit times in microseconds; the notify kernel is measured apart."""
 
     def replayed(row: Row, work: LayerWork) -> float:
-        scheme = DeepEp(DeepEpOptions(num_sms=row["num_sms"], **INTERNODE_RINGS))
+        scheme = DeepEp().with_options({"num_sms": row["num_sms"], **INTERNODE_RINGS})
         kernel = scheme.dispatch_kernel if row["phase"] == "dispatch" else scheme.combine_kernel
         return bench.time_us(_system(bench, row), row["ep_size"], partial(kernel, work))
 
@@ -158,6 +165,7 @@ INTERNODE = Table(
     bounds=(Bound("all", 10, lambda row: True),),
     predict=predict_internode,
     measured="transmit_us",
+    others=("notify_us",),
 )
 INTERNODE_NOTIFY = Table(
     name="deepep_internode_notify",
@@ -171,4 +179,5 @@ INTERNODE_NOTIFY = Table(
     predict=predict_internode_notify,
     measured="notify_us",
     file="deepep_internode",
+    others=("transmit_us",),
 )

@@ -90,8 +90,9 @@ class Table:
         Marks rows left out of the statistics, by a rule that looks at the measurements alone.
     systems
         Presets of the machines that were measured.
-    file
-        Name of its file, where that has several measurements; the table's own if empty.
+    file, others
+        Name of its file, where that has several measurements, the table's own if empty; columns of
+        the other measurements.
     """
 
     name: str
@@ -104,19 +105,22 @@ class Table:
     is_outlier: Callable[[Sequence[Row]], list[bool]] | None = None
     systems: tuple[str, ...] = ("dgx-h100",)
     file: str = ""
+    others: tuple[str, ...] = ()
 
     def rows(self) -> tuple[Row, ...]:
         """All measurements of the table."""
-        return _read(self.name, self.file or self.name, self.measured)
+        return _read(self.name, self.file or self.name, self.measured, self.others)
 
 
 @lru_cache
-def _read(table: str, file: str, measured: str) -> tuple[Row, ...]:
+def _read(table: str, file: str, measured: str, others: tuple[str, ...]) -> tuple[Row, ...]:
     text = (resources.files("replay.validate.measurements") / f"{file}.csv").read_text("utf-8")
     rows = []
     for line, record in enumerate(csv.DictReader(text.splitlines()), start=2):
         value = float(record.pop(measured))
-        setting = {key: int(v) if v.isdecimal() else v for key, v in record.items()}
+        setting = {
+            key: int(v) if v.isdecimal() else v for key, v in record.items() if key not in others
+        }
         rows.append(Row(table, line, setting, value))
     return tuple(rows)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.machine import rings
+from replay.machine.rdma import Writes
 from replay.work.ragged import places, places_in_runs
 
 if TYPE_CHECKING:
@@ -125,10 +126,12 @@ def cross(
     rows: Ints,
     row_bytes: tuple[int, int],
     ready: Ints,
-) -> Ints:
-    """Put chunks into rings at the other end: (chunk,) tasks, seen by whoever polls there.
+    warps: Ints,
+) -> tuple[Ints, Ints]:
+    """Put chunks into rings at the other end: two (chunk,), posted, and seen there by a poll.
 
-    Chunks for the own node pass no NIC: a fence makes them visible before their tail moves.
+    A warp posts one chunk after the other. Chunks for the own node pass no NIC: a fence makes them
+    visible before their tail moves.
 
     Parameters
     ----------
@@ -138,16 +141,21 @@ def cross(
         (chunk,): rows, and the task after which they can leave.
     row_bytes
         Payload of a row, and what travels with it.
+    warps
+        (chunk,): the warp that posts it.
     """
     costs, (src, dst), landed = machine.costs, ends, ready.copy()
     away = src != dst
     landed[~away] = machine.delay(kinds.sync, costs.fence(), ready[~away], src[~away])
     src, to = src[away], dst[away]
+    posted = machine.serve(warps[away], costs.post(), kind=kinds.send, rank=src, after=ready[away])
     landed[away] = machine.transfers.store(
-        kinds, src, to, row_bytes[0], ready[away], machine.transfers.fan_out(src, to),
-        rows=rows[away], meta_bytes=row_bytes[1],
+        kinds, src, to, row_bytes[0], posted, machine.transfers.fan_out(src, to),
+        rows=rows[away], meta_bytes=row_bytes[1], writes=Writes(by="warp"),
     ).arrived  # fmt: skip
-    return machine.delay(kinds.sync, costs.poll(), landed, dst)
+    ended = ready.copy()
+    ended[away] = posted
+    return ended, machine.delay(kinds.sync, costs.poll(), landed, dst)
 
 
 def room_back(

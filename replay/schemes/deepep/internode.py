@@ -70,7 +70,11 @@ def dispatch(
     counted = _counts(machine, channels, begun)
     sent, ready = _send(work, machine, crossings, (channel, channels), sms, begun)
     ends = crossings.owner, crossings.forwarder
-    arrived = cross(machine, DISPATCH, ends, crossings.rows, row, ready)
+    posting = sms.channels("deepep-rdma-post", channels, on="deepep-rdma-send")
+    posted, arrived = cross(
+        machine, DISPATCH, ends, crossings.rows, row, ready,
+        posting[crossings.owner, crossings.channel],
+    )  # fmt: skip
     forwarded = _forward(work, machine, crossings, config, sms, row, arrived, counted, begun)
     emptied = machine.mark(crossings.forwarder, arrived)
     machine.graph.edges(forwarded.passed, emptied[forwarded.chunk])
@@ -80,8 +84,8 @@ def dispatch(
     back = room_back(machine, DISPATCH, WAYS, ends, emptied, np.unique(room[taken]))
     machine.graph.edges(back[room[taken]], sent[crossings.token[taken]])
     return machine.gather(
-        np.concatenate((sent, forwarded.passed, forwarded.received)),
-        np.concatenate((work.source_rank, forwarded.by, forwarded.at)),
+        np.concatenate((sent, posted, forwarded.passed, forwarded.received)),
+        np.concatenate((work.source_rank, crossings.owner, forwarded.by, forwarded.at)),
         counted[0],
     )
 
@@ -115,7 +119,8 @@ def _send(
 ) -> tuple[Ints, Ints]:
     """Copy tokens: (token,) tasks, and (chunk,) marks when all rows of a chunk are copied.
 
-    Every warp looks at all tokens of the channel, and copies its own.
+    Every warp first tells nodes how many rows will come (`_counts`), which they wait for together;
+    then it looks at all tokens of the channel, and copies its own.
 
     Parameters
     ----------
@@ -128,11 +133,14 @@ def _send(
     copies[crossings.token] = True
     looks = np.minimum(place + 1, SENDER_WARPS)
     a_row = costs.warp_copy(work.dispatch_row_bytes, unroll=UNROLL)
+    told = machine.delay(
+        DISPATCH.sync, costs.post() * -(-machine.num_domains // SENDER_WARPS), begun
+    )
     warps = sms.warp_lanes("deepep-rdma-send", channels, SENDER_WARPS)
     sent = machine.serve(
         warps[rank, channel, place % SENDER_WARPS],
         costs.warp_scan(looks) + Time.where(copies, a_row, NO_TIME),
-        kind=Kind.DISPATCH_SEND, rank=rank, after=begun[rank],
+        kind=Kind.DISPATCH_SEND, rank=rank, after=told[rank],
     )  # fmt: skip
     machine.notes.follow("sent", crossings.token, sent[crossings.token])
     ready = machine.mark(crossings.owner, begun[crossings.owner])

@@ -52,7 +52,14 @@ def combine(
     ready = machine.mark(crossings.forwarder, begun[crossings.forwarder])
     machine.graph.edges(added, ready[sums.chunk])
     ends = crossings.forwarder, crossings.owner
-    arrived = cross(machine, COMBINE, ends, crossings.rows, row, ready)
+    domains = machine.domains
+    posting = sms.warp_lanes(
+        "deepep-forward-post", channels, domains.num, on="deepep-forward-add"
+    )  # of the warps that add for each node, the last
+    posted, arrived = cross(
+        machine, COMBINE, ends, crossings.rows, row, ready,
+        posting[crossings.forwarder, crossings.channel, domains.of(crossings.owner)],
+    )  # fmt: skip
     ended, written = _at_owners(work, machine, crossings, channels, sms, arrived, begun)
     last_reader = np.zeros(len(crossings.rows), np.int64)
     np.maximum.at(last_reader, crossings.chunk, crossings.token)
@@ -64,8 +71,10 @@ def combine(
     back = room_back(machine, COMBINE, WAYS, ends, ended[last_reader], np.unique(room[taken]))
     machine.graph.edges(back[room[taken]], added[taken])
     return machine.gather(
-        np.concatenate((sent, added, written)),
-        np.concatenate((by, crossings.forwarder[sums.chunk], work.source_rank)),
+        np.concatenate((sent, added, posted, written)),
+        np.concatenate(
+            (by, crossings.forwarder[sums.chunk], crossings.forwarder, work.source_rank)
+        ),
         begun,
     )
 

@@ -109,10 +109,15 @@ def _fenced_node(machine: Machine, kinds: PhaseKinds, after: Ints) -> Ints:
 
 
 def _tell_nodes(machine: Machine, nbytes: int, after: Ints) -> Ints:
-    """Put counts to the GPU of the same index in every other node: (rank,) tasks when they are."""
+    """Put counts to the GPU of the same index in every other node: (rank,) marks.
+
+    They are there when all puts have been completed, for which the sender waits.
+    """
     domains = machine.domains
     rank, node = (axis.ravel() for axis in np.indices((machine.num_ranks, domains.num), np.int64))
     away = domains.of(rank) != node
     rank, node = rank[away], node[away]
-    put = machine.sync.notify(rank, domains.peer(rank, node), nbytes, after[rank], kinds=WAYS)
-    return machine.gather(put, rank, after)
+    to = domains.peer(rank, node)
+    put = machine.sync.notify(rank, to, nbytes, after[rank], kinds=WAYS)
+    known = machine.delay(DISPATCH.sync, machine.transfers.completed(rank, to), put, rank)
+    return machine.gather(known, rank, after)

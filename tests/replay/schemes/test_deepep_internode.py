@@ -14,7 +14,6 @@ from replay.machine.resources import ResourceClass
 from replay.run.layer import replay_layer
 from replay.schemes import SCHEMES
 from replay.schemes.deepep import internode_notify
-from replay.schemes.deepep.normal import DeepEp, DeepEpOptions
 from replay.work.layer import ExpertShape, LayerWork
 
 US = 1_000_000
@@ -31,7 +30,7 @@ def built(
 ) -> tuple[TaskGraph, Machine]:
     graph = GraphBuilder(KIND_NAMES)
     machine = Machine(system, graph, work.num_ranks)
-    scheme = DeepEp(DeepEpOptions(**{"num_sms": 8, **options}))
+    scheme = SCHEMES["deepep"].with_options({"num_sms": 8, **options})
     getattr(scheme, f"{phase}_kernel")(work, machine, machine.mark(machine.ranks))
     return graph.build(), machine
 
@@ -84,8 +83,8 @@ def test_rows_go_to_a_node_in_chunks(phase: str, chunk: int, messages: list[int]
     )  # fmt: skip
     row = 2 * HIDDEN
     aligned = row + (32 if phase == "dispatch" else 16)  # source 8; ids and weights of 4, two each
-    of_nic = machine.resources.classes(graph)[graph.resource] == ResourceClass.NIC_OUT
-    chosen = of_nic & (graph.resource >= 0) & (graph.payload_bytes > 0)
+    of_pcie = machine.resources.classes(graph)[graph.resource] == ResourceClass.PCIE_OUT
+    chosen = of_pcie & (graph.resource >= 0) & (graph.payload_bytes > 0)
     assert sorted(graph.payload_bytes[chosen] // row) == sorted(messages * 2)  # two channels
     assert sorted(graph.wire_bytes[chosen] // aligned) == sorted(messages * 2)
     assert (graph.wire_bytes[chosen] % aligned == 0).all()
@@ -105,12 +104,20 @@ def nvlink(machine: Machine, expert: int, row: int) -> int:
     return int(ports + way + costs.acknowledged().ps + costs.flag().ps)
 
 
+def put_ps(system: hwmodel.System, nbytes: int) -> int:
+    """A message to the other node alone, posting included; `test_rdma` has its parts."""
+    graph = GraphBuilder(KIND_NAMES)
+    machine = Machine(system, graph, 16)
+    one = np.zeros(1, np.int64)
+    machine.sync.notify(one, one + 8, nbytes, machine.mark(one))
+    return schedule(graph.build()).makespan_ps
+
+
 def network(machine: Machine, expert: int, row: int) -> int:
     """A row from the owner to the forwarder, or back, until it is seen."""
     if expert < 8:
         return int(machine.costs.fence().ps + machine.costs.poll().ps)
-    nic = machine.system.fabric.nic
-    return int(2 * nic.rate.duration_ps(row) + nic.put_latency_ps + machine.costs.poll().ps)
+    return put_ps(machine.system, row) + int(machine.costs.poll().ps)
 
 
 @pytest.mark.parametrize("expert", [0, 1, 8, 9])
@@ -118,7 +125,8 @@ def test_the_way_of_a_row_to_its_expert(expert: int) -> None:
     graph, machine = built(one_row(expert), "dispatch", nodes(2, **{"overheads.fence_us": 30.0}))
     costs, row = machine.costs, 2 * HIDDEN + 32
     memory, cache = costs.memory_load().ps, costs.cache_load().ps
-    copied = costs.warp_scan(1).ps + costs.warp_copy(2 * HIDDEN, unroll=5).ps
+    # Every sender first posts how many rows will come.
+    copied = costs.post().ps + costs.warp_scan(1).ps + costs.warp_copy(2 * HIDDEN, unroll=5).ps
     timeline = schedule(graph)
     last = timeline.end_ps[graph.kind == Kind.DISPATCH_RECEIVE]
     passed = costs.warp_scan(1).ps + memory + memory + cache
@@ -175,12 +183,21 @@ def test_the_sum_at_the_forwarder_takes_as_many_copies_as_rows_and_sums() -> Non
 
 def test_seven_warps_copy_tokens_at_once_and_each_looks_at_all() -> None:
     graph, machine = built(one_row(9, 32), "dispatch", nodes(2), num_sms=4)
-    sent = (graph.kind == Kind.DISPATCH_SEND) & (graph.rank == 0)
     costs = machine.costs
+    sent = (graph.kind == Kind.DISPATCH_SEND) & (graph.rank == 0)
+    sent &= graph.duration_ps != costs.post().ps
     a_row = costs.warp_copy(2 * HIDDEN, unroll=5).ps
     of_channel = [costs.warp_scan(n).ps + a_row for n in (*range(1, 7), *([7] * 10))]
     assert sorted(graph.duration_ps[sent]) == sorted(of_channel * 2)
     assert np.unique(graph.resource[sent]).size == 7 * 2
+
+
+@pytest.mark.parametrize(("phase", "posts"), [("dispatch", 4), ("combine", 3)])
+def test_a_warp_posts_one_chunk_after_the_other(phase: str, posts: int) -> None:
+    # Chunks of 4, 4 and 2 rows of a channel; in the dispatch, counts of rows before.
+    options = {"num_sms": 4, "rdma_dispatch_chunk": 4, "rdma_combine_chunk": 4}
+    took = run(one_row(9, 20), phase, nodes(2, **{"nic.post_ns": 1e7}), **options).makespan_ps
+    assert took // (10_000 * US) == posts
 
 
 def test_the_sum_of_every_token_is_written_by_its_owner() -> None:
@@ -202,7 +219,7 @@ def test_a_ring_that_is_full_waits_for_a_counter_from_the_other_node(
 ) -> None:
     # 32 tokens of a channel in chunks of four. Chunks beyond the ring wait until the first are
     # there and a counter is back: two trips more each time that the ring fills anew.
-    system = nodes(2, **{"nic.put_latency_us": 10_000.0})
+    system = nodes(2, **{"network.leaf_ns": 1e7})
     options = {"num_sms": 4, "rdma_ring_tokens": ring}
     options |= {"rdma_dispatch_chunk": 4, "rdma_combine_chunk": 4}
     took = run(one_row(9, 64), phase, system, **options).makespan_ps
@@ -248,8 +265,7 @@ def notify_ps(name: str, count: int, tokens: int = 0) -> tuple[int, Machine]:
 
 def rail_ps(machine: Machine) -> int:
     """A message of a barrier between nodes: 8 bytes."""
-    nic = machine.system.fabric.nic
-    return int(2 * nic.rate.duration_ps(8) + nic.put_latency_ps + machine.costs.poll().ps)
+    return put_ps(machine.system, 8) + int(machine.costs.poll().ps)
 
 
 @pytest.mark.parametrize(("count", "rounds"), [(2, 1), (3, 2), (4, 2), (8, 3)])
@@ -262,7 +278,8 @@ def test_rings_are_cleaned_between_barriers_of_nodes(name: str, count: int, roun
 
 def test_the_first_barrier_meets_nodes_and_node_at_once() -> None:
     graph = GraphBuilder(KIND_NAMES)
-    machine = Machine(nodes(2, **{"nic.put_latency_us": 0.001}), graph, 16)
+    near = {"nic.post_ns": 0.0, "pcie.latency_ns": 0.0, "network.leaf_ns": 1.0}
+    machine = Machine(nodes(2, **near), graph, 16)
     internode_notify.cached_notify(machine, machine.mark(machine.ranks))
     inside = machine.system.overheads.barrier_ps(8)
     took = schedule(graph.build()).makespan_ps - machine.system.overheads.kernel_gap_ps()
@@ -277,9 +294,9 @@ def test_the_combine_s_notify_walks_through_the_heads_of_a_channel() -> None:
 
 def test_notify_tells_the_nodes_then_the_node_and_then_the_host() -> None:
     took, machine = notify_ps("notify", 2)
-    nic, costs, system = machine.system.fabric.nic, machine.costs, machine.system
+    costs, system = machine.costs, machine.system
     counts = 4 * (8 * (1 + 2) + 1)  # rows for each GPU and expert of the node, and for the node
-    told = 2 * nic.rate.duration_ps(counts) + nic.put_latency_ps
+    told = put_ps(system, counts) + system.fabric.network.completion_ps(over_spine=False)
     fabric, link = system.fabric, system.link
     # Counts of each node's rows, and of two experts, to seven GPUs; all tell the same one last.
     wire = link.port_duration_ps(link.write_wire_bytes(4 * (2 + 2), 1))

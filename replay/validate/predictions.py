@@ -1,0 +1,76 @@
+"""Predictions of settings like those of a table, for which nothing need be measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from replay.errors import UserError, unknown
+from replay.validate.table import Row
+
+if TYPE_CHECKING:
+    from rich.table import Table as TextTable
+
+    from replay.validate.bench import Bench
+    from replay.validate.table import Table
+
+
+def rows_at(table: Table, changes: Mapping[str, Sequence[str]]) -> list[Row]:
+    """Settings of a table with other values of some columns, each once, in the table's order.
+
+    Raises
+    ------
+    UserError
+        If the table has no such column, or a value is not of its kind.
+    """
+    every = table.rows()
+    columns = list(every[0].setting)
+    for column in changes:
+        if column not in columns:
+            raise unknown(f"column of table {table.name}", column, columns)
+    given = [
+        [(column, _value(table, column, one)) for one in changes[column]] for column in changes
+    ]
+    found: dict[tuple[Any, ...], Row] = {}
+    for values in product(*given):
+        for row in every:
+            setting = {**row.setting, **dict(values)}
+            found.setdefault(tuple(setting.values()), Row(table.name, 0, setting, math.nan))
+    return list(found.values())
+
+
+def _value(table: Table, column: str, text: str) -> Any:
+    is_number = isinstance(table.rows()[0][column], int)
+    if is_number and not text.isdecimal():
+        message = f"--at {column}={text}: column {column!r} of table {table.name} has whole numbers"
+        raise UserError(message)
+    return int(text) if is_number else text
+
+
+def lines(table: Table, changes: Mapping[str, Sequence[str]], bench: Bench) -> list[list[str]]:
+    """Cells of a heading, and of each setting with its prediction."""
+    rows = rows_at(table, changes)
+    predicted = table.predict(bench, rows)
+    heading = [*rows[0].setting, f"predicted {table.unit}"]
+    return [
+        heading,
+        *(
+            [*map(str, row.setting.values()), f"{one:.4g}"]
+            for row, one in zip(rows, predicted, strict=True)
+        ),
+    ]
+
+
+def text_table(table: Table, lines: list[list[str]]) -> TextTable:
+    """The same for a terminal."""
+    from rich import box
+    from rich.table import Table as TextTable
+
+    text = TextTable(box=box.SIMPLE_HEAD, title=table.title)
+    for column in lines[0]:
+        text.add_column(column, justify="right", no_wrap=True)
+    for line in lines[1:]:
+        text.add_row(*line)
+    return text
