@@ -147,7 +147,7 @@ class Fabric:
         if self.pair_rate is not None:
             return ()
         return tuple(
-            Port(gpu, plane, direction, count, self._link.link_rate.times(count))
+            Port(gpu, plane, direction, count, self._left(gpu, self._link.link_rate.times(count)))
             for gpu in range(self.num_gpus)
             for plane, count in enumerate(self.links_of(gpu))
             if count
@@ -247,9 +247,9 @@ class Fabric:
             link, more_ps = self.between(src, dst)
             up_ps = self.uplink_latency_ps + (more_ps if link is None else 0)
             return (
-                Hop("uplink", src, self.uplink_rate, up_ps),
+                Hop("uplink", src, self._left(src, self.uplink_rate), up_ps),
                 *(() if link is None else (Hop("link", src, link, more_ps),)),
-                Hop("downlink", dst, self.downlink_rate, self.downlink_latency_ps),
+                Hop("downlink", dst, self._left(dst, self.downlink_rate), self.downlink_latency_ps),
             )
         return self.network.hops(src, dst)
 
@@ -326,7 +326,7 @@ class Fabric:
         Nodes carry ``kind`` (gpu, switch, nic, leaf, spine); edges carry ``kind``
         (uplink, downlink, link, pcie, nic, leaf), ``num_links``, ``rate`` (a
         :class:`hwmodel.units.Rate`) and, for NVLink, ``latency_ps``. Cards and leaves that
-        ``network.slow`` takes away are left out with their edges.
+        ``fabric.slow`` takes away are left out with their edges.
         """
         return wiring(
             self.ports,
@@ -335,6 +335,11 @@ class Fabric:
             self.network if self.num_domains > 1 else None,
             self.pair_rate,
         )
+
+    def _left(self, gpu: int, rate: Rate) -> Rate:
+        """What ``fabric.slow`` leaves of a rate of a GPU's ports."""
+        left = self.network.gpu_factors[gpu]
+        return rate if left == 1 else rate.times(left)
 
     def _checked(self, gpu: int) -> int:
         if not 0 <= gpu < self.num_gpus:

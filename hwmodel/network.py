@@ -25,7 +25,7 @@ from hwmodel.ports import Hop
 from hwmodel.specs import SystemSpec
 from hwmodel.units import Rate, exact, ps_from_ns
 
-_PARTS = ("nic", "rail", "node", "leaf")
+_PARTS = ("gpu", "nic", "rail", "node", "leaf")
 _SLOW = re.compile(
     rf"(?P<part>(?P<kind>{'|'.join(_PARTS)}) (?P<number>0|[1-9][0-9]*)) *= *"
     r"(?P<left>0|1|[01]?\.[0-9]+)"
@@ -114,7 +114,7 @@ class Network:
             spine_ps=ps_from_ns(spec.network.spine_ns.value),
             factors={},
         )
-        return replace(found, factors=found._parsed(spec.network.slow.value))
+        return replace(found, factors=found._parsed(spec.fabric.slow.value))
 
     # ---- where things are ----------------------------------------------------------------------
 
@@ -140,6 +140,11 @@ class Network:
         )
 
     @cached_property
+    def gpu_factors(self) -> tuple[Fraction, ...]:
+        """(gpu,): share of its rate that is left of each GPU's ports in its domain."""
+        return tuple(self._left(f"gpu {gpu}") for gpu in range(self.num_gpus))
+
+    @cached_property
     def leaf_factors(self) -> tuple[Fraction, ...]:
         """(leaf,): share that is left of the ways of each leaf to the spine."""
         return tuple(self._left(f"leaf {leaf}") for leaf in range(self.num_leaves))
@@ -161,7 +166,7 @@ class Network:
             nic = first + (index + step) % size
             if self.nic_factors[nic]:
                 return nic
-        message = f"network.slow leaves node {gpu // size} without a network card; leave it one"
+        message = f"fabric.slow leaves node {gpu // size} without a network card; leave it one"
         raise UserError(message)
 
     def hops(self, src: int, dst: int) -> tuple[Hop, ...]:
@@ -203,7 +208,7 @@ class Network:
             Naming the leaf.
         """
         if not self.leaf_factors[leaf]:
-            message = f"network.slow leaves leaf {leaf} no way to the spine, and messages need one"
+            message = f"fabric.slow leaves leaf {leaf} no way to the spine, and messages need one"
             raise UserError(message)
 
     # ---- times -----------------------------------------------------------------------------------
@@ -241,7 +246,7 @@ class Network:
             If a line is no such, or its part does not exist, or comes twice.
         """
         domains = self.num_gpus // self.gpus_per_domain
-        counts = (self.num_gpus, self.rails, domains, self.num_leaves)
+        counts = (self.num_gpus, self.num_gpus, self.rails, domains, self.num_leaves)
         there = dict(zip(_PARTS, counts, strict=True))
         factors: dict[str, Fraction] = {}
         for line in slow:
@@ -250,12 +255,15 @@ class Network:
             if found is None or int(found["number"]) >= there[found["kind"]] or left > 1:
                 parts = ", ".join(f"{part} 0 to {count - 1}" for part, count in there.items())
                 message = (
-                    f"network.slow: {line!r} is not a part = share that is left of it, 0 to 1, "
+                    f"fabric.slow: {line!r} is not a part = share that is left of it, 0 to 1, "
                     f"such as 'nic 3 = 0.5'; parts: {parts}"
                 )
                 raise UserError(message)
             if found["part"] in factors:
-                message = f"network.slow: {found['part']!r} is there twice"
+                message = f"fabric.slow: {found['part']!r} is there twice"
+                raise UserError(message)
+            if found["kind"] == "gpu" and not left:
+                message = f"fabric.slow: {line!r} leaves a GPU no way to others of its own domain"
                 raise UserError(message)
             factors[found["part"]] = left
         return factors

@@ -100,6 +100,11 @@ class FabricSpec(_Strict):
     """Links of a GPU to each plane; one list for all GPUs, or one for each GPU of a domain."""
     rank_order: Quantity[RankOrder | list[NonNegativeInt]]
     """GPU of each rank: node after node, in turn over the nodes, or a list."""
+    slow: Quantity[list[str]]
+    """Shares of their rates that are left of parts: ``["nic 3 = 0.5", "leaf 1 = 0.25"]``; 0 where
+    one is missing. ``gpu G`` is all of a GPU's ports to the switch of its domain, ``nic G`` the
+    network card beside it, ``node N`` and ``rail R`` all cards of these, ``leaf L`` the ways of a
+    leaf switch to the spine."""
 
 
 class MeshSpec(_Strict):
@@ -386,10 +391,6 @@ class NetworkSpec(_Strict):
     spine_ns: Quantity[NonNegative]
     """Added where the way leads over the spine: leaf, spine, leaf."""
     packet_bytes: Quantity[Count]
-    slow: Quantity[list[str]]
-    """Shares of their rates that are left of parts: ``["nic 3 = 0.5", "leaf 1 = 0.25"]``; 0 where
-    one is missing. ``nic G`` is the card of GPU G, ``node N`` and ``rail R`` are all cards of
-    these, ``leaf L`` the ways of a leaf switch to the spine."""
 
 
 class SystemSpec(_Strict):

@@ -225,7 +225,7 @@ class InSwitch:
         tasks = self._graph.add(
             len(rank),
             resource=ports[rank],
-            duration_ps=self._duration(wire, at_line_rate),
+            duration_ps=self._paths.on_nvlink_ps(rank, self._duration(wire, at_line_rate)),
             latency_ps=(self._up_ps if is_out else self._down_ps) + late_ps,
             kind=kind,
             payload_bytes=payload,

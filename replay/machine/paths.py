@@ -7,17 +7,20 @@ A further kind of port is one more hop, with a `ResourceClass`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hwmodel.units import scale_up
 from replay.machine.network import NetworkPorts
 from replay.machine.resources import Ints, IntsLike, ResourceClass, Resources
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from hwmodel import System
     from hwmodel.units import Rate
     from replay.machine.domains import Domains
@@ -124,6 +127,8 @@ class Paths:
         self.network = NetworkPorts(system.fabric.network, domains, resources)
         self.domains = domains
         self.ranks = resources.ranks
+        factors = system.fabric.network.gpu_factors
+        self._gpu_factors = [factors[gpu] for gpu in domains.gpu.tolist()]
 
     def __call__(self, src: Ints, dst: Ints) -> Iterator[Path]:
         """Paths of messages between ranks, those within NVLink domains first.
@@ -175,11 +180,14 @@ class Paths:
             of = ResourceClass[hop.port.upper()]
             rank = dst if of == ResourceClass.DOWNLINK else src
             if of == ResourceClass.LINK:
-                resource = self._links[src, dst]
-            else:
-                ports = resources.uplink if of == ResourceClass.UPLINK else resources.downlink
-                resource = ports[rank]
-            found.append(Hop(of, resource, rank, hop.rate, hop.latency_ps))
+                link = self._links[src, dst]
+                found.append(Hop(of, link, rank, hop.rate, hop.latency_ps))
+                continue
+            is_up = of == ResourceClass.UPLINK
+            ports = resources.uplink if is_up else resources.downlink
+            rate = self._fabric.uplink_rate if is_up else self._fabric.downlink_rate
+            slower = self._slower(rate, self._gpu_factors, rank)
+            found.append(Hop(of, ports[rank], rank, rate, hop.latency_ps, slower))
         return Path(messages, tuple(found), is_nvlink=True)
 
     @cached_property
@@ -205,6 +213,23 @@ class Paths:
         links[src, dst] = made[of_pair.reshape(-1)]
         return links
 
+    def on_nvlink_ps(self, rank: Ints, duration_ps: IntsLike) -> IntsLike:
+        """Time that messages occupy the NVLink ports of `rank`, of that on ports of full rate.
+
+        Parameters
+        ----------
+        rank, duration_ps
+            (message,) or the same for all.
+        """
+        slow = [each for each, left in enumerate(self._gpu_factors) if left != 1]
+        if not slow:
+            return duration_ps
+        duration = np.broadcast_to(duration_ps, rank.shape).copy()
+        for each in slow:
+            chosen = rank == each
+            duration[chosen] = scale_up(duration[chosen], 1 / self._gpu_factors[each])
+        return duration
+
     def _over_network(self, src: Ints, dst: Ints, messages: Ints) -> Path:
         """Path of messages that all pass the same kinds of port: those of the first of them."""
         gpu = self.domains.gpu
@@ -223,10 +248,15 @@ class Paths:
             return network.pcie, ()
         is_nic = of in (ResourceClass.NIC_OUT, ResourceClass.NIC_IN)
         rate = network.nic if is_nic else network.uplinks
-        factor = self.network.factors(of)
-        slower = sorted({factor[each] for each in np.unique(rank).tolist()} - {1})
-        of_rank = np.array([slower.index(one) if one in slower else -1 for one in factor])
-        return rate, tuple(
+        return rate, self._slower(rate, self.network.factors(of), rank)
+
+    def _slower(
+        self, rate: Rate, factors: Sequence[Fraction], rank: Ints
+    ) -> tuple[tuple[Rate, Ints], ...]:
+        """Rates of slower ports of `rank` (message,), of the factors (rank,) of all: see `Hop`."""
+        slower = sorted({*factors} - {1})
+        of_rank = np.array([slower.index(one) if one in slower else -1 for one in factors])
+        return tuple(
             (rate.times(left), np.flatnonzero(of_rank[rank] == index))
             for index, left in enumerate(slower)
         )

@@ -372,7 +372,9 @@ class Transfers:
             after = self._graph.add(
                 len(hop.rank),
                 resource=hop.resource,
-                duration_ps=duration,
+                duration_ps=self._paths.on_nvlink_ps(hop.rank, duration)
+                if hop.slower
+                else duration,
                 latency_ps=hop.latency_ps + (late_ps if index == last else 0),
                 priority=priority if index == 0 else 0,
                 kind=kinds[0] if hop.is_way_out else kinds[1],

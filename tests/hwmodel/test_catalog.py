@@ -80,7 +80,7 @@ def test_dimensional_keys_name_their_unit():
             "rails",
             "per_leaf",
             "oversubscription",
-            "network.slow",
+            "fabric.slow",
         ),
     )
     for key in keys():  # of all tables, those that not every machine has too
@@ -179,12 +179,13 @@ def test_capabilities():
         *(
             (
                 "dgx-h100-x2",
-                {"network.slow": [line]},
+                {"fabric.slow": [line]},
                 f"slow: '{line}' is not a part",
             )
             for line in ("nic 16 = 0.5", "leaf 8 = 0", "nic 3", "nic 3 = 1.5", "card 1 = 0.5", "")
         ),
-        ("dgx-h100-x2", {"network.slow": ["nic 1 = 0", "nic 1 = 1"]}, "'nic 1' is there twice"),
+        ("dgx-h100", {"fabric.slow": ["gpu 1 = 0"]}, "'gpu 1 = 0' leaves a GPU no way to others"),
+        ("dgx-h100-x2", {"fabric.slow": ["nic 1 = 0", "nic 1 = 1"]}, "'nic 1' is there twice"),
     ],
 )
 def test_mistakes_are_named_with_what_is_possible(name, overrides, said):

@@ -44,8 +44,16 @@ def test_hops_are_the_ports_of_the_route_at_their_rates() -> None:
         {},
         {"fabric.rank_order": "round robin"},
         {"fabric.rank_order": [*range(0, 16, 2), *range(15, 0, -2)]},
-        {"network.slow": ["nic 3 = 0.5", "nic 9 = 0.5", "leaf 1 = 0.25", "node 1 = 0.1"]},
-        {"network.slow": ["nic 3 = 0", "rail 6 = 0", "nic 4 = 0.5"]},
+        {
+            "fabric.slow": [
+                "nic 3 = 0.5",
+                "nic 9 = 0.5",
+                "leaf 1 = 0.25",
+                "gpu 5 = 0.5",
+                "node 1 = 0.1",
+            ]
+        },
+        {"fabric.slow": ["nic 3 = 0", "rail 6 = 0", "nic 4 = 0.5"]},
         {"network.rails": 4, "network.domains_per_leaf": 1},
     ],
 )

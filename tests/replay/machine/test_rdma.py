@@ -136,36 +136,61 @@ def test_a_card_behind_slower_pcie_is_held_up_by_it() -> None:
     [("nic 0", 0, 8), ("rail 0", 0, 8), ("node 0", 0, 8), ("nic 8", 8, 0), ("node 1", 8, 0)],
 )
 def test_a_slower_card_sends_at_its_own_rate(part: str, src: int, dst: int) -> None:
-    took = arrivals_ns(make({"network.slow": [f"{part} = 0.5"]}), ints(src), ints(dst))
+    took = arrivals_ns(make({"fabric.slow": [f"{part} = 0.5"]}), ints(src), ints(dst))
     first = 40 + 1000
     into = 4000 if part == "rail 0" else 2000
     assert took == [FETCHED + max(4000 + 1000 + 500, first + into + 500)]
 
 
 def test_a_slow_card_is_what_a_message_over_the_spine_waits_for() -> None:
-    took = arrivals_ns(make({"network.slow": ["nic 0 = 0.1"]}), ints(0), ints(9))
+    took = arrivals_ns(make({"fabric.slow": ["nic 0 = 0.1"]}), ints(0), ints(9))
     assert took == [FETCHED + 20_000 + 500 + 400 + 500 + 500]
 
 
 def test_a_slower_part_is_no_matter_of_others() -> None:
     usual = arrivals_ns(make(), ints(1, 2), ints(9, 11))
     slow = ["nic 0 = 0.5", "nic 10 = .1", "leaf 1=0.25", "rail 5 = 0.5"]
-    assert arrivals_ns(make({"network.slow": slow}), ints(1, 2), ints(9, 11)) == usual
+    assert arrivals_ns(make({"fabric.slow": slow}), ints(1, 2), ints(9, 11)) == usual
 
 
 def test_a_slower_leaf_slows_its_uplinks() -> None:
-    slow = make({"network.slow": ["leaf 0 = 0.5"]})
+    slow = make({"fabric.slow": ["leaf 0 = 0.5"]})
     up = FETCHED + 20 + 500
     assert arrivals_ns(slow, ints(0), ints(9)) == [
         max(up + 8000 + 400 + 500 + 500, up + 80 + 400 + 4000 + 500 + 500)
     ]
 
 
+@pytest.mark.parametrize(("slow", "src", "dst"), [(2, 2, 1), (1, 2, 1), (9, 8, 9)])
+def test_a_gpu_of_slower_nvlink_is_slower_both_ways(slow: int, src: int, dst: int) -> None:
+    usual = arrivals_ns(make(), ints(src), ints(dst))[0]
+    took = arrivals_ns(make({"fabric.slow": [f"gpu {slow} = 0.25"]}), ints(src), ints(dst))[0]
+    packets = -(-NBYTES // 128)
+    on_port = (NBYTES + 16 * packets) / NS  # a byte a picosecond
+    assert took - usual == pytest.approx(3 * on_port, abs=0.05)
+    other = arrivals_ns(make({"fabric.slow": [f"gpu {slow} = 0.25"]}), ints(4), ints(5))
+    assert other == arrivals_ns(make(), ints(4), ints(5))
+
+
+def test_copies_of_the_switch_wait_for_the_slowest_port() -> None:
+    def last_ns(changes: dict[str, Any] | None) -> float:
+        machine = make(changes)
+        spread = machine.switch.multicast(
+            DISPATCH, ints(0), ints(0, 0), ints(1, 2), NBYTES, machine.mark(ints(0)),
+            at_line_rate=True,
+        )  # fmt: skip
+        return schedule(machine.graph.build()).visible_ps[spread.arrived].max() / NS
+
+    on_port = (NBYTES + 16 * -(-NBYTES // 128)) / NS
+    slow = last_ns({"fabric.slow": ["gpu 2 = 0.5"]})
+    assert slow - last_ns(None) == pytest.approx(on_port, abs=0.05)
+
+
 # ---- what is missing -----------------------------------------------------------------------------
 
 
 def test_a_gpu_without_a_card_shares_the_next_one() -> None:
-    machine = make({"network.slow": ["nic 0 = 0"]})
+    machine = make({"fabric.slow": ["nic 0 = 0"]})
     timeline, arrived = sent(machine, ints(0, 1), ints(9, 9))
     found = carried(timeline.graph)
     assert found["nic-out", 1] == 2 * NBYTES and ("nic-out", 0) not in found
@@ -176,9 +201,9 @@ def test_a_gpu_without_a_card_shares_the_next_one() -> None:
 
 def test_a_node_without_cards_and_a_leaf_without_spine_are_refused() -> None:
     with pytest.raises(UserError, match="leaves node 1 without a network card") as raised:
-        sent(make({"network.slow": ["node 1 = 0"]}), ints(0), ints(9))
+        sent(make({"fabric.slow": ["node 1 = 0"]}), ints(0), ints(9))
     assert "\n" not in str(raised.value)
-    lost = {"network.slow": ["leaf 1 = 0"]}
+    lost = {"fabric.slow": ["leaf 1 = 0"]}
     with pytest.raises(UserError, match="leaves leaf 1 no way to the spine") as raised:
         sent(make(lost), ints(0), ints(9))
     assert "\n" not in str(raised.value)

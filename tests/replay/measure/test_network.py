@@ -98,7 +98,7 @@ def test_utilisation_is_time_in_service_over_the_layer_s(trace) -> None:  # type
 
 def test_a_shared_card_is_one_port(trace) -> None:  # type: ignore[no-untyped-def]
     _, usual = network_of(trace)
-    _, network = network_of(trace, **{"network.slow": ["nic 2 = 0"]})
+    _, network = network_of(trace, **{"fabric.slow": ["nic 2 = 0"]})
     went = {port.name: sum(port.wire_bytes.values()) for port in usual.ports["nic-out"]}
     found = {port.name: sum(port.wire_bytes.values()) for port in network.ports["nic-out"]}
     assert "nic-out 2" not in found
