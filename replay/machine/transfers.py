@@ -369,12 +369,12 @@ class Transfers:
                 if slow.any():
                     slower = self._system.link.fan_out_duration_ps(wire_bytes, fan_out.scattered)
                     duration = np.where(slow, slower, duration)
+            if hop.slower:
+                duration = self._paths.on_nvlink_ps(hop.rank, duration)
             after = self._graph.add(
                 len(hop.rank),
                 resource=hop.resource,
-                duration_ps=self._paths.on_nvlink_ps(hop.rank, duration)
-                if hop.slower
-                else duration,
+                duration_ps=duration,
                 latency_ps=hop.latency_ps + (late_ps if index == last else 0),
                 priority=priority if index == 0 else 0,
                 kind=kinds[0] if hop.is_way_out else kinds[1],

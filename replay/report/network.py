@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from replay.run.result import Result
 
 NOTES = (
-    "NIC out, in: bytes on the wire of dispatch and combine, per network card; rail: the leaf",
-    "switch whose cards carry most, both ways; in use: busy time over the layer's. Uplinks: a",
-    "leaf's ways to the spine, which only messages between rails, or groups of nodes, pass.",
+    "out, in: bytes on the wire of dispatch and combine, per network card (NIC); rail: the leaf",
+    "switch whose cards carry most, both ways; in use: busy time over the layer's; uplinks: use of",
+    "a leaf's ways to the spine, which only messages between rails, or groups of nodes, pass.",
 )
 
 
@@ -35,9 +35,9 @@ def network_table(results: Sequence[Result], count: int, unit: str) -> Table | N
     if not any(found):
         return None
     table = text_table(
-        f"Network between NVLink domains (MB per {unit})",
-        ("scheme", "NIC out mean", "max", "NIC in mean", "max", "busiest NIC", "in use",
-         "busiest rail", "rail MB", "in use", "uplinks"),
+        f"Network between NVLink domains: MB per NIC and {unit}, busiest NIC, busiest rail, uplinks",
+        ("scheme", "out mean", "max", "in mean", "max", "busiest NIC", "in use", "rail", "MB",
+         "in use", "uplinks"),
     )  # fmt: skip
     for name, networks in zip(row_names(results), found, strict=True):
         table.add_row(name, *(_cells(networks, count) if networks else ["-"] * 10))

@@ -130,6 +130,22 @@ def test_hardware_knows_one_rail_a_card() -> None:
     assert [network.leaf(nic) for nic in (0, 7, 8, 31)] == [0, 7, 0, 7]
 
 
+def test_congestion_of_a_shared_uplink_shows_as_queueing_there(trace) -> None:  # type: ignore[no-untyped-def]
+    usual, _ = network_of(trace)
+    tight, network = network_of(trace, **{"network.oversubscription": 100.0})
+    measured = tight.layers[0].measures
+    assert measured.busiest_resource.group in ("leaf-up", "leaf-down")
+    queueing = [
+        part.measures.critical_path.by_resource_us.get("leaf-up", {}).get("queueing", 0.0)
+        for part in (*usual.layers, *tight.layers)
+    ]
+    assert queueing[1] > 0.3 * measured.makespan_us > queueing[0]
+    # Two cards' worth of uplinks, a hundredth of it: all that passes one has to.
+    most = max(sum(port.wire_bytes.values()) for port in network.ports["leaf-up"])
+    assert measured.makespan_us > most / (2 * 47_500 / 100)
+    assert tight.totals.makespan_us > 2 * usual.totals.makespan_us
+
+
 def test_nodes_in_another_order_take_as_long(trace) -> None:  # type: ignore[no-untyped-def]
     """All nodes are alike, and all GPUs of one, if their peers move with them."""
     usual, _ = network_of(trace)
