@@ -171,17 +171,19 @@ def test_stages_follow_one_another(is_backward: bool, has_nccl: bool) -> None:
         assert timeline.visible_ps[built.ends[gpu]] > last
 
 
-def overlap(timeline: Timeline, phase: str, gpu: int) -> bool:
-    """Whether there is an instant at which rows leave the node and others travel inside."""
+def progress(timeline: Timeline, phase: str, port: str, before_ps: int) -> float:
+    """Share of a port's rows that have begun to leave before an instant."""
     graph = timeline.graph
     names = np.array([*graph.resources.names, ""])[graph.resource]
-    rows = (graph.kind == Kind[f"{phase}_UP"]) & (graph.payload_bytes > 0)
-    out, inside = (
-        np.flatnonzero(rows & (names == f"{port} {gpu}")) for port in ("nic-out", "uplink")
-    )
-    latest = np.maximum(timeline.start_ps[out][:, None], timeline.start_ps[inside])
-    first = np.minimum(timeline.end_ps[out][:, None], timeline.end_ps[inside])
-    return bool((latest < first).any())
+    rows = np.where((graph.kind == Kind[f"{phase}_UP"]) & (names == port), graph.payload_bytes, 0)
+    return float(rows[timeline.start_ps < before_ps].sum() / rows.sum())
+
+
+def instant(timeline: Timeline, phase: str, port: str, share: float) -> int:
+    """When so large a share of a port's rows has left."""
+    ends = np.unique(timeline.end_ps)
+    left = [progress(timeline, phase, port, int(end)) for end in ends]
+    return int(ends[np.searchsorted(left, share)])
 
 
 @pytest.mark.parametrize("has_nccl", [True, False])
@@ -191,9 +193,13 @@ def test_parts_between_nodes_travel_beside_parts_inside(has_nccl: bool) -> None:
         schedule(build_graph(work, system, PANGU.with_options({"chunks": chunks}))[0])
         for chunks in (1, 4)
     )
-    for phase in ("DISPATCH", "COMBINE"):
-        assert not overlap(whole, phase, 0)
-        assert overlap(parts, phase, 0)
+    for timeline, some in ((whole, 0.0), (parts, 0.5)):
+        # When three quarters have left the node, rows of the first parts travel inside.
+        three = instant(timeline, "DISPATCH", "nic-out 0", 0.75)
+        assert (progress(timeline, "DISPATCH", "uplink 0", three) > 0) == (some > 0)
+        # While the first quarter leaves the node, further parts come back inside.
+        one = instant(timeline, "COMBINE", "nic-out 0", 0.25)
+        assert progress(timeline, "COMBINE", "uplink 0", one) > some
     assert port_bytes(whole.graph) == port_bytes(parts.graph)
 
 
