@@ -275,18 +275,18 @@ class Rows:
         )
         near = np.repeat(pulled < work.num_tokens, num)
         machine.graph.edges(fetched[near], np.repeat(added[added_at[pulled]], num)[near])
-        sums = added
+        pulled_by = added
         if len(units.abroad):
             summed, told = came_back
             machine.graph.edges(told, added[added_at[units.token[units.abroad]]])
             added_at[units.abroad] = len(added) + np.arange(len(summed))
-            sums = np.concatenate((added, summed))
-        self._read_results(complete, sums[added_at[units.of_copy]])
+            pulled_by = np.concatenate((added, summed))
+        self._read_results(complete, pulled_by[added_at[units.of_copy]])
         # A token whose experts are all on its owner's GPU is not asked for.
         own = np.union1d(np.setdiff1d(tokens, pulled), unit[awaited])
         self._hub.combined(own, added[added_at[own]])
-        written_sums = MemoryTraffic(read=0, written=np.full(len(tokens), row_bytes))
-        written = machine.stream(COMBINE.memory, written_sums, rank, added)
+        sums = MemoryTraffic(read=0, written=np.full(len(tokens), row_bytes))
+        written = machine.stream(COMBINE.memory, sums, rank, added)
         machine.notes.follow("combined", tokens, written)
         ends = machine.gather(written, rank, begun)
         for tasks, ranks in self._for_others:
