@@ -15,8 +15,8 @@ from replay.machine.in_switch import InSwitch
 from replay.machine.input_buffers import InputBuffers
 from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.l2 import L2
-from replay.machine.mirror import Mirror
 from replay.machine.notes import Notes
+from replay.machine.pace import Pace
 from replay.machine.paths import Path, Paths
 from replay.machine.rdma import Rdma
 from replay.machine.resources import Discipline, Ints, IntsLike, Resources
@@ -55,7 +55,7 @@ class Machine:
     set_aside
         SMs per GPU of a communication stream; see `Sms`.
     sample
-        The nodes whose ranks are replayed in full, where not all are; see `Mirror`.
+        The nodes whose ranks are replayed in full, where not all are; see `Pace`.
 
     Attributes
     ----------
@@ -78,8 +78,6 @@ class Machine:
         Vector cores, on machines that have some.
     sync
         Barriers, counts, notifications.
-    mirror
-        What stands for messages of nodes that are not replayed in full, where there are such.
     notes
         Facts about the tasks that the result reports.
     serve, mark, gather, delay, meet
@@ -107,14 +105,14 @@ class Machine:
         tasks = Tasks(graph, self.resources)
         self.serve, self.delay = tasks.serve, tasks.delay
         self.mark, self.gather, self.meet = tasks.mark, tasks.gather, tasks.meet
+        self._pace = None if sample is None else Pace(tasks, sample)
         self.domains = Domains(system.fabric, num_ranks)
         paths = Paths(system, self.resources, self.domains)
         self._paths = paths
         self.network = paths.network
         self.buffers = Buffers(graph, self.resources)
         input_buffers = InputBuffers(system, graph, self.buffers)
-        self.mirror = None if sample is None else Mirror(self.domains, sample)
-        rdma = Rdma(system, graph, self.buffers, self.mirror)
+        rdma = Rdma(system, graph, self.buffers, sample)
         self.transfers = Transfers(system, graph, paths, input_buffers, rdma)
         self.sms = Sms(self.resources, system.sm.num_sms, set_aside)
         self.vectors = Vectors(system, self.resources)
@@ -164,7 +162,8 @@ class Machine:
         on
             (rank,): GPUs whose programs have it; all by default. The others go on with `after`.
         """
-        return self.host.begin(after, name, has_gap=has_gap, on=on)
+        behind = after if self._pace is None else self._pace(after)
+        return self.host.begin(behind, name, has_gap=has_gap, on=on)
 
     def memory_kernel(
         self,

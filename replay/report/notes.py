@@ -150,7 +150,7 @@ def _is_sampled(result: Result) -> bool:
 def _sampled_nodes(result: Result) -> str:
     """Which nodes were replayed in full, and how far such replays are from those of all."""
     nodes = result.layers[0].sampled_nodes or []
-    error = error_of(result.scheme.name)
+    error = error_of(result.scheme.name, len(nodes))
     which = f"node{'s' if nodes[1:] else ''} {', '.join(map(str, nodes))}"
     several = " in the first layer" if result.layers[1:] else ""
     whose = "" if error.is_own else ", of other schemes"

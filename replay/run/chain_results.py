@@ -23,7 +23,6 @@ from replay.run import chain as one_batch
 from replay.run import interleave
 from replay.run.chain import Chain, ChainLink
 from replay.run.equal import digest_of
-from replay.run.node_sampling import check_mirrored
 from replay.run.streamed import Makespan, Told, follow, told_in_pieces
 
 if TYPE_CHECKING:
@@ -112,7 +111,6 @@ def _layer_alone(
 ) -> LayerResult:
     """Replay one layer; its graph is given up before the next is built."""
     chain = build([link], system, scheme, launch, lead=lead, progress=progress, strategy=strategy)
-    check_mirrored(chain.built.machine, scheme)
     timeline = schedule(chain.built.graph)
     if observe is not None:
         observe(timeline)

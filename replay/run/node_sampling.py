@@ -1,9 +1,9 @@
 """Some of the nodes replayed in full in place of all: which, when, and how good that is.
 
 `replay.work.thinned` says which nodes these are and what is left of the others, and
-`replay.machine.mirror` what is taken for what the others do. Here it is asked for, refused where it
-does not hold, and its error is stated: that of exact replays of all nodes beside it, which
-``node_errors.csv`` lists and ``scripts/node_errors.py`` makes anew.
+`replay.machine.pace` when the others do it. Here it is asked for, refused where it does not hold,
+and its error is stated: that of exact replays of all nodes beside it, which ``node_errors.csv``
+lists and ``scripts/node_errors.py`` makes anew.
 """
 
 from __future__ import annotations
@@ -18,22 +18,15 @@ import numpy as np
 
 from replay.errors import UserError
 from replay.machine.domains import Domains
-from replay.schemes.base import LayerRefusedError
 from replay.work.thinned import choose, thinned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hwmodel import System
-    from replay.machine.machine import Machine
-    from replay.machine.resources import Ints
     from replay.run.chain import ChainLink
     from replay.run.spec import RunSpec
-    from replay.schemes import Scheme
     from replay.work.layer import LayerWork
-
-MOST_LOST = 0.01
-"""Share of the messages into the sampled nodes that may be without a counterpart."""
 
 
 class NodeError(NamedTuple):
@@ -59,10 +52,12 @@ class NodeError(NamedTuple):
 
 
 @functools.cache
-def error_of(scheme: str) -> NodeError:
-    """Error of the replay of some nodes under a scheme, as it was measured."""
+def error_of(scheme: str, num_sampled: int) -> NodeError:
+    """Error of the replay of so many nodes under a scheme, or of the most that were measured."""
     text = (resources.files("replay.run") / "node_errors.csv").read_text("utf-8")
-    rows = list(csv.DictReader(text.splitlines()))
+    every = list(csv.DictReader(text.splitlines()))
+    most = min(num_sampled, max(int(row["sampled_nodes"]) for row in every))
+    rows = [row for row in every if int(row["sampled_nodes"]) == most]
     own = [row for row in rows if row["scheme"] == scheme]
     errors = [abs(float(row["sampled_us"]) / float(row["whole_us"]) - 1) for row in own or rows]
     return NodeError(
@@ -85,11 +80,16 @@ def check_nodes(spec: RunSpec, system: System, num_ranks: int, *, is_chain: bool
     if spec.sample_nodes is None:
         return
     domains, asked = Domains(system.fabric, num_ranks), f"--sample-nodes {spec.sample_nodes}"
-    message = ""
+    message, values = "", system.describe()
     if domains.num == 1:
         message = f"{asked}: all {num_ranks} GPUs are in one NVLink domain of {domains.size}"
     elif not domains.even:
         message = f"{asked}: {num_ranks} GPUs are no whole nodes of {domains.size}"
+    elif values["network.oversubscription"] > 1 or values["network.slow"]:
+        message = (
+            f"{asked}: nodes have to be alike and not in each other's way; leave out "
+            "network.oversubscription and network.slow, or replay all nodes"
+        )
     elif is_chain:
         message = (
             f"{asked}: the busiest nodes differ from layer to layer, so that a chain has no others "
@@ -108,31 +108,13 @@ def with_sampled_nodes(
     domains = Domains(system.fabric, num_ranks)
     if number is None or number >= domains.num:
         return links
-    of_rank = domains.of(np.arange(num_ranks))
     return [
-        dataclasses.replace(link, work=functools.partial(_sampled, link, of_rank, number))
+        dataclasses.replace(link, work=functools.partial(_sampled, link, domains, number))
         for link in links
     ]
 
 
-def _sampled(link: ChainLink, of_rank: Ints, number: int) -> LayerWork:
+def _sampled(link: ChainLink, domains: Domains, number: int) -> LayerWork:
     work = link.work()
-    return thinned(work, choose(work, of_rank, number))
-
-
-def check_mirrored(machine: Machine, scheme: Scheme) -> None:
-    """Refuse a scheme whose messages are not alike from node to node.
-
-    Raises
-    ------
-    LayerRefusedError
-        Saying how many are without a counterpart.
-    """
-    mirror = machine.mirror
-    if mirror is None or mirror.num_lost <= MOST_LOST * mirror.num_into_sample:
-        return
-    message = (
-        f"scheme {scheme.name!r}: {mirror.num_lost:,} of {mirror.num_into_sample:,} messages into "
-        "the sampled nodes have no counterpart among those that these send; replay all nodes"
-    )
-    raise LayerRefusedError(message)
+    ranks = np.arange(work.num_ranks)
+    return thinned(work, choose(work, domains.of(ranks), domains.local(ranks), number))

@@ -3,8 +3,8 @@
 The ranks of the sampled nodes keep all that they send and are sent. Of every other rank that is
 left which a sampled node takes part in: rows between two nodes of which neither is sampled are left
 out. All ranks and tokens stay, so that who has which expert, how many count and are told, and who
-waits for whom is as in the whole. What the others do in the whole, and when, is taken from the
-sampled ones: see `replay.machine.mirror`.
+waits for whom is as in the whole. `replay.machine.pace` sees to it that the others, who have less
+to do, are not ahead for that.
 """
 
 from __future__ import annotations
@@ -20,22 +20,32 @@ if TYPE_CHECKING:
     from replay.work.ragged import Ints
 
 
-def choose(work: LayerWork, of_rank: Ints, number: int) -> NodeSample:
-    """Choose the nodes of the busiest GPUs, which decide how long a layer takes.
+def choose(work: LayerWork, of_rank: Ints, index: Ints, number: int) -> NodeSample:
+    """Choose nodes from the busiest to the least busy, at equal distances, the busiest first.
+
+    It decides how long a layer takes. The others are paced by the sampled node that is busy most
+    nearly as they are.
 
     Parameters
     ----------
-    of_rank
-        (rank,): node of every rank.
+    of_rank, index
+        (rank,): node of every rank, and its index in the node; all nodes are full.
     number
-        Nodes to choose. They are put in order of the rows of their busiest GPU; of equals the first
+        Nodes to choose. How busy a node is are the rows of its busiest GPU; of equals the first
         comes first.
     """
     rows = np.bincount(work.pair_rank, minlength=work.num_ranks)
-    busiest = np.zeros(int(of_rank.max()) + 1, np.int64)
+    num_nodes = int(of_rank.max()) + 1
+    busiest = np.zeros(num_nodes, np.int64)
     np.maximum.at(busiest, of_rank, rows)
     order = np.argsort(-busiest, kind="stable")
-    return NodeSample(tuple(sorted(order[:number].tolist())), of_rank, work.summary())
+    nodes = np.sort(order[np.arange(number) * num_nodes // number])
+    nearest = nodes[np.abs(busiest[:, None] - busiest[nodes]).argmin(axis=1)]
+    nearest[nodes] = nodes
+    rank_at = np.empty((num_nodes, int(index.max()) + 1), np.int64)
+    rank_at[of_rank, index] = np.arange(work.num_ranks)
+    models = rank_at[nearest[of_rank], index]
+    return NodeSample(tuple(nodes.tolist()), of_rank, models, work.summary())
 
 
 def thinned(work: LayerWork, sample: NodeSample) -> LayerWork:
