@@ -28,7 +28,8 @@ def place(
         str | None,
         typer.Option(
             "--algorithm",
-            help="eplb (DeepSeek's), greedy, or file, which takes --from [eplb].",
+            help="eplb (DeepSeek's), greedy, affinity (experts that tokens choose together on one "
+            "of --nodes), or file, which takes --from [eplb].",
         ),
     ] = None,
     source: Annotated[
@@ -40,7 +41,10 @@ def place(
         typer.Option("--ranks", min=1, help="GPUs in the group [the trace's own, or 8]."),
     ] = None,
     nodes: Annotated[
-        int, typer.Option("--nodes", help="Servers, for eplb's hierarchical policy.")
+        int,
+        typer.Option(
+            "--nodes", min=1, help="Servers, for affinity and eplb's hierarchical policy."
+        ),
     ] = 1,
     groups: Annotated[
         int | None,
@@ -121,6 +125,8 @@ def place(
         f"{placing.algorithm}" + _fitted_on(placing)
     )
     show(_table(placing))
+    if nodes > 1:
+        show(_table_of_rows(placing, nodes))
 
 
 def _steps(text: str | None) -> tuple[int, int] | None:
@@ -156,14 +162,31 @@ def _table(placing: Placing) -> Table:
     return table
 
 
+def _table_of_rows(placing: Placing, nodes: int) -> Table:
+    from replay.report.tables import text_table
+
+    table = text_table(
+        f"Rows per token to others of {nodes} nodes, one per (token, node): mean of the layers",
+        ("steps", "contiguous", placing.algorithm),
+    )
+    for window in placing.windows:
+        means = [sum(rows) / len(rows) for rows in (window.rows_before, window.rows_fitted)]
+        table.add_row(_steps_of(window), *(f"{mean:.3f}" for mean in means))
+    return table
+
+
+def _steps_of(window: Imbalance) -> str:
+    first, behind = window.steps
+    return f"{first}" if behind == first + 1 else f"{first} to {behind - 1}"
+
+
 def _cells(window: Imbalance) -> tuple[str, ...]:
     def both(values: list[float]) -> str:
         return f"{sum(values) / len(values):.2f} ({max(values):.2f})"
 
-    first, behind = window.steps
     mean = [sum(values) / len(values) for values in (window.fitted, window.fresh)]
     return (
-        f"{first}" if behind == first + 1 else f"{first} to {behind - 1}",
+        _steps_of(window),
         both(window.before),
         both(window.fitted),
         both(window.fresh),

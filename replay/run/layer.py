@@ -12,6 +12,7 @@ from replay.machine.times import NO_TIME, Time
 from replay.run.chain import Built, ChainLink, build
 from replay.run.chain_results import replay_apart
 from replay.work import replicas
+from replay.work.affinity import counted
 from replay.work.expert_maps import WhichLayer
 from replay.work.layer import ExpertShape, LayerWork
 from replay.work.placement import FITTED, PER_STEP, Placement, place
@@ -107,10 +108,16 @@ def placement_of(trace: RoutingTrace, placement: str, num_ranks: int, layer: int
     """
     num_experts = trace.num_experts - trace.model.num_zero_experts
     which = WhichLayer(layer, int(trace.moe_layer_index[layer]), trace.model_shape.num_layers)
-    loads = None
-    if placement.partition(":")[0] in FITTED:
+    loads = together = None
+    kind = placement.partition(":")[0]
+    if kind in FITTED:
         loads = loads_of(trace, layer, slice(None))
-    return place(placement, num_experts, num_ranks, which, loads=loads)
+    if kind == "affinity":
+        together = together_of(trace, layer, slice(None))
+    groups = trace.model_shape.n_group
+    return place(
+        placement, num_experts, num_ranks, which, loads=loads, together=together, num_groups=groups
+    )
 
 
 def loads_of(trace: RoutingTrace, layer: int, rows: Ints | slice) -> Ints:
@@ -119,6 +126,12 @@ def loads_of(trace: RoutingTrace, layer: int, rows: Ints | slice) -> Ints:
     num_experts = trace.num_experts - trace.model.num_zero_experts
     loads: Ints = np.bincount(ids[ids >= 0], minlength=num_experts).astype(np.int64)
     return loads
+
+
+def together_of(trace: RoutingTrace, layer: int, rows: Ints | slice) -> Ints:
+    """(expert, expert): how often some of a trace's tokens choose two experts of a layer."""
+    num_experts = trace.num_experts - trace.model.num_zero_experts
+    return counted(experts_of(trace, layer, rows), num_experts)
 
 
 def experts_of(trace: RoutingTrace, layer: int, rows: Ints | slice) -> npt.NDArray[np.int32]:

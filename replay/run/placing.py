@@ -13,12 +13,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from replay.errors import UserError, unknown
-from replay.run.layer import experts_of, loads_of
+from replay.run.layer import experts_of, loads_of, together_of
 from replay.run.spec import MOST
-from replay.work import eplb, replicas
+from replay.work import replicas
 from replay.work.batch import form_batch
 from replay.work.expert_maps import WhichLayer
-from replay.work.placement import Placement, place
+from replay.work.placement import Placement, fitted, place
+from tracegen.stats.sample import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from replay.work.ragged import Ints
     from tracegen import RoutingTrace
 
-Algorithm = Literal["eplb", "greedy", "file"]
+Algorithm = Literal["eplb", "greedy", "affinity", "file"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 WINDOWS = 4
 MOST_STEPS = 10_000  # some take a minute and 100 MB already
@@ -44,6 +45,9 @@ class Imbalance(BaseModel):
     before, fitted, fresh
         (layer,): with contiguous experts; with the placement; with one that is fitted on this
         window by the same algorithm. Means over the steps.
+    rows_before, rows_fitted
+        (layer,): rows that a token sends to other nodes, one per (token, node), with contiguous
+        experts and with the placement. Zero where there is one node.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -52,6 +56,8 @@ class Imbalance(BaseModel):
     before: list[float]
     fitted: list[float]
     fresh: list[float]
+    rows_before: list[float]
+    rows_fitted: list[float]
 
 
 class Placing(BaseModel):
@@ -142,17 +148,19 @@ def fit(
     if algorithm == "file":
         found = _of_file(trace, spec.placement, num_ranks)
     else:
-        found = makes.placed(_loads(trace, batches[0] if fitted_on else None))
+        found = makes.placed(trace, batches[0] if fitted_on else None)
     contiguous = [place("contiguous", makes.num_experts(trace), num_ranks)] * trace.num_layers
     windows = []
     for index, batch in enumerate(batches):
-        fresh = found if algorithm == "file" else makes.placed(_loads(trace, batch))
+        fresh = found if algorithm == "file" else makes.placed(trace, batch)
         windows.append(
             Imbalance(
                 steps=(first + index * length, first + (index + 1) * length),
                 before=_imbalance(trace, batch, contiguous, spec.replicas),
                 fitted=_imbalance(trace, batch, found, spec.replicas),
                 fresh=_imbalance(trace, batch, fresh, spec.replicas),
+                rows_before=_rows_between(trace, batch, contiguous, spec.replicas, num_nodes),
+                rows_fitted=_rows_between(trace, batch, found, spec.replicas, num_nodes),
             )
         )
     return Placing(
@@ -188,19 +196,17 @@ class _Fit:
     def num_experts(self, trace: RoutingTrace) -> int:
         return trace.num_experts - trace.model.num_zero_experts
 
-    def placed(self, loads: Ints) -> list[Placement]:
-        """Placement of every layer for loads (layer, expert)."""
-        if self.algorithm == "greedy":
-            found = eplb.greedy(loads, self.num_slots, self.num_ranks)
-        else:
-            found = eplb.rebalance_experts(
-                loads, self.num_slots, self.num_groups, self.num_nodes, self.num_ranks
-            )
-        ranks = np.arange(self.num_slots) * self.num_ranks // self.num_slots
+    def placed(self, trace: RoutingTrace, batches: Sequence[Batch] | None) -> list[Placement]:
+        """Placement of every layer for the tokens of some batches, or of the whole trace."""
+        rows = slice(None) if batches is None else np.concatenate([one.rows for one in batches])
         return [
-            Placement(ranks.astype(np.int32), self.num_ranks, self.algorithm, experts)
-            for experts in found.slot_expert
-        ]
+            fitted(
+                self.algorithm, loads_of(trace, layer, rows), self.num_slots, self.num_ranks,
+                num_nodes=self.num_nodes, num_groups=self.num_groups,
+                together=together_of(trace, layer, rows) if self.algorithm == "affinity" else None,
+            )
+            for layer in range(trace.num_layers)
+        ]  # fmt: skip
 
 
 def _of_file(trace: RoutingTrace, placement: str, num_ranks: int) -> list[Placement]:
@@ -211,12 +217,6 @@ def _of_file(trace: RoutingTrace, placement: str, num_ranks: int) -> list[Placem
         place(placement, experts, num_ranks, WhichLayer(layer, decoder[layer], total))
         for layer in range(layers)
     ]
-
-
-def _loads(trace: RoutingTrace, batches: Sequence[Batch] | None) -> Ints:
-    """(layer, expert): rows of every expert in some batches, or in the whole trace."""
-    rows = slice(None) if batches is None else np.concatenate([one.rows for one in batches])
-    return np.array([loads_of(trace, layer, rows) for layer in range(trace.num_layers)])
 
 
 def _imbalance(
@@ -233,6 +233,28 @@ def _imbalance(
             rows = np.bincount(ranks, minlength=placement.num_ranks)
             ratios.append(float(rows.max()) / max(float(rows.mean()), 1e-300) if len(ranks) else 1)
         found.append(float(np.mean(ratios)))
+    return found
+
+
+def _rows_between(
+    trace: RoutingTrace,
+    batches: Sequence[Batch],
+    placed: Sequence[Placement],
+    rule: str,
+    num_nodes: int,
+) -> list[float]:
+    """(layer,): distinct other nodes that have experts of a token, in the mean of all tokens."""
+    found = []
+    for layer, placement in enumerate(placed):
+        counts = []
+        for batch in batches:
+            ids = experts_of(trace, layer, batch.rows)
+            slots = replicas.choose(ids, batch.source_rank, placement, rule, layer)
+            nodes = placement.expert_rank[slots] * num_nodes // placement.num_ranks
+            own = batch.source_rank * num_nodes // placement.num_ranks
+            is_away = (slots >= 0) & (nodes != own[:, None])
+            counts.append(distinct(np.where(is_away, nodes, num_nodes), num_nodes))
+        found.append(float(np.concatenate(counts).mean()) if counts else 0.0)
     return found
 
 

@@ -126,8 +126,8 @@ class RunSpec(BaseModel):
     sample_nodes: int | None = Field(
         None,
         ge=1,
-        description="Replay so many of the nodes in full, the busiest, and take for what the "
-        "others do what these do.",
+        description="Replay so many of the nodes in full, the busiest first, and of others "
+        "what these take part in.",
     )
     compare_barrier: bool = Field(
         False,
@@ -136,8 +136,9 @@ class RunSpec(BaseModel):
     )
     placement: str = Field(
         "contiguous",
-        description="contiguous, round-robin, random:SEED, eplb:SLOTS, greedy:SLOTS, file:PATH; or "
-        "planned anew for every layer's rows: ultraep:SLOTS, moonep.",
+        description="contiguous, round-robin, random:SEED, eplb:SLOTS[:NODES], greedy:SLOTS, "
+        "affinity:SLOTS:NODES, file:PATH; or planned anew for every layer's rows: ultraep:SLOTS, "
+        "moonep.",
     )
     replicas: ReplicaRule = Field(
         "same-gpu",

@@ -10,6 +10,7 @@ tests check) and eplb.py for the order in which ties are decided.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -72,9 +73,7 @@ def rebalance_experts(
     if num_groups < 1 or num_experts % num_groups:
         message = f"{num_groups} groups do not divide {num_experts} experts"
         raise UserError(message)
-    if num_nodes < 1 or num_gpus % num_nodes:
-        message = f"{num_nodes} nodes do not divide {num_gpus} GPUs"
-        raise UserError(message)
+    check_nodes(num_nodes, num_gpus)
     if num_groups % num_nodes:
         num_groups = num_nodes = 1
     layers = [_hierarchical(row, num_slots, num_groups, num_nodes, num_gpus) for row in loads]
@@ -100,6 +99,19 @@ def greedy(loads: Loads, num_slots: int, num_gpus: int) -> Rebalanced:
     """
     check_slots(num_slots, np.shape(loads)[1], num_gpus)
     return _rebalanced([_greedy(row, num_slots, num_gpus) for row in loads], np.shape(loads)[1])
+
+
+def check_nodes(num_nodes: int, num_gpus: int) -> None:
+    """Refuse nodes that have different numbers of GPUs.
+
+    Raises
+    ------
+    UserError
+        Saying so.
+    """
+    if num_nodes < 1 or num_gpus % num_nodes:
+        message = f"{num_nodes} nodes do not divide {num_gpus} GPUs"
+        raise UserError(message)
 
 
 def check_slots(num_slots: int, num_experts: int, num_gpus: int) -> None:
@@ -138,12 +150,28 @@ def _hierarchical(
     """(slot,): expert of each slot of one layer."""
     group_size = len(load) // num_groups
     group_load = load.reshape(num_groups, group_size).sum(axis=1)
+    nodes = [
+        (groups[:, None] * group_size + np.arange(group_size)).ravel()
+        for groups in packed(group_load, num_nodes)
+    ]
+    return within_nodes(load, nodes, num_slots, num_gpus)
+
+
+def within_nodes(load: Loads, nodes: Sequence[Ints], num_slots: int, num_gpus: int) -> Ints:
+    """Replicate the experts of each node, and deal their slots to its GPUs: (slot,) experts.
+
+    Parameters
+    ----------
+    load
+        (expert,): rows of each expert.
+    nodes
+        Experts of each node, which divide slots and GPUs.
+    """
     slots = []
-    for groups in packed(group_load, num_nodes):
-        experts = (groups[:, None] * group_size + np.arange(group_size)).ravel()
-        local = replicated(load[experts], num_slots // num_nodes)
+    for experts in nodes:
+        local = replicated(load[experts], num_slots // len(nodes))
         share = load[experts] / np.bincount(local, minlength=len(experts))
-        packs = packed(share[local], num_gpus // num_nodes)
+        packs = packed(share[local], num_gpus // len(nodes))
         slots += [experts[local[gpu]] for gpu in packs]
     return np.concatenate(slots)
 

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from replay.errors import UserError, check_kind, unknown
 from replay.files import read_bytes
-from replay.work import eplb
+from replay.work import affinity, eplb
 from replay.work.expert_maps import LARGEST_FILE, WhichLayer, load_document, slots_of
 from replay.work.ragged import Ints, places
 
-FITTED = ("eplb", "greedy")
+FITTED = ("eplb", "greedy", "affinity")
 """Placements that are computed from the loads of the layer's experts."""
 PER_STEP = ("ultraep", "moonep")
 """Placements that are planned for the very rows of a layer; see `replay.work.step_plan`."""
@@ -87,6 +87,8 @@ def place(
     layer: int | WhichLayer = 0,
     *,
     loads: Ints | None = None,
+    together: Ints | None = None,
+    num_groups: int = 1,
 ) -> Placement:
     """Place the experts of one layer.
 
@@ -95,10 +97,12 @@ def place(
     spec
         ``"contiguous"`` (expert e on rank floor(e N / E)), ``"round-robin"`` (e mod N),
         ``"random"`` or ``"random:SEED"`` (an even deal of the experts, drawn anew for each
-        layer), ``"eplb:SLOTS"`` or ``"greedy:SLOTS"`` (see `replay.work.eplb`; as many slots as
-        experts where no number is given), ``"ultraep:SLOTS"`` or ``"moonep"`` (`with_reserved`), or
-        ``"file:PATH"``: a map of slots in a format of `replay.work.expert_maps`, or JSON holding
-        ``[rank of expert 0, ...]`` or one such list per MoE layer.
+        layer), ``"eplb:SLOTS"``, ``"eplb:SLOTS:NODES"`` or ``"greedy:SLOTS"`` (see
+        `replay.work.eplb`; as many slots as experts where no number is given),
+        ``"affinity:SLOTS:NODES"`` (see `replay.work.affinity`), ``"ultraep:SLOTS"`` or ``"moonep"``
+        (`with_reserved`), or ``"file:PATH"``: a map of slots in a format of
+        `replay.work.expert_maps`, or JSON holding ``[rank of expert 0, ...]`` or one such list per
+        MoE layer.
     num_experts, num_ranks
         Numbers E and N of experts and ranks.
     layer
@@ -106,6 +110,10 @@ def place(
         more of `WhichLayer`.
     loads
         (expert,): rows of each expert, for placements that are computed from them.
+    together
+        (expert, expert): how often tokens choose two experts, for ``affinity``.
+    num_groups
+        Groups of experts that the model's router chooses from, for ``eplb`` with nodes.
 
     Raises
     ------
@@ -118,7 +126,12 @@ def place(
     kind, _, argument = spec.partition(":")
     experts = np.arange(num_experts, dtype=np.int64)
     if kind in FITTED:
-        return _fitted(spec, kind, _number(spec, argument) or num_experts, num_ranks, loads)
+        slots, nodes = _slots_and_nodes(spec, argument)
+        found = fitted(
+            kind, _known(spec, loads), slots or num_experts, num_ranks,
+            num_nodes=nodes, num_groups=num_groups, together=together,
+        )  # fmt: skip
+        return Placement(found.expert_rank, num_ranks, spec, found.logical)
     if kind in PER_STEP:
         return with_reserved(spec, num_experts, num_ranks)
     if kind == "file":
@@ -143,11 +156,14 @@ def check_placement(spec: str) -> None:
     kind, _, argument = spec.partition(":")
     if kind == "random":
         _seed(argument)
-    elif kind in FITTED or kind == "ultraep":
+    elif kind in FITTED:
+        _slots_and_nodes(spec, argument)
+    elif kind == "ultraep":
         _number(spec, argument)
     elif kind != "file" and spec not in ("contiguous", "round-robin", "moonep"):
         known = ("contiguous", "round-robin", "random:SEED", "eplb:SLOTS", "greedy:SLOTS")
-        raise unknown("placement", spec, (*known, "ultraep:SLOTS", "moonep", "file:PATH"))
+        more = ("eplb:SLOTS:NODES", "affinity:SLOTS:NODES", "ultraep:SLOTS", "moonep", "file:PATH")
+        raise unknown("placement", spec, (*known, *more))
 
 
 def placement_name(given: str | Path) -> str:
@@ -251,16 +267,65 @@ def _number(spec: str, text: str) -> int:
     return int(text)
 
 
-def _fitted(spec: str, kind: str, num_slots: int, num_ranks: int, loads: Ints | None) -> Placement:
+def _slots_and_nodes(spec: str, text: str) -> tuple[int, int]:
+    """Slots of a specification, 0 where it gives none, and nodes, 1 where it gives none."""
+    slots, colon, nodes = text.partition(":")
+    if colon and spec.startswith("greedy"):
+        message = f"placement {spec!r}: greedy knows no nodes; eplb and affinity do"
+        raise UserError(message)
+    if colon and not nodes:
+        message = f"placement {spec!r}: the number of nodes is missing"
+        raise UserError(message)
+    if not colon and spec.startswith("affinity"):
+        message = f"placement {spec!r}: expected affinity:SLOTS:NODES, such as affinity:256:4"
+        raise UserError(message)
+    return _number(spec, slots), _number(spec, nodes) or 1
+
+
+def _known(spec: str, loads: Ints | None) -> Ints:
     if loads is None:
         message = f"placement {spec!r} is computed from the loads of experts, and none are known"
         raise UserError(message)
-    if kind == "greedy":
-        found = eplb.greedy(loads[None], num_slots, num_ranks)
+    return loads
+
+
+def fitted(
+    kind: str,
+    loads: Ints,
+    num_slots: int,
+    num_ranks: int,
+    *,
+    num_nodes: int = 1,
+    num_groups: int = 1,
+    together: Ints | None = None,
+) -> Placement:
+    """Compute a placement of `FITTED` for one layer.
+
+    Parameters
+    ----------
+    loads, num_slots, num_ranks, num_nodes, num_groups
+        See `replay.work.eplb.rebalance_experts`; loads are (expert,).
+    together
+        (expert, expert): how often tokens choose two experts, for ``affinity``.
+
+    Raises
+    ------
+    UserError
+        If the numbers do not divide each other.
+    """
+    if kind == "affinity":
+        eplb.check_slots(num_slots, len(loads), num_ranks)
+        eplb.check_nodes(num_nodes, num_ranks)
+        assert together is not None, "affinity is fitted to what tokens choose together"
+        nodes = affinity.experts_of_nodes(together, loads, num_nodes)
+        experts = eplb.within_nodes(loads, nodes, num_slots, num_ranks)
+    elif kind == "greedy":
+        experts = eplb.greedy(loads[None], num_slots, num_ranks).slot_expert[0]
     else:
-        found = eplb.rebalance_experts(loads[None], num_slots, 1, 1, num_ranks)
+        found = eplb.rebalance_experts(loads[None], num_slots, num_groups, num_nodes, num_ranks)
+        experts = found.slot_expert[0]
     ranks = np.arange(num_slots) * num_ranks // num_slots
-    return Placement(ranks.astype(np.int32), num_ranks, spec, found.slot_expert[0])
+    return Placement(ranks.astype(np.int32), num_ranks, kind, experts)
 
 
 def _from_file(

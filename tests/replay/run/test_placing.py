@@ -246,3 +246,47 @@ def test_mistakes_are_said_in_a_line(
     assert failed.exit_code == 1
     assert isinstance(failed.exception, UserError)
     assert said in str(failed.exception)
+
+
+def test_rows_between_nodes_before_and_after(trace) -> None:
+    """Against sets of nodes, token by token; affinity sends fewer than neighbours."""
+    found = fit(trace, RunSpec(), num_ranks=4, num_slots=64, algorithm="affinity", num_nodes=2)
+    batch = form_batch(trace)
+    for layer in range(2):
+        node_of = {e: slot // 32 for slot, e in enumerate(found.slot_expert[layer])}
+        for rows, node in (
+            (found.windows[0].rows_before, lambda e: e // 32),
+            (found.windows[0].rows_fitted, node_of.__getitem__),
+        ):
+            ids = trace.expert_ids[layer][batch.rows].tolist()
+            own = (batch.source_rank // 2).tolist()
+            each = [len({node(e) for e in row} - {o}) for row, o in zip(ids, own, strict=True)]
+            assert rows[layer] == pytest.approx(np.mean(each))
+
+
+def test_affinity_sends_fewer_rows_between_nodes_of_the_shipped_trace() -> None:
+    recorded = tracegen.load("gpt-oss-20b-decode", layers=[3, 12])
+    spec = RunSpec(tokens_per_rank=16)
+    for nodes, least in ((2, 0.10), (4, 0.15)):
+        found = fit(recorded, spec, num_ranks=16, num_slots=32, algorithm="affinity",
+                    num_nodes=nodes, fitted_on=(0, 4), num_windows=2)  # fmt: skip
+        later = found.windows[1]
+        assert sum(later.rows_fitted) < (1 - least) * sum(later.rows_before)
+
+
+def test_eplb_in_a_replay_deals_groups_to_nodes() -> None:
+    sizes = {"ranks": 16, "tokens_per_rank": 32, "layers": 1, "skew": 0.8}
+    limited = tracegen.generate.generate("zipf", "deepseek-v3", group_limited=True, **sizes)
+    batch = form_batch(limited)
+    works = [
+        make_work(limited, batch, layer=0, placement=name, precision=BF16)
+        for name in ("eplb:256", "eplb:256:2")
+    ]
+    nodes = []
+    for work in works:
+        placed = work.placement
+        assert placed.logical is not None
+        of = dict(zip(placed.logical.tolist(), (placed.expert_rank // 8).tolist(), strict=True))
+        nodes.append([len({of[32 * group + e] for e in range(32)}) for group in range(8)])
+    assert max(nodes[0]) == 2
+    assert nodes[1] == [1] * 8

@@ -96,7 +96,10 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None
 
 @pytest.mark.parametrize("spec", ["contigous", "", "contiguous:1", "round-robin:2", "eplbs"])
 def test_unknown_placement_lists_the_known(spec: str) -> None:
-    with pytest.raises(UserError, match="known: contiguous, eplb:SLOTS, file:PATH, greedy:"):
+    with pytest.raises(
+        UserError,
+        match="known: affinity:SLOTS:NODES, contiguous, eplb:SLOTS, eplb:SLOTS:NODES, file:PATH",
+    ):
         place(spec, 4, 2)
 
 
