@@ -35,7 +35,7 @@ def network_table(results: Sequence[Result], count: int, unit: str) -> Table | N
     if not any(found):
         return None
     table = text_table(
-        f"Network between NVLink domains: MB per NIC and {unit}, busiest NIC, busiest rail, uplinks",
+        f"Network between NVLink domains: MB per card and {unit}, and what is used most",
         ("scheme", "out mean", "max", "in mean", "max", "busiest NIC", "in use", "rail", "MB",
          "in use", "uplinks"),
     )  # fmt: skip
