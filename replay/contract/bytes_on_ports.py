@@ -90,11 +90,12 @@ def wire(case: Case) -> Iterator[str]:
 def control(case: Case) -> Iterator[str]:
     """Acknowledgements of stores, requests of loads."""
     graph, least = case.built.graph, LEAST_CONTROL[case.scheme.platform or "cuda"]
+    on_port = np.isin(np.array([*graph.resources.groups, ""])[graph.resource], PORT_NAMES)
     for phase, there, back in (
         ("dispatch", "DISPATCH_UP", ("DISPATCH_ACK_DOWN", "DISPATCH_REQUEST_DOWN")),
         ("combine", "COMBINE_UP", ("COMBINE_ACK_DOWN", "COMBINE_REQUEST_DOWN")),
     ):
-        sends = graph.kind == Kind[there]
+        sends = (graph.kind == Kind[there]) & on_port
         against = np.isin(graph.kind, [Kind[name] for name in back])
         for gpu in range(case.work.num_ranks):
             data = int(graph.wire_bytes[sends & (graph.rank == gpu)].sum())

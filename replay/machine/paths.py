@@ -72,7 +72,7 @@ class Hop:
 
     @property
     def is_port(self) -> bool:
-        """Whether bytes are counted there: those on a link are, on the ports at its ends."""
+        """Whether payload is counted there: that on a link is, on the ports at its ends."""
         return self.of != ResourceClass.LINK
 
     def duration_ps(self, nbytes: IntsLike) -> IntsLike:

@@ -41,7 +41,7 @@ class ResourceClass(IntEnum):
     PCIE_IN = 14
     LEAF_UP = 15  # leaf switch -> spine
     LEAF_DOWN = 16
-    LINK = 18  # between two GPUs without a switch, or two groups of GPUs; its bytes are its ports'
+    LINK = 18  # between two GPUs without a switch, or two groups of GPUs; payload is its ports'
     VECTOR = 17  # vector cores of an NPU, beside the cube cores that count as SMs
 
 

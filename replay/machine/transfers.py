@@ -379,7 +379,7 @@ class Transfers:
                 priority=priority if index == 0 else 0,
                 kind=kinds[0] if hop.is_way_out else kinds[1],
                 payload_bytes=payload_bytes if hop.is_port else 0,
-                wire_bytes=wire_bytes if hop.is_port else 0,
+                wire_bytes=wire_bytes,
                 rank=hop.rank,
                 after=after,
             )

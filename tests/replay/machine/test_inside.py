@@ -8,6 +8,7 @@ import pytest
 import hwmodel
 from hwmodel import System
 from replay.graph import GraphBuilder, TaskGraph, schedule
+from replay.graph.export.programs import SEND, make_programs
 from replay.machine.kinds import DISPATCH, KIND_NAMES, Kind
 from replay.machine.machine import Machine
 
@@ -55,13 +56,27 @@ def test_a_switch_gives_one_peer_all_links() -> None:
     assert arrived == [n * UP + UP + LATENCY for n in (1, 2, 3)]
 
 
-def test_bytes_are_counted_on_ports_alone() -> None:
+def test_payload_is_counted_on_ports_alone() -> None:
     graph, _ = stored(hwmodel.load("atlas-800t-a2", ROUND), [0, 0, 3], [1, 2, 1])
     groups = np.array([*graph.resources.groups, ""])[graph.resource]
     for group, nbytes in (("uplink", 3 * ROW), ("downlink", 3 * ROW), ("link", 0)):
         assert graph.payload_bytes[groups == group].sum() == nbytes, group
-        assert graph.wire_bytes[groups == group].sum() == nbytes, group
     assert (groups[graph.kind == Kind.DISPATCH_UP] == "link").sum() == 3
+
+
+@pytest.mark.parametrize("name", ["atlas-800t-a2", "pcie-l20", "cloudmatrix384"])
+def test_other_simulators_get_the_bytes_of_the_ports(name: str) -> None:
+    """From 0 to its neighbour and to a card of the other processor, and their acknowledgements."""
+    system = hwmodel.load(name)
+    graph, _ = stored(system, [0, 0], [1, 6])
+    programs = make_programs(schedule(graph))
+    sent = programs.what == SEND
+    data = system.link.write_wire_bytes(ROW)
+    acks = system.link.ack_wire_bytes(ROW)
+    found = sorted(zip(*(each[sent].tolist() for each in (
+        programs.gpu, programs.peer, programs.size_bytes
+    )), strict=True))  # fmt: skip
+    assert found == [(0, 1, data), (0, 6, data), (1, 0, acks), (6, 0, acks)]
 
 
 @pytest.mark.parametrize(("src", "links"), [([0, 1, 2], 1), ([0, 4, 5], 2)])
