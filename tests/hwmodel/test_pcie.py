@@ -48,3 +48,10 @@ def test_racks_have_a_card_for_each_gpu(name):
         f"nic{per_rack}",
         f"gpu{per_rack}",
     )
+
+
+def test_an_a100_reaches_its_card_over_pcie_4():
+    """ConnectX-6 of 200 Gb/s behind PCIe 4.0 x16, which it does not fill."""
+    network = hwmodel.load("dgx-a100-x2").fabric.network
+    assert network.pcie.units_per_second == 27.6e9
+    assert network.nic.units_per_second == pytest.approx(0.95 * 25e9)
