@@ -21,6 +21,7 @@ from replay.run.layer import build_graph
 from replay.schemes import SCHEMES
 from replay.schemes.tutel import hierarchical
 
+PORTS = ("uplink", "downlink", "pcie-out", "nic-out", "nic-in", "pcie-in")
 SMALL = [name for name in ACROSS if ("tiny" in name or " of 2" in name) and "fp8" not in name]
 TWO_DH = SCHEMES["tutel"].with_options({"use_2dh": True})
 
@@ -61,11 +62,7 @@ def test_messages_have_a_part_for_each_node_and_then_for_each_gpu() -> None:
     ]
     assert between.tolist() == [[two, 0, two, 0], [0, two, 0, two]] * 2
     sent = carried(timeline.graph, "payload_bytes")
-    assert sent == {
-        (port, rank): two
-        for port in ("uplink", "downlink", "nic-out", "nic-in")
-        for rank in range(4)
-    }
+    assert sent == {(port, rank): two for port in PORTS for rank in range(4)}
     program = [one.name for one in machine.host.program]
     assert program == [
         "order of local ranks", "all-to-all inside nodes", "order of nodes",
