@@ -133,6 +133,7 @@ def _work(ids: Any, num_ranks: int, hidden: int, precision: str, num_experts: in
     )
 
 
+@lru_cache(maxsize=128)  # tables, and machines to compare, ask for the same ones again
 def _draw(tokens: int, num_experts: int, topk: int, groups: int = 1) -> Any:
     scores = np.random.default_rng(SEED).random((tokens, num_experts), dtype=np.float32)
     if groups > MOST_GROUPS:
@@ -141,7 +142,9 @@ def _draw(tokens: int, num_experts: int, topk: int, groups: int = 1) -> Any:
         scores[np.repeat(closed, num_experts // groups, axis=1)] = 2.0
     chosen = np.argpartition(scores, topk - 1, axis=1)[:, :topk]
     # Versions of numpy leave the chosen experts in different orders.
-    return np.sort(chosen, axis=1).astype(np.int32)
+    ids = np.sort(chosen, axis=1).astype(np.int32)
+    ids.flags.writeable = False
+    return ids
 
 
 def _van_der_corput(count: int) -> Any:
