@@ -22,7 +22,7 @@ from replay.run.streamed import Measuring, follow
 from replay.schemes import SCHEMES
 
 TRACE = tracegen.generate.generate(
-    "zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=24, layers=4, seed=1, skew=0.8
+    "zipf", "olmoe-1b-7b", ranks=4, tokens_per_rank=12, layers=3, seed=1, skew=0.8
 )
 UNEVEN = {"deepep": "graph", "nvls": "graph", "comet": "graph", "dysharp": "graph"}
 
@@ -104,7 +104,7 @@ def sizes_of(scheme: str, interleave: str) -> Sizes:
         ready.links, setup.system, setup.scheme, ready.launch, strategy=ready.strategy,
         observers=[sizes],
     )  # fmt: skip
-    assert len(sizes.layers) == 4
+    assert len(sizes.layers) == 3
     return sizes
 
 
