@@ -273,7 +273,8 @@ def test_tables_of_one_system():
     assert of_system(list(TABLES), "hgx-h800") == ["links"]
     assert "gemm" in of_system(list(TABLES), "dgx-h100")
     assert "nccl_collectives_b200" in of_system(list(TABLES), "hgx-b200")
-    with pytest.raises(UserError, match=r"gh200-nvl32.*known: dgx-a100, dgx-h100, .*hgx-h800"):
+    known = "known: cloudmatrix384, dgx-a100, dgx-h100, .*hgx-h800"
+    with pytest.raises(UserError, match=f"gh200-nvl32.*{known}"):
         validate(system="gh200-nvl32")
     with pytest.raises(UserError, match=r"known: dgx-h100$"):
         validate(["gemm"], system="hgx-h800")
