@@ -59,6 +59,7 @@ class Pushes(NamedTuple):
         begun: Ints,
         *,
         meta_bytes: int = 0,
+        behind: Ints | None = None,
     ) -> tuple[Ints, Ints]:
         """Load rows into shared memory and store them: (group,) tasks of the SMs, and arrivals.
 
@@ -74,11 +75,13 @@ class Pushes(NamedTuple):
             Payload of a row, and what travels with it.
         begun
             (rank,): when rows can be pushed.
+        behind
+            (group,): the same of each group, where rows of a rank are not there from the start.
         """
         server = sms[self.src, self.sm]
         pushed = machine.serve(
             server, busy, late=machine.costs.memory_load(),
-            kind=kinds.send, rank=self.src, after=begun[self.src],
+            kind=kinds.send, rank=self.src, after=begun[self.src] if behind is None else behind,
         )  # fmt: skip
         arrived, remote = pushed.copy(), self.src != self.dst
         src, dst = self.src[remote], self.dst[remote]

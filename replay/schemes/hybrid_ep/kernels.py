@@ -1,4 +1,4 @@
-"""HybridEP's dispatch and combine kernels inside one NVLink domain.
+"""HybridEP's dispatch and combine kernels.
 
 Blocks are persistent, one an SM, and take chunks of consecutive tokens in turn. In the dispatch a
 warp loads tokens into a FIFO in shared memory, others store each to all GPUs that want it. In the
@@ -21,6 +21,7 @@ import numpy as np
 from replay.machine.kinds import COMBINE, DISPATCH
 from replay.machine.times import MemoryTraffic
 from replay.schemes.deepep.pushes import Pushes
+from replay.schemes.hybrid_ep import between
 from replay.schemes.hybrid_ep.preprocessing import all_experts
 from replay.work.precision import SCALE_BLOCK, SCALE_BYTES, VALUE_BYTES
 from replay.work.ragged import places
@@ -67,8 +68,10 @@ class Rows:
 
 
 def meet(machine: Machine, kinds: PhaseKinds, after: Ints, *, behind_rows: bool = False) -> Ints:
-    """Launch the kernel of one thread that meets all GPUs: (rank,) tasks of its end."""
-    return machine.sync.barrier(kinds, machine.kernel(after, MEET), behind_stores=behind_rows)
+    """Launch the kernel of one thread that meets all GPUs of the node: (rank,) tasks of its end."""
+    return machine.sync.barrier(
+        kinds, machine.kernel(after, MEET), behind_stores=behind_rows, inside=True
+    )
 
 
 def _begun(machine: Machine, kinds: PhaseKinds, after: Ints, name: str) -> Ints:
@@ -90,6 +93,10 @@ def dispatch(
     """Add the dispatch kernel between two meetings: (rank,) tasks of the end."""
     rows, sms = Rows.of(work), split.channels("hybrid-ep", num_sms)
     begun = _begun(machine, DISPATCH, start, "dispatch")
+    if machine.num_domains > 1:
+        shape = (num_sms, chunk_tokens)
+        pushed = between.dispatch(work, machine, split, shape, (rows.out, rows.back), begun)
+        return meet(machine, DISPATCH, pushed, behind_rows=True)
     sm = _sm_of_token(work, num_sms, chunk_tokens)[work.copy_token]
     pushes = Pushes.of(work.copy_source, work.copy_rank, sm, work.num_ranks)
     pushed, arrived = pushes.push(
@@ -106,6 +113,10 @@ def combine(
     """Add the combine kernel between two meetings: (rank,) tasks of the end."""
     rows, row, costs = Rows.of(work), work.combine_row_bytes, machine.costs
     begun = _begun(machine, COMBINE, start, "combine")
+    if machine.num_domains > 1:
+        shape = (num_sms, chunk_tokens)
+        summed = between.combine(work, machine, split, shape, (rows.out, rows.back), begun)
+        return meet(machine, COMBINE, summed)
     sm = _sm_of_token(work, num_sms, chunk_tokens)
     pulls = Pushes.of(work.copy_source, work.copy_rank, sm[work.copy_token], work.num_ranks)
     loaded = machine.serve(

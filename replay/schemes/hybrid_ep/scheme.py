@@ -1,8 +1,9 @@
-"""HybridEP (DeepEP's branch hybrid-ep) under Megatron-LM's flex dispatcher, in one NVLink domain.
+"""HybridEP (DeepEP's branch hybrid-ep) under Megatron-LM's flex dispatcher.
 
-One row per (token, GPU) each way. What the host and the kernels need to know is computed first
-from the routing of all GPUs (`preprocessing`). The dispatch pushes rows through shared memory to
-dense buffers, the combine pulls them (`kernels`); permute and unpermute are kernels on all SMs.
+One row per (token, GPU) each way, between nodes one per (token, node) (`between`). What the host
+and the kernels need to know is computed first from the routing of all GPUs (`preprocessing`). The
+dispatch pushes rows through shared memory to dense buffers, the combine pulls them (`kernels`);
+permute and unpermute are kernels on all SMs.
 
 Source: deepseek-ai/DeepEP, branch hybrid-ep; NVIDIA/Megatron-LM ``moe/fused_a2a.py``.
 """
@@ -18,6 +19,7 @@ import numpy as np
 from replay.compute.casts import cast_before_dispatch, cast_received
 from replay.compute.experts import separate_kernels
 from replay.compute.shared import shared_before_wait
+from replay.machine.domains import Domains
 from replay.machine.kinds import Kind
 from replay.machine.times import MemoryTraffic
 from replay.schemes.facts import Buffer
@@ -80,10 +82,11 @@ class HybridEp(StagedScheme):
         "their own (the fused ones are left out)"
     )
     traffic = "copy"
+    network = "node"
     dispatch_types = frozenset({"bf16", "fp8"})
     combine_types = frozenset({"bf16"})
     most_ranks = 72
-    validity = "an even number of GPUs in one NVLink domain; its RDMA warps are left out"
+    validity = "an even number of GPUs in one NVLink domain, or as many in each of several"
     candidates = MappingProxyType({"num_sms": (4, 8, 16, 32)})
     options: HybridEpOptions = HybridEpOptions()
 
@@ -99,13 +102,27 @@ class HybridEp(StagedScheme):
             return f"its kernels take an even number of ranks, not {work.num_ranks}"
         return ""
 
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """Its nodes are full: a GPU has one of its index in every other."""
+        domains = Domains(system.fabric, work.num_ranks)
+        if not domains.even:
+            return (
+                f"its nodes have equally many GPUs; here {work.num_ranks} ranks are on domains of "
+                f"{domains.size}"
+            )
+        return ""
+
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """Rows of the worst case, which dispatch and combine share, and the permuted rows."""
         n, (_, num_experts) = work.num_ranks, all_experts(work)
         most = max(int(np.diff(work.tokens_of_rank).max(initial=0)), LEAST_TOKENS) * n
         row = Rows.of(work).slot + num_experts * PROB_BYTES
         pairs = work.matrix("pairs").sum(axis=0)
+        nodes = Domains(system.fabric, n).num
+        # Of other nodes: rows that came, sums of theirs that go back, and sums that came.
+        passed = np.full(n, 3 * (nodes - 1) * (most // n) * row, np.int64)
         return (
+            *((Buffer("rows of other nodes", passed, stays=True),) if nodes > 1 else ()),
             Buffer("rows of all tokens", np.full(n, most * row, np.int64), stays=True),
             Buffer("flags of all tokens", np.full(n, most * num_experts, np.int64), stays=True),
             Buffer("permuted rows", pairs * work.dispatch_row_bytes),
