@@ -55,3 +55,11 @@ def test_an_a100_reaches_its_card_over_pcie_4():
     network = hwmodel.load("dgx-a100-x2").fabric.network
     assert network.pcie.units_per_second == 27.6e9
     assert network.nic.units_per_second == pytest.approx(0.95 * 25e9)
+
+
+def test_racks_are_joined_by_as_many_rails_as_a_tray_has_cards():
+    """18 cards of a rack fill more than half of a leaf's ways down, 16 cards half."""
+    two, four = hwmodel.load("gb200-nvl72-x2").fabric, hwmodel.load("gh200-nvl32-x4").fabric
+    assert two.route(4, 72)[2:5] == ("leaf0", "spine", "leaf4")
+    assert four.route(2, 32)[2] == "leaf0" and len(four.route(2, 32)) == 5
+    assert four.route(2, 64)[2:5] == ("leaf0", "spine", "leaf2")
