@@ -224,21 +224,21 @@ class Nvls(StagedScheme):
         first, place, ready = owner[:0], owner, begun[owner]
         done: list[Ints] = []
         ranks: list[Ints] = []
-        for domain in range(machine.num_domains):
-            if domain:
+        for hops in range(machine.num_domains):
+            if hops:
                 place, ready = self._put(
-                    machine, DISPATCH, place, self._behind(machine, owner, domain), ready,
+                    machine, DISPATCH, place, self._behind(machine, owner, hops), ready,
                     row_bytes, rows, meta_bytes,
                 )  # fmt: skip
             stored = machine.serve(
                 pool[place], costs.sm_store(nbytes), kind=DISPATCH.send, rank=place, after=ready
             )
             done, ranks = [*done, stored], [*ranks, place]
-            if domain:
+            if hops:
                 machine.graph.edges(begun[place], stored)
             else:
                 first = stored
-            if min(machine.num_ranks, machine.domains.size) == 1:
+            if machine.domains.size == 1:
                 continue
             spread = multimem.multicast(
                 machine, DISPATCH, place, row_bytes, stored,
@@ -293,7 +293,7 @@ class Nvls(StagedScheme):
                 pool[place], machine.costs.sm_load(nbytes),
                 kind=COMBINE.send, rank=place, after=begun[place],
             )  # fmt: skip
-            if min(machine.num_ranks, machine.domains.size) > 1:
+            if machine.domains.size > 1:
                 total = multimem.reduce(
                     machine, COMBINE, place, row_bytes, total, rows=rows, loops=loops
                 )
