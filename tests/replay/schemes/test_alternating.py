@@ -37,6 +37,7 @@ ALTERNATING: dict[str, tuple[Rates, Rates]] = {
     "megatron": (STORED, STORED),
     "tutel": (STORED, STORED),
     "fastermoe": (STORED, STORED),
+    "pangu": (STORED, STORED),
     "megatron-allgather": (ONE_PEER, ONE_PEER),
     "deepep": (STORED, STORED),
     "deepep-ll": ((SCATTER, 1.0), (BULK, 1.0)),
