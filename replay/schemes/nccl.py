@@ -9,6 +9,7 @@ import numpy as np
 
 from replay.machine.domains import Domains
 from replay.machine.pair_rules import rules_of, rules_on
+from replay.schemes.base import Scheme
 from replay.schemes.facts import Buffer
 from replay.schemes.options import Options, option
 
@@ -103,3 +104,22 @@ class NcclOptions(Options):
             "channels": self.channels, "chunk_bytes": self.chunk_bytes,
             "slots": self.slots, "ll_bytes": self.ll_bytes, "pxn": self.pxn,
         }  # fmt: skip
+
+
+class SendsByNccl(Scheme):
+    """A scheme whose rows travel in NCCL's grouped sends and receives."""
+
+    options: NcclOptions = NcclOptions()
+
+    @property
+    def network(self) -> str:  # type: ignore[override]
+        """By the rail of the target, unless an option says otherwise."""
+        return self.options.network
+
+    def refuses_on(self, work: LayerWork, system: System) -> str:
+        """PXN wants nodes that are full."""
+        return super().refuses_on(work, system) or self.options.refuses_on(work, system)
+
+    def communication_sms(self, system: System) -> int | None:
+        """One a channel."""
+        return self.options.num_channels(system)

@@ -19,7 +19,7 @@ from replay.machine import collectives, point_to_point
 from replay.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.machine.times import MemoryTraffic
 from replay.schemes.facts import Buffer
-from replay.schemes.nccl import NcclOptions
+from replay.schemes.nccl import NcclOptions, SendsByNccl
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.schemes.staged import StagedScheme
 from replay.work.precision import NUMBER_TYPES
@@ -66,7 +66,7 @@ def _sorted(rows: Ints, row_bytes: int) -> MemoryTraffic:
     return MemoryTraffic(rows * row_bytes, rows * row_bytes, rows)
 
 
-class NcclAllToAll(StagedScheme):
+class NcclAllToAll(SendsByNccl, StagedScheme):
     """One row per (token, expert), counts first, host synchronisation, no overlap."""
 
     name = "nccl-alltoall"
@@ -82,19 +82,6 @@ class NcclAllToAll(StagedScheme):
     )
     candidates = MappingProxyType({"channels": (0, 4, 8, 16, 32)})
     options: NcclOptions = NcclOptions()
-
-    @property
-    def network(self) -> str:  # type: ignore[override]
-        """By the rail of the target, unless NCCL is told otherwise."""
-        return self.options.network
-
-    def refuses_on(self, work: LayerWork, system: System) -> str:
-        """PXN wants nodes that are full."""
-        return super().refuses_on(work, system) or self.options.refuses_on(work, system)
-
-    def communication_sms(self, system: System) -> int | None:
-        """One a channel."""
-        return self.options.num_channels(system)
 
     def stream_sms(self, work: LayerWork, system: System) -> int:
         """One a channel of a communicator of the layer's ranks."""

@@ -23,7 +23,6 @@ from replay.compute import shadows
 from replay.compute.shared import shared_before_wait
 from replay.machine import point_to_point
 from replay.machine.kinds import COMBINE, DISPATCH, PhaseKinds
-from replay.schemes.base import Scheme
 from replay.schemes.facts import Buffer
 from replay.schemes.fastermoe import around
 from replay.schemes.fastermoe.experts import compute, computed
@@ -37,7 +36,7 @@ from replay.schemes.fastermoe.shadows import (
     run,
 )
 from replay.schemes.fastermoe.steps import Part, num_steps, rows_by_source, steps_of
-from replay.schemes.nccl import NcclOptions
+from replay.schemes.nccl import NcclOptions, SendsByNccl
 from replay.schemes.options import option
 from replay.schemes.software import TYPICAL, Listed, Outline
 from replay.work.ragged import places
@@ -88,7 +87,7 @@ class FasterMoeOptions(NcclOptions):
     )
 
 
-class FasterMoe(Scheme):
+class FasterMoe(SendsByNccl):
     """Steps by groups of GPUs, a kernel and a call for each expert in each."""
 
     name = "fastermoe"
@@ -120,14 +119,9 @@ class FasterMoe(Scheme):
             return "its ranks have equally many experts"
         return ""
 
-    @property
-    def network(self) -> str:  # type: ignore[override]
-        """As NCCL sends what leaves a node."""
-        return self.options.network
-
     def refuses_on(self, work: LayerWork, system: System) -> str:
         """Broadcasts of weights go round one node alone."""
-        if reason := super().refuses_on(work, system) or self.options.refuses_on(work, system):
+        if reason := super().refuses_on(work, system):
             return reason
         several = work.num_ranks > system.fabric.gpus_per_domain
         if several and self.options.shadowing:
@@ -137,10 +131,6 @@ class FasterMoe(Scheme):
     def carries_on(self, work: LayerWork, system: System) -> Carried:
         """Rows for shadowed experts stay."""
         return with_shadows(work, self._shadowed(work, partial(shadows.rates_on, system)))
-
-    def communication_sms(self, system: System) -> int | None:
-        """One a channel."""
-        return self.options.num_channels(system)
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """NCCL's FIFOs; a row for each (token, expert), at its owner and at its expert."""

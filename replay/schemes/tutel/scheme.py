@@ -28,9 +28,9 @@ from replay.machine import collectives, point_to_point
 from replay.machine.domains import Domains
 from replay.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.machine.times import MemoryTraffic
-from replay.schemes.base import DROPPED, PADDED, Scheme
+from replay.schemes.base import DROPPED, PADDED
 from replay.schemes.facts import Buffer
-from replay.schemes.nccl import NcclOptions
+from replay.schemes.nccl import NcclOptions, SendsByNccl
 from replay.schemes.options import option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts
 from replay.schemes.tutel import hierarchical, sparse
@@ -95,7 +95,7 @@ class TutelOptions(NcclOptions):
         return "rail" if self.use_2dh else super().network
 
 
-class Tutel(Scheme):
+class Tutel(SendsByNccl):
     """Batches of one capacity, padded or dropped, in chunks."""
 
     name = "tutel"
@@ -124,14 +124,9 @@ class Tutel(Scheme):
             return "its ranks have equally many experts"
         return ""
 
-    @property
-    def network(self) -> str:  # type: ignore[override]
-        """As 2DH sends what leaves a node, or as NCCL does."""
-        return self.options.network
-
     def refuses_on(self, work: LayerWork, system: System) -> str:
         """2DH and PXN want nodes that are full."""
-        if reason := super().refuses_on(work, system) or self.options.refuses_on(work, system):
+        if reason := super().refuses_on(work, system):
             return reason
         if self.options.use_2dh and not Domains(system.fabric, work.num_ranks).even:
             size = system.fabric.gpus_per_domain
@@ -145,10 +140,6 @@ class Tutel(Scheme):
     def intermediates(self, work: LayerWork) -> tuple[Buffer, ...]:
         """Those of all capacities."""
         return super().intermediates(self.carries(work).work)
-
-    def communication_sms(self, system: System) -> int | None:
-        """One a channel."""
-        return self.options.num_channels(system)
 
     def buffers(self, work: LayerWork, system: System) -> tuple[Buffer, ...]:
         """NCCL's FIFOs; the buffer of all experts in FP32 and as it travels, there and back."""
