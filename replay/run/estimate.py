@@ -316,13 +316,24 @@ def estimate(scheme: str, asked: Asked, replayed: Callable[[int], tuple[Size, in
     return Estimate(scheme, asked, layer, seconds * factor)
 
 
-def thinned(batch: Batch, num_ranks: int) -> Batch:
-    """Tokens of some ranks of a batch, at most `TOKENS_PER_RANK` of each."""
+def thinned(batch: Batch, num_ranks: int, *, of_each: bool = False) -> Batch:
+    """Tokens of some ranks of a batch, at most `TOKENS_PER_RANK` of each.
+
+    Parameters
+    ----------
+    num_ranks
+        How many keep their tokens.
+    of_each
+        Whether every rank keeps the same share of its tokens instead, as many in all: where few of
+        the ranks are replayed in full, the sample has to have them.
+    """
     tokens = np.bincount(batch.source_rank, minlength=batch.num_ranks)
     owners = np.flatnonzero(tokens)
     chosen = owners[np.arange(num_ranks) * len(owners) // num_ranks] if len(owners) else owners
     keeps = np.zeros(batch.num_ranks, np.int64)
     keeps[chosen] = np.minimum(tokens[chosen], TOKENS_PER_RANK)
+    if of_each:
+        keeps = tokens * num_ranks // batch.num_ranks
     # Of a rank with n tokens those are kept at which the multiples of k/n pass a whole number.
     owner = batch.source_rank
     place = np.arange(batch.num_tokens) - (np.cumsum(tokens) - tokens)[owner]

@@ -82,7 +82,7 @@ def estimate_of(
         check_code_for(setup.scheme, prepare(one, trace, [first]).links[0].work(), setup.system)
 
     def replayed(ranks: int) -> tuple[Size, int]:
-        batch = thinned(first, ranks)
+        batch = thinned(first, ranks, of_each=setup.spec.sample_nodes is not None)
         sizes: list[Size] = []
 
         def seen(timeline: Timeline) -> None:

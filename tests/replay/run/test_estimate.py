@@ -263,3 +263,10 @@ def test_a_point_that_this_machine_is_too_small_for_stays_open(
     monkeypatch.setattr(worker, "_task_of", lambda _: SimpleNamespace(source=source, run=unfit))
     (done,), _ = worker.Worker()([worker.Job("id", "k", None)])
     assert done.failure is not None and "too large here" in done.failure.message
+
+
+def test_a_sample_for_some_nodes_has_tokens_of_every_rank() -> None:
+    sizes = {"ranks": 8, "tokens_per_rank": 40, "layers": 1}
+    batch = form_batch(generate("uniform", "olmoe-1b-7b", **sizes))
+    tokens = np.bincount(thinned(batch, 2, of_each=True).source_rank, minlength=8)
+    assert tokens.tolist() == [10] * 8
