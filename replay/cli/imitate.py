@@ -54,7 +54,7 @@ def imitate(
     import hwmodel
     import tracegen
     from tracegen.file.writer import write
-    from tracegen.generate.latent_file import dumps
+    from tracegen.generate.kind_file import dumps
     from tracegen.imitate import fit as fitting
     from tracegen.imitate.resemblance import TOLERANCE, independent_zipf
     from tracegen.imitate.synthesis import synthesise
@@ -68,7 +68,7 @@ def imitate(
             raise UserError(message)
     machine = None if system == "none" else hwmodel.load(system)
     real = tracegen.load(trace)
-    with progress(fitting.ITERATIONS, "iteration") as bar:
+    with progress(fitting.ROUNDS, "simulation") as bar:
         model = fitting.fit(real, seed=seed, progress=bar.update)
     text = dumps(model)
     write_text(parameters, text)

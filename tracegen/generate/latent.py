@@ -8,8 +8,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tracegen.errors import UserError
-from tracegen.generate import draw, latent_draw
+from tracegen.generate import draw, latent_draw, latent_kinds
 from tracegen.generate.latent_file import read
+from tracegen.generate.latent_kinds import KindModel
 from tracegen.generate.latent_model import MAX_SHARED, SCALES, LatentModel, normal_quantile
 from tracegen.models import ModelShape
 from tracegen.trace.arrays import Array, Floats
@@ -91,7 +92,7 @@ class Latent(BaseModel):
         """
         return np.asarray(np.exp(self.skew * rng.standard_normal(num_experts)))
 
-    def model(self, shape: ModelShape, num_layers: int, seed: int) -> LatentModel:
+    def model(self, shape: ModelShape, num_layers: int, seed: int) -> LatentModel | KindModel:
         """Parameters for the first layers of a model.
 
         Parameters
@@ -125,7 +126,7 @@ class Latent(BaseModel):
             type_exponent=self.type_exponent,
         )
 
-    def _from_file(self, shape: ModelShape, num_layers: int) -> LatentModel:
+    def _from_file(self, shape: ModelShape, num_layers: int) -> LatentModel | KindModel:
         """Parameters of the file, as far as they are asked for."""
         import dataclasses
 
@@ -137,7 +138,12 @@ class Latent(BaseModel):
                 f"{has[1]}; {num_layers} of {shape.num_experts}, top-{shape.topk}, were asked for"
             )
             raise UserError(msg)
-        given = self.model_fields_set & {"num_types", "type_exponent"}
+        given = sorted(self.model_fields_set & {"num_types", "type_exponent"})
+        if isinstance(found, KindModel):
+            if given:
+                msg = f"{', '.join(given)} cannot be given with {self.parameters}: kinds are in it"
+                raise UserError(msg)
+            return found
         return dataclasses.replace(found, **{name: getattr(self, name) for name in given})
 
     def _drawn_layer(
@@ -213,6 +219,8 @@ class Latent(BaseModel):
         )
         return tokens, requests
 
-    def latents(self, model: LatentModel, tokens: TokenTable, seed: int) -> Floats:
+    def latents(self, model: LatentModel | KindModel, tokens: TokenTable, seed: int) -> Floats:
         """Latents of every token; see :func:`tracegen.generate.latent_draw.latents`."""
+        if isinstance(model, KindModel):
+            return latent_kinds.latents(model, tokens.request, tokens.position, seed)
         return latent_draw.latents(model, tokens.request, tokens.position, seed)

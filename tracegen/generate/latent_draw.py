@@ -1,7 +1,7 @@
 """Drawing latents and routing from a :class:`tracegen.generate.latent_model.LatentModel`.
 
-Streams are keyed by request and by layer: a trace with more requests extends one with fewer
-(unless it is balanced), and a layer is the same however many there are.
+Streams are keyed by request and by layer: a trace with more requests extends one with fewer, and a
+layer is the same however many there are.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracegen.generate.latent_kinds import KindModel
 from tracegen.generate.latent_model import FAST_KERNEL, SCALES, LatentModel, sparse
 from tracegen.trace.arrays import Array, Floats, place_in_group
 from tracegen.trace.tables import expert_dtype
@@ -29,9 +30,7 @@ def _stream(seed: int, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
 
 
-def latents(
-    model: LatentModel, request: Array, position: Array, seed: int, *, balance: bool = False
-) -> Floats:
+def latents(model: LatentModel, request: Array, position: Array, seed: int) -> Floats:
     """Latents of every token, all scales side by side.
 
     Parameters
@@ -42,10 +41,6 @@ def latents(
         Of each token, in any order, shape (token,).
     seed
         Non-negative.
-    balance
-        Whether the request and drift latents are shifted and scaled to mean 0 and covariance 1
-        over the trace, so that a trace of few requests has the mix of topics that the
-        parameters describe and not a chance one; token counts are the weights.
 
     Returns
     -------
@@ -63,8 +58,6 @@ def latents(
         sorted_rows[begin : begin + count] = rng.standard_normal((count, per_token))
     innovations = _stream(seed, _SHARED, _DRIFT).standard_normal((ids.size, width["drift"]))
     runs = _autoregression(innovations, model.drift, np.zeros(1, np.int64), np.array([ids.size]))
-    if balance:
-        topics, runs = _whitened(topics, counts), _whitened(runs, counts)
     fast = slice(width["token"], width["token"] + width["fast"])
     slow = slice(fast.stop, per_token)
     age = place_in_group(counts)
@@ -81,13 +74,11 @@ def latents(
         gap = np.diff(position[order].astype(np.int64), prepend=-2) != 1
         gap[begins] = True
         firsts = np.flatnonzero(gap)
-        out[order, -mixed:] = _mixed(model, ids, counts, firsts, seed, balance)
+        out[order, -mixed:] = _mixed(model, ids, counts, firsts, seed)
     return out
 
 
-def _mixed(
-    model: LatentModel, ids: Array, counts: Array, runs: Array, seed: int, balance: bool
-) -> Floats:
+def _mixed(model: LatentModel, ids: Array, counts: Array, runs: Array, seed: int) -> Floats:
     """Latents of several scales, shape (token, latent).
 
     Tokens are in order, `counts` of them of each request of `ids`; `runs` are the rows where
@@ -100,11 +91,8 @@ def _mixed(
     rngs = [_stream(seed, _SHARED, _MIXED, int(number)) for number in ids]
     topics = np.stack([rng.standard_normal((2, width)) for rng in rngs])
     drift = _autoregression(topics[:, 1], model.drift, np.zeros(1, np.int64), np.array([ids.size]))
-    lasting = [topics[:, 0], drift]
-    if balance:
-        lasting = [_whitened(values, counts) for values in lasting]
     of_row = np.repeat(np.arange(ids.size), counts)
-    out: Floats = (amount[3] * lasting[0] + amount[4] * lasting[1])[of_row]
+    out: Floats = (amount[3] * topics[:, 0] + amount[4] * drift)[of_row]
     lengths = np.diff(runs, append=of_row.size)
     for scale in range(3):
         drawn = [r.standard_normal((n, width)) for r, n in zip(rngs, counts, strict=True)]
@@ -180,7 +168,7 @@ def _normal_cdf(values: Floats) -> Floats:
 
 
 def route(
-    model: LatentModel,
+    model: LatentModel | KindModel,
     shared: Floats,
     layer: int,
     rng: np.random.Generator,
@@ -210,15 +198,40 @@ def route(
     Ids, best score first, shape (token, k).
     """
     topk = model.topk if topk is None else topk
-    kind = shared.dtype
+    score_of = _scorer(model, layer, shared.dtype)
+    out = np.empty((shared.shape[0], topk), expert_dtype(model.num_experts))
+    for begin in range(0, shared.shape[0], ROWS_PER_BLOCK):
+        score = score_of(shared[begin : begin + ROWS_PER_BLOCK], rng)
+        if groups is not None:
+            _leave_groups(score, *groups)
+        out[begin : begin + ROWS_PER_BLOCK] = _best(score, topk)
+    return out
+
+
+_Scorer = Callable[[Array, np.random.Generator], Array]
+"""Scores of some rows of latents, shape (token, expert)."""
+
+
+def _scorer(model: LatentModel | KindModel, layer: int, kind: np.dtype[Any]) -> _Scorer:
+    """How one layer scores tokens, in the type that is worked in."""
+    bias = model.bias[layer].astype(kind)
+    if isinstance(model, KindModel):
+        factors = model.factors[layer].astype(kind)
+
+        def by_kind(block: Array, rng: np.random.Generator) -> Array:
+            score = rng.standard_normal((block.shape[0], bias.size), dtype=kind.type)
+            score += block @ factors.T
+            score += bias
+            return score
+
+        return by_kind
     loadings = model.loadings(layer).astype(kind)
     own = model.private[layer].astype(kind)
     mix, scale = _mixing(model, layer, kind)
-    bias, noise = model.bias[layer].astype(kind), model.noise()[layer].astype(kind)
-    out = np.empty((shared.shape[0], topk), expert_dtype(model.num_experts))
-    for begin in range(0, shared.shape[0], ROWS_PER_BLOCK):
-        block = shared[begin : begin + ROWS_PER_BLOCK]
-        score = rng.standard_normal((block.shape[0], model.num_experts), dtype=kind.type)
+    noise = model.noise()[layer].astype(kind)
+
+    def by_scale(block: Array, rng: np.random.Generator) -> Array:
+        score = rng.standard_normal((block.shape[0], bias.size), dtype=kind.type)
         score *= noise
         score += block @ loadings.T
         if own.shape[1]:
@@ -229,10 +242,9 @@ def route(
                 score += weight * alone[:, partner]
             score *= scale
         score += bias
-        if groups is not None:
-            _leave_groups(score, *groups)
-        out[begin : begin + ROWS_PER_BLOCK] = _best(score, topk)
-    return out
+        return score
+
+    return by_scale
 
 
 def _mixing(
@@ -288,7 +300,7 @@ def _leave_groups(score: Array, num_groups: int, topk_group: int) -> None:
 
 
 def route_layers(
-    model: LatentModel,
+    model: LatentModel | KindModel,
     shared: Floats,
     seed: int,
     on_layer: Callable[[int], None] | None = None,

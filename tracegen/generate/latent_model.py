@@ -174,21 +174,3 @@ def sparse(values: Floats) -> Floats:
     square = (QUIET**4 + 6 * QUIET**2 + 3) * over - (QUIET**3 + 5 * QUIET) * density
     made: Floats = (np.maximum(values - QUIET, 0) ** 2 - mean) / np.sqrt(square - mean**2)
     return made
-
-
-def fast_correlation(distance: int) -> float:
-    """Correlation of the fast latents of two tokens of a request.
-
-    Parameters
-    ----------
-    distance
-        In tokens, 0 and more.
-
-    Examples
-    --------
-    >>> [round(fast_correlation(distance), 2) for distance in range(4)]
-    [1.0, 0.62, 0.14, 0.0]
-    """
-    kernel = np.array(FAST_KERNEL)
-    overlap = kernel[distance:] @ kernel[: max(len(kernel) - distance, 0)]
-    return float(overlap / (kernel @ kernel))

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tracegen.generate.latent_draw import latents, route_layers
-from tracegen.generate.latent_model import LatentModel
+from tracegen.generate.latent_draw import route_layers
+from tracegen.generate.latent_kinds import KindModel, latents
 from tracegen.trace import provenance
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.checks import boundaries
@@ -16,7 +16,7 @@ from tracegen.trace.tables import DECODE, RequestTable, TokenTable, TraceInfo
 
 
 def synthesise(
-    model: LatentModel,
+    model: KindModel,
     like: RoutingTrace,
     *,
     seed: int = 0,
@@ -61,7 +61,7 @@ def synthesise(
     )
 
 
-def _tables(model: LatentModel, phase: int, seed: int) -> tuple[TokenTable, RequestTable]:
+def _tables(model: KindModel, phase: int, seed: int) -> tuple[TokenTable, RequestTable]:
     """Requests with lengths as described, in random order, one token per step."""
     rng = np.random.default_rng(seed)
     count = model.num_requests

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tracegen.errors import UserError
 from tracegen.trace.arrays import Array, Floats
@@ -135,3 +136,25 @@ def distinct(visited: Array, number: int) -> Array:
     new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     counts: Array = (new & (ordered < number)).sum(axis=1)
     return counts
+
+
+def indicators(ids: Array, num_experts: int) -> npt.NDArray[np.float32]:
+    """Indicators of the visits of each token to each expert of each layer.
+
+    Parameters
+    ----------
+    ids
+        Shape (layer, token, k); ids of `num_experts` and more are empty slots.
+    num_experts
+        Of a layer.
+
+    Returns
+    -------
+    0 or 1, shape (token, layer * expert).
+    """
+    layers, tokens, _ = ids.shape
+    out = np.zeros((tokens, layers, num_experts + 1), np.float32)
+    row = np.arange(tokens)[:, None]
+    for layer in range(layers):
+        out[row, layer, np.minimum(ids[layer].astype(np.int64), num_experts)] = 1
+    return np.ascontiguousarray(out[:, :, :num_experts]).reshape(tokens, -1)

@@ -12,8 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from tracegen.stats.moments import indicators
-from tracegen.stats.sample import Sample, Statistic, distinct, jackknifed, sample_of
+from tracegen.stats.sample import (
+    Sample,
+    Statistic,
+    distinct,
+    indicators,
+    jackknifed,
+    sample_of,
+)
 from tracegen.trace.arrays import Array, Floats
 from tracegen.trace.routing import RoutingTrace
 

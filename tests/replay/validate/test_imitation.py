@@ -69,7 +69,7 @@ def imitation(monkeypatch, change=1.0):
     made = prefill_trace(1)
     monkeypatch.setattr("tracegen.imitate.fit.fit", lambda *_, **__: Fake())
     monkeypatch.setattr("tracegen.imitate.synthesis.synthesise", lambda *_, **__: made)
-    monkeypatch.setattr("tracegen.generate.latent_file.dumps", lambda _: "x = 1\n")
+    monkeypatch.setattr("tracegen.generate.kind_file.dumps", lambda _: "x = 1\n")
     monkeypatch.setattr("replay.cli.imitate._rows", lambda *_: rows)
 
 
@@ -124,22 +124,18 @@ def test_what_cannot_be_written_is_refused_before_the_fit(tmp_path, extra, messa
 
 @pytest.mark.extended
 def test_an_imitation_of_gpt_oss_has_its_statistics_and_its_layer_times(tmp_path):
-    """Every statistic within 10 %, the strongest pair within 20 %, layer times within 3 %."""
+    """At most two rows outside, every statistic within 7 %, layer times within 3 %."""
     report = tmp_path / "report.json"
     arguments = ["trace", "imitate", "gpt-oss-20b-decode", "--report", str(report)]
     arguments += ["--out", str(tmp_path / "i.h5"), "--parameters", str(tmp_path / "p.toml")]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code in (0, UNFIT), done.output
     rows = json.loads(report.read_text())["rows"]
-    # Of what the command says, as it stands today: co-activation, the next layer, single experts.
-    assert sum(row["outside"] for row in rows) <= 8
-    assert len(rows) == 42
+    # Batches of 4,096 tokens are a dozen requests: of all rows, seeds differ most in these.
+    assert sum(row["outside"] for row in rows) <= 2
+    assert len(rows) >= 42
     for row in rows:
-        limit = 0.1
-        if row["name"] == "pair_max":
-            limit = 0.2
-        if row["name"].startswith("layer_time"):
-            limit = 0.03
+        limit = 0.03 if row["name"].startswith("layer_time") else 0.07
         assert abs(row["difference"]) < limit, row
-    assert (tmp_path / "p.toml").stat().st_size < 200_000
+    assert (tmp_path / "p.toml").stat().st_size < 300_000
     assert tracegen.load(str(tmp_path / "i.h5")).num_tokens == pytest.approx(215_438, rel=0.01)
