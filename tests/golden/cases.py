@@ -276,6 +276,27 @@ CASES: dict[str, Case] = {
         },
         settings={"precision": "bf16"},
     ),
+    # Two nodes of eight GPUs, under every scheme that knows a network between them.
+    "two-nodes": Case(
+        system="dgx-h100-x2",
+        generate={
+            "kind": "zipf",
+            "model": "olmoe-1b-7b",
+            "ranks": 16,
+            "tokens_per_rank": 9,
+            "layers": 1,
+            "phase": "decode",
+            "seed": 33,
+            "skew": 0.6,
+        },
+        settings={},
+        without=tuple(name for name, one in COMPARED.items() if not one.network),
+        more=(
+            Run("nccl-alltoall", {"pxn": False}),
+            Run("tutel", {"use_2dh": True}),
+            Run("pangu", {"chunks": 4}),
+        ),
+    ),
     # A recorded trace without ranks: tokens of three layers and two steps, batched by us.
     "recorded-decode": Case(
         system="dgx-h100",
