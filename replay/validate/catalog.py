@@ -33,6 +33,7 @@ TABLES: dict[str, Table] = {
         blackwell.LOW_LATENCY,
         pushed_rows.DEEPEP_V2,
         pushed_rows.HYBRID_EP,
+        pushed_rows.HYBRID_EP_INTERNODE,
         deepep.INTERNODE,
         deepep.INTERNODE_NOTIFY,
         deepep.LOW_LATENCY_INTERNODE,

@@ -13,8 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from replay.machine.kinds import Kind
 from replay.schemes.deepep import elastic_kernels
+from replay.schemes.deepep.messages import NODE_GPUS
 from replay.schemes.hybrid_ep import kernels as hybrid
 from replay.schemes.hybrid_ep.scheme import HybridEpOptions
 from replay.validate.bench import Bench, uniform_work
@@ -25,7 +28,9 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
     from replay.work.layer import LayerWork
 
+BETWEEN = "-ib"  # of the name of a machine of several nodes
 NAMED_BYTES = 12  # an expert's id and weight, per choice, as DeepEP's test counts them
+FEWEST_SMS = 4
 MANY_GPUS = 24  # from which HybridEP's 16 SMs no longer push FP8 rows at their rate
 
 Replayed = Callable[[Bench, Row, "LayerWork"], float]
@@ -58,7 +63,10 @@ def _hybrid_us(bench: Bench, row: Row, work: LayerWork) -> float:
         split = machine.sms.split("hybrid-ep", {"num_sms": row["num_sms"]})
         add(work, machine, split, row["num_sms"], HybridEpOptions().chunk_tokens, start)
 
-    timeline = bench.timeline(bench.system(row["system"]), row["num_gpus"], build)
+    name, gpus = row["system"], row["num_gpus"]
+    between = name.endswith(BETWEEN)
+    domains = {"fabric__num_domains": gpus // NODE_GPUS} if between else {}
+    timeline = bench.timeline(bench.system(name.removesuffix(BETWEEN), **domains), gpus, build)
     if is_dispatch:
         return _span_us(timeline, Kind.DISPATCH_SEND, Kind.DISPATCH_DOWN)
     return _span_us(timeline, Kind.COMBINE_SEND, Kind.COMBINE_RECEIVE)
@@ -89,6 +97,23 @@ def _span_us(timeline: Timeline, first: Kind, last: Kind) -> float:
     return float(span) / 1e6
 
 
+def _between_bandwidths(bench: Bench, rows: Sequence[Row]) -> list[float]:
+    """GB/s of a row for each (token, node), the own one included, of each row of the table."""
+    predicted = []
+    for row in rows:
+        gpus = row["num_gpus"]
+        work = uniform_work(
+            gpus, row["tokens_per_rank"], gpus * row["experts_per_gpu"], row["topk"],
+            row["hidden"], row["rows"],
+        )  # fmt: skip
+        nodes = gpus // NODE_GPUS
+        crossed = len(np.unique(work.copy_token * nodes + work.copy_rank // NODE_GPUS)) / gpus
+        is_dispatch = row["phase"] == "dispatch"
+        each = work.dispatch_row_bytes if is_dispatch else work.combine_row_bytes
+        predicted.append(crossed * each / _hybrid_us(bench, row, work) / 1000)
+    return predicted
+
+
 HYBRID_EP = Table(
     name="hybrid_ep",
     title="HybridEP's kernels alone, 8 x B200, 8 to 36 x GB200",
@@ -107,6 +132,19 @@ HYBRID_EP = Table(
     measured="bandwidth_GB_per_s",
     systems=("hgx-b200", "gb200-nvl72"),
 )  # fmt: skip
+
+HYBRID_EP_INTERNODE = Table(
+    name="hybrid_ep_internode",
+    title="HybridEP's kernels alone, 16 to 64 x H100 on two to eight nodes",
+    unit="GB/s",
+    size="num_gpus",
+    bounds=(
+        Bound("4 SMs", 20, lambda row: row["num_sms"] == FEWEST_SMS),
+        Bound("8 and 16 SMs", 10, lambda row: row["num_sms"] > FEWEST_SMS),
+    ),
+    predict=_between_bandwidths,
+    measured="bandwidth_GB_per_s",
+)
 
 DEEPEP_V2 = Table(
     name="deepep_v2",

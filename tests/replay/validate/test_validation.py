@@ -27,6 +27,7 @@ SLOW = (
     "deepep_normal_b200",
     "deepep_internode",
     "hybrid_ep",
+    "hybrid_ep_internode",
     "cann_ep_normal",
     "moe_skewed",
     "moe_deepgemm",
@@ -38,6 +39,8 @@ LARGE = {"gemm": "FP8, m >= 256", "moe_compute": "fewer pairs than experts"}
 def cheap(row):
     if row.table in ("hybrid_ep", "deepep_v2"):  # none has few tokens
         return row["num_gpus"] == 8
+    if row.table == "hybrid_ep_internode":
+        return row["num_gpus"] == 16 and row["num_sms"] == 16 and row["phase"] == "combine"
     if row.table == "cann_ep_normal":
         return row["ep_size"] == 8
     return row.setting.get("tokens_per_rank", 0) <= MOST_TOKENS
@@ -128,7 +131,8 @@ def test_the_tables_are_the_published_ones():
         "links": 18, "nccl_collectives": 252,
         "nccl_collectives_b200": 168, "custom_allreduce": 207, "deepep_normal": 1380,
         "deepep_normal_b200": 552,
-        "deepep_low_latency_b200": 44, "deepep_v2": 4, "hybrid_ep": 33, "nccl_ep": 8,
+        "deepep_low_latency_b200": 44, "deepep_v2": 4, "hybrid_ep": 33, "hybrid_ep_internode": 27,
+        "nccl_ep": 8,
         "deepep_low_latency": 66, "deepep_internode": 276, "deepep_internode_notify": 276,
         "deepep_low_latency_internode": 52,
         "gemm": 1554, "gemm_few_tiles": 488, "moe_compute": 891,
