@@ -46,7 +46,7 @@ def test_a_result_of_the_first_schema_holds_what_it_held(name: str) -> None:
         assert measures["mechanisms"].pop("cache") == {}, "the first schema had none"
         for unknown, place in (
             ("exposure", measures), ("sm_time_us", measures), ("token_latency_from_start_us", part),
-            ("memory", part),
+            ("memory", part), ("network", measures), ("sampled_nodes", part),
         ):  # fmt: skip
             assert place.pop(unknown, None) is None, "the first schema did not say"
         assert {**measures, **part} == was
@@ -69,7 +69,11 @@ def test_a_result_of_the_first_schema_can_be_run_again(name: str, small) -> None
     assert after.system.name == before.system.name
     assert after.system.num_gpus == before.system.num_gpus
     # What was described then is the same; more may be described now.
-    assert before.system.values.items() <= after.system.values.items()
+    now, then = after.system.values, dict(before.system.values)
+    parts = now["nic.post_ns"] + 6 * now["pcie.latency_ns"] + now["network.leaf_ns"]
+    assert then.pop("nic.put_latency_us") == parts / 1000, "told in its parts today"
+    assert then.pop("nic.cross_rail_us") == now["network.spine_ns"] / 1000
+    assert {key: now[key] for key in then} == then
     assert after.scheme.name == before.scheme.name
     assert [trial.options for trial in after.scheme.tuned[:1]] == [
         trial.options for trial in before.scheme.tuned[:1]

@@ -119,7 +119,7 @@ def test_where_it_means_nothing_it_is_refused() -> None:
     with pytest.raises(UserError, match="12 GPUs are no whole nodes of 8"):
         few = generate("uniform", "deepseek-v3", ranks=12, tokens_per_rank=2, layers=1)
         replay.run(few, scheme="deepep-ll", system="dgx-h100-x2", layer=0, sample_nodes=1)
-    for setting in ({"network.oversubscription": 2.0}, {"network.slow": ["node 1 = 0.5"]}):
+    for setting in ({"network.oversubscription": 2.0}, {"fabric.slow": ["node 1 = 0.5"]}):
         with pytest.raises(UserError, match="have to be alike and not in each other's way"):
             replayed(trace, 1, overrides=setting)
     two = generate("uniform", "deepseek-v3", ranks=16, tokens_per_rank=4, layers=2)

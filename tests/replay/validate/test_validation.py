@@ -166,7 +166,7 @@ def test_parts_of_a_table_do_not_overlap_and_cover_it():
         ("deepep_internode", {"warp.bulk_ns": 40.0}),
         ("deepep_internode", {"hbm.latency_ns": 900.0}),
         ("deepep_internode_notify", {"overheads.fence_us": 0.0}),
-        ("deepep_internode_notify", {"nic.put_latency_us": 2.0}),
+        ("deepep_internode_notify", {"nic.post_ns": 0.0}),
         ("deepep_v2", {"gpu.sm_push_GB_per_s": 8.0}),
         ("deepep_low_latency_internode", {"nic.efficiency": 0.5}),
         ("moe_compute", {"hbm.stream_efficiency": 0.5}),
