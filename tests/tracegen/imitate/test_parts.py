@@ -48,6 +48,14 @@ def test_equal_tokens_still_make_as_many_kinds_as_asked_for():
     assert (tokens >= 1).all()
 
 
+def test_a_kind_of_few_tokens_is_found_among_many_that_are_the_same():
+    """Centres that start on equal tokens move to those that no centre is near to."""
+    points = np.array([0.0] * 97 + [10.0, 20.0, 30.0])[:, None]
+    found, tokens = kinds.centres(points, 4, seed=0)
+    assert sorted(found[:, 0]) == [0, 10, 20, 30]
+    assert sorted(tokens) == [1, 1, 1, 97]
+
+
 def partners(counts, same):
     """For every token that has any, its partners."""
     request = np.repeat(np.arange(len(counts)), counts)
