@@ -68,7 +68,7 @@ class Pangu(StagedScheme):
     overlap = "parts between nodes beside parts inside, if there are several"
     phases_separated = False
     validity = "measured by its authors on Ascend NPUs; on GPUs nobody has"
-    candidates = MappingProxyType({"chunks": (1, 2, 4, 8)})
+    candidates = MappingProxyType({"chunks": (1, 2, 4, 8), "channels": (0, 8, 16)})
     options: PanguOptions = PanguOptions()
 
     def carries(self, work: LayerWork) -> Carried:

@@ -172,8 +172,8 @@ def test_who_is_tuned(scheme: str, tuned_when_asked: dict[bool | None, bool], sy
             assert not same or runs[other].spec == result.spec
 
 
-GRAINS = {"overlap_degree", "group_size"}
-"""What Tutel and FasterMoE choose beside: how fine the steps are into which they cut a layer."""
+GRAINS = {"overlap_degree", "group_size", "chunks"}
+"""What Tutel, FasterMoE and Pangu choose beside: how fine the steps of a layer are."""
 
 
 OF_OVERLAP = {"overlap_sms"}  # which nothing has unless single-batch overlap is asked for
