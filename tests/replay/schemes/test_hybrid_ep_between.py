@@ -81,7 +81,7 @@ def test_the_way_of_a_row_out(expert: int) -> None:
     graph, machine = built(rows_to(expert), "dispatch", nodes(2))
     costs = machine.costs
     pushed = costs.sm_store(ROW).ps + costs.memory_load().ps
-    across = put_ps(machine.system, ROW) + costs.poll().ps if expert >= 8 else 0
+    across = put_ps(machine.system, ROW) + int(costs.poll().ps) if expert >= 8 else 0
     timeline = schedule(graph)
     arrived = timeline.end_ps + graph.latency_ps
     rows = np.isin(graph.kind, [Kind.DISPATCH_SEND, Kind.DISPATCH_DOWN])
@@ -97,7 +97,8 @@ def test_the_way_of_a_row_back(expert: int) -> None:
     pulled += moved_ps(machine, expert, is_load=True)
     across = 0
     if expert >= 8:  # the sum of one row is written, posted, and read by its owner
-        across = costs.sm_add(0, ROW).ps + memory + put_ps(machine.system, ROW) + costs.poll().ps
+        across = int(costs.sm_add(0, ROW).ps + memory + costs.poll().ps)
+        across += put_ps(machine.system, ROW)
     added = costs.sm_add(ROW if expert >= 8 else 0, ROW).ps + costs.memory_load().ps
     assert schedule(graph).makespan_ps == pulled + across + added + memory
 
