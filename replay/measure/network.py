@@ -57,6 +57,11 @@ def carried_between_domains(
             ]
     if not ports:
         return None
+    return network_of(ports)
+
+
+def network_of(ports: dict[str, list[NetworkPort]]) -> Network:
+    """Put ports, by class, together with the rails that their cards are on."""
     cards = [ports[PORT_NAMES[PORTS.index(of)]] for of in CARDS]
     rails = [_rail(number, *cards) for number in sorted({card.leaf for card in cards[0]})]
     carried = [rail.sent_bytes + rail.received_bytes for rail in rails]

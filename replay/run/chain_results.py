@@ -124,7 +124,9 @@ def layer_result(link: ChainLink, chain: Chain, timeline: Timeline, scheme: Sche
     sample = chain.last_work.sample
     measured = measures(*chain.built, timeline, phases_separated=in_turn)
     if sample is not None:
-        measured = of_gpus(measured, np.flatnonzero(sample.holds).tolist())
+        ranks = np.flatnonzero(sample.holds)
+        cards = chain.built.machine.domains.gpu[ranks]
+        measured = of_gpus(measured, ranks.tolist(), cards.tolist())
     return LayerResult(
         **link.which(),
         is_backward=link.is_backward,

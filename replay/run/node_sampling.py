@@ -85,7 +85,7 @@ def check_nodes(spec: RunSpec, system: System, num_ranks: int, *, is_chain: bool
         message = f"{asked}: all {num_ranks} GPUs are in one NVLink domain of {domains.size}"
     elif not domains.even:
         message = f"{asked}: {num_ranks} GPUs are no whole nodes of {domains.size}"
-    elif values["network.oversubscription"] > 1 or values["fabric.slow"]:
+    elif values.get("network.oversubscription", 1) > 1 or values.get("fabric.slow"):
         message = (
             f"{asked}: nodes have to be alike and not in each other's way; leave out "
             "network.oversubscription and fabric.slow, or replay all nodes"

@@ -101,6 +101,9 @@ def test_the_result_says_what_it_is() -> None:
     some = replayed(trace, 1)
     (layer,) = some.layers
     assert len(layer.measures.rank_end_us) == 8
+    first = 8 * layer.sampled_nodes[0]
+    cards = [port.name for port in layer.measures.network.ports["nic-out"]]
+    assert cards == [f"nic-out {card}" for card in range(first, first + 8)]
     assert layer.token_latency_us.num_tokens == 8 * 12
     assert layer.routing.num_pairs == 24 * 12 * 8  # of the whole
     error, text = error_of("deepep-ll", 1), " ".join(replay.summary(some).split())
