@@ -12,6 +12,7 @@ import csv
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import replay
 import tracegen
@@ -27,13 +28,13 @@ SIZES = ((16, 256), (32, 64), (32, 256), (64, 64))
 
 def traces() -> Iterator[tuple[str, int, int, tracegen.RoutingTrace]]:
     """Routing, GPUs, tokens per GPU, and the trace."""
+    drawn: dict[str, Any] = {"model": "deepseek-v3", "layers": 1, "seed": 2}
     for routing, skew in SKEWS.items():
         for gpus, tokens in SIZES:
-            sizes = {"ranks": gpus, "tokens_per_rank": tokens, "layers": 1, "seed": 2}
-            kind, given = ("uniform", {}) if skew is None else ("zipf", {"skew": skew})
-            yield routing, gpus, tokens, generate(kind, "deepseek-v3", **sizes, **given)
-    sizes = {"ranks": 32, "tokens_per_rank": 64, "layers": 1, "seed": 2}
-    limited = generate("uniform", "deepseek-v3", **sizes, group_limited=True)
+            given = {"kind": "uniform"} if skew is None else {"kind": "zipf", "skew": skew}
+            made = generate(ranks=gpus, tokens_per_rank=tokens, **drawn, **given)
+            yield routing, gpus, tokens, made
+    limited = generate("uniform", ranks=32, tokens_per_rank=64, group_limited=True, **drawn)
     yield "group-limited", 32, 64, limited
     recorded = tracegen.load("gpt-oss-20b-decode", layers=[12])
     for gpus in (16, 32):
@@ -43,7 +44,7 @@ def traces() -> Iterator[tuple[str, int, int, tracegen.RoutingTrace]]:
 def rows_of(scheme: str) -> Iterator[dict[str, str]]:
     """Compare, trace by trace."""
     for routing, gpus, tokens, trace in traces():
-        settings = {
+        settings: dict[str, Any] = {
             "scheme": scheme, "system": f"dgx-h100-x{gpus // 8}", "layer": 0, "ranks": gpus,
             "tokens_per_rank": None if trace.num_ranks else tokens, "precision": "bf16",
             "tune": False,
