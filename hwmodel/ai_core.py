@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hwmodel.specs import AiCoreSpec
+from hwmodel.tables import AiCoreSpec
 from hwmodel.units import ps_from_us
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from hwmodel.errors import UserError, unknown
 from hwmodel.memory import L2, Hbm
-from hwmodel.specs import ComputeSpec, GpuSpec, OverheadsSpec
+from hwmodel.tables import ComputeSpec, GpuSpec, OverheadsSpec
 from hwmodel.tiles import TileGrid
 from hwmodel.units import IntArray, Rate, Whole, ceil_div, exact, ps_from_ns, ps_from_us, whole
 

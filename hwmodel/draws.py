@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from hwmodel.specs import Quantity, Range, SystemSpec
+from hwmodel.quantity import Quantity, Range
+from hwmodel.specs import SystemSpec
 from hwmodel.system import System
 
 INSIDE = 0.9

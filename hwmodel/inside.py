@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hwmodel.errors import UserError
-from hwmodel.specs import GroupsSpec, SystemSpec
+from hwmodel.specs import SystemSpec
+from hwmodel.tables import GroupsSpec
 from hwmodel.units import Rate, ps_from_ns
 
 

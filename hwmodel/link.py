@@ -18,7 +18,7 @@ from fractions import Fraction
 from typing import Any, Literal, overload
 
 from hwmodel.errors import UserError, unknown
-from hwmodel.specs import LinkSpec
+from hwmodel.tables import LinkSpec
 from hwmodel.units import (
     BYTES_PER_GB,
     PS_PER_S,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hwmodel.specs import GpuSpec, HbmSpec
+from hwmodel.tables import GpuSpec, HbmSpec
 from hwmodel.units import BYTES_PER_MIB, Rate, Whole, exact, ps_from_ns
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hwmodel.specs import NcclSpec
+from hwmodel.tables import NcclSpec
 from hwmodel.units import Rate, Whole, ps_from_us, scale_up
 
 

@@ -12,7 +12,7 @@ LISTED = ("dgx-h100-x2", "dgx-h100-x4", "dgx-h100-x8")
 """Names that lists show; any other number of nodes, and of any preset of one domain, does too."""
 
 MOST_GPUS = 1 << 16
-"""Of all nodes together: what `hwmodel.specs.Units` counts."""
+"""Of all nodes together: what `hwmodel.quantity.Units` counts."""
 
 _NAME = re.compile(r"(?P<base>.+)-x(?P<count>[0-9]+)")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hwmodel.errors import unknown
-from hwmodel.specs import OverheadsSpec
+from hwmodel.tables import OverheadsSpec
 from hwmodel.units import ps_from_ns, ps_from_us, whole
 
 

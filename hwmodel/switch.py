@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from hwmodel.link import Link
-from hwmodel.specs import SwitchSpec
+from hwmodel.tables import SwitchSpec
 from hwmodel.units import PS_PER_S, Rate, Whole, exact, ps_from_ns, scale_up, whole
 
 ADDER_BYTES = 4

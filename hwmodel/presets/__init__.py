@@ -14,6 +14,6 @@ Most tables are in every file. ``[warp]`` and ``[nccl]`` are of machines that ru
 ``[ai_core]`` of those that run CANN; ``[mesh]`` is of machines without switches, ``[groups]`` of
 those whose GPUs of a domain are in groups.
 
-``moereplay hardware show NAME`` lists all keys; :mod:`hwmodel.specs` says what each
+``moereplay hardware show NAME`` lists all keys; :mod:`hwmodel.tables` says what each
 means. Pass the path where a name is expected.
 """

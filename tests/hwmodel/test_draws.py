@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import hwmodel
 from hwmodel.draws import FACTORS, MOST_DEVIATIONS, SUMS, draw, spreads, uncertain, unstated
 from hwmodel.errors import UserError
-from hwmodel.specs import Range, keys
+from hwmodel.quantity import Range
+from hwmodel.specs import keys
 
 SYSTEMS = [pytest.param(hwmodel.load(name), id=name) for name in hwmodel.names()]
 DEVIATIONS = st.dictionaries(st.sampled_from(keys()), st.floats(-5, 5))
