@@ -9,18 +9,15 @@ In(g) the copies that GPU g receives of other GPUs' tokens, the payload of GPU g
     combine:  up B_c x In(g), down B_c x sum of r(t) over g's tokens
 
 Between nodes a token goes once to each node that has one of its experts, to the GPU of the same
-index, which forwards it; the way back is the reverse, with a sum at that GPU and one at the owner
-(`internode`, `internode_combine`, `internode_notify`).
+index, which forwards it; the way back is the reverse, with a sum at that GPU and one at the owner.
 
-Source: deepseek-ai/DeepEP at dd758ca, ``csrc/kernels/legacy/intranode.cu`` and the legacy buffer:
-one copy per (token, GPU); channels of one sending and one receiving SM; chunks stored into a ring
-on the receiver, which copies them out and returns the room; in the combine each GPU first adds
-the rows of its own experts, and the owner's receiving SMs add what comes from the GPUs in FP32.
+Here are the scheme's options, what it needs, and its stages; the kernels are in `intranode`,
+`internode` and `internode_combine`, what they exchange before the rows in `notify` and
+`internode_notify`, the engine's kernels around them in `stack`.
 
-A block's 24 warps are split evenly over the peers, and each group looks at every token of its
-channel for the ones that go to its peer. A group's time is that of its loop (tokens looked at,
-rows copied in rounds of a few loads), so a channel has a rate of its own long before links or
-memory do; measured times step up where a channel's tokens no longer fit its adding warps at once.
+Source: deepseek-ai/DeepEP at dd758ca, ``csrc/kernels/legacy`` and the legacy buffer: one copy per
+(token, GPU); in the combine each GPU first adds the rows of its own experts, and the owner adds
+what comes from the GPUs in FP32.
 """
 
 from __future__ import annotations
@@ -35,21 +32,22 @@ from replay.compute.casts import cast_before_dispatch, cast_received
 from replay.compute.experts import separate_kernels
 from replay.compute.row_tiles import padded_rows
 from replay.compute.shared import shared_before_wait
-from replay.machine import rings
 from replay.machine.domains import Domains
-from replay.machine.kinds import COMBINE, DISPATCH, Kind
+from replay.machine.kinds import Kind
 from replay.machine.times import MemoryTraffic
 from replay.schemes import memory
 from replay.schemes.deepep import (
     internode,
     internode_combine,
     internode_notify,
+    intranode,
     notify,
     stack,
 )
 from replay.schemes.deepep.buffers import VLLM_BYTES, rdma_ring_bytes, ring_bytes
 from replay.schemes.deepep.configs import NODES, Config, asked, shipped
-from replay.schemes.deepep.crossings import Crossings, channels_of_tokens
+from replay.schemes.deepep.crossings import Crossings
+from replay.schemes.deepep.intranode import INDEX_BYTES, WEIGHT_BYTES
 from replay.schemes.deepep.messages import NODE_GPUS
 from replay.schemes.deepep.notify import EXPERT_ID_BYTES
 from replay.schemes.deepep.stack import STACKS
@@ -57,7 +55,6 @@ from replay.schemes.facts import Buffer
 from replay.schemes.options import Options, option
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
 from replay.schemes.staged import StagedScheme
-from replay.work.ragged import places_in_runs
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -66,15 +63,9 @@ if TYPE_CHECKING:
     from replay.schemes.staged import Stages
     from replay.work.layer import LayerWork
 
-BLOCK_WARPS = 24  # 768 threads
-DISPATCH_UNROLL, COMBINE_UNROLL = 5, 4  # loads of a lane in flight (UNROLLED_WARP_COPY)
-STAGES = 2  # a received row is copied in two halves, each loaded and stored before the next
-
 EXTRAPOLATED = "extrapolated: GPUs of the domain beyond the 8 that V1's kernels know"
 BARE = "bare"  # the stack that is nobody's
 LEAST_BETWEEN = 4  # SMs: the notify kernel has blocks for three things
-INDEX_BYTES = 4  # source index of a row
-WEIGHT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -320,11 +311,9 @@ class DeepEp(StagedScheme):
 
     def dispatch_kernel(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
         """Add the dispatch kernel alone, once it runs: (rank,) marks of its end."""
-        if machine.num_domains == 1:
-            return self._dispatch(work, machine, begun)
+        kernel = intranode.dispatch if machine.num_domains == 1 else internode.dispatch
         config, _ = self._configs(work.num_ranks, machine.num_domains)
-        channels = self.options.num_sms // 2
-        return internode.dispatch(work, machine, config, channels, self._sms(machine), begun)
+        return kernel(work, machine, config, self.options.num_sms // 2, self._sms(machine), begun)
 
     def combine(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add notify and combine kernels: (rank,) marks of the end."""
@@ -338,11 +327,9 @@ class DeepEp(StagedScheme):
 
     def combine_kernel(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
         """Add the combine kernel alone, once it runs: (rank,) marks of its end."""
-        if machine.num_domains == 1:
-            return self._combine(work, machine, begun)
+        kernel = intranode.combine if machine.num_domains == 1 else internode_combine.combine
         _, config = self._configs(work.num_ranks, machine.num_domains)
-        channels = self.options.num_sms // 2
-        return internode_combine.combine(work, machine, config, channels, self._sms(machine), begun)
+        return kernel(work, machine, config, self.options.num_sms // 2, self._sms(machine), begun)
 
     def _sms(self, machine: Machine) -> Split:
         """SMs of one of the two kernels, which follow one another."""
@@ -360,90 +347,3 @@ class DeepEp(StagedScheme):
             return dispatch, combine
         room = max(dispatch.ring, combine.ring)
         return dispatch._replace(ring=room), combine._replace(ring=room)
-
-    def _dispatch(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
-        """Dispatch kernel: (rank,) marks of its end."""
-        (chunk_rows, ring_rows, *_), _ = self._configs(work.num_ranks, 1)
-        costs, row_bytes, n = machine.costs, work.dispatch_row_bytes, work.num_ranks
-        sms = self._sms(machine)
-        meta = INDEX_BYTES + work.expert_ids.shape[1] * (EXPERT_ID_BYTES + WEIGHT_BYTES)
-        channel = channels_of_tokens(work, self.options.num_sms // 2)
-        chunks = rings.cut(work.copy_source, work.copy_rank, channel[work.copy_token], chunk_rows)
-        # Warps of a group share its rows; every warp looks at all tokens of the channel.
-        readers = len(work.copy_token) / max(work.num_tokens, 1)
-        looked_at = self._tokens_up_to(work, channel, chunks)
-        a_row = costs.warp_copy(row_bytes, unroll=DISPATCH_UNROLL, readers=readers)
-        busy = costs.warp_scan(looked_at * -(-n // BLOCK_WARPS))
-        busy += a_row * -(-chunks.rows * n // BLOCK_WARPS)
-        senders = sms.warp_lanes("deepep-send", self.options.num_sms // 2, n)
-        sent = rings.send(
-            machine, DISPATCH, chunks, senders[chunks.src, chunks.channel, chunks.dst], busy,
-            row_bytes, begun, meta_bytes=meta,
-        )  # fmt: skip
-        machine.notes.follow("sent", work.copy_token, sent.send[chunks.of_row])
-        moved = 2 * chunks.rows * (row_bytes + meta)
-        copied = machine.stream(DISPATCH.memory, moved, chunks.dst, sent.arrived)
-        receivers = sms.warp_lanes("deepep-recv", self.options.num_sms // 2, n)
-        a_row = (costs.memory_load() + costs.cache_load()) * STAGES
-        received = machine.serve(
-            receivers[chunks.dst, chunks.channel, chunks.src],
-            a_row * -(-chunks.rows * n // BLOCK_WARPS),
-            kind=DISPATCH.receive, rank=chunks.dst, after=copied,
-        )  # fmt: skip
-        machine.graph.edges(begun[chunks.dst], received)
-        rings.return_room(machine, DISPATCH, chunks, sent, received, ring_rows)
-        return machine.gather(
-            np.concatenate((sent.send, received)), np.concatenate((chunks.src, chunks.dst)), begun
-        )
-
-    def _tokens_up_to(self, work: LayerWork, channel: Ints, chunks: rings.Chunks) -> Ints:
-        """(chunk,): tokens of the channel looked at from the end of the chunk before to its end."""
-        lane = work.source_rank * (self.options.num_sms // 2) + channel
-        place = places_in_runs(lane)
-        last = np.zeros(len(chunks), np.int64)
-        np.maximum.at(last, chunks.of_row, place[work.copy_token] + 1)
-        before = np.concatenate(([0], last[:-1]))
-        is_first = np.diff(chunks.lane, prepend=-1) != 0
-        looked_at: Ints = last - np.where(is_first, 0, before)
-        return looked_at
-
-    def _combine(self, work: LayerWork, machine: Machine, begun: Ints) -> Ints:
-        """Combine kernel: (rank,) marks of its end."""
-        _, (chunk_rows, ring_rows, *_) = self._configs(work.num_ranks, 1)
-        costs, row_bytes, n = machine.costs, work.combine_row_bytes, work.num_ranks
-        sms = self._sms(machine)
-        channels = self.options.num_sms // 2
-        channel = channels_of_tokens(work, channels)
-        chunks = rings.cut(work.copy_rank, work.copy_source, channel[work.copy_token], chunk_rows)
-        meta = INDEX_BYTES + work.expert_ids.shape[1] * WEIGHT_BYTES
-        a_row = costs.warp_copy(row_bytes, unroll=COMBINE_UNROLL)
-        senders = sms.warp_lanes("deepep-send", channels, n)
-        sent = rings.send(
-            machine, COMBINE, chunks, senders[chunks.src, chunks.channel, chunks.dst],
-            a_row * -(-chunks.rows * n // BLOCK_WARPS), row_bytes, begun, meta_bytes=meta,
-        )  # fmt: skip
-
-        # The owner's receiving SM adds its channel's tokens in order, a warp for each token.
-        waiting = np.minimum(np.bincount(chunks.lane, chunks.rows), ring_rows).sum() / n
-        sources = np.bincount(work.copy_token, minlength=work.num_tokens)
-        adders = sms.channels("deepep-add", channels)
-        a_sum = costs.warps_add(
-            sources, row_bytes, num_warps=BLOCK_WARPS - 1, waiting_bytes=int(waiting) * row_bytes
-        )
-        added = machine.serve(
-            adders[work.source_rank, channel], a_sum,
-            late=costs.warps_add_late(sources, row_bytes),
-            kind=COMBINE.receive, rank=work.source_rank, after=begun[work.source_rank],
-        )  # fmt: skip
-        machine.graph.edges(sent.arrived[chunks.of_row], added[work.copy_token])
-        sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, row_bytes))
-        written = machine.stream(COMBINE.memory, sums, work.source_rank, added)
-        machine.notes.follow("combined", np.arange(work.num_tokens), written)
-        last_reader = np.zeros(len(chunks), np.int64)
-        np.maximum.at(last_reader, chunks.of_row, work.copy_token)
-        rings.return_room(machine, COMBINE, chunks, sent, added[last_reader], ring_rows)
-        return machine.gather(
-            np.concatenate((sent.send, written)),
-            np.concatenate((chunks.src, work.source_rank)),
-            begun,
-        )
