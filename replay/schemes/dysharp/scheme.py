@@ -12,8 +12,8 @@ token is combined when its rows are ready.
 The variants are instances of `DySharp` with different parts: `DYSHARP` (in-switch computing and
 fusion), `DYSHARP_COMET` (in-switch computing, dispatch overlaps GEMM-1 and GEMM-2 overlaps
 combine), `DYSHARP_BASIC` (in-switch computing, kernels one after the other) and
-`DYSHARP_FUSION_ONLY` (fusion over ordinary stores and loads). `rows.py` moves the rows, `hub.py`
-has the tables at the destination.
+`DYSHARP_FUSION_ONLY` (fusion over ordinary stores and loads). `push.py` and `pull.py` move
+the rows, `messages.py` has what they share, `hub.py` the tables at the destination.
 
 A switch reaches the GPUs of its own domain. The paper replays several nodes and does not say how
 rows get from one to another. Here they do as DeepEP's: once per (token, domain) to the GPU of the
@@ -45,7 +45,8 @@ from replay.schemes.dysharp.options import (
     SwitchOptions,
     TwoKernelOptions,
 )
-from replay.schemes.dysharp.rows import Rows
+from replay.schemes.dysharp.pull import Pull
+from replay.schemes.dysharp.push import Push
 from replay.schemes.dysharp.units import Units
 from replay.schemes.facts import Buffer
 from replay.schemes.software import TYPICAL, Listed, Outline, experts, kernels
@@ -175,13 +176,13 @@ class DySharp(Scheme):
             if self.options.slots == "source"
             else None,
         )
-        rows = Rows(work, machine, self.options, units, hub, kernels)
-        arrived = rows.push(begun)
+        arrived, passed_on = Push(work, machine, self.options, units, hub, kernels[0]).push(begun)
         ready, beside, begun = self._experts(work, machine, units, hub, kernels, begun, arrived)
+        rows = Pull(work, machine, self.options, units, hub, kernels[1])
         notified = rows.notify(ready)
         complete = machine.mark(units.place, begun[units.place])
         machine.graph.edges(notified, complete[units.of_copy])
-        ends = rows.pull(begun, complete)
+        ends = rows.pull(begun, complete, passed_on)
         for tasks, ranks in beside:
             ends = machine.gather(tasks, ranks, ends)
         return ends
@@ -191,8 +192,8 @@ class DySharp(Scheme):
         begun = machine.kernel(start, "dispatch")
         units = Units(work, machine.domains)
         hub = Hub(work, machine, units, tlb_entries=self.options.tlb_entries)
-        rows = Rows(work, machine, self.options, units, hub, self._in_turn(machine))
-        arrived = rows.push(begun)
+        kernels = self._in_turn(machine)
+        arrived, passed_on = Push(work, machine, self.options, units, hub, kernels[0]).push(begun)
         landed = machine.gather(arrived, work.copy_rank, begun)
         dispatched = machine.sync.barrier(DISPATCH, landed, behind_stores=True)
         dispatched = cast_received(machine, work, work.matrix("pairs").sum(axis=0), dispatched)
@@ -202,7 +203,8 @@ class DySharp(Scheme):
         # Rows were placed by expert on arrival: no permute before the GEMMs, none after.
         done = separate_kernels(machine, work, pool, dispatched)
         begun = machine.sync.barrier(COMBINE, machine.kernel(done, "combine"))
-        return rows.pull(begun, machine.mark(units.place, begun[units.place]))
+        rows = Pull(work, machine, self.options, units, hub, kernels[1])
+        return rows.pull(begun, machine.mark(units.place, begun[units.place]), passed_on)
 
     # ---- experts ---------------------------------------------------------------------------------
 
