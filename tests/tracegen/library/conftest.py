@@ -85,15 +85,17 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("ETag", plan.etag)
         if plan.length:
             self.send_header("Content-Length", str(stop - start))
+        # Before the head is sent: whoever needs no more than that asks again at once.
+        most = plan.cut.pop(0) if plan.cut else None
         self.end_headers()
         with contextlib.suppress(OSError):
-            self.body(plan, bytearray(data[start:stop]))
+            self.body(plan, bytearray(data[start:stop]), most)
         return None
 
-    def body(self, plan, data):
+    def body(self, plan, data, most):
         if plan.spoil:
             data[len(data) // 2] ^= 1
-        if plan.cut and (most := plan.cut.pop(0)) is not None:
+        if most is not None:
             del data[most:]
         if plan.trickle and len(data) > 10_000:
             for byte in data:
