@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.run.replayer import run
+from replay.work.batch import tokens_of_each
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
 
 SCHEMES = ("nccl-alltoall", "deepep", "flux", "dysharp")
 """One row per expert, one per GPU, one that overlaps, one that uses the switch."""
-DECODE_BATCHES = {64: (0, 101)}
+DECODE_BATCHES: dict[int, tuple[int, ...]] = {64: (0, 101)}
 """Tokens of each rank to the steps that are replayed, far enough apart that no request repeats its
 tokens."""
-PREFILL_BATCHES = {64: (0, 1), 256: (0,)}
-"""Likewise; half the requests of a small trace still have so many tokens for each of 8 ranks."""
+PREFILL_BATCHES = {64: (0, 1), 256: (0, 1)}
+"""Likewise, and of these steps those for which every rank has tokens: half the requests of a small
+trace still have one of 256. Two tell more than one: a kernel whose tiles just fit into the L2
+cache takes half as long again in the next batch."""
 LAYERS = 8
 """Layers that are replayed, evenly spaced: halves of the real trace are replayed twenty times."""
 
@@ -102,8 +105,6 @@ def mean_times_us(
     UserError
         If the trace has too few tokens, or the system cannot be replayed so.
     """
-    from tracegen.trace.tables import PHASES
-
     few = np.unique(np.linspace(0, trace.num_layers - 1, LAYERS).round().astype(int))
     some = dataclasses.replace(
         trace,
@@ -113,15 +114,27 @@ def mean_times_us(
         flags=None,
         stored_content_id="",
     )
-    is_decode = PHASES[int(trace.tokens.phase[0])] == "decode"
     found = {}
     for scheme in schemes:
-        for tokens, steps in (DECODE_BATCHES if is_decode else PREFILL_BATCHES).items():
+        for tokens, steps in _batches(trace, system.num_gpus).items():
             times = layer_times_us(some, system, scheme, steps, tokens_per_rank=tokens)
             found[f"layer_time_{scheme}_{tokens}"] = float(np.mean(times))
         if progress is not None:
             progress()
     return found
+
+
+def _batches(trace: RoutingTrace, num_ranks: int) -> dict[int, tuple[int, ...]]:
+    """Tokens of each rank, to the steps that are replayed."""
+    from tracegen.trace.tables import PHASES
+
+    if PHASES[int(trace.tokens.phase[0])] == "decode":
+        return DECODE_BATCHES
+    most = tokens_of_each(trace, num_ranks)
+    return {
+        tokens: tuple(step for step in steps if step == 0 or (step + 1) * tokens <= most)
+        for tokens, steps in PREFILL_BATCHES.items()
+    }
 
 
 def compare_times(

@@ -223,12 +223,25 @@ def _by_request(
     return rows, np.append(begins, len(rows))
 
 
+def tokens_of_each(trace: RoutingTrace, num_ranks: int) -> int:
+    """Tokens that every rank has at least, where requests are dealt to the ranks in turn."""
+    _, indptr = _by_request(trace, np.arange(trace.num_tokens, dtype=np.int64))
+    return int(_dealt(np.diff(indptr), num_ranks)[1].min())
+
+
+def _dealt(
+    lengths: npt.NDArray[np.int64], num_ranks: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rank of every token of the requests, one after another, and tokens of every rank."""
+    owner = np.repeat(np.arange(len(lengths)) % num_ranks, lengths)
+    return owner, np.bincount(owner, minlength=num_ranks)
+
+
 def _prefill(trace: RoutingTrace, num_ranks: int, tokens_per_rank: int | None, step: int) -> Batch:
     """Deal the requests to the ranks in turn; each rank takes consecutive tokens of its own."""
     rows, indptr = _by_request(trace, np.arange(trace.num_tokens, dtype=np.int64))
     lengths = np.diff(indptr)
-    owner = np.repeat(np.arange(len(lengths)) % num_ranks, lengths)
-    available = np.bincount(owner, minlength=num_ranks)
+    owner, available = _dealt(lengths, num_ranks)
     least = int(available.min())
     wanted = tokens_per_rank
     if wanted is None:

@@ -33,11 +33,12 @@ def test_times_of_one_trace_do_not_differ_and_those_of_another_do():
     assert row.independent < 0.97 * row.real
 
 
-def prefill_trace(num_layers=3):
-    """16 prompts of 200 tokens, experts by popularity."""
+def prefill_trace(num_layers=3, tokens_per_rank=400):
+    """Prompts of 200 tokens, experts by popularity."""
     made = generate(
-        "zipf", "olmoe-1b-7b", ranks=8, tokens_per_rank=400, layers=num_layers, skew=0.6
-    )
+        "zipf", "olmoe-1b-7b", ranks=8, tokens_per_rank=tokens_per_rank, layers=num_layers,
+        skew=0.6,
+    )  # fmt: skip
     request = np.arange(made.num_tokens) // 200
     tokens = dataclasses.replace(
         made.tokens,
@@ -58,6 +59,14 @@ def test_times_are_those_of_both_sizes_of_prefill_batches():
     assert list(times) == ["layer_time_deepep_64", "layer_time_deepep_256"]
     assert 0 < times["layer_time_deepep_64"] < times["layer_time_deepep_256"]
     assert called == [1]
+
+
+@pytest.mark.parametrize(("tokens_per_rank", "steps"), [(400, (0,)), (800, (0, 1))])
+def test_a_second_batch_counts_where_every_rank_has_tokens_for_it(tokens_per_rank, steps):
+    trace, system = prefill_trace(2, tokens_per_rank), hwmodel.load("dgx-h100")
+    mean = mean_times_us(trace, system, ["deepep"])["layer_time_deepep_256"]
+    each = [layer_times_us(trace, system, "deepep", (s,), tokens_per_rank=256) for s in steps]
+    assert mean == pytest.approx(np.mean(each), rel=1e-12)  # the order of the sums differs
 
 
 def imitation(monkeypatch, change=1.0):
