@@ -330,7 +330,7 @@ def check_domain(scheme: Scheme, system: System, num_ranks: int) -> None:
     per_domain = system.fabric.gpus_per_domain
     if not scheme.network and num_ranks > per_domain:
         message = (
-            f"scheme {scheme.name!r}: it does not know the network between NVLink domains: "
-            f"{num_ranks} ranks were asked for, a domain of {system.name!r} has {per_domain} GPUs"
+            f"scheme {scheme.name!r}: written for one NVLink domain; {num_ranks} ranks were asked "
+            f"for, a domain of {system.name!r} has {per_domain} GPUs"
         )
         raise LayerRefusedError(message)
