@@ -9,8 +9,10 @@ import tracegen
 from tracegen import UserError
 from tracegen.generate import generate, kind_file, latent_draw, latent_file, latent_kinds
 from tracegen.imitate import fit as imitate
+from tracegen.imitate import match
 from tracegen.imitate.resemblance import compare_statistics, independent_zipf, zipf_exponent
 from tracegen.imitate.synthesis import synthesise
+from tracegen.imitate.tokens import in_order
 from tracegen.stats.statistics import statistics
 from tracegen.trace.checks import boundaries
 from tracegen.trace.tables import PHASES, TokenTable
@@ -72,6 +74,28 @@ def test_an_imitation_has_the_statistics_of_the_real_trace(real, fitted):
         assert rows[name].independent < 0.8 * rows[name].real, name
     assert rows["load_gini"].difference == pytest.approx(0, abs=0.12)
     assert rows["pair_std"].difference == pytest.approx(0, abs=0.2)
+
+
+def drawn_like(model, tokens):
+    """Visits of a model on the requests of a trace: loads, and spreads of co-activation."""
+    drawn = latent_kinds.latents(model, tokens.request, tokens.position, 5, balance=True)
+    ids = latent_draw.route_layers(model, drawn.astype(np.float32), 5)
+    ours = dataclasses.replace(tokens, ids=ids)
+    return match._load(ours), match._pair_spread(ours)
+
+
+def test_simulations_bring_loads_and_co_activation_back(real, fitted):
+    """A fit whose factors are too weak and whose popularity is too even is mended."""
+    tokens = in_order(real)
+    wrong = dataclasses.replace(fitted, factors=0.6 * fitted.factors, bias=0.4 * fitted.bias)
+    mended = match.match(wrong, tokens, rounds=5, seed=3, progress=None)
+    for wanted, before, after in zip(
+        (match._load(tokens), match._pair_spread(tokens)),
+        drawn_like(wrong, tokens),
+        drawn_like(mended, tokens),
+        strict=True,
+    ):
+        assert np.abs(after - wanted).mean() < 0.4 * np.abs(before - wanted).mean()
 
 
 def test_a_few_prompts_without_topics_are_not_given_any():
