@@ -112,7 +112,7 @@ class SendsByNccl(Scheme):
     options: NcclOptions = NcclOptions()
 
     @property
-    def network(self) -> str:  # type: ignore[override]
+    def network(self) -> str:  # type: ignore[override]  # an option decides; nobody sets it
         """By the rail of the target, unless an option says otherwise."""
         return self.options.network
 

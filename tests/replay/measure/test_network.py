@@ -17,11 +17,11 @@ GROUPS = {"pcie-out", "nic-out", "leaf-up", "leaf-down", "nic-in", "pcie-in"}
 
 
 @pytest.fixture(scope="module")
-def trace():  # type: ignore[no-untyped-def]
+def trace():
     return generate("uniform", "deepseek-v3", **SIZES)
 
 
-def network_of(trace, **overrides: object) -> tuple[replay.Result, Network]:  # type: ignore[no-untyped-def]
+def network_of(trace, **overrides: object) -> tuple[replay.Result, Network]:
     result = replay.run(
         trace,
         scheme="deepep-ll",
@@ -35,7 +35,7 @@ def network_of(trace, **overrides: object) -> tuple[replay.Result, Network]:  # 
     return result, network
 
 
-def pairs(trace) -> np.ndarray:  # type: ignore[no-untyped-def]
+def pairs(trace) -> np.ndarray:
     """(source, destination): (token, expert) pairs, by brute force; 16 experts a rank."""
     found = np.zeros((16, 16), np.int64)
     for token, experts in enumerate(trace.expert_ids[0].tolist()):
@@ -44,14 +44,14 @@ def pairs(trace) -> np.ndarray:  # type: ignore[no-untyped-def]
     return found
 
 
-def test_one_domain_has_no_network(trace) -> None:  # type: ignore[no-untyped-def]
+def test_one_domain_has_no_network(trace) -> None:
     one = generate("uniform", "deepseek-v3", **(SIZES | {"ranks": 8}))
     result = replay.run(one, scheme="deepep-ll", system="dgx-h100-x2", layer=0)
     assert result.layers[0].measures.network is None
     assert "Network between" not in summary(result)
 
 
-def test_bytes_of_every_port_add_up(trace) -> None:  # type: ignore[no-untyped-def]
+def test_bytes_of_every_port_add_up(trace) -> None:
     result, network = network_of(trace)
     rows_of = pairs(trace)
     crosses = np.arange(16)[:, None] // 8 != np.arange(16) // 8
@@ -88,7 +88,7 @@ def test_bytes_of_every_port_add_up(trace) -> None:  # type: ignore[no-untyped-d
     assert measured.utilisation["nic-out"].max == max(nic)
 
 
-def test_utilisation_is_time_in_service_over_the_layer_s(trace) -> None:  # type: ignore[no-untyped-def]
+def test_utilisation_is_time_in_service_over_the_layer_s(trace) -> None:
     result, network = network_of(trace, **{"nic.write_ns": 0.0})
     for port in network.ports["nic-out"]:
         busy_us = sum(port.wire_bytes.values()) / 47_500
@@ -96,7 +96,7 @@ def test_utilisation_is_time_in_service_over_the_layer_s(trace) -> None:  # type
         assert port.utilisation == pytest.approx(share, rel=1e-3)
 
 
-def test_a_shared_card_is_one_port(trace) -> None:  # type: ignore[no-untyped-def]
+def test_a_shared_card_is_one_port(trace) -> None:
     _, usual = network_of(trace)
     _, network = network_of(trace, **{"fabric.slow": ["nic 2 = 0"]})
     went = {port.name: sum(port.wire_bytes.values()) for port in usual.ports["nic-out"]}
@@ -107,7 +107,7 @@ def test_a_shared_card_is_one_port(trace) -> None:  # type: ignore[no-untyped-de
     assert [rail.num_cards for rail in network.rails] == [2, 2, 1, 2, 2, 2, 2, 2]
 
 
-def test_a_table_has_cards_and_the_busiest_rail(trace) -> None:  # type: ignore[no-untyped-def]
+def test_a_table_has_cards_and_the_busiest_rail(trace) -> None:
     compared = replay.compare(trace, system="dgx-h100-x2", layer=0, precision="bf16")
     assert "deepep-ll" in {result.scheme.name for result in compared.results}
     assert "comet" in compared.left_out
@@ -130,7 +130,7 @@ def test_hardware_knows_one_rail_a_card() -> None:
     assert [network.leaf(nic) for nic in (0, 7, 8, 31)] == [0, 7, 0, 7]
 
 
-def test_congestion_of_a_shared_uplink_shows_as_queueing_there(trace) -> None:  # type: ignore[no-untyped-def]
+def test_congestion_of_a_shared_uplink_shows_as_queueing_there(trace) -> None:
     usual, _ = network_of(trace)
     tight, network = network_of(trace, **{"network.oversubscription": 100.0})
     measured = tight.layers[0].measures
@@ -146,7 +146,7 @@ def test_congestion_of_a_shared_uplink_shows_as_queueing_there(trace) -> None:  
     assert tight.totals.makespan_us > 2 * usual.totals.makespan_us
 
 
-def test_nodes_in_another_order_take_as_long(trace) -> None:  # type: ignore[no-untyped-def]
+def test_nodes_in_another_order_take_as_long(trace) -> None:
     """All nodes are alike, and all GPUs of one, if their peers move with them."""
     usual, _ = network_of(trace)
     turned = [*range(11, 16), *range(8, 11), *range(3, 8), *range(3)]
@@ -155,7 +155,7 @@ def test_nodes_in_another_order_take_as_long(trace) -> None:  # type: ignore[no-
     assert len(network.ports["nic-out"]) == 16
 
 
-def test_ranks_that_take_turns_have_their_neighbours_on_other_nodes(trace) -> None:  # type: ignore[no-untyped-def]
+def test_ranks_that_take_turns_have_their_neighbours_on_other_nodes(trace) -> None:
     _, network = network_of(trace, **{"fabric.rank_order": "round robin"})
     rows_of, rank = pairs(trace), np.arange(16)
     crosses = rank[:, None] % 2 != rank % 2
