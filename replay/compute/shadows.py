@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from replay.collectives import chains
 from replay.compute.gemm import Gemm
 from replay.compute.weight_copies import expert_bytes
-from replay.machine import chains
 from replay.machine.kinds import WEIGHTS, Kind
 from replay.machine.times import MemoryTraffic
 

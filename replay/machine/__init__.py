@@ -31,9 +31,8 @@ itself (tasks.py)       mark, gather, delay, serve; kernel, memory_kernel, small
 Every message over NVLink takes room in the switch (input_buffers.py), unasked.
 
 Made of these: rings.py (chunks through ring buffers), block_scheduler.py (blocks that hold an SM
-while they wait), point_to_point.py and collectives.py (NCCL, for schemes and validation alike;
-between nodes with proxies.py, node_rings.py and node_trees.py),
-multimem.py (accesses to all members of a group), all_reduce.py (kernels of inference frameworks).
+while they wait), multimem.py (accesses to all members of a group). Kernels of libraries are the
+next room, `replay.collectives`.
 kinds.py lists the kinds of task and what each counts as.
 
 **The rule for schemes.** A scheme names work in rows, bytes, tokens and tasks. How long the work

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from replay.collectives.pair_rules import rules_of, rules_on
 from replay.machine.domains import Domains
-from replay.machine.pair_rules import rules_of, rules_on
 from replay.schemes.base import Scheme
 from replay.schemes.facts import Buffer
 from replay.schemes.options import Options, option
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.collectives.pair_rules import PairRules
     from replay.machine.communicators import Group
     from replay.machine.machine import Machine
-    from replay.machine.pair_rules import PairRules
     from replay.work.layer import LayerWork
 
 FIFO_SOURCE = (

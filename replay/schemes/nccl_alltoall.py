@@ -2,7 +2,7 @@
 
 Sources: Megatron-LM ``megatron/core/transformer/moe/token_dispatcher.py``: the sequence of kernels,
 what is exchanged and where the host waits. The exchange itself is NCCL's grouped send and receive,
-`replay.machine.point_to_point`, and the counts are an all-gather, `replay.machine.collectives`.
+`replay.collectives.point_to_point`, and the counts are an all-gather, `replay.collectives.nccl`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.collectives import nccl, point_to_point
 from replay.compute.casts import cast_before_dispatch, cast_received, cast_results
 from replay.compute.experts import separate_kernels
 from replay.compute.shared import shared_before_wait
-from replay.machine import collectives, point_to_point
 from replay.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.machine.times import MemoryTraffic
 from replay.schemes.facts import Buffer
@@ -211,7 +211,7 @@ class NcclAllToAll(SendsByNccl, StagedScheme):
         if n > 1:
             gathered = n * COUNT_BYTES * work.num_experts
             begun = machine.kernel(counts, COUNTS_GATHER)
-            counts = collectives.run(machine, COUNTS, "all_gather", gathered, begun)
+            counts = nccl.run(machine, COUNTS, "all_gather", gathered, begun)
         counts = _small(machine, TO_RECEIVE, counts)
         # Splits go to the host on a stream of their own, beside the permute; both precede the
         # all-to-all.

@@ -1,7 +1,7 @@
 """All-reduce kernels of inference frameworks, in CUDA graphs.
 
 A framework takes its one-shot or two-shot kernel by size, and NCCL beyond. The prediction is the
-quickest of the three (see `replay.machine.all_reduce`).
+quickest of the three (see `replay.collectives.all_reduce`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from replay.machine.all_reduce import one_shot, two_shot
+from replay.collectives.all_reduce import one_shot, two_shot
 from replay.validate.bench import Bench
 from replay.validate.nccl import nccl_us
 from replay.validate.table import Bound, Row, Table

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from replay.machine import collectives
+from replay.collectives import nccl
+from replay.collectives.pair_rules import rules_of
+from replay.collectives.point_to_point import all_to_all
 from replay.machine.kinds import DISPATCH
-from replay.machine.pair_rules import rules_of
-from replay.machine.point_to_point import all_to_all
 from replay.validate.bench import Bench
 from replay.validate.table import Bound, Row, Table
 
@@ -24,8 +24,8 @@ def build(collective: str, nbytes: int, machine: Machine, start: Ints) -> Ints:
     """Add a collective: (rank,) the last task of every rank; `nbytes` as nccl-tests counts them."""
     begun = machine.kernel(start)
     if collective != "alltoall":
-        name = cast("collectives.Collective", collective)
-        return collectives.run(machine, DISPATCH, name, nbytes, begun)
+        name = cast("nccl.Collective", collective)
+        return nccl.run(machine, DISPATCH, name, nbytes, begun)
     n, rules = machine.num_ranks, rules_of(machine)
     channels = machine.sms.channels("nccl", rules.num_channels)
     share = np.full((n, n), max(1, nbytes // n))

@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.collectives import nccl
 from replay.compute.experts import activation_bytes
 from replay.compute.shared import shared_kernels
 from replay.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
-from replay.machine import collectives
 from replay.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
 from replay.machine.times import MemoryTraffic
 from replay.schemes.base import Scheme
@@ -195,7 +195,7 @@ class CcFuser(Scheme):
             if machine.num_ranks > 1:
                 gathered = machine.num_ranks * COUNT_BYTES * work.num_experts
                 begun = machine.kernel(start, GATHER)
-                start = collectives.run(machine, COUNTS, "all_gather", gathered, begun)
+                start = nccl.run(machine, COUNTS, "all_gather", gathered, begun)
             start = machine.memory_kernel(Kind.LAYOUT, 3 * ids, start, POSITIONS)
             machine.host.wait(DISPATCH, start)
             none = np.zeros(machine.num_ranks, np.int64)

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.collectives import nccl
 from replay.compute.casts import cast_before_dispatch
 from replay.compute.experts import activation_bytes
 from replay.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
-from replay.machine import collectives
 from replay.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind
 from replay.machine.times import MemoryTraffic
 from replay.schemes import memory
@@ -264,7 +264,7 @@ def _before_flux(work: LayerWork, machine: Machine, start: Ints) -> Ints:
         if n > 1:
             most = int(tokens.max()) * topk * (INDEX_BYTES + WEIGHT_BYTES)
             begun = machine.kernel(start, IDS)
-            start = collectives.run(machine, COUNTS, "all_gather", n * most, begun)
+            start = nccl.run(machine, COUNTS, "all_gather", n * most, begun)
         counted = machine.memory_kernel(Kind.LAYOUT, slots * INDEX_BYTES, start, ROWS_OF_EXPERT)
         start = machine.memory_kernel(Kind.LAYOUT, 2 * slots * INDEX_BYTES, counted, POSITIONS)
     own = tokens * work.dispatch_row_bytes

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.machine import point_to_point
+from replay.collectives import point_to_point
 from replay.machine.kinds import COMBINE, COUNTS, Kind
 from replay.machine.times import MemoryTraffic
 from replay.schemes.software import Listed
 
 if TYPE_CHECKING:
+    from replay.collectives.pair_rules import PairRules
     from replay.machine.machine import Ints, Machine
-    from replay.machine.pair_rules import PairRules
     from replay.schemes.software import Outline
     from replay.work.layer import LayerWork
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.collectives import point_to_point
 from replay.compute import shadows
 from replay.compute.shared import shared_before_wait
-from replay.machine import point_to_point
 from replay.machine.kinds import COMBINE, DISPATCH, PhaseKinds
 from replay.schemes.facts import Buffer
 from replay.schemes.fastermoe import around

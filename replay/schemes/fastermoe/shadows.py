@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.collectives import nccl
 from replay.compute import shadows
 from replay.compute.calls import Call
-from replay.machine import collectives
 from replay.machine.kinds import COUNTS, Kind
 from replay.schemes.fastermoe.around import NUMBER_BYTES
 from replay.schemes.fastermoe.experts import compute, computed
@@ -52,7 +52,7 @@ def decide(machine: Machine, work: LayerWork, after: Ints) -> Ints:
     n, own = work.num_ranks, np.full(work.num_ranks, NUMBER_BYTES * work.num_experts)
     copied = machine.small_kernels(Kind.PLAN, own, after, LOADS.name)
     begun = machine.kernel(copied, GATHER.name)
-    gathered = collectives.run(machine, COUNTS, "all_gather", n * int(own[0]), begun)
+    gathered = nccl.run(machine, COUNTS, "all_gather", n * int(own[0]), begun)
     summed = _summed(n)
     # Copied to tensors of their own and from there into one, which is summed up.
     done = machine.small_kernels(Kind.PLAN, 5 * n * own, gathered, summed.name, summed.launches)

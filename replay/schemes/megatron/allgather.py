@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.collectives import nccl
 from replay.compute.shared import shared_kernels
-from replay.machine import collectives
 from replay.machine.domains import Domains
 from replay.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.machine.times import MemoryTraffic
@@ -181,7 +181,7 @@ class MegatronAllGather(Scheme):
         self,
         machine: Machine,
         kinds: PhaseKinds,
-        collective: collectives.Collective,
+        collective: nccl.Collective,
         nbytes: int,
         after: Ints,
         name: str,
@@ -197,7 +197,7 @@ class MegatronAllGather(Scheme):
         if n == 1:
             return after
         begun = machine.kernel(after, name)
-        done = collectives.run(machine, kinds, collective, nbytes, begun, payload=payload)
+        done = nccl.run(machine, kinds, collective, nbytes, begun, payload=payload)
         copied = 2 * nbytes
         memory = machine.stream(kinds.memory, np.full(n, copied), machine.ranks, begun)
         return machine.gather(np.concatenate((done, memory)), np.tile(machine.ranks, 2), begun)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from replay.machine import dma, point_to_point
+from replay.collectives import dma, point_to_point
 from replay.machine.communicators import communicators, runs_nccl
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.collectives.pair_rules import PairRules
+    from replay.collectives.point_to_point import Exchanged
     from replay.machine.domains import Domains
     from replay.machine.kinds import PhaseKinds
     from replay.machine.machine import Ints, Machine
-    from replay.machine.pair_rules import PairRules
-    from replay.machine.point_to_point import Exchanged
     from replay.schemes.pangu.options import PanguOptions
 
 Stream = Literal["inside", "rail"]

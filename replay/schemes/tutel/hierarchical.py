@@ -24,10 +24,10 @@ from replay.machine.times import MemoryTraffic
 from replay.schemes.software import Listed
 
 if TYPE_CHECKING:
+    from replay.collectives.point_to_point import Exchanged
     from replay.machine.domains import Domains
     from replay.machine.kinds import PhaseKinds
     from replay.machine.machine import Ints, Machine
-    from replay.machine.point_to_point import Exchanged
 
     Exchange = Callable[[Ints, Ints], Exchanged]
 

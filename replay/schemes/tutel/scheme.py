@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay.collectives import nccl, point_to_point
 from replay.compute.experts import separate_kernels
 from replay.compute.shared import shared_before_wait
-from replay.machine import collectives, point_to_point
 from replay.machine.domains import Domains
 from replay.machine.kinds import COMBINE, COUNTS, DISPATCH, Kind, PhaseKinds
 from replay.machine.times import MemoryTraffic
@@ -38,8 +38,8 @@ from replay.work.capacity import Carried, cut, largest_load, with_capacity
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.collectives.pair_rules import PairRules
     from replay.machine.machine import Ints, Machine
-    from replay.machine.pair_rules import PairRules
     from replay.machine.sms import Split
     from replay.work.layer import LayerWork
 
@@ -222,7 +222,7 @@ class Tutel(SendsByNccl):
         placed = machine.small_kernels(Kind.LAYOUT, nbytes, placed, largest.name, largest.launches)
         if machine.num_ranks > 1:
             begun = machine.kernel(placed, AGREE)
-            placed = collectives.run(machine, COUNTS, "all_reduce", NUMBER_BYTES, begun)
+            placed = nccl.run(machine, COUNTS, "all_reduce", NUMBER_BYTES, begun)
         machine.host.wait(COUNTS, placed, WAIT)
         return placed
 

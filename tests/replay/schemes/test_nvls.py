@@ -8,10 +8,10 @@ import numpy as np
 from round_machine import NS, US, round_machine
 
 import hwmodel
+from replay.collectives import nccl
 from replay.contract import layers as small_layers
 from replay.contract.counting import response_packets, write_packets
 from replay.graph import GraphBuilder, Timeline, schedule
-from replay.machine import collectives
 from replay.machine.kinds import DISPATCH, KIND_NAMES, Kind
 from replay.machine.machine import Machine
 from replay.run.layer import build_graph
@@ -144,7 +144,7 @@ def test_the_all_reduce_moves_a_share_more_than_its_bytes_each_way() -> None:
     """S (1 + 1/n) in each direction, as byte counters show for NVLS (hardware: own part loops)."""
     nbytes = 8 << 20
     machine = Machine(round_machine(), GraphBuilder(KIND_NAMES), RANKS)
-    collectives.nvls_all_reduce(machine, DISPATCH, machine.mark(machine.ranks), nbytes=nbytes)
+    nccl.nvls_all_reduce(machine, DISPATCH, machine.mark(machine.ranks), nbytes=nbytes)
     graph = machine.graph.build()
     for kind in (Kind.DISPATCH_UP, Kind.DISPATCH_DOWN):
         of_kind = graph.kind == kind

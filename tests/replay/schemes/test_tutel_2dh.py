@@ -9,14 +9,14 @@ from round_machine import US
 from round_nodes import two_nodes
 
 import hwmodel
+from replay.collectives.pair_rules import PairRules
+from replay.collectives.point_to_point import Exchanged, all_to_all
 from replay.contract.case import Case
 from replay.contract.checks import CHECKS
 from replay.contract.layers import ACROSS, draw, work
 from replay.graph import Timeline, schedule
 from replay.machine.kinds import DISPATCH, Kind
 from replay.machine.machine import Ints, Machine
-from replay.machine.pair_rules import PairRules
-from replay.machine.point_to_point import Exchanged, all_to_all
 from replay.run.layer import build_graph
 from replay.schemes import SCHEMES
 from replay.schemes.tutel import hierarchical

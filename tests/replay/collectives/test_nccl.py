@@ -7,9 +7,9 @@ from machine_alone import machine_of
 from round_machine import NS, US, round_machine
 
 import hwmodel
+from replay.collectives import nccl
 from replay.contract.counting import write_packets
 from replay.graph import schedule
-from replay.machine import collectives
 from replay.machine.kinds import DISPATCH, Kind
 
 WAY = (150 + 100 + 30) * NS  # to the switch, to the target, until it is visible
@@ -20,9 +20,9 @@ LL_PASS, COPY = 100, 40  # ps a byte of one block: 10 and 25 GB/s
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def time_ps(collective: collectives.Collective, nbytes: int, num_ranks: int) -> int:
+def time_ps(collective: nccl.Collective, nbytes: int, num_ranks: int) -> int:
     machine = machine_of(round_machine(), num_ranks)
-    ends = collectives.run(machine, DISPATCH, collective, nbytes, machine.mark(machine.ranks))
+    ends = nccl.run(machine, DISPATCH, collective, nbytes, machine.mark(machine.ranks))
     return int(schedule(machine.graph.build()).visible_ps[ends].max())
 
 
@@ -31,7 +31,7 @@ def time_ps(collective: collectives.Collective, nbytes: int, num_ranks: int) -> 
     ("collective", "rounds"), [("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)]
 )
 def test_a_short_ring_takes_its_steps_one_after_the_other(
-    collective: collectives.Collective, rounds: int, num_ranks: int
+    collective: nccl.Collective, rounds: int, num_ranks: int
 ) -> None:
     part = 512  # of one channel
     wire = write_packets(2 * part)  # a flag beside every four bytes
@@ -60,17 +60,17 @@ def test_a_long_ring_goes_in_chunks_of_two_mebibytes_a_channel() -> None:
     ],
 )
 def test_the_protocol_follows_the_size(
-    collective: collectives.Collective, num_ranks: int, nbytes: int, chosen: str
+    collective: nccl.Collective, num_ranks: int, nbytes: int, chosen: str
 ) -> None:
     machine = machine_of(hwmodel.load("dgx-h100"), num_ranks)
-    assert collectives.quickest(machine, DISPATCH, collective, nbytes).name == chosen
+    assert nccl.quickest(machine, DISPATCH, collective, nbytes).name == chosen
 
 
 @pytest.mark.parametrize("nbytes", [4 * KIB, 512 * KIB, 32 * MIB])
 def test_the_estimate_of_a_ring_is_its_time_on_idle_ports(nbytes: int) -> None:
     for index in range(3):
         machine = machine_of(hwmodel.load("dgx-h100"), 4)
-        way = collectives.ways(machine, DISPATCH, "all_gather", nbytes)[index]
+        way = nccl.ways(machine, DISPATCH, "all_gather", nbytes)[index]
         ends = way.build(machine.mark(machine.ranks))
         took = schedule(machine.graph.build()).visible_ps[ends].max()
         assert way.estimate_ps == pytest.approx(took, rel=0.03)  # acknowledgements take room
@@ -78,13 +78,13 @@ def test_the_estimate_of_a_ring_is_its_time_on_idle_ports(nbytes: int) -> None:
 
 def test_no_switch_no_reduction_in_it() -> None:
     machine = machine_of(hwmodel.load("dgx-a100"), 8)
-    names = [way.name for way in collectives.ways(machine, DISPATCH, "all_reduce", 1 * MIB)]
+    names = [way.name for way in nccl.ways(machine, DISPATCH, "all_reduce", 1 * MIB)]
     assert names == ["ring LL", "ring LL128", "ring Simple"]
 
 
 def test_bytes_that_are_no_rows_are_no_payload() -> None:
     machine = machine_of(round_machine(), 4)
-    collectives.run(machine, DISPATCH, "all_gather", 4 * KIB, machine.mark(machine.ranks))
+    nccl.run(machine, DISPATCH, "all_gather", 4 * KIB, machine.mark(machine.ranks))
     graph = machine.graph.build()
     assert not graph.payload_bytes.any()
     assert (graph.wire_bytes[graph.kind == Kind.DISPATCH_UP] > 0).all()

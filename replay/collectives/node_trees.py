@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.machine.pair_rules import CHANNELS_OF_NIC, MOST_CHANNELS
-from replay.machine.proxies import Crossing, cross, network_ps
-from replay.machine.ring_chunks import LEAST_BYTES, STEP_OF_BUFFER, block_times, told
+from replay.collectives.pair_rules import CHANNELS_OF_NIC, MOST_CHANNELS
+from replay.collectives.proxies import Crossing, cross, network_ps
+from replay.collectives.ring_chunks import LEAST_BYTES, STEP_OF_BUFFER, block_times, told
 from replay.machine.times import Time
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from round_machine import NS, US
 from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
 
 import hwmodel
+from replay.collectives import nccl, node_rings
 from replay.contract.counting import write_packets
 from replay.graph import Timeline, schedule
-from replay.machine import collectives, node_rings
 from replay.machine.kinds import DISPATCH
 from replay.machine.machine import Machine
 
@@ -107,9 +107,9 @@ def test_the_estimate_is_near_the_time_on_idle_ports(nbytes: int, size: int) -> 
         {"fabric.num_gpus": size, "fabric.num_domains": 3, "fabric.links_per_plane": [5, 4, 4, 5]},
     )
     machine = machine_of(system, 3 * size)
-    for way in collectives.ways(machine, DISPATCH, "all_gather", nbytes):
+    for way in nccl.ways(machine, DISPATCH, "all_gather", nbytes):
         one = machine_of(system, 3 * size)
-        again = {each.name: each for each in collectives.ways(one, DISPATCH, "all_gather", nbytes)}
+        again = {each.name: each for each in nccl.ways(one, DISPATCH, "all_gather", nbytes)}
         ends = again[way.name].build(one.mark(one.ranks))
         took = schedule(one.graph.build()).visible_ps[ends].max()
         assert way.estimate_ps == pytest.approx(took, rel=0.2)

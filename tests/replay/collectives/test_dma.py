@@ -7,8 +7,8 @@ import pytest
 from round_machine import NS, ROUND
 
 import hwmodel
+from replay.collectives import dma
 from replay.graph import GraphBuilder, Timeline, schedule
-from replay.machine import dma
 from replay.machine.kinds import DISPATCH, KIND_NAMES, Kind
 from replay.machine.machine import Ints, Machine
 

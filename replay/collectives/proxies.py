@@ -28,9 +28,9 @@ from replay.machine.times import Time
 from replay.work.ragged import places
 
 if TYPE_CHECKING:
+    from replay.collectives.pair_rules import PairRules
     from replay.machine.kinds import PhaseKinds
     from replay.machine.machine import Ints, IntsLike, Machine
-    from replay.machine.pair_rules import PairRules
 
 BY_HOST = Writes(by="host")
 CLEAR_BYTES = 64  # a slot of what a receiver writes to a sender (``struct ncclIbSendFifo``)

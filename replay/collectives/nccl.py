@@ -4,10 +4,10 @@ A channel is one thread block of each rank. In a ring it works through its steps
 wait for a chunk from the ring's predecessor, add or copy, store it to the successor; it goes on
 when the link has taken the chunk. The protocols (`hwmodel.nccl`) differ in what a chunk costs on
 the wire and in how its arrival is signalled. NCCL takes the algorithm and protocol that its own
-formulas say are the quickest; here the formulas are ours (`quickest`). Several nodes have a ring
-for each rail (`replay.machine.node_rings`), and trees for sums (`replay.machine.node_trees`).
+formulas say are the quickest; here the formulas are ours (`quickest`). Several nodes have a ring for each
+rail (`replay.collectives.node_rings`), and trees for sums (`replay.collectives.node_trees`).
 
-Grouped sends and receives are `replay.machine.point_to_point`.
+Grouped sends and receives are `replay.collectives.point_to_point`.
 
 Sources: NVIDIA/nccl (``src/device/all_gather.h`` and its neighbours; 4 MiB buffers in 8 steps,
 channels; ``src/graph/tuning.cc`` for the choice); nccl-tests' definition of sizes.
@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from replay.machine import multimem, node_rings, node_trees
-from replay.machine.ring_chunks import block_times, cut, pieces_of, share_of, told
+from replay.collectives import node_rings, node_trees
+from replay.collectives.ring_chunks import block_times, cut, pieces_of, share_of, told
+from replay.machine import multimem
 from replay.machine.times import Time
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import pytest
 from round_machine import NS, ROUND, US
 
 import hwmodel
+from replay.collectives import chains
 from replay.graph import GraphBuilder, TaskGraph, schedule
-from replay.machine import chains
 from replay.machine.kinds import KIND_NAMES, WEIGHTS, Kind
 from replay.machine.machine import Machine
 

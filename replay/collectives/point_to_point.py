@@ -8,10 +8,10 @@ so that the pairs of one kernel differ where their bytes do. Under protocol LL t
 while the data come. A rank's own share is copied in memory.
 
 Chunks for another node are stored into a buffer from which a network card sends them; the rest is
-`replay.machine.proxies`.
+`replay.collectives.proxies`.
 
 Sources, all of NVIDIA/nccl: ``src/device/sendrecv.h`` (warps that send and warps that receive) and
-``prims_simple.h``, ``prims_ll.h``; `replay.machine.pair_rules` for the rest.
+``prims_simple.h``, ``prims_ll.h``; `replay.collectives.pair_rules` for the rest.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from replay.collectives.pair_rules import PairRules, Parcels, cut, cut_pairs, up
+from replay.collectives.proxies import Crossed, Crossing, cross, relays, return_room
 from replay.machine.communicators import communicators
-from replay.machine.pair_rules import PairRules, Parcels, cut, cut_pairs, up
-from replay.machine.proxies import Crossed, Crossing, cross, relays, return_room
 from replay.machine.times import Time
 from replay.work.ragged import firsts, places
 

@@ -9,9 +9,9 @@ from round_machine import NS, US
 from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
 
 import hwmodel
+from replay.collectives import nccl, node_trees
 from replay.contract.counting import write_packets
 from replay.graph import schedule
-from replay.machine import collectives, node_trees
 from replay.machine.kinds import DISPATCH
 
 UP, STORE, POLL = 150 * NS, (150 + 100 + 30) * NS, 5 * NS
@@ -108,7 +108,7 @@ def test_chunks_follow_one_another() -> None:
 @pytest.mark.parametrize("nodes", [2, 3, 4])
 def test_short_ones_take_trees_in_the_estimated_time(nbytes: int, name: str, nodes: int) -> None:
     machine = machine_of(hwmodel.load(f"dgx-h100-x{nodes}"), 8 * nodes)
-    way = collectives.quickest(machine, DISPATCH, "all_reduce", nbytes)
+    way = nccl.quickest(machine, DISPATCH, "all_reduce", nbytes)
     ends = way.build(machine.mark(machine.ranks))
     took = schedule(machine.graph.build()).visible_ps[ends].max()
     assert way.name == name
@@ -120,5 +120,5 @@ def test_the_library_expects_as_much(nodes: int, nccl_us: float) -> None:
     """NCCL's own formula: 6.8 + 2 (7 x 0.6 + log2(nodes) x 5.0) us (src/graph/tuning.cc)."""
     machine = machine_of(hwmodel.load(f"dgx-h100-x{nodes}"), 8 * nodes)
     gap_ps = machine.system.overheads.kernel_gap_ps("stream")
-    way = collectives.quickest(machine, DISPATCH, "all_reduce", 4)
+    way = nccl.quickest(machine, DISPATCH, "all_reduce", 4)
     assert (way.estimate_ps + gap_ps) / US == pytest.approx(nccl_us, rel=0.25)

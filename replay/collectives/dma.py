@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.machine.pair_rules import PIECE_BYTES, Parcels, cut
-from replay.machine.point_to_point import Exchanged
+from replay.collectives.pair_rules import PIECE_BYTES, Parcels, cut
+from replay.collectives.point_to_point import Exchanged
 
 if TYPE_CHECKING:
     from replay.machine.kinds import PhaseKinds

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from replay.machine.ring_chunks import LEAST_BYTES, STEP_OF_BUFFER, block_times, pieces_of, told
+from replay.collectives.ring_chunks import LEAST_BYTES, STEP_OF_BUFFER, block_times, pieces_of, told
 from replay.machine.times import Time
 
 if TYPE_CHECKING:

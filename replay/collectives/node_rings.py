@@ -3,8 +3,8 @@
 A ring goes through the ranks of a node and leaves for the next node. That of rail c comes into a
 node by the network card of GPU c and to that GPU, goes on to GPUs c - 1, c - 2 and so on, and ends
 at GPU c + 1, which stores what leaves the node to GPU c, whose card sends it (PXN;
-`replay.machine.proxies`). So every GPU stores to one neighbour alone, and every card has an equal
-share of the bytes. Two channels belong to a rail.
+`replay.collectives.proxies`). So every GPU stores to one neighbour alone, and every card has an
+equal share of the bytes. Two channels belong to a rail.
 
 Sources: the rings in the log of NVIDIA/nccl issue 1453 (3 x 8 H100: 0 7 6 .. 1 8 15 14 .., then
 0 7 6 .. 2 9 8 15 .., 16 channels) and of issue 1412; ``src/graph/paths.cc`` (PXN). Assumptions: a
@@ -18,16 +18,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.machine.pair_rules import CHANNELS_OF_NIC, MOST_CHANNELS
-from replay.machine.proxies import Crossing, cross, network_ps
-from replay.machine.ring_chunks import LEAST_BYTES, LEAST_PIECE, block_times, cut, share_of, told
+from replay.collectives.pair_rules import CHANNELS_OF_NIC, MOST_CHANNELS
+from replay.collectives.proxies import Crossing, cross, network_ps
+from replay.collectives.ring_chunks import (
+    LEAST_BYTES,
+    LEAST_PIECE,
+    block_times,
+    cut,
+    share_of,
+    told,
+)
 from replay.machine.times import Time
 
 if TYPE_CHECKING:
     from hwmodel.nccl import Protocol
+    from replay.collectives.pair_rules import Bools
     from replay.machine.kinds import PhaseKinds
     from replay.machine.machine import Ints, Machine
-    from replay.machine.pair_rules import Bools
 
 PIECES = 2 * CHANNELS_OF_NIC  # a slice of each channel at most
 
@@ -89,7 +96,7 @@ def ring(
 ) -> Ints:
     """Pass chunks round the rings of all rails: (rank,) the last task of every rank.
 
-    The parameters are those of `replay.machine.collectives.ring`.
+    The parameters are those of `replay.collectives.nccl.ring`.
 
     Raises
     ------

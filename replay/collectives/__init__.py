@@ -1,0 +1,1 @@
+"""Kernels that libraries exchange whole buffers with, for schemes and validation alike."""
