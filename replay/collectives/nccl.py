@@ -4,8 +4,9 @@ A channel is one thread block of each rank. In a ring it works through its steps
 wait for a chunk from the ring's predecessor, add or copy, store it to the successor; it goes on
 when the link has taken the chunk. The protocols (`hwmodel.nccl`) differ in what a chunk costs on
 the wire and in how its arrival is signalled. NCCL takes the algorithm and protocol that its own
-formulas say are the quickest; here the formulas are ours (`quickest`). Several nodes have a ring for each
-rail (`replay.collectives.node_rings`), and trees for sums (`replay.collectives.node_trees`).
+formulas say are the quickest; here the formulas are ours (`quickest`). Several nodes have a ring
+for each rail (`replay.collectives.node_rings`), and trees for sums
+(`replay.collectives.node_trees`).
 
 Grouped sends and receives are `replay.collectives.point_to_point`.
 
