@@ -15,6 +15,7 @@ import replay.cli.place
 import replay.cli.replays
 import replay.cli.schemes
 import replay.cli.sweep
+import replay.cli.tensor
 import replay.cli.validate
 import tracegen.cli
 from replay.errors import UserError
@@ -40,6 +41,7 @@ app.command()(replay.cli.place.place)
 app.command()(replay.cli.schemes.schemes)
 app.command()(replay.cli.validate.validate)
 app.command()(replay.cli.sweep.sweep)
+app.add_typer(replay.cli.tensor.app, name="tensor")
 
 # Typer keeps a copy of click of its own and exports only some of its errors.
 UsageError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assignment]  # not None

@@ -111,7 +111,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
         if all(part.strip().isdecimal() for part in parts):
             settings["layer"] = [int(part) for part in parts]
     if "overrides" in settings:
-        settings["overrides"] = _entries(settings["overrides"])
+        settings["overrides"] = entries_of(settings["overrides"])
     if "options" in settings:
         settings["options"] = _options_of_one(settings["options"], settings.get("scheme"))
     return settings
@@ -130,7 +130,7 @@ def _options_of_one(given: Sequence[str], scheme: str | None) -> dict[str, str]:
     return options
 
 
-def _entries(given: Sequence[str]) -> dict[str, str]:
+def entries_of(given: Sequence[str]) -> dict[str, str]:
     """Hardware values of the form ``KEY=VALUE``."""
     entries = {}
     for change in given:

@@ -59,6 +59,8 @@ class Notes:
     held_up
         Blocks of (kernel,) tasks after which a kernel could begin but for its launch, tasks at
         which it begins, and ranks.
+    accesses
+        By what accesses them, blocks of (access,) addresses and tasks.
     tokens
         (token,): numbers by which the tokens of the work that is being added are remembered, where
         it is a part of a layer; None for their own.
@@ -72,6 +74,7 @@ class Notes:
     touches: dict[str, list[TouchNotes]] = field(default_factory=dict)
     reads: dict[Read, list[Ints]] = field(default_factory=dict)
     held_up: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
+    accesses: dict[str, list[tuple[Ints, Ints]]] = field(default_factory=dict)
     tokens: Ints | None = None
     _followed: dict[Way, list[tuple[Ints, Ints]]] = field(
         default_factory=lambda: {"sent": [], "combined": []}
@@ -81,7 +84,7 @@ class Notes:
         """Take everything that was noted since the last time, and forget it."""
         taken = replace(self)
         self.counters, self.ratios, self.touches, self.reads = {}, {}, {}, {}
-        self.tiles, self.polls, self.held_up = [], [], []
+        self.tiles, self.polls, self.held_up, self.accesses = [], [], [], {}
         self._followed = {"sent": [], "combined": []}
         return taken
 
@@ -147,3 +150,15 @@ class Notes:
             (block,): the GPU.
         """
         self.polls.append((held, begun, rank))
+
+    def access(self, what: str, address: Ints, task: Ints) -> None:
+        """Remember accesses of GPUs to addresses, of which several GPUs access each.
+
+        Parameters
+        ----------
+        what
+            What accesses them, such as ``"merged loads"``.
+        address, task
+            (access,): numbers of addresses, and the tasks whose starts are the accesses.
+        """
+        self.accesses.setdefault(what, []).append((address, task))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 CODE: dict[str, tuple[str, ...]] = {
     "hwmodel": (),
-    "replay": ("work", "machine", "compute", "schemes", "graph", "measure", "run"),
+    "replay": ("work", "machine", "collectives", "compute", "schemes", "graph", "measure", "run"),
     "tracegen": ("trace", "generate", "models"),
 }
 """Rooms of each package that decide results: all of it, or the folders and files named."""
@@ -107,6 +107,12 @@ def code_identity() -> str:
     for name, entry in code_files():
         digest.update(name.encode() + b"\0" + entry.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def sources(package: str, room: str) -> list[tuple[str, Traversable]]:
+    """Files of one room of a package by name, sorted, for identities of what only it decides."""
+    found = _files(f"{package}/{room}", resources.files(package) / room)
+    return sorted(found.items(), key=lambda entry: entry[0])
 
 
 def code_files() -> list[tuple[str, Traversable]]:

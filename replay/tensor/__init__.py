@@ -1,0 +1,1 @@
+"""Transformer layers under tensor parallelism: their work, their schemes, their replays."""

@@ -1,0 +1,40 @@
+"""Schemes of tensor parallelism by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replay.errors import unknown
+from replay.tensor.schemes.collectives import Collectives
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.tensor.base import TensorScheme
+
+SCHEMES: dict[str, TensorScheme] = {
+    scheme.name: scheme
+    for scheme in (
+        Collectives("nvls", sequence_parallel=False),
+        Collectives("nvls", sequence_parallel=True),
+        Collectives("ring", sequence_parallel=False),
+        Collectives("ring", sequence_parallel=True),
+    )
+}
+
+
+def find(name: str) -> TensorScheme:
+    """Look a scheme up.
+
+    Raises
+    ------
+    UserError
+        If there is none, naming those there are.
+    """
+    if name not in SCHEMES:
+        raise unknown("scheme of tensor parallelism", name, SCHEMES)
+    return SCHEMES[name]
+
+
+def supported(system: System) -> list[str]:
+    """Names of the schemes that a system can run."""
+    return [name for name, scheme in SCHEMES.items() if not scheme.lacks(system)]

@@ -1,0 +1,1 @@
+"""Schemes of tensor parallelism: a file or a folder each."""
