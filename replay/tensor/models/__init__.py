@@ -1,0 +1,1 @@
+"""Shapes of dense transformer layers as TOML, every value with its source."""
