@@ -118,7 +118,7 @@ class Setup:
         sizes = [self.num_ranks, self.sizes.tokens, self.sizes.sequence]
         return identity({
             "code": [code_identity(), tensor_code()],
-            "model": self.shape.sizes(),
+            "model": sizes_of(self.shape),
             "system": self.system.describe(),
             "scheme": self.scheme.describe(),
             "settings": {**settings, "launch": self.launch, "sizes": sizes},
@@ -132,6 +132,11 @@ def tensor_code() -> str:
     for name, entry in sources("replay", "tensor"):
         digest.update(name.encode() + b"\0" + entry.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def sizes_of(shape: LayerShape) -> dict[str, Any]:
+    """Sizes of a model by name, without prose."""
+    return shape.model_dump(mode="json", exclude={"title", "notes", "sources"})
 
 
 def _sizes(spec: TensorSpec, shape: LayerShape, system: System) -> Sizes:
@@ -191,7 +196,7 @@ def carry_out(
         run_id=setup.run_id,
         version=_version(),
         spec=setup.spec,
-        model={"name": setup.shape.name, **setup.shape.sizes()},
+        model=sizes_of(setup.shape),
         system=SystemDescription(name=name, num_gpus=num_gpus, values=values),
         scheme=setup.scheme.describe(),
         tp=setup.num_ranks,
