@@ -61,15 +61,15 @@ class Nccl:
     ----------
     ll, ll128, simple
         Its protocols.
-    ring_channels, pair_channels
-        Channels of a ring, and of the kernel that sends to single peers; a channel is one block,
-        which has an SM.
+    ring_channels, nvls_channels, pair_channels
+        Channels of a ring, of a collective in the switch, and of the kernel that sends to single
+        peers; a channel is one block, which has an SM.
     copy_rate
         Rate at which a channel copies a chunk of protocol Simple to where it is wanted.
     pair_ll_start_ps, pair_simple_start_ps
         From the start of the kernel of sends and receives until its first chunk can leave.
     nvls_start_ps
-        From the start of the kernel of an all-reduce in the switch until its first access.
+        From the start of the kernel of a collective in the switch until its first access.
     proxy_step_ps
         Of the host's thread that sees to what leaves a node, for each write that it posts, each
         buffer that it offers to a sender, and each completion.
@@ -79,6 +79,7 @@ class Nccl:
     ll128: Protocol
     simple: Protocol
     ring_channels: int
+    nvls_channels: int
     pair_channels: int
     copy_rate: Rate
     pair_ll_start_ps: int
@@ -117,6 +118,7 @@ class Nccl:
                 channel_rate=None,
             ),
             ring_channels=spec.ring_channels.value,
+            nvls_channels=spec.nvls_channels.value,
             pair_channels=spec.pair_channels.value,
             copy_rate=Rate.gigabytes_per_second(spec.copy_GB_per_s.value),
             pair_ll_start_ps=ps_from_us(spec.pair_ll_start_us.value),

@@ -269,6 +269,8 @@ class NcclSpec(Strict):
     """Data that one block copies out of its buffer under protocol Simple."""
     nvls_start_us: Quantity[NonNegative]
     """Until the first access of an all-reduce in the switch."""
+    nvls_channels: Quantity[Units]
+    """Of collectives in the switch."""
     pair_channels: Quantity[Units]
     """Of the kernel that sends to, and receives from, single peers."""
     pair_ll_start_us: Quantity[NonNegative]

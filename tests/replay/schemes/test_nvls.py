@@ -8,7 +8,7 @@ import numpy as np
 from round_machine import NS, US, round_machine
 
 import hwmodel
-from replay.collectives import nccl
+from replay.collectives.nvls import NVLS
 from replay.contract import layers as small_layers
 from replay.contract.counting import response_packets, write_packets
 from replay.graph import GraphBuilder, Timeline, schedule
@@ -144,7 +144,7 @@ def test_the_all_reduce_moves_a_share_more_than_its_bytes_each_way() -> None:
     """S (1 + 1/n) in each direction, as byte counters show for NVLS (hardware: own part loops)."""
     nbytes = 8 << 20
     machine = Machine(round_machine(), GraphBuilder(KIND_NAMES), RANKS)
-    nccl.nvls_all_reduce(machine, DISPATCH, machine.mark(machine.ranks), nbytes=nbytes)
+    NVLS.build(machine, DISPATCH, "all_reduce", nbytes, machine.mark(machine.ranks))
     graph = machine.graph.build()
     for kind in (Kind.DISPATCH_UP, Kind.DISPATCH_DOWN):
         of_kind = graph.kind == kind

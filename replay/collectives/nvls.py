@@ -1,0 +1,202 @@
+"""NCCL's collectives in the switch (NVLS): all-reduce, all-gather, reduce-scatter.
+
+Every rank sees to its own share of the buffer. To sum, it loads what the switch adds up of all
+members' copies; to spread, it stores once into the memory of all members. An all-reduce does the
+one behind the other, so that each direction of a port has all bytes and a share of sums; an
+all-gather fills the ways down alone, a reduce-scatter the ways up.
+
+A channel is one thread block of each rank. Buffers that are not registered are copied by the
+blocks, to NVLS memory before they are summed and from it after they were spread. As long as the
+blocks of a rank do that faster than its ports take the bytes, they do it meanwhile; few blocks are
+the limit.
+
+Sources: NVIDIA/nccl ``src/device/all_reduce.h``, ``all_gather.h``, ``reduce_scatter.h``
+(``NCCL_ALGO_NVLS``), ``src/transport/nvls.cc``; accesses: `replay.machine.multimem`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.collectives.algorithm import COLLECTIVES, Collective, Way, quickest_of
+from replay.collectives.blocks import Blocks
+from replay.collectives.ring_chunks import share_of
+from replay.machine import multimem
+from replay.machine.times import NO_TIME, Time
+
+if TYPE_CHECKING:
+    from replay.machine.kinds import PhaseKinds
+    from replay.machine.machine import Ints, Machine
+    from replay.machine.sms import Split
+
+CHUNK = 128 * 1024
+STAGED = 8 << 20  # bytes that NVLS memory of 16 channels holds: 4 chunks of each
+SLICES = 64  # most messages that one rank's share is modelled as
+LEAST_RANKS = 3  # two exchange without the switch
+
+
+def sums(collective: Collective) -> bool:
+    """Whether the switch adds up."""
+    return collective != "all_gather"
+
+
+def spreads(collective: Collective) -> bool:
+    """Whether the switch copies."""
+    return collective != "reduce_scatter"
+
+
+def ways(
+    machine: Machine,
+    kinds: PhaseKinds,
+    collective: Collective,
+    nbytes: int,
+    blocks: int | None = None,
+    beside: Split | None = None,
+    *,
+    payload: bool = False,
+) -> list[Way]:
+    """The one protocol that it has; the parameters are those of `Algorithm.build`."""
+    count = blocks or machine.system.nccl.nvls_channels
+    return [
+        Way(
+            "nvls",
+            count,
+            _estimate_ps(machine, collective, nbytes, count),
+            partial(
+                exchange, machine, kinds,
+                collective=collective, nbytes=nbytes, channels=count, beside=beside,
+            ),
+        )
+    ]  # fmt: skip
+
+
+def exchange(
+    machine: Machine,
+    kinds: PhaseKinds,
+    begun: Ints,
+    *,
+    collective: Collective,
+    nbytes: int,
+    channels: int,
+    payload: bool = False,
+    beside: Split | None = None,
+) -> Ints:
+    """Run a collective in the switch: (rank,) the last task of every rank.
+
+    Parameters
+    ----------
+    nbytes
+        Of the larger of a rank's two buffers.
+    channels
+        Thread blocks of each rank.
+    payload
+        Whether the bytes count as payload.
+    beside
+        See `Algorithm.build`. Memory is then charged for the copies of the blocks and for what the
+        switch reads and writes on every member.
+    """
+    n, ranks = machine.num_ranks, machine.ranks
+    slices = max(1, min(SLICES, -(-nbytes // n) // CHUNK))
+    size = _sizes(nbytes, n, slices)
+    blocks = Blocks(machine, kinds, channels, beside)
+    started = machine.delay(
+        kinds.sync, Time(machine.system.nccl.nvls_start_ps), blocks.begin(begun)
+    )
+    if sums(collective):
+        staged = 2 * min(nbytes, STAGED)  # before the first access; the rest meanwhile
+        started = machine.stream(kinds.memory, staged, ranks, started)
+    met = at = machine.sync.barrier(kinds, started)
+    every = np.repeat(ranks, slices)
+    if blocks.alone and not _paces(machine, collective, nbytes, channels):
+        ready = met[every]
+    else:
+        of_slice = -(-nbytes // slices)
+        busy = _working(machine, collective, of_slice).shared_by(channels)
+        copied = []
+        for _ in range(slices):
+            touched = blocks.touch(_touched(collective, of_slice), at)
+            at = blocks.both(blocks.work(kinds.send, busy, at), touched)
+            # A slice is summed, or complete, when all ranks have copied their part of it.
+            copied.append(machine.meet(at))
+        ready = np.stack(copied, axis=1).ravel()
+    if sums(collective):
+        ready = multimem.reduce(machine, kinds, every, size, ready, payload=payload)
+    if not spreads(collective):
+        return blocks.end(machine.sync.barrier(kinds, machine.gather(ready, every, at)))
+    rows, rest = (size, 0 * size) if payload else (0 * size, size)
+    spread = multimem.multicast(machine, kinds, every, rows, ready, meta_bytes=rest)
+    landed = machine.gather(spread.arrived, spread.member, at)
+    if not sums(collective):
+        landed = machine.stream(kinds.memory, 2 * min(nbytes, STAGED), ranks, landed)
+    return blocks.end(machine.sync.barrier(kinds, landed))
+
+
+def _sizes(nbytes: int, num_ranks: int, slices: int) -> Ints:
+    """Bytes of the slices of all ranks' shares (rank x slice,)."""
+    shares = [share_of(nbytes, rank, num_ranks) for rank in range(num_ranks)]
+    each = [share_of(share, one, slices) for share in shares for one in range(slices)]
+    return np.maximum(each, 1)  # somebody owns nothing where there are fewer bytes than ranks
+
+
+def _working(machine: Machine, collective: Collective, nbytes: int) -> Time:
+    """Time of one block for all that a rank's blocks do for so many bytes of the buffer.
+
+    They copy all into, or out of, NVLS memory, and load and store the own share.
+    """
+    costs, share = machine.costs, -(-nbytes // machine.num_ranks)
+    time = NO_TIME
+    if sums(collective):
+        time += costs.sm_copy(nbytes) + costs.sm_load(share)
+    if spreads(collective):
+        time += costs.sm_copy(nbytes) + costs.sm_store(share)
+    return time
+
+
+def _touched(collective: Collective, nbytes: int) -> int:
+    """Bytes of a rank's memory that are read or written for so many bytes of the buffer.
+
+    To sum, they are copied (read and written) and read by the switch; to spread, they are written
+    by the switch and copied.
+    """
+    return 3 * nbytes * (sums(collective) + spreads(collective))
+
+
+def _paces(machine: Machine, collective: Collective, nbytes: int, blocks: int) -> bool:
+    """Whether so many blocks take longer than the ports."""
+    busy = _working(machine, collective, nbytes).shared_by(blocks)
+    return bool(busy.ps > _port_ps(machine, collective, nbytes))
+
+
+def _port_ps(machine: Machine, collective: Collective, nbytes: int) -> int:
+    """Time of the fuller direction of a port on its own."""
+    link, share = machine.system.link, -(-nbytes // machine.num_ranks)
+    wire = link.response_wire_bytes(nbytes) if sums(collective) else 0
+    if spreads(collective):
+        wire += link.write_wire_bytes(share if sums(collective) else nbytes)
+    return machine.system.switch.multimem_duration_ps(wire)
+
+
+def _estimate_ps(machine: Machine, collective: Collective, nbytes: int, blocks: int) -> int:
+    """Time of a collective on idle ports."""
+    system = machine.system
+    busy = _working(machine, collective, nbytes).shared_by(blocks)
+    return (
+        system.nccl.nvls_start_ps
+        + int(machine.costs.stream(2 * min(nbytes, STAGED)).ps)
+        + 2 * system.overheads.barrier_ps(machine.num_ranks)
+        + max(_port_ps(machine, collective, nbytes), int(busy.ps))
+    )
+
+
+NVLS = quickest_of(
+    ways,
+    name="nvls",
+    collectives=COLLECTIVES,
+    summary="NCCL's sums and copies in the switch",
+    source="NVIDIA/nccl src/device/all_reduce.h and its neighbours, NCCL_ALGO_NVLS",
+    needs=("multicast", "reduction"),
+    least_ranks=LEAST_RANKS,
+)
