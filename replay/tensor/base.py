@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from replay.machine.kinds import COMBINE, DISPATCH, Kind
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.tensor.layer import Step, TensorLayer
+    from replay.tensor.traffic import Traffic
 
 GATHER, REDUCE = DISPATCH, COMBINE
 
@@ -44,6 +46,11 @@ class TensorScheme(ABC):
     sequence_parallel
         Whether a GPU owns the rows of a share of the tokens between the halves. Without it, all
         GPUs have all rows there, and `gather` moves nothing.
+    traffic
+        Classes of its payload (`replay.tensor.traffic`).
+    exact
+        Options under which the payload is that of the classes to the byte, where a finite table
+        makes it more otherwise.
     needs, proposes
         Capabilities of a system without which it cannot run, and those that it adds.
     options
@@ -55,6 +62,8 @@ class TensorScheme(ABC):
     source: str
     assumes: str = ""
     sequence_parallel: bool = True
+    traffic: Traffic
+    exact: Mapping[str, Any] = MappingProxyType({})
     needs: frozenset[str] = frozenset()
     proposes: frozenset[str] = frozenset()
     options: Any = Options()
@@ -88,8 +97,8 @@ class TensorScheme(ABC):
 
         - Rank r does nothing for the layer before ``start[r]``, and everything that its SMs do for
           it is over when the task returned for it is visible.
-        - The payload on every port is that of the closed forms of the scheme's class
-          (``replay/tensor/TENSOR.md``), to the byte. Flags, requests and packets of
+        - The payload on every port is that of the closed forms of the scheme's classes
+          (`replay.tensor.traffic`), to the byte. Flags, requests and packets of
           synchronisation are no payload.
         - Tasks of products have the kinds `Kind.GEMM1` (of `Enter`) and `Kind.GEMM2` (of `Leave`),
           and multiply exactly the rows of the layer; none runs before its rows are there.
@@ -157,7 +166,7 @@ class TensorScheme(ABC):
 
     @abstractmethod
     def gather(self, kernels: Kernels, after: Ints) -> Ints:
-        """Bring the rows of all tokens to every GPU: (rank,) tasks; `after` where they are there."""
+        """Bring the rows of all tokens to every GPU: (rank,) tasks; `after` if they are there."""
 
     @abstractmethod
     def reduce(self, kernels: Kernels, after: Ints) -> Ints:
@@ -175,6 +184,7 @@ class TensorScheme(ABC):
             "source": self.source,
             "assumes": self.assumes,
             "sequence_parallel": self.sequence_parallel,
+            "traffic": self.traffic._asdict(),
             "proposes": sorted(self.proposes),
             "options": dataclasses.asdict(self.options),
         }

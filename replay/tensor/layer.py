@@ -183,7 +183,8 @@ class Sizes:
     def _pairs_of(self, length: int) -> int:
         rows, keys = self.query_tile, self.key_tile
         return sum(
-            rows * (-(-min(first + rows, length) // keys) * keys) for first in range(0, length, rows)
+            rows * (-(-min(first + rows, length) // keys) * keys)
+            for first in range(0, length, rows)
         )
 
     @property
@@ -221,7 +222,9 @@ def _check(shape: LayerShape, num_ranks: int, sizes: Sizes, *, is_backward: bool
         raise UserError(message)
 
 
-def _sub_layer(steps: tuple[Step, ...], *, after_attention: bool, backward: bool) -> tuple[Step, ...]:
+def _sub_layer(
+    steps: tuple[Step, ...], *, after_attention: bool, backward: bool
+) -> tuple[Step, ...]:
     """Steps from the `Leave` of one half to the `Enter` of the other."""
     twice = (*steps, *steps)  # the layer behind is like this one
     leaves = [place for place, step in enumerate(twice) if isinstance(step, Leave)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.tensor.base import TensorScheme
+from replay.tensor.traffic import Traffic
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints
@@ -17,6 +18,7 @@ class Plain(TensorScheme):
     name = "plain"
     summary = "no communication at all"
     source = "definition"
+    traffic = Traffic("none", "none")
 
     def __init__(self, *, sequence_parallel: bool) -> None:
         self.sequence_parallel = sequence_parallel

@@ -15,7 +15,7 @@ from replay.machine.machine import Machine
 from replay.measure.measured import measures
 from replay.run.identity import code_identity, identity, sources
 from replay.run.result import SystemDescription
-from replay.tensor.layer import Norm, Sizes, TensorLayer, layer_of
+from replay.tensor.layer import Sizes, TensorLayer, layer_of
 from replay.tensor.measure import directions, skew_of
 from replay.tensor.plain import Plain
 from replay.tensor.registry import find, supported
@@ -113,7 +113,9 @@ class Setup:
     def run_id(self) -> str:
         """Identity of the replay: of everything that decides its result."""
         settings = self.spec.model_dump(
-            mode="json", by_alias=True, exclude={"model", "scheme", "options", "system", "overrides"}
+            mode="json",
+            by_alias=True,
+            exclude={"model", "scheme", "options", "system", "overrides"},
         )
         sizes = [self.num_ranks, self.sizes.tokens, self.sizes.sequence]
         return identity({

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from replay.collectives import library
 from replay.collectives.algorithm import Collective
 from replay.tensor.base import GATHER, REDUCE, TensorScheme
+from replay.tensor.traffic import Traffic
 
 if TYPE_CHECKING:
     from replay.machine.kinds import PhaseKinds
@@ -41,7 +42,11 @@ class Collectives(TensorScheme):
         self.name = f"{'sp' if sequence_parallel else 'tp'}-{way}"
         moved = "all-gather and reduce-scatter" if sequence_parallel else "all-reduce"
         where = "in rings" if way == "ring" else "in the switch"
-        self.summary = f"{moved} {where}, kernels one after the other"
+        self.summary = f"{moved} {where}, kernels in turn"
+        moves = "ring" if way == "ring" else "switch"
+        self.traffic = (
+            Traffic(moves, moves) if sequence_parallel else Traffic("none", f"{moves}-all")
+        )
         self.needs = frozenset({"multicast", "reduction"} if way == "nvls" else ())
         super().__init__()
 
@@ -56,9 +61,7 @@ class Collectives(TensorScheme):
         operation: Collective = "reduce_scatter" if self.sequence_parallel else "all_reduce"
         return self._run(kernels, REDUCE, operation, after)
 
-    def _run(
-        self, kernels: Kernels, kinds: PhaseKinds, operation: Collective, after: Ints
-    ) -> Ints:
+    def _run(self, kernels: Kernels, kinds: PhaseKinds, operation: Collective, after: Ints) -> Ints:
         machine, layer = kernels.machine, kernels.layer
         begun = machine.kernel(after, operation.replace("_", "-"))
         nbytes = layer.tokens * layer.row_bytes
