@@ -40,9 +40,7 @@ def compare(
         typer.Option("--option", help="Option of one scheme: SCHEME.K=V, repeatable."),
     ] = None,
     system: Annotated[str | None, typer.Option("--system", help=_help("system"))] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", help=_help("overrides"))
-    ] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help=_help("overrides"))] = None,
     tp: Annotated[int | None, typer.Option("--tp", help=_help("tp"))] = None,
     tokens: Annotated[int | None, typer.Option("--tokens", help=_help("tokens"))] = None,
     sequence: Annotated[int | None, typer.Option("--sequence", help=_help("sequence"))] = None,

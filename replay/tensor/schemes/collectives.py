@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from replay.machine.kinds import PhaseKinds
     from replay.machine.machine import Ints
     from replay.tensor.kernels import Kernels
+    from replay.tensor.layer import TensorLayer
 
 
 class Collectives(TensorScheme):
@@ -50,6 +51,13 @@ class Collectives(TensorScheme):
         self.needs = frozenset({"multicast", "reduction"} if way == "nvls" else ())
         super().__init__()
 
+    def refuses(self, layer: TensorLayer) -> str:
+        """Layers on fewer GPUs than the algorithm exchanges between."""
+        least = library.find(self._algorithm).least_ranks
+        if 1 < layer.num_ranks < least:
+            return f"NCCL uses the switch for {least} GPUs or more, not for {layer.num_ranks}"
+        return super().refuses(layer)
+
     def gather(self, kernels: Kernels, after: Ints) -> Ints:
         """All-gather of rows, where a GPU owns some."""
         if not self.sequence_parallel:
@@ -63,6 +71,8 @@ class Collectives(TensorScheme):
 
     def _run(self, kernels: Kernels, kinds: PhaseKinds, operation: Collective, after: Ints) -> Ints:
         machine, layer = kernels.machine, kernels.layer
+        if layer.num_ranks == 1:
+            return after
         begun = machine.kernel(after, operation.replace("_", "-"))
         nbytes = layer.tokens * layer.row_bytes
         algorithm = library.find(self._algorithm)

@@ -68,7 +68,7 @@ LAYERS = {
     "forward, several tiles": Small(2, 640),
     "forward, 3 GPUs": Small(3, 96),
     "backward": Small(4, 256, is_backward=True),
-    "backward, 3 GPUs": Small(3, 384, is_backward=True),
+    "backward, 3 GPUs": Small(3, 768, is_backward=True),
     "attention to mlp": Small(2, 256, part="attention-to-mlp"),
     "attention to mlp, backward": Small(4, 128, is_backward=True, part="attention-to-mlp"),
     "mlp to attention": Small(4, 512, part="mlp-to-attention"),
@@ -143,18 +143,21 @@ class Case:
         return Built(self.scheme, self.layer, one_flop_per_picosecond())
 
 
-CASES = [(scheme, layer) for scheme in SCHEMES for layer in LAYERS]
+LESS_THAN_A_ROW = 1e-4
+
+CASES = [
+    (scheme, layer)
+    for scheme in SCHEMES
+    for layer in LAYERS
+    if not SCHEMES[scheme].refuses(LAYERS[layer].make())
+]
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
 def case(request: pytest.FixtureRequest) -> Case:
     """Every scheme on every layer that it does not refuse."""
-    scheme, name = SCHEMES[request.param[0]], LAYERS[request.param[1]]
-    layer = name.make()
-    if refused := scheme.refuses(layer):
-        assert "\n" not in refused
-        pytest.skip(refused)
-    return Case(scheme, layer)
+    scheme, layer = request.param
+    return Case(SCHEMES[scheme], LAYERS[layer].make())
 
 
 # ---- what is declared ----------------------------------------------------------------------------
@@ -177,9 +180,11 @@ def test_a_scheme_declares_what_users_are_told(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_every_scheme_runs_a_forward_and_a_backward_pass(name: str) -> None:
-    for layer in (LAYERS["forward"], LAYERS["backward"]):
-        assert not SCHEMES[name].refuses(layer.make())
+def test_every_scheme_runs_both_passes_and_refuses_in_one_line(name: str) -> None:
+    refused = {small: SCHEMES[name].refuses(layer.make()) for small, layer in LAYERS.items()}
+    assert not refused["forward"]
+    assert not refused["backward"]
+    assert "\n" not in "".join(refused.values())
 
 
 # ---- bytes on ports ------------------------------------------------------------------------------
@@ -277,7 +282,8 @@ def test_products_multiply_exactly_the_rows(case: Case) -> None:
         (Kind.WGRAD, every if layer.is_backward else []),
     ):
         flop = sum(2 * one.rows * one.n * one.k for one in products)
-        assert built.flop(kind) == [flop] * layer.num_ranks, kind
+        for found in built.flop(kind):  # slices of the inner dimension write sums besides
+            assert flop <= found <= flop * (1 + LESS_THAN_A_ROW), kind
 
 
 def test_attention_is_carried_out_as_often_as_it_stands_there(case: Case) -> None:
