@@ -11,6 +11,7 @@ import numpy.typing as npt
 from replay.contract.counting import Routing
 from replay.work.layer import ExpertShape, LayerWork, Precision
 from replay.work.placement import Placement, place
+from replay.work.sliced import sliced
 
 SHAPE = ExpertShape(hidden=96, intermediate=64)
 
@@ -67,6 +68,16 @@ def routing_of(layer: LayerWork, domain_size: int | None = None) -> Routing:
     )
 
 
+def _sliced(
+    ids: Ids, num_groups: int, num_experts: int, num_slices: int, *, is_backward: bool = False
+) -> LayerWork:
+    """A layer whose experts are placed on groups of ranks, each rank with a slice of them."""
+    groups = place("round-robin", num_experts, num_groups)
+    chosen, placed, shape = sliced(ids, groups, SHAPE, num_slices)
+    owner = np.arange(len(ids), dtype=np.int32) * placed.num_ranks // len(ids)
+    return LayerWork(chosen, owner, placed, shape, Precision("bf16"), is_backward=is_backward)
+
+
 def _emptied(ids: Ids, share: float) -> Ids:
     holes = ids.copy()
     holes[np.random.default_rng(5).random(ids.shape) < share] = -1
@@ -94,6 +105,7 @@ ORDINARY: dict[str, Callable[[], LayerWork]] = {
     "experts do not divide": lambda: work(draw(33, 10, 3), 3, 10),
     "several tiles": lambda: work(draw(600, 4, 2, skew=0.5), 2, 4),
     "odd row": lambda: work(draw(24, 8, 3), 4, 8, shape=ExpertShape(100, 40, gated=False)),
+    "experts in two slices": lambda: _sliced(_emptied(draw(41, 6, 3, skew=0.8), 0.2), 2, 6, 2),
 }
 
 #: Gradients on their way back.

@@ -296,6 +296,9 @@ class SlowToken(Strict):
         Its place in the batch, tokens ordered by owner.
     trace_row
         Its row in the trace, where that is known.
+    experts
+        Where its rows went: experts, or what stands for them in the work of a layer, which are
+        their slots where some have replicas, and their slices where GPUs share each.
     """
 
     token: int

@@ -103,6 +103,8 @@ def heading(*results: Result) -> str:
     trace, batch, types = result.trace, result.batch, result.types
     placed = {one.placement: one for one in results}
     placement = f"{result.placement} placement" if len(placed) == 1 else "several placements"
+    each = result.spec.expert_tp
+    sliced = "" if each == 1 else f", each expert on {each} GPUs"
     kind = result.spec.interleave
     turns = "" if kind == "off" else f", micro-batches overlap ({kind})"
     several = len(result.layers) > 1
@@ -115,7 +117,7 @@ def heading(*results: Result) -> str:
         (
             f"{result.system.name}, {batch.num_ranks} ranks, {batch.phase} step "
             f"{batch.step}, {int(result.parts[0].routing.num_tokens):,} tokens "
-            f"({batch.batching}), {placement}{turns}"
+            f"({batch.batching}), {placement}{sliced}{turns}"
         ),
         f"{types.gemm} GEMMs, {types.dispatch_rows} rows out, {types.combine_rows} rows back",
     ]

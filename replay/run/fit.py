@@ -47,8 +47,8 @@ def asked_of(
     return Asked(
         num_ranks=first.num_ranks,
         tokens=first.num_tokens,
-        topk=trace.topk,
-        num_experts=trace.num_experts,
+        topk=trace.topk * spec.expert_tp,
+        num_experts=trace.num_experts * spec.expert_tp,
         num_steps=spec.steps,
         num_layers=num_layers,
         is_chain=is_chain,
@@ -87,7 +87,7 @@ def estimate_of(
 
         def seen(timeline: Timeline) -> None:
             of_layers = passes if asked.is_chain else 1
-            pairs = batch.num_tokens * trace.topk * of_layers
+            pairs = batch.num_tokens * asked.topk * of_layers
             size = Size.of(timeline.graph, pairs)
             sizes.append(Size(*(value / of_layers for value in size)))
 

@@ -80,6 +80,8 @@ def describe(
         If a placement file cannot be read.
     """
     settings = spec.model_dump(mode="json", by_alias=True, exclude=set(BY_VALUE))
+    if spec.expert_tp == 1:  # whole experts are what they were before they could be sliced
+        del settings["expert_tp"]
     described: dict[str, Any] = {
         "name": scheme.name,
         "options": dataclasses.asdict(scheme.options),

@@ -16,6 +16,7 @@ from replay.work.affinity import counted
 from replay.work.expert_maps import WhichLayer
 from replay.work.layer import ExpertShape, LayerWork
 from replay.work.placement import FITTED, PER_STEP, Placement, place
+from replay.work.sliced import num_groups, sliced
 from replay.work.step_plan import plan_step
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def make_work(
     placement: str,
     precision: Precision,
     replica_rule: str = "same-gpu",
+    expert_tp: int = 1,
     is_backward: bool = False,
     shared_beside: bool = False,
 ) -> LayerWork:
@@ -54,16 +56,20 @@ def make_work(
         See `replay.work.placement.place`; loads are those of all tokens of the trace.
     replica_rule
         See `replay.work.replicas`; a plan per step has rules of its own.
+    expert_tp
+        GPUs that share each routed expert; see `replay.work.sliced`.
     shared_beside
         Whether the model's shared experts, if it has any, run beside the dispatch.
 
     Raises
     ------
     UserError
-        If the placement cannot be made, or the backward pass of replicas is asked for.
+        If the placement cannot be made, experts cannot be cut so, or the backward pass of replicas
+        is asked for.
     """
     shape = trace.model_shape
-    placed = placement_of(trace, placement, batch.num_ranks, layer)
+    groups = num_groups(expert_tp, batch.num_ranks, shape.moe_intermediate, placement)
+    placed = placement_of(trace, placement, groups, layer)
     is_planned = placement.partition(":")[0] in PER_STEP
     if is_backward and placed.has_replicas and not is_planned:
         message = (
@@ -77,16 +83,21 @@ def make_work(
         plan = plan_step(placement, ids, owner, num_experts, batch.num_ranks)
         ids, placed = plan.reroute(ids, owner), plan.placement
     else:
-        ids = replicas.choose(ids, batch.source_rank, placed, replica_rule, layer)
+        ids = replicas.choose(ids, batch.source_rank // expert_tp, placed, replica_rule, layer)
+    expert = ExpertShape(shape.hidden, shape.moe_intermediate, shape.gated)
+    if expert_tp > 1:
+        ids, placed, expert = sliced(ids, placed, expert, expert_tp)
     work = LayerWork(
         expert_ids=ids,
         source_rank=batch.source_rank,
         placement=placed,
-        shape=ExpertShape(shape.hidden, shape.moe_intermediate, shape.gated),
+        shape=expert,
         precision=precision,
         is_backward=is_backward,
         step_plan=plan,
     )
+    # Shared experts stay whole, as attention does: Megatron-LM slices them as it slices attention
+    # (SharedExpertMLP takes the group of attention's tensor parallelism), not as routed experts.
     width = shape.num_shared_experts * shape.shared_intermediate
     return work.with_shared(width) if shared_beside and width else work
 

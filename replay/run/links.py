@@ -138,6 +138,7 @@ def _link(
             layer=position,
             placement=spec.placement,
             replica_rule=spec.replicas,
+            expert_tp=spec.expert_tp,
             precision=precision,
             is_backward=between.is_backward,
             shared_beside=between.shared_beside,

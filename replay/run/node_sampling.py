@@ -90,6 +90,11 @@ def check_nodes(spec: RunSpec, system: System, num_ranks: int, *, is_chain: bool
             f"{asked}: nodes have to be alike and not in each other's way; leave out "
             "network.oversubscription and fabric.slow, or replay all nodes"
         )
+    elif domains.size % spec.expert_tp:
+        message = (
+            f"{asked}: nodes have to be alike; {spec.expert_tp} GPUs that share an expert do not "
+            f"divide the {domains.size} of a node"
+        )
     elif is_chain:
         message = (
             f"{asked}: the busiest nodes differ from layer to layer, so that a chain has no others "

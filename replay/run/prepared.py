@@ -18,6 +18,7 @@ from replay.run.strategies import Strategy, check_interleaved, staged, strategy_
 from replay.run.tune import Tuned, tune
 from replay.schemes.software import Outline
 from replay.work.precision import Precision
+from replay.work.sliced import num_groups
 
 if TYPE_CHECKING:
     from replay.graph import TaskGraph, Timeline
@@ -156,9 +157,12 @@ def prepare(setup: Setup, trace: RoutingTrace, batches: Sequence[Batch] | None =
     ranks = batches[0].num_ranks
     every = links_of(spec, trace, batches, system, precision)
     links = with_sampled_nodes(every, spec.sample_nodes, system, ranks)
-    placed = placement_of(trace, spec.placement, ranks, links[0].layer_index)
+    width = trace.model_shape.moe_intermediate
+    groups = num_groups(spec.expert_tp, ranks, width, spec.placement)
+    placed = placement_of(trace, spec.placement, groups, links[0].layer_index)
+    num_experts = placed.num_experts * spec.expert_tp
     domains = Domains(system.fabric, ranks).num
-    outline = Outline(ranks, placed.num_experts, precision, num_domains=domains)
+    outline = Outline(ranks, num_experts, precision, num_domains=domains)
     passes = [outline._replace(is_backward=one) for one in PASSES[spec.direction]]
     strategy = None
     if (kind := spec.interleave) != "off":

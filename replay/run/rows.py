@@ -34,6 +34,7 @@ COLUMNS: dict[str, type] = {
     "barrier": bool,
     "interleave": str,
     "placement": str,
+    "expert_tp": int,  # GPUs that share an expert
     "gemm_type": str,
     "dispatch_rows": str,
     "combine_rows": str,
@@ -86,6 +87,7 @@ def row_of(result: Mapping[str, Any]) -> dict[str, Any]:
         "barrier": spec["barrier"],
         "interleave": spec["interleave"],
         "placement": result["placement"],
+        "expert_tp": spec.get("expert_tp", 1),
         "gemm_type": types["gemm"],
         "dispatch_rows": types["dispatch_rows"],
         "combine_rows": types["combine_rows"],

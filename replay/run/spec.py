@@ -145,6 +145,13 @@ class RunSpec(BaseModel):
         description="Replica of an expert that a row goes to, by the rule of an engine: same-gpu, "
         "nearest or random (SGLang), round-robin (TensorRT-LLM), position or hash (vLLM); or load.",
     )
+    expert_tp: int = Field(
+        1,
+        ge=1,
+        le=MOST,
+        description="GPUs that share each routed expert, neighbours with a slice of its inner "
+        "width each: tensor parallelism inside expert parallelism.",
+    )
     precision: NumberType | None = Field(
         None,
         description="Number type of GEMMs and rows, bf16, fp8 (with bf16 rows back) or fp32 "
