@@ -15,7 +15,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from replay.machine.kinds import Kind, PhaseKinds
-    from replay.machine.machine import Ints, Machine
+    from replay.machine.machine import Ints, IntsLike, Machine
     from replay.machine.sms import Split
     from replay.machine.times import Time
 
@@ -64,50 +64,55 @@ class Blocks:
         machine.graph.take(self._claims, kernels, 1, released_by=ends)
         return ends
 
-    def work(self, kind: Kind, time: Time, *after: Ints) -> Ints:
-        """Do the same in all blocks of every rank at once: (rank,) tasks.
+    def work(self, kind: Kind, time: Time, *after: Ints, rank: Ints | None = None) -> Ints:
+        """Do the same in all blocks of a rank at once: (task,) tasks, one per rank without `rank`.
 
         Parameters
         ----------
         time
             Of each block.
         after
-            (rank,) tasks each, for all of which it waits.
+            (task,) tasks each, for all of which it waits.
         """
-        machine, ranks = self._machine, self._machine.ranks
+        machine = self._machine
+        of = machine.ranks if rank is None else rank
         if self._beside is None:
-            done = machine.delay(kind, time, after[0])
+            done = machine.delay(kind, time, after[0], of)
             self._wait(after[1:], done)
             return done
-        every = np.repeat(ranks, self.count)
-        busy = machine.serve(self._sms[every], time, kind=kind, rank=every, after=after[0][every])
+        each = np.repeat(of, self.count)
+        busy = machine.serve(
+            self._sms[each], time, kind=kind, rank=each, after=np.repeat(after[0], self.count)
+        )
         for tasks in after[1:]:
-            machine.graph.edges(tasks[every], busy)
-        return machine.gather(busy, every, after[0])
+            machine.graph.edges(np.repeat(tasks, self.count), busy)
+        done = machine.mark(of)
+        machine.graph.edges(busy, np.repeat(done, self.count))
+        return done
 
-    def touch(self, nbytes: int, *after: Ints) -> Ints | None:
-        """Read and write device memory beside others: (rank,) tasks, none of a kernel alone.
+    def touch(self, nbytes: IntsLike, *after: Ints, rank: Ints | None = None) -> Ints | None:
+        """Read and write device memory beside others: (task,) tasks, none of a kernel alone.
 
         Parameters
         ----------
         nbytes
-            Of each rank, read and written together.
+            (task,) or the same for all: read and written together.
         after
             See `work`.
         """
         if self._beside is None:
             return None
         machine = self._machine
-        every = np.full(machine.num_ranks, nbytes)
-        done = machine.stream(self._kinds.memory, every, machine.ranks, after[0])
+        of = machine.ranks if rank is None else rank
+        done = machine.stream(self._kinds.memory, np.broadcast_to(nbytes, of.shape), of, after[0])
         self._wait(after[1:], done)
         return done
 
-    def both(self, one: Ints, other: Ints | None) -> Ints:
-        """Wait for two things: (rank,) tasks."""
+    def both(self, one: Ints, other: Ints | None, rank: Ints | None = None) -> Ints:
+        """Wait for two things: (task,) tasks."""
         if other is None:
             return one
-        met = self._machine.mark(self._machine.ranks, one)
+        met = self._machine.mark(self._machine.ranks if rank is None else rank, one)
         self._wait((other,), met)
         return met
 

@@ -6,9 +6,12 @@ from replay.collectives.algorithm import Algorithm
 from replay.collectives.nccl import NCCL
 from replay.collectives.nvls import NVLS
 from replay.collectives.ring import RING
+from replay.collectives.tree import TREE
 from replay.errors import unknown
 
-ALGORITHMS: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in (NCCL, RING, NVLS)}
+ALGORITHMS: dict[str, Algorithm] = {
+    algorithm.name: algorithm for algorithm in (NCCL, RING, TREE, NVLS)
+}
 """The algorithms, in the order of lists."""
 
 

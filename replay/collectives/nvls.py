@@ -105,19 +105,18 @@ def exchange(
     started = machine.delay(
         kinds.sync, Time(machine.system.nccl.nvls_start_ps), blocks.begin(begun)
     )
-    if sums(collective):
+    if sums(collective) and blocks.alone:
         staged = 2 * min(nbytes, STAGED)  # before the first access; the rest meanwhile
         started = machine.stream(kinds.memory, staged, ranks, started)
     met = at = machine.sync.barrier(kinds, started)
-    every = np.repeat(ranks, slices)
+    every, of_slice = np.repeat(ranks, slices), -(-nbytes // slices)
     if blocks.alone and not _paces(machine, collective, nbytes, channels):
         ready = met[every]
     else:
-        of_slice = -(-nbytes // slices)
         busy = _working(machine, collective, of_slice).shared_by(channels)
         copied = []
         for _ in range(slices):
-            touched = blocks.touch(_touched(collective, of_slice), at)
+            touched = blocks.touch(_touched(collective, of_slice, n), at)
             at = blocks.both(blocks.work(kinds.send, busy, at), touched)
             # A slice is summed, or complete, when all ranks have copied their part of it.
             copied.append(machine.meet(at))
@@ -129,7 +128,13 @@ def exchange(
     rows, rest = (size, 0 * size) if payload else (0 * size, size)
     spread = multimem.multicast(machine, kinds, every, rows, ready, meta_bytes=rest)
     landed = machine.gather(spread.arrived, spread.member, at)
-    if not sums(collective):
+    if not blocks.alone:
+        # Written by the switch, then copied (read and written), slice by slice.
+        of = np.arange(len(spread.arrived)) // n % slices
+        for one in range(slices):
+            there = machine.gather(spread.arrived[of == one], spread.member[of == one], at)
+            landed = blocks.both(landed, blocks.touch(3 * of_slice, there))
+    elif not sums(collective):
         landed = machine.stream(kinds.memory, 2 * min(nbytes, STAGED), ranks, landed)
     return blocks.end(machine.sync.barrier(kinds, landed))
 
@@ -155,13 +160,15 @@ def _working(machine: Machine, collective: Collective, nbytes: int) -> Time:
     return time
 
 
-def _touched(collective: Collective, nbytes: int) -> int:
-    """Bytes of a rank's memory that are read or written for so many bytes of the buffer.
+def _touched(collective: Collective, nbytes: int, num_ranks: int) -> int:
+    """Bytes of a rank's memory that are read or written before so many of the buffer are spread.
 
-    To sum, they are copied (read and written) and read by the switch; to spread, they are written
-    by the switch and copied.
+    What is summed is copied (read and written), then read by the switch. A gather reads the own
+    share, a scatter writes the sum of it.
     """
-    return 3 * nbytes * (sums(collective) + spreads(collective))
+    if collective == "all_reduce":
+        return 3 * nbytes
+    return 3 * nbytes * sums(collective) + nbytes // num_ranks
 
 
 def _paces(machine: Machine, collective: Collective, nbytes: int, blocks: int) -> bool:

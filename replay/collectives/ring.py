@@ -22,7 +22,14 @@ import numpy as np
 
 from replay.collectives.algorithm import COLLECTIVES, Collective, Way, quickest_of
 from replay.collectives.blocks import Blocks
-from replay.collectives.ring_chunks import block_times, cut, pieces_of, share_of, told
+from replay.collectives.ring_chunks import (
+    LARGEST_PIECE,
+    block_times,
+    cut,
+    pieces_of,
+    share_of,
+    told,
+)
 from replay.machine.times import Time
 
 if TYPE_CHECKING:
@@ -146,10 +153,11 @@ def _store(
     """
     src, n = machine.ranks, machine.num_ranks
     dst = (src + 1) % n
-    pieces, each = pieces_of(protocol.stored_bytes(chunk))
+    pieces, each = pieces_of(protocol.stored_bytes(chunk), LARGEST_PIECE)
     carried = np.repeat([share_of(rows, piece, pieces) for piece in range(pieces)], n)
     ready = np.tile(after, pieces)
-    if paces(machine, protocol, each, blocks.count):
+    slow = paces(machine, protocol, each, blocks.count)
+    if slow:
         storing = machine.costs.sm_store(each).shared_by(blocks.count)
         for piece in range(pieces):
             after = ready[piece * n : (piece + 1) * n] = blocks.work(kinds.send, storing, after)
@@ -157,12 +165,17 @@ def _store(
         kinds, np.tile(src, pieces), np.tile(dst, pieces), carried, ready,
         machine.transfers.fan_out(src, dst), meta_bytes=each - carried,
     )  # fmt: skip
+    last_sent = sent[-n:]
+    if not blocks.alone and protocol.channel_rate is None and not slow:
+        # The link holds the blocks up, which store meanwhile.
+        storing = machine.costs.sm_store(chunk).shared_by(blocks.count)
+        last_sent = blocks.both(last_sent, blocks.work(kinds.send, storing, after))
     # What a rank needs for its next step was sent by its predecessor. Ports keep the order of
     # pieces; with edges, all rows are waited for.
     last, before = landed[-n:], landed[:-n] if rows else landed[:0]
     known = machine.delay(kinds.sync, told(machine, protocol), last, dst)
     machine.graph.edges(before, np.tile(known, len(before) // n))
-    return sent[-n:], known[(src - 1) % n]
+    return last_sent, known[(src - 1) % n]
 
 
 def paces(machine: Machine, protocol: Protocol, nbytes: int, blocks: int) -> bool:
@@ -181,7 +194,7 @@ def _estimate_ps(
     link, fabric = machine.system.link, machine.system.fabric
     used, loops, chunk = cut(nbytes, channels)
     passing, copying = block_times(machine, protocol, chunk, used)
-    pieces, each = pieces_of(protocol.stored_bytes(chunk))
+    pieces, each = pieces_of(protocol.stored_bytes(chunk), LARGEST_PIECE)
     of_piece = link.port_duration_ps(link.write_wire_bytes(each))
     if paces(machine, protocol, each, used):
         of_piece = int(machine.costs.sm_store(each).shared_by(used).ps)

@@ -23,6 +23,9 @@ of it flags) and 4 MiB."""
 PIECES, LEAST_PIECE = 16, 4096
 """A chunk's stores are modelled as so many messages, so that it enters the target while it is
 still leaving the source."""
+LARGEST_PIECE = 512 * 1024
+"""Of rings, whose steps wait for all of a chunk: the last piece enters the target alone, which is
+not to count beside latencies."""
 
 
 def cut(nbytes: int, channels: int) -> tuple[int, int, int]:
@@ -47,9 +50,11 @@ def told(machine: Machine, protocol: Protocol) -> Time:
     return machine.costs.flag() if protocol.fenced else machine.costs.poll()
 
 
-def pieces_of(nbytes: int) -> tuple[int, int]:
-    """Messages that a chunk is stored as, and bytes of each."""
+def pieces_of(nbytes: int, largest: int | None = None) -> tuple[int, int]:
+    """Messages that a chunk is stored as, and bytes of each, `largest` at most."""
     pieces = max(1, min(PIECES, nbytes // LEAST_PIECE))
+    if largest is not None:
+        pieces = max(pieces, -(-nbytes // largest))
     return pieces, -(-nbytes // pieces)
 
 

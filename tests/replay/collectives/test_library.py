@@ -110,3 +110,122 @@ def test_whether_bytes_are_payload_changes_no_time(name: str, collective: Collec
         for payload in (False, True)
     }
     assert len(spans) == 1
+
+
+# ---- thread blocks -----------------------------------------------------------------------------
+
+
+def bus_GB_per_s(name: str, collective: Collective, nbytes: int, blocks: int | None) -> float:
+    machine = machine_of(hwmodel.load("dgx-h100"), N)
+    span = replayed(machine, name, collective, nbytes, blocks=blocks).makespan_ps
+    factor = (2 if collective == "all_reduce" else 1) * (N - 1) / N
+    return nbytes * factor / span * 1e3
+
+
+@pytest.mark.parametrize(
+    ("name", "collective"), [*CLOSED, ("tree", "all_reduce"), ("nccl", "all_reduce")]
+)
+def test_few_blocks_are_slow_and_more_than_enough_change_nothing(
+    name: str, collective: Collective
+) -> None:
+    nbytes = 64 * MIB
+    few, usual = (bus_GB_per_s(name, collective, nbytes, blocks) for blocks in (2, None))
+    assert few < usual / 2
+    if name in ("nvls", "nccl"):  # rings and trees cut chunks by their channels
+        assert bus_GB_per_s(name, collective, nbytes, 48) == usual
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_two_blocks_of_a_ring_store_as_fast_as_two_sms(collective: Collective) -> None:
+    # Every link byte is stored by a block; what follows the last chunk of a loop comes on top.
+    of_sms = 2 * 39
+    found = bus_GB_per_s("ring", collective, 512 * MIB, 2)
+    assert 0.75 * of_sms < found < of_sms
+
+
+def test_two_blocks_in_the_switch_copy_the_buffer_in_and_out() -> None:
+    # In and out at 50 GB/s, a share loaded and one stored: 0.04 + 0.0075 ns a byte, of two blocks.
+    machine = machine_of(hwmodel.load("dgx-h100"), N)
+    costs = machine.costs
+    nbytes = 512 * MIB
+    each = 2 * int(costs.sm_copy(nbytes).ps)
+    each += int((costs.sm_load(nbytes // N) + costs.sm_store(nbytes // N)).ps)
+    span = replayed(machine, "nvls", "all_reduce", nbytes, blocks=2).makespan_ps
+    assert each / 2 < span < 1.05 * each / 2
+
+
+# ---- beside other kernels ----------------------------------------------------------------------
+
+
+def beside(
+    machine: Machine, name: str, collective: Collective, nbytes: int, blocks: int | None
+) -> tuple[Timeline, np.ndarray]:
+    """One kernel beside others, and its last tasks."""
+    split = machine.sms.split("a test", {}, rest="compute")
+    ends = find(name).build(
+        machine, DISPATCH, collective, nbytes, machine.mark(machine.ranks),
+        blocks=blocks, beside=split,
+    )  # fmt: skip
+    return schedule(machine.graph.build()), ends
+
+
+@pytest.mark.parametrize(("name", "collective"), [*CLOSED, ("tree", "all_reduce")])
+def test_a_kernel_beside_others_is_hardly_slower_while_nobody_is_there(
+    name: str, collective: Collective
+) -> None:
+    nbytes = 64 * MIB
+    system = hwmodel.load("dgx-h100")
+    alone = replayed(machine_of(system, N), name, collective, nbytes).makespan_ps
+    there, _ = beside(machine_of(system, N), name, collective, nbytes, None)
+    # A ring waits for its own copies in every step; in the switch the first slice is copied
+    # before anything moves, and the last one afterwards.
+    assert 0.9 * alone < there.makespan_ps < 1.35 * alone
+
+
+MEMORY = {
+    # Reads and writes of the whole buffer S, or of a part of it.
+    ("ring", "all_gather"): PART + (N - 1) * 2 * PART,
+    ("ring", "reduce_scatter"): PART + (N - 2) * 2 * PART + 3 * PART,
+    ("ring", "all_reduce"): PART + (N - 2) * 2 * PART + 3 * PART + (N - 1) * 2 * PART,
+    # Copied to NVLS memory and read by the switch; written by the switch and copied from there.
+    ("nvls", "all_gather"): PART + 3 * S,
+    ("nvls", "reduce_scatter"): 3 * S + PART,
+    ("nvls", "all_reduce"): 6 * S,
+}
+
+
+@pytest.mark.parametrize(("name", "collective"), MEMORY)
+def test_memory_is_read_and_written_beside_others(name: str, collective: Collective) -> None:
+    machine = machine_of(round_machine(), N)
+    timeline, _ = beside(machine, name, collective, S, None)
+    graph = timeline.graph
+    on_memory = np.isin(graph.resource, machine.resources.hbm)
+    busy = np.bincount(graph.rank[on_memory], graph.duration_ps[on_memory])
+    expected = MEMORY[name, collective] / 5  # 5000 GB/s
+    assert busy == pytest.approx([expected] * N, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["ring", "tree", "nvls"])
+def test_kernels_on_the_same_sms_follow_one_another(name: str) -> None:
+    machine = machine_of(round_machine(), N)
+    split = machine.sms.split("a test", {}, rest="compute")
+    begun = machine.mark(machine.ranks)
+    ends = [
+        find(name).build(machine, DISPATCH, "all_reduce", S, begun, blocks=8, beside=split)
+        for _ in range(2)
+    ]
+    timeline = schedule(machine.graph.build())
+    first, second = (timeline.visible_ps[each].max() for each in ends)
+    alone = beside(machine_of(round_machine(), N), name, "all_reduce", S, 8)[0].makespan_ps
+    assert first <= 1.01 * alone
+    assert second > 1.8 * alone
+
+
+def test_sms_that_are_held_are_missing_elsewhere() -> None:
+    machine = machine_of(round_machine(), N)  # 100 SMs
+    split = machine.sms.split("a test", {})
+    split.pool("product", 90)
+    with pytest.raises(UserError, match="take 106"):
+        find("nvls").build(
+            machine, DISPATCH, "all_reduce", S, machine.mark(machine.ranks), beside=split
+        )
