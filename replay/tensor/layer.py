@@ -213,10 +213,21 @@ def layer_of(
 
 
 def _check(shape: LayerShape, num_ranks: int, sizes: Sizes, *, is_backward: bool) -> None:
-    for what, size in (("attention heads", shape.num_heads), ("intermediate", shape.intermediate)):
+    for what, size in (
+        ("attention heads", shape.num_heads),
+        ("inner width", shape.intermediate),
+        ("inner width of shared experts", shape.num_shared_experts * shape.shared_intermediate),
+    ):
         if size % num_ranks:
-            message = f"{shape.name} has {what} {size}, which {num_ranks} GPUs cannot share equally"
+            message = f"{num_ranks} GPUs cannot share the {what} of {shape.name} equally: {size}"
             raise UserError(message)
+    kv_heads = shape.num_kv_heads
+    if kv_heads % num_ranks and num_ranks % kv_heads:
+        message = (
+            f"{shape.name} has key-value heads {kv_heads}, which {num_ranks} GPUs can neither "
+            "share nor copy equally"
+        )
+        raise UserError(message)
     if sizes.is_decode and is_backward:
         message = "decoding has no backward pass"
         raise UserError(message)
