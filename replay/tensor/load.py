@@ -1,0 +1,56 @@
+"""Reading results of tensor parallelism back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from replay.errors import UserError, check_kind
+from replay.files import read_text
+from replay.run.load import MAX_RESULT_BYTES
+from replay.tensor.result import TensorComparison, TensorResult
+
+FORMATS: dict[str, type[TensorResult | TensorComparison]] = {
+    kind.model_fields["format"].default: kind for kind in (TensorResult, TensorComparison)
+}
+
+
+def load_result(path: str | Path) -> TensorResult | TensorComparison:
+    """Read a result or a comparison of layers under tensor parallelism.
+
+    Parameters
+    ----------
+    path
+        A JSON file that ``--json`` or `TensorResult.save` wrote.
+
+    Raises
+    ------
+    UserError
+        If the file cannot be read, is damaged or is something else.
+    """
+    check_kind("path", path, (str, Path), "a JSON file that `TensorResult.save` or --json wrote")
+    where = Path(path)
+    try:
+        document = json.loads(read_text(where, MAX_RESULT_BYTES))
+    except OSError as error:
+        message = f"cannot read {where}: {error.strerror}"
+        raise UserError(message) from None
+    except (ValueError, RecursionError):
+        message = f"{where} is no result of a replay, or is cut short: it is not JSON"
+        raise UserError(message) from None
+    name = document.get("format") if isinstance(document, dict) else None
+    if not isinstance(name, str) or name not in FORMATS:
+        message = f"{where} has the format {name!r}; expected {' or '.join(FORMATS)}"
+        raise UserError(message)
+    try:
+        return FORMATS[name].model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        message = f"{where} is damaged: {place}: {first['msg'].lower()}"
+        raise UserError(message) from None
+    except UserError as error:  # its spec has a setting that is not possible
+        message = f"{where} is damaged: {error}"
+        raise UserError(message) from None
