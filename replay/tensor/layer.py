@@ -29,7 +29,8 @@ LOGIT_BYTES, CHOICE_BYTES = 4, 8  # a gate's FP32 score; id and weight of a chos
 
 Part = Literal["layer", "attention-to-mlp", "mlp-to-attention"]
 """The whole layer, or a *sub-layer*: the last product of one half, the sums of all tokens, the norm
-and the first product of the other half."""
+and the first product of the other half, as the pass comes to them. On the way back attention is
+followed by the network of the layer before."""
 
 
 @dataclass(frozen=True)
