@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from replay.errors import UserError, unknown
 from replay.graph import GraphBuilder, schedule
@@ -18,7 +19,7 @@ from replay.run.result import SystemDescription
 from replay.tensor.layer import Sizes, TensorLayer, layer_of
 from replay.tensor.measure import directions, skew_of
 from replay.tensor.plain import Plain
-from replay.tensor.registry import find, supported
+from replay.tensor.registry import SCHEMES, find, supported
 from replay.tensor.result import TensorComparison, TensorResult
 from replay.tensor.shape import load
 from replay.tensor.spec import PASSES, TensorSpec
@@ -26,6 +27,7 @@ from replay.tensor.spec import PASSES, TensorSpec
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.graph import Timeline
+    from replay.machine.host import Launch
     from replay.machine.machine import Ints
     from replay.tensor.base import TensorScheme
     from replay.tensor.shape import LayerShape
@@ -36,7 +38,17 @@ DEFAULT_TOKENS, DEFAULT_SEQUENCE, DEFAULT_REQUESTS = 8192, 2048, 64
 
 
 class LayerRefusedError(UserError):
-    """A scheme has no code for a layer, which others may have."""
+    """A scheme cannot run a layer on a system, which others may.
+
+    Attributes
+    ----------
+    reason
+        Why, for lists that name the scheme anyway.
+    """
+
+    def __init__(self, scheme: str, reason: str, possible: str = "") -> None:
+        super().__init__(f"scheme {scheme!r} cannot run this: {reason}{possible}")
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -58,13 +70,8 @@ class Setup:
     layers: tuple[TensorLayer, ...]
 
     @classmethod
-    def of(cls, spec: TensorSpec, scheme: TensorScheme | None = None) -> Self:
+    def of(cls, spec: TensorSpec) -> Self:
         """Follow the references of a spec.
-
-        Parameters
-        ----------
-        scheme
-            A scheme in place of the one that the spec names.
 
         Raises
         ------
@@ -77,8 +84,7 @@ class Setup:
 
         system = hwmodel.load(spec.system, dict(spec.overrides))
         shape = load(spec.model)
-        if scheme is None:
-            scheme = find(spec.scheme).with_options(spec.options)
+        scheme = find(spec.scheme).with_options(spec.options)
         num_ranks = spec.tp or system.fabric.gpus_per_domain
         if num_ranks > system.fabric.gpus_per_domain:
             message = (
@@ -91,39 +97,46 @@ class Setup:
             layer_of(shape, num_ranks, sizes, is_backward=is_backward, part=spec.part)
             for is_backward in PASSES[spec.direction]
         )
-        missing = scheme.lacks(system)
-        if missing:
-            message = (
-                f"scheme {scheme.name!r} needs {', '.join(sorted(missing))}, which system "
-                f"{system.name!r} lacks; it supports: {', '.join(supported(system))}"
-            )
-            raise LayerRefusedError(message)
+        if missing := scheme.lacks(system):
+            reason = f"it needs {' and '.join(sorted(missing))}, which {system.name} lacks"
+            possible = f"; {system.name} can run {', '.join(supported(system)) or 'none'}"
+            raise LayerRefusedError(scheme.name, reason, possible)
         for layer in layers:
             if reason := scheme.refuses(layer):
-                message = f"scheme {scheme.name!r}: {reason}"
-                raise LayerRefusedError(message)
+                raise LayerRefusedError(scheme.name, reason)
         return cls(spec, shape, system, scheme, num_ranks, sizes, layers)
 
     @property
-    def launch(self) -> str:
+    def launch(self) -> Literal["ahead", "eager", "graph"]:
         """How hosts launch kernels."""
         return self.spec.launch or ("graph" if self.spec.phase == "decode" else "ahead")
 
     @property
+    def host_launch(self) -> Launch | None:
+        """The same as a machine takes it: None where no host holds anything up."""
+        return None if self.launch == "ahead" else self.launch
+
+    @property
     def run_id(self) -> str:
         """Identity of the replay: of everything that decides its result."""
-        settings = self.spec.model_dump(
-            mode="json",
-            by_alias=True,
-            exclude={"model", "scheme", "options", "system", "overrides"},
-        )
-        sizes = [self.num_ranks, self.sizes.tokens, self.sizes.sequence]
         return identity({
             "code": [code_identity(), tensor_code()],
             "model": sizes_of(self.shape),
             "system": self.system.describe(),
-            "scheme": self.scheme.describe(),
-            "settings": {**settings, "launch": self.launch, "sizes": sizes},
+            "scheme": {
+                "name": self.scheme.name,
+                "options": dataclasses.asdict(self.scheme.options),
+            },
+            "settings": {
+                "tp": self.num_ranks,
+                "tokens": self.sizes.tokens,
+                "sequence": self.sizes.sequence,
+                "phase": self.spec.phase,
+                "pass": self.spec.direction,
+                "part": self.spec.part,
+                "layers": self.spec.layers,
+                "launch": self.launch,
+            },
         })  # fmt: skip
 
 
@@ -132,6 +145,8 @@ def tensor_code() -> str:
     """SHA-256 of the source of this room."""
     digest = hashlib.sha256()
     for name, entry in sources("replay", "tensor"):
+        if not name.endswith(".py"):
+            continue  # shapes enter by value
         digest.update(name.encode() + b"\0" + entry.read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -217,23 +232,19 @@ def carry_out(
 
 
 def replayed(setup: Setup, scheme: TensorScheme) -> tuple[Machine, Ints, Timeline]:
-    """Schedule the layers of all passes, one behind the other."""
+    """Schedule the layers of all passes, one behind the other.
+
+    Returns
+    -------
+    The machine, (rank,) the last task of each, and the schedule.
+    """
     graph = GraphBuilder(KIND_NAMES)
-    launch: Any = None if setup.launch == "ahead" else setup.launch
-    machine = Machine(setup.system, graph, setup.num_ranks, launch=launch)
+    machine = Machine(setup.system, graph, setup.num_ranks, launch=setup.host_launch)
     at = machine.mark(machine.ranks)
     for layer in setup.layers:
-        steps = TensorLayer(
-            layer.num_ranks, layer.tokens, layer.hidden,
-            _in_a_row(layer, setup.spec.layers), layer.is_backward,
-        )  # fmt: skip
-        at = scheme.build(steps, machine, at)
+        in_a_row = dataclasses.replace(layer, steps=layer.steps * setup.spec.layers)
+        at = scheme.build(in_a_row, machine, at)
     return machine, at, schedule(graph.build())
-
-
-def _in_a_row(layer: TensorLayer, count: int) -> Any:
-    """Steps of equal layers; sub-layers begin where the one before has ended."""
-    return layer.steps * count
 
 
 def _version() -> str:
@@ -276,11 +287,8 @@ def compare(
     UserError
         If something asked for does not exist or does not fit together.
     """
-    import hwmodel
-
     shared = (spec or TensorSpec()).changed(**settings)
-    system = hwmodel.load(shared.system, dict(shared.overrides))
-    names = list(schemes or supported(system))
+    names = list(dict.fromkeys(schemes or SCHEMES))
     for name in options or {}:
         if name not in names:
             raise unknown("scheme with options", name, names)
@@ -290,16 +298,15 @@ def compare(
     left_out: dict[str, str] = {}
     for name in names:
         own = dict((options or {}).get(name, {}))
-        scheme = find(name).with_options(own)
-        made = shared.changed(scheme=name, options=own)
         try:
-            setups.append(Setup.of(made, scheme))
+            setups.append(Setup.of(shared.changed(scheme=name, options=own)))
         except LayerRefusedError as error:
             if schemes or name == baseline:
                 raise
-            left_out[name] = str(error)
+            left_out[name] = error.reason
     if not setups:
-        message = "; ".join(left_out.values()) or "no scheme of tensor parallelism can run this"
+        first = next(iter(left_out))
+        message = f"no scheme can run this; {first}: {left_out[first]}"
         raise UserError(message)
     results = []
     for setup in setups:
