@@ -46,6 +46,8 @@ def skew_of(timeline: Timeline, machine: Machine) -> Skew:
 
 def spread_ps(address: Ints, time_ps: Ints) -> Ints:
     """From the first to the last of the times (access,) of each address that has several."""
+    if not len(address):
+        return np.zeros(0, np.int64)
     order = np.lexsort((time_ps, address))
     address, time_ps = address[order], time_ps[order]
     first = np.flatnonzero(np.diff(address, prepend=address[:1] - 1))

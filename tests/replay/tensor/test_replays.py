@@ -68,9 +68,9 @@ def test_what_says_the_same_is_the_same_run() -> None:
 
 
 def test_defaults_come_from_the_model() -> None:
-    shape = {"model": "mega-gpt-4b", "scheme": "tp-ring"}
+    shape = {"model": "megatron-gpt2-8.3b", "scheme": "tp-ring"}
     found = Setup.of(TensorSpec(**shape)).sizes
-    assert (found.tokens, found.sequence) == (16 * 1024, 1024)
+    assert (found.tokens, found.sequence) == (8 * 1024, 1024)
     found = Setup.of(TensorSpec(**shape, phase="decode")).sizes
     assert (found.tokens, found.sequence, found.is_decode) == (64, 1024, True)
     unknown = Setup.of(TensorSpec(model="llama-2-7b", tokens=9000, scheme="tp-ring")).sizes
