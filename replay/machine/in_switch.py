@@ -17,6 +17,7 @@ from replay.errors import UserError
 from replay.machine.kinds import Kind
 from replay.machine.resources import Ints, IntsLike, ResourceClass
 from replay.machine.times import Time
+from replay.machine.transfers import REQUESTS_FIRST
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -218,6 +219,7 @@ class InSwitch:
         *,
         channel: str = "",
         late_ps: int = 0,
+        priority: int = 0,
     ) -> Ints:
         """Send messages between switch and GPUs: (message,) tasks on the ports of `rank`."""
         is_out = way == "out"
@@ -227,6 +229,7 @@ class InSwitch:
             resource=ports[rank],
             duration_ps=self._paths.on_nvlink_ps(rank, self._duration(wire, at_line_rate)),
             latency_ps=(self._up_ps if is_out else self._down_ps) + late_ps,
+            priority=priority,
             kind=kind,
             payload_bytes=payload,
             wire_bytes=wire,
@@ -289,6 +292,7 @@ class InSwitch:
         eviction: Eviction | None = None,
         at_line_rate: bool = False,
         payload: bool = True,
+        requests_first: bool = False,
     ) -> Summed:
         """Load the sum of several GPUs' rows, added up in the switch.
 
@@ -316,6 +320,8 @@ class InSwitch:
             Whether ports reach their full rate, and not what is left of it for NVLS today.
         payload
             Whether the bytes are token rows.
+        requests_first
+            See `Transfers.load`.
         """
         self._refuse_other_domains(reader[of], target)
         graph, link = self._graph, self._system.link
@@ -323,14 +329,16 @@ class InSwitch:
         row_bytes = np.broadcast_to(row_bytes, reader.shape)
         nbytes = row_bytes * rows
         carried = nbytes * payload
+        priority = REQUESTS_FIRST if requests_first else 0
         asked_wire = link.request_wire_bytes(row_bytes, rows, extra_flits=naming.at_source)
         requested = self._hop(
-            "out", kinds.request_up, reader, asked_wire, 0, after, at_line_rate, channel="requests"
-        )
+            "out", kinds.request_up, reader, asked_wire, 0, after, at_line_rate, channel="requests",
+            priority=priority,
+        )  # fmt: skip
         passed_wire = link.request_wire_bytes(row_bytes[of], rows[of], extra_flits=naming.at_target)
         asked = self._hop(
             "in", kinds.request_down, target, passed_wire, 0, requested[of], at_line_rate,
-            late_ps=self._system.fabric.read_access_ps,
+            late_ps=self._system.fabric.read_access_ps, priority=priority,
         )  # fmt: skip
         self._input_buffers.hold("requests", reader, asked_wire, requested, asked, of)
         copy = np.arange(len(target)) if answers is None else answers

@@ -85,6 +85,7 @@ def reduce(
     rows: IntsLike = 1,
     loops: bool = True,
     payload: bool = True,
+    requests_first: bool = False,
 ) -> Ints:
     """Load the sums of all members' blocks: (block,) tasks, visible in the owner's SM.
 
@@ -92,6 +93,8 @@ def reduce(
     ----------
     payload
         Whether the bytes are token rows.
+    requests_first
+        See `Transfers.load`.
 
     See Also
     --------
@@ -99,5 +102,6 @@ def reduce(
     """
     block, member = _members(machine, owner, loops=loops)
     return machine.switch.reduce(
-        kinds, owner, block, member, nbytes, after, rows=rows, payload=payload
-    ).total
+        kinds, owner, block, member, nbytes, after, rows=rows, payload=payload,
+        requests_first=requests_first,
+    ).total  # fmt: skip

@@ -150,6 +150,14 @@ class Costs:
             return Time(hbm.elementwise_ps(nbytes.read, nbytes.written))
         return Time(hbm.stream_ps(nbytes))
 
+    def cached(self, nbytes: IntsLike) -> Time:
+        """All SMs together read or write bytes that are in the L2 cache."""
+        return Time(self._system.l2.read_ps(nbytes))
+
+    def fits_cache(self, nbytes: int) -> bool:
+        """Whether so many bytes stay in the L2 cache from kernel to kernel."""
+        return bool(nbytes <= self._system.l2.num_bytes)
+
     def elementwise(self, nbytes: IntsLike | MemoryTraffic) -> Time:
         """An elementwise kernel on top of its bytes."""
         overheads = self._system.overheads

@@ -34,6 +34,15 @@ All their bytes are charged; only the number of tasks is smaller. The acknowledg
 one flit per several packets, far below the resolution of anything that is read off a result.
 """
 
+REQUESTS_FIRST = -1
+"""Order of requests that pass data on their way.
+
+The switch has virtual channels for requests apart from those for responses (NVIDIA
+open-gpu-kernel-modules, LS10), and ports go from channel to channel by the packet. A message here
+is many packets: what waits behind it would wait for all of them. It matters to threads that ask for
+their next bytes when the last have come, and not to those that have asked for everything before.
+"""
+
 
 class AckBatches(NamedTuple):
     """(batch,): the last message of each batch of acknowledgements, and their bytes."""
@@ -269,6 +278,7 @@ class Transfers:
         rows: IntsLike = 1,
         meta_bytes: IntsLike = 0,
         engine: Engine = "sm",
+        requests_first: bool = False,
     ) -> Loaded:
         """Load rows from other GPUs' memory: requests one way, data the other.
 
@@ -279,6 +289,9 @@ class Transfers:
         fan_out
             Pairs of ranks between which the SMs of the kernel load, in all its calls; None if each
             rank loads from one peer only.
+        requests_first
+            Whether requests pass the data that waits in the same ports, as those do that have
+            virtual channels of their own; see `REQUESTS_FIRST`.
 
         Raises
         ------
@@ -305,6 +318,7 @@ class Transfers:
                     path, (kinds.request_up, kinds.request_down),
                     link.request_wire_bytes(nbytes, count, engine=engine), 0, path.of(after),
                     late_ps=fabric.read_access_ps,
+                    priority=REQUESTS_FIRST if requests_first else 0, at_all_ports=requests_first,
                 )[-1],
             )  # fmt: skip
         for path in self._paths(target, reader):
@@ -336,6 +350,7 @@ class Transfers:
         leaving: FanOut | None = None,
         entering: FanOut | None = None,
         priority: int = 0,
+        at_all_ports: bool = False,
     ) -> list[Ints]:
         """Send NVLink messages over the hops of a path: (message,) tasks of each hop.
 
@@ -349,8 +364,8 @@ class Transfers:
             From the arrival until whoever waits for the message can use it.
         leaving, entering
             Pairs of ranks between which the first port, or the last, alternates.
-        priority
-            Order on the first port.
+        priority, at_all_ports
+            Order on the first port, or on all of them.
         """
         tasks: list[Ints] = []
         last = len(path.hops) - 1
@@ -376,7 +391,7 @@ class Transfers:
                 resource=hop.resource,
                 duration_ps=duration,
                 latency_ps=hop.latency_ps + (late_ps if index == last else 0),
-                priority=priority if index == 0 else 0,
+                priority=priority if index == 0 or at_all_ports else 0,
                 kind=kinds[0] if hop.is_way_out else kinds[1],
                 payload_bytes=payload_bytes if hop.is_port else 0,
                 wire_bytes=wire_bytes,

@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
-from replay.validate.table import Row
+from replay.validate.table import Row, predictions
 
 if TYPE_CHECKING:
     from rich.table import Table as TextTable
@@ -52,12 +52,13 @@ def _value(table: Table, column: str, text: str) -> Any:
 def lines(table: Table, changes: Mapping[str, Sequence[str]], bench: Bench) -> list[list[str]]:
     """Cells of a heading, and of each setting with its prediction."""
     rows = rows_at(table, changes)
-    predicted = table.predict(bench, rows)
-    heading = [*rows[0].setting, f"predicted {table.unit}"]
+    predicted = predictions(table, bench, rows)
+    chosen = any(one.kernel for one in predicted)
+    heading = [*rows[0].setting, f"predicted {table.unit}", *(["kernel"] * chosen)]
     return [
         heading,
         *(
-            [*map(str, row.setting.values()), f"{one:.4g}"]
+            [*map(str, row.setting.values()), f"{one.value:.4g}", *([one.kernel] * chosen)]
             for row, one in zip(rows, predicted, strict=True)
         ),
     ]

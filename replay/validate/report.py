@@ -67,9 +67,8 @@ def text_tables(outcomes: Sequence[Outcome]) -> list[TextTable]:
                 table.name, Text("outliers, left out by rule", style="dim"), str(num_left_out)
             )
         for index in outcome.worst(3):
-            row = outcome.rows[index]
             worst.add_row(
-                table.name, row.label(), f"{row.measured:g} {table.unit}",
+                table.name, outcome.label(index), f"{outcome.rows[index].measured:g} {table.unit}",
                 f"{outcome.predicted[index]:.4g} {table.unit}",
                 f"{outcome.errors_percent[index]:+.0f}",
             )  # fmt: skip
@@ -104,12 +103,14 @@ def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
                         "predicted": round(float(predicted), 4),
                         "error_percent": round(float(error), 2),
                         "left_out": bool(out),
+                        **({"kernel_taken": kernel} if kernel else {}),
                     }
-                    for row, predicted, error, out in zip(
+                    for row, predicted, error, out, kernel in zip(
                         outcome.rows,
                         outcome.predicted,
                         outcome.errors_percent,
                         outcome.left_out,
+                        map(outcome.kernel, range(len(outcome.rows))),
                         strict=True,
                     )
                 ],

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,13 @@ class Row:
         return " ".join(str(value) for value in self.setting.values())
 
 
+class Prediction(NamedTuple):
+    """A predicted value, and the name of the kernel that software takes for the row."""
+
+    value: float
+    kernel: str
+
+
 @dataclass(frozen=True)
 class Bound:
     """Promise about one part of a table.
@@ -83,7 +90,7 @@ class Table:
     bounds
         Promises; every row belongs to one part.
     predict
-        Predicts the values of rows, in their order.
+        Predicts the values of rows, in their order; with names of kernels where software chooses.
     measured
         Column of the measured value.
     is_outlier
@@ -100,7 +107,7 @@ class Table:
     unit: str
     size: str
     bounds: tuple[Bound, ...]
-    predict: Callable[[Bench, Sequence[Row]], list[float]]
+    predict: Callable[[Bench, Sequence[Row]], Sequence[float | Prediction]]
     measured: str = "time_us"
     is_outlier: Callable[[Sequence[Row]], list[bool]] | None = None
     systems: tuple[str, ...] = ("dgx-h100",)
@@ -139,12 +146,24 @@ class Outcome:
         (row,) predictions in the table's unit.
     left_out
         (row,) whether the row counts in no statistic.
+    kernels
+        (row,) names of the kernels that software takes; empty where the row says it, or nobody.
     """
 
     table: Table
     rows: tuple[Row, ...]
     predicted: Floats
     left_out: npt.NDArray[np.bool_]
+    kernels: tuple[str, ...] = ()
+
+    def label(self, index: int) -> str:
+        """The setting of a row, and its kernel where software chose one."""
+        setting = self.rows[index].label()
+        return f"{setting} ({kernel})" if (kernel := self.kernel(index)) else setting
+
+    def kernel(self, index: int) -> str:
+        """Name of the kernel that software takes for a row; empty where there is no choice."""
+        return self.kernels[index] if self.kernels else ""
 
     @property
     def measured(self) -> Floats:
@@ -191,6 +210,14 @@ class Outcome:
         return [int(index) for index in order[:count] if distance[index] >= 0]
 
 
+def predictions(table: Table, bench: Bench, rows: Sequence[Row]) -> list[Prediction]:
+    """(row,) predicted values; the kernel is empty where software has no choice."""
+    return [
+        one if isinstance(one, Prediction) else Prediction(one, "")
+        for one in table.predict(bench, rows)
+    ]
+
+
 def predict(table: Table, bench: Bench, rows: Sequence[Row] | None = None) -> Outcome:
     """Predict rows of a table, all of them by default."""
     every = table.rows()
@@ -198,8 +225,10 @@ def predict(table: Table, bench: Bench, rows: Sequence[Row] | None = None) -> Ou
     out = dict.fromkeys(every, False)
     if table.is_outlier is not None:
         out = dict(zip(every, table.is_outlier(every), strict=True))
-    predicted = np.array(table.predict(bench, chosen), dtype=np.float64)
+    found = predictions(table, bench, chosen)
+    predicted = np.array([one.value for one in found], dtype=np.float64)
     if not all(math.isfinite(value) and value > 0 for value in predicted):
         message = f"table {table.name}: a prediction is not a positive number"
         raise AssertionError(message)
-    return Outcome(table, chosen, predicted, np.array([out[row] for row in chosen], dtype=bool))
+    left_out = np.array([out[row] for row in chosen], dtype=bool)
+    return Outcome(table, chosen, predicted, left_out, tuple(one.kernel for one in found))
