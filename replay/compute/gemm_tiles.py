@@ -20,6 +20,7 @@ from replay.work.ragged import places
 if TYPE_CHECKING:
     from replay.compute.gemm import Gemm
     from replay.compute.row_tiles import RowTiles
+    from replay.machine.host import Bools
     from replay.machine.machine import Ints, Machine
     from replay.work.layer import LayerWork
 
@@ -76,6 +77,7 @@ def gemm_tasks(
     resident_blocks: int = 1,
     clusters: bool = True,
     loading_warps: int = 0,
+    kept: Bools | None = None,
 ) -> TileTasks:
     """Add the tiles of one GEMM.
 
@@ -102,6 +104,9 @@ def gemm_tasks(
     loading_warps
         Warps of a block that load a step's operands into registers before they multiply them, each
         with all rows of the tile; 0 where kernels load the next step's meanwhile.
+    kept
+        (tile,): whether a tile's result is written into its own GPU's memory; all are by default.
+        Others go to another GPU instead.
     """
     compute, dtype = machine.system.compute, work.precision.gemm
     hidden_ps = compute.tile_overhead_ps - compute.tile_overhead_ps // resident_blocks
@@ -128,7 +133,14 @@ def gemm_tasks(
         after=after[tile],
     )
     outputs = _read_operands(
-        machine, gemm, tiles, dtype, TileColumns(columns, tile, column, widths), inputs, clusters
+        machine,
+        gemm,
+        tiles,
+        dtype,
+        TileColumns(columns, tile, column, widths),
+        inputs,
+        clusters,
+        kept,
     )
     done = machine.mark(tiles.rank)
     machine.graph.edges(columns, done[tile])
@@ -206,6 +218,7 @@ def _read_operands(
     added: TileColumns,
     inputs: Ints | None,
     clusters: bool,
+    kept: Bools | None,
 ) -> Ints:
     """Let tiles read their weights and activations through the L2 cache, and leave results there.
 
@@ -239,7 +252,7 @@ def _read_operands(
         "activations", added.tasks, rank, rows_of_tile[tile], activations,
         drawn_bytes=-(-activations // of_activations),
     )  # fmt: skip
-    first = np.flatnonzero(added.column == 0)
+    first = np.flatnonzero((added.column == 0) & (True if kept is None else kept[tile]))
     machine.l2.write(
         added.tasks[first], rank[first], outputs[tile[first]],
         (tiles.moved_rows * gemm.out_bytes)[tile[first]],

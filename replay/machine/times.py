@@ -205,6 +205,10 @@ class Costs:
         """A flag to another GPU: store, way, visibility, poll."""
         return Time(self._system.overheads.flag_ps)
 
+    def copy_engine_start(self) -> Time:
+        """Starting one copy on a copy engine."""
+        return Time(self._system.overheads.copy_engine_start_ps)
+
     def host_flag(self) -> Time:
         """A flag between a GPU and a thread of its host, either way: a store over PCIe, a poll."""
         return Time(self._system.overheads.poll_pinned_ps)

@@ -22,6 +22,7 @@ from replay.work.placement import place
 from replay.work.precision import Precision
 
 if TYPE_CHECKING:
+    from replay.machine.host import Bools
     from replay.machine.kinds import Kind
     from replay.machine.machine import Ints, Machine
 
@@ -108,6 +109,7 @@ def tiles_of(
     cuts: tuple[RowTiles, Ints],
     raster: Raster = "groups",
     priority: Ints | None = None,
+    kept: Bools | None = None,
 ) -> Tiled:
     """Add the tiles of a product to a kernel that has begun.
 
@@ -119,13 +121,21 @@ def tiles_of(
         (tile,): task that each row tile waits for: its rows are there, and its kernel has begun.
     cuts
         Row tiles and their first rows, as `cut` gives them.
-    raster, priority
+    raster, priority, kept
         See `replay.compute.gemm_tiles.gemm_tasks`.
     """
     tiles, first_row = cuts
     work = work_of(machine.num_ranks, product)
     tasks = gemm_tasks(
-        machine, work, gemm_of(product, kind), tiles, pool, after, raster=raster, priority=priority
+        machine,
+        work,
+        gemm_of(product, kind),
+        tiles,
+        pool,
+        after,
+        raster=raster,
+        priority=priority,
+        kept=kept,
     )
     block_n = tiles.block_n[tiles.rank[tasks.column_tile]]
     columns = np.minimum(block_n, product.n - tasks.column_index * block_n)

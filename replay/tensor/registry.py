@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.errors import unknown
 from replay.tensor.schemes.collectives import Collectives
+from replay.tensor.schemes.t3.scheme import T3, T3Switch
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -18,6 +19,8 @@ SCHEMES: dict[str, TensorScheme] = {
         Collectives("nvls", sequence_parallel=True),
         Collectives("ring", sequence_parallel=False),
         Collectives("ring", sequence_parallel=True),
+        T3(),
+        T3Switch(),
     )
 }
 
