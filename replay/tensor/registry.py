@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.errors import unknown
 from replay.tensor.schemes.collectives import Collectives
+from replay.tensor.schemes.ladm import Ladm
 from replay.tensor.schemes.t3.scheme import T3, T3Switch
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ SCHEMES: dict[str, TensorScheme] = {
         Collectives("ring", sequence_parallel=True),
         T3(),
         T3Switch(),
+        Ladm(),
     )
 }
 

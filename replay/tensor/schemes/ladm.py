@@ -1,0 +1,247 @@
+"""LADM: data and thread blocks placed by locality, and loads of what other GPUs own.
+
+Source: Khairy et al., "Locality-Centric Data and Threadblock Management for Massive GPUs", MICRO
+2020. All GPUs are one large GPU to the program. A compiler finds which thread blocks share rows or
+columns of a matrix; whole rows or columns are placed on one GPU, blocks run where most of what they
+read is, and blocks load the rest from its owner, through the cache of their own GPU. Kernels of all
+GPUs end together, and caches forget what is remote between them.
+
+What that means for a layer whose weights are sliced (CAIS, arXiv 2605.05628, compares with it):
+
+- Weights are the larger matrix, so that blocks are bound to columns: each GPU makes its columns of
+  the product that enters a half. Rows of tokens are placed by the row, and seven of eight remote.
+- A block begins when it is its turn in the grid, has its SM from then on, and asks for its rows
+  then: nothing is fetched ahead of it but what its own pipeline holds. The first block of a row of
+  blocks asks, the others find the rows in the cache. Rows come to a GPU once.
+- All grids begin with the same rows: those that the first GPU owns.
+- Partial sums are stored where they are made. When all GPUs have made theirs, a kernel of the
+  owners' blocks loads those of the others and adds them up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replay.machine.block_scheduler import BlockScheduler
+from replay.machine.kinds import KIND_NAMES, Kind
+from replay.machine.times import NO_TIME
+from replay.schemes.options import Options, option
+from replay.tensor import matrices
+from replay.tensor.base import GATHER, REDUCE, TensorScheme
+from replay.tensor.layer import BF16, Enter
+from replay.tensor.schemes.pieces import chunks_of, whole_rows
+from replay.tensor.traffic import Traffic
+from replay.work.ragged import places
+
+if TYPE_CHECKING:
+    from replay.machine.kinds import PhaseKinds
+    from replay.machine.machine import Ints
+    from replay.tensor.kernels import Kernels
+    from replay.tensor.layer import TensorLayer
+    from replay.tensor.matrices import Tiled
+
+BLOCK_BYTES = 65536  # of whole rows that a block of the kernels that load and add works on
+
+
+@dataclass(frozen=True)
+class LadmOptions(Options):
+    """Options of LADM."""
+
+    slice_values: int = option(
+        256,
+        help="Values of each of its rows that a block has under way at a time. It multiplies when "
+        "the first slice is there, and asks for the next when one has come. 0 is whole rows.",
+        source="assumed: a pipeline of four steps of 64, as CUTLASS's kernels for Hopper have",
+        least=0,
+        unit="values",
+    )
+    own_rows_first: bool = option(
+        False,
+        help="Whether every GPU begins with its own rows, and goes on with those of the next GPU, "
+        "so that not all load from one.",
+        source="MICRO 2020, III-D: blocks of the grid in order; links are not looked at",
+    )
+
+
+class Ladm(TensorScheme):
+    """Loads of remote rows and sums by the blocks that need them."""
+
+    name = "ladm"
+    summary = "LADM: no collectives; blocks load remote rows and sums themselves"
+    source = "Khairy et al., MICRO 2020; CAIS, arXiv 2605.05628, IV-C"
+    assumes = (
+        "GPUs that are one to the program: pages placed by row, blocks bound to columns, caches "
+        "that keep remote rows until the kernel ends; rows that leave the cache are kept in memory"
+    )
+    traffic = Traffic("direct", "direct")
+    exact = {"slice_values": 0}  # noqa: RUF012
+    proposes = frozenset({"transparent-placement", "remote-caching"})
+    options: LadmOptions = LadmOptions()
+
+    # ---- rows ------------------------------------------------------------------------------------
+
+    def enter(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
+        """Multiply in blocks that load their rows. Routed rows are loaded by a kernel before."""
+        assert isinstance(step, Enter)
+        machine, layer = kernels.machine, kernels.layer
+        if layer.num_ranks == 1 or step.product.groups > 1 or step.before:
+            return super().enter(kernels, step, after)
+        met = machine.sync.barrier(GATHER, after, behind_stores=False)
+        begun = machine.kernel(met, KIND_NAMES[Kind.GEMM1])
+        tiles, first_row = matrices.cut(machine, step.product, Kind.GEMM1, machine.sms.compute)
+        if self.options.own_rows_first:
+            chunk = chunks_of(tiles, first_row, layer)[0]
+            order = np.lexsort((first_row, (chunk - tiles.rank) % layer.num_ranks, tiles.rank))
+            tiles, first_row = tiles.only(order), first_row[order]
+        rows_begin = machine.mark(tiles.rank)
+        tiled = matrices.tiles_of(
+            machine, step.product, Kind.GEMM1, kernels.pool, rows_begin, cuts=(tiles, first_row)
+        )
+        ends = self._load_tiles(kernels, tiled, rows_begin, begun)
+        done = machine.gather(tiled.tasks.done, tiles.rank, begun)
+        done = machine.gather(*ends, done)
+        return kernels.gradient(step.product, done) if layer.is_backward else done
+
+    def _load_tiles(
+        self, kernels: Kernels, tiled: Tiled, rows_begin: Ints, begun: Ints
+    ) -> tuple[Ints, Ints]:
+        """Let blocks of a product load their rows when they have their SMs.
+
+        Parameters
+        ----------
+        rows_begin
+            (tile,): marks before which no block of a row tile multiplies.
+
+        Returns
+        -------
+        (task,) tasks that the kernel waits for beside its tiles, and their GPUs.
+        """
+        machine, tiles, tasks = kernels.machine, tiled.tiles, tiled.tasks
+        rank, tile = tiles.rank[tasks.column_tile], tasks.column_tile
+        first, last = tasks.columns.copy(), tasks.columns.copy()
+        asking = np.flatnonzero(tasks.column_index == 0)  # of each row tile
+        asking = asking[np.argsort(tile[asking])]
+        where = tiles.rank
+        asked = machine.serve(kernels.pool[where], NO_TIME, kind=GATHER.send, rank=where)
+        first[asking] = asked
+        machine.graph.edges(asked, rows_begin)
+        part, chunk, rows = _parts(tiled, kernels.layer)
+        far = np.flatnonzero(chunk != where[part])
+        part, chunk, rows = part[far], chunk[far], rows[far]
+        reader = where[part]
+        fan_out = machine.transfers.fan_out(reader, chunk)
+        row_bytes = kernels.layer.row_bytes
+        width = self.options.slice_values * BF16 or row_bytes
+        at, ends = asked[part], []
+        for start in range(0, row_bytes, width):
+            nbytes = min(width, row_bytes - start)
+            loaded = machine.transfers.load(
+                GATHER, reader, chunk, nbytes, at, fan_out, rows=rows
+            )  # fmt: skip
+            read = machine.stream(GATHER.memory, rows * nbytes, chunk, loaded.asked)
+            if start == 0:
+                machine.graph.edges(loaded.arrived, rows_begin[part])
+            at = loaded.arrived
+            ends.append(read)
+        # A block ends when the last of its rows has come, too.
+        is_far = np.isin(tile, part)
+        late = machine.serve(
+            kernels.pool[rank[is_far]], NO_TIME, kind=GATHER.send, rank=rank[is_far],
+            after=tasks.columns[is_far],
+        )  # fmt: skip
+        last[is_far] = late
+        whole = machine.mark(where)
+        machine.graph.edges(at, whole[part])
+        machine.graph.edges(whole[tile[is_far]], late)
+        BlockScheduler(machine, machine.sms.compute).hold(first, last, rank, begun[rank])
+        return (
+            np.concatenate((late, *ends)),
+            np.concatenate((rank[is_far], *[chunk for _ in ends])),
+        )
+
+    def gather(self, kernels: Kernels, after: Ints) -> Ints:
+        """Load all rows, in a kernel of its own."""
+        layer, n = kernels.layer, kernels.layer.num_ranks
+        if n == 1:
+            return after
+        pieces = whole_rows(layer, BLOCK_BYTES)
+        block = np.tile(np.arange(len(pieces)), n)
+        reader = np.repeat(np.arange(n), len(pieces))
+        block, reader = (each[pieces.chunk[block] != reader] for each in (block, reader))
+        return _loading_kernel(
+            kernels, GATHER, "load rows", after, reader, pieces.rows[block],
+            np.arange(len(block)), pieces.chunk[block],
+        )  # fmt: skip
+
+    # ---- sums ------------------------------------------------------------------------------------
+
+    def reduce(self, kernels: Kernels, after: Ints) -> Ints:
+        """Load the other GPUs' partial sums of the own rows, and add them up."""
+        layer, n = kernels.layer, kernels.layer.num_ranks
+        if n == 1:
+            return after
+        pieces = whole_rows(layer, BLOCK_BYTES)
+        block = np.repeat(np.arange(len(pieces)), n - 1)
+        source = (pieces.chunk[block] + 1 + places(np.full(len(pieces), n - 1))) % n
+        return _loading_kernel(
+            kernels, REDUCE, "load and add", after, pieces.chunk, pieces.rows, block, source
+        )
+
+
+def _parts(tiled: Tiled, layer: TensorLayer) -> tuple[Ints, Ints, Ints]:
+    """Row tiles cut at the borders of chunks: (part,) tiles, chunks and rows."""
+    begin, end = chunks_of(tiled.tiles, tiled.first_row, layer)
+    count = end - begin + 1
+    tile = np.repeat(np.arange(len(begin)), count)
+    chunk = begin[tile] + places(count)
+    first, rows = tiled.first_row[tile], tiled.tiles.rows[tile]
+    start = np.maximum(first, chunk * layer.owned)
+    return tile, chunk, np.minimum(first + rows, (chunk + 1) * layer.owned) - start
+
+
+def _loading_kernel(
+    kernels: Kernels,
+    kinds: PhaseKinds,
+    name: str,
+    after: Ints,
+    reader: Ints,
+    rows: Ints,
+    of: Ints,
+    source: Ints,
+) -> Ints:
+    """Load rows from other GPUs and write them, added up where there are several: (rank,) marks.
+
+    Parameters
+    ----------
+    after
+        (rank,): what is loaded from a GPU is there.
+    reader, rows
+        (block,): GPU of a block, and rows that it works on.
+    of, source
+        (load,): block, and the GPU that it loads its rows from.
+    """
+    machine, row_bytes = kernels.machine, kernels.layer.row_bytes
+    pool = kernels.pool[reader]
+    begun = machine.kernel(machine.sync.barrier(kinds, after), name)
+    asked = machine.serve(pool, NO_TIME, kind=kinds.send, rank=reader)
+    loaded = machine.transfers.load(
+        kinds, reader[of], source, row_bytes, asked[of],
+        machine.transfers.fan_out(reader[of], source), rows=rows[of],
+    )  # fmt: skip
+    read = machine.stream(kinds.memory, rows[of] * row_bytes, source, loaded.asked)
+    nbytes, adds = rows * row_bytes, kinds is REDUCE
+    loads = np.bincount(of, minlength=len(reader))
+    time = (
+        machine.costs.sm_add((loads + 1) * nbytes, nbytes)
+        if adds
+        else machine.costs.sm_copy(nbytes)
+    )
+    worked = machine.serve(pool, time, kind=kinds.receive, rank=reader)
+    machine.graph.edges(loaded.arrived, worked[of])
+    # The own summand is read, and the sum or the copy written.
+    touched = machine.stream(kinds.memory, (1 + adds) * nbytes, reader, worked)
+    BlockScheduler(machine, machine.sms.compute).hold(asked, worked, reader, begun[reader])
+    return machine.gather(np.concatenate((read, touched)), np.concatenate((source, reader)), begun)
