@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 import hwmodel.cli
+import replay.cli.collective
 import replay.cli.diff
 import replay.cli.imitate
 import replay.cli.place
@@ -36,6 +37,7 @@ app.add_typer(tracegen.cli.app, name="trace")
 app.add_typer(hwmodel.cli.app, name="hardware")
 app.command()(replay.cli.replays.run)
 app.command()(replay.cli.replays.compare)
+app.command()(replay.cli.collective.collective)
 app.command()(replay.cli.diff.diff)
 app.command()(replay.cli.place.place)
 app.command()(replay.cli.schemes.schemes)

@@ -102,6 +102,7 @@ NCCL = quickest_of(
     name="nccl",
     collectives=COLLECTIVES,
     summary="what NCCL chooses by size among its algorithms and protocols",
+    needs=("cuda",),
     source="NVIDIA/nccl src/graph/tuning.cc",
     crosses=COLLECTIVES,
 )

@@ -11,7 +11,8 @@ blocks of a rank do that faster than its ports take the bytes, they do it meanwh
 the limit.
 
 Sources: NVIDIA/nccl ``src/device/all_reduce.h``, ``all_gather.h``, ``reduce_scatter.h``
-(``NCCL_ALGO_NVLS``), ``src/transport/nvls.cc``; accesses: `replay.machine.multimem`.
+(``NCCL_ALGO_NVLS``), ``src/transport/nvls.cc``, ``src/enqueue.cc`` (chunks); accesses:
+`replay.machine.multimem`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
     from replay.machine.sms import Split
 
-CHUNK = 128 * 1024
+CHUNKS = ((0, 128 * 1024), (64, 64 * 1024), (8, 32 * 1024), (2, 16 * 1024))
+"""A channel's chunk is 128 KiB, and less where fewer than so many of each channel and share would
+be the buffer, counted in the size before."""
 STAGED = 8 << 20  # bytes that NVLS memory of 16 channels holds: 4 chunks of each
 SLICES = 64  # most messages that one rank's share is modelled as
 LEAST_RANKS = 3  # two exchange without the switch
@@ -99,7 +102,7 @@ def exchange(
         switch reads and writes on every member.
     """
     n, ranks = machine.num_ranks, machine.ranks
-    slices = max(1, min(SLICES, -(-nbytes // n) // CHUNK))
+    slices = max(1, min(SLICES, -(-nbytes // n) // _chunk(nbytes, n, channels)))
     size = _sizes(nbytes, n, slices)
     blocks = Blocks(machine, kinds, channels, beside)
     started = machine.delay(
@@ -137,6 +140,15 @@ def exchange(
     elif not sums(collective):
         landed = machine.stream(kinds.memory, 2 * min(nbytes, STAGED), ranks, landed)
     return blocks.end(machine.sync.barrier(kinds, landed))
+
+
+def _chunk(nbytes: int, num_ranks: int, channels: int) -> int:
+    """Bytes that a channel sums, or spreads, at a time."""
+    (_, chunk), *smaller = CHUNKS
+    for fewer_than, less in smaller:
+        if nbytes < fewer_than * channels * num_ranks * chunk:
+            chunk = less
+    return chunk
 
 
 def _sizes(nbytes: int, num_ranks: int, slices: int) -> Ints:
@@ -204,6 +216,6 @@ NVLS = quickest_of(
     collectives=COLLECTIVES,
     summary="NCCL's sums and copies in the switch",
     source="NVIDIA/nccl src/device/all_reduce.h and its neighbours, NCCL_ALGO_NVLS",
-    needs=("multicast", "reduction"),
+    needs=("cuda", "multicast", "reduction"),
     least_ranks=LEAST_RANKS,
 )

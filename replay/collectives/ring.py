@@ -208,5 +208,6 @@ RING = quickest_of(
     name="ring",
     collectives=COLLECTIVES,
     summary="NCCL's rings, under the quickest of its protocols",
+    needs=("cuda",),
     source="NVIDIA/nccl src/device/all_reduce.h and its neighbours",
 )

@@ -228,5 +228,6 @@ TREE = quickest_of(
     name="tree",
     collectives=("all_reduce",),
     summary="NCCL's tree, within a domain a chain, under the quickest protocol",
+    needs=("cuda",),
     source="NVIDIA/nccl src/graph/connect.cc, src/device/all_reduce.h",
 )

@@ -71,7 +71,7 @@ def describe_result(
     parts = layers if chain is None else [chain]
     return Result(
         run_id=setup.run_id,
-        version=_version(),
+        version=package_version(),
         spec=setup.spec,
         trace=TraceDescription(
             content_id=trace.content_id,
@@ -112,7 +112,8 @@ def _if_beyond(num_steps: int | None, last: int) -> int | None:
     return num_steps if num_steps is not None and last >= num_steps else None
 
 
-def _version() -> str:
+def package_version() -> str:
+    """Version of the installed product."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -154,6 +154,19 @@ def test_two_blocks_in_the_switch_copy_the_buffer_in_and_out() -> None:
     assert each / 2 < span < 1.05 * each / 2
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "chunk"),
+    # Of 16 channels and 8 shares: 64 chunks of 128 KiB, 8 of 64 KiB, 2 of 32 KiB.
+    [(1 << 30, 128), (1023 * MIB, 64), (64 * MIB, 64), (63 * MIB, 32), (8 * MIB, 32), (MIB, 16)],
+)
+def test_chunks_in_the_switch_are_smaller_where_there_are_few(nbytes: int, chunk: int) -> None:
+    machine = machine_of(hwmodel.load("dgx-h100"), N)
+    graph = replayed(machine, "nvls", "all_gather", nbytes, payload=True).graph
+    sent = graph.payload_bytes[graph.kind == UP]
+    most = 64  # messages that a rank's share is modelled as
+    assert int(sent.max()) == max(chunk * 1024, nbytes // N // most)
+
+
 # ---- beside other kernels ----------------------------------------------------------------------
 
 
