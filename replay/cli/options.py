@@ -1,4 +1,4 @@
-"""Options made from the fields of `RunSpec`, and options that several commands share."""
+"""Options made from the fields of a spec, and options that several commands share."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 
 from replay.errors import UserError, unknown
 from replay.run.spec import Flag, RunSpec
 from tracegen.cli.outputs import file_option
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
 
 JsonOption = Annotated[
     Path | None, file_option("--json", help="Write the whole result to this file.")
@@ -32,22 +36,27 @@ DryRunOption = Annotated[
 
 
 def takes_settings(
-    *, leave_out: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
+    *,
+    spec: type[BaseModel] = RunSpec,
+    leave_out: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one option for each field of `RunSpec`.
+    """Give a command one option for each field of a spec.
 
     The command's first parameter receives the values that were given, as texts and numbers by name
     of the field; `settings_of` reads them.
 
     Parameters
     ----------
+    spec
+        `RunSpec`, or another of its form.
     leave_out
         Fields that get no option.
     defaults
         Values that the command takes in place of a field's default, for the help text.
     """
-    names = [name for name in RunSpec.model_fields if name not in leave_out]
-    made = [_parameter(name, (defaults or {}).get(name)) for name in names]
+    fields = {name: one for name, one in spec.model_fields.items() if name not in leave_out}
+    made = [_parameter(name, one, (defaults or {}).get(name)) for name, one in fields.items()]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [
@@ -57,7 +66,7 @@ def takes_settings(
 
         @functools.wraps(command)
         def filled(**values: Any) -> None:
-            given = {name: values.pop(name) for name in names}
+            given = {name: values.pop(name) for name in fields}
             command({k: value for k, value in given.items() if value is not None}, **values)
 
         parameters = [*made, *own]
@@ -69,9 +78,8 @@ def takes_settings(
     return decorate
 
 
-def _parameter(name: str, default: Any) -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
     """One option, None unless it is given."""
-    field = RunSpec.model_fields[name]
     flags = [entry for entry in field.metadata if isinstance(entry, Flag)]
     word = (field.alias or name).replace("_", "-")
     shown = field.default if default is None else default

@@ -86,9 +86,9 @@ def _list(schemes: Iterable[Scheme], as_json: bool) -> None:
         show(table)
         for more in _facts_tables(found):
             show(more)
-        print(_indented(ABOUT_NUMBERS, "", ""))
+        print(indented(ABOUT_NUMBERS, "", ""))
         bound = ", ".join(one.name for one in found if not one.network)
-        print(_indented(f"Only for ranks within one NVLink domain: {bound}.", "", ""))
+        print(indented(f"Only for ranks within one NVLink domain: {bound}.", "", ""))
         for line in _interleaved(found):
             print(line)
         print("moereplay schemes SCHEME explains one: options, assumptions, source.")
@@ -119,7 +119,7 @@ def _interleaved(found: Iterable[Scheme]) -> Iterable[str]:
         if isinstance(one, StagedScheme):
             names.setdefault(", ".join(sorted(one.interleaves)), []).append(one.name)
     for kinds, able in sorted(names.items()):
-        yield _indented(f"--interleave {kinds}: {', '.join(able)}.", "", "")
+        yield indented(f"--interleave {kinds}: {', '.join(able)}.", "", "")
 
 
 def _plugins() -> Iterable[Scheme | str]:
@@ -219,20 +219,20 @@ def _explain(scheme: Scheme, as_json: bool) -> None:
     }
     print(f"{scheme.name}: {scheme.summary}\n")
     for name, text in facts.items():
-        print(_indented(text, f"  {name:<10}", " " * 12))
+        print(indented(text, f"  {name:<10}", " " * 12))
     _operations(scheme)
     options = about(scheme.options)
     print("\noptions" if options else "\nno options")
     for one in options:
-        print(f"\n  {one.name} = {_shown(one)}")
-        print(_indented(one.help, " " * 6, " " * 6))
-        print(_indented(f"Values: {one.values}.", " " * 6, " " * 6))
+        print(f"\n  {one.name} = {shown(one)}")
+        print(indented(one.help, " " * 6, " " * 6))
+        print(indented(f"Values: {one.values}.", " " * 6, " " * 6))
         if one.name in scheme.candidates:
             tried = ", ".join(map(str, scheme.candidates[one.name]))
             when = "Tuned unless --no-tune; tries" if scheme.tuned_by_default else "--tune tries"
-            print(_indented(f"{when}: {tried}.", " " * 6, " " * 6))
+            print(indented(f"{when}: {tried}.", " " * 6, " " * 6))
         if one.source:
-            print(_indented(f"Default from: {one.source}.", " " * 6, " " * 6))
+            print(indented(f"Default from: {one.source}.", " " * 6, " " * 6))
 
 
 def _operations(scheme: Scheme) -> None:
@@ -248,17 +248,19 @@ def _operations(scheme: Scheme) -> None:
     for one in listed:
         what = f"{one.launches:>5} x {one.name}" if one.launches else f"   wait: {one.name}"
         more = "; ".join(text for text in (one.moves, one.source) if text)
-        print(_indented(f"{what} ({more})" if more else what, "", " " * 10))
+        print(indented(f"{what} ({more})" if more else what, "", " " * 10))
     ends = "the first wait of the host ends what a CUDA graph can hold"
-    print(_indented(ends if waits else "a CUDA graph can hold all of it", "  ", "  "))
+    print(indented(ends if waits else "a CUDA graph can hold all of it", "  ", "  "))
 
 
-def _shown(one: About) -> str:
+def shown(one: About) -> str:
+    """Give the default of an option with its unit."""
     default = str(one.default).lower() if isinstance(one.default, bool) else str(one.default)
     return f"{default} {one.unit}".rstrip()
 
 
-def _indented(text: str, first: str, others: str) -> str:
+def indented(text: str, first: str, others: str) -> str:
+    """Break text at the width of the screen, behind margins of the first line and the others."""
     import textwrap
 
     return textwrap.fill(
@@ -289,7 +291,7 @@ def _keeps_the_contract(scheme: Scheme, as_json: bool) -> bool:
         print(f"  {state:<6} {about}")
         for one in found[:SHOWN]:
             where = f'layer "{one.layer}": ' if one.layer else ""
-            print(_indented(where + one.sentence, " " * 9, " " * 11))
+            print(indented(where + one.sentence, " " * 9, " " * 11))
         if len(found) > SHOWN:
             layers = len({one.layer for one in found})
             print(f"{' ' * 9}and {len(found) - SHOWN:,} more on {layers} layers")

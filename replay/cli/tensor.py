@@ -2,111 +2,270 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.options import JsonOption, entries_of, options_of
+from replay.cli.exports import claim_exports
+from replay.cli.options import JsonOption, entries_of, options_of, takes_settings
+from replay.cli.schemes import indented, shown
 from replay.cli.screen import progress, show
+from replay.errors import unknown
 from replay.tensor.spec import TensorSpec
+from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from replay.graph import Timeline
+    from replay.machine.machine import Machine
+    from replay.tensor.base import TensorScheme
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Replay transformer layers under tensor parallelism.",
 )
-
-
-def _help(field: str) -> str:
-    return str(TensorSpec.model_fields[field].description)
+AsJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
+@takes_settings(spec=TensorSpec)
+def run(
+    given: Mapping[str, Any],
+    json_: JsonOption = None,
+    trace_events: Annotated[
+        Path | None,
+        file_option(
+            "--trace-events", help="Write the schedule for Perfetto to this file (.gz too)."
+        ),
+    ] = None,
+    export: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--export",
+            help="FORMAT:FILE, repeatable; formats are chrome, chakra, goal, networkx.",
+            callback=claim_exports,
+        ),
+    ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option("--window", help="START:END in us that chrome and networkx show."),
+    ] = None,
+    max_events: Annotated[
+        int | None,
+        typer.Option("--max-events", help="Above so many, chrome gets utilisation [1000000]."),
+    ] = None,
+) -> None:
+    """Replay a layer under one scheme."""
+    from replay.cli.exports import parse_exports
+    from replay.report.tensor import result_tables
+    from replay.tensor.registry import find
+    from replay.tensor.replays import run as run_
+
+    exports = parse_exports(trace_events, export or [], window, max_events, is_one_graph=True)
+    settings = _settings(given)
+    if "options" in settings:
+        name = find(settings.get("scheme", TensorSpec().scheme)).name
+        settings["options"] = _options(settings["options"], [name]).get(name, {})
+
+    def observe(timeline: Timeline, _: Machine) -> None:
+        if exports is not None:
+            exports(timeline)
+
+    with progress(1, "scheme"):
+        result = run_(TensorSpec(**settings), observe=observe)
+    for line in exports.report if exports else []:
+        print(line, file=sys.stderr)
+    if json_ is not None:
+        result.save(json_)
+    show(result_tables(result))
+
+
+@app.command()
+@takes_settings(spec=TensorSpec, leave_out=("scheme", "options"))
 def compare(
-    model: Annotated[str | None, typer.Option("--model", help=_help("model"))] = None,
+    given: Mapping[str, Any],
     scheme: Annotated[
         list[str] | None,
-        typer.Option("--scheme", help=f"{_help('scheme')} Repeatable [all supported]."),
+        typer.Option(
+            "--scheme",
+            help="A name of `moereplay tensor schemes`, repeatable [all that can run the layer].",
+        ),
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option("--baseline", help="Speed-ups are over this scheme [sp-nvls]."),
+        typer.Option("--baseline", help="Speed-ups are over this scheme [sp-nvls, or the first]."),
     ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", help="Option of one scheme: SCHEME.K=V, repeatable."),
     ] = None,
-    system: Annotated[str | None, typer.Option("--system", help=_help("system"))] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help=_help("overrides"))] = None,
-    tp: Annotated[int | None, typer.Option("--tp", help=_help("tp"))] = None,
-    tokens: Annotated[int | None, typer.Option("--tokens", help=_help("tokens"))] = None,
-    sequence: Annotated[int | None, typer.Option("--sequence", help=_help("sequence"))] = None,
-    phase: Annotated[str | None, typer.Option("--phase", help=_help("phase"))] = None,
-    pass_: Annotated[str | None, typer.Option("--pass", help=_help("direction"))] = None,
-    part: Annotated[str | None, typer.Option("--part", help=_help("part"))] = None,
-    layers: Annotated[int | None, typer.Option("--layers", help=_help("layers"))] = None,
-    launch: Annotated[str | None, typer.Option("--launch", help=_help("launch"))] = None,
+    details: Annotated[
+        bool,
+        typer.Option(
+            "--details",
+            help="Also bytes, critical path, SMs, skew, tables, and links over time.",
+        ),
+    ] = False,
     json_: JsonOption = None,
 ) -> None:
     """Replay a layer under several schemes and compare them, the fastest first."""
-    from replay.report.tensor import tables
+    from replay.report.tensor import comparison_tables, ranking
     from replay.tensor.registry import SCHEMES, find
     from replay.tensor.replays import compare as compare_
 
-    given: dict[str, Any] = {
-        "model": model, "system": system, "tp": tp, "tokens": tokens, "sequence": sequence,
-        "phase": phase, "direction": pass_, "part": part, "layers": layers, "launch": launch,
-    }  # fmt: skip
-    settings = {name: value for name, value in given.items() if value is not None}
-    if overrides:
-        settings["overrides"] = entries_of(overrides)
-    spec = TensorSpec(**settings)
-    schemes = [find(name).name for name in scheme or ()]
-    options = _options(option or (), schemes or list(SCHEMES))
-    with progress(len(schemes or SCHEMES), "scheme") as bar:
+    spec = TensorSpec(**_settings(given))
+    names = [find(name).name for name in scheme or ()]
+    options = _options(option or (), names or list(SCHEMES))
+    with progress(len(names or SCHEMES), "scheme") as bar:
         compared = compare_(
-            spec, schemes or None, baseline=baseline, options=options, progress=bar.update
+            spec, names or None, baseline=baseline, options=options, progress=bar.update
         )
     if json_ is not None:
         compared.save(json_)
-    for table in tables(compared):
-        show(table)
+    show(comparison_tables(compared) if details else ranking(compared))
+
+
+def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a command line as `TensorSpec` takes them, but for options."""
+    settings = dict(given)
+    if "overrides" in settings:
+        settings["overrides"] = entries_of(settings["overrides"])
+    return settings
 
 
 def _options(given: Sequence[str], schemes: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Options by scheme; `replay.tensor.replays.compare` refuses unknown ones."""
     options: dict[str, dict[str, str]] = {}
     for name, key, value in options_of(given, schemes):
+        if name not in schemes:
+            raise unknown("scheme with options", name, schemes)
         options.setdefault(name, {})[key] = value
     return options
 
 
-@app.command()
-def schemes() -> None:
-    """List the schemes of tensor parallelism."""
-    from replay.report.tables import text_table
-    from replay.tensor.registry import SCHEMES
-
-    table = text_table("Schemes of tensor parallelism", ("name", "what it does"))
-    for name, scheme in SCHEMES.items():
-        table.add_row(name + ("*" if scheme.proposes else ""), scheme.summary)
-    show(table)
+# ---- schemes -------------------------------------------------------------------------------------
 
 
 @app.command()
-def models() -> None:
-    """List the models whose layers can be replayed."""
+def schemes(
+    scheme: Annotated[str | None, typer.Argument(metavar="[SCHEME]", help="A name.")] = None,
+    as_json: AsJsonOption = False,
+) -> None:
+    """List the schemes of tensor parallelism; explain SCHEME."""
     from replay.report.tables import text_table
-    from replay.tensor.shape import load, names
+    from replay.tensor.registry import SCHEMES, find
 
-    columns = ("name", "model", "layers", "hidden", "inner width", "heads")
-    table = text_table("Models", columns)
+    if scheme is not None:
+        _explain(find(scheme), as_json)
+    elif as_json:
+        print(json.dumps([_to_json(one) for one in SCHEMES.values()], indent=1, sort_keys=True))
+    else:
+        table = text_table("Schemes of tensor parallelism", ("scheme", "what it does"), num_left=2)
+        table.columns[-1].no_wrap = False
+        table.width = 80
+        for name, one in SCHEMES.items():
+            table.add_row(name + ("*" if one.proposes else ""), one.summary)
+        show(table)
+        print("* needs hardware that is proposed.")
+        print("moereplay tensor schemes SCHEME explains one: options, assumptions, source.")
+
+
+def _to_json(scheme: TensorScheme) -> dict[str, Any]:
+    """Everything about a scheme as plain values."""
+    from replay.schemes.options import about
+
+    return {
+        **scheme.describe(),
+        "summary": scheme.summary,
+        "needs": sorted(scheme.needs),
+        "about_options": [one.to_json() for one in about(scheme.options)],
+    }
+
+
+def _explain(scheme: TensorScheme, as_json: bool) -> None:
+    from replay.schemes.options import about
+    from replay.tensor.traffic import GATHERS, REDUCES
+
+    if as_json:
+        print(json.dumps(_to_json(scheme), indent=1, sort_keys=True))
+        return
+    gather, reduce = GATHERS[scheme.traffic.gather], REDUCES[scheme.traffic.reduce]
+    print(f"{scheme.name}: {scheme.summary}\n")
+    for name, text in {
+        "gathers": f"{gather.moves}: {gather.up_form} shares up, {gather.down_form} down",
+        "reduces": f"{reduce.moves}: {reduce.up_form} shares up, {reduce.down_form} down",
+        "needs": ", ".join(sorted(scheme.needs)) or "nothing special",
+        "proposes": ", ".join(sorted(scheme.proposes)) or "no new hardware",
+        "assumes": scheme.assumes or "nothing beyond its source",
+        "source": scheme.source,
+    }.items():
+        print(indented(text, f"  {name:<9}", " " * 11))
+    print("\n  A share is the rows that one of N GPUs owns: tokens / N.")
+    options = about(scheme.options)
+    print("\noptions" if options else "\nno options")
+    for one in options:
+        print(f"\n  {one.name} = {shown(one)}")
+        print(indented(one.help, " " * 6, " " * 6))
+        print(indented(f"Values: {one.values}.", " " * 6, " " * 6))
+        if one.source:
+            print(indented(f"Default from: {one.source}.", " " * 6, " " * 6))
+
+
+# ---- models --------------------------------------------------------------------------------------
+
+
+@app.command()
+def models(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="A name, or a TOML file.")
+    ] = None,
+    as_json: AsJsonOption = False,
+) -> None:
+    """List the models whose layers can be replayed; show MODEL with its sources."""
+    from replay.report.tables import text_table
+    from replay.tensor.shape import aliases, load, names
+
+    if model is not None:
+        _show_model(model, as_json)
+        return
+    if as_json:
+        print(json.dumps([load(name).model_dump(mode="json") for name in names()], indent=1))
+        return
+    columns = ("model", "layers", "hidden", "inner", "heads", "kv heads", "sequence")
+    table = text_table("Models of dense layers", columns)
     for name in names():
         shape = load(name)
-        table.add_row(
-            name, shape.title, str(shape.num_layers), str(shape.hidden), str(shape.intermediate),
-            f"{shape.num_heads}/{shape.num_kv_heads}",
+        sizes = (
+            shape.num_layers, shape.hidden, shape.intermediate, shape.num_heads,
+            shape.num_kv_heads, shape.sequence_length or "-",
         )  # fmt: skip
+        table.add_row(name, *map(str, sizes))
     show(table)
+    also = ", ".join(f"{other} ({name})" for other, name in aliases().items())
+    print(indented(f"Other names: {also}.", "", ""))
+    print(indented("Models with experts: those of `moereplay trace models` whose attention is "
+                   "plain, such as mixtral-8x7b.", "", ""))  # fmt: skip
+    print("moereplay tensor models MODEL shows one with its sources.")
+
+
+def _show_model(name: str, as_json: bool) -> None:
+    from replay.tensor.shape import load
+
+    shape = load(name)
+    if as_json:
+        print(json.dumps(shape.model_dump(mode="json"), indent=1))
+        return
+    print(f"{shape.name}: {shape.title}\n")
+    if shape.notes:
+        print(indented(shape.notes, "  ", "  ") + "\n")
+    values = shape.model_dump(exclude={"name", "title", "notes", "sources"})
+    for key, value in values.items():
+        if value in (0, None) and key not in shape.sources:
+            continue  # no experts
+        print(indented(f"{key} = {str(value).lower()}", "  ", "  "))
+        if source := shape.sources.get(key):
+            print(indented(source, " " * 6, " " * 6))

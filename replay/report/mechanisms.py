@@ -70,14 +70,14 @@ def mechanism_table(results: Sequence[Result]) -> Table | None:
     table.columns[-1].no_wrap = False  # a line too long is broken, not cut
     for name, result in zip(row_names(results), results, strict=True):
         shown = name
-        for mechanism, use in _lines([one.mechanisms for one in result.measured]):
+        for mechanism, use in lines_of([one.mechanisms for one in result.measured]):
             table.add_row(shown, mechanism, use)
             shown = ""
     return table if table.row_count else None
 
 
-def _lines(reports: Sequence[Mechanisms]) -> Iterator[tuple[str, str]]:
-    """Names and uses of all finite memories, tiles, polling and counters of several layers."""
+def lines_of(reports: Sequence[Mechanisms]) -> Iterator[tuple[str, str]]:
+    """Give names and uses of all finite memories, tiles, polling and counters of several layers."""
     for name in sorted({name for report in reports for name in report.tables}):
         yield (
             name,
