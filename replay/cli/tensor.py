@@ -226,18 +226,33 @@ def models(
     as_json: AsJsonOption = False,
 ) -> None:
     """List the models whose layers can be replayed; show MODEL with its sources."""
-    from replay.report.tables import text_table
-    from replay.tensor.shape import aliases, load, names
+    from replay.tensor.shape import aliases, load, names, names_of_experts
 
     if model is not None:
         _show_model(model, as_json)
         return
     if as_json:
-        print(json.dumps([load(name).model_dump(mode="json") for name in names()], indent=1))
+        print(
+            json.dumps(
+                [load(name).model_dump(mode="json") for name in (*names(), *names_of_experts())],
+                indent=1,
+            )
+        )
         return
+    _list_models("Models of dense layers", names())
+    _list_models("Models of layers with experts, inner width of one", names_of_experts())
+    also = ", ".join(f"{other} ({name})" for other, name in aliases().items())
+    print(indented(f"Other names: {also}.", "", ""))
+    print("moereplay tensor models MODEL shows one with its sources.")
+
+
+def _list_models(title: str, names: Sequence[str]) -> None:
+    from replay.report.tables import text_table
+    from replay.tensor.shape import load
+
     columns = ("model", "layers", "hidden", "inner", "heads", "kv heads", "sequence")
-    table = text_table("Models of dense layers", columns)
-    for name in names():
+    table = text_table(title, columns)
+    for name in names:
         shape = load(name)
         sizes = (
             shape.num_layers, shape.hidden, shape.intermediate, shape.num_heads,
@@ -245,11 +260,6 @@ def models(
         )  # fmt: skip
         table.add_row(name, *map(str, sizes))
     show(table)
-    also = ", ".join(f"{other} ({name})" for other, name in aliases().items())
-    print(indented(f"Other names: {also}.", "", ""))
-    print(indented("Models with experts: those of `moereplay trace models` whose attention is "
-                   "plain, such as mixtral-8x7b.", "", ""))  # fmt: skip
-    print("moereplay tensor models MODEL shows one with its sources.")
 
 
 def _show_model(name: str, as_json: bool) -> None:

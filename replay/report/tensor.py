@@ -95,15 +95,13 @@ def _heading(result: TensorResult, before: str) -> str:
     spec = result.spec
     what = "layer" if spec.part == "layer" else f"sub-layer {spec.part}"
     if spec.layers > 1:
-        what = f"{spec.layers} {what}s"
+        what = f"{spec.layers} {what.replace('layer', 'layers', 1)}"
     if spec.phase == "decode":
         sizes = f"decode, {result.tokens:,} tokens that attend to {result.sequence:,}"
     else:
         sizes = f"{spec.direction}, {result.tokens:,} tokens in sequences of {result.sequence:,}"
-    return textwrap.fill(
-        f"{result.model['name']}, {what}, {sizes}, on {result.tp} GPUs of {result.system.name}",
-        WIDTH,
-    )
+    where = f"on {result.tp} GPUs of {result.system.name}"
+    return textwrap.fill(f"{before}{result.model['name']}, {what}, {sizes}, {where}", WIDTH)
 
 
 def _by_time(compared: TensorComparison) -> list[TensorResult]:

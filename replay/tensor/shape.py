@@ -93,6 +93,11 @@ def names() -> tuple[str, ...]:
     return _CATALOGUE.names()
 
 
+def names_of_experts() -> tuple[str, ...]:
+    """Names of the MoE models whose layers :func:`load` gives, sorted, without aliases."""
+    return tuple(name for name in models.names() if not _lacks(models.load(name)))
+
+
 def aliases() -> dict[str, str]:
     """Other names that :func:`load` understands, each with the model it stands for."""
     return dict(_CATALOGUE.aliases)
@@ -159,20 +164,25 @@ def parse(text: str, where: str) -> LayerShape:
     return _CATALOGUE.parse(text, where)
 
 
-def _of_experts(model: ModelShape) -> LayerShape:
-    """The layer with experts of a model whose attention is plain."""
+def _lacks(model: ModelShape) -> str:
+    """Why tensor parallelism cannot slice a model's attention here; empty if it can."""
     if model.q_lora_rank is not None or model.kv_lora_rank is not None:
-        msg = (
+        return (
             f"{model.name} has latent attention, whose GEMMs are not those of heads that tensor "
             "parallelism slices here; choose a model of plain attention"
         )
-        raise UserError(msg)
     if model.num_heads is None or model.num_kv_heads is None or model.head_dim is None:
-        msg = (
+        return (
             f"the attention of {model.name} is not known: its shape lacks num_heads, num_kv_heads "
             "or head_dim"
         )
-        raise UserError(msg)
+    return ""
+
+
+def _of_experts(model: ModelShape) -> LayerShape:
+    """The layer with experts of a model whose attention is plain."""
+    if lacking := _lacks(model):
+        raise UserError(lacking)
     values: dict[str, Any] = {
         "hidden": model.hidden,
         "intermediate": model.moe_intermediate,

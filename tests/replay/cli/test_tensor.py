@@ -1,0 +1,219 @@
+"""``moereplay tensor``: tables that fit a screen, JSON for programs, a line for mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from replay import tensor
+from replay.cli.app import app
+from replay.errors import UserError
+from replay.report.tensor import comparison_tables, ranking, result_tables
+from replay.report.text import render
+from replay.tensor import SCHEMES, TensorComparison
+from replay.tensor.shape import load, names, names_of_experts
+
+SMALL = ("--model", "llama-2-7b", "--tp", "4", "--tokens", "256")
+
+
+def invoke(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["tensor", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.fixture(scope="module")
+def compared() -> TensorComparison:
+    return tensor.compare(model="llama-2-7b", tp=8, tokens=256, part="mlp-to-attention")
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def test_no_table_is_wider_than_80_columns(compared: TensorComparison) -> None:
+    for content in (ranking(compared), comparison_tables(compared)):
+        text = render(content)
+        assert max(map(len, text.splitlines())) <= 80
+        assert "…" not in text  # nothing is cut
+    for result in compared.results:
+        assert max(map(len, render(result_tables(result)).splitlines())) <= 80
+    for command in (("schemes",), ("models",), *(("schemes", name) for name in SCHEMES)):
+        assert max(map(len, invoke(*command).splitlines())) <= 80
+
+
+def test_the_fastest_scheme_comes_first(compared: TensorComparison) -> None:
+    text = render(ranking(compared))
+    order = sorted(compared.results, key=lambda one: one.time_us)
+    first = order[0]
+    assert re.findall(r"^  (\S+?)\*? .*x  ", text, re.MULTILINE) == [
+        one.scheme["name"] for one in order
+    ]
+    over = compared["sp-nvls"].time_us / first.time_us
+    row = next(line for line in text.splitlines() if "x  " in line)
+    assert f"{first.time_us:,.1f}" in row
+    assert f"{over:.2f}x" in row
+    assert f"{first.up.utilisation:.0%}" in row
+
+
+def test_stars_and_missing_rows_are_explained() -> None:
+    odd = tensor.compare(model="llama-2-7b", tp=4, tokens=255)
+    text = one_line(render(ranking(odd)))
+    assert "4 GPUs cannot own equal shares of 255 tokens" in text
+    for name in odd.left_out:
+        assert name in text
+    every = tensor.compare(model="llama-2-7b", tp=4, tokens=256)
+    text = one_line(render(ranking(every)))
+    for result in every.results:
+        assert (f"{result.scheme['name']}*" in text) == bool(result.scheme["proposes"])
+    assert ("* needs hardware that is proposed: " in text) == any(
+        scheme.proposes for scheme in SCHEMES.values()
+    )
+
+
+def test_details_say_what_a_result_says(compared: TensorComparison) -> None:
+    text = render(comparison_tables(compared))
+    for result in compared.results:
+        for direction in (result.up, result.down):
+            for nbytes in (direction.gather_bytes, direction.reduce_bytes, direction.wire_bytes):
+                assert f"{sum(nbytes) / len(nbytes) / 1e6:,.1f}" in text
+        for found in result.skew.between_gpus.values():
+            assert f"{found.p99_us:.2f}" in text
+    for name in ("Critical path", "SM time", "Links in use over time"):
+        assert name in text
+
+
+def test_critical_path_adds_up_to_the_time(compared: TensorComparison) -> None:
+    lines = render(comparison_tables(compared)).splitlines()
+    first = next(place for place, line in enumerate(lines) if line.startswith("Critical path"))
+    for line in lines[first + 4 : first + 4 + len(compared.results)]:
+        name, *cells = line.split()
+        total = sum(float(cell.replace(",", "")) for cell in cells)
+        time_us = compared[name.removesuffix("*")].time_us
+        assert total == pytest.approx(time_us, abs=0.05 * len(cells) + 0.01), line
+
+
+def test_links_over_time_have_the_mean_that_the_table_says(compared: TensorComparison) -> None:
+    lines = render(comparison_tables(compared)).splitlines()
+    first = next(place for place, line in enumerate(lines) if line.startswith("Links in use"))
+    rows = lines[first + 4 : first + 4 + 2 * len(compared.results)]
+    order = sorted(compared.results, key=lambda one: one.time_us)
+    for place, result in enumerate(order):
+        for row, direction in zip(
+            rows[2 * place : 2 * place + 2], (result.up, result.down), strict=True
+        ):
+            tenths = row.split()[-1]
+            assert len(tenths) == 56
+            mean = sum(int(c) for c in tenths.replace(".", "0").replace("#", "9")) / 560
+            assert mean == pytest.approx(direction.utilisation, abs=0.06)
+
+
+def test_run_shows_one_scheme(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    text = invoke("run", *SMALL, "--scheme", "sp-ring", "--json", path)
+    found = tensor.load_result(path)
+    assert isinstance(found, tensor.TensorResult)
+    assert found == tensor.run(model="llama-2-7b", tp=4, tokens=256, scheme="sp-ring")
+    assert text.startswith("sp-ring: llama-2-7b, layer, forward, 256 tokens in sequences of 256")
+    assert f"{found.time_us:,.1f}" in text
+    assert f"{found.products_us:,.1f}" in text
+
+
+def test_headings_say_what_was_replayed() -> None:
+    text = one_line(invoke("compare", *SMALL, "--phase", "decode", "--scheme", "tp-ring"))
+    assert "llama-2-7b, layer, decode, 256 tokens that attend to 4,096, on 4 GPUs of" in text
+    part = ("--part", "mlp-to-attention", "--layers", "2", "--scheme", "sp-ring")
+    text = one_line(invoke("compare", *SMALL, *part))
+    assert "llama-2-7b, 2 sub-layers mlp-to-attention, forward" in text
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+
+def test_settings_of_the_command_are_those_of_the_library(tmp_path: Path) -> None:
+    path = tmp_path / "compared.json"
+    invoke(
+        "compare", *SMALL, "--pass", "backward", "--part", "attention-to-mlp", "--layers", 2,
+        "--launch", "eager", "--set", "link.links_per_gpu=9", "--sequence", 128,
+        "--scheme", "tp-ring", "--scheme", "sp-ring", "--baseline", "tp-ring", "--json", path,
+    )  # fmt: skip
+    assert tensor.load_result(path) == tensor.compare(
+        schemes=["tp-ring", "sp-ring"], baseline="tp-ring", model="llama-2-7b", tp=4, tokens=256,
+        direction="backward", part="attention-to-mlp", layers=2, launch="eager",
+        overrides={"link.links_per_gpu": "9"}, sequence=128,
+    )  # fmt: skip
+
+
+def test_exports_hold_the_schedule(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    invoke("run", *SMALL, "--scheme", "sp-ring", "--trace-events", path)
+    events = json.loads(path.read_text())["traceEvents"]
+    assert any(event.get("name", "").startswith("gemm1") for event in events)
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("compare", "--scheme", "nope"), "unknown scheme of tensor parallelism 'nope'"),
+        (("compare", *SMALL, "--option", "sp-ring.x=1"), "scheme 'sp-ring' has no options"),
+        (("compare", *SMALL, "--option", "nope.x=1"), "unknown scheme with options 'nope'"),
+        (("compare", *SMALL, "--option", "x"), "--option x: expected SCHEME.K=V"),
+        (("compare", *SMALL, "--baseline", "nope"), "unknown baseline 'nope'"),
+        (("compare", *SMALL, "--set", "x"), "--set x: expected KEY=VALUE"),
+        (("compare", "--pass", "x"), "direction = 'x': possible are 'forward', 'backward'"),
+        (("run", *SMALL, "--scheme", "sp-ring", "--option", "x=1"), "scheme 'sp-ring' has no opt"),
+        (("run", *SMALL, "--option", "tp-ring.x=1"), "unknown scheme with options 'tp-ring'"),
+        (("run", *SMALL, "--window", "0:1"), "--window and --max-events go with"),
+        (("run", *SMALL, "--tp", "3"), "3 GPUs cannot share the attention heads"),
+        (("schemes", "nope"), "unknown scheme of tensor parallelism 'nope'"),
+        (("models", "nope"), "unknown model 'nope'"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        invoke(*arguments)
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
+# ---- schemes and models --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_scheme_is_explained(name: str) -> None:
+    scheme, text = SCHEMES[name], one_line(invoke("schemes", name))
+    assert text.startswith(f"{name}: {scheme.summary}")
+    assert one_line(scheme.source) in text
+    assert one_line(scheme.assumes) in text
+    document = json.loads(invoke("schemes", name, "--json"))
+    assert document["traffic"] == scheme.traffic._asdict()
+    for option in document["about_options"]:
+        assert one_line(option["help"]) in text
+        assert option["name"] in text
+        assert option["source"] or option["name"]
+    listed = json.loads(invoke("schemes", "--json"))
+    assert [one["name"] for one in listed] == list(SCHEMES)
+
+
+def test_models_are_listed_and_shown_with_sources() -> None:
+    text = invoke("models")
+    for name in (*names(), *names_of_experts()):
+        assert f" {name} " in text
+    document = json.loads(invoke("models", "llama-70b", "--json"))
+    assert document == load("llama-3-70b").model_dump(mode="json")
+    text = one_line(invoke("models", "mixtral-8x7b"))
+    assert "num_experts = 8" in text
+    for source in load("mixtral-8x7b").sources.values():
+        assert one_line(source) in text
+    assert "num_experts" not in invoke("models", "llama-70b")
+    assert len(json.loads(invoke("models", "--json"))) == len(names()) + len(names_of_experts())
