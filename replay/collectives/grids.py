@@ -12,16 +12,18 @@ one after the other, or as its bytes on the ports, whichever is longer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from replay.collectives.blocks import Blocks
 from replay.collectives.ring_chunks import share_of
 
 if TYPE_CHECKING:
     from replay.machine.kinds import Kind, PhaseKinds
     from replay.machine.machine import Ints, Machine
+    from replay.machine.sms import Split
     from replay.machine.times import Time
 
 ACCESS_BYTES = 16  # of a thread: a vector of four words
@@ -72,6 +74,10 @@ class Style:
     meets_before: bool = True
     meets_after: bool = True
 
+    def with_blocks(self, blocks: int | None) -> Style:
+        """The same with at most so many blocks; None is what the library takes."""
+        return self if blocks is None else replace(self, grid=replace(self.grid, blocks=blocks))
+
 
 class Items(NamedTuple):
     """What blocks in step do in a round.
@@ -91,26 +97,22 @@ class Items(NamedTuple):
     after: Ints
 
 
-class Walked(NamedTuple):
-    """Tasks of a walk: (rank,) the last task of a rank's blocks; (rank,) all its data arrived."""
-
-    left: Ints
-    arrived: Ints
-
-
 @dataclass(frozen=True)
 class Work:
     """What the blocks of a kernel do with their bytes, wave for wave.
 
     Attributes
     ----------
+    kind
+        What the SMs do.
+    busy
+        Time of an SM for a block's bytes of the buffer.
+    touched
+        Bytes of each GPU's memory that are read or written for each byte that its blocks walk
+        through, by all ranks together.
     load
         Adds the loads of a round: (item,) tasks at which they have come. None for a kernel that
         only stores.
-    busy
-        Time of an SM for a block's bytes of the buffer.
-    kind
-        What the SMs do.
     store
         Adds the stores of a round behind (item,) tasks of the SMs: (item,) tasks at which all is
         visible. None for a kernel that only loads.
@@ -118,83 +120,169 @@ class Work:
         Ways there and back, one after the other, that a wave waits for.
     """
 
-    load: Callable[[Items], Ints] | None
-    busy: Callable[[int], Time]
     kind: Kind
+    busy: Callable[[int], Time]
+    touched: int
+    load: Callable[[Items], Ints] | None = None
     store: Callable[[Items, Ints], Ints] | None = None
     trips: int = 1
 
 
-def walk(
-    machine: Machine, kinds: PhaseKinds, grid: Grid, nbytes: int, begun: Ints, work: Work
-) -> Walked:
-    """Let every rank's blocks walk through so many bytes.
+class Walked(NamedTuple):
+    """Tasks of a walk: (rank,) the last task of a rank's blocks; (rank,) all its data arrived."""
 
-    Threads ask for their next bytes as soon as the last have come. What an SM does with a round is
-    behind what it does with the round before, and threads do not get ahead of it by more than one.
-
-    Parameters
-    ----------
-    begun
-        (rank,): behind which a rank's blocks begin.
-    """
-    used = grid.used(nbytes)
-    lanes = min(used, MOST_LANES)
-    waves = max(1, -(-nbytes // (used * grid.wave_bytes)))
-    rounds = min(waves, MOST_ROUNDS)
-    of_wave = work.busy(min(grid.wave_bytes, -(-nbytes // used)))
-    of_trips = work.trips * machine.costs.remote_load()
-    rank = np.tile(machine.ranks, lanes)
-    at, sms, done = np.tile(begun, lanes), None, []
-    for index in range(rounds):
-        of_lane = [share_of(share_of(nbytes, lane, lanes), index, rounds) for lane in range(lanes)]
-        of_item = np.repeat(np.array(of_lane, np.int64), machine.num_ranks)
-        together = share_of(waves, index, rounds)
-        items = Items(rank, of_item, at)
-        loaded = at if work.load is None else work.load(items)
-        busy = machine.delay(work.kind, together * of_wave, loaded, rank)
-        done.append(busy if work.store is None else work.store(items, busy))
-        free = [loaded]
-        if sms is not None:
-            machine.graph.edges(sms, busy)
-            free.append(sms)
-        if together > 1:
-            # Waves that are one message still go there and back one after the other.
-            free.append(machine.delay(kinds.sync, together * of_trips, at, rank))
-        at, sms = _behind(machine, rank, free), busy
-    all_done = np.concatenate(done)
-    of_task = np.tile(machine.ranks, len(all_done) // machine.num_ranks)
-    left = begun if sms is None else machine.gather(sms, rank, begun)
-    return Walked(left, machine.gather(all_done, of_task, begun))
+    left: Ints
+    arrived: Ints
 
 
-def _behind(machine: Machine, rank: Ints, tasks: list[Ints]) -> Ints:
-    """(item,) tasks behind several (item,) each."""
-    if len(tasks) == 1:
-        return tasks[0]
-    marks = machine.mark(rank, tasks[0])
-    for others in tasks[1:]:
-        machine.graph.edges(others, marks)
-    return marks
+class _Lanes(Blocks):
+    """Blocks that are added in groups, several for each rank."""
+
+    def busy(self, kind: Kind, time: Time, after: Ints, rank: Ints, blocks: Ints) -> Ints:
+        """Do the same in all blocks of groups: (item,) tasks.
+
+        Parameters
+        ----------
+        time
+            Of each block.
+        after, rank, blocks
+            (item,): what it waits for, whose blocks they are, and how many.
+        """
+        machine = self._machine
+        if self.alone:
+            return machine.delay(kind, time, after, rank)
+        each = np.repeat(rank, blocks)
+        busy = machine.serve(
+            self._sms[each], time, kind=kind, rank=each, after=np.repeat(after, blocks)
+        )
+        done = machine.mark(rank)
+        machine.graph.edges(busy, np.repeat(done, blocks))
+        return done
+
+    def memory(self, nbytes: Ints, after: Ints, rank: Ints) -> list[Ints]:
+        """Read and write device memory beside others: (item,) tasks, none of a kernel alone."""
+        if self.alone:
+            return []
+        return [self._machine.stream(self._kinds.memory, nbytes, rank, after)]
 
 
-def meet_before(machine: Machine, kinds: PhaseKinds, style: Style, begun: Ints) -> Ints:
-    """All ranks meet, if the library lets them: (rank,) tasks."""
-    return machine.sync.barrier(kinds, begun) if style.meets_before else begun
-
-
-def meet_after(
-    machine: Machine, kinds: PhaseKinds, style: Style, walked: Walked, *, stored: bool
-) -> Ints:
-    """All ranks meet, if the library lets them: (rank,) tasks.
+class Kernel:
+    """One kernel of all ranks.
 
     Parameters
     ----------
-    stored
-        Whether they stored into others' memory: flags that tell of it leave when all has been
-        acknowledged.
+    machine, kinds
+        Where its tasks are added, and what they count as.
+    style
+        How its library launches it.
+    nbytes
+        What the blocks of a rank walk through.
+    payload
+        Whether the bytes on the wire count as payload.
+    beside
+        SMs that are held at the same time; see `replay.collectives.blocks`.
     """
-    ended = machine.gather(walked.arrived, machine.ranks, walked.left)
-    if not style.meets_after:
-        return ended
-    return machine.sync.barrier(kinds, ended, behind_stores=stored)
+
+    def __init__(
+        self,
+        machine: Machine,
+        kinds: PhaseKinds,
+        style: Style,
+        nbytes: int,
+        *,
+        payload: bool = False,
+        beside: Split | None = None,
+    ) -> None:
+        self.machine, self.kinds, self.payload = machine, kinds, payload
+        self.nbytes = nbytes
+        self._style = style
+        self._used = style.grid.used(nbytes)
+        self._blocks = _Lanes(machine, kinds, self._used, beside)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the block that has most."""
+        return -(-self.nbytes // self._used)
+
+    def begin(self, begun: Ints) -> Ints:
+        """Take the SMs, and meet where the library does: (rank,) tasks."""
+        started = self._blocks.begin(begun)
+        return self.meet(started) if self._style.meets_before else started
+
+    def meet(self, after: Ints, *, stored: bool = False) -> Ints:
+        """All ranks meet: (rank,) tasks.
+
+        Parameters
+        ----------
+        stored
+            Whether they stored into others' memory: flags that tell of it leave when all has been
+            acknowledged.
+        """
+        return self.machine.sync.barrier(self.kinds, after, behind_stores=stored)
+
+    def end(self, walked: Walked, *, stored: bool) -> Ints:
+        """Meet where the library does, and give the SMs back: (rank,) last tasks; see `meet`."""
+        ended = self.machine.gather(walked.arrived, self.machine.ranks, walked.left)
+        return self.give_back(self.meet(ended, stored=stored) if self._style.meets_after else ended)
+
+    def give_back(self, ended: Ints) -> Ints:
+        """Give the SMs back: (rank,) last tasks."""
+        return self._blocks.end(ended)
+
+    def walk(self, begun: Ints, work: Work) -> Walked:
+        """Let every rank's blocks walk through the bytes.
+
+        Threads ask for their next bytes as soon as the last have come. What an SM does with a round
+        is behind what it does with the round before, and threads do not get ahead of it by more
+        than one.
+
+        Parameters
+        ----------
+        begun
+            (rank,): behind which a rank's blocks begin.
+        """
+        machine, lanes = self.machine, min(self._used, MOST_LANES)
+        wave = self._style.grid.wave_bytes
+        waves = max(1, -(-self.nbytes // (self._used * wave)))
+        rounds = min(waves, MOST_ROUNDS)
+        of_block = min(wave, self.block_bytes)
+        of_wave = work.busy(of_block)
+        # On the way back a wave's bytes are those of all ranks: each asks all of them.
+        asked = machine.num_ranks * of_block * -(-self._used // lanes)
+        trip = machine.costs.remote_load() + machine.costs.entering(asked)
+        rank = np.tile(machine.ranks, lanes)
+        sizes = [share_of(self._used, lane, lanes) for lane in range(lanes)]
+        blocks = np.repeat(np.array(sizes, np.int64), machine.num_ranks)
+        at, busy, done = np.tile(begun, lanes), np.zeros(0, np.int64), []
+        for index in range(rounds):
+            of_lane = [
+                share_of(share_of(self.nbytes, lane, lanes), index, rounds) for lane in range(lanes)
+            ]
+            together = share_of(waves, index, rounds)
+            items = Items(rank, np.repeat(np.array(of_lane, np.int64), machine.num_ranks), at)
+            loaded = at if work.load is None else work.load(items)
+            before, free = busy, [loaded]
+            busy = self._blocks.busy(work.kind, together * of_wave, loaded, rank, blocks)
+            stored = busy if work.store is None else work.store(items, busy)
+            touched = self._blocks.memory(work.touched * items.nbytes, at, rank)
+            done.append(self._behind(rank, [stored, *touched]))
+            if len(before):
+                machine.graph.edges(before, busy)
+                free.append(before)
+            if together > 1:
+                # Waves that are one message still go there and back one after the other.
+                paced = machine.delay(self.kinds.sync, together * work.trips * trip, at, rank)
+                free.append(paced)
+            at = self._behind(rank, free)
+        all_done = np.concatenate(done)
+        of_task = np.tile(machine.ranks, len(all_done) // machine.num_ranks)
+        return Walked(machine.gather(busy, rank, begun), machine.gather(all_done, of_task, begun))
+
+    def _behind(self, rank: Ints, tasks: list[Ints]) -> Ints:
+        """(item,) tasks behind several (item,) each."""
+        if len(tasks) == 1:
+            return tasks[0]
+        behind = self.machine.mark(rank, tasks[0])
+        for others in tasks[1:]:
+            self.machine.graph.edges(others, behind)
+        return behind

@@ -8,7 +8,8 @@ the stores alone, which fill the way in, and a reduce-scatter the loads, which f
 Sources: PyTorch ``torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu``
 (``multimem_all_reduce_kernel``, ``multimem_all_gather_kernel``: 8 blocks of 1024 threads, ranks
 meet before and after; vLLM's and SGLang's communicators call them); NVIDIA/nccl
-``contrib/custom_algos/allreduce`` (``twoshot_mc_simple``, ``twoshot_mc_poison``).
+``contrib/custom_algos/allreduce`` (``twoshot_mc_simple``, ``twoshot_mc_poison``); vLLM pull request
+55072 (reduce-scatter, 8 blocks of 1024 threads).
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.collectives import grids
-from replay.collectives.grids import Grid, Items, Style, Walked, Work
+from replay.collectives.algorithm import COLLECTIVES, Algorithm, Collective
+from replay.collectives.grids import Grid, Items, Kernel, Style, Walked, Work
 from replay.machine import multimem
 
 if TYPE_CHECKING:
     from replay.machine.kinds import PhaseKinds
     from replay.machine.machine import Ints, Machine
+    from replay.machine.sms import Split
 
 TORCH = Style(Grid(blocks=8, threads=1024))
 SAMPLE = Style(Grid(blocks=4, threads=1024), meets_before=False)
@@ -32,19 +34,31 @@ SAMPLE = Style(Grid(blocks=4, threads=1024), meets_before=False)
 buffers are written before."""
 
 
-def all_reduce(
+def exchange(
     machine: Machine,
     kinds: PhaseKinds,
+    collective: Collective,
     nbytes: int,
     begun: Ints,
     style: Style = TORCH,
     *,
     payload: bool = False,
+    beside: Split | None = None,
 ) -> Ints:
-    """Sums of a share, stored to all: (rank,) the last tasks; see `one_shot.by_loads`."""
-    met = grids.meet_before(machine, kinds, style, begun)
-    walked = _reduce_and_spread(machine, kinds, style.grid, nbytes, met, payload=payload)
-    return grids.meet_after(machine, kinds, style, walked, stored=True)
+    """Sum shares, spread shares, or both: (rank,) the last tasks; see `one_shot.by_loads`.
+
+    Parameters
+    ----------
+    nbytes
+        Of the larger of a rank's two buffers.
+    """
+    share = -(-nbytes // machine.num_ranks)
+    kernel = Kernel(machine, kinds, style, share, payload=payload, beside=beside)
+    begins = kernel.begin(begun)
+    if collective == "reduce_scatter":
+        work = sums(kernel, touched=machine.num_ranks + 1)
+        return kernel.end(kernel.walk(begins, work), stored=False)
+    return kernel.end(_spread(kernel, begins, adds=collective == "all_reduce"), stored=True)
 
 
 def all_reduce_with_flags(
@@ -52,100 +66,84 @@ def all_reduce_with_flags(
     kinds: PhaseKinds,
     nbytes: int,
     begun: Ints,
-    grid: Grid = SAMPLE.grid,
+    style: Style = SAMPLE,
     *,
     payload: bool = False,
+    beside: Split | None = None,
 ) -> Ints:
-    """The same with flags in the data in place of a barrier: (rank,) the last tasks.
+    """All-reduce with flags in the data in place of a barrier at the end: (rank,) the last tasks.
 
     A buffer is full of a value that no sum has. The blocks read it until everything has come, and
     make one that was used before ready for the next call.
     """
     share = -(-nbytes // machine.num_ranks)
-    walked = _reduce_and_spread(machine, kinds, grid, nbytes, begun, payload=payload)
-    used = grid.used(share)
-    looking = machine.costs.poll() + machine.costs.sm_load(-(-nbytes // used))
-    clearing = machine.costs.sm_copy(-(-share // used))
+    kernel = Kernel(machine, kinds, style, share, payload=payload, beside=beside)
+    walked = _spread(kernel, kernel.begin(begun), adds=True)
+    costs, of_block = machine.costs, kernel.block_bytes
+    looking = costs.poll() + costs.sm_load(machine.num_ranks * of_block)
     all_here = machine.gather(walked.arrived, machine.ranks, walked.left)
-    return machine.delay(kinds.receive, looking + clearing, all_here)
+    done = machine.delay(kinds.receive, looking + costs.sm_copy(of_block), all_here)
+    return kernel.give_back(done)
 
 
-def all_gather(
-    machine: Machine,
-    kinds: PhaseKinds,
-    nbytes: int,
-    begun: Ints,
-    style: Style = TORCH,
-    *,
-    payload: bool = False,
-) -> Ints:
-    """Store a share to all: (rank,) the last tasks; `nbytes` is what every rank gets."""
-    spread = _Spread(machine, kinds, payload)
-    work = Work(None, machine.costs.sm_store, kinds.send, spread.store, trips=0)
-    met = grids.meet_before(machine, kinds, style, begun)
-    share = -(-nbytes // machine.num_ranks)
-    walked = grids.walk(machine, kinds, style.grid, share, met, work)
-    return grids.meet_after(machine, kinds, style, spread.received(walked), stored=True)
+def sums(kernel: Kernel, touched: int) -> Work:
+    """Load sums that the switch makes, and write them; `touched` as in `Work`."""
+    costs = kernel.machine.costs
+    return Work(kernel.kinds.receive, costs.sm_load, touched, partial(_load_sums, kernel))
 
 
-def reduce_scatter(
-    machine: Machine,
-    kinds: PhaseKinds,
-    nbytes: int,
-    begun: Ints,
-    style: Style = TORCH,
-    *,
-    payload: bool = False,
-) -> Ints:
-    """Load the sums of a share: (rank,) the last tasks; `nbytes` is what every rank brings."""
-    sums = partial(load_sums, machine, kinds, payload=payload)
-    work = Work(sums, machine.costs.sm_load, kinds.receive)
-    met = grids.meet_before(machine, kinds, style, begun)
-    share = -(-nbytes // machine.num_ranks)
-    walked = grids.walk(machine, kinds, style.grid, share, met, work)
-    return grids.meet_after(machine, kinds, style, walked, stored=False)
-
-
-def load_sums(machine: Machine, kinds: PhaseKinds, items: Items, *, payload: bool) -> Ints:
-    """Load sums that the switch makes: (item,) tasks, visible in the SMs."""
+def _load_sums(kernel: Kernel, items: Items) -> Ints:
     return multimem.reduce(
-        machine, kinds, items.rank, items.nbytes, items.after,
-        payload=payload, requests_first=True,
+        kernel.machine, kernel.kinds, items.rank, items.nbytes, items.after,
+        payload=kernel.payload, requests_first=True,
     )  # fmt: skip
 
 
-def _reduce_and_spread(
-    machine: Machine, kinds: PhaseKinds, grid: Grid, nbytes: int, met: Ints, *, payload: bool
-) -> Walked:
-    spread = _Spread(machine, kinds, payload)
-    sums = partial(load_sums, machine, kinds, payload=payload)
-    work = Work(sums, machine.costs.sm_store, kinds.send, spread.store)
-    share = -(-nbytes // machine.num_ranks)
-    return spread.received(grids.walk(machine, kinds, grid, share, met, work))
+def _spread(kernel: Kernel, begins: Ints, *, adds: bool) -> Walked:
+    """Store a share to all: its sums, or what a rank brings."""
+    machine = kernel.machine
+    arrived: list[Ints] = []
+    member: list[Ints] = []
 
-
-class _Spread:
-    """Stores that the switch copies to all ranks, and what comes of them to each."""
-
-    def __init__(self, machine: Machine, kinds: PhaseKinds, payload: bool) -> None:
-        self._machine, self._kinds, self._payload = machine, kinds, payload
-        self._arrived: list[Ints] = []
-        self._member: list[Ints] = []
-
-    def store(self, items: Items, after: Ints) -> Ints:
-        """Store the items' bytes to all: (item,) marks behind all copies of each."""
-        machine = self._machine
+    def store(items: Items, after: Ints) -> Ints:
         spread = multimem.multicast(
-            machine, self._kinds, items.rank, items.nbytes * self._payload, after,
-            meta_bytes=items.nbytes * (not self._payload),
+            machine, kernel.kinds, items.rank, items.nbytes * kernel.payload, after,
+            meta_bytes=items.nbytes * (not kernel.payload), first=True,
         )  # fmt: skip
-        self._arrived.append(spread.arrived)
-        self._member.append(spread.member)
+        arrived.append(spread.arrived)
+        member.append(spread.member)
         marks = machine.mark(items.rank, after)
         machine.graph.edges(spread.arrived, marks.repeat(len(spread.arrived) // len(marks)))
         return marks
 
-    def received(self, walked: Walked) -> Walked:
-        """A walk whose ranks wait for what comes to them, beside what they sent."""
-        arrived, member = np.concatenate(self._arrived), np.concatenate(self._member)
-        return walked._replace(arrived=self._machine.gather(arrived, member, walked.arrived))
+    n, sends = machine.num_ranks, kernel.kinds.send
+    work = (
+        Work(sends, machine.costs.sm_store, 2 * n, partial(_load_sums, kernel), store)
+        if adds
+        else Work(sends, machine.costs.sm_store, 1 + n, store=store, trips=0)
+    )
+    walked = kernel.walk(begins, work)
+    # A rank waits for what comes to it, beside what it sent.
+    came = machine.gather(np.concatenate(arrived), np.concatenate(member), walked.arrived)
+    return walked._replace(arrived=came)
+
+
+def _add(
+    machine: Machine, kinds: PhaseKinds, collective: Collective, nbytes: int, begun: Ints, *,
+    blocks: int | None, payload: bool, beside: Split | None,
+) -> Ints:  # fmt: skip
+    style = TORCH.with_blocks(blocks)
+    return exchange(
+        machine, kinds, collective, nbytes, begun, style, payload=payload, beside=beside
+    )
+
+
+MULTIMEM = Algorithm(
+    name="multimem",
+    collectives=COLLECTIVES,
+    summary="every GPU loads sums of a share and stores them to all, in the switch",
+    source="PyTorch CUDASymmetricMemoryOps.cu, multimem_all_reduce_",
+    add=_add,
+    default_blocks=lambda machine, _, nbytes: TORCH.grid.used(-(-nbytes // machine.num_ranks)),
+    needs=("multicast", "reduction"),
+)

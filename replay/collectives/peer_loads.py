@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.collectives import grids
 from replay.collectives.grids import Work
 
 if TYPE_CHECKING:
-    from replay.collectives.grids import Grid, Items, Walked
-    from replay.machine.kinds import PhaseKinds
+    from replay.collectives.grids import Items, Kernel
     from replay.machine.machine import Ints, Machine
     from replay.machine.times import Time
     from replay.machine.transfers import FanOut
 
 
+def add_up(kernel: Kernel) -> Work:
+    """Load the same bytes of all peers' buffers, add them up, write the sum."""
+    machine, n = kernel.machine, kernel.machine.num_ranks
+
+    def busy(of_block: int) -> Time:
+        return machine.costs.sm_add(n * of_block, of_block)
+
+    # All ranks read a GPU's memory; those that ask for the same bytes find them in its cache.
+    read = partial(load, kernel, fan_out=all_pairs(machine))
+    return Work(kernel.kinds.receive, busy, touched=n + 1, load=read)
+
+
+def read_all(kernel: Kernel) -> Work:
+    """Load each peer's share and write it."""
+    machine, n = kernel.machine, kernel.machine.num_ranks
+
+    def busy(of_block: int) -> Time:
+        return machine.costs.sm_load(n * of_block)
+
+    read = partial(load, kernel, fan_out=all_pairs(machine))
+    return Work(kernel.kinds.receive, busy, touched=1 + n, load=read)
+
+
 class _Messages(NamedTuple):
-    """(message,): its item, its own rank, the peer; and bytes that are payload, and that are not."""
+    """(message,): its item, its own rank, the peer; bytes that are payload, and that are not."""
 
     item: Ints
     rank: Ints
@@ -35,105 +55,54 @@ def all_pairs(machine: Machine) -> FanOut:
     return machine.transfers.fan_out(rank, peer)
 
 
-def _to_peers(machine: Machine, items: Items, payload: bool) -> _Messages:
+def _to_peers(kernel: Kernel, items: Items) -> _Messages:
     """One message for each item and peer, the peer behind the own rank first."""
-    others = machine.num_ranks - 1
-    item = np.repeat(np.arange(len(items.rank)), others)
+    n = kernel.machine.num_ranks
+    item = np.repeat(np.arange(len(items.rank)), n - 1)
     rank = items.rank[item]
-    peer = (rank + np.tile(np.arange(1, others + 1), len(items.rank))) % machine.num_ranks
+    peer = (rank + np.tile(np.arange(1, n), len(items.rank))) % n
     nbytes = items.nbytes[item]
-    return _Messages(item, rank, peer, nbytes * payload, nbytes * (not payload))
+    return _Messages(item, rank, peer, nbytes * kernel.payload, nbytes * (not kernel.payload))
 
 
-def add_up(
-    machine: Machine, kinds: PhaseKinds, grid: Grid, nbytes: int, met: Ints, *, payload: bool
-) -> Walked:
-    """Load so many bytes of all peers' buffers and add them up."""
-
-    def busy(of_block: int) -> Time:
-        return machine.costs.sm_add(machine.num_ranks * of_block, of_block)
-
-    return _loads(machine, kinds, grid, nbytes, met, busy, payload=payload)
-
-
-def read_all(
-    machine: Machine, kinds: PhaseKinds, grid: Grid, nbytes: int, met: Ints, *, payload: bool
-) -> Walked:
-    """Load so many bytes of each peer's buffer."""
-
-    def busy(of_block: int) -> Time:
-        return machine.costs.sm_load(machine.num_ranks * of_block)
-
-    return _loads(machine, kinds, grid, nbytes, met, busy, payload=payload)
-
-
-def _loads(
-    machine: Machine,
-    kinds: PhaseKinds,
-    grid: Grid,
-    nbytes: int,
-    met: Ints,
-    busy: Callable[[int], Time],
-    *,
-    payload: bool,
-) -> Walked:
-    read = partial(load, machine, kinds, fan_out=all_pairs(machine), payload=payload)
-    return grids.walk(machine, kinds, grid, nbytes, met, Work(read, busy, kinds.receive))
-
-
-def load(
-    machine: Machine,
-    kinds: PhaseKinds,
-    items: Items,
-    fan_out: FanOut,
-    *,
-    payload: bool,
-    in_turn: bool = False,
-) -> Ints:
-    """Load the items' bytes from all peers: (item,) marks when all are in the SMs.
+def load(kernel: Kernel, items: Items, *, fan_out: FanOut, in_turn: bool = False) -> Ints:
+    """Load the items' bytes from all peers: (item,) tasks when all are in the SMs.
 
     Parameters
     ----------
     in_turn
         Whether a thread waits for one peer's answer before it asks the next.
     """
-    found = _to_peers(machine, items, payload)
+    found, others = _to_peers(kernel, items), kernel.machine.num_ranks - 1
     if not in_turn:
-        arrived = machine.transfers.load(
-            kinds, found.rank, found.peer, found.payload, items.after[found.item], fan_out,
-            meta_bytes=found.other, requests_first=True,
-        ).arrived  # fmt: skip
-        return _each(machine, items, found.item, arrived)
-    at, others = items.after, machine.num_ranks - 1
+        return _each(kernel, items, found.item, _answers(kernel, found, items.after, fan_out))
+    at = items.after
     for turn in range(others):
         now = _Messages(*(column[turn::others] for column in found))
-        at = machine.transfers.load(
-            kinds, now.rank, now.peer, now.payload, at, fan_out,
-            meta_bytes=now.other, requests_first=True,
-        ).arrived  # fmt: skip
+        at = _answers(kernel, now, at, fan_out)
     return at
 
 
-def store(
-    machine: Machine,
-    kinds: PhaseKinds,
-    items: Items,
-    after: Ints,
-    fan_out: FanOut,
-    *,
-    payload: bool,
-) -> Ints:
+def _answers(kernel: Kernel, of: _Messages, after: Ints, fan_out: FanOut) -> Ints:
+    """Loads (message,) behind tasks (item,): (message,) tasks when the data has come."""
+    return kernel.machine.transfers.load(
+        kernel.kinds, of.rank, of.peer, of.payload, after[of.item], fan_out,
+        meta_bytes=of.other, requests_first=True,
+    ).arrived  # fmt: skip
+
+
+def store(kernel: Kernel, items: Items, after: Ints, *, fan_out: FanOut) -> Ints:
     """Store the items' bytes into all peers' memory: (item,) marks when all are visible there."""
-    found = _to_peers(machine, items, payload)
-    arrived = machine.transfers.store(
-        kinds, found.rank, found.peer, found.payload, after[found.item], fan_out,
+    found = _to_peers(kernel, items)
+    arrived = kernel.machine.transfers.store(
+        kernel.kinds, found.rank, found.peer, found.payload, after[found.item], fan_out,
         meta_bytes=found.other,
     ).arrived  # fmt: skip
-    return _each(machine, items, found.item, arrived)
+    return _each(kernel, items, found.item, arrived)
 
 
-def _each(machine: Machine, items: Items, item: Ints, tasks: Ints) -> Ints:
+def _each(kernel: Kernel, items: Items, item: Ints, tasks: Ints) -> Ints:
     """One mark for each item: it waits for all `tasks` (message,) of the item."""
-    marks = machine.mark(items.rank, items.after)
-    machine.graph.edges(tasks, marks[item])
+    marks = kernel.machine.mark(items.rank, items.after)
+    kernel.machine.graph.edges(tasks, marks[item])
     return marks

@@ -6,8 +6,8 @@ stores its share into all peers' memory, and all meet behind. Either moves 2 (n 
 buffer each way. The halves by themselves are a reduce-scatter and an all-gather.
 
 Sources: vLLM ``csrc/custom_all_reduce.cuh`` (``cross_device_reduce_2stage``; SGLang's and
-TensorRT-LLM's are alike); PyTorch ``torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu``
-(``two_shot_all_reduce_kernel_inplace``, ``reduce_scatter_out``).
+TensorRT-LLM's are alike); PyTorch ``CUDASymmetricMemoryOps.cu`` (``two_shot_all_reduce_`` and
+``reduce_scatter_out``).
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from replay.collectives import grids, peer_loads
-from replay.collectives.grids import Grid, Style, Work
+from replay.collectives import peer_loads
+from replay.collectives.algorithm import COLLECTIVES, Algorithm, Collective
+from replay.collectives.grids import Grid, Kernel, Style, Work
 from replay.collectives.one_shot import ENGINE
 
 if TYPE_CHECKING:
     from replay.machine.kinds import PhaseKinds
     from replay.machine.machine import Ints, Machine
+    from replay.machine.sms import Split
     from replay.machine.times import Time
 
 TORCH = Style(Grid(blocks=24, threads=1024))
@@ -38,46 +40,40 @@ def all_reduce(
     style: Style = ENGINE,
     *,
     payload: bool = False,
+    beside: Split | None = None,
 ) -> Ints:
     """Loads of a share, then of all shares: (rank,) the last tasks; see `one_shot.by_loads`."""
     share = -(-nbytes // machine.num_ranks)
-    met = grids.meet_before(machine, kinds, style, begun)
-    added = peer_loads.add_up(machine, kinds, style.grid, share, met, payload=payload)
-    between = machine.sync.barrier(kinds, added.left)
-    walked = peer_loads.read_all(machine, kinds, style.grid, share, between, payload=payload)
-    return grids.meet_after(machine, kinds, style, walked, stored=False)
+    kernel = Kernel(machine, kinds, style, share, payload=payload, beside=beside)
+    added = kernel.walk(kernel.begin(begun), peer_loads.add_up(kernel))
+    walked = kernel.walk(kernel.meet(added.left), peer_loads.read_all(kernel))
+    return kernel.end(walked, stored=False)
 
 
-def reduce_scatter(
+def half(
     machine: Machine,
     kinds: PhaseKinds,
+    collective: Collective,
     nbytes: int,
     begun: Ints,
     style: Style = TORCH,
     *,
     payload: bool = False,
+    beside: Split | None = None,
 ) -> Ints:
-    """The first shot alone: (rank,) the last tasks; `nbytes` is what every rank brings."""
-    share = -(-nbytes // machine.num_ranks)
-    met = grids.meet_before(machine, kinds, style, begun)
-    walked = peer_loads.add_up(machine, kinds, style.grid, share, met, payload=payload)
-    return grids.meet_after(machine, kinds, style, walked, stored=False)
+    """One of the shots by itself: (rank,) the last tasks; see `one_shot.by_loads`.
 
-
-def all_gather(
-    machine: Machine,
-    kinds: PhaseKinds,
-    nbytes: int,
-    begun: Ints,
-    style: Style = TORCH,
-    *,
-    payload: bool = False,
-) -> Ints:
-    """The second shot alone: (rank,) the last tasks; `nbytes` is what every rank gets."""
+    Parameters
+    ----------
+    collective
+        ``"reduce_scatter"`` for the first, ``"all_gather"`` for the second.
+    nbytes
+        What every rank brings, or gets.
+    """
     share = -(-nbytes // machine.num_ranks)
-    met = grids.meet_before(machine, kinds, style, begun)
-    walked = peer_loads.read_all(machine, kinds, style.grid, share, met, payload=payload)
-    return grids.meet_after(machine, kinds, style, walked, stored=False)
+    kernel = Kernel(machine, kinds, style, share, payload=payload, beside=beside)
+    work = peer_loads.add_up if collective == "reduce_scatter" else peer_loads.read_all
+    return kernel.end(kernel.walk(kernel.begin(begun), work(kernel)), stored=False)
 
 
 def all_reduce_by_stores(
@@ -88,21 +84,68 @@ def all_reduce_by_stores(
     style: Style = TORCH,
     *,
     payload: bool = False,
+    beside: Split | None = None,
 ) -> Ints:
     """Loads of a share, whose sums are stored to all: (rank,) the last tasks."""
-    n, fan_out = machine.num_ranks, peer_loads.all_pairs(machine)
-    in_turn = n not in UNROLLED
+    n, share = machine.num_ranks, -(-nbytes // machine.num_ranks)
+    kernel = Kernel(machine, kinds, style, share, payload=payload, beside=beside)
+    fan_out, in_turn = peer_loads.all_pairs(machine), n not in UNROLLED
 
-    def busy(nbytes: int) -> Time:
-        return machine.costs.sm_add(n * nbytes, 0) + machine.costs.sm_store(n * nbytes)
+    def busy(of_block: int) -> Time:
+        return machine.costs.sm_add(n * of_block, 0) + machine.costs.sm_store(n * of_block)
 
     work = Work(
-        partial(peer_loads.load, machine, kinds, fan_out=fan_out, payload=payload, in_turn=in_turn),
-        busy,
         kinds.send,
-        partial(peer_loads.store, machine, kinds, fan_out=fan_out, payload=payload),
+        busy,
+        touched=2 * n,
+        load=partial(peer_loads.load, kernel, fan_out=fan_out, in_turn=in_turn),
+        store=partial(peer_loads.store, kernel, fan_out=fan_out),
         trips=n - 1 if in_turn else 1,
     )
-    met = grids.meet_before(machine, kinds, style, begun)
-    walked = grids.walk(machine, kinds, style.grid, -(-nbytes // n), met, work)
-    return grids.meet_after(machine, kinds, style, walked, stored=True)
+    return kernel.end(kernel.walk(kernel.begin(begun), work), stored=True)
+
+
+def _add(
+    machine: Machine, kinds: PhaseKinds, collective: Collective, nbytes: int, begun: Ints, *,
+    blocks: int | None, payload: bool, beside: Split | None,
+) -> Ints:  # fmt: skip
+    style = _style(collective).with_blocks(blocks)
+    if collective == "all_reduce":
+        return all_reduce(machine, kinds, nbytes, begun, style, payload=payload, beside=beside)
+    return half(machine, kinds, collective, nbytes, begun, style, payload=payload, beside=beside)
+
+
+def _add_by_stores(
+    machine: Machine, kinds: PhaseKinds, collective: Collective, nbytes: int, begun: Ints, *,
+    blocks: int | None, payload: bool, beside: Split | None,
+) -> Ints:  # fmt: skip
+    style = TORCH.with_blocks(blocks)
+    return all_reduce_by_stores(
+        machine, kinds, nbytes, begun, style, payload=payload, beside=beside
+    )
+
+
+def _style(collective: Collective) -> Style:
+    return ENGINE if collective == "all_reduce" else TORCH
+
+
+def _blocks(machine: Machine, collective: Collective, nbytes: int) -> int:
+    return _style(collective).grid.used(-(-nbytes // machine.num_ranks))
+
+
+TWO_SHOT = Algorithm(
+    name="two-shot",
+    collectives=COLLECTIVES,
+    summary="every GPU loads and adds up a share, then loads the shares of all",
+    source="vLLM csrc/custom_all_reduce.cuh, cross_device_reduce_2stage",
+    add=_add,
+    default_blocks=_blocks,
+)
+TWO_SHOT_STORES = Algorithm(
+    name="two-shot-stores",
+    collectives=("all_reduce",),
+    summary="every GPU loads and adds up a share, and stores it to all",
+    source="PyTorch CUDASymmetricMemoryOps.cu, two_shot_all_reduce_",
+    add=_add_by_stores,
+    default_blocks=lambda machine, _, nbytes: TORCH.grid.used(-(-nbytes // machine.num_ranks)),
+)

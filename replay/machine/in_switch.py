@@ -166,6 +166,7 @@ class InSwitch:
         naming: Naming = UNNAMED,
         on: Ints | None = None,
         at_line_rate: bool = False,
+        first: bool = False,
     ) -> Spread:
         """Store rows once into the switch, which copies them to several GPUs.
 
@@ -186,6 +187,8 @@ class InSwitch:
             (message,): outboxes of the SMs that issue them; see `Transfers.store`.
         at_line_rate
             Whether ports reach their full rate, and not what is left of it for NVLS today.
+        first
+            Whether stores pass the answers that wait to leave the same GPU; see `REQUESTS_FIRST`.
         """
         self._refuse_other_domains(src[of], dst)
         link = self._system.link
@@ -194,8 +197,9 @@ class InSwitch:
         nbytes = np.broadcast_to(row_bytes + meta_bytes, src.shape)
         wire = link.write_wire_bytes(nbytes, rows, extra_flits=naming.at_source)
         left = self._hop(
-            "out", kinds.up, src, wire, payload, after, at_line_rate, channel="requests"
-        )
+            "out", kinds.up, src, wire, payload, after, at_line_rate, channel="requests",
+            priority=REQUESTS_FIRST if first else 0,
+        )  # fmt: skip
         copied = link.write_wire_bytes(nbytes[of], rows[of], extra_flits=naming.at_target)
         arrived = self._hop(
             "in", kinds.down, dst, copied, payload[of], left[of], at_line_rate,

@@ -51,6 +51,7 @@ def multicast(
     meta_bytes: IntsLike = 0,
     on: Ints | None = None,
     loops: bool = True,
+    first: bool = False,
 ) -> Spread:
     """Store blocks into every member's memory.
 
@@ -66,11 +67,13 @@ def multicast(
         (block,): outboxes of the storing SMs; see `Transfers.store`.
     loops
         Whether the owner's own copy passes the switch.
+    first
+        See `InSwitch.multicast`.
     """
     block, member = _members(machine, owner, loops=loops)
     arrived = machine.switch.multicast(
         kinds, owner, block, member, nbytes, after,
-        rows=rows, meta_bytes=meta_bytes, on=on,
+        rows=rows, meta_bytes=meta_bytes, on=on, first=first,
     ).arrived  # fmt: skip
     return Spread(arrived, member)
 

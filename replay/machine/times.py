@@ -193,6 +193,11 @@ class Costs:
         one_way = fabric.uplink_latency_ps + fabric.downlink_latency_ps
         return Time(2 * one_way + fabric.read_access_ps)
 
+    def entering(self, nbytes: IntsLike) -> Time:
+        """Data of loads occupies a GPU's ports in one direction."""
+        link = self._system.link
+        return Time(link.port_duration_ps(link.response_wire_bytes(nbytes, 1)))
+
     def fence(self) -> Time:
         """A fence of system scope: what was written is visible to every GPU."""
         return Time(self._system.overheads.fence_ps)

@@ -35,7 +35,7 @@ one flit per several packets, far below the resolution of anything that is read 
 """
 
 REQUESTS_FIRST = -1
-"""Order of requests that pass data on their way.
+"""Order of requests, and of stores, that pass answers on their way.
 
 The switch has virtual channels for requests apart from those for responses (NVIDIA
 open-gpu-kernel-modules, LS10), and ports go from channel to channel by the packet. A message here

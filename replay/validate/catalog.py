@@ -17,6 +17,7 @@ from replay.validate import (
     nccl,
     nccl_ep,
     pushed_rows,
+    symmetric_memory,
 )
 from replay.validate.table import Table
 
@@ -27,6 +28,8 @@ TABLES: dict[str, Table] = {
         nccl.TABLE,
         blackwell.NCCL,
         custom_allreduce.TABLE,
+        symmetric_memory.TABLE,
+        symmetric_memory.GB200,
         deepep.TABLE,
         blackwell.DEEPEP,
         deepep.LOW_LATENCY,

@@ -1,12 +1,13 @@
 """All-reduce kernels of inference engines, in CUDA graphs.
 
-An engine takes its one-shot or two-shot kernel by size, and NCCL beyond. Which by which size differs
-from engine to engine and is tuned: the prediction is the quickest of the three, and says which.
+An engine takes its one-shot or two-shot kernel by size, and NCCL beyond. Where it goes from one to
+the other is tuned for each engine: the prediction is the quickest of the three, and says which.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from replay.collectives import one_shot, two_shot
@@ -25,25 +26,30 @@ COPIES = {"vllm"}  # into a registered buffer, first
 KERNELS = {"one-shot": one_shot.by_loads, "two-shot": two_shot.all_reduce}
 
 
+def build(name: str, nbytes: int, copies: bool, machine: Machine, start: Ints) -> Ints:
+    """Add a kernel of an engine: (rank,) the last tasks."""
+    begun = in_graph(machine, start)
+    if copies:
+        copied = machine.stream(Kind.DISPATCH_MEMORY, 2 * nbytes, machine.ranks, begun)
+        begun = in_graph(machine, copied)
+    return KERNELS[name](machine, DISPATCH, nbytes, begun)
+
+
 def predict(bench: Bench, rows: Sequence[Row]) -> list[Prediction]:
     """Predict times in microseconds."""
     predicted, system = [], bench.system(SYSTEM)
     nccl: dict[tuple[int, int], float] = {}
     for row in rows:
-        n, nbytes, copies = row["num_gpus"], row["bytes"], row["framework"] in COPIES
+        n, nbytes = row["num_gpus"], row["bytes"]
         if (n, nbytes) not in nccl:
             nccl[n, nbytes] = nccl_us(bench, SYSTEM, "all_reduce", n, nbytes)
         found = [Prediction(nccl[n, nbytes], "NCCL")]
-        for name in KERNELS if nbytes < MOST_BYTES else ():
-
-            def build(machine: Machine, start: Ints, name: str = name) -> Ints:
-                begun = in_graph(machine, start)
-                if copies:
-                    copied = machine.stream(Kind.DISPATCH_MEMORY, 2 * nbytes, machine.ranks, begun)
-                    begun = in_graph(machine, copied)
-                return KERNELS[name](machine, DISPATCH, nbytes, begun)
-
-            found.append(Prediction(bench.time_us(system, n, build), name))
+        if nbytes < MOST_BYTES:
+            copies = row["framework"] in COPIES
+            found += [
+                Prediction(bench.time_us(system, n, partial(build, name, nbytes, copies)), name)
+                for name in KERNELS
+            ]
         predicted.append(min(found))
     return predicted
 

@@ -1,5 +1,6 @@
 """Every table must stay within its bounds, and VALIDATION.md must show the present errors."""
 
+import itertools
 import json
 import math
 import subprocess
@@ -130,6 +131,7 @@ def test_the_tables_are_the_published_ones():
     assert counts == {
         "links": 18, "nccl_collectives": 252,
         "nccl_collectives_b200": 168, "custom_allreduce": 207, "deepep_normal": 1380,
+        "symmetric_memory": 93, "in_switch": 92,
         "deepep_normal_b200": 552,
         "deepep_low_latency_b200": 44, "deepep_v2": 4, "hybrid_ep": 33, "hybrid_ep_internode": 27,
         "nccl_ep": 8,
@@ -156,6 +158,10 @@ def test_parts_of_a_table_do_not_overlap_and_cover_it():
         ("links", {"link.fan_out_efficiency": 0.3}),
         ("nccl_collectives_b200", {"overheads.poll_ns": 0.0}),
         ("nccl_collectives", {"link.links_per_gpu": 9}),
+        ("custom_allreduce", {"overheads.barrier_base_ns": 0.0}),
+        ("symmetric_memory", {"switch.multimem_efficiency": 0.5}),
+        ("in_switch", {"gpu.remote_read_access_ns": 3000.0}),
+        ("in_switch", {"switch.merge_ns": 2000.0}),
         ("deepep_normal", {"warp.round_ns": 1200.0}),
         ("deepep_normal", {"overheads.fence_us": 0.0}),
         ("deepep_normal_b200", {"warp.round_ns": 1200.0}),
@@ -241,6 +247,23 @@ def test_json_holds_every_row():
     row = table["rows"][0]
     error = 100 * (row["predicted"] / row["measured"] - 1)
     assert row["error_percent"] == pytest.approx(error, abs=0.02)
+
+
+def test_rows_say_which_kernel_an_engine_takes(capsys):
+    """One-shot for the shortest buffers, NCCL for the longest, and two-shot in between."""
+    table = TABLES["custom_allreduce"]
+    rows = [row for row in table.rows() if row["framework"] == "sglang" and row["num_gpus"] == 8]
+    outcome = predict(table, Bench(), rows[::3])
+    taken = [kernel for kernel, _ in itertools.groupby(outcome.kernels)]
+    assert taken == ["one-shot", "two-shot", "NCCL"]
+    assert outcome.label(0).endswith("8 256 (one-shot)")
+    rows = report.as_json([outcome])["tables"][0]["rows"]
+    assert rows[-1]["kernel_taken"] == "NCCL"
+    _, said = command(
+        capsys, "symmetric_memory", "--at", "kernel=nccl", "--at", "system=dgx-h100",
+        "--at", "num_gpus=8", "--at", "bytes=1048576,67108864",
+    )  # fmt: skip
+    assert said.out.count("NCCL ring LL128") == 1 and said.out.count("NCCL nvls") == 1
 
 
 def test_an_unknown_table_is_refused_by_name():
