@@ -128,9 +128,9 @@ class Ladm(TensorScheme):
         asked = machine.serve(kernels.pool[where], NO_TIME, kind=GATHER.send, rank=where)
         first[asking] = asked
         machine.graph.edges(asked, rows_begin)
-        part, chunk, rows = _parts(tiled, kernels.layer)
+        part, chunk, first_row, rows = _parts(tiled, kernels.layer)
         far = np.flatnonzero(chunk != where[part])
-        part, chunk, rows = part[far], chunk[far], rows[far]
+        part, chunk, first_row, rows = part[far], chunk[far], first_row[far], rows[far]
         reader = where[part]
         fan_out = machine.transfers.fan_out(reader, chunk)
         row_bytes = kernels.layer.row_bytes
@@ -144,6 +144,8 @@ class Ladm(TensorScheme):
             read = machine.stream(GATHER.memory, rows * nbytes, chunk, loaded.asked)
             if start == 0:
                 machine.graph.edges(loaded.arrived, rows_begin[part])
+                rows_of_all = machine.caches.new_keys(kernels.layer.tokens)
+                machine.notes.access("loads of rows", rows_of_all + first_row, loaded.asked)
             at = loaded.arrived
             ends.append(read)
         # A block ends when the last of its rows has come, too.
@@ -191,15 +193,15 @@ class Ladm(TensorScheme):
         )
 
 
-def _parts(tiled: Tiled, layer: TensorLayer) -> tuple[Ints, Ints, Ints]:
-    """Row tiles cut at the borders of chunks: (part,) tiles, chunks and rows."""
+def _parts(tiled: Tiled, layer: TensorLayer) -> tuple[Ints, Ints, Ints, Ints]:
+    """Row tiles cut at the borders of chunks: (part,) tiles, chunks, first rows and rows."""
     begin, end = chunks_of(tiled.tiles, tiled.first_row, layer)
     count = end - begin + 1
     tile = np.repeat(np.arange(len(begin)), count)
     chunk = begin[tile] + places(count)
     first, rows = tiled.first_row[tile], tiled.tiles.rows[tile]
     start = np.maximum(first, chunk * layer.owned)
-    return tile, chunk, np.minimum(first + rows, (chunk + 1) * layer.owned) - start
+    return tile, chunk, start, np.minimum(first + rows, (chunk + 1) * layer.owned) - start
 
 
 def _loading_kernel(

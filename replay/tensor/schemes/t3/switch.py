@@ -47,6 +47,8 @@ def reduce(engines: Engines, pieces: Pieces, made: Ints) -> tuple[Ints, Ints, In
     )  # fmt: skip
     machine.graph.edges(told, ready[part[far]])
     started = engines.started(REDUCE, owner, ready)
+    sums = machine.caches.new_keys(len(pieces))
+    machine.notes.access("sums", sums + part, made[member, part])
     read = machine.stream(REDUCE.memory, pieces.nbytes[part], member, started[part])
     total = multimem.reduce(machine, REDUCE, owner, pieces.row_bytes, started, rows=pieces.rows)
     return machine.stream(REDUCE.memory, pieces.nbytes, owner, total), read, member
