@@ -37,7 +37,9 @@ CHUNKS = ((0, 128 * 1024), (64, 64 * 1024), (8, 32 * 1024), (2, 16 * 1024))
 """A channel's chunk is 128 KiB, and less where fewer than so many of each channel and share would
 be the buffer, counted in the size before."""
 STAGED = 8 << 20  # bytes that NVLS memory of 16 channels holds: 4 chunks of each
-SLICES = 64  # most messages that one rank's share is modelled as
+SLICES, LARGEST_SLICE, MOST_SLICES = 64, 256 * 1024, 1 << 14
+"""A rank's share is modelled as 64 messages at most, and as more, up to 16,384, where these would be
+larger than 256 KiB: the switch has room for the sums of some, and adds several up at once."""
 LEAST_RANKS = 3  # two exchange without the switch
 
 
@@ -102,7 +104,7 @@ def exchange(
         switch reads and writes on every member.
     """
     n, ranks = machine.num_ranks, machine.ranks
-    slices = max(1, min(SLICES, -(-nbytes // n) // _chunk(nbytes, n, channels)))
+    slices = _slices(nbytes, n, channels)
     size = _sizes(nbytes, n, slices)
     blocks = Blocks(machine, kinds, channels, beside)
     started = machine.delay(
@@ -149,6 +151,13 @@ def _chunk(nbytes: int, num_ranks: int, channels: int) -> int:
         if nbytes < fewer_than * channels * num_ranks * chunk:
             chunk = less
     return chunk
+
+
+def _slices(nbytes: int, num_ranks: int, channels: int) -> int:
+    """Messages of a rank's share."""
+    share = -(-nbytes // num_ranks)
+    most = min(MOST_SLICES, max(SLICES, share // LARGEST_SLICE))
+    return max(1, min(most, share // _chunk(nbytes, num_ranks, channels)))
 
 
 def _sizes(nbytes: int, num_ranks: int, slices: int) -> Ints:

@@ -26,6 +26,7 @@ TABLES: dict[str, Table] = {
     for table in (
         links.TABLE,
         nccl.TABLE,
+        nccl.BUS,
         blackwell.NCCL,
         custom_allreduce.TABLE,
         symmetric_memory.TABLE,

@@ -163,8 +163,9 @@ def test_chunks_in_the_switch_are_smaller_where_there_are_few(nbytes: int, chunk
     machine = machine_of(hwmodel.load("dgx-h100"), N)
     graph = replayed(machine, "nvls", "all_gather", nbytes, payload=True).graph
     sent = graph.payload_bytes[graph.kind == UP]
-    most = 64  # messages that a rank's share is modelled as
-    assert int(sent.max()) == max(chunk * 1024, nbytes // N // most)
+    share = nbytes // N  # is modelled as 64 messages, or as more of 256 KiB
+    most = max(64, share // (256 * 1024))
+    assert int(sent.max()) == max(chunk * 1024, -(-share // most))
 
 
 # ---- beside other kernels ----------------------------------------------------------------------

@@ -129,7 +129,7 @@ def test_the_documented_table_has_every_part_in_the_command_s_form():
 def test_the_tables_are_the_published_ones():
     counts = {name: len(table.rows()) for name, table in TABLES.items()}
     assert counts == {
-        "links": 18, "nccl_collectives": 252,
+        "links": 18, "nccl_collectives": 252, "nccl_bus_bandwidth": 25,
         "nccl_collectives_b200": 168, "custom_allreduce": 207, "deepep_normal": 1380,
         "symmetric_memory": 93, "in_switch": 92,
         "deepep_normal_b200": 552,
