@@ -38,7 +38,7 @@ CHUNKS = ((0, 128 * 1024), (64, 64 * 1024), (8, 32 * 1024), (2, 16 * 1024))
 be the buffer, counted in the size before."""
 STAGED = 8 << 20  # bytes that NVLS memory of 16 channels holds: 4 chunks of each
 SLICES, LARGEST_SLICE, MOST_SLICES = 64, 256 * 1024, 1 << 14
-"""A rank's share is modelled as 64 messages at most, and as more, up to 16,384, where these would be
+"""A rank's share is modelled as 64 messages at most, and as more, up to 16,384, where they would be
 larger than 256 KiB: the switch has room for the sums of some, and adds several up at once."""
 LEAST_RANKS = 3  # two exchange without the switch
 

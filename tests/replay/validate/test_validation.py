@@ -297,7 +297,7 @@ def test_the_command_ends_with_0_where_bounds_hold_and_1_where_not(tmp_path, cap
 
 def test_tables_of_one_system():
     assert of_system(list(TABLES), None) == list(TABLES)
-    assert of_system(list(TABLES), "hgx-h800") == ["links"]
+    assert of_system(list(TABLES), "hgx-h800") == ["links", "nccl_bus_bandwidth"]
     assert "gemm" in of_system(list(TABLES), "dgx-h100")
     assert "nccl_collectives_b200" in of_system(list(TABLES), "hgx-b200")
     known = "known: cloudmatrix384, dgx-a100, dgx-h100, .*hgx-h800"
@@ -315,4 +315,5 @@ def test_a_table_names_the_systems_of_its_rows():
 
 def test_the_command_lists_tables_of_one_system(capsys):
     _, said = command(capsys, "--list", "--system", "hgx-h800")
-    assert [line.partition(":")[0] for line in said.out.splitlines()] == ["links"]
+    named = [line.partition(":")[0] for line in said.out.splitlines()]
+    assert named == ["links", "nccl_bus_bandwidth"]
