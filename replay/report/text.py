@@ -14,6 +14,7 @@ from rich.text import Text
 
 from replay.errors import check_kind
 from replay.measure.result import LayerResult
+from replay.report import tensor
 from replay.report.bands import bands_table
 from replay.report.mechanisms import mechanism_table, overhead_table
 from replay.report.memory import buffers_table, memory_table, room_notes
@@ -23,6 +24,7 @@ from replay.report.notes import chain_note, heading, launch_notes, outside_notes
 from replay.report.tables import mb, row_names, text_table
 from replay.report.waiting import waiting_table
 from replay.run.result import Comparison, Result
+from replay.tensor.result import TensorComparison, TensorResult
 from tracegen.screen import plain
 
 if TYPE_CHECKING:
@@ -45,19 +47,24 @@ def render(content: RenderableType) -> str:
     return "\n".join(line.rstrip() for line in plain(out.getvalue()).splitlines()) + "\n"
 
 
-def summary(result: Result | Comparison) -> str:
+def summary(result: Result | Comparison | TensorResult | TensorComparison) -> str:
     """Give a result or a comparison as tables of plain text.
 
     Parameters
     ----------
     result
-        What `replay.run`, `replay.compare` or `replay.load_result` gave.
+        What `replay.run`, `replay.compare` or `replay.load_result` gave, or those of
+        `replay.tensor`.
 
     Raises
     ------
     UserError
         If it is something else.
     """
+    if isinstance(result, TensorComparison):
+        return render(tensor.comparison_tables(result))
+    if isinstance(result, TensorResult):
+        return render(tensor.result_tables(result))
     check_kind("result", result, (Result, Comparison), "a Result or a Comparison")
     if isinstance(result, Comparison):
         return render(comparison_tables(result))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import replay
 from replay import tensor
 from replay.cli.app import app
 from replay.errors import UserError
@@ -113,6 +114,12 @@ def test_links_over_time_have_the_mean_that_the_table_says(compared: TensorCompa
             assert len(tenths) == 56
             mean = sum(int(c) for c in tenths.replace(".", "0").replace("#", "9")) / 560
             assert mean == pytest.approx(direction.utilisation, abs=0.06)
+
+
+def test_summaries_are_those_tables(compared: TensorComparison) -> None:
+    assert replay.summary(compared) == render(comparison_tables(compared))
+    one = compared.results[0]
+    assert replay.summary(one) == render(result_tables(one))
 
 
 def test_run_shows_one_scheme(tmp_path: Path) -> None:
