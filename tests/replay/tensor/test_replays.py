@@ -37,8 +37,9 @@ def identity_of(**settings: Any) -> str:
 
 def test_everything_that_matters_is_in_the_identity() -> None:
     changes: list[dict[str, Any]] = [
-        {}, {"model": "llama-2-13b"}, {"tp": 2}, {"tokens": 512}, {"sequence": 128},
-        {"scheme": "tp-ring"}, {"system": "hgx-h200"}, {"overrides": {"link.links_per_gpu": 9}},
+        {}, {"model": "llama-2-13b"}, {"tp": 2}, {"tokens": 512, "sequence": 256},
+        {"sequence": 128}, {"scheme": "tp-ring"}, {"system": "hgx-h200"},
+        {"overrides": {"link.links_per_gpu": 9}},
         {"phase": "decode"}, {"direction": "backward"}, {"direction": "training"},
         {"part": "mlp-to-attention"}, {"layers": 2}, {"launch": "eager"}, {"launch": "graph"},
     ]  # fmt: skip
@@ -133,6 +134,16 @@ def test_bytes_by_direction_are_those_of_the_ports(small: TensorResult) -> None:
         assert 0 < direction.utilisation < 1
     assert small.up.utilisation == small.measures.utilisation["uplink"].mean
     assert small.down.utilisation == small.measures.utilisation["downlink"].mean
+
+
+def test_directions_are_told_apart(compared: TensorComparison) -> None:
+    share, found = 256 // 4 * 4096 * 2, compared["sp-nvls"]
+    assert found.up.gather_bytes == found.down.reduce_bytes == [2 * share] * 4
+    assert found.down.gather_bytes == found.up.reduce_bytes == [2 * 4 * share] * 4
+    # The switch reads all parts of a sum, which are asked for on the way down.
+    assert found.up.wire_bytes != found.down.wire_bytes
+    assert found.up.utilisation == found.measures.utilisation["uplink"].mean
+    assert found.down.utilisation == found.measures.utilisation["downlink"].mean
 
 
 def test_layers_in_a_row_take_as_long_as_each_and_no_scheme_is_done_early(
