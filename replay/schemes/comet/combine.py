@@ -146,8 +146,8 @@ class _Messages(NamedTuple):
 
     Attributes
     ----------
-    src, dst, rows
-        (message,): from which GPU to which, and how many rows.
+    src, dst, rows, read
+        (message,): from which GPU to which, how many rows, and of how many results they are.
     group
         (token,): group of tokens that its owner adds up together.
     owner, rows_in, rows_out, own
@@ -159,6 +159,7 @@ class _Messages(NamedTuple):
     src: Ints
     dst: Ints
     rows: Ints
+    read: Ints
     group: Ints
     owner: Ints
     rows_in: Ints
@@ -168,14 +169,20 @@ class _Messages(NamedTuple):
     needed: Ints
 
     @classmethod
-    def of(cls, work: LayerWork, message_rows: int) -> _Messages:
+    def of(cls, work: LayerWork, message_rows: int, *, once: bool) -> _Messages:
         """Cut each GPU's rows for each owner, in order of the tokens."""
-        remote = work.pair_rank != work.pair_source
-        expert_rank, owner = work.pair_rank[remote], work.pair_source[remote]
-        # Pairs are in the order of their tokens, and so of the owners.
-        order = np.argsort(expert_rank, kind="stable")
-        expert_rank, owner = expert_rank[order], owner[order]
-        token = work.pair_token[remote][order]
+        is_own = work.pair_rank == work.pair_source
+        if once:
+            remote = work.copy_is_remote
+            ranks, owners, tokens = work.copy_rank, work.copy_source, work.copy_token
+            results = work.copy_pairs
+        else:
+            remote = ~is_own
+            ranks, owners, tokens = work.pair_rank, work.pair_source, work.pair_token
+            results = np.ones(len(tokens), np.int64)
+        # Pairs and copies are in the order of their tokens, and so of the owners.
+        order = np.flatnonzero(remote)[np.argsort(ranks[remote], kind="stable")]
+        expert_rank, owner, token = ranks[order], owners[order], tokens[order]
         messages = cut_runs(expert_rank * work.num_ranks + owner, message_rows)
         tokens_of_rank = np.diff(work.tokens_of_rank)
         groups_of_rank = -(-tokens_of_rank // GROUP_TOKENS)
@@ -183,30 +190,36 @@ class _Messages(NamedTuple):
         count = int(groups_of_rank.sum())
         # Entries are in order of the message, and in each in that of the groups.
         message, of_group = messages.of_entry, group[token]
+        own = np.bincount(group[work.pair_token[is_own]], minlength=count)
         is_new = (np.diff(message, prepend=-1) != 0) | (np.diff(of_group, prepend=-1) != 0)
         return cls(
             src=expert_rank[messages.first],
             dst=owner[messages.first],
             rows=messages.size,
+            read=np.bincount(messages.of_entry, results[order], len(messages.size)).astype(
+                np.int64
+            ),
             group=group,
             owner=np.repeat(np.arange(work.num_ranks), groups_of_rank),
-            rows_in=np.bincount(group[work.pair_token], minlength=count),
+            rows_in=np.bincount(of_group, minlength=count) + own,
             rows_out=np.bincount(group, minlength=count),
-            own=np.bincount(group[work.pair_token[~remote]], minlength=count),
+            own=own,
             needed_by=of_group[is_new],
             needed=message[is_new],
         )
 
 
-def rows_back(message_rows: int) -> Callable[[LayerWork], Send]:
+def rows_back(message_rows: int, *, once: bool) -> Callable[[LayerWork], Send]:
     """Send a block of every (token, expert) to the owner, so many rows at a time, and add it up.
+
+    `once` has a block of every (token, GPU) sent instead, the sum of those of the GPU's experts.
 
     The marks say that all that the rank sends has arrived, and that every token of the rank has the
     block.
     """
 
     def send_of(work: LayerWork) -> Send:
-        return partial(_send_rows, _Messages.of(work, message_rows))
+        return partial(_send_rows, _Messages.of(work, message_rows, once=once))
 
     return send_of
 
@@ -216,12 +229,13 @@ def _send_rows(
 ) -> Ints:
     costs, src, dst = machine.costs, sent.src, sent.dst
     seen = machine.delay(COMBINE.sync, costs.visible() + costs.poll(), complete)
+    adds = np.where(sent.read > sent.rows, sent.read, 0)  # one row is sent as it is
     gone = machine.serve(
-        pool[src], costs.sm_store(sent.rows * part_bytes),
+        pool[src], costs.sm_add(adds * part_bytes, 0) + costs.sm_store(sent.rows * part_bytes),
         kind=COMBINE.send, rank=src, after=seen[src],
     )  # fmt: skip
     loaded = machine.stream(
-        COMBINE.memory, MemoryTraffic(read=sent.rows * part_bytes, written=0), src, seen[src]
+        COMBINE.memory, MemoryTraffic(read=sent.read * part_bytes, written=0), src, seen[src]
     )
     # All blocks of columns go to the same owners.
     stored = machine.transfers.store(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from replay.compute.casts import cast_tiles
 from replay.compute.gemm import Gemm
@@ -37,6 +38,7 @@ def dispatch_and_gemm1(
     num_sms: int,
     message_rows: int,
     fused_activation: bool,
+    once: bool,
 ) -> tuple[Ints, Ints]:
     """Add the kernel of dispatch and GEMM-1.
 
@@ -50,6 +52,9 @@ def dispatch_and_gemm1(
         Most rows that are fetched at a time.
     fused_activation
         Whether GEMM-1 writes what GEMM-2 reads.
+    once
+        Whether a token is fetched once for all of its experts on a GPU, with the rows of the first
+        of them; tiles of the others wait for these, too.
 
     Returns
     -------
@@ -65,12 +70,14 @@ def dispatch_and_gemm1(
     order = np.lexsort((work.pair_token, distance, work.pair_expert))
     expert = work.pair_expert[order]
     tile = tiles.first_of_expert[expert] + places(work.rows_of_expert) // TILE_ROWS
-    messages = cut_runs(tile * n + distance[order], message_rows)
-    remote = distance[order][messages.first] > 0
-    first, rows = messages.first[remote], messages.size[remote]
-    message_tile, message_distance = tile[first], distance[order][first]
-    reader = tiles.rank[message_tile]
+    is_local = distance[order] == 0
+    brings, fetched_by = _fetched(work, order, is_local, once=once)
+    messages = cut_runs((tile * n + distance[order])[brings], message_rows)
+    first, rows = brings[messages.first], messages.size
+    message_distance, reader = distance[order][first], tiles.rank[tile[first]]
     source = (reader + message_distance) % n
+    # (row from elsewhere,): the message that brings it.
+    message = messages.of_entry[fetched_by]
 
     row_bytes = work.dispatch_row_bytes
     fetch = machine.serve(
@@ -78,25 +85,22 @@ def dispatch_and_gemm1(
         priority=message_distance,  # all tiles' nearest source first, as the tiles are taken
         kind=DISPATCH.send, rank=reader, after=begun[reader],
     )  # fmt: skip
-    is_local = ~remote[messages.of_entry]
     token = work.pair_token[order]
-    fetch_of_message = np.cumsum(remote) - 1
-    machine.notes.follow(
-        "sent", token[~is_local], fetch[fetch_of_message[messages.of_entry[~is_local]]]
-    )
+    machine.notes.follow("sent", token[~is_local], fetch[message])
     machine.notes.follow("sent", token[is_local], begun[work.source_rank[token[is_local]]])
     fan_out = machine.transfers.fan_out(reader, source)
     data = machine.transfers.load(
         DISPATCH, reader, source, row_bytes, fetch, fan_out, rows=rows
     ).arrived
     fetched = machine.mark(tiles.rank, begun[tiles.rank])
-    machine.graph.edges(data, fetched[message_tile])
+    needed, needed_by = np.divmod(np.unique(message * len(tiles) + tile[~is_local]), len(tiles))
+    machine.graph.edges(data[needed], fetched[needed_by])
     # The blocks that multiply look for flags of those that fetch.
-    is_told = np.bincount(message_tile, minlength=len(tiles)) > 0
+    is_told = np.bincount(needed_by, minlength=len(tiles)) > 0
     told = Time.where(is_told, machine.costs.visible() + machine.costs.poll(), NO_TIME)
     ready = machine.delay(DISPATCH.sync, told, fetched, rank=tiles.rank)
     last_source = np.zeros(len(tiles), np.int64)
-    np.maximum.at(last_source, message_tile, message_distance)
+    np.maximum.at(last_source, needed_by, message_distance[needed])
     ready = cast_tiles(
         machine, work, tiles.rank, tiles.moved_rows, computing, ready, last_source
     ).done
@@ -104,3 +108,29 @@ def dispatch_and_gemm1(
     shared = shared_tiles(machine, work, computing, sms.left, begun, tile_rows=TILE_ROWS)
     ends = machine.gather(*joined([(tasks.done, tiles.rank), shared]), begun)
     return ends, tasks.outputs
+
+
+def _fetched(
+    work: LayerWork, order: Ints, is_local: npt.NDArray[np.bool_], *, once: bool
+) -> tuple[Ints, Ints]:
+    """Which rows from other GPUs are fetched, and which of these serves each.
+
+    Parameters
+    ----------
+    order
+        (row,): pairs in the order of tiles.
+    is_local
+        (row,): whether the row lies on its GPU.
+
+    Returns
+    -------
+    (fetched row,) places in `order`; (row from elsewhere,) which of the former has its token.
+    """
+    rows = np.flatnonzero(~is_local)
+    if not once:
+        return rows, np.arange(len(rows))
+    _, first, copy = np.unique(work.pair_copy[order][rows], return_index=True, return_inverse=True)
+    by_place = np.argsort(first)
+    place = np.empty(len(first), np.int64)
+    place[by_place] = np.arange(len(first))
+    return rows[first[by_place]], place[copy]

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -42,6 +42,8 @@ from replay.schemes.options import Options, option
 from replay.schemes.software import ACTIVATION, TYPICAL, WGRAD, Listed, Outline, kernels
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hwmodel import System
     from replay.machine.machine import Ints, Machine
     from replay.machine.sms import Split
@@ -103,6 +105,16 @@ class CometOptions(Options):
         "512 columns in `comet`.",
         source=f'{LIBRARY}; {PAPER} says "column blocks" and leaves their width open',
     )
+    rows_of: str = option(
+        "experts",
+        choices=("experts", "gpus"),
+        help="What a row is fetched and sent for: every (token, expert), or every (token, GPU) "
+        "with experts of the token: it is fetched once for them, and their results are added up "
+        "before they are sent, which `flux` does anyway. They differ where tokens choose several "
+        "experts of a GPU, as they do where GPUs share experts.",
+        source=f"{PAPER} figure 4 has M x topk rows; but its buffer has M (section 5.5), and what "
+        "is sent follows the top-K reduction (section 3.2.1)",
+    )
 
 
 class Comet(Scheme):
@@ -132,8 +144,19 @@ class Comet(Scheme):
     ) -> None:
         self.name, self.summary, self.source, self.assumes = name, summary, source, assumes
         self.is_flux = is_flux
-        self.traffic = "pair-copy" if is_flux else "pair"  # of the way back
+        self.traffic = self._traffic()
         super().__init__()
+
+    def _traffic(self) -> str:
+        if self.options.rows_of == "gpus":
+            return "copy"
+        return "pair-copy" if self.is_flux else "pair"  # of the way back
+
+    def with_options(self, given: Mapping[str, Any]) -> Self:
+        """See `Scheme`; what a row is for decides the class of traffic."""
+        changed = super().with_options(given)
+        changed.traffic = changed._traffic()
+        return changed
 
     def communication_sms(self, system: System) -> int | None:
         """Those of the kernel that has more of them."""
@@ -149,10 +172,12 @@ class Comet(Scheme):
         shared = memory.on_each(work, every * work.dispatch_row_bytes)
         buffer = Buffer("tokens of all GPUs", shared, stays=True)
         if not self.is_flux:
-            rows, back = memory.received(work), memory.returned(work)
+            what = "copies" if self.options.rows_of == "gpus" else "pairs"
+            rows = memory.received(work)
+            fetched, back = (work.matrix(what).sum(axis=axis) for axis in (0, 1))
             return (
                 *memory.cast_tokens(work), buffer,
-                Buffer("fetched rows", rows * work.dispatch_row_bytes),
+                Buffer("fetched rows", fetched * work.dispatch_row_bytes),
                 *memory.cast_received(work, rows),
                 Buffer("returned rows", back * work.combine_row_bytes),
             )  # fmt: skip
@@ -202,7 +227,7 @@ class Comet(Scheme):
 
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add what precedes the kernels, the kernels, and what stands between and behind them."""
-        is_flux = self.is_flux
+        is_flux, once = self.is_flux, self.options.rows_of == "gpus"
         first, second = (self._split(machine, name) for name in ("dispatch_sms", "combine_sms"))
         start = cast_before_dispatch(machine, work, start)  # which other GPUs read as they are
         begun = (_before_flux if is_flux else _before_paper)(work, machine, start)
@@ -211,6 +236,7 @@ class Comet(Scheme):
             num_sms=self.options.dispatch_sms,
             message_rows=self.options.message_rows,
             fused_activation=not is_flux,
+            once=once,
         )  # fmt: skip
         if is_flux:
             ends = _between(work, machine, ends)
@@ -218,7 +244,7 @@ class Comet(Scheme):
             work, machine, second, machine.kernel(ends, SECOND),
             num_sms=self.options.combine_sms,
             block_columns=self._block_columns(work.shape.hidden),
-            send_of=sums_back if is_flux else rows_back(4 * self.options.message_rows),
+            send_of=sums_back if is_flux else rows_back(4 * self.options.message_rows, once=once),
             inputs=None if is_flux else activated,
         )  # fmt: skip
         if is_flux:

@@ -12,6 +12,7 @@ from round_machine import NS, ROUND, US, round_machine
 import hwmodel
 from replay.contract import layers as small_layers
 from replay.contract.counting import write_packets
+from replay.contract.examine import examine_layer
 from replay.graph import GraphBuilder, Timeline, schedule
 from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.machine import Machine
@@ -46,7 +47,9 @@ def elementwise_ps(read: int, written: int) -> int:
 
 
 @cache
-def four_tokens(*, is_backward: bool = False, scheme: str = "flux") -> Timeline:
+def four_tokens(
+    *, is_backward: bool = False, scheme: str = "flux", rows_of: str = "experts"
+) -> Timeline:
     """Three tokens of rank 0 and one of rank 1, two experts on each rank.
 
     Pairs: three of rank 0 stay and three go to rank 1, one of rank 1 stays and one goes. Rank 0
@@ -55,7 +58,7 @@ def four_tokens(*, is_backward: bool = False, scheme: str = "flux") -> Timeline:
     ids = np.array([[0, 1], [0, 2], [2, 3], [1, 3]], np.int32)
     layer = small_layers.work(ids, 2, 4, tokens_of_rank=[3, 1], shape=WIDE, is_backward=is_backward)
     columns = {"column_block": 128} if scheme == "comet" else {}
-    chosen = SCHEMES[scheme].with_options(columns)
+    chosen = SCHEMES[scheme].with_options({**columns, "rows_of": rows_of})
     return schedule(build_graph(layer, round_machine(), chosen)[0])
 
 
@@ -359,3 +362,65 @@ def test_operands_stay_in_the_cache_unless_a_kernel_writes_them_anew(
     touches, kind = (graph := four_tokens(scheme=scheme).graph).touches, graph.kind
     touched = [set(touches.key[kind[touches.task] == gemm]) for gemm in (Kind.GEMM1, Kind.GEMM2)]
     assert bool(touched[0] & touched[1]) == is_shared
+
+
+# ---- rows for GPUs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["comet", "flux"])
+def test_a_token_is_fetched_once_for_all_of_its_experts_on_a_gpu(scheme: str) -> None:
+    """The third token goes to both experts of rank 1, the second to the first of them."""
+    for rows_of, messages in (("experts", [2, 1]), ("gpus", [2])):
+        timeline = four_tokens(scheme=scheme, rows_of=rows_of)
+        fetched = on(timeline, "comet-comm-1", Kind.DISPATCH_SEND)
+        assert fetched == [[ROW * PULL], [rows * ROW * PULL for rows in messages]]
+    # Both experts' tiles wait for the one message.
+    came = timeline.visible_ps[tasks(timeline, Kind.DISPATCH_DOWN, rank=1)]
+    assert timeline.start_ps[tasks(timeline, Kind.GEMM1, rank=1)].min() >= came.max() + SEEN
+
+
+def test_the_paper_adds_up_results_of_a_gpu_before_they_leave() -> None:
+    timeline = four_tokens(scheme="comet", rows_of="gpus")
+    assert on(timeline, "comet-comm-2", Kind.COMBINE_SEND) == [
+        [PART * PUSH] * BLOCKS,  # the result of one expert leaves as it is
+        [3 * PART * READ + 2 * PART * PUSH] * BLOCKS,
+    ]
+    # Three results of own experts and two sums; one and one.
+    assert on(timeline, "comet-comm-2", Kind.COMBINE_RECEIVE) == [
+        [5 * PART * READ + 3 * PART * WRITE] * BLOCKS,
+        [2 * PART * READ + PART * WRITE] * BLOCKS,
+    ]
+    read = on(timeline, "hbm", Kind.COMBINE_MEMORY)
+    assert read == on(four_tokens(scheme="comet"), "hbm", Kind.COMBINE_MEMORY)
+
+
+def test_rows_of_gpus_take_less_room() -> None:
+    ids = np.array([[0, 1], [0, 2], [2, 3], [1, 3]], np.int32)
+    layer = small_layers.work(ids, 2, 4, tokens_of_rank=[3, 1], shape=WIDE)
+    for rows_of, fetched, returned in (("experts", [4, 4], [6, 2]), ("gpus", [3, 3], [4, 2])):
+        scheme = SCHEMES["comet"].with_options({"rows_of": rows_of})
+        found = {one.name: one.nbytes.tolist() for one in scheme.buffers(layer, round_machine())}
+        assert found["fetched rows"] == [rows * ROW for rows in fetched]
+        assert found["returned rows"] == [rows * ROW for rows in returned]
+
+
+@pytest.mark.parametrize("scheme", ["comet", "flux"])
+@pytest.mark.parametrize(
+    "name",
+    ["experts in two slices", "all experts", "several tiles", "some slots empty", "one gpu",
+     "zipf 4 ranks fp8", "backward several tiles", "uneven ranks", "no tokens"],
+)  # fmt: skip
+def test_rows_of_gpus_keep_the_contract(scheme: str, name: str) -> None:
+    chosen = SCHEMES[scheme].with_options({"rows_of": "gpus"})
+    assert (chosen.traffic, SCHEMES[scheme].traffic == "copy") == ("copy", False)
+    assert not list(examine_layer(chosen, name))
+
+
+def test_without_two_experts_on_a_gpu_nothing_changes() -> None:
+    for name in ("one expert a rank", "more ranks than experts"):
+        layer = small_layers.LAYERS[name]()
+        found = []
+        for rows_of in ("experts", "gpus"):
+            scheme = SCHEMES["comet"].with_options({"rows_of": rows_of})
+            found.append(schedule(build_graph(layer, hwmodel.load("dgx-h100"), scheme)[0]))
+        assert np.array_equal(found[0].end_ps, found[1].end_ps)
