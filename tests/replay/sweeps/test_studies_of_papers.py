@@ -8,7 +8,9 @@ from replay.sweeps.points import points_of
 from replay.sweeps.study import load_study
 
 
-@pytest.mark.parametrize("name", ["ccfuser-remote", "comet-layers", "comet-parallel", "flashdmoe-scaling"])
+@pytest.mark.parametrize(
+    "name", ["ccfuser-remote", "comet-layers", "comet-parallel", "flashdmoe-scaling"]
+)
 def test_all_schemes_are_searched_alike(name: str) -> None:
     """Within a grid either all choose their options by replay, or none does."""
     by_grid: dict[int, set[object]] = {}
