@@ -9,7 +9,7 @@ with the others.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,22 @@ HELD = "blocks of collectives"
 """Name of the SMs of kernels that run beside others; one such kernel follows another."""
 
 
+class Fed(NamedTuple):
+    """A kernel whose chunks another one makes or takes meanwhile.
+
+    Attributes
+    ----------
+    ends
+        (rank,): last tasks.
+    known
+        (rank, owner, ..., part): task at which a rank has a part of a chunk of an owner's share;
+        -1 for what it never has.
+    """
+
+    ends: Ints
+    known: Ints
+
+
 class Blocks:
     """The blocks of one kernel on every rank.
 
@@ -32,14 +48,26 @@ class Blocks:
         Of each rank; each has an SM.
     beside
         SMs that are held at the same time; None for a kernel that runs alone.
+    held
+        Blocks that have an SM; 0 for those that do something.
+    name
+        Name of the SMs.
     """
 
     def __init__(
-        self, machine: Machine, kinds: PhaseKinds, count: int, beside: Split | None
+        self,
+        machine: Machine,
+        kinds: PhaseKinds,
+        count: int,
+        beside: Split | None,
+        *,
+        held: int = 0,
+        name: str = HELD,
     ) -> None:
         self._machine, self._kinds = machine, kinds
         self.count = count
         self._beside = beside
+        self._held, self._name = held or count, name
 
     @property
     def alone(self) -> bool:
@@ -50,7 +78,7 @@ class Blocks:
         """Take the SMs, once they are free: (rank,) tasks at which the kernel has them."""
         if self._beside is None:
             return begun
-        self._sms = self._beside.pool(HELD, self.count)
+        self._sms = self._beside.pool(self._name, self._held)
         self._claims = self._machine.mark(self._machine.ranks, begun)
         return self._claims
 
@@ -60,7 +88,7 @@ class Blocks:
             return done
         machine = self._machine
         ends = machine.mark(machine.ranks, done)
-        kernels = machine.buffers.unnamed(f"{HELD} {{rank}}, {self.count}", 1)
+        kernels = machine.buffers.unnamed(f"{self._name} {{rank}}, {self._held}", 1)
         machine.graph.take(self._claims, kernels, 1, released_by=ends)
         return ends
 

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.collectives.algorithm import COLLECTIVES, Collective, Way, quickest_of
-from replay.collectives.blocks import Blocks
+from replay.collectives.blocks import Blocks, Fed
 from replay.collectives.ring_chunks import share_of
 from replay.machine import multimem
+from replay.machine.kinds import flags_of
+from replay.machine.sync import FLAG_BYTES
 from replay.machine.times import NO_TIME, Time
 
 if TYPE_CHECKING:
@@ -142,6 +144,108 @@ def exchange(
     elif not sums(collective):
         landed = machine.stream(kinds.memory, 2 * min(nbytes, STAGED), ranks, landed)
     return blocks.end(machine.sync.barrier(kinds, landed))
+
+
+def fed(
+    machine: Machine,
+    kinds: PhaseKinds,
+    collective: Collective,
+    nbytes: int,
+    begun: Ints,
+    *,
+    channels: int,
+    parts: int,
+    beside: Split,
+    ready: Ints | None = None,
+) -> Fed:
+    """Run a collective in the switch as a kernel beside makes its chunks; say when each is there.
+
+    Buffers are registered, so that nothing is copied: a kernel beside writes its results to, and
+    reads its rows from, where the switch does. When a rank has a part of an owner's share, it
+    writes its data back and flags the owner, which sums when all have. What was spread is flagged
+    behind the acknowledgement of the data.
+
+    Parameters
+    ----------
+    parts
+        Parts of each owner's share, one after the other.
+    beside
+        See `Algorithm.build`. Memory is charged where the switch reads and writes.
+    ready
+        (rank, owner, part): task at which a rank has its own summand of the part; None for an
+        all-gather, whose own rows are in place when the kernel begins.
+
+    See Also
+    --------
+    exchange : the other parameters. The bytes are payload.
+    """
+    n, ranks, costs = machine.num_ranks, machine.ranks, machine.costs
+    blocks = Blocks(machine, kinds, channels, beside)
+    started = machine.delay(
+        kinds.sync, Time(machine.system.nccl.nvls_start_ps), blocks.begin(begun)
+    )
+    met = at = machine.sync.barrier(kinds, started)
+    shares = np.array([share_of(nbytes, rank, n) for rank in range(n)])
+    done, of = [at], [ranks]
+    known = np.full((n, n, parts), -1, np.int64)
+    for part in range(parts):
+        of_part = np.array([share_of(int(share), part, parts) for share in shares])
+        told = met
+        if ready is not None:
+            told = machine.mark(ranks, met)
+            machine.graph.edges(ready[ranks, ranks, part], told)
+            src, dst = np.nonzero(~np.eye(n, dtype=bool))
+            flags = machine.sync.notify(
+                src, dst, FLAG_BYTES, ready[src, dst, part],
+                kinds=flags_of(kinds.sync), waiting=costs.fence() + costs.poll(),
+            )  # fmt: skip
+            machine.graph.edges(flags, told[dst])
+        slices = max(1, min(SLICES // parts, int(of_part.max()) // _chunk(nbytes, n, channels)))
+        whole = machine.mark(np.repeat(ranks, n), np.repeat(at, n)).reshape(n, n)  # rank, owner
+        for each in range(slices):
+            size = np.array([share_of(int(one), each, slices) for one in of_part])
+            busy = _accessing(machine, collective, int(size.max())).shared_by(channels)
+            at = blocks.work(kinds.send, busy, at, told)
+            touched = machine.stream(kinds.memory, _accessed(collective, size), ranks, at)
+            done, of = [*done, touched], [*of, ranks]
+            moved = np.flatnonzero(size)  # there may be fewer bytes than slices
+            there, member, owner = at[moved], moved, moved
+            if sums(collective):
+                there = multimem.reduce(machine, kinds, moved, size[moved], there)
+            if spreads(collective):
+                there, member = multimem.multicast(machine, kinds, moved, size[moved], there)
+                owner = np.repeat(moved, n)
+            machine.graph.edges(there, whole[member, owner])
+        if spreads(collective):
+            flagged, rank = costs.acknowledged() + costs.poll(), np.repeat(ranks, n)
+            whole = machine.delay(kinds.sync, flagged, whole.ravel(), rank).reshape(n, n)
+            known[:, :, part] = whole
+        else:
+            known[ranks, ranks, part] = whole[ranks, ranks]
+        done, of = [*done, whole.ravel()], [*of, np.repeat(ranks, n)]
+    all_done = machine.gather(np.concatenate(done), np.concatenate(of), at)
+    return Fed(blocks.end(machine.sync.barrier(kinds, all_done)), known)
+
+
+def _accessing(machine: Machine, collective: Collective, nbytes: int) -> Time:
+    """Time of one block to load and store so many bytes of its rank's own share."""
+    costs, time = machine.costs, NO_TIME
+    if sums(collective):
+        time += costs.sm_load(nbytes)
+    if spreads(collective):
+        time += costs.sm_store(nbytes)
+    return time
+
+
+def _accessed(collective: Collective, nbytes: Ints) -> Ints:
+    """(rank,): bytes of memory that are read or written for so many of each owner's share.
+
+    Every member is read for a sum, and written where it is spread; else its owner is.
+    """
+    every = np.full_like(nbytes, nbytes.sum())
+    read = every * sums(collective)
+    written = every if spreads(collective) else nbytes
+    return read + written + nbytes * (not sums(collective))
 
 
 def _chunk(nbytes: int, num_ranks: int, channels: int) -> int:

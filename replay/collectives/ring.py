@@ -16,12 +16,12 @@ channels); nccl-tests' definition of sizes.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from replay.collectives.algorithm import COLLECTIVES, Collective, Way, quickest_of
-from replay.collectives.blocks import Blocks
+from replay.collectives.blocks import HELD, Blocks, Fed
 from replay.collectives.ring_chunks import (
     LARGEST_PIECE,
     block_times,
@@ -102,26 +102,137 @@ def ring(
         See `Algorithm.build`. Memory is then charged where blocks read and write their own: the
         chunk that came and the own one or the copy, as in `replay.collectives.chains`.
     """
-    n = machine.num_ranks
-    steps = steps_of(collective, n)
-    used, loops, chunk = cut(nbytes, channels)
-    passing, copying = block_times(machine, protocol, chunk, used)
+    used, loops, _ = cut(nbytes, channels)
     blocks = Blocks(machine, kinds, used, beside)
     at = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
+    at = _pass_round(
+        machine, kinds, blocks, at,
+        collective=collective, nbytes=nbytes, loops=loops, protocol=protocol, payload=payload,
+    ).end  # fmt: skip
+    return blocks.end(at)
+
+
+def rounds_of(machine: Machine, nbytes: int, channels: int) -> int:
+    """How often the channels go round the ring for a buffer of so many bytes: loops of `cut`."""
+    return cut(max(1, nbytes // machine.num_ranks), channels)[1]
+
+
+def fed(
+    machine: Machine,
+    kinds: PhaseKinds,
+    collective: Collective,
+    nbytes: int,
+    begun: Ints,
+    *,
+    channels: int,
+    parts: int,
+    beside: Split,
+    ready: Ints | None = None,
+) -> Fed:
+    """Pass chunks round a ring as a kernel beside makes them; say when each is there.
+
+    In every round a rank's channels share the chunk of each owner evenly, in `parts` groups of as
+    many channels as there are, or one more. Each group waits for its own part of a chunk, and goes
+    on alone. The kernel holds all its channels' SMs, whether or not so many bytes need them all.
+
+    Parameters
+    ----------
+    channels
+        Thread blocks of each rank, at least `parts`.
+    beside
+        See `Algorithm.build`.
+    ready
+        (rank, owner, round, part): task at which a rank has its own summand of the part; None for
+        an all-gather, whose own rows are in place when the kernel begins. Rounds: `rounds_of`.
+
+    See Also
+    --------
+    ring : the other parameters. The bytes are payload.
+    """
+    share, loops = max(1, nbytes // machine.num_ranks), rounds_of(machine, nbytes, channels)
+    steps = steps_of(collective, machine.num_ranks)
+    protocol = min(
+        machine.system.nccl.protocols,
+        key=lambda one: _estimate_ps(machine, share, one, steps, channels),
+    )
+    passed = []
+    for part in range(parts):
+        of_part = share_of(share, part, parts)
+        held = share_of(channels, part, parts)
+        used = cut(of_part, held)[0]
+        blocks = Blocks(machine, kinds, used, beside, held=held, name=f"{HELD}, part {part}")
+        at = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
+        own = None if ready is None else ready[..., part]
+        one = _pass_round(
+            machine, kinds, blocks, at,
+            collective=collective, nbytes=of_part, loops=loops, protocol=protocol, payload=True,
+            ready=own,
+        )  # fmt: skip
+        passed.append(Passed(blocks.end(one.end), one.known))
+    ends = machine.mark(machine.ranks, begun)
+    for one in passed:
+        machine.graph.edges(one.end, ends)
+    return Fed(ends, np.stack([one.known for one in passed], axis=-1))
+
+
+class Passed(NamedTuple):
+    """Chunks that were passed round.
+
+    Attributes
+    ----------
+    end
+        (rank,): last tasks.
+    known
+        (rank, owner, round): task at which a rank has the chunk of an owner; -1 for what it never
+        has.
+    """
+
+    end: Ints
+    known: Ints
+
+
+def _pass_round(
+    machine: Machine,
+    kinds: PhaseKinds,
+    blocks: Blocks,
+    at: Ints,
+    *,
+    collective: Collective,
+    nbytes: int,
+    loops: int,
+    protocol: Protocol,
+    payload: bool,
+    ready: Ints | None = None,
+) -> Passed:
+    """Let blocks that have begun, `at` (rank,), pass chunks round; see `ring` and `fed`.
+
+    In the first of its steps a rank sends the chunk of the rank before it, or its own of an
+    all-gather, and in each further one that of the rank before.
+    """
+    n, ranks = machine.num_ranks, machine.ranks
+    steps, chunk = steps_of(collective, n), max(1, -(-nbytes // loops))
+    passing, copying = block_times(machine, protocol, chunk, blocks.count)
+    complete = 0 if collective == "all_gather" else n - 1  # step in which it has the own chunk
+    known = np.full((n, n, loops), -1, np.int64)
     for loop in range(loops):
         rows = share_of(nbytes, loop, loops) if payload else 0
-        received: tuple[Ints, ...] = ()
+        awaited: tuple[Ints, ...] = ()
         for step in range(steps + 1):
             is_last = step == steps
+            if ready is not None and step < n:
+                awaited = (*awaited, ready[ranks, (ranks - 1 - step) % n, loop])
             kind, time = (kinds.receive, copying) if is_last else (kinds.send, passing)
-            block = blocks.work(kind, time, at, *received)
-            touched = blocks.touch(chunk * _touches(collective, step, n), at, *received)
+            block = blocks.work(kind, time, at, *awaited)
+            touched = blocks.touch(chunk * _touches(collective, step, n), at, *awaited)
+            if step >= complete and not blocks.alone:
+                owner = (ranks - step + complete) % n
+                known[ranks, owner, loop] = blocks.both(block, touched)
             at = block
             if not is_last:
-                at, known = _store(machine, kinds, blocks, protocol, chunk, rows, block)
-                received = (known,)
+                at, received = _store(machine, kinds, blocks, protocol, chunk, rows, block)
+                awaited = (received,)
             at = blocks.both(at, touched)
-    return blocks.end(at)
+    return Passed(at, known)
 
 
 def _touches(collective: Collective, step: int, num_ranks: int) -> int:
