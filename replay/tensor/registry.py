@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.errors import unknown
+from replay.tensor.schemes.coconet import CoCoNet
 from replay.tensor.schemes.collectives import Collectives
 from replay.tensor.schemes.ladm import Ladm
 from replay.tensor.schemes.t3.scheme import T3, T3Switch
@@ -20,6 +21,8 @@ SCHEMES: dict[str, TensorScheme] = {
         Collectives("nvls", sequence_parallel=True),
         Collectives("ring", sequence_parallel=False),
         Collectives("ring", sequence_parallel=True),
+        CoCoNet("ring"),
+        CoCoNet("nvls"),
         T3(),
         T3Switch(),
         Ladm(),
