@@ -213,7 +213,8 @@ def fed(
             if sums(collective):
                 there = multimem.reduce(machine, kinds, moved, size[moved], there)
             if spreads(collective):
-                there, member = multimem.multicast(machine, kinds, moved, size[moved], there)
+                spread = multimem.multicast(machine, kinds, moved, size[moved], there)
+                there, member = spread.arrived, spread.member
                 owner = np.repeat(moved, n)
             machine.graph.edges(there, whole[member, owner])
         if spreads(collective):

@@ -22,10 +22,19 @@ if TYPE_CHECKING:
 
 
 class Spread(NamedTuple):
-    """Tasks of multicast stores: (copy,) visible at a member, and the member's rank."""
+    """Multicast stores.
+
+    Attributes
+    ----------
+    arrived, member
+        (copy,): task after which it is visible at a member, and the member's rank.
+    left
+        (block,): task with which it leaves its owner.
+    """
 
     arrived: Ints
     member: Ints
+    left: Ints
 
 
 def _members(machine: Machine, owner: Ints, *, loops: bool) -> tuple[Ints, Ints]:
@@ -71,11 +80,11 @@ def multicast(
         See `InSwitch.multicast`.
     """
     block, member = _members(machine, owner, loops=loops)
-    arrived = machine.switch.multicast(
+    left, arrived = machine.switch.multicast(
         kinds, owner, block, member, nbytes, after,
         rows=rows, meta_bytes=meta_bytes, on=on, first=first,
-    ).arrived  # fmt: skip
-    return Spread(arrived, member)
+    )  # fmt: skip
+    return Spread(arrived, member, left)
 
 
 def reduce(

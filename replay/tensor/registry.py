@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from replay.errors import unknown
 from replay.tensor.schemes.coconet import CoCoNet
 from replay.tensor.schemes.collectives import Collectives
+from replay.tensor.schemes.fuselib import FuseLib
 from replay.tensor.schemes.ladm import Ladm
 from replay.tensor.schemes.t3.scheme import T3, T3Switch
 
@@ -23,6 +24,8 @@ SCHEMES: dict[str, TensorScheme] = {
         Collectives("ring", sequence_parallel=True),
         CoCoNet("ring"),
         CoCoNet("nvls"),
+        FuseLib(in_switch=False),
+        FuseLib(in_switch=True),
         T3(),
         T3Switch(),
         Ladm(),

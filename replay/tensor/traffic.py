@@ -98,6 +98,10 @@ REDUCES: dict[str, Class] = {
         "sums handed round a ring, then handed round to all GPUs",
         "2 (N - 1)", "2 (N - 1)", lambda n: 2 * (n - 1), lambda n: 2 * (n - 1),
     ),
+    "direct-all": Class(
+        "as direct, and every sum from its owner to each other GPU",
+        "2 (N - 1)", "2 (N - 1)", lambda n: 2 * (n - 1), lambda n: 2 * (n - 1),
+    ),
     "switch-all": Class(
         "as switch, and every sum back to the switch, which copies it to all GPUs",
         "N + 1", "N + 1", lambda n: n + 1, lambda n: n + 1,

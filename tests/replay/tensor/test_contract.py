@@ -30,7 +30,7 @@ from replay.tensor.layer import (
     layer_of,
 )
 from replay.tensor.plain import Plain
-from replay.tensor.registry import SCHEMES
+from replay.tensor.registry import SCHEMES as LISTED
 from replay.tensor.shape import LayerShape
 from replay.tensor.traffic import GATHERS, REDUCES, Traffic, gathers_of, payload_of
 
@@ -43,6 +43,16 @@ EXPERTS = LayerShape(
     head_dim=32, num_layers=1, num_experts=4, topk=2, num_shared_experts=1,
     shared_intermediate=128,
 )  # fmt: skip
+
+SCHEMES = {
+    **LISTED,
+    **{
+        f"{name}, sequence parallel": scheme.with_options({"sequence_parallel": True})
+        for name, scheme in LISTED.items()
+        if hasattr(scheme.options, "sequence_parallel")
+    },
+}
+"""Every scheme as it is, and with sequence parallelism where that is an option."""
 
 
 class Small(NamedTuple):
@@ -166,7 +176,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_scheme_declares_what_users_are_told(name: str) -> None:
     scheme = SCHEMES[name]
-    assert scheme.name == name
+    assert scheme.name == name.removesuffix(", sequence parallel")
     assert scheme.summary
     assert len(scheme.summary) <= 70
     assert "\n" not in scheme.summary + scheme.source
@@ -176,7 +186,7 @@ def test_a_scheme_declares_what_users_are_told(name: str) -> None:
     assert scheme.traffic.reduce in REDUCES
     assert scheme.sequence_parallel == (not scheme.traffic.reduce.endswith("-all"))
     assert scheme.sequence_parallel == (scheme.traffic.gather != "none")
-    assert scheme.with_options(scheme.exact).describe()["name"] == name
+    assert scheme.with_options(scheme.exact).describe()["name"] == scheme.name
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -236,8 +246,10 @@ def _ports_of_row(phase: str, name: str, owner: int, num_ranks: int) -> list[Por
     if name in ("ring", "ring-all"):
         back = [(owner + hop) % num_ranks for hop in range(num_ranks)]
         return _along(way) + (_along(back) if name == "ring-all" else [])
-    if name == "direct":
-        return [port for gpu in others for port in (("uplink", gpu), ("downlink", owner))]
+    if name in ("direct", "direct-all"):
+        to = [port for gpu in others for port in (("uplink", gpu), ("downlink", owner))]
+        back = [port for gpu in others for port in (("uplink", owner), ("downlink", gpu))]
+        return to + (back if name == "direct-all" else [])
     send = others if name == "merged" else every
     summed: list[Port] = [*(("uplink", gpu) for gpu in send), ("downlink", owner)]
     if name == "switch-all":
