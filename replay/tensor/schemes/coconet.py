@@ -194,7 +194,10 @@ class CoCoNet(Overlapping):
         rank = np.repeat(machine.ranks, known.shape[1])
         polled = machine.costs.visible() + machine.costs.poll()
         seen = machine.delay(GATHER.sync, polled, known.ravel(), rank)
-        seen = seen.reshape(known.shape)
+        seen = seen.reshape(n, n, -1)
+        if self.options.overlap:
+            seen[machine.ranks, machine.ranks] = running[:, None]  # own rows are there
+        seen = seen.reshape(n, -1)
         cuts = matrices.cut(machine, product, Kind.GEMM1, split.left)
         tiles, first_row = cuts
         ready = when_rows_are_known(

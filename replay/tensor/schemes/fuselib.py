@@ -196,6 +196,8 @@ class FuseLib(Overlapping):
     def _push(self, kernels: Kernels, begun: Ints) -> Pushed:
         """Push the rows of every GPU to all others."""
         machine, layer, n = kernels.machine, kernels.layer, kernels.layer.num_ranks
+        pushing = self.options.pushing_blocks
+        machine.sms.split(f"scheme {self.name!r}", {"pushing_blocks": pushing})
         blocks, pool, costs = self._messages(layer), kernels.pool, machine.costs
         rows = np.diff(blocks.first)
         block = np.flatnonzero(rows)
@@ -203,7 +205,7 @@ class FuseLib(Overlapping):
         hop = np.tile(np.arange(1, hops + 1), len(block))
         block = np.repeat(block, hops)
         src, part = np.divmod(block, blocks.parts)
-        pusher = src * self.options.pushing_blocks + part % self.options.pushing_blocks
+        pusher = src * pushing + part % pushing
         order = np.argsort(pusher, kind="stable")
         src, block, hop, pusher = src[order], block[order], hop[order], pusher[order]
         nbytes = rows[block] * layer.row_bytes

@@ -47,7 +47,10 @@ EXPERTS = LayerShape(
 SCHEMES = {
     **LISTED,
     **{
-        f"{name}, sequence parallel": scheme.with_options({"sequence_parallel": True})
+        f"{name}, sequence parallel": scheme.with_options(
+            {"sequence_parallel": True}
+            | ({"chunks": 2} if hasattr(scheme.options, "chunks") else {})
+        )
         for name, scheme in LISTED.items()
         if hasattr(scheme.options, "sequence_parallel")
     },
