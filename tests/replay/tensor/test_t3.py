@@ -320,6 +320,10 @@ def test_memory_reads_and_writes_what_the_paper_says(num_ranks: int, fewer_reads
     made = TOKENS * HIDDEN * 2
     assert sequential.results_bytes() == n * made
     assert run.results_bytes() == (n - 1) * made
+    # All that a sub-layer moves beside a product's operands falls by 22 % (6.2), a gather included.
+    gather = 2 * (n - 1)
+    moved = (run.memory_ps(REDUCE.memory, 0) // piece) / shares + (n - 1) + gather
+    assert abs(1 - moved / ((2 * n - 1) + 2 * n + gather) - 0.22) < 0.03
 
 
 def test_without_compute_in_memory_the_second_store_reads_the_first() -> None:
