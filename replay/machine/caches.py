@@ -69,8 +69,11 @@ class Caches:
         table: Ints,
         key: Ints,
         *,
+        room: IntsLike = 1,
         lookups: IntsLike = 1,
         miss: Time = NO_TIME,
+        miss_service: Time = NO_TIME,
+        miss_wire_bytes: IntsLike = 0,
         evict: Time = NO_TIME,
         evict_wire_bytes: IntsLike = 0,
         charged: Ints | None = None,
@@ -84,10 +87,14 @@ class Caches:
             Group of the tables, for reports.
         tasks, table, key
             (touch,).
+        room
+            Units of the table that the key takes.
         lookups
             Lookups in a row that a touch stands for; 0 for one that only forgets.
         miss
             Latency of fetching a key that had to leave.
+        miss_service, miss_wire_bytes
+            Time and bytes that fetching it puts on the port that the touching task occupies.
         evict, evict_wire_bytes
             Time and bytes that an eviction puts on the port that `charged` occupies.
         charged
@@ -99,7 +106,9 @@ class Caches:
             tasks,
             table,
             key,
+            units=room,
             miss_latency_ps=miss.ps,
+            miss_duration_ps=miss_service.ps,
             evict_duration_ps=evict.ps,
             charged=charged,
             drops=drops,
@@ -110,6 +119,7 @@ class Caches:
                 touch,
                 np.broadcast_to(np.asarray(lookups, np.int64), len(tasks)),
                 np.broadcast_to(np.asarray(evict_wire_bytes, np.int64), len(tasks)),
+                np.broadcast_to(np.asarray(miss_wire_bytes, np.int64), len(tasks)),
             )
         )
 

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 REDUCTION_BUFFER = "reduction buffer"
 
+Way = Literal["in", "out"]
+"""Into a GPU, or out of it."""
+
 
 @dataclass(frozen=True)
 class Naming:
@@ -122,7 +125,8 @@ class InSwitch:
 
     # ---- what there is ---------------------------------------------------------------------------
 
-    def _duration(self, wire: Ints, at_line_rate: bool) -> Ints:
+    def port_ps(self, wire: Ints, at_line_rate: bool) -> Ints:
+        """Time that messages (message,) of so many wire bytes occupy a port at its full rate."""
         system = self._system
         timed = system.link.port_duration_ps if at_line_rate else system.switch.multimem_duration_ps
         return timed(wire)
@@ -145,7 +149,8 @@ class InSwitch:
             lambda: self._resources.each("switch-merge", ResourceClass.SWITCH),
         )  # fmt: skip
 
-    def _refuse_other_domains(self, src: Ints, dst: Ints) -> None:
+    def refuse_other_domains(self, src: Ints, dst: Ints) -> None:
+        """Refuse messages (message,) between NVLink domains."""
         if self._paths.domains.num > 1 and self._paths.domains.crosses(src, dst).any():
             message = "a switch copies to, and adds from, the GPUs of its own NVLink domain only"
             raise UserError(message)
@@ -190,18 +195,18 @@ class InSwitch:
         first
             Whether stores pass the answers that wait to leave the same GPU; see `REQUESTS_FIRST`.
         """
-        self._refuse_other_domains(src[of], dst)
+        self.refuse_other_domains(src[of], dst)
         link = self._system.link
         rows = np.broadcast_to(rows, src.shape)
         payload = np.broadcast_to(row_bytes, src.shape) * rows
         nbytes = np.broadcast_to(row_bytes + meta_bytes, src.shape)
         wire = link.write_wire_bytes(nbytes, rows, extra_flits=naming.at_source)
-        left = self._hop(
+        left = self.hop(
             "out", kinds.up, src, wire, payload, after, at_line_rate, channel="requests",
             priority=REQUESTS_FIRST if first else 0,
         )  # fmt: skip
         copied = link.write_wire_bytes(nbytes[of], rows[of], extra_flits=naming.at_target)
-        arrived = self._hop(
+        arrived = self.hop(
             "in", kinds.down, dst, copied, payload[of], left[of], at_line_rate,
             late_ps=self._system.fabric.write_visibility_ps,
         )  # fmt: skip
@@ -211,9 +216,9 @@ class InSwitch:
         self._acknowledge_copies(kinds, src, of, dst, nbytes, rows, naming, arrived)
         return Spread(left, arrived)
 
-    def _hop(
+    def hop(
         self,
-        way: Literal["in", "out"],
+        way: Way,
         kind: Kind,
         rank: Ints,
         wire: Ints,
@@ -231,7 +236,7 @@ class InSwitch:
         tasks = self._graph.add(
             len(rank),
             resource=ports[rank],
-            duration_ps=self._paths.on_nvlink_ps(rank, self._duration(wire, at_line_rate)),
+            duration_ps=self._paths.on_nvlink_ps(rank, self.port_ps(wire, at_line_rate)),
             latency_ps=(self._up_ps if is_out else self._down_ps) + late_ps,
             priority=priority,
             kind=kind,
@@ -264,7 +269,7 @@ class InSwitch:
         link, switch = self._system.link, self._system.switch
         acks, wire = link.ack_wire_bytes(nbytes, rows), link.write_wire_bytes(nbytes, rows)
         up = self._transfers.ack_batches(dst * self._num_ranks + src[of], wire[of], acks[of])
-        acked = self._hop("out", kinds.ack_up, dst[up.last], up.nbytes, 0, arrived[up.last], True)
+        acked = self.hop("out", kinds.ack_up, dst[up.last], up.nbytes, 0, arrived[up.last], True)
         # The switch collects them as they come.
         self._input_buffers.hold("responses", dst[up.last], up.nbytes, acked, acked)
         copies = np.bincount(of, minlength=len(src))
@@ -277,7 +282,7 @@ class InSwitch:
         copied = np.flatnonzero(copies)
         down = self._transfers.ack_batches(src[copied], (wire * copies)[copied], received[copied])
         chosen = copied[down.last]
-        self._hop("in", kinds.ack_down, src[chosen], down.nbytes, 0, last_copy[chosen], True)
+        self.hop("in", kinds.ack_down, src[chosen], down.nbytes, 0, last_copy[chosen], True)
 
     # ---- sums ------------------------------------------------------------------------------------
 
@@ -327,7 +332,7 @@ class InSwitch:
         requests_first
             See `Transfers.load`.
         """
-        self._refuse_other_domains(reader[of], target)
+        self.refuse_other_domains(reader[of], target)
         graph, link = self._graph, self._system.link
         rows = np.broadcast_to(rows, reader.shape)
         row_bytes = np.broadcast_to(row_bytes, reader.shape)
@@ -335,12 +340,12 @@ class InSwitch:
         carried = nbytes * payload
         priority = REQUESTS_FIRST if requests_first else 0
         asked_wire = link.request_wire_bytes(row_bytes, rows, extra_flits=naming.at_source)
-        requested = self._hop(
+        requested = self.hop(
             "out", kinds.request_up, reader, asked_wire, 0, after, at_line_rate, channel="requests",
             priority=priority,
         )  # fmt: skip
         passed_wire = link.request_wire_bytes(row_bytes[of], rows[of], extra_flits=naming.at_target)
-        asked = self._hop(
+        asked = self.hop(
             "in", kinds.request_down, target, passed_wire, 0, requested[of], at_line_rate,
             late_ps=self._system.fabric.read_access_ps, priority=priority,
         )  # fmt: skip
@@ -348,14 +353,14 @@ class InSwitch:
         copy = np.arange(len(target)) if answers is None else answers
         of_part = of[copy]
         part_wire = link.response_wire_bytes(row_bytes, rows)[of_part]
-        part = self._hop(
+        part = self.hop(
             "out", kinds.up, target[copy], part_wire, carried[of_part], asked[copy], at_line_rate,
             channel="responses", late_ps=self._system.switch.merge_latency_ps,
         )  # fmt: skip
         total_wire = link.response_wire_bytes(row_bytes, rows, extra_flits=naming.answered)
-        total = self._hop("in", kinds.down, reader, total_wire, carried, None, at_line_rate)
+        total = self.hop("in", kinds.down, reader, total_wire, carried, None, at_line_rate)
         if eviction is None:
-            added = self._add(reader, of_part, part, nbytes) if self._takes_in else part
+            added = self.add(reader, of_part, part, nbytes) if self._takes_in else part
             graph.edges(added, total[of_part])
             room = self._system.switch.reduction_buffer_total_bytes()
             pools = self._buffers.pools(REDUCTION_BUFFER, room)
@@ -370,7 +375,7 @@ class InSwitch:
         """Whether somebody cares when a part has been added."""
         return self._input_buffers.are_finite or self._system.switch.adder_rate is not None
 
-    def _add(self, reader: Ints, of: Ints, part: Ints, nbytes: Ints) -> Ints:
+    def add(self, reader: Ints, of: Ints, part: Ints, nbytes: Ints) -> Ints:
         """Add parts (part,) up in the ports of their readers: (part,) tasks that take them in.
 
         Parameters
@@ -412,7 +417,7 @@ class InSwitch:
         room = self._system.switch.reduction_buffer_total_bytes()
         entries = max(1, room // int(nbytes.max()))
         tables = self._caches.tables(REDUCTION_BUFFER, entries, patience=eviction.patience)
-        merged = self._add(reader, of, part, nbytes)
+        merged = self.add(reader, of, part, nbytes)
         early = link.response_wire_bytes(nbytes)
         self._caches.touch(
             REDUCTION_BUFFER,
@@ -420,7 +425,7 @@ class InSwitch:
             tables[reader[of]],
             eviction.first_key + of,
             charged=total[of],
-            evict=Time(self._duration(early, at_line_rate)[of]),
+            evict=Time(self.port_ps(early, at_line_rate)[of]),
             evict_wire_bytes=early[of],
         )
         # A sum leaves the buffer the moment its last part has come, before any other part is added.

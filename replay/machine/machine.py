@@ -15,6 +15,7 @@ from replay.machine.in_switch import InSwitch
 from replay.machine.input_buffers import InputBuffers
 from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.l2 import L2
+from replay.machine.merging import Merging
 from replay.machine.notes import Notes
 from replay.machine.pace import Pace
 from replay.machine.paths import Path, Paths
@@ -69,8 +70,9 @@ class Machine:
         Durations of work.
     network
         Ports between domains.
-    transfers, switch
-        Stores and loads between GPUs; copies and sums that the switch makes.
+    transfers, switch, merging
+        Stores and loads between GPUs; copies and sums that the switch makes; requests for one
+        address that a proposed switch merges.
     sms, buffers, caches, l2, host
         SMs and who holds them, finite buffers, associative memories, the cache that tiles read
         through, the thread that launches kernels.
@@ -127,6 +129,15 @@ class Machine:
             paths,
             self.transfers,
             self.buffers,
+            self.caches,
+            input_buffers,
+        )
+        self.merging = Merging(
+            system,
+            graph,
+            self.resources,
+            self.transfers,
+            self.switch,
             self.caches,
             input_buffers,
         )

@@ -30,11 +30,14 @@ class TouchNotes:
         (touch,): lookups that a touch stands for; all but the first find what it brought.
     evicted_wire_bytes
         (touch,): bytes that an eviction by this touch puts on the port of the charged task.
+    missed_wire_bytes
+        (touch,): bytes that a key which had to leave puts on the port of the touching task.
     """
 
     touch: Ints
     lookups: Ints
     evicted_wire_bytes: Ints
+    missed_wire_bytes: Ints
 
 
 @dataclass

@@ -171,7 +171,7 @@ def _in_tables(timeline: Timeline, of: Touching) -> Block:
         touches.drops[touch],
         -is_hit.astype(np.int64),
         (~is_hit).astype(np.int64) - is_evicted,
-    )
+    ) * touches.units[touch]
     table = touches.table[touch].astype(np.int32)
     return Block(table, timeline.start_ps, change, task=touches.task[touch])
 

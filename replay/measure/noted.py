@@ -31,7 +31,7 @@ class _Part:
     ----------
     group, read
         Places among the groups of tables and among what is read, -1 for none.
-    lookups, evicted_bytes
+    lookups, evicted_bytes, missed_bytes
         See `TouchNotes`.
     num_left
         Touches that are not over.
@@ -42,6 +42,7 @@ class _Part:
     read: npt.NDArray[np.int16]
     lookups: npt.NDArray[np.int32]
     evicted_bytes: npt.NDArray[np.int32]
+    missed_bytes: npt.NDArray[np.int32]
     num_left: int
 
 
@@ -53,7 +54,7 @@ class Touching:
     ----------
     touch
         Their places in the graph.
-    group, read, lookups, evicted_bytes
+    group, read, lookups, evicted_bytes, missed_bytes
         As in `TouchNotes`; group and read are places among `NotedTouches.groups` and `.reads`.
     """
 
@@ -62,14 +63,22 @@ class Touching:
     read: npt.NDArray[np.int16]
     lookups: npt.NDArray[np.int32]
     evicted_bytes: npt.NDArray[np.int32]
+    missed_bytes: npt.NDArray[np.int32]
 
     def evicted(self, timeline: Timeline) -> tuple[Ints, Ints]:
-        """Tasks, and bytes that evictions put on their ports: two (eviction,)."""
-        has = np.flatnonzero(
-            (self.evicted_bytes > 0) & ((timeline.touched[self.touch] & Touched.EVICTED) > 0)
+        """Tasks, and bytes that evictions put on their ports: two (eviction,).
+
+        They are put there at once, or when the key is asked for again.
+        """
+        outcome = timeline.touched[self.touch]
+        has = np.flatnonzero((self.evicted_bytes > 0) & ((outcome & Touched.EVICTED) > 0))
+        again = np.flatnonzero(
+            (self.missed_bytes > 0) & ((outcome & Touched.OUTCOME) == Touched.MISSED)
         )
-        charged: Ints = timeline.graph.touches.charged[self.touch[has]].astype(np.int64)
-        return charged, self.evicted_bytes[has].astype(np.int64)
+        touches = timeline.graph.touches
+        tasks = touches.charged[self.touch[has]], touches.task[self.touch[again]]
+        nbytes = self.evicted_bytes[has], self.missed_bytes[again]
+        return np.concatenate(tasks).astype(np.int64), np.concatenate(nbytes).astype(np.int64)
 
 
 class NotedTouches:
@@ -94,6 +103,7 @@ class NotedTouches:
             np.full(count, -1, np.int16),
             np.zeros(count, np.int32),
             np.zeros(count, np.int32),
+            np.zeros(count, np.int32),
             count,
         )
         for name, blocks in notes.touches.items():
@@ -102,6 +112,7 @@ class NotedTouches:
                 part.group[block.touch - first] = place
                 part.lookups[block.touch - first] = block.lookups
                 part.evicted_bytes[block.touch - first] = block.evicted_wire_bytes
+                part.missed_bytes[block.touch - first] = block.missed_wire_bytes
         for what, reads in notes.reads.items():
             place = _place(self.reads, str(what))
             for touch in reads:
@@ -113,7 +124,8 @@ class NotedTouches:
         touch = progress.touches()
         if progress.touch_ids is None:
             one = self._parts[0]
-            return Touching(touch, one.group, one.read, one.lookups, one.evicted_bytes)
+            noted = one.group, one.read, one.lookups, one.evicted_bytes, one.missed_bytes
+            return Touching(touch, *noted)
         ids = progress.touch_ids[touch]
         rows = []
         for part in self._parts:
@@ -121,11 +133,12 @@ class NotedTouches:
             place = ids[own] - part.first
             part.num_left -= own.size
             rows.append((own, part.group[place], part.read[place],
-                         part.lookups[place], part.evicted_bytes[place]))  # fmt: skip
+                         part.lookups[place], part.evicted_bytes[place],
+                         part.missed_bytes[place]))  # fmt: skip
         self._parts = [part for part in self._parts if part.num_left]
         if not rows:
             places, numbers = np.zeros(0, np.int16), np.zeros(0, np.int32)
-            return Touching(touch[:0], places, places, numbers, numbers)
+            return Touching(touch[:0], places, places, numbers, numbers, numbers)
         own, *columns = (np.concatenate(column) for column in zip(*rows, strict=True))
         return Touching(touch[own], *columns)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.errors import unknown
 from replay.tensor.schemes.coconet import CoCoNet
+from replay.tensor.schemes.cais.scheme import Cais
 from replay.tensor.schemes.collectives import Collectives
 from replay.tensor.schemes.fuselib import FuseLib
 from replay.tensor.schemes.ladm import Ladm
@@ -26,6 +27,7 @@ SCHEMES: dict[str, TensorScheme] = {
         CoCoNet("nvls"),
         FuseLib(in_switch=False),
         FuseLib(in_switch=True),
+        Cais(),
         T3(),
         T3Switch(),
         Ladm(),

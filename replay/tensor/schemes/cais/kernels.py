@@ -1,0 +1,222 @@
+"""Blocks of computing kernels that load the rows they multiply, and push the sums they make."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from replay.machine.kinds import Kind
+from replay.tensor import matrices
+from replay.tensor.base import GATHER, REDUCE
+from replay.tensor.layer import BF16
+from replay.tensor.schemes.cais.rows import Cut, cut_rows
+
+if TYPE_CHECKING:
+    from replay.machine.kinds import PhaseKinds
+    from replay.machine.machine import Ints
+    from replay.tensor.kernels import Kernels
+    from replay.tensor.layer import Product
+    from replay.tensor.schemes.cais.moves import Moved, Moves
+    from replay.tensor.schemes.cais.options import CaisOptions
+
+PART_ROWS = 128  # of a block that only moves rows: the height of most tiles
+
+
+class Pushing(NamedTuple):
+    """Blocks that make partial sums and push them.
+
+    Attributes
+    ----------
+    part
+        (row,): row tile of each row.
+    cut
+        Rows in pieces.
+    tile
+        (block,): row tile of each block, in the order of the grid.
+    place
+        (rank, block): places in the order of the grid.
+    made
+        (rank, tile): marks; a GPU has made its own partial sums of the rows.
+    added
+        Sums are in the memory of their homes.
+    first, end
+        (rank, block): the first and the last task of each block.
+    """
+
+    part: Ints
+    cut: Cut
+    tile: Ints
+    place: Ints
+    made: Ints
+    added: Moved
+    first: Ints
+    end: Ints
+
+
+class Loading(NamedTuple):
+    """Blocks that load rows, and multiply them.
+
+    Attributes
+    ----------
+    part
+        (row,): part of each row, such as its row tile.
+    ready
+        (rank, part): tasks that a block waits in, for flags, before it loads.
+    tile
+        (block,): part of each block, in the order of the grid.
+    first, end
+        (rank, block): the first and the last task of each block.
+    """
+
+    part: Ints
+    ready: Ints
+    tile: Ints
+    first: Ints
+    end: Ints
+
+
+class Blocks:
+    """Blocks of the kernels of one layer.
+
+    Parameters
+    ----------
+    is_coordinated
+        Whether blocks of all GPUs wait for one another before they access addresses.
+    is_rotated
+        Whether each GPU begins behind its own rows.
+    """
+
+    def __init__(
+        self, kernels: Kernels, moves: Moves, options: CaisOptions,
+        *, is_coordinated: bool, is_rotated: bool,
+    ) -> None:  # fmt: skip
+        self._kernels, self._moves, self._options = kernels, moves, options
+        self._machine, self._layer = kernels.machine, kernels.layer
+        self._is_coordinated, self._is_rotated = is_coordinated, is_rotated
+
+    # ---- rows in -----------------------------------------------------------------------------------
+
+    def load_and_multiply(self, product: Product) -> Loading:
+        """Blocks that multiply rows of all GPUs.
+
+        The first block of a row tile loads its rows; the others find them in the L2 cache.
+        """
+        machine = self._machine
+        cuts = matrices.cut(machine, product, Kind.GEMM1, machine.sms.compute)
+        tiles = cuts[0]
+        part = np.repeat(np.arange(len(tiles) // machine.num_ranks), self._rows_of_one(tiles.rows))
+        entry, ready, there = self._load(part)
+        tiled = matrices.tiles_of(
+            machine, product, Kind.GEMM1, self._kernels.pool, there.ravel(), cuts=cuts
+        )
+        end = tiled.tasks.columns.reshape(machine.num_ranks, -1)
+        tile = tiled.tasks.column_tile[: end.shape[1]]
+        leads = np.flatnonzero(tiled.tasks.column_index[: end.shape[1]] == 0)
+        first = end.copy()
+        first[:, leads] = entry[:, tile[leads]]
+        return Loading(part, ready, tile, first, end)
+
+    def load_alone(self) -> Loading:
+        """Blocks that only load rows, for kernels that follow."""
+        part = np.arange(self._layer.tokens) // PART_ROWS
+        entry, ready, there = self._load(part)
+        return Loading(part, ready, np.arange(entry.shape[1]), entry, there)
+
+    def _load(self, part: Ints) -> tuple[Ints, Ints, Ints]:
+        """Load rows: marks (rank, part) of a block's begin, of its wait, and of all its rows."""
+        machine, layer = self._machine, self._layer
+        most = max(1, self._options.piece_bytes // layer.row_bytes)
+        cut = cut_rows(part, layer.owned, most)
+        shape = machine.num_ranks, int(part[-1]) + 1
+        rank = np.repeat(machine.ranks, shape[1])
+        entry = machine.mark(rank)
+        ready = machine.mark(rank, entry).reshape(shape)
+        opened = self._meet(GATHER, ready)
+        there = machine.mark(rank, opened.ravel()).reshape(shape)
+        moved = self._moves.load(cut, layer.row_bytes, opened)
+        machine.graph.edges(moved.tasks, there[moved.rank, cut.part[moved.piece]])
+        return entry.reshape(shape), ready, there
+
+    # ---- sums out ----------------------------------------------------------------------------------
+
+    def multiply_and_push(self, product: Product, begun: Ints) -> Pushing:
+        """Blocks that make partial sums and push each tile when it is complete."""
+        machine = self._machine
+        num = machine.num_ranks
+        cuts = matrices.cut(machine, product, Kind.GEMM2, machine.sms.compute)
+        tiles = cuts[0]
+        tiled = matrices.tiles_of(
+            machine, product, Kind.GEMM2, self._kernels.pool, begun[tiles.rank], cuts=cuts
+        )
+        made = tiled.tasks.columns.reshape(num, -1)
+        tile, column = (
+            each[: made.shape[1]] for each in (tiled.tasks.column_tile, tiled.tasks.column_index)
+        )
+        widths = np.zeros(int(column.max()) + 1, np.int64)
+        widths[column] = tiled.columns[: made.shape[1]] * BF16
+        part = np.repeat(np.arange(len(tiles) // num), self._rows_of_one(tiles.rows))
+        return self._push(part, widths, tile, column, made, made, tiled.tasks.done.reshape(num, -1))
+
+    def push_alone(self) -> Pushing:
+        """Blocks that read partial sums from memory and push them."""
+        machine, layer = self._machine, self._layer
+        part = np.arange(layer.tokens) // PART_ROWS
+        rows = np.bincount(part)
+        rank = np.repeat(machine.ranks, len(rows))
+        entry = machine.mark(rank)
+        nbytes = np.tile(rows, machine.num_ranks) * layer.row_bytes
+        read = machine.stream(REDUCE.memory, nbytes, rank, entry).reshape(machine.num_ranks, -1)
+        entry, tile = entry.reshape(read.shape), np.arange(len(rows))
+        widths = np.array([layer.row_bytes])
+        return self._push(part, widths, tile, np.zeros_like(tile), entry, read, read)
+
+    def _push(
+        self, part: Ints, widths: Ints, tile: Ints, column: Ints, first: Ints, made: Ints,
+        complete: Ints,
+    ) -> Pushing:  # fmt: skip
+        """Push what blocks (rank, block) have `made`; see `Pushing`."""
+        machine, layer = self._machine, self._layer
+        num, most = machine.num_ranks, max(1, self._options.piece_bytes // int(widths.max()))
+        cut = cut_rows(part, layer.owned, most)
+        abroad = np.zeros((num, int(part[-1]) + 1), np.int64)  # rows that other GPUs own
+        np.add.at(abroad, (slice(None), cut.part), cut.rows)
+        np.subtract.at(abroad, (cut.home, cut.part), cut.rows)
+        rank = np.repeat(machine.ranks, len(tile))
+        issued = machine.serve(
+            self._kernels.pool[rank],
+            machine.costs.sm_store((abroad[:, tile] * widths[column]).ravel()),
+            kind=REDUCE.send, rank=rank, after=self._meet(REDUCE, made).ravel(),
+        )  # fmt: skip
+        sent = np.empty((num, abroad.shape[1], len(widths)), np.int64)
+        sent[:, tile, column] = issued.reshape(num, -1)
+        pushed = self._moves.push(cut, widths, sent)
+        end, place = pushed.left[:, tile, column], self.places(part, tile)
+        return Pushing(part, cut, tile, place, complete, pushed.added, first, end)
+
+    # ---- order -------------------------------------------------------------------------------------
+
+    def places(self, part: Ints, tile: Ints) -> Ints:
+        """(rank, block): places of blocks in the order of the grid.
+
+        Parameters
+        ----------
+        part
+            (row,): row tile of each row.
+        tile
+            (block,): row tile of each block, in the order of the kernel's raster.
+        """
+        num, count = self._machine.num_ranks, len(tile)
+        begin = np.zeros(num, np.int64)
+        if self._is_rotated:
+            following = part[(self._machine.ranks + 1) % num * self._layer.owned]
+            begin = np.argmax(tile >= following[:, None], axis=1)
+        return (np.arange(count) - begin[:, None]) % count
+
+    def _meet(self, kinds: PhaseKinds, after: Ints) -> Ints:
+        """Let all GPUs wait for one another, if they do: (rank, block) tasks."""
+        return self._machine.merging.meet(kinds, after).released if self._is_coordinated else after
+
+    def _rows_of_one(self, rows: Ints) -> Ints:
+        """Rows of the row tiles of one GPU; all have the same."""
+        return rows[: len(rows) // self._machine.num_ranks]

@@ -1,0 +1,109 @@
+"""Options of CAIS; see `replay.tensor.schemes.cais.scheme`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from replay.schemes.options import Options, option
+
+PAPER = "arXiv 2605.05628"
+
+
+@dataclass(frozen=True)
+class CaisOptions(Options):
+    """The three parts, and what the paper leaves open."""
+
+    merge: bool = option(
+        True,
+        help="The merge unit: the switch makes one of loads, and of sums, that several GPUs ask "
+        "for or push. Without it kernels load from each other and push sums one by one.",
+        source=f"{PAPER} section III-A",
+    )
+    coordination: bool = option(
+        True,
+        help="Thread blocks of all GPUs that access the same addresses wait for one another before "
+        "they are launched and before they access them, by two empty packets a GPU each time. "
+        "Without the merge unit there is nothing to wait for.",
+        source=f"{PAPER} section III-B",
+    )
+    overlap: bool = option(
+        True,
+        help="The last product of a half, the norm and the first product of the next are one "
+        "kernel, whose blocks wait for rows and not for one another's kernels.",
+        source=f"{PAPER} section III-C",
+    )
+    group_blocks: int = option(
+        1,
+        least=1,
+        unit="blocks",
+        help="Consecutive thread blocks that register for their launch together.",
+        source=f"{PAPER} section III-B: two packets for each thread block",
+    )
+    piece_bytes: int = option(
+        16384,
+        least=128,
+        multiple_of=128,
+        unit="bytes",
+        help="Most bytes that are asked for, merged and answered as a whole: the grain of the "
+        "model, where the switch merges packets of 128 bytes.",
+        source="chosen for the model: results of half and of twice as much are in CAIS.md",
+    )
+    table_bytes: int = option(
+        40960,
+        least=128,
+        multiple_of=128,
+        unit="bytes",
+        help="Room of a merge unit. A GPU has one at its port of each switch.",
+        source=f"{PAPER} section IV-A: 40 KB, 320 entries",
+    )
+    timeout_us: float = option(
+        40.0,
+        least=0.0,
+        unit="us",
+        help="How long a sum of which a part had to leave waits for more after its last part.",
+        source="assumed; the paper does not state it. Above the 35 us between the first and the "
+        "last request for an address that it finds without coordination (section V-B), so that "
+        "timers do not end what could still be merged",
+    )
+    window_bytes: int = option(
+        65536,
+        least=128,
+        multiple_of=128,
+        unit="bytes",
+        help="Rows that a thread block has asked for and not got, at most.",
+        source="assumed: four stages of 128 rows and 64 columns, as many as CUTLASS's tiles of "
+        "128 x 256 leave room for in 227 KB of shared memory",
+    )
+    order: str = option(
+        "auto",
+        choices=("auto", "same", "rotated"),
+        help="Whether all GPUs go through the rows in one order, so that they ask for the same "
+        "rows at the same time, or each begins behind its own rows, so that no port is asked by "
+        "all. auto: same where requests are merged.",
+        source=f"{PAPER} section III-B: blocks of one number access the same data; rotated as "
+        "kernels with peer stores do",
+    )
+    port_rate: str = option(
+        "multimem",
+        choices=("multimem", "line"),
+        help="Rate of a port under packets that the switch merges. multimem: what is left of it "
+        "for NVLS on today's hardware (`switch.multimem_efficiency`). line: all of it.",
+        source="assumed: as NVLS; no such switch has been measured",
+    )
+    ahead_blocks: int = option(
+        0,
+        least=0,
+        unit="blocks",
+        help="With overlap: blocks of the first product that a GPU launches between the last one "
+        "that makes a group of rows and the first one of the second product that needs it. 0 is "
+        "one for each SM.",
+        source="chosen: as many as run at a time, so that the rows are nearly there",
+    )
+    launch_skew_us: float = option(
+        0.0,
+        least=0.0,
+        unit="us",
+        help="How much later the last GPU begins a pass than the first; those between are spread "
+        "evenly.",
+        source="none: no published value was found for how far hosts of a node are apart",
+    )

@@ -1,0 +1,238 @@
+"""CAIS: products that load their rows from, and push their sums to, other GPUs through the switch.
+
+With sequence parallelism each half of a layer begins with a product that needs the rows of all
+GPUs and ends with one whose sums belong to all. Here the tiles of these products load the rows and
+push the sums themselves, and there is no collective. Three parts can be switched off:
+
+- `merge`: the switch makes one of what several GPUs ask for (`replay.machine.merging`). Rows leave
+  their owner once and sums reach it once, so that a gather loads downlinks, a reduction uplinks.
+- `coordination`: blocks of one number on all GPUs are launched, and access addresses, together.
+- `overlap`: the last product of a half, the norm, and the first product of the next are one kernel,
+  in which tiles of both alternate: both directions of the links are in use.
+
+How far apart GPUs access an address follows from their blocks alone: tiles of own rows wait for
+nobody, ports and memory have queues, and the grid has an order.
+
+Source: arXiv 2605.05628 (HPCA 2026).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replay.machine.kinds import Kind
+from replay.machine.sync import FLAG_BYTES
+from replay.tensor.base import GATHER, REDUCE, TensorScheme
+from replay.tensor.layer import Enter, Leave, Norm
+from replay.tensor.schemes.cais.grid import Grid
+from replay.tensor.schemes.cais.kernels import Blocks
+from replay.tensor.schemes.cais.moves import Moves
+from replay.tensor.schemes.cais.options import CaisOptions
+from replay.tensor.schemes.cais.rows import overlaps
+
+if TYPE_CHECKING:
+    from replay.machine.machine import Ints, Machine
+    from replay.tensor.kernels import Kernels
+    from replay.tensor.layer import Step, TensorLayer
+    from replay.tensor.schemes.cais.kernels import Loading, Pushing
+
+
+class Cais(TensorScheme):
+    """Computing kernels whose loads and reductions the switch merges."""
+
+    name = "cais"
+    summary = "products load rows and push sums through the switch, which merges what is alike"
+    source = "arXiv 2605.05628 (HPCA 2026)"
+    assumes = (
+        "a GPU loads a row once, by the first block that needs it; other blocks find it in the L2 "
+        "cache or in memory. A tile begins when all its rows are there. Norms inside a kernel take "
+        "memory, no SMs. Loads and reductions share queues of ports, where the paper adds virtual "
+        "channels that take turns"
+    )
+    needs = frozenset({"multicast", "reduction"})
+    proposes = frozenset({"request-merging"})
+    options: CaisOptions = CaisOptions()
+
+    # ---- a layer -----------------------------------------------------------------------------------
+
+    def build(self, layer: TensorLayer, machine: Machine, start: Ints) -> Ints:
+        """Add the tasks of a layer, which GPUs begin up to `launch_skew_us` apart."""
+        last = max(machine.num_ranks - 1, 1)
+        late = machine.costs.ns(round(self.options.launch_skew_us * 1000)) * machine.ranks
+        if self.options.launch_skew_us:
+            start = machine.delay(Kind.LAUNCH, late.shared_by(last), start)
+        return super().build(layer, machine, start)
+
+    def carry_out(self, kernels: Kernels, steps: tuple[Step, ...], after: Ints) -> Ints:
+        """Carry out steps; with overlap, product, norm and product become one kernel."""
+        place = 0
+        while place < len(steps):
+            three = steps[place : place + 3]
+            if self.options.overlap and _follow_in_one(three):
+                after = self._across(kernels, *three, after)
+                place += 3
+            else:
+                after = self.step(kernels, steps[place], after)
+                place += 1
+        return after
+
+    def enter(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
+        """Multiply rows that tiles load; where something reads rows before, load them alone."""
+        if not _is_plain(step):
+            return super().enter(kernels, step, after)
+        blocks, machine = self._blocks(kernels), kernels.machine
+        begun = machine.kernel(machine.sync.barrier(GATHER, after), "ag-gemm")
+        grid = self._grid(machine)
+        loading = blocks.load_and_multiply(step.product)
+        grid.add(loading.first, loading.end, blocks.places(loading.part, loading.tile))
+        grid.launch(begun)
+        done = _ended(machine, loading.end, begun)
+        return kernels.gradient(step.product, done) if kernels.layer.is_backward else done
+
+    def leave(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
+        """Push sums tile by tile; where something changes them first, push them alone."""
+        if not _is_plain(step):
+            return super().leave(kernels, step, after)
+        blocks, machine = self._blocks(kernels), kernels.machine
+        begun = machine.kernel(after, "gemm-rs")
+        grid = self._grid(machine)
+        pushing = blocks.multiply_and_push(step.product, begun)
+        grid.add(pushing.first, pushing.end, pushing.place)
+        done = self._summed(machine, grid, pushing, begun)
+        if not kernels.layer.is_backward:
+            return done
+        return kernels.gradient(step.product, self.gather(kernels, done))
+
+    def gather(self, kernels: Kernels, after: Ints) -> Ints:
+        """Load the rows of all tokens, in a kernel of its own."""
+        blocks, machine = self._blocks(kernels), kernels.machine
+        begun = machine.kernel(machine.sync.barrier(GATHER, after), "all-gather")
+        grid = self._grid(machine)
+        loading = blocks.load_alone()
+        grid.add(loading.first, loading.end, blocks.places(loading.part, loading.tile))
+        grid.launch(begun)
+        return _ended(machine, loading.end, begun)
+
+    def reduce(self, kernels: Kernels, after: Ints) -> Ints:
+        """Push the sums of all tokens, in a kernel of its own."""
+        blocks, machine = self._blocks(kernels), kernels.machine
+        begun = machine.kernel(after, "reduce-scatter")
+        grid = self._grid(machine)
+        pushing = blocks.push_alone()
+        grid.add(pushing.first, pushing.end, pushing.place)
+        return self._summed(machine, grid, pushing, begun)
+
+    def _summed(self, machine: Machine, grid: Grid, pushing: Pushing, begun: Ints) -> Ints:
+        """Launch a kernel that pushes: (rank,) tasks at which all GPUs have their sums."""
+        grid.launch(begun)
+        done = _ended(machine, pushing.end, begun)
+        machine.graph.edges(pushing.added.tasks, done[pushing.added.rank])
+        return machine.sync.barrier(REDUCE, done, behind_stores=True)
+
+    # ---- product, norm and product -----------------------------------------------------------------
+
+    def _across(
+        self, kernels: Kernels, leave: Leave, norm: Norm, enter: Enter, after: Ints
+    ) -> Ints:
+        """Product, norm and product in one kernel: (rank,) tasks."""
+        blocks, machine, layer = self._blocks(kernels), kernels.machine, kernels.layer
+        begun = machine.kernel(after, "gemm-rs, norm, ag-gemm")
+        grid = self._grid(machine)
+        pushing = blocks.multiply_and_push(leave.product, begun)
+        grid.add(pushing.first, pushing.end, 2 * pushing.place)
+        loading = blocks.load_and_multiply(enter.product)
+        self._norm(kernels, norm, pushing, loading)
+        place = self._interleaved(machine, blocks, pushing, loading)
+        grid.add(loading.first, loading.end, 2 * place + 1)
+        ends = [loading.end, pushing.end]
+        if layer.is_backward:  # rows of the forward pass, for the gradient of the first weights
+            again = blocks.load_alone()
+            count = len(again.tile)
+            spread = np.arange(count) * len(pushing.tile) // count
+            grid.add(again.first, again.end, np.tile(2 * spread + 1, (machine.num_ranks, 1)))
+            ends.append(again.end)
+        grid.launch(begun)
+        done = _ended(machine, np.concatenate(ends, axis=1), begun)
+        machine.graph.edges(pushing.added.tasks, done[pushing.added.rank])
+        if layer.is_backward:
+            done = kernels.gradient(leave.product, done)
+            done = kernels.gradient(enter.product, done)
+        return done
+
+    def _norm(self, kernels: Kernels, norm: Norm, pushing: Pushing, loading: Loading) -> None:
+        """Normalise rows whose sums are complete, and tell the blocks that load them."""
+        machine, layer, graph = kernels.machine, kernels.layer, kernels.machine.graph
+        home = np.arange(layer.tokens) // layer.owned
+        begins = (np.diff(pushing.part, prepend=-1) != 0) | (np.diff(home, prepend=-1) != 0)
+        chunk, first = np.cumsum(begins) - 1, np.flatnonzero(begins)
+        owner, rows = home[first], np.bincount(chunk)
+        complete = machine.mark(owner, pushing.made[owner, pushing.part[first]])
+        graph.edges(pushing.added.tasks, complete[chunk[pushing.cut.first[pushing.added.piece]]])
+        seen = machine.delay(REDUCE.sync, machine.costs.poll(), complete, owner)
+        normed = machine.stream(
+            Kind.BETWEEN, rows * norm.row_bytes, owner, seen, late=machine.costs.memory_load()
+        )
+        told = np.repeat(normed[:, None], machine.num_ranks, axis=1)
+        of, other = np.nonzero(owner[:, None] != machine.ranks)
+        told[of, other] = machine.sync.notify(
+            owner[of], other, FLAG_BYTES, normed[of], waiting=machine.costs.poll()
+        )
+        part, needed = overlaps(loading.part, chunk)
+        graph.edges(told[needed].T.ravel(), loading.ready[:, part].ravel())
+
+    def _interleaved(
+        self, machine: Machine, blocks: Blocks, pushing: Pushing, loading: Loading
+    ) -> Ints:
+        """(rank, block): the block of the first product that each of the second one follows."""
+        made = np.zeros(int(pushing.tile.max()) + 1, np.int64)  # last block of each row tile
+        np.maximum.at(made, pushing.tile, pushing.place.max(axis=0))
+        needs = np.zeros(int(loading.tile.max()) + 1, np.int64)
+        part, of = overlaps(loading.part, pushing.part)
+        np.maximum.at(needs, part, made[of])
+        needs += self.options.ahead_blocks or machine.sms.compute
+        own = blocks.places(loading.part, loading.tile)
+        order = np.argsort(own, axis=1)
+        step = np.arange(order.shape[1])
+        wanted = np.take_along_axis(np.tile(needs[loading.tile], (len(order), 1)), order, axis=1)
+        place = np.empty_like(order)
+        np.put_along_axis(place, order, np.maximum.accumulate(wanted - step, axis=1) + step, axis=1)
+        return place
+
+    # ---- parts -------------------------------------------------------------------------------------
+
+    @property
+    def _is_coordinated(self) -> bool:
+        return self.options.merge and self.options.coordination
+
+    def _blocks(self, kernels: Kernels) -> Blocks:
+        order = self.options.order
+        return Blocks(
+            kernels, Moves(kernels.machine, self.options), self.options,
+            is_coordinated=self._is_coordinated,
+            is_rotated=order == "rotated" or (order == "auto" and not self.options.merge),
+        )  # fmt: skip
+
+    def _grid(self, machine: Machine) -> Grid:
+        return Grid(machine, GATHER, self.options.group_blocks if self._is_coordinated else 0)
+
+
+def _ended(machine: Machine, tasks: Ints, begun: Ints) -> Ints:
+    """(rank,) marks; all tasks (rank, block) are over."""
+    rank = np.repeat(machine.ranks, tasks.shape[1])
+    return machine.gather(tasks.ravel(), rank, begun)
+
+
+def _is_plain(step: Enter | Leave) -> bool:
+    """Whether a product is one matrix and reads, or makes, the rows themselves."""
+    around = step.before if isinstance(step, Enter) else step.after
+    return step.product.groups == 1 and not around
+
+
+def _follow_in_one(steps: tuple[Step, ...]) -> bool:
+    """Whether steps are a product, a norm and a product that can be one kernel."""
+    kinds = tuple(type(step) for step in steps)
+    return kinds == (Leave, Norm, Enter) and all(
+        _is_plain(step) for step in steps if isinstance(step, Enter | Leave)
+    )
