@@ -51,8 +51,9 @@ class Grid:
 
     def launch(self, begun: Ints) -> None:
         """Let the block scheduler go through all blocks after `begun` (rank,)."""
-        first, last, place = (np.concatenate(each, axis=1) for each in zip(*self._sets, strict=True))
         machine, num_sms = self._machine, self._machine.sms.compute
+        columns = zip(*self._sets, strict=True)
+        first, last, place = (np.concatenate(each, axis=1) for each in columns)
         order = np.argsort(place, axis=1, kind="stable")
         first, last = (np.take_along_axis(each, order, axis=1) for each in (first, last))
         count = first.shape[1]

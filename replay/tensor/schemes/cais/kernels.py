@@ -65,6 +65,8 @@ class Loading(NamedTuple):
         (rank, part): tasks that a block waits in, for flags, before it loads.
     tile
         (block,): part of each block, in the order of the grid.
+    place
+        (rank, block): places in the order of the grid.
     first, end
         (rank, block): the first and the last task of each block.
     """
@@ -72,6 +74,7 @@ class Loading(NamedTuple):
     part: Ints
     ready: Ints
     tile: Ints
+    place: Ints
     first: Ints
     end: Ints
 
@@ -83,19 +86,19 @@ class Blocks:
     ----------
     is_coordinated
         Whether blocks of all GPUs wait for one another before they access addresses.
-    is_rotated
-        Whether each GPU begins behind its own rows.
+    order
+        In which order GPUs go through the rows; see `CaisOptions.order`.
     """
 
     def __init__(
         self, kernels: Kernels, moves: Moves, options: CaisOptions,
-        *, is_coordinated: bool, is_rotated: bool,
+        *, is_coordinated: bool, order: str,
     ) -> None:  # fmt: skip
         self._kernels, self._moves, self._options = kernels, moves, options
         self._machine, self._layer = kernels.machine, kernels.layer
-        self._is_coordinated, self._is_rotated = is_coordinated, is_rotated
+        self._is_coordinated, self._order = is_coordinated, order
 
-    # ---- rows in -----------------------------------------------------------------------------------
+    # ---- rows in ---------------------------------------------------------------------------------
 
     def load_and_multiply(self, product: Product) -> Loading:
         """Blocks that multiply rows of all GPUs.
@@ -112,16 +115,20 @@ class Blocks:
         )
         end = tiled.tasks.columns.reshape(machine.num_ranks, -1)
         tile = tiled.tasks.column_tile[: end.shape[1]]
-        leads = np.flatnonzero(tiled.tasks.column_index[: end.shape[1]] == 0)
-        first = end.copy()
-        first[:, leads] = entry[:, tile[leads]]
-        return Loading(part, ready, tile, first, end)
+        column = tiled.tasks.column_index[: end.shape[1]]
+        first, place = end.copy(), self.places(part, tile, column)
+        for rank, order in enumerate(np.argsort(place, axis=1)):
+            which, begin = np.unique(tile[order], return_index=True)
+            first[rank, order[begin]] = entry[rank, which]
+        return Loading(part, ready, tile, place, first, end)
 
     def load_alone(self) -> Loading:
         """Blocks that only load rows, for kernels that follow."""
         part = np.arange(self._layer.tokens) // PART_ROWS
         entry, ready, there = self._load(part)
-        return Loading(part, ready, np.arange(entry.shape[1]), entry, there)
+        tile = np.arange(entry.shape[1])
+        place = self.places(part, tile, np.zeros_like(tile))
+        return Loading(part, ready, tile, place, entry, there)
 
     def _load(self, part: Ints) -> tuple[Ints, Ints, Ints]:
         """Load rows: marks (rank, part) of a block's begin, of its wait, and of all its rows."""
@@ -138,7 +145,7 @@ class Blocks:
         machine.graph.edges(moved.tasks, there[moved.rank, cut.part[moved.piece]])
         return entry.reshape(shape), ready, there
 
-    # ---- sums out ----------------------------------------------------------------------------------
+    # ---- sums out --------------------------------------------------------------------------------
 
     def multiply_and_push(self, product: Product, begun: Ints) -> Pushing:
         """Blocks that make partial sums and push each tile when it is complete."""
@@ -180,7 +187,7 @@ class Blocks:
         num, most = machine.num_ranks, max(1, self._options.piece_bytes // int(widths.max()))
         cut = cut_rows(part, layer.owned, most)
         abroad = np.zeros((num, int(part[-1]) + 1), np.int64)  # rows that other GPUs own
-        np.add.at(abroad, (slice(None), cut.part), cut.rows)
+        abroad += np.bincount(cut.part, cut.rows, abroad.shape[1]).astype(np.int64)
         np.subtract.at(abroad, (cut.home, cut.part), cut.rows)
         rank = np.repeat(machine.ranks, len(tile))
         issued = machine.serve(
@@ -191,27 +198,40 @@ class Blocks:
         sent = np.empty((num, abroad.shape[1], len(widths)), np.int64)
         sent[:, tile, column] = issued.reshape(num, -1)
         pushed = self._moves.push(cut, widths, sent)
-        end, place = pushed.left[:, tile, column], self.places(part, tile)
+        end, place = pushed.left[:, tile, column], self.places(part, tile, column)
         return Pushing(part, cut, tile, place, complete, pushed.added, first, end)
 
-    # ---- order -------------------------------------------------------------------------------------
+    # ---- order -----------------------------------------------------------------------------------
 
-    def places(self, part: Ints, tile: Ints) -> Ints:
+    def places(self, part: Ints, tile: Ints, column: Ints) -> Ints:
         """(rank, block): places of blocks in the order of the grid.
 
         Parameters
         ----------
         part
             (row,): row tile of each row.
-        tile
-            (block,): row tile of each block, in the order of the kernel's raster.
+        tile, column
+            (block,): of each block, in the order of the kernel's raster. It goes through groups of
+            row tiles column by column; here these groups have other tiles.
         """
-        num, count = self._machine.num_ranks, len(tile)
-        begin = np.zeros(num, np.int64)
-        if self._is_rotated:
-            following = part[(self._machine.ranks + 1) % num * self._layer.owned]
-            begin = np.argmax(tile >= following[:, None], axis=1)
-        return (np.arange(count) - begin[:, None]) % count
+        changes = np.flatnonzero(column != column[0])
+        together = int(changes[0]) if len(changes) else len(tile)
+        group, within = np.divmod(self._sequence(part), together)
+        keys = within[:, tile], np.tile(column, (len(group), 1)), group[:, tile]
+        places: Ints = np.argsort(np.lexsort(keys, axis=1), axis=1)
+        return places
+
+    def _sequence(self, part: Ints) -> Ints:
+        """(rank, tile): places of row tiles in the order in which each GPU goes through them."""
+        machine, owned = self._machine, self._layer.owned
+        first = np.flatnonzero(np.diff(part, prepend=-1))
+        tiles = np.arange(len(first))
+        if self._order == "rotated":
+            begin = part[(machine.ranks + 1) % machine.num_ranks * owned]
+            return (tiles - begin[:, None]) % len(tiles)
+        if self._order == "spread":
+            tiles = np.argsort(np.lexsort((first // owned, first % owned)))
+        return np.tile(tiles, (machine.num_ranks, 1))
 
     def _meet(self, kinds: PhaseKinds, after: Ints) -> Ints:
         """Let all GPUs wait for one another, if they do: (rank, block) tasks."""

@@ -76,12 +76,14 @@ class CaisOptions(Options):
     )
     order: str = option(
         "auto",
-        choices=("auto", "same", "rotated"),
-        help="Whether all GPUs go through the rows in one order, so that they ask for the same "
-        "rows at the same time, or each begins behind its own rows, so that no port is asked by "
-        "all. auto: same where requests are merged.",
-        source=f"{PAPER} section III-B: blocks of one number access the same data; rotated as "
-        "kernels with peer stores do",
+        choices=("auto", "spread", "same", "rotated"),
+        help="Order in which GPUs go through the rows. same: as they are numbered, the rows of one "
+        "owner after those of another. spread: a row tile of each owner in turn, so that all ports "
+        "are in use. rotated: as they are numbered, each GPU from behind its own rows on, so that "
+        "no two ask for the same. auto: spread where requests are merged, else rotated.",
+        source=f"{PAPER} section III-B: blocks of one number access the same data on all GPUs; "
+        "that they spread over owners is assumed, since its bound of 40 KB a port is what one GPU "
+        "has asked for, spread over all ports (section V-C)",
     )
     port_rate: str = option(
         "multimem",

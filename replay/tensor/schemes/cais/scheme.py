@@ -18,7 +18,7 @@ Source: arXiv 2605.05628 (HPCA 2026).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -31,8 +31,11 @@ from replay.tensor.schemes.cais.kernels import Blocks
 from replay.tensor.schemes.cais.moves import Moves
 from replay.tensor.schemes.cais.options import CaisOptions
 from replay.tensor.schemes.cais.rows import overlaps
+from replay.tensor.traffic import Traffic
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from replay.machine.machine import Ints, Machine
     from replay.tensor.kernels import Kernels
     from replay.tensor.layer import Step, TensorLayer
@@ -51,11 +54,19 @@ class Cais(TensorScheme):
         "memory, no SMs. Loads and reductions share queues of ports, where the paper adds virtual "
         "channels that take turns"
     )
+    traffic = Traffic("merged", "merged")
     needs = frozenset({"multicast", "reduction"})
     proposes = frozenset({"request-merging"})
     options: CaisOptions = CaisOptions()
 
-    # ---- a layer -----------------------------------------------------------------------------------
+    def with_options(self, given: Mapping[str, Any]) -> Self:
+        """The scheme with some options replaced; without the merge unit every GPU gets all rows."""
+        changed = super().with_options(given)
+        way = "merged" if changed.options.merge else "direct"
+        changed.traffic = Traffic(way, way)
+        return changed
+
+    # ---- a layer ---------------------------------------------------------------------------------
 
     def build(self, layer: TensorLayer, machine: Machine, start: Ints) -> Ints:
         """Add the tasks of a layer, which GPUs begin up to `launch_skew_us` apart."""
@@ -69,8 +80,8 @@ class Cais(TensorScheme):
         """Carry out steps; with overlap, product, norm and product become one kernel."""
         place = 0
         while place < len(steps):
-            three = steps[place : place + 3]
-            if self.options.overlap and _follow_in_one(three):
+            three = _in_one(steps[place : place + 3])
+            if self.options.overlap and kernels.layer.num_ranks > 1 and three is not None:
                 after = self._across(kernels, *three, after)
                 place += 3
             else:
@@ -80,20 +91,20 @@ class Cais(TensorScheme):
 
     def enter(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
         """Multiply rows that tiles load; where something reads rows before, load them alone."""
-        if not _is_plain(step):
+        if not _is_plain(step) or kernels.layer.num_ranks == 1:
             return super().enter(kernels, step, after)
         blocks, machine = self._blocks(kernels), kernels.machine
         begun = machine.kernel(machine.sync.barrier(GATHER, after), "ag-gemm")
         grid = self._grid(machine)
         loading = blocks.load_and_multiply(step.product)
-        grid.add(loading.first, loading.end, blocks.places(loading.part, loading.tile))
+        grid.add(loading.first, loading.end, loading.place)
         grid.launch(begun)
         done = _ended(machine, loading.end, begun)
         return kernels.gradient(step.product, done) if kernels.layer.is_backward else done
 
     def leave(self, kernels: Kernels, step: Any, after: Ints) -> Ints:
         """Push sums tile by tile; where something changes them first, push them alone."""
-        if not _is_plain(step):
+        if not _is_plain(step) or kernels.layer.num_ranks == 1:
             return super().leave(kernels, step, after)
         blocks, machine = self._blocks(kernels), kernels.machine
         begun = machine.kernel(after, "gemm-rs")
@@ -107,16 +118,20 @@ class Cais(TensorScheme):
 
     def gather(self, kernels: Kernels, after: Ints) -> Ints:
         """Load the rows of all tokens, in a kernel of its own."""
+        if kernels.layer.num_ranks == 1:
+            return after
         blocks, machine = self._blocks(kernels), kernels.machine
         begun = machine.kernel(machine.sync.barrier(GATHER, after), "all-gather")
         grid = self._grid(machine)
         loading = blocks.load_alone()
-        grid.add(loading.first, loading.end, blocks.places(loading.part, loading.tile))
+        grid.add(loading.first, loading.end, loading.place)
         grid.launch(begun)
         return _ended(machine, loading.end, begun)
 
     def reduce(self, kernels: Kernels, after: Ints) -> Ints:
         """Push the sums of all tokens, in a kernel of its own."""
+        if kernels.layer.num_ranks == 1:
+            return after
         blocks, machine = self._blocks(kernels), kernels.machine
         begun = machine.kernel(after, "reduce-scatter")
         grid = self._grid(machine)
@@ -131,7 +146,7 @@ class Cais(TensorScheme):
         machine.graph.edges(pushing.added.tasks, done[pushing.added.rank])
         return machine.sync.barrier(REDUCE, done, behind_stores=True)
 
-    # ---- product, norm and product -----------------------------------------------------------------
+    # ---- product, norm and product ---------------------------------------------------------------
 
     def _across(
         self, kernels: Kernels, leave: Leave, norm: Norm, enter: Enter, after: Ints
@@ -144,7 +159,7 @@ class Cais(TensorScheme):
         grid.add(pushing.first, pushing.end, 2 * pushing.place)
         loading = blocks.load_and_multiply(enter.product)
         self._norm(kernels, norm, pushing, loading)
-        place = self._interleaved(machine, blocks, pushing, loading)
+        place = self._interleaved(machine, pushing, loading)
         grid.add(loading.first, loading.end, 2 * place + 1)
         ends = [loading.end, pushing.end]
         if layer.is_backward:  # rows of the forward pass, for the gradient of the first weights
@@ -182,9 +197,7 @@ class Cais(TensorScheme):
         part, needed = overlaps(loading.part, chunk)
         graph.edges(told[needed].T.ravel(), loading.ready[:, part].ravel())
 
-    def _interleaved(
-        self, machine: Machine, blocks: Blocks, pushing: Pushing, loading: Loading
-    ) -> Ints:
+    def _interleaved(self, machine: Machine, pushing: Pushing, loading: Loading) -> Ints:
         """(rank, block): the block of the first product that each of the second one follows."""
         made = np.zeros(int(pushing.tile.max()) + 1, np.int64)  # last block of each row tile
         np.maximum.at(made, pushing.tile, pushing.place.max(axis=0))
@@ -192,15 +205,14 @@ class Cais(TensorScheme):
         part, of = overlaps(loading.part, pushing.part)
         np.maximum.at(needs, part, made[of])
         needs += self.options.ahead_blocks or machine.sms.compute
-        own = blocks.places(loading.part, loading.tile)
-        order = np.argsort(own, axis=1)
+        order = np.argsort(loading.place, axis=1)
         step = np.arange(order.shape[1])
         wanted = np.take_along_axis(np.tile(needs[loading.tile], (len(order), 1)), order, axis=1)
         place = np.empty_like(order)
         np.put_along_axis(place, order, np.maximum.accumulate(wanted - step, axis=1) + step, axis=1)
         return place
 
-    # ---- parts -------------------------------------------------------------------------------------
+    # ---- parts -----------------------------------------------------------------------------------
 
     @property
     def _is_coordinated(self) -> bool:
@@ -208,10 +220,11 @@ class Cais(TensorScheme):
 
     def _blocks(self, kernels: Kernels) -> Blocks:
         order = self.options.order
+        if order == "auto":
+            order = "spread" if self.options.merge else "rotated"
         return Blocks(
             kernels, Moves(kernels.machine, self.options), self.options,
-            is_coordinated=self._is_coordinated,
-            is_rotated=order == "rotated" or (order == "auto" and not self.options.merge),
+            is_coordinated=self._is_coordinated, order=order,
         )  # fmt: skip
 
     def _grid(self, machine: Machine) -> Grid:
@@ -230,9 +243,9 @@ def _is_plain(step: Enter | Leave) -> bool:
     return step.product.groups == 1 and not around
 
 
-def _follow_in_one(steps: tuple[Step, ...]) -> bool:
-    """Whether steps are a product, a norm and a product that can be one kernel."""
-    kinds = tuple(type(step) for step in steps)
-    return kinds == (Leave, Norm, Enter) and all(
-        _is_plain(step) for step in steps if isinstance(step, Enter | Leave)
-    )
+def _in_one(steps: tuple[Step, ...]) -> tuple[Leave, Norm, Enter] | None:
+    """A product, a norm and a product that can be one kernel; None if steps are anything else."""
+    match steps:
+        case (Leave() as leave, Norm() as norm, Enter() as enter):
+            return (leave, norm, enter) if _is_plain(leave) and _is_plain(enter) else None
+    return None
