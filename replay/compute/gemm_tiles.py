@@ -38,7 +38,8 @@ class TileTasks:
     Attributes
     ----------
     columns, column_tile
-        (task,): tasks on SMs in the order in which a kernel takes them, and the row tile of each.
+        (task,): tasks on SMs in the order in which a kernel takes them, and the row tile of each;
+        where tiles multiply in several steps, the last step's.
     column_index
         (task,): position of the column tile within the row tile.
     done
@@ -55,9 +56,9 @@ class TileTasks:
 
 
 class TileColumns(NamedTuple):
-    """Tasks of the column tiles: (task,) tasks, row tiles, columns and their widths."""
+    """Tasks of the column tiles, step by step: (task,) tasks, row tiles, columns, their widths."""
 
-    tasks: Ints
+    steps: list[Ints]
     tile: Ints
     column: Ints
     width: Ints
@@ -78,6 +79,7 @@ def gemm_tasks(
     clusters: bool = True,
     loading_warps: int = 0,
     kept: Bools | None = None,
+    steps: Ints | None = None,
 ) -> TileTasks:
     """Add the tiles of one GEMM.
 
@@ -107,6 +109,9 @@ def gemm_tasks(
     kept
         (tile,): whether a tile's result is written into its own GPU's memory; all are by default.
         Others go to another GPU instead.
+    steps
+        (step, tile): where tiles begin to multiply before their rows are there in full, the tasks
+        that equal shares of the inner dimension wait for, all but the last, which is `after`.
     """
     compute, dtype = machine.system.compute, work.precision.gemm
     hidden_ps = compute.tile_overhead_ps - compute.tile_overhead_ps // resident_blocks
@@ -121,23 +126,32 @@ def gemm_tasks(
         _column_ps(machine, tiles, last, gemm.k, dtype, loading_warps)[tile],
         _column_ps(machine, tiles, block_n, gemm.k, dtype, loading_warps)[tile],
     )
-    columns = machine.graph.add(
-        len(tile),
-        resource=pool[tiles.rank[tile]],
-        duration_ps=duration - hidden_ps,
-        latency_ps=hidden_ps,
-        priority=0 if priority is None else priority[tile],
-        kind=gemm.kind,
-        rank=tiles.rank[tile],
-        tag=tiles.expert[tile],
-        after=after[tile],
-    )
+    num_before = 0 if steps is None else len(steps)
+    share = duration // (num_before + 1)
+    chain: list[Ints] = []
+    for step in range(num_before + 1):
+        is_end = step == num_before
+        tasks = machine.graph.add(
+            len(tile),
+            resource=pool[tiles.rank[tile]],
+            duration_ps=duration - share * num_before - hidden_ps if is_end else share,
+            latency_ps=hidden_ps if is_end else 0,
+            priority=0 if priority is None else priority[tile],
+            kind=gemm.kind,
+            rank=tiles.rank[tile],
+            tag=tiles.expert[tile],
+            after=(after if steps is None or is_end else steps[step])[tile],
+        )
+        if chain:
+            machine.graph.edges(chain[-1], tasks)
+        chain.append(tasks)
+    columns = chain[-1]
     outputs = _read_operands(
         machine,
         gemm,
         tiles,
         dtype,
-        TileColumns(columns, tile, column, widths),
+        TileColumns(chain, tile, column, widths),
         inputs,
         clusters,
         kept,
@@ -232,11 +246,11 @@ def _read_operands(
     """
     compute, tile = machine.system.compute, added.tile
     expert, rank = tiles.expert[tile], tiles.rank[tile]
-    num_columns = int(added.column.max(initial=0)) + 1
+    num_columns, num_steps = int(added.column.max(initial=0)) + 1, len(added.steps)
     num_weights = len(tiles.first_of_expert) * num_columns
-    blocks = machine.l2.new_blocks(num_weights + 2 * len(tiles))
-    rows_of_tile = blocks + num_weights + np.arange(len(tiles)) if inputs is None else inputs
-    outputs: Ints = blocks + num_weights + len(tiles) + np.arange(len(tiles))
+    blocks = machine.l2.new_blocks(num_steps * num_weights + (num_steps + 1) * len(tiles))
+    ours = blocks + num_steps * num_weights + np.arange(len(tiles))
+    outputs: Ints = ours + num_steps * len(tiles)
 
     weights: Ints = compute.weight_bytes(added.width, np.full_like(added.width, gemm.k), dtype)
     activations: Ints = compute.activation_bytes(tiles.moved_rows, gemm.k, dtype)[tile]
@@ -244,17 +258,20 @@ def _read_operands(
     has_next_row = (np.diff(tiles.first_of_expert) >= share)[expert]
     of_weights = np.where(has_next_row & (weights >= activations), share, 1)
     of_activations = np.where(of_weights > 1, 1, share)
-    machine.l2.read(
-        "weights", added.tasks, rank, blocks + expert * num_columns + added.column, weights,
-        drawn_bytes=-(-weights // of_weights),
-    )  # fmt: skip
-    machine.l2.read(
-        "activations", added.tasks, rank, rows_of_tile[tile], activations,
-        drawn_bytes=-(-activations // of_activations),
-    )  # fmt: skip
+    for step, tasks in enumerate(added.steps):
+        columns = blocks + step * num_weights + expert * num_columns + added.column
+        rows = ours + step * len(tiles) if inputs is None else inputs
+        machine.l2.read(
+            "weights", tasks, rank, columns, -(-weights // num_steps),
+            drawn_bytes=-(-weights // (num_steps * of_weights)),
+        )  # fmt: skip
+        machine.l2.read(
+            "activations", tasks, rank, rows[tile], -(-activations // num_steps),
+            drawn_bytes=-(-activations // (num_steps * of_activations)),
+        )  # fmt: skip
     first = np.flatnonzero((added.column == 0) & (True if kept is None else kept[tile]))
     machine.l2.write(
-        added.tasks[first], rank[first], outputs[tile[first]],
+        added.steps[0][first], rank[first], outputs[tile[first]],
         (tiles.moved_rows * gemm.out_bytes)[tile[first]],
     )  # fmt: skip
     return outputs

@@ -110,6 +110,7 @@ def tiles_of(
     raster: Raster = "groups",
     priority: Ints | None = None,
     kept: Bools | None = None,
+    steps: Ints | None = None,
 ) -> Tiled:
     """Add the tiles of a product to a kernel that has begun.
 
@@ -121,7 +122,7 @@ def tiles_of(
         (tile,): task that each row tile waits for: its rows are there, and its kernel has begun.
     cuts
         Row tiles and their first rows, as `cut` gives them.
-    raster, priority, kept
+    raster, priority, kept, steps
         See `replay.compute.gemm_tiles.gemm_tasks`.
     """
     tiles, first_row = cuts
@@ -136,6 +137,7 @@ def tiles_of(
         raster=raster,
         priority=priority,
         kept=kept,
+        steps=steps,
     )
     block_n = tiles.block_n[tiles.rank[tasks.column_tile]]
     columns = np.minimum(block_n, product.n - tasks.column_index * block_n)

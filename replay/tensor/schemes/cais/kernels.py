@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from replay.machine.kinds import Kind
+from replay.machine.merging import ENTRY_BYTES
 from replay.tensor import matrices
 from replay.tensor.base import GATHER, REDUCE
 from replay.tensor.layer import BF16
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints
     from replay.tensor.kernels import Kernels
     from replay.tensor.layer import Product
-    from replay.tensor.schemes.cais.moves import Moved, Moves
+    from replay.tensor.schemes.cais.moves import Added, Moves
     from replay.tensor.schemes.cais.options import CaisOptions
 
 PART_ROWS = 128  # of a block that only moves rows: the height of most tiles
@@ -49,7 +50,7 @@ class Pushing(NamedTuple):
     tile: Ints
     place: Ints
     made: Ints
-    added: Moved
+    added: Added
     first: Ints
     end: Ints
 
@@ -109,10 +110,12 @@ class Blocks:
         cuts = matrices.cut(machine, product, Kind.GEMM1, machine.sms.compute)
         tiles = cuts[0]
         part = np.repeat(np.arange(len(tiles) // machine.num_ranks), self._rows_of_one(tiles.rows))
-        entry, ready, there = self._load(part)
+        num_slices = min(self._options.slices, -(-self._layer.row_bytes // ENTRY_BYTES))
+        entry, ready, there = self._load(part, num_slices)
         tiled = matrices.tiles_of(
-            machine, product, Kind.GEMM1, self._kernels.pool, there.ravel(), cuts=cuts
-        )
+            machine, product, Kind.GEMM1, self._kernels.pool, there[-1].ravel(), cuts=cuts,
+            steps=there[:-1].reshape(num_slices - 1, -1),
+        )  # fmt: skip
         end = tiled.tasks.columns.reshape(machine.num_ranks, -1)
         tile = tiled.tasks.column_tile[: end.shape[1]]
         column = tiled.tasks.column_index[: end.shape[1]]
@@ -125,24 +128,31 @@ class Blocks:
     def load_alone(self) -> Loading:
         """Blocks that only load rows, for kernels that follow."""
         part = np.arange(self._layer.tokens) // PART_ROWS
-        entry, ready, there = self._load(part)
+        entry, ready, there = self._load(part, 1)
         tile = np.arange(entry.shape[1])
         place = self.places(part, tile, np.zeros_like(tile))
-        return Loading(part, ready, tile, place, entry, there)
+        return Loading(part, ready, tile, place, entry, there[0])
 
-    def _load(self, part: Ints) -> tuple[Ints, Ints, Ints]:
-        """Load rows: marks (rank, part) of a block's begin, of its wait, and of all its rows."""
+    def _load(self, part: Ints, num_slices: int) -> tuple[Ints, Ints, Ints]:
+        """Load rows of parts (row,), slice by slice.
+
+        Returns
+        -------
+        (rank, part) marks of a block's begin and of its wait, and (slice, rank, part) of the rows.
+        """
         machine, layer = self._machine, self._layer
-        most = max(1, self._options.piece_bytes // layer.row_bytes)
-        cut = cut_rows(part, layer.owned, most)
+        packets = np.arange(num_slices + 1) * -(-layer.row_bytes // ENTRY_BYTES) // num_slices
+        widths = np.diff(np.minimum(packets * ENTRY_BYTES, layer.row_bytes))
+        cut = cut_rows(part, layer.owned, max(1, self._options.piece_bytes // int(widths.max())))
         shape = machine.num_ranks, int(part[-1]) + 1
         rank = np.repeat(machine.ranks, shape[1])
         entry = machine.mark(rank)
         ready = machine.mark(rank, entry).reshape(shape)
         opened = self._meet(GATHER, ready)
-        there = machine.mark(rank, opened.ravel()).reshape(shape)
-        moved = self._moves.load(cut, layer.row_bytes, opened)
-        machine.graph.edges(moved.tasks, there[moved.rank, cut.part[moved.piece]])
+        there = np.stack([machine.mark(rank, opened.ravel()) for _ in widths])
+        there = there.reshape(len(widths), *shape)
+        rows = self._moves.load(cut, widths, opened)
+        machine.graph.edges(rows.tasks, there[rows.slice, rows.rank, rows.part])
         return entry.reshape(shape), ready, there
 
     # ---- sums out --------------------------------------------------------------------------------

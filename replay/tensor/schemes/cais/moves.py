@@ -17,13 +17,30 @@ if TYPE_CHECKING:
     from replay.tensor.schemes.cais.rows import Cut
 
 
-class Moved(NamedTuple):
-    """Tasks that something waits for: (task,).
+class Loaded(NamedTuple):
+    """Rows that have arrived: (task,).
 
     Attributes
     ----------
     tasks, rank
         The tasks, and the GPU that waits.
+    part, slice
+        What has arrived of the rows of which part.
+    """
+
+    tasks: Ints
+    rank: Ints
+    part: Ints
+    slice: Ints
+
+
+class Added(NamedTuple):
+    """Sums that have been added up: (task,).
+
+    Attributes
+    ----------
+    tasks, rank
+        The tasks, and the GPU that has the sum.
     piece
         The piece of the cut that each belongs to.
     """
@@ -45,7 +62,7 @@ class Pushed(NamedTuple):
     """
 
     left: Ints
-    added: Moved
+    added: Added
 
 
 class Moves:
@@ -61,38 +78,41 @@ class Moves:
             options.table_bytes, timeout, at_line_rate=options.port_rate == "line"
         )
 
-    def load(self, cut: Cut, row_bytes: int, opened: Ints) -> Moved:
-        """Load rows of other GPUs.
+    def load(self, cut: Cut, widths: Ints, opened: Ints) -> Loaded:
+        """Load rows of other GPUs, slice by slice.
 
         Parameters
         ----------
+        widths
+            (slice,): bytes of each slice of a row.
         opened
             (rank, part): tasks after which a block of each GPU loads the rows of a part, so many at
             a time.
         """
         machine = self._machine
-        of, reader = np.nonzero(cut.home[:, None] != machine.ranks)
-        issued = machine.mark(reader, opened[reader, cut.part[of]])
-        nbytes = cut.rows[of] * row_bytes
+        which, piece = (each.ravel() for each in np.indices((len(widths), len(cut.home))))
+        pieces = Pieces(cut.home[piece], cut.rows[piece], widths[which])
+        of, reader = np.nonzero(pieces.home[:, None] != machine.ranks)
+        part = cut.part[piece[of]]
+        issued = machine.mark(reader, opened[reader, part])
         if self._options.merge:
-            pieces = Pieces(cut.home, cut.rows, np.full(len(cut.home), row_bytes))
-            loads = machine.merging.load(GATHER, self._unit(), pieces, of, reader, issued)
-            arrived = loads.arrived
-            found = Moved(arrived, reader, of)
+            merged = machine.merging.load(GATHER, self._unit(), pieces, of, reader, issued)
+            arrived = there = merged.arrived
         else:
-            home = cut.home[of]
+            home = pieces.home[of]
             loaded = machine.transfers.load(
-                GATHER, reader, home, row_bytes, issued,
-                machine.transfers.fan_out(reader, home), rows=cut.rows[of],
+                GATHER, reader, home, pieces.row_bytes[of], issued,
+                machine.transfers.fan_out(reader, home), rows=pieces.rows[of],
             )  # fmt: skip
             arrived = loaded.arrived
-            read = machine.stream(GATHER.memory, nbytes, home, loaded.asked)
-            both = np.concatenate((arrived, read))
-            found = Moved(both, np.tile(reader, 2), np.tile(of, 2))
-        self._keep_window(reader, cut.part[of], issued, arrived, int(nbytes.max(initial=1)))
-        address = machine.caches.new_keys(len(cut.home)) + of
+            there = machine.mark(reader, arrived)
+            machine.graph.edges(
+                machine.stream(GATHER.memory, pieces.nbytes[of], home, loaded.asked), there
+            )
+        self._keep_window(reader, part, issued, arrived, int(pieces.nbytes.max()))
+        address = machine.caches.new_keys(len(pieces)) + of
         machine.notes.access(self._named("loads"), address, issued)
-        return found
+        return Loaded(there, reader, part, which[of])
 
     def _keep_window(
         self, reader: Ints, part: Ints, issued: Ints, arrived: Ints, piece_bytes: int
@@ -137,7 +157,7 @@ class Moves:
         graph.edges(left, ends[src, cut.part[piece[of]], column[of]])
         address = machine.caches.new_keys(len(pieces)) + of
         machine.notes.access(self._named("reductions"), address, left)
-        return Pushed(ends, Moved(added, home, piece[which]))
+        return Pushed(ends, Added(added, home, piece[which]))
 
     def _named(self, what: str) -> str:
         return f"merged {what}" if self._options.merge else what

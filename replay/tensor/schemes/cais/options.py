@@ -65,6 +65,13 @@ class CaisOptions(Options):
         "last request for an address that it finds without coordination (section V-B), so that "
         "timers do not end what could still be merged",
     )
+    slices: int = option(
+        4,
+        least=1,
+        help="Parts of a row that a block asks for one after the other, and multiplies as they "
+        "come: its kernel goes along the inner dimension.",
+        source="chosen for the model; kernels go by 64 values. CAIS.md has other numbers",
+    )
     window_bytes: int = option(
         65536,
         least=128,

@@ -46,7 +46,7 @@ class Cais(TensorScheme):
     """Computing kernels whose loads and reductions the switch merges."""
 
     name = "cais"
-    summary = "products load rows and push sums through the switch, which merges what is alike"
+    summary = "products load rows and push sums, which the switch merges"
     source = "arXiv 2605.05628 (HPCA 2026)"
     assumes = (
         "a GPU loads a row once, by the first block that needs it; other blocks find it in the L2 "
