@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from replay.machine.block_scheduler import BlockScheduler
 from replay.machine.kinds import Kind
 from replay.machine.sync import FLAG_BYTES
 from replay.tensor.base import GATHER, REDUCE, TensorScheme
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from replay.tensor.schemes.cais.kernels import Loading, Pushing
 
 
+NORM_ROWS = 8  # of a block of the norm: it takes about as long as a small tile
+
+
 class Cais(TensorScheme):
     """Computing kernels whose loads and reductions the switch merges."""
 
@@ -50,9 +54,9 @@ class Cais(TensorScheme):
     source = "arXiv 2605.05628 (HPCA 2026)"
     assumes = (
         "a GPU loads a row once, by the first block that needs it; other blocks find it in the L2 "
-        "cache or in memory. A tile begins when all its rows are there. Norms inside a kernel take "
-        "memory, no SMs. Loads and reductions share queues of ports, where the paper adds virtual "
-        "channels that take turns"
+        "cache or in memory. Loads and reductions share queues of ports, where the paper adds "
+        "virtual channels that take turns. The switch lets entries of its tables go in the order "
+        "of their last use, also those that wait for data"
     )
     traffic = Traffic("merged", "merged")
     needs = frozenset({"multicast", "reduction"})
@@ -182,13 +186,11 @@ class Cais(TensorScheme):
         home = np.arange(layer.tokens) // layer.owned
         begins = (np.diff(pushing.part, prepend=-1) != 0) | (np.diff(home, prepend=-1) != 0)
         chunk, first = np.cumsum(begins) - 1, np.flatnonzero(begins)
-        owner, rows = home[first], np.bincount(chunk)
+        owner = home[first]
         complete = machine.mark(owner, pushing.made[owner, pushing.part[first]])
         graph.edges(pushing.added.tasks, complete[chunk[pushing.cut.first[pushing.added.piece]]])
         seen = machine.delay(REDUCE.sync, machine.costs.poll(), complete, owner)
-        normed = machine.stream(
-            Kind.BETWEEN, rows * norm.row_bytes, owner, seen, late=machine.costs.memory_load()
-        )
+        normed = self._normalised(kernels, norm, seen, chunk, owner)
         told = np.repeat(normed[:, None], machine.num_ranks, axis=1)
         of, other = np.nonzero(owner[:, None] != machine.ranks)
         told[of, other] = machine.sync.notify(
@@ -196,6 +198,34 @@ class Cais(TensorScheme):
         )
         part, needed = overlaps(loading.part, chunk)
         graph.edges(told[needed].T.ravel(), loading.ready[:, part].ravel())
+
+    def _normalised(
+        self, kernels: Kernels, norm: Norm, seen: Ints, chunk: Ints, owner: Ints
+    ) -> Ints:
+        """Normalise rows in blocks that begin when their sums are there: (chunk,) marks.
+
+        Parameters
+        ----------
+        seen, owner
+            (chunk,): tasks after which the rows can be worked on, and whose they are.
+        chunk
+            (row,): the chunk of each row.
+        """
+        machine, row = kernels.machine, np.arange(len(chunk))
+        home, place = np.divmod(row, kernels.layer.owned)
+        first = np.flatnonzero((place % NORM_ROWS == 0) | (np.diff(chunk, prepend=-1) != 0))
+        of, rank = chunk[first], home[first]
+        nbytes = np.diff(first, append=len(row)) * norm.row_bytes
+        worked = machine.serve(
+            kernels.pool[rank], machine.costs.sm_copy(nbytes // 2), kind=Kind.BETWEEN, rank=rank
+        )
+        claims = BlockScheduler(machine, machine.sms.compute).hold(
+            worked, worked, rank, seen[of], priority=-1
+        )
+        moved = machine.stream(REDUCE.memory, nbytes, rank, claims)
+        normed = machine.mark(owner)
+        machine.graph.edges(np.concatenate((worked, moved)), normed[np.tile(of, 2)])
+        return normed
 
     def _interleaved(self, machine: Machine, pushing: Pushing, loading: Loading) -> Ints:
         """(rank, block): the block of the first product that each of the second one follows."""
