@@ -31,6 +31,7 @@ import numpy as np
 
 from replay.machine.kinds import Kind, flags_of
 from replay.machine.times import Time
+from replay.machine.transfers import REQUESTS_FIRST
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -105,12 +106,15 @@ class MergeUnit:
         How long an entry that never becomes complete stays after its last part.
     at_line_rate
         Whether ports reach their full rate, and not what is left of it for NVLS today.
+    requests_first
+        Whether requests of loads pass what waits in the same ports; see `Transfers.load`.
     """
 
     tables: Ints
     num_bytes: int
     timeout: Time
     at_line_rate: bool
+    requests_first: bool
 
 
 @dataclass(frozen=True)
@@ -155,11 +159,18 @@ class Merging:
         self._transfers, self._switch = transfers, switch
         self._caches, self._input_buffers = caches, input_buffers
 
-    def unit(self, port_bytes: int, timeout: Time, *, at_line_rate: bool = False) -> MergeUnit:
+    def unit(
+        self,
+        port_bytes: int,
+        timeout: Time,
+        *,
+        at_line_rate: bool = False,
+        requests_first: bool = False,
+    ) -> MergeUnit:
         """Merge units of so many bytes behind each port of a GPU, one a switch."""
         num_bytes = port_bytes * self._system.fabric.num_planes
         tables = self._caches.tables(MERGE_UNIT, num_bytes)
-        return MergeUnit(tables, num_bytes, timeout, at_line_rate)
+        return MergeUnit(tables, num_bytes, timeout, at_line_rate, requests_first)
 
     # ---- loads -----------------------------------------------------------------------------------
 
@@ -186,11 +197,13 @@ class Merging:
         graph, link, fabric = self._graph, self._system.link, self._system.fabric
         hop, line = self._switch.hop, unit.at_line_rate
         home, ports = pieces.home, self._resources.uplink
+        priority = REQUESTS_FIRST if unit.requests_first else 0
         ask = link.request_wire_bytes(pieces.row_bytes, pieces.rows)
         answer = link.response_wire_bytes(pieces.row_bytes, pieces.rows)
         requested = hop(
-            "out", kinds.request_up, reader, ask[of], 0, after, line, channel="requests"
-        )
+            "out", kinds.request_up, reader, ask[of], 0, after, line, channel="requests",
+            priority=priority,
+        )  # fmt: skip
         there_and_back = fabric.downlink_latency_ps + fabric.uplink_latency_ps
         first_key = self._caches.new_keys(len(pieces))
         found = self._look_up(
@@ -199,8 +212,9 @@ class Merging:
         )  # fmt: skip
         self._input_buffers.hold("requests", reader, ask[of], requested, found)
         asked = hop(
-            "in", kinds.request_down, home, ask, 0, None, line, late_ps=fabric.read_access_ps
-        )
+            "in", kinds.request_down, home, ask, 0, None, line,
+            late_ps=fabric.read_access_ps, priority=priority,
+        )  # fmt: skip
         read = graph.add(
             len(home),
             resource=self._resources.hbm[home],

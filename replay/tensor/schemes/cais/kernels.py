@@ -163,16 +163,17 @@ class Blocks:
         num = machine.num_ranks
         cuts = matrices.cut(machine, product, Kind.GEMM2, machine.sms.compute)
         tiles = cuts[0]
+        part = np.repeat(np.arange(len(tiles) // num), self._rows_of_one(tiles.rows))
         tiled = matrices.tiles_of(
-            machine, product, Kind.GEMM2, self._kernels.pool, begun[tiles.rank], cuts=cuts
-        )
+            machine, product, Kind.GEMM2, self._kernels.pool, begun[tiles.rank], cuts=cuts,
+            kept=self._own_rows(part)[tiles.rank, np.arange(len(tiles)) % (len(tiles) // num)] > 0,
+        )  # fmt: skip
         made = tiled.tasks.columns.reshape(num, -1)
         tile, column = (
             each[: made.shape[1]] for each in (tiled.tasks.column_tile, tiled.tasks.column_index)
         )
         widths = np.zeros(int(column.max()) + 1, np.int64)
         widths[column] = tiled.columns[: made.shape[1]] * BF16
-        part = np.repeat(np.arange(len(tiles) // num), self._rows_of_one(tiles.rows))
         return self._push(part, widths, tile, column, made, made, tiled.tasks.done.reshape(num, -1))
 
     def push_alone(self) -> Pushing:
@@ -196,9 +197,7 @@ class Blocks:
         machine, layer = self._machine, self._layer
         num, most = machine.num_ranks, max(1, self._options.piece_bytes // int(widths.max()))
         cut = cut_rows(part, layer.owned, most)
-        abroad = np.zeros((num, int(part[-1]) + 1), np.int64)  # rows that other GPUs own
-        abroad += np.bincount(cut.part, cut.rows, abroad.shape[1]).astype(np.int64)
-        np.subtract.at(abroad, (cut.home, cut.part), cut.rows)
+        abroad = np.bincount(part) - self._own_rows(part)
         rank = np.repeat(machine.ranks, len(tile))
         issued = machine.serve(
             self._kernels.pool[rank],
@@ -246,6 +245,12 @@ class Blocks:
     def _meet(self, kinds: PhaseKinds, after: Ints) -> Ints:
         """Let all GPUs wait for one another, if they do: (rank, block) tasks."""
         return self._machine.merging.meet(kinds, after).released if self._is_coordinated else after
+
+    def _own_rows(self, part: Ints) -> Ints:
+        """(rank, part): rows of each part (row,) that each GPU owns."""
+        own = np.zeros((self._machine.num_ranks, int(part[-1]) + 1), np.int64)
+        np.add.at(own, (np.arange(len(part)) // self._layer.owned, part), 1)
+        return own
 
     def _rows_of_one(self, rows: Ints) -> Ints:
         """Rows of the row tiles of one GPU; all have the same."""

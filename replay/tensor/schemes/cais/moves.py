@@ -75,8 +75,9 @@ class Moves:
         machine, options = self._machine, self._options
         timeout = machine.costs.ns(round(options.timeout_us * 1000))
         return machine.merging.unit(
-            options.table_bytes, timeout, at_line_rate=options.port_rate == "line"
-        )
+            options.table_bytes, timeout, at_line_rate=options.port_rate == "line",
+            requests_first=options.traffic_control,
+        )  # fmt: skip
 
     def load(self, cut: Cut, widths: Ints, opened: Ints) -> Loaded:
         """Load rows of other GPUs, slice by slice.
@@ -103,6 +104,7 @@ class Moves:
             loaded = machine.transfers.load(
                 GATHER, reader, home, pieces.row_bytes[of], issued,
                 machine.transfers.fan_out(reader, home), rows=pieces.rows[of],
+                requests_first=self._options.traffic_control,
             )  # fmt: skip
             arrived = loaded.arrived
             there = machine.mark(reader, arrived)

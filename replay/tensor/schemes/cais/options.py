@@ -32,6 +32,12 @@ class CaisOptions(Options):
         "kernel, whose blocks wait for rows and not for one another's kernels.",
         source=f"{PAPER} section III-C",
     )
+    traffic_control: bool = option(
+        True,
+        help="Requests of loads do not wait behind sums in the queues of ports.",
+        source=f"{PAPER} section III-C: loads and reductions have virtual channels that take "
+        "turns; here the short messages, which take 6 % of the rows' bytes, pass the long ones",
+    )
     group_blocks: int = option(
         1,
         least=1,
