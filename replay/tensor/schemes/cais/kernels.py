@@ -114,7 +114,7 @@ class Blocks:
         entry, ready, there = self._load(part, num_slices)
         tiled = matrices.tiles_of(
             machine, product, Kind.GEMM1, self._kernels.pool, there[-1].ravel(), cuts=cuts,
-            steps=there[:-1].reshape(num_slices - 1, -1),
+            steps=there[:-1].reshape(num_slices - 1, there[0].size) if num_slices > 1 else None,
         )  # fmt: skip
         end = tiled.tasks.columns.reshape(machine.num_ranks, -1)
         tile = tiled.tasks.column_tile[: end.shape[1]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from replay.errors import UserError
 from replay.schemes.options import Options, option
 
 PAPER = "arXiv 2605.05628"
@@ -122,3 +123,12 @@ class CaisOptions(Options):
         "evenly.",
         source="none: no published value was found for how far hosts of a node are apart",
     )
+
+    def check(self) -> None:
+        """Refuse GPUs that wait for one another and go through the rows in different orders."""
+        if self.merge and self.coordination and self.order == "rotated":
+            message = (
+                "options coordination=true and order=rotated of scheme 'cais' exclude each other: "
+                "blocks that wait for one another need one order on all GPUs"
+            )
+            raise UserError(message)

@@ -22,16 +22,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from replay.machine.block_scheduler import BlockScheduler
 from replay.machine.kinds import Kind
-from replay.machine.sync import FLAG_BYTES
 from replay.tensor.base import GATHER, REDUCE, TensorScheme
 from replay.tensor.layer import Enter, Leave, Norm
 from replay.tensor.schemes.cais.grid import Grid
 from replay.tensor.schemes.cais.kernels import Blocks
 from replay.tensor.schemes.cais.moves import Moves
+from replay.tensor.schemes.cais.norms import interleaved, normalise
 from replay.tensor.schemes.cais.options import CaisOptions
-from replay.tensor.schemes.cais.rows import overlaps
 from replay.tensor.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -40,10 +38,7 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
     from replay.tensor.kernels import Kernels
     from replay.tensor.layer import Step, TensorLayer
-    from replay.tensor.schemes.cais.kernels import Loading, Pushing
-
-
-NORM_ROWS = 8  # of a block of the norm: it takes about as long as a small tile
+    from replay.tensor.schemes.cais.kernels import Pushing
 
 
 class Cais(TensorScheme):
@@ -160,11 +155,12 @@ class Cais(TensorScheme):
         begun = machine.kernel(after, "gemm-rs, norm, ag-gemm")
         grid = self._grid(machine)
         pushing = blocks.multiply_and_push(leave.product, begun)
-        grid.add(pushing.first, pushing.end, 2 * pushing.place)
         loading = blocks.load_and_multiply(enter.product)
-        self._norm(kernels, norm, pushing, loading)
-        place = self._interleaved(machine, pushing, loading)
-        grid.add(loading.first, loading.end, 2 * place + 1)
+        norming = normalise(kernels, norm, pushing, loading)
+        ahead = self.options.ahead_blocks or machine.sms.compute
+        grid.add(pushing.first, pushing.end, 2 * pushing.place)
+        grid.add(norming.first, norming.end, 2 * (norming.follows + ahead))
+        grid.add(loading.first, loading.end, 2 * (interleaved(loading, norming) + ahead) + 1)
         ends = [loading.end, pushing.end]
         if layer.is_backward:  # rows of the forward pass, for the gradient of the first weights
             again = blocks.load_alone()
@@ -179,68 +175,6 @@ class Cais(TensorScheme):
             done = kernels.gradient(leave.product, done)
             done = kernels.gradient(enter.product, done)
         return done
-
-    def _norm(self, kernels: Kernels, norm: Norm, pushing: Pushing, loading: Loading) -> None:
-        """Normalise rows whose sums are complete, and tell the blocks that load them."""
-        machine, layer, graph = kernels.machine, kernels.layer, kernels.machine.graph
-        home = np.arange(layer.tokens) // layer.owned
-        begins = (np.diff(pushing.part, prepend=-1) != 0) | (np.diff(home, prepend=-1) != 0)
-        chunk, first = np.cumsum(begins) - 1, np.flatnonzero(begins)
-        owner = home[first]
-        complete = machine.mark(owner, pushing.made[owner, pushing.part[first]])
-        graph.edges(pushing.added.tasks, complete[chunk[pushing.cut.first[pushing.added.piece]]])
-        seen = machine.delay(REDUCE.sync, machine.costs.poll(), complete, owner)
-        normed = self._normalised(kernels, norm, seen, chunk, owner)
-        told = np.repeat(normed[:, None], machine.num_ranks, axis=1)
-        of, other = np.nonzero(owner[:, None] != machine.ranks)
-        told[of, other] = machine.sync.notify(
-            owner[of], other, FLAG_BYTES, normed[of], waiting=machine.costs.poll()
-        )
-        part, needed = overlaps(loading.part, chunk)
-        graph.edges(told[needed].T.ravel(), loading.ready[:, part].ravel())
-
-    def _normalised(
-        self, kernels: Kernels, norm: Norm, seen: Ints, chunk: Ints, owner: Ints
-    ) -> Ints:
-        """Normalise rows in blocks that begin when their sums are there: (chunk,) marks.
-
-        Parameters
-        ----------
-        seen, owner
-            (chunk,): tasks after which the rows can be worked on, and whose they are.
-        chunk
-            (row,): the chunk of each row.
-        """
-        machine, row = kernels.machine, np.arange(len(chunk))
-        home, place = np.divmod(row, kernels.layer.owned)
-        first = np.flatnonzero((place % NORM_ROWS == 0) | (np.diff(chunk, prepend=-1) != 0))
-        of, rank = chunk[first], home[first]
-        nbytes = np.diff(first, append=len(row)) * norm.row_bytes
-        worked = machine.serve(
-            kernels.pool[rank], machine.costs.sm_copy(nbytes // 2), kind=Kind.BETWEEN, rank=rank
-        )
-        claims = BlockScheduler(machine, machine.sms.compute).hold(
-            worked, worked, rank, seen[of], priority=-1
-        )
-        moved = machine.stream(REDUCE.memory, nbytes, rank, claims)
-        normed = machine.mark(owner)
-        machine.graph.edges(np.concatenate((worked, moved)), normed[np.tile(of, 2)])
-        return normed
-
-    def _interleaved(self, machine: Machine, pushing: Pushing, loading: Loading) -> Ints:
-        """(rank, block): the block of the first product that each of the second one follows."""
-        made = np.zeros(int(pushing.tile.max()) + 1, np.int64)  # last block of each row tile
-        np.maximum.at(made, pushing.tile, pushing.place.max(axis=0))
-        needs = np.zeros(int(loading.tile.max()) + 1, np.int64)
-        part, of = overlaps(loading.part, pushing.part)
-        np.maximum.at(needs, part, made[of])
-        needs += self.options.ahead_blocks or machine.sms.compute
-        order = np.argsort(loading.place, axis=1)
-        step = np.arange(order.shape[1])
-        wanted = np.take_along_axis(np.tile(needs[loading.tile], (len(order), 1)), order, axis=1)
-        place = np.empty_like(order)
-        np.put_along_axis(place, order, np.maximum.accumulate(wanted - step, axis=1) + step, axis=1)
-        return place
 
     # ---- parts -----------------------------------------------------------------------------------
 
