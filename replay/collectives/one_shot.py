@@ -50,7 +50,7 @@ def by_loads(
         See `Algorithm.build`.
     """
     kernel = Kernel(machine, kinds, style, nbytes, payload=payload, beside=beside)
-    walked = kernel.walk(kernel.begin(begun), peer_loads.add_up(kernel))
+    walked = kernel.walk(kernel.begin(begun), peer_loads.add_up(kernel, touched=2))
     return kernel.end(walked, stored=False)
 
 

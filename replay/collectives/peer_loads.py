@@ -16,16 +16,21 @@ if TYPE_CHECKING:
     from replay.machine.transfers import FanOut
 
 
-def add_up(kernel: Kernel) -> Work:
-    """Load the same bytes of all peers' buffers, add them up, write the sum."""
+def add_up(kernel: Kernel, touched: int) -> Work:
+    """Load the same bytes of all peers' buffers, add them up, write the sum.
+
+    Parameters
+    ----------
+    touched
+        See `Work`: those that ask a GPU for the same bytes find them in its cache.
+    """
     machine, n = kernel.machine, kernel.machine.num_ranks
 
     def busy(of_block: int) -> Time:
         return machine.costs.sm_add(n * of_block, of_block)
 
-    # All ranks read a GPU's memory; those that ask for the same bytes find them in its cache.
     read = partial(load, kernel, fan_out=all_pairs(machine))
-    return Work(kernel.kinds.receive, busy, touched=n + 1, load=read)
+    return Work(kernel.kinds.receive, busy, touched, load=read)
 
 
 def read_all(kernel: Kernel) -> Work:

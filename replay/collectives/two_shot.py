@@ -43,9 +43,9 @@ def all_reduce(
     beside: Split | None = None,
 ) -> Ints:
     """Loads of a share, then of all shares: (rank,) the last tasks; see `one_shot.by_loads`."""
-    share = -(-nbytes // machine.num_ranks)
+    n, share = machine.num_ranks, -(-nbytes // machine.num_ranks)
     kernel = Kernel(machine, kinds, style, share, payload=payload, beside=beside)
-    added = kernel.walk(kernel.begin(begun), peer_loads.add_up(kernel))
+    added = kernel.walk(kernel.begin(begun), peer_loads.add_up(kernel, touched=n + 1))
     walked = kernel.walk(kernel.meet(added.left), peer_loads.read_all(kernel))
     return kernel.end(walked, stored=False)
 
@@ -70,10 +70,11 @@ def half(
     nbytes
         What every rank brings, or gets.
     """
-    share = -(-nbytes // machine.num_ranks)
+    n, share = machine.num_ranks, -(-nbytes // machine.num_ranks)
     kernel = Kernel(machine, kinds, style, share, payload=payload, beside=beside)
-    work = peer_loads.add_up if collective == "reduce_scatter" else peer_loads.read_all
-    return kernel.end(kernel.walk(kernel.begin(begun), work(kernel)), stored=False)
+    adds = collective == "reduce_scatter"
+    work = peer_loads.add_up(kernel, touched=n + 1) if adds else peer_loads.read_all(kernel)
+    return kernel.end(kernel.walk(kernel.begin(begun), work), stored=False)
 
 
 def all_reduce_by_stores(

@@ -124,6 +124,15 @@ def test_two_shot_by_stores_meets_behind_what_is_acknowledged() -> None:
     assert took == barrier(2) + trip + pushed + stored + UP + DOWN + barrier(2)
 
 
+def test_the_halves_of_two_shot_are_a_scatter_that_adds_and_a_gather_that_does_not() -> None:
+    trip = 2 * 16 + TRIP + 2 * PACKET
+    added, copied = 2 * 128 * 5 + 128 * 20, 2 * 128 * 20
+    scattered = time_ps(algorithm("two-shot", "reduce_scatter", 256), 2)
+    gathered = time_ps(algorithm("two-shot", "all_gather", 256), 2)
+    assert scattered == 2 * barrier(2) + trip + added
+    assert gathered == 2 * barrier(2) + trip + copied
+
+
 def sum_ps(n: int) -> int:
     """Requests and answers of all ranks at once: the last one's is the n-th at every port."""
     asked = SLOW * 16 * (1 + n)
@@ -258,13 +267,37 @@ def test_a_kernel_beside_others_holds_its_sms_and_shares_the_memory() -> None:
     on_sm = groups[graph.resource] == "blocks of collectives"
     # Sixteen KiB a block and wave; a share of 256 KiB in two waves of eight blocks.
     assert np.bincount(graph.rank[on_sm]).tolist() == [2 * 8] * 4
-    memory = graph.kind == Kind.DISPATCH_MEMORY
-    touched = 2 * 4 * 256 * KIB  # every GPU's buffer is read once and written once, in shares
-    spent = np.bincount(graph.rank[memory], graph.duration_ps[memory])
-    assert spent == pytest.approx([touched / 5] * 4, rel=1e-3)  # 5 TB/s
     assert carried(graph, "payload_bytes")["uplink", 0] == MIB + MIB // 4
     alone = graph_of(algorithm("multimem", "all_reduce", 1 * MIB), 4)
     assert not (alone.kind == Kind.DISPATCH_MEMORY).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "collective", "touched"),
+    [
+        # Each buffer is read once, however many GPUs ask for the same bytes, and written once.
+        ("one-shot", "all_reduce", lambda n: 2 * S),
+        ("multimem-one-shot", "all_reduce", lambda n: 2 * S),
+        ("two-shot", "all_reduce", lambda n: 2 * (S + S // n)),
+        ("two-shot", "all_gather", lambda n: S // n + S),
+        ("two-shot", "reduce_scatter", lambda n: S + S // n),
+        ("two-shot-stores", "all_reduce", lambda n: 2 * S),
+        ("multimem", "all_reduce", lambda n: 2 * S),
+        ("multimem", "all_gather", lambda n: S // n + S),
+        ("multimem", "reduce_scatter", lambda n: S + S // n),
+    ],
+)
+def test_memory_is_touched_beside_others(
+    name: str, collective: str, touched: Callable[[int], int]
+) -> None:
+    def run(machine: Machine, begun: Ints) -> Ints:
+        split = machine.sms.split("a test", {"blocks": 40}, rest="compute")
+        return algorithm(name, collective, S, beside=split)(machine, begun)
+
+    graph = graph_of(run, 4)
+    memory = graph.kind == Kind.DISPATCH_MEMORY
+    spent = np.bincount(graph.rank[memory], graph.duration_ps[memory])
+    assert spent == pytest.approx([touched(4) / 5] * 4, rel=1e-3)  # 5 TB/s
 
 
 # ---- ports and memory ----------------------------------------------------------------------------
