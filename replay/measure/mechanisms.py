@@ -167,11 +167,14 @@ def _in_tables(timeline: Timeline, of: Touching) -> Block:
     outcome = timeline.touched[touch]
     is_hit = (outcome & Touched.OUTCOME) == Touched.HIT
     is_evicted = (outcome & Touched.EVICTED) > 0
-    change = np.where(
-        touches.drops[touch],
-        -is_hit.astype(np.int64),
-        (~is_hit).astype(np.int64) - is_evicted,
-    ) * touches.units[touch]
+    change = (
+        np.where(
+            touches.drops[touch],
+            -is_hit.astype(np.int64),
+            (~is_hit).astype(np.int64) - is_evicted,
+        )
+        * touches.units[touch]
+    )
     table = touches.table[touch].astype(np.int32)
     return Block(table, timeline.start_ps, change, task=touches.task[touch])
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.errors import unknown
-from replay.tensor.schemes.coconet import CoCoNet
 from replay.tensor.schemes.cais.scheme import Cais
+from replay.tensor.schemes.coconet import CoCoNet
 from replay.tensor.schemes.collectives import Collectives
 from replay.tensor.schemes.fuselib import FuseLib
 from replay.tensor.schemes.ladm import Ladm
