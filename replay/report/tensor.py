@@ -101,7 +101,12 @@ def _heading(result: TensorResult, before: str) -> str:
     else:
         sizes = f"{spec.direction}, {result.tokens:,} tokens in sequences of {result.sequence:,}"
     where = f"on {result.tp} GPUs of {result.system.name}"
-    return textwrap.fill(f"{before}{result.model['name']}, {what}, {sizes}, {where}", WIDTH)
+    return _filled(f"{before}{result.model['name']}, {what}, {sizes}, {where}")
+
+
+def _filled(text: str) -> str:
+    """Text in lines, names in one piece."""
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
 
 
 def _by_time(compared: TensorComparison) -> list[TensorResult]:
@@ -283,7 +288,7 @@ def _notes(compared: TensorComparison) -> Iterator[Text]:
         *_alone_notes(compared.results),
         *_outside_notes(compared),
     ]
-    yield from (Text(textwrap.fill(line, WIDTH)) for line in lines)
+    yield from (Text(_filled(line)) for line in lines)
 
 
 def _alone_notes(results: Sequence[TensorResult]) -> Iterator[str]:

@@ -35,8 +35,8 @@ from replay.tensor.shape import LayerShape
 from replay.tensor.traffic import GATHERS, REDUCES, Traffic, gathers_of, payload_of
 
 DENSE = LayerShape(
-    name="dense", hidden=384, intermediate=768, gated=True, num_heads=24, num_kv_heads=24,
-    head_dim=16, num_layers=1,
+    name="dense", hidden=384, intermediate=768, gated=True, num_heads=48, num_kv_heads=48,
+    head_dim=8, num_layers=1,
 )  # fmt: skip
 EXPERTS = LayerShape(
     name="experts", hidden=256, intermediate=128, gated=True, num_heads=8, num_kv_heads=2,
@@ -88,6 +88,7 @@ LAYERS = {
     "decode": Small(8, 16, is_decode=True),
     "experts": Small(4, 64, shape=EXPERTS),
     "experts, backward": Small(2, 64, is_backward=True, shape=EXPERTS),
+    "16 GPUs": Small(16, 128),
     "one GPU": Small(1, 64),
 }
 
@@ -142,13 +143,13 @@ class Case:
 
     @cached_property
     def built(self) -> Built:
-        """The layer on eight GPUs as they are."""
-        return Built(self.scheme, self.layer, system_for(8))
+        """The layer on GPUs as they are."""
+        return Built(self.scheme, self.layer, system_for(self.layer.num_ranks))
 
     @cached_property
     def late(self) -> Built:
         """The same with ranks that begin one after another."""
-        return Built(self.scheme, self.layer, system_for(8), late=True)
+        return Built(self.scheme, self.layer, system_for(self.layer.num_ranks), late=True)
 
     @cached_property
     def counted(self) -> Built:
@@ -433,13 +434,17 @@ def test_times_keep_their_bounds(case: Case) -> None:
     assert found.bounds_us.largest_us <= found.makespan_us
     assert 0 <= found.exposed_communication_us <= found.makespan_us
     # Kernels need what they need by themselves, but for the gaps before them and partial waves.
-    plain = Built(Plain(sequence_parallel=case.scheme.sequence_parallel), case.layer, system_for(8))
+    plain = Built(
+        Plain(sequence_parallel=case.scheme.sequence_parallel),
+        case.layer,
+        system_for(case.layer.num_ranks),
+    )
     for kind in (Kind.ATTENTION, Kind.BETWEEN):
         alone = plain.graph.duration_ps[plain.of_kind(kind)].sum()
         assert case.built.graph.duration_ps[case.built.of_kind(kind)].sum() >= alone
 
 
 def test_the_same_layer_gives_the_same_schedule(case: Case) -> None:
-    again = Built(case.scheme, case.layer, system_for(8))
+    again = Built(case.scheme, case.layer, system_for(case.layer.num_ranks))
     for name in ("start_ps", "end_ps", "visible_ps"):
         assert np.array_equal(getattr(again.timeline, name), getattr(case.built.timeline, name))
