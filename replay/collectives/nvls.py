@@ -29,6 +29,7 @@ from replay.machine import multimem
 from replay.machine.kinds import flags_of
 from replay.machine.sync import FLAG_BYTES
 from replay.machine.times import NO_TIME, Time
+from replay.machine.transfers import REQUESTS_FIRST
 
 if TYPE_CHECKING:
     from replay.machine.kinds import PhaseKinds
@@ -198,6 +199,7 @@ def fed(
             flags = machine.sync.notify(
                 src, dst, FLAG_BYTES, ready[src, dst, part],
                 kinds=flags_of(kinds.sync), waiting=costs.fence() + costs.poll(),
+                priority=REQUESTS_FIRST,
             )  # fmt: skip
             machine.graph.edges(flags, told[dst])
         slices = max(1, min(SLICES // parts, int(of_part.max()) // _chunk(nbytes, n, channels)))
@@ -211,9 +213,11 @@ def fed(
             moved = np.flatnonzero(size)  # there may be fewer bytes than slices
             there, member, owner = at[moved], moved, moved
             if sums(collective):
-                there = multimem.reduce(machine, kinds, moved, size[moved], there)
+                there = multimem.reduce(
+                    machine, kinds, moved, size[moved], there, requests_first=True
+                )
             if spreads(collective):
-                spread = multimem.multicast(machine, kinds, moved, size[moved], there)
+                spread = multimem.multicast(machine, kinds, moved, size[moved], there, first=True)
                 there, member = spread.arrived, spread.member
                 owner = np.repeat(moved, n)
             machine.graph.edges(there, whole[member, owner])

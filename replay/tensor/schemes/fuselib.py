@@ -35,6 +35,7 @@ from replay.machine.block_scheduler import BlockScheduler
 from replay.machine.kinds import Kind, flags_of
 from replay.machine.sync import FLAG_BYTES
 from replay.machine.times import MemoryTraffic
+from replay.machine.transfers import REQUESTS_FIRST
 from replay.schemes.options import Options, option
 from replay.tensor import matrices
 from replay.tensor.base import GATHER, REDUCE
@@ -390,7 +391,7 @@ def _add_in_switch(
     src, part = np.nonzero(owner != ranks[:, None])
     told = machine.sync.notify(
         src, owner[part], FLAG_BYTES, parts.made[src, part],
-        waiting=costs.fence() + costs.poll(),
+        waiting=costs.fence() + costs.poll(), priority=REQUESTS_FIRST,
     )  # fmt: skip
     own = parts.made[owner, np.arange(len(owner))]
     ready = machine.delay(kinds.sync, costs.visible(), own, owner)
@@ -406,10 +407,14 @@ def _add_in_switch(
     read = machine.stream(
         kinds.memory, MemoryTraffic(nbytes[of_member], 0), member, loaded[of_member]
     )
-    total = multimem.reduce(machine, kinds, owner, parts.row_bytes, loaded, rows=parts.rows)
+    total = multimem.reduce(
+        machine, kinds, owner, parts.row_bytes, loaded, rows=parts.rows, requests_first=True
+    )
     summed, at = total, owner
     if everywhere:
-        spread = multimem.multicast(machine, kinds, owner, parts.row_bytes, total, rows=parts.rows)
+        spread = multimem.multicast(
+            machine, kinds, owner, parts.row_bytes, total, rows=parts.rows, first=True
+        )
         waiting = costs.acknowledged() + costs.poll()
         summed = machine.delay(kinds.sync, waiting, spread.arrived, spread.member)
         at, nbytes = spread.member, np.repeat(nbytes, n)
