@@ -139,7 +139,7 @@ class Ladm(TensorScheme):
         for start in range(0, row_bytes, width):
             nbytes = min(width, row_bytes - start)
             loaded = machine.transfers.load(
-                GATHER, reader, chunk, nbytes, at, fan_out, rows=rows
+                GATHER, reader, chunk, nbytes, at, fan_out, rows=rows, requests_first=True
             )  # fmt: skip
             read = machine.stream(GATHER.memory, rows * nbytes, chunk, loaded.asked)
             if start == 0:
@@ -232,6 +232,7 @@ def _loading_kernel(
     loaded = machine.transfers.load(
         kinds, reader[of], source, row_bytes, asked[of],
         machine.transfers.fan_out(reader[of], source), rows=rows[of],
+        requests_first=True,
     )  # fmt: skip
     read = machine.stream(kinds.memory, rows[of] * row_bytes, source, loaded.asked)
     nbytes, adds = rows * row_bytes, kinds is REDUCE

@@ -362,13 +362,11 @@ def test_overlap_hides_the_shorter_of_product_and_wire(name: str, step: str) -> 
     assert run.time_ps < alone + wire < sequential.time_ps
 
 
-@pytest.mark.parametrize("option", [{"trigger_ns": 3000}, {"engine_start": False}], ids=str)
-@pytest.mark.parametrize("name", ["t3", "t3-nvls"])
-def test_triggers_and_starts_of_engines_take_time(name: str, option: dict[str, Any]) -> None:
-    for step in ("leave", "enter"):
-        changed, usual = ran(name, step, **option).time_ps, ran(name, step).time_ps
-        assert (changed > usual) == ("trigger_ns" in option)
-        assert changed != usual
+@pytest.mark.parametrize("step", ["leave", "enter"])
+def test_triggers_and_starts_of_engines_take_time(step: str) -> None:
+    usual = ran("t3", step).time_ps
+    assert ran("t3", step, trigger_ns=3000).time_ps > usual
+    assert ran("t3", step, engine_start=False).time_ps < usual
 
 
 # ---- rows that come ------------------------------------------------------------------------------
@@ -411,10 +409,9 @@ def test_backward_rows_come_beside_the_product_and_gradients_run_beside_sums(nam
     for rank in range(8):
         rows = run.last_ps(GATHER.memory, rank)
         assert run.first_ps(GATHER.up, rank) < run.last_ps(Kind.GEMM2, rank)
-        gradient = run.first_ps(Kind.WGRAD, rank)
-        assert gradient >= rows
-        assert gradient >= run.last_ps(Kind.GEMM2, rank)
-        assert run.last_ps(REDUCE.memory, rank) > gradient
+        made = int(run.timeline.visible_ps[run.of(Kind.GEMM2, rank)].max())
+        gap = run.machine.system.overheads.kernel_gap_ps()
+        assert run.first_ps(Kind.WGRAD, rank) == max(made, rows) + gap
 
 
 # ---- pieces --------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import numpy as np
 from replay.machine import multimem
 from replay.machine.kinds import flags_of
 from replay.machine.sync import FLAG_BYTES
+from replay.machine.transfers import REQUESTS_FIRST
 from replay.tensor.base import GATHER, REDUCE
 
 if TYPE_CHECKING:
@@ -44,13 +45,16 @@ def reduce(engines: Engines, pieces: Pieces, made: Ints) -> tuple[Ints, Ints, In
     told = machine.sync.notify(
         member[far], owner[part[far]], FLAG_BYTES, made[member[far], part[far]],
         kinds=flags_of(REDUCE.sync), waiting=engines.trigger,
+        priority=REQUESTS_FIRST,
     )  # fmt: skip
     machine.graph.edges(told, ready[part[far]])
     started = engines.started(REDUCE, owner, ready)
     sums = machine.caches.new_keys(len(pieces))
     machine.notes.access("sums", sums + part, made[member, part])
     read = machine.stream(REDUCE.memory, pieces.nbytes[part], member, started[part])
-    total = multimem.reduce(machine, REDUCE, owner, pieces.row_bytes, started, rows=pieces.rows)
+    total = multimem.reduce(
+        machine, REDUCE, owner, pieces.row_bytes, started, rows=pieces.rows, requests_first=True
+    )
     return machine.stream(REDUCE.memory, pieces.nbytes, owner, total), read, member
 
 
