@@ -308,12 +308,16 @@ def _paces(machine: Machine, collective: Collective, nbytes: int, blocks: int) -
 
 
 def _port_ps(machine: Machine, collective: Collective, nbytes: int) -> int:
-    """Time of the fuller direction of a port on its own."""
+    """Time of the fuller direction of a port on its own, with requests and acknowledgements."""
     link, share = machine.system.link, -(-nbytes // machine.num_ranks)
-    wire = link.response_wire_bytes(nbytes) if sums(collective) else 0
+    up = down = 0
+    if sums(collective):
+        up += link.response_wire_bytes(nbytes) + link.request_wire_bytes(share)
+        down += link.request_wire_bytes(nbytes) + link.response_wire_bytes(share)
     if spreads(collective):
-        wire += link.write_wire_bytes(share if sums(collective) else nbytes)
-    return machine.system.switch.multimem_duration_ps(wire)
+        up += link.write_wire_bytes(share) + link.ack_wire_bytes(nbytes)
+        down += link.write_wire_bytes(nbytes) + link.ack_wire_bytes(nbytes)
+    return machine.system.switch.multimem_duration_ps(max(up, down))
 
 
 def _estimate_ps(machine: Machine, collective: Collective, nbytes: int, blocks: int) -> int:
