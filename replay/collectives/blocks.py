@@ -23,6 +23,11 @@ HELD = "blocks of collectives"
 """Name of the SMs of kernels that run beside others; one such kernel follows another."""
 
 
+def held_by(collective: str) -> str:
+    """Name of the SMs of one collective's kernels: another's may run beside them."""
+    return f"{HELD}: {collective}"
+
+
 class Fed(NamedTuple):
     """A kernel whose chunks another one makes or takes meanwhile.
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.collectives.algorithm import COLLECTIVES, Collective, Way, quickest_of
-from replay.collectives.blocks import Blocks, Fed
+from replay.collectives.blocks import Blocks, Fed, held_by
 from replay.collectives.ring_chunks import share_of
 from replay.machine import multimem
 from replay.machine.kinds import flags_of
@@ -40,9 +40,9 @@ CHUNKS = ((0, 128 * 1024), (64, 64 * 1024), (8, 32 * 1024), (2, 16 * 1024))
 """A channel's chunk is 128 KiB, and less where fewer than so many of each channel and share would
 be the buffer, counted in the size before."""
 STAGED = 8 << 20  # bytes that NVLS memory of 16 channels holds: 4 chunks of each
-SLICES, LARGEST_SLICE, MOST_SLICES = 64, 256 * 1024, 1 << 14
+SLICES, LARGEST_SLICE, MOST_SLICES = 64, 128 * 1024, 1 << 14
 """A rank's share is modelled as 64 messages at most, and as more, up to 16,384, where they would be
-larger than 256 KiB: the switch has room for the sums of some, and adds several up at once."""
+larger than 128 KiB: the switch has room for several sums, and for two such stores of a GPU."""
 LEAST_RANKS = 3  # two exchange without the switch
 
 
@@ -109,7 +109,7 @@ def exchange(
     n, ranks = machine.num_ranks, machine.ranks
     slices = _slices(nbytes, n, channels)
     size = _sizes(nbytes, n, slices)
-    blocks = Blocks(machine, kinds, channels, beside)
+    blocks = Blocks(machine, kinds, channels, beside, name=held_by(collective))
     started = machine.delay(
         kinds.sync, Time(machine.system.nccl.nvls_start_ps), blocks.begin(begun)
     )
@@ -130,7 +130,9 @@ def exchange(
             copied.append(machine.meet(at))
         ready = np.stack(copied, axis=1).ravel()
     if sums(collective):
-        ready = multimem.reduce(machine, kinds, every, size, ready, payload=payload)
+        ready = multimem.reduce(
+            machine, kinds, every, size, ready, payload=payload, requests_first=True
+        )
     if not spreads(collective):
         return blocks.end(machine.sync.barrier(kinds, machine.gather(ready, every, at)))
     rows, rest = (size, 0 * size) if payload else (0 * size, size)

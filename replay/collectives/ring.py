@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from replay.collectives.algorithm import COLLECTIVES, Collective, Way, quickest_of
-from replay.collectives.blocks import HELD, Blocks, Fed
+from replay.collectives.blocks import HELD, Blocks, Fed, held_by
 from replay.collectives.ring_chunks import (
     LARGEST_PIECE,
     block_times,
@@ -103,7 +103,7 @@ def ring(
         chunk that came and the own one or the copy, as in `replay.collectives.chains`.
     """
     used, loops, _ = cut(nbytes, channels)
-    blocks = Blocks(machine, kinds, used, beside)
+    blocks = Blocks(machine, kinds, used, beside, name=held_by(collective))
     at = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
     at = _pass_round(
         machine, kinds, blocks, at,

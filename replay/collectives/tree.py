@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.collectives.algorithm import Collective, Way, quickest_of
-from replay.collectives.blocks import Blocks
+from replay.collectives.blocks import Blocks, held_by
 from replay.collectives.ring import paces
 from replay.collectives.ring_chunks import LEAST_BYTES, STEP_OF_BUFFER, block_times, pieces_of, told
 from replay.machine.times import Time
@@ -87,7 +87,7 @@ def all_reduce(
         are read on the way up, what came is copied on the way down.
     """
     n, ranks = machine.num_ranks, machine.ranks
-    blocks = Blocks(machine, kinds, channels, beside)
+    blocks = Blocks(machine, kinds, channels, beside, name=held_by("all_reduce"))
     chunks = _chunks(machine, nbytes, protocol, channels)
     begins = machine.delay(kinds.sync, Time(protocol.start_ps), blocks.begin(begun))
     chain = _Chain(machine, kinds, blocks, protocol, chunks, payload=payload)

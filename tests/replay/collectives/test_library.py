@@ -163,8 +163,8 @@ def test_chunks_in_the_switch_are_smaller_where_there_are_few(nbytes: int, chunk
     machine = machine_of(hwmodel.load("dgx-h100"), N)
     graph = replayed(machine, "nvls", "all_gather", nbytes, payload=True).graph
     sent = graph.payload_bytes[graph.kind == UP]
-    share = nbytes // N  # is modelled as 64 messages, or as more of 256 KiB
-    most = max(64, share // (256 * 1024))
+    share = nbytes // N  # is modelled as 64 messages, or as more of 128 KiB
+    most = max(64, share // (128 * 1024))
     assert int(sent.max()) == max(chunk * 1024, -(-share // most))
 
 
@@ -233,6 +233,27 @@ def test_kernels_on_the_same_sms_follow_one_another(name: str) -> None:
     alone = beside(machine_of(round_machine(), N), name, "all_reduce", S, 8)[0].makespan_ps
     assert first <= 1.01 * alone
     assert second > 1.8 * alone
+
+
+def test_a_gather_and_a_scatter_in_the_switch_fill_both_directions_together() -> None:
+    """Alone, each leaves one direction idle; together they take little longer than one."""
+    nbytes = 256 * MIB
+    system = hwmodel.load("dgx-h100")
+    alone = [
+        beside(machine_of(system, N), "nvls", collective, nbytes, None)[0].makespan_ps
+        for collective in ("all_gather", "reduce_scatter")
+    ]
+    machine = machine_of(system, N)
+    split = machine.sms.split("a test", {}, rest="compute")
+    begun = machine.mark(machine.ranks)
+    for collective in ("all_gather", "reduce_scatter"):
+        find("nvls").build(machine, DISPATCH, collective, nbytes, begun, beside=split)
+    timeline = schedule(machine.graph.build())
+    assert max(alone) < timeline.makespan_ps < 0.66 * sum(alone)
+    graph = timeline.graph
+    for ports in (machine.resources.uplink, machine.resources.downlink):
+        busy = graph.duration_ps[np.isin(graph.resource, ports)].sum()
+        assert busy > 0.8 * N * timeline.makespan_ps
 
 
 def test_sms_that_are_held_are_missing_elsewhere() -> None:
