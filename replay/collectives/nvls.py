@@ -224,7 +224,7 @@ def fed(
                 owner = np.repeat(moved, n)
             machine.graph.edges(there, whole[member, owner])
         if spreads(collective):
-            flagged, rank = costs.acknowledged() + costs.poll(), np.repeat(ranks, n)
+            flagged, rank = costs.acknowledged() + costs.flag(), np.repeat(ranks, n)
             whole = machine.delay(kinds.sync, flagged, whole.ravel(), rank).reshape(n, n)
             known[:, :, part] = whole
         else:

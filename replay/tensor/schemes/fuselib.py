@@ -216,7 +216,6 @@ class FuseLib(Overlapping):
         )  # fmt: skip
         read = MemoryTraffic(np.where(hop == 1, nbytes, 0), 0)  # once for all peers
         loaded = machine.stream(GATHER.memory, read, src, stored)
-        waiting = costs.acknowledged() + costs.poll()
         if self._in_switch:
             spread = multimem.multicast(
                 machine, GATHER, src, layer.row_bytes, stored, rows=rows[block]
@@ -225,7 +224,8 @@ class FuseLib(Overlapping):
                 spread.left, spread.arrived, spread.member, np.repeat(np.arange(len(src)), n)
             )  # fmt: skip
             # The flag is a store of the same kind, to the same members.
-            told = machine.delay(GATHER.sync, waiting, arrived, member)
+            flagged = costs.acknowledged() + costs.flag()
+            told = machine.delay(GATHER.sync, flagged, arrived, member)
         else:
             member, message = (src + hop) % n, np.arange(len(src))
             left, arrived = machine.transfers.store(
@@ -233,8 +233,9 @@ class FuseLib(Overlapping):
                 machine.transfers.fan_out(src, member), rows=rows[block],
             )  # fmt: skip
             told = machine.sync.notify(
-                src, member, FLAG_BYTES, arrived, kinds=flags_of(GATHER.sync), waiting=waiting
-            )
+                src, member, FLAG_BYTES, arrived, kinds=flags_of(GATHER.sync),
+                waiting=costs.acknowledged() + costs.poll(),
+            )  # fmt: skip
         # A block issues one message after the other, and the next but one when the first has left.
         same = pusher[1:] == pusher[:-1]
         machine.graph.edges(stored[:-1][same], stored[1:][same])
@@ -415,7 +416,7 @@ def _add_in_switch(
         spread = multimem.multicast(
             machine, kinds, owner, parts.row_bytes, total, rows=parts.rows, first=True
         )
-        waiting = costs.acknowledged() + costs.poll()
+        waiting = costs.acknowledged() + costs.flag()
         summed = machine.delay(kinds.sync, waiting, spread.arrived, spread.member)
         at, nbytes = spread.member, np.repeat(nbytes, n)
     written = machine.stream(kinds.memory, MemoryTraffic(0, nbytes), at, summed)

@@ -76,24 +76,40 @@ def test_rows_are_multiplied_as_they_come(scheme: str) -> None:
 # ---- order and flags -----------------------------------------------------------------------------
 
 
-def in_order(step: OneStep, rank: int, place: Ints, tasks: Ints) -> bool:
+def in_order(step: OneStep, place: Ints, tasks: Ints) -> bool:
     order = np.lexsort((place, step.timeline.start_ps[tasks]))
     assert len(np.unique(place)) > 1
     return bool((np.diff(place[order]) >= 0).all())
 
 
+@cache
+def long_leave(scheme: str) -> OneStep:
+    """More tiles than SMs."""
+    return OneStep(scheme, Leave, k=1024, tokens=8192, hidden=2048)
+
+
 @pytest.mark.parametrize("rank", [0, 3])
 def test_tiles_of_others_come_first_and_own_ones_last(rank: int) -> None:
-    step = leave()
+    step = long_leave("fuselib")
     tasks, first, _ = step.rows(Kind.GEMM2, rank, SMS)
-    assert in_order(step, rank, (first // step.layer.owned - rank - 1) % N, tasks)
+    assert len(tasks) > 2 * SMS
+    assert in_order(step, (first // step.layer.owned - rank - 1) % N, tasks)
 
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_in_the_switch_owners_have_their_tiles_in_turn(rank: int) -> None:
-    step = leave("fuselib-nvls")
+    step = long_leave("fuselib-nvls")
     tasks, first, rows = step.rows(Kind.GEMM2, rank, SMS)
-    assert in_order(step, rank, first % step.layer.owned // rows.max(), tasks)
+    assert in_order(step, first % step.layer.owned // rows.max(), tasks)
+
+
+def test_a_sum_leaves_when_it_is_made() -> None:
+    step = leave()
+    waits = Dependencies(step.timeline)
+    for rank in range(N):
+        sums = step.tasks(Kind.COMBINE_RECEIVE, rank).tolist()
+        behind = waits.after(sums) & set(step.tasks(Kind.COMBINE_SEND, rank).tolist())
+        assert len(behind) == (N - 1) * len(sums)
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -132,14 +148,24 @@ def test_flags_take_their_time(scheme: str) -> None:
     assert later >= least
 
 
-@pytest.mark.parametrize("scheme", ["fuselib", "fuselib-nvls"])
-def test_flags_follow_the_acknowledgement_of_what_they_tell_of(scheme: str) -> None:
-    """A link that is slower by a microsecond each way, for data, acknowledgement and flag."""
-    for build, ways in ((enter, 3), (leave, 3)):
+@pytest.mark.parametrize(
+    ("scheme", "ways_of_rows", "ways_of_sums"),
+    [
+        # Data, acknowledgement, flag; for an all-reduce, twice.
+        ("fuselib", 3, 6),
+        # Flags of the partial sums, request, answers, then copies, acknowledgement, flag.
+        ("fuselib-nvls", 3, 6),
+    ],
+)
+def test_flags_follow_the_acknowledgement_of_what_they_tell_of(
+    scheme: str, ways_of_rows: int, ways_of_sums: int
+) -> None:
+    """Links that are slower by 100 us: twice that for each way to a switch and on."""
+    for build, ways in ((enter, ways_of_rows), (leave, ways_of_sums)):
         quick, slow = (
             build(scheme, overrides=(("link.propagation_ns", ns),)) for ns in (100.0, 100100.0)
         )
-        assert slow.time_ps - quick.time_ps >= ways * 100_000_000
+        assert slow.time_ps - quick.time_ps >= ways * 199_000_000
 
 
 @pytest.mark.parametrize("scheme", ["fuselib", "fuselib-nvls"])
@@ -254,6 +280,17 @@ def test_a_block_pushes_one_message_while_another_waits_to_leave() -> None:
         assert len(issued) == len(left) == (N - 1) * TOKENS // N // 16
         assert (issued[2:] >= left[:-2]).all()
         assert (np.diff(issued) >= int(step.machine.costs.sm_store(16 * HIDDEN * 2).ps)).all()
+
+
+def test_blocks_wait_for_the_link() -> None:
+    """Sixteen blocks store faster than their link takes; each has two messages under way."""
+    step = enter(pushing_blocks=16, message_rows=4)
+    for rank in range(N):
+        ports = step.tasks(Kind.DISPATCH_UP, rank)
+        left = step.timeline.end_ps[ports[step.graph.payload_bytes[ports] > 0]]
+        issued = starts(step, Kind.DISPATCH_SEND, rank)
+        under_way = [(issued <= now).sum() - (left <= now).sum() for now in issued]
+        assert 16 < max(under_way) <= 2 * 16
 
 
 def test_few_pushing_blocks_are_the_limit() -> None:
