@@ -283,10 +283,11 @@ def test_gpus_make_what_they_send_first_first_and_their_own_sums_last() -> None:
         assert start[turn == 7].min() > start.min()
 
 
-def test_in_the_switch_all_gpus_make_chunks_in_one_order() -> None:
+def test_in_the_switch_all_gpus_make_tiles_in_one_order_and_for_all_owners_in_turn() -> None:
     run = ran("t3-nvls", "leave")
     first = run.rows_in_order(0)
-    assert set(first[:100].tolist()) <= set(range(0, 2048, 128))
+    assert set((first[:64] // 1024).tolist()) == set(range(8))
+    assert (first[:64] % 1024 < 256).all()  # two row tiles of each
     for rank in range(1, 8):
         assert run.rows_in_order(rank).tolist() == first.tolist()
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from replay.machine.host import Bools
     from replay.machine.machine import Ints
     from replay.tensor.kernels import Kernels
+    from replay.tensor.layer import Product
 
 
 class Turns(NamedTuple):
@@ -46,14 +47,17 @@ class Turns(NamedTuple):
 
     Attributes
     ----------
+    cuts
+        Row tiles and their first rows, in the order of the grid; the same on all GPUs.
     priority
         (tile,): smaller first; None if all are alike.
     kept
         (tile,): whether it is stored into its own GPU's memory; None if all are.
     """
 
-    priority: Ints | None
-    kept: Bools | None
+    cuts: tuple[RowTiles, Ints]
+    priority: Ints | None = None
+    kept: Bools | None = None
 
 
 class Tracked(TensorScheme):
@@ -115,9 +119,9 @@ class Tracked(TensorScheme):
             Whether tiles of a product have just made them.
         """
 
-    def _turns(self, kernels: Kernels, tiles: RowTiles, first_row: Ints) -> Turns:
+    @abstractmethod
+    def _turns(self, kernels: Kernels, product: Product) -> Turns:
         """Order of the row tiles of a product whose sums are added up, and where they go."""
-        return Turns(None, None)
 
     def reduce(self, kernels: Kernels, after: Ints) -> Ints:
         """All sums, by engines, when all are made."""
@@ -135,13 +139,13 @@ class Tracked(TensorScheme):
         if layer.num_ranks == 1 or step.product.groups > 1 or step.after:
             return super().leave(kernels, step, after)
         begun = machine.kernel(after, KIND_NAMES[Kind.GEMM2])
-        tiles, first_row = matrices.cut(machine, step.product, Kind.GEMM2, machine.sms.compute)
-        turns = self._turns(kernels, tiles, first_row)
+        turns = self._turns(kernels, step.product)
+        rank = turns.cuts[0].rank
         tiled = matrices.tiles_of(
-            machine, step.product, Kind.GEMM2, kernels.pool, begun[tiles.rank],
-            cuts=(tiles, first_row), priority=turns.priority, kept=turns.kept,
+            machine, step.product, Kind.GEMM2, kernels.pool, begun[rank],
+            cuts=turns.cuts, priority=turns.priority, kept=turns.kept,
         )  # fmt: skip
-        done = machine.gather(tiled.tasks.done, tiles.rank, begun)
+        done = machine.gather(tiled.tasks.done, rank, begun)
         summed = self._summed(kernels, sums_of(tiled, layer), done, tracked=True)
         if not layer.is_backward:
             return summed
@@ -173,10 +177,12 @@ class T3(Tracked):
         n = kernels.layer.num_ranks
         return lambda rank, chunk, first_row: (rank - chunk) % n  # as they come
 
-    def _turns(self, kernels: Kernels, tiles: RowTiles, first_row: Ints) -> Turns:
+    def _turns(self, kernels: Kernels, product: Product) -> Turns:
+        machine = kernels.machine
+        tiles, first_row = matrices.cut(machine, product, Kind.GEMM2, machine.sms.compute)
         chunks = chunks_of(tiles, first_row, kernels.layer)
         one, other = (ring.turn(tiles.rank, chunk, kernels.layer.num_ranks) for chunk in chunks)
-        return Turns(np.minimum(one, other), np.maximum(one, other) > 0)
+        return Turns((tiles, first_row), np.minimum(one, other), np.maximum(one, other) > 0)
 
     def _summed(self, kernels: Kernels, sums: Sums, after: Ints, *, tracked: bool) -> Ints:
         machine, options = kernels.machine, self.options
@@ -210,6 +216,12 @@ class T3Switch(Tracked):
         owned = kernels.layer.owned
         # All chunks come at the same time.
         return lambda rank, chunk, first_row: first_row % owned
+
+    def _turns(self, kernels: Kernels, product: Product) -> Turns:
+        # The ports and adders of all owners have something to do at any time.
+        place = self._place(kernels)
+        ordered = waiting.in_order(kernels.machine, kernels.layer, product, Kind.GEMM2, place)
+        return Turns(ordered.cuts)
 
     def _summed(self, kernels: Kernels, sums: Sums, after: Ints, *, tracked: bool) -> Ints:
         machine = kernels.machine

@@ -1,8 +1,8 @@
 """T3 in the switch: engines load sums and store copies through addresses of all GPUs.
 
 To add a piece up, its owner's engine loads what the switch adds up of all GPUs' parts. It may when
-all have made their part: each tracker tells the owner's by a flag. All GPUs make the chunks in the
-same order, since a sum needs all of them.
+all have made their part: each tracker tells the owner's by a flag. All GPUs make their tiles in the
+same order, since a sum needs all of them, and in turn for all owners, whose ports then share them.
 
 Source: CAIS (arXiv 2605.05628), IV-A: T3 with NVLS by engines, as in Klenk et al. (ISCA 2020).
 """
