@@ -58,6 +58,12 @@ class LadmOptions(Options):
         least=0,
         unit="values",
     )
+    remote_caching: bool = option(
+        True,
+        help="Whether a GPU's cache keeps what its blocks have loaded from others, so that each "
+        "row comes to it once. Without it every block loads all rows that it multiplies.",
+        source="MICRO 2020, III-E and IV-C: caches of remote data, which GPUs of today do not have",
+    )
     own_rows_first: bool = option(
         False,
         help="Whether every GPU begins with its own rows, and goes on with those of the next GPU, "
@@ -96,68 +102,68 @@ class Ladm(TensorScheme):
             chunk = chunks_of(tiles, first_row, layer)[0]
             order = np.lexsort((first_row, (chunk - tiles.rank) % layer.num_ranks, tiles.rank))
             tiles, first_row = tiles.only(order), first_row[order]
-        rows_begin = machine.mark(tiles.rank)
         tiled = matrices.tiles_of(
-            machine, step.product, Kind.GEMM1, kernels.pool, rows_begin, cuts=(tiles, first_row)
-        )
-        ends = self._load_tiles(kernels, tiled, rows_begin, begun)
+            machine, step.product, Kind.GEMM1, kernels.pool, begun[tiles.rank],
+            cuts=(tiles, first_row),
+        )  # fmt: skip
+        ends = self._load_rows(kernels, tiled, begun)
         done = machine.gather(tiled.tasks.done, tiles.rank, begun)
         done = machine.gather(*ends, done)
         return kernels.gradient(step.product, done) if layer.is_backward else done
 
-    def _load_tiles(
-        self, kernels: Kernels, tiled: Tiled, rows_begin: Ints, begun: Ints
-    ) -> tuple[Ints, Ints]:
+    def _load_rows(self, kernels: Kernels, tiled: Tiled, begun: Ints) -> tuple[Ints, Ints]:
         """Let blocks of a product load their rows when they have their SMs.
 
-        Parameters
-        ----------
-        rows_begin
-            (tile,): marks before which no block of a row tile multiplies.
+        A *loader* is a block that loads for itself and for those that find its rows in the cache.
 
         Returns
         -------
         (task,) tasks that the kernel waits for beside its tiles, and their GPUs.
         """
-        machine, tiles, tasks = kernels.machine, tiled.tiles, tiled.tasks
-        rank, tile = tiles.rank[tasks.column_tile], tasks.column_tile
-        first, last = tasks.columns.copy(), tasks.columns.copy()
-        asking = np.flatnonzero(tasks.column_index == 0)  # of each row tile
-        asking = asking[np.argsort(tile[asking])]
-        where = tiles.rank
-        asked = machine.serve(kernels.pool[where], NO_TIME, kind=GATHER.send, rank=where)
-        first[asking] = asked
-        machine.graph.edges(asked, rows_begin)
-        part, chunk, first_row, rows = _parts(tiled, kernels.layer)
-        far = np.flatnonzero(chunk != where[part])
-        part, chunk, first_row, rows = part[far], chunk[far], first_row[far], rows[far]
-        reader = where[part]
+        machine, layer, blocks = kernels.machine, kernels.layer, tiled.tasks.columns
+        tile = tiled.tasks.column_tile
+        rank = tiled.tiles.rank[tile]
+        if self.options.remote_caching:  # the first block of each row tile
+            loads = np.flatnonzero(tiled.tasks.column_index == 0)
+            loads, of = loads[np.argsort(tile[loads])], tile
+        else:
+            loads = of = np.arange(len(blocks))
+        asked = machine.serve(
+            kernels.pool[rank[loads]], NO_TIME, kind=GATHER.send, rank=rank[loads]
+        )
+        loader, chunk, first_row, rows = _parts(tiled, tile[loads], layer)
+        far = np.flatnonzero(chunk != rank[loads[loader]])
+        loader, chunk, first_row, rows = (each[far] for each in (loader, chunk, first_row, rows))
+        reader = rank[loads[loader]]
         fan_out = machine.transfers.fan_out(reader, chunk)
-        row_bytes = kernels.layer.row_bytes
-        width = self.options.slice_values * BF16 or row_bytes
-        at, ends = asked[part], []
-        for start in range(0, row_bytes, width):
-            nbytes = min(width, row_bytes - start)
+        width = self.options.slice_values * BF16 or layer.row_bytes
+        may_multiply = machine.mark(rank[loads], asked)
+        machine.graph.edges(may_multiply[of], blocks)
+        at, ends = asked[loader], []
+        for start in range(0, layer.row_bytes, width):
+            nbytes = min(width, layer.row_bytes - start)
             loaded = machine.transfers.load(
                 GATHER, reader, chunk, nbytes, at, fan_out, rows=rows, requests_first=True
             )  # fmt: skip
             read = machine.stream(GATHER.memory, rows * nbytes, chunk, loaded.asked)
             if start == 0:
-                machine.graph.edges(loaded.arrived, rows_begin[part])
-                rows_of_all = machine.caches.new_keys(kernels.layer.tokens)
+                machine.graph.edges(loaded.arrived, may_multiply[loader])
+                rows_of_all = machine.caches.new_keys(layer.tokens)
                 machine.notes.access("loads of rows", rows_of_all + first_row, loaded.asked)
             at = loaded.arrived
             ends.append(read)
         # A block ends when the last of its rows has come, too.
-        is_far = np.isin(tile, part)
+        is_far = np.isin(of, loader)
+        whole = machine.mark(rank[loads])
+        machine.graph.edges(at, whole[loader])
         late = machine.serve(
             kernels.pool[rank[is_far]], NO_TIME, kind=GATHER.send, rank=rank[is_far],
-            after=tasks.columns[is_far],
+            after=blocks[is_far],
         )  # fmt: skip
+        machine.graph.edges(whole[of[is_far]], late)
+        first, last = blocks.copy(), blocks.copy()
+        first[loads] = asked
         last[is_far] = late
-        whole = machine.mark(where)
-        machine.graph.edges(at, whole[part])
-        machine.graph.edges(whole[tile[is_far]], late)
         BlockScheduler(machine, machine.sms.compute).hold(first, last, rank, begun[rank])
         return (
             np.concatenate((late, *ends)),
@@ -193,15 +199,25 @@ class Ladm(TensorScheme):
         )
 
 
-def _parts(tiled: Tiled, layer: TensorLayer) -> tuple[Ints, Ints, Ints, Ints]:
-    """Row tiles cut at the borders of chunks: (part,) tiles, chunks, first rows and rows."""
-    begin, end = chunks_of(tiled.tiles, tiled.first_row, layer)
+def _parts(tiled: Tiled, tile: Ints, layer: TensorLayer) -> tuple[Ints, Ints, Ints, Ints]:
+    """Cut row tiles at the borders of chunks.
+
+    Parameters
+    ----------
+    tile
+        (loader,): row tiles; the same one may be there several times.
+
+    Returns
+    -------
+    (part,) loaders, chunks, first rows and rows.
+    """
+    begin, end = (each[tile] for each in chunks_of(tiled.tiles, tiled.first_row, layer))
     count = end - begin + 1
-    tile = np.repeat(np.arange(len(begin)), count)
-    chunk = begin[tile] + places(count)
-    first, rows = tiled.first_row[tile], tiled.tiles.rows[tile]
+    loader = np.repeat(np.arange(len(tile)), count)
+    chunk = begin[loader] + places(count)
+    first, rows = tiled.first_row[tile[loader]], tiled.tiles.rows[tile[loader]]
     start = np.maximum(first, chunk * layer.owned)
-    return tile, chunk, start, np.minimum(first + rows, (chunk + 1) * layer.owned) - start
+    return loader, chunk, start, np.minimum(first + rows, (chunk + 1) * layer.owned) - start
 
 
 def _loading_kernel(

@@ -204,6 +204,21 @@ def test_the_next_slice_is_asked_for_when_one_has_come() -> None:
         assert (asked[1:] > came[:-1]).all()
 
 
+def test_without_a_cache_of_remote_rows_every_block_loads_its_own() -> None:
+    cached = ran("enter", slice_values=0)
+    alone = ran("enter", slice_values=0, remote_caching=False)
+    (tiled,) = alone.tiled
+    columns = len(tiled.tasks.columns) // len(tiled.tiles)
+    assert columns > 1
+    for rank in range(8):
+        found = [
+            int(run.graph.payload_bytes[run.of(GATHER.down, rank)].sum()) for run in (cached, alone)
+        ]
+        assert found == [7 * 1024 * HIDDEN * 2, columns * 7 * 1024 * HIDDEN * 2]
+        assert alone.busy_ps(GATHER.memory, rank) == columns * cached.busy_ps(GATHER.memory, rank)
+    assert alone.time_ps > 2 * cached.time_ps
+
+
 @pytest.mark.parametrize("step", ["leave", "enter"])
 def test_what_is_loaded_is_not_hidden_for_nothing(step: str) -> None:
     run, alone = ran(step), ran(step, "plain").time_ps
