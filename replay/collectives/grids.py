@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from replay.machine.times import Time
 
 ACCESS_BYTES = 16  # of a thread: a vector of four words
-MOST_LANES = 8  # blocks, or groups of blocks in step, that are told apart
+LANES, MESSAGES = 8, 64
+"""Blocks, or groups of blocks in step, that are told apart: 8, or more where few ranks make that
+64 messages of a rank in a round. A message passes one port after the other, as its packets do not;
+the finer they are, the less of a round trip that is."""
 MOST_ROUNDS = 16
 
 
@@ -241,7 +244,8 @@ class Kernel:
         begun
             (rank,): behind which a rank's blocks begin.
         """
-        machine, lanes = self.machine, min(self._used, MOST_LANES)
+        machine = self.machine
+        lanes = min(self._used, max(LANES, MESSAGES // machine.num_ranks))
         wave = self._style.grid.wave_bytes
         waves = max(1, -(-self.nbytes // (self._used * wave)))
         rounds = min(waves, MOST_ROUNDS)
