@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import cache, cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -44,13 +45,20 @@ EXPERTS = LayerShape(
     shared_intermediate=128,
 )  # fmt: skip
 
+FEWER = {"chunks": 2}
+"""Options whose defaults make many tasks of a small layer."""
+
+
+def small(scheme: TensorScheme, **options: object) -> TensorScheme:
+    """The scheme with some options, and fewer tasks."""
+    fewer = {name: value for name, value in FEWER.items() if hasattr(scheme.options, name)}
+    return scheme.with_options({**fewer, **options})
+
+
 SCHEMES = {
-    **LISTED,
+    **{name: small(scheme) for name, scheme in LISTED.items()},
     **{
-        f"{name}, sequence parallel": scheme.with_options(
-            {"sequence_parallel": True}
-            | ({"chunks": 2} if hasattr(scheme.options, "chunks") else {})
-        )
+        f"{name}, sequence parallel": small(scheme, sequence_parallel=True)
         for name, scheme in LISTED.items()
         if hasattr(scheme.options, "sequence_parallel")
     },
@@ -82,8 +90,8 @@ LAYERS = {
     "backward": Small(4, 256, is_backward=True),
     "attention to mlp, backward": Small(4, 128, is_backward=True, part="attention-to-mlp"),
     "mlp to attention, 3 GPUs": Small(3, 384, part="mlp-to-attention"),
-    "mlp to attention, 16 GPUs": Small(16, 128, part="mlp-to-attention"),
-    "decode": Small(8, 16, is_decode=True),
+    "mlp to attention, 12 GPUs": Small(12, 96, part="mlp-to-attention"),
+    "decode": Small(4, 16, is_decode=True),
     "experts": Small(4, 64, shape=EXPERTS),
     "experts, backward": Small(2, 64, is_backward=True, shape=EXPERTS),
     "one GPU": Small(1, 64),
@@ -164,14 +172,21 @@ CASES = [
     for layer in LAYERS
     if not SCHEMES[scheme].refuses(LAYERS[layer].make())
 ]
-LATE = [(scheme, layer) for scheme, layer in CASES if layer in BY_TURNS]
+Check = Callable[[Case], None]
+CHECKS: list[Check] = []
+BY_TURNS_CHECKS: list[Check] = []
 
 
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
-def case(request: pytest.FixtureRequest) -> Case:
-    """Every scheme on every layer that it does not refuse."""
-    scheme, layer = request.param
-    return Case(SCHEMES[scheme], LAYERS[layer].make())
+def check(one: Check) -> Check:
+    """A check of every case."""
+    CHECKS.append(one)
+    return one
+
+
+def by_turns(one: Check) -> Check:
+    """A check of the layers that are also built with GPUs that begin one after another."""
+    BY_TURNS_CHECKS.append(one)
+    return one
 
 
 # ---- what is declared ----------------------------------------------------------------------------
@@ -204,13 +219,15 @@ def test_every_scheme_runs_both_passes_and_refuses_in_one_line(name: str) -> Non
 # ---- bytes on ports ------------------------------------------------------------------------------
 
 
-def test_payload_row_by_row(case: Case) -> None:
+@check
+def payload_is_that_of_every_row(case: Case) -> None:
     found = port_bytes(case.built.graph)
     expected = payload_row_by_row(case.layer, case.scheme.traffic)
     assert found == {"dispatch": expected["gather"], "combine": expected["reduce"]}
 
 
-def test_closed_forms_are_those_of_rows(case: Case) -> None:
+@check
+def closed_forms_are_those_of_rows(case: Case) -> None:
     closed = payload_of(case.layer, case.scheme.traffic)
     rows = payload_row_by_row(case.layer, case.scheme.traffic)
     for phase in ("gather", "reduce"):
@@ -271,7 +288,8 @@ def _along(way: list[int]) -> list[Port]:
     ]
 
 
-def test_only_rows_and_sums_are_payload(case: Case) -> None:
+@check
+def only_rows_and_sums_are_payload(case: Case) -> None:
     graph = case.built.graph
     kinds = {Kind(kind) for kind in np.unique(graph.kind[graph.payload_bytes > 0]).tolist()}
     assert kinds <= {GATHER.up, GATHER.down, REDUCE.up, REDUCE.down}
@@ -281,7 +299,8 @@ def test_only_rows_and_sums_are_payload(case: Case) -> None:
 # ---- products ------------------------------------------------------------------------------------
 
 
-def test_products_multiply_exactly_the_rows(case: Case) -> None:
+@check
+def products_multiply_exactly_the_rows(case: Case) -> None:
     layer, built = case.layer, case.counted
     enters = [step for step in layer.steps if isinstance(step, Enter)]
     leaves = [step for step in layer.steps if isinstance(step, Leave)]
@@ -303,7 +322,8 @@ def test_products_multiply_exactly_the_rows(case: Case) -> None:
             assert flop <= found <= flop * (1 + LESS_THAN_A_ROW), kind
 
 
-def test_attention_is_carried_out_as_often_as_it_stands_there(case: Case) -> None:
+@check
+def attention_is_carried_out_as_often_as_it_stands_there(case: Case) -> None:
     num = sum(isinstance(work, Attention) for step in case.layer.steps for work in _works(step))
     assert len(case.built.of_kind(Kind.ATTENTION)) == num * case.layer.num_ranks
 
@@ -371,10 +391,9 @@ def _by_time(
     return times[order], what[tasks[order]]
 
 
-def test_ends_wait_for_rows_and_sums(case: Case) -> None:
+@by_turns
+def ends_wait_for_rows_and_sums(case: Case) -> None:
     """Every byte that comes to a GPU is waited for by the task that stands for its end."""
-    if case.layer.num_ranks == 1:
-        return
     graph, waits = case.built.graph, Dependencies(case.built.timeline)
     incoming = case.built.of_kind(GATHER.down, REDUCE.down)
     incoming = incoming[graph.payload_bytes[incoming] > 0]
@@ -386,15 +405,16 @@ def test_ends_wait_for_rows_and_sums(case: Case) -> None:
 # ---- beginning and end ---------------------------------------------------------------------------
 
 
-def test_ends_are_tasks_one_for_each_rank(case: Case) -> None:
+@check
+def ends_are_tasks_one_for_each_rank(case: Case) -> None:
     ends = case.built.ends
     assert ends.shape == (case.layer.num_ranks,)
     assert np.issubdtype(ends.dtype, np.integer)
     assert ((ends >= 0) & (ends < case.built.graph.num_tasks)).all()
 
 
-@pytest.mark.parametrize("case", LATE, ids="-".join, indirect=True)
-def test_nothing_happens_before_its_start(case: Case) -> None:
+@by_turns
+def nothing_happens_before_its_start(case: Case) -> None:
     late, graph = case.late, case.late.graph
     works = (graph.duration_ps > 0) | (graph.resource >= 0)
     works[: late.first] = False
@@ -405,12 +425,13 @@ def test_nothing_happens_before_its_start(case: Case) -> None:
     assert (start_ps[on_sm] >= late.begins_ps[owner]).all()
 
 
-def test_everything_is_over_at_the_end(case: Case) -> None:
+@check
+def everything_is_over_at_the_end(case: Case) -> None:
     _is_over_at_the_end(case.built)
 
 
-@pytest.mark.parametrize("case", LATE, ids="-".join, indirect=True)
-def test_everything_is_over_at_the_end_of_gpus_that_are_late(case: Case) -> None:
+@by_turns
+def everything_is_over_at_the_end_of_gpus_that_are_late(case: Case) -> None:
     _is_over_at_the_end(case.late)
 
 
@@ -424,18 +445,20 @@ def _is_over_at_the_end(built: Built) -> None:
     assert {Kind(kind) for kind in graph.kind[after].tolist()} <= ACKS
 
 
-def test_no_gpu_uses_more_sms_than_it_has(case: Case) -> None:
+@check
+def no_gpu_uses_more_sms_than_it_has(case: Case) -> None:
     machine = case.built.machine
     assert most_in_use(case.built.timeline, machine).sms <= machine.sms.count
 
 
-@pytest.mark.parametrize("case", LATE, ids="-".join, indirect=True)
-def test_no_gpu_that_is_late_uses_more_sms_than_it_has(case: Case) -> None:
+@by_turns
+def no_gpu_that_is_late_uses_more_sms_than_it_has(case: Case) -> None:
     machine = case.late.machine
     assert most_in_use(case.late.timeline, machine).sms <= machine.sms.count
 
 
-def test_as_many_sms_communicate_as_are_stated(case: Case) -> None:
+@check
+def as_many_sms_communicate_as_are_stated(case: Case) -> None:
     if case.layer.num_ranks > 1:
         stated = case.scheme.communication_sms(case.built.machine)
         assert only_communicating(case.built.graph, case.built.machine) == stated
@@ -444,7 +467,8 @@ def test_as_many_sms_communicate_as_are_stated(case: Case) -> None:
 # ---- times ---------------------------------------------------------------------------------------
 
 
-def test_times_keep_their_bounds(case: Case) -> None:
+@check
+def times_keep_their_bounds(case: Case) -> None:
     built = case.built
     found = measures(built.graph, built.ends, built.machine, built.timeline, phases_separated=False)
     assert found.bounds_us.largest_us <= found.makespan_us
@@ -460,8 +484,23 @@ def test_times_keep_their_bounds(case: Case) -> None:
         assert case.built.graph.duration_ps[case.built.of_kind(kind)].sum() >= alone
 
 
-@pytest.mark.parametrize("case", LATE, ids="-".join, indirect=True)
-def test_the_same_layer_gives_the_same_schedule(case: Case) -> None:
+@by_turns
+def the_same_layer_gives_the_same_schedule(case: Case) -> None:
     again = Built(case.scheme, case.layer, system_for(case.layer.num_ranks))
     for name in ("start_ps", "end_ps", "visible_ps"):
         assert np.array_equal(getattr(again.timeline, name), getattr(case.built.timeline, name))
+
+
+# ---- all of it -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("scheme", "layer"), CASES)
+def test_the_contract(scheme: str, layer: str) -> None:
+    """All that is read from one graph and schedule: a test of its own each would be 2,000."""
+    case = Case(SCHEMES[scheme], LAYERS[layer].make())
+    for one in (*CHECKS, *(BY_TURNS_CHECKS if layer in BY_TURNS else ())):
+        one(case)
+
+
+def test_every_check_is_carried_out() -> None:
+    assert (len(CHECKS), len(BY_TURNS_CHECKS)) == (10, 5)
