@@ -11,6 +11,8 @@ from one_step import OneStep, product_ps
 
 import hwmodel
 from replay.collectives import library
+from replay.contract.reading import Dependencies
+from replay.contract.sms import most_in_use
 from replay.errors import UserError
 from replay.graph import GraphBuilder, schedule
 from replay.machine.kinds import COMBINE, KIND_NAMES, Kind
@@ -25,14 +27,20 @@ N, TOKENS, HIDDEN, INNER = 8, 2048, 2048, 2048
 BLOCKS = 16
 
 
+CHUNKS = 4
+"""Of each owner, where a test does not say otherwise: fewer tasks than with one for each block."""
+
+
 @cache
 def leave(scheme: str = "coconet", **options: Any) -> OneStep:
+    options.setdefault("chunks", CHUNKS)
     return OneStep(scheme, Leave, k=INNER, tokens=TOKENS, hidden=HIDDEN, **options)
 
 
 @cache
 def enter(scheme: str = "coconet", **options: Any) -> OneStep:
     options["sequence_parallel"] = True
+    options.setdefault("chunks", CHUNKS)
     return OneStep(scheme, Enter, k=0, n=4096, tokens=TOKENS, hidden=HIDDEN, **options)
 
 
@@ -92,9 +100,13 @@ def test_without_overlap_it_is_a_product_and_a_ring_in_turn() -> None:
 
 
 def test_fewer_chunks_overlap_less() -> None:
-    times = [leave(chunks=chunks).time_ps for chunks in (16, 4, 1)]
+    times = [leave(chunks=chunks).time_ps for chunks in (8, 4, 1)]
     assert times[0] < times[1] < times[2] < leave(overlap=False).time_ps
-    assert leave(chunks=0).time_ps == leave(chunks=99).time_ps == times[0]
+
+
+def test_a_block_has_one_chunk_at_most() -> None:
+    times = [leave(blocks=3, chunks=chunks).time_ps for chunks in (0, 3, 99)]
+    assert len(set(times)) == 1
 
 
 # ---- order and flags -----------------------------------------------------------------------------
@@ -154,7 +166,9 @@ def test_flags_take_their_time() -> None:
     first = []
     for ns in (200.0, 20200.0):
         overrides = (("overheads.poll_ns", ns),)
-        step = OneStep("coconet", Leave, k=16384, tokens=512, hidden=512, overrides=overrides)
+        step = OneStep(
+            "coconet", Leave, k=16384, tokens=512, hidden=512, overrides=overrides, chunks=CHUNKS
+        )
         first.append(begins(step, Kind.COMBINE_SEND, 0).min())
     assert first[1] - first[0] == 20_000_000
 
@@ -164,6 +178,19 @@ def test_the_last_chunks_own_tiles_are_waited_for() -> None:
     for rank in range(N):
         last = step.timeline.end_ps[step.tasks(Kind.GEMM2, rank)].max()
         assert step.timeline.end_ps[step.tasks(Kind.COMBINE_SEND, rank)].max() > last
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_ring_adds_what_the_product_has_made(rank: int) -> None:
+    """What a GPU sends, the sums of others' rows, waits for all its tiles that have such rows."""
+    step = leave(sequence_parallel=True)
+    tasks, first, rows = step.rows(Kind.GEMM2, rank, 132 - BLOCKS)
+    share = step.layer.owned
+    own = (first >= rank * share) & (first + rows <= (rank + 1) * share)
+    ports = step.tasks(Kind.COMBINE_UP, rank)
+    sent = ports[step.graph.payload_bytes[ports] > 0]
+    before = Dependencies(step.timeline).before(sent.tolist())
+    assert before & set(tasks.tolist()) == set(tasks[~own].tolist())
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -205,6 +232,15 @@ def test_the_kernel_beside_takes_sms_from_the_product() -> None:
         held = step.machine.sms.ledger[-1].held
         assert sum(held.values()) == 132
         assert held["coconet-product"] == 132 - blocks
+
+
+@pytest.mark.parametrize("scheme", ["coconet", "coconet-nvls"])
+def test_product_and_collective_share_the_sms(scheme: str) -> None:
+    for step in (leave(scheme), enter(scheme)):
+        assert most_in_use(step.timeline, step.machine).sms <= 132
+        kind = Kind.GEMM2 if step is leave(scheme) else Kind.GEMM1
+        starts = step.timeline.start_ps[step.tasks(kind, 0)]
+        assert (starts == starts.min()).sum() <= 132 - BLOCKS
 
 
 @pytest.mark.parametrize("scheme", ["coconet", "coconet-nvls"])

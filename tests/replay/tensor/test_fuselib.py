@@ -182,6 +182,20 @@ def test_rows_wait_for_their_flag(scheme: str) -> None:
     assert slow.time_ps - quick.time_ps > 40_000_000
 
 
+def test_a_tile_waits_for_all_its_rows_and_no_others() -> None:
+    step = enter()
+    waits, graph, rank = Dependencies(step.timeline), step.graph, 3
+    ports = step.tasks(Kind.DISPATCH_DOWN, rank)
+    rows_in = set(ports[graph.payload_bytes[ports] > 0].tolist())
+    tasks, first, rows = step.rows(Kind.GEMM1, rank, SMS)
+    share = step.layer.owned
+    for tile in range(0, len(tasks), 17):
+        last = first[tile] + rows[tile]
+        own = max(0, min(last, (rank + 1) * share) - max(first[tile], rank * share))
+        came = list(waits.before([int(tasks[tile])]) & rows_in)
+        assert graph.payload_bytes[came].sum() == (rows[tile] - own) * HIDDEN * 2
+
+
 # ---- who pays ------------------------------------------------------------------------------------
 
 
