@@ -15,6 +15,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+import pytest
 
 import hwmodel
 from replay.graph import GraphBuilder, schedule
@@ -53,6 +54,7 @@ def time_us(scheme: str, num_ranks: int, tokens: int, hidden: int, inner: int) -
     return float(schedule(machine.graph.build()).visible_ps[ends].max()) / 1e6
 
 
+@pytest.mark.extended
 def test_speed_ups_of_sub_layers_are_those_of_the_paper() -> None:
     found = []
     for hidden, tokens in MODELS.values():
