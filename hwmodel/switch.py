@@ -40,6 +40,8 @@ class Switch:
     merge_latency_ps
         From the last contribution's arrival to the departure of the sum, on top
         of the traversal.
+    multicast_release_ps
+        From the acknowledgement of multicast stores until a fence behind them is through.
     adder_rate
         Bytes per second that the adders behind a GPU's ports take in; None takes any number.
     reduction_buffer_bytes
@@ -57,6 +59,7 @@ class Switch:
     multimem_efficiency: Fraction
     traversal_ps: int
     merge_latency_ps: int
+    multicast_release_ps: int
     adder_rate: Rate | None
     reduction_buffer_bytes: int
     input_buffer_bytes: int
@@ -75,6 +78,7 @@ class Switch:
             multimem_efficiency=exact(spec.multimem_efficiency.value),
             traversal_ps=ps_from_ns(spec.traversal_ns.value),
             merge_latency_ps=ps_from_ns(spec.merge_ns.value),
+            multicast_release_ps=ps_from_ns(spec.multicast_release_ns.value),
             adder_rate=(
                 Rate.per_second(adder_bytes * num_planes / num_gpus) if adder_bytes else None
             ),

@@ -105,6 +105,8 @@ class SwitchSpec(Strict):
     """Share of a port's rate left for multicast and reduction traffic."""
     merge_ns: Quantity[NonNegative]
     """Latency added when the last contribution to a reduction arrives."""
+    multicast_release_ns: Quantity[NonNegative]
+    """Until a fence behind multicast stores is through, from when they have been acknowledged."""
     reduction_GFLOP_per_s: Quantity[NonNegative]
     """Additions of FP32 values of one plane; 0 adds as fast as values come."""
     reduction_buffer_bytes: Quantity[Count]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
     from replay.machine.sms import Split
     from replay.machine.times import Time
+
+Stored = Literal["nothing", "each", "multicast"]
+"""What a kernel stores into others' memory: nothing, to each GPU apart, or to all by the switch."""
 
 ACCESS_BYTES = 16  # of a thread: a vector of four words
 LANES, MESSAGES = 8, 64
@@ -212,21 +215,24 @@ class Kernel:
         started = self._blocks.begin(begun)
         return self.meet(started) if self._style.meets_before else started
 
-    def meet(self, after: Ints, *, stored: bool = False) -> Ints:
+    def meet(self, after: Ints, stored: Stored = "nothing") -> Ints:
         """All ranks meet: (rank,) tasks.
 
         Parameters
         ----------
         stored
-            Whether they stored into others' memory: flags that tell of it leave when all has been
+            What they stored into others' memory: flags that tell of it leave when all has been
             acknowledged.
         """
-        return self.machine.sync.barrier(self.kinds, after, behind_stores=stored)
+        return self.machine.sync.barrier(
+            self.kinds, after,
+            behind_stores=stored != "nothing", behind_multicast=stored == "multicast",
+        )  # fmt: skip
 
-    def end(self, walked: Walked, *, stored: bool) -> Ints:
+    def end(self, walked: Walked, stored: Stored = "nothing") -> Ints:
         """Meet where the library does, and give the SMs back: (rank,) last tasks; see `meet`."""
         ended = self.machine.gather(walked.arrived, self.machine.ranks, walked.left)
-        return self.give_back(self.meet(ended, stored=stored) if self._style.meets_after else ended)
+        return self.give_back(self.meet(ended, stored) if self._style.meets_after else ended)
 
     def give_back(self, ended: Ints) -> Ints:
         """Give the SMs back: (rank,) last tasks."""

@@ -57,8 +57,8 @@ def exchange(
     begins = kernel.begin(begun)
     if collective == "reduce_scatter":
         work = sums(kernel, touched=machine.num_ranks + 1)
-        return kernel.end(kernel.walk(begins, work), stored=False)
-    return kernel.end(_spread(kernel, begins, adds=collective == "all_reduce"), stored=True)
+        return kernel.end(kernel.walk(begins, work))
+    return kernel.end(_spread(kernel, begins, adds=collective == "all_reduce"), "multicast")
 
 
 def all_reduce_with_flags(

@@ -51,7 +51,7 @@ def by_loads(
     """
     kernel = Kernel(machine, kinds, style, nbytes, payload=payload, beside=beside)
     walked = kernel.walk(kernel.begin(begun), peer_loads.add_up(kernel, touched=2))
-    return kernel.end(walked, stored=False)
+    return kernel.end(walked)
 
 
 def in_switch(
@@ -67,7 +67,7 @@ def in_switch(
     """Read the sums of all ranks' buffers of `nbytes`: (rank,) the last tasks; see `by_loads`."""
     kernel = Kernel(machine, kinds, style, nbytes, payload=payload, beside=beside)
     work = multimem_kernels.sums(kernel, touched=2)
-    return kernel.end(kernel.walk(kernel.begin(begun), work), stored=False)
+    return kernel.end(kernel.walk(kernel.begin(begun), work))
 
 
 def _add_by_loads(

@@ -47,7 +47,7 @@ def all_reduce(
     kernel = Kernel(machine, kinds, style, share, payload=payload, beside=beside)
     added = kernel.walk(kernel.begin(begun), peer_loads.add_up(kernel, touched=n + 1))
     walked = kernel.walk(kernel.meet(added.left), peer_loads.read_all(kernel))
-    return kernel.end(walked, stored=False)
+    return kernel.end(walked)
 
 
 def half(
@@ -74,7 +74,7 @@ def half(
     kernel = Kernel(machine, kinds, style, share, payload=payload, beside=beside)
     adds = collective == "reduce_scatter"
     work = peer_loads.add_up(kernel, touched=n + 1) if adds else peer_loads.read_all(kernel)
-    return kernel.end(kernel.walk(kernel.begin(begun), work), stored=False)
+    return kernel.end(kernel.walk(kernel.begin(begun), work))
 
 
 def all_reduce_by_stores(
@@ -103,7 +103,7 @@ def all_reduce_by_stores(
         store=partial(peer_loads.store, kernel, fan_out=fan_out),
         trips=n - 1 if in_turn else 1,
     )
-    return kernel.end(kernel.walk(kernel.begin(begun), work), stored=True)
+    return kernel.end(kernel.walk(kernel.begin(begun), work), "each")
 
 
 def _add(

@@ -38,6 +38,7 @@ class Sync:
         after: Ints,
         *,
         behind_stores: bool = False,
+        behind_multicast: bool = False,
         inside: bool = False,
     ) -> Ints:
         """All ranks wait for all ranks: (rank,) tasks.
@@ -49,6 +50,8 @@ class Sync:
         behind_stores
             Whether `after` are stores that have arrived at other GPUs. A flag that tells of them
             leaves when they have been acknowledged. Between domains flags follow rows in one queue.
+        behind_multicast
+            Whether these are stores that the switch copied, which a fence takes longer to see to.
 
         Notes
         -----
@@ -61,6 +64,8 @@ class Sync:
         ps = self._system.overheads.barrier_ps(most)
         if behind_stores and most > 1:
             ps += fabric.uplink_latency_ps + fabric.downlink_latency_ps
+        if behind_multicast and most > 1:
+            ps += self._system.switch.multicast_release_ps
         alone = inside and domains.num > 1
         meeting = self._tasks.meet(after, domains.of(self._paths.ranks) if alone else None)
         met = self._tasks.delay(kinds.sync, Time(ps), meeting)

@@ -247,7 +247,8 @@ class Nvls(StagedScheme):
             )  # fmt: skip
             done, ranks = [*done, spread.arrived], [*ranks, spread.member]
         arrived = machine.gather(np.concatenate(done), np.concatenate(ranks), begun)
-        return first, machine.sync.barrier(DISPATCH, arrived, behind_stores=True)
+        met = machine.sync.barrier(DISPATCH, arrived, behind_stores=True, behind_multicast=True)
+        return first, met
 
     def _behind(self, machine: Machine, owner: Ints, hops: int) -> Ints:
         """The GPU of an owner's index, so many nodes behind its own."""

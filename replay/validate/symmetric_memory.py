@@ -133,7 +133,7 @@ GB200 = Table(
     systems=("gb200-nvl72",),
     bounds=(
         Bound("one-shot", 10, lambda row: bool(row["kernel"] == "one-shot")),
-        Bound("two-shot", 25, lambda row: bool(row["kernel"] == "two-shot")),
+        Bound("two-shot", 10, lambda row: bool(row["kernel"] == "two-shot")),
         Bound("two-shot, flags", 15, lambda row: bool(row["kernel"] == "two-shot with flags")),
     ),
     predict=partial(predict, IN_SWITCH),

@@ -163,6 +163,17 @@ def test_multimem_all_reduce_is_a_sum_a_store_and_two_meetings(n: int) -> None:
     assert run(style) == none + 2 * barrier(n) + acknowledged
 
 
+def test_a_fence_behind_multicast_stores_takes_longer_to_be_through() -> None:
+    def longer(name: str, collective: str) -> int:
+        run = algorithm(name, collective, 4 * KIB)
+        late = hwmodel.load(H100, {"switch.multicast_release_ns": 900.0})
+        return time_ps(run, 4, late) - time_ps(run, 4, hwmodel.load(H100))
+
+    assert longer("multimem", "all_reduce") == longer("multimem", "all_gather") == 900 * NS
+    assert not longer("multimem", "reduce_scatter")
+    assert not longer("two-shot-stores", "all_reduce")
+
+
 def test_flags_in_the_data_take_the_place_of_the_last_meeting() -> None:
     nbytes = 4 * 128
     style = replace(multimem_kernels.SAMPLE, meets_after=False)

@@ -162,6 +162,7 @@ def test_parts_of_a_table_do_not_overlap_and_cover_it():
         ("symmetric_memory", {"switch.multimem_efficiency": 0.5}),
         ("in_switch", {"gpu.remote_read_access_ns": 3000.0}),
         ("in_switch", {"switch.merge_ns": 2000.0}),
+        ("in_switch", {"switch.multicast_release_ns": 0.0}),
         ("deepep_normal", {"warp.round_ns": 1200.0}),
         ("deepep_normal", {"overheads.fence_us": 0.0}),
         ("deepep_normal_b200", {"warp.round_ns": 1200.0}),
