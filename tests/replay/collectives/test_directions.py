@@ -6,6 +6,7 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
 from replay.collectives.algorithm import Collective
 from replay.collectives.library import find
@@ -73,11 +74,11 @@ def test_an_all_reduce_in_the_switch_uses_both_and_beats_a_ring() -> None:
 
 
 @cache
-def in_the_switch(*, gathers: bool, sums: bool) -> Found:
+def in_the_switch(*, gathers: bool, sums: bool, apart: bool = True) -> Found:
     """Multicast stores, or loads of sums, or both at once, of so many slices at a time each.
 
-    Blocks of kernels have so much under way, and not all of a buffer: what two kernels send then
-    takes turns on the ports.
+    Blocks of kernels have so much under way, and not all of a buffer. Requests and stores that have
+    virtual channels of their own (`apart`) pass the answers that wait at a port.
     """
     machine = machine_of_8()
     owner = np.repeat(machine.ranks, UNDER_WAY)
@@ -85,10 +86,12 @@ def in_the_switch(*, gathers: bool, sums: bool) -> Found:
     stored = loaded = begun
     for _ in range(LARGE // 8 // SLICE // UNDER_WAY):
         if gathers:
-            spread = multimem.multicast(machine, DISPATCH, owner, SLICE, stored[owner])
+            spread = multimem.multicast(machine, DISPATCH, owner, SLICE, stored[owner], first=apart)
             stored = machine.gather(spread.arrived, spread.member, begun)
         if sums:
-            total = multimem.reduce(machine, COMBINE, owner, SLICE, loaded[owner])
+            total = multimem.reduce(
+                machine, COMBINE, owner, SLICE, loaded[owner], requests_first=apart
+            )
             loaded = machine.gather(total, owner, begun)
     return found_of(machine, machine.meet(np.concatenate((stored, loaded))))
 
@@ -99,5 +102,23 @@ def test_a_gather_and_a_reduction_together_fill_both_directions() -> None:
     sums = in_the_switch(gathers=False, sums=True)
     both = in_the_switch(gathers=True, sums=True)
     assert max(gather.up, sums.down) < 0.25
-    assert min(both.up, both.down) > 0.75
-    assert both.time_us < 0.75 * (gather.time_us + sums.time_us)
+    assert min(both.up, both.down) > 0.9
+    assert both.time_us < 0.65 * (gather.time_us + sums.time_us)
+
+
+def test_they_fill_less_where_answers_hold_up_stores_and_requests() -> None:
+    apart, mixed = (in_the_switch(gathers=True, sums=True, apart=each) for each in (True, False))
+    assert mixed.time_us > 1.1 * apart.time_us
+
+
+def test_two_rings_together_take_as_long_as_one_after_the_other() -> None:
+    """Each fills both directions by itself: there is nothing to gain."""
+    machine = machine_of_8()
+    begun = machine.mark(machine.ranks)
+    ring = find("ring")
+    ring.build(machine, DISPATCH, "all_gather", LARGE, begun, payload=True)
+    both = found_of(
+        machine, ring.build(machine, COMBINE, "reduce_scatter", LARGE, begun, payload=True)
+    )
+    alone = replayed("ring", "all_gather"), replayed("ring", "reduce_scatter")
+    assert both.time_us == pytest.approx(sum(one.time_us for one in alone), rel=0.1)
