@@ -198,8 +198,10 @@ class FuseLib(Overlapping):
         """Push the rows of every GPU to all others."""
         machine, layer, n = kernels.machine, kernels.layer, kernels.layer.num_ranks
         pushing = self.options.pushing_blocks
-        machine.sms.split(f"scheme {self.name!r}", {"pushing_blocks": pushing})
-        blocks, pool, costs = self._messages(layer), kernels.pool, machine.costs
+        split = machine.sms.split(f"scheme {self.name!r}", {"pushing_blocks": pushing})
+        # Warps of the kernel's own SMs, which blocks hold as long as they push.
+        sms = split.channels("fuselib-push", pushing, on="sm").ravel()
+        blocks, costs = self._messages(layer), machine.costs
         rows = np.diff(blocks.first)
         block = np.flatnonzero(rows)
         hops = 1 if self._in_switch else n - 1
@@ -211,14 +213,14 @@ class FuseLib(Overlapping):
         src, block, hop, pusher = src[order], block[order], hop[order], pusher[order]
         nbytes = rows[block] * layer.row_bytes
         stored = machine.serve(
-            pool[src], costs.sm_store(nbytes), kind=GATHER.send, rank=src, after=begun[src],
-            priority=FIRST,
-        )  # fmt: skip
+            sms[pusher], costs.sm_store(nbytes), kind=GATHER.send, rank=src, after=begun[src]
+        )
+        outboxes = machine.buffers.outboxes(sms[pusher])
         read = MemoryTraffic(np.where(hop == 1, nbytes, 0), 0)  # once for all peers
         loaded = machine.stream(GATHER.memory, read, src, stored)
         if self._in_switch:
             spread = multimem.multicast(
-                machine, GATHER, src, layer.row_bytes, stored, rows=rows[block]
+                machine, GATHER, src, layer.row_bytes, stored, rows=rows[block], on=outboxes
             )
             left, arrived, member, message = (
                 spread.left, spread.arrived, spread.member, np.repeat(np.arange(len(src)), n)
@@ -230,17 +232,14 @@ class FuseLib(Overlapping):
             member, message = (src + hop) % n, np.arange(len(src))
             left, arrived = machine.transfers.store(
                 GATHER, src, member, layer.row_bytes, stored,
-                machine.transfers.fan_out(src, member), rows=rows[block],
+                machine.transfers.fan_out(src, member), rows=rows[block], on=outboxes,
             )  # fmt: skip
             told = machine.sync.notify(
                 src, member, FLAG_BYTES, arrived, kinds=flags_of(GATHER.sync),
                 waiting=costs.acknowledged() + costs.poll(),
             )  # fmt: skip
-        # A block issues one message after the other, and the next but one when the first has left.
         same = pusher[1:] == pusher[:-1]
         machine.graph.edges(stored[:-1][same], stored[1:][same])
-        behind = pusher[2:] == pusher[:-2]
-        machine.graph.edges(left[:-2][behind], stored[2:][behind])
         first = np.flatnonzero(np.append(True, ~same))
         last = np.append(first[1:], len(pusher)) - 1
         written = machine.stream(GATHER.memory, MemoryTraffic(0, nbytes[message]), member, arrived)
