@@ -15,6 +15,7 @@ ROUND = {
     "link.bandwidth_GB_per_s": 125.0, "link.efficiency": 1.0, "link.links_per_gpu": 8,
     "link.propagation_ns": 100.0, "link.sm_write_ack_flits": 0.0,
     "switch.traversal_ns": 50.0, "switch.merge_ns": 7.0, "switch.multimem_efficiency": 0.5,
+    "switch.multicast_release_ns": 9.0,
     "switch.flits_per_channel": 4096,  # 2 MB per class: more than any port has under way
     "gpu.num_sms": 100, "gpu.sm_push_GB_per_s": 100.0, "gpu.sm_read_GB_per_s": 200.0,
     "gpu.sm_write_GB_per_s": 50.0, "gpu.write_visibility_ns": 30.0,

@@ -22,6 +22,7 @@ UP, DOWN = 150 * NS, 100 * NS
 VISIBLE, ACCESS, MERGE = 30 * NS, 20 * NS, 7 * NS
 GAP, SMALL_KERNEL, BARRIER = 2 * US, 300 * NS, 1000 * NS + 7 * 10 * NS
 ACK = 2 * (100 + 25) * NS  # of stores, before the flags of a barrier leave
+RELEASE = 9 * NS  # a fence behind stores that the switch copied
 PUSH, PULL = 10, 20  # ps a byte
 ROW = 2048  # bytes of 1024 BF16 values
 RANKS, EXPERTS = 8, 16
@@ -69,7 +70,7 @@ def test_rows_ids_and_weights_are_gathered_one_after_the_other() -> None:
         # The owner's own copy passes the switch like all others.
         assert graph.rank[downs[index]].tolist() == list(range(RANKS))
         assert timeline.visible_ps[downs[index]].tolist() == [arrived] * RANKS
-        ends = arrived + ACK + BARRIER
+        ends = arrived + ACK + RELEASE + BARRIER
     layout = np.flatnonzero(graph.kind == Kind.LAYOUT)
     assert timeline.start_ps[layout].min() == ends + GAP
 
@@ -115,7 +116,7 @@ def test_kernels_and_barriers() -> None:
     for rank in range(RANKS):
         # Three gathers, count, sum, permute, GEMM, activation, GEMM, zero, add, reduce-scatter.
         assert durations(Kind.LAUNCH, "nothing", rank) == [GAP] * 12
-        assert durations(Kind.DISPATCH_SYNC, "nothing", rank) == [BARRIER + ACK] * 3
+        assert durations(Kind.DISPATCH_SYNC, "nothing", rank) == [BARRIER + ACK + RELEASE] * 3
         assert durations(Kind.COMBINE_SYNC, "nothing", rank) == [BARRIER]
         assert durations(Kind.DISPATCH_SYNC, "host", rank) == []
     assert durations(Kind.DISPATCH_SEND, "nvls-sm", 0) == [
