@@ -151,6 +151,20 @@ def test_requests_pass_what_waits_if_they_may() -> None:
         assert begun == (0 if first else 50 * WIRE)
 
 
+def test_messages_look_their_entry_up_ahead_of_those_that_wait_for_the_port() -> None:
+    """Behind the one that is being sent, and not behind the others of the home's own."""
+    machine = machine_of(SYSTEM, 8)
+    start = machine.mark(machine.ranks)
+    unit = machine.merging.unit(10**6, Time(0))
+    machine.merging.reduce(
+        COMBINE, unit, pieces_of([1] * 200), np.arange(200), np.zeros(200, int), start[[0] * 200]
+    )
+    machine.merging.load(DISPATCH, unit, pieces_of([0]), ints(0), ints(2), start[[2]])
+    graph = machine.graph.build()
+    asked = np.flatnonzero(graph.kind == int(DISPATCH.request_down))
+    assert ASK + UP <= schedule(graph).start_ps[asked[0]] <= ASK + UP + WIRE
+
+
 # ---- full tables ---------------------------------------------------------------------------------
 
 

@@ -167,6 +167,11 @@ def test_rows_leave_once_with_the_merge_unit_and_seven_times_without() -> None:
         )
 
 
+def test_no_row_is_asked_for_before_its_owner_has_it() -> None:
+    run = Run(ENTER, launch_skew_us=30.0, **BASE)
+    assert run.timeline.start_ps[run.of(GATHER.request_up)].min() > 30 * US
+
+
 def test_a_block_has_no_more_under_way_than_its_window() -> None:
     """A piece of two rows at a time: the next is asked for when it has come."""
     options: dict[str, Any] = {"piece_bytes": 1024, "slices": 2, "window_bytes": 2048, **BASE}
@@ -190,6 +195,9 @@ def test_tiles_begin_when_the_first_slice_of_their_rows_is_there() -> None:
     assert len(tiles[four]) == 4 * len(tiles[one]) == 4 * BLOCKS[0]
     durations = [int(run.graph.duration_ps[tiles[run]].sum()) for run in (one, four)]
     assert durations[0] == durations[1]  # the product costs the same
+    read = [run.found.mechanisms.cache for run in (one, four)]
+    for what in ("weights", "activations"):
+        assert read[0][what].bytes == read[1][what].bytes
     assert four.ps < one.ps
 
 
@@ -244,9 +252,9 @@ def test_a_tile_is_issued_by_its_sm_and_leaves_before_the_sm_goes_on() -> None:
 
 def test_all_gpus_have_their_sums_at_the_end() -> None:
     run = Run(LEAVE, **BASE)
-    written = run.timeline.visible_ps[_with_payload(run, REDUCE.down, 0)].max()
+    added = run.timeline.visible_ps[run.of(REDUCE.memory)].max()
     barrier = 1000 * NS + 3 * 10 * NS + UP + DOWN  # of four; flags follow acknowledged stores
-    assert run.ps >= written + barrier
+    assert run.timeline.visible_ps[run.ends].tolist() == [added + barrier] * NUM
 
 
 def test_one_gpu_moves_nothing() -> None:
@@ -299,6 +307,15 @@ def test_a_block_waits_for_its_number_on_all_gpus() -> None:
     assert int(alone.timeline.start_ps[alone.of(Kind.GEMM2, rank=0)].min()) < 3 * US
 
 
+def test_a_gpu_registers_no_more_blocks_ahead_than_it_has_sms() -> None:
+    run = Run(LEAVE, coordination=True, overlap=False)
+    registered = np.sort(run.timeline.start_ps[run.of(Kind.SIGNAL_UP, rank=1)])
+    launched = np.sort(run.timeline.start_ps[run.of(Kind.LAUNCH, rank=1)])[1:]  # the kernel first
+    assert len(registered) == len(launched) == BLOCKS[1]
+    assert (registered[100:] >= launched[:-100]).all()
+    assert registered[99] < launched[0]
+
+
 def test_packets_take_their_way_there_and_back() -> None:
     """Where nobody waits for anybody else, a block's access and its launch cost it just that."""
     together, alone = (
@@ -322,8 +339,8 @@ THREE = LEAVE, NORM, ENTER
 def test_the_second_product_begins_before_the_first_is_over() -> None:
     for overlap in (False, True):
         run = Run(*THREE, overlap=overlap, coordination=False, ahead_blocks=1)
-        last = run.timeline.end_ps[run.of(Kind.GEMM2)].max()
-        assert (run.timeline.start_ps[run.of(Kind.GEMM1)].min() < last) == overlap
+        last = run.timeline.start_ps[run.of(Kind.GEMM2, rank=0)].max()
+        assert (run.timeline.start_ps[run.of(Kind.GEMM1, rank=0)].min() < last) == overlap
 
 
 def test_rows_are_loaded_after_their_norm_and_that_after_their_sums() -> None:
@@ -334,7 +351,13 @@ def test_rows_are_loaded_after_their_norm_and_that_after_their_sums() -> None:
     assert run.busy_ps(Kind.BETWEEN, rank=0) > 0
     first = timeline.end_ps[norms].min()
     assert timeline.start_ps[run.of(GATHER.request_up)].min() > first
-    assert timeline.start_ps[norms].min() > timeline.visible_ps[run.of(REDUCE.memory)].min()
+    for rank in range(NUM):  # no more rows than sums of which have come
+        sums = _with_payload(run, REDUCE.down, rank)
+        order = np.argsort(timeline.visible_ps[sums])
+        come = np.append(0, np.cumsum(run.graph.payload_bytes[sums][order]))
+        begun = np.sort(timeline.start_ps[run.of(Kind.BETWEEN, rank=rank)])
+        there = come[np.searchsorted(timeline.visible_ps[sums][order], begun, side="right")]
+        assert (np.arange(1, len(begun) + 1) * NORM_ROWS * ROW <= there).all()
 
 
 def test_a_norm_takes_an_sm_and_memory_and_tells_the_other_gpus() -> None:
