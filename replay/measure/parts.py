@@ -450,7 +450,8 @@ class Mechanisms(Strict):
     wire_bytes
         Bytes on the ports by what they are for: payload, headers (with target lists, row metadata
         and padding), requests, acks, signals (counts, flags, notifications), weights (of experts
-        that are copied; only where there are any), evictions (partial sums sent early).
+        that are copied; only where there are any), evictions (partial sums sent early,
+        rows sent again).
     tables, buffers
         Finite memories by name.
     cache
