@@ -303,6 +303,15 @@ def test_a_block_pushes_one_message_while_another_waits_to_leave() -> None:
         assert (np.diff(issued) >= int(step.machine.costs.sm_store(16 * HIDDEN * 2).ps)).all()
 
 
+def test_every_message_is_pushed_by_a_block_that_has_an_sm() -> None:
+    step = enter()
+    groups = np.array([*step.graph.resources.groups, ""])[step.graph.resource]
+    claims = np.flatnonzero((groups == "block scheduler") & (step.graph.rank == 2))
+    pushed = step.tasks(Kind.DISPATCH_SEND, 2)
+    waits = Dependencies(step.timeline)
+    assert all(len(waits.before([task]) & set(claims.tolist())) == 1 for task in pushed.tolist())
+
+
 def test_blocks_wait_for_the_link() -> None:
     """Sixteen blocks store faster than their link takes; each has two messages under way."""
     step = enter(pushing_blocks=16, message_rows=4)
