@@ -165,8 +165,8 @@ def fed(
 
     Buffers are registered, so that nothing is copied: a kernel beside writes its results to, and
     reads its rows from, where the switch does. When a rank has a part of an owner's share, it
-    writes its data back and flags the owner, which sums when all have. What was spread is flagged
-    behind the acknowledgement of the data.
+    writes its data back and flags the owner, which sums when all have. Rows that were gathered are
+    flagged behind the acknowledgement of the data; sums are known when all ranks have met.
 
     Parameters
     ----------
@@ -223,15 +223,20 @@ def fed(
                 there, member = spread.arrived, spread.member
                 owner = np.repeat(moved, n)
             machine.graph.edges(there, whole[member, owner])
-        if spreads(collective):
-            flagged, rank = costs.acknowledged() + costs.flag(), np.repeat(ranks, n)
-            whole = machine.delay(kinds.sync, flagged, whole.ravel(), rank).reshape(n, n)
+        if collective == "all_gather":
+            waiting = costs.acknowledged() + costs.multicast_release() + costs.flag()
+            rank = np.repeat(ranks, n)
+            whole = machine.delay(kinds.sync, waiting, whole.ravel(), rank).reshape(n, n)
             known[:, :, part] = whole
-        else:
+        elif collective == "reduce_scatter":
             known[ranks, ranks, part] = whole[ranks, ranks]
         done, of = [*done, whole.ravel()], [*of, np.repeat(ranks, n)]
     all_done = machine.gather(np.concatenate(done), np.concatenate(of), at)
-    return Fed(blocks.end(machine.sync.barrier(kinds, all_done)), known)
+    met = machine.sync.barrier(
+        kinds, all_done,
+        behind_stores=spreads(collective), behind_multicast=spreads(collective),
+    )  # fmt: skip
+    return Fed(blocks.end(met), known)
 
 
 def _accessing(machine: Machine, collective: Collective, nbytes: int) -> Time:

@@ -187,6 +187,10 @@ class Costs:
         fabric = self._system.fabric
         return Time(fabric.uplink_latency_ps + fabric.downlink_latency_ps)
 
+    def multicast_release(self) -> Time:
+        """What a fence takes longer behind stores that the switch has copied."""
+        return Time(self._system.switch.multicast_release_ps)
+
     def remote_load(self) -> Time:
         """One load from a peer's memory, there and back, where nothing else is on the way."""
         fabric = self._system.fabric

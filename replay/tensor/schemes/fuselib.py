@@ -226,7 +226,7 @@ class FuseLib(Overlapping):
                 spread.left, spread.arrived, spread.member, np.repeat(np.arange(len(src)), n)
             )  # fmt: skip
             # The flag is a store of the same kind, to the same members.
-            flagged = costs.acknowledged() + costs.flag()
+            flagged = costs.acknowledged() + costs.multicast_release() + costs.flag()
             told = machine.delay(GATHER.sync, flagged, arrived, member)
         else:
             member, message = (src + hop) % n, np.arange(len(src))
@@ -415,7 +415,7 @@ def _add_in_switch(
         spread = multimem.multicast(
             machine, kinds, owner, parts.row_bytes, total, rows=parts.rows, first=True
         )
-        waiting = costs.acknowledged() + costs.flag()
+        waiting = costs.acknowledged() + costs.multicast_release() + costs.flag()
         summed = machine.delay(kinds.sync, waiting, spread.arrived, spread.member)
         at, nbytes = spread.member, np.repeat(nbytes, n)
     written = machine.stream(kinds.memory, MemoryTraffic(0, nbytes), at, summed)
