@@ -12,9 +12,9 @@ itself (tasks.py)       mark, gather, delay, serve; kernel, memory_kernel, small
                         path
 `resources`             ports, memories, hosts, hubs: made `once`, each with its class
 `costs` (times.py)      sm_store, sm_load, sm_copy, sm_add; warp_scan, warp_copy, warps_add,
-                        warps_add_late; stream, memory_load, cache_load, visible; acknowledged,
-                        remote_load, fence, poll, flag, grid_barrier; ns for times that a scheme
-                        states
+                        warps_add_late; stream, cached, memory_load, cache_load, visible;
+                        acknowledged, remote_load, entering, fence, poll, flag, grid_barrier; ns for
+                        times that a scheme states
 `domains`               of, local, peer, members, crosses: who shares NVLink (domains.py)
 `network`               ports between domains (network.py), which rdma.py writes over
 `transfers`             store, load over the hops of a path (paths.py); fan_out; packets
