@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from replay.collectives import one_shot, two_shot
 from replay.machine.kinds import DISPATCH, Kind
 from replay.validate.bench import Bench
-from replay.validate.nccl import nccl_us
+from replay.validate.nccl import timed
 from replay.validate.symmetric_memory import in_graph
 from replay.validate.table import Bound, Prediction, Row, Table
 
@@ -38,12 +38,13 @@ def build(name: str, nbytes: int, copies: bool, machine: Machine, start: Ints) -
 def predict(bench: Bench, rows: Sequence[Row]) -> list[Prediction]:
     """Predict times in microseconds."""
     predicted, system = [], bench.system(SYSTEM)
-    nccl: dict[tuple[int, int], float] = {}
+    nccl: dict[tuple[int, int], Prediction] = {}
     for row in rows:
         n, nbytes = row["num_gpus"], row["bytes"]
         if (n, nbytes) not in nccl:
-            nccl[n, nbytes] = nccl_us(bench, SYSTEM, "all_reduce", n, nbytes)
-        found = [Prediction(nccl[n, nbytes], "NCCL")]
+            alone = timed(bench, SYSTEM, "all_reduce", n, nbytes)
+            nccl[n, nbytes] = alone._replace(kernel=f"NCCL {alone.kernel}")
+        found = [nccl[n, nbytes]]
         if nbytes < MOST_BYTES:
             copies = row["framework"] in COPIES
             found += [

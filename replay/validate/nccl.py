@@ -45,12 +45,8 @@ def build(collective: str, nbytes: int, machine: Machine, start: Ints) -> tuple[
     return done, "sends and receives"
 
 
-def nccl_us(bench: Bench, system: str, collective: str, num_gpus: int, nbytes: int) -> float:
-    """Time of a collective, the gap before its kernel included, in microseconds."""
-    return _timed(bench, system, collective, num_gpus, nbytes).value
-
-
-def _timed(bench: Bench, system: str, collective: str, num_gpus: int, nbytes: int) -> Prediction:
+def timed(bench: Bench, system: str, collective: str, num_gpus: int, nbytes: int) -> Prediction:
+    """Time of a collective, the gap before its kernel included, in microseconds, and its kernel."""
     names: list[str] = []
 
     def added(machine: Machine, start: Ints) -> None:
@@ -62,7 +58,7 @@ def _timed(bench: Bench, system: str, collective: str, num_gpus: int, nbytes: in
 def predict(bench: Bench, rows: Sequence[Row]) -> list[float | Prediction]:
     """Predict times in microseconds."""
     return [
-        _timed(bench, row["system"], row["collective"], row["num_gpus"], row["bytes"])
+        timed(bench, row["system"], row["collective"], row["num_gpus"], row["bytes"])
         for row in rows
     ]
 

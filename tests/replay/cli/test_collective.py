@@ -13,7 +13,7 @@ from replay.cli.app import app, main
 from replay.collectives.library import ALGORITHMS
 from replay.run.collective import MOST_SIZES, CollectiveResult, collective_of, sizes_of
 from replay.validate.bench import Bench
-from replay.validate.nccl import nccl_us
+from replay.validate.nccl import timed
 
 MIB = 1 << 20
 
@@ -39,7 +39,7 @@ def test_bandwidths_are_those_of_nccl_tests(tmp_path: Path) -> None:
 
 def test_a_time_is_what_validation_predicts(tmp_path: Path) -> None:
     [row] = result_of(tmp_path, "--bytes", "4M").rows
-    assert row.time_us == nccl_us(Bench(), "dgx-h100", "all_reduce", 8, 4 * MIB)
+    assert row.time_us == timed(Bench(), "dgx-h100", "all_reduce", 8, 4 * MIB).value
 
 
 def test_each_direction_has_its_bytes_and_its_use(tmp_path: Path) -> None:

@@ -256,10 +256,10 @@ def test_rows_say_which_kernel_an_engine_takes(capsys):
     rows = [row for row in table.rows() if row["framework"] == "sglang" and row["num_gpus"] == 8]
     outcome = predict(table, Bench(), rows[::3])
     taken = [kernel for kernel, _ in itertools.groupby(outcome.kernels)]
-    assert taken == ["one-shot", "two-shot", "NCCL"]
+    assert taken == ["one-shot", "two-shot", "NCCL nvls"]
     assert outcome.label(0).endswith("8 256 (one-shot)")
     rows = report.as_json([outcome])["tables"][0]["rows"]
-    assert rows[-1]["kernel_taken"] == "NCCL"
+    assert rows[-1]["kernel_taken"] == "NCCL nvls"
     _, said = command(
         capsys, "symmetric_memory", "--at", "kernel=nccl", "--at", "system=dgx-h100",
         "--at", "num_gpus=8", "--at", "bytes=1048576,67108864",
