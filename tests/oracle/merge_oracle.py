@@ -197,7 +197,10 @@ class Reduce(Switch):
             missed.append(self.look_up(home, piece))
             return t.part if missed[0] else 0
 
-        def arrive() -> None:
+        def arrive() -> None:  # adders that take no time are a server nevertheless
+            self.serve("adder", home, number, 0, find)
+
+        def find() -> None:
             self.serve("down", home, number, look, go_on, urgency=-1)
 
         def go_on() -> None:
