@@ -37,7 +37,7 @@ class CaisOptions(Options):
         True,
         help="Requests of loads do not wait behind sums in the queues of ports.",
         source=f"{PAPER} section III-C: loads and reductions have virtual channels that take "
-        "turns; here the short messages, which take 6 % of the rows' bytes, pass the long ones",
+        "turns; here requests, an eighth of the bytes of the rows they ask for, pass the sums",
     )
     group_blocks: int = option(
         1,
