@@ -35,7 +35,7 @@ from replay.machine.kinds import KIND_NAMES, Kind
 from replay.schemes.options import Options, option
 from replay.tensor import matrices
 from replay.tensor.base import GATHER, REDUCE
-from replay.tensor.schemes.overlapping import (
+from replay.tensor.overlap.overlapping import (
     WITHOUT_GATHERS,
     Overlapping,
     RowBlocks,

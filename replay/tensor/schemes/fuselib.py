@@ -40,7 +40,7 @@ from replay.schemes.options import Options, option
 from replay.tensor import matrices
 from replay.tensor.base import GATHER, REDUCE
 from replay.tensor.layer import BF16
-from replay.tensor.schemes.overlapping import (
+from replay.tensor.overlap.overlapping import (
     WITHOUT_GATHERS,
     Overlapping,
     RowBlocks,

@@ -32,7 +32,7 @@ from replay.schemes.options import Options, option
 from replay.tensor import matrices
 from replay.tensor.base import GATHER, REDUCE, TensorScheme
 from replay.tensor.layer import BF16, Enter
-from replay.tensor.schemes.pieces import chunks_of, whole_rows
+from replay.tensor.overlap.pieces import chunks_of, whole_rows
 from replay.tensor.traffic import Traffic
 from replay.work.ragged import places
 

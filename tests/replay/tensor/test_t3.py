@@ -21,9 +21,9 @@ from replay.measure.measured import measures
 from replay.tensor import matrices
 from replay.tensor.base import GATHER, REDUCE
 from replay.tensor.layer import Enter, Leave, Product, Step, TensorLayer
+from replay.tensor.overlap.pieces import Pieces, pieces_between, sums_of, whole_rows
 from replay.tensor.plain import Plain
 from replay.tensor.registry import find
-from replay.tensor.schemes.pieces import Pieces, pieces_between, sums_of, whole_rows
 from replay.tensor.schemes.t3 import ring, switch
 from replay.tensor.schemes.t3.engines import Engines
 from replay.tensor.schemes.t3.options import RingOptions, T3Options

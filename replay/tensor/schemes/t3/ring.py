@@ -14,7 +14,7 @@ from replay.tensor.base import GATHER, REDUCE
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints
-    from replay.tensor.schemes.pieces import Pieces
+    from replay.tensor.overlap.pieces import Pieces
     from replay.tensor.schemes.t3.engines import Engines
 
 

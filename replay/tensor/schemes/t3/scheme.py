@@ -27,8 +27,8 @@ from replay.machine.kinds import KIND_NAMES, Kind
 from replay.tensor import matrices
 from replay.tensor.base import GATHER, TensorScheme
 from replay.tensor.layer import Enter, Leave
-from replay.tensor.schemes import waiting
-from replay.tensor.schemes.pieces import Pieces, Sums, chunks_of, sums_of, whole_rows
+from replay.tensor.overlap import waiting
+from replay.tensor.overlap.pieces import Pieces, Sums, chunks_of, sums_of, whole_rows
 from replay.tensor.schemes.t3 import ring, switch
 from replay.tensor.schemes.t3.engines import Engines
 from replay.tensor.schemes.t3.options import RingOptions, T3Options

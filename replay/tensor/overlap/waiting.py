@@ -8,7 +8,7 @@ import numpy as np
 
 from replay.compute.gemm_tiles import GROUP_TILES
 from replay.tensor import matrices
-from replay.tensor.schemes.pieces import chunks_of, pieces_between
+from replay.tensor.overlap.pieces import chunks_of, pieces_between
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from replay.machine.kinds import Kind
     from replay.machine.machine import Ints, Machine
     from replay.tensor.layer import Product, TensorLayer
-    from replay.tensor.schemes.pieces import Pieces
+    from replay.tensor.overlap.pieces import Pieces
 
 
 class InOrder(NamedTuple):

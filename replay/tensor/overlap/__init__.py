@@ -1,0 +1,1 @@
+"""What schemes share that run products beside exchanges."""
