@@ -146,7 +146,7 @@ def exchange(
             landed = blocks.both(landed, blocks.touch(3 * of_slice, there))
     elif not sums(collective):
         landed = machine.stream(kinds.memory, 2 * min(nbytes, STAGED), ranks, landed)
-    return blocks.end(machine.sync.barrier(kinds, landed))
+    return blocks.end(machine.sync.barrier(kinds, landed, behind_multicast=True))
 
 
 def fed(

@@ -35,6 +35,20 @@ def test_sums_of_a_large_buffer_do_not_wait_for_one_another() -> None:
     assert expected == pytest.approx(found, rel=0.02)
 
 
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_ranks_that_meet_behind_copies_of_the_switch_wait_for_their_fence(
+    collective: Collective,
+) -> None:
+    ends = []
+    for release_ns in (0.0, 1000.0):
+        system = hwmodel.load("dgx-h100", {"switch.multicast_release_ns": release_ns})
+        machine = machine_of(system, 8)
+        [way] = nvls.ways(machine, DISPATCH, collective, 4 * MIB)
+        last = way.build(machine.mark(machine.ranks))
+        ends.append(int(schedule(machine.graph.build()).visible_ps[last].max()))
+    assert ends[1] - ends[0] == (0 if collective == "reduce_scatter" else 1_000_000)
+
+
 @pytest.mark.parametrize(
     ("num_ranks", "nbytes", "chosen"),
     [
