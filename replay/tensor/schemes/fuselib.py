@@ -93,7 +93,8 @@ class FuseLib(Overlapping):
 
     source = "arXiv 2305.06942 (SC '24) sections III-IV; arXiv 2605.05628 section IV-C"
     assumes = (
-        f"{WITHOUT_GATHERS}; blocks' registers suffice for tiles of the usual size; the gradients "
+        f"{WITHOUT_GATHERS}; blocks' registers suffice for tiles of the usual size; buffers in "
+        "peers' memory take turns, so that nobody waits for them to be free; the gradients "
         "of weights follow the sums; rows of experts are exchanged by a kernel alone"
     )
     options: FuseLibOptions = FuseLibOptions()
