@@ -18,7 +18,7 @@ from replay.cli.options import (
     settings_of,
     takes_settings,
 )
-from replay.cli.screen import progress, show
+from replay.cli.screen import progress, show, tell
 from replay.files import read_text
 from replay.run.spec import PASSES, RunSpec
 from tracegen.cli.outputs import file_option
@@ -101,7 +101,7 @@ def run(
             progress=bar.update,
             observe=exports,
             max_memory=limit,
-            report=_tell,
+            report=tell,
         )
     for line in exports.report if exports else []:
         print(line, file=sys.stderr)
@@ -242,7 +242,7 @@ def compare(
             jobs=jobs if jobs is not None else _worth_two(spec, loaded),
             progress=bar.update,
             max_memory=limit,
-            report=_tell,
+            report=tell,
         )
     if drawn is not None:
         with progress(drawn["draws"] * len(compared.results), "replay") as bar:
@@ -272,10 +272,6 @@ def _drawn(draws: int | None, of: str | None, seed: int | None) -> dict[str, Any
     names = EVERYTHING if of is None else [name.strip() for name in of.split(",")]
     check(draws, seed or 0, names)
     return {"draws": draws, "seed": seed or 0, "of": names}
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _estimates(

@@ -15,6 +15,11 @@ def show(content: Any) -> None:
     screen.show(content, width=WIDTH)
 
 
+def tell(line: str) -> None:
+    """Print a line beside what a command prints."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def progress(total: int, unit: str) -> Any:
     """Make a bar over replays, if someone is watching and it takes longer than a second.
 

@@ -13,7 +13,7 @@ import typer
 from replay.cli.exports import claim_exports
 from replay.cli.options import JsonOption, entries_of, options_of, takes_settings
 from replay.cli.schemes import indented, shown
-from replay.cli.screen import progress, show
+from replay.cli.screen import progress, show, tell
 from replay.errors import unknown
 from replay.tensor.spec import TensorSpec
 from tracegen.cli.outputs import file_option
@@ -76,7 +76,7 @@ def run(
             exports(timeline)
 
     with progress(1, "scheme"):
-        result = run_(TensorSpec(**settings), observe=observe)
+        result = run_(TensorSpec(**settings), observe=observe, report=tell)
     for line in exports.report if exports else []:
         print(line, file=sys.stderr)
     if json_ is not None:
@@ -122,8 +122,9 @@ def compare(
     options = _options(option or (), names or list(SCHEMES))
     with progress(len(names or SCHEMES), "scheme") as bar:
         compared = compare_(
-            spec, names or None, baseline=baseline, options=options, progress=bar.update
-        )
+            spec, names or None, baseline=baseline, options=options, progress=bar.update,
+            report=tell,
+        )  # fmt: skip
     if json_ is not None:
         compared.save(json_)
     show(comparison_tables(compared) if details else ranking(compared))

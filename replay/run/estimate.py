@@ -166,8 +166,8 @@ class Asked:
         if of_ranks > most_bytes:
             fit = math.isqrt(int(most_bytes / LEAST_RANK_BYTES))
             message = (
-                f"{self.num_ranks:,} ranks take at least {_size(of_ranks)} of memory; there are "
-                f"{_size(most_bytes)}. What fits: {fit:,} ranks at most (--ranks)"
+                f"{self.num_ranks:,} ranks take at least {size_text(of_ranks)} of memory; there "
+                f"are {size_text(most_bytes)}. What fits: {fit:,} ranks at most (--ranks)"
             )
             raise UnfitError(message)
         if self.kept_bytes <= most_bytes:
@@ -175,8 +175,8 @@ class Asked:
         fit = int(self.num_layers * most_bytes / self.kept_bytes)
         message = (
             f"{self.num_layers:,} layers in {self.num_steps:,} steps take about "
-            f"{_size(self.kept_bytes)} of memory for their results alone; there are "
-            f"{_size(most_bytes)}. What fits: about {fit:,} layers at a time (--layer, --steps)"
+            f"{size_text(self.kept_bytes)} of memory for their results alone; there are "
+            f"{size_text(most_bytes)}. What fits: about {fit:,} layers at a time (--layer, --steps)"
         )
         raise UnfitError(message)
 
@@ -233,8 +233,8 @@ class Estimate:
         return (
             f"{self.asked.num_layers:,}",
             _count(self.tasks),
-            _size(self.memory_bytes),
-            _duration(self.seconds),
+            size_text(self.memory_bytes),
+            duration_text(self.seconds),
         )
 
     def check(self, most_bytes: float) -> None:
@@ -248,7 +248,7 @@ class Estimate:
         if self.memory_bytes <= most_bytes:
             return
         message = (
-            f"scheme {self.scheme!r}: {self.text()}; there are {_size(most_bytes)}. What fits: "
+            f"scheme {self.scheme!r}: {self.text()}; there are {size_text(most_bytes)}. What fits: "
             f"{self._what_fits(most_bytes)}; --max-memory sets another limit"
         )
         raise UnfitError(message)
@@ -284,8 +284,8 @@ def summed(found: Sequence[Estimate], replays: float = 1, jobs: int = 1) -> str:
     tasks = replays * sum(one.tasks for one in found)
     schemes = "1 scheme" if len(found) == 1 else f"{len(found)} schemes"
     return (
-        f"{schemes}, {_count(tasks)} tasks: about {_size(sum(most))} of memory and "
-        f"{_duration(seconds)}"
+        f"{schemes}, {_count(tasks)} tasks: about {size_text(sum(most))} of memory and "
+        f"{duration_text(seconds)}"
     )
 
 
@@ -348,7 +348,8 @@ def _count(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _size(number: float) -> str:
+def size_text(number: float) -> str:
+    """Give a number of bytes for people."""
     for least, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
         if number >= least:
             in_unit = number / least
@@ -356,7 +357,8 @@ def _size(number: float) -> str:
     return f"{number / 1e3:,.0f} kB"
 
 
-def _duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
+    """Give a duration for people."""
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "min")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:,.0f} {name}"

@@ -16,6 +16,7 @@ from replay.machine.machine import Machine
 from replay.measure.measured import measures
 from replay.run.identity import code_identity, identity, sources
 from replay.run.result import SystemDescription
+from replay.tensor.fit import check_fit
 from replay.tensor.layer import Sizes, TensorLayer, layer_of
 from replay.tensor.measure import directions, skew_of
 from replay.tensor.plain import Plain
@@ -175,6 +176,7 @@ def run(
     spec: TensorSpec | None = None,
     *,
     observe: Callable[[Timeline, Machine], object] | None = None,
+    report: Callable[[str], object] | None = None,
     **settings: Any,
 ) -> TensorResult:
     """Replay a layer under one scheme.
@@ -185,16 +187,23 @@ def run(
         The settings; None takes the defaults.
     observe
         Called with the schedule and its machine.
+    report
+        Told in a line what a long replay takes.
     settings
         Fields of `TensorSpec` by name, in place of the spec's.
 
     Raises
     ------
     UserError
-        If something asked for does not exist or does not fit together.
+        If something asked for does not exist or does not fit together, or not into memory.
     """
-    made = (spec or TensorSpec()).changed(**settings)
-    return carry_out(Setup.of(made), observe=observe)
+    setup = Setup.of((spec or TensorSpec()).changed(**settings))
+    check_fit([setup], _scheduled, report)
+    return carry_out(setup, observe=observe)
+
+
+def _scheduled(setup: Setup) -> Timeline:
+    return replayed(setup, setup.scheme)[2]
 
 
 def carry_out(
@@ -263,6 +272,7 @@ def compare(
     baseline: str | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     progress: Callable[[], object] | None = None,
+    report: Callable[[str], object] | None = None,
     **settings: Any,
 ) -> TensorComparison:
     """Replay a layer under several schemes.
@@ -279,13 +289,15 @@ def compare(
         Options by name, by name of the scheme.
     progress
         Called for every scheme.
+    report
+        Told in a line what long replays take.
     settings
         Fields of `TensorSpec` by name, in place of the spec's.
 
     Raises
     ------
     UserError
-        If something asked for does not exist or does not fit together.
+        If something asked for does not exist or does not fit together, or not into memory.
     """
     shared = (spec or TensorSpec()).changed(**settings)
     names = list(dict.fromkeys(schemes or SCHEMES))
@@ -308,6 +320,7 @@ def compare(
         first = next(iter(left_out))
         message = f"no scheme can run this; {first}: {left_out[first]}"
         raise UserError(message)
+    check_fit(setups, _scheduled, report)
     results = []
     for setup in setups:
         results.append(carry_out(setup))
