@@ -8,14 +8,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from measures import Value, flatten
+from measures import Value, flatten, flatten_sliced
 
 import hwmodel
 import replay
 import tracegen
+from replay import tensor
 from replay.schemes import supported
 from replay.schemes.registry import COMPARED
 from replay.schemes.staged import StagedScheme
+from replay.tensor.replays import LayerRefusedError, Setup
+from replay.tensor.spec import TensorSpec
 from tracegen.generate import generate
 
 FOLDER = Path(__file__).parent
@@ -87,7 +90,35 @@ class Case:
         return {run.label: run for run in (*plain, *self.more)}
 
 
-CASES: dict[str, Case] = {
+@dataclass(frozen=True)
+class SlicedCase:
+    """A layer under tensor parallelism, under every scheme of it that has code for the layer.
+
+    Attributes
+    ----------
+    settings
+        Keyword arguments of `replay.tensor.run` that all runs share.
+    more
+        Runs with options, beside one run of every scheme with its defaults.
+    """
+
+    settings: Mapping[str, Any]
+    more: tuple[Run, ...] = ()
+
+    def runs(self) -> dict[str, Run]:
+        """Every run of the case by its label."""
+        plain = [Run(name) for name in tensor.SCHEMES if self._has(name)]
+        return {run.label: run for run in (*plain, *self.more)}
+
+    def _has(self, scheme: str) -> bool:
+        try:
+            Setup.of(TensorSpec(scheme=scheme, **self.settings))
+        except LayerRefusedError:
+            return False
+        return True
+
+
+CASES: dict[str, Case | SlicedCase] = {
     # Two steps of two layers in a chain; the same work with barriers is timed beside it.
     "decode-chain": Case(
         system="dgx-h100",
@@ -333,6 +364,28 @@ CASES: dict[str, Case] = {
             Run("pangu", {"chunks": 2, "counts": "histogram"}),
         ),
     ),
+    # Both passes of a sliced layer whose rows are gathered and sums reduced.
+    "sliced-training": SlicedCase(
+        settings={"model": "llama-2-7b", "tp": 4, "tokens": 512, "direction": "training"},
+        more=(
+            Run("coconet", {"sequence_parallel": True, "blocks": 8}),
+            Run("coconet-nvls", {"chunks": 2}),
+            Run("fuselib", {"sequence_parallel": True, "pushing_blocks": 8}),
+            Run("cais", {"merge": False}),
+            Run("cais", {"coordination": False, "table_bytes": 5120}),
+            Run("cais", {"overlap": False}),
+            Run("t3", {"overlap_gather": False, "near_memory": False}),
+            Run("ladm", {"own_rows_first": True}),
+        ),
+    ),
+    # Sliced experts for a few tokens.
+    "sliced-decode": SlicedCase(
+        settings={"model": "mixtral-8x7b", "tokens": 16, "phase": "decode", "sequence": 512},
+        more=(
+            Run("fuselib-nvls", {"sequence_parallel": True}),
+            Run("t3-nvls", {"engine_start": False}),
+        ),
+    ),
 }
 """Every case by name; the name is also that of its frozen file."""
 
@@ -340,6 +393,7 @@ CASES: dict[str, Case] = {
 @cache
 def _trace(name: str) -> tracegen.RoutingTrace:
     case = CASES[name]
+    assert isinstance(case, Case)
     if case.load is not None:
         return tracegen.load(**case.load)
     return generate(**case.generate)
@@ -350,6 +404,14 @@ def replayed(name: str, label: str) -> dict[str, Value]:
     case = CASES[name]
     run = case.runs()[label]
     timelines: list[Any] = []
+    if isinstance(case, SlicedCase):
+        sliced = tensor.run(
+            scheme=run.scheme,
+            options=dict(run.options),
+            observe=lambda timeline, _: timelines.append(timeline),
+            **case.settings,
+        )
+        return flatten_sliced(sliced, timelines[0])
     result = replay.run(
         _trace(name),
         system=case.system,

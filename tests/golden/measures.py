@@ -57,6 +57,26 @@ def flatten(trace: Any, result: Any, timelines: Sequence[Any]) -> dict[str, Valu
     return flat
 
 
+def flatten_sliced(result: Any, timeline: Any) -> dict[str, Value]:
+    """The same of a `replay.tensor.TensorResult` and the schedule that it was made from."""
+    named: list[tuple[str, Value]] = [
+        ("settings/tp", result.tp),
+        ("settings/tokens", result.tokens),
+        ("settings/sequence", result.sequence),
+        ("settings/traffic", dict(result.scheme["traffic"])),
+        ("time_us", result.time_us),
+        ("products_us", result.products_us),
+        ("communication_sms", result.communication_sms),
+    ]
+    for name, direction in (("up", result.up), ("down", result.down)):
+        named += [(f"{name}/{key}", value) for key, value in direction.model_dump().items()]
+    for name, skew in result.skew.between_gpus.items():
+        named.append((f"skew/{name}", skew.model_dump()))
+    named += _under("layer", _measures(result.measures))
+    named += _under("layer", _schedule(timeline))
+    return {name: _short(value) for name, value in named}
+
+
 def _under(prefix: str, named: Iterable[tuple[str, Value]]) -> Named:
     for name, value in named:
         yield f"{prefix}/{name}", value

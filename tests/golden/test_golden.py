@@ -10,6 +10,7 @@ import pytest
 from numba import config
 
 from replay.schemes.registry import COMPARED
+from replay.tensor.registry import SCHEMES
 
 pytestmark = pytest.mark.skipif(
     bool(config.DISABLE_JIT),
@@ -39,11 +40,23 @@ def test_what_is_frozen_is_what_is_run() -> None:
         assert set(frozen.read(name)) == set(case.runs())
 
 
-def test_every_scheme_runs_with_its_defaults_and_with_other_options() -> None:
+def ran(kind: type[cases.Case | cases.SlicedCase]) -> tuple[set[str], set[str]]:
+    """Schemes that run with their defaults in cases of a kind, and with other options."""
     plain, varied = set(), set()
     for case in cases.CASES.values():
-        for run in case.runs().values():
+        for run in case.runs().values() if isinstance(case, kind) else ():
             (varied if run.options else plain).add(run.scheme)
+    return plain, varied
+
+
+def test_every_scheme_runs_with_its_defaults_and_with_other_options() -> None:
+    plain, varied = ran(cases.Case)
     assert plain == set(COMPARED)
     has_options = {name for name, one in COMPARED.items() if dataclasses.fields(one.options)}
     assert varied == has_options - {"ideal"}  # two forms of one bound
+
+
+def test_every_sliced_scheme_runs_with_its_defaults_and_with_other_options() -> None:
+    plain, varied = ran(cases.SlicedCase)
+    assert plain == set(SCHEMES)
+    assert varied == {name for name, one in SCHEMES.items() if dataclasses.fields(one.options)}
