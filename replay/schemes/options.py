@@ -195,6 +195,8 @@ def _convert(scheme: str, one: About, value: Any) -> Any:
     if not isinstance(value, str):
         if type(value) is wanted:
             return value
+        if wanted is float and type(value) is int:
+            return float(value)
     elif wanted is str:
         return value
     elif wanted is bool:

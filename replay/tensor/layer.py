@@ -19,6 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from replay.errors import UserError
 
 if TYPE_CHECKING:
@@ -183,10 +185,8 @@ class Sizes:
 
     def _pairs_of(self, length: int) -> int:
         rows, keys = self.query_tile, self.key_tile
-        return sum(
-            rows * (-(-min(first + rows, length) // keys) * keys)
-            for first in range(0, length, rows)
-        )
+        ends = np.minimum(np.arange(rows, length + rows, rows), length)
+        return rows * keys * int((-(-ends // keys)).sum())
 
     @property
     def positions(self) -> int:
@@ -220,7 +220,11 @@ def _check(shape: LayerShape, num_ranks: int, sizes: Sizes, *, is_backward: bool
         ("inner width of shared experts", shape.num_shared_experts * shape.shared_intermediate),
     ):
         if size % num_ranks:
-            message = f"{num_ranks} GPUs cannot share the {what} of {shape.name} equally: {size}"
+            fit = ", ".join(str(n) for n in range(1, num_ranks) if size % n == 0)
+            message = (
+                f"{num_ranks} GPUs cannot share the {what} of {shape.name} equally: {size}; "
+                f"these can: {fit} (tp)"
+            )
             raise UserError(message)
     kv_heads = shape.num_kv_heads
     if kv_heads % num_ranks and num_ranks % kv_heads:

@@ -262,11 +262,15 @@ def test_shared_experts_multiply_all_rows_beside() -> None:
 @pytest.mark.parametrize(
     ("shape", "num_ranks", "sentence"),
     [
-        (gpt(num_heads=16), 3, "3 GPUs cannot share the attention heads of gpt equally: 16"),
+        (
+            gpt(num_heads=16),
+            3,
+            "3 GPUs cannot share the attention heads of gpt equally: 16; these can: 1, 2 (tp)",
+        ),
         (
             llama().model_copy(update={"num_heads": 12, "num_kv_heads": 12, "intermediate": 512}),
             6,
-            "6 GPUs cannot share the inner width of llama equally: 512",
+            "6 GPUs cannot share the inner width of llama equally: 512; these can: 1, 2, 4 (tp)",
         ),
         (
             llama(4).model_copy(update={"num_heads": 12}),

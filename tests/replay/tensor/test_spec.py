@@ -8,6 +8,7 @@ import pytest
 
 from replay.errors import UserError
 from replay.tensor import compare, run
+from replay.tensor.registry import find
 from replay.tensor.spec import TensorSpec
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
@@ -80,3 +81,11 @@ def test_a_pass_has_the_name_that_commands_use() -> None:
     spec = TensorSpec(**{"pass": "training"})
     assert spec == TensorSpec(direction="training")
     assert TensorSpec.model_validate(spec.model_dump(by_alias=True)) == spec
+
+
+def test_a_whole_number_is_a_number() -> None:
+    options = find("cais").with_options({"timeout_us": 1}).options
+    assert options.timeout_us == 1.0
+    assert isinstance(options.timeout_us, float)
+    with pytest.raises(UserError, match="timeout_us=True of scheme 'cais': expected a number"):
+        find("cais").with_options({"timeout_us": True})
