@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from replay.tensor.result import TensorComparison, TensorResult
 
 WIDTH = 80
-SLICES = 56  # of the time, each a character
+SLICES = 52  # of the time, each a character
 ROLES = {
     "compute": "compute",
     "wires": "serialisation",

@@ -18,7 +18,7 @@ from replay.tensor.layer import Enter, Leave, layer_of
 
 if TYPE_CHECKING:
     from replay.graph import Timeline
-    from replay.tensor.replays import Setup
+    from replay.tensor.setup import Setup
 
 SAMPLE_TOKENS = 8192
 """Tokens of a sample, about."""

@@ -17,7 +17,7 @@ from replay import tensor
 from replay.schemes import supported
 from replay.schemes.registry import COMPARED
 from replay.schemes.staged import StagedScheme
-from replay.tensor.replays import LayerRefusedError, Setup
+from replay.tensor.setup import LayerRefusedError, Setup
 from replay.tensor.spec import TensorSpec
 from tracegen.generate import generate
 

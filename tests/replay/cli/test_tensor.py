@@ -111,8 +111,8 @@ def test_links_over_time_have_the_mean_that_the_table_says(compared: TensorCompa
             rows[2 * place : 2 * place + 2], (result.up, result.down), strict=True
         ):
             tenths = row.split()[-1]
-            assert len(tenths) == 56
-            mean = sum(int(c) for c in tenths.replace(".", "0").replace("#", "9")) / 560
+            assert len(tenths) == 52
+            mean = sum(int(c) for c in tenths.replace(".", "0").replace("#", "9")) / 520
             assert mean == pytest.approx(direction.utilisation, abs=0.06)
 
 

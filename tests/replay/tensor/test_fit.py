@@ -6,7 +6,8 @@ import pytest
 
 from replay.run.estimate import Size, UnfitError
 from replay.tensor import fit, replays
-from replay.tensor.replays import Setup, replayed
+from replay.tensor.replays import replayed
+from replay.tensor.setup import Setup
 from replay.tensor.spec import TensorSpec
 
 

@@ -12,7 +12,7 @@ from replay.errors import UserError
 from replay.measure.measured import measures
 from replay.tensor import TensorComparison, TensorResult, compare, load_result, run
 from replay.tensor.registry import SCHEMES
-from replay.tensor.replays import Setup
+from replay.tensor.setup import Setup
 from replay.tensor.spec import TensorSpec
 
 SMALL: dict[str, Any] = {"model": "llama-2-7b", "tp": 4, "tokens": 256, "scheme": "sp-ring"}
