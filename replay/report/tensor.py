@@ -36,7 +36,8 @@ LEGEND = """\
 Wire: payload, headers, requests, acknowledgements, flags.
 Critical path: one chain of tasks that adds up to the time, their queues
 included. wires: messages on ports; copying: SMs and memory that move rows;
-overhead: launches, barriers; latency: links, switches, memory.
+overhead: launches, barriers; no SM: blocks in turn while others have all SMs;
+latency: links, switches, memory.
 SM time: waiting is for what tiles read, from the L2 cache or memory."""
 
 
@@ -177,15 +178,20 @@ def _mean(values: Sequence[float]) -> float:
 
 def _path_table(results: Sequence[TensorResult]) -> Table:
     """What the time went by with, on one chain of tasks that adds up to it."""
-    table = text_table("Critical path (us)", ("scheme", *ROLES, "latency"))
+    table = text_table("Critical path (us)", ("scheme", *ROLES, "no SM", "latency"))
     for result in results:
         spent = dict.fromkeys(ROLES.values(), 0.0)
-        latency = 0.0
+        latency, no_sm = 0.0, 0.0
         for name, times in result.measures.critical_path.by_kind_us.items():
-            role = KINDS[Kind(KIND_NAMES.index(name))].role
-            spent[role] += times["service"] + times["queueing"] + times["credits"]
+            kind = Kind(KIND_NAMES.index(name))
+            spent[KINDS[kind].role] += times["service"] + times["queueing"]
+            if kind == Kind.LAUNCH:  # a block that the scheduler has no SM for
+                no_sm += times["credits"]
+            else:
+                spent[KINDS[kind].role] += times["credits"]
             latency += times["latency"]
-        table.add_row(_name(result), *(f"{time:,.1f}" for time in (*spent.values(), latency)))
+        shown = (*spent.values(), no_sm, latency)
+        table.add_row(_name(result), *(f"{time:,.1f}" for time in shown))
     return table
 
 
