@@ -458,3 +458,29 @@ def test_nothing_but_acknowledgements_is_left_at_the_end() -> None:
     run = Run(*THREE)
     after = run.timeline.visible_ps > run.ps
     assert {Kind(kind) for kind in run.graph.kind[after].tolist()} <= ACKS
+
+
+# ---- options -------------------------------------------------------------------------------------
+
+
+def test_ports_at_line_rate_do_not_know_what_is_left_of_it_for_multimem() -> None:
+    half = {"switch.multimem_efficiency": 0.5}
+    line = Run(ENTER, system=half, port_rate="line").ps
+    assert line == Run(ENTER).ps < Run(ENTER, system=half).ps
+
+
+def test_blocks_that_are_launched_ahead_delay_those_of_the_second_product() -> None:
+    before = []
+    for ahead in (1, 64, 256):
+        run = Run(*THREE, coordination=False, ahead_blocks=ahead)
+        start, made = run.timeline.start_ps, run.of(Kind.GEMM2, rank=0)
+        before.append((start[made] < start[run.of(Kind.GEMM1, rank=0)].min()).sum())
+    assert before[0] < before[1] < before[2] == len(made)
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_requests_pass_sums_with_traffic_control_alone(merge: bool) -> None:
+    for control in (False, True):
+        run = Run(ENTER, merge=merge, traffic_control=control)
+        priority = run.graph.priority[run.of(GATHER.request_up)]
+        assert set(priority.tolist()) == {-1 if control else 0}

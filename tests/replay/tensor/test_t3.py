@@ -491,3 +491,14 @@ def test_what_a_system_must_have() -> None:
     system = hwmodel.load("dgx-a100")
     assert find("t3-nvls").lacks(system) == {"multicast", "reduction"}
     assert not find("t3").lacks(system)
+
+
+@pytest.mark.parametrize("name", ["t3", "t3-nvls"])
+def test_every_piece_of_rows_is_a_command(name: str) -> None:
+    started = []
+    for piece_bytes in (65536, 131072, 1):
+        run = Run(name, ENTER, piece_bytes=piece_bytes)
+        started.append(len(run.of(GATHER.memory, 3)))
+    rows = SHARE // (2 * HIDDEN)
+    each = 14 if name == "t3" else 9
+    assert started == [each * SHARE // 65536, each * SHARE // 131072, each * rows]
