@@ -21,6 +21,7 @@ from replay import tensor
 from replay.graph import Timeline
 from replay.machine.kinds import Kind
 from replay.machine.machine import Machine
+from replay.machine.resources import ResourceClass
 
 Part = Literal["attention-to-mlp", "mlp-to-attention"]
 
@@ -32,6 +33,7 @@ BASELINES = (
     "tp-nvls", "sp-nvls", "coconet", "fuselib", "t3", "coconet-nvls", "fuselib-nvls", "t3-nvls",
     "ladm",
 )  # fmt: skip
+BUSY = (ResourceClass.UPLINK, ResourceClass.DOWNLINK, ResourceClass.SM)
 BASE = {"coordination": False, "overlap": False}
 VARIANTS: dict[str, dict[str, bool]] = {
     "nothing": {"merge": False, "overlap": False},
@@ -83,13 +85,15 @@ def row(*cells: object) -> str:
 
 def parts() -> Iterator[str]:
     """Times of every sub-layer by parts of CAIS, and of other schemes; means over CAIS's."""
-    names = (*VARIANTS, *BASELINES)
+    names = (*VARIANTS, *BASELINES, "kernels alone")
     yield row("us", *names)
     times: dict[str, list[list[float]]] = {direction: [] for direction in PASSES}
     for direction, model, part in itertools.product(PASSES, MODELS, PARTS):
         at: Any = {"model": model, "part": part, "direction": direction}
-        found = [run(options, **at).time_us for options in VARIANTS.values()]
+        mine = [run(options, **at) for options in VARIANTS.values()]
+        found = [each.time_us for each in mine]
         found += [run(scheme=name, **at).time_us for name in BASELINES]
+        found.append(mine[0].products_us)
         times[direction].append(found)
         yield row(f"{model}, {part}, {direction}", *(f"{time:,.0f}" for time in found))
     yield row("over CAIS, geometric mean", "forward", "backward", "all")
@@ -162,29 +166,33 @@ def options() -> Iterator[str]:
 
 
 def links() -> Iterator[str]:
-    """Busy shares of the ports in each step of a sub-layer."""
+    """How long each step takes, and busy shares in it: ports up, ports down, SMs."""
     for model in ("llama-7b", "mega-gpt-4b"):
         for name in ("merge alone", "merge, coordination", "all"):
-            result, steps = run_and_see(_steps, VARIANTS[name], model=model)
-            whole = f"{result.up.utilisation:.2f}, {result.down.utilisation:.2f}"
-            yield row(model, name, *steps, f"{result.time_us:.0f} us: {whole}")
+            _, steps = run_and_see(_steps, VARIANTS[name], model=model)
+            yield row(model, name, *steps)
 
 
 def _steps(timeline: Timeline, machine: Machine) -> Iterator[str]:
-    """Three steps: apart, the first product until all sums have arrived, the norm, the second from
-    the first request on. At once, what comes before that request, until the sums, and after.
+    """Three steps, and all of them.
+
+    Apart: the first product until all sums have arrived, the norm, the second product from its
+    first request on. In one kernel: until that request, until all sums have arrived, the rest.
     """
     graph, start, end = timeline.graph, timeline.start_ps, timeline.end_ps
+    classes = machine.resources.classes(graph)
+    groups = [np.flatnonzero(classes == each) for each in BUSY]
+    sizes = [graph.resources.servers[group].sum() for group in groups]
     first = np.isin(graph.kind, (Kind.GEMM2, Kind.COMBINE_UP, Kind.COMBINE_DOWN))
     summed, asked = end[first].max(), start[graph.kind == Kind.DISPATCH_REQUEST_UP].min()
-    cuts = [0, *sorted((int(summed), int(asked))), int(end.max())]
-    for begin, until in itertools.pairwise(cuts):
-        busy = []
-        for ports in (machine.resources.uplink, machine.resources.downlink):
-            of = np.isin(graph.resource, ports)
+    cuts = [0, *sorted((int(summed), int(asked))), int(timeline.makespan_ps)]
+    for begin, until in [*itertools.pairwise(cuts), (0, cuts[-1])]:
+        shares = []
+        for group, size in zip(groups, sizes, strict=True):
+            of = np.isin(graph.resource, group)
             overlap = np.minimum(end[of], until) - np.maximum(start[of], begin)
-            busy.append(int(overlap.clip(min=0).sum()) / (until - begin) / len(ports))
-        yield f"{(until - begin) / 1e6:.0f} us: {busy[0]:.2f}, {busy[1]:.2f}"
+            shares.append(int(overlap.clip(min=0).sum()) / (until - begin) / size)
+        yield f"{(until - begin) / 1e6:.0f} us: {', '.join(f'{share:.2f}' for share in shares)}"
 
 
 # ---- tables and skew -----------------------------------------------------------------------------
