@@ -74,7 +74,8 @@ class TensorResult(Strict):
         From the first task to the last; `layer_us` of it for each layer, if there are several.
     products_us
         Time that the products, attention and elementwise kernels of the layer take by themselves,
-        one after the other, on an otherwise idle GPU: what no overlap of communication can beat.
+        one after the other, on an otherwise idle GPU. Kernels that are one save launches and
+        partial waves besides.
     communication_sms
         SMs per GPU that do nothing but communicate, while a kernel of the scheme does.
     """

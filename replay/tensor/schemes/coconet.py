@@ -72,7 +72,7 @@ class CoCoNetOptions(Options):
         0,
         least=0,
         help="Chunks, each with a flag of its own, that the rows of one owner are cut into for "
-        "each round of the collective; 0 is one for each thread block.",
+        "each round of the collective, at most one for each thread block, which 0 stands for.",
         source="each channel of the ring waits for its own chunk (all_reduce.h, waitForChunkTiles)",
     )
     overlap: bool = option(

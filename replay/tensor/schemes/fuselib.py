@@ -70,7 +70,8 @@ class FuseLibOptions(Options):
     pushing_blocks: int = option(
         16,
         least=1,
-        help="Blocks that push rows to other GPUs before they multiply, where rows are gathered.",
+        help="Blocks that push rows to other GPUs before they multiply, where rows are gathered. "
+        "Beyond the number of messages, blocks have nothing to push.",
         source="about 15 SMs fill the links of a Hopper GPU (ParallelKittens, arXiv 2511.13940)",
     )
     message_rows: int = option(

@@ -57,6 +57,7 @@ class ByHand:
         self.fabric, self.link, self.system = system.fabric, system.link, system
         self.memory = system.hbm.stream_ps(NBYTES)
         self.trigger = options.trigger_ns * NS
+        self.issued = int(system.sm.push_ps(NBYTES))  # by the SM that has made the piece
         self.start = system.overheads.copy_engine_start_ps * options.engine_start
         self.way = (
             self.fabric.uplink_latency_ps
@@ -123,7 +124,7 @@ def test_a_piece_leaves_when_own_part_and_received_part_are_there(
     now = made_ps[(owner + 1) % n]
     for hop in range(n - 1):
         rank = (owner + 2 + hop) % n
-        arrived = now + (hand.stored("sm") if hop == 0 else hand.copied)
+        arrived = now + (hand.issued + hand.stored("sm") if hop == 0 else hand.copied)
         now = max(arrived, made_ps[rank]) + (not options.near_memory) * hand.memory
         expected.append((rank, now))
     visible = schedule(machine.graph.build()).visible_ps[added[:, 0]]
@@ -294,12 +295,19 @@ def test_in_the_switch_all_gpus_make_tiles_in_one_order_and_for_all_owners_in_tu
 
 @pytest.mark.parametrize("name", ["t3", "t3-nvls"])
 def test_no_sm_communicates(name: str) -> None:
-    for step in ("leave", "enter"):
+    """But for tiles of the first turn of rings, whose stores go to another GPU."""
+    for step, product in (("leave", Kind.GEMM2), ("enter", Kind.GEMM1)):
         run = ran(name, step)
         on_sm = np.isin(run.graph.resource, run.machine.sms.resources)
-        assert set(run.graph.kind[on_sm].tolist()) == {
-            {"leave": Kind.GEMM2, "enter": Kind.GEMM1}[step]
-        }
+        stores = on_sm & (run.graph.kind == REDUCE.send)
+        assert set(run.graph.kind[on_sm & ~stores].tolist()) == {product}
+        time = run.graph.duration_ps[stores]
+        if (name, step) == ("t3", "leave"):
+            share = TOKENS * HIDDEN * 2 // run.machine.num_ranks
+            whole = run.machine.system.sm.push_ps(share) * run.machine.num_ranks
+            assert time.sum() == pytest.approx(whole, rel=1e-4)
+        else:
+            assert not len(time)
         assert find(name).communication_sms(run.machine) == 0
 
 

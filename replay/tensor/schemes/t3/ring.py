@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from replay.tensor.schemes.t3.engines import Engines
 
 
+BEFORE_TILES = -1  # the block that has made a sum goes on with it, before another has its SM
+
+
 def turn(rank: Ints, chunk: Ints, num_ranks: int) -> Ints:
     """In which turn a GPU makes a chunk, 0 first: that of its own sums is the last."""
     return (rank - 1 - chunk) % num_ranks
@@ -51,8 +54,12 @@ def reduce(
     for hop in range(n - 1):
         dst = (src + 1) % n
         if hop == 0 and pool is not None:
+            issued = machine.serve(
+                pool[src], machine.costs.sm_store(pieces.nbytes),
+                kind=REDUCE.send, rank=src, after=there, priority=BEFORE_TILES,
+            )  # fmt: skip
             sent = machine.transfers.store(
-                REDUCE, src, dst, row_bytes, there, None,
+                REDUCE, src, dst, row_bytes, issued, None,
                 rows=rows, on=machine.buffers.outboxes(pool[src]),
             )  # fmt: skip
             written = machine.stream(REDUCE.memory, pieces.nbytes, dst, sent.arrived)
