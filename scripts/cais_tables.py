@@ -55,12 +55,13 @@ def run(
     scheme: str = "cais",
     part: Part = "attention-to-mlp",
     direction: str = "forward",
+    overrides: Mapping[str, Any] = HALF,
     observe: Callable[[Timeline, Machine], object] | None = None,
 ) -> tensor.TensorResult:
     """Replay a sub-layer; what is not given is RUN of the document."""
     return tensor.run(
         scheme=scheme, model=model, part=part, direction=direction, options=dict(options or {}),
-        overrides=HALF, observe=observe,
+        overrides=dict(overrides), observe=observe,
     )  # fmt: skip
 
 
@@ -85,17 +86,29 @@ def row(*cells: object) -> str:
 
 def parts() -> Iterator[str]:
     """Times of every sub-layer by parts of CAIS, and of other schemes; means over CAIS's."""
+    yield from _parts(HALF)
+
+
+def slow_links() -> Iterator[str]:
+    """The same with links of half the rate: the paper does not state that of its own."""
+    yield from _parts({**HALF, "link.bandwidth_GB_per_s": 12.5})
+
+
+def _parts(overrides: Mapping[str, Any]) -> Iterator[str]:
     names = (*VARIANTS, *BASELINES, "kernels alone")
     yield row("us", *names)
     times: dict[str, list[list[float]]] = {direction: [] for direction in PASSES}
+    busy: list[list[float]] = []
     for direction, model, part in itertools.product(PASSES, MODELS, PARTS):
-        at: Any = {"model": model, "part": part, "direction": direction}
+        at: Any = {"model": model, "part": part, "direction": direction, "overrides": overrides}
         mine = [run(options, **at) for options in VARIANTS.values()]
         found = [each.time_us for each in mine]
         found += [run(scheme=name, **at).time_us for name in BASELINES]
         found.append(mine[0].products_us)
         times[direction].append(found)
+        busy += [[(each.up.utilisation + each.down.utilisation) / 2 for each in mine]]
         yield row(f"{model}, {part}, {direction}", *(f"{time:,.0f}" for time in found))
+    yield row("busy share of the links, mean", *(f"{each:.2f}" for each in np.mean(busy, axis=0)))
     yield row("over CAIS, geometric mean", "forward", "backward", "all")
     every = [*times["forward"], *times["backward"]]
     columns = [_over_all_parts(each) for each in (times["forward"], times["backward"], every)]
@@ -233,7 +246,8 @@ def coordination() -> Iterator[str]:
 
 
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
-    table.__name__: table for table in (parts, layers, sizes, options, links, tables, coordination)
+    table.__name__: table
+    for table in (parts, slow_links, layers, sizes, options, links, tables, coordination)
 }
 
 
