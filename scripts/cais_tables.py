@@ -245,9 +245,26 @@ def coordination() -> Iterator[str]:
             )  # fmt: skip
 
 
+def timers() -> Iterator[str]:
+    """Times over those of all parts with timers of 40 us, by length of the timers; as `parts`."""
+    cases: list[Any] = [
+        {"model": model, "part": part, "direction": direction}
+        for direction, model, part in itertools.product(PASSES, MODELS, PARTS)
+    ]
+    whole = np.array([run(**each).time_us for each in cases])
+    yield row("coordination", "timers, us", "forward", "backward", "all", "RUN, us")
+    for on, timer in itertools.product((True, False), (0.0, 10.0, 40.0, 100.0)):
+        given = {"coordination": on, "timeout_us": timer}
+        times = np.array([run(given, **each).time_us for each in cases])
+        ratios = np.log(times / whole)
+        means = (ratios[:6].mean(), ratios[6:].mean(), ratios.mean())
+        run_us = times[MODELS.index("llama-7b") * len(PARTS)]
+        yield row(on, timer, *(f"{np.exp(mean):.2f}" for mean in means), f"{run_us:.0f}")
+
+
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     table.__name__: table
-    for table in (parts, slow_links, layers, sizes, options, links, tables, coordination)
+    for table in (parts, slow_links, layers, sizes, options, links, tables, coordination, timers)
 }
 
 
