@@ -254,8 +254,9 @@ def quickest_of(
         beside: Split | None,
     ) -> Ints:
         way = pick(machine, kinds, collective, nbytes, blocks, beside, payload=payload)
-        # Ways over several domains that do not tell payload apart do not take the word.
-        return way.build(begun, payload=True) if payload else way.build(begun)
+        # Ways over several domains that do not tell payload apart do not take the word. Kernels for
+        # no bytes pass a byte on, which nobody asked for.
+        return way.build(begun, payload=True) if payload and nbytes else way.build(begun)
 
     return Algorithm(
         name=name,

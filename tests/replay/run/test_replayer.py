@@ -11,7 +11,8 @@ import tracegen
 from replay.errors import UserError
 from replay.report.text import summary
 from replay.run.layer import make_work
-from replay.schemes import SCHEMES, supported
+from replay.schemes import SCHEMES, Scheme, supported
+from replay.schemes.options import about
 from replay.work.batch import form_batch
 from replay.work.placement import place
 from replay.work.precision import Precision
@@ -186,12 +187,18 @@ def test_unknown_option(synthetic, system, scheme) -> None:
         assert name in message
 
 
+def numbers_of(kind: Scheme, name: str) -> list[object]:
+    """Values among the bad ones that are good for an option that is a number."""
+    [option] = [one for one in about(kind.options) if one.name == name]
+    return ["1.5", *([-1] if option.least is None else [])]
+
+
 BAD_VALUES = [
     (scheme, name, value)
     for scheme, kind in SCHEMES.items()
     for name, default in kind.describe()["options"].items()
     for value in (["maybe", 1.5] if isinstance(default, bool) else ["x", "", None, -1, "1.5", True])
-    if not (value == "1.5" and isinstance(default, float))
+    if not (isinstance(default, float) and value in numbers_of(kind, name))
 ]
 
 
