@@ -16,6 +16,7 @@ its backward pass, ``megatron/core/tensor_parallel/layers.py``).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -214,13 +215,15 @@ def layer_of(
 
 
 def _check(shape: LayerShape, num_ranks: int, sizes: Sizes, *, is_backward: bool) -> None:
-    for what, size in (
+    sliced = (
         ("attention heads", shape.num_heads),
         ("inner width", shape.intermediate),
         ("inner width of shared experts", shape.num_shared_experts * shape.shared_intermediate),
-    ):
+    )
+    common = math.gcd(*(size for _, size in sliced))
+    for what, size in sliced:
         if size % num_ranks:
-            fit = ", ".join(str(n) for n in range(1, num_ranks) if size % n == 0)
+            fit = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
             message = (
                 f"{num_ranks} GPUs cannot share the {what} of {shape.name} equally: {size}; "
                 f"these can: {fit} (tp)"
