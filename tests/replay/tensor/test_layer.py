@@ -265,7 +265,8 @@ def test_shared_experts_multiply_all_rows_beside() -> None:
         (
             gpt(num_heads=16),
             3,
-            "3 GPUs cannot share the attention heads of gpt equally: 16; these can: 1, 2, 4, 8, 16 (tp)",
+            "3 GPUs cannot share the attention heads of gpt equally: 16; "
+            "these can: 1, 2, 4, 8, 16 (tp)",
         ),
         (
             llama().model_copy(update={"num_heads": 12, "num_kv_heads": 12, "intermediate": 512}),
