@@ -3,6 +3,9 @@
 Every transfer over NVLink occupies the ports it passes for its flits, and what it causes the other
 way (acknowledgements, requests) occupies those of the opposite direction. Stores to other domains
 are writes of network cards (rdma.py).
+
+The module is long because stores and loads share their hops, rates and acknowledgements, and most
+of it says what their parameters mean.
 """
 
 from __future__ import annotations

@@ -38,16 +38,7 @@ def load_result(path: str | Path) -> Result | Comparison:
     UserError
         If the file cannot be read, is damaged, is of a newer version or is something else.
     """
-    check_kind("path", path, (str, Path), "a JSON file that `Result.save` or --json wrote")
-    where = Path(path)
-    try:
-        document = json.loads(read_text(where, MAX_RESULT_BYTES))
-    except OSError as error:
-        message = f"cannot read {where}: {error.strerror}"
-        raise UserError(message) from None
-    except (ValueError, RecursionError):
-        message = f"{where} is no result of a replay, or is cut short: it is not JSON"
-        raise UserError(message) from None
+    where, document = read_document(path, "Result")
     name = document.get("format") if isinstance(document, dict) else None
     if not isinstance(name, str) or name not in CONVERTERS:
         raise UserError(_refusal(where, name))
@@ -84,3 +75,28 @@ def _refusal(where: Path, name: object) -> str:
         return f"{where} is no result of a replay: its format is {name!r}"
     readable = ", ".join(sorted(CONVERTERS))
     return f"{where} has the format {name!r}; this version reads {readable}"
+
+
+def read_document(path: str | Path, kind: str) -> tuple[Path, Any]:
+    """Read the JSON of a result.
+
+    Parameters
+    ----------
+    kind
+        The class that writes it, for the error.
+
+    Raises
+    ------
+    UserError
+        If the file cannot be read or is no JSON.
+    """
+    check_kind("path", path, (str, Path), f"a JSON file that `{kind}.save` or --json wrote")
+    where = Path(path)
+    try:
+        return where, json.loads(read_text(where, MAX_RESULT_BYTES))
+    except OSError as error:
+        message = f"cannot read {where}: {error.strerror}"
+        raise UserError(message) from None
+    except (ValueError, RecursionError):
+        message = f"{where} is no result of a replay, or is cut short: it is not JSON"
+        raise UserError(message) from None

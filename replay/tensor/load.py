@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from replay.errors import UserError, check_kind
-from replay.files import read_text
-from replay.run.load import MAX_RESULT_BYTES
+from replay.errors import UserError
+from replay.run.load import read_document
 from replay.tensor.result import TensorComparison, TensorResult
 
 FORMATS: dict[str, type[TensorResult | TensorComparison]] = {
@@ -30,16 +28,7 @@ def load_result(path: str | Path) -> TensorResult | TensorComparison:
     UserError
         If the file cannot be read, is damaged or is something else.
     """
-    check_kind("path", path, (str, Path), "a JSON file that `TensorResult.save` or --json wrote")
-    where = Path(path)
-    try:
-        document = json.loads(read_text(where, MAX_RESULT_BYTES))
-    except OSError as error:
-        message = f"cannot read {where}: {error.strerror}"
-        raise UserError(message) from None
-    except (ValueError, RecursionError):
-        message = f"{where} is no result of a replay, or is cut short: it is not JSON"
-        raise UserError(message) from None
+    where, document = read_document(path, "TensorResult")
     name = document.get("format") if isinstance(document, dict) else None
     if not isinstance(name, str) or name not in FORMATS:
         message = f"{where} has the format {name!r}; expected {' or '.join(FORMATS)}"

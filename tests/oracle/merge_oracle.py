@@ -131,7 +131,7 @@ class Load(Switch):
             late = t.down + t.access + t.up if missed[0] else 0
             self.at(self.now + late, lambda: self.wait(piece, reader))
 
-        then = lambda: self.at(self.now + t.up, arrive)  # noqa: E731
+        then = lambda: self.at(self.now + t.up, arrive)  # noqa: E731  # an event to come
         self.serve("up", reader, number, t.ask, then)
 
     def wait(self, piece: int, reader: int) -> None:
@@ -160,7 +160,7 @@ class Load(Switch):
                 self.send(piece, reader)
             self.finish(piece)
 
-        read = lambda: self.serve("memory", home, piece, t.memory, answer)  # noqa: E731
+        read = lambda: self.serve("memory", home, piece, t.memory, answer)  # noqa: E731  # an event to come
         self.serve("down", home, piece, t.ask, lambda: self.at(self.now + t.down + t.access, read))
 
     def send(self, piece: int, reader: int) -> None:
@@ -220,5 +220,5 @@ class Reduce(Switch):
             self.serve("down", home, piece, t.part, over)
 
         if not self.left[piece]:
-            drop = lambda: self.forget(home, piece) or 0  # noqa: E731
+            drop = lambda: self.forget(home, piece) or 0  # noqa: E731  # an event to come
             self.serve("down", home, piece, drop, write, urgency=-2)

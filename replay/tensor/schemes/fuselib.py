@@ -21,6 +21,8 @@ Computation-Collective Operations (arXiv 2305.06942, SC '24): a persistent kerne
 straight into peers' memory within a node, a ready flag behind them that the peer polls, remote
 tiles first, all-reduce in two direct phases. CAIS (arXiv 2605.05628, section IV-C) calls it FuseLib
 and has it overlap a product and its all-reduce, with multimem instructions in the NVLS variant.
+
+The module is long because both ways share the blocks' order, stores and flags.
 """
 
 from __future__ import annotations

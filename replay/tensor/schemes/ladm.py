@@ -21,6 +21,7 @@ What that means for a layer whose weights are sliced (CAIS, arXiv 2605.05628, co
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,7 +84,7 @@ class Ladm(TensorScheme):
         "that keep remote rows until the kernel ends; rows that leave the cache are kept in memory"
     )
     traffic = Traffic("direct", "direct")
-    exact = {"slice_values": 0}  # noqa: RUF012
+    exact = MappingProxyType({"slice_values": 0})
     proposes = frozenset({"transparent-placement", "remote-caching"})
     options: LadmOptions = LadmOptions()
 

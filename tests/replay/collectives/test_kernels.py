@@ -51,7 +51,7 @@ def time_ps(run: Run, num_ranks: int, system: hwmodel.System | None = None) -> i
 def algorithm(name: str, collective: str, nbytes: int, **options: object) -> Run:
     def run(machine: Machine, begun: Ints) -> Ints:
         build = ALGORITHMS[name].build
-        return build(machine, DISPATCH, collective, nbytes, begun, **options)  # type: ignore[arg-type]
+        return build(machine, DISPATCH, collective, nbytes, begun, **options)  # type: ignore[arg-type]  # of each kernel
 
     return run
 
