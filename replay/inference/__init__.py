@@ -1,0 +1,1 @@
+"""Inference: requests, batches, and what an iteration of an engine takes."""

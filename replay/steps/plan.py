@@ -1,0 +1,106 @@
+"""How a model is spread over GPUs, and how much of a batch each of them has.
+
+Attention and experts are spread differently over the same GPUs, as Megatron-LM folds them
+(arXiv 2504.14960). A stage of the pipeline has ``tp * cp * dp`` GPUs. Attention slices its heads
+over `tp` neighbours and sequences over `cp`; `dp` such groups have batches of their own. Routed
+experts are spread over `ep` neighbours of the same GPUs, and there are ``tp * cp * dp / ep`` copies
+of each.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from replay.errors import UserError, shown, unknown
+
+Recompute = Literal["none", "selective", "full"]
+"""What of a forward pass is done again in the backward pass, in place of kept: nothing; what costs
+little beside the memory it saves (norms, activation functions, expansion of latent vectors, as
+DeepSeek-V3 does it); or every layer from its input."""
+
+
+class Plan(BaseModel):
+    """Sizes of a parallel plan.
+
+    Raises
+    ------
+    UserError
+        If a size does not exist, is not possible, or sizes do not fit together.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    tp: int = Field(1, ge=1, description="GPUs that slice attention and dense layers.")
+    cp: int = Field(1, ge=1, description="GPUs that slice a sequence.")
+    pp: int = Field(1, ge=1, description="Stages of the pipeline.")
+    vpp: int = Field(1, ge=1, description="Chunks of the model on each stage.")
+    dp: int = Field(1, ge=1, description="Groups of tp x cp GPUs with batches of their own.")
+    ep: int = Field(1, ge=1, description="GPUs that routed experts are spread over.")
+    micro_batch: int = Field(1, ge=1, description="Sequences of a micro-batch.")
+    micro_batches: int = Field(1, ge=1, description="Micro-batches of a step, per dp group.")
+    recompute: Recompute = Field("none", description="none, selective or full.")
+
+    def __init__(self, **sizes: Any) -> None:
+        try:
+            super().__init__(**sizes)
+        except ValidationError as error:
+            raise _mistake(error) from None
+        if self.per_stage % self.ep or self.peers % (self.tp * self.cp):
+            fit = [n for n in range(1, self.per_stage + 1) if _fits(n, self)]
+            message = (
+                f"plan: ep {self.ep}, of the {self.per_stage} GPUs of a stage "
+                f"(tp {self.tp} x cp {self.cp} x dp {self.dp}); possible are "
+                f"{', '.join(map(str, fit))}"
+            )
+            raise UserError(message)
+
+    @property
+    def per_stage(self) -> int:
+        """GPUs of a stage."""
+        return self.tp * self.cp * self.dp
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the whole plan."""
+        return self.per_stage * self.pp
+
+    @property
+    def peers(self) -> int:
+        """GPUs of a stage that wait for each other within a layer: one group of experts."""
+        return max(self.ep, self.tp * self.cp)
+
+    @property
+    def replicas(self) -> int:
+        """Groups of `peers` in a stage, which do alike but for their tokens."""
+        return self.per_stage // self.peers
+
+    @property
+    def expert_dp(self) -> int:
+        """GPUs that have the same experts."""
+        return self.per_stage // self.ep
+
+    def tokens_per_gpu(self, sequence: int) -> int:
+        """Tokens of a micro-batch whose rows a GPU owns."""
+        return self.micro_batch * sequence // (self.tp * self.cp)
+
+    def tokens_per_step(self, sequence: int) -> int:
+        """Tokens of a step of the whole plan."""
+        return self.micro_batches * self.micro_batch * sequence * self.dp
+
+
+def _fits(ep: int, plan: Plan) -> bool:
+    return plan.per_stage % ep == 0 and max(ep, plan.tp * plan.cp) % (plan.tp * plan.cp) == 0
+
+
+def _mistake(error: ValidationError) -> UserError:
+    first = error.errors(include_url=False)[0]
+    word, given = str(first["loc"][0]), first["input"]
+    if first["type"] == "extra_forbidden":
+        return unknown("size of a plan", word, Plan.model_fields)
+    if first["type"] == "greater_than_equal":
+        return UserError(f"plan: {word} must be at least {first['ctx']['ge']}, not {given}")
+    if first["type"] == "literal_error":
+        return UserError(f"plan: {word} = {shown(given)}: possible are {first['ctx']['expected']}")
+    return UserError(f"plan: {word} = {shown(given)}: {first['msg'].lower()}")

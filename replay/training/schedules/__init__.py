@@ -1,0 +1,1 @@
+"""Schedules of pipelines: in which order each stage carries out its passes."""
