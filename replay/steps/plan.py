@@ -9,7 +9,7 @@ of each.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -41,6 +41,10 @@ class Plan(BaseModel):
     micro_batch: int = Field(1, ge=1, description="Sequences of a micro-batch.")
     micro_batches: int = Field(1, ge=1, description="Micro-batches of a step, per dp group.")
     recompute: Recompute = Field("none", description="none, selective or full.")
+    mtp: int = Field(0, ge=0, description="Layers of multi-token prediction that are trained.")
+    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, description="Layers of each chunk, as 15x4+1; evenly if not given."
+    )
 
     def __init__(self, **sizes: Any) -> None:
         try:
