@@ -120,12 +120,29 @@ def per_expert_kernels(
         return _on_streams(machine, calls, begin, streams, one)
 
     def gradient(projection: Projection, begin: Ints) -> Ints:
-        def one(call: Call, behind: Ints) -> Ints:
-            return gradient_call(machine, work, projection, call, pool, behind)
-
-        return _on_streams(machine, calls, begin, streams, one)
+        return gradient_calls(machine, work, projection, pool, begin, streams=streams)
 
     return in_turn(machine, work, after, multiply, gradient, quantises=not quantises)
+
+
+def gradient_calls(
+    machine: Machine,
+    work: LayerWork,
+    projection: Projection,
+    pool: Ints,
+    after: Ints,
+    *,
+    streams: int = STREAMS,
+) -> Ints:
+    """Run the weight gradients of one projection as calls: (rank,) marks of their end.
+
+    See `per_expert_kernels` for the parameters.
+    """
+
+    def one(call: Call, behind: Ints) -> Ints:
+        return gradient_call(machine, work, projection, call, pool, behind)
+
+    return _on_streams(machine, calls_of(work), after, streams, one)
 
 
 QUANTISE = "quantise"  # name of the kernels that make operands of an expert's rows

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from replay.compute.dense_kernels import BF16, Kernels
+from replay.compute.dense_kernels import BF16, Kernels, Weights
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
@@ -46,6 +46,9 @@ class Between:
         moves twice the bytes.
     shared_beside
         Whether the shared experts are not among these parts, since they run beside the dispatch.
+    weights
+        Whether a backward pass makes gradients of weights with those of inputs, puts them off, or
+        makes them alone: one of the two products of every GEMM.
     """
 
     shape: ModelShape
@@ -53,10 +56,12 @@ class Between:
     is_decode: bool = False
     is_backward: bool = False
     shared_beside: bool = False
+    weights: Weights = "with"
     _times: dict[tuple[object, ...], int] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         assert not (self.is_decode and self.is_backward), "decoding has no backward pass"
+        assert self.is_backward or self.weights == "with", "gradients are of a backward pass"
 
     @property
     def left_out(self) -> list[str]:
@@ -115,8 +120,9 @@ class Between:
 
     def _kernels(self, machine: Machine, after: Ints) -> Kernels:
         return Kernels(
-            machine, self.precision, after, is_backward=self.is_backward, known=self._times
-        )
+            machine, self.precision, after, is_backward=self.is_backward, weights=self.weights,
+            known=self._times,
+        )  # fmt: skip
 
     def _prepare(self, kernels: Kernels, decoder_layer: int, context: Context) -> None:
         width = self.shape.num_shared_experts * self.shape.shared_intermediate

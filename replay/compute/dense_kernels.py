@@ -10,7 +10,7 @@ DeepGEMM; attention takes any SM that no kernel holds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from replay.machine.times import Time
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
+
+Weights = Literal["with", "put off", "alone"]
 
 BLOCK_WAVES = 4  # of a kernel's blocks: how finely its SMs are given back, no cost of its own
 BETWEEN = KIND_NAMES[Kind.BETWEEN]  # name of a kernel that is no elementwise one
@@ -38,6 +40,9 @@ class Kernels:
         (rank,): what the first one waits for.
     is_backward
         Whether they are those of a backward pass.
+    weights
+        What a backward pass makes of its GEMMs: both gradients, those of inputs alone since it puts
+        those of weights off, or these alone and nothing else.
     known
         Times of GEMMs that were found before, which is added to.
 
@@ -54,10 +59,11 @@ class Kernels:
         after: Ints,
         *,
         is_backward: bool,
+        weights: Weights = "with",
         known: dict[tuple[object, ...], int],
     ) -> None:
         self._machine, self._precision, self.end = machine, precision, after
-        self._is_backward, self._known = is_backward, known
+        self._is_backward, self._weights, self._known = is_backward, weights, known
         self._sms = machine.sms.compute
 
     def memory(self, nbytes: Ints) -> None:
@@ -68,6 +74,8 @@ class Kernels:
         nbytes
             (rank,): bytes read plus bytes written forward; backward it moves twice as many.
         """
+        if self._weights == "alone":
+            return
         factor = 2 if self._is_backward else 1
         self.end = self._machine.memory_kernel(Kind.BETWEEN, factor * nbytes, self.end)
 
@@ -85,7 +93,9 @@ class Kernels:
         """
         dtype = dtype or self._precision
         compute = self._machine.system.compute
-        if dtype == "fp8":  # the operand is made FP8; backward, the gradient
+        if (
+            dtype == "fp8" and self._weights != "alone"
+        ):  # the operand is made FP8; backward, the gradient
             width = n if self._is_backward else k
             cast = rows * width * BF16 + compute.activation_bytes(rows, width, dtype)
             self.end = self._machine.memory_kernel(Kind.BETWEEN, cast, self.end)
@@ -94,8 +104,14 @@ class Kernels:
                 rows, lambda m: compute.gemm_time_ps(m, n, k, dtype, self._sms), n, k, dtype
             )
             return
-        self._product(rows, lambda m: compute.gemm_time_ps(m, k, n, dtype, self._sms), k, n, dtype)
-        self._product(rows, lambda m: self._weight_gradient_ps(m, n, k, dtype), "dw", n, k, dtype)
+        if self._weights != "alone":
+            self._product(
+                rows, lambda m: compute.gemm_time_ps(m, k, n, dtype, self._sms), k, n, dtype
+            )
+        if self._weights != "put off":
+            self._product(
+                rows, lambda m: self._weight_gradient_ps(m, n, k, dtype), "dw", n, k, dtype
+            )
 
     def grouped_gemm(self, rows: Ints, groups: int, n: int, k: int) -> None:
         """Add a BF16 GEMM of each of several groups, all with the same `rows` (rank,)."""
@@ -116,6 +132,8 @@ class Kernels:
         nbytes
             (rank,): bytes read plus bytes written forward; backward it moves twice as many.
         """
+        if self._weights == "alone":
+            return
         attention = self._machine.system.attention
         if self._is_backward:
             time = attention.backward_ps(flop, 2 * nbytes)

@@ -124,7 +124,8 @@ def separate_kernels(
 
     Forward, these are GEMM-1, activation and GEMM-2. Backward, in the order of automatic
     differentiation, they are the input and weight gradients of the down projection, the activation,
-    and the input and weight gradients of the up projection.
+    and the input and weight gradients of the up projection. Weight gradients that are put off are
+    left out.
 
     Parameters
     ----------
@@ -172,13 +173,13 @@ def in_turn(
         What stands between the activation and the second GEMM, if anything does.
     """
     done = multiply(Gemm.first(work, fused_activation=False), after)
-    if work.is_backward:
+    if work.has_weight_gradients:
         done = gradient(DOWN, done)
     activated = activation_bytes(work, layout, quantises=quantises)
     done = machine.memory_kernel(Kind.ACTIVATION, activated, done)
     if quantise is not None:
         done = quantise(done)
     done = multiply(Gemm.second(work), done)
-    if work.is_backward:
+    if work.has_weight_gradients:
         done = gradient(UP, done)
     return done

@@ -53,7 +53,7 @@ def weight_gradient_tasks(
     priority
         Order among other work on the same SMs, smaller first.
     num_sms
-        SMs of the pool; 0 if it has all.
+        SMs of the pool; 0 if it has all that compute.
     rows
         (expert,): rows that are multiplied; none for an expert that has no part in it. By default
         those of the layer.
@@ -77,7 +77,7 @@ def weight_gradient_tasks(
             alike * int(np.sum(compute.tile_ps(heights, width, depth, dtype)))
             for width, alike in Counter(grid.columns_in_tile.tolist()).items()
         )
-        count = min(grid.num_tiles, num_sms or compute.num_sms)
+        count = min(grid.num_tiles, num_sms or machine.sms.compute)
         height, width = heights[:, None], grid.columns_in_tile
         # As in `replay.compute.gemm_tiles`, neighbouring tiles load the larger operand once.
         shared = np.maximum(height, width) - np.maximum(height, width) // compute.cluster_tiles
@@ -131,9 +131,9 @@ def weight_gradients_beside(
 
     Returns
     -------
-    Tasks and their ranks, two (task,), of each projection; nothing in a forward pass.
+    Tasks and their ranks, two (task,), of each projection; nothing in a pass that makes none.
     """
-    if not work.is_backward:
+    if not work.has_weight_gradients:
         return []
     rank_of = work.placement.expert_rank.astype(np.int64)
     complete = machine.mark(rank_of, None if begun is None else begun[rank_of])
@@ -149,6 +149,14 @@ def joined(blocks: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
     nothing = np.zeros(0, np.int64)
     tasks, ranks = zip((nothing, nothing), *blocks, strict=True)
     return np.concatenate(tasks), np.concatenate(ranks)
+
+
+def weight_gradient_kernels(machine: Machine, work: LayerWork, after: Ints) -> Ints:
+    """Run the weight gradients that a pass put off, a kernel each: (rank,) marks of their end."""
+    pool = machine.sms.for_kernels()
+    for one in (DOWN, UP):
+        after = weight_gradient_kernel(machine, work, one, pool, after)
+    return after
 
 
 def weight_gradient_kernel(

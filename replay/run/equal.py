@@ -24,6 +24,7 @@ WORK = (
     "shared",
     "step_plan",
     "sample",
+    "puts_off_weights",
 )
 """What a layer's work is made from; everything else follows from it."""
 

@@ -87,6 +87,8 @@ class Scheme(ABC):
         they are and has a kernel at the owner that adds them up.
     passes
         Passes that its code has: "forward", "backward".
+    puts_off_weights
+        Whether a backward pass of it can leave the gradients of the experts' weights for later.
     most_ranks
         Ranks that its code takes at most; None for any number.
     validity
@@ -125,6 +127,7 @@ class Scheme(ABC):
     dispatch_types: frozenset[str] = ALL_TYPES
     combine_types: frozenset[str] = frozenset({"bf16", "fp32"})
     passes: frozenset[str] = BOTH_PASSES
+    puts_off_weights: bool = False
     most_ranks: int | None = None
     validity: str = ""
     layout: str = "plain"

@@ -48,6 +48,7 @@ class Taker(Protocol):
     dispatch_types: frozenset[str]
     combine_types: frozenset[str]
     passes: frozenset[str]
+    puts_off_weights: bool
     most_ranks: int | None
 
 
@@ -67,6 +68,8 @@ def lacking(scheme: Taker, work: LayerWork) -> str:
         return "its kernels have no backward pass"
     if not work.is_backward and "forward" not in scheme.passes:
         return "it is of the backward pass alone"
+    if work.puts_off_weights and not scheme.puts_off_weights:
+        return "its weight gradients are part of its kernels and cannot be put off"
     types = work.precision
     for what, given, possible in (
         ("GEMMs", types.gemm, scheme.gemm_types),

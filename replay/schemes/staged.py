@@ -14,6 +14,7 @@ from abc import abstractmethod
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Literal, Self
 
+from replay.compute.weight_gradients import weight_gradient_kernels
 from replay.schemes.base import Scheme
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class StagedScheme(Scheme):
         Orders of launches that it has kernels for.
     """
 
+    puts_off_weights = True
     releases: Releases = "stream"
     interleaves: frozenset[Interleave] = frozenset({"tbo", "dbo"})
 
@@ -87,6 +89,24 @@ class StagedScheme(Scheme):
     def build(self, work: LayerWork, machine: Machine, start: Ints) -> Ints:
         """Add all stages, one right behind the other."""
         return through(self.stages(work, machine, start))
+
+    def weight_gradients(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+        """Add gradients of the experts' weights that a backward pass has put off.
+
+        A scheme overrides it whose experts do not run as `replay.compute.experts.separate_kernels`.
+
+        Parameters
+        ----------
+        work
+            See `build`; with `puts_off_weights`.
+        after
+            (rank,): what they wait for, the stage "experts" of the pass among it.
+
+        Returns
+        -------
+        (rank,) tasks at their end.
+        """
+        return weight_gradient_kernels(machine, work, after)
 
     def stream_sms(self, work: LayerWork, system: System) -> int:
         """SMs per GPU of its communication stream; none with a hook, which has no such stream."""

@@ -143,5 +143,5 @@ def _alike(work: LayerWork, ids: Ints, owner: Ints) -> LayerWork:
     """A layer with other tokens."""
     return LayerWork(
         ids.astype(np.int32), owner.astype(np.int32), work.placement, work.shape, work.precision,
-        is_backward=work.is_backward,
+        is_backward=work.is_backward, puts_off_weights=work.puts_off_weights,
     )  # fmt: skip

@@ -72,6 +72,8 @@ class LayerWork:
     sample
         The nodes whose ranks have all their rows, where not all have: see
         `replay.work.thinned`.
+    puts_off_weights
+        Whether the backward pass leaves the gradients of the experts' weights for later.
 
     Notes
     -----
@@ -91,7 +93,9 @@ class LayerWork:
         shared: LayerWork | None = None,
         step_plan: StepPlan | None = None,
         sample: NodeSample | None = None,
+        puts_off_weights: bool = False,
     ) -> None:
+        assert is_backward or not puts_off_weights, "gradients are of a backward pass"
         assert expert_ids.shape[0] == len(source_rank), "one owner a token"
         assert (np.diff(source_rank) >= 0).all(), "tokens are ordered by owner"
         self.expert_ids = expert_ids
@@ -103,8 +107,14 @@ class LayerWork:
         self.shared = shared
         self.step_plan = step_plan
         self.sample = sample
+        self.puts_off_weights = puts_off_weights
         self.num_ranks = placement.num_ranks
         self.num_experts = placement.num_experts
+
+    @property
+    def has_weight_gradients(self) -> bool:
+        """Whether the pass makes gradients of the experts' weights."""
+        return self.is_backward and not self.puts_off_weights
 
     @property
     def num_tokens(self) -> int:
@@ -116,6 +126,16 @@ class LayerWork:
         return LayerWork(
             self.expert_ids[tokens], self.source_rank[tokens].astype(np.int32), self.placement,
             self.shape, self.precision, is_backward=self.is_backward,
+            puts_off_weights=self.puts_off_weights,
+        )  # fmt: skip
+
+    def putting_off_weights(self) -> LayerWork:
+        """The same layer, backward, without the gradients of the experts' weights."""
+        shared = None if self.shared is None else self.shared.putting_off_weights()
+        return LayerWork(
+            self.expert_ids, self.source_rank.astype(np.int32), self.placement, self.shape,
+            self.precision, is_backward=True, shared=shared, step_plan=self.step_plan,
+            sample=self.sample, puts_off_weights=True,
         )  # fmt: skip
 
     def with_shared(self, intermediate: int) -> LayerWork:

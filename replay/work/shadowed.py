@@ -47,6 +47,7 @@ def with_shadows(work: LayerWork, shadowed: Ints) -> Carried:
     made = LayerWork(
         ids.astype(np.int32), work.source_rank.astype(np.int32), placement, work.shape,
         work.precision, is_backward=work.is_backward, shared=work.shared,
+        puts_off_weights=work.puts_off_weights,
     )  # fmt: skip
     return as_it_is(made)._replace(expert=held)
 

@@ -61,4 +61,5 @@ def thinned(work: LayerWork, sample: NodeSample) -> LayerWork:
         is_backward=work.is_backward,
         shared=work.shared,
         sample=sample,
+        puts_off_weights=work.puts_off_weights,
     )

@@ -10,7 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from replay.schemes.megatron.experts import ExpertOptions, listed, refused, run_experts
+from replay.schemes.megatron.experts import (
+    ExpertOptions,
+    listed,
+    refused,
+    run_experts,
+    run_weight_gradients,
+)
 from replay.schemes.nccl import NcclOptions
 from replay.schemes.nccl_alltoall import NcclAllToAll
 
@@ -55,6 +61,10 @@ class Megatron(NcclAllToAll):
 
     def _experts(self, work: LayerWork, machine: Machine, arrived: Ints) -> Ints:
         return run_experts(machine, work, self.options, arrived)
+
+    def weight_gradients(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
+        """Run them as the experts' other GEMMs run."""
+        return run_weight_gradients(machine, work, self.options, after)
 
     def _experts_listed(self, layer: Outline) -> tuple[Listed, ...]:
         return listed(layer, self.options)

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.compute.calls import STREAMS, per_expert_kernels
+from replay.compute.calls import STREAMS, gradient_calls, per_expert_kernels
 from replay.compute.experts import in_turn
 from replay.compute.gemm_tiles import gemm_kernel
-from replay.compute.weight_gradients import weight_gradient_kernel
+from replay.compute.weight_gradients import DOWN, UP, weight_gradient_kernel
 from replay.machine.kinds import Kind
 from replay.machine.times import MemoryTraffic
 from replay.schemes.options import Options, option
@@ -89,6 +89,19 @@ def run_experts(machine: Machine, work: LayerWork, options: ExpertOptions, after
     return _unpadded(machine, work, done) if pads else done
 
 
+def run_weight_gradients(
+    machine: Machine, work: LayerWork, options: ExpertOptions, after: Ints
+) -> Ints:
+    """Run the experts' weight gradients that a pass put off: (rank,) tasks at their end."""
+    pool = machine.sms.for_kernels()
+    for projection in (DOWN, UP):
+        if options.experts == "cutlass":
+            after = weight_gradient_kernel(machine, work, projection, pool, _copied(machine, after))
+        else:
+            after = gradient_calls(machine, work, projection, pool, after, streams=options.streams)
+    return after
+
+
 def listed(layer: Outline, options: ExpertOptions) -> tuple[Listed, ...]:
     """Kernels of `run_experts`."""
     if options.experts == "cutlass":
@@ -109,16 +122,18 @@ def listed(layer: Outline, options: ExpertOptions) -> tuple[Listed, ...]:
 def _grouped(machine: Machine, work: LayerWork, pool: Ints, after: Ints) -> Ints:
     """Grouped GEMMs whose arguments are copied first."""
 
-    def copied(begin: Ints) -> Ints:
-        return machine.small_kernels(Kind.LAYOUT, 0, begin, ARGUMENTS.name, ARGUMENTS.launches)
-
     def multiply(gemm: Gemm, begin: Ints) -> Ints:
-        return gemm_kernel(machine, work, gemm, pool, copied(begin))
+        return gemm_kernel(machine, work, gemm, pool, _copied(machine, begin))
 
     def gradient(projection: Projection, begin: Ints) -> Ints:
-        return weight_gradient_kernel(machine, work, projection, pool, copied(begin))
+        return weight_gradient_kernel(machine, work, projection, pool, _copied(machine, begin))
 
     return in_turn(machine, work, after, multiply, gradient)
+
+
+def _copied(machine: Machine, after: Ints) -> Ints:
+    """Copy the arguments of a grouped GEMM: (rank,) tasks."""
+    return machine.small_kernels(Kind.LAYOUT, 0, after, ARGUMENTS.name, ARGUMENTS.launches)
 
 
 def _padding(work: LayerWork, row_bytes: int) -> tuple[Ints, Ints]:
