@@ -7,7 +7,7 @@ from tracegen.errors import unknown
 from tracegen.models.catalogue import Catalogue
 from tracegen.models.schema import ModelShape
 
-__all__ = ["ModelShape", "aliases", "load", "names", "parse"]
+__all__ = ["ModelShape", "aliases", "completed", "load", "names", "parse"]
 
 _CATALOGUE = Catalogue(resources.files(__name__), ModelShape, ("title", "model_id", "notes"))
 
@@ -77,3 +77,25 @@ def parse(text: str, where: str) -> ModelShape:
         If the text is not TOML, or a key or value is not what is expected.
     """
     return _CATALOGUE.parse(text, where)
+
+
+def completed(shape: ModelShape) -> ModelShape:
+    """Add what a trace file does not carry of a shape, where the catalogue has the same shape.
+
+    Parameters
+    ----------
+    shape
+        Of a trace, or any other.
+
+    Returns
+    -------
+    The catalogue's shape if it has one of this name and of the same :meth:`ModelShape.sizes`;
+    otherwise the shape as given.
+
+    Examples
+    --------
+    >>> completed(ModelShape(**load("olmoe-1b-7b").sizes())).vocab
+    50304
+    """
+    known = _CATALOGUE.find(shape.name)
+    return known if known is not None and known.sizes() == shape.sizes() else shape

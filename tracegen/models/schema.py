@@ -10,8 +10,17 @@ chosen ones, a sigmoid of each, Phi's sparsemixer, or the root of a softplus of 
 
 Precision = Literal["bf16", "fp8", "fp32"]
 
+Biased = Literal["qkv", "output", "sinks", "gate", "experts", "norms", "head"]
+"""Part of a model that has biases: projections to queries, keys and values; the projection behind
+the heads; attention's softmax, one per head; scores of the gate; experts; norms; output head."""
+
 MAX_NUM_EXPERTS = 65_534
 """Largest expert count the trace format can hold (two bytes, one value is the empty slot)."""
+
+PARAMETERS_ONLY = frozenset(
+    {"vocab", "tied_embeddings", "mtp_layers", "layer_norms", "qk_norm", "shared_gate", "biases"}
+)
+"""What only the number of parameters depends on, and no routing nor replay of a layer."""
 
 
 class ModelShape(BaseModel):
@@ -86,6 +95,21 @@ class ModelShape(BaseModel):
     sequence_length: int | None = Field(default=None, gt=0)
     """Tokens of one sequence in the evaluation that defined this shape."""
 
+    vocab: int | None = Field(default=None, gt=0)
+    """Rows of the embedding and of the output head; None where it is not known."""
+    tied_embeddings: bool = False
+    """Whether embedding and output head are the same weights."""
+    mtp_layers: int = Field(default=0, ge=0)
+    """Layers of multi-token prediction, which are not among `num_layers`."""
+    layer_norms: int = Field(default=2, ge=0)
+    """Norms of a decoder layer, beside those within attention."""
+    qk_norm: Literal["none", "head", "all"] = "none"
+    """Norms of queries and keys: none, of each head, or of all heads together."""
+    shared_gate: bool = False
+    """Whether a score per token scales what the shared experts give."""
+    biases: tuple[Biased, ...] = ()
+    """Parts that have biases; the bias of choosing experts is `expert_bias`."""
+
     sources: dict[str, str] = Field(default_factory=dict, repr=False)
     """Value name to the public source it was taken from."""
 
@@ -130,9 +154,11 @@ class ModelShape(BaseModel):
 
         Returns
         -------
-        A JSON-ready dictionary; ``ModelShape(**sizes)`` gives the shape back,
-        apart from title, notes and sources.
+        A JSON-ready dictionary; ``ModelShape(**sizes)`` gives the shape back, apart from title,
+        notes, sources and :data:`PARAMETERS_ONLY`, which `tracegen.models.completed` adds.
         """
-        prose = {"title", "notes", "sources"}
-        sizes: dict[str, Any] = self.model_dump(mode="json", exclude=prose, exclude_defaults=True)
+        left_out = {"title", "notes", "sources", *PARAMETERS_ONLY}
+        sizes: dict[str, Any] = self.model_dump(
+            mode="json", exclude=left_out, exclude_defaults=True
+        )
         return sizes
