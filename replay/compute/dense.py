@@ -132,11 +132,15 @@ class Between:
         while before in self.shape.dense_layers:
             self._project(kernels, context)
             self._attend(kernels, context)
-            if self.shape.dense_intermediate:
-                self._norm(kernels, context.tokens)
-                self._ffn(kernels, context.tokens, self.shape.dense_intermediate)
+            self._dense(kernels, context)
             before -= 1
         self._project(kernels, context)
+
+    def _dense(self, kernels: Kernels, context: Context) -> None:
+        """Norm and feed-forward network of a layer without experts."""
+        if self.shape.dense_intermediate:
+            self._norm(kernels, context.tokens)
+            self._ffn(kernels, context.tokens, self.shape.dense_intermediate)
 
     def _choose(self, kernels: Kernels, context: Context) -> None:
         """Norm before the experts, and the gate."""
@@ -166,15 +170,24 @@ class Between:
         """Attention itself and output projection of one layer."""
         if not self.shape.num_heads:
             return
+        self._mix(kernels, context, is_decode=self.is_decode)
+        self._output(kernels, context.tokens)
+
+    def _mix(self, kernels: Kernels, context: Context, *, is_decode: bool) -> None:
+        """Attention itself."""
         if not self.shape.kv_lora_rank:
-            value = self._width
-            self._core(kernels, context, self._kv_heads, value, value)
-        elif self.is_decode:
-            value = self._over_latents(kernels, context)
+            width = self._width
+            self._core(kernels, context, self._kv_heads, width, width, is_decode=is_decode)
+        elif is_decode:
+            self._over_latents(kernels, context)
         else:
             _, nope, rope, value = self.latent
-            self._core(kernels, context, self.heads, nope + rope, value)
-        kernels.gemm(context.tokens, self.shape.hidden, self.heads * value)
+            self._core(kernels, context, self.heads, nope + rope, value, is_decode=False)
+
+    def _output(self, kernels: Kernels, tokens: Ints) -> None:
+        """Output projection of all heads."""
+        value = self.latent[-1] if self.shape.kv_lora_rank else self._width
+        kernels.gemm(tokens, self.shape.hidden, self.heads * value)
 
     @property
     def _width(self) -> int:
@@ -219,9 +232,13 @@ class Between:
 
     def _expanded(self, kernels: Kernels, context: Context) -> None:
         """Latent vectors, and keys and values of all heads."""
+        self._latent_projections(kernels, context.tokens)
+        self._expand(kernels, context)
+
+    def _expand(self, kernels: Kernels, context: Context) -> None:
+        """Keys and values of all heads, from latent vectors."""
         rank, nope, rope, value = self.latent
         heads, tokens, positions = self.heads, context.tokens, context.positions
-        self._latent_projections(kernels, tokens)
         # Positions before the first token are expanded from the cache, too.
         kernels.gemm(positions, heads * (nope + value), rank)
         # Rotation of the queries' part; keys are put together of their two parts.
@@ -230,25 +247,35 @@ class Between:
 
     def _absorbed(self, kernels: Kernels, context: Context) -> None:
         """Latent vectors to the cache, and queries for them."""
+        self._latent_projections(kernels, context.tokens)
+        self._absorb(kernels, context.tokens)
+
+    def _absorb(self, kernels: Kernels, tokens: Ints) -> None:
+        """Queries for latent vectors."""
         rank, nope, rope, _ = self.latent
-        heads, tokens = self.heads, context.tokens
-        self._latent_projections(kernels, tokens)
+        heads = self.heads
         kernels.grouped_gemm(tokens, heads, rank, nope)
         # Rotation of the queries' part and of the key's, the latter to the cache.
         kernels.memory(2 * tokens * (heads * rope + rank + rope) * BF16)
 
-    def _over_latents(self, kernels: Kernels, context: Context) -> int:
-        """Attention over the cached vectors; the width of a value."""
+    def _over_latents(self, kernels: Kernels, context: Context) -> None:
+        """Attention over the cached vectors, and values of all heads from what it gives."""
         rank, _, rope, value = self.latent
         heads, tokens = self.heads, context.tokens
         flop = 2 * context.pairs * heads * (rank + rope + rank)
         moved = context.positions * (rank + rope) + tokens * heads * (rank + rope + rank)
         kernels.attention(flop, moved * BF16, is_decode=True)
         kernels.grouped_gemm(tokens, heads, value, rank)
-        return value
 
     def _core(
-        self, kernels: Kernels, context: Context, kv_heads: int, key: int, value: int
+        self,
+        kernels: Kernels,
+        context: Context,
+        kv_heads: int,
+        key: int,
+        value: int,
+        *,
+        is_decode: bool,
     ) -> None:
         """Attention itself, of keys and values of these widths."""
         # Forward, scores and sums; backward, the scores again and the gradients of values,
@@ -256,7 +283,7 @@ class Between:
         products = 3 * key + 2 * value if self.is_backward else key + value
         flop = 2 * context.pairs * self.heads * products
         values = (context.tokens * self.heads + context.positions * kv_heads) * (key + value)
-        kernels.attention(flop, values * BF16, is_decode=self.is_decode)
+        kernels.attention(flop, values * BF16, is_decode=is_decode)
 
     # ---- the rest --------------------------------------------------------------------------------
 
