@@ -14,6 +14,9 @@ Kind = Literal["F", "B", "I", "W"]
 (I) and, later, gradients of weights (W)."""
 
 
+_KEEPS: dict[Kind, int] = {"F": 1, "B": -1, "I": 0, "W": -1}
+
+
 class Op(NamedTuple):
     """One pass of one micro-batch over one chunk of the model; chunk 0 has the first layers."""
 
@@ -38,11 +41,16 @@ class Shape(NamedTuple):
         each direction.
     micro_batches
         Of a step.
+    group
+        Micro-batches that pass a chunk in a row before a stage turns to its next chunk; 0 for as
+        many as there are stages. For interleaved schedules alone
+        (``--microbatch-group-size-per-virtual-pipeline-stage`` of Megatron-LM).
     """
 
     stages: int
     chunks: int
     micro_batches: int
+    group: int = 0
 
     @property
     def model_chunks(self) -> int:
@@ -53,12 +61,16 @@ class Shape(NamedTuple):
 class Schedule(ABC):
     """An order of passes.
 
+    A pass starts when the slot before it on its stage has ended and its input has come: rows of
+    the chunk below (F), gradients of the chunk above and what its own F kept (B, I), what I left
+    (W). Both passes of a slot wait for the inputs of both. Sending holds no stage up.
+
     Attributes
     ----------
     name, summary, source
         What it is called, does, and is taken from.
     splits_backward
-        Whether gradients of weights are passes of their own (I and W in place of B).
+        Whether some backward passes are made in two: I, and later W, in place of B.
     copies
         Stages that hold each chunk, with its weights.
     """
@@ -82,6 +94,15 @@ class Schedule(ABC):
         del shape
         return ""
 
-    @abstractmethod
-    def in_flight(self, shape: Shape, stage: int) -> float:
-        """Chunks' activations that a stage keeps at most, in activations of one chunk of it."""
+    def in_flight(self, shape: Shape, stage: int) -> int:
+        """Chunks' activations that a stage keeps at most, counted from its order.
+
+        A forward pass makes them, B or W frees them. That is the upper bound where the backward
+        pass is made in two: I already frees what gradients of weights do not need.
+        """
+        kept = most = 0
+        for slot in self.order(shape)[stage]:
+            for op in slot:
+                kept += _KEEPS[op.kind]
+                most = max(most, kept)
+        return most

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from replay.training.schedules.base import Op, Schedule, Shape, Slot
+from replay.training.schedules.base import Op, Shape, Slot
+from replay.training.schedules.straight import Straight
 
 
-class OneFOneB(Schedule):
+class OneFOneB(Straight):
     """Each stage makes as many forward passes as stages follow it, then one of each in turns."""
 
     name = "1f1b"
     summary = "a forward and a backward pass in turns, after a warm-up"
     source = "PipeDream-Flush (arXiv 2006.09503), as in Megatron-LM (arXiv 2104.04473)"
-
-    def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:
-        """One chunk a stage."""
-        del shape, micro_batch
-        return chunk
-
-    def refuses(self, shape: Shape) -> str:
-        """Several chunks a stage are another schedule."""
-        if shape.chunks > 1:
-            return f"1f1b has one chunk per stage, not {shape.chunks} (vpp); interleaved has more"
-        return ""
 
     def order(self, shape: Shape) -> list[list[Slot]]:
         """Warm-up, turns, and what is left of the backward passes."""
@@ -35,7 +25,3 @@ class OneFOneB(Schedule):
                 slots.append((Op("B", stage, m),))
             orders.append(slots)
         return orders
-
-    def in_flight(self, shape: Shape, stage: int) -> float:
-        """One for each stage that follows, and its own."""
-        return min(shape.stages - stage, shape.micro_batches)
