@@ -21,6 +21,12 @@ little beside the memory it saves (norms, activation functions, expansion of lat
 DeepSeek-V3 does it); or every layer from its input."""
 
 
+MOST_GPUS = 1 << 20
+"""GPUs of a plan, and no cost of them: what a mistyped number stops at."""
+MOST_CHUNKS = 1 << 12
+"""Likewise, chunks of a model."""
+
+
 class Plan(BaseModel):
     """Sizes of a parallel plan.
 
@@ -51,6 +57,13 @@ class Plan(BaseModel):
             super().__init__(**sizes)
         except ValidationError as error:
             raise _mistake(error) from None
+        for what, count, most in (
+            ("GPUs", self.num_gpus, MOST_GPUS),
+            ("chunks (pp x vpp)", self.pp * self.vpp, MOST_CHUNKS),
+        ):
+            if count > most:
+                message = f"plan: {count} {what}; at most {most} are possible"
+                raise UserError(message)
         if self.per_stage % self.ep or self.peers % (self.tp * self.cp):
             fit = [n for n in range(1, self.per_stage + 1) if _fits(n, self)]
             message = (
@@ -92,6 +105,66 @@ class Plan(BaseModel):
     def tokens_per_step(self, sequence: int) -> int:
         """Tokens of a step of the whole plan."""
         return self.micro_batches * self.micro_batch * sequence * self.dp
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Read sizes of a plan.
+
+    Parameters
+    ----------
+    text
+        ``tp=8,pp=16,recompute=full``; layers of chunks as counts, or as repeated ones:
+        ``layers=15x4+1`` are fifteen chunks of four layers and one of one.
+
+    Returns
+    -------
+    What `Plan` takes, and which it checks.
+
+    Raises
+    ------
+    UserError
+        If a part is not ``name=value``, a size is unknown, given twice, or not a number.
+    """
+    sizes: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not equals:
+            message = f"plan: {shown(part)} is not a size as tp=8; {shown(text)}"
+            raise UserError(message)
+        if name not in Plan.model_fields:
+            raise unknown("size of a plan", name, Plan.model_fields)
+        if name in sizes:
+            message = f"plan: {name} is given twice"
+            raise UserError(message)
+        if name == "recompute":
+            sizes[name] = value
+        elif name == "layers":
+            sizes[name] = _counts(value)
+        else:
+            sizes[name] = _number(name, value)
+    return sizes
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    counts: list[int] = []
+    for part in text.split("+"):
+        times, repeated, each = part.partition("x")
+        if not repeated:
+            times, each = "1", part
+        repeats = _number("layers", times)
+        if repeats > MOST_CHUNKS - len(counts):
+            message = f"plan: layers = {shown(text)} has more than {MOST_CHUNKS} chunks"
+            raise UserError(message)
+        counts += [_number("layers", each)] * repeats
+    return tuple(counts)
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        possible = "chunks such as 15x4+1" if name == "layers" else "a whole number"
+        message = f"plan: {name} = {shown(text)}: expected {possible}"
+        raise UserError(message)
+    return int(text)
 
 
 def _fits(ep: int, plan: Plan) -> bool:
