@@ -25,9 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.errors import UserError
 from replay.graph import GraphBuilder
-from replay.machine.block_scheduler import BlockScheduler
 from replay.machine.kinds import KIND_NAMES
 from replay.machine.machine import Machine
 from replay.machine.times import NO_TIME, Time
@@ -42,7 +40,8 @@ from replay.run.chain import (
 )
 from replay.run.memory import beside, memory_of
 from replay.run.strategies import staged
-from replay.schemes.staged import MOVING, STAGES
+from replay.run.streams import Streams, set_aside
+from replay.schemes.staged import STAGES
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -52,39 +51,8 @@ if TYPE_CHECKING:
     from replay.run.chain import MicroBatch
     from replay.run.strategies import Part, Strategy
     from replay.schemes import Scheme
-    from replay.schemes.staged import Releases, Stage, StagedScheme, Stages
+    from replay.schemes.staged import Stage, StagedScheme, Stages
     from replay.work.layer import LayerWork
-
-
-class _Stream:
-    """A stream of every GPU, whose kernels run one after the other."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._last: Ints | None = None
-
-    def next(self, after: Ints) -> Ints:
-        """(rank,) tasks that the stream's next kernel follows: its last one and `after`."""
-        if self._last is None or self._last is after:
-            return after
-        return self._machine.gather(self._last, self._machine.ranks, after)
-
-    def ended(self, by: Ints) -> Ints:
-        """Remember what ends the kernels that were launched: (rank,) tasks."""
-        self._last = by
-        return by
-
-
-class _Streams:
-    """The streams of a scheme's stages."""
-
-    def __init__(self, machine: Machine, releases: Releases) -> None:
-        self.compute = _Stream(machine)
-        self._moving = _Stream(machine) if releases == "stream" else self.compute
-
-    def of(self, stage: Stage) -> _Stream:
-        """The stream that a stage's kernels are in."""
-        return self._moving if stage in MOVING else self.compute
 
 
 class _Program:
@@ -104,7 +72,7 @@ class _Program:
         links: Sequence[ChainLink],
         machine: Machine,
         scheme: StagedScheme,
-        streams: _Streams,
+        streams: Streams,
         strategy: Strategy,
         start: Ints,
     ) -> None:
@@ -167,35 +135,8 @@ class _Program:
     def _stage(self, stage: Stage) -> None:
         """Add the kernels of one stage of the scheme."""
         assert self._stages is not None
-        stream = self._streams.of(stage)
         with faults_of(self._scheme):
-            ready = None if stage == STAGES[0] else stream.next(self.ends)
-            offered = ready
-            if ready is not None and stream is not self._streams.compute:
-                ready = self._machine.mark(self._machine.ranks, ready)
-            self.ends, is_over = _next(self._stages, ready)
-            assert is_over == (stage == STAGES[-1]), f"a layer has the stages {', '.join(STAGES)}"
-        if ready is not offered:
-            assert offered is not None
-            assert ready is not None
-            self.ends = self._machine.mark(self._machine.ranks, self.ends)
-            self._hold_sms(offered, ready, self.ends)
-        stream.ended(self.ends)
-
-    def _hold_sms(self, offered: Ints, begun: Ints, ended: Ints) -> None:
-        """Let kernels of the communication stream wait for SMs, and keep them: (rank,) tasks."""
-        machine, sms = self._machine, self._machine.sms
-        rank = np.repeat(machine.ranks, sms.count - sms.compute)
-        blocks = BlockScheduler(machine, sms.count)
-        blocks.hold(begun[rank], ended[rank], rank, offered[rank])
-
-
-def _next(stages: Stages, ready: Ints | None) -> tuple[Ints, bool]:
-    """Add a stage: (rank,) tasks of its end, and whether it is the last."""
-    try:
-        return (next(stages) if ready is None else stages.send(ready)), False
-    except StopIteration as stop:
-        return stop.value, True
+            self.ends = self._streams.run(self._stages, stage, self.ends).ended
 
 
 def build(
@@ -250,10 +191,12 @@ def layers(
     able = staged(scheme, strategy.kind)
     works = _Works(links)
     whole = works(0)
-    set_aside = _set_aside(able, whole, system)
-    machine = Machine(system, builder, whole.num_ranks, able.uplinks, launch, lead, set_aside)
+    machine = Machine(
+        system, builder, whole.num_ranks, able.uplinks, launch, lead,
+        set_aside(able, whole, system),
+    )  # fmt: skip
     begin = machine.mark(machine.ranks)
-    streams = _Streams(machine, able.releases)
+    streams = Streams(machine, able.releases)
     bounds, of_piece = [builder.num_tasks], []
     programs = [
         _Program(number, links, machine, able, streams, strategy, begin)
@@ -305,18 +248,6 @@ class _Works:
             self._known[layer] = self._links[layer].work()
             self.summaries.append(self._known[layer].summary())
         return self._known[layer]
-
-
-def _set_aside(scheme: StagedScheme, work: LayerWork, system: System) -> int:
-    """SMs per GPU of the communication stream."""
-    set_aside = scheme.stream_sms(work, system)
-    if set_aside >= system.sm.num_sms:
-        message = (
-            f"scheme {scheme.name!r} takes {set_aside} SMs for rows; the GPU has "
-            f"{system.sm.num_sms}, and another micro-batch must compute beside it"
-        )
-        raise UserError(message)
-    return set_aside
 
 
 def _in_turns(first: Iterator[int], second: Iterator[int], shift: int) -> Iterator[int]:

@@ -123,7 +123,3 @@ class Pangu(StagedScheme):
         """Add gathers, exchange inside, experts, exchange inside, scatter."""
         owner = f"scheme {self.name!r}"
         return Layer(work, self.carries(work), machine, self.options, owner).stages(start)
-
-    def weight_gradients(self, work: LayerWork, machine: Machine, after: Ints) -> Ints:
-        """Run them for the layer as it is carried out."""
-        return super().weight_gradients(self.carries(work).work, machine, after)
