@@ -73,6 +73,9 @@ class Schedule(ABC):
         Whether some backward passes are made in two: I, and later W, in place of B.
     copies
         Stages that hold each chunk, with its weights.
+    beside
+        How a forward pass is made beside a backward pass: as DualPipe's or Megatron-LM's code
+        does it (`replay.run.pairs`); None where no slot has two.
     """
 
     name: ClassVar[str]
@@ -80,6 +83,7 @@ class Schedule(ABC):
     source: ClassVar[str]
     splits_backward: ClassVar[bool] = False
     copies: ClassVar[int] = 1
+    beside: ClassVar[Literal["dualpipe", "megatron"] | None] = None
 
     @abstractmethod
     def stage_of(self, shape: Shape, chunk: int, micro_batch: int) -> int:

@@ -17,6 +17,7 @@ class MegatronOverlap(Interleaved):
     name = "megatron-overlap"
     summary = "interleaved 1F1B with a forward beside each backward pass"
     source = "Megatron-LM, --overlap-moe-expert-parallel-comm (pipeline_parallel/combined_1f1b.py)"
+    beside = "megatron"
 
     def refuses(self, shape: Shape) -> str:
         """What Megatron-LM refuses: several stages with one chunk each."""
