@@ -123,7 +123,7 @@ def count(shape: ModelShape) -> Parameters:
         mtp=tuple(layers[shape.num_layers :]),
         embedding=of_embedding(shape),
         head=of_head(shape),
-        norm=_norm(shape),
+        norm=of_norm(shape),
         idle=shape.num_moe_layers * of_expert(shape) * (shape.num_experts - shape.topk),
         left_out=left_out(shape),
     )
@@ -150,7 +150,7 @@ def of_layer(shape: ModelShape, number: int, tp: int = 1, ep: int = 1) -> LayerP
     attention, inner_norms = _attention(shape, tp)
     return LayerParameters(
         attention=attention,
-        norms=_norm(shape) * (shape.layer_norms + 3 * is_mtp) + inner_norms,
+        norms=of_norm(shape) * (shape.layer_norms + 3 * is_mtp) + inner_norms,
         dense=dense + is_mtp * 2 * shape.hidden * shape.hidden // tp,
         gate=gate if has_experts else 0,
         shared=shared if has_experts and width else 0,
@@ -264,6 +264,6 @@ def _columns(shape: ModelShape, width: int) -> int:
     return (2 if shape.gated else 1) * width
 
 
-def _norm(shape: ModelShape) -> int:
-    """Parameters of a norm."""
+def of_norm(shape: ModelShape) -> int:
+    """Count the parameters of a norm."""
     return shape.hidden * (1 + ("norms" in shape.biases))
