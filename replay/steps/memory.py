@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from hwmodel.units import ceil_div
 from replay.errors import UserError
 from replay.steps import activations, fitting, parameters
 from replay.steps.chunks import chunks_of
@@ -131,15 +132,14 @@ def stages(
             kept += each
             gradients = activations.gradients_of_layer(shape, layer, tokens, rows)
             at_work = max(at_work, again + gradients)
-        sliced = -(-others // (plan.dp * plan.cp * copies)) - (
-            -experts // (plan.expert_dp * copies)
-        )
+        optimised = ceil_div(others, plan.dp * plan.cp * copies)
+        optimised += ceil_div(experts, plan.expert_dp * copies)
         heads = is_last + predicting
         found.append(
             StageMemory(
                 weights=sum(weight_bytes(layer, recipe.weights) for layer in mine) + BF16 * ends,
                 gradients=recipe.gradients * (others + experts),
-                optimiser=recipe.optimiser * sliced,
+                optimiser=recipe.optimiser * optimised,
                 activations=int(kept * stage.in_flight / max(len(stage.chunks), 1)),
                 at_work=at_work,
                 logits=heads * tokens * (shape.vocab or 0) * (BF16 + FP32),

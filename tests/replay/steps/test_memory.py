@@ -97,6 +97,19 @@ def test_activations_of_grouped_attention_by_hand() -> None:
     assert selective + again == kept
 
 
+def test_activations_of_latent_attention_by_hand() -> None:
+    """DeepSeek-V3: latents of 1536 and 512 + 64, 128 heads of 192 and 128, a shared expert."""
+    latents, expanded = 2 * (1536 + 512 + 64), 2 * 128 * (192 + 192 + 128)
+    normalised, hidden = 2 * (1536 + 512), 2 * 7168
+    attention = hidden + latents + normalised + expanded + 4 * 128 + 2 * 128 * 128
+    experts = hidden + 2 * 4 * 256 + 8 * (hidden + 2 * 3 * 2048) + 2 * 3 * 2048
+    kept, again = activations.of_layer(V3, 20, BF16, "selective", 100, 800)
+    assert kept + again == 100 * (attention + experts + 2 * hidden)
+    assert again == 100 * (2 * hidden + normalised + expanded + 9 * 2 * 2048)
+    second, _ = activations.of_layer(V3, 61, BF16, "none", 100, 800)
+    assert second == kept + again + 100 * (hidden + 2 * hidden + hidden)
+
+
 def test_a_head_of_keys_that_several_gpus_have_is_kept_by_each() -> None:
     def queries(tp: int) -> int:
         named = {term.name: term.nbytes for term in activations.terms(QWEN, 0, BF16, tp)}
