@@ -1,8 +1,9 @@
 """Dense parts between the routed experts of two layers: attention, norms, gate, shared experts.
 
-Attention is data-parallel: each rank computes its own tokens with all heads. The kernels and their
-sizes come from the model's shape. A rank without tokens launches the same kernels, which find
-nothing to do, as ranks that have run out of requests do in serving (they run an idle batch).
+Attention is data-parallel: each rank computes its own tokens with all heads, unless groups of GPUs
+share them (`replay.compute.slices`). The kernels and their sizes come from the model's shape. A
+rank without tokens launches the same kernels, which find nothing to do, as ranks that have run out
+of requests do in serving (they run an idle batch).
 
 Sequence of kernels: sgl-project/sglang, ``models/deepseek_v2.py`` and ``models/qwen3_moe.py``;
 NVIDIA/Megatron-LM, ``multi_latent_attention.py``.
@@ -15,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from replay.compute.dense_kernels import BF16, Kernels, Weights
+from replay.compute.slices import WHOLE, Slices
 
 if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
@@ -49,6 +51,9 @@ class Between:
     weights
         Whether a backward pass makes gradients of weights with those of inputs, puts them off, or
         makes them alone: one of the two products of every GEMM.
+    slices
+        How groups of GPUs share these parts; every GPU has all of them for its own tokens unless it
+        is said otherwise.
     """
 
     shape: ModelShape
@@ -57,6 +62,7 @@ class Between:
     is_backward: bool = False
     shared_beside: bool = False
     weights: Weights = "with"
+    slices: Slices = WHOLE
     _times: dict[tuple[object, ...], int] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -125,9 +131,7 @@ class Between:
         )  # fmt: skip
 
     def _prepare(self, kernels: Kernels, decoder_layer: int, context: Context) -> None:
-        width = self.shape.num_shared_experts * self.shape.shared_intermediate
-        if width:  # the sum of what routed and shared experts gave in the layer before
-            kernels.memory(3 * context.tokens * self.shape.hidden * BF16)
+        self._add_up(kernels, context)
         before = decoder_layer - 1
         while before in self.shape.dense_layers:
             self._project(kernels, context)
@@ -135,6 +139,11 @@ class Between:
             self._dense(kernels, context)
             before -= 1
         self._project(kernels, context)
+
+    def _add_up(self, kernels: Kernels, context: Context) -> None:
+        """Sum of what routed and shared experts gave in the layer before."""
+        if self.shape.num_shared_experts * self.shape.shared_intermediate:
+            kernels.memory(3 * context.tokens * self.shape.hidden * BF16)
 
     def _dense(self, kernels: Kernels, context: Context) -> None:
         """Norm and feed-forward network of a layer without experts."""
@@ -185,30 +194,36 @@ class Between:
             self._core(kernels, context, self.heads, nope + rope, value, is_decode=False)
 
     def _output(self, kernels: Kernels, tokens: Ints) -> None:
-        """Output projection of all heads."""
+        """Output projection of the heads."""
         value = self.latent[-1] if self.shape.kv_lora_rank else self._width
-        kernels.gemm(tokens, self.shape.hidden, self.heads * value)
+        rows, hidden = tokens * self.slices.tp, self.shape.hidden
+        kernels.gemm(rows, hidden, self.heads * value)
+        self.slices.leave(kernels, rows, hidden)
 
     @property
     def _width(self) -> int:
         """Width of a head."""
-        return self.shape.head_dim or self.shape.hidden // self.heads
+        return self.shape.head_dim or self.shape.hidden // (self.shape.num_heads or 1)
 
     @property
     def _kv_heads(self) -> int:
-        return self.shape.num_kv_heads or self.heads
+        """Key-value heads of a GPU; copied where there are fewer than GPUs."""
+        heads = self.shape.num_kv_heads or self.shape.num_heads or 0
+        return max(1, heads // self.slices.tp)
 
     def _grouped(self, kernels: Kernels, context: Context) -> None:
         """Queries, and keys and values of their own heads."""
+        rows, hidden = context.tokens * self.slices.tp, self.shape.hidden
         columns = (self.heads + 2 * self._kv_heads) * self._width
-        kernels.gemm(context.tokens, columns, self.shape.hidden)
+        self.slices.enter(kernels, rows, hidden)
+        kernels.gemm(rows, columns, hidden)
         # Rotation of queries and keys, keys and values to the cache.
-        kernels.memory(2 * context.tokens * columns * BF16)
+        kernels.memory(2 * rows * columns * BF16)
 
     @cached_property
     def heads(self) -> int:
-        """Query heads."""
-        return self.shape.num_heads or 0
+        """Query heads of a GPU."""
+        return (self.shape.num_heads or 0) // self.slices.tp
 
     @cached_property
     def latent(self) -> tuple[int, int, int, int]:
@@ -219,16 +234,35 @@ class Between:
         return rank, nope, rope, shape.v_head_dim or 0
 
     def _latent_projections(self, kernels: Kernels, tokens: Ints) -> None:
-        """Queries of all heads and one latent vector per token."""
-        shape, (rank, nope, rope, _) = self.shape, self.latent
-        queries = self.heads * (nope + rope)
-        if shape.q_lora_rank:
-            kernels.gemm(tokens, shape.q_lora_rank + rank + rope, shape.hidden)
-            kernels.memory(2 * tokens * (shape.q_lora_rank + rank) * BF16)  # two norms
-            kernels.gemm(tokens, queries, shape.q_lora_rank)
-        else:
+        """Queries of the heads, and one latent vector per token.
+
+        Every GPU makes the latent vectors of its own tokens, and those that share the heads gather
+        them (NVIDIA/Megatron-LM, ``multi_latent_attention.py``).
+        """
+        shape, rows = self.shape, tokens * self.slices.tp
+        rank, nope, rope, _ = self.latent
+        queries, of_queries = self.heads * (nope + rope), shape.q_lora_rank or 0
+        if not of_queries and self.slices.tp == 1:
             kernels.gemm(tokens, queries + rank + rope, shape.hidden)
-            kernels.memory(2 * tokens * rank * BF16)
+        else:
+            if not of_queries:
+                self.slices.enter(kernels, rows, shape.hidden)
+                kernels.gemm(rows, queries, shape.hidden)
+            kernels.gemm(tokens, of_queries + rank + rope, shape.hidden)
+        self._norm_latents(kernels, tokens)
+        self.slices.enter(kernels, rows, of_queries + rank + rope)
+        self._expand_queries(kernels, tokens)
+
+    def _norm_latents(self, kernels: Kernels, tokens: Ints) -> None:
+        """Norms of latent vectors: of keys and values, and of queries that have some."""
+        kernels.memory(2 * tokens * ((self.shape.q_lora_rank or 0) + self.latent[0]) * BF16)
+
+    def _expand_queries(self, kernels: Kernels, tokens: Ints) -> None:
+        """Queries of the heads, from latent vectors where they have some."""
+        _, nope, rope, _ = self.latent
+        if self.shape.q_lora_rank:
+            rows, columns = tokens * self.slices.tp, self.heads * (nope + rope)
+            kernels.gemm(rows, columns, self.shape.q_lora_rank)
 
     def _expanded(self, kernels: Kernels, context: Context) -> None:
         """Latent vectors, and keys and values of all heads."""
@@ -238,8 +272,10 @@ class Between:
     def _expand(self, kernels: Kernels, context: Context) -> None:
         """Keys and values of all heads, from latent vectors."""
         rank, nope, rope, value = self.latent
-        heads, tokens, positions = self.heads, context.tokens, context.positions
-        # Positions before the first token are expanded from the cache, too.
+        heads, tokens = self.heads, context.tokens * self.slices.tp
+        # Positions before the first token are expanded from the cache, too. GPUs that share a
+        # sequence expand each its own part.
+        positions = context.positions // self.slices.cp
         kernels.gemm(positions, heads * (nope + value), rank)
         # Rotation of the queries' part; keys are put together of their two parts.
         moved = 2 * tokens * heads * rope + positions * heads * (2 * nope + rope)
@@ -253,7 +289,7 @@ class Between:
     def _absorb(self, kernels: Kernels, tokens: Ints) -> None:
         """Queries for latent vectors."""
         rank, nope, rope, _ = self.latent
-        heads = self.heads
+        heads, tokens = self.heads, tokens * self.slices.tp
         kernels.grouped_gemm(tokens, heads, rank, nope)
         # Rotation of the queries' part and of the key's, the latter to the cache.
         kernels.memory(2 * tokens * (heads * rope + rank + rope) * BF16)
@@ -261,7 +297,7 @@ class Between:
     def _over_latents(self, kernels: Kernels, context: Context) -> None:
         """Attention over the cached vectors, and values of all heads from what it gives."""
         rank, _, rope, value = self.latent
-        heads, tokens = self.heads, context.tokens
+        heads, tokens = self.heads, context.tokens * self.slices.tp
         flop = 2 * context.pairs * heads * (rank + rope + rank)
         moved = context.positions * (rank + rope) + tokens * heads * (rank + rope + rank)
         kernels.attention(flop, moved * BF16, is_decode=True)
@@ -282,7 +318,9 @@ class Between:
         # probabilities, queries and keys.
         products = 3 * key + 2 * value if self.is_backward else key + value
         flop = 2 * context.pairs * self.heads * products
-        values = (context.tokens * self.heads + context.positions * kv_heads) * (key + value)
+        self.slices.share_keys(kernels, context.positions, kv_heads * (key + value))
+        queries = context.tokens * self.slices.tp * self.heads
+        values = (queries + context.positions * kv_heads) * (key + value)
         kernels.attention(flop, values * BF16, is_decode=is_decode)
 
     # ---- the rest --------------------------------------------------------------------------------
@@ -299,7 +337,17 @@ class Between:
 
     def _ffn(self, kernels: Kernels, tokens: Ints, intermediate: int) -> None:
         """Feed-forward network: up projection, activation, down projection."""
-        columns = (2 if self.shape.gated else 1) * intermediate
-        kernels.gemm(tokens, columns, self.shape.hidden)
-        kernels.memory(tokens * (columns + intermediate) * BF16)
-        kernels.gemm(tokens, self.shape.hidden, intermediate)
+        rows, hidden = tokens * self.slices.tp, self.shape.hidden
+        inner = intermediate // self.slices.tp
+        self.slices.enter(kernels, rows, hidden)
+        kernels.gemm(rows, self._columns(inner), hidden)
+        self._activate(kernels, tokens, intermediate)
+        kernels.gemm(rows, hidden, inner)
+        self.slices.leave(kernels, rows, hidden)
+
+    def _activate(self, kernels: Kernels, tokens: Ints, intermediate: int) -> None:
+        rows, inner = tokens * self.slices.tp, intermediate // self.slices.tp
+        kernels.memory(rows * (self._columns(inner) + inner) * BF16)
+
+    def _columns(self, inner: int) -> int:
+        return (2 if self.shape.gated else 1) * inner

@@ -63,7 +63,8 @@ class Kernels:
         known: dict[tuple[object, ...], int],
     ) -> None:
         self._machine, self._precision, self.end = machine, precision, after
-        self._is_backward, self._weights, self._known = is_backward, weights, known
+        self.is_backward, self.weights = is_backward, weights
+        self._known = known
         self._sms = machine.sms.compute
 
     def memory(self, nbytes: Ints) -> None:
@@ -74,9 +75,9 @@ class Kernels:
         nbytes
             (rank,): bytes read plus bytes written forward; backward it moves twice as many.
         """
-        if self._weights == "alone":
+        if self.weights == "alone":
             return
-        factor = 2 if self._is_backward else 1
+        factor = 2 if self.is_backward else 1
         self.end = self._machine.memory_kernel(Kind.BETWEEN, factor * nbytes, self.end)
 
     def gemm(self, rows: Ints, n: int, k: int, dtype: str = "") -> None:
@@ -94,21 +95,21 @@ class Kernels:
         dtype = dtype or self._precision
         compute = self._machine.system.compute
         if (
-            dtype == "fp8" and self._weights != "alone"
+            dtype == "fp8" and self.weights != "alone"
         ):  # the operand is made FP8; backward, the gradient
-            width = n if self._is_backward else k
+            width = n if self.is_backward else k
             cast = rows * width * BF16 + compute.activation_bytes(rows, width, dtype)
             self.end = self._machine.memory_kernel(Kind.BETWEEN, cast, self.end)
-        if not self._is_backward:
+        if not self.is_backward:
             self._product(
                 rows, lambda m: compute.gemm_time_ps(m, n, k, dtype, self._sms), n, k, dtype
             )
             return
-        if self._weights != "alone":
+        if self.weights != "alone":
             self._product(
                 rows, lambda m: compute.gemm_time_ps(m, k, n, dtype, self._sms), k, n, dtype
             )
-        if self._weights != "put off":
+        if self.weights != "put off":
             self._product(
                 rows, lambda m: self._weight_gradient_ps(m, n, k, dtype), "dw", n, k, dtype
             )
@@ -132,10 +133,10 @@ class Kernels:
         nbytes
             (rank,): bytes read plus bytes written forward; backward it moves twice as many.
         """
-        if self._weights == "alone":
+        if self.weights == "alone":
             return
         attention = self._machine.system.attention
-        if self._is_backward:
+        if self.is_backward:
             time = attention.backward_ps(flop, 2 * nbytes)
         else:
             time = (attention.decode_ps if is_decode else attention.forward_ps)(flop, nbytes)
@@ -163,6 +164,19 @@ class Kernels:
         )  # fmt: skip
         BlockScheduler(machine, every).hold(blocks, blocks, rank, begun[rank])
         self.end = machine.gather(blocks, rank, begun)
+
+    def exchange(self, name: str, time_ps: int) -> None:
+        """Add a kernel of a collective among GPUs that all come to it at the same time.
+
+        Parameters
+        ----------
+        name
+            What is exchanged.
+        time_ps
+            Its time from its start, the same on every GPU.
+        """
+        begun = self._machine.kernel(self.end, name)
+        self.end = self._machine.delay(Kind.BETWEEN, Time(time_ps), begun)
 
     def _weight_gradient_ps(self, rows: int, n: int, k: int, dtype: str) -> int:
         """Time of an (n, k) weight's gradient: a product over the rows, added up in FP32."""
