@@ -88,6 +88,11 @@ class Host:
         self.last: Ints | None = None
         self.program: list[Operation] = []
 
+    @property
+    def lead(self) -> Time | None:
+        """(rank,): what is left of the lead that the threads began with; None without launches."""
+        return None if self._lead_ps is None else Time(self._lead_ps)
+
     # ---- kernels ---------------------------------------------------------------------------------
 
     def next_layer(self, *, same_graph: bool = True) -> None:

@@ -1,0 +1,259 @@
+"""Both passes over a layer: what each GPU does by itself, and what it does with others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.compute.dense_kernels import BF16, Kernels
+from replay.machine.kinds import Kind
+from replay.machine.times import NO_TIME, Time
+from replay.schemes.staged import StagedScheme
+from replay.steps.moe import MoePart, replay_moe
+from replay.steps.stretches import Add, Stretch, replay_stretch
+from replay.steps.times import PartTimes, Timed
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.compute.dense_kernels import Weights
+    from replay.compute.dense_layers import DenseParts
+    from replay.machine.host import Launch
+    from replay.machine.machine import Machine
+    from replay.run.chain import ChainLink
+    from replay.schemes import Scheme
+    from replay.steps.plan import Recompute
+    from replay.steps.times import Cause, Ints
+    from replay.work.context import Context
+
+
+@dataclass(frozen=True)
+class LayerPasses:
+    """Replays passes over layers under one scheme.
+
+    Attributes
+    ----------
+    system, scheme, launch
+        As of chains.
+    parts
+        What is not routed experts, of a forward pass.
+    context
+        Tokens of each GPU, and what they attend to.
+    recompute
+        What of the forward pass is made again in the backward pass.
+    splits_backward
+        Whether the backward pass is made in two parts, too, where the scheme can.
+    """
+
+    system: System
+    scheme: Scheme
+    launch: Launch | None
+    parts: DenseParts
+    context: Context
+    recompute: Recompute = "none"
+    splits_backward: bool = False
+
+    @property
+    def num_ranks(self) -> int:
+        """GPUs that have tokens here."""
+        return len(self.context.tokens)
+
+    @property
+    def splits(self) -> bool:
+        """Whether gradients of weights are put off, too."""
+        return self.splits_backward and isinstance(self.scheme, StagedScheme)
+
+    # ---- layers with experts ---------------------------------------------------------------------
+
+    def moe(self, forward: ChainLink, backward: ChainLink, *, is_mtp: bool = False) -> PartTimes:
+        """Replay a layer with routed experts.
+
+        Parameters
+        ----------
+        forward, backward
+            The layer's passes; what lies before them counts for nothing here.
+        is_mtp
+            Whether it is a layer of multi-token prediction.
+
+        Raises
+        ------
+        LayerRefusedError
+            If the scheme has no code for one of them.
+        """
+        ahead = self._moe_pass(forward, "with", is_mtp=is_mtp, is_backward=False)
+
+        def back(link: ChainLink, weights: Weights) -> Timed:
+            found = self._moe_pass(link, weights, is_mtp=is_mtp, is_backward=True)
+            return behind_forward(ahead, found) if self.recompute == "full" else found
+
+        if not self.splits:
+            return PartTimes(ahead, back(backward, "with"))
+        work = backward.work().putting_off_weights()
+        inputs = dataclasses.replace(backward, work=lambda: work)
+        return PartTimes(
+            ahead,
+            back(backward, "with"),
+            back(inputs, "put off"),
+            self._moe_weights(inputs, is_mtp=is_mtp),
+        )
+
+    def _moe_pass(
+        self, link: ChainLink, weights: Weights, *, is_mtp: bool, is_backward: bool
+    ) -> Timed:
+        again = self._activated(link) if is_backward and self.recompute == "selective" else None
+
+        def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+            return self._own(
+                machine, after, weights, is_mtp=is_mtp, is_backward=is_backward, again=again
+            )
+
+        before = self._stretch(add, NO_TIME)
+        ranks = link.work().num_ranks
+        lead = Time(np.broadcast_to(np.asarray(before.lead.ps), self.num_ranks)[:ranks])
+        part = replay_moe(link, self.system, self.scheme, self.launch, lead)
+        own = self._stretch(add, Time(self._tiled(part.lead.ps + 0 * part.met)))
+        return meeting(own.causes, part, self._tiled)
+
+    def _tiled(self, of_ranks: Ints) -> Ints:
+        """Times of one group of experts for all GPUs: the groups do alike."""
+        return np.resize(of_ranks, self.num_ranks)
+
+    def _activated(self, link: ChainLink) -> Ints:
+        """Bytes that activation functions of routed experts read and write: (rank,)."""
+        work = link.work()
+        rows = np.bincount(work.pair_rank, minlength=work.num_ranks)
+        if work.sample is not None:
+            rows = rows[work.sample.models]
+        return self._tiled(rows * (work.shape.gemm1_columns + work.shape.intermediate) * BF16)
+
+    def _own(
+        self, machine: Machine, after: Ints, weights: Weights, *, is_mtp: bool, is_backward: bool,
+        again: Ints | None,
+    ) -> dict[Cause, Ints]:  # fmt: skip
+        ends: dict[Cause, Ints] = {}
+        if again is not None:
+            ends["experts"] = after = machine.memory_kernel(Kind.ACTIVATION, again, after)
+            after = self.parts.again(machine, self.context, after, is_dense=False)
+        parts = self._parts(weights, is_backward=is_backward)
+        found = parts.layer(machine, self.context, after, is_dense=False)
+        ends["attention"], ends["dense"] = found["attention"], found["dense"]
+        if is_mtp:
+            ends["dense"] = self._joined(machine, ends["dense"], parts)
+        return ends
+
+    def _joined(self, machine: Machine, after: Ints, parts: DenseParts) -> Ints:
+        """Norms of a token's row and of the next one's, and the projection that joins them."""
+        kernels = Kernels(
+            machine, parts.precision, after, is_backward=parts.is_backward,
+            weights=parts.weights, known={},
+        )  # fmt: skip
+        slices, tokens, hidden = parts.slices, self.context.tokens, parts.shape.hidden
+        for _ in range(2):
+            kernels.memory(2 * tokens * hidden * BF16)
+        slices.enter(kernels, tokens * slices.tp, 2 * hidden)
+        kernels.gemm(tokens * slices.tp, hidden // slices.tp, 2 * hidden)
+        slices.enter(kernels, tokens * slices.tp, hidden)  # columns of the result
+        return kernels.end
+
+    def _moe_weights(self, link: ChainLink, *, is_mtp: bool) -> Timed:
+        """Gradients of weights that were put off, of all parts."""
+        scheme, work = self.scheme, link.work()
+        assert isinstance(scheme, StagedScheme)
+
+        def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+            return self._own(machine, after, "alone", is_mtp=is_mtp, is_backward=True, again=None)
+
+        def of_experts(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+            return {"experts": scheme.weight_gradients(work, machine, after)}
+
+        dense = self._stretch(add, NO_TIME)
+        lead = np.broadcast_to(np.asarray(dense.lead.ps), self.num_ranks)[: work.num_ranks]
+        routed = replay_stretch(self.system, work.num_ranks, of_experts, self.launch, Time(lead))
+        of_ranks = routed.causes["experts"]
+        if work.sample is not None:
+            of_ranks = of_ranks[work.sample.models]
+        return alone({**dense.causes, "experts": self._tiled(of_ranks)})
+
+    # ---- layers without experts ------------------------------------------------------------------
+
+    def dense(self, lead: Time = NO_TIME) -> PartTimes:
+        """Replay a layer without routed experts, hosts being ahead of their GPUs by `lead`."""
+        ahead = self._dense_pass("with", lead, is_backward=False)
+
+        def back(weights: Weights) -> Timed:
+            found = self._dense_pass(weights, lead, is_backward=True)
+            again = self.recompute == "full" and weights != "alone"
+            return behind_forward(ahead, found) if again else found
+
+        if not self.splits:
+            return PartTimes(ahead, back("with"))
+        return PartTimes(ahead, back("with"), back("put off"), back("alone"))
+
+    def _dense_pass(self, weights: Weights, lead: Time, *, is_backward: bool) -> Timed:
+        selective = self.recompute == "selective" and is_backward and weights != "alone"
+
+        def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+            if selective:
+                after = self.parts.again(machine, self.context, after, is_dense=True)
+            parts = self._parts(weights, is_backward=is_backward)
+            found = parts.layer(machine, self.context, after, is_dense=True)
+            return {"attention": found["attention"], "dense": found["dense"]}
+
+        return alone(self._stretch(add, lead).causes)
+
+    # ---- both ------------------------------------------------------------------------------------
+
+    def _parts(self, weights: Weights, *, is_backward: bool) -> DenseParts:
+        return dataclasses.replace(self.parts, is_backward=is_backward, weights=weights)
+
+    def _stretch(self, add: Add, lead: Time) -> Stretch:
+        return replay_stretch(self.system, self.num_ranks, add, self.launch, lead)
+
+
+def alone(causes: Mapping[Cause, Ints]) -> Timed:
+    """A pass in which GPUs do not meet."""
+    own = _sum(causes)
+    return Timed(own, np.zeros_like(own), causes)
+
+
+def meeting(own: Mapping[Cause, Ints], part: MoePart, tiled: Callable[[Ints], Ints]) -> Timed:
+    """A pass in which GPUs meet before its MoE part.
+
+    Parameters
+    ----------
+    tiled
+        Gives times of the part's ranks for all GPUs.
+    """
+    exchange, met = tiled(part.exchange), tiled(part.met)
+    causes = _added(own, {"experts": met - exchange, "exchange": exchange})
+    return Timed(_sum(own), met, causes)
+
+
+def behind_forward(ahead: Timed, back: Timed) -> Timed:
+    """A backward pass with the forward pass made again before it.
+
+    GPUs meet in both. When all have met in the first, each is through with it, and with what it
+    does by itself in the second, after times that are known: the last of them lets all go on.
+    """
+    if not ahead.meets:
+        return alone(_added(ahead.causes, back.causes))
+    ready = ahead.met + back.own
+    waits: dict[Cause, Ints] = {"exchange": ready.max() - ready}
+    causes = _added(ahead.causes, back.causes, waits)
+    return Timed(ahead.own, ready.max() + back.met, causes)
+
+
+def _sum(causes: Mapping[Cause, Ints]) -> Ints:
+    total: Ints = np.sum(list(causes.values()), axis=0)
+    return total
+
+
+def _added(one: Mapping[Cause, Ints], *others: Mapping[Cause, Ints]) -> dict[Cause, Ints]:
+    total = dict(one)
+    for other in others:
+        for cause, times in other.items():
+            total[cause] = total[cause] + times if cause in total else times
+    return total

@@ -1,0 +1,175 @@
+"""What every scheme of a step shares: dense parts, both ends, hops, copies of weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay.compute.dense_layers import DenseParts
+from replay.compute.slices import Slices
+from replay.steps.chunks import chunks_of
+from replay.steps.copies import held, synchronise_ps, update_ps
+from replay.steps.ends import Ends
+from replay.steps.groups import Groups
+from replay.steps.layer_passes import alone
+from replay.steps.stretches import replay_stretch
+from replay.steps.times import Hop, PartTimes, Timed
+from replay.tensor.layer import Sizes
+from replay.work.context import Context
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.collectives.algorithm import Collective
+    from replay.compute.dense_kernels import Weights
+    from replay.compute.slices import Group
+    from replay.machine.machine import Machine
+    from replay.steps.copies import Held
+    from replay.steps.plan import Plan
+    from replay.steps.stretches import Add
+    from replay.steps.times import Cause, Ints
+    from tracegen import ModelShape
+
+BF16 = 2  # bytes of a value that a stage hands on
+
+Chunk = tuple[int, int]
+"""Number of a chunk's first layer, and of the one past its last."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Times that no scheme changes, each replayed when it is first asked for.
+
+    Attributes
+    ----------
+    sequence
+        Tokens of a sequence.
+    precision
+        Number type of the dense GEMMs.
+    splits_backward
+        Whether backward passes are also made in two parts.
+    """
+
+    shape: ModelShape
+    system: System
+    plan: Plan
+    sequence: int
+    precision: str
+    splits_backward: bool = False
+
+    # ---- dense parts -----------------------------------------------------------------------------
+
+    @cached_property
+    def groups(self) -> Groups:
+        """Collectives of the plan's groups."""
+        return Groups(self.system)
+
+    @cached_property
+    def slices(self) -> Slices:
+        """How tensor and context parallelism share the dense parts."""
+        return Slices(self.plan.tp, self.plan.cp, self._collective_ps)
+
+    def _collective_ps(self, group: Group, what: Collective, nbytes: int) -> int:
+        tp, cp = self.plan.tp, self.plan.cp
+        size, stride = (tp, 1) if group == "tp" else (cp, tp)
+        return self.groups.collective_ps(what, nbytes, size, stride)
+
+    @cached_property
+    def parts(self) -> DenseParts:
+        """Dense parts of the layers, forward."""
+        return DenseParts(self.shape, self.precision, slices=self.slices)
+
+    @cached_property
+    def context(self) -> Context:
+        """Tokens of a micro-batch on every GPU, and what they attend to: whole sequences."""
+        plan, attention = self.plan, self.system.attention
+        tokens = plan.micro_batch * self.sequence
+        tiles = (attention.tile_rows, attention.tile_keys)
+        pairs = Sizes(tokens, self.sequence, False, *tiles).pairs
+        every = np.ones(plan.peers, np.int64)
+        owned = plan.tokens_per_gpu(self.sequence)
+        return Context(owned * every, tokens * every, -(-pairs // plan.cp) * every)
+
+    # ---- ends ------------------------------------------------------------------------------------
+
+    @cached_property
+    def embedding(self) -> PartTimes:
+        """The embedding, of the decoder's tokens and of those of multi-token prediction."""
+
+        def of(*, is_backward: bool) -> Timed:
+            def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+                return {"head": self._ends.embedding(machine, after, is_backward=is_backward)}
+
+            return self._each_prediction(add)
+
+        ahead, back = of(is_backward=False), of(is_backward=True)
+        if not self.splits_backward:
+            return PartTimes(ahead, back)
+        # Nothing lies before an embedding: its gradient is that of weights.
+        none = alone({"head": np.zeros(self.plan.peers, np.int64)})
+        return PartTimes(ahead, back, none, back)
+
+    @cached_property
+    def head(self) -> PartTimes:
+        """The output head with its loss, once for every prediction of a token."""
+
+        def of(weights: Weights = "with", *, is_backward: bool = True) -> Timed:
+            def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+                end = self._ends.head(machine, after, is_backward=is_backward, weights=weights)
+                return {"head": end}
+
+            return self._each_prediction(add)
+
+        ahead, back = of(is_backward=False), of()
+        if not self.splits_backward:
+            return PartTimes(ahead, back)
+        return PartTimes(ahead, back, of("put off"), of("alone"))
+
+    @cached_property
+    def _ends(self) -> Ends:
+        return Ends(self.shape, self.precision, self.slices, self.context.tokens)
+
+    def _each_prediction(self, add: Add) -> Timed:
+        found = replay_stretch(self.system, self.plan.peers, add)
+        times = 1 + self.plan.mtp
+        return alone({cause: times * each for cause, each in found.causes.items()})
+
+    # ---- between stages, and between copies ------------------------------------------------------
+
+    @cached_property
+    def hop(self) -> Hop:
+        """Rows of a micro-batch to the next stage.
+
+        Stages follow one another on the GPUs. Where not all fit in an NVLink domain, hops are
+        those over the network, though some may stay inside.
+        """
+        plan = self.plan
+        if plan.pp == 1:
+            return Hop(0, 0)
+        nbytes = plan.tokens_per_gpu(self.sequence) * self.shape.hidden * BF16
+        crosses = plan.num_gpus > self.system.fabric.gpus_per_domain
+        return self.groups.hop(nbytes, plan.per_stage, crosses=crosses)
+
+    @cached_property
+    def synchronise(self) -> dict[Chunk, int]:
+        """Picoseconds in which a chunk's gradients are added up."""
+        return {
+            chunk: synchronise_ps(self.groups, self.plan, of) for chunk, of in self._held.items()
+        }
+
+    @cached_property
+    def update(self) -> dict[Chunk, int]:
+        """Picoseconds of a chunk's optimiser, and of handing out weights."""
+        return {chunk: update_ps(self.groups, self.plan, of) for chunk, of in self._held.items()}
+
+    @cached_property
+    def _held(self) -> dict[Chunk, Held]:
+        chunks = chunks_of(self.shape, self.plan)
+        return {
+            (one.start, one.stop): held(
+                self.shape, self.plan, one, first=one is chunks[0], last=one is chunks[-1]
+            )
+            for one in chunks
+        }
