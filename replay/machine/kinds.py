@@ -68,6 +68,7 @@ class Kind(IntEnum):
     WEIGHTS_ACK_UP = 51
     WEIGHTS_ACK_DOWN = 52
     WEIGHTS_MEMORY = 53
+    DELAY = 54  # a GPU is held up at the begin of a layer, see `replay.run.jitter`
 
 
 KIND_NAMES: tuple[str, ...] = tuple(kind.name.lower().replace("_", "-") for kind in Kind)
@@ -128,6 +129,7 @@ KINDS: dict[Kind, KindRecord] = {
     Kind.MARK: KindRecord(None, "overhead"),
     Kind.LAUNCH: KindRecord(None, "overhead"),
     Kind.HOST: KindRecord(None, "overhead"),
+    Kind.DELAY: KindRecord(None, "overhead"),
     Kind.LAYOUT: _compute("layout"),
     Kind.COUNT_UP: _message("dispatch", "signals"),
     Kind.COUNT_DOWN: _message("dispatch", "signals"),

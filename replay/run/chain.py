@@ -23,7 +23,7 @@ from replay.compute.replication import replicate
 from replay.compute.shared import PLACED
 from replay.errors import UserError
 from replay.graph import GraphBuilder
-from replay.machine.kinds import KIND_NAMES
+from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.machine import Machine, Time
 from replay.machine.times import NO_TIME
 from replay.measure.parts import Routing
@@ -65,6 +65,8 @@ class ChainLink:
         What the tokens attend to, for `between`.
     micro_batches
         The parts that alternate, where the batch is cut.
+    delays_ps
+        (rank,): how long each GPU is held up when the layer begins; None for not at all.
     """
 
     work: Callable[[], LayerWork]
@@ -76,6 +78,7 @@ class ChainLink:
     between: Between | None = None
     context: Context | None = None
     micro_batches: tuple[MicroBatch, ...] = ()
+    delays_ps: Ints | None = None
 
     def before(self, machine: Machine, after: Ints) -> Ints:
         """Add what lies before the layer: (rank,) tasks; `after` where it begins at once."""
@@ -307,7 +310,9 @@ def layers(
         start = link.before(machine, machine.meet(ends) if meets else ends)
         if number:
             work = link.work()
-        ends, taken = _described(scheme, work, machine, replicate(machine, work, start))
+        late = link.delays_ps
+        begun = start if late is None else machine.delay(Kind.DELAY, Time(late), start)
+        ends, taken = _described(scheme, work, machine, replicate(machine, work, begun))
         ends = reduce_gradients(machine, work, ends)
         pieces = Pieces(np.array([first_task, builder.num_tasks]), np.array([number]))
         if number + 1 < len(links):

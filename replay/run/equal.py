@@ -43,7 +43,7 @@ def digest_of(link: ChainLink, work: LayerWork, lead: Time) -> str:
     """
     digest = hashlib.sha256()
     parts = [batch.tokens for batch in link.micro_batches]
-    for value in (work, lead, link.trace_rows, parts):
+    for value in (work, lead, link.trace_rows, parts, link.delays_ps):
         _add(digest, value)
     return digest.hexdigest()
 

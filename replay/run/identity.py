@@ -19,6 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from replay.run.jitter import OFF
 from replay.work.placement import identify
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ def describe(
     settings = spec.model_dump(mode="json", by_alias=True, exclude=set(BY_VALUE))
     if spec.expert_tp == 1:  # whole experts are what they were before they could be sliced
         del settings["expert_tp"]
+    if spec.jitter == OFF:  # as it was before there was any
+        del settings["jitter"], settings["jitter_seed"]
     described: dict[str, Any] = {
         "name": scheme.name,
         "options": dataclasses.asdict(scheme.options),

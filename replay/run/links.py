@@ -11,6 +11,7 @@ import numpy as np
 from replay.compute.dense import Between
 from replay.errors import UserError
 from replay.run.chain import ChainLink, MicroBatch
+from replay.run.jitter import read
 from replay.run.layer import make_work
 from replay.run.spec import PASSES, RunSpec
 from replay.work.batch import Batch, form_batch
@@ -65,6 +66,7 @@ def links_of(
         )
         for is_backward in PASSES[spec.direction]
     }
+    jitter = read(spec.jitter, spec.jitter_seed)
     tile = (system.attention.tile_rows, system.attention.tile_keys)
     contexts = [Context.of(trace, batch, tile) for batch in batches]
     parts = [_micro_batches(spec, trace, batch, tile) for batch in batches]
@@ -72,6 +74,9 @@ def links_of(
         dataclasses.replace(
             _link(trace, batch, context, step, position, spec, precision, between[is_backward]),
             micro_batches=cut,
+            delays_ps=None
+            if jitter is None
+            else jitter.delays_ps(batch.num_ranks, (step, is_backward, position)),
         )
         for step, (batch, context, cut) in enumerate(
             zip(batches, contexts, parts, strict=True), spec.step

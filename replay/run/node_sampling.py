@@ -18,6 +18,7 @@ import numpy as np
 
 from replay.errors import UserError
 from replay.machine.domains import Domains
+from replay.run.jitter import OFF
 from replay.work.thinned import choose, thinned
 
 if TYPE_CHECKING:
@@ -102,6 +103,10 @@ def check_nodes(spec: RunSpec, system: System, num_ranks: int, *, is_chain: bool
         )
     elif spec.interleave != "off":
         message = f"{asked} and --interleave {spec.interleave}: nodes are sampled of whole batches"
+    elif spec.jitter != OFF:
+        message = (
+            f"{asked} and --jitter {spec.jitter}: nodes that are not replayed would never be late"
+        )
     if message:
         raise UserError(message)
 

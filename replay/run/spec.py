@@ -16,6 +16,7 @@ from numbers import Integral
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -28,6 +29,7 @@ from pydantic import (
 from replay.errors import UserError, shown, unknown
 from replay.files import parse_toml
 from replay.machine.host import Launch
+from replay.run.jitter import normal_form
 from replay.work.batch import Phase
 from replay.work.placement import placement_name
 from replay.work.precision import NumberType
@@ -187,6 +189,12 @@ class RunSpec(BaseModel):
         description="Let schemes choose among their splits of the SMs, by replay: all that have "
         "one, or none [those whose library profiles].",
     )
+    jitter: Annotated[str, AfterValidator(normal_form)] = Field(
+        "off",
+        description="Hold each GPU up at the begin of each layer for a random time: "
+        "lognormal:MEDIAN_US:SPREAD, the spread of its natural logarithm; or off.",
+    )
+    jitter_seed: int = Field(0, ge=0, le=MOST, description="Seed of these times.")
 
     def __init__(self, **settings: Any) -> None:
         try:

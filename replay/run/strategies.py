@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from replay.errors import UserError
+from replay.run.jitter import OFF
 from replay.schemes.base import LayerRefusedError
 from replay.schemes.registry import COMPARED
 from replay.schemes.staged import Stage, StagedScheme
@@ -125,6 +126,9 @@ def check_interleaved(spec: RunSpec) -> None:
         ),
         f"--shared-experts {spec.shared_experts}: the lists say where these run": (
             spec.shared_experts != "between"
+        ),
+        f"--jitter {spec.jitter}: a GPU that is held up holds up both micro-batches": (
+            spec.jitter != OFF
         ),
         f"--placement {spec.placement}: a plan's slots hold replicas for one batch": (
             spec.placement.partition(":")[0] in PER_STEP
