@@ -95,8 +95,8 @@ def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
         kind = list[str]
     elif kinds == {bool}:
         kind, info = bool, typer.Option(f"--{word}/--no-{word}", help=text)
-    elif kinds == {int}:
-        kind = int
+    elif kinds in ({int}, {float}):
+        (kind,) = kinds
     elif name == "trace":
         info = typer.Argument(help=text, show_default=False)
     annotation = Annotated[kind | None, info]

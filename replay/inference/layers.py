@@ -20,6 +20,7 @@ from replay.inference.iteration import Load, Piece
 from replay.inference.parts import Parts, Rows
 from replay.inference.stream import Stream
 from replay.run.links import batch_of
+from replay.run.memory import largest
 from replay.run.prepared import prepare
 from replay.run.setup import check_domain, check_needs
 from replay.run.streamed import told_in_pieces
@@ -28,6 +29,7 @@ from replay.work.context import Context
 if TYPE_CHECKING:
     from replay.inference.routing import RoutingSource
     from replay.machine.host import Launch
+    from replay.measure.parts import Memory
     from replay.run.chain import ChainLink, MicroBatch
     from replay.run.prepared import Prepared
     from replay.run.setup import Setup
@@ -81,6 +83,8 @@ class Layers:
         middle is exact since.
     replays
         Chains that were replayed.
+    memory
+        Device memory of the layer that took most, of all that were replayed.
     """
 
     setup: Setup
@@ -91,6 +95,7 @@ class Layers:
     tolerance: float
     largest_error: float = 0.0
     replays: int = 0
+    memory: Memory | None = None
     _launch: Launch | None = None
     _exact: dict[tuple[int, int], Moe] = dataclasses.field(default_factory=dict)
 
@@ -181,6 +186,8 @@ class Layers:
         links = [contexts.of_link(link) for link in ready.links]
         scheme = dataclasses.replace(ready, links=links).tuned().scheme
         told = told_in_pieces(links, system, scheme, launch, strategy=ready.strategy)
+        known = [] if self.memory is None else [self.memory]
+        self.memory = largest([*known, told.memory])
         rows = contexts.rows(tokens)
         before = Stream(system, launch, 1)
         self.parts.moe(before, rows)

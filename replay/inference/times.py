@@ -110,8 +110,7 @@ class ReplayedTimes:
         """An MoE layer: experts of the mean of the rows, exchange of the fullest worker's."""
         tokens = [load.tokens / self.tp for load in loads]
         layers, has_prompt = self._layers(loads), any(load.prefill for load in loads)
-        decoding = sum(load.decoding for load in loads)
-        positions = sum(load.positions for load in loads) // max(decoding, 1)
+        positions = _positions(loads)
         most = self.most[has_prompt]
         mean = layers.near(sum(tokens) / len(tokens), positions, most)
         fullest = layers.near(max(tokens), positions, most)
@@ -139,3 +138,12 @@ class ReplayedTimes:
         if slices:
             nbytes = int(rows.worker.max()) * self.shape.hidden * BF16
             spent["attention"] += count * self.slices.time_ps(nbytes)
+
+
+def _positions(loads: Sequence[Load]) -> int:
+    """Positions before a token: mean over the pieces of prompts, or over decoded requests."""
+    if pieces := [piece for load in loads for piece in load.prefill]:
+        before = sum(piece.tokens * piece.before for piece in pieces)
+        return before // max(sum(piece.tokens for piece in pieces), 1)
+    decoding = sum(load.decoding for load in loads)
+    return sum(load.positions for load in loads) // max(decoding, 1)
