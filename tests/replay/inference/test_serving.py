@@ -81,6 +81,11 @@ def test_pieces_of_prompts_go_beside_decoding() -> None:
         (2, 302 + 300, [(102, 198)]),
         (3, 303 + 301 + 300, []),
     ]
+    times = PerToken()
+    drafts = Speculation(drafts=3, acceptance=0.0)
+    batching = rules(max_batched_tokens=200, max_requests=50)
+    serve(at([0, 1], 200, 40), Pool(times, batching, 1), speculation=drafts)
+    assert [piece.tokens for (load,) in times.loads for piece in load.prefill] == [200, 196, 4]
 
 
 def test_prefills_come_first_where_the_policy_says_so() -> None:
