@@ -7,6 +7,7 @@ import pytest
 
 import tracegen
 from tracegen import ModelShape, UserError, models
+from tracegen.models.schema import PARAMETERS_ONLY
 
 REQUIRED = [
     *("deepseek-v3", "qwen3-235b-a22b", "gpt-oss-20b", "gpt-oss-120b", "mixtral-8x7b"),
@@ -97,6 +98,9 @@ def test_sizes_carry_everything_but_prose(name):
     carried = ModelShape.model_validate_json(json.dumps(shape.sizes()))
     assert carried.sizes() == shape.sizes()
     assert carried.moe_layer_index == shape.moe_layer_index
+    assert not PARAMETERS_ONLY & shape.sizes().keys()
+    assert models.completed(carried) == shape
+    assert models.completed(carried.model_copy(update={"hidden": 1})).vocab is None
 
 
 GOOD = """
