@@ -153,3 +153,21 @@ def test_six_operations_per_active_parameter_are_the_rest() -> None:
     count = parameters.count(shape)
     bare = parameters.flop_per_token(shape, 0).training
     assert bare == pytest.approx(6 * (count.active - count.embedding), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "sequence", "mtp", "tflops", "tokens", "within"),
+    [
+        ("deepseek-v3", 4096, 1, 1233, 4730, 2e-4),
+        ("deepseek-v3", 4096, 1, 1048, 4020, 3e-4),
+        ("deepseek-v3", 4096, 1, 368, 1412, 1e-4),
+        ("qwen3-235b-a22b", 4096, 0, 974, 6583, 3e-3),
+        ("qwen3-235b-a22b", 131072, 0, 1150, 1556, 6e-3),
+    ],
+)
+def test_operations_are_those_that_megatron_publishes(
+    name: str, sequence: int, mtp: int, tflops: int, tokens: int, within: float
+) -> None:
+    """TFLOP/s and tokens/s of a GPU (arXiv 2603.07685, section 8): operations of a token."""
+    counted = parameters.flop_per_token(models.load(name), sequence, mtp=mtp).training
+    assert counted == pytest.approx(tflops * 1e12 / tokens, rel=within)
