@@ -100,6 +100,10 @@ class LayerPasses:
             self._moe_weights(inputs, is_mtp=is_mtp),
         )
 
+    def one_pass(self, link: ChainLink) -> Timed:
+        """Replay one pass over a layer with routed experts, as it is without recomputation."""
+        return self._moe_pass(link, "with", is_mtp=False, is_backward=link.is_backward)
+
     def _moe_pass(
         self, link: ChainLink, weights: Weights, *, is_mtp: bool, is_backward: bool
     ) -> Timed:
