@@ -94,9 +94,8 @@ class Kernels:
         """
         dtype = dtype or self._precision
         compute = self._machine.system.compute
-        if (
-            dtype == "fp8" and self.weights != "alone"
-        ):  # the operand is made FP8; backward, the gradient
+        if dtype == "fp8" and self.weights != "alone":
+            # The operand is made FP8; backward, the gradient.
             width = n if self.is_backward else k
             cast = rows * width * BF16 + compute.activation_bytes(rows, width, dtype)
             self.end = self._machine.memory_kernel(Kind.BETWEEN, cast, self.end)
