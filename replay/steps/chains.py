@@ -7,7 +7,7 @@ each MoE part, where the chain lets its rows leave at once.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -41,7 +41,7 @@ class Compared(NamedTuple):
 
 
 def compare(
-    links: Iterable[ChainLink], system: System, scheme: Scheme, launch: Launch | None
+    links: Sequence[ChainLink], system: System, scheme: Scheme, launch: Launch | None
 ) -> Compared:
     """Compose a chain, and replay it.
 
@@ -52,15 +52,14 @@ def compare(
     launch
         How hosts launch kernels.
     """
-    every = list(links)
-    end = composed(timed_links(every, system, scheme, launch))
-    chain = replay_chain(every, system, scheme, launch, compare_barrier=True)
+    end = composed(timed_links(links, system, scheme, launch))
+    chain = replay_chain(links, system, scheme, launch, compare_barrier=True)
     assert chain.barrier_us is not None
     return Compared(int(end.max()) / 1e6, chain.measures.makespan_us, chain.barrier_us)
 
 
 def timed_links(
-    links: Iterable[ChainLink], system: System, scheme: Scheme, launch: Launch | None
+    links: Sequence[ChainLink], system: System, scheme: Scheme, launch: Launch | None
 ) -> list[Timed]:
     """Replay the passes of a chain one by one."""
     found = []
@@ -76,7 +75,7 @@ def timed_links(
             dense = passes.dense()
             found.append(dense.backward if link.is_backward else dense.forward)
             before -= 1
-        found.append(passes.one_pass(link))
+        found.append(passes.one_pass(link, is_first=link is links[0]))
     return found
 
 

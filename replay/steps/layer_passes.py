@@ -100,12 +100,25 @@ class LayerPasses:
             self._moe_weights(inputs, is_mtp=is_mtp),
         )
 
-    def one_pass(self, link: ChainLink) -> Timed:
-        """Replay one pass over a layer with routed experts, as it is without recomputation."""
-        return self._moe_pass(link, "with", is_mtp=False, is_backward=link.is_backward)
+    def one_pass(self, link: ChainLink, *, is_first: bool = False) -> Timed:
+        """Replay one pass over a layer with routed experts, as it is without recomputation.
+
+        Parameters
+        ----------
+        is_first
+            Whether hosts begin with it, in place of coming from a layer like it.
+        """
+        back = link.is_backward
+        return self._moe_pass(link, "with", is_mtp=False, is_backward=back, is_first=is_first)
 
     def _moe_pass(
-        self, link: ChainLink, weights: Weights, *, is_mtp: bool, is_backward: bool
+        self,
+        link: ChainLink,
+        weights: Weights,
+        *,
+        is_mtp: bool,
+        is_backward: bool,
+        is_first: bool = False,
     ) -> Timed:
         again = self._activated(link) if is_backward and self.recompute == "selective" else None
 
@@ -115,11 +128,19 @@ class LayerPasses:
             )
 
         before = self._stretch(add, NO_TIME)
-        ranks = link.work().num_ranks
-        lead = Time(np.broadcast_to(np.asarray(before.lead.ps), self.num_ranks)[:ranks])
-        part = replay_moe(link, self.system, self.scheme, self.launch, lead)
+        part = self._met(link, before.lead)
+        if is_first:
+            return meeting(before.causes, part, self._tiled)
         own = self._stretch(add, Time(self._tiled(part.lead.ps + 0 * part.met)))
+        if part.is_held_up and np.any(own.lead.ps > np.asarray(before.lead.ps)):
+            # Layer after layer hosts get further ahead, as long as nothing stops them.
+            part = self._met(link, own.lead)
         return meeting(own.causes, part, self._tiled)
+
+    def _met(self, link: ChainLink, lead: Time) -> MoePart:
+        """The MoE part, with hosts ahead by `lead` (rank,)."""
+        of_ranks = Time(np.broadcast_to(lead.ps, self.num_ranks)[: link.work().num_ranks])
+        return replay_moe(link, self.system, self.scheme, self.launch, of_ranks)
 
     def _tiled(self, of_ranks: Ints) -> Ints:
         """Times of one group of experts for all GPUs: the groups do alike."""

@@ -14,7 +14,9 @@ from replay.steps.stretches import lead_after
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.graph import Timeline
     from replay.machine.host import Launch
+    from replay.machine.machine import Machine
     from replay.run.chain import ChainLink
     from replay.schemes import Scheme
     from replay.steps.times import Ints
@@ -30,11 +32,15 @@ class MoePart:
         (rank,) picoseconds: all of it, and of it those in which nothing computes.
     lead
         (rank,): how long before its GPU each host is through with it.
+    is_held_up
+        Whether a kernel waits for its launch before the host first waits for its GPU: a longer lead
+        would make the part shorter.
     """
 
     met: Ints
     exchange: Ints
     lead: Time
+    is_held_up: bool
 
 
 def replay_moe(
@@ -56,8 +62,16 @@ def replay_moe(
     timeline = schedule(chain.built.graph)
     met, exchange = timeline.visible_ps[ends], exposed_ps(machine, ends, timeline)
     after = lead_after(machine, timeline.visible_ps, met)
-    sample = chain.last_work.sample
+    held_up, sample = _is_held_up(machine, timeline), chain.last_work.sample
     if sample is None:
-        return MoePart(met, exchange, after)
+        return MoePart(met, exchange, after, held_up)
     of = sample.models
-    return MoePart(met[of], exchange[of], Time((after.ps + 0 * met)[of]))
+    return MoePart(met[of], exchange[of], Time((after.ps + 0 * met)[of]), held_up)
+
+
+def _is_held_up(machine: Machine, timeline: Timeline) -> bool:
+    """Whether a launch holds a kernel up before the host first waits."""
+    program, noted = machine.host.program, machine.notes.held_up
+    first = next((at for at, one in enumerate(program) if not one.launches), len(program))
+    visible = timeline.visible_ps
+    return any((visible[late] > visible[ready]).any() for ready, late, _ in noted[:first])
