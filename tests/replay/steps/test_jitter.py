@@ -1,0 +1,70 @@
+"""Random delays in a composed step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from replay.run.jitter import Jitter
+from replay.steps.jitter import delays
+from replay.steps.times import Hop, PartTimes, StepTimes, Timed
+from replay.training.composed import Composed, compose
+from replay.training.schedules.base import Shape
+from replay.training.schedules.registry import find
+
+RANKS, OWN, MET, LAYERS, BATCHES = 4, 30_000_000, 20_000_000, 3, 5
+JITTER = Jitter(5.0, 1.0, seed=3)
+
+
+def even(own: int, met: int) -> Timed:
+    both = np.full(RANKS, own, np.int64), np.full(RANKS, met, np.int64)
+    return Timed(*both, {"attention": both[0], "exchange": both[1]})
+
+
+def step(stages: int, jitter: Jitter | None) -> Composed:
+    """Layers of which the first does not meet, as one without experts."""
+    layers = [PartTimes(even(OWN, met), even(OWN, met)) for met in [0] + [MET] * (LAYERS - 1)]
+    ends = PartTimes(even(0, 0), even(0, 0))
+    times = StepTimes(RANKS, [layers * stages], ends, ends, Hop(0, 0))
+    chunks = [range(LAYERS * stage, LAYERS * (stage + 1)) for stage in range(stages)]
+    held_up = None if jitter is None else delays(jitter)
+    return compose(find("1f1b"), Shape(stages, 1, BATCHES), times, chunks, held_up)
+
+
+def test_a_stage_waits_for_the_last_gpu_of_every_layer() -> None:
+    """Where GPUs are alike, each meeting adds the longest delay of its GPUs."""
+    passes = 2 * BATCHES * (LAYERS - 1)
+    drawn = np.stack([JITTER.delays_ps(RANKS, (0, number)) for number in range(passes)])
+    late, never = step(1, JITTER), step(1, None)
+    assert late.step_ps - never.step_ps == drawn.max(axis=1).sum()
+    assert late.spent["jitter"].tolist() == [drawn.sum(axis=0).tolist()]
+    waiting = (drawn.max(axis=1, keepdims=True) - drawn).sum(axis=0)
+    assert (late.spent["peers"] - never.spent["peers"]).tolist() == [waiting.tolist()]
+
+
+def test_late_stages_hold_each_other_up_but_not_all_of_it() -> None:
+    """Each stage has delays of its own; some pass while it would have waited for another stage."""
+    late, never = step(3, JITTER), step(3, None)
+    assert len(set(late.spent["jitter"].sum(axis=1).tolist())) == 3
+    added = late.step_ps - never.step_ps
+    passes = 2 * BATCHES * (LAYERS - 1)
+    of_stage = [
+        sum(int(JITTER.delays_ps(RANKS, (stage, number)).max()) for number in range(passes))
+        for stage in range(3)
+    ]
+    assert max(of_stage) <= added < sum(of_stage)
+
+
+def test_nobody_is_late_where_nobody_meets_and_times_together_stay() -> None:
+    stage, own, met = np.zeros(3, np.int64), np.full((3, 2), 7), np.array([[0, 0], [1, 1], [0, 2]])
+    longer, same = delays(JITTER)(stage, own, met)
+    assert np.array_equal(same, met)
+    assert longer[0].tolist() == [7, 7]
+    assert (longer[1:] > 7).all()
+    assert own.tolist() == [[7, 7]] * 3
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_same_seed_gives_the_same_step(seed: int) -> None:
+    one, again = (step(2, Jitter(5.0, 1.0, seed)).step_ps for _ in range(2))
+    assert one == again != step(2, Jitter(5.0, 1.0, seed + 1)).step_ps
