@@ -18,6 +18,7 @@ import replay.cli.replays
 import replay.cli.schemes
 import replay.cli.sweep
 import replay.cli.tensor
+import replay.cli.training
 import replay.cli.validate
 import tracegen.cli
 from replay.errors import UserError
@@ -45,6 +46,7 @@ app.command()(replay.cli.place.place)
 app.command()(replay.cli.schemes.schemes)
 app.command()(replay.cli.validate.validate)
 app.command()(replay.cli.sweep.sweep)
+app.command()(replay.cli.training.train)
 app.add_typer(replay.cli.tensor.app, name="tensor")
 
 # Typer keeps a copy of click of its own and exports only some of its errors.

@@ -97,7 +97,7 @@ def _parameter(name: str, field: FieldInfo, default: Any) -> inspect.Parameter:
         kind, info = bool, typer.Option(f"--{word}/--no-{word}", help=text)
     elif kinds in ({int}, {float}):
         (kind,) = kinds
-    elif name == "trace":
+    elif name == "trace" and not flags:
         info = typer.Argument(help=text, show_default=False)
     annotation = Annotated[kind | None, info]
     return inspect.Parameter(

@@ -1,0 +1,189 @@
+"""What a spec of a training step refers to, and the identity that follows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from replay.errors import UserError, unknown
+from replay.run.identity import code_identity, identity, sources
+from replay.run.spec import DEFAULT_SYSTEM
+from replay.steps import plans, recipes
+from replay.steps.chunks import chunks_of
+from replay.steps.fitting import check
+from replay.steps.replays import Routing, StepReplays
+from replay.training.memory import memory_of
+from replay.training.schedules import registry
+from replay.training.schedules.base import Shape
+from replay.training.spec import TrainSpec
+from replay.work.placement import identify
+from replay.work.precision import Precision
+
+if TYPE_CHECKING:
+    from hwmodel import System
+    from replay.schemes import Scheme
+    from replay.steps.memory import StageMemory
+    from replay.steps.plan import Plan
+    from replay.steps.recipes import Recipe
+    from replay.training.schedules.base import Schedule
+    from tracegen import RoutingTrace
+    from tracegen.models import ModelShape
+
+DEFAULT_RECIPES = {"bf16": "megatron-bf16", "fp8": "deepseek-v3", "fp32": "megatron-bf16"}
+"""Types of the numbers that are kept, by that of the GEMMs."""
+DEFAULT_MODEL, DEFAULT_SCHEDULE, DEFAULT_SEQUENCE = "deepseek-v3", "1f1b", 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """A spec with what its references lead to; nothing is replayed yet.
+
+    Attributes
+    ----------
+    pipeline
+        Sizes that the schedule is made for.
+    chunks
+        (chunk,) layers of each chunk of the model.
+    sequence
+        Tokens of a sequence.
+    recipe, memory
+        Types of the numbers that are kept, and bytes that each stage keeps of them.
+    replays
+        Level one: times of the step's parts, of which schemes share what does not depend on them.
+    """
+
+    spec: TrainSpec
+    shape: ModelShape
+    system: System
+    plan: Plan
+    schedule: Schedule
+    pipeline: Shape
+    chunks: list[range]
+    sequence: int
+    precision: Precision
+    recipe: Recipe
+    memory: list[StageMemory]
+    trace: RoutingTrace | None
+    routing: Routing
+    replays: StepReplays
+
+    @classmethod
+    def of(cls, spec: TrainSpec) -> Self:
+        """Follow the references of a spec, but for its scheme.
+
+        Raises
+        ------
+        UserError
+            If a reference leads nowhere, or sizes do not fit together.
+        """
+        import tracegen
+        import tracegen.models
+
+        named = plans.find(spec.plan)
+        plan = named.plan
+        shape = tracegen.models.load(spec.model or named.model or DEFAULT_MODEL)
+        system = _system(spec, plan, named.system or DEFAULT_SYSTEM)
+        schedule = registry.find(spec.schedule or named.schedule or DEFAULT_SCHEDULE)
+        sequence = spec.sequence or named.sequence or DEFAULT_SEQUENCE
+        pipeline = Shape(plan.pp, plan.vpp, plan.micro_batches)
+        if reason := schedule.refuses(pipeline):
+            raise UserError(reason)
+        check(plan, shape, system, sequence)
+        precision = Precision(spec.precision or shape.default_precision)
+        recipe = recipes.find(spec.recipe or named.recipe or DEFAULT_RECIPES[precision.gemm])
+        memory = memory_of(shape, plan, system, schedule, recipe, sequence)
+        trace = None if spec.trace is None else tracegen.load(spec.trace)
+        routing = routing_of(spec.routing)
+        replays = StepReplays(
+            shape, system, plan,
+            sequence=sequence, precision=spec.precision, trace=trace, routing=routing,
+            layers=spec.layers_sampled, samples=spec.samples, sample_nodes=spec.sample_nodes,
+            splits_backward=schedule.splits_backward, seed=spec.seed, placement=spec.placement,
+        )  # fmt: skip
+        return cls(
+            spec, shape, system, plan, schedule, pipeline, chunks_of(shape, plan), sequence,
+            precision, recipe, memory, trace, routing, replays,
+        )  # fmt: skip
+
+    def run_id(self, scheme: Scheme) -> str:
+        """Identity of the step under a scheme: of everything that decides its result."""
+        spec = self.spec
+        routing = (
+            {"kind": self.routing.kind, **self.routing.parameters}
+            if self.trace is None
+            else {"content_id": self.trace.content_id}
+        )
+        return identity({
+            "code": [code_identity(), step_code()],
+            "model": self.shape.sizes(),
+            "system": self.system.describe(),
+            "scheme": {
+                "name": scheme.name,
+                "options": dataclasses.asdict(scheme.options),
+                "code": scheme.code,
+            },
+            "plan": self.plan.model_dump(mode="json"),
+            "routing": routing,
+            "settings": {
+                "schedule": self.schedule.name,
+                "sequence": self.sequence,
+                "precision": self.precision.name,
+                "samples": spec.samples,
+                "layers_sampled": spec.layers_sampled,
+                "sample_nodes": spec.sample_nodes,
+                "placement": identify(spec.placement),
+                "seed": spec.seed,
+                "recipe": self.recipe.name,
+            },
+        })  # fmt: skip
+
+
+def _system(spec: TrainSpec, plan: Plan, node: str) -> System:
+    """As many GPUs as a plan has of the system that is named, or of so many nodes."""
+    import hwmodel
+
+    overrides = dict(spec.overrides)
+    if spec.system is not None:
+        whole = hwmodel.load(spec.system, overrides)
+        if whole.num_gpus <= plan.num_gpus:
+            return whole  # whether they are enough is for who checks the plan
+        return hwmodel.load(spec.system, overrides, num_gpus=plan.num_gpus)
+    nodes = -(-plan.num_gpus // hwmodel.load(node).num_gpus)
+    name = node if nodes == 1 else f"{node}-x{nodes}"
+    return hwmodel.load(name, overrides, num_gpus=plan.num_gpus)
+
+
+def routing_of(text: str) -> Routing:
+    """Read a kind of routing with its skew, such as ``zipf:0.6``.
+
+    Raises
+    ------
+    UserError
+        If there is no such kind, or the skew is no number.
+    """
+    from tracegen.generate import GENERATORS
+
+    kind, colon, skew = text.partition(":")
+    if kind not in GENERATORS:
+        raise unknown("routing", kind, GENERATORS)
+    if not colon:
+        return Routing(kind, {})
+    try:
+        return Routing(kind, {"skew": float(skew)})
+    except ValueError:
+        message = f"routing {text}: expected a kind and its skew, such as zipf:0.6"
+        raise UserError(message) from None
+
+
+@functools.cache
+def step_code() -> str:
+    """SHA-256 of the source of the rooms that make steps."""
+    digest = hashlib.sha256()
+    for room in ("steps", "training"):
+        for name, entry in sources("replay", room):
+            if name.endswith(".py"):  # plans enter by value
+                digest.update(name.encode() + b"\0" + entry.read_bytes() + b"\0")
+    return digest.hexdigest()

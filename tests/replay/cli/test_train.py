@@ -1,0 +1,120 @@
+"""``moereplay train``: tables that fit a screen, JSON for programs, a line for mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from replay import training
+from replay.cli.app import app
+from replay.errors import UserError
+from replay.report.text import render
+from replay.report.training import comparison_tables, ranking
+from replay.schemes.registry import COMPARED
+from replay.training import TrainComparison, setup
+from tests.replay.training.made import EXCHANGE_MS, MadeReplays
+
+SMALL = ("--model", "olmoe-1b-7b", "--plan", "pp=2,dp=4,ep=4,micro_batches=3", "--sequence", "512")
+
+
+@pytest.fixture(autouse=True)
+def _by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "StepReplays", MadeReplays)
+
+
+def invoke(*arguments: object) -> str:
+    words = ["train", *SMALL, *map(str, arguments)]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_where_the_step_goes_comes_first_the_fastest_scheme_ahead() -> None:
+    text = invoke()
+    heading, causes, worth = text.partition("Step by cause")[0], *text.split("What it is worth")
+    assert one_line(heading) == (
+        "olmoe-1b-7b, a training step, 1f1b, 3 micro-batches of 1 x 512 tokens, pp 2, dp 4, ep 4, "
+        "bf16, on 8 GPUs of dgx-h100"
+    )
+    order = sorted(EXCHANGE_MS, key=lambda name: EXCHANGE_MS[name])
+    for table in (causes, worth):
+        assert re.findall(r"^ ([a-z-]+)\*? +[0-9]", table, re.MULTILINE) == order
+    assert "Left out: " in text
+    assert "scheme 'deepep-ll' has no backward pass" in one_line(text)
+    assert "No time is charged for: nothing but this." in text
+    assert "Replayed: 2 of 16 MoE layers, routing uniform, 512 tokens per GPU." in text
+
+
+def test_rows_add_up_to_the_step() -> None:
+    rows = re.findall(r"^ [a-z-]+\*? +([0-9. ]+)$", invoke(), re.MULTILINE)
+    assert len(rows) == len(EXCHANGE_MS)
+    for row in rows:
+        step, *causes = map(float, row.split())
+        assert sum(causes) == pytest.approx(step, abs=0.5 * len(causes) * 0.1)
+
+
+def test_no_table_is_as_wide_as_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = max(COMPARED, key=len)
+    monkeypatch.setitem(EXCHANGE_MS, longest, 2)
+    monkeypatch.setitem(EXCHANGE_MS, "ideal", 20_000)  # a long step, with many digits
+    spec = dict(zip(("model", "plan", "sequence"), (*SMALL[1:4:2], 512), strict=True))
+    compared = training.compare(schemes=["ideal", longest], **spec)
+    for result in compared.results:
+        result.spent_us["jitter"][0][0] = 0.1  # so that it has a column
+    for content in (ranking(compared), comparison_tables(compared)):
+        text = render(content)
+        assert max(map(len, text.splitlines())) < 80
+        assert longest in text
+
+
+def test_details_show_stages_and_memory() -> None:
+    text = invoke("--scheme", "deepep", "--details")
+    assert re.search(r"deepep by stage \(m?s\)", text)
+    assert "Memory of a GPU of each stage (GB), megatron-bf16" in text
+
+
+def test_json_is_the_comparison(tmp_path: Path) -> None:
+    path = tmp_path / "all.json"
+    invoke("--scheme", "deepep", "--scheme", "ideal", "--baseline", "ideal",
+           "--option", "deepep.num_sms=16", "--json", path)  # fmt: skip
+    kept = training.load_result(path)
+    assert isinstance(kept, TrainComparison)
+    assert kept.baseline == "ideal"
+    assert kept["deepep"].spec.options == {"num_sms": "16"}
+    assert kept.speed_up("deepep") < 1
+
+
+def test_trace_events_are_of_one_scheme(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    invoke("--scheme", "deepep", "--trace-events", path)
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {event["name"] for event in events if event["ph"] == "X"}
+    assert {"forward", "forward, together", "backward", "hop", "synchronise", "update"} <= names
+    with pytest.raises(UserError, match="name one --scheme"):
+        invoke("--trace-events", tmp_path / "two.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--scheme", "deepep-ll"), "no backward pass"),
+        (("--scheme", "deepeq"), "did you mean"),
+        (("--option", "deepep=3"), "expected SCHEME.K=V"),
+        (("--set", "link"), "expected KEY=VALUE"),
+        (("--system", "dgx-h100-x2", "--plan", "pp=4,dp=8,ep=8"), "32 GPUs; dgx-h100-x2 has 16"),
+        (("--model", "mixtral-8x7b"), "plan: stage 0 needs"),
+        (("--schedule", "dualpipe"), "dualpipe has an even number"),
+    ],
+)
+def test_mistakes_take_two_lines_at_most(arguments: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UserError, match=words) as refusal:
+        invoke(*arguments)
+    assert str(refusal.value).count("\n") <= 1
