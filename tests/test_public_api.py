@@ -13,6 +13,15 @@ PACKAGES = {
     "tracegen": {"RoutingTrace", "load", "open", "write", "generate", "models", "UserError"},
     "hwmodel": {"System", "load", "names", "UserError"},
     "replay": {"SCHEMES", "Comparison", "Result", "Scheme", "UserError", "compare", "run", "sweep"},
+    "replay.training": {
+        "SCHEDULES",
+        "TrainComparison",
+        "TrainResult",
+        "TrainSpec",
+        "compare",
+        "load_result",
+        "run",
+    },
     "replay.tensor": {
         "SCHEMES",
         "TensorComparison",

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from replay.errors import check_kind
 from replay.measure.result import LayerResult
-from replay.report import tensor
+from replay.report import tensor, training
 from replay.report.bands import bands_table
 from replay.report.mechanisms import mechanism_table, overhead_table
 from replay.report.memory import buffers_table, memory_table, room_notes
@@ -25,6 +25,7 @@ from replay.report.tables import mb, row_names, text_table
 from replay.report.waiting import waiting_table
 from replay.run.result import Comparison, Result
 from replay.tensor.result import TensorComparison, TensorResult
+from replay.training.result import TrainComparison, TrainResult
 from tracegen.screen import plain
 
 if TYPE_CHECKING:
@@ -47,20 +48,26 @@ def render(content: RenderableType) -> str:
     return "\n".join(line.rstrip() for line in plain(out.getvalue()).splitlines()) + "\n"
 
 
-def summary(result: Result | Comparison | TensorResult | TensorComparison) -> str:
+def summary(
+    result: Result | Comparison | TensorResult | TensorComparison | TrainResult | TrainComparison,
+) -> str:
     """Give a result or a comparison as tables of plain text.
 
     Parameters
     ----------
     result
         What `replay.run`, `replay.compare` or `replay.load_result` gave, or those of
-        `replay.tensor`.
+        `replay.tensor` and `replay.training`.
 
     Raises
     ------
     UserError
         If it is something else.
     """
+    if isinstance(result, TrainComparison):
+        return render(training.comparison_tables(result))
+    if isinstance(result, TrainResult):
+        return render(training.result_tables(result))
     if isinstance(result, TensorComparison):
         return render(tensor.comparison_tables(result))
     if isinstance(result, TensorResult):

@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from replay.report.tables import text_table
+from replay.training.result import TrainComparison
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from replay.training.result import TrainComparison, TrainResult
+    from replay.training.result import TrainResult
 
 WIDTH = 79
 COLUMNS = {
@@ -73,6 +74,12 @@ def comparison_tables(compared: TrainComparison) -> Group:
         Text(LEGEND),
         *_notes(compared),
     )
+
+
+def result_tables(result: TrainResult) -> Group:
+    """Tables of one step."""
+    alone = TrainComparison(baseline=str(result.scheme["name"]), results=[result])
+    return comparison_tables(alone)
 
 
 def _by_time(compared: TrainComparison) -> list[TrainResult]:
