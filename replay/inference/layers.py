@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from replay.errors import UserError
 from replay.inference.iteration import Load, Piece
 from replay.inference.parts import Parts, Rows
 from replay.inference.stream import Stream
@@ -48,14 +49,18 @@ class Moe(NamedTuple):
         Time in which something computes.
     exchange
         Time in which nothing does: rows travel or are waited for. Mean over the GPUs.
+    once
+        Time of an iteration beyond that of its layers: until micro-batches that take turns have
+        begun to, and from when the first is through.
     """
 
     experts: float
     exchange: float
+    once: float = 0.0
 
     @property
     def total(self) -> float:
-        """Both."""
+        """Time of a layer."""
         return self.experts + self.exchange
 
 
@@ -181,6 +186,12 @@ class Layers:
 
     def _replay(self, tokens: int, positions: int) -> Moe:
         ready, system = self._prepared(tokens), self.setup.system
+        if self.is_interleaved and len(ready.links) < 2:
+            message = (
+                f"interleave {self.setup.spec.interleave}: turns are timed from the end of a "
+                "first layer, and the routing has one alone; take a trace with two or more"
+            )
+            raise UserError(message)
         launch = self._launch = ready.launch
         contexts = _Contexts(self, positions)
         links = [contexts.of_link(link) for link in ready.links]
@@ -193,9 +204,14 @@ class Layers:
         self.parts.moe(before, rows)
         first = first_launch_ps(self.setup, launch)
         total = round(told.measures.makespan_us * PS_PER_US) - first
-        each = total / len(links) - int(before.total_ps[0])
-        exposed = told.measures.exposed_communication_us * PS_PER_US / len(links)
-        return Moe(each - exposed, exposed)
+        each, exposed = total / len(links), told.measures.exposed_communication_us * PS_PER_US
+        once = 0.0
+        if self.is_interleaved:
+            ends = [int(ranks.max()) for ranks in told.finishes_ps]
+            each = (ends[-1] - ends[0]) / (len(ends) - 1)
+            once = total - each * len(links)
+        exposed = max(0.0, exposed - once) / len(links)
+        return Moe(each - int(before.total_ps[0]) - exposed, exposed, once)
 
 
 def first_launch_ps(setup: Setup, launch: Launch) -> int:

@@ -164,7 +164,9 @@ class Setup:
         )
 
     def _source(self, side: Side) -> RoutingSource:
-        count = min(self.spec.sample_layers, self.shape.num_moe_layers)
+        # Layers that take turns are timed from the end of the first.
+        least = 3 if self.spec.interleave != "off" else 1
+        count = min(max(self.spec.sample_layers, least), self.shape.num_moe_layers)
         if self.trace is not None:
             return RoutingSource(self.shape, side.num_gpus, count, trace=self.trace)
         kind, params = parse(self.spec.routing)

@@ -76,6 +76,7 @@ class ReplayedTimes:
             return spent
         layers = self._layers(loads)
         spent["launches"] += first_launch_ps(layers.setup, layers.launch)
+        spent["exchange"] += round(self._moe(loads).once)
         shape = self.shape
         self._add_layers(spent, loads, Parts.moe, shape.num_moe_layers)
         self._add_beside(spent, loads, Parts.dense, len(shape.dense_layers), slices=True)
