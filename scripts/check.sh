@@ -58,13 +58,15 @@ lowest() {
     echo "== tests, lowest versions"
     # Without CI, which demands torch: the tests of capture ran above, and are skipped here.
     # This tier asks whether older libraries still have what the code uses of them, and whether results
-    # are the same bytes with them: the golden results of all schemes, and those compared below. What the
-    # model of schemes, experts, machine and measurements says then is the same too, and what tests
-    # read in the source or find by edits of it has nothing to do with versions: those run once.
+    # are the same bytes with them: the golden results of all schemes, those under tensor parallelism
+    # too, and those compared below. What the model of schemes, collectives, experts, machine and
+    # measurements says then is the same too, and what tests read in the source or find by edits of it
+    # has nothing to do with versions: those run once.
     env -u CI NUMBA_CACHE_DIR="$root/.venv-lowest/numba" \
         .venv-lowest/bin/python -m pytest -q -n 2 --dist worksteal \
         --ignore tests/replay/schemes --ignore tests/replay/validate --ignore tests/replay/compute \
         --ignore tests/replay/machine --ignore tests/replay/run/test_sms_in_chains.py \
+        --ignore tests/replay/tensor --ignore tests/replay/collectives --ignore tests/replay/measure \
         --ignore tests/test_layering.py --ignore tests/test_mutants.py
     echo "== results, lowest and present versions"
     local place

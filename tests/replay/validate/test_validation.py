@@ -32,6 +32,7 @@ SLOW = (
     "cann_ep_normal",
     "moe_skewed",
     "moe_deepgemm",
+    "nccl_bus_bandwidth",
 )  # most of the time of all tables
 LARGE = {"gemm": "FP8, m >= 256", "moe_compute": "fewer pairs than experts"}
 """Most of the time of the other tables; one part of each is predicted in full."""
@@ -44,12 +45,15 @@ def cheap(row):
         return row["num_gpus"] == 16 and row["num_sms"] == 16 and row["phase"] == "combine"
     if row.table == "cann_ep_normal":
         return row["ep_size"] == 8
+    if row.table == "nccl_bus_bandwidth":  # nearly all are 8 GiB on many GPUs
+        is_short = row["collective"] == "all_gather" or row["bytes"] <= 1 << 30
+        return row["num_gpus"] == 4 or is_short
     return row.setting.get("tokens_per_rank", 0) <= MOST_TOKENS
 
 
 @cache
 def on_cheap_rows(name):
-    step = 1 if name == "links" else EVERY
+    step = 1 if name in ("links", "nccl_bus_bandwidth") else EVERY
     rows = [row for row in TABLES[name].rows() if cheap(row)][::step]
     return predict(TABLES[name], Bench(), rows)
 

@@ -121,10 +121,15 @@ def test_the_imitation_never_repeats_the_real_trace(real, fitted):
     assert same.mean() < 0.01
 
 
-def test_a_fit_is_reproducible_and_survives_its_file(real, fitted):
+def test_a_fit_is_reproducible():
+    shape = tracegen.models.load("gpt-oss-20b")
+    shape = shape.model_copy(update={"num_experts": 8, "topk": 2})
+    small = recorded(shape, 40, 90, 2, skew=0.8, width=4, pair=0.3, token=0.15, request=0.3)
+    assert len({kind_file.dumps(imitate.fit(small, rounds=2)) for _ in range(2)}) == 1
+
+
+def test_a_fit_survives_its_file(real, fitted):
     text = kind_file.dumps(fitted)
-    again = imitate.fit(real, rounds=5)
-    assert kind_file.dumps(again) == text
     parsed = latent_file.loads(text, "here")
     one, other = (synthesise(model, real, seed=1) for model in (fitted, parsed))
     assert one.content_id == other.content_id or (one.expert_ids == other.expert_ids).all()
