@@ -6,6 +6,10 @@ one entry per GPU.
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
 from replay.measure.parts import (
     Bounds,
     BusiestPort,
@@ -137,6 +141,44 @@ class ChainedLayer(Strict):
     wire_bytes: dict[str, PortBytes]
 
 
+class Pairs(Strict):
+    """Layers of a forward pass beside layers of a backward pass: times of a pair.
+
+    Lists have one entry per GPU, times are divided by the number of pairs.
+
+    Attributes
+    ----------
+    pair_us
+        From the start to the GPU's end of both passes.
+    sequence_us
+        The same layers one pass after the other, with weight gradients where the scheme has them
+        and all SMs for every kernel.
+    forward_us
+        The forward pass of that, until the GPU's end of it.
+    busy_us
+        The stream that computes, by "attention", "dense" (shared experts) and "experts", and that
+        for rows ("rows"). A stream is busy from when nothing before holds its kernels back.
+    both_us
+        Time in which both streams are busy.
+    """
+
+    pair_us: list[float]
+    sequence_us: list[float]
+    forward_us: list[float]
+    busy_us: dict[str, list[float]]
+    both_us: list[float]
+
+    @property
+    def exposed_us(self) -> list[float]:
+        """Time in which nothing computes, of each GPU."""
+        computing = zip(*(times for of, times in self.busy_us.items() if of != "rows"), strict=True)
+        return [pair - sum(busy) for pair, busy in zip(self.pair_us, computing, strict=True)]
+
+    def share(self, times: list[float]) -> float:
+        """Share of such times in those of a pair, of all GPUs together."""
+        return sum(times) / sum(self.pair_us)
+
+
 class ChainResult(Strict):
     """Layers of one or several steps, each GPU going on when its own tokens are combined.
 
@@ -159,6 +201,9 @@ class ChainResult(Strict):
         What is measured on the schedule of the whole chain.
     memory
         Device memory of the layer that takes most; None where an older version did not say.
+    pairs
+        Where a forward runs beside a backward pass, whose layers `layers` has in turn; left out of
+        the file otherwise.
     """
 
     num_steps: int
@@ -170,3 +215,11 @@ class ChainResult(Strict):
     routing: Routing
     measures: Measures
     memory: Memory | None = None
+    pairs: Pairs | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_usual(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        if self.pairs is None:
+            values.pop("pairs", None)
+        return values

@@ -10,7 +10,7 @@ from replay.run.node_sampling import error_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replay.measure.result import ChainResult, LayerResult
+    from replay.measure.result import ChainResult, LayerResult, Pairs
     from replay.run.result import Comparison, Result, Whole
 
 
@@ -77,6 +77,23 @@ def chain_note(chain: ChainResult) -> str:
     return text
 
 
+def pairs_note(pairs: Pairs) -> str:
+    """How long a pair of layers takes, and how much of it both streams are busy."""
+    pair_us, sequence_us, forward_us = (
+        sum(times) / len(times) for times in (pairs.pair_us, pairs.sequence_us, pairs.forward_us)
+    )
+    busy = {of: f"{pairs.share(times):.1%}" for of, times in pairs.busy_us.items()}
+    return (
+        f"A layer forward beside a layer backward: {pair_us:,.1f} us, mean over the GPUs; one pass "
+        f"after the other {sequence_us:,.1f} us ({forward_us:,.1f} and "
+        f"{sequence_us - forward_us:,.1f}), {sequence_us / pair_us:.2f} times as long.\n"
+        f"Of this time attention and gate run {busy['attention']}, shared experts "
+        f"{busy['dense']}, other kernels that compute {busy['experts']}, kernels for rows "
+        f"{busy['rows']};\nboth streams are busy {pairs.share(pairs.both_us):.1%} of it, nothing "
+        f"computes {pairs.share(pairs.exposed_us):.1%} of it."
+    )
+
+
 LAUNCHES = {
     "eager": "kernel by kernel",
     "graph": "as CUDA graphs, in each layer until a host waits",
@@ -106,7 +123,8 @@ def heading(*results: Result) -> str:
     each = result.spec.expert_tp
     sliced = "" if each == 1 else f", each expert on {each} GPUs"
     kind = result.spec.interleave
-    turns = "" if kind == "off" else f", micro-batches overlap ({kind})"
+    turns = "passes" if result.spec.pairs_passes else "micro-batches"
+    turns = "" if kind == "off" else f", {turns} overlap ({kind})"
     several = len(result.layers) > 1
     first = " (first layer)" if several else " (mean of layers)" if result.chain else ""
     lines = [

@@ -20,7 +20,14 @@ from replay.report.mechanisms import mechanism_table, overhead_table
 from replay.report.memory import buffers_table, memory_table, room_notes
 from replay.report.network import NOTES as NETWORK_NOTES
 from replay.report.network import network_table
-from replay.report.notes import chain_note, heading, launch_notes, outside_notes, token_note
+from replay.report.notes import (
+    chain_note,
+    heading,
+    launch_notes,
+    outside_notes,
+    pairs_note,
+    token_note,
+)
 from replay.report.tables import mb, row_names, text_table
 from replay.report.waiting import waiting_table
 from replay.run.result import Comparison, Result
@@ -232,6 +239,8 @@ def summary_tables(result: Result) -> Group:
         parts.append(Text(token_note(slowest)))
     if result.chain is not None:
         parts.append(Text(chain_note(result.chain)))
+        if result.chain.pairs is not None:
+            parts.append(Text(pairs_note(result.chain.pairs)))
     return Group(*parts)
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from replay.machine.host import Launch
     from replay.machine.machine import Ints
     from replay.measure.parts import Memory
+    from replay.run.occupied import Span
     from replay.schemes import Scheme
     from replay.work.context import Context
     from replay.work.layer import LayerWork
@@ -181,6 +182,8 @@ class Chain:
         The work of the last layer.
     memory
         Device memory of the layer that takes most.
+    spans
+        See `Added`.
     """
 
     built: Built
@@ -191,6 +194,7 @@ class Chain:
     routing: Routing
     last_work: LayerWork
     memory: Memory
+    spans: Sequence[tuple[Span, ...]]
 
 
 def build(
@@ -235,19 +239,19 @@ def joined(
 
     def by_layer(name: str) -> list[Ints]:
         known = {layer: tasks for one in added for layer, tasks in getattr(one, name).items()}
-        return [known[layer] for layer in range(len(added))]
+        return [known[layer] for layer in range(len(known))]
 
-    finishes = by_layer("finishes")
     bounds = [added[0].pieces.bounds[:1], *(one.pieces.bounds[1:] for one in added)]
     return Chain(
-        built=Built(builder.build(), finishes[-1], added[-1].machine),
+        built=Built(builder.build(), added[-1].through, added[-1].machine),
         reached=by_layer("reached"),
         starts=by_layer("starts"),
-        finishes=finishes,
+        finishes=by_layer("finishes"),
         pieces=Pieces(np.concatenate(bounds), np.concatenate([one.pieces.layer for one in added])),
         routing=mean_routing([one.summary for one in added]),
         last_work=added[-1].work,
         memory=largest([one.memory for one in added]),
+        spans=[one.spans for one in added],
     )
 
 
@@ -271,6 +275,10 @@ class Added(NamedTuple):
         What its routing asks for.
     memory
         Device memory that it takes.
+    through
+        (rank,): the task after which each rank is through with all of it.
+    spans
+        What streams are busy with, where a forward runs beside a backward pass.
     """
 
     reached: dict[int, Ints]
@@ -282,6 +290,8 @@ class Added(NamedTuple):
     work: LayerWork
     summary: dict[str, float]
     memory: Memory
+    through: Ints
+    spans: tuple[Span, ...] = ()
 
 
 def layers(
@@ -319,7 +329,7 @@ def layers(
             reached[number + 1] = ends
         yield Added(
             reached, {number: start}, {number: ends}, ends, pieces, machine, work, work.summary(),
-            taken,
+            taken, ends,
         )  # fmt: skip
         reached = {}
 

@@ -17,18 +17,21 @@ from replay.machine.machine import Machine, Time
 from replay.machine.times import NO_TIME
 from replay.measure.analysis import token_latency, us
 from replay.measure.measured import measures, measures_by_layer
-from replay.measure.result import ChainedLayer, ChainResult, LayerResult
+from replay.measure.result import ChainedLayer, ChainResult, LayerResult, Pairs
 from replay.measure.sampled import of_gpus
 from replay.run import chain as one_batch
-from replay.run import interleave
+from replay.run import interleave, pairs
 from replay.run.chain import Chain, ChainLink
 from replay.run.equal import digest_of
-from replay.run.streamed import Makespan, Told, follow, told_in_pieces
+from replay.run.occupied import DENSE, Timed, occupied
+from replay.run.strategies import PairOrder
+from replay.run.streamed import Makespan, Moments, Told, follow, told_in_pieces
 
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.graph import Timeline
     from replay.machine.host import Launch
+    from replay.machine.machine import Ints
     from replay.run.strategies import Strategy
     from replay.schemes import Scheme
     from replay.work.layer import LayerWork
@@ -42,14 +45,16 @@ def build(
     *,
     lead: Time = NO_TIME,
     progress: Callable[[], object] | None = None,
-    strategy: Strategy | None = None,
+    strategy: Strategy | PairOrder | None = None,
 ) -> Chain:
-    """Describe layers, micro-batches in turns if a strategy says in which.
+    """Describe layers, micro-batches in turns or passes side by side if a strategy says so.
 
     Other parameters are those of `replay.run.chain.build`.
     """
     if strategy is None:
         return one_batch.build(links, system, scheme, launch, lead=lead, progress=progress)
+    if isinstance(strategy, PairOrder):
+        return pairs.build(links, system, scheme, strategy, launch, lead=lead, progress=progress)
     return interleave.build(links, system, scheme, strategy, launch, lead=lead, progress=progress)
 
 
@@ -59,7 +64,7 @@ def replay_apart(
     scheme: Scheme,
     launch: Launch | None = None,
     *,
-    strategy: Strategy | None = None,
+    strategy: Strategy | PairOrder | None = None,
     progress: Callable[[], object] | None = None,
     observe: Callable[[Timeline], object] | None = None,
 ) -> Iterator[LayerResult]:
@@ -105,7 +110,7 @@ def _layer_alone(
     scheme: Scheme,
     launch: Launch | None,
     lead: Time,
-    strategy: Strategy | None,
+    strategy: Strategy | PairOrder | None,
     progress: Callable[[], object] | None,
     observe: Callable[[Timeline], object] | None,
 ) -> LayerResult:
@@ -160,7 +165,7 @@ def replay_chain(
     scheme: Scheme,
     launch: Launch | None = None,
     *,
-    strategy: Strategy | None = None,
+    strategy: Strategy | PairOrder | None = None,
     compare_barrier: bool = False,
     progress: Callable[[], object] | None = None,
     observe: Callable[[Timeline], object] | None = None,
@@ -199,20 +204,42 @@ def replay_chain(
         if observe is not None:
             observe(timeline)
         told = _told_at_once(chain, timeline)
-    num_steps = len({link.step for link in links})
+    # Of passes side by side, the forward one is a step ahead.
+    num_steps = len({link.step for link in links if link.is_backward == links[-1].is_backward})
     num_passes = len({link.is_backward for link in links})
     between = links[0].between
     return ChainResult(
         num_steps=num_steps,
         num_layers=len(links) // (num_steps * num_passes),
         layers=[_chained_layer(link, told, index) for index, link in enumerate(links)],
-        between_us=us(int(np.sum(told.starts_ps) - np.sum(told.reached_ps)))
-        / told.starts_ps[0].size,
+        between_us=us(_between_ps(told)) / told.starts_ps[0].size,
         left_out=[] if between is None else between.left_out,
         barrier_us=barrier_us,
         routing=told.routing,
         measures=told.measures,
         memory=told.memory,
+        pairs=_pairs(links, system, scheme, launch, told) if told.spans else None,
+    )
+
+
+def _pairs(
+    links: Sequence[ChainLink], system: System, scheme: Scheme, launch: Launch | None, told: Told
+) -> Pairs:
+    """Say what a pair of layers takes, and what it takes one pass after the other."""
+    forward, backward = links[::2], links[1::2]
+    number, moments = len(forward), Moments()
+    follow([*forward, *backward], system, scheme, launch, observers=[moments])
+    found = occupied(told.spans, len(told.through_ps))
+
+    def each(times: Ints) -> list[float]:
+        return [us(one) / number for one in times.tolist()]
+
+    return Pairs(
+        pair_us=each(told.through_ps),
+        sequence_us=each(moments.through),
+        forward_us=each(moments.finishes[number - 1]),
+        busy_us={of: each(times) for of, times in found.busy_ps.items()},
+        both_us=each(found.both_ps),
     )
 
 
@@ -225,11 +252,26 @@ def _told_at_once(chain: Chain, timeline: Timeline) -> Told:
         reached_ps=[visible[tasks] for tasks in chain.reached],
         starts_ps=[visible[tasks] for tasks in chain.starts],
         finishes_ps=[visible[tasks] for tasks in chain.finishes],
+        through_ps=visible[chain.built.ends],
+        spans=[
+            Timed(one.of, visible[one.begun], visible[one.ended])
+            for spans in chain.spans
+            for one in spans
+        ],
         measures=found,
         layers=layers,
         routing=chain.routing,
         memory=chain.memory,
     )
+
+
+def _between_ps(told: Told) -> int:
+    """Time of all GPUs in what lies between MoE layers."""
+    if told.spans:
+        return sum(
+            int((one.ended_ps - one.begun_ps).sum()) for one in told.spans if one.of in DENSE
+        )
+    return int(np.sum(told.starts_ps) - np.sum(told.reached_ps))
 
 
 def _chained_layer(link: ChainLink, told: Told, index: int) -> ChainedLayer:

@@ -228,6 +228,7 @@ def layers(
             work=works(done),
             summary=works.summaries[done],
             memory=taken if last is first else beside(taken, last.memories[done]),
+            through=ended,
         )
         reached, begun = {}, len(first.starts)
         bounds, of_piece = [builder.num_tasks], []

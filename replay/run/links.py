@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,6 +70,8 @@ def links_of(
     tile = (system.attention.tile_rows, system.attention.tile_keys)
     contexts = [Context.of(trace, batch, tile) for batch in batches]
     parts = [_micro_batches(spec, trace, batch, tile) for batch in batches]
+    if spec.pairs_passes:
+        return _paired(spec, trace, list(zip(batches, contexts, strict=True)), precision, between)
     return [
         dataclasses.replace(
             _link(trace, batch, context, step, position, spec, precision, between[is_backward]),
@@ -86,6 +88,34 @@ def links_of(
     ]
 
 
+def _paired(
+    spec: RunSpec,
+    trace: RoutingTrace,
+    steps: Sequence[tuple[Batch, Context]],
+    precision: Precision,
+    between: Mapping[bool, Between],
+) -> list[ChainLink]:
+    """A layer of a step's forward pass and one of the backward pass of the step before, in turn.
+
+    A step alone is beside itself.
+    """
+    positions = positions_of(spec, trace)
+    ahead = steps[1:] or steps
+    return [
+        _link(trace, *of, step, position, spec, precision, between[is_backward])
+        for number, passes in enumerate(zip(ahead, steps, strict=False), spec.step)
+        for places in zip(positions, reversed(positions), strict=True)
+        for is_backward, of, step, position in zip(
+            (False, True), passes, (number + (len(steps) > 1), number), places, strict=True
+        )
+    ]
+
+
+def steps_of(spec: RunSpec) -> range:
+    """Steps whose batches a replay takes; a forward pass beside a backward one is a step ahead."""
+    return range(spec.step, spec.step + spec.steps + spec.pairs_passes)
+
+
 def layers_of(spec: RunSpec, trace: RoutingTrace) -> int:
     """Layers over all steps and passes; raises as `positions_of` does."""
     return len(positions_of(spec, trace)) * len(PASSES[spec.direction]) * spec.steps
@@ -95,7 +125,7 @@ def _micro_batches(
     spec: RunSpec, trace: RoutingTrace, batch: Batch, tile: tuple[int, int]
 ) -> tuple[MicroBatch, ...]:
     """Cut a batch, if micro-batches of it alternate; into one if it overlaps with itself."""
-    if spec.interleave == "off":
+    if spec.interleave == "off" or spec.pairs_passes:
         return ()
     whole = (np.arange(batch.num_tokens),)
     return tuple(

@@ -8,13 +8,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from replay.machine.domains import Domains
+from replay.machine.times import NO_TIME
 from replay.run.chain_results import build, lead_of, replay_apart, replay_chain
 from replay.run.layer import placement_of
-from replay.run.links import batch_of, links_of
+from replay.run.links import batch_of, links_of, steps_of
 from replay.run.node_sampling import with_sampled_nodes
 from replay.run.sampling import Sample, choose
 from replay.run.spec import PASSES
-from replay.run.strategies import Strategy, check_interleaved, staged, strategy_of
+from replay.run.strategies import (
+    ORDERS,
+    PairOrder,
+    Strategy,
+    check_interleaved,
+    staged,
+    strategy_of,
+)
 from replay.run.tune import Tuned, tune
 from replay.schemes.software import Outline
 from replay.work.precision import Precision
@@ -44,13 +52,13 @@ class Prepared:
     launch
         How hosts launch kernels.
     strategy
-        How micro-batches alternate, where they do.
+        How micro-batches alternate or passes run side by side, where they do.
     """
 
     setup: Setup
     links: Sequence[ChainLink]
     launch: Launch
-    strategy: Strategy | None
+    strategy: Strategy | PairOrder | None
 
     @property
     def is_apart(self) -> bool:
@@ -72,9 +80,11 @@ class Prepared:
         if not scheme.is_tuned(self.setup.spec.tune):
             return Tuned(scheme, [])
         first, launch = self.links[0], self.launch
-        lead, work = lead_of(first, system, launch), first.work()
-        # All trials are of one work, so that what is derived from it is derived once.
-        alone = [dataclasses.replace(first.alone(), work=lambda: work)]
+        lead, alone = NO_TIME, list(self.links[:2])  # a pair has what lies between in it
+        if not isinstance(self.strategy, PairOrder):
+            lead, work = lead_of(first, system, launch), first.work()
+            # All trials are of one work, so that what is derived from it is derived once.
+            alone = [dataclasses.replace(first.alone(), work=lambda: work)]
 
         def described(trial: Scheme) -> TaskGraph:
             return build(
@@ -149,10 +159,9 @@ def prepare(setup: Setup, trace: RoutingTrace, batches: Sequence[Batch] | None =
         If what is asked for does not fit together.
     """
     spec, system, scheme = setup.spec, setup.system, setup.scheme
+    check_interleaved(spec)
     if batches is None:
-        batches = [
-            batch_of(spec, trace, system, step) for step in range(spec.step, spec.step + spec.steps)
-        ]
+        batches = [batch_of(spec, trace, system, step) for step in steps_of(spec)]
     precision, phase = precision_of(setup, trace), batches[0].phase
     ranks = batches[0].num_ranks
     every = links_of(spec, trace, batches, system, precision)
@@ -164,10 +173,10 @@ def prepare(setup: Setup, trace: RoutingTrace, batches: Sequence[Batch] | None =
     domains = Domains(system.fabric, ranks).num
     outline = Outline(ranks, num_experts, precision, num_domains=domains)
     passes = [outline._replace(is_backward=one) for one in PASSES[spec.direction]]
-    strategy = None
+    strategy: Strategy | PairOrder | None = None
     if (kind := spec.interleave) != "off":
-        check_interleaved(spec)
-        strategy = strategy_of(kind, phase, staged(scheme, kind).releases)
+        releases = staged(scheme, kind).releases
+        strategy = ORDERS.get(kind) or strategy_of(kind, phase, releases)
     return Prepared(setup, links, spec.launch or _launch(scheme, phase, passes), strategy)
 
 

@@ -10,7 +10,7 @@ from replay.errors import UserError
 from replay.run.describe import describe_result
 from replay.run.estimate import LONG_SECONDS, Estimate
 from replay.run.fit import check_fit, estimate_of
-from replay.run.links import batch_of, layers_of
+from replay.run.links import batch_of, layers_of, steps_of
 from replay.run.node_sampling import check_nodes
 from replay.run.prepared import precision_of, prepare
 from replay.run.result import Result
@@ -121,8 +121,7 @@ def carry_out(
     )
     if report and found and found.seconds >= LONG_SECONDS:
         report(found.text())
-    later = range(spec.step + 1, spec.step + spec.steps)
-    batches = [first, *(batch_of(spec, trace, system, step) for step in later)]
+    batches = [first, *(batch_of(spec, trace, system, step) for step in steps_of(spec)[1:])]
     ready = prepare(setup, trace, batches)
     scheme, trials = ready.tuned()  # on the first layer, whichever are replayed
     ready, sample = ready.sampled()

@@ -41,7 +41,9 @@ MOST = 2**31
 """Of ranks, tokens and steps: sums of them fit 64 bits, and no machine replays as many."""
 
 Direction = Literal["forward", "backward", "training"]
-Interleaving = Literal["off", "tbo", "dbo", "sbo"]
+Interleaving = Literal["off", "tbo", "dbo", "sbo", "dualpipe", "megatron"]
+PAIRED = ("dualpipe", "megatron")
+"""Orders in which a forward pass runs beside a backward pass."""
 SharedExperts = Literal["between", "beside-dispatch"]
 PASSES: dict[Direction, tuple[bool, ...]] = {
     "forward": (False,),
@@ -177,7 +179,9 @@ class RunSpec(BaseModel):
         "off",
         description="Two micro-batches in turns, each of half the tokens: tbo (SGLang's two-batch "
         "overlap) or dbo (vLLM's dual-batch overlap). One that overlaps with itself: sbo, "
-        "of SGLang, too. off: stage after stage.",
+        "of SGLang, too. With --pass training, a forward pass of the next step's batch beside the "
+        "backward pass of this one's, layer by layer: dualpipe, or megatron (Megatron-LM's "
+        "--overlap-moe-expert-parallel-comm). off: stage after stage.",
     )
     launch: Launch | None = Field(
         None,
@@ -258,6 +262,11 @@ class RunSpec(BaseModel):
         return RunSpec(**values)
 
     @property
+    def pairs_passes(self) -> bool:
+        """Whether a forward pass runs beside a backward pass."""
+        return self.interleave in PAIRED
+
+    @property
     def makes_one_graph(self) -> bool:
         """Whether the replay has one schedule, whatever the trace holds."""
         has_one_layer = isinstance(self.layer, int) and self.steps == 1
@@ -265,7 +274,7 @@ class RunSpec(BaseModel):
 
     def makes_chain(self, num_layers: int) -> bool:
         """Whether so many layers, over all steps and passes, are replayed as one chain."""
-        return num_layers > 1 and not self.barrier
+        return self.pairs_passes or (num_layers > 1 and not self.barrier)
 
     def to_toml(self) -> str:
         """Give the settings that are not the defaults, as TOML."""

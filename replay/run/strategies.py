@@ -2,11 +2,15 @@
 
 Sources: sgl-project/sglang, ``batch_overlap/operations_strategy.py`` (tbo) and
 ``batch_overlap/single_batch_overlap.py`` (sbo); vllm-project/vllm, ``docs/design/dbo.md`` and
-``v1/worker/ubatching.py`` (dbo).
+``v1/worker/ubatching.py`` (dbo); the profile that DeepSeek publishes of DualPipe
+(deepseek-ai/profile-data, train.json), NVIDIA/Megatron-LM,
+``core/models/common/model_chunk_schedule_plan.py`` (what runs in which order) and
+``core/models/gpt/fine_grained_callables.py`` (what belongs to which part).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from replay.errors import UserError
@@ -41,6 +45,64 @@ class Strategy(NamedTuple):
     kind: Interleave
     stages: tuple[tuple[Part, ...], ...]
     shift: int
+
+
+PairPart = Part | Literal["weights", "shared weights", "attention weights"]
+"""A part of a pass; the last three are gradients of weights that a backward pass has put off."""
+
+
+class PairOrder(NamedTuple):
+    """In which order an engine launches a layer of a forward beside one of a backward pass.
+
+    Attributes
+    ----------
+    kind
+        Its name.
+    launches
+        Whether a launch is of the backward pass, and its parts; in order.
+    """
+
+    kind: Interleave
+    launches: tuple[tuple[bool, tuple[PairPart, ...]], ...]
+
+
+FORWARD, BACKWARD = False, True
+ORDERS: Mapping[str, PairOrder] = {
+    "dualpipe": PairOrder(
+        "dualpipe",
+        (
+            (BACKWARD, ("send", "receive")),  # combine(B): the gradients' way to the experts
+            (FORWARD, ("prepare", "attend", "send")),  # attn(F)
+            (BACKWARD, ("shared", "experts")),  # mlp(B)
+            (FORWARD, ("receive",)),  # dispatch(F)
+            (BACKWARD, ("combine",)),  # dispatch(B): their way back
+            (BACKWARD, ("weights", "shared weights")),  # mlp(W)
+            (FORWARD, ("shared", "experts")),  # mlp(F)
+            (BACKWARD, ("finish", "attend", "prepare")),  # attn(B)
+            (BACKWARD, ("attention weights",)),  # attn(W)
+            (FORWARD, ("combine", "finish")),  # combine(F)
+        ),
+    ),
+    "megatron": PairOrder(
+        "megatron",
+        (
+            (BACKWARD, ("send", "receive")),  # combine_bwd
+            (FORWARD, ("prepare", "attend", "shared", "send")),  # attn_fwd
+            (BACKWARD, ("experts",)),  # mlp_bwd
+            (FORWARD, ("receive",)),  # dispatch_fwd
+            (BACKWARD, ("weights",)),  # mlp_bwd_dw
+            (BACKWARD, ("combine",)),  # dispatch_bwd
+            (FORWARD, ("experts",)),  # mlp_fwd
+            (FORWARD, ("combine",)),  # combine_fwd
+            (BACKWARD, ("finish", "shared", "attend", "prepare")),  # attn_bwd
+            (BACKWARD, ("attention weights", "shared weights")),
+            (FORWARD, ("finish",)),
+        ),
+    ),
+}
+"""Orders of a layer pair. DualPipe's is that of its profile, in which where shared experts run is
+not told apart: they are taken for a part of mlp. Megatron-LM has them with attention, and its
+``delay_wgrad_compute`` is on. Sums behind a combine are of the next part that computes."""
 
 
 def strategy_of(kind: Interleave, phase: str, releases: Releases) -> Strategy:
@@ -120,9 +182,17 @@ def check_interleaved(spec: RunSpec) -> None:
     UserError
         Saying what.
     """
+    if spec.interleave == "off":
+        return
     asked = {
         f"--pass {spec.direction}: the lists are those of engines that serve": (
-            spec.direction != "forward"
+            spec.direction != "forward" and not spec.pairs_passes
+        ),
+        f"--pass {spec.direction}: a forward pass runs beside a backward pass; --pass training": (
+            spec.direction != "training" and spec.pairs_passes
+        ),
+        "--barrier: passes go on side by side from layer to layer": (
+            spec.barrier and spec.pairs_passes
         ),
         f"--shared-experts {spec.shared_experts}: the lists say where these run": (
             spec.shared_experts != "between"

@@ -16,9 +16,11 @@ from replay.graph import GraphBuilder
 from replay.graph.scheduler import Scheduler
 from replay.machine.kinds import KIND_NAMES
 from replay.measure.measured import Measured
-from replay.run import interleave
+from replay.run import interleave, pairs
 from replay.run.chain import layers, mean_routing
 from replay.run.memory import largest
+from replay.run.occupied import Timed
+from replay.run.strategies import PairOrder
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -51,7 +53,7 @@ def follow(
     launch: Launch | None = None,
     *,
     meets: bool = False,
-    strategy: Strategy | None = None,
+    strategy: Strategy | PairOrder | None = None,
     progress: Callable[[], object] | None = None,
     observers: Iterable[Observer] = (),
     changed: Callable[[TaskGraph], TaskGraph] | None = None,
@@ -67,7 +69,7 @@ def follow(
     meets
         Whether all ranks wait for each other after each layer.
     strategy
-        How micro-batches alternate, where they do.
+        How micro-batches alternate or passes run side by side, where they do.
     progress
         Called for every layer.
     observers
@@ -89,10 +91,13 @@ def follow(
 
     if strategy is None:
         described = layers(links, system, scheme, builder, launch, meets=meets)
+    elif isinstance(strategy, PairOrder):
+        described = pairs.layers(links, system, scheme, strategy, builder, launch)
     else:
         described = interleave.layers(links, system, scheme, strategy, builder, launch)
     last = len(links) - 1
-    for number, layer in enumerate(described):
+    for layer in described:
+        number = max(layer.finishes)
         ends = layer.ends[layer.ends >= layer.pieces.bounds[0]]
         part = builder.part(None if number == last else ends, scheduler.room)
         if changed is not None:
@@ -102,7 +107,8 @@ def follow(
         scheduler.add(part)
         go_on()
         if progress is not None:
-            progress()
+            for _ in layer.finishes:
+                progress()
     while not scheduler.is_over:
         go_on()
 
@@ -134,12 +140,18 @@ class Moments:
     ----------
     reached, starts, finishes
         (rank,) by layer: see `replay.run.chain.Chain`; in picoseconds.
+    through
+        (rank,): when each GPU is through with everything so far.
+    spans
+        What streams are busy with, where that is told.
     """
 
     def __init__(self) -> None:
         self.reached: dict[int, Ints] = {}
         self.starts: dict[int, Ints] = {}
         self.finishes: dict[int, Ints] = {}
+        self.through = np.zeros(0, np.int64)
+        self.spans: list[Timed] = []
         self._open: list[tuple[Ints, Ints]] = []  # tasks, and their times: two of one shape each
         # Those that later layers may begin with.
         self._ends = self._times = np.zeros(0, np.int64)
@@ -160,6 +172,10 @@ class Moments:
             (self.finishes, layer.finishes),
         ):
             moments |= {number: look_out(tasks) for number, tasks in found.items()}
+        self.through = look_out(layer.through)
+        self.spans += [
+            Timed(one.of, look_out(one.begun), look_out(one.ended)) for one in layer.spans
+        ]
         self._ends, self._times = layer.ends, look_out(layer.ends)
 
     def add(self, piece: Piece) -> None:
@@ -179,6 +195,10 @@ class Told(NamedTuple):
     reached_ps, starts_ps, finishes_ps
         (layer, rank): when each rank comes to what lies before a layer, begins its part of it, and
         has its tokens combined and its SMs free.
+    through_ps
+        (rank,): when each rank is through with everything.
+    spans
+        What streams are busy with, where that is told.
     measures
         Of the whole.
     layers
@@ -192,6 +212,8 @@ class Told(NamedTuple):
     reached_ps: list[Ints]
     starts_ps: list[Ints]
     finishes_ps: list[Ints]
+    through_ps: Ints
+    spans: list[Timed]
     measures: Measures
     layers: list[OfLayer]
     routing: Routing
@@ -225,14 +247,16 @@ class Measuring:
         """What is told of the chain, once everything is over."""
         assert self._measured is not None
         reached, starts, finishes = (
-            [found[layer] for layer in range(len(self._summaries))]
+            [found[layer] for layer in range(len(found))]
             for found in (moments.reached, moments.starts, moments.finishes)
         )
         return Told(
             reached_ps=reached,
             starts_ps=starts,
             finishes_ps=finishes,
-            measures=self._measured.result(finishes[-1]),
+            through_ps=moments.through,
+            spans=moments.spans,
+            measures=self._measured.result(moments.through),
             layers=self._measured.layers.result(),
             routing=mean_routing(self._summaries),
             memory=largest(self._memories),
@@ -245,7 +269,7 @@ def told_in_pieces(
     scheme: Scheme,
     launch: Launch | None = None,
     *,
-    strategy: Strategy | None = None,
+    strategy: Strategy | PairOrder | None = None,
     progress: Callable[[], object] | None = None,
 ) -> Told:
     """Replay a chain layer by layer; parameters and errors as those of `follow`."""

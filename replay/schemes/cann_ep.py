@@ -102,6 +102,7 @@ class CannEp(StagedScheme):
     gemm_types = dispatch_types = frozenset({"bf16", "fp8"})
     combine_types = frozenset({"bf16"})
     passes = FORWARD
+    interleaves = frozenset({"tbo", "dbo"})
     validity = "decoding: CANN takes up to 512 tokens an NPU"
 
     def communication_sms(self, system: System) -> int | None:

@@ -50,8 +50,9 @@ What it takes comes after what it gave. It returns the tasks that end the last s
 
 Releases = Literal["stream", "hook"]
 
-Interleave = Literal["tbo", "dbo", "sbo"]
-"""What an engine launches beside what; see `replay.run.interleave`."""
+Interleave = Literal["tbo", "dbo", "sbo", "dualpipe", "megatron"]
+"""What an engine launches beside what; see `replay.run.interleave`, and `replay.run.pairs` for the
+last two, in which a forward pass runs beside a backward pass."""
 
 
 def through(stages: Stages) -> Ints:
@@ -80,7 +81,7 @@ class StagedScheme(Scheme):
 
     puts_off_weights = True
     releases: Releases = "stream"
-    interleaves: frozenset[Interleave] = frozenset({"tbo", "dbo"})
+    interleaves: frozenset[Interleave] = frozenset({"tbo", "dbo", "dualpipe", "megatron"})
 
     @abstractmethod
     def stages(self, work: LayerWork, machine: Machine, start: Ints) -> Stages:
