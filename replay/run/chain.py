@@ -26,8 +26,8 @@ from replay.graph import GraphBuilder
 from replay.machine.kinds import KIND_NAMES, Kind
 from replay.machine.machine import Machine, Time
 from replay.machine.times import NO_TIME
-from replay.measure.parts import Routing
 from replay.run.memory import largest, memory_of
+from replay.run.summaries import mean_routing
 from replay.schemes.base import LayerRefusedError
 from replay.schemes.outside import BuildFailed
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from replay.graph.taskgraph import Int32s
     from replay.machine.host import Launch
     from replay.machine.machine import Ints
-    from replay.measure.parts import Memory
+    from replay.measure.parts import Memory, Routing
     from replay.run.occupied import Span
     from replay.schemes import Scheme
     from replay.work.context import Context
@@ -390,20 +390,3 @@ def faults_of(scheme: Scheme) -> Iterator[None]:
 def _shared_rows(machine: Machine) -> int:
     """Rows of shared experts that were placed beside a dispatch."""
     return int(np.sum(machine.notes.counters.get(PLACED, 0)))
-
-
-def mean_routing(summaries: Sequence[dict[str, float]]) -> Routing:
-    """Mean of what the routing asks for, over layers."""
-
-    def mean(name: str) -> float:
-        return float(np.mean([summary[name] for summary in summaries]))
-
-    return Routing(
-        num_tokens=mean("num_tokens"),
-        num_pairs=mean("num_pairs"),
-        num_copies=mean("num_copies"),
-        mean_distinct_ranks=mean("mean_distinct_ranks"),
-        mean_distinct_remote_ranks=mean("mean_distinct_remote_ranks"),
-        mean_remote_pairs=mean("mean_remote_pairs"),
-        rank_imbalance=mean("rank_imbalance"),
-    )

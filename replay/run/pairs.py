@@ -30,6 +30,7 @@ from replay.run.memory import memory_of
 from replay.run.occupied import COMPUTE, Occupied, Span, Timed, occupied
 from replay.run.strategies import ORDERS, staged
 from replay.run.streams import Streams, set_aside
+from replay.run.summaries import mean_of
 from replay.schemes.staged import MOVING, STAGES
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def layers(
             pieces=Pieces(np.array(bounds), np.array(of_piece)),
             machine=machine,
             work=works[1],
-            summary=_mean([one.summary() for one in works]),
+            summary=mean_of([one.summary() for one in works]),
             memory=memory_beside(passes[0].memory, passes[1].memory),
             through=through,
             spans=(*passes[0].spans, *passes[1].spans),
@@ -292,7 +293,3 @@ def beside(
     spans = [Timed(one.of, visible[one.begun], visible[one.ended]) for one in chain.spans[0]]
     ends = visible[chain.built.ends]
     return Beside(ends, occupied(spans, len(ends)))
-
-
-def _mean(summaries: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: float(np.mean([one[name] for one in summaries])) for name in summaries[0]}

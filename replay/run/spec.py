@@ -9,7 +9,6 @@ line that heeds it. A setting that refers to something, such as a file, is also 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
@@ -30,6 +29,7 @@ from replay.errors import UserError, shown, unknown
 from replay.files import parse_toml
 from replay.machine.host import Launch
 from replay.run.jitter import normal_form
+from replay.run.values import flattened, plain, toml_of
 from replay.work.batch import Phase
 from replay.work.placement import placement_name
 from replay.work.precision import NumberType
@@ -180,8 +180,8 @@ class RunSpec(BaseModel):
         description="Two micro-batches in turns, each of half the tokens: tbo (SGLang's two-batch "
         "overlap) or dbo (vLLM's dual-batch overlap). One that overlaps with itself: sbo, "
         "of SGLang, too. With --pass training, a forward pass of the next step's batch beside the "
-        "backward pass of this one's, layer by layer: dualpipe, or megatron (Megatron-LM's "
-        "--overlap-moe-expert-parallel-comm). off: stage after stage.",
+        "backward pass of this one's, in the order of DualPipe (dualpipe) or of Megatron-LM "
+        "(megatron). off: stage after stage.",
     )
     launch: Launch | None = Field(
         None,
@@ -210,7 +210,7 @@ class RunSpec(BaseModel):
     @classmethod
     def _plain_numbers(cls, given: Any) -> Any:
         """Take numbers of numpy for numbers."""
-        return _plain(given)
+        return plain(given)
 
     @field_validator("layer", mode="before")
     @classmethod
@@ -236,7 +236,7 @@ class RunSpec(BaseModel):
     @classmethod
     def _flat(cls, given: Any) -> Any:
         """Take nested tables, as TOML writes dotted keys, for dotted keys."""
-        return _flattened(given) if isinstance(given, Mapping) else given
+        return flattened(given) if isinstance(given, Mapping) else given
 
     @field_validator("placement", mode="before")
     @classmethod
@@ -278,14 +278,14 @@ class RunSpec(BaseModel):
 
     def to_toml(self) -> str:
         """Give the settings that are not the defaults, as TOML."""
-        plain, tables = [], []
+        lines, tables = [], []
         for name, value in self.settings().items():
             if isinstance(value, dict):
-                entries = [f"{_toml(key)} = {_toml(one)}" for key, one in value.items()]
+                entries = [f"{toml_of(key)} = {toml_of(one)}" for key, one in value.items()]
                 tables += ["", f"[{name}]", *entries]
             else:
-                plain.append(f"{name} = {_toml(value)}")
-        return "\n".join([*plain, *tables]) + "\n"
+                lines.append(f"{name} = {toml_of(value)}")
+        return "\n".join([*lines, *tables]) + "\n"
 
     def settings(self) -> dict[str, Any]:
         """Give the settings that are not the defaults, as plain values by the names files use."""
@@ -384,25 +384,3 @@ def choices(name: str) -> tuple[str, ...]:
         else:
             kinds += get_args(kind)
     return tuple(found)
-
-
-def _plain(value: Any) -> Any:
-    """A value, or the values of a table, with Python's numbers in place of numpy's."""
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    return value.item() if getattr(value, "shape", None) == () else value
-
-
-def _flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= _flattened(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML. JSON's text, numbers, truth and lists are TOML's, but for two characters."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")

@@ -17,10 +17,11 @@ from replay.graph.scheduler import Scheduler
 from replay.machine.kinds import KIND_NAMES
 from replay.measure.measured import Measured
 from replay.run import interleave, pairs
-from replay.run.chain import layers, mean_routing
+from replay.run.chain import layers
 from replay.run.memory import largest
 from replay.run.occupied import Timed
 from replay.run.strategies import PairOrder
+from replay.run.summaries import mean_routing
 
 if TYPE_CHECKING:
     from hwmodel import System
