@@ -11,9 +11,11 @@ from pydantic import JsonValue
 
 from replay.errors import UserError, unknown
 from replay.run.describe import package_version
+from replay.run.jitter import read
 from replay.run.result import SystemDescription
 from replay.schemes.base import LayerRefusedError
 from replay.schemes.registry import find, supported
+from replay.steps.jitter import delays
 from replay.steps.parameters import flop_per_token
 from replay.training.composed import compose
 from replay.training.result import Efficiency, TrainComparison, TrainResult
@@ -129,7 +131,9 @@ def _carry_out(setup: Setup, spec: TrainSpec, observe: Observer | None) -> Train
     """Make the step under the scheme of a spec."""
     scheme = find(spec.scheme).with_options(spec.options)
     times = setup.replays.under(scheme)
-    step = compose(setup.schedule, setup.pipeline, times, setup.chunks)
+    jitter = read(spec.jitter, spec.jitter_seed)
+    late = None if jitter is None else delays(jitter)
+    step = compose(setup.schedule, setup.pipeline, times, setup.chunks, late)
     if observe is not None:
         observe(step.timeline)
     values = setup.system.describe()

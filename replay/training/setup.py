@@ -136,6 +136,7 @@ class Setup:
                 "sample_nodes": spec.sample_nodes,
                 "placement": identify(spec.placement),
                 "seed": spec.seed,
+                "jitter": [spec.jitter, spec.jitter_seed],
                 "recipe": self.recipe.name,
             },
         })  # fmt: skip

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from replay.errors import UserError, shown, unknown
+from replay.run.jitter import normal_form
 from replay.run.spec import MOST, Flag
 from replay.work.precision import NumberType
 
@@ -85,7 +86,13 @@ class TrainSpec(BaseModel):
     placement: str = Field(
         "contiguous", description="Experts of each GPU, as of `moereplay compare`."
     )
-    seed: int = Field(0, ge=0, le=MOST, description="What routing and jitter are drawn from.")
+    seed: int = Field(0, ge=0, le=MOST, description="What routing is drawn from.")
+    jitter: Annotated[str, AfterValidator(normal_form)] = Field(
+        "off",
+        description="Hold each GPU up before each time that GPUs of its stage meet, for a random "
+        "time: lognormal:MEDIAN_US:SPREAD, the spread of its natural logarithm; or off.",
+    )
+    jitter_seed: int = Field(0, ge=0, le=MOST, description="Seed of these times.")
 
     def __init__(self, **settings: Any) -> None:
         try:

@@ -103,6 +103,17 @@ def test_schedules_that_put_weights_off_need_schemes_that_can() -> None:
         training.run(scheme="deepep", schedule="zb-h1", **SMALL)
 
 
+def test_jitter_is_a_cause_and_makes_others_wait(compared: TrainComparison) -> None:
+    late = training.run(scheme="deepep", jitter="lognormal:500:1", **SMALL)
+    before = compared["deepep"]
+    assert late.step_us > before.step_us
+    assert late.mean_us("jitter") > 0 == before.mean_us("jitter")
+    assert late.mean_us("peers") > before.mean_us("peers")
+    assert late.mean_us("exchange") == before.mean_us("exchange")
+    again = training.run(scheme="deepep", jitter="lognormal:500.0:1.0", **SMALL)
+    assert again.to_json() == late.to_json()
+
+
 # ---- settings ------------------------------------------------------------------------------------
 
 
@@ -138,6 +149,7 @@ def test_a_named_plan_brings_its_model_and_schedule() -> None:
         ({"samples": 2000}, "samples must be at most 1000"),
         ({"sequences": 7}, "unknown setting"),
         ({"precision": "fp4"}, "possible are"),
+        ({"jitter": "normal:3"}, "possible are off and"),
         ({"options": {"num_sms": "many"}}, "num_sms"),
     ],
 )  # fmt: skip
@@ -171,6 +183,7 @@ def test_equal_settings_are_one_step_and_others_another(compared: TrainCompariso
         {"layers_sampled": 1}, {"sample_nodes": 1}, {"schedule": "gpipe"},
         {"plan": f"{PLAN},recompute=full"}, {"overrides": {"link.links_per_gpu": 9}},
         {"options": {"num_sms": 16}}, {"recipe": "megatron-bf16-moments"},
+        {"jitter": "lognormal:5:1"}, {"jitter": "lognormal:5:1", "jitter_seed": 1},
         {"precision": "fp8"}, {"placement": "round-robin"},
     ]  # fmt: skip
     ids = [training.run(**{"scheme": "deepep", **SMALL, **one}).run_id for one in others]
