@@ -92,7 +92,9 @@ def _heading(result: TrainResult) -> str:
     sizes = ", ".join(
         f"{name} {plan[name]}" for name in ("tp", "cp", "pp", "vpp", "dp", "ep") if plan[name] != 1
     )
-    batch = f"{plan['micro_batches']} micro-batches of {plan['micro_batch']} x {result.sequence:,}"
+    count = plan["micro_batches"]
+    batches = "micro-batch" if count == 1 else "micro-batches"
+    batch = f"{count} {batches} of {plan['micro_batch']} x {result.sequence:,}"
     return _filled(
         f"{result.model['name']}, a training step, {result.schedule['name']}, {batch} tokens, "
         f"{sizes or 'no parallelism'}, {result.precision}, on {result.num_gpus} GPUs of "
@@ -238,7 +240,7 @@ def _notes(compared: TrainComparison) -> Iterator[Text]:
         lines.append(f"* needs hardware that is proposed: {', '.join(lacking)}.")
     reasons: dict[str, list[str]] = {}
     for name, reason in compared.left_out.items():
-        reasons.setdefault(reason, []).append(name)
+        reasons.setdefault(reason.removeprefix(f"scheme {name!r}: "), []).append(name)
     lines += [f"Left out: {', '.join(names)}: {reason}." for reason, names in reasons.items()]
     yield from (Text(_filled(line)) for line in lines)
 

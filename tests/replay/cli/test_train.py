@@ -47,8 +47,7 @@ def test_where_the_step_goes_comes_first_the_fastest_scheme_ahead() -> None:
     order = sorted(EXCHANGE_MS, key=lambda name: EXCHANGE_MS[name])
     for table in (causes, worth):
         assert re.findall(r"^ ([a-z-]+)\*? +[0-9]", table, re.MULTILINE) == order
-    assert "Left out: " in text
-    assert "scheme 'deepep-ll' has no backward pass" in one_line(text)
+    assert re.search(r"Left out: .*deepep-ll, .*: no backward pass\.", one_line(text))
     assert "No time is charged for: nothing but this." in text
     assert "Replayed: 2 of 16 MoE layers, routing uniform, 512 tokens per GPU." in text
 

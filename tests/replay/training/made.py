@@ -33,7 +33,7 @@ class MadeReplays:
     def under(self, scheme: Scheme | str, options: Mapping[str, Any] | None = None) -> StepTimes:
         name = (find(scheme) if isinstance(scheme, str) else scheme).name
         if name not in EXCHANGE_MS:
-            message = f"scheme {name!r} has no backward pass"
+            message = f"scheme {name!r}: no backward pass"
             raise LayerRefusedError(message)
         ranks, exchange = self.plan.peers, EXCHANGE_MS[name] * MS
 

@@ -91,7 +91,7 @@ def test_every_scheme_can_be_named_and_those_that_cannot_train_say_why() -> None
         "ideal", "nccl-alltoall", "deepep", "dysharp",
     ]  # fmt: skip
     assert compared.baseline == "deepep"
-    assert compared.left_out["deepep-ll"] == "scheme 'deepep-ll' has no backward pass"
+    assert compared.left_out["deepep-ll"] == "scheme 'deepep-ll': no backward pass"
     with pytest.raises(UserError, match="no backward pass"):
         training.compare(schemes=["deepep", "deepep-ll"], **SMALL)
     with pytest.raises(UserError, match="no backward pass"):
