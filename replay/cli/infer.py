@@ -9,6 +9,8 @@ import typer
 
 from replay.cli.options import JsonOption, entries_of, options_of, takes_settings
 from replay.cli.screen import progress, show
+from replay.errors import UserError
+from replay.inference.arrivals import ArrivalSpec
 from replay.inference.spec import InferSpec
 
 if TYPE_CHECKING:
@@ -17,7 +19,11 @@ if TYPE_CHECKING:
 LEFT_OUT = ("scheme", "options", "prefill_scheme", "prefill_options")
 
 
-@takes_settings(spec=InferSpec, leave_out=LEFT_OUT)
+class _Flags(InferSpec, ArrivalSpec):
+    """Fields that are options of the command."""
+
+
+@takes_settings(spec=_Flags, leave_out=LEFT_OUT, defaults={"arrivals": "all there from the start"})
 def infer(
     given: Mapping[str, Any],
     scheme: Annotated[
@@ -40,14 +46,26 @@ def infer(
     ] = None,
     json_: JsonOption = None,
 ) -> None:
-    """Serve a batch of requests with a whole model: first tokens, time per token, tokens/s."""
+    """Serve a batch of requests with a whole model: first tokens, time per token, tokens/s.
+
+    With --arrivals, requests come one by one, and iterations are made of what is there.
+    """
     from replay.inference.replays import compare
     from replay.report.infer import tables
 
-    settings = dict(given)
+    settings = {key: value for key, value in given.items() if key in InferSpec.model_fields}
+    arriving = {key: value for key, value in given.items() if key not in settings}
     if "overrides" in settings:
         settings["overrides"] = entries_of(settings["overrides"])
     names = list(scheme or (InferSpec().scheme,))
+    if arriving:
+        if "arrivals" not in arriving or baseline is not None:
+            one = "--baseline" if "arrivals" in arriving else _flag(next(iter(arriving)))
+            given_with = "without" if "arrivals" in arriving else "with"
+            message = f"{one} can only be given {given_with} --arrivals"
+            raise UserError(message)
+        _arrive(InferSpec(**settings), ArrivalSpec(**arriving), names, option or (), json_)
+        return
     with progress(len(names), "scheme") as bar:
         compared: InferComparison = compare(
             InferSpec(**settings), names, baseline=baseline, options=_options(option or (), names),
@@ -56,6 +74,27 @@ def infer(
     if json_ is not None:
         compared.save(json_)
     show(tables(compared))
+
+
+def _arrive(
+    spec: InferSpec,
+    asked: ArrivalSpec,
+    names: Sequence[str],
+    option: Sequence[str],
+    json_: JsonOption,
+) -> None:
+    from replay.inference.arrivals import compare
+    from replay.report.arrivals import tables
+
+    with progress(len(names), "scheme") as bar:
+        compared = compare(spec, asked, names, options=_options(option, names), progress=bar.update)
+    if json_ is not None:
+        compared.save(json_)
+    show(tables(compared))
+
+
+def _flag(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
 
 
 def _options(given: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, str]]:

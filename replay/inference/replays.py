@@ -259,11 +259,7 @@ def compare(
         If something asked for does not exist or does not fit together, or not into memory.
     """
     shared = (spec or InferSpec()).changed(**settings)
-    asked = [_asked(shared, name, options or {}) for name in dict.fromkeys(schemes)] or [shared]
-    used = {name for one in asked for name in (one.scheme, one.of_prompts)}
-    for name in options or {}:
-        if name not in used:
-            raise unknown("scheme with options", name, sorted(used))
+    asked = asked_of(shared, schemes, options or {})
     names = [_name(one) for one in asked]
     chosen = None if baseline is None else _name(_asked(shared, baseline, {}))
     if chosen is not None and chosen not in names:
@@ -285,6 +281,24 @@ def compare(
     ran = [one.name for one in results]
     preferred = BASELINE if BASELINE in ran else ran[0]
     return InferComparison(baseline=chosen or preferred, results=results, left_out=left_out)
+
+
+def asked_of(
+    shared: InferSpec, schemes: Sequence[str], options: Mapping[str, Mapping[str, Any]]
+) -> list[InferSpec]:
+    """Give the specs of schemes by name, with their options.
+
+    Raises
+    ------
+    UserError
+        If a scheme does not exist, or options are given for one that does not run.
+    """
+    asked = [_asked(shared, name, options) for name in dict.fromkeys(schemes)] or [shared]
+    used = {name for one in asked for name in (one.scheme, one.of_prompts)}
+    for name in options:
+        if name not in used:
+            raise unknown("scheme with options", name, sorted(used))
+    return asked
 
 
 def _asked(shared: InferSpec, name: str, options: Mapping[str, Mapping[str, Any]]) -> InferSpec:

@@ -7,7 +7,7 @@ or priorities. INFERENCE.md says which is whose.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,11 @@ Router = Literal["round-robin", "least-requests", "least-waiting"]
 wait and run; where 4 x waiting + running is least (vLLM). The first of several equal ones."""
 
 
-class _Settings(BaseModel):
+class Settings(BaseModel):
+    """Settings whose mistakes are the user's; `called` is what a message calls them."""
+
+    called: ClassVar[str]
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     def __init__(self, **settings: Any) -> None:
@@ -39,7 +43,7 @@ class _Settings(BaseModel):
             raise _mistake(type(self), error) from None
 
 
-class Batching(_Settings):
+class Batching(Settings):
     """How a worker batches.
 
     Raises
@@ -47,6 +51,8 @@ class Batching(_Settings):
     UserError
         If a setting does not exist or is not possible.
     """
+
+    called: ClassVar[str] = "batching"
 
     policy: Policy = Field("mixed", description="mixed, prefill-first or whole-prompts.")
     cache_tokens: int = Field(ge=1, description="Positions that a worker's cache holds.")
@@ -75,12 +81,14 @@ class Batching(_Settings):
         return -(-positions // self.block)
 
 
-class Speculation(_Settings):
+class Speculation(Settings):
     """Drafts that are verified with each decoded token (Leviathan et al., arXiv 2211.17192).
 
     Drafts are accepted one after another, each with the same probability, until the first that is
     not; one token more is the model's own. The cost of drafting itself is not part of it.
     """
+
+    called: ClassVar[str] = "speculation"
 
     drafts: int = Field(ge=1, le=64, description="Tokens drafted per step.")
     acceptance: float = Field(ge=0, le=1, description="Probability that a draft is accepted.")
@@ -128,11 +136,11 @@ def _uniform(seed: int, request: Ints, generated: Ints) -> npt.NDArray[np.float6
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _mistake(kind: type[BaseModel], error: ValidationError) -> UserError:
+def _mistake(kind: type[Settings], error: ValidationError) -> UserError:
     first = error.errors(include_url=False)[0]
     word, given = str(first["loc"][0]), first["input"]
     if first["type"] == "extra_forbidden":
-        return unknown(f"setting of {kind.__name__.lower()}", word, kind.model_fields)
+        return unknown(f"setting of {kind.called}", word, kind.model_fields)
     if first["type"] == "missing":
-        return UserError(f"{kind.__name__.lower()} needs {word}")
-    return UserError(f"{kind.__name__.lower()}: {word} = {shown(given)}: {first['msg'].lower()}")
+        return UserError(f"{kind.called} needs {word}")
+    return UserError(f"{kind.called}: {word} = {shown(given)}: {first['msg'].lower()}")
