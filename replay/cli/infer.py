@@ -10,7 +10,7 @@ import typer
 from replay.cli.options import JsonOption, entries_of, options_of, takes_settings
 from replay.cli.screen import progress, show
 from replay.errors import UserError
-from replay.inference.arrivals import ArrivalSpec
+from replay.inference.arrival_spec import ArrivalSpec
 from replay.inference.spec import InferSpec
 
 if TYPE_CHECKING:

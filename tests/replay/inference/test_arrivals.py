@@ -10,7 +10,8 @@ import pytest
 
 from replay.cli.app import main
 from replay.errors import UserError
-from replay.inference.arrivals import ArrivalSpec, Arrived, arrive, requests_of
+from replay.inference.arrival_spec import ArrivalSpec
+from replay.inference.arrivals import Arrived, arrive, requests_of
 from replay.inference.spec import InferSpec
 
 SMALL = InferSpec(
