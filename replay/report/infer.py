@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from replay.inference.result import InferComparison, InferResult, PhaseResult
 
 WIDTH = 80
+NAME_WIDTH = 12
 US_PER_MS = 1e3
 GB = 1e9
 CAUSES = {
     "attention": "attention",
     "dense": "dense",
     "experts": "experts",
-    "exchange": "exchange",
+    "exchange": "rows",
     "head": "head",
     "launches": "gaps",
 }
@@ -33,9 +34,9 @@ CAUSES = {
 LEGEND = """\
 TTFT: from the begin of the batch until a request has its first token, mean.
 TPOT: time per token and request while it is decoded.
-experts: something of the MoE layers computes; exchange: their rows travel or
-are waited for, and nothing computes; gaps: between all other kernels, with the
-launch of an iteration."""
+experts: something of the MoE layers computes; rows: they travel or are waited
+for, and nothing computes; gaps: between all other kernels, with the launch of
+an iteration."""
 
 
 def tables(compared: InferComparison) -> Group:
@@ -85,9 +86,17 @@ def _name(result: InferResult) -> str:
     return result.name.replace("+", "+\n") + ("*" if needs else "")
 
 
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    """A table with names of schemes in front, long ones on two lines."""
+    table = text_table(title, columns)
+    table.columns[0].no_wrap, table.columns[0].max_width = False, NAME_WIDTH
+    table.columns[0].overflow = "fold"
+    return table
+
+
 def _phases(compared: InferComparison) -> Table:
     """What a batch is asked for first."""
-    table = text_table(
+    table = _table(
         f"Speed-up over {compared.baseline}; tokens/s are per GPU",
         ("scheme", "TTFT ms", "speed-up", "input/s", "TPOT ms", "speed-up", "output/s"),
     )
@@ -107,7 +116,7 @@ def _phases(compared: InferComparison) -> Table:
 
 def _decoding(compared: InferComparison) -> Table:
     """How times grow with the cache, and what the whole batch takes."""
-    table = text_table(
+    table = _table(
         "TPOT as caches grow, first tokens, and the whole batch",
         ("scheme", "start ms", "end ms", "steps", "first s", "last s", "batch s"),
     )
@@ -126,7 +135,7 @@ def _decoding(compared: InferComparison) -> Table:
 
 def _causes(compared: InferComparison, phase: str) -> Table:
     """What an iteration is spent on, mean over those of a phase."""
-    table = text_table(f"An iteration of {phase}, mean (ms)", ("scheme", *CAUSES.values(), "all"))
+    table = _table(f"An iteration of {phase}, mean (ms)", ("scheme", *CAUSES.values(), "all"))
     for one in _by_time(compared):
         found: PhaseResult = getattr(one, phase)
         each = [found.spent_us[cause] / found.iterations / US_PER_MS for cause in CAUSES]
@@ -136,7 +145,7 @@ def _causes(compared: InferComparison, phase: str) -> Table:
 
 def _memory(compared: InferComparison) -> Table:
     """Memory of a GPU that decodes."""
-    table = text_table(
+    table = _table(
         "Memory of a GPU that decodes (GB), and positions of its requests",
         ("scheme", "weights", "buffers, rows", "cache", "of", "positions", "room for"),
     )

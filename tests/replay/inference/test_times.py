@@ -81,3 +81,114 @@ def test_a_longer_cache_costs_its_bytes_and_nothing_else() -> None:
     assert {k: v for k, v in after.items() if k != "attention"} == {
         k: v for k, v in before.items() if k != "attention"
     }
+
+
+def test_prompts_and_decoded_tokens_share_projections_and_nothing_else() -> None:
+    found = short(times())
+    prompt, decoded = Load(prefill=(Piece(256, 0),)), Load(48, 1, 48 * 1000)
+    mixed = Load(48, 1, 48 * 1000, (Piece(256, 0),))
+    took = {}
+    for name, load in (("prompt", prompt), ("decoded", decoded), ("mixed", mixed)):
+        stream = Stream(found.system, "eager", 1)
+        found.parts.moe(stream, Rows.of_loads([load], (128, 128), 1))
+        took[name] = int(stream.total_ps[0])
+    assert max(took["prompt"], took["decoded"]) < took["mixed"] < took["prompt"] + took["decoded"]
+    # Attention of decoded tokens is a kernel of its own, beside that of prompts.
+    longer = Stream(found.system, "eager", 1)
+    more = Load(48, 1, 48 * 9000, (Piece(256, 0),))
+    found.parts.moe(longer, Rows.of_loads([more], (128, 128), 1))
+    shape, system = found.shape, found.system
+    width = (shape.kv_lora_rank or 0) + (shape.qk_rope_head_dim or 0)
+    cache = system.attention.decode_stream_rate.duration_ps(48 * 8000 * width * 2)
+    assert int(longer.total_ps[0]) - took["mixed"] == pytest.approx(cache, abs=1)
+
+
+def test_queries_of_one_request_attend_to_each_other() -> None:
+    rows = Rows.of_loads([Load(2, 3, 100)], (128, 128), 1)
+    each = [50 + 1, 50 + 2, 50 + 3]
+    assert rows.pairs.tolist() == [2 * sum(each)]
+    assert rows.positions.tolist() == [2 * 53]
+    assert rows.tokens.tolist() == [6]
+
+
+def test_a_piece_counts_tiles_as_batches_do() -> None:
+    rows = Rows.of_loads([Load(prefill=(Piece(300, 200), Piece(5, 0)))], (128, 128), 1)
+    # Last queries of the tiles are 328, 456, 500 and 5, which see 3, 4, 4 and 1 tiles of keys.
+    assert rows.pairs.tolist() == [128 * 128 * (3 + 4 + 4 + 1)]
+    assert rows.positions.tolist() == [500 + 5]
+    assert rows.sampled.tolist() == [2]
+
+
+def test_drafts_cost_a_layer_and_a_head_each() -> None:
+    found = times()
+    loads = [Load(32, 3, 32 * 1000)] * RANKS
+    verified = dataclasses.replace(found)
+    whole = verified.spent_ps(loads)
+    plain = found.spent_ps([Load(96, 1, 96 * 1000)] * RANKS)
+    assert whole["experts"] / plain["experts"] == pytest.approx(
+        1 + 2 / found.shape.num_moe_layers, rel=0.05
+    )
+    rows = Rows.of_loads([Load(96, 1, 0)], (128, 128), 1)
+    stream = Stream(found.system, "graph", 1)
+    found.parts.ends(stream, rows)
+    assert whole["head"] > plain["head"] == int(stream.spent_ps["head"][0])
+
+
+def test_only_asked_rows_pass_the_head() -> None:
+    found = times()
+    vocab, hidden = found.shape.vocab or 0, found.shape.hidden
+    few, many = (
+        found.spent_ps([Load(prefill=pieces)] * RANKS)["head"]
+        for pieces in ((Piece(512, 0),), (Piece(256, 0), Piece(256, 0)))
+    )
+    # One row of logits more: to FP32, temperature and softmax, sampling; its GEMM streams weights.
+    moved = vocab * (2 + 4 + 2 * 8 + 4) + 4
+    assert 0 < many - few < 2 * int(found.system.hbm.stream_ps(moved)) + 1000
+    assert few > int(found.system.hbm.stream_ps(vocab * hidden * 2)) * 0.9
+
+
+def test_sliced_attention_reads_the_cache_of_latents_whole_and_adds_collectives() -> None:
+    one, two = times(), times(tp=2)
+    single = one.spent_ps([Load(32, 1, 32 * 8000)] * RANKS)
+    sliced = two.spent_ps([Load(64, 1, 64 * 8000)] * (RANKS // 2))
+    assert two.num_workers == RANKS // 2
+    assert sliced["exchange"] == single["exchange"]
+    assert sliced["experts"] == single["experts"]
+    collectives = two.shape.num_layers * two.slices.time_ps(64 * two.shape.hidden * 2)
+    assert collectives > 0
+    # Twice the requests of a GPU's own: every GPU of the worker reads all their latent vectors.
+    width = (two.shape.kv_lora_rank or 0) + (two.shape.qk_rope_head_dim or 0)
+    cache = two.system.attention.decode_stream_rate.duration_ps(64 * 8000 * width * 2)
+    assert sliced["attention"] > collectives + two.shape.num_layers * cache
+
+
+def test_the_fullest_worker_decides_what_leaves_and_the_mean_what_is_computed() -> None:
+    found = times(most=256)
+    loads = [Load(each, 1, each * 1000) for each in (128, 32, 32, 64)]
+    spent, count = found.spent_ps(loads), found.shape.num_moe_layers
+    assert spent["exchange"] == count * round(found.decode.near(128, 0, 256).exchange)
+    assert spent["experts"] == count * round(found.decode.near(64, 0, 256).experts)
+
+
+def test_an_iteration_with_a_prompt_runs_under_the_scheme_of_prompts() -> None:
+    found = times()
+    loads = [Load(64, 1, 64 * 1000)] * (RANKS - 1)
+    prompt = Load(prefill=(Piece(64, 0),))
+    mixed = found.spent_ps([*loads, prompt])
+    count = found.shape.num_moe_layers
+    assert mixed["exchange"] == count * round(found.prefill.at(64, 0).exchange)
+    assert found.spent_ps([*loads, loads[0]])["exchange"] < mixed["exchange"]
+    assert found.time_ps([Load()] * RANKS) == 0
+
+
+def test_turns_hide_what_travels_and_are_begun_once() -> None:
+    apart, turns = times(), times(interleave="tbo")
+    loads = [Load(64, 1, 64 * 16000)] * RANKS
+    plain, cut = apart.spent_ps(loads), turns.spent_ps(loads)
+    assert cut["attention"] == plain["attention"]
+    assert cut["exchange"] < plain["exchange"]
+    moe = turns.decode.at(64, 16000)
+    assert moe.once > 0
+    ends = [turns.decode.at(64, positions) for positions in (8192, 16384)]
+    share = (16000 - 8192) / 8192
+    assert moe.total == pytest.approx(ends[0].total * (1 - share) + ends[1].total * share)
