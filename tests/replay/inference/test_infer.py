@@ -194,3 +194,12 @@ def test_the_command_shows_both_phases(capsys: pytest.CaptureFixture[str]) -> No
             main([*words, *options])
         assert ended.value.code == 2
         assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_an_iteration_takes_room(compared: InferComparison) -> None:
+    few, many = (run(SMALL, requests=each, output=1, chunk=64) for each in (4, 32))
+    shape = load("olmoe-1b-7b")
+    memories = [one.decode.memory.iteration_bytes for one in (few, many)]
+    # Rows of an iteration, in and out, at least.
+    assert memories[1] >= memories[0] >= 64 * 2 * 2 * shape.hidden
+    assert compared["nccl-alltoall"].decode.memory.iteration_bytes > 0

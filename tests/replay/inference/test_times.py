@@ -9,13 +9,15 @@ import pytest
 from replay.compute.dense import Between
 from replay.graph import GraphBuilder, schedule
 from replay.inference.iteration import Load, Piece
-from replay.inference.parts import Rows
+from replay.inference.parts import Rows, sliced
 from replay.inference.stream import Stream
 from replay.inference.times import ReplayedTimes
 from replay.machine.kinds import KIND_NAMES
 from replay.machine.machine import Machine
+from replay.run.collective import collective
 from replay.work.context import Context
-from tests.replay.inference.serving import RANKS, SAMPLE, chain_ps, times
+from tests.replay.inference.serving import MODEL, RANKS, SAMPLE, chain_ps, times
+from tracegen.models import load
 
 EVEN = {
     "decode": [Load(64, 1, 64 * 3000)] * RANKS,
@@ -88,9 +90,9 @@ def test_prompts_and_decoded_tokens_share_projections_and_nothing_else() -> None
     prompt, decoded = Load(prefill=(Piece(256, 0),)), Load(48, 1, 48 * 1000)
     mixed = Load(48, 1, 48 * 1000, (Piece(256, 0),))
     took = {}
-    for name, load in (("prompt", prompt), ("decoded", decoded), ("mixed", mixed)):
+    for name, one in (("prompt", prompt), ("decoded", decoded), ("mixed", mixed)):
         stream = Stream(found.system, "eager", 1)
-        found.parts.moe(stream, Rows.of_loads([load], (128, 128), 1))
+        found.parts.moe(stream, Rows.of_loads([one], (128, 128), 1))
         took[name] = int(stream.total_ps[0])
     assert max(took["prompt"], took["decoded"]) < took["mixed"] < took["prompt"] + took["decoded"]
     # Attention of decoded tokens is a kernel of its own, beside that of prompts.
@@ -192,3 +194,22 @@ def test_turns_hide_what_travels_and_are_begun_once() -> None:
     ends = [turns.decode.at(64, positions) for positions in (8192, 16384)]
     share = (16000 - 8192) / 8192
     assert moe.total == pytest.approx(ends[0].total * (1 - share) + ends[1].total * share)
+
+
+def test_slices_have_fewer_heads() -> None:
+    shape = load("qwen3-30b-a3b")  # 4 heads of keys and values
+    cut = sliced(shape, 8)
+    assert (cut.num_heads, cut.num_kv_heads) == ((shape.num_heads or 0) // 8, 1)
+    assert cut.head_dim == shape.head_dim
+    assert sliced(shape, 1) is shape
+    latent = sliced(load(MODEL), 4)
+    assert (latent.num_heads, latent.kv_lora_rank) == (4, 512)
+
+
+def test_slices_gather_and_scatter() -> None:
+    slices = times(tp=2).slices
+    nbytes = 64 * times().shape.hidden * 2
+    each = collective("allgather", [nbytes], ranks=2).rows[0].time_us
+    back = collective("reducescatter", [nbytes], ranks=2).rows[0].time_us
+    assert slices.time_ps(nbytes) == pytest.approx((each + back) * 1e6)
+    assert slices.time_ps(0) == times().slices.time_ps(nbytes) == 0
