@@ -75,7 +75,7 @@ def timed_links(
             dense = passes.dense()
             found.append(dense.backward if link.is_backward else dense.forward)
             before -= 1
-        found.append(passes.one_pass(link, is_first=link is links[0]))
+        found.append(passes.one_pass(link, is_first=not found))
     return found
 
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from replay.collectives.algorithm import Collective
     from replay.machine.machine import Ints
 
-LARGEST = 1 << 28
-"""Bytes of a collective that is replayed as it is: all chunks of a ring on 8 nodes are then as long
-as they get, and the time of four times as much follows from it within 0.1 %."""
+LARGEST = 1 << 30
+"""Bytes of a collective that is replayed as it is. The time of four times as many, by replay too,
+is within 1 % of what follows from it, on 8 to 64 GPUs of H100."""
 
 FEW_BYTES = 256
 """A message whose time is all latency."""
@@ -138,13 +138,12 @@ def spread(system: System, size: int, stride: int) -> System:
     }
     if any(isinstance(row, list) for row in rows):
         changes["links_per_plane"] = _changed(given.links_per_plane, rows[:members])
-    if mesh is not None and members > 1:
-        links = mesh.links_per_pair.value * (members - 1)
+    if mesh is not None:
+        # Links to those that are left. One alone has no mesh, and sends nothing over its links.
+        links = mesh.links_per_pair.value * max(members - 1, 1)
         link = link.model_copy(update={"links_per_gpu": _changed(link.links_per_gpu, links)})
-    elif mesh is not None:  # nobody to be joined with
-        mesh = None
-        links = link.links_per_gpu.value
         changes["links_per_plane"] = _changed(given.links_per_plane, [links])
+        mesh = mesh if members > 1 else None
     fabric = given.model_copy(update=changes)
     smaller = {"fabric": fabric, "link": link, "mesh": mesh, "groups": None}
     return System.from_spec(spec.model_copy(update=smaller), size)

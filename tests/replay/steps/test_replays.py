@@ -1,0 +1,275 @@
+"""Times of a step's parts: what recomputation, slices and split passes make of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hwmodel
+from replay.compute.dense_layers import DenseParts
+from replay.compute.slices import Slices
+from replay.errors import UserError
+from replay.graph import GraphBuilder
+from replay.machine.kinds import KIND_NAMES
+from replay.machine.machine import Machine
+from replay.schemes.base import LayerRefusedError
+from replay.steps import copies
+from replay.steps.groups import Groups
+from replay.steps.layer_passes import behind_forward
+from replay.steps.parameters import of_embedding, of_head, of_layer
+from replay.steps.plan import Plan
+from replay.steps.replays import Routing, StepReplays
+from replay.steps.times import StepTimes, Timed
+from replay.work.context import Context
+from tracegen import models
+from tracegen.generate import generate
+from tracegen.models import ModelShape
+
+H100 = hwmodel.load("dgx-h100")
+SHAPE = ModelShape(
+    name="small", hidden=2048, moe_intermediate=512, num_experts=8, topk=2, num_shared_experts=1,
+    shared_intermediate=512, num_layers=4, dense_layers=(0,), dense_intermediate=4096, gated=True,
+    num_heads=16, num_kv_heads=4, head_dim=128, vocab=32_000,
+)  # fmt: skip
+LATENT = models.load("deepseek-v2-lite")
+BASE = {"dp": 4, "ep": 4, "pp": 2}
+TOKENS = 256
+
+
+def made(scheme: str = "deepep", shape: ModelShape = SHAPE, **changes: Any) -> StepTimes:
+    own = {name: changes.pop(name) for name in ("splits_backward", "layers", "routing", "trace")
+           if name in changes}  # fmt: skip
+    plan = Plan(**{**BASE, **changes})
+    replays = StepReplays(shape, H100, plan, sequence=TOKENS, **{"layers": 1, **own})
+    return replays.under(scheme)
+
+
+@pytest.fixture(scope="module")
+def plain() -> StepTimes:
+    return made(splits_backward=True, layers=3, routing=Routing("zipf", {"skew": 0.5}))
+
+
+@pytest.fixture(scope="module")
+def full() -> StepTimes:
+    return made(recompute="full", routing=Routing("zipf", {"skew": 0.5}))
+
+
+@pytest.fixture(scope="module")
+def selective() -> StepTimes:
+    return made(recompute="selective", routing=Routing("zipf", {"skew": 0.5}))
+
+
+def whole(one: Timed | None) -> int:
+    assert one is not None
+    return int((one.own + one.met).max())
+
+
+# ---- layers ------------------------------------------------------------------------------------
+
+
+def test_every_layer_has_its_times(plain: StepTimes) -> None:
+    layers = plain.layers[0]
+    assert len(layers) == SHAPE.num_layers
+    assert [one.forward.meets for one in layers] == [False, True, True, True]
+    assert len({whole(one.forward) for one in layers}) == 4  # each has a routing of its own
+
+
+def test_layers_that_are_not_replayed_take_the_times_of_one_near_them() -> None:
+    few = made(layers=1)
+    assert few.layers[0][1] is few.layers[0][3]
+
+
+def test_the_middle_of_a_traces_layers_stands_for_all() -> None:
+    trace = generate("zipf", SHAPE, ranks=4, tokens_per_rank=TOKENS, skew=0.9)
+    plan = Plan(**BASE)
+    replays = StepReplays(SHAPE, H100, plan, sequence=TOKENS, layers=1, trace=trace)
+    replays.under("ideal")
+    rows = [np.bincount(trace.expert_ids[layer].ravel() // 2).max() for layer in range(3)]
+    assert replays.facts.replayed_layers == ((int(np.argsort(rows)[1]),),)
+
+
+def test_both_halves_of_a_backward_pass_are_about_all_of_it(plain: StepTimes) -> None:
+    for part in (*plain.layers[0], plain.head, plain.embedding):
+        parts = whole(part.inputs) + whole(part.weights)
+        assert parts == pytest.approx(whole(part.backward), rel=0.05)
+    moe = plain.layers[0][1]
+    assert moe.inputs is not None
+    assert moe.weights is not None
+    assert moe.weights.causes["experts"].min() > 0
+    assert not moe.weights.meets
+    assert (moe.inputs.met < moe.backward.met).all()
+
+
+def test_schemes_without_stages_cannot_put_weights_off() -> None:
+    part = made("dysharp", splits_backward=True).layers[0][1]
+    assert part.inputs is None
+    assert part.weights is None
+
+
+def test_a_scheme_that_cannot_train_is_refused() -> None:
+    with pytest.raises(LayerRefusedError, match="no backward pass"):
+        made("deepep-ll")
+
+
+# ---- recomputation -----------------------------------------------------------------------------
+
+
+def test_all_again_is_both_passes(plain: StepTimes, full: StepTimes) -> None:
+    dense, again = plain.layers[0][0], full.layers[0][0]
+    assert whole(again.backward) == whole(dense.forward) + whole(dense.backward)
+    # Max-plus by hand: come, meet, forward, backward alone, meet, backward.
+    first = full.layers[0][1]
+    moe = plain.layers[0][1]
+    through = moe.forward.own.max() + moe.forward.met
+    ends = (through + moe.backward.own).max() + moe.backward.met
+    assert (first.backward.own.max() + first.backward.met).tolist() == ends.tolist()
+
+
+def test_waiting_between_both_passes_is_exchange() -> None:
+    own, met = np.array([1, 2]), np.array([10, 4])
+    ahead = Timed(own, met, {"attention": own, "experts": met})
+    back = behind_forward(ahead, ahead)
+    assert back.met.tolist() == [11 + 10, 11 + 4]
+    assert back.causes["exchange"].tolist() == [0, 11 - 6]
+
+
+def test_some_again_is_norms_activations_and_latent_vectors(
+    plain: StepTimes, selective: StepTimes, full: StepTimes
+) -> None:
+    for layer in (0, 1):
+        none, some, every = (one.layers[0][layer] for one in (plain, selective, full))
+        assert whole(none.backward) < whole(some.backward) < whole(every.backward)
+    some, none = selective.layers[0][1].backward, plain.layers[0][1].backward
+    more = {cause: int(some.causes[cause].max() - none.causes[cause].max())
+            for cause in ("attention", "experts", "dense")}  # fmt: skip
+    assert more["attention"] > 0
+    assert more["experts"] > 0
+    assert more["dense"] == 0
+
+
+# ---- slices ------------------------------------------------------------------------------------
+
+
+def exchanged(shape: ModelShape, *, tp: int = 1, cp: int = 1, **between: Any) -> list[Any]:
+    """Collectives of a MoE layer's dense parts, with 8 rows per GPU."""
+    seen: list[Any] = []
+
+    def note(group: str, what: str, nbytes: int) -> int:
+        seen.append((group, what, nbytes))
+        return 1000
+
+    parts = DenseParts(shape, "bf16", slices=Slices(tp, cp, note), **between)
+    machine = Machine(H100, GraphBuilder(KIND_NAMES), 1)
+    context = Context(np.array([8]), np.array([8 * tp * cp]), np.array([64]))
+    parts.layer(machine, context, machine.mark(machine.ranks), is_dense=False)
+    return seen
+
+
+AG, RS = "all_gather", "reduce_scatter"
+
+
+def test_tensor_parallelism_moves_what_megatron_moves() -> None:
+    rows, row = 8 * 4, 2048 * 2
+    assert exchanged(SHAPE, tp=4) == [("tp", AG, rows * row), ("tp", RS, rows * row)] * 2
+    back = [("tp", AG, rows * row), ("tp", RS, rows * row), ("tp", AG, rows * row)]
+    assert exchanged(SHAPE, tp=4, is_backward=True) == back * 2
+    assert exchanged(SHAPE, tp=4, is_backward=True, weights="alone") == [back[0]] * 2
+    assert exchanged(SHAPE, tp=4, is_backward=True, weights="put off") == back[1:] * 2
+
+
+def test_latent_attention_gathers_latent_vectors() -> None:
+    first = exchanged(LATENT, tp=4)[:3]
+    rank, rope = 512, 64
+    assert first == [
+        ("tp", AG, 32 * 2048 * 2),  # queries have no latent vector
+        ("tp", AG, 32 * (rank + rope) * 2),
+        ("tp", RS, 32 * 2048 * 2),
+    ]
+    with_queries = LATENT.model_copy(update={"q_lora_rank": 256})
+    assert exchanged(with_queries, tp=4)[0] == ("tp", AG, 32 * (256 + rank + rope) * 2)
+
+
+def test_context_parallelism_gathers_keys_and_values() -> None:
+    keys = 8 * 4 * (4 * 128) * 2 * 2
+    assert exchanged(SHAPE, cp=4) == [("cp", AG, keys)]
+    assert exchanged(SHAPE, cp=4, is_backward=True) == [("cp", AG, keys), ("cp", RS, keys)]
+    assert exchanged(SHAPE, tp=2, cp=2)[1] == ("cp", AG, keys // 2)  # two heads of four
+
+
+def test_slices_take_their_part_of_the_work(plain: StepTimes) -> None:
+    sliced = made(tp=4, dp=1, micro_batch=4)  # as many tokens on each GPU, a quarter of the heads
+    one, other = plain.layers[0][0].forward, sliced.layers[0][0].forward
+    moved = 4 * TOKENS * 2048 * 2
+    exchanges = 2 * sum(Groups(H100).collective_ps(what, moved, 4) for what in (AG, RS))
+    assert whole(other) - whole(one) == pytest.approx(exchanges, rel=0.2)
+    halves = made(cp=2, dp=2).layers[0][0].forward
+    assert (halves.causes["dense"] < one.causes["dense"]).all()  # of half of the tokens
+
+
+def test_what_does_not_come_out_even_is_refused() -> None:
+    with pytest.raises(UserError, match="tp 3 does not divide attention heads of small, 16"):
+        made(tp=3, dp=4, ep=3, micro_batch=3)
+    with pytest.raises(UserError, match="system 'dgx-h100' has 8"):
+        made(ep=16, dp=16)
+
+
+# ---- ends and copies ---------------------------------------------------------------------------
+
+
+def test_predictions_beyond_the_next_token_pass_the_head_again(plain: StepTimes) -> None:
+    more = made(mtp=1)
+    assert whole(more.head.forward) == 2 * whole(plain.head.forward)
+    assert len(more.layers[0]) == SHAPE.num_layers + 1
+    joined = more.layers[0][-1].forward.causes["dense"] - more.layers[0][1].forward.causes["dense"]
+    flop = 2 * TOKENS * 2 * 2048 * 2048
+    assert joined.min() / 1e12 > flop / 989e12  # the peak of BF16
+
+
+def test_head_and_loss_take_their_operations_and_bytes(plain: StepTimes) -> None:
+    scores = TOKENS * 32_000
+    least = 2 * scores * 2048 / 989e12 + 3 * 2 * scores / 3.35e12
+    assert least < whole(plain.head.forward) / 1e12 < 2 * least + 20e-6
+    none = made(shape=SHAPE.model_copy(update={"vocab": None}))
+    assert whole(none.head.forward) == whole(none.embedding.backward) == 0
+
+
+def test_a_chunk_has_its_layers_and_its_ends() -> None:
+    plan = Plan(**BASE)
+    first = copies.held(SHAPE, plan, range(2), first=True, last=False)
+    layers = [of_layer(SHAPE, number, 1, 4) for number in range(2)]
+    assert first.dense == sum(one.without_experts for one in layers) + of_embedding(SHAPE)
+    assert first.experts == layers[1].experts
+    last = copies.held(SHAPE, plan, range(2, 4), first=False, last=True)
+    two = sum(of_layer(SHAPE, number, 1, 4).without_experts for number in (2, 3))
+    assert last.dense == two + of_head(SHAPE)
+
+
+def test_gradients_and_weights_go_round_once(plain: StepTimes) -> None:
+    """Of the dense weights, since four GPUs have all experts once."""
+    plan = Plan(**BASE)
+    of = copies.held(SHAPE, plan, range(3), first=True, last=False)
+    through = 3 / 4 * of.dense / 450e9  # of a port of H100's
+    assert 4 * through < plain.synchronise[0, 3] / 1e12 < 2.2 * 4 * through
+    adam = (of.dense / 4 + of.experts) * 34 / 3.35e12
+    assert adam + 2 * through < plain.update[0, 3] / 1e12 < 1.6 * adam + 2.5 * 2 * through
+    # Two copies of the experts have gradients to add up, too.
+    twice = made(dp=4, ep=2)
+    assert twice.synchronise[0, 3] > plain.synchronise[0, 3]
+
+
+# ---- samples of nodes --------------------------------------------------------------------------
+
+
+def test_gpus_of_other_nodes_take_the_times_of_those_that_stand_for_them() -> None:
+    machine = hwmodel.load("dgx-h100", {"fabric.num_gpus": 2, "fabric.num_domains": 4})
+    shape = SHAPE.model_copy(update={"num_layers": 2})
+    replays = StepReplays(
+        shape, machine, Plan(ep=8, dp=8), sequence=32, layers=1, sample_nodes=1,
+        routing=Routing("zipf", {"skew": 0.5}),
+    )  # fmt: skip
+    met = replays.under("nccl-alltoall").layers[0][1].forward.met
+    assert met.shape == (8,)
+    assert (met.reshape(4, 2) == met[:2]).all()
+    assert replays.facts.sampled_nodes == 1
