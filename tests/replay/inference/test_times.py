@@ -143,25 +143,33 @@ def test_only_asked_rows_pass_the_head() -> None:
         found.spent_ps([Load(prefill=pieces)] * RANKS)["head"]
         for pieces in ((Piece(512, 0),), (Piece(256, 0), Piece(256, 0)))
     )
-    # One row of logits more: to FP32, temperature and softmax, sampling; its GEMM streams weights.
-    moved = vocab * (2 + 4 + 2 * 8 + 4) + 4
-    assert 0 < many - few < 2 * int(found.system.hbm.stream_ps(moved)) + 1000
+    # One row of logits more: its GEMM; made FP32, temperature, softmax (each read and written), and
+    # read to choose.
+    stream = found.system.hbm.stream_ps
+    more = [
+        int(stream(2 * nbytes)) - int(stream(nbytes))
+        for nbytes in (vocab * 6, vocab * 8, vocab * 8, vocab * 4 + 4)
+    ]
+    one, two = (found.system.compute.gemm_time_ps(rows, vocab, hidden, "bf16") for rows in (1, 2))
+    assert many - few == pytest.approx(sum(more) + two - one, abs=10)
     assert few > int(found.system.hbm.stream_ps(vocab * hidden * 2)) * 0.9
 
 
 def test_sliced_attention_reads_the_cache_of_latents_whole_and_adds_collectives() -> None:
     one, two = times(), times(tp=2)
     single = one.spent_ps([Load(32, 1, 32 * 8000)] * RANKS)
-    sliced = two.spent_ps([Load(64, 1, 64 * 8000)] * (RANKS // 2))
+    cut = two.spent_ps([Load(64, 1, 64 * 8000)] * (RANKS // 2))
     assert two.num_workers == RANKS // 2
-    assert sliced["exchange"] == single["exchange"]
-    assert sliced["experts"] == single["experts"]
+    assert cut["exchange"] == single["exchange"]
+    assert cut["experts"] == single["experts"]
     collectives = two.shape.num_layers * two.slices.time_ps(64 * two.shape.hidden * 2)
-    assert collectives > 0
+    alone = dataclasses.replace(two, slices=one.slices)
+    gathered = cut["attention"] - alone.spent_ps([Load(64, 1, 64 * 8000)] * 2)["attention"]
+    assert gathered == collectives > 0
     # Twice the requests of a GPU's own: every GPU of the worker reads all their latent vectors.
     width = (two.shape.kv_lora_rank or 0) + (two.shape.qk_rope_head_dim or 0)
     cache = two.system.attention.decode_stream_rate.duration_ps(64 * 8000 * width * 2)
-    assert sliced["attention"] > collectives + two.shape.num_layers * cache
+    assert cut["attention"] > collectives + two.shape.num_layers * cache
 
 
 def test_the_fullest_worker_decides_what_leaves_and_the_mean_what_is_computed() -> None:
