@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LEFT_OUT = ("scheme", "options", "prefill_scheme", "prefill_options")
 
 
-class _Flags(InferSpec, ArrivalSpec):
+class _Flags(ArrivalSpec, InferSpec):  # the fields of the latter come first
     """Fields that are options of the command."""
 
 
