@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 import hwmodel.cli
+import replay.cli.choose
 import replay.cli.collective
 import replay.cli.diff
 import replay.cli.imitate
@@ -47,6 +48,7 @@ app.command()(replay.cli.schemes.schemes)
 app.command()(replay.cli.validate.validate)
 app.command()(replay.cli.sweep.sweep)
 app.command()(replay.cli.training.train)
+app.command()(replay.cli.choose.choose)
 app.add_typer(replay.cli.tensor.app, name="tensor")
 
 # Typer keeps a copy of click of its own and exports only some of its errors.

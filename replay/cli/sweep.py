@@ -91,7 +91,7 @@ def sweep(
         _show_plan(plan, out)
         return
     assert out is not None
-    before = signal.signal(signal.SIGTERM, _interrupt)  # as Slurm ends jobs
+    before = signal.signal(signal.SIGTERM, interrupt)  # as Slurm ends jobs
     try:
         with progress(len(plan.tasks), "replay") as bar:
             result = carry_out(
@@ -102,7 +102,7 @@ def sweep(
                 cluster=cluster,
                 shard=shard,
                 progress=_Progress(bar),
-                report=_tell,
+                report=tell,
             )
     except KeyboardInterrupt:
         print(
@@ -119,7 +119,8 @@ def sweep(
     _conclude(result, out)
 
 
-def _interrupt(_: int, __: object) -> NoReturn:
+def interrupt(_: int, __: object) -> NoReturn:
+    """End as Ctrl-C does."""
     raise KeyboardInterrupt
 
 
@@ -169,7 +170,8 @@ def _conclude(result: SweepResult, out: Path) -> None:
         raise typer.Exit(SOME_FAILED if result.num_failed else SOME_REFUSED)
 
 
-def _tell(line: str) -> None:
+def tell(line: str) -> None:
+    """Write a line beside a bar."""
     from tqdm import tqdm
 
     tqdm.write(screen.plain(line), file=screen.terminal(sys.stderr))

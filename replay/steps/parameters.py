@@ -205,7 +205,7 @@ def flop_per_token(shape: ModelShape, sequence: int, *, causal: bool = True, mtp
     mtp
         Layers of multi-token prediction that are trained; each runs the output head once more.
     """
-    weights = sum(_multiplied(shape, layer) for layer in range(shape.num_layers + mtp))
+    weights = sum(multiplied(shape, layer) for layer in range(shape.num_layers + mtp))
     weights += (1 + mtp) * of_embedding(shape)  # the head's GEMM, tied or not
     products = (shape.num_layers + mtp) * (shape.num_heads or 0) * sum(key_and_value(shape))
     pairs = sequence if causal else 2 * sequence  # twice those of a token
@@ -213,8 +213,8 @@ def flop_per_token(shape: ModelShape, sequence: int, *, causal: bool = True, mtp
     return Flop(forward=forward, training=3 * forward)
 
 
-def _multiplied(shape: ModelShape, number: int) -> int:
-    """Weights of a layer that a token is multiplied with."""
+def multiplied(shape: ModelShape, number: int) -> int:
+    """Count the weights of a layer that a token is multiplied with."""
     bare = shape.model_copy(update={"biases": (), "expert_bias": False})
     layer = of_layer(bare, number)
     chosen = shape.topk * of_expert(bare) if layer.experts else 0

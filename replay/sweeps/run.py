@@ -71,7 +71,7 @@ def sweep(
         workers. Points that cannot run (a scheme may need what a system lacks) are no error: the
         table says why. Points that fail are none either: `SweepResult.num_failed`.
     """
-    crew = _crew(jobs, scheduler, cluster, report or _say_nothing)
+    crew = workers_for(jobs, scheduler, cluster, report or _say_nothing)
     share = None if shard is None else parse_shard(shard)
     plan = study if isinstance(study, Plan) else plan_sweep(study)
     tell, advance = report or _say_nothing, progress or _say_nothing
@@ -97,10 +97,21 @@ def _say_nothing(*_: object) -> None:
     """Heed no call."""
 
 
-def _crew(
+def workers_for(
     jobs: int | None, address: str | None, kind: str | None, tell: Tell
 ) -> AbstractContextManager[Crew]:
-    """Those who replay; they come together when the context is entered."""
+    """Give those who replay; they come together when the context is entered.
+
+    Parameters
+    ----------
+    jobs, address, kind, tell
+        The parameters jobs, scheduler, cluster and report of `sweep`.
+
+    Raises
+    ------
+    UserError
+        If they exclude each other or are not possible.
+    """
     if jobs is not None:
         check_jobs(jobs)
     if address is not None and (kind is not None or jobs is not None):

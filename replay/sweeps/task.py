@@ -49,6 +49,11 @@ class Task:
         """Identity of the replay."""
         return self.setup.run_id
 
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """Everything that decides the result."""
+        return self.setup.description
+
     def run(self, trace: RoutingTrace) -> Result:
         """Replay.
 

@@ -13,19 +13,63 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from replay.errors import UserError
 from replay.run.estimate import UnfitError
 from replay.schemes.outside import BuildFailed, said
-from replay.sweeps.points import Point
 from replay.sweeps.source import UnreadableError
 from replay.sweeps.store import Failure, Outcome, point_text
-from replay.sweeps.task import Task, make_task
+from replay.sweeps.task import make_task
 
 MOST_FRAMES = 8  # of a traceback that are kept
+
+
+class Asks(Protocol):
+    """What asks for a replay, such as a point of a study."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What it asks for, in words."""
+
+
+class Source(Protocol):
+    """What tasks read before they run."""
+
+    @property
+    def key(self) -> str:
+        """Tells it from others."""
+
+    def load(self) -> Any:
+        """Read it."""
+
+
+class Carried(Protocol):
+    """What comes of a task."""
+
+    def model_dump(self, *, mode: str, by_alias: bool) -> dict[str, Any]:
+        """Give it as plain values."""
+
+
+class Task(Protocol):
+    """Work that a worker can do, such as `replay.sweeps.task.Task`."""
+
+    @property
+    def id(self) -> str:
+        """Identity of the result."""
+
+    @property
+    def source(self) -> Source:
+        """What it reads."""
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """What decides the result."""
+
+    def run(self, read: Any) -> Carried:
+        """Do it; a `UserError` says why it cannot be done."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +83,15 @@ class Job:
     trace
         Key of its trace.
     point
-        A point that asks for it.
+        What asks for it.
+    make
+        Makes a task of that, on the machine of the worker.
     """
 
     id: str
     trace: str
-    point: Point
+    point: Asks
+    make: Callable[[Any], Task] = make_task
 
 
 @dataclass(frozen=True)
@@ -83,7 +130,7 @@ class Worker:
             outcome = self._outcome(task)
         except Exception as error:
             return Done("", _failure(error))
-        return Done(point_text(job.id, task.setup.description, outcome))
+        return Done(point_text(job.id, task.description, outcome))
 
     def _outcome(self, task: Task) -> Outcome:
         try:
@@ -121,7 +168,7 @@ def dask_setup(_: object) -> None:
 
 def _task_of(job: Job) -> Task:
     try:
-        task = make_task(job.point)
+        task = job.make(job.point)
     except UserError as error:
         message = f"the worker on {platform.node()} cannot replay a point: {error}"
         raise UserError(message) from None

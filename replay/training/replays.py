@@ -26,6 +26,7 @@ from replay.training.strides import CannotSplitError
 if TYPE_CHECKING:
     from replay.graph import Timeline
     from replay.training.composed import Composed
+    from tracegen.models import ModelShape
 
 BASELINE = "deepep"
 PS_PER_US, PS_PER_S = 1_000_000, 1_000_000_000_000
@@ -38,6 +39,7 @@ Observer = Callable[["Timeline"], object]
 def run(
     spec: TrainSpec | None = None,
     *,
+    shape: ModelShape | None = None,
     observe: Observer | None = None,
     **settings: Any,
 ) -> TrainResult:
@@ -47,6 +49,8 @@ def run(
     ----------
     spec
         The settings; None takes the defaults.
+    shape
+        In place of the model that the spec names.
     observe
         Called with the schedule of the step.
     settings
@@ -58,7 +62,7 @@ def run(
         If something asked for does not exist or does not fit together, or not into a GPU.
     """
     made = (spec or TrainSpec()).changed(**settings)
-    return _carry_out(Setup.of(made), made, observe)
+    return _carry_out(Setup.of(made, shape), made, observe)
 
 
 def compare(

@@ -71,8 +71,13 @@ class Setup:
     replays: StepReplays
 
     @classmethod
-    def of(cls, spec: TrainSpec) -> Self:
+    def of(cls, spec: TrainSpec, shape: ModelShape | None = None) -> Self:
         """Follow the references of a spec, but for its scheme.
+
+        Parameters
+        ----------
+        shape
+            In place of the model that the spec names.
 
         Raises
         ------
@@ -84,7 +89,7 @@ class Setup:
 
         named = plans.find(spec.plan)
         plan = named.plan
-        shape = tracegen.models.load(spec.model or named.model or DEFAULT_MODEL)
+        shape = shape or tracegen.models.load(spec.model or named.model or DEFAULT_MODEL)
         system = _system(spec, plan, named.system or DEFAULT_SYSTEM)
         schedule = registry.find(spec.schedule or named.schedule or DEFAULT_SCHEDULE)
         sequence = spec.sequence or named.sequence or DEFAULT_SEQUENCE

@@ -1,0 +1,1 @@
+"""Choosing model shapes and parallel plans by simulated training steps."""

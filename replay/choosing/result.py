@@ -1,0 +1,257 @@
+"""What a search found, as JSON (``moereplay-choice/1``) and as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import JsonValue
+
+from replay.choosing.candidate import Cost
+from replay.choosing.ranking import difference
+from replay.measure.parts import Strict
+from replay.sweeps.table import aligned
+
+if TYPE_CHECKING:
+    from replay.choosing.ranking import Bounded, Ranked
+    from replay.choosing.search import Possible
+    from replay.choosing.sensitivity import Turn
+
+SHOWN_TURNS = 8
+WORDS = {"num_layers": "layers", "num_experts": "experts", "moe_intermediate": "width",
+         "num_heads": "heads"}  # fmt: skip
+"""Shorter headings."""
+
+
+class Row(Strict):
+    """A simulated candidate.
+
+    Attributes
+    ----------
+    sizes
+        What its model has otherwise than the one it comes from.
+    total_parameters, active_parameters
+        The latter without the embedding.
+    least_us
+        The bound on the step.
+    cost
+        The simulated step.
+    """
+
+    sizes: dict[str, int]
+    plan: str
+    schedule: str
+    total_parameters: int
+    active_parameters: int
+    least_us: float
+    cost: Cost
+
+
+class Changed(Strict):
+    """The first candidates' order with one hardware value changed; `order` has their places."""
+
+    key: str
+    value: float
+    order: list[int]
+    lead: float
+
+
+class Sensitivity(Strict):
+    """Whether the ranking turns.
+
+    Attributes
+    ----------
+    share
+        By how much each uncertain value was lower and higher.
+    candidates
+        How many of the first were ranked again.
+    changed
+        For every changed value.
+    """
+
+    share: float
+    candidates: int
+    changed: list[Changed]
+
+    @classmethod
+    def of(cls, share: float, candidates: int, turns: list[Turn]) -> Sensitivity:
+        """Take it from the turns."""
+        changed = [
+            Changed(key=one.key, value=one.value, order=list(one.order), lead=one.lead)
+            for one in turns
+        ]
+        return cls(share=share, candidates=candidates, changed=changed)
+
+    def lines(self) -> Iterator[str]:
+        """Say it in lines."""
+        best = [one for one in self.changed if one.order[0] != 0]
+        other = [one for one in self.changed if one.order != sorted(one.order)]
+        keys = len({one.key for one in self.changed})
+        yield (
+            f"{keys} uncertain values of the hardware, each {100 * self.share:g} % lower and "
+            f"higher: the best of the first {self.candidates} changes with {len(best)} of "
+            f"{len(self.changed)} changes, any order among them with {len(other)}."
+        )
+        if self.changed:
+            low, high = (f(one.lead for one in self.changed) for f in (min, max))
+            yield f"The first is worth {low:.4f} to {high:.4f} times the best of the others."
+        for one in best[:SHOWN_TURNS]:
+            yield f"  {one.key} = {one.value:g}: row {one.order[0] + 1} is the best"
+
+
+class Found(Strict):
+    """What was found on one system.
+
+    Attributes
+    ----------
+    rows
+        Simulated candidates, the best first.
+    looked_at, left_out
+        Pairs of a model and a plan; shapes, plans and pairs that are none, by reason.
+    refused, failed
+        Candidates whose simulation was not possible or went wrong, by reason.
+    pruned, skipped
+        Candidates whose bound shows that they are not among the first, and those beyond the number
+        that was to be simulated.
+    """
+
+    system: str
+    scheme: str
+    rows: list[Row]
+    looked_at: int
+    left_out: dict[str, int]
+    refused: dict[str, int]
+    failed: dict[str, int]
+    pruned: int
+    skipped: int
+    sensitivity: Sensitivity | None = None
+
+    @classmethod
+    def of(cls, possible: Possible, ranked: Ranked, sensitivity: Sensitivity | None) -> Found:
+        """Put a search's parts together."""
+        return cls(
+            system=possible.where.system,
+            scheme=possible.where.scheme,
+            rows=[_row(one, cost) for one, cost in ranked.rows],
+            looked_at=possible.looked_at,
+            left_out=dict(sorted(possible.left_out.items())),
+            refused=_counted(ranked.refused),
+            failed=_counted(ranked.failed),
+            pruned=ranked.pruned,
+            skipped=ranked.skipped,
+            sensitivity=sensitivity,
+        )
+
+    def lines(self, top: int) -> Iterator[str]:
+        """Say it in lines, with so many rows."""
+        yield f"{self.system}, scheme {self.scheme}"
+        if self.rows:
+            yield ""
+            yield from self._table(self.rows[:top])
+            yield ""
+            yield from self._why()
+        yield from self._counts()
+        if self.sensitivity is not None:
+            yield from self.sensitivity.lines()
+
+    def _table(self, rows: list[Row]) -> list[str]:
+        names = list(rows[0].sizes)
+        several = len({(one.plan, one.schedule) for one in rows}) > 1
+        headings = ["", *(WORDS.get(name, name) for name in names)]
+        headings += ["total", "active", "step s", "tokens/s", "MFU", "bound", "GiB"]
+        headings += ["plan"] if several else []
+        lines = [
+            [
+                str(place), *(str(one.sizes[name]) for name in names),
+                f"{one.total_parameters / 1e9:.0f}G", f"{one.active_parameters / 1e9:.1f}G",
+                f"{one.cost.step_us / 1e6:.3f}", f"{one.cost.tokens_per_s:,.0f}",
+                f"{100 * one.cost.mfu:.1f}%", f"{100 * one.least_us / one.cost.step_us:.0f}%",
+                f"{one.cost.memory_gib:.0f}",
+                *([f"{one.plan} {one.schedule}"] if several else []),
+            ]
+            for place, one in enumerate(rows, 1)
+        ]  # fmt: skip
+        found = aligned(headings, lines, labels=0)
+        return found if several else [f"{rows[0].plan}, {rows[0].schedule}", *found]
+
+    def _why(self) -> Iterator[str]:
+        best = self.rows[0].cost
+        most = sorted(best.spent_us.items(), key=lambda one: -one[1])[:4]
+        shares = ", ".join(f"{cause} {100 * us / best.step_us:.0f} %" for cause, us in most)
+        yield f"The best spends its step on {shares}."
+        if len(self.rows) > 1:
+            second = self.rows[1].cost
+            longer = second.step_us - best.step_us
+            parts = sorted(difference(best, second), key=lambda one: -abs(one[1]))[:3]
+            said = ", ".join(f"{cause} {us / 1e3:+,.0f} ms" for cause, us in parts)
+            yield f"The second takes {longer / 1e3:+,.0f} ms: {said}."
+
+    def _counts(self) -> Iterator[str]:
+        simulated = len(self.rows) + sum(self.refused.values()) + sum(self.failed.values())
+        yield (
+            f"{simulated} candidates simulated; {self.pruned} cannot be among the first by their "
+            f"bounds" + (f"; {self.skipped} not looked at" if self.skipped else "") + "."
+        )
+        for what, counts in (
+            ("None", self.left_out),
+            ("Refused", self.refused),
+            ("Failed", self.failed),
+        ):
+            for reason, number in counts.items():
+                yield f"  {what}: {number:,} x {reason}"
+
+
+class Choice(Strict):
+    """What a search found.
+
+    Attributes
+    ----------
+    space
+        What was searched.
+    by
+        What candidates are ranked by: tokens per second, or MFU.
+    top
+        Rows that are exact: those that simulating all candidates would give.
+    """
+
+    format: Literal["moereplay-choice/1"] = "moereplay-choice/1"
+    space: dict[str, JsonValue]
+    by: str
+    top: int
+    systems: list[Found]
+
+    def to_json(self) -> str:
+        """The whole result: the same bytes for the same search."""
+        document: dict[str, Any] = self.model_dump(mode="json", by_alias=True)
+        return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
+
+    def text(self) -> str:
+        """A table for every system, and why its first row is the best."""
+        blocks = ["\n".join(one.lines(self.top)) for one in self.systems]
+        title = str(self.space.get("title") or self.space["model"])
+        legend = (
+            "bound: the least time of the step by its multiplications alone, over its time.\n"
+            "active: without the embedding. GiB: of the fullest GPU, without a scheme's buffers."
+        )
+        return "\n\n".join([title, *blocks, legend]) + "\n"
+
+
+def _row(one: Bounded, cost: Cost) -> Row:
+    return Row(
+        sizes=dict(one.candidate.sizes),
+        plan=one.candidate.plan,
+        schedule=one.candidate.schedule,
+        total_parameters=one.total,
+        active_parameters=one.active,
+        least_us=one.least_us,
+        cost=cost,
+    )
+
+
+def _counted(reasons: list[tuple[Bounded, str]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for _, reason in reasons:
+        first = reason.splitlines()[0] if reason else "no reason given"
+        counts[first] = counts.get(first, 0) + 1
+    return counts

@@ -1,0 +1,183 @@
+"""A whole search: what is possible, what it is bounded by, and simulation by the studies' workers.
+
+The folder is that of a study (SWEEPS.md): a file for each simulated step, named by its identity, so
+that the same command goes on where another one ended, and several share the work.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hwmodel
+import tracegen.models
+from replay.choosing import bound, plans, shapes
+from replay.choosing.candidate import Candidate, Cost, make_task
+from replay.choosing.ranking import Bounded, By, Outcome, Ranked, rank
+from replay.schemes.registry import find
+from replay.steps import parameters, recipes
+from replay.sweeps.leases import Leases
+from replay.sweeps.run import Tell, workers_for
+from replay.sweeps.store import Store
+from replay.sweeps.work import Work
+from replay.sweeps.worker import Job
+from replay.training.schedules import registry
+from replay.training.setup import DEFAULT_RECIPES, routing_of
+from replay.work.precision import Precision
+
+if TYPE_CHECKING:
+    from replay.choosing.space import Space, Where
+    from replay.sweeps.crews import Crew
+
+
+@dataclass(frozen=True)
+class Possible:
+    """Candidates on one system before any simulation.
+
+    Attributes
+    ----------
+    bounded
+        Those that can be trained, with bounds.
+    looked_at
+        Pairs of a model within the budget and a plan.
+    left_out
+        Shapes, plans and pairs that are none, by reason.
+    """
+
+    where: Where
+    bounded: list[Bounded]
+    looked_at: int
+    left_out: Counter[str]
+
+
+def possible(space: Space, where: Where) -> Possible:
+    """Find the candidates of a space on one of its systems.
+
+    Raises
+    ------
+    UserError
+        If something that the space names does not exist, or it is too large.
+    """
+    base, system = tracegen.models.load(space.model), hwmodel.load(where.system)
+    find(where.scheme)
+    routing_of(space.routing)
+    precision = Precision(space.precision or base.default_precision)
+    recipe = recipes.find(space.recipe or DEFAULT_RECIPES[precision.gemm])
+    peak = float(system.describe()[f"compute.{precision.gemm}_peak_TFLOP_per_s"])
+    models, left_out = shapes.within(space, base)
+    found, without = plans.plans(space, system)
+    left_out += without
+    shared = tuple(
+        sorted({
+            "sequence": space.sequence, "precision": space.precision, "recipe": recipe.name,
+            "routing": space.routing, "layers_sampled": space.layers_sampled, "seed": space.seed,
+        }.items())
+    )  # fmt: skip
+    bounded: list[Bounded] = []
+    for sizes, shape in models:
+        total, active = shapes.count(shape)
+        flop = parameters.flop_per_token(shape, space.sequence, mtp=space.mtp).training
+        for plan, schedule in found:
+            reason = plans.refused(
+                plan, registry.find(schedule), shape, system, recipe, space.sequence
+            )
+            if reason:
+                left_out[reason] += 1
+                continue
+            candidate = Candidate(
+                space.model, sizes, plans.text_of(plan), schedule, where.system, where.scheme,
+                shared,
+            )  # fmt: skip
+            bounded.append(
+                Bounded(
+                    candidate=candidate,
+                    least_us=bound.least_us(shape, plan, schedule, space.sequence, peak),
+                    tokens=plan.tokens_per_step(space.sequence),
+                    flop_per_token=flop,
+                    peak_flop_per_s=peak * 1e12 * system.num_gpus,
+                    total=total,
+                    active=active,
+                )
+            )
+    return Possible(where, bounded, len(models) * len(found), left_out)
+
+
+class Simulator:
+    """Gives costs of candidates, of those that are in the folder without simulating them again."""
+
+    def __init__(self, store: Store, leases: Leases, crew: Crew, tell: Tell) -> None:
+        self._store, self._leases, self._crew, self._tell = store, leases, crew, tell
+        self.num_computed = self.num_reused = 0
+
+    def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Outcome]:
+        """Give the outcome of each."""
+        ids = [make_task(one).id for one in candidates]
+        known: dict[str, Outcome] = {}
+        jobs: dict[str, Job] = {}
+        for identity, one in zip(ids, candidates, strict=True):
+            outcome, problem = self._store.read(identity)
+            if problem:
+                self._tell(f"{problem}; computed anew")
+            if outcome is None:
+                jobs[identity] = Job(identity, "", one, make_task)
+            else:
+                known[identity] = _outcome(outcome.result, outcome.refused, outcome.failed)
+                self.num_reused += 1
+        for finished in Work([*jobs.values()], self._store, self._leases, self._crew).outcomes():
+            found = finished.outcome
+            known[finished.id] = _outcome(found.result, found.refused, found.failed)
+            self.num_computed += not finished.is_found
+            self.num_reused += finished.is_found
+        return iter([known[identity] for identity in ids])
+
+
+def _outcome(result: dict[str, object] | None, refused: str | None, failed: str | None) -> Outcome:
+    cost = None if result is None else Cost.model_validate(result)
+    return Outcome(cost, refused or "", failed or "")
+
+
+def search(
+    found: Sequence[Possible],
+    folder: str | Path,
+    *,
+    top: int,
+    by: By = "tokens",
+    most: int | None = None,
+    jobs: int | None = None,
+    scheduler: str | None = None,
+    cluster: str | None = None,
+    then: Callable[[Possible, Ranked, Simulator], None] | None = None,
+    report: Tell = lambda _: None,
+) -> list[Ranked]:
+    """Rank the candidates of every system.
+
+    Parameters
+    ----------
+    folder
+        Where costs are kept; made if it is not there.
+    top, by, most
+        As of `replay.choosing.ranking.rank`.
+    jobs, scheduler, cluster, report
+        As of `replay.sweeps.run.sweep`.
+    then
+        Called for every system with what was found and the simulator, while its workers are there.
+
+    Raises
+    ------
+    UserError
+        If the folder cannot be written to, or there are no workers.
+    """
+    crew: AbstractContextManager[Crew] = workers_for(jobs, scheduler, cluster, report)
+    store = Store(folder)
+    ranked = []
+    with Leases(store.folder, report) as leases, crew as workers:
+        for one in found:
+            simulator = Simulator(store, leases, workers, report)
+            ranked.append(rank(one.bounded, simulator, top=top, by=by, most=most))
+            if then is not None:
+                then(one, ranked[-1], simulator)
+    return ranked

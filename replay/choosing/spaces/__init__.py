@@ -1,0 +1,1 @@
+"""Spaces that come with the package."""
