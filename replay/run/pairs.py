@@ -130,8 +130,7 @@ class _Pass:
         if part != "prepare":
             ended = between.attend(machine, link.context, ended)
         self._end("attention", begun, ended)
-        if part != "attention weights":
-            self.ends = ended
+        self.ends = ended
         if part == "attend" and not link.is_backward:
             self._ready = ended
 
