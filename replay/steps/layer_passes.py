@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from replay.compute.dense_kernels import BF16, Kernels
 from replay.machine.kinds import Kind
 from replay.machine.times import NO_TIME, Time
+from replay.run.pairs import beside
+from replay.schemes.base import LayerRefusedError
 from replay.schemes.staged import StagedScheme
 from replay.steps.moe import MoePart, replay_moe
 from replay.steps.stretches import Add, Stretch, replay_stretch
 from replay.steps.times import PartTimes, Timed
+from replay.work.context import Context
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -27,7 +30,9 @@ if TYPE_CHECKING:
     from replay.schemes import Scheme
     from replay.steps.plan import Recompute
     from replay.steps.times import Cause, Ints
-    from replay.work.context import Context
+
+Pairing = Literal["dualpipe", "megatron"]
+"""Whose order of launches a forward pass beside a backward pass has (`replay.run.pairs`)."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class LayerPasses:
         What of the forward pass is made again in the backward pass.
     splits_backward
         Whether the backward pass is made in two parts, too, where the scheme can.
+    beside
+        How a forward pass runs beside a backward pass, where it does.
     """
 
     system: System
@@ -55,6 +62,7 @@ class LayerPasses:
     context: Context
     recompute: Recompute = "none"
     splits_backward: bool = False
+    beside: Pairing | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -89,8 +97,9 @@ class LayerPasses:
             found = self._moe_pass(link, weights, is_mtp=is_mtp, is_backward=True)
             return behind_forward(ahead, found) if self.recompute == "full" else found
 
+        both = self._beside(forward, backward)
         if not self.splits:
-            return PartTimes(ahead, back(backward, "with"))
+            return PartTimes(ahead, back(backward, "with"), beside=both)
         work = backward.work().putting_off_weights()
         inputs = dataclasses.replace(backward, work=lambda: work)
         return PartTimes(
@@ -98,6 +107,7 @@ class LayerPasses:
             back(backward, "with"),
             back(inputs, "put off"),
             self._moe_weights(inputs, is_mtp=is_mtp),
+            both,
         )
 
     def one_pass(self, link: ChainLink, *, is_first: bool = False) -> Timed:
@@ -160,14 +170,19 @@ class LayerPasses:
     ) -> dict[Cause, Ints]:  # fmt: skip
         ends: dict[Cause, Ints] = {}
         if again is not None:
-            ends["experts"] = after = machine.memory_kernel(Kind.ACTIVATION, again, after)
-            after = self.parts.again(machine, self.context, after, is_dense=False)
+            ends["experts"], after = self._again(machine, after, again).values()
         parts = self._parts(weights, is_backward=is_backward)
         found = parts.layer(machine, self.context, after, is_dense=False)
         ends["attention"], ends["dense"] = found["attention"], found["dense"]
         if is_mtp:
             ends["dense"] = self._joined(machine, ends["dense"], parts)
         return ends
+
+    def _again(self, machine: Machine, after: Ints, activated: Ints) -> dict[Cause, Ints]:
+        """Make again what selective recomputation did not keep."""
+        done = machine.memory_kernel(Kind.ACTIVATION, activated, after)
+        dense = self.parts.again(machine, self.context, done, is_dense=False)
+        return {"experts": done, "attention": dense}
 
     def _joined(self, machine: Machine, after: Ints, parts: DenseParts) -> Ints:
         """Norms of a token's row and of the next one's, and the projection that joins them."""
@@ -201,6 +216,50 @@ class LayerPasses:
         if work.sample is not None:
             of_ranks = of_ranks[work.sample.models]
         return alone({**dense.causes, "experts": self._tiled(of_ranks)})
+
+    def _beside(self, forward: ChainLink, backward: ChainLink) -> Timed | None:
+        """A forward pass beside a backward pass, from when all GPUs have come.
+
+        None where the scheme has no such code, and where the backward pass makes all of its forward
+        pass again, which meets others on its way.
+        """
+        if self.beside is None or self.recompute == "full":
+            return None
+        ahead, back = self._link(forward, back=False), self._link(backward, back=True)
+        try:
+            found = beside(ahead, back, self.system, self.scheme, self.beside, self.launch)
+        except LayerRefusedError:
+            return None
+        busy = found.busy_ps
+        met: dict[Cause, Ints] = {
+            "attention": busy["attention"],
+            "dense": busy["dense"],
+            "experts": busy["experts"],
+            "exchange": found.exposed_ps,
+        }
+        sample = ahead.work().sample
+        of = np.arange(len(found.ends_ps)) if sample is None else sample.models
+        causes = {cause: self._tiled(times[of]) for cause, times in met.items()}
+        none: Ints = np.zeros(self.num_ranks, np.int64)
+        own: Mapping[Cause, Ints] = {"attention": none}
+        if self.recompute == "selective":
+            again = self._activated(backward)
+
+            def add(machine: Machine, after: Ints) -> dict[Cause, Ints]:
+                return self._again(machine, after, again)
+
+            own = self._stretch(add, NO_TIME).causes
+        return Timed(_sum(own), self._tiled(found.ends_ps[of]), _added(own, causes))
+
+    def _link(self, link: ChainLink, *, back: bool) -> ChainLink:
+        """A layer's pass with what lies before it here, on the GPUs of one group of experts."""
+        counts, ranks = self.context, link.work().num_ranks
+        context = Context(
+            *(each[:ranks] for each in (counts.tokens, counts.positions, counts.pairs))
+        )
+        parts = self._parts("with", is_backward=back)
+        # Dense layers are layers of their own, as if the experts were those of the first layer.
+        return dataclasses.replace(link, between=parts, context=context, decoder_layer=0)
 
     # ---- layers without experts ------------------------------------------------------------------
 

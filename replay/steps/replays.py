@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hwmodel import System
     from replay.run.chain import ChainLink
     from replay.schemes import Scheme
+    from replay.steps.layer_passes import Pairing
     from replay.steps.plan import Plan
     from replay.steps.times import Ints
     from tracegen import ModelShape, RoutingTrace
@@ -106,6 +107,10 @@ class StepReplays:
         `SAMPLED_NODES` beyond.
     splits_backward
         Whether backward passes are also made in two parts, where the scheme can.
+    beside
+        How forward passes run beside backward passes; None for not at all. Parts of a scheme that
+        has no code for it, and those whose backward pass makes its forward pass again, have no such
+        times.
     settings
         Other fields of `replay.run.spec.RunSpec`, such as ``placement``.
 
@@ -129,13 +134,14 @@ class StepReplays:
         samples: int = 1,
         sample_nodes: int | None = None,
         splits_backward: bool = False,
+        beside: Pairing | None = None,
         seed: int = 0,
         **settings: Any,
     ) -> None:
         check_slices(shape, system, plan, sequence)
         self._shape, self._system, self._plan, self._sequence = shape, system, plan, sequence
         self._precision = precision or shape.default_precision
-        self._splits_backward = splits_backward
+        self._splits_backward, self._beside = splits_backward, beside
         self._num_layers, self._num_samples, self._settings = layers, samples, settings
         self._tokens = plan.tokens_per_gpu(sequence)
         self._shared = Shared(
@@ -191,6 +197,7 @@ class StepReplays:
             shared.context,
             self._plan.recompute,
             self._splits_backward,
+            self._beside,
         )
         return StepTimes(
             num_ranks=self._plan.peers,

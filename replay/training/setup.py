@@ -106,7 +106,8 @@ class Setup:
             shape, system, plan,
             sequence=sequence, precision=spec.precision, trace=trace, routing=routing,
             layers=spec.layers_sampled, samples=spec.samples, sample_nodes=spec.sample_nodes,
-            splits_backward=schedule.splits_backward, seed=spec.seed, placement=spec.placement,
+            splits_backward=schedule.splits_backward, beside=schedule.beside, seed=spec.seed,
+            placement=spec.placement,
         )  # fmt: skip
         return cls(
             spec, shape, system, plan, schedule, pipeline, chunks_of(shape, plan), sequence,

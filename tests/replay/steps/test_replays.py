@@ -39,8 +39,8 @@ TOKENS = 256
 
 
 def made(scheme: str = "deepep", shape: ModelShape = SHAPE, **changes: Any) -> StepTimes:
-    own = {name: changes.pop(name) for name in ("splits_backward", "layers", "routing", "trace")
-           if name in changes}  # fmt: skip
+    settings = ("splits_backward", "layers", "routing", "trace", "beside")
+    own = {name: changes.pop(name) for name in settings if name in changes}
     plan = Plan(**{**BASE, **changes})
     replays = StepReplays(shape, H100, plan, sequence=TOKENS, **{"layers": 1, **own})
     return replays.under(scheme)
@@ -111,6 +111,14 @@ def test_schemes_without_stages_cannot_put_weights_off() -> None:
 def test_a_scheme_that_cannot_train_is_refused() -> None:
     with pytest.raises(LayerRefusedError, match="no backward pass"):
         made("deepep-ll")
+
+
+def test_a_forward_pass_beside_a_backward_pass_is_quicker_than_both() -> None:
+    part = made("nccl-alltoall", beside="dualpipe").layers[0][1]
+    assert part.beside is not None
+    assert whole(part.beside) < 1.05 * (whole(part.forward) + whole(part.backward))
+    assert part.beside.causes["attention"].min() > 0
+    assert made("dysharp", beside="dualpipe").layers[0][1].beside is None
 
 
 # ---- recomputation -----------------------------------------------------------------------------
