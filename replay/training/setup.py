@@ -85,11 +85,13 @@ class Setup:
             If a reference leads nowhere, or sizes do not fit together.
         """
         import tracegen
-        import tracegen.models
 
         named = plans.find(spec.plan)
         plan = named.plan
-        shape = shape or tracegen.models.load(spec.model or named.model or DEFAULT_MODEL)
+        trace = None if spec.trace is None else tracegen.load(spec.trace)
+        if shape is None:
+            shape = _shape(spec.model or named.model, trace)
+        _check_trace(trace, shape)
         system = _system(spec, plan, named.system or DEFAULT_SYSTEM)
         schedule = registry.find(spec.schedule or named.schedule or DEFAULT_SCHEDULE)
         sequence = spec.sequence or named.sequence or DEFAULT_SEQUENCE
@@ -100,7 +102,6 @@ class Setup:
         precision = Precision(spec.precision or shape.default_precision)
         recipe = recipes.find(spec.recipe or named.recipe or DEFAULT_RECIPES[precision.gemm])
         memory = memory_of(shape, plan, system, schedule, recipe, sequence)
-        trace = None if spec.trace is None else tracegen.load(spec.trace)
         routing = routing_of(spec.routing)
         replays = StepReplays(
             shape, system, plan,
@@ -146,6 +147,29 @@ class Setup:
                 "recipe": self.recipe.name,
             },
         })  # fmt: skip
+
+
+def _shape(name: str | None, trace: RoutingTrace | None) -> ModelShape:
+    """The model that is named, or else that of the trace."""
+    import tracegen.models
+
+    if name is None and trace is not None:
+        return tracegen.models.completed(trace.model_shape)
+    return tracegen.models.load(name or DEFAULT_MODEL)
+
+
+def _check_trace(trace: RoutingTrace | None, shape: ModelShape) -> None:
+    """Refuse routing of another model."""
+    if trace is None:
+        return
+    theirs = trace.model_shape
+    mine = (shape.num_experts, shape.topk, shape.hidden, shape.moe_intermediate)
+    if (trace.num_experts, trace.topk, theirs.hidden, theirs.moe_intermediate) != mine:
+        message = (
+            f"the trace is of {theirs.name}, {trace.num_experts} experts, top-{trace.topk}; "
+            f"{shape.name} has {shape.num_experts}, top-{shape.topk}: name a trace of this model"
+        )
+        raise UserError(message)
 
 
 def _system(spec: TrainSpec, plan: Plan, node: str) -> System:

@@ -172,6 +172,17 @@ def test_baselines_and_options_belong_to_schemes_that_are_compared() -> None:
     assert compared["deepep"].scheme["options"]["num_sms"] == 16  # type: ignore[index,call-overload]
 
 
+def test_routing_of_a_trace_is_of_the_same_model() -> None:
+    with pytest.raises(UserError, match="the trace is of gpt-oss-20b, 32 experts, top-4; olmoe"):
+        training.run(trace="gpt-oss-20b-decode", **SMALL)
+    plan = "pp=4,dp=8,ep=8,micro_batches=4"
+    result = training.run(trace="gpt-oss-20b-decode", plan=plan, scheme="ideal", sequence=512)
+    assert result.model["name"] == "gpt-oss-20b"
+    even = training.run(model="gpt-oss-20b", plan=plan, scheme="ideal", sequence=512)
+    assert result.run_id != even.run_id
+    assert result.memory == even.memory  # vocabulary and all
+
+
 # ---- identity and files --------------------------------------------------------------------------
 
 
