@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from replay.errors import UserError, shown, unknown
 from replay.machine.host import Launch
-from replay.run.spec import DEFAULT_SYSTEM, MOST, Flag, Interleaving
+from replay.run.spec import DEFAULT_SYSTEM, MOST, Flag
 from replay.work.precision import NumberType
 
 PREFILL_SCHEMES: Mapping[str, str] = {"deepep-ll": "deepep", "nccl-ep": "deepep"}
@@ -104,7 +104,7 @@ class InferSpec(BaseModel):
     precision: NumberType | None = Field(
         None, description="bf16, fp8 (with bf16 rows back) or fp32 [the model's own]."
     )
-    interleave: Interleaving = Field(
+    interleave: Literal["off", "tbo", "dbo", "sbo"] = Field(
         "off", description="Two micro-batches in turns, as in `moereplay run`: tbo, dbo or sbo."
     )
     launch: Launch | None = Field(

@@ -131,6 +131,7 @@ def test_schemes_of_prompts_and_of_decoding() -> None:
         ({"tolerance": 0.0}, "above 0"),
         ({"scheme": "nothing"}, "scheme"),
         ({"fitt": True}, "setting"),
+        ({"interleave": "dualpipe"}, "possible are"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, object], words: str) -> None:
