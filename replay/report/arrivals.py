@@ -123,4 +123,10 @@ def _searched(result: Arrived) -> str:
         return f"{what} is kept at no rate"
     if found.rate_per_s is None:
         return f"{what} is kept even where all requests come at once"
-    return f"{what} is kept up to {found.rate_per_s:,.4g} requests per second"
+    served = result.served
+    assert served is not None
+    tokens = found.rate_per_s * served.output_tokens / served.requests / served.num_gpus
+    return (
+        f"{what} is kept up to {found.rate_per_s:,.4g} requests per second, which is "
+        f"{tokens:,.4g} tokens/s per GPU as long as they come"
+    )
