@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replay.errors import UserError
@@ -239,7 +239,7 @@ def runs(draw: st.DrawFn) -> tuple[Timeline, PerToken, Batching, int]:
     return found, times, batching, 3 if speculation else 1
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])  # draws are whole runs
 @given(run=runs())
 def test_nothing_is_lost_and_no_limit_is_passed(
     run: tuple[Timeline, PerToken, Batching, int],
@@ -275,7 +275,7 @@ def test_nothing_is_lost_and_no_limit_is_passed(
     assert ((book.first > found.requests.arrival_ps) & (book.finished >= book.first)).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])  # draws are whole runs
 @given(run=runs())
 def test_littles_law(run: tuple[Timeline, PerToken, Batching, int]) -> None:
     """Places held by iterations are time spent in them by requests: L = lambda W, both counted."""

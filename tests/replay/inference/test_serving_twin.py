@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replay.inference.iteration import Load
@@ -80,7 +80,8 @@ def cases(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
-@settings(max_examples=150)
+# On a busy machine to draw a case takes hypothesis longer than it likes.
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases())
 def test_equals_the_plain_twin(case: dict[str, object]) -> None:
     arrivals, lengths = case["arrivals"], case["lengths"]
