@@ -91,7 +91,7 @@ Costs = Callable[[Sequence[Candidate]], Iterable[Outcome]]
 
 def rank(
     candidates: Sequence[Bounded], costs: Costs, *, top: int, by: By = "tokens",
-    most: int | None = None,
+    most: int | None = None, wave: int = WAVE,
 ) -> Ranked:  # fmt: skip
     """Simulate what could be among the best.
 
@@ -101,6 +101,8 @@ def rank(
         Rows that must be those that simulating all candidates would give.
     most
         Simulate no more than so many; the rows are then those of the simulated ones alone.
+    wave
+        Candidates that are handed out before the bound is looked at again.
     """
     order = sorted(candidates, key=lambda one: -one.at_best(by))  # stable: equal ones as given
     found = Ranked()
@@ -113,9 +115,9 @@ def rank(
         if len(found.rows) >= top and order[place].at_best(by) <= _worth(found.rows[top - 1], by):
             found.pruned = len(order) - place
             break
-        wave = order[place : min(place + WAVE, limit)]
-        place += len(wave)
-        for one, outcome in zip(wave, costs([each.candidate for each in wave]), strict=True):
+        some = order[place : min(place + wave, limit)]
+        place += len(some)
+        for one, outcome in zip(some, costs([each.candidate for each in some]), strict=True):
             if outcome.cost is not None:
                 found.rows.append((one, outcome.cost))
             elif outcome.refused:

@@ -32,6 +32,7 @@ from replay.work.precision import Precision
 if TYPE_CHECKING:
     from replay.choosing.space import Space, Where
     from replay.sweeps.crews import Crew
+    from tracegen.models import ModelShape
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,23 @@ class Possible:
     left_out: Counter[str]
 
 
-def possible(space: Space, where: Where) -> Possible:
+Models = tuple[list[tuple[shapes.Sizes, "ModelShape"]], Counter[str]]
+"""Models within a budget, and how many are none by reason."""
+
+
+def everywhere(space: Space) -> list[Possible]:
+    """Find the candidates of a space on each of its systems, as `possible` does on one."""
+    models = shapes.within(space, tracegen.models.load(space.model))
+    return [possible(space, where, models) for where in space.systems]
+
+
+def possible(space: Space, where: Where, models: Models | None = None) -> Possible:
     """Find the candidates of a space on one of its systems.
+
+    Parameters
+    ----------
+    models
+        What `replay.choosing.shapes.within` gives of the space, if that is known.
 
     Raises
     ------
@@ -68,9 +84,9 @@ def possible(space: Space, where: Where) -> Possible:
     precision = Precision(space.precision or base.default_precision)
     recipe = recipes.find(space.recipe or DEFAULT_RECIPES[precision.gemm])
     peak = float(system.describe()[f"compute.{precision.gemm}_peak_TFLOP_per_s"])
-    models, left_out = shapes.within(space, base)
+    fitting, reasons = models or shapes.within(space, base)
     found, without = plans.plans(space, system)
-    left_out += without
+    left_out = reasons + without
     shared = tuple(
         sorted({
             "sequence": space.sequence, "precision": space.precision, "recipe": recipe.name,
@@ -78,7 +94,7 @@ def possible(space: Space, where: Where) -> Possible:
         }.items())
     )  # fmt: skip
     bounded: list[Bounded] = []
-    for sizes, shape in models:
+    for sizes, shape in fitting:
         total, active = shapes.count(shape)
         flop = parameters.flop_per_token(shape, space.sequence, mtp=space.mtp).training
         for plan, schedule in found:
@@ -103,7 +119,7 @@ def possible(space: Space, where: Where) -> Possible:
                     active=active,
                 )
             )
-    return Possible(where, bounded, len(models) * len(found), left_out)
+    return Possible(where, bounded, len(fitting) * len(found), left_out)
 
 
 class Simulator:

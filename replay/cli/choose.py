@@ -89,7 +89,7 @@ def choose(
     """Search model shapes under a budget of parameters, and parallel plans, by simulated steps."""
     from replay.choosing import space as spaces
     from replay.choosing.result import Choice, Found, Sensitivity
-    from replay.choosing.search import possible, search
+    from replay.choosing.search import everywhere, search
     from replay.choosing.sensitivity import turns
     from replay.files import write_text
 
@@ -105,7 +105,7 @@ def choose(
         raise UserError(message)
     share = None if sensitivity is None else share_of(sensitivity)
     asked = _on(spaces.load(space), system or [])
-    found = [possible(asked, where) for where in asked.systems]
+    found = everywhere(asked)
     if dry_run:
         _show(found, top)
         return
