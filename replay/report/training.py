@@ -10,6 +10,7 @@ from rich.text import Text
 
 from replay.report.tables import text_table
 from replay.training.result import TrainComparison
+from replay.training.schedules.registry import SCHEDULES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -233,6 +234,12 @@ def _notes(compared: TrainComparison) -> Iterator[Text]:
     )
     if left_out := _list(facts["left_out"]):
         lines.append(f"No time is charged for: {', '.join(map(str, left_out))}.")
+    apart = [_name(one) for one in compared.results if not one.is_paired]
+    if SCHEDULES[str(result.schedule["name"])].beside and apart:
+        lines.append(
+            "No joint replay, so a forward pass comes before a backward pass where the schedule "
+            f"has both at once: {', '.join(apart)}."
+        )
     lacking = sorted(
         {str(one) for each in compared.results for one in _list(each.scheme["proposes"])}
     )

@@ -63,11 +63,14 @@ class Composed:
         (stage, rank) by cause, in picoseconds; on every GPU they add up to the step.
     timeline
         The schedule.
+    is_paired
+        Whether any layer was made forward beside another one backward.
     """
 
     step_ps: int
     spent: Mapping[Spent, Ints]
     timeline: Timeline
+    is_paired: bool
 
 
 def compose(
@@ -253,7 +256,8 @@ class _Composition:
         apart = np.where(self.meets[:, None], start[self.done] - end[self.own], 0)
         spent["peers"] = self.by_stage(apart)
         self._share_out_end(spent, start, end, step_ps)
-        return Composed(step_ps, {name: spent[name] for name in SPENT}, timeline)
+        is_paired = any(one.name == "beside" for one in self.laid.strides)
+        return Composed(step_ps, {name: spent[name] for name in SPENT}, timeline, is_paired)
 
     def _computed(self) -> dict[Spent, Ints]:
         """What the parts themselves say that their time is spent on."""

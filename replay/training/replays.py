@@ -159,6 +159,7 @@ def _carry_out(setup: Setup, spec: TrainSpec, observe: Observer | None) -> Train
         schedule={"name": setup.schedule.name, "source": setup.schedule.source},
         precision=setup.precision.name,
         recipe=setup.recipe.name,
+        is_paired=step.is_paired,
         num_gpus=plan.num_gpus,
         peers=plan.peers,
         sequence=setup.sequence,

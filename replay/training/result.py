@@ -56,6 +56,9 @@ class TrainResult(Strict):
         The scheme, its source and all its options by value.
     plan
         Sizes of the parallel plan.
+    is_paired
+        Whether layers were made forward beside others backward; if not, a schedule that does so
+        made one after the other, since there is no joint replay under the scheme.
     num_gpus, peers
         GPUs of the plan; those of a stage that wait for each other. Other groups of a stage do
         alike.
@@ -88,6 +91,7 @@ class TrainResult(Strict):
     schedule: dict[str, JsonValue]
     precision: str
     recipe: str
+    is_paired: bool
     num_gpus: int
     peers: int
     sequence: int

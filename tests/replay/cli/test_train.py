@@ -80,6 +80,13 @@ def test_details_show_stages_and_memory() -> None:
     assert "Memory of a GPU of each stage (GB), megatron-bf16" in text
 
 
+def test_schemes_without_a_joint_replay_are_named_where_the_schedule_pairs() -> None:
+    words = "where the schedule has both at once: ideal"
+    plan = ("--plan", "pp=1,dp=4,ep=4,micro_batches=3")
+    assert words in one_line(invoke("--scheme", "ideal", "--schedule", "megatron-overlap", *plan))
+    assert words not in one_line(invoke("--scheme", "ideal", *plan))
+
+
 def test_json_is_the_comparison(tmp_path: Path) -> None:
     path = tmp_path / "all.json"
     invoke("--scheme", "deepep", "--scheme", "ideal", "--baseline", "ideal",

@@ -270,9 +270,10 @@ def test_layers_are_paired_where_both_can_be() -> None:
     schedule = SCHEDULES["dualpipe"]
     shape = shapes(schedule)
     alone = replace(layer(), beside=None)
-    joint = compose(schedule, shape, times(4), chunks(shape)).step_ps
-    apart = replace(times(4), layers=[[alone] * 4])
-    assert joint < compose(schedule, shape, apart, chunks(shape)).step_ps
+    joint = compose(schedule, shape, times(4), chunks(shape))
+    apart = compose(schedule, shape, replace(times(4), layers=[[alone] * 4]), chunks(shape))
+    assert joint.step_ps < apart.step_ps
+    assert (joint.is_paired, apart.is_paired) == (True, False)
 
 
 def test_gradients_of_weights_that_cannot_be_put_off_are_refused() -> None:
