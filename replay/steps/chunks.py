@@ -46,7 +46,7 @@ def chunks_of(shape: ModelShape, plan: Plan) -> list[range]:
             f"{shape.name} has {shape.num_layers}{behind}"
         )
         raise UserError(message)
-    if not all(counts[:-1]):
+    if not all(counts[1:-1]):
         message = (
             f"plan: pp {plan.pp} x vpp {plan.vpp} = {chunks} chunks, some without layers: "
             f"{shape.name} has {layers}, so at most {layers + 1} chunks"

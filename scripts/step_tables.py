@@ -1,0 +1,448 @@
+"""Print the tables of the studies of whole steps, replay/studies/steps-*.md.
+
+    python scripts/step_tables.py measured            # of one document
+    python scripts/step_tables.py --keep out          # of all; results lie in out/ and are reused
+
+Each table is a function below. A result in the folder is used again whatever has changed since in
+moereplay: keep one folder for one version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from replay.errors import UserError
+from replay.files import write_text
+from replay.inference import replays as inference
+from replay.inference.result import InferResult
+from replay.inference.spec import InferSpec
+from replay.training import replays as training
+from replay.training.result import TrainResult
+from replay.training.spec import TrainSpec
+
+US_PER_S = 1e6
+EXPERTS = ("experts", "exchange", "peers")
+"""What the experts' layers take, as `replay.training.result.TrainResult.moe_share` counts it."""
+
+Spec = TypeVar("Spec", TrainSpec, InferSpec)
+Result = TypeVar("Result", TrainResult, InferResult)
+
+kept: Path | None = None
+
+
+def train(**settings: Any) -> TrainResult | str:
+    """Replay a step of training, or say why it cannot be made."""
+    return _kept("train", TrainSpec(**settings), training.run, TrainResult.model_validate_json)
+
+
+def infer(**settings: Any) -> InferResult | str:
+    """Serve a batch of requests, or say why it cannot be served."""
+    return _kept("infer", InferSpec(**settings), inference.run, InferResult.model_validate_json)
+
+
+def _kept(
+    kind: str, spec: Spec, run: Callable[[Spec], Result], read: Callable[[str], Result]
+) -> Result | str:
+    """Take a result from the folder, or make it and leave it there."""
+    text = json.dumps({kind: spec.model_dump(mode="json")}, sort_keys=True)
+    name = f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    if kept is not None and (kept / name).exists():
+        return read((kept / name).read_text())
+    begin = time.perf_counter()
+    try:
+        result = run(spec)
+    except UserError as error:
+        return str(error)
+    said = json.dumps(dict(spec.settings()), sort_keys=True)
+    print(f"{time.perf_counter() - begin:6.1f} s {kind} {said}", file=sys.stderr, flush=True)
+    if kept is not None:
+        write_text(kept / name, result.to_json())
+    return result
+
+
+def row(*cells: object) -> str:
+    """One line of a table."""
+    return f"| {' | '.join(str(cell) for cell in cells)} |"
+
+
+def head(*names: str) -> None:
+    """Print the head of a table: the first column is text, the others are numbers."""
+    print(row(*names))
+    print("|" + "|".join(" --- " if not i else " ---: " for i in range(len(names))) + "|")
+
+
+def seconds(result: TrainResult, *causes: str) -> str:
+    """What causes take of a step, mean over GPUs."""
+    return f"{sum(result.mean_us(one) for one in causes) / US_PER_S:.2f}"
+
+
+# ---- measured ------------------------------------------------------------------------------------
+
+ZOO = "Qwen3-235B, 256 H100"
+MEASURED: Mapping[str, tuple[dict[str, Any], str, float]] = {
+    f"{ZOO}, TP2 PP8 EP32, DeepEP": (
+        {"plan": "qwen3-235b-megatron", "sample_nodes": 2}, "step s", 19.7,
+    ),
+    "the same, forward beside backward": (
+        {"plan": "qwen3-235b-megatron", "schedule": "megatron-overlap", "sample_nodes": 2},
+        "step s", 17.6,
+    ),
+    f"{ZOO}, TP4 PP8 EP8, DeepEP": (
+        {
+            "plan": "qwen3-235b-megatron,tp=4,ep=8,dp=8,micro_batches=256",
+            "schedule": "interleaved",
+        },
+        "step s", 29.0,
+    ),
+    f"{ZOO}, TP2 PP32 EP8, all-to-all": (
+        {
+            "plan": "qwen3-235b-megatron,pp=32,vpp=3,ep=8,dp=4,micro_batches=512,layers=0+94x1+0",
+            "scheme": "megatron", "schedule": "interleaved",
+        },
+        "step s", 24.2,
+    ),
+    "DeepSeek-V3, 1024 H100, FP8": (
+        {"plan": "deepseek-v3-megatron"}, "TFLOP/s per GPU", 368.0,
+    ),
+    "DeepSeek-V3, 2048 H800, FP8": (
+        {"plan": "deepseek-v3"}, "tokens/s per GPU", 1e12 / (180_000 * 3600),
+    ),
+}  # fmt: skip
+"""Whole steps that were measured: settings, what was published, and its value."""
+
+
+def measured() -> None:
+    """Print measured steps beside predicted ones."""
+    head(
+        "step", "published", "", "predicted", "predicted / published time", "attention s",
+        "dense s", "experts s", "exchange s", "pipeline s", "head s", "end s", "MFU",
+    )  # fmt: skip
+    for name, (settings, unit, value) in MEASURED.items():
+        result = train(**{"layers_sampled": 1, **settings})
+        if isinstance(result, str):
+            print(row(name, f"{value:,.1f}", unit, result))
+            continue
+        worth = result.efficiency
+        predicted = {
+            "step s": result.step_us / US_PER_S,
+            "TFLOP/s per GPU": worth.tflop_per_s_per_gpu,
+            "tokens/s per GPU": worth.tokens_per_s_per_gpu,
+        }[unit]
+        ratio = predicted / value if unit == "step s" else value / predicted
+        print(
+            row(
+                name, f"{value:,.1f}", unit, f"{predicted:,.1f}", f"{ratio:.2f}",
+                *(
+                    seconds(result, one)
+                    for one in ("attention", "dense", "experts")
+                ),
+                seconds(result, "exchange", "peers"), seconds(result, "pipeline"),
+                seconds(result, "head"), seconds(result, "synchronise", "optimiser"),
+                f"{worth.mfu:.1%}",
+            ),
+            flush=True,
+        )  # fmt: skip
+
+
+SMALL: Mapping[str, Any] = {
+    "plan": "qwen3-235b-megatron,tp=4,ep=8,dp=8,micro_batches=256", "schedule": "interleaved",
+    "layers_sampled": 1,
+}  # fmt: skip
+SLOW_HOSTS = {
+    "overheads.launch_us": 18.0, "overheads.kernel_gap_stream_us": 8.0,
+    "overheads.host_sync_us": 60.0, "overheads.poll_pinned_us": 8.0,
+}  # fmt: skip
+CHANGED: Mapping[str, Mapping[str, Any]] = {
+    "as above": {},
+    "shares of experts normal, 0.032 at 8 experts": {"routing": "normal:0.032"},
+    "hosts and launches cost four times": {"overrides": SLOW_HOSTS},
+    "both": {"routing": "normal:0.032", "overrides": SLOW_HOSTS},
+}
+
+
+def measured_changes() -> None:
+    """Print what changes the step whose prediction is farthest from what was measured."""
+    head(
+        "TP4 PP8 EP8, DeepEP, 29.0 s published", "predicted s", "attention s", "experts s",
+        "exchange s", "peers s",
+    )  # fmt: skip
+    for name, changes in CHANGED.items():
+        result = train(**{**SMALL, **changes})
+        if isinstance(result, str):
+            print(row(name, result))
+            continue
+        causes = "attention", "experts", "exchange", "peers"
+        print(
+            row(
+                name,
+                f"{result.step_us / US_PER_S:.1f}",
+                *(seconds(result, one) for one in causes),
+            ),
+            flush=True,
+        )
+
+
+# ---- schemes -------------------------------------------------------------------------------------
+
+SHOWN = (
+    "deepep", "megatron", "tutel", "deepep-v2", "hybrid-ep", "comet", "moe-hub", "dysharp", "ideal",
+)  # fmt: skip
+SERVED: Mapping[str, tuple[dict[str, Any], Sequence[str]]] = {
+    "Qwen3-235B": ({"model": "qwen3-235b-a22b"}, SHOWN),
+    "Mixtral 8x7B": ({"model": "mixtral-8x7b"}, SHOWN),
+    "DeepSeek-V3": ({"model": "deepseek-v3"}, SHOWN),
+}
+SERVING: Mapping[str, Any] = {
+    "system": "hgx-h200", "requests": 16, "prompt": 1024, "output": 512, "sample_layers": 1,
+}  # fmt: skip
+"""Requests per GPU, tokens of each, and one MoE layer in place of all."""
+
+
+def print_steps(
+    asked: Mapping[str, tuple[dict[str, Any], Sequence[str]]], proposal: str, **more: Any
+) -> None:
+    """Print a table of training steps: a row for each scheme of each model."""
+    head(
+        "model", "scheme", "step s", f"/ {proposal}", "tokens/s per GPU", "MFU", "MoE",
+        "experts", "exchange, peers", "bubble",
+    )  # fmt: skip
+    refused: list[str] = []
+    for model, (settings, schemes) in asked.items():
+        made = {
+            one: train(**{"layers_sampled": 1, "scheme": one, **settings, **more})
+            for one in schemes
+        }
+        reference = made.get(proposal)
+        for scheme, result in made.items():
+            if isinstance(result, str):
+                refused.append(f"{model}, {scheme}: {result.splitlines()[0]}")
+                continue
+            worth = result.efficiency
+            over = (
+                ""
+                if reference is None or isinstance(reference, str)
+                else (f"{result.step_us / reference.step_us:.2f}")
+            )
+            print(
+                row(
+                    model, scheme, f"{result.step_us / US_PER_S:.2f}", over,
+                    f"{worth.tokens_per_s_per_gpu:,.0f}", f"{worth.mfu:.1%}",
+                    f"{result.moe_share:.0%}", share(result, "experts"),
+                    share(result, "exchange", "peers"), f"{result.bubble_share:.0%}",
+                ),
+                flush=True,
+            )  # fmt: skip
+    print_refused(refused)
+
+
+def print_refused(refused: Sequence[str]) -> None:
+    """Say what could not be made."""
+    for line in refused:
+        print(f"\n{line}")
+
+
+def share(result: TrainResult, *causes: str) -> str:
+    """Share of the step, mean over GPUs, that causes take."""
+    return f"{sum(result.mean_us(one) for one in causes) / result.step_us:.0%}"
+
+
+def phase_share(result: InferResult, phase: str) -> float:
+    """Share of a phase that goes by with experts, exchange and waiting for peers."""
+    spent = (result.prefill if phase == "prefill" else result.decode).spent_us
+    return sum(spent.get(one, 0.0) for one in EXPERTS) / sum(spent.values())
+
+
+def served_by_scheme() -> None:
+    """Print prefill and decoding under every scheme that can."""
+    print_served(SERVED, "deepep", **SERVING)
+
+
+def print_served(
+    asked: Mapping[str, tuple[dict[str, Any], Sequence[str]]], proposal: str, **more: Any
+) -> None:
+    """Print a table of batches served: a row for each scheme of each model."""
+    head(
+        "model", "scheme", "last first token ms", f"/ {proposal}", "MoE in prefill",
+        "time per token ms", f"/ {proposal}", "MoE in decoding", "all s", f"/ {proposal}",
+    )  # fmt: skip
+    refused: list[str] = []
+    for model, (settings, schemes) in asked.items():
+        made = {one: infer(**{"scheme": one, **more, **settings}) for one in schemes}
+        reference = made.get(proposal)
+        for scheme, result in made.items():
+            if isinstance(result, str):
+                refused.append(f"{model}, {scheme}: {result.splitlines()[0]}")
+                continue
+            values = [result.ttft.last_us, result.tpot.mean_us, result.time_us]
+            over = ["", "", ""]
+            if isinstance(reference, InferResult):
+                base = reference.ttft.last_us, reference.tpot.mean_us, reference.time_us
+                over = [f"{v / b:.2f}" for b, v in zip(base, values, strict=True)]
+            print(
+                row(
+                    model, scheme, f"{values[0] / 1e3:,.0f}", over[0],
+                    f"{phase_share(result, 'prefill'):.0%}", f"{values[1] / 1e3:.2f}", over[1],
+                    f"{phase_share(result, 'decode'):.0%}", f"{values[2] / US_PER_S:.2f}", over[2],
+                ),
+                flush=True,
+            )  # fmt: skip
+    print_refused(refused)
+
+
+# ---- DySHARP -------------------------------------------------------------------------------------
+
+DYSHARP_SCHEMES = (
+    "deepep", "deepep-v2", "nvls", "fastermoe", "tutel", "ccfuser", "comet", "dysharp-basic",
+    "dysharp-comet", "dysharp-fusion-only", "dysharp",
+)  # fmt: skip
+NORMAL: Mapping[str, Any] = {"routing": "normal:0.032", "plan": "dysharp-l"}
+DYSHARP: Mapping[str, tuple[dict[str, Any], Sequence[str]]] = {
+    "GPT-OSS-120B": ({**NORMAL, "model": "gpt-oss-120b", "sequence": 4096}, DYSHARP_SCHEMES),
+    "Qwen3-235B": (
+        {**NORMAL, "model": "qwen3-235b-a22b", "sequence": 4096},
+        ("deepep", "deepep-v2", "nvls", "comet", "dysharp"),
+    ),
+}
+DYSHARP_SERVED: Mapping[str, tuple[dict[str, Any], Sequence[str]]] = {
+    "GPT-OSS-120B": ({"model": "gpt-oss-120b"}, DYSHARP_SCHEMES),
+    "Qwen3-235B": ({"model": "qwen3-235b-a22b"}, DYSHARP_SCHEMES),
+    "L": ({"model": "dysharp-l"}, DYSHARP_SCHEMES),
+}
+
+
+def dysharp_training() -> None:
+    """Print steps of 16 stages, each an NVL32."""
+    print_steps(DYSHARP, "dysharp")
+
+
+def dysharp_dualpipe() -> None:
+    """Print the same under DualPipe, whose exchange is DeepEP's."""
+    asked = {
+        f"{model}, DualPipe": ({**settings, "schedule": "dualpipe"}, ("deepep",))
+        for model, (settings, _) in DYSHARP.items()
+    }
+    print_steps(asked, "deepep")
+
+
+def dysharp_serving() -> None:
+    """Print a batch on one NVL32, with a power law's routing."""
+    print_served(
+        DYSHARP_SERVED, "dysharp", system="gh200-nvl32", requests=16, prompt=512, output=512,
+        sample_layers=1, routing="zipf:skew=1.5",
+    )  # fmt: skip
+
+
+# ---- MoE-Hub -------------------------------------------------------------------------------------
+
+HUB_SCHEMES = ("megatron", "fastermoe", "tutel", "comet", "ccfuser", "moe-hub")
+HUB_MODELS = {
+    "Mixtral": "mixtral-8x7b", "Qwen2": "qwen2-moe-2.7b-e64", "Phi-3.5": "phi-3.5-moe",
+}  # fmt: skip
+
+
+def hub_forward() -> None:
+    """Print forward passes of whole models: 16384 tokens on 2, 4 and 8 GPUs of an H800 node."""
+    asked: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
+        f"{label}, {gpus} GPUs": (
+            {
+                "model": model, "decode_gpus": gpus, "prompt": 16384 // gpus // 4,
+                "chunk": 16384 // gpus,
+            },
+            HUB_SCHEMES,
+        )
+        for label, model in HUB_MODELS.items()
+        for gpus in (2, 4, 8)
+    }  # fmt: skip
+    print_served(
+        asked, "moe-hub", system="hgx-h800", requests=4, output=32, sample_layers=1,
+        routing="normal:share_std_e8=0.032", fit=False, precision="bf16",
+    )  # fmt: skip
+
+
+# ---- Pangu Ultra MoE -----------------------------------------------------------------------------
+
+BEFORE: Mapping[str, Any] = {
+    "plan": "pangu-ultra-moe,dp=32", "schedule": "interleaved", "scheme": "cann-ep",
+    "routing": "normal:0.032", "layers_sampled": 1,
+}  # fmt: skip
+HIERARCHY: Mapping[str, Any] = {"scheme": "pangu"}
+BESIDE: Mapping[str, Any] = {"schedule": "megatron-overlap"}
+BALANCE: Mapping[str, Any] = {"placement": "eplb:256"}
+SIX: Mapping[str, Any] = {"plan": "pangu-ultra-moe"}
+PANGU: Mapping[str, Mapping[str, Any]] = {
+    "before: rows straight to experts (cann-ep), interleaved, 4096 NPUs": {},
+    "hierarchical exchange alone": HIERARCHY,
+    "forward beside backward alone": BESIDE,
+    "experts balanced alone": BALANCE,
+    "hierarchical, beside": {**HIERARCHY, **BESIDE},
+    "hierarchical, beside, balanced": {**HIERARCHY, **BESIDE, **BALANCE},
+    "all of these, 6144 NPUs": {**HIERARCHY, **BESIDE, **BALANCE, **SIX},
+    "all of these, even routing": {
+        **HIERARCHY, **BESIDE, **BALANCE, **SIX, "routing": "uniform",
+    },
+}  # fmt: skip
+
+
+def pangu() -> None:
+    """Print Pangu Ultra MoE's step with one optimisation at a time, and one after the other."""
+    head(
+        "step", "step s", "over before", "tokens/s per NPU", "TFLOP/s per NPU", "MFU", "attention",
+        "experts", "exchange", "peers", "bubble",
+    )  # fmt: skip
+    refused: list[str] = []
+    before: TrainResult | None = None
+    for name, changes in PANGU.items():
+        result = train(**{**BEFORE, **changes})
+        if isinstance(result, str):
+            refused.append(f"{name}: {result}")
+            continue
+        before = before or result
+        worth = result.efficiency
+        gain = worth.tokens_per_s_per_gpu / before.efficiency.tokens_per_s_per_gpu
+        print(
+            row(
+                name, f"{result.step_us / US_PER_S:.2f}", f"{gain:.2f}",
+                f"{worth.tokens_per_s_per_gpu:,.0f}", f"{worth.tflop_per_s_per_gpu:.0f}",
+                f"{worth.mfu:.1%}", share(result, "attention"), share(result, "experts"),
+                share(result, "exchange"), share(result, "peers"), share(result, "pipeline"),
+            ),
+            flush=True,
+        )  # fmt: skip
+    print_refused(refused)
+
+
+TABLES: Mapping[str, Sequence[Callable[[], None]]] = {
+    "measured": (measured, measured_changes),
+    "schemes": (served_by_scheme,),
+    "dysharp": (dysharp_training, dysharp_dualpipe, dysharp_serving),
+    "moe-hub": (hub_forward,),
+    "pangu": (pangu,),
+}
+
+
+def main(names: Iterable[str]) -> None:
+    """Print the tables of some documents."""
+    for name in names:
+        print(f"# {name}")
+        for table in TABLES[name]:
+            print()
+            table()
+        print()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Tables of the studies of whole steps")
+    parser.add_argument("names", nargs="*", choices=[*TABLES, []], help="[all]")
+    parser.add_argument("--keep", type=Path, help="folder of results, used again")
+    given = parser.parse_args()
+    kept = given.keep
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+    main(given.names or TABLES)
