@@ -30,6 +30,7 @@ from replay.inference.setup import Setup, Side
 from replay.inference.spec import InferSpec
 from replay.measure.parts import Strict
 from replay.run.describe import package_version
+from replay.run.identity import identity
 from replay.schemes.base import LayerRefusedError
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ class Arrived(Strict):
     Attributes
     ----------
     run_id
-        SHA-256 of everything of the model, the machine and the schemes that decides the result;
-        `arrivals` decides the rest.
+        SHA-256 of everything that decides the result: model, machine, schemes, requests and rules.
     served
         The run; of a search, the one at the largest rate that keeps the limits, if there is one.
     capacity
@@ -152,9 +152,18 @@ def arrive(spec: InferSpec, asked: ArrivalSpec) -> Arrived:
     else:
         served = measure(run(requests), asked.limits)
     return Arrived(
-        run_id=setup.run_id, version=package_version(), spec=spec, arrivals=asked, caches=caches,
-        served=served, capacity=found,
+        run_id=_run_id(setup, asked, requests), version=package_version(), spec=spec,
+        arrivals=asked, caches=caches, served=served, capacity=found,
     )  # fmt: skip
+
+
+def _run_id(setup: Setup, asked: ArrivalSpec, requests: Requests) -> str:
+    """Identity: requests enter by value, and not by the name of their file."""
+    return identity({
+        "iterations": setup.run_id,
+        "requests": requests.content_id,
+        "rules": asked.model_dump(mode="json", exclude={"arrivals"}),
+    })  # fmt: skip
 
 
 def compare(

@@ -7,6 +7,7 @@ thus meet the same requests in the same order.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,6 +57,14 @@ class Requests:
 
     def __len__(self) -> int:
         return len(self.arrival_ps)
+
+    @property
+    def content_id(self) -> str:
+        """SHA-256 of all arrivals and lengths, wherever they are from."""
+        digest = hashlib.sha256()
+        for values in (self.arrival_ps, self.prompt, self.output):
+            digest.update(np.ascontiguousarray(values, "<i8").tobytes())
+        return digest.hexdigest()
 
     @property
     def rate(self) -> float:

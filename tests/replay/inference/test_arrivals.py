@@ -53,6 +53,18 @@ def test_prefill_apart_leaves_decoding_alone(together: Arrived, apart: Arrived) 
     assert alone.num_gpus == 4 and mixed.handover is None
 
 
+def test_identity_is_of_requests_and_rules(together: Arrived, tmp_path: Path) -> None:
+    asked = ArrivalSpec(arrivals="50", count=24, tpot_ms=1000.0)
+    assert arrive(SMALL, asked).run_id == together.run_id
+    others = (asked.model_copy(update=one) for one in ({"count": 23}, {"policy": "prefill-first"}))
+    assert len({together.run_id, *(arrive(SMALL, one).run_id for one in others)}) == 3
+    ids = []
+    for name, output in (("a.csv", 5), ("b.csv", 5), ("c.csv", 6)):
+        (tmp_path / name).write_text(f"arrival_s,prompt,output\n0,9,4\n1.5,20,{output}\n")
+        ids.append(arrive(SMALL, ArrivalSpec(arrivals=str(tmp_path / name))).run_id)
+    assert ids[0] == ids[1] != ids[2], "a file is what it holds, whatever its name"
+
+
 def test_caches_take_the_time_of_the_network() -> None:
     """One request; its 100 positions go at 50 MB/s to the GPU that decodes it."""
     slow = SMALL.changed(
