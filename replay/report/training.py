@@ -235,7 +235,8 @@ def _notes(compared: TrainComparison) -> Iterator[Text]:
     if left_out := _list(facts["left_out"]):
         lines.append(f"No time is charged for: {', '.join(map(str, left_out))}.")
     apart = [_name(one) for one in compared.results if not one.is_paired]
-    if SCHEDULES[str(result.schedule["name"])].beside and apart:
+    schedule = SCHEDULES.get(str(result.schedule["name"]))
+    if apart and schedule is not None and schedule.beside:
         lines.append(
             "No joint replay, so a forward pass comes before a backward pass where the schedule "
             f"has both at once: {', '.join(apart)}."
