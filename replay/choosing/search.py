@@ -125,29 +125,20 @@ def possible(space: Space, where: Where, models: Models | None = None) -> Possib
 class Simulator:
     """Gives costs of candidates, of those that are in the folder without simulating them again."""
 
-    def __init__(self, store: Store, leases: Leases, crew: Crew, tell: Tell) -> None:
-        self._store, self._leases, self._crew, self._tell = store, leases, crew, tell
-        self.num_computed = self.num_reused = 0
+    def __init__(self, store: Store, leases: Leases, crew: Crew) -> None:
+        self._store, self._leases, self._crew = store, leases, crew
 
     def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Outcome]:
         """Give the outcome of each."""
         ids = [make_task(one).id for one in candidates]
         known: dict[str, Outcome] = {}
-        jobs: dict[str, Job] = {}
-        for identity, one in zip(ids, candidates, strict=True):
-            outcome, problem = self._store.read(identity)
-            if problem:
-                self._tell(f"{problem}; computed anew")
-            if outcome is None:
-                jobs[identity] = Job(identity, "", one, make_task)
-            else:
-                known[identity] = _outcome(outcome.result, outcome.refused, outcome.failed)
-                self.num_reused += 1
+        jobs = {
+            identity: Job(identity, "", one, make_task)
+            for identity, one in zip(ids, candidates, strict=True)
+        }
         for finished in Work([*jobs.values()], self._store, self._leases, self._crew).outcomes():
             found = finished.outcome
             known[finished.id] = _outcome(found.result, found.refused, found.failed)
-            self.num_computed += not finished.is_found
-            self.num_reused += finished.is_found
         return iter([known[identity] for identity in ids])
 
 
@@ -192,7 +183,7 @@ def search(
     ranked = []
     with Leases(store.folder, report) as leases, crew as workers:
         for one in found:
-            simulator = Simulator(store, leases, workers, report)
+            simulator = Simulator(store, leases, workers)
             ranked.append(rank(one.bounded, simulator, top=top, by=by, most=most))
             if then is not None:
                 then(one, ranked[-1], simulator)

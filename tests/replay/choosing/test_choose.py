@@ -129,6 +129,15 @@ def test_identity_is_of_everything_that_decides_the_cost(space: Path) -> None:
     assert make_task(one).id in ids
 
 
+def test_a_step_is_on_the_machine_that_is_asked_for(space: Path, folder: Path) -> None:
+    first = choice_in(folder).systems[0].rows[0]
+    (where,) = load(space).systems
+    candidates = [one.candidate for one in possible(load(space), where).bounded]
+    (one,) = (one for one in candidates if (dict(one.sizes), one.plan) == (first.sizes, first.plan))
+    slower = simulated(one.with_overrides({"link.efficiency": 0.1}))
+    assert slower.step_us > first.cost.step_us
+
+
 def test_the_table_says_why(folder: Path) -> None:
     said = choice_in(folder).text()
     assert "The best spends its step on " in said
