@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
+from hwmodel.units import BYTES_PER_MIB
 from replay.report.tables import text_table
 from replay.training.result import TrainComparison
 from replay.training.schedules.registry import SCHEDULES
@@ -226,6 +227,7 @@ def _notes(compared: TrainComparison) -> Iterator[Text]:
     if result.num_gpus > result.peers * len(result.spent_us["peers"]):
         groups = result.num_gpus // (result.peers * len(result.spent_us["peers"]))
         lines.append(f"One of {groups} groups of {result.peers} GPUs per stage; all do alike.")
+    lines += _misfit(result)
     facts = result.replayed
     sampled = [len(_list(one)) for one in _list(facts["replayed_layers"])]
     lines.append(
@@ -251,6 +253,19 @@ def _notes(compared: TrainComparison) -> Iterator[Text]:
         reasons.setdefault(reason.removeprefix(f"scheme {name!r}: "), []).append(name)
     lines += [f"Left out: {', '.join(names)}: {reason}." for reason, names in reasons.items()]
     yield from (Text(_filled(line)) for line in lines)
+
+
+def _misfit(result: TrainResult) -> Iterator[str]:
+    """The stage that needs most, where that is more than a GPU has."""
+    needs = [sum(one.values()) for one in result.memory]
+    capacity = result.system.values["hbm.capacity_MiB"]
+    assert isinstance(capacity, int | float)
+    most, room = max(needs, default=0), capacity * BYTES_PER_MIB
+    if most > room:
+        yield (
+            f"Does not fit: stage {needs.index(most)} needs {most / 1e9:,.1f} GB on each GPU, "
+            f"which has {room / 1e9:,.1f}. Times are as if it did."
+        )
 
 
 def _list(value: object) -> list[object]:

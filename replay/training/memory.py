@@ -23,20 +23,22 @@ def memory_of(
     schedule: Schedule,
     recipe: Recipe,
     sequence: int,
+    *,
+    must_fit: bool = True,
 ) -> list[StageMemory]:
     """Count the memory of every stage, without the buffers of a scheme and with even routing.
 
     Raises
     ------
     UserError
-        If a stage does not fit into a GPU's memory, saying which, and what would.
+        If a stage does not fit into a GPU's memory and must, saying which, and what would.
     """
 
     def needs(other: Plan) -> list[StageMemory]:
         held = held_by(schedule, other)
         return stages(shape, other, recipe, sequence, held, copies=schedule.copies)
 
-    return require(shape, plan, system, needs)
+    return require(shape, plan, system, needs) if must_fit else needs(plan)
 
 
 def held_by(schedule: Schedule, plan: Plan) -> list[Held]:

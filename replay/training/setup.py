@@ -101,7 +101,7 @@ class Setup:
         check(plan, shape, system, sequence)
         precision = Precision(spec.precision or shape.default_precision)
         recipe = recipes.find(spec.recipe or named.recipe or DEFAULT_RECIPES[precision.gemm])
-        memory = memory_of(shape, plan, system, schedule, recipe, sequence)
+        memory = memory_of(shape, plan, system, schedule, recipe, sequence, must_fit=spec.fit)
         routing = routing_of(spec.routing)
         replays = StepReplays(
             shape, system, plan,
@@ -125,7 +125,7 @@ class Setup:
         )
         return identity({
             "code": [code_identity(), step_code()],
-            "model": self.shape.sizes(),
+            "model": self.shape.model_dump(mode="json", exclude={"title", "notes", "sources"}),
             "system": self.system.describe(),
             "scheme": {
                 "name": scheme.name,

@@ -93,6 +93,7 @@ class TrainSpec(BaseModel):
         "time: lognormal:MEDIAN_US:SPREAD, the spread of its natural logarithm; or off.",
     )
     jitter_seed: int = Field(0, ge=0, le=MOST, description="Seed of these times.")
+    fit: bool = Field(True, description="Refuse what does not fit into memory.")
 
     def __init__(self, **settings: Any) -> None:
         try:

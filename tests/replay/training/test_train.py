@@ -11,7 +11,9 @@ import pytest
 import tracegen.models
 from replay import training
 from replay.errors import UserError
+from replay.report.text import summary
 from replay.run.identity import identity
+from replay.schemes.registry import find
 from replay.steps import plans
 from replay.steps.parameters import flop_per_token
 from replay.steps.plan import Plan
@@ -244,6 +246,25 @@ def test_what_does_not_fit_into_a_gpu_is_refused_before_anything_is_replayed() -
     with pytest.raises(UserError, match=r"stage 0 needs .* dgx-h100 has") as refusal:
         training.run(**{**SMALL, "model": "mixtral-8x7b"})
     assert "recompute" in str(refusal.value) or "least needs" in str(refusal.value)
+
+
+def test_what_does_not_fit_is_replayed_if_asked_for_and_the_report_says_so() -> None:
+    wanted = {**SMALL, "model": "mixtral-8x7b"}
+    compared = training.compare(schemes=["ideal"], fit=False, **wanted)
+    assert max(sum(stage.values()) for stage in compared["ideal"].memory) > 80e9
+    assert "Does not fit: stage 0 needs" in summary(compared)
+    fits = training.compare(schemes=["ideal"], **SMALL)
+    assert "Does not fit" not in summary(fits)
+
+
+def test_identity_is_of_the_whole_model() -> None:
+    """A trace's header does not have the vocabulary, of which the head's time depends."""
+    shape = tracegen.models.load("olmoe-1b-7b")
+    ids = {
+        setup.Setup.of(TrainSpec(**SMALL), one).run_id(find("ideal"))
+        for one in (shape, shape.model_copy(update={"vocab": 2 * (shape.vocab or 0)}))
+    }
+    assert len(ids) == 2
 
 
 def test_stages_hold_the_chunks_that_the_schedule_gives_them() -> None:
