@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -90,29 +91,40 @@ MEASURED: Mapping[str, tuple[dict[str, Any], str, float]] = {
     f"{ZOO}, TP2 PP8 EP32, DeepEP": (
         {"plan": "qwen3-235b-megatron", "sample_nodes": 2}, "step s", 19.7,
     ),
-    "the same, forward beside backward": (
-        {"plan": "qwen3-235b-megatron", "schedule": "megatron-overlap", "sample_nodes": 2},
-        "step s", 17.6,
-    ),
     f"{ZOO}, TP4 PP8 EP8, DeepEP": (
-        {
-            "plan": "qwen3-235b-megatron,tp=4,ep=8,dp=8,micro_batches=256",
-            "schedule": "interleaved",
-        },
-        "step s", 29.0,
+        {"plan": "qwen3-235b-megatron,tp=4,ep=8,dp=8,micro_batches=256"}, "step s", 29.0,
     ),
     f"{ZOO}, TP2 PP32 EP8, all-to-all": (
         {
             "plan": "qwen3-235b-megatron,pp=32,vpp=3,ep=8,dp=4,micro_batches=512,layers=0+94x1+0",
-            "scheme": "megatron", "schedule": "interleaved",
+            "scheme": "megatron",
         },
         "step s", 24.2,
     ),
-    "DeepSeek-V3, 1024 H100, FP8": (
-        {"plan": "deepseek-v3-megatron"}, "TFLOP/s per GPU", 368.0,
+    "Mixtral 8x7B, 64 H100, PP4 EP8, all-to-all": (
+        {"plan": "mixtral-8x7b-megatron", "scheme": "megatron"}, "TFLOP/s per GPU", 468,
     ),
-    "DeepSeek-V3, 2048 H800, FP8": (
-        {"plan": "deepseek-v3"}, "tokens/s per GPU", 1e12 / (180_000 * 3600),
+    "Qwen3-30B, 16 H100, PP2 EP8, all-to-all (published: FP8)": (
+        {
+            "model": "qwen3-30b-a3b", "schedule": "interleaved",
+            "plan": "pp=2,vpp=24,dp=8,ep=8,micro_batch=2,micro_batches=32,recompute=selective",
+            "scheme": "megatron",
+        },
+        "tokens/s per GPU", 5275,
+    ),
+    "GPT-OSS-120B, 64 H100, PP4 EP8, all-to-all": (
+        {
+            "model": "gpt-oss-120b", "schedule": "1f1b", "scheme": "megatron",
+            "plan": "pp=4,dp=16,ep=8,micro_batch=4,micro_batches=8,recompute=full",
+        },
+        "tokens/s per GPU", 5630,
+    ),
+    f"{ZOO}, TP2 PP8 EP32, DeepEP, forward beside backward": (
+        {"plan": "qwen3-235b-megatron", "schedule": "megatron-overlap", "sample_nodes": 2},
+        "step s", 17.6,
+    ),
+    "DeepSeek-V3, 1024 H100, FP8, TP2 PP8 EP64, DeepEP, beside": (
+        {"plan": "deepseek-v3-megatron"}, "TFLOP/s per GPU", 368,
     ),
 }  # fmt: skip
 """Whole steps that were measured: settings, what was published, and its value."""
@@ -205,40 +217,27 @@ SERVING: Mapping[str, Any] = {
 """Requests per GPU, tokens of each, and one MoE layer in place of all."""
 
 
-def print_steps(
-    asked: Mapping[str, tuple[dict[str, Any], Sequence[str]]], proposal: str, **more: Any
-) -> None:
-    """Print a table of training steps: a row for each scheme of each model."""
-    head(
-        "model", "scheme", "step s", f"/ {proposal}", "tokens/s per GPU", "MFU", "MoE",
-        "experts", "exchange, peers", "bubble",
-    )  # fmt: skip
-    refused: list[str] = []
-    for model, (settings, schemes) in asked.items():
-        made = {
-            one: train(**{"layers_sampled": 1, "scheme": one, **settings, **more})
-            for one in schemes
+def print_steps(asked: Mapping[str, tuple[dict[str, Any], Sequence[str]]], proposal: str) -> None:
+    """Print a table of training steps, with a column for each scheme."""
+    made = {
+        model: {one: train(**{"layers_sampled": 1, "scheme": one, **settings}) for one in schemes}
+        for model, (settings, schemes) in asked.items()
+    }
+    times = {
+        model: {
+            scheme: (result.step_us / US_PER_S, result.moe_share)
+            for scheme, result in of.items()
+            if isinstance(result, TrainResult)
         }
-        reference = made.get(proposal)
-        for scheme, result in made.items():
-            if isinstance(result, str):
-                refused.append(f"{model}, {scheme}: {result.splitlines()[0]}")
-                continue
-            worth = result.efficiency
-            over = (
-                ""
-                if reference is None or isinstance(reference, str)
-                else (f"{result.step_us / reference.step_us:.2f}")
-            )
-            print(
-                row(
-                    model, scheme, f"{result.step_us / US_PER_S:.2f}", over,
-                    f"{worth.tokens_per_s_per_gpu:,.0f}", f"{worth.mfu:.1%}",
-                    f"{result.moe_share:.0%}", share(result, "experts"),
-                    share(result, "exchange", "peers"), f"{result.bubble_share:.0%}",
-                ),
-                flush=True,
-            )  # fmt: skip
+        for model, of in made.items()
+    }
+    print_ratios(times, proposal, "step s")
+    refused = [
+        f"{model}, {scheme}: {result.splitlines()[0]}"
+        for model, of in made.items()
+        for scheme, result in of.items()
+        if isinstance(result, str)
+    ]
     print_refused(refused)
 
 
@@ -267,33 +266,57 @@ def served_by_scheme() -> None:
 def print_served(
     asked: Mapping[str, tuple[dict[str, Any], Sequence[str]]], proposal: str, **more: Any
 ) -> None:
-    """Print a table of batches served: a row for each scheme of each model."""
-    head(
-        "model", "scheme", "last first token ms", f"/ {proposal}", "MoE in prefill",
-        "time per token ms", f"/ {proposal}", "MoE in decoding", "all s", f"/ {proposal}",
-    )  # fmt: skip
-    refused: list[str] = []
-    for model, (settings, schemes) in asked.items():
-        made = {one: infer(**{"scheme": one, **more, **settings}) for one in schemes}
-        reference = made.get(proposal)
-        for scheme, result in made.items():
-            if isinstance(result, str):
-                refused.append(f"{model}, {scheme}: {result.splitlines()[0]}")
-                continue
-            values = [result.ttft.last_us, result.tpot.mean_us, result.time_us]
-            over = ["", "", ""]
-            if isinstance(reference, InferResult):
-                base = reference.ttft.last_us, reference.tpot.mean_us, reference.time_us
-                over = [f"{v / b:.2f}" for b, v in zip(base, values, strict=True)]
-            print(
-                row(
-                    model, scheme, f"{values[0] / 1e3:,.0f}", over[0],
-                    f"{phase_share(result, 'prefill'):.0%}", f"{values[1] / 1e3:.2f}", over[1],
-                    f"{phase_share(result, 'decode'):.0%}", f"{values[2] / US_PER_S:.2f}", over[2],
-                ),
-                flush=True,
-            )  # fmt: skip
+    """Print two tables, of prefill and of decoding, with a column for each scheme."""
+    made = {
+        model: {one: infer(**{"scheme": one, **more, **settings}) for one in schemes}
+        for model, (settings, schemes) in asked.items()
+    }
+    for phase, what in (("prefill", "last first token ms"), ("decode", "time per token ms")):
+        times = {
+            model: {
+                scheme: (milliseconds(result, phase), phase_share(result, phase))
+                for scheme, result in of.items()
+                if isinstance(result, InferResult)
+            }
+            for model, of in made.items()
+        }
+        print_ratios(times, proposal, what)
+    refused = [
+        f"{model}, {scheme}: {result.splitlines()[0]}"
+        for model, of in made.items()
+        for scheme, result in of.items()
+        if isinstance(result, str)
+    ]
     print_refused(refused)
+
+
+def milliseconds(result: InferResult, phase: str) -> float:
+    """Time until the last request has its first token, or of a token while decoding."""
+    return (result.ttft.last_us if phase == "prefill" else result.tpot.mean_us) / 1e3
+
+
+def print_ratios(
+    times: Mapping[str, Mapping[str, tuple[float, float]]], proposal: str, what: str
+) -> None:
+    """Print times over that of one scheme, each with the share of MoE, and geometric means."""
+    schemes = list(dict.fromkeys(one for of in times.values() for one in of if one != proposal))
+    head("", f"{proposal}: {what}", "MoE", *(f"{one} / {proposal}" for one in schemes))
+    logs: dict[str, list[float]] = {one: [] for one in schemes}
+    for model, of in times.items():
+        if proposal not in of:
+            continue
+        time, share_of = of[proposal]
+        cells = []
+        for one in schemes:
+            if one not in of:
+                cells.append("")
+                continue
+            logs[one].append(math.log(of[one][0] / time))
+            cells.append(f"{of[one][0] / time:.2f} ({of[one][1]:.0%})")
+        print(row(model, f"{time:,.2f}", f"{share_of:.0%}", *cells))
+    means = [f"{math.exp(sum(of) / len(of)):.2f}" if of else "" for of in logs.values()]
+    print(row("geometric mean", "", "", *means))
+    print()
 
 
 # ---- DySHARP -------------------------------------------------------------------------------------
@@ -312,8 +335,11 @@ DYSHARP: Mapping[str, tuple[dict[str, Any], Sequence[str]]] = {
 }
 DYSHARP_SERVED: Mapping[str, tuple[dict[str, Any], Sequence[str]]] = {
     "GPT-OSS-120B": ({"model": "gpt-oss-120b"}, DYSHARP_SCHEMES),
-    "Qwen3-235B": ({"model": "qwen3-235b-a22b"}, DYSHARP_SCHEMES),
-    "L": ({"model": "dysharp-l"}, DYSHARP_SCHEMES),
+    "Qwen3-235B": (
+        {"model": "qwen3-235b-a22b"},
+        ("deepep", "deepep-v2", "nvls", "comet", "dysharp"),
+    ),
+    "L": ({"model": "dysharp-l"}, ("deepep", "deepep-v2", "nvls", "comet", "dysharp")),
 }
 
 
@@ -335,6 +361,7 @@ def dysharp_serving() -> None:
     """Print a batch on one NVL32, with a power law's routing."""
     print_served(
         DYSHARP_SERVED, "dysharp", system="gh200-nvl32", requests=16, prompt=512, output=512,
+        chunk=2048,
         sample_layers=1, routing="zipf:skew=1.5",
     )  # fmt: skip
 
@@ -348,17 +375,17 @@ HUB_MODELS = {
 
 
 def hub_forward() -> None:
-    """Print forward passes of whole models: 16384 tokens on 2, 4 and 8 GPUs of an H800 node."""
+    """Print forward passes of whole models: 16384 tokens on 2 to 16 GPUs of an H800 domain."""
     asked: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
         f"{label}, {gpus} GPUs": (
             {
                 "model": model, "decode_gpus": gpus, "prompt": 16384 // gpus // 4,
-                "chunk": 16384 // gpus,
+                "chunk": 16384 // gpus, "overrides": {"fabric.num_gpus": gpus} if gpus > 8 else {},
             },
             HUB_SCHEMES,
         )
         for label, model in HUB_MODELS.items()
-        for gpus in (2, 4, 8)
+        for gpus in (2, 4, 8, 16)
     }  # fmt: skip
     print_served(
         asked, "moe-hub", system="hgx-h800", requests=4, output=32, sample_layers=1,
@@ -369,23 +396,34 @@ def hub_forward() -> None:
 # ---- Pangu Ultra MoE -----------------------------------------------------------------------------
 
 BEFORE: Mapping[str, Any] = {
-    "plan": "pangu-ultra-moe,dp=32", "schedule": "interleaved", "scheme": "cann-ep",
+    "plan": "pangu-ultra-moe,dp=32", "schedule": "interleaved", "scheme": "pangu",
     "routing": "normal:0.032", "layers_sampled": 1,
 }  # fmt: skip
-HIERARCHY: Mapping[str, Any] = {"scheme": "pangu"}
 BESIDE: Mapping[str, Any] = {"schedule": "megatron-overlap"}
-BALANCE: Mapping[str, Any] = {"placement": "eplb:256"}
+MOVED: Mapping[str, Any] = {"placement": "eplb:256"}
 SIX: Mapping[str, Any] = {"plan": "pangu-ultra-moe"}
+SKEWED: Mapping[str, Any] = {"routing": "zipf:0.6"}
 PANGU: Mapping[str, Mapping[str, Any]] = {
-    "before: rows straight to experts (cann-ep), interleaved, 4096 NPUs": {},
-    "hierarchical exchange alone": HIERARCHY,
-    "forward beside backward alone": BESIDE,
-    "experts balanced alone": BALANCE,
-    "hierarchical, beside": {**HIERARCHY, **BESIDE},
-    "hierarchical, beside, balanced": {**HIERARCHY, **BESIDE, **BALANCE},
-    "all of these, 6144 NPUs": {**HIERARCHY, **BESIDE, **BALANCE, **SIX},
-    "all of these, even routing": {
-        **HIERARCHY, **BESIDE, **BALANCE, **SIX, "routing": "uniform",
+    "before: interleaved, 4096 NPUs": {},
+    "exchange in 4 parts": {"options": {"chunks": 4}},
+    "forward beside backward": BESIDE,
+    "experts moved": MOVED,
+    "beside, moved": {**BESIDE, **MOVED},
+    "beside, moved, 6144 NPUs": {**BESIDE, **MOVED, **SIX},
+    "before, Zipf 0.6": SKEWED,
+    "experts moved, Zipf 0.6": {**SKEWED, **MOVED},
+    "replicas per step, Zipf 0.6": {**SKEWED, "placement": "ultraep:288"},
+    "beside, Zipf 0.6": {**SKEWED, **BESIDE},
+    "beside, moved, Zipf 0.6": {**SKEWED, **BESIDE, **MOVED},
+    "before, 128 micro-batches": {"plan": "pangu-ultra-moe,dp=32,micro_batches=128"},
+    "beside, moved, 6144 NPUs, 128 micro-batches": {
+        **BESIDE, **MOVED, "plan": "pangu-ultra-moe,micro_batches=128",
+    },
+    "before, sequences of 8192": {
+        "plan": "pangu-ultra-moe,dp=32,micro_batch=1", "sequence": 8192,
+    },
+    "beside, moved, 6144 NPUs, sequences of 8192": {
+        **BESIDE, **MOVED, "plan": "pangu-ultra-moe,micro_batch=1", "sequence": 8192,
     },
 }  # fmt: skip
 
