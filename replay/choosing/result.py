@@ -194,9 +194,9 @@ class Found(Strict):
             f"bounds" + (f"; {self.skipped} not looked at" if self.skipped else "") + "."
         )
         for what, counts in (
-            ("None", self.left_out),
-            ("Refused", self.refused),
-            ("Failed", self.failed),
+            ("left out", self.left_out),
+            ("refused", self.refused),
+            ("failed", self.failed),
         ):
             for reason, number in counts.items():
                 yield f"  {what}: {number:,} x {reason}"

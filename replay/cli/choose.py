@@ -184,6 +184,6 @@ def _show(found: list[Possible], top: int) -> None:
     for one in found:
         print(f"{one.where.system}: {len(one.bounded)} candidates of {one.looked_at:,} pairs")
         for reason, number in sorted(one.left_out.items()):
-            print(f"  None: {number:,} x {reason}")
+            print(f"  left out: {number:,} x {reason}")
         for row in sorted(one.bounded, key=lambda each: each.least_us)[:top]:
             print(f"  at least {row.least_us / 1e6:.3f} s: {row.candidate.label}")

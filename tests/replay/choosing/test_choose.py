@@ -142,7 +142,7 @@ def test_the_table_says_why(folder: Path) -> None:
     said = choice_in(folder).text()
     assert "The best spends its step on " in said
     assert "The second takes +" in said
-    assert "None: 2 x does not suit the model" in said
+    assert "left out: 2 x does not suit the model" in said
     assert all(len(line) <= 120 for line in said.splitlines())
 
 
