@@ -126,6 +126,9 @@ MEASURED: Mapping[str, tuple[dict[str, Any], str, float]] = {
     "DeepSeek-V3, 1024 H100, FP8, TP2 PP8 EP64, DeepEP, beside": (
         {"plan": "deepseek-v3-megatron"}, "TFLOP/s per GPU", 368,
     ),
+    "DeepSeek-V3, 2048 H800, FP8, PP16 EP64, DeepEP, DualPipe": (
+        {"plan": "deepseek-v3"}, "tokens/s per GPU", 1e12 / (180_000 * 3600),
+    ),
 }  # fmt: skip
 """Whole steps that were measured: settings, what was published, and its value."""
 
@@ -204,7 +207,8 @@ def measured_changes() -> None:
 # ---- schemes -------------------------------------------------------------------------------------
 
 SHOWN = (
-    "deepep", "megatron", "tutel", "deepep-v2", "hybrid-ep", "comet", "moe-hub", "dysharp", "ideal",
+    "deepep-ll", "deepep", "megatron", "tutel", "deepep-v2", "hybrid-ep", "comet", "moe-hub",
+    "dysharp", "ideal",
 )  # fmt: skip
 SERVED: Mapping[str, tuple[dict[str, Any], Sequence[str]]] = {
     "Qwen3-235B": ({"model": "qwen3-235b-a22b"}, SHOWN),
@@ -217,10 +221,19 @@ SERVING: Mapping[str, Any] = {
 """Requests per GPU, tokens of each, and one MoE layer in place of all."""
 
 
+OTHERWISE: Mapping[str, Mapping[str, Any]] = {
+    "deepep, DualPipe": {"scheme": "deepep", "schedule": "dualpipe"},
+}
+"""Columns of `print_steps` that are not a scheme alone."""
+
+
 def print_steps(asked: Mapping[str, tuple[dict[str, Any], Sequence[str]]], proposal: str) -> None:
     """Print a table of training steps, with a column for each scheme."""
     made = {
-        model: {one: train(**{"layers_sampled": 1, "scheme": one, **settings}) for one in schemes}
+        model: {
+            one: train(**{"layers_sampled": 1, "scheme": one, **settings, **OTHERWISE.get(one, {})})
+            for one in schemes
+        }
         for model, (settings, schemes) in asked.items()
     }
     times = {
@@ -260,7 +273,7 @@ def phase_share(result: InferResult, phase: str) -> float:
 
 def served_by_scheme() -> None:
     """Print prefill and decoding under every scheme that can."""
-    print_served(SERVED, "deepep", **SERVING)
+    print_served(SERVED, "deepep-ll", **SERVING)
 
 
 def print_served(
@@ -327,18 +340,18 @@ DYSHARP_SCHEMES = (
 )  # fmt: skip
 NORMAL: Mapping[str, Any] = {"routing": "normal:0.032", "plan": "dysharp-l"}
 DYSHARP: Mapping[str, tuple[dict[str, Any], Sequence[str]]] = {
-    "GPT-OSS-120B": ({**NORMAL, "model": "gpt-oss-120b", "sequence": 4096}, DYSHARP_SCHEMES),
+    "GPT-OSS-120B": (
+        {**NORMAL, "model": "gpt-oss-120b", "sequence": 4096},
+        (*DYSHARP_SCHEMES, "deepep, DualPipe"),
+    ),
     "Qwen3-235B": (
         {**NORMAL, "model": "qwen3-235b-a22b", "sequence": 4096},
-        ("deepep", "deepep-v2", "nvls", "comet", "dysharp"),
+        (*DYSHARP_SCHEMES, "deepep, DualPipe"),
     ),
 }
 DYSHARP_SERVED: Mapping[str, tuple[dict[str, Any], Sequence[str]]] = {
     "GPT-OSS-120B": ({"model": "gpt-oss-120b"}, DYSHARP_SCHEMES),
-    "Qwen3-235B": (
-        {"model": "qwen3-235b-a22b"},
-        ("deepep", "deepep-v2", "nvls", "comet", "dysharp"),
-    ),
+    "Qwen3-235B": ({"model": "qwen3-235b-a22b"}, DYSHARP_SCHEMES),
     "L": ({"model": "dysharp-l"}, ("deepep", "deepep-v2", "nvls", "comet", "dysharp")),
 }
 
@@ -346,15 +359,6 @@ DYSHARP_SERVED: Mapping[str, tuple[dict[str, Any], Sequence[str]]] = {
 def dysharp_training() -> None:
     """Print steps of 16 stages, each an NVL32."""
     print_steps(DYSHARP, "dysharp")
-
-
-def dysharp_dualpipe() -> None:
-    """Print the same under DualPipe, whose exchange is DeepEP's."""
-    asked = {
-        f"{model}, DualPipe": ({**settings, "schedule": "dualpipe"}, ("deepep",))
-        for model, (settings, _) in DYSHARP.items()
-    }
-    print_steps(asked, "deepep")
 
 
 def dysharp_serving() -> None:
@@ -459,7 +463,7 @@ def pangu() -> None:
 TABLES: Mapping[str, Sequence[Callable[[], None]]] = {
     "measured": (measured, measured_changes),
     "schemes": (served_by_scheme,),
-    "dysharp": (dysharp_training, dysharp_dualpipe, dysharp_serving),
+    "dysharp": (dysharp_training, dysharp_serving),
     "moe-hub": (hub_forward,),
     "pangu": (pangu,),
 }
