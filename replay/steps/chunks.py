@@ -27,7 +27,8 @@ def chunks_of(shape: ModelShape, plan: Plan) -> list[range]:
     Returns
     -------
     (pp * vpp,) layer numbers; those from ``shape.num_layers`` on are for multi-token prediction.
-    One without layers is possible: the last one, which has the head.
+    The last one, which has the head, may have no layers, and where `Plan.layers` says so the first,
+    which has the embedding.
 
     Raises
     ------

@@ -41,6 +41,13 @@ def test_last_chunk_may_have_the_head_alone() -> None:
         counts(Plan(pp=32, vpp=2))
 
 
+def test_embedding_and_head_may_have_chunks_of_their_own() -> None:
+    """Megatron-LM's account-for options: 61 layers and these two over 21 stages of three."""
+    assert counts(Plan(pp=21, vpp=3, layers=(0, *[1] * 61, 0))) == [0] + [1] * 61 + [0]
+    with pytest.raises(UserError, match="some without layers"):
+        counts(Plan(pp=21, vpp=3, layers=(1, 0, *[1] * 60, 0)))
+
+
 @given(st.integers(1, 61), st.integers(0, 1))
 def test_chunks_are_the_layers_in_order_and_even(pp: int, mtp: int) -> None:
     chunks = chunks_of(V3, Plan(pp=pp, mtp=mtp))
