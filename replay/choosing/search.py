@@ -20,13 +20,14 @@ from replay.choosing.candidate import Candidate, Cost, make_task
 from replay.choosing.ranking import Bounded, By, Outcome, Ranked, rank
 from replay.schemes.registry import find
 from replay.steps import parameters, recipes
+from replay.steps.routing import parse
 from replay.sweeps.leases import Leases
 from replay.sweeps.run import Tell, workers_for
 from replay.sweeps.store import Store
 from replay.sweeps.work import Work
 from replay.sweeps.worker import Job
 from replay.training.schedules import registry
-from replay.training.setup import DEFAULT_RECIPES, routing_of
+from replay.training.setup import DEFAULT_RECIPES
 from replay.work.precision import Precision
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def possible(space: Space, where: Where, models: Models | None = None) -> Possib
     """
     base, system = tracegen.models.load(space.model), hwmodel.load(where.system)
     find(where.scheme)
-    routing_of(space.routing)
+    parse(space.routing)
     precision = Precision(space.precision or base.default_precision)
     recipe = recipes.find(space.recipe or DEFAULT_RECIPES[precision.gemm])
     peak = float(system.describe()[f"compute.{precision.gemm}_peak_TFLOP_per_s"])

@@ -22,7 +22,7 @@ from replay.inference.result import (
     Replayed,
     named,
 )
-from replay.inference.room import Room, check, room_of
+from replay.inference.room import Room, check, least_room_of, room_of
 from replay.inference.setup import Setup, Side
 from replay.inference.spec import InferSpec
 from replay.run.describe import package_version
@@ -159,7 +159,7 @@ def _phase(setup: Setup, phase: Phase, side: Side, spending: Spending, tokens: i
 
 
 def _check_fit(setup: Setup) -> None:
-    """Refuse what does not fit, once the largest iterations are replayed.
+    """Refuse what does not fit: weights and caches at once, all once the largest are replayed.
 
     Raises
     ------
@@ -167,14 +167,24 @@ def _check_fit(setup: Setup) -> None:
         Saying what is too big.
     """
     sides: dict[Phase, Side] = {"prefill": setup.prefill, "decode": setup.decode}
+    checked = sides.items() if setup.spec.fit else ()
+    where = {
+        phase: f"{setup.shape.name} on {side.num_gpus} GPUs of {side.system.name}, {phase}"
+        for phase, side in sides.items()
+    }
+    for phase, side in checked:
+        least = least_room_of(
+            setup.shape, side.system.hbm.num_bytes, side.num_gpus, side.tp,
+            setup.precision.gemm, int(setup.drafts.count > 0),
+        )  # fmt: skip
+        check(least, _positions(setup, phase, side), where[phase])
     for phase in sides:
         times = setup.times[phase]
         layers = times.prefill if phase == "prefill" else times.decode
         most = times.most[phase == "prefill"]
         layers.near(most, layers.positions, most)
-    for phase, side in sides.items() if setup.spec.fit else ():
-        where = f"{setup.shape.name} on {side.num_gpus} GPUs of {side.system.name}, {phase}"
-        check(_room(setup, phase, side), _positions(setup, phase, side), where)
+    for phase, side in checked:
+        check(_room(setup, phase, side), _positions(setup, phase, side), where[phase])
 
 
 def _described(scheme: Scheme) -> dict[str, JsonValue]:

@@ -11,7 +11,7 @@ at the same time (activations of attention).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from replay.errors import UserError
@@ -52,13 +52,15 @@ class Room:
     @property
     def positions(self) -> int:
         """Positions for which there is room; less than none where weights do not fit."""
-        return (self.capacity - self.weights - self.iteration) // self.position
+        left = self.capacity - self.weights - self.iteration
+        # A model without attention keeps nothing of a position.
+        return left // self.position if self.position else min(left, 0)
 
     def refusal(self, positions: int, where: str) -> str:
         """Say what is too big for so many positions per GPU; empty where it fits."""
-        if positions <= self.positions:
-            return ""
         cache = positions * self.position
+        if self.weights + self.iteration + cache <= self.capacity:
+            return ""
         return (
             f"{where}: {_gb(self.weights)} of weights, {_gb(self.iteration)} of buffers and rows "
             f"and {_gb(cache)} of cache for {positions:,} positions do not fit a GPU of "
@@ -89,6 +91,38 @@ def room_of(
     num_drafting
         Layers of multi-token prediction.
     """
+    least = least_room_of(shape, capacity, None, tp, gemm_type, num_drafting)
+    experts = max(max(one.weight_bytes) for one in memories)
+    needed = (
+        total - own
+        for one in memories
+        for total, own in zip(one.total_bytes, one.weight_bytes, strict=True)
+    )
+    return replace(
+        least,
+        weights=least.weights + (shape.num_moe_layers + num_drafting) * experts,
+        iteration=max(needed),
+    )
+
+
+def least_room_of(
+    shape: ModelShape,
+    capacity: int,
+    num_gpus: int | None,
+    tp: int,
+    gemm_type: str,
+    num_drafting: int,
+) -> Room:
+    """Count what one GPU needs at least, before anything is replayed: nothing for an iteration.
+
+    Parameters
+    ----------
+    num_gpus
+        Over which routed experts are spread evenly, which no placement can undercut on its fullest
+        GPU; None leaves them out.
+    capacity, tp, gemm_type, num_drafting
+        As of `room_of`.
+    """
     value, plain = VALUE_BYTES[gemm_type], VALUE_BYTES["bf16"]
     weights = plain * (of_embedding(shape) + of_head(shape))
     numbers = range(shape.num_layers + num_drafting)
@@ -96,18 +130,9 @@ def room_of(
         layer, attention = of_layer(shape, number), of_layer(shape, number, tp).attention
         weights += value * (attention + layer.dense + layer.shared)
         weights += plain * (layer.norms + layer.gate)
-    experts = max(max(one.weight_bytes) for one in memories)
-    needed = (
-        total - own
-        for one in memories
-        for total, own in zip(one.total_bytes, one.weight_bytes, strict=True)
-    )
-    return Room(
-        capacity=capacity,
-        weights=weights + (shape.num_moe_layers + num_drafting) * experts,
-        iteration=max(needed),
-        position=len(numbers) * _cached(shape, tp),
-    )
+        if num_gpus is not None:
+            weights += value * (layer.experts // num_gpus)
+    return Room(capacity, weights, iteration=0, position=len(numbers) * _cached(shape, tp))
 
 
 def _cached(shape: ModelShape, tp: int) -> int:

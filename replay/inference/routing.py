@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replay.errors import UserError, unknown
-from tracegen.generate import GENERATORS, generate
+from replay.errors import UserError
+from tracegen.generate import generate
 
 if TYPE_CHECKING:
     from tracegen import ModelShape, RoutingTrace
+
+
+MOST_CHOICES = 100_000_000
+"""Experts that tokens of one replay choose, over its layers: some GB of memory."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,14 @@ class RoutingSource:
                 "layer": self.positions,
             }  # fmt: skip
         assert self.drawn is not None
+        choices = tokens * self.num_ranks * self.shape.topk * self.sample_layers
+        if choices > MOST_CHOICES:
+            message = (
+                f"{tokens:,} tokens per GPU and iteration, on {self.num_ranks} GPUs with "
+                f"{self.sample_layers} layers: {choices:,} choices of experts, more than the "
+                f"{MOST_CHOICES:,} that are drawn at a time; a smaller chunk has fewer"
+            )
+            raise UserError(message)
         made = generate(
             self.drawn.kind,
             self.shape,
@@ -93,28 +105,3 @@ class RoutingSource:
             **self.drawn.params,
         )
         return made, {"layer": self.positions}
-
-
-def parse(text: str) -> tuple[str, dict[str, float]]:
-    """Read a kind of routing with its parameters, such as ``zipf:skew=0.6``.
-
-    Raises
-    ------
-    UserError
-        If there is no such kind or parameter, or a value is no number.
-    """
-    kind, colon, rest = text.partition(":")
-    if kind not in GENERATORS:
-        raise unknown("kind of routing", kind, GENERATORS)
-    params: dict[str, float] = {}
-    for part in rest.split(",") if colon else []:
-        name, _, value = part.partition("=")
-        fields = GENERATORS[kind].model_fields
-        if name not in fields:
-            raise unknown(f"parameter of {kind}", name, fields)
-        try:
-            params[name] = float(value)
-        except ValueError:
-            message = f"--routing {text}: expected KIND:NAME=NUMBER, such as zipf:skew=0.6"
-            raise UserError(message) from None
-    return kind, params

@@ -16,13 +16,14 @@ from replay.inference.batch import Drafts
 from replay.inference.layers import Layers
 from replay.inference.lengths import Lengths, lengths_of
 from replay.inference.parts import Parts, sliced
-from replay.inference.routing import Drawn, RoutingSource, parse
+from replay.inference.routing import Drawn, RoutingSource
 from replay.inference.slices import Slices
 from replay.inference.times import ReplayedTimes
 from replay.run.identity import code_identity, identity, sources
 from replay.run.setup import Setup as Replay
 from replay.run.setup import check_needs, set_up
 from replay.run.spec import RunSpec
+from replay.steps.routing import parse
 from replay.work.placement import identify
 from replay.work.precision import Precision
 
@@ -169,11 +170,11 @@ class Setup:
         count = min(max(self.spec.sample_layers, least), self.shape.num_moe_layers)
         if self.trace is not None:
             return RoutingSource(self.shape, side.num_gpus, count, trace=self.trace)
-        kind, params = parse(self.spec.routing)
+        made = parse(self.spec.routing)
         limited = self.spec.group_limited
         if limited is None:
             limited = self.shape.topk_group < self.shape.n_group
-        drawn = Drawn(kind, params, limited, self.spec.seed)
+        drawn = Drawn(made.kind, made.parameters, limited, self.spec.seed)
         return RoutingSource(self.shape, side.num_gpus, count, drawn=drawn)
 
     @property

@@ -84,7 +84,7 @@ class InferSpec(BaseModel):
     routing: str = Field(
         "uniform",
         description="Drawn routing where there is no trace: a kind of `moereplay trace generate`, "
-        "with parameters: zipf:skew=0.6.",
+        "with parameters, zipf:skew=0.6, or its skew, zipf:0.6.",
     )
     group_limited: bool | None = Field(
         None, description="Whether drawn tokens keep to groups of experts [as the model's router]."

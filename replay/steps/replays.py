@@ -7,7 +7,7 @@ has most nearly as many rows. All else is the same in all layers and micro-batch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from replay.run.replayer import check_all
 from replay.run.setup import Setup, set_up, spec_of
 from replay.steps.layer_passes import LayerPasses
 from replay.steps.parameters import left_out
+from replay.steps.routing import Routing
 from replay.steps.shared import Shared
 from replay.steps.slicing import check_slices
 from replay.steps.times import PartTimes, StepTimes
@@ -36,20 +37,6 @@ MOST_EXACT = 64
 """GPUs of a group of experts whose nodes are all replayed; of larger ones `SAMPLED_NODES` are."""
 
 SAMPLED_NODES = 2
-
-
-@dataclass(frozen=True)
-class Routing:
-    """How tokens choose experts where no trace is given.
-
-    Attributes
-    ----------
-    kind, parameters
-        As of `tracegen.generate`.
-    """
-
-    kind: str = "uniform"
-    parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from replay.errors import UserError, unknown
+from replay.errors import UserError
 from replay.run.identity import code_identity, identity, sources
 from replay.run.spec import DEFAULT_SYSTEM
 from replay.steps import plans, recipes
 from replay.steps.chunks import chunks_of
 from replay.steps.fitting import check
-from replay.steps.replays import Routing, StepReplays
+from replay.steps.replays import StepReplays
+from replay.steps.routing import parse
 from replay.training.memory import memory_of
 from replay.training.schedules import registry
 from replay.training.schedules.base import Shape
@@ -28,12 +29,17 @@ if TYPE_CHECKING:
     from replay.steps.memory import StageMemory
     from replay.steps.plan import Plan
     from replay.steps.recipes import Recipe
+    from replay.steps.routing import Routing
     from replay.training.schedules.base import Schedule
     from tracegen import RoutingTrace
     from tracegen.models import ModelShape
 
 DEFAULT_RECIPES = {"bf16": "megatron-bf16", "fp8": "deepseek-v3", "fp32": "megatron-bf16"}
 """Types of the numbers that are kept, by that of the GEMMs."""
+MOST_PASSES = 2_000_000
+"""Passes over layers in a step that is composed: some GB of memory."""
+MOST_TIMES = 25_000_000
+"""Likewise, of all peers."""
 DEFAULT_MODEL, DEFAULT_SCHEDULE, DEFAULT_SEQUENCE = "deepseek-v3", "1f1b", 4096
 
 
@@ -99,10 +105,11 @@ class Setup:
         if reason := schedule.refuses(pipeline):
             raise UserError(reason)
         check(plan, shape, system, sequence)
+        _check_size(plan, shape)
         precision = Precision(spec.precision or shape.default_precision)
         recipe = recipes.find(spec.recipe or named.recipe or DEFAULT_RECIPES[precision.gemm])
         memory = memory_of(shape, plan, system, schedule, recipe, sequence, must_fit=spec.fit)
-        routing = routing_of(spec.routing)
+        routing = parse(spec.routing)
         replays = StepReplays(
             shape, system, plan,
             sequence=sequence, precision=spec.precision, trace=trace, routing=routing,
@@ -187,26 +194,16 @@ def _system(spec: TrainSpec, plan: Plan, node: str) -> System:
     return hwmodel.load(name, overrides, num_gpus=plan.num_gpus)
 
 
-def routing_of(text: str) -> Routing:
-    """Read a kind of routing with its skew, such as ``zipf:0.6``.
-
-    Raises
-    ------
-    UserError
-        If there is no such kind, or the skew is no number.
-    """
-    from tracegen.generate import GENERATORS
-
-    kind, colon, skew = text.partition(":")
-    if kind not in GENERATORS:
-        raise unknown("routing", kind, GENERATORS)
-    if not colon:
-        return Routing(kind, {})
-    try:
-        return Routing(kind, {"skew": float(skew)})
-    except ValueError:
-        message = f"routing {text}: expected a kind and its skew, such as zipf:0.6"
-        raise UserError(message) from None
+def _check_size(plan: Plan, shape: ModelShape) -> None:
+    """Refuse a step of more passes than can be composed, before memory is spent on it."""
+    each = 2 * (shape.num_layers + plan.mtp + 2)  # layers and both ends, forward and backward
+    most = min(MOST_PASSES, MOST_TIMES // plan.peers) // each
+    if plan.micro_batches > most:
+        message = (
+            f"plan: micro_batches {plan.micro_batches:,} are more than can be composed with "
+            f"{shape.num_layers} layers and {plan.peers} peers; at most {most:,}"
+        )
+        raise UserError(message)
 
 
 @functools.cache

@@ -69,7 +69,7 @@ class TrainSpec(BaseModel):
     routing: str = Field(
         "uniform",
         description="Routing where no trace is given: a kind of `moereplay trace generate` with "
-        "its skew, such as zipf:0.6 or normal:0.032.",
+        "its skew, such as zipf:0.6 or normal:0.032, or parameters: zipf:skew=0.6.",
     )
     samples: int = Field(
         1, ge=1, le=1000, description="Drawn routings that micro-batches take in turn."
@@ -116,6 +116,8 @@ class TrainSpec(BaseModel):
 def _mistake(error: ValidationError) -> UserError:
     first = error.errors(include_url=False)[0]
     word, given = str(first["loc"][0]), first["input"]
+    if first["type"] == "value_error":
+        return UserError(str(first["ctx"]["error"]))
     if first["type"] == "extra_forbidden":
         return unknown("setting", word, TrainSpec.model_fields)
     if first["type"] in ("greater_than_equal", "less_than_equal"):

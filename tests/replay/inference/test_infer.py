@@ -12,10 +12,10 @@ from replay.cli.app import main
 from replay.errors import UserError
 from replay.inference.lengths import recorded
 from replay.inference.load import load_result
-from replay.inference.replays import compare, run
+from replay.inference.replays import carry_out, compare, run
 from replay.inference.result import InferComparison, named
-from replay.inference.room import Room
-from replay.inference.routing import RoutingSource, parse
+from replay.inference.room import Room, least_room_of
+from replay.inference.routing import RoutingSource
 from replay.inference.setup import Setup
 from replay.inference.spec import InferSpec
 from tracegen.generate import generate
@@ -68,6 +68,32 @@ def test_what_does_not_fit_is_refused_saying_what_is_too_big() -> None:
     assert room.positions == 20
     assert not room.refusal(20, "here")
     assert room.refusal(21, "here")
+
+
+def test_more_tokens_than_can_be_drawn_are_refused() -> None:
+    with pytest.raises(UserError, match=r"134,217,728 choices of experts.* a smaller chunk"):
+        run(SMALL, prompt=2**22, chunk=2**22, requests=1, decode_gpus=4, fit=False)
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_replayed() -> None:
+    setup = Setup.of(SMALL.changed(prompt=2**20, chunk=32))
+    with pytest.raises(UserError, match=r" 0\.0 GB of buffers"):
+        carry_out(setup)
+    times = setup.times["decode"]
+    assert times.prefill.replays == times.decode.replays == 0
+
+
+def test_a_model_without_attention_keeps_nothing_of_a_position() -> None:
+    room = Room(capacity=100, weights=40, iteration=20, position=0)
+    assert not room.refusal(10**9, "here")
+    assert Room(capacity=100, weights=90, iteration=20, position=0).refusal(1, "here")
+
+
+def test_the_least_that_is_needed_is_not_more_than_what_is(compared: InferComparison) -> None:
+    memory = compared["deepep-ll"].decode.memory
+    least = least_room_of(load("olmoe-1b-7b"), memory.capacity_bytes, 2, 1, "bf16", 0)
+    assert least.weights == memory.weight_bytes  # even placement
+    assert (least.iteration, least.position) == (0, memory.position_bytes)
 
 
 def test_other_gpus_prefill_and_hand_over(compared: InferComparison) -> None:
@@ -124,7 +150,7 @@ def test_schemes_of_prompts_and_of_decoding() -> None:
         ({"tp": 2, "interleave": "tbo"}, "tp 2 with interleave"),
         ({"decode_gpus": 16}, "has 8"),
         ({"routing": "zip"}, "kind of routing"),
-        ({"routing": "zipf:skew=a"}, "NAME=NUMBER"),
+        ({"routing": "zipf:skew=a"}, "a kind with numbers"),
         ({"routing": "zipf:sku=1"}, "parameter of zipf"),
         ({"lengths": "trace"}, "no trace"),
         ({"requests": 0}, "at least 1"),
@@ -137,11 +163,6 @@ def test_schemes_of_prompts_and_of_decoding() -> None:
 def test_impossible_settings_are_refused(settings: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
         Setup.of(SMALL.changed(**settings)).times["decode"]
-
-
-def test_routing_with_parameters() -> None:
-    assert parse("uniform") == ("uniform", {})
-    assert parse("zipf:skew=0.6") == ("zipf", {"skew": 0.6})
 
 
 def test_lengths_of_a_trace_are_those_of_its_requests() -> None:

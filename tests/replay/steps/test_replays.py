@@ -20,7 +20,8 @@ from replay.steps.groups import Groups
 from replay.steps.layer_passes import behind_forward
 from replay.steps.parameters import of_embedding, of_head, of_layer
 from replay.steps.plan import Plan
-from replay.steps.replays import Routing, StepReplays
+from replay.steps.replays import StepReplays
+from replay.steps.routing import Routing
 from replay.steps.times import StepTimes, Timed
 from replay.work.context import Context
 from tracegen import models
