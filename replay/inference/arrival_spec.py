@@ -29,7 +29,7 @@ class ArrivalSpec(Settings):
     arrivals: str = Field(
         "1", description="Requests per second, `once` for all at once, or a file of requests."
     )
-    count: int = Field(1000, ge=1, le=10**7, description="Requests: drawn, or taken of a file.")
+    count: int = Field(1000, ge=1, le=5_000_000, description="Requests: drawn, or taken of a file.")
     burstiness: float = Field(
         1.0, gt=0, description="Shape of the gaps' gamma distribution: 1 is a Poisson process."
     )

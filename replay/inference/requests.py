@@ -19,7 +19,7 @@ from tracegen.trace.tables import DECODE, TraceData
 Ints = npt.NDArray[np.int64]
 
 PS_PER_S = 10**12
-MOST_REQUESTS = 10_000_000
+MOST_REQUESTS = 5_000_000  # drawn at one a second, they stay within whole picoseconds of 64 bits
 MOST_LENGTH = 10_000_000
 """Tokens of a prompt or an output, several times the longest context that models take."""
 LONGEST_S = 100 * 24 * 3600

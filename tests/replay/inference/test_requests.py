@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 import tracegen
 from replay.errors import UserError
 from replay.inference import request_files
-from replay.inference.requests import Requests, drawn, drawn_from, lengths, lengths_of
+from replay.inference.requests import (
+    MOST_REQUESTS,
+    Requests,
+    _gaps,
+    drawn,
+    drawn_from,
+    lengths,
+    lengths_of,
+)
 
 ONE = lengths("1")
 
@@ -178,3 +186,8 @@ def test_anything_is_read_or_refused(text: str) -> None:
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
         with contextlib.suppress(UserError):
             assert isinstance(request_files.read(path), Requests)
+
+
+def test_arrivals_of_the_most_requests_fit_into_whole_picoseconds() -> None:
+    last = _gaps(MOST_REQUESTS, float("inf"), 0)[-1]
+    assert last == (MOST_REQUESTS - 1) * 10**12
