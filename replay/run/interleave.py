@@ -55,6 +55,10 @@ if TYPE_CHECKING:
     from replay.work.layer import LayerWork
 
 
+_Turns = Iterator[tuple[int, bool]]
+"""Layer of what was added, and whether it is the other micro-batch's turn; piece by piece."""
+
+
 class _Program:
     """What a host launches for one micro-batch.
 
@@ -85,8 +89,9 @@ class _Program:
         self._stages: Stages | None = None
         self._ready = start
 
-    def run(self, whole: Callable[[int], LayerWork]) -> Iterator[int]:
-        """Add the tasks of all layers, stage by stage; gives the layer of what was added."""
+    def run(self, whole: Callable[[int], LayerWork]) -> _Turns:
+        """Add the tasks of all layers, stage by stage."""
+        last_layer, last_stage = len(self._links) - 1, len(self._strategy.stages)
         for index, link in enumerate(self._links):
             micro_batch = link.micro_batches[self._number]
             if not self._number:
@@ -99,9 +104,10 @@ class _Program:
                         self._begin(whole(index).of_tokens(micro_batch.tokens))
                     self._add(part, link, micro_batch)
                 self._machine.notes.tokens = None
-                if number == len(self._strategy.stages):
+                if number == last_stage:
                     self.finishes.append(self.ends)
-                yield index
+                goes_on = number == last_stage and self._strategy.joins and index < last_layer
+                yield index, not goes_on
 
     def _begin(self, work: LayerWork) -> None:
         """Come to the scheme."""
@@ -207,7 +213,7 @@ def layers(
     if last is not first:
         turns = _in_turns(turns, last.run(works), strategy.shift)
     reached, begun = {0: begin}, 0
-    for layer in turns:
+    for layer, _ in turns:
         done = len(last.finishes) - 1
         if layer == done:
             ended = machine.gather(first.finishes[done], machine.ranks, last.finishes[done])
@@ -251,11 +257,20 @@ class _Works:
         return self._known[layer]
 
 
-def _in_turns(first: Iterator[int], second: Iterator[int], shift: int) -> Iterator[int]:
-    """Run two programs stage by stage, the first ahead by `shift` stages."""
+def _in_turns(first: _Turns, second: _Turns, shift: int) -> _Turns:
+    """Run two programs turn by turn, the first ahead by `shift` turns."""
     for _ in range(shift):
-        yield next(first)
-    for layer in first:
-        yield layer
-        yield next(second)
+        yield from _turn(first)
+    for layer, is_over in first:
+        yield layer, is_over
+        if is_over:
+            yield from _turn(second)
     yield from second
+
+
+def _turn(program: _Turns) -> _Turns:
+    """Run a program until it is the other's turn."""
+    for layer, is_over in program:
+        yield layer, is_over
+        if is_over:
+            return

@@ -39,12 +39,16 @@ class Strategy(NamedTuple):
     stages
         Parts of a layer that are launched together. The micro-batches take turns stage by stage.
     shift
-        Stages that the first micro-batch is ahead of the second.
+        Turns that the first micro-batch is ahead of the second.
+    joins
+        Whether a micro-batch goes on from the last stage of a layer to the first of the next
+        without the other's turn between them.
     """
 
     kind: Interleave
     stages: tuple[tuple[Part, ...], ...]
     shift: int
+    joins: bool = False
 
 
 PairPart = Part | Literal["weights", "shared weights", "attention weights"]
@@ -117,7 +121,9 @@ def strategy_of(kind: Interleave, phase: str, releases: Releases) -> Strategy:
         "prefill" or "decode", for which SGLang has lists of their own.
     releases
         See `StagedScheme`. SGLang's second half of a combine launches kernels of a stream of their
-        own, while of kernels with a hook the first half has launched the one that sends.
+        own, while of kernels with a hook the first half has launched the one that sends. SGLang
+        concatenates the lists of all layers before it cuts them at their yields, and they end with
+        none: what is behind the last one is launched with the next layer's first stage.
     """
     stages: tuple[tuple[Part, ...], ...]
     if kind == "sbo":
@@ -137,10 +143,9 @@ def strategy_of(kind: Interleave, phase: str, releases: Releases) -> Strategy:
         stages = (
             ("prepare", "attend", "send"), ("receive", "experts", *first), ("shared", *second),
         )  # fmt: skip
-        return Strategy(kind, stages, 0)
-    stages = (
+        return Strategy(kind, stages, 0, joins=True)
+    stages = (  # the sum with the shared experts is the first kernel of the next "prepare" here
         ("prepare",), ("attend",), ("send", "shared"), ("receive", "experts", *first), second,
-        (),  # the sum with the shared experts, which is the first kernel of "prepare" here
     )  # fmt: skip
     return Strategy(kind, stages, 2)
 

@@ -135,14 +135,21 @@ def test_decoding_attends_while_rows_of_the_other_travel() -> None:
     # First: before 0-5, send 5-6, shared 6-7, on the wire 6-11; second: prepare 7-9. First: experts
     # 11-18, on the wire 18-22; second: attend 18-21. First: finish 22-24; second: send 24-25,
     # shared 25-26, on the wire 25-30, experts 30-37, on the wire 37-41, finish 41-43.
-    assert ends_us(Hooked(), strategy_of("tbo", "decode", "hook"), 1, Parts()) == [43]
+    decode = strategy_of("tbo", "decode", "hook")
+    assert ends_us(Hooked(), decode, 1, Parts()) == [43]
+    # With a next layer the first prepares it at 26-28 and attends at 37-40, while rows of the
+    # second travel each way; send 43-44, shared 44-45; second: prepare 45-47; experts 49-56, attend
+    # 56-59, finish 60-62; second: send 62-63, experts 68-75, finish 79-81.
+    assert ends_us(Hooked(), decode, 2, Parts()) == [43, 81]
 
 
 def test_dbo_attends_before_it_waits_for_the_other_combine() -> None:
     # Both lists: before 0-5, send 5-6; before 6-11, send 11-12; rows 6-11 and 12-17; experts 12-19.
-    # tbo: experts 19-26, shared 26-27, finish 27-29 (rows 19-23), shared 29-30, finish 30-32 (rows
-    # 26-30); the next layer begins then.
-    assert ends_us(Timed(), strategy_of("tbo", "prefill", "stream"), 2, Parts()) == [32, 64]
+    # tbo: experts 19-26, shared 26-27, finish 27-29 (rows 19-23), and without a turn between them
+    # the first's next layer: before 29-34, send 34-35. Shared 35-36, finish 36-38 (rows 26-30),
+    # before 38-43, send 43-44, experts 44-58, shared 58-59, finish 59-61, shared 61-62, finish
+    # 62-64.
+    assert ends_us(Timed(), strategy_of("tbo", "prefill", "stream"), 2, Parts()) == [38, 64]
     # dbo: shared 19-20, experts 20-27, finish 27-29, shared 29-30; before the next layer 30-35; the
     # rows 27-31, finish 35-37. Then send 37-38, before 38-43, send 43-44, experts 44-51, shared
     # 51-52, experts 52-59, finish 59-61, shared 61-62, rows 59-63, finish 63-65.
