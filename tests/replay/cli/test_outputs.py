@@ -195,5 +195,5 @@ def test_a_shell_can_complete_commands_and_options() -> None:
         )  # fmt: skip
         return done.stdout.split()
 
-    assert completed("moereplay tr") == ["trace"]
+    assert completed("moereplay tra") == ["train", "trace"]
     assert "--trace-events" in completed("moereplay run --json /nowhere/x --tr")
