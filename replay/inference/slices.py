@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
-from replay.collectives import library
 from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import DISPATCH, KIND_NAMES
+from replay.machine.kinds import KIND_NAMES
 from replay.machine.machine import Machine
+from replay.steps.groups import Groups
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.collectives.algorithm import Collective
 
 
 class Slices:
@@ -25,20 +23,23 @@ class Slices:
     """
 
     def __init__(self, system: System, tp: int) -> None:
-        self._system, self._tp = system, tp
-        self._time_ps = functools.cache(self._replayed)
+        self._groups, self._tp = Groups(system), tp
+        self._begin_ps = _begin_ps(system)
 
     def time_ps(self, nbytes: int) -> int:
         """Gather rows of so many bytes in all before attention, and sum and scatter them behind.
 
-        NCCL's all-gather and reduce-scatter, each a kernel.
+        An all-gather and a reduce-scatter, each a kernel.
         """
         if self._tp == 1 or not nbytes:
             return 0
-        return self._time_ps("all_gather", nbytes) + self._time_ps("reduce_scatter", nbytes)
+        gathered = self._groups.collective_ps("all_gather", nbytes, self._tp)
+        scattered = self._groups.collective_ps("reduce_scatter", nbytes, self._tp)
+        return 2 * self._begin_ps + gathered + scattered
 
-    def _replayed(self, what: Collective, nbytes: int) -> int:
-        machine = Machine(self._system, GraphBuilder(KIND_NAMES), self._tp)
-        begun = machine.kernel(machine.mark(machine.ranks))
-        library.find("nccl").build(machine, DISPATCH, what, nbytes, begun, payload=True)
-        return schedule(machine.graph.build()).makespan_ps
+
+def _begin_ps(system: System) -> int:
+    """Time from one kernel's end to the begin of the next."""
+    machine = Machine(system, GraphBuilder(KIND_NAMES), 1)
+    machine.kernel(machine.mark(machine.ranks))
+    return schedule(machine.graph.build()).makespan_ps

@@ -6,10 +6,12 @@ import dataclasses
 
 import pytest
 
+import hwmodel
 from replay.compute.dense import Between
 from replay.graph import GraphBuilder, schedule
 from replay.inference.iteration import Load, Piece
 from replay.inference.parts import Rows, sliced
+from replay.inference.slices import Slices
 from replay.inference.stream import Stream
 from replay.inference.times import ReplayedTimes
 from replay.machine.kinds import KIND_NAMES
@@ -221,3 +223,10 @@ def test_slices_gather_and_scatter() -> None:
     back = collective("reducescatter", [nbytes], ranks=2).rows[0].time_us
     assert slices.time_ps(nbytes) == pytest.approx((each + back) * 1e6)
     assert slices.time_ps(0) == times().slices.time_ps(nbytes) == 0
+
+
+def test_slices_are_copied_by_engines_where_there_is_no_nccl() -> None:
+    """Two Ascend NPUs have one link of 28 GB/s, over which half of the rows go each way, twice."""
+    npus, nbytes = hwmodel.load("atlas-800t-a2"), 1 << 24
+    wire_ps = 2 * (nbytes // 2) * 1e12 / 28e9
+    assert wire_ps < Slices(npus, 2).time_ps(nbytes) < 2 * wire_ps
