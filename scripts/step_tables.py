@@ -4,7 +4,8 @@
     python scripts/step_tables.py --keep out          # of all; results lie in out/ and are reused
 
 Each table is a function below. A result in the folder is used again whatever has changed since in
-moereplay: keep one folder for one version.
+moereplay: keep one folder for one version. The script is long because all tables stand in it, side
+by side with what was published.
 """
 
 from __future__ import annotations

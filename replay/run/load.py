@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from replay.errors import UserError, check_kind
 from replay.files import read_text
@@ -15,6 +15,9 @@ from replay.run.first_schema import comparison_of_first, result_of_first
 from replay.run.result import COMPARISON_FORMAT, RESULT_FORMAT, Comparison, Result
 
 MAX_RESULT_BYTES = 2**30  # a chain of thousands of layers has a tenth of it
+
+One = TypeVar("One", bound=BaseModel)
+Several = TypeVar("Several", bound=BaseModel)
 
 CONVERTERS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     RESULT_FORMAT: dict,
@@ -99,4 +102,37 @@ def read_document(path: str | Path, kind: str) -> tuple[Path, Any]:
         raise UserError(message) from None
     except (ValueError, RecursionError):
         message = f"{where} is no result of a replay, or is cut short: it is not JSON"
+        raise UserError(message) from None
+
+
+def read_one_of(path: str | Path, result: type[One], comparison: type[Several]) -> One | Several:
+    """Read a result or a comparison of one room, which its ``format`` tells apart.
+
+    Parameters
+    ----------
+    result, comparison
+        What the document may be.
+
+    Raises
+    ------
+    UserError
+        If the file cannot be read, is damaged or is something else.
+    """
+    where, document = read_document(path, result.__name__)
+    formats: dict[str, type[One | Several]] = {
+        kind.model_fields["format"].default: kind for kind in (result, comparison)
+    }
+    name = document.get("format") if isinstance(document, dict) else None
+    if not isinstance(name, str) or name not in formats:
+        message = f"{where} has the format {name!r}; expected {' or '.join(formats)}"
+        raise UserError(message)
+    try:
+        return formats[name].model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        message = f"{where} is damaged: {place}: {first['msg'].lower()}"
+        raise UserError(message) from None
+    except UserError as error:  # its spec has a setting that is not possible
+        message = f"{where} is damaged: {error}"
         raise UserError(message) from None

@@ -81,7 +81,7 @@ def timed_links(
 
 def composed(passes: Iterable[Timed]) -> Ints:
     """When each GPU is through with passes that all begin at once: (rank,) picoseconds."""
-    ended: Ints = np.int64(0)  # type: ignore[assignment]
+    ended: Ints = np.zeros(1, np.int64)  # of all GPUs alike
     for one in passes:
         come = ended + one.own
         ended = come.max() + one.met if one.meets else come

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from replay.errors import UserError
-from replay.run.load import read_document
+from replay.run.load import read_one_of
 from replay.tensor.result import TensorComparison, TensorResult
-
-FORMATS: dict[str, type[TensorResult | TensorComparison]] = {
-    kind.model_fields["format"].default: kind for kind in (TensorResult, TensorComparison)
-}
 
 
 def load_result(path: str | Path) -> TensorResult | TensorComparison:
@@ -28,18 +21,4 @@ def load_result(path: str | Path) -> TensorResult | TensorComparison:
     UserError
         If the file cannot be read, is damaged or is something else.
     """
-    where, document = read_document(path, "TensorResult")
-    name = document.get("format") if isinstance(document, dict) else None
-    if not isinstance(name, str) or name not in FORMATS:
-        message = f"{where} has the format {name!r}; expected {' or '.join(FORMATS)}"
-        raise UserError(message)
-    try:
-        return FORMATS[name].model_validate(document)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        message = f"{where} is damaged: {place}: {first['msg'].lower()}"
-        raise UserError(message) from None
-    except UserError as error:  # its spec has a setting that is not possible
-        message = f"{where} is damaged: {error}"
-        raise UserError(message) from None
+    return read_one_of(path, TensorResult, TensorComparison)
