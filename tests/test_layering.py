@@ -71,7 +71,13 @@ def test_there_is_something_to_read() -> None:
     assert "replay/graph/engine.py" in importers("replay.graph.taskgraph")
 
 
-SHARED = ("tracegen.errors", "tracegen.regular", "tracegen.output", "tracegen.screen")
+SHARED = (
+    "tracegen.errors",
+    "tracegen.regular",
+    "tracegen.output",
+    "tracegen.screen",
+    "tracegen.display",
+)
 """What all packages share: one error to catch, one way to read, to write and to show."""
 
 
@@ -81,7 +87,8 @@ def is_shared(name: str) -> bool:
 
 @pytest.mark.parametrize("module", SHARED)
 def test_what_is_shared_imports_nothing_else_of_the_product(module: str) -> None:
-    names = set(imports(ROOT / f"{module.replace('.', '/')}.py", with_types=True))
+    files = [path for path in FILES if f"{module_of(path)}.".startswith(f"{module}.")]
+    names = {name for path in files for name in imports(path, with_types=True)}
     assert names
     ours = {name for name in names if name.split(".")[0] in (*PACKAGES, "traces")}
     assert all(is_shared(name) for name in ours)
@@ -103,6 +110,7 @@ TRACEGEN_ROOMS = (
     "regular",    # files that are read whole, shared too
     "output",     # files that are written, shared too
     "screen",     # text that people see, shared too
+    "display",    # tables, charts and pages, and the ways to draw them, shared too
     "models",     # shapes of models
     "trace",      # the trace in memory
     "file",       # the trace on disk, complete or still being captured

@@ -17,6 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+PIPED_WIDTH = 100
+"""Characters in a line of what is printed into a pipe or a file."""
+
 
 def plain(text: str) -> str:
     r"""Text without control characters.
@@ -145,15 +148,27 @@ def show(*contents: Any, width: int | None = None, **options: Any) -> None:
     contents
         Texts have no markup: use ``rich.text.Text``.
     width
-        In characters, where there is no terminal; None for 80.
+        In characters, where there is no terminal; None for ``COLUMNS``, or 100.
     options
         Of ``rich.console.Console.print``, such as ``style``.
     """
     file = terminal(sys.stdout)
     console = _console_class()(file=file, highlight=False, markup=False)
-    if width is not None and not console.is_terminal:
-        console = _console_class()(file=file, highlight=False, markup=False, width=width)
+    if console.is_terminal:
+        console.print(*contents, **options)
+        return
+    kept = io.StringIO()
+    width = width or piped_width()
+    console = _console_class()(file=kept, highlight=False, markup=False, width=width)
     console.print(*contents, **options)
+    # Who reads a pipe or a file does not want the blanks that fill a screen's lines.
+    file.write("".join(f"{line.rstrip()}\n" for line in kept.getvalue().splitlines()))
+
+
+def piped_width() -> int:
+    """Characters in a line where no terminal says how wide it is: ``COLUMNS``, or 100."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) > 0 else PIPED_WIDTH
 
 
 @functools.cache

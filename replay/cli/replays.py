@@ -21,6 +21,7 @@ from replay.cli.options import (
 from replay.cli.screen import progress, show, tell
 from replay.files import read_text
 from replay.run.spec import PASSES, RunSpec
+from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ def _what_differs(before: Result, after: Result) -> str:
 
 
 @takes_settings(leave_out=("scheme", "options", "placement"))
+@delivers
 def compare(
     given: Mapping[str, Any],
     scheme: Annotated[
@@ -210,10 +212,13 @@ def compare(
         int | None, typer.Option("--uncertainty-seed", help="What the draws come from [0].")
     ] = None,
     json_: JsonOption = None,
+    *,
+    deliver: Delivery,
 ) -> None:
     """Replay a trace under several schemes and compare them, the fastest first."""
     import hwmodel
     import replay
+    from replay.report.pages import page
     from replay.report.text import comparison_tables, ranking
     from replay.run.host_memory import parse_size
     from replay.run.setup import load_trace
@@ -249,6 +254,7 @@ def compare(
             compared = replay.assess(compared, loaded, progress=bar.update, **drawn)
     if json_ is not None:
         compared.save(json_)
+    deliver(lambda: page(compared))
     show(comparison_tables(compared) if details else ranking(compared))
     _show_tuned(compared.results, name_all=bool(spec.tune))
 

@@ -9,10 +9,8 @@ from tracegen import screen
 
 
 def show(content: Any) -> None:
-    """Print as wide as the terminal, and wide enough for the tables where there is none."""
-    from replay.report.text import WIDTH
-
-    screen.show(content, width=WIDTH)
+    """Print as wide as the terminal, or as `tracegen.screen.piped_width` says."""
+    screen.show(content)
 
 
 def tell(line: str) -> None:

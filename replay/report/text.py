@@ -29,6 +29,7 @@ from replay.report.notes import (
     token_note,
 )
 from replay.report.tables import mb, row_names, text_table
+from replay.report.times import count, per, time_us, times_table
 from replay.report.waiting import waiting_table
 from replay.run.result import Comparison, Result
 from replay.tensor.result import TensorComparison, TensorResult
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from replay.measure.result import ChainResult, Measures
 
-WIDTH = 132
+WIDTH = 100
 MOST_CHAINED_ROWS = 24
 
 
@@ -87,18 +88,18 @@ def summary(
 
 def ranking(compared: Comparison) -> Group:
     """What a comparison is asked for first: times, the fastest first, and what they rest on."""
-    results = sorted(compared.results, key=_time_us)
+    results = sorted(compared.results, key=time_us)
     network = _network_table(results)
+    times = times_table(compared, results)
     notes = [
-        "exposed: communication and waiting that no computation hides; mean over the GPUs.",
-        "bound: a time that no schedule of this work can beat.",
+        *times.explanations(),
         *(NETWORK_NOTES if network else ()),
         *outside_notes(compared),
         "What each scheme waits for, moves, launches and keeps in memory: --details.",
     ]
     return Group(
         Text(heading(*results)),
-        _times_table(compared, results),
+        times,
         *([network] if network else []),
         Text("\n".join(notes)),
         *bands_table(compared),
@@ -110,7 +111,7 @@ def comparison_tables(compared: Comparison) -> Group:
     results = compared.results
     network = _network_table(results)
     chained = results[0].chain is not None
-    times = _times_table(compared, results)
+    times = times_table(compared, results)
     wire = text_table(
         f"Payload over the ports of a GPU (MB per {'step' if chained else 'layer'}), and over the "
         "busiest port (MB; us)",
@@ -133,8 +134,8 @@ def comparison_tables(compared: Comparison) -> Group:
         *outside_notes(compared),
     ]
     unit_of = "step" if chained else "layer"
-    waiting = waiting_table(results, _count(results[0]), unit_of)
-    overheads = overhead_table(results, _count(results[0]), unit_of)
+    waiting = waiting_table(results, count(results[0]), unit_of)
+    overheads = overhead_table(results, count(results[0]), unit_of)
     memory = memory_table(results)
     mechanisms = mechanism_table(results)
     return Group(
@@ -153,36 +154,7 @@ def comparison_tables(compared: Comparison) -> Group:
 
 def _network_table(results: Sequence[Result]) -> Table | None:
     unit = "layer" if results[0].chain is None else "step"
-    return network_table(results, _count(results[0]), unit)
-
-
-def _times_table(compared: Comparison, results: Sequence[Result]) -> Table:
-    """Times, bounds and the busiest resource, in the order of the results."""
-    chained = results[0].chain is not None
-    base = _time_us(compared[compared.baseline])
-    unit = "step us" if chained else "layer us"
-    times = text_table(
-        f"Time {_measured(results[0])}; speed-up over {compared.baseline}",
-        ("scheme", unit, "speed-up", *(("MoE layer us",) if chained else ()), "exposed us",
-         "bound us", "bound/time", "busiest resource", "in use"),
-    )  # fmt: skip
-    for name, result in zip(row_names(results), results, strict=True):
-        time_us, bound_us = _time_us(result), _per(result, lambda one: one.bounds_us.largest_us)
-        busiest = max(
-            (one.busiest_resource for one in result.measured), key=lambda one: one.utilisation
-        )
-        times.add_row(
-            name,
-            f"{time_us:,.1f}",
-            f"{base / time_us:.2f}" if time_us else "-",
-            *((f"{_mean_chained_us(result):,.1f}",) if chained else ()),
-            f"{_per(result, lambda one: one.exposed_communication_us):,.1f}",
-            f"{bound_us:,.1f}",
-            f"{bound_us / time_us:.1%}" if time_us else "-",
-            busiest.name,
-            f"{busiest.utilisation:.1%}",
-        )
-    return times
+    return network_table(results, count(results[0]), unit)
 
 
 def summary_tables(result: Result) -> Group:
@@ -214,12 +186,12 @@ def summary_tables(result: Result) -> Group:
             *cells,
         )
     path = text_table(f"Critical path of {name}", ("time spent on", "us", "share"))
-    for what, time_us in measures.critical_path.by_cause_us.items():
-        path.add_row(what, f"{time_us:,.1f}", f"{time_us / max(measures.makespan_us, 1e-12):.1%}")
+    for what, spent_us in measures.critical_path.by_cause_us.items():
+        path.add_row(what, f"{spent_us:,.1f}", f"{spent_us / max(measures.makespan_us, 1e-12):.1%}")
     layers = _layer_table(result) if result.chain is None else _chain_table(result.chain)
     unit = "layer" if result.chain is None else "step"
-    overheads = overhead_table([result], _count(result), unit)
-    waiting = waiting_table([result], _count(result), unit)
+    overheads = overhead_table([result], count(result), unit)
+    waiting = waiting_table([result], count(result), unit)
     memory = buffers_table(result)
     network = _network_table([result])
     tables = [
@@ -284,27 +256,14 @@ def _chain_table(chain: ChainResult) -> Table:
     return table
 
 
-def _measured(result: Result) -> str:
-    """Span of a comparison's times for its heading: one layer, per layer, or per step."""
-    if result.chain is not None:
-        steps = f", mean of {result.chain.num_steps} steps" if result.chain.num_steps > 1 else ""
-        return f"per step ({result.chain.num_layers} layers{steps})"
-    count = len(result.layers)
-    return (
-        f"per layer (mean of {count})"
-        if count > 1
-        else f"of layer {result.layers[0].decoder_layer}"
-    )
-
-
 def _wire_cells(result: Result) -> list[str]:
-    count = _count(result)
-    up = [value / count for value in result.totals.uplink_payload_bytes]
-    down = [value / count for value in result.totals.downlink_payload_bytes]
-    busiest = [_per(result, _most("dispatch")), _per(result, _most("combine"))]
-    busiest.append(_per(result, _most("dispatch", "combine")))
+    number = count(result)
+    up = [value / number for value in result.totals.uplink_payload_bytes]
+    down = [value / number for value in result.totals.downlink_payload_bytes]
+    busiest = [per(result, _most("dispatch")), per(result, _most("combine"))]
+    busiest.append(per(result, _most("dispatch", "combine")))
     apart = result.measured[0].bounds_us.phases_us is not None
-    bound_us = _per(result, lambda one: one.bounds_us.phases_us or one.bounds_us.port_us)
+    bound_us = per(result, lambda one: one.bounds_us.phases_us or one.bounds_us.port_us)
     sizes = (sum(up) / len(up), max(up), sum(down) / len(down), max(down), *busiest)
     return [*(mb(size) for size in sizes), f"{bound_us:,.1f}", "apart" if apart else "shared"]
 
@@ -319,22 +278,3 @@ def _most(*phases: str) -> Callable[[Measures], float]:
         return max((*up, *down))
 
     return of
-
-
-def _count(result: Result) -> int:
-    """Number that totals are divided by: isolated layers, or steps of a chain."""
-    return len(result.layers) if result.chain is None else result.chain.num_steps
-
-
-def _per(result: Result, of: Callable[[Measures], float]) -> float:
-    return sum(of(one) for one in result.measured) / _count(result)
-
-
-def _time_us(result: Result) -> float:
-    return result.totals.makespan_us / _count(result)
-
-
-def _mean_chained_us(result: Result) -> float:
-    assert result.chain is not None
-    times = [layer.mean_us for layer in result.chain.layers]
-    return sum(times) / len(times)

@@ -1,0 +1,87 @@
+"""The options by which every command that has a result shows it elsewhere than on the screen.
+
+A command takes a parameter ``deliver: Delivery`` and is decorated with `delivers`. It gets the
+options, and calls ``deliver(make)`` with what makes its page; the page is made only where it is
+asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tracegen.cli.outputs import file_option
+from tracegen.output import write_text
+
+if TYPE_CHECKING:
+    from tracegen.display.content import Page
+
+OPTIONS: dict[str, Any] = {
+    "html": Annotated[
+        Path | None,
+        file_option("--html", help="Write a report to look at, as one HTML file, to this file."),
+    ],
+}
+"""Annotation of each option, by the field of `Delivery` that has what was given."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What the user asked for besides the screen.
+
+    Attributes
+    ----------
+    html
+        File for the report; None where there is to be none.
+    """
+
+    html: Path | None = None
+
+    def __call__(self, make: Callable[[], Page]) -> None:
+        """Make the page and write all that was asked for.
+
+        Parameters
+        ----------
+        make
+            Gives the page; not called where nothing was asked for.
+
+        Raises
+        ------
+        UserError
+            If a file cannot be written.
+        """
+        if self == Delivery():
+            return
+        page = make()
+        if self.html is not None:
+            from tracegen.display.html import document
+
+            write_text(self.html, document(page))
+
+
+def delivers(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options, in the place of its parameter ``deliver``."""
+    given = inspect.signature(command, eval_str=True).parameters
+    parameters: list[inspect.Parameter] = []
+    for one in given.values():
+        if one.name != "deliver":
+            parameters.append(one)
+            continue
+        parameters += [
+            inspect.Parameter(name, one.kind, default=None, annotation=annotation)
+            for name, annotation in OPTIONS.items()
+        ]
+
+    @functools.wraps(command)
+    def filled(*arguments: Any, **values: Any) -> None:
+        taken = {name: values.pop(name) for name in OPTIONS}
+        command(*arguments, deliver=Delivery(**taken), **values)
+
+    del filled.__wrapped__  # typer would read the signature of the command itself
+    filled.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
+    filled.__annotations__ = {one.name: one.annotation for one in parameters}
+    return filled

@@ -1,0 +1,3 @@
+"""A page as one HTML file that needs no other: no network, no font, no library."""
+
+from tracegen.display.html.document import document as document
