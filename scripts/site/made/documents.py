@@ -1,0 +1,87 @@
+"""Documents that stand beside the code, as pages at the same place, and the sources they link to.
+
+The root of the site is the root of the repository, so that a link from one document to another is
+the same in both. A link to a source file leads to a page that shows it, and one to a folder to the
+page of its document or of its ``__init__.py``.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from made import HERE, ROOT, Made
+
+FOLDERS = ("hwmodel", "replay", "tracegen", "traces")
+SINGLE = ("README.md", "CHANGELOG.md", "tests/bench/README.md")
+TEMPLATES = ("tracegen/library/card.md",)  # what `trace publish` fills in
+
+LINK = re.compile(r"(?<=\]\()([^()\s#:]+)(#[^()\s]*)?(?=\))")
+
+LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".csv": "none"}
+SHOWN_LINES = 400  # of a table of measurements; longer ones are shown as far as this
+
+
+def documents() -> list[str]:
+    """Paths of all documents, relative to the repository."""
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.md"))
+    ]
+    return [*SINGLE, *(path for path in found if path not in TEMPLATES)]
+
+
+def own_pages() -> Iterator[Made]:
+    """Pages that are written for the site, tutorials among them."""
+    for path in sorted(HERE.rglob("*")):
+        if path.suffix in (".md", ".ipynb"):
+            yield Made(path.relative_to(HERE).as_posix(), path.read_text(encoding="utf-8"))
+
+
+def pages() -> Iterator[Made]:
+    """The site's own pages and all documents, their links leading to pages; then linked sources."""
+    linked: set[str] = set()
+    written = [*own_pages()]
+    written += [Made(path, (ROOT / path).read_text(encoding="utf-8")) for path in documents()]
+    for path, text in written:
+        if path.endswith(".md"):
+            text = _with_links(path, text, linked)
+        yield Made(path, text)
+    for path in sorted(linked):
+        yield Made(f"{path}.md", _shown(path))
+
+
+def _with_links(page: str, text: str, linked: set[str]) -> str:
+    """Turn links to sources into links to their pages, and add those sources to `linked`."""
+
+    def replaced(match: re.Match[str]) -> str:
+        target, anchor = match[1], match[2] or ""
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
+        source = ROOT / path
+        if source.is_dir():
+            inside = next((one for one in source.glob("*.md")), source / "__init__.py")
+            target = posixpath.join(target, inside.name)
+            path = inside.relative_to(ROOT).as_posix()
+            source = inside
+        if path.endswith((".md", ".ipynb")) or not source.is_file():
+            return target + anchor  # a page; whether there is one is what the strict build asks
+        linked.add(path)
+        return f"{target}.md{anchor}"
+
+    return LINK.sub(replaced, text)
+
+
+def _shown(path: str) -> str:
+    """Give the page of a source file."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    lines = text.splitlines()
+    more = ""
+    if len(lines) > SHOWN_LINES and not path.endswith(".py"):
+        more = f"\nThe first {SHOWN_LINES} of {len(lines):,} lines."
+        text = "\n".join(lines[:SHOWN_LINES]) + "\n"
+    language = LANGUAGES.get(Path(path).suffix, "none")
+    fence = "`" * 8
+    return f"---\norphan: true\n---\n\n# `{path}`\n{more}\n{fence}{language}\n{text}{fence}\n"
