@@ -1,6 +1,6 @@
 """Makes the documentation site: its source in build/site-source, its pages in build/site.
 
-Usage: python scripts/site/build.py [--out FOLDER] [--fresh]
+Usage: python scripts/site/build.py [--out FOLDER] [--fresh] [--check]
 
 Every warning of Sphinx is an error: a link that leads nowhere, a document that no table of
 contents has, a cross-reference to a name that is gone. Nothing is fetched, and the same sources
@@ -18,9 +18,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-from made import ROOT, Made, documents  # noqa: E402
+from made import ROOT, Made, commands, documents  # noqa: E402
 
-MAKERS = (documents.pages,)
+MAKERS = (documents.pages, commands.pages)
 
 
 def made() -> list[Made]:
@@ -46,14 +46,15 @@ def write(files: Iterable[Made], folder: Path) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-def build(out: Path) -> int:
-    """Run Sphinx, strictly; its exit status."""
+def build(out: Path, *, is_check: bool = False) -> int:
+    """Run Sphinx, strictly; its exit status. A check reads and links all, and writes no page."""
     from sphinx.cmd.build import main
 
     source = out.with_name(f"{out.name}-source")
     write(made(), source)
     trees = out.with_name(f"{out.name}-trees")
-    options = ["-b", "html", "-W", "--keep-going", "-n", "-q", "-c", str(HERE), "-d", str(trees)]
+    builder = "dummy" if is_check else "html"
+    options = ["-b", builder, "-W", "--keep-going", "-n", "-q", "-c", str(HERE), "-d", str(trees)]
     return main([*options, str(source), str(out)])
 
 
@@ -61,11 +62,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site")
     parser.add_argument("--fresh", action="store_true", help="forget what was built before")
+    parser.add_argument("--check", action="store_true", help="only find what is wrong")
     given = parser.parse_args()
     if given.fresh:
         for kind in ("", "-source", "-trees"):
             shutil.rmtree(given.out.with_name(given.out.name + kind), ignore_errors=True)
-    status = build(given.out)
-    if not status:
+    status = build(given.out, is_check=given.check)
+    if not status and not given.check:
         print(f"The site: {given.out / 'index.html'}")
     sys.exit(status)

@@ -15,10 +15,11 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 nitpicky = True
 default_role = "code"
 highlight_language = "none"  # a fence says its language; one that does not is shown as it is
+smartquotes = False  # "--option" is no dash
 toc_object_entries = False
 
 myst_heading_anchors = 4  # the same anchors as a code host gives to headings
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 nb_execution_mode = "off"  # what a notebook shows was executed by the test that also compares it
 
 html_theme = "furo"

@@ -84,4 +84,4 @@ def _shown(path: str) -> str:
         text = "\n".join(lines[:SHOWN_LINES]) + "\n"
     language = LANGUAGES.get(Path(path).suffix, "none")
     fence = "`" * 8
-    return f"---\norphan: true\n---\n\n# `{path}`\n{more}\n{fence}{language}\n{text}{fence}\n"
+    return f"---\norphan: true\nnosearch: true\n---\n\n# `{path}`\n{more}\n{fence}{language}\n{text}{fence}\n"

@@ -1,0 +1,80 @@
+"""A page for each command, from the command line's own help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from made import Made
+from made.text import anchor_of, entry, escaped, fence, toctree
+
+
+def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that can be given, by its words, in the order of the help."""
+    from replay.cli.app import app
+
+    yield from _walk((), typer.main.get_command(app))
+
+
+def _walk(words: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    inside = getattr(command, "commands", None)
+    if inside is None:
+        yield words, command
+        return
+    for name, one in inside.items():
+        yield from _walk((*words, name), one)
+
+
+def page_of(words: tuple[str, ...]) -> str:
+    """Name of a command's page, without its folder and ending."""
+    return "-".join(words)
+
+
+def pages() -> Iterator[Made]:
+    """The list of commands, and a page for each."""
+    found = [*commands()]
+    lines = [
+        "# Commands\n",
+        "`moereplay COMMAND --help` prints what these pages say; "
+        "`moereplay --version` says which version it is.\n",
+    ]
+    for words, command in found:
+        first = _paragraphs(command.help or "")[0]
+        lines.append(
+            f"[`moereplay {' '.join(words)}`]({page_of(words)}.md)\n: {escaped(first)}\n"
+        )
+    lines.append(toctree((f"{page_of(words)}.md" for words, _ in found), hidden=True))
+    yield Made("commands/index.md", "\n".join(lines))
+    for words, command in found:
+        yield Made(f"commands/{page_of(words)}.md", _page(words, command))
+
+
+def _page(words: tuple[str, ...], command: Any) -> str:
+    name = f"moereplay {' '.join(words)}"
+    context = typer.Context(command, info_name=name)
+    usage = " ".join(command.get_usage(context).split()).removeprefix("Usage: ")
+    parts = [f"# {name}\n", *(f"{escaped(one)}\n" for one in _paragraphs(command.help or ""))]
+    parts.append(fence(usage, "text"))
+    for heading, is_option in (("Arguments", False), ("Options", True)):
+        records = [
+            record
+            for param in command.params
+            if param.opts[0].startswith("-") == is_option
+            if (record := param.get_help_record(context))
+        ]
+        if records:
+            parts.append(f"## {heading}\n")
+        for number, (term, text) in enumerate(records):
+            first = re.split(r"[ /,]", term.lstrip("-[{"))[0]
+            anchor = anchor_of("option" if is_option else f"argument {number}", first)
+            parts.append(entry(term, anchor, [escaped(" ".join(text.split()))]))
+    return "\n".join(parts)
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Paragraphs of a help text, each in one line."""
+    found = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text.replace("\b", ""))]
+    return [part for part in found if part] or ["-"]
