@@ -35,7 +35,9 @@ class Range(Strict):
     """Where a value lies in nine cases of ten, in its own unit, as its source gives it."""
 
     low: Positive
+    """Below it in one case of twenty."""
     high: Positive
+    """Above it in one case of twenty."""
 
 
 Spread = (
@@ -57,9 +59,17 @@ class Quantity(Strict, Generic[T]):
     """One number of a preset with its source; presets of the package state each one's spread."""
 
     value: T
+    """The number, text or list."""
     source: Annotated[str, Field(min_length=4)]
+    """Where it is from, with the arithmetic if it was derived."""
     confidence: Confidence
+    """How far it can be trusted: ``high`` is measured or published and confirmed twice, ``medium``
+    one credible measurement or vendor claim, ``low`` inferred or from other hardware, ``recalled``
+    from memory of a publication, ``user`` set by hand."""
     spread: Spread | None = None
+    """How uncertain it is: ``exact``, counted or published; ``held``, a choice; ``fitted`` to
+    measurements; ``rest`` of a measured sum; ``by confidence``, as its confidence says; ``as KEY``,
+    it keeps its ratio to another value; or a range."""
 
     @model_validator(mode="after")
     def _value_lies_in_its_range(self) -> Self:

@@ -68,6 +68,7 @@ class LinkSpec(Strict):
     """NVLink: rate, latency of a hop, and the overhead of a packet."""
 
     links_per_gpu: Quantity[Units]
+    """Of one GPU, over all planes."""
     bandwidth_GB_per_s: Quantity[Positive]
     """One link, one direction, data rate before packet overhead."""
     efficiency: Quantity[Ratio]
@@ -75,32 +76,44 @@ class LinkSpec(Strict):
     propagation_ns: Quantity[NonNegative]
     """GPU to switch or switch to GPU, interfaces included."""
     flit_bytes: Quantity[Count]
+    """Unit of the wire: headers and data are whole flits."""
     header_flits: Quantity[NonNegativeInt]
+    """Of each packet, whatever it carries."""
     fan_out_efficiency: Quantity[Ratio]
     """Share of a port's rate that SMs reach when they store to, or load from, several peers."""
     scatter_efficiency: Quantity[Ratio]
+    """The same where all SMs store single rows, by warps, to whatever peer is next."""
     bulk_scatter_efficiency: Quantity[Ratio]
     """The same where all SMs store single rows to whatever peer is next."""
     byte_enable_flits: Quantity[NonNegativeInt]
     """Extra flits of a write whose last flit is not full."""
     sm_payload_bytes: Quantity[Count]
+    """Most data of a packet that an SM's load or store makes."""
     copy_engine_payload_bytes: Quantity[Count]
+    """Most data of a packet that a copy engine makes."""
     sm_read_request_flits: Quantity[NonNegative]
+    """On the way to the owner, for each packet of data that an SM loads."""
     sm_write_ack_flits: Quantity[NonNegative]
+    """On the way back, for each packet of data that an SM stores."""
     copy_engine_read_request_flits: Quantity[NonNegative]
+    """On the way to the owner, for each packet that a copy engine reads."""
     copy_engine_write_ack_flits: Quantity[NonNegative]
+    """On the way back, for each packet of data that a copy engine writes."""
 
 
 class SwitchSpec(Strict):
     """Abilities of the switch, and its buffers."""
 
     traversal_ns: Quantity[NonNegative]
+    """From a port of the switch to another one, where nobody is in the way."""
     multicast: Quantity[bool]
     """One packet in, one out for each member of a fixed group."""
     dynamic_multicast: Quantity[bool]
     """The packet itself names its targets."""
     reduction: Quantity[bool]
+    """One load in, the sum of what the members of a fixed group hold back."""
     multicast_acks_merged: Quantity[bool]
+    """Whether the sender of a multicast gets one acknowledgement, not one of each member."""
     multimem_efficiency: Quantity[Ratio]
     """Share of a port's rate left for multicast and reduction traffic."""
     merge_ns: Quantity[NonNegative]
@@ -121,8 +134,11 @@ class GpuSpec(Strict):
     """The GPU seen from the fabric, and its SMs as movers of bytes."""
 
     num_sms: Quantity[Units]
+    """Streaming multiprocessors that kernels can use; AI cores of an Ascend NPU."""
     clock_GHz: Quantity[Positive]
+    """What the SMs sustain under load; what is given per clock is at this clock."""
     copy_engine: Quantity[bool]
+    """Whether copies can be made without an SM."""
     write_visibility_ns: Quantity[NonNegative]
     """From arrival of a posted store at the GPU until other SMs see it."""
     remote_read_access_ns: Quantity[NonNegative]
@@ -130,8 +146,11 @@ class GpuSpec(Strict):
     sm_push_GB_per_s: Quantity[Positive]
     """Bytes that an SM sends to peers and to its own GPU while it runs a push kernel."""
     sm_read_GB_per_s: Quantity[Positive]
+    """Bytes that one SM can load from its own GPU's memory."""
     sm_write_GB_per_s: Quantity[Positive]
+    """Bytes that one SM can store to its own GPU's memory."""
     l2_bytes: Quantity[Count]
+    """Size of the L2 cache, which all SMs share."""
     l2_bytes_per_clock: Quantity[Positive]
     """Read by all SMs together."""
     l2_latency_ns: Quantity[NonNegative]
@@ -166,6 +185,7 @@ class HbmSpec(Strict):
     capacity_MiB: Quantity[Count]
     """What a GPU's programs can allocate, all of them together."""
     peak_GB_per_s: Quantity[Positive]
+    """Reads and writes together, as sold."""
     stream_efficiency: Quantity[Ratio]
     """Share of the peak at which a multiplication's operands stream in."""
     read_efficiency: Quantity[Ratio]
@@ -173,13 +193,16 @@ class HbmSpec(Strict):
     write_efficiency: Quantity[Ratio]
     """Share of the peak at which an elementwise kernel writes."""
     latency_ns: Quantity[NonNegative]
+    """Of a load that misses all caches."""
 
 
 class ComputeSpec(Strict):
     """Matrix multiplication as tiles on SMs."""
 
     bf16_peak_TFLOP_per_s: Quantity[Positive]
+    """All SMs together, without sparsity, as sold."""
     fp8_peak_TFLOP_per_s: Quantity[Positive]
+    """Likewise, of FP8 values."""
     fp32_peak_TFLOP_per_s: Quantity[Positive]
     """FP32 values multiplied as TF32 on tensor cores."""
     bf16_efficiency: Quantity[Ratio]
@@ -187,7 +210,9 @@ class ComputeSpec(Strict):
     bf16_grouped_efficiency: Quantity[Ratio]
     """Of kernels for groups of rows, one for each expert."""
     fp8_efficiency: Quantity[Ratio]
+    """Of the FP8 peak, inside a tile's main loop."""
     fp32_efficiency: Quantity[Ratio]
+    """Of the peak of TF32, inside a tile's main loop."""
     mma_rows: Quantity[Count]
     """Rows of a tile are rounded up to this."""
     tile_overhead_ns: Quantity[NonNegative]
@@ -202,12 +227,15 @@ class ComputeSpec(Strict):
     cluster_tiles: Quantity[Units]
     """Neighbouring tiles of a kernel that load what they share from the L2 cache once."""
     bf16_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
+    """Tile shapes (rows, columns) that kernels of this type come in."""
     bf16_grouped_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
+    """Tile shapes of kernels for groups of rows."""
     bf16_grouped_whole_tiles: Quantity[bool]
     """Whether these multiply partial tiles as whole ones."""
     fp8_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
+    """Tile shapes of kernels of this type."""
     fp32_blocks: Quantity[Annotated[list[Block], Field(min_length=1)]]
-    """Tile shapes (rows, columns) that kernels of this type come in."""
+    """Tile shapes of kernels of this type."""
     fp8_scale_block: Quantity[Count]
     """Values that share one 4-byte scale."""
 
@@ -233,20 +261,30 @@ class OverheadsSpec(Strict):
     """Costs of software around the work."""
 
     launch_us: Quantity[NonNegative]
+    """Host time of launching a kernel, at whose end it starts on an idle GPU."""
     graph_launch_us: Quantity[NonNegative]
+    """Host time of launching a CUDA graph, however many kernels it has."""
     kernel_gap_graph_us: Quantity[NonNegative]
+    """Between two dependent kernels of a CUDA graph."""
     kernel_gap_stream_us: Quantity[NonNegative]
+    """Between two dependent kernels of a stream, both launched ahead of time."""
     small_kernel_us: Quantity[NonNegative]
     """Time of an elementwise kernel beside that of its bytes: from first load to last store."""
     row_copy_ns: Quantity[NonNegative]
     """Time that a kernel takes for each single row that it copies to another place, beside that of
     its bytes."""
     host_sync_us: Quantity[NonNegative]
+    """A small copy from device to host and the wait of the host for it."""
     poll_pinned_us: Quantity[NonNegative]
+    """From a GPU's store to pinned host memory until a host that polls has seen it."""
     copy_engine_start_us: Quantity[NonNegative]
+    """Starting one copy on a copy engine."""
     grid_barrier_us: Quantity[NonNegative]
+    """A barrier of all thread blocks of a kernel on one GPU."""
     barrier_base_ns: Quantity[NonNegative]
+    """A barrier of two GPUs within running kernels, from when the last one arrives."""
     barrier_per_peer_ns: Quantity[NonNegative]
+    """Added for each further GPU of that barrier."""
     fence_us: Quantity[NonNegative]
     """Fence of system scope before what others wait for, such as the signal of a barrier."""
     poll_ns: Quantity[NonNegative]
@@ -260,13 +298,17 @@ class NcclSpec(Strict):
     """
 
     ring_channels: Quantity[Units]
+    """Of rings and trees; a channel is one thread block, which has an SM."""
     ll_start_us: Quantity[NonNegative]
-    """Until the first chunk of a collective leaves."""
+    """Until the first chunk leaves under protocol LL, which has a flag beside every 4 bytes."""
     ll128_start_us: Quantity[NonNegative]
+    """The same under protocol LL128, which has a flag in every 128 bytes."""
     simple_start_us: Quantity[NonNegative]
+    """The same under protocol Simple, which fences plain data."""
     ll_channel_GB_per_s: Quantity[Positive]
-    """Data through the registers of one block."""
+    """Data through the registers of one block, under protocol LL."""
     ll128_channel_GB_per_s: Quantity[Positive]
+    """The same under protocol LL128."""
     copy_GB_per_s: Quantity[Positive]
     """Data that one block copies out of its buffer under protocol Simple."""
     nvls_start_us: Quantity[NonNegative]
@@ -276,7 +318,9 @@ class NcclSpec(Strict):
     pair_channels: Quantity[Units]
     """Of the kernel that sends to, and receives from, single peers."""
     pair_ll_start_us: Quantity[NonNegative]
+    """Until the first chunk leaves that kernel, under protocol LL."""
     pair_simple_start_us: Quantity[NonNegative]
+    """Until the first chunk leaves that kernel, under protocol Simple."""
     proxy_step_us: Quantity[NonNegative]
     """Of the host's thread for a write that it posts, a buffer that it offers, or a completion."""
 
@@ -312,7 +356,9 @@ class NicSpec(Strict):
     """Scale-out: a network card for each GPU."""
 
     bandwidth_GB_per_s: Quantity[Positive]
+    """One card, one direction, as sold."""
     efficiency: Quantity[Ratio]
+    """Share of it that data reach."""
     post_ns: Quantity[NonNegative]
     """What a warp does for a write: the entry of the work queue, fences, the signal behind the
     data; and the poll at the other end."""
@@ -334,3 +380,4 @@ class NetworkSpec(Strict):
     spine_ns: Quantity[NonNegative]
     """Added where the way leads over the spine: leaf, spine, leaf."""
     packet_bytes: Quantity[Count]
+    """Most data of a packet."""

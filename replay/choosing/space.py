@@ -52,7 +52,15 @@ class Budget(Part):
 
 
 class Where(Part):
-    """A system, and the scheme that experts exchange rows by there."""
+    """A system, and the scheme that experts exchange rows by there.
+
+    Attributes
+    ----------
+    system
+        A name of `moereplay hardware list`, or a TOML file.
+    scheme
+        A name of `moereplay schemes`.
+    """
 
     system: str
     scheme: str
@@ -73,6 +81,8 @@ class Space(Part):
         Tokens of a sequence, and sequences of a step, the same for all plans.
     shape, plan
         Values by axis. Sizes of the model that are left out are its own; those of a plan, 1.
+    budget
+        Parameters that a model may have.
     mtp
         Layers of multi-token prediction that are trained.
     precision, recipe, routing, layers_sampled, seed

@@ -143,12 +143,15 @@ class Entry(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     name: Annotated[str, AfterValidator(_name)]
+    """By which commands find the trace."""
     title: Line
+    """For people."""
     file: Annotated[str, AfterValidator(_file)]
     """Path of the file, relative to the catalogue."""
     url: Annotated[Line, AfterValidator(lambda url: url and check_url(url))] = ""
     """Address of the file if it is not beside the catalogue."""
     file_bytes: Annotated[int, Field(gt=0, le=MAX_FILE_BYTES)]
+    """Size of the file."""
     sha256: Sha256
     """Of the file's bytes."""
     content_id: Sha256
@@ -158,14 +161,21 @@ class Entry(BaseModel):
     dataset: Line = ""
     """Texts that were routed; empty for synthetic traces."""
     kind: Line
+    """synthetic, captured or imported."""
     phase: Line
+    """prefill, decode, training or encoder."""
     num_layers: Count
+    """MoE layers that it has."""
     num_tokens: Count
+    """Tokens of each layer."""
     num_experts: Count
+    """Routed experts of a layer."""
     topk: Count
+    """Experts chosen per token."""
     num_ranks: Count = 0
     """Source GPUs the trace was made for; 0 where batches are formed at replay."""
     has_gate_weights: bool = False
+    """Whether it has the weights of the chosen experts."""
     load_max_over_mean: Annotated[float, Field(ge=0, le=65_536, allow_inf_nan=False)] = 0.0
     """Tokens of the busiest expert over the mean expert's; median over layers. 0 if unknown."""
     load_gini: Annotated[float, Field(ge=0, le=1)] = 0.0

@@ -20,14 +20,17 @@ ENV_CONFIG = "MOEREPLAY_CONFIG"
 """Configuration file to read instead of the one in the user's configuration folder."""
 
 
-class _File(BaseModel):
+class FileSettings(BaseModel):
     """The configuration file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     catalogues: list[str] = []
+    """Folders and URLs of catalogues, in the order in which they are searched."""
     cache: str = ""
+    """Folder of downloaded traces; empty for the platform's own."""
     offline: bool = False
+    """Whether connections are forbidden."""
 
 
 @dataclass(frozen=True)
@@ -95,21 +98,21 @@ def read(offline: bool | None = None) -> Settings:
     )
 
 
-def _read_file() -> _File:
+def _read_file() -> FileSettings:
     """The configuration file, or an empty one."""
     named = os.environ.get(ENV_CONFIG)
     path = Path(named).expanduser() if named else user_folder("config") / "config.toml"
     try:
-        return _File.model_validate(regular.parse_toml(regular.read_text(path)))
+        return FileSettings.model_validate(regular.parse_toml(regular.read_text(path)))
     except FileNotFoundError:
         if named:
             msg = f"{path}: no such file ({ENV_CONFIG})"
             raise UserError(msg) from None
-        return _File()
+        return FileSettings()
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(map(str, problem["loc"]))
-        known = ", ".join(_File.model_fields)
+        known = ", ".join(FileSettings.model_fields)
         msg = f"{path}: {key}: {problem['msg']}; possible keys: {known}"
         raise UserError(msg) from error
     except (OSError, ValueError) as error:

@@ -80,6 +80,7 @@ class ModelShape(BaseModel):
     """Latent attention: width of a value head."""
 
     score_function: ScoreFunction = "softmax"
+    """How router scores become gate weights."""
     norm_topk: bool = True
     """Whether the chosen gate weights are scaled to sum to one."""
     routed_scaling_factor: float = Field(default=1.0, gt=0)

@@ -38,14 +38,11 @@ def pages() -> Iterator[Made]:
     found = [*commands()]
     lines = [
         "# Commands\n",
-        "`moereplay COMMAND --help` prints what these pages say; "
-        "`moereplay --version` says which version it is.\n",
+        "`moereplay COMMAND --help` prints what the page of a command says.\n",
     ]
     for words, command in found:
         first = _paragraphs(command.help or "")[0]
-        lines.append(
-            f"[`moereplay {' '.join(words)}`]({page_of(words)}.md)\n: {escaped(first)}\n"
-        )
+        lines.append(f"[`moereplay {' '.join(words)}`]({page_of(words)}.md)\n: {escaped(first)}\n")
     lines.append(toctree((f"{page_of(words)}.md" for words, _ in found), hidden=True))
     yield Made("commands/index.md", "\n".join(lines))
     for words, command in found:

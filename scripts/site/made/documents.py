@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from made import HERE, ROOT, Made
+from made import HERE, ROOT, Made, files
 
 FOLDERS = ("hwmodel", "replay", "tracegen", "traces")
 SINGLE = ("README.md", "CHANGELOG.md", "tests/bench/README.md")
@@ -38,7 +38,8 @@ def own_pages() -> Iterator[Made]:
     """Pages that are written for the site, tutorials among them."""
     for path in sorted(HERE.rglob("*")):
         if path.suffix in (".md", ".ipynb"):
-            yield Made(path.relative_to(HERE).as_posix(), path.read_text(encoding="utf-8"))
+            text = files.filled(path.read_text(encoding="utf-8"))
+            yield Made(path.relative_to(HERE).as_posix(), text)
 
 
 def pages() -> Iterator[Made]:
@@ -84,4 +85,5 @@ def _shown(path: str) -> str:
         text = "\n".join(lines[:SHOWN_LINES]) + "\n"
     language = LANGUAGES.get(Path(path).suffix, "none")
     fence = "`" * 8
-    return f"---\norphan: true\nnosearch: true\n---\n\n# `{path}`\n{more}\n{fence}{language}\n{text}{fence}\n"
+    head = "---\norphan: true\nnosearch: true\n---\n\n"
+    return f"{head}# `{path}`\n{more}\n{fence}{language}\n{text}{fence}\n"
