@@ -3,7 +3,7 @@
 >>> import replay
 >>> sorted(replay.__all__)  # doctest: +NORMALIZE_WHITESPACE
 ['Comparison', 'Result', 'RunSpec', 'SCHEMES', 'Scheme', 'UserError', 'assess', 'compare',
- 'diff', 'load_result', 'run', 'summary', 'sweep']
+ 'diff', 'explain', 'load_result', 'run', 'summary', 'sweep']
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from replay.run import run
 
 if TYPE_CHECKING:
     from replay.differences.diff import diff
+    from replay.differences.explanation import explain
     from replay.errors import UserError
     from replay.report.text import summary
     from replay.run.comparison import compare
@@ -37,6 +38,7 @@ __all__ = [
     "assess",
     "compare",
     "diff",
+    "explain",
     "load_result",
     "run",
     "summary",
@@ -54,6 +56,7 @@ _HOMES = {
     "assess": "uncertainty.assess",
     "compare": "run.comparison",
     "diff": "differences.diff",
+    "explain": "differences.explanation",
     "load_result": "run.load",
     "summary": "report.text",
     "sweep": "sweeps.run",

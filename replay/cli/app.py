@@ -12,6 +12,7 @@ import hwmodel.cli
 import replay.cli.choose
 import replay.cli.collective
 import replay.cli.diff
+import replay.cli.explain
 import replay.cli.imitate
 import replay.cli.infer
 import replay.cli.place
@@ -42,6 +43,7 @@ app.command()(replay.cli.replays.run)
 app.command()(replay.cli.replays.compare)
 app.command()(replay.cli.collective.collective)
 app.command()(replay.cli.diff.diff)
+app.command()(replay.cli.explain.explain)
 app.command()(replay.cli.infer.infer)
 app.command()(replay.cli.place.place)
 app.command()(replay.cli.schemes.schemes)

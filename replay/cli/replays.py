@@ -95,7 +95,7 @@ def run(
     if dry_run:
         print(estimate(loaded, made).text())
         return
-    with progress(_num_layers(made, loaded), "layer") as bar:
+    with progress(num_layers(made, loaded), "layer") as bar:
         result = replay.run(
             loaded,
             made,
@@ -236,7 +236,7 @@ def compare(
         show(_estimates(loaded, spec, schemes, options, scheme is not None))
         return
     replays = len(schemes) * len(set(placement or [""]))
-    with progress(replays * _num_layers(spec, loaded), "layer") as bar:
+    with progress(replays * num_layers(spec, loaded), "layer") as bar:
         compared = replay.compare(
             loaded,
             scheme or None,
@@ -306,7 +306,7 @@ def _estimates(
     return table
 
 
-def _num_layers(spec: RunSpec, trace: RoutingTrace) -> int:
+def num_layers(spec: RunSpec, trace: RoutingTrace) -> int:
     """Layers that one scheme replays, over all steps and passes."""
     if spec.layer == "all":
         layers = trace.num_layers
@@ -318,7 +318,7 @@ def _num_layers(spec: RunSpec, trace: RoutingTrace) -> int:
 
 def _worth_two(spec: RunSpec, trace: RoutingTrace) -> int:
     """Two processes where starting them takes less time than they save."""
-    return 2 if _num_layers(spec, trace) >= MANY_LAYERS else 1
+    return 2 if num_layers(spec, trace) >= MANY_LAYERS else 1
 
 
 def _show_tuned(results: Sequence[Result], *, name_all: bool) -> None:

@@ -34,7 +34,7 @@ def diff(before: Given, after: Given) -> Difference:
     UserError
         If a file cannot be read or holds neither.
     """
-    one, other = _loaded(before), _loaded(after)
+    one, other = loaded(before), loaded(after)
     paired = pair(_results(one), _results(other))
     inputs = changes(paired.pairs) + _of_comparisons(one, other)
     pairs = sorted(paired.pairs, key=lambda each: each.before.totals.makespan_us)
@@ -56,7 +56,8 @@ def diff(before: Given, after: Given) -> Difference:
     )
 
 
-def _loaded(given: Given) -> Result | Comparison:
+def loaded(given: Given) -> Result | Comparison:
+    """Read a file, or take what is a result already."""
     if isinstance(given, str | Path):
         return load_result(given)
     check_kind("before or after", given, (Result, Comparison), "a Result, a Comparison or a file")

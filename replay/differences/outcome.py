@@ -7,17 +7,13 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from replay.differences.parts import Outcome, Part, Quantity
-from replay.machine.kinds import KIND_NAMES, KINDS, Kind, phase_of
+from replay.differences.path import by_cause, by_phase, ps
 
 if TYPE_CHECKING:
     from replay.differences.pairs import Pair
+    from replay.differences.path import Ps
     from replay.measure.parts import PortBytes
     from replay.run.result import Result
-
-LAUNCHES = "launches"
-"""Where the critical path's time is that belongs to no phase: hosts, and gaps between kernels."""
-
-Ps = dict[str, int]
 
 
 def outcome(pair: Pair) -> Outcome:
@@ -27,48 +23,11 @@ def outcome(pair: Pair) -> Outcome:
         name=pair.name,
         before_us=before,
         after_us=after,
-        change_us=(_ps(after) - _ps(before)) / 1e6,
-        by_cause=_parts(_by_cause(pair.before), _by_cause(pair.after)),
-        by_phase=_parts(_by_phase(pair.before), _by_phase(pair.after)),
-        quantities=list(_quantities(pair.before, pair.after)),
+        change_us=(ps(after) - ps(before)) / 1e6,
+        by_cause=_parts(by_cause(pair.before), by_cause(pair.after)),
+        by_phase=_parts(by_phase(pair.before), by_phase(pair.after)),
+        quantities=list(quantities(pair.before, pair.after)),
     )
-
-
-def _ps(us: float) -> int:
-    """Whole picoseconds, which sums of microseconds lose in their last digit."""
-    return round(us * 1e6)
-
-
-def _by_cause(result: Result) -> Ps:
-    """Causes of the critical path, where queueing is told apart by what was served meanwhile."""
-    spent: Counter[str] = Counter()
-    for measures in result.measured:
-        path = measures.critical_path
-        spent.update({cause: _ps(time) for cause, time in path.by_cause_us.items()})
-        for kind, time in path.queueing_behind_us.items():
-            spent[f"queueing behind {_role(kind)}"] += _ps(time)
-            spent["queueing"] -= _ps(time)
-    return spent
-
-
-def _by_phase(result: Result) -> Ps:
-    spent: Counter[str] = Counter()
-    for measures in result.measured:
-        for name, times in measures.critical_path.by_kind_us.items():
-            spent[_phase(name)] += sum(_ps(time) for time in times.values())
-    return spent
-
-
-def _phase(kind: str) -> str:
-    """Phase of a kind by its name; older versions had kinds that are not there any more."""
-    if kind not in KIND_NAMES:
-        return kind
-    return phase_of(Kind(KIND_NAMES.index(kind))) or LAUNCHES
-
-
-def _role(kind: str) -> str:
-    """What the service of a kind is, by its name."""
-    return KINDS[Kind(KIND_NAMES.index(kind))].role if kind in KIND_NAMES else kind
 
 
 def _parts(before: Ps, after: Ps) -> list[Part]:
@@ -86,8 +45,8 @@ def _parts(before: Ps, after: Ps) -> list[Part]:
     return sorted(parts, key=lambda part: -abs(part.change_us))
 
 
-def _quantities(before: Result, after: Result) -> Iterator[Quantity]:
-    """What is measured or counted in both, and is not the same."""
+def quantities(before: Result, after: Result) -> Iterator[Quantity]:
+    """Give what is measured or counted in both, and is not the same."""
     then, now = dict(_measured(before)), dict(_measured(after))
     for name in then:
         if name in now and then[name] != now[name]:

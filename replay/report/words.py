@@ -11,6 +11,13 @@ WORDS: dict[str, str] = {
     "bound": "a time that no schedule of this work can beat",
     "bound/time": "how much of the time the bound explains",
     "binds": "the resource that is busy for the largest share of the time, and that share",
+    "compute": "work on a GPU's own data: products, activations, permutes",
+    "serialisation": "a message on a port, for as long as its bytes take there",
+    "copying": "what SMs and memory do for rows that travel",
+    "overhead": "launches, barriers, flags and waits of hosts",
+    "queueing": "waiting for a resource that serves others",
+    "latency": "a message on its way, with no resource busy for it",
+    "credits": "waiting for room in a buffer",
 }
 """One line for each word."""
 

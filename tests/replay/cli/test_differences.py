@@ -79,3 +79,42 @@ def test_compare_draws_what_is_uncertain(capsys, files, tmp_path):
 def test_draws_that_are_not_possible_are_refused_before_a_replay(capsys, files, arguments, says):
     code, out, err = run(capsys, "compare", files / "t.h5", *arguments)
     assert (code, out) == (2, "") and says in err
+
+
+# ---- explain -------------------------------------------------------------------------------------
+
+
+def test_explain_replays_two_schemes(capsys, files, tmp_path):
+    code, out, _ = run(
+        capsys, "explain", "deepep", "nccl-alltoall", files / "t.h5", "--layer", "0",
+        "--option", "deepep.num_sms=8", "--json", tmp_path / "e.json",
+    )  # fmt: skip
+    found = json.loads((tmp_path / "e.json").read_text())
+    assert code == 0 and found["format"] == "moereplay-explanation/1"
+    assert f"deepep takes {found['one_us']:,.1f} us" in out
+    assert "Critical path" in out and "What a GPU does in the mean" in out
+    assert "queueing: waiting for a resource that serves others" in out
+
+
+def test_explain_reads_a_comparison(capsys, files):
+    code, out, _ = run(capsys, "explain", "nccl-alltoall", "deepep", files / "a.json")
+    assert code == 0 and out.startswith("nccl-alltoall takes")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["deepep", "nccl-alltoall"], "which trace? Such as `moereplay explain deepep nccl-"),
+        (["deepep", "deepep-l", "a.json"], "deepep-l"),
+        (["a.json", "b.json"], "holds a comparison; name two of its schemes: deepep"),
+        (["a.json", "deepep", "b.json"], "give two files, or two schemes and a trace"),
+        (["deepep", "nvls", "a.json"], "nvls"),
+        (["deepep", "nccl-alltoall", "a.json", "--layer", "0"], "options need two schemes and"),
+        (["deepep", "nccl-alltoall", "cut.json"], "cut short"),
+        (["deepep", "nccl-alltoall", "none.json"], "No such file"),
+    ],
+)
+def test_explain_says_what_it_takes(capsys, files, monkeypatch, words, said):
+    monkeypatch.chdir(files)
+    code, out, err = run(capsys, "explain", *words)
+    assert (code, out) == (2, "") and said in err and len(err.splitlines()) <= 2

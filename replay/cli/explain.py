@@ -1,0 +1,107 @@
+"""``moereplay explain``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from replay.cli.options import JsonOption, options_of, settings_of, takes_settings
+from replay.cli.screen import progress, show, tell
+from replay.run.spec import RunSpec
+from tracegen.cli.delivery import Delivery, delivers
+
+if TYPE_CHECKING:
+    from replay.run.result import Result
+
+
+@takes_settings(leave_out=("trace", "scheme", "options"))
+@delivers
+def explain(
+    given: Mapping[str, Any],
+    one: Annotated[str, typer.Argument(help="A scheme, or the JSON of `run`.", show_default=False)],
+    other: Annotated[str, typer.Argument(help="Another one.", show_default=False)],
+    trace: Annotated[
+        str | None,
+        typer.Argument(
+            help="With schemes: a trace to replay, or the JSON of a `compare` that has both.",
+            show_default=False,
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", help="Option of one scheme: SCHEME.K=V, repeatable."),
+    ] = None,
+    json_: JsonOption = None,
+    *,
+    deliver: Delivery,
+) -> None:
+    """Say where the difference between two schemes comes from: phases and causes that add up."""
+    from replay.differences.explanation import explain as explained
+    from replay.report.explanation import explanation_tables
+    from replay.report.pages import page
+
+    found = explained(*_results(one, other, trace, settings_of(given), option or []))
+    if json_ is not None:
+        found.save(json_)
+    deliver(lambda: page(found))
+    show(explanation_tables(found))
+
+
+def _results(
+    one: str, other: str, trace: str | None, settings: dict[str, Any], option: list[str]
+) -> tuple[Result | str, Result | str]:
+    """The two results: files, or out of a file of a comparison, or replayed."""
+    from replay.differences.explanation import pick
+    from replay.errors import UserError
+    from replay.run.load import load_result
+    from replay.run.result import Comparison
+
+    are_files = [_is_file(name) for name in (one, other)]
+    if trace is not None and not any(are_files) and not _is_file(trace):
+        return _replayed(one, other, trace, settings, option)
+    if settings or option:
+        message = "files hold replays that are finished: options need two schemes and a trace"
+        raise UserError(message)
+    if all(are_files) and trace is None:
+        return one, other
+    if any(are_files):
+        message = f"{one} {other}: give two files, or two schemes and a trace or a comparison"
+        raise UserError(message)
+    if trace is None:
+        message = (
+            f"which trace? Such as `moereplay explain {one} {other} gpt-oss-20b-decode --layer 12`"
+        )
+        raise UserError(message)
+    compared = load_result(trace)
+    if not isinstance(compared, Comparison):
+        message = f"{trace} holds one result, not a comparison of {one} and {other}"
+        raise UserError(message)
+    return pick(compared, one), pick(compared, other)
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).suffix == ".json"
+
+
+def _replayed(
+    one: str, other: str, trace: str, settings: dict[str, Any], option: list[str]
+) -> tuple[Result, Result]:
+    import replay
+    from replay.cli.replays import num_layers
+    from replay.differences.explanation import pick
+    from replay.run.setup import load_trace
+    from replay.schemes import find
+
+    names = [find(name).name for name in (one, other)]
+    options: dict[str, dict[str, str]] = {}
+    for name, key, value in options_of(option, names):
+        options.setdefault(name, {})[key] = value
+    loaded, spec = load_trace(None, RunSpec(**settings, trace=trace))
+    with progress(2 * num_layers(spec, loaded), "layer") as bar:
+        compared = replay.compare(
+            loaded, [one, other], spec, options=options, progress=bar.update, report=tell
+        )
+    return pick(compared, names[0]), pick(compared, names[1])

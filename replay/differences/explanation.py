@@ -1,0 +1,242 @@
+"""Two schemes side by side: where the difference of their times comes from.
+
+The schema is ``moereplay-explanation/1``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from replay.differences.diff import loaded
+from replay.differences.inputs import changes
+from replay.differences.outcome import quantities
+from replay.differences.pairs import Pair
+from replay.differences.parts import Change, Quantity
+from replay.differences.path import by_phase_and_cause, ps
+from replay.errors import UserError, unknown
+from replay.files import write_text
+from replay.measure.parts import Strict
+from replay.run.result import Comparison, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from replay.measure.result import Measures
+
+EXPLANATION_FORMAT: Literal["moereplay-explanation/1"] = "moereplay-explanation/1"
+
+OF_THE_SCHEME = ("scheme.", "option.")
+"""Inputs that are not the same because the schemes are not."""
+
+LAST = "waiting for the last GPU"
+
+
+class Share(Strict):
+    """A part of both times, in microseconds.
+
+    Attributes
+    ----------
+    where, what
+        The phase of the layer, or what the GPUs do; and the cause, empty where there is none.
+    one_us, other_us, difference_us
+        The first's part, the second's, and by how much the second's is longer.
+    """
+
+    where: str
+    what: str = ""
+    one_us: float
+    other_us: float
+    difference_us: float
+
+
+class PhaseSpan(Strict):
+    """When a phase of both begins and ends; None for one that has no such phase."""
+
+    phase: str
+    one_us: tuple[float, float] | None
+    other_us: tuple[float, float] | None
+
+
+class Explanation(Strict):
+    """Where the difference between the times of two results comes from.
+
+    Attributes
+    ----------
+    one, other
+        Their schemes.
+    one_us, other_us, difference_us
+        Time of all layers, and by how much the second's is longer.
+    path
+        Parts of the critical paths by phase and cause, the largest difference first. They add up
+        to both times and to the difference, to the picosecond.
+    gpus
+        What a GPU does in the mean, in the same time: it computes or launches kernels, waits for
+        wires, for other GPUs, for latencies, and at the end for the last GPU. They add up likewise.
+    phases
+        When phases begin and end, where both are of one layer by itself.
+    quantities
+        What else is measured or counted and is not the same; ``before`` is the first.
+    inputs
+        What entered otherwise beside the scheme and its options.
+    """
+
+    format: Literal["moereplay-explanation/1"] = EXPLANATION_FORMAT
+    one: str
+    other: str
+    one_us: float
+    other_us: float
+    difference_us: float
+    path: list[Share]
+    gpus: list[Share]
+    phases: list[PhaseSpan]
+    quantities: list[Quantity]
+    inputs: list[Change]
+
+    def to_json(self) -> str:
+        """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
+        document = self.model_dump(mode="json")
+        return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON, all of it or nothing.
+
+        Raises
+        ------
+        UserError
+            If the file cannot be written.
+        """
+        write_text(path, self.to_json())
+
+
+def explain(one: Result | str | Path, other: Result | str | Path) -> Explanation:
+    """Say where the difference between the times of two results comes from.
+
+    Parameters
+    ----------
+    one, other
+        Results of the same layers under two schemes, or files of them.
+
+    Raises
+    ------
+    UserError
+        If a file cannot be read, holds no single result, or another number of layers.
+    """
+    first, second = _single(one), _single(other)
+    numbers = first.totals.num_layers, second.totals.num_layers
+    if numbers[0] != numbers[1]:
+        message = f"the results are of {numbers[0]} and {numbers[1]} layers: explain takes the same"
+        raise UserError(message)
+    pair = Pair("", first, second)
+    times = ps(first.totals.makespan_us), ps(second.totals.makespan_us)
+    return Explanation(
+        one=_name(first, second),
+        other=_name(second, first),
+        one_us=times[0] / 1e6,
+        other_us=times[1] / 1e6,
+        difference_us=(times[1] - times[0]) / 1e6,
+        path=_shares(by_phase_and_cause(first), by_phase_and_cause(second)),
+        gpus=_shares(_of_gpus(first), _of_gpus(second), in_order=True),
+        phases=list(_phases(first, second)),
+        quantities=list(quantities(first, second)),
+        inputs=[each for each in changes([pair]) if not each.what.startswith(OF_THE_SCHEME)],
+    )
+
+
+def pick(compared: Comparison, scheme: str) -> Result:
+    """Take one scheme's result out of a comparison.
+
+    Raises
+    ------
+    UserError
+        If it has none, or why it was left out.
+    """
+    if scheme in compared.left_out:
+        raise UserError(compared.left_out[scheme])
+    try:
+        return compared[scheme]
+    except KeyError:
+        names = [result.scheme.name for result in compared.results]
+        raise unknown("scheme", scheme, names) from None
+
+
+def _single(given: Result | str | Path) -> Result:
+    found = loaded(given)
+    if isinstance(found, Comparison):
+        schemes = ", ".join(result.scheme.name for result in found.results)
+        message = f"{given} holds a comparison; name two of its schemes: {schemes}"
+        raise UserError(message)
+    return found
+
+
+def _name(result: Result, beside: Result) -> str:
+    """Its scheme; with what tells it from the other where that has the same."""
+    name = result.scheme.name
+    if name != beside.scheme.name:
+        return name
+    told = [
+        f"{key}={value}"
+        for key, value in result.scheme.options.items()
+        if beside.scheme.options.get(key) != value
+    ]
+    if result.placement != beside.placement:
+        told.append(result.placement)
+    return f"{name} ({', '.join(told)})" if told else name
+
+
+Parts = dict[tuple[str, str], int]
+
+
+def _shares(one: Mapping[tuple[str, str], int], other: Mapping[tuple[str, str], int],
+            *, in_order: bool = False) -> list[Share]:  # fmt: skip
+    """Parts that either has, the largest difference first unless they have an order."""
+    found = [
+        Share(
+            where=where,
+            what=what,
+            one_us=one.get((where, what), 0) / 1e6,
+            other_us=other.get((where, what), 0) / 1e6,
+            difference_us=(other.get((where, what), 0) - one.get((where, what), 0)) / 1e6,
+        )
+        for where, what in {**one, **other}
+        if one.get((where, what)) or other.get((where, what))
+    ]
+    return found if in_order else sorted(found, key=lambda share: -abs(share.difference_us))
+
+
+def _of_gpus(result: Result) -> Parts:
+    """What a GPU does in the mean; sums over the parts of a result, in picoseconds."""
+    found: dict[tuple[str, str], int] = {}
+    for measures in result.measured:
+        for what, time in _of_gpu(measures).items():
+            found[what, ""] = found.get((what, ""), 0) + time
+    return found
+
+
+def _of_gpu(measures: Measures) -> dict[str, int]:
+    """The mean GPU of one schedule: it works or waits until its own end, and then for the last."""
+    ends = measures.rank_end_us
+    waits = {"exposed": measures.exposed_communication_us_per_gpu}
+    if measures.exposure is not None:
+        by_time = measures.exposure.by_time
+        waits = {
+            "waiting for wires": by_time.wires_us,
+            "waiting for other GPUs": by_time.imbalance_us,
+            "waiting for latencies": by_time.latency_us,
+        }
+    mean = {what: ps(sum(times) / len(times)) for what, times in waits.items()}
+    end = ps(sum(ends) / len(ends))
+    computing = {"computing, launching": end - sum(mean.values())}
+    return computing | mean | {LAST: ps(measures.makespan_us) - end}
+
+
+def _phases(one: Result, other: Result) -> Iterator[PhaseSpan]:
+    if any(result.chain is not None or len(result.layers) > 1 for result in (one, other)):
+        return
+    spans = [result.layers[0].measures.phases for result in (one, other)]
+    for phase in {**spans[0], **spans[1]}:
+        first, second = (
+            (each[phase].start_us, each[phase].end_us) if phase in each else None for each in spans
+        )
+        yield PhaseSpan(phase=phase, one_us=first, other_us=second)

@@ -1,0 +1,169 @@
+"""Two schemes side by side: parts that add up to the difference of their times."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import replay
+from replay.differences.explanation import Explanation, pick
+from replay.differences.path import LAUNCHES, by_cause, by_phase, by_phase_and_cause
+from replay.errors import UserError
+from replay.report.explanation import explanation_tables, path_table
+from replay.report.pages import page
+from replay.report.text import render
+
+SCHEMES = ["deepep", "nccl-alltoall", "deepep-ll", "comet"]
+
+
+@pytest.fixture(scope="module")
+def trace(synthetic):
+    return synthetic(ranks=4, tokens_per_rank=32)
+
+
+@pytest.fixture(scope="module", params=["one layer", "two layers", "chain"])
+def compared(trace, request):
+    layer = 0 if request.param == "one layer" else "all"
+    return replay.compare(trace, SCHEMES, layer=layer, barrier=request.param != "chain")
+
+
+def ps(us):
+    return round(us * 1e6)
+
+
+@pytest.mark.parametrize("one", SCHEMES[:2])
+@pytest.mark.parametrize("other", SCHEMES)
+def test_parts_add_up_to_both_times_and_to_the_difference(compared, one, other):
+    """To the picosecond."""
+    found = replay.explain(compared[one], compared[other])
+    assert ps(found.one_us) == ps(compared[one].totals.makespan_us)
+    assert ps(found.other_us) == ps(compared[other].totals.makespan_us)
+    assert ps(found.difference_us) == ps(found.other_us) - ps(found.one_us)
+    for parts in (found.path, found.gpus):
+        for field in ("one_us", "other_us", "difference_us"):
+            total = sum(ps(getattr(part, field)) for part in parts)
+            assert total == ps(getattr(found, field)), field
+
+
+def test_both_sides_turn_round_with_the_question(compared):
+    there = replay.explain(compared["deepep"], compared["comet"])
+    back = replay.explain(compared["comet"], compared["deepep"])
+    turned = {(part.where, part.what): -part.difference_us for part in back.path}
+    assert {(part.where, part.what): part.difference_us for part in there.path} == turned
+    sizes = [abs(part.difference_us) for part in there.path]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > 0
+
+
+def test_a_scheme_and_itself_have_nothing_to_explain(compared):
+    found = replay.explain(compared["deepep"], compared["deepep"])
+    assert found.difference_us == 0 and not any(part.difference_us for part in found.path)
+    assert not found.quantities and not found.inputs
+    assert "the same" in render(explanation_tables(found))
+
+
+def test_phases_and_causes_are_two_sums_of_one_thing(compared):
+    for result in compared.results:
+        both = by_phase_and_cause(result)
+        for phase, time in by_phase(result).items():
+            assert time == sum(part for (where, _), part in both.items() if where == phase)
+        causes = by_cause(result)
+        behind = sum(time for name, time in causes.items() if name.startswith("queueing "))
+        for cause in ("compute", "serialisation", "copying", "overhead", "latency", "credits"):
+            assert causes[cause] == sum(part for (_, what), part in both.items() if what == cause)
+        assert behind == sum(part for (_, what), part in both.items() if what == "queueing")
+
+
+def test_the_mean_gpu_waits_for_what_its_measures_say(compared):
+    found = replay.explain(compared["nccl-alltoall"], compared["deepep"])
+    parts = {part.where: part for part in found.gpus}
+    waits = ("wires", "other GPUs", "latencies")
+    exposed = sum(parts[f"waiting for {what}"].one_us for what in waits)
+    total = compared["nccl-alltoall"].totals.exposed_communication_us
+    assert exposed == pytest.approx(total, abs=1e-4)
+    ends = [
+        measures.makespan_us - sum(measures.rank_end_us) / len(measures.rank_end_us)
+        for measures in compared["deepep"].measured
+    ]
+    assert parts["waiting for the last GPU"].other_us == pytest.approx(sum(ends), abs=1e-4)
+
+
+def test_a_slower_host_is_found_where_the_host_waits(trace):
+    """DeepEP's host waits once for the counts: nothing else of its path changes."""
+    one, slow = (
+        replay.run(trace, scheme="nccl-alltoall", layer=0, overrides=overrides)
+        for overrides in ({}, {"overheads.host_sync_us": 40.0})
+    )
+    found = replay.explain(one, slow)
+    (part,) = [part for part in found.path if part.difference_us]
+    assert part.what == "overhead" and part.difference_us == found.difference_us == 40 - 15
+    assert part.where != LAUNCHES
+    assert [each.what for each in found.inputs] == ["system.overheads.host_sync_us"]
+    assert "Not the scheme alone: system.overheads.host_sync_us" in render(
+        explanation_tables(found)
+    )
+
+
+def test_one_scheme_with_two_options_is_told_apart(trace):
+    one, other = (
+        replay.run(trace, scheme="deepep", layer=0, options={"num_sms": number})
+        for number in (20, 8)
+    )
+    found = replay.explain(one, other)
+    assert (found.one, found.other) == ("deepep (num_sms=20)", "deepep (num_sms=8)")
+    assert not found.inputs
+
+
+def test_phases_are_said_of_one_layer_by_itself(compared):
+    found = replay.explain(compared["deepep"], compared["comet"])
+    alone = len(compared["deepep"].layers) == 1 and compared["deepep"].chain is None
+    assert bool(found.phases) is alone
+    for span in found.phases:
+        measured = compared["comet"].layers[0].measures.phases.get(span.phase)
+        assert span.other_us == (measured and (measured.start_us, measured.end_us))
+
+
+def test_the_first_table_adds_up_as_it_stands(compared):
+    table = path_table(replay.explain(compared["nccl-alltoall"], compared["deepep-ll"]))
+    *parts, total = table.rows
+    for place in (2, 3, 4):
+        assert sum(row[place] for row in parts) == pytest.approx(total[place], abs=1e-5)
+
+
+def test_a_file_of_several_results_is_asked_for_two(compared, tmp_path):
+    compared.save(tmp_path / "several.json")
+    with pytest.raises(UserError, match="name two of its schemes: deepep, nccl-alltoall"):
+        replay.explain(tmp_path / "several.json", compared["comet"])
+    assert pick(compared, "comet") is compared["comet"]
+    with pytest.raises(UserError, match="deepep"):
+        pick(compared, "deepep-l")
+    gone = compared.model_copy(update={"left_out": {"nvls": "scheme 'nvls' has no kernel"}})
+    with pytest.raises(UserError, match="has no kernel"):
+        pick(gone, "nvls")
+
+
+def test_other_layers_are_refused(trace):
+    one = replay.run(trace, scheme="deepep", layer=0)
+    both = replay.run(trace, scheme="deepep", layer="all", barrier=True)
+    with pytest.raises(UserError, match="1 and 2 layers"):
+        replay.explain(one, both)
+
+
+def test_the_json_is_the_explanation(compared, tmp_path):
+    found = replay.explain(compared["deepep"], compared["comet"])
+    found.save(tmp_path / "e.json")
+    assert Explanation.model_validate(json.loads((tmp_path / "e.json").read_text())) == found
+
+
+def test_the_page_leads_from_one_time_to_the_other(compared):
+    found = replay.explain(compared["nccl-alltoall"], compared["comet"])
+    (waterfall, bars) = page(found).charts()
+    first, *steps, last = waterfall.spans
+    assert (first.end, last.end) == (found.one_us, found.other_us)
+    at = first.end
+    for span in steps:
+        assert span.start == pytest.approx(at, abs=1e-9)
+        at = span.end
+    assert at == pytest.approx(last.end, abs=1e-6)
+    for place, total in enumerate((found.one_us, found.other_us)):
+        assert sum(part.values[place] for part in bars.parts) == pytest.approx(total, abs=1e-5)
