@@ -100,7 +100,7 @@ class Table:
 
     def explanations(self) -> list[str]:
         """One line for each heading that has one, in the order of the columns."""
-        return [f"{column.name}: {column.says}" for column in self.columns if column.says]
+        return [f"{column.name}: {column.says}." for column in self.columns if column.says]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw it on a screen, as wide as that is; `rich` calls this.
