@@ -1,0 +1,399 @@
+"""Charts as matplotlib draws them for a paper: as wide as a column, and to be read at that width.
+
+The one module that imports matplotlib; `plots` says what to do where that is not installed. What a
+chart has in numbers stands in the artists as it is, in the order of the chart.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from matplotlib import style
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from tracegen.display import palette
+from tracegen.display.content import Axis, Bars, Chart, Heat, Line, Plot, Waterfall
+from tracegen.screen import plain
+
+WIDTH = 3.35
+"""Inches of a column on a page of two, as IEEE and ACM set it."""
+FONT, SMALL = 7.0, 6.0
+"""Points of texts, and of labels within a chart."""
+LETTER = 0.56 * FONT / 72
+"""Inches that a letter of DejaVu Sans takes on average."""
+BAR, STEP = 0.2, 0.15
+"""Inches from one bar to the next, and from one span of a waterfall to the next."""
+LONGEST_LABEL = 26
+"""Letters of a label in one line; longer ones are broken."""
+MOST_CELLS = 2000
+"""Cells of a heat map up to which each is a shape of its own; more are one picture inside it."""
+MOST_LABELS = 10
+"""Points with a name up to which the names are written beside them."""
+MOST_TICKS = 24
+"""Labels along an axis up to which all are written."""
+DPI = 300
+DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
+MARKERS = "osD^vPX"
+
+SETTINGS: dict[str, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
+    "font.size": FONT,
+    "text.parse_math": False,  # a name with a dollar sign is a name
+    "axes.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "hatch.linewidth": 0.7,
+    "pdf.fonttype": 42,  # whole fonts, which publishers demand, instead of drawn letters
+    "ps.fonttype": 42,
+    "svg.hashsalt": "moereplay",  # the same picture has the same bytes
+}
+
+
+@contextmanager
+def settings() -> Iterator[None]:
+    """Draw in the one style, whatever the user's own settings are."""
+    with style.context(["default", SETTINGS]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a letter that the font has not
+        yield
+
+
+class PaperFigure(Figure):
+    """A figure that is saved in the style it was drawn in, and that a notebook shows."""
+
+    def savefig(self, fname: Any, **options: Any) -> None:
+        """Save it; parameters as those of matplotlib."""
+        with settings():
+            super().savefig(fname, **{"dpi": DPI, **options})
+
+    def _repr_png_(self) -> bytes:
+        out = io.BytesIO()
+        self.savefig(out, format="png", dpi=200)
+        return out.getvalue()
+
+
+def draw(chart: Chart, places: Mapping[str, int], *, is_titled: bool = False) -> PaperFigure:
+    """Draw a chart.
+
+    Parameters
+    ----------
+    chart
+        Any.
+    places
+        Of its names in the palette, as `palette.places` gives them.
+    is_titled
+        Whether its title stands above it; a paper has it in its caption.
+    """
+    with settings():
+        figure = PaperFigure(figsize=(WIDTH, 2.3), layout="constrained")
+        axes = figure.subplots()
+        axes.tick_params(which="both", labelsize=FONT, width=0.6, length=2.5, pad=2)
+        axes.spines[["top", "right"]].set_visible(False)
+        _DRAWN[type(chart)](figure, axes, chart, places)
+        for text in (axes.xaxis.label, axes.yaxis.label):
+            text.set_fontsize(FONT)
+        if is_titled:
+            lines = textwrap.wrap(label(chart.title), int(WIDTH / LETTER))
+            figure.suptitle("\n".join(lines), fontsize=FONT, fontweight="bold")
+    return figure
+
+
+def colour(place: int) -> str:
+    """Colour of a place in the palette."""
+    return palette.LIGHT[place % len(palette.LIGHT)]
+
+
+def label(text: str) -> str:
+    """A name as it is drawn: on one line, and not one that a legend would pass over."""
+    line = plain(" ".join(text.split()))
+    return f" {line}" if line.startswith("_") else line
+
+
+def _broken(text: str) -> str:
+    """A label in lines that leave room for the chart."""
+    return "\n".join(textwrap.wrap(label(text), LONGEST_LABEL)[:3])
+
+
+def _finite(values: Sequence[float | None], instead: float = math.nan) -> np.ndarray[Any, Any]:
+    """Numbers to draw; what is none, or endless, is left out."""
+    found = np.array([math.nan if value is None else value for value in values], dtype=float)
+    return np.where(np.isfinite(found), found, instead)
+
+
+def _legend(figure: Figure, handles: Sequence[tuple[Artist, str]]) -> None:
+    """Put a legend above a chart, in as many columns as there is room for."""
+    if not handles:
+        return
+    names = [label(name) for _, name in handles]
+    columns = max(1, int(WIDTH / LETTER / (max(map(len, names)) + 6)))
+    figure.legend(
+        [handle for handle, _ in handles],
+        names,
+        loc="outside upper left",
+        ncols=min(columns, len(names)),
+        fontsize=FONT,
+        frameon=False,
+        handlelength=1.8,
+        columnspacing=1.0,
+        handletextpad=0.5,
+        borderaxespad=0.0,
+        labelspacing=0.3,
+    )
+
+
+def _legend_height(names: Sequence[str]) -> float:
+    """Inches that a legend takes."""
+    columns = max(1, int(WIDTH / LETTER / (max(map(len, names), default=0) + 6)))
+    return 0.15 * math.ceil(len(names) / columns)
+
+
+# ---- bars ----------------------------------------------------------------------------
+
+
+def _bars(figure: Figure, axes: Axes, chart: Bars, places: Mapping[str, int]) -> None:
+    at = np.arange(len(chart.labels))
+    left = np.zeros(len(chart.labels))
+    handles: list[tuple[Artist, str]] = []
+    for part in chart.parts:
+        lengths = _finite(part.values, 0.0)
+        look: dict[str, Any] = {
+            "facecolor": colour(places[part.name]),
+            "edgecolor": "white",
+            "hatch": "//////" if part.is_hatched else None,
+            "linewidth": 0.0,
+        }
+        axes.barh(at, lengths, 0.72, left=left, **look)
+        handles.append((Patch(**look), part.name))
+        left = left + lengths
+    if chart.marks is not None:
+        marks = _finite(chart.marks)
+        (drawn,) = axes.plot(
+            marks, at, linestyle="", marker="|", markersize=9, markeredgewidth=1.4, color="black"
+        )
+        drawn.set_gid("marks")
+        handles.append((drawn, chart.mark_name))
+    axes.set_yticks(at, [_broken(one) for one in chart.labels])
+    axes.tick_params(axis="y", length=0)
+    _upside_down(axes, len(chart.labels))
+    axes.set_xlabel(label(chart.unit))
+    axes.grid(axis="x", color="0.9", linewidth=0.5)
+    names = [name for _, name in handles]
+    if len(names) > 1:
+        _legend(figure, handles)
+    height = BAR * max(len(chart.labels), 1) + 0.45 + _legend_height(names)
+    figure.set_size_inches(WIDTH, max(height, 0.9))
+
+
+def _waterfall(figure: Figure, axes: Axes, chart: Waterfall, places: Mapping[str, int]) -> None:
+    spans = chart.spans
+    at = np.arange(len(spans))
+    starts = _finite([span.start for span in spans], 0.0)
+    ends = _finite([span.end for span in spans], 0.0)
+    colours = [colour(places[span.kind]) for span in spans]
+    axes.barh(at, ends - starts, 0.8, left=starts, color=colours, linewidth=0)
+    if len(spans) > 1:
+        axes.vlines(ends[:-1], at[:-1], at[1:], color="0.6", linewidth=0.4)
+    axes.set_yticks(at, [_broken(span.label) for span in spans])
+    axes.tick_params(axis="y", length=0, labelsize=SMALL)
+    _upside_down(axes, len(spans))
+    axes.set_xlabel(label(chart.unit))
+    axes.grid(axis="x", color="0.9", linewidth=0.5)
+    kinds = list(dict.fromkeys(span.kind for span in spans))
+    _legend(figure, [(Patch(color=colour(places[kind])), kind) for kind in kinds])
+    height = STEP * max(len(spans), 1) + 0.45 + _legend_height(kinds)
+    figure.set_size_inches(WIDTH, max(height, 0.9))
+
+
+def _upside_down(axes: Axes, number: int) -> None:
+    """The first row stands on top, as it does in a table."""
+    axes.set_ylim(max(number, 1) - 0.5, -0.5)
+
+
+# ---- lines and points ----------------------------------------------------------------
+
+
+def _plot(figure: Figure, axes: Axes, chart: Plot, places: Mapping[str, int]) -> None:
+    logs = tuple(
+        axis.log and any(value > 0 for line in chart.lines for value in getattr(line, name))
+        for name, axis in (("x", chart.x), ("y", chart.y))
+    )
+    handles: list[tuple[Artist, str]] = []
+    for line in chart.lines:
+        handle = _line(axes, line, places, logs)
+        if line.name:
+            handles.append((handle, line.name))
+    for name, axis, log in (("x", chart.x, logs[0]), ("y", chart.y, logs[1])):
+        _scale(axes, name, axis, log=log)
+    axes.grid(color="0.9", linewidth=0.5)
+    _names_of_points(axes, chart)
+    if len(handles) > 1:
+        _legend(figure, handles)
+    figure.set_size_inches(WIDTH, 2.1 + _legend_height([name for _, name in handles]))
+
+
+def _line(axes: Axes, line: Line, places: Mapping[str, int], logs: tuple[bool, ...]) -> Artist:
+    """Draw one line with its band, and give what stands for it in a legend."""
+    x, y = (
+        np.where(values > 0, values, np.nan) if log else values
+        for values, log in zip(map(_finite, (line.x, line.y)), logs, strict=True)
+    )
+    if line.form == "guide":
+        (drawn,) = axes.plot(x, y, color=palette.GUIDE, linewidth=0.8, zorder=1)
+        return drawn
+    place = places[line.name]
+    turn = place // len(palette.LIGHT)
+    shade = colour(place)
+    if line.form == "points":
+        (drawn,) = axes.plot(
+            x, y, linestyle="", marker=MARKERS[place % len(MARKERS)],
+            markersize=3.6 if len(x) <= 60 else 2.4, markeredgewidth=0.0, color=shade, alpha=0.85,
+        )  # fmt: skip
+    else:
+        (drawn,) = axes.plot(
+            x, y, color=shade, linewidth=1.1, linestyle=DASHES[turn % len(DASHES)],
+            drawstyle="steps-post" if line.form == "steps" else "default",
+        )  # fmt: skip
+        if line.form == "line" and len(x) <= MOST_TICKS:
+            drawn.set_marker(MARKERS[place % len(MARKERS)])
+            drawn.set_markersize(2.8)
+    if line.low is not None and line.high is not None:
+        low, high = _finite(line.low), _finite(line.high)
+        if line.form == "points":
+            axes.vlines(x, low, high, color=shade, linewidth=0.7)
+        else:
+            step: Any = "post" if line.form == "steps" else None
+            axes.fill_between(x, low, high, step=step, color=shade, alpha=0.2, linewidth=0)
+    return drawn
+
+
+def _scale(axes: Axes, name: str, axis: Axis, *, log: bool) -> None:
+    """Set an axis as the chart wants it."""
+    which = axes.xaxis if name == "x" else axes.yaxis
+    which.set_label_text(label(axis.label))
+    if log:
+        (axes.set_xscale if name == "x" else axes.set_yscale)("log")
+        low, high = which.get_view_interval()
+        is_short = low > 0 and high / low < 100
+        which.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_short else (1.0,)))
+        which.set_major_formatter(FuncFormatter(power))
+        which.set_minor_formatter(NullFormatter())
+        if is_short:
+            which.set_minor_locator(NullLocator())
+    elif axis.from_zero:
+        low, _ = which.get_data_interval()
+        if math.isfinite(low) and low >= 0:
+            (axes.set_xlim if name == "x" else axes.set_ylim)(0)
+
+
+def power(value: float, _: object = None) -> str:
+    """Write a number of a logarithmic axis.
+
+    Examples
+    --------
+    >>> power(0.01), power(2000), power(1e6), power(2e-5)
+    ('0.01', '2,000', '10⁶', '2·10⁻⁵')
+    """
+    if 1e-3 < abs(value) < 1e5:
+        return f"{value:,g}" if abs(value) < 1 else f"{value:,.0f}"
+    if not value:
+        return "0"
+    exponent = math.floor(math.log10(abs(value)) + 1e-9)
+    first = round(value / 10.0**exponent)
+    raised = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"10{raised}" if first == 1 else f"{first}·10{raised}"
+
+
+def _names_of_points(axes: Axes, chart: Plot) -> None:
+    """Write the names of points where they are few."""
+    named = [line for line in chart.lines if line.labels is not None]
+    if sum(len(line.x) for line in named) > MOST_LABELS:
+        return
+    for line in named:
+        for x, y, name in zip(line.x, line.y, line.labels or (), strict=True):
+            if math.isfinite(x) and math.isfinite(y):
+                axes.annotate(
+                    label(name), (x, y), (3, 3), textcoords="offset points", fontsize=SMALL
+                )
+
+
+# ---- heat ----------------------------------------------------------------------------
+
+
+def _heat(figure: Figure, axes: Axes, chart: Heat, places: Mapping[str, int]) -> None:
+    values = np.array([_finite(row) for row in chart.values], dtype=float)
+    values = values.reshape(len(chart.rows), len(chart.columns))
+    low, high = limits(chart)
+    anchors = palette.SEQUENTIAL if chart.middle is None else palette.DIVERGING
+    scale = LinearSegmentedColormap.from_list("scale", list(anchors), N=256)
+    mesh = axes.pcolormesh(
+        np.ma.masked_invalid(values), cmap=scale, vmin=low, vmax=high,
+        rasterized=values.size > MOST_CELLS,
+    )  # fmt: skip
+    axes.set_ylim(max(len(chart.rows), 1), 0)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    _ticks(axes.set_yticks, [_broken(one) for one in chart.rows])
+    wide = max((len(one) for one in chart.columns), default=0) * len(chart.columns)
+    turned = {"rotation": 90} if wide * LETTER > 0.6 * WIDTH and wide > len(chart.columns) else {}
+    _ticks(axes.set_xticks, [label(one) for one in chart.columns], **turned)
+    texts = [
+        [format(one, chart.form) if math.isfinite(one) else "" for one in row] for row in values
+    ]
+    longest = max((len(text) for text in itertools.chain(*texts)), default=0)
+    if (longest + 1) * len(chart.columns) * SMALL / FONT * LETTER < 0.62 * WIDTH:
+        for row, line in enumerate(texts):
+            for column, text in enumerate(line):
+                is_dark = _share(values[row, column], low, high) > 0.55
+                if chart.middle is not None:
+                    is_dark = abs(_share(values[row, column], low, high) - 0.5) > 0.35
+                axes.text(
+                    column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=SMALL,
+                    color="white" if is_dark else "black",
+                )  # fmt: skip
+    bar = figure.colorbar(mesh, ax=axes, location="top", aspect=40, pad=0.02, shrink=0.9)
+    bar.set_label(label(chart.unit), fontsize=FONT)
+    bar.ax.tick_params(labelsize=FONT, width=0.6, length=2)
+    bar.outline.set_visible(False)
+    figure.set_size_inches(WIDTH, min(max(0.17 * len(chart.rows), 0.4), WIDTH) + 0.9)
+
+
+def limits(chart: Heat) -> tuple[float, float]:
+    """Values at both ends of a heat map's scale."""
+    found = [
+        value for row in chart.values for value in row if value is not None and math.isfinite(value)
+    ]
+    if chart.middle is not None:
+        reach = max((abs(value - chart.middle) for value in found), default=0.0) or 1.0
+        return chart.middle - reach, chart.middle + reach
+    low = min([0.0, *found])
+    return low, max([low + 1e-12, *found])
+
+
+def _share(value: float, low: float, high: float) -> float:
+    return (value - low) / (high - low) if math.isfinite(value) else 0.0
+
+
+def _ticks(place: Callable[..., object], labels: Sequence[str], **look: Any) -> None:
+    """Write labels in the middle of rows or columns, or of every second, third... of many."""
+    every = math.ceil(len(labels) / MOST_TICKS) or 1
+    at = range(0, len(labels), every)
+    place([one + 0.5 for one in at], [labels[one] for one in at], **look)
+
+
+_DRAWN: dict[type, Callable[[Figure, Axes, Any, Mapping[str, int]], None]] = {
+    Bars: _bars,
+    Plot: _plot,
+    Heat: _heat,
+    Waterfall: _waterfall,
+}

@@ -1,0 +1,81 @@
+"""Colours of charts, the same in a report and in a paper; who sees fewer colours tells them apart.
+
+`LIGHT` is the palette of M. Okabe and K. Ito, "Color Universal Design" (2008), without its yellow,
+which is too faint for a line on white; `DARK` has the same hues, brighter. The scales are those of
+C. Brewer, ColorBrewer 2.0 (YlGnBu and RdBu), which that site lists as safe for the colour-blind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tracegen.display.content import Chart, Page
+
+LIGHT = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#000000")
+"""On a white ground, by place; `places` says which name has which place."""
+DARK = ("#3f8fd8", "#f0b030", "#1fb58a", "#e8703a", "#e08fc0", "#8fd3ff", "#f0f0f0")
+"""On a black ground, by place."""
+GUIDE = "#808080"
+"""Of lines to compare with, on either ground."""
+SEQUENTIAL = ("#ffffd9", "#c7e9b4", "#41b6c4", "#225ea8", "#081d58")
+"""From 0 to the largest value."""
+DIVERGING = ("#2166ac", "#67a9cf", "#f7f7f7", "#ef8a62", "#b2182b")
+"""From the least value, through the middle, to the largest."""
+
+
+def names(chart: Chart) -> Iterator[str]:
+    """What has a colour in a chart, in order; a name may come again."""
+    from tracegen.display.content import Bars, Plot, Waterfall
+
+    if isinstance(chart, Bars):
+        yield from (part.name for part in chart.parts)
+    elif isinstance(chart, Plot):
+        yield from (line.name for line in chart.lines if line.form != "guide")
+    elif isinstance(chart, Waterfall):
+        yield from (span.kind for span in chart.spans)
+
+
+def places(page: Page) -> dict[str, int]:
+    """Give every name on a page its place in the palette, in the order of its first appearance.
+
+    Where there are more names than colours, colours come again: a place divided by the number of
+    colours leaves the colour, and goes as often as the round, in which lines are dashed otherwise.
+    """
+    found: dict[str, int] = {}
+    for chart in page.charts():
+        for name in names(chart):
+            found.setdefault(name, len(found))
+    return found
+
+
+def shade(anchors: Sequence[str], share: float) -> str:
+    """Mix a colour of a scale.
+
+    Parameters
+    ----------
+    anchors
+        `SEQUENTIAL` or `DIVERGING`.
+    share
+        Position on it, from 0 to 1; what lies outside has the colour of the end.
+
+    Examples
+    --------
+    >>> shade(("#000000", "#ffffff"), 0.5), shade(DIVERGING, 7)
+    ('#808080', '#b2182b')
+    """
+    place = min(max(share, 0.0), 1.0) * (len(anchors) - 1)
+    left = min(int(place), len(anchors) - 2)
+    parts = (
+        round(
+            _part(anchors[left], at) * (left + 1 - place)
+            + _part(anchors[left + 1], at) * (place - left)
+        )
+        for at in (1, 3, 5)
+    )
+    return "#" + "".join(f"{part:02x}" for part in parts)
+
+
+def _part(colour: str, at: int) -> int:
+    return int(colour[at : at + 2], 16)
