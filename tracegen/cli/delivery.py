@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tracegen.cli.outputs import file_option
+import typer
+
+from tracegen.cli.outputs import file_option, folder_option
 from tracegen.output import write_text
 
 if TYPE_CHECKING:
@@ -24,6 +26,18 @@ OPTIONS: dict[str, Any] = {
     "html": Annotated[
         Path | None,
         file_option("--html", help="Write a report to look at, as one HTML file, to this file."),
+    ],
+    "plots": Annotated[
+        Path | None,
+        folder_option(
+            "--plots", help="Draw every chart for a paper, as SVG, PDF and PNG, into this folder."
+        ),
+    ],
+    "tables": Annotated[
+        Path | None,
+        folder_option(
+            "--tables", help="Write every table as CSV, Markdown, LaTeX and Parquet to this folder."
+        ),
     ],
 }
 """Annotation of each option, by the field of `Delivery` that has what was given."""
@@ -37,9 +51,13 @@ class Delivery:
     ----------
     html
         File for the report; None where there is to be none.
+    plots, tables
+        Folders for figures and for tables; None where there are to be none.
     """
 
     html: Path | None = None
+    plots: Path | None = None
+    tables: Path | None = None
 
     def __call__(self, make: Callable[[], Page]) -> None:
         """Make the page and write all that was asked for.
@@ -52,7 +70,7 @@ class Delivery:
         Raises
         ------
         UserError
-            If a file cannot be written.
+            If a file cannot be written, or figures are asked for without matplotlib.
         """
         if self == Delivery():
             return
@@ -61,6 +79,17 @@ class Delivery:
             from tracegen.display.html import document
 
             write_text(self.html, document(page))
+        if self.plots is not None:
+            from tracegen.display import plots
+
+            if not plots.write(page, self.plots):
+                typer.echo("There is nothing to draw.", err=True)
+        if self.tables is not None:
+            from tracegen.display import files
+
+            written = files.write(page, self.tables)
+            if written.left_out:
+                typer.echo(written.left_out, err=True)
 
 
 def delivers(command: Callable[..., None]) -> Callable[..., None]:
@@ -72,13 +101,18 @@ def delivers(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(one)
             continue
         parameters += [
-            inspect.Parameter(name, one.kind, default=None, annotation=annotation)
+            # A command may have a parameter of its own that is called `tables`.
+            inspect.Parameter(f"deliver_{name}", one.kind, default=None, annotation=annotation)
             for name, annotation in OPTIONS.items()
         ]
 
     @functools.wraps(command)
     def filled(*arguments: Any, **values: Any) -> None:
-        taken = {name: values.pop(name) for name in OPTIONS}
+        taken = {name: values.pop(f"deliver_{name}") for name in OPTIONS}
+        if taken["plots"] is not None:
+            from tracegen.display.plots import check
+
+            check()  # before the work, which may take long
         command(*arguments, deliver=Delivery(**taken), **values)
 
     del filled.__wrapped__  # typer would read the signature of the command itself
