@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiers import mostly_extended
 from typer.testing import CliRunner
 
 import replay.schemes.plain
@@ -69,7 +70,7 @@ def test_the_list_as_json() -> None:
         assert set(row["options"]) == {one["name"] for one in row["about_options"]}
 
 
-@pytest.mark.parametrize("name", [*SCHEMES, "plain"])
+@pytest.mark.parametrize("name", mostly_extended([*SCHEMES, "plain"]))
 def test_a_scheme_explains_every_option(name: str) -> None:
     shown, scheme = invoke("schemes", name).stdout, find(name)
     assert max(map(len, shown.splitlines())) <= 80

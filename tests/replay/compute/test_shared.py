@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from round_machine import round_machine
+from tiers import mostly_extended
 
 import hwmodel
 import replay
@@ -159,7 +160,7 @@ def small() -> tracegen.RoutingTrace:
     )
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES))
 def test_it_is_a_setting_for_every_scheme(scheme: str, small) -> None:
     between, beside = (
         replay.run(small, scheme=scheme, precision="bf16", shared_experts=where).chain

@@ -160,9 +160,9 @@ def assert_same_as_oracle(graph: TaskGraph) -> bool:
 def test_equals_twin_on_seeded_graphs(name: str) -> None:
     finished = sum(
         assert_same_as_oracle(random_graphs.random_graph(Recipe(seed=seed, **RECIPES[name])))
-        for seed in range(60)
+        for seed in range(30)
     )
-    assert finished > 15
+    assert finished > 7
 
 
 @pytest.mark.extended

@@ -6,6 +6,7 @@ import tracemalloc
 from typing import Any, get_args
 
 import pytest
+from tiers import mostly_extended
 
 import hwmodel
 import replay
@@ -27,7 +28,7 @@ TRACE = tracegen.generate.generate(
 UNEVEN = {"deepep": "graph", "nvls": "graph", "comet": "graph", "dysharp": "graph"}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", mostly_extended(SCHEMES))
 def test_results_of_pieces_are_those_of_the_whole(scheme: str) -> None:
     settings = {"scheme": scheme, "system": hwmodel.load("dgx-h100"), "gemm_type": "bf16"}
     launch = UNEVEN.get(scheme, "eager")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from tiers import mostly_extended
 
 import hwmodel
 import replay
@@ -38,6 +39,7 @@ ABLE = [
     for name in (*SCHEMES, *EXAMPLES)
     if isinstance(find(name), StagedScheme)
 ]  # fmt: skip
+EVERY_TIME = ("deepep", "deepep-ll", "nccl-alltoall")
 PS = 1_000_000  # of a microsecond
 
 
@@ -205,7 +207,7 @@ class InTurns(Case):
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: "-".join(cut))
-@pytest.mark.parametrize("scheme", ABLE)
+@pytest.mark.parametrize("scheme", mostly_extended(ABLE, EVERY_TIME))
 def test_micro_batches_keep_the_contract(scheme: str, cut: Cut) -> None:
     for name in (WIDE, "a rank without tokens"):
         layer = LAYERS[name]()
@@ -219,7 +221,7 @@ def test_micro_batches_keep_the_contract(scheme: str, cut: Cut) -> None:
             assert not list(check(case)), (name, check.__name__)
 
 
-@pytest.mark.parametrize("scheme", ABLE)
+@pytest.mark.parametrize("scheme", mostly_extended(ABLE, EVERY_TIME))
 def test_both_streams_together_never_have_more_sms_than_there_are(scheme: str) -> None:
     system = hwmodel.load("dgx-h100", {"gpu.num_sms": 64})
     layer = work(draw(800, 8, 2, skew=0.7), 4, 8, shape=ExpertShape(1024, 256))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from round_machine import round_machine
+from tiers import mostly_extended
 
 import hwmodel
 from replay.contract.case import Case, chain_of
@@ -38,6 +39,7 @@ LAYERS = {
         draw(1600, 8, 2, skew=0.7), 4, 8, shape=ExpertShape(1024, 256), is_backward=True
     ).with_shared(1024),
 }  # fmt: skip
+EVERY_TIME = ("two own all tokens", "backward, shared experts")
 
 
 def taken(scheme: str, name: str) -> LayerWork:
@@ -48,7 +50,7 @@ def taken(scheme: str, name: str) -> LayerWork:
     return layer
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", mostly_extended(LAYERS, EVERY_TIME))
 @pytest.mark.parametrize("scheme", [*SCHEMES, *EXAMPLES])
 def test_no_instant_has_more_sms_in_use_than_there_are(scheme: str, name: str) -> None:
     system = hwmodel.load("dgx-h100", {"gpu.num_sms": FEW_SMS})
@@ -61,7 +63,7 @@ def test_no_instant_has_more_sms_in_use_than_there_are(scheme: str, name: str) -
     assert most.sms > FEW_SMS // 2  # they are used
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", mostly_extended(LAYERS, EVERY_TIME))
 @pytest.mark.parametrize("scheme", [*SCHEMES, *EXAMPLES])
 def test_a_rank_ends_when_its_sms_are_free(scheme: str, name: str) -> None:
     assert not list(frees(Case(find(scheme), name, taken(scheme, name))))

@@ -172,13 +172,13 @@ def test_a_result_is_run_again_byte_for_byte(
 ) -> None:
     first = replay.run(trace_file, **settings)
     first.save(tmp_path / "a.json")
-    assert replay.run(spec=first.spec).to_json() == first.to_json()
-    (tmp_path / "a.toml").write_text(replay.load_result(tmp_path / "a.json").spec.to_toml())
-    for name in ("a.json", "a.toml"):
-        done = run("--spec", tmp_path / name, "--json", tmp_path / "b.json")
-        assert done.exit_code == 0, done.exception
-        assert "note:" not in done.stderr
-        assert (tmp_path / "b.json").read_bytes() == (tmp_path / "a.json").read_bytes()
+    again = replay.load_result(tmp_path / "a.json").spec
+    assert again == first.spec
+    (tmp_path / "a.toml").write_text(again.to_toml())
+    done = run("--spec", tmp_path / "a.toml", "--json", tmp_path / "b.json")
+    assert done.exit_code == 0, done.exception
+    assert "note:" not in done.stderr
+    assert (tmp_path / "b.json").read_bytes() == (tmp_path / "a.json").read_bytes()
 
 
 def test_options_beside_a_spec_override_it(trace_file: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from tiers import mostly_extended
 
 import hwmodel
 from hwmodel import System
@@ -70,7 +71,7 @@ def due(place: int, turn: int) -> str | None:
 
 
 @pytest.mark.parametrize("turn", turns(4))
-@pytest.mark.parametrize("scheme", RIVALS)
+@pytest.mark.parametrize("scheme", mostly_extended(RIVALS))
 def test_no_scheme_beats_it_on_a_machine_out_of_balance(scheme: str, turn: int) -> None:
     """On the machine as it is: test_scheme_contract.py."""
     replayed = 0
@@ -97,7 +98,9 @@ def variants(scheme: Scheme) -> Iterator[dict[str, object]]:
 
 
 @pytest.mark.parametrize("turn", turns(len(FEW) * len(OUT_OF_BALANCE)))
-@pytest.mark.parametrize("scheme", [name for name in OTHERS if about(SCHEMES[name].options)])
+@pytest.mark.parametrize(
+    "scheme", mostly_extended([name for name in OTHERS if about(SCHEMES[name].options)])
+)
 def test_no_option_beats_it(scheme: str, turn: int) -> None:
     taken = [name for name in FEW if not SCHEMES[scheme].refuses(small_layers.ALL[name]())]
     replayed = 0

@@ -96,6 +96,10 @@ LAYERS = {
     "experts, backward": Small(2, 64, is_backward=True, shape=EXPERTS),
     "one GPU": Small(1, 64),
 }
+EVERY_TIME = (
+    *("attention to mlp, backward", "mlp to attention, 3 GPUs", "decode", "experts", "one GPU"),
+)
+"""Layers of the default tier; all others are extended."""
 BY_TURNS = ("forward", "attention to mlp, backward", "decode", "experts")
 """Layers that are also built with GPUs that begin one after another."""
 
@@ -167,7 +171,7 @@ class Case:
 LESS_THAN_A_ROW = 1e-4
 
 CASES = [
-    (scheme, layer)
+    pytest.param(scheme, layer, marks=() if layer in EVERY_TIME else pytest.mark.extended)
     for scheme in SCHEMES
     for layer in LAYERS
     if not SCHEMES[scheme].refuses(LAYERS[layer].make())
