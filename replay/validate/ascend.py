@@ -78,6 +78,7 @@ CANN_EP = Table(
     predict=predict,
     is_outlier=is_unsure,
     systems=(SYSTEM,),
+    schemes=("cann-ep",),
 )
 CANN_EP_NORMAL = Table(
     name="cann_ep_normal",
@@ -89,6 +90,7 @@ CANN_EP_NORMAL = Table(
     measured="bandwidth_GB_per_s",
     is_outlier=is_unsure,
     systems=(SYSTEM,),
+    schemes=("cann-ep",),
 )
 GEMM = Table(
     name="ascend_gemm",

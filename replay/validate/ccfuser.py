@@ -105,4 +105,5 @@ TABLE = Table(
     ),
     predict=predict,
     systems=(SYSTEM,),
+    schemes=("ccfuser",),
 )

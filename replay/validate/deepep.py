@@ -140,6 +140,7 @@ TABLE = Table(
         Bound("combine", 8, lambda row: row["phase"] == "combine"),
     ),
     predict=predict,
+    schemes=("deepep",),
 )
 LOW_LATENCY = Table(
     name="deepep_low_latency",
@@ -148,6 +149,7 @@ LOW_LATENCY = Table(
     size="tokens_per_rank",
     bounds=(Bound("all", 10, lambda row: True),),
     predict=predict_low_latency,
+    schemes=("deepep-ll",),
 )
 LOW_LATENCY_INTERNODE = Table(
     name="deepep_low_latency_internode",
@@ -156,6 +158,7 @@ LOW_LATENCY_INTERNODE = Table(
     size="tokens_per_rank",
     bounds=(Bound("all", 15, lambda row: True),),
     predict=predict_low_latency,
+    schemes=("deepep-ll",),
 )
 INTERNODE = Table(
     name="deepep_internode",
@@ -166,6 +169,7 @@ INTERNODE = Table(
     predict=predict_internode,
     measured="transmit_us",
     others=("notify_us",),
+    schemes=("deepep",),
 )
 INTERNODE_NOTIFY = Table(
     name="deepep_internode_notify",
@@ -180,4 +184,5 @@ INTERNODE_NOTIFY = Table(
     measured="notify_us",
     file="deepep_internode",
     others=("transmit_us",),
+    schemes=("deepep",),
 )

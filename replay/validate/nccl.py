@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from replay.machine.machine import Ints, Machine
 
 MEGABYTE = 1 << 20
+SCHEMES = ("nccl-alltoall", "megatron", "megatron-allgather", "tutel", "fastermoe")
+"""Schemes whose rows travel by NCCL's kernels."""
 
 
 def build(collective: str, nbytes: int, machine: Machine, start: Ints) -> tuple[Ints, str]:
@@ -98,6 +100,7 @@ TABLE = Table(
         Bound("less than 1 MB", 20, lambda row: row["bytes"] < MEGABYTE),
     ),
     predict=predict,
+    schemes=SCHEMES,
 )
 BUS = Table(
     name="nccl_bus_bandwidth",

@@ -41,4 +41,5 @@ TABLE = Table(
     bounds=(Bound("all", 10, lambda row: True),),
     predict=predict,
     measured="bandwidth_GB_per_s",
+    schemes=("nccl-ep",),
 )

@@ -131,6 +131,7 @@ HYBRID_EP = Table(
     predict=partial(_bandwidths, replayed=_hybrid_us),
     measured="bandwidth_GB_per_s",
     systems=("hgx-b200", "gb200-nvl72"),
+    schemes=("hybrid-ep",),
 )  # fmt: skip
 
 HYBRID_EP_INTERNODE = Table(
@@ -144,6 +145,7 @@ HYBRID_EP_INTERNODE = Table(
     ),
     predict=_between_bandwidths,
     measured="bandwidth_GB_per_s",
+    schemes=("hybrid-ep",),
 )
 
 DEEPEP_V2 = Table(
@@ -155,6 +157,7 @@ DEEPEP_V2 = Table(
     predict=partial(_bandwidths, replayed=_elastic_us),
     measured="bandwidth_GB_per_s",
     systems=("hgx-b200",),
+    schemes=("deepep-v2",),
 )
 
 

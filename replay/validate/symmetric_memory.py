@@ -124,6 +124,7 @@ TABLE = Table(
         Bound("B200", 40, _on_b200),
     ),
     predict=partial(predict, KERNELS),
+    schemes=("nvls",),
 )
 GB200 = Table(
     name="in_switch",
@@ -137,4 +138,5 @@ GB200 = Table(
         Bound("two-shot, flags", 15, lambda row: bool(row["kernel"] == "two-shot with flags")),
     ),
     predict=partial(predict, IN_SWITCH),
+    schemes=("nvls",),
 )

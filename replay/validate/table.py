@@ -100,6 +100,9 @@ class Table:
     file, others
         Name of its file, where that has several measurements, the table's own if empty; columns of
         the other measurements.
+    schemes
+        Names of the schemes whose own kernels were measured, or those of the library that they
+        call; none of what all schemes share, such as links and multiplications.
     """
 
     name: str
@@ -113,6 +116,7 @@ class Table:
     systems: tuple[str, ...] = ("dgx-h100",)
     file: str = ""
     others: tuple[str, ...] = ()
+    schemes: tuple[str, ...] = ()
 
     def rows(self) -> tuple[Row, ...]:
         """All measurements of the table."""

@@ -18,14 +18,14 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-from made import ROOT, Made, commands, documents  # noqa: E402
+from made import ROOT, Made, commands, documents, schemes  # noqa: E402
 
-MAKERS = (documents.pages, commands.pages)
+MAKERS = (documents.pages, commands.pages, schemes.pages)
 
 
 def made() -> list[Made]:
     """Every file of the site's source."""
-    found = [file for pages in MAKERS for file in pages()]
+    found = [*documents.linked(file for pages in MAKERS for file in pages())]
     paths = [file.path for file in found]
     twice = sorted({path for path in paths if paths.count(path) > 1})
     if twice:

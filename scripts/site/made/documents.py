@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from made import HERE, ROOT, Made, files
+from made.text import LINK
 
 FOLDERS = ("hwmodel", "replay", "tracegen", "traces")
 SINGLE = ("README.md", "CHANGELOG.md", "tests/bench/README.md")
 TEMPLATES = ("tracegen/library/card.md",)  # what `trace publish` fills in
-
-LINK = re.compile(r"(?<=\]\()([^()\s#:]+)(#[^()\s]*)?(?=\))")
 
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".csv": "none"}
 SHOWN_LINES = 400  # of a table of measurements; longer ones are shown as far as this
@@ -34,32 +33,34 @@ def documents() -> list[str]:
     return [*SINGLE, *(path for path in found if path not in TEMPLATES)]
 
 
-def own_pages() -> Iterator[Made]:
-    """Pages that are written for the site, tutorials among them."""
+def pages() -> Iterator[Made]:
+    """Pages that are written for the site, tutorials among them, and all documents."""
     for path in sorted(HERE.rglob("*")):
         if path.suffix in (".md", ".ipynb"):
             text = files.filled(path.read_text(encoding="utf-8"))
             yield Made(path.relative_to(HERE).as_posix(), text)
 
+    for document in documents():
+        yield Made(document, (ROOT / document).read_text(encoding="utf-8"))
 
-def pages() -> Iterator[Made]:
-    """The site's own pages and all documents, their links leading to pages; then linked sources."""
-    linked: set[str] = set()
-    written = [*own_pages()]
-    written += [Made(path, (ROOT / path).read_text(encoding="utf-8")) for path in documents()]
-    for path, text in written:
-        if path.endswith(".md"):
-            text = _with_links(path, text, linked)
-        yield Made(path, text)
-    for path in sorted(linked):
+
+def linked(pages: Iterable[Made]) -> Iterator[Made]:
+    """Give pages whose links to sources lead to the pages of those, and behind them these."""
+    sources: set[str] = set()
+    for page in pages:
+        is_text = page.path.endswith(".md")
+        yield page._replace(text=_with_links(page.path, page.text, sources)) if is_text else page
+    for path in sorted(sources):
         yield Made(f"{path}.md", _shown(path))
 
 
-def _with_links(page: str, text: str, linked: set[str]) -> str:
-    """Turn links to sources into links to their pages, and add those sources to `linked`."""
+def _with_links(page: str, text: str, sources: set[str]) -> str:
+    """Turn links to sources into links to their pages, and add those sources to `sources`."""
 
     def replaced(match: re.Match[str]) -> str:
         target, anchor = match[1], match[2] or ""
+        if not target:
+            return anchor
         path = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
         source = ROOT / path
         if source.is_dir():
@@ -69,7 +70,7 @@ def _with_links(page: str, text: str, linked: set[str]) -> str:
             source = inside
         if path.endswith((".md", ".ipynb")) or not source.is_file():
             return target + anchor  # a page; whether there is one is what the strict build asks
-        linked.add(path)
+        sources.add(path)
         return f"{target}.md{anchor}"
 
     return LINK.sub(replaced, text)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+LINK = re.compile(r"(?<=\]\()([^()\s#:]*)(#[^()\s]*)?(?=\))")
+"""What a link inside the site leads to: a path, empty for the page itself, and a place on it."""
+
 _MARKS = re.compile(r"([\\*_<>\[\]|{}~^$#])")
 
 
