@@ -18,9 +18,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-from made import ROOT, Made, commands, documents, schemes  # noqa: E402
+from made import ROOT, Made, api, commands, documents, schemes  # noqa: E402
 
-MAKERS = (documents.pages, commands.pages, schemes.pages)
+MAKERS = (documents.pages, commands.pages, schemes.pages, api.pages)
 
 
 def made() -> list[Made]:

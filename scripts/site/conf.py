@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parent))  # for what is made while Sphinx runs
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+
+from made import docstrings  # noqa: E402
 
 project = "moereplay"
 author = "the moereplay maintainers"
@@ -13,6 +19,9 @@ copyright = "the moereplay maintainers; Apache-2.0"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 nitpicky = True
+# Types in signatures are names of this project or of others; not every one of them has a page.
+nitpick_ignore_regex = [(r"py:.*", r".*")]
+suppress_warnings = ["ref.python"]  # likewise, where several have such a name
 default_role = "code"
 highlight_language = "none"  # a fence says its language; one that does not is shown as it is
 smartquotes = False  # "--option" is no dash
@@ -22,6 +31,13 @@ myst_heading_anchors = 4  # the same anchors as a code host gives to headings
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 nb_execution_mode = "off"  # what a notebook shows was executed by the test that also compares it
 
+autodoc_typehints_format = "short"
+autodoc_class_signature = "mixed"
+python_maximum_signature_line_length = 70
+napoleon_google_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+
 html_theme = "furo"
 html_title = "moereplay"
 html_static_path = ["static"]
@@ -29,3 +45,8 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 templates_path: list[str] = []
+
+
+def setup(app: Sphinx) -> None:
+    """Have docstrings rewritten before napoleon sees them."""
+    app.connect("autodoc-process-docstring", docstrings.rewritten, priority=100)
