@@ -145,6 +145,8 @@ def _first_problem(error: ValidationError) -> str:
     """First line of a pydantic report, as one sentence."""
     problem = error.errors()[0]
     place = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing":
+        return f"{place} is missing"
     given = f" (given {problem['input']!r})" if place else ""
     message = problem["msg"].removeprefix("Value error, ")
     return f"{place}: {message}{given}" if place else message

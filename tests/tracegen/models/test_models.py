@@ -138,7 +138,7 @@ def test_a_users_own_file_is_read_by_path(tmp_path):
         (', source = "invented for a test" }\ntopk', " }\ntopk", "num_experts must be"),
         ('source = "invented for a test" }\ntopk', 'source = "" }\ntopk', "needs a source"),
         ("hidden = {", "hidden = ", "not valid TOML"),
-        ('name = "mine"', "", "name: Field required"),
+        ('name = "mine"', "", "name is missing"),
     ],
 )
 def test_mistakes_in_a_file_are_named(old, new, message):
