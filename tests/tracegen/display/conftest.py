@@ -1,0 +1,7 @@
+"""Makes the helper of these tests importable by name."""
+
+import sys
+from pathlib import Path
+
+collect_ignore = ["sample_pages.py"]
+sys.path.insert(0, str(Path(__file__).parent))

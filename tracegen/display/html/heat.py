@@ -1,0 +1,145 @@
+"""Values as shades, by row and column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tracegen.display.content import Cell, Column, Table
+from tracegen.display.html.drawing import Drawing, rows, tip, words
+from tracegen.display.html.markup import number, shape, tag, text, width
+
+if TYPE_CHECKING:
+    from tracegen.display.content import Heat
+    from tracegen.display.html.drawing import Colours
+
+CELL = 24.0
+BROADEST = 72.0
+"""Width that a cell has at most."""
+TURN = 0.62
+"""Share of the strongest shade from which on its text has the colour of the ground."""
+SMALL = 10.5
+"""Height of the letters in a cell."""
+
+
+def _values(chart: Heat) -> Iterator[float]:
+    for row in chart.values:
+        yield from (one for one in row if one is not None and math.isfinite(one))
+
+
+def reach(chart: Heat) -> float:
+    """How far the strongest shade is from the middle, or from 0; never 0."""
+    return max((abs(one - (chart.middle or 0.0)) for one in _values(chart)), default=0.0) or 1.0
+
+
+def shade(chart: Heat, value: float, most: float) -> tuple[str, float]:
+    """Class of a value's colour, and how strong it is, from 0 to 1.
+
+    Parameters
+    ----------
+    chart
+        The chart it is in.
+    value
+        To be shown.
+    most
+        What `reach` says of the chart.
+    """
+    away = (value - (chart.middle or 0.0)) / most
+    return ("cold" if away < 0 else "warm" if chart.middle is not None else "heat"), abs(away)
+
+
+def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
+    """Draw the cells, with their values where these have room."""
+    count = max(1, len(chart.columns))
+    widest = max((width(one) for one in chart.columns), default=0.0)
+    frame = rows(chart.rows, wide, top=0, bar=CELL, gap=2)
+    cell = min(BROADEST, (wide - frame.left) / count)
+    head, top = _head(chart, frame.left, cell, widest)
+    frame = rows(chart.rows, wide, top=top, bar=CELL, gap=2)
+    most = reach(chart)
+    texts = [[None if v is None else format(v, chart.form) for v in row] for row in chart.values]
+    fits = all(width(t or "", SMALL) <= cell - 4 for row in texts for t in row)
+    drawn = [head]
+    for place, row in enumerate(chart.values):
+        inside = []
+        for column, value in enumerate(row):
+            if value is None or not math.isfinite(value):
+                continue
+            x = frame.left + column * cell
+            kind, share = shade(chart, value, most)
+            written = texts[place][column] or ""
+            said = f"{chart.rows[place]}, {chart.columns[column]}: {written} {chart.unit}"
+            inside.append(
+                shape(
+                    "rect",
+                    tip(said),
+                    x=x,
+                    y=0,
+                    width=cell - (1 if cell > 4 else 0),
+                    height=CELL,
+                    fill_opacity=share,
+                    class_=kind,
+                )
+            )
+            if fits:
+                strong = " strong" if share > TURN else ""
+                inside.append(words(written, x + cell / 2, CELL / 2 + 4, f"cell m{strong}"))
+        drawn.append(frame.row(place, *inside))
+    return Drawing(wide, frame.height, "".join(drawn), frame.pitch)
+
+
+def _head(chart: Heat, left: float, cell: float, widest: float) -> tuple[str, float]:
+    """Labels of the columns, and their height: level, some of them, or upright."""
+    if widest + 6 <= cell or all(one.isdigit() for one in chart.columns):
+        every = max(1, math.ceil((widest + 6) / cell))
+        drawn = [
+            words(label, left + (place + 0.5) * cell, 12, "tick m")
+            for place, label in enumerate(chart.columns)
+            if place % every == 0
+        ]
+        return "".join(drawn), 20.0
+    high = widest + 8
+    drawn = []
+    for place, label in enumerate(chart.columns):
+        x = number(left + (place + 0.5) * cell + 4)
+        turned = f"translate({x} {number(high - 4)}) rotate(-90)"
+        drawn.append(tag("text", text(label), transform=turned, class_="tick"))
+    return "".join(drawn), high
+
+
+def key(chart: Heat) -> str:
+    """Draw which shade stands for which value."""
+    most = reach(chart)
+    middle = chart.middle or 0.0
+    low = middle - most if chart.middle is not None else 0.0
+    steps = 24
+    drawn = []
+    for place in range(steps):
+        value = low + (middle + most - low) * (place + 0.5) / steps
+        kind, share = shade(chart, value, most)
+        drawn.append(
+            shape("rect", x=place * 6, y=0, width=6, height=12, fill_opacity=share, class_=kind)
+        )
+    band = tag("svg", *drawn, width=6 * steps, height=12, aria_hidden="true", class_="band")
+    ends = [format(low, chart.form), f"{format(middle + most, chart.form)} {chart.unit}"]
+    return tag("li", tag("span", text(ends[0])), band, tag("span", text(ends[1])), class_="scale")
+
+
+def numbers(chart: Heat) -> Table:
+    """The chart as a table."""
+    columns = [Column("name"), *(Column(one, "", chart.form) for one in chart.columns)]
+    lines: list[list[Cell]] = [
+        [label, *row] for label, row in zip(chart.rows, chart.values, strict=True)
+    ]
+    return Table(chart.name, f"{chart.title}, {chart.unit}", columns, lines)
+
+
+def says(chart: Heat) -> str:
+    """What a reader hears of it."""
+    found = list(_values(chart))
+    said = f"Heat map of {len(chart.rows)} rows and {len(chart.columns)} columns in {chart.unit}."
+    if found:
+        least, most = format(min(found), chart.form), format(max(found), chart.form)
+        said += f" Values from {least} to {most}."
+    return said

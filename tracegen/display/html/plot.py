@@ -1,0 +1,379 @@
+"""Lines and points over two axes."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracegen.display.content import Cell, Column, Table
+from tracegen.display.html.drawing import GAP, NARROW, Drawing, tip, words
+from tracegen.display.html.markup import FONT, number, shape, tag, text, width
+from tracegen.display.html.paths import Point, band, joined, stepped, thinned
+from tracegen.display.html.scales import Scale, figures, scale
+
+if TYPE_CHECKING:
+    from tracegen.display.content import Line, Plot
+    from tracegen.display.html.drawing import Colours
+
+TOP, BOTTOM = 30.0, 42.0
+"""Height of the upright axis's label above the plot, and of the level axis's below it."""
+MOST_DOTS = 24
+"""Points of a line up to which each is marked."""
+MOST_SLICES = 60
+"""Positions at which a plot can be pointed at."""
+MOST_NAMED = 6
+"""Lines up to which each has its name at its end."""
+
+
+@dataclass(frozen=True)
+class _Ground:
+    """Where a plot's values lie in its drawing."""
+
+    across: Scale
+    up: Scale
+    width: float
+    height: float
+
+    def place(self, x: float, y: float) -> Point:
+        return self.across(x), self.up(y)
+
+    def has(self, x: float, y: float) -> bool:
+        return self.across.has(x) and self.up.has(y)
+
+
+def _forms(chart: Plot) -> tuple[str, str]:
+    """Formats of the values along both axes."""
+    return (
+        figures(one for line in chart.lines for one in line.x),
+        figures(one for line in chart.lines for one in line.y),
+    )
+
+
+def _heights(line: Line) -> list[float]:
+    return [*line.y, *(line.low or ()), *(line.high or ())]
+
+
+def draw(chart: Plot, colours: Colours, wide: float) -> Drawing:
+    """Draw bands, then guides, lines and points, then what answers when it is pointed at."""
+    is_narrow = wide <= NARROW
+    height = 270.0 if is_narrow else 340.0
+    named = _named(chart) if not is_narrow else []
+    right = max((width(line.name) + 2 * GAP for line in named), default=GAP * 2)
+    ys = [one for line in chart.lines for one in _heights(line)]
+    up = scale(
+        ys,
+        height - BOTTOM,
+        TOP,
+        6,
+        is_log=chart.y.log,
+        from_zero=chart.y.from_zero,
+    )
+    left = max((width(one) for one in up.labels()), default=0) + GAP
+    across = scale(
+        (one for line in chart.lines for one in line.x),
+        left,
+        wide - right,
+        4 if is_narrow else 9,
+        is_log=chart.x.log,
+        from_zero=chart.x.from_zero,
+    )
+    across = _tight(chart, across)
+    ground = _Ground(across, up, wide, height)
+    drawn = [_axes(chart, ground)]
+    drawn += [_band(line, colours, ground) for line in chart.lines]
+    drawn += [_line(line, colours, ground) for line in chart.lines]
+    drawn.append(_names(named, ground))
+    drawn += _slices(chart, colours, ground)
+    drawn += [_points(line, chart, colours, ground) for line in chart.lines]
+    drawn.append(_labels(chart, ground))
+    return Drawing(wide, height, "".join(drawn))
+
+
+def _tight(chart: Plot, across: Scale) -> Scale:
+    """End a linear level axis where the lines end; the ticks within stay."""
+    xs = [x for line in chart.lines for x in line.x if across.has(x)]
+    has_points = any(line.form == "points" for line in chart.lines)
+    if across.is_log or has_points or not xs or min(xs) == max(xs):
+        return across
+    low = min([*xs, 0.0] if chart.x.from_zero else xs)
+    high = max(xs)
+    ticks = [one for one in across.ticks if low <= one <= high * (1 + 1e-9)]
+    return Scale(low, high, across.start, across.end, False, ticks)
+
+
+def _axes(chart: Plot, ground: _Ground) -> str:
+    across, up = ground.across, ground.up
+    bottom = ground.height - BOTTOM
+    drawn = []
+    for value, label in zip(up.ticks, up.labels(), strict=True):
+        y = up(value)
+        class_ = "grid zero" if value == 0 else "grid"
+        level = f"M{number(across.start)},{number(y)}H{number(across.end)}"
+        drawn.append(shape("path", d=level, class_=class_))
+        drawn.append(words(label, across.start - GAP, y + 4, "tick e"))
+    end = -math.inf
+    for value, label in zip(across.ticks, across.labels(), strict=True):
+        x, half = across(value), width(label) / 2
+        drawn.append(shape("path", d=f"M{number(x)},{number(bottom)}v5", class_="grid zero"))
+        middle = min(x, ground.width - half)
+        if middle - half > end + 6:
+            drawn.append(words(label, middle, bottom + 18, "tick m"))
+            end = middle + half
+    base = f"M{number(across.start)},{number(bottom)}H{number(across.end)}"
+    drawn.append(shape("path", d=base, class_="grid zero"))
+    drawn.append(words(chart.y.label, 0, 13, "axis"))
+    drawn.append(words(chart.x.label, across.end, ground.height - 4, "axis e"))
+    return "".join(drawn)
+
+
+def _path(line: Line, ys: Sequence[float], ground: _Ground) -> list[Point]:
+    points = [ground.place(x, y) for x, y in zip(line.x, ys, strict=True) if ground.has(x, y)]
+    return thinned(points, int(4 * ground.width))
+
+
+def _band(line: Line, colours: Colours, ground: _Ground) -> str:
+    if line.low is None or line.high is None or line.form == "points":
+        return ""
+    around = band(_path(line, line.low, ground), _path(line, line.high, ground))
+    fill = colours.fill(line.name)
+    return shape("path", d=around, class_=f"{fill} band", data_name=line.name)
+
+
+def _line(line: Line, colours: Colours, ground: _Ground) -> str:
+    points = _path(line, line.y, ground)
+    if line.form == "points" or not points:
+        return ""
+    if line.form == "guide":
+        return shape("path", d=joined(points), class_="guide")
+    path = stepped(points, points[-1][0]) if line.form == "steps" else joined(points)
+    inside = [shape("path", d=path, class_=f"line {colours.stroke(line.name)}")]
+    if len(points) <= MOST_DOTS and line.form == "line":
+        inside += [colours.marker(line.name, x, y, size=3.5) for x, y in points]
+    return tag("g", *inside, data_name=line.name)
+
+
+def _points(line: Line, chart: Plot, colours: Colours, ground: _Ground) -> str:
+    if line.form != "points":
+        return ""
+    forms = _forms(chart)
+    drawn = []
+    for place, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
+        if not ground.has(x, y):
+            continue
+        at, height = ground.place(x, y)
+        if line.low is not None and line.high is not None:
+            low, high = line.low[place], line.high[place]
+            if ground.has(x, low) and ground.has(x, high):
+                bar = f"M{number(at)},{number(ground.up(low))}V{number(ground.up(high))}"
+                drawn.append(shape("path", d=bar, class_=f"error {colours.stroke(line.name)}"))
+        said = [line.labels[place]] if line.labels else []
+        said += [line.name, *_coordinates(chart, forms, x, y)]
+        mark = colours.marker(line.name, at, height, size=5)
+        # A finger needs more than the point itself.
+        around = shape("circle", cx=at, cy=height, r=9, class_="touch")
+        drawn.append(tag("g", tip("\n".join(said)), around, mark, class_="point"))
+    return tag("g", *drawn, data_name=line.name)
+
+
+def _coordinates(chart: Plot, forms: tuple[str, str], x: float, y: float) -> list[str]:
+    return [f"{chart.x.label}: {format(x, forms[0])}", f"{chart.y.label}: {format(y, forms[1])}"]
+
+
+# ---- names beside lines and points ---------------------------------------------------
+
+
+def _named(chart: Plot) -> list[Line]:
+    """Lines that have their names at their ends."""
+    lines = [
+        line for line in chart.lines if line.form in ("line", "steps") and len(line.x) and line.y
+    ]
+    return lines if 2 <= len(lines) <= MOST_NAMED else []
+
+
+def _names(lines: Sequence[Line], ground: _Ground) -> str:
+    """Write names at the ends of lines, moved apart where they would meet."""
+    ends = [
+        (ground.up(line.y[-1]), line.name) for line in lines if ground.has(line.x[-1], line.y[-1])
+    ]
+    ends.sort()
+    heights = apart([height for height, _ in ends], FONT + 2, TOP, ground.height - BOTTOM)
+    return "".join(
+        tag(
+            "text",
+            text(name),
+            x=ground.across.end + GAP,
+            y=height + 4,
+            class_="name",
+            data_name=name,
+        )
+        for height, (_, name) in zip(heights, ends, strict=True)
+    )
+
+
+def apart(heights: Sequence[float], least: float, top: float, bottom: float) -> list[float]:
+    """Move heights as far apart as their texts are high, and no further than that needs.
+
+    Parameters
+    ----------
+    heights
+        In rising order.
+    least
+        Distance between two of them.
+    top, bottom
+        Between which they stay, if there is room for all.
+    """
+    moved: list[float] = []
+    for height in heights:
+        moved.append(max([height, top, *(one + least for one in moved[-1:])]))
+    edge = bottom
+    for place in reversed(range(len(moved))):
+        moved[place] = min(moved[place], edge)
+        edge = moved[place] - least
+    return moved
+
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom of a text."""
+
+
+def _labels(chart: Plot, ground: _Ground) -> str:
+    """Write the names of points and guides where nothing is in their way."""
+    marks: list[Point] = []
+    wanted: list[tuple[str, Point, bool]] = []
+    for line in chart.lines:
+        at = [
+            (place, ground.place(x, y))
+            for place, (x, y) in enumerate(zip(line.x, line.y, strict=True))
+            if ground.has(x, y)
+        ]
+        if line.form == "points":
+            marks += [point for _, point in at]
+            wanted += [(line.labels[place], point, False) for place, point in at if line.labels]
+        elif line.form == "guide" and at:
+            wanted.append((line.name, at[-1][1], True))
+    taken: list[Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in marks]
+    drawn = []
+    for label, (x, y), is_guide in wanted:
+        for box in _sides(label, x, y):
+            inside = (
+                box[0] >= ground.across.start
+                and box[2] <= ground.width
+                and box[1] >= TOP - 8
+                and box[3] <= ground.height - BOTTOM
+            )
+            if inside and not any(_meet(box, other) for other in taken):
+                taken.append(box)
+                class_ = "guide-name" if is_guide else "name"
+                drawn.append(words(label, box[0] + 2, box[3] - 4, class_))
+                break
+    return "".join(drawn)
+
+
+def _sides(label: str, x: float, y: float) -> Iterator[Box]:
+    """Places for a label: to the right of its point, to the left, above and below."""
+    wide, high = width(label) + 4, FONT + 4.0
+    yield x + 7, y - high / 2, x + 7 + wide, y + high / 2
+    yield x - 7 - wide, y - high / 2, x - 7, y + high / 2
+    for left in (x - wide / 2, x - wide, x):
+        yield left, y - 7 - high, left + wide, y - 7
+        yield left, y + 7, left + wide, y + 7 + high
+
+
+def _meet(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+# ---- what answers when it is pointed at ----------------------------------------------
+
+
+def _slices(chart: Plot, colours: Colours, ground: _Ground) -> Iterator[str]:
+    """Draw upright strips, each of which says what all lines are there."""
+    lines = [line for line in chart.lines if line.form in ("line", "steps") and len(line.x)]
+    places = sorted({x for line in lines for x in line.x if ground.across.has(x)})
+    if len(places) > MOST_SLICES:
+        places = _spread(places, ground)
+    forms = _forms(chart)
+    top, bottom = TOP, ground.height - BOTTOM
+    at = [ground.across(x) for x in places]
+    for place, x in enumerate(places):
+        left = (at[place - 1] + at[place]) / 2 if place else at[place] - 6
+        right = (at[place] + at[place + 1]) / 2 if place + 1 < len(at) else at[place] + 6
+        said = [f"{chart.x.label}: {format(x, forms[0])}"]
+        for line in lines:
+            known = _known(line, x)
+            if known is None:
+                continue
+            value = f"{line.name}: {format(line.y[known], forms[1])}"
+            if line.low is not None and line.high is not None:
+                value += f" ({format(line.low[known], forms[1])} to "
+                value += f"{format(line.high[known], forms[1])})"
+            said.append(value)
+        rule = f"M{number(at[place])},{number(top)}V{number(bottom)}"
+        yield tag(
+            "g",
+            tip("\n".join(said)),
+            shape("path", d=rule, class_="rule"),
+            shape("rect", x=left, y=top, width=right - left, height=bottom - top, class_="touch"),
+            class_="slice",
+        )
+
+
+def _spread(places: Sequence[float], ground: _Ground) -> list[float]:
+    """Of many positions, those nearest to equal distances in the drawing."""
+    at = [ground.across(x) for x in places]
+    step = (at[-1] - at[0]) / (MOST_SLICES - 1)
+    chosen = {
+        min(bisect.bisect_left(at, at[0] + one * step), len(at) - 1) for one in range(MOST_SLICES)
+    }
+    return [places[place] for place in sorted(chosen)]
+
+
+def _known(line: Line, x: float) -> int | None:
+    """Place of the last point of a line that is not beyond a position; None if there is none."""
+    before = [place for place, one in enumerate(line.x) if one <= x]
+    return before[-1] if before and x <= line.x[-1] else None
+
+
+# ---- in words ------------------------------------------------------------------------
+
+
+def numbers(chart: Plot) -> Table:
+    """The chart as a table."""
+    forms = _forms(chart)
+    has_labels = any(line.labels for line in chart.lines)
+    has_band = any(line.low is not None for line in chart.lines)
+    columns = [Column("line")]
+    if has_labels:
+        columns.append(Column("point"))
+    columns += [Column(chart.x.label, "", forms[0]), Column(chart.y.label, "", forms[1])]
+    if has_band:
+        columns += [Column("from", "", forms[1]), Column("to", "", forms[1])]
+    lines: list[list[Cell]] = []
+    for line in chart.lines:
+        for place in range(len(line.x)):
+            cells: list[Cell] = [line.name]
+            if has_labels:
+                cells.append(line.labels[place] if line.labels else None)
+            cells += [line.x[place], line.y[place]]
+            if has_band:
+                cells.append(None if line.low is None else line.low[place])
+                cells.append(None if line.high is None else line.high[place])
+            lines.append(cells)
+    return Table(chart.name, chart.title, columns, lines)
+
+
+def says(chart: Plot) -> str:
+    """What a reader hears of it."""
+    forms = _forms(chart)
+    said = [f"Plot of {chart.y.label} over {chart.x.label}."]
+    for line in chart.lines:
+        ys = [one for one in line.y if math.isfinite(one)]
+        if not ys:
+            continue
+        kind = {"points": "points", "guide": "a guide"}.get(line.form, "a line")
+        least, most = format(min(ys), forms[1]), format(max(ys), forms[1])
+        said.append(f"{line.name}: {kind} with {len(ys)} values from {least} to {most}.")
+    return " ".join(said)

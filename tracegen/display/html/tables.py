@@ -1,0 +1,93 @@
+"""Tables as HTML: headings that a script can make sort, values that it can sort by."""
+
+from __future__ import annotations
+
+import math
+
+from tracegen.display.content import Cell, Column, Table
+from tracegen.display.html.markup import shape, tag, text
+
+FEW = 8
+"""Rows up to which a table has no box to filter them."""
+
+
+def table(content: Table, identity: str) -> str:
+    """Write a table of the page.
+
+    Parameters
+    ----------
+    content
+        What is in it.
+    identity
+        Of its element; no other has the same.
+    """
+    count = tag("output", class_="count", for_=identity)
+    box = shape("input", type="search", aria_controls=identity, placeholder="rows with this text")
+    sift = tag(
+        "label",
+        tag("span", "Filter"),
+        box,
+        count,
+        class_="filter",
+        hidden=True,
+    )
+    return tag(
+        "div",
+        tag("h3", text(content.title), id=f"{identity}-title"),
+        sift if len(content.rows) > FEW else "",
+        _scrolled(_grid(content, identity), content.title),
+        *(tag("p", text(note), class_="note") for note in content.notes),
+        class_="sheet",
+    )
+
+
+def plain_table(content: Table) -> str:
+    """Write a table that nothing can be done with but to read it."""
+    return _scrolled(tag("table", *_rows(content)), f"Numbers: {content.title}")
+
+
+def _scrolled(grid: str, title: str) -> str:
+    """A box that scrolls, also by keyboard, where the table is wider than the page."""
+    return tag("div", grid, class_="scroll", role="region", tabindex="0", aria_label=title)
+
+
+def _grid(content: Table, identity: str) -> str:
+    return tag(
+        "table",
+        *_rows(content),
+        id=identity,
+        class_="sortable",
+        aria_labelledby=f"{identity}-title",
+    )
+
+
+def _rows(content: Table) -> list[str]:
+    heads = "".join(_heading(column) for column in content.columns)
+    body = "".join(
+        tag("tr", *map(_cell, content.columns, row, texts, range(len(row)))) + "\n"
+        for row, texts in zip(content.rows, content.texts(), strict=True)
+    )
+    return [tag("thead", tag("tr", heads)), tag("tbody", body)]
+
+
+def _heading(column: Column) -> str:
+    unit = f" {tag('small', text(column.unit))}" if column.unit else ""
+    return tag(
+        "th",
+        text(column.name) + unit,
+        scope="col",
+        class_=None if column.is_text else "n",
+        data_says=column.says or None,
+        title=column.says or None,
+    )
+
+
+def _cell(column: Column, value: Cell, written: str, place: int) -> str:
+    if place == 0 and column.is_text:
+        return tag("th", text(written), scope="row")
+    if column.is_text:
+        return tag("td", text(written))
+    key = None
+    if isinstance(value, int | float) and math.isfinite(value):
+        key = f"{value:.7g}"
+    return tag("td", text(written), class_="n", data_v=key)
