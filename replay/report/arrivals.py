@@ -1,44 +1,41 @@
-"""Requests that arrived, as tables of text, none wider than 80 columns."""
+"""Requests that arrived, as tables."""
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
 
-from replay.report.tables import text_table
+from replay.report.words import explained, says
+from tracegen.display.content import Column, Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from collections.abc import Sequence
 
     from replay.inference.arrivals import Arrived, ArrivedComparison
     from replay.inference.measures import Percentiles, Served
+    from tracegen.display.content import Cell
 
-WIDTH = 80
 US_PER_MS = 1e3
-
-LEGEND = """\
-TTFT: from arrival until the first token. TPOT: per token behind the first, mean
-of each request. ITL: between two deliveries of tokens. p50 / p99 of requests;
-of deliveries for ITL. tokens/s: generated, per GPU, from the first arrival to
-the last token."""
 
 
 def tables(compared: ArrivedComparison) -> Group:
     """Latencies and throughput, the largest first, and what the engine did."""
-    first = compared.results[0]
+    served = by_throughput(compared)
+    found = [latencies_table(served), engine_table(served)] if served else []
+    text = "\n".join([*explained(found), *notes(compared)])
+    return Group(Text(heading(compared.results[0])), *found, Text(), Text(text))
+
+
+def by_throughput(compared: ArrivedComparison) -> list[tuple[Arrived, Served]]:
+    """Those that served requests with what they served, the most tokens per second first."""
     served = [(one, one.served) for one in compared.results if one.served is not None]
-    served.sort(key=lambda pair: -pair[1].output_tokens_per_s)
-    parts: list[Text | Table] = [Text(_heading(first)), Text()]
-    if served:
-        parts += [_latencies(served), _engine(served), Text(LEGEND)]
-    parts += [Text(_filled(line)) for line in _notes(compared)]
-    return Group(*parts)
+    return sorted(served, key=lambda pair: -pair[1].output_tokens_per_s)
 
 
-def _heading(result: Arrived) -> str:
+def heading(result: Arrived) -> str:
+    """What was served."""
     asked, spec = result.arrivals, result.spec
     some = result.served
     source = asked.arrivals if some is None else some.source
@@ -50,64 +47,76 @@ def _heading(result: Arrived) -> str:
     sliced = f" of {spec.tp} GPUs" if spec.tp > 1 else ""
     name = spec.model or "the trace's model"
     where = f"{workers} workers{sliced} of {spec.system}"
-    return _filled(f"{name} on {where}, {asked.policy}; requests: {source}{at}")
+    return f"{name} on {where}, {asked.policy}; requests: {source}{at}"
 
 
-def _filled(text: str) -> str:
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
+def latencies_table(served: Sequence[tuple[Arrived, Served]]) -> Table:
+    """Percentiles of latencies, and tokens per second."""
+    columns = [
+        Column("schemes"),
+        Column("rate", "/s", ",.4g", rank=2, says=says("rate")),
+        Column("tokens/s", "", ",.1f", says=says("tokens/s")),
+    ]
+    for word, form, rank in (("TTFT", ",.1f", 0), ("TPOT", ",.1f", 0), ("ITL", ",.1f", 1)):
+        columns.append(Column(f"{word} p50", "ms", form, rank, says(f"{word} of a request")))
+        columns.append(Column(f"{word} p99", "ms", form, rank))
+    rows: list[tuple[Cell, ...]] = [
+        (
+            result.name, run.offered_per_s, run.output_tokens_per_s_per_gpu,
+            *_pair(run.ttft), *_pair(run.tpot), *_pair(run.itl),
+        )
+        for result, run in served
+    ]  # fmt: skip
+    return Table("latencies", "Latencies, median and 99th percentile", columns, rows)
 
 
-def _latencies(served: list[tuple[Arrived, Served]]) -> Table:
-    headings = ("schemes", "rate/s", "tokens/s", "TTFT ms", "TPOT ms", "ITL ms")
-    table = text_table("Latencies, p50 / p99", headings)
-    for result, run in served:
-        rate = "once" if run.offered_per_s is None else f"{run.offered_per_s:,.4g}"
-        table.add_row(
-            result.name, rate, f"{run.output_tokens_per_s_per_gpu:,.1f}",
-            _pair(run.ttft), _pair(run.tpot), _pair(run.itl),
-        )  # fmt: skip
-    return table
+def engine_table(served: Sequence[tuple[Arrived, Served]]) -> Table:
+    """What the iterations of the engine were like."""
+    columns = [
+        Column("schemes"),
+        Column("iteration", "ms", ",.1f"),
+        Column("busy", "", ".0%"),
+        Column("decoded", form=",.1f", rank=1, says=says("decoded")),
+        Column("prompts", form=",.0f", rank=1, says=says("prompts")),
+        Column("most cache", "", ".0%", rank=2),
+        Column("most queued", form=",d", rank=2),
+    ]
+    rows: list[tuple[Cell, ...]] = [
+        (
+            result.name + ("" if group.name == "engine" else f", {group.name}"),
+            group.iteration_us / US_PER_MS, group.busy, group.decoding, group.prefilled,
+            group.most_cache, group.most_waiting,
+        )
+        for result, run in served
+        for group in run.groups
+    ]  # fmt: skip
+    return Table("engine", "Iterations in the mean; most of the cache, and of requests that wait",
+                 columns, rows)  # fmt: skip
 
 
-def _engine(served: list[tuple[Arrived, Served]]) -> Table:
-    headings = ("schemes", "ms", "busy %", "decoded", "prompts", "cache %", "queue")
-    table = text_table(
-        "Iterations in the mean: requests decoded, tokens of prompts; most of cache, queue",
-        headings,
-    )
-    for result, run in served:
-        for group in run.groups:
-            table.add_row(
-                result.name + ("" if group.name == "engine" else f", {group.name}"),
-                f"{group.iteration_us / US_PER_MS:,.1f}",
-                f"{100 * group.busy:.0f}", f"{group.decoding:,.1f}", f"{group.prefilled:,.0f}",
-                f"{100 * group.most_cache:.0f}", f"{group.most_waiting:,}",
-            )  # fmt: skip
-    return table
-
-
-def _pair(found: Percentiles | None) -> str:
+def _pair(found: Percentiles | None) -> tuple[float | None, float | None]:
     if found is None:
-        return "-"
-    return f"{found.p50_us / US_PER_MS:,.1f} / {found.p99_us / US_PER_MS:,.1f}"
+        return None, None
+    return found.p50_us / US_PER_MS, found.p99_us / US_PER_MS
 
 
-def _notes(compared: ArrivedComparison) -> list[str]:
-    notes = []
+def notes(compared: ArrivedComparison) -> list[str]:
+    """Goodput, the rate that keeps the limits, full caches, and who was left out."""
+    lines = []
     for result in compared.results:
         served, found = result.served, result.capacity
         if found is not None:
-            notes.append(_searched(result))
+            lines.append(_searched(result))
         elif served is not None and served.goodput is not None:
             good = served.goodput
-            notes.append(
+            lines.append(
                 f"{result.name}: {100 * good.share:.1f} % of requests keep the limits "
-                f"({good.requests_per_s:,.4g} per second)"
+                f"({good.requests_per_s:,.4g} per second)."
             )
         if served is not None and served.preemptions:
-            notes.append(f"{result.name}: caches were full {served.preemptions:,} times")
-    notes += [f"left out: {name}: {why}" for name, why in compared.left_out.items()]
-    return notes
+            lines.append(f"{result.name}: caches were full {served.preemptions:,} times.")
+    lines += [f"Left out: {name}: {why}." for name, why in compared.left_out.items()]
+    return lines
 
 
 def _searched(result: Arrived) -> str:
@@ -120,13 +129,13 @@ def _searched(result: Arrived) -> str:
     )
     what = f"{result.name}: p{found.limits.percentile} of {limits}"
     if found.rate_per_s == 0:
-        return f"{what} is kept at no rate"
+        return f"{what} is kept at no rate."
     if found.rate_per_s is None:
-        return f"{what} is kept even where all requests come at once"
+        return f"{what} is kept even where all requests come at once."
     served = result.served
     assert served is not None
     tokens = found.rate_per_s * served.output_tokens / served.requests / served.num_gpus
     return (
         f"{what} is kept up to {found.rate_per_s:,.4g} requests per second, which is "
-        f"{tokens:,.4g} tokens/s per GPU as long as they come"
+        f"{tokens:,.4g} tokens/s per GPU as long as they come."
     )

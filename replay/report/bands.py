@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from replay.report.tables import row_names, text_table
+from replay.report.tables import row_names
+from replay.report.words import says
+from tracegen.display.content import Column, Table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,29 +25,35 @@ def bands_table(compared: Comparison) -> list[RenderableType]:
     by_time = sorted(compared.results, key=lambda one: one.totals.makespan_us)
     first = by_time[0]
     per = len(first.layers) if first.chain is None else first.chain.num_steps
-    unit = "layer us" if first.chain is None else "step us"
-    table = text_table(
-        f"How sure it is: {found.draws} draws of {_listed(found.drawn)}, seed {found.seed}",
-        ("scheme", unit, "5 %", "median", "95 %", "fastest in", "before the next in"),
-    )
     names = row_names(by_time)
-    for name, band in zip(names, found.bands, strict=True):
-        table.add_row(
-            name,
-            *(f"{time / per:,.1f}" for time in (band.nominal_us, *_percentiles(band))),
-            _share(band.first),
-            _share(band.before_next),
-        )
+    table = Table(
+        "bands",
+        f"How sure it is: {found.draws} draws of {_listed(found.drawn)}, seed {found.seed}",
+        [
+            Column("scheme"),
+            Column("layer" if first.chain is None else "step", "us", ",.1f"),
+            Column("5 %", "us", ",.1f", rank=1, says=says("5 %")),
+            Column("median", "us", ",.1f", rank=2),
+            Column("95 %", "us", ",.1f", rank=1),
+            Column("fastest in", "", ".0%", says=says("fastest in")),
+            Column("before the next in", "", ".0%", says=says("before the next in")),
+        ],
+        [
+            (
+                name,
+                *(time / per for time in (band.nominal_us, *_percentiles(band))),
+                band.first,
+                band.before_next,
+            )
+            for name, band in zip(names, found.bands, strict=True)
+        ],
+    )
     rivals = [name for name, band in zip(names, found.bands, strict=True) if band.first is not None]
     return [table, Text("\n".join(_notes(found, rivals)))]
 
 
 def _percentiles(band: Band) -> tuple[float, float, float]:
     return band.low_us, band.median_us, band.high_us
-
-
-def _share(of_draws: float | None) -> str:
-    return "-" if of_draws is None else f"{of_draws:.0%}"
 
 
 def _notes(found: Uncertainty, names: list[str]) -> list[str]:

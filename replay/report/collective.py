@@ -4,39 +4,46 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.report.tables import text_table
+from replay.report.tables import MB
+from replay.report.words import says
+from tracegen.display.content import Column, Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from replay.run.collective import CollectiveResult, CollectiveRow, Way
+    from tracegen.display.content import Cell
 
 COLUMNS = (
-    "bytes", "kernel", "blocks", "us", "algbw", "busbw", "up MB", "%", "down MB", "%",
-)  # fmt: skip
+    Column("size", "B", "d"),
+    Column("kernel"),
+    Column("blocks", form="d", rank=2, says=says("blocks")),
+    Column("time", "us", ",.1f"),
+    Column("algbw", "GB/s", ",.1f", rank=1, says=says("algbw")),
+    Column("busbw", "GB/s", ",.1f", says=says("busbw")),
+    Column("up", "MB", ",.1f", rank=3, says=says("up of a GPU")),
+    Column("up busy", "", ".0%", rank=3),
+    Column("down", "MB", ",.1f", rank=3),
+    Column("down busy", "", ".0%", rank=3),
+)
 
 
 def table(result: CollectiveResult) -> Table:
     """One row for each size and algorithm; bytes on the wire per GPU, mean over the GPUs."""
     what = f"{result.collective.replace('_', '-')} of {result.num_ranks} GPUs, {result.system.name}"
-    lines = text_table(f"{what}; GB/s, and share of the time that links are busy", COLUMNS)
-    for column in lines.columns[:1]:
-        column.justify = "right"
-    lines.columns[1].justify = "left"
-    for row in result.rows:
-        lines.add_row(
-            str(row.bytes), _kernel(row), str(row.blocks), f"{row.time_us:,.1f}",
-            f"{row.algorithm_GB_per_s:.1f}", f"{row.bus_GB_per_s:.1f}",
-            *_cells(row.up), *_cells(row.down),
-        )  # fmt: skip
-    return lines
+    rows: list[tuple[Cell, ...]] = [
+        (
+            row.bytes, kernel_name(row), row.blocks, row.time_us, row.algorithm_GB_per_s,
+            row.bus_GB_per_s, *_cells(row.up), *_cells(row.down),
+        )
+        for row in result.rows
+    ]  # fmt: skip
+    return Table("sizes", what, COLUMNS, rows)
 
 
-def _kernel(row: CollectiveRow) -> str:
+def kernel_name(row: CollectiveRow) -> str:
     """Algorithm, and the kernel that it takes where it has several."""
     is_same = row.kernel.startswith(row.algorithm)
     return row.kernel if is_same else f"{row.algorithm}: {row.kernel}"
 
 
-def _cells(way: Way) -> tuple[str, str]:
-    return f"{sum(way.wire_bytes) / len(way.wire_bytes) / 1e6:,.1f}", f"{way.utilisation:.0%}"
+def _cells(way: Way) -> tuple[float, float]:
+    return sum(way.wire_bytes) / len(way.wire_bytes) / MB, way.utilisation

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from replay.differences.parts import Part
-from replay.report.tables import text_table
+from tracegen.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from replay.differences.parts import Change, Difference, Outcome, Quantity
+    from tracegen.display.content import Cell
 
 MOST_SCHEMES = 3
 """Schemes that are explained part by part: those whose time changed most, relative to it."""
-LONGEST = 44  # characters of a value
 SHOWN = 0.05  # us; a smaller change is not seen in the tables
 SMALL = 5e-4  # us; parts that are no longer are left out
 
@@ -30,47 +30,67 @@ def difference_tables(found: Difference) -> Group:
         return Group(Text("Nothing is different: neither what entered nor what came out."))
     parts: list[RenderableType] = []
     if found.outcomes:
-        parts.append(_inputs(found.inputs))
-        parts.append(_times(found))
+        parts.append(inputs_table(found.inputs))
+        parts.append(times_table(found))
         parts.append(Text("\n".join(_order(found))))
     moved = sorted(
         (one for one in found.outcomes if one.change_us),
         key=lambda one: -abs(one.change_us) / max(one.before_us, SMALL),
     )
     for one in moved[:MOST_SCHEMES]:
-        parts += _explained(one)
+        parts += explained_tables(one)
     if len(moved) > MOST_SCHEMES:
         parts.append(Text(f"{len(moved) - MOST_SCHEMES} more have other times: see --json."))
     parts += [Text(f"note: {note}.") for note in found.notes]
     return Group(*parts)
 
 
-def _inputs(changes: Sequence[Change]) -> RenderableType:
+def inputs_table(changes: Sequence[Change]) -> Table | Text:
+    """What entered otherwise, a row each; a line where nothing did."""
     if not changes:
         return Text("What entered is the same.")
-    table = text_table("What entered otherwise", ("what", "unit", "before", "after", "in"), 5)
-    for one in changes:
-        where = ", ".join(one.schemes) if one.schemes else "all"
-        table.add_row(one.what, one.unit, _shown(one.before), _shown(one.after), _cut(where))
-    return table
+    columns = [
+        Column("what"), Column("unit", rank=1), Column("before"), Column("after"),
+        Column("in", rank=2),
+    ]  # fmt: skip
+    rows = [
+        (
+            one.what,
+            one.unit,
+            _shown(one.before),
+            _shown(one.after),
+            ", ".join(one.schemes) if one.schemes else "all",
+        )
+        for one in changes
+    ]
+    return Table("inputs", "What entered otherwise", columns, rows)
 
 
-def _times(found: Difference) -> RenderableType:
-    table = text_table(
-        "Times of all layers", ("scheme", "place", "before us", "after us", "change us", "change")
-    )
+def times_table(found: Difference) -> Table:
+    """Time of each scheme in both results, and its place."""
+    columns = [
+        Column("scheme"),
+        Column("place", rank=1),
+        Column("before", "us", ",.1f"),
+        Column("after", "us", ",.1f"),
+        Column("change", "us", "+,.1f"),
+        Column("change", "", "+.1%", rank=2),
+    ]
+    rows: list[tuple[Cell, ...]] = []
     for one in found.outcomes:
         places = (found.order_before.index(one.name), found.order_after.index(one.name))
         then, now = (place + 1 for place in places)
-        table.add_row(
-            one.name,
-            f"{then}" if then == now else f"{then} -> {now}",
-            f"{one.before_us:,.1f}",
-            f"{one.after_us:,.1f}",
-            f"{one.change_us:+,.1f}",
-            f"{one.after_us / one.before_us - 1:+.1%}" if one.before_us else "-",
+        rows.append(
+            (
+                one.name,
+                f"{then}" if then == now else f"{then} -> {now}",
+                one.before_us,
+                one.after_us,
+                one.change_us,
+                one.after_us / one.before_us - 1 if one.before_us else None,
+            )
         )
-    return table
+    return Table("times", "Times of all layers", columns, rows)
 
 
 def _order(found: Difference) -> list[str]:
@@ -88,25 +108,34 @@ def _order(found: Difference) -> list[str]:
     return lines
 
 
-def _explained(one: Outcome) -> list[RenderableType]:
+def explained_tables(one: Outcome) -> list[Table]:
     """Tables of one scheme: its critical path before and after, and what else changed."""
-    parts: list[RenderableType] = []
-    for title, given in (("spent on", one.by_cause), ("spent in", one.by_phase)):
-        table = text_table(
-            f"{one.name}: critical path, {one.change_us:+,.1f} us",
-            (title, "before us", "after us", "change us"),
-        )
+    tables = []
+    for name, given in (("cause", one.by_cause), ("phase", one.by_phase)):
+        columns = [
+            Column("spent on" if name == "cause" else "spent in"),
+            Column("before", "us", ",.1f"),
+            Column("after", "us", ",.1f"),
+            Column("change", "us", "+,.1f"),
+        ]
         moved = [part for part in given if abs(part.change_us) >= SHOWN]
-        for part in [*moved, _sum(part for part in given if part not in moved)]:
-            if max(part.before_us, part.after_us) >= SMALL:
-                table.add_row(part.name, *_times_of(part))
-        parts.append(table)
+        rows = [
+            (part.name, part.before_us, part.after_us, part.change_us)
+            for part in [*moved, _sum(part for part in given if part not in moved)]
+            if max(part.before_us, part.after_us) >= SMALL
+        ]
+        title = f"{one.name}: critical path, {one.change_us:+,.1f} us"
+        tables.append(Table(f"{name}-{one.name}", title, columns, rows))
     if one.quantities:
-        table = text_table(f"{one.name}: what else", ("quantity", "before", "after", "change"))
-        for quantity in one.quantities:
-            table.add_row(*_cells(quantity))
-        parts.append(table)
-    return parts
+        columns = [
+            Column("quantity"),
+            Column("before", form=","),
+            Column("after", form=","),
+            Column("change", "", "+.1%"),
+        ]
+        cells = [_cells(quantity) for quantity in one.quantities]
+        tables.append(Table(f"quantities-{one.name}", f"{one.name}: what else", columns, cells))
+    return tables
 
 
 def _sum(parts: Iterable[Part]) -> Part:
@@ -119,20 +148,11 @@ def _sum(parts: Iterable[Part]) -> Part:
     return Part(name="all else", **times)
 
 
-def _times_of(part: Part) -> tuple[str, str, str]:
-    return f"{part.before_us:,.1f}", f"{part.after_us:,.1f}", f"{part.change_us:+,.1f}"
-
-
-def _cells(one: Quantity) -> tuple[str, ...]:
-    digits = 1 if one.unit == "us" else 0
-    shown = (f"{value:,.{digits}f}" for value in (one.before, one.after))
-    change = f"{one.after / one.before - 1:+.1%}" if one.before else "-"
-    return (f"{one.name} ({one.unit})" if one.unit else one.name, *shown, change)
+def _cells(one: Quantity) -> tuple[Cell, ...]:
+    change, values = one.after / one.before - 1 if one.before else None, (one.before, one.after)
+    before, after = (round(one_of, 1 if one.unit == "us" else None) for one_of in values)
+    return f"{one.name} ({one.unit})" if one.unit else one.name, before, after, change
 
 
 def _shown(value: object) -> str:
-    return "-" if value is None or value == "" else _cut(str(value))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    return "-" if value is None or value == "" else str(value)

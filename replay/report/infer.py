@@ -1,26 +1,23 @@
-"""Results of serving as tables of text, none wider than 80 columns."""
+"""Results of serving as tables."""
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
 
-from replay.report.tables import text_table
+from replay.report.tables import GB
+from replay.report.words import WORDS, explained, says
+from tracegen.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.table import Table
-
     from replay.inference.result import InferComparison, InferResult, PhaseResult
+    from tracegen.display.content import Cell
 
-WIDTH = 80
-NAME_WIDTH = 12
 US_PER_MS = 1e3
-GB = 1e9
 CAUSES = {
     "attention": "attention",
     "dense": "dense",
@@ -31,31 +28,25 @@ CAUSES = {
 }
 """Columns, by what time is spent on."""
 
-LEGEND = """\
-TTFT: from the begin of the batch until a request has its first token, mean.
-TPOT: time per token and request while it is decoded.
-experts: something of the MoE layers computes; rows: they travel or are waited
-for, and nothing computes; gaps: between all other kernels, with the launch of
-an iteration."""
-
 
 def tables(compared: InferComparison) -> Group:
     """Times of the phases, the fastest decoding first, by cause, and memory."""
-    first = compared.results[0]
-    return Group(
-        Text(_heading(first)),
-        Text(),
-        _phases(compared),
-        _decoding(compared),
-        _causes(compared, "decode"),
-        _causes(compared, "prefill"),
-        _memory(compared),
-        Text(LEGEND),
-        *(Text(_filled(line)) for line in _notes(compared)),
-    )
+    found = list(all_tables(compared))
+    text = "\n".join([*explained(found), *notes(compared)])
+    return Group(Text(heading(compared.results[0])), *found, Text(), Text(text))
 
 
-def _heading(result: InferResult) -> str:
+def all_tables(compared: InferComparison) -> Iterator[Table]:
+    """Every table."""
+    yield times_table(compared)
+    yield batch_table(compared)
+    yield causes_table(compared, "decode")
+    yield causes_table(compared, "prefill")
+    yield memory_table(compared)
+
+
+def heading(result: InferResult) -> str:
+    """What was replayed."""
     spec, decode, prefill = result.spec, result.decode, result.prefill
     lengths = (
         f"{spec.prompt:,} tokens of prompt and {spec.output:,} decoded"
@@ -66,105 +57,126 @@ def _heading(result: InferResult) -> str:
     if result.handover is not None:
         where += f", prefill on {prefill.gpus} of {prefill.system.name}"
     sliced = f", attention over {spec.tp} GPUs" if spec.tp > 1 else ""
-    return _filled(
+    return (
         f"{result.model['name']}, {spec.requests:,} requests per GPU, {lengths}, on {where}{sliced}"
     )
 
 
-def _filled(text: str) -> str:
-    """Text in lines, names in one piece."""
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
-
-
-def _by_time(compared: InferComparison) -> list[InferResult]:
+def by_time(compared: InferComparison) -> list[InferResult]:
+    """Results, those that decode fastest first."""
     return sorted(compared.results, key=lambda one: one.tpot.mean_us)
 
 
-def _name(result: InferResult) -> str:
+def name(result: InferResult) -> str:
     """Names of the schemes; a star says that one needs hardware that is proposed."""
     needs = any(one.scheme["proposes"] for one in (result.prefill, result.decode))
-    return result.name.replace("+", "+\n") + ("*" if needs else "")
+    return result.name + ("*" if needs else "")
 
 
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    """A table with names of schemes in front, long ones on two lines."""
-    table = text_table(title, columns)
-    table.columns[0].no_wrap, table.columns[0].max_width = False, NAME_WIDTH
-    table.columns[0].overflow = "fold"
-    return table
-
-
-def _phases(compared: InferComparison) -> Table:
+def times_table(compared: InferComparison) -> Table:
     """What a batch is asked for first."""
-    table = _table(
-        f"Speed-up over {compared.baseline}; tokens/s are per GPU",
-        ("scheme", "TTFT ms", "speed-up", "input/s", "TPOT ms", "speed-up", "output/s"),
-    )
+    columns = [
+        Column("scheme"),
+        Column("TTFT", "ms", ",.1f", says=says("TTFT")),
+        Column("TTFT speed-up", "", ".2f", rank=1, says=says("speed-up")),
+        Column("input/s", "", ",.0f", rank=2, says=says("input/s")),
+        Column("TPOT", "ms", ",.2f", says=says("TPOT")),
+        Column("TPOT speed-up", "", ".2f", rank=1),
+        Column("output/s", "", ",.0f", rank=2, says=says("output/s")),
+    ]
     base = compared[compared.baseline]
-    for one in _by_time(compared):
-        table.add_row(
-            _name(one),
-            f"{one.ttft.mean_us / US_PER_MS:,.1f}",
-            f"{base.ttft.mean_us / one.ttft.mean_us:.2f}x",
-            f"{one.prefill.tokens_per_s_per_gpu:,.0f}",
-            f"{one.tpot.mean_us / US_PER_MS:,.2f}",
-            f"{base.tpot.mean_us / one.tpot.mean_us:.2f}x",
-            f"{one.decode.tokens_per_s_per_gpu:,.0f}",
+    rows = [
+        (
+            name(one),
+            one.ttft.mean_us / US_PER_MS,
+            base.ttft.mean_us / one.ttft.mean_us,
+            one.prefill.tokens_per_s_per_gpu,
+            one.tpot.mean_us / US_PER_MS,
+            base.tpot.mean_us / one.tpot.mean_us,
+            one.decode.tokens_per_s_per_gpu,
         )
-    return table
+        for one in by_time(compared)
+    ]
+    return Table("times", f"Times of a batch; speed-up over {compared.baseline}", columns, rows)
 
 
-def _decoding(compared: InferComparison) -> Table:
+def batch_table(compared: InferComparison) -> Table:
     """How times grow with the cache, and what the whole batch takes."""
-    table = _table(
-        "TPOT as caches grow, first tokens, and the whole batch",
-        ("scheme", "start ms", "end ms", "steps", "first s", "last s", "batch s"),
-    )
-    for one in _by_time(compared):
-        table.add_row(
-            _name(one),
-            f"{one.tpot.start_us / US_PER_MS:,.2f}",
-            f"{one.tpot.end_us / US_PER_MS:,.2f}",
-            f"{one.decode.iterations:,}",
-            f"{one.ttft.first_us / 1e6:,.2f}",
-            f"{one.ttft.last_us / 1e6:,.2f}",
-            f"{one.time_us / 1e6:,.2f}",
+    columns = [
+        Column("scheme"),
+        Column("TPOT at start", "ms", ",.2f"),
+        Column("at end", "ms", ",.2f"),
+        Column("steps", form=",d", rank=1),
+        Column("first token", "s", ",.2f", rank=1),
+        Column("last first token", "s", ",.2f", rank=1),
+        Column("batch", "s", ",.2f"),
+    ]
+    rows = [
+        (
+            name(one),
+            one.tpot.start_us / US_PER_MS,
+            one.tpot.end_us / US_PER_MS,
+            one.decode.iterations,
+            one.ttft.first_us / 1e6,
+            one.ttft.last_us / 1e6,
+            one.time_us / 1e6,
         )
-    return table
+        for one in by_time(compared)
+    ]
+    title = "TPOT as caches grow, first tokens, and the whole batch"
+    return Table("batch", title, columns, rows)
 
 
-def _causes(compared: InferComparison, phase: str) -> Table:
+def causes_table(compared: InferComparison, phase: str) -> Table:
     """What an iteration is spent on, mean over those of a phase."""
-    table = _table(f"An iteration of {phase}, mean (ms)", ("scheme", *CAUSES.values(), "all"))
-    for one in _by_time(compared):
-        found: PhaseResult = getattr(one, phase)
-        each = [found.spent_us[cause] / found.iterations / US_PER_MS for cause in CAUSES]
-        table.add_row(_name(one), *(f"{time:,.2f}" for time in each), f"{sum(each):,.2f}")
-    return table
+    columns = [
+        Column("scheme"),
+        *(Column(word, "ms", ",.2f", says=WORDS.get(word, "")) for word in CAUSES.values()),
+        Column("all", "ms", ",.2f"),
+    ]
+    rows: list[tuple[Cell, ...]] = []
+    for one in by_time(compared):
+        each = spent_ms(one, phase)
+        rows.append((name(one), *each, sum(each)))
+    return Table(phase, f"An iteration of {phase}, mean", columns, rows)
 
 
-def _memory(compared: InferComparison) -> Table:
+def spent_ms(result: InferResult, phase: str) -> list[float]:
+    """Time of a mean iteration of a phase by what it is spent on, in the order of `CAUSES`."""
+    found: PhaseResult = getattr(result, phase)
+    return [found.spent_us[cause] / found.iterations / US_PER_MS for cause in CAUSES]
+
+
+def memory_table(compared: InferComparison) -> Table:
     """Memory of a GPU that decodes."""
-    table = _table(
-        "Memory of a GPU that decodes (GB), and positions of its requests",
-        ("scheme", "weights", "buffers, rows", "cache", "of", "positions", "room for"),
-    )
-    for one in _by_time(compared):
+    columns = [
+        Column("scheme"),
+        Column("weights", "GB", ",.1f"),
+        Column("buffers, rows", "GB", ",.1f"),
+        Column("cache", "GB", ",.1f"),
+        Column("of", "GB", ",.1f", rank=1, says=says("of")),
+        Column("positions", form=",d", rank=2, says=says("positions")),
+        Column("room for", form=",d", rank=2, says=says("room for")),
+    ]
+    rows: list[tuple[Cell, ...]] = []
+    for one in by_time(compared):
         found = one.decode.memory
-        cache = found.cache_positions * found.position_bytes
-        table.add_row(
-            _name(one),
-            f"{found.weight_bytes / GB:,.1f}",
-            f"{found.iteration_bytes / GB:,.1f}",
-            f"{cache / GB:,.1f}",
-            f"{found.capacity_bytes / GB:,.1f}",
-            f"{found.cache_positions:,}",
-            f"{max(found.positions_fit, 0):,}",
+        sizes = (
+            found.weight_bytes, found.iteration_bytes,
+            found.cache_positions * found.position_bytes, found.capacity_bytes,
+        )  # fmt: skip
+        rows.append(
+            (
+                name(one),
+                *(size / GB for size in sizes),
+                found.cache_positions,
+                max(found.positions_fit, 0),
+            )
         )
-    return table
+    return Table("memory", "Memory of a GPU that decodes", columns, rows)
 
 
-def _notes(compared: InferComparison) -> Iterator[str]:
+def notes(compared: InferComparison) -> Iterator[str]:
     """How it was replayed, what is not among it, and who was left out."""
     first = compared.results[0]
     layers = first.decode.replayed.moe_layers

@@ -5,75 +5,78 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from replay.report.tables import row_names, text_table
+from replay.report.tables import MB, row_names
+from replay.report.words import says
+from tracegen.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rich.table import Table
-
     from replay.measure.parts import Mechanisms, TableUse
     from replay.run.result import Result
 
-OVERHEADS = ("headers", "requests", "acks", "signals", "evictions")
+OVERHEADS = ("headers", "requests", "acks", "signals", "evictions", "weights")
+WAYS = {"up": "uplink", "down": "downlink"}
+"""Directions, and where their bytes are."""
 
 
 def overhead_table(results: Sequence[Result], count: int, unit: str) -> Table:
-    """Bytes on the wire by purpose and direction, mean over the GPUs.
+    """Bytes on the wire by purpose, a row for each direction, mean over the GPUs.
 
     Parameters
     ----------
     results
-        One row each.
+        Two rows each.
     count
         Number of layers or steps that a result's bytes are divided by.
     unit
         Name of what they are divided by: "layer" or "step".
     """
-    copies = any(
-        "weights" in one.mechanisms.wire_bytes for each in results for one in each.measured
-    )
-    overheads = (*OVERHEADS, "weights") if copies else OVERHEADS
-    table = text_table(
-        f"Bytes on the wire per GPU and {unit}, up / down (MB), and the share that is payload",
-        ("scheme", "payload", *overheads, "share"),
-    )
+    rows = []
     for name, result in zip(row_names(results), results, strict=True):
-        sums = {
-            role: tuple(
+        for way, where in WAYS.items():
+            sizes = [
                 sum(
-                    sum(getattr(one.mechanisms.wire_bytes[role], way))
+                    sum(getattr(one.mechanisms.wire_bytes[role], where))
                     for one in result.measured
                     if role in one.mechanisms.wire_bytes
                 )
                 / (count * result.batch.num_ranks)
-                for way in ("uplink", "downlink")
-            )
-            for role in ("payload", *overheads)
-        }
-        wire = sum(map(sum, sums.values()))
-        table.add_row(
-            name,
-            *(
-                f"{_short(up)} / {_short(down)}" if up or down else "-"
-                for up, down in sums.values()
-            ),
-            f"{sum(sums['payload']) / wire:.1%}" if wire else "-",
-        )
-    return table
+                for role in ("payload", *OVERHEADS)
+            ]
+            share = sizes[0] / sum(sizes) if sum(sizes) else None
+            rows.append((name, way, *(size / MB or None for size in sizes), share))
+    columns = [
+        Column("scheme"),
+        Column("way"),
+        Column("payload", "MB", ",.2f", says=says("payload")),
+        *(Column(role, "MB", ",.2f", rank=2, says=says(role)) for role in OVERHEADS),
+        Column("payload/all", "", ".1%", rank=1),
+    ]
+    # What no scheme of these puts on the wire needs no column.
+    used = [
+        place
+        for place, column in enumerate(columns)
+        if column.name not in OVERHEADS or any(row[place] for row in rows)
+    ]
+    return Table(
+        "wire",
+        f"Bytes on the wire of a GPU per {unit}, by purpose",
+        [columns[place] for place in used],
+        [[row[place] for place in used] for row in rows],
+    )
 
 
 def mechanism_table(results: Sequence[Result]) -> Table | None:
     """Use of every mechanism, one row each; None if no scheme reports any."""
+    rows = [
+        (name, mechanism, use)
+        for name, result in zip(row_names(results), results, strict=True)
+        for mechanism, use in lines_of([one.mechanisms for one in result.measured])
+    ]
+    columns = [Column("scheme"), Column("mechanism"), Column("use")]
     title = "Use of the mechanisms, all layers together"
-    table = text_table(title, ("scheme", "mechanism", "use"), num_left=3)
-    table.columns[-1].no_wrap = False  # a line too long is broken, not cut
-    for name, result in zip(row_names(results), results, strict=True):
-        shown = name
-        for mechanism, use in lines_of([one.mechanisms for one in result.measured]):
-            table.add_row(shown, mechanism, use)
-            shown = ""
-    return table if table.row_count else None
+    return Table("mechanisms", title, columns, rows) if rows else None
 
 
 def lines_of(reports: Sequence[Mechanisms]) -> Iterator[tuple[str, str]]:
@@ -128,7 +131,7 @@ def _table_text(uses: Sequence[TableUse]) -> str:
 
 def _short(nbytes: float) -> str:
     """Megabytes with as many digits as fit five places."""
-    megabytes = nbytes / 1e6
+    megabytes = nbytes / MB
     if 0 < megabytes < 0.005:
         return "<0.01"
     return f"{megabytes:,.{0 if megabytes >= 1000 else 1 if megabytes >= 10 else 2}f}"

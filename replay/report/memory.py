@@ -1,27 +1,24 @@
-"""Device memory as tables of text, and the GPUs that have no room."""
+"""Device memory as tables, and the GPUs that have no room."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.report.tables import mb, row_names, text_table
+from replay.report.tables import GB, MB, row_names
+from replay.report.words import says
+from tracegen.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
     from replay.measure.parts import Memory
     from replay.run.result import Result
+    from tracegen.display.content import Cell
 
 
 def memory_table(results: Sequence[Result]) -> Table | None:
     """Memory of the GPU that needs most of it, in short; None if no result states any."""
-    table = text_table(
-        "Device memory of the GPU that needs most (MB)",
-        ("scheme", "kept buffers", "of a layer", "tokens", "weights", "total", "largest buffer",
-         "MB"),
-    )  # fmt: skip
+    rows = []
     for name, result in zip(row_names(results), results, strict=True):
         found = _memory(result)
         if found is None:
@@ -32,12 +29,23 @@ def memory_table(results: Sequence[Result]) -> Table | None:
             for stays in (True, False)
         )
         most = max(found.buffers, key=lambda one: one.bytes[gpu], default=None)
-        table.add_row(
-            name, mb(kept), mb(others), mb(found.token_bytes[gpu]),
-            mb(found.weight_bytes[gpu]), mb(found.total_bytes[gpu]),
-            *((most.name, mb(most.bytes[gpu])) if most else ("-", "-")),
+        sizes = (
+            found.total_bytes[gpu], kept, others, found.token_bytes[gpu], found.weight_bytes[gpu],
         )  # fmt: skip
-    return table if table.row_count else None
+        largest = (most.name, most.bytes[gpu] / MB) if most else (None, None)
+        rows.append((name, *(size / MB for size in sizes), *largest))
+    columns = [
+        Column("scheme"),
+        Column("total", "MB", ",.2f"),
+        Column("kept buffers", "MB", ",.2f", says=says("kept buffers")),
+        Column("of a layer", "MB", ",.2f", says=says("of a layer")),
+        Column("tokens", "MB", ",.2f", rank=1),
+        Column("weights", "MB", ",.2f", rank=1),
+        Column("largest buffer", rank=2),
+        Column("it has", "MB", ",.2f", rank=3),
+    ]
+    title = "Device memory of the GPU that needs most"
+    return Table("memory", title, columns, rows) if rows else None
 
 
 def buffers_table(result: Result) -> Table | None:
@@ -46,14 +54,16 @@ def buffers_table(result: Result) -> Table | None:
     if found is None:
         return None
     gpu = _busiest(found)
-    table = text_table(f"Device memory of GPU {gpu}, which needs most", ("what", "MB", "kept"))
-    for one in found.buffers:
-        table.add_row(one.name, mb(one.bytes[gpu]), "yes" if one.stays else "")
-    table.add_row("tokens and their sums", mb(found.token_bytes[gpu]), "")
-    table.add_row("weights of its experts, this layer", mb(found.weight_bytes[gpu]), "yes")
-    table.add_section()
-    table.add_row("total", mb(found.total_bytes[gpu]), "")
-    return table
+    rows: list[tuple[Cell, ...]] = [
+        (one.name, one.bytes[gpu] / MB, "yes" if one.stays else "") for one in found.buffers
+    ]
+    rows += [
+        ("tokens and their sums", found.token_bytes[gpu] / MB, ""),
+        ("weights of its experts, this layer", found.weight_bytes[gpu] / MB, "yes"),
+        ("all of it", found.total_bytes[gpu] / MB, ""),
+    ]
+    columns = [Column("what"), Column("size", "MB", ",.2f"), Column("kept", says=says("kept"))]
+    return Table("memory", f"Device memory of GPU {gpu}, which needs most", columns, rows)
 
 
 def room_notes(results: Sequence[Result]) -> list[str]:
@@ -67,11 +77,12 @@ def room_notes(results: Sequence[Result]) -> list[str]:
         return []
     _, room = short[0]
     layers = f"all {room.num_layers} MoE layers" if room.num_layers > 1 else "the MoE layer"
-    listed = ", ".join(f"{name} {one.needed_bytes / 1e9:,.1f}" for name, one in short)
-    return [
-        f"warning: a GPU has {room.capacity_bytes / 1e9:,.1f} GB, and with the experts' weights of",
-        f"{layers} it would need (GB): {listed}.",
-    ]
+    listed = ", ".join(f"{name} {one.needed_bytes / GB:,.1f}" for name, one in short)
+    line = (
+        f"Warning: a GPU has {room.capacity_bytes / GB:,.1f} GB, and with the experts' weights of "
+        f"{layers} it would need (GB): {listed}."
+    )
+    return [line]
 
 
 def _memory(result: Result) -> Memory | None:

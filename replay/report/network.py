@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.report.tables import mb, row_names, text_table
+from replay.report.tables import MB, row_names
+from replay.report.words import says
+from tracegen.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
     from replay.measure.parts import Network, NetworkPort
     from replay.run.result import Result
+    from tracegen.display.content import Cell
 
-NOTES = (
-    "out, in: bytes on the wire of dispatch and combine, per network card (NIC); rail: the leaf",
-    "switch whose cards carry most, both ways; in use: busy time over the layer's; uplinks: use of",
-    "a leaf's ways to the spine, which only messages between rails, or groups of nodes, pass.",
+COLUMNS = (
+    Column("scheme"),
+    Column("out mean", "MB", ",.2f", says=says("out mean")),
+    Column("out max", "MB", ",.2f", rank=1),
+    Column("in mean", "MB", ",.2f"),
+    Column("in max", "MB", ",.2f", rank=1),
+    Column("busiest NIC"),
+    Column("in use", "", ".1%"),
+    Column("rail", rank=2, says=says("rail")),
+    Column("rail carries", "MB", ",.2f", rank=2),
+    Column("rail in use", "", ".1%", rank=2),
+    Column("uplinks", "", ".1%", rank=1, says=says("uplinks")),
 )
 
 
@@ -34,29 +43,30 @@ def network_table(results: Sequence[Result], count: int, unit: str) -> Table | N
     found = [_networks(result) for result in results]
     if not any(found):
         return None
-    table = text_table(
-        f"Network between NVLink domains: MB per card and {unit}, and what is used most",
-        ("scheme", "out mean", "max", "in mean", "max", "busiest NIC", "in use", "rail", "MB",
-         "in use", "uplinks"),
-    )  # fmt: skip
-    for name, networks in zip(row_names(results), found, strict=True):
-        table.add_row(name, *(_cells(networks, count) if networks else ["-"] * 10))
-    return table
+    return Table(
+        "network",
+        f"Network between NVLink domains: a card's bytes per {unit}, and what is used most",
+        COLUMNS,
+        [
+            (name, *(_cells(networks, count) if networks else [None] * (len(COLUMNS) - 1)))
+            for name, networks in zip(row_names(results), found, strict=True)
+        ],
+    )
 
 
 def _networks(result: Result) -> list[Network]:
     return [one.network for one in result.measured if one.network is not None]
 
 
-def _cells(networks: list[Network], count: int) -> list[str]:
-    cells = []
+def _cells(networks: list[Network], count: int) -> list[Cell]:
+    cells: list[Cell] = []
     for way in ("nic-out", "nic-in"):
         of_card: dict[str, int] = {}
         for network in networks:
             for card in network.ports[way]:
                 of_card[card.name] = of_card.get(card.name, 0) + sum(card.wire_bytes.values())
-        carried = [nbytes / count for nbytes in of_card.values()]
-        cells += [mb(sum(carried) / len(carried)), mb(max(carried))]
+        carried = [nbytes / count / MB for nbytes in of_card.values()]
+        cells += [sum(carried) / len(carried), max(carried)]
     nics = [card for way in ("nic-out", "nic-in") for card in _all(networks, way)]
     uplinks = [port.utilisation for way in ("leaf-up", "leaf-down") for port in _all(networks, way)]
     busiest = max(nics, key=lambda card: card.utilisation)
@@ -70,8 +80,8 @@ def _cells(networks: list[Network], count: int) -> list[str]:
         rail.utilisation for network in networks for rail in network.rails if rail.leaf == leaf
     )
     return [
-        *cells, busiest.name, f"{busiest.utilisation:.1%}", f"leaf {leaf}",
-        mb(rails[leaf] / count), f"{in_use:.1%}", f"{max(uplinks):.1%}" if uplinks else "-",
+        *cells, busiest.name, busiest.utilisation, f"leaf {leaf}", rails[leaf] / count / MB,
+        in_use, max(uplinks, default=None),
     ]  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def _left_out(compared: Comparison) -> list[str]:
     for name, reason in compared.left_out.items():
         alike.setdefault(reason.removeprefix(f"scheme {name!r}"), []).append(name)
     return [
-        f"left out: scheme{'s' if names[1:] else ''} {', '.join(map(repr, names))}{reason}."
+        f"Left out: scheme{'s' if names[1:] else ''} {', '.join(map(repr, names))}{reason}."
         for reason, names in alike.items()
     ]
 
@@ -57,7 +57,7 @@ def token_note(layer: LayerResult) -> str:
     if layer.slowest_tokens:
         token = layer.slowest_tokens[0]
         row = f", row {token.trace_row} of the trace" if token.trace_row is not None else ""
-        text += f"\n(rank {token.rank}{row}, experts {', '.join(map(str, token.experts))})"
+        text += f" (rank {token.rank}{row}, experts {', '.join(map(str, token.experts))})"
     return text + "."
 
 
@@ -71,7 +71,7 @@ def chain_note(chain: ChainResult) -> str:
     if chain.barrier_us is not None:
         gained = chain.barrier_us - makespan_us
         text += (
-            f"\nWith a barrier over all GPUs after each layer: {chain.barrier_us:,.1f} us, "
+            f" With a barrier over all GPUs after each layer: {chain.barrier_us:,.1f} us, "
             f"{gained:+,.1f} us ({gained / chain.barrier_us:+.1%})."
         )
     return text
@@ -86,10 +86,10 @@ def pairs_note(pairs: Pairs) -> str:
     return (
         f"A layer forward beside a layer backward: {pair_us:,.1f} us, mean over the GPUs; one pass "
         f"after the other {sequence_us:,.1f} us ({forward_us:,.1f} and "
-        f"{sequence_us - forward_us:,.1f}), {sequence_us / pair_us:.2f} times as long.\n"
+        f"{sequence_us - forward_us:,.1f}), {sequence_us / pair_us:.2f} times as long. "
         f"Of this time attention and gate run {busy['attention']}, shared experts "
         f"{busy['dense']}, other kernels that compute {busy['experts']}, kernels for rows "
-        f"{busy['rows']};\nboth streams are busy {pairs.share(pairs.both_us):.1%} of it, nothing "
+        f"{busy['rows']}; both streams are busy {pairs.share(pairs.both_us):.1%} of it, nothing "
         f"computes {pairs.share(pairs.exposed_us):.1%} of it."
     )
 

@@ -1,8 +1,7 @@
-"""Results of tensor parallelism as tables of text, none wider than 80 columns."""
+"""Results of tensor parallelism as tables."""
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -10,89 +9,67 @@ from rich.text import Text
 
 from replay.machine.kinds import KIND_NAMES, KINDS, Kind
 from replay.report.mechanisms import lines_of
-from replay.report.tables import text_table
+from replay.report.tables import MB
+from replay.report.words import explained, says
+from tracegen.display.content import Column, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import RenderableType
-    from rich.table import Table
+    from collections.abc import Iterable, Iterator, Sequence
 
     from replay.tensor.result import TensorComparison, TensorResult
+    from tracegen.display.content import Cell
 
-WIDTH = 80
 SLICES = 52  # of the time, each a character
-ROLES = {
-    "compute": "compute",
-    "wires": "serialisation",
-    "copying": "copying",
-    "overhead": "overhead",
-}
-"""Columns of the critical path, and the role of the tasks whose time and queues each adds up."""
-
-EXPOSED = "exposed: communication and waiting that no computation hides; mean over GPUs."
-LINKS = "up, down: time in which the links out of a GPU, and into it, are busy."
-LEGEND = """\
-Wire: payload, headers, requests, acknowledgements, flags.
-Critical path: one chain of tasks that adds up to the time, their queues
-included. wires: messages on ports; copying: SMs and memory that move rows;
-overhead: launches, barriers; no SM: blocks in turn while others have all SMs;
-latency: links, switches, memory.
-SM time: waiting is for what tiles read, from the L2 cache or memory."""
+ON_PATH = ("compute", "wires", "copying", "overhead", "no SM", "latency")
+"""What the time of a critical path is spent on, each with the queues before it."""
 
 
 def ranking(compared: TensorComparison) -> Group:
     """What a comparison is asked for first: times, the fastest first, and what they rest on."""
-    return Group(
-        Text(_heading(compared.results[0], "")),
-        Text(),
-        _times_table(compared),
-        Text(EXPOSED),
-        Text(LINKS),
-        *_notes(compared),
-        Text("Bytes, what each scheme waits for, skew, tables, links over time: --details."),
-    )
+    times = times_table(compared)
+    more = "Bytes, what each scheme waits for, skew, tables, links over time: --details."
+    return _group(heading(compared.results[0]), [times], [*notes(compared), more])
 
 
 def comparison_tables(compared: TensorComparison) -> Group:
     """Everything: times, bytes by direction, waiting, SMs, skew, mechanisms, links over time."""
-    return Group(
-        Text(_heading(compared.results[0], "")),
-        Text(),
-        _times_table(compared),
-        *_details(_by_time(compared)),
-        Text(EXPOSED),
-        Text(LINKS),
-        Text(LEGEND),
-        *_notes(compared),
-    )
+    tables = [times_table(compared), *details(by_time(compared))]
+    return _group(heading(compared.results[0]), tables, notes(compared))
 
 
 def result_tables(result: TensorResult) -> Group:
     """Tables of one replay."""
-    table = text_table("Time", ("what", "us", "share"))
-    for what, time_us in (
+    num_sms = result.system.values["gpu.num_sms"]
+    note = f"SMs that only communicate: {result.communication_sms} of {num_sms}."
+    tables = [time_table(result), *details([result])]
+    return _group(f"{result.scheme['name']}: {heading(result)}", tables, [note])
+
+
+def _group(head: str, tables: Sequence[Table], lines: Iterable[str]) -> Group:
+    """A heading, tables, and lines that explain them."""
+    text = "\n".join([*explained(tables), *lines])
+    return Group(Text(head), *tables, Text(), Text(text))
+
+
+def time_table(result: TensorResult) -> Table:
+    """Time of one replay, and what to hold it against."""
+    every = max(result.time_us, 1e-12)
+    rows = (
         ("layer" if result.spec.layers == 1 else "all layers", result.time_us),
         ("its kernels alone, in turn", result.products_us),
         ("exposed communication", result.exposed_us),
         ("bound that no schedule can beat", result.measures.bounds_us.largest_us),
-    ):
-        table.add_row(what, f"{time_us:,.1f}", f"{time_us / max(result.time_us, 1e-12):.1%}")
-    return Group(
-        Text(_heading(result, f"{result.scheme['name']}: ")),
-        Text(),
-        table,
-        *_details([result]),
-        Text(LEGEND),
-        Text(
-            f"SMs that only communicate: {result.communication_sms} of "
-            f"{result.system.values['gpu.num_sms']}."
-        ),
+    )
+    return Table(
+        "time",
+        "Time",
+        [Column("what"), Column("time", "us", ",.1f"), Column("share", "", ".1%")],
+        [(what, time_us, time_us / every) for what, time_us in rows],
     )
 
 
-def _heading(result: TensorResult, before: str) -> str:
-    """What was replayed, behind some words."""
+def heading(result: TensorResult) -> str:
+    """What was replayed."""
     spec = result.spec
     what = "layer" if spec.part == "layer" else f"sub-layer {spec.part}"
     if spec.layers > 1:
@@ -102,105 +79,116 @@ def _heading(result: TensorResult, before: str) -> str:
     else:
         sizes = f"{spec.direction}, {result.tokens:,} tokens in sequences of {result.sequence:,}"
     where = f"on {result.tp} GPUs of {result.system.name}"
-    return _filled(f"{before}{result.model['name']}, {what}, {sizes}, {where}")
+    return f"{result.model['name']}, {what}, {sizes}, {where}"
 
 
-def _filled(text: str) -> str:
-    """Text in lines, names in one piece."""
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
-
-
-def _by_time(compared: TensorComparison) -> list[TensorResult]:
+def by_time(compared: TensorComparison) -> list[TensorResult]:
+    """Results, the fastest first."""
     return sorted(compared.results, key=lambda one: one.time_us)
 
 
-def _name(result: TensorResult) -> str:
+def name(result: TensorResult) -> str:
     """Name of the scheme; a star says that it needs hardware that is proposed."""
     return str(result.scheme["name"]) + ("*" if result.scheme["proposes"] else "")
 
 
-def _times_table(compared: TensorComparison) -> Table:
+def times_table(compared: TensorComparison) -> Table:
     """Times, what is exposed, and links in use, the fastest scheme first."""
-    unit = "layer us" if compared.results[0].spec.part == "layer" else "us"
-    table = text_table(
-        f"Time; speed-up over {compared.baseline}",
-        ("scheme", unit, "speed-up", "exposed us", "up", "down", "SMs"),
-    )
+    columns = [
+        Column("scheme"),
+        Column("layer" if compared.results[0].spec.part == "layer" else "time", "us", ",.1f"),
+        Column("speed-up", "", ".2f", says=says("speed-up")),
+        Column("exposed", "us", ",.1f", rank=1, says=says("exposed")),
+        Column("up", "", ".0%", rank=2, says=says("up")),
+        Column("down", "", ".0%", rank=2, says=says("down")),
+        Column("SMs", form="d", rank=3, says=says("SMs")),
+    ]
     over = compared[compared.baseline].time_us
-    for result in _by_time(compared):
-        table.add_row(
-            _name(result),
-            f"{result.layer_us:,.1f}",
-            f"{over / result.time_us:.2f}x" if result.time_us else "-",
-            f"{result.exposed_us / result.spec.layers:,.1f}",
-            f"{result.up.utilisation:.0%}",
-            f"{result.down.utilisation:.0%}",
-            str(result.communication_sms),
+    rows = [
+        (
+            name(result),
+            result.layer_us,
+            over / result.time_us if result.time_us else None,
+            result.exposed_us / result.spec.layers,
+            result.up.utilisation,
+            result.down.utilisation,
+            result.communication_sms,
         )
-    return table
+        for result in by_time(compared)
+    ]
+    return Table("times", f"Time; speed-up over {compared.baseline}", columns, rows)
 
 
 # ---- details -------------------------------------------------------------------------------------
 
 
-def _details(results: Sequence[TensorResult]) -> Iterator[RenderableType]:
-    yield _bytes_table(results)
-    yield _path_table(results)
-    yield _sm_table(results)
-    yield from _if_any(_skew_table(results))
-    yield from _if_any(_mechanism_table(results))
-    yield from _links_over_time(results)
+def details(results: Sequence[TensorResult]) -> Iterator[Table]:
+    """Bytes, critical path, SMs, and what else there is of some results."""
+    tables = (bytes_table, path_table, sm_table, skew_table, mechanism_table, links_table)
+    yield from (table for table in (make(results) for make in tables) if table.rows)
 
 
-def _if_any(table: Table) -> list[Table]:
-    return [table] if table.row_count else []
-
-
-def _bytes_table(results: Sequence[TensorResult]) -> Table:
+def bytes_table(results: Sequence[TensorResult]) -> Table:
     """Payload of gathers and reductions, and all wire bytes, in both directions."""
-    table = text_table(
-        "Payload, and all bytes on the wire (MB per GPU)",
-        ("scheme", "gather up", "down", "reduce up", "down", "wire up", "down"),
-    )
-    for result in results:
-        cells = [
-            f"{_mean(getattr(direction, f'{kind}_bytes')) / 1e6:,.1f}"
-            for kind in ("gather", "reduce", "wire")
-            for direction in (result.up, result.down)
-        ]
-        table.add_row(_name(result), *cells)
-    return table
+    kinds = ("gather", "reduce", "wire")
+    columns = [Column("scheme")]
+    for kind in kinds:
+        columns.append(Column(f"{kind} up", "MB", ",.1f", says=says(kind)))
+        columns.append(Column(f"{kind} down", "MB", ",.1f"))
+    rows: list[tuple[Cell, ...]] = [
+        (
+            name(result),
+            *(
+                _mean(getattr(direction, f"{kind}_bytes")) / MB
+                for kind in kinds
+                for direction in (result.up, result.down)
+            ),
+        )
+        for result in results
+    ]
+    return Table("bytes", "Bytes of a GPU, mean over the GPUs", columns, rows)
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / max(len(values), 1)
 
 
-def _path_table(results: Sequence[TensorResult]) -> Table:
+def path_table(results: Sequence[TensorResult]) -> Table:
     """What the time went by with, on one chain of tasks that adds up to it."""
-    table = text_table("Critical path (us)", ("scheme", *ROLES, "no SM", "latency"))
-    for result in results:
-        spent = dict.fromkeys(ROLES.values(), 0.0)
-        latency, no_sm = 0.0, 0.0
-        for name, times in result.measures.critical_path.by_kind_us.items():
-            kind = Kind(KIND_NAMES.index(name))
-            spent[KINDS[kind].role] += times["service"] + times["queueing"]
-            if kind == Kind.LAUNCH:  # a block that the scheduler has no SM for
-                no_sm += times["credits"]
-            else:
-                spent[KINDS[kind].role] += times["credits"]
-            latency += times["latency"]
-        shown = (*spent.values(), no_sm, latency)
-        table.add_row(_name(result), *(f"{time:,.1f}" for time in shown))
-    return table
+    columns = [
+        Column("scheme"),
+        *(Column(name, "us", ",.1f", says=says(f"path: {name}")) for name in ON_PATH),
+    ]
+    rows: list[tuple[Cell, ...]] = [
+        (name(result), *on_path_us(result).values()) for result in results
+    ]
+    return Table("critical-path", "Critical path, with its queues", columns, rows)
 
 
-def _sm_table(results: Sequence[TensorResult]) -> Table:
+def on_path_us(result: TensorResult) -> dict[str, float]:
+    """Time of the critical path by what it went by with, the words of `ON_PATH`."""
+    spent = dict.fromkeys(ON_PATH, 0.0)
+    for kind_name, times in result.measures.critical_path.by_kind_us.items():
+        kind = Kind(KIND_NAMES.index(kind_name))
+        word = "wires" if KINDS[kind].role == "serialisation" else KINDS[kind].role
+        spent[word] += times["service"] + times["queueing"]
+        # A block waits for credits where the scheduler has no SM for it.
+        spent["no SM" if kind == Kind.LAUNCH else word] += times["credits"]
+        spent["latency"] += times["latency"]
+    return spent
+
+
+def sm_table(results: Sequence[TensorResult]) -> Table:
     """Time of all SMs of a GPU by what they do, as shares of the layer's time."""
-    table = text_table(
-        "SM time, of all SMs of a GPU: shares of the time",
-        ("scheme", "computing", "waiting", "copying", "idle", "computing us"),
-    )
+    columns = [
+        Column("scheme"),
+        Column("computing", "", ".1%"),
+        Column("waiting", "", ".1%", says=says("waiting tiles")),
+        Column("copying", "", ".1%"),
+        Column("idle", "", ".1%"),
+        Column("computing", "us", ",.1f", rank=1),
+    ]
+    rows = []
     for result in results:
         found, num_sms = result.measures.sm_time_us, result.system.values["gpu.num_sms"]
         if found is None or not isinstance(num_sms, int):
@@ -208,55 +196,53 @@ def _sm_table(results: Sequence[TensorResult]) -> Table:
         every = max(num_sms * result.time_us, 1e-12)
         computing, copying = _mean(found.computing_us), _mean(found.copying_us)
         waiting = _mean(found.waiting_for_l2_us) + _mean(found.waiting_for_hbm_us)
-        idle = max(0.0, 1 - (computing + copying + waiting) / every)
-        table.add_row(
-            _name(result), f"{computing / every:.1%}", f"{waiting / every:.1%}",
-            f"{copying / every:.1%}", f"{idle:.1%}", f"{computing / num_sms:,.1f}",
-        )  # fmt: skip
-    return table
+        shares = [time_us / every for time_us in (computing, waiting, copying)]
+        rows.append((name(result), *shares, max(0.0, 1 - sum(shares)), computing / num_sms))
+    return Table("sms", "SM time, of all SMs of a GPU: shares of the time", columns, rows)
 
 
-def _skew_table(results: Sequence[TensorResult]) -> Table:
+def skew_table(results: Sequence[TensorResult]) -> Table:
     """Accesses of several GPUs to one address, where a scheme has some."""
-    columns = ("scheme", "accesses", "addresses", "mean", "p50", "p99", "max")
-    table = text_table("From the first GPU's access to an address until the last's (us)", columns)
-    for result in results:
-        for what, found in result.skew.between_gpus.items():
-            table.add_row(
-                _name(result), what, f"{found.count:,}", f"{found.mean_us:.2f}",
-                f"{found.p50_us:.2f}", f"{found.p99_us:.2f}", f"{found.max_us:.2f}",
-            )  # fmt: skip
-    return table
+    columns = [
+        Column("scheme"),
+        Column("accesses"),
+        Column("addresses", form=",d"),
+        *(Column(what, "us", ".2f") for what in ("mean", "p50", "p99", "max")),
+    ]
+    rows = [
+        (
+            name(result), what, found.count, found.mean_us, found.p50_us, found.p99_us,
+            found.max_us,
+        )
+        for result in results
+        for what, found in result.skew.between_gpus.items()
+    ]  # fmt: skip
+    title = "From the first GPU's access to an address until the last's"
+    return Table("skew", title, columns, rows)
 
 
-def _mechanism_table(results: Sequence[TensorResult]) -> Table:
+def mechanism_table(results: Sequence[TensorResult]) -> Table:
     """Use of finite memories, caches, tiles and counters."""
-    table = text_table("Mechanisms, all GPUs together", ("scheme", "mechanism", "use"), num_left=3)
-    table.width = WIDTH
-    for column in table.columns[1:]:
-        column.no_wrap = False  # a line too long is broken, not cut
-    for result in results:
-        shown = _name(result)
-        for mechanism, use in lines_of([result.measures.mechanisms]):
-            table.add_row(shown, mechanism, use)
-            shown = ""
-    return table
+    rows = [
+        (name(result), mechanism, use)
+        for result in results
+        for mechanism, use in lines_of([result.measures.mechanisms])
+    ]
+    columns = [Column("scheme"), Column("mechanism"), Column("use")]
+    return Table("mechanisms", "Mechanisms, all GPUs together", columns, rows)
 
 
-def _links_over_time(results: Sequence[TensorResult]) -> Iterator[RenderableType]:
+def links_table(results: Sequence[TensorResult]) -> Table:
     """Both directions of the links in slices of the time, in tenths."""
-    table = text_table(
-        f"Links in use over time, in tenths: . below 5%, # above 95%; {SLICES} slices each",
-        ("scheme", "links", "from 0 until the end"), num_left=3,
-    )  # fmt: skip
+    rows = []
     for result in results:
         over_time = result.measures.utilisation_over_time
-        shown = _name(result)
-        for name, group in (("up", "uplink"), ("down", "downlink")):
+        for way, group in (("up", "uplink"), ("down", "downlink")):
             windows = over_time.groups.get(group, [])
-            table.add_row(shown, name, _tenths(windows, over_time.window_us, result.time_us))
-            shown = ""
-    yield table
+            rows.append((name(result), way, _tenths(windows, over_time.window_us, result.time_us)))
+    title = f"Links in use over time, in tenths: . below 5%, # above 95%; {SLICES} slices each"
+    columns = [Column("scheme"), Column("links"), Column("from 0 until the end")]
+    return Table("links", title, columns, rows)
 
 
 def _tenths(windows: Sequence[float], window_us: float, time_us: float) -> str:
@@ -286,15 +272,11 @@ def _tenth(share: float) -> str:
 # ---- notes ---------------------------------------------------------------------------------------
 
 
-def _notes(compared: TensorComparison) -> Iterator[Text]:
+def notes(compared: TensorComparison) -> Iterator[str]:
     """What stars, columns and missing rows mean."""
-    num_sms = compared.results[0].system.values["gpu.num_sms"]
-    lines = [
-        f"SMs: those of the {num_sms} of a GPU that only communicate, beside the products.",
-        *_alone_notes(compared.results),
-        *_outside_notes(compared),
-    ]
-    yield from (Text(_filled(line)) for line in lines)
+    yield f"A GPU has {compared.results[0].system.values['gpu.num_sms']} SMs."
+    yield from _alone_notes(compared.results)
+    yield from _outside_notes(compared)
 
 
 def _alone_notes(results: Sequence[TensorResult]) -> Iterator[str]:

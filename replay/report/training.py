@@ -1,27 +1,25 @@
-"""Training steps as tables of text, narrower than 80 columns."""
+"""Training steps as tables."""
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
 
 from hwmodel.units import BYTES_PER_MIB
-from replay.report.tables import text_table
+from replay.report.tables import GB
+from replay.report.words import WORDS, explained, says
 from replay.training.result import TrainComparison
 from replay.training.schedules.registry import SCHEDULES
+from tracegen.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from rich.console import RenderableType
-    from rich.table import Table
+    from replay.training.result import Efficiency, TrainResult
+    from tracegen.display.content import Cell
 
-    from replay.training.result import TrainResult
-
-WIDTH = 79
 COLUMNS = {
     "attn": ("attention",),
     "dense": ("dense",),
@@ -39,43 +37,30 @@ WITH_JITTER = {
     "jitter": ("jitter",),
 }
 """The same where random delays are a cause."""
+RANKS = {"head": 2, "end": 2, "other": 2, "jitter": 1}
+"""Columns of causes that leave a narrow screen."""
 PARTS = {"activations": "kept", "at_work": "at work"}
 """Shorter names of parts of memory."""
-
-LEGEND = """\
-attn: attention, norms, gate; dense: layers without experts, shared experts;
-exch: exchange of rows while nothing computes; peers: waiting for GPUs of the
-stage that come later (imbalance); pipe: waiting for another stage (bubble,
-messages between stages); head: embedding, output head, loss; end: gradients
-added up and weights updated when nothing else is left."""
 
 
 def ranking(compared: TrainComparison) -> Group:
     """What a comparison is asked for first: where the step goes, and what it is worth."""
-    results = _by_time(compared)
-    return Group(
-        Text(_heading(results[0])),
-        Text(),
-        _causes_table(results),
-        _worth_table(compared, results),
-        Text(LEGEND),
-        *_notes(compared),
-        Text("By stage, and memory: --details."),
-    )
+    results = by_time(compared)
+    tables = [causes_table(results), worth_table(compared, results)]
+    return _group(results[0], tables, [*notes(compared), "By stage, and memory: --details."])
 
 
 def comparison_tables(compared: TrainComparison) -> Group:
     """Everything: also causes by stage, GPUs that wait most and least, memory."""
-    results = _by_time(compared)
-    return Group(
-        Text(_heading(results[0])),
-        Text(),
-        _causes_table(results),
-        _worth_table(compared, results),
-        *_details(results),
-        Text(LEGEND),
-        *_notes(compared),
-    )
+    results = by_time(compared)
+    tables = [causes_table(results), worth_table(compared, results), *details(results)]
+    return _group(results[0], tables, notes(compared))
+
+
+def _group(result: TrainResult, tables: Sequence[Table], lines: Iterable[str]) -> Group:
+    """What was replayed, tables, and lines that explain them."""
+    text = "\n".join([*explained(tables), *lines])
+    return Group(Text(heading(result)), *tables, Text(), Text(text))
 
 
 def result_tables(result: TrainResult) -> Group:
@@ -84,11 +69,12 @@ def result_tables(result: TrainResult) -> Group:
     return comparison_tables(alone)
 
 
-def _by_time(compared: TrainComparison) -> list[TrainResult]:
+def by_time(compared: TrainComparison) -> list[TrainResult]:
+    """Results, the fastest first."""
     return sorted(compared.results, key=lambda one: one.step_us)
 
 
-def _heading(result: TrainResult) -> str:
+def heading(result: TrainResult) -> str:
     """What was replayed."""
     plan = result.plan
     sizes = ", ".join(
@@ -97,133 +83,143 @@ def _heading(result: TrainResult) -> str:
     count = plan["micro_batches"]
     batches = "micro-batch" if count == 1 else "micro-batches"
     batch = f"{count} {batches} of {plan['micro_batch']} x {result.sequence:,}"
-    return _filled(
+    return (
         f"{result.model['name']}, a training step, {result.schedule['name']}, {batch} tokens, "
         f"{sizes or 'no parallelism'}, {result.precision}, on {result.num_gpus} GPUs of "
         f"{result.system.name}"
     )
 
 
-def _filled(text: str) -> str:
-    """Text in lines, names in one piece."""
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
-
-
-def _name(result: TrainResult) -> str:
+def name(result: TrainResult) -> str:
     """Name of the scheme; a star says that it needs hardware that is proposed."""
     return str(result.scheme["name"]) + ("*" if result.scheme["proposes"] else "")
 
 
-def _unit(results: Sequence[TrainResult]) -> tuple[str, float]:
+def unit_of(results: Sequence[TrainResult]) -> tuple[str, float]:
     """Unit in which steps have few digits, and its microseconds."""
     return ("s", 1e6) if max(one.step_us for one in results) >= 1e6 else ("ms", 1e3)
 
 
-def _shown(results: Sequence[TrainResult]) -> dict[str, tuple[str, ...]]:
+def causes_of(results: Sequence[TrainResult]) -> dict[str, tuple[str, ...]]:
     """Columns of causes; random delays only where there are some."""
     return WITH_JITTER if any(result.mean_us("jitter") for result in results) else COLUMNS
 
 
-def _cells(results: Sequence[TrainResult], times_us: Iterable[float]) -> list[str]:
-    """Times in a unit of which the longest step has five characters."""
-    _, unit_us = _unit(results)
-    longest = max(one.step_us for one in results) / unit_us
+def _form(results: Sequence[TrainResult]) -> str:
+    """Form of times in a unit in which the longest step has five characters."""
+    longest = max(one.step_us for one in results) / unit_of(results)[1]
     decimals = next((n for n in (3, 2, 1) if longest < 10 ** (4 - n)), 0)
-    return [f"{time_us / unit_us:.{decimals}f}" for time_us in times_us]
+    return f".{decimals}f"
 
 
-def _tight(table: Table) -> Table:
-    """One space between columns, for tables of many."""
-    table.padding = (0, 0)
-    return table
-
-
-def _causes_table(results: Sequence[TrainResult]) -> Table:
-    """Step by cause, mean over GPUs, the fastest scheme first."""
-    unit, columns = _unit(results)[0], _shown(results)
-    table = _tight(
-        text_table(f"Step by cause, mean over GPUs ({unit})", ("scheme", "step", *columns))
-    )
+def causes_table(results: Sequence[TrainResult]) -> Table:
+    """Step by cause, mean over GPUs, in the order of the results."""
+    (unit, unit_us), form, columns = unit_of(results), _form(results), causes_of(results)
+    rows: list[tuple[Cell, ...]] = []
     for result in results:
-        times = [sum(map(result.mean_us, causes)) for causes in columns.values()]
-        table.add_row(_name(result), *_cells(results, (result.step_us, *times)))
-    return table
+        times = [sum(map(result.mean_us, causes)) / unit_us for causes in columns.values()]
+        rows.append((name(result), result.step_us / unit_us, *times))
+    return Table(
+        "causes",
+        "Step by cause, mean over GPUs",
+        [Column("scheme"), Column("step", unit, form), *_cause_columns(columns, unit, form)],
+        rows,
+    )
 
 
-def _worth_table(compared: TrainComparison, results: Sequence[TrainResult]) -> Table:
+def _cause_columns(causes: Iterable[str], unit: str, form: str) -> Iterator[Column]:
+    for cause in causes:
+        yield Column(cause, unit, form, RANKS.get(cause, 0), WORDS.get(cause, ""))
+
+
+def worth_table(compared: TrainComparison, results: Sequence[TrainResult]) -> Table:
     """Speed-up, tokens per second, utilisation, shares."""
-    table = _tight(
-        text_table(
-            f"What it is worth; speed-up over {compared.baseline}",
-            ("scheme", "speed-up", "tokens/s", "per GPU", "TFLOP/s", "MFU", "MoE", "bubble"),
-        )
-    )
+    worth = [result.efficiency for result in results]
     over = compared[compared.baseline].step_us
-    for result in results:
-        worth = result.efficiency
-        table.add_row(
-            _name(result), f"{over / result.step_us:.3f}x", f"{worth.tokens_per_s:,.0f}",
-            f"{worth.tokens_per_s_per_gpu:,.0f}", f"{worth.tflop_per_s_per_gpu:,.1f}",
-            f"{worth.mfu:.1%}", f"{result.moe_share:.1%}", f"{result.bubble_share:.1%}",
-        )  # fmt: skip
-    return table
+    columns = [
+        Column("scheme"),
+        Column("speed-up", "", ".3f", says=says("speed-up")),
+        Column("tokens/s", "", ",.0f"),
+        Column("per GPU", "", ",.0f", rank=2),
+        Column("TFLOP/s per GPU", "", ",.1f", rank=3),
+        Column("MFU", "", ".1%", says=_counted(worth[0])),
+        Column("MoE", "", ".1%", rank=1, says=says("MoE")),
+        Column("bubble", "", ".1%", rank=1, says=says("bubble")),
+    ]
+    rows = [
+        (
+            name(result), over / result.step_us, one.tokens_per_s, one.tokens_per_s_per_gpu,
+            one.tflop_per_s_per_gpu, one.mfu, result.moe_share, result.bubble_share,
+        )
+        for result, one in zip(results, worth, strict=True)
+    ]  # fmt: skip
+    return Table("worth", f"What it is worth; speed-up over {compared.baseline}", columns, rows)
+
+
+def _counted(worth: Efficiency) -> str:
+    """How MFU is counted."""
+    return (
+        f"{worth.flop_per_token / 1e9:,.1f} GFLOP per token, forward and backward, causal "
+        f"attention, nothing twice, of {worth.peak_tflop_per_s:,.0f} TFLOP/s {worth.peak} dense"
+    )
 
 
 # ---- details -------------------------------------------------------------------------------------
 
 
-def _details(results: Sequence[TrainResult]) -> Iterator[RenderableType]:
+def details(results: Sequence[TrainResult]) -> Iterator[Table]:
+    """Causes by stage of each result, and memory by stage."""
     for result in results:
-        yield _stages_table(result)
+        yield stages_table(result)
     if results[0].memory:
-        yield _memory_table(results[0])
+        yield memory_table(results[0])
 
 
-def _stages_table(result: TrainResult) -> Table:
+def stages_table(result: TrainResult) -> Table:
     """Causes by stage, mean over its GPUs, and the least and most that one of them waits."""
-    unit, columns = _unit([result])[0], _shown([result])
-    table = _tight(
-        text_table(
-            f"{_name(result)} by stage ({unit}); from, to: peers of one GPU",
-            ("stage", *columns, "from", "to"),
-        )
-    )
+    (unit, unit_us), form, columns = unit_of([result]), _form([result]), causes_of([result])
+    rows: list[tuple[Cell, ...]] = []
     for stage, peers in enumerate(result.spent_us["peers"]):
         times = [
             sum(sum(result.spent_us[cause][stage]) for cause in causes) / len(peers)
             for causes in columns.values()
         ]
-        table.add_row(str(stage), *_cells([result], (*times, min(peers), max(peers))))
-    return table
+        rows.append((stage, *(time / unit_us for time in (*times, min(peers), max(peers)))))
+    return Table(
+        f"stages-{result.scheme['name']}",
+        f"{name(result)} by stage",
+        [
+            Column("stage", form="d"),
+            *_cause_columns(columns, unit, form),
+            Column("peers from", unit, form, rank=2, says=says("peers from")),
+            Column("to", unit, form, rank=2, says=says("to")),
+        ],
+        rows,
+    )
 
 
-def _memory_table(result: TrainResult) -> Table:
+def memory_table(result: TrainResult) -> Table:
     """Memory of the fullest GPU of each stage."""
-    parts = {
-        PARTS.get(part, part): part
-        for part in result.memory[0]
-        if any(one[part] for one in result.memory)
-    }
-    title = f"Memory of a GPU of each stage (GB), {result.recipe}"
-    table = _tight(text_table(title, ("stage", *parts, "all")))
-    for stage, one in enumerate(result.memory):
-        sizes = [*(one[part] for part in parts.values()), sum(one.values())]
-        table.add_row(str(stage), *(f"{size / 1e9:.2f}" for size in sizes))
-    return table
+    parts = [part for part in result.memory[0] if any(one[part] for one in result.memory)]
+    columns = [
+        Column("stage", form="d"),
+        *(Column(PARTS.get(part, part), "GB", ".2f", rank=1) for part in parts),
+        Column("all", "GB", ".2f"),
+    ]
+    rows: list[tuple[Cell, ...]] = [
+        (stage, *(one[part] / GB for part in parts), sum(one.values()) / GB)
+        for stage, one in enumerate(result.memory)
+    ]
+    return Table("memory", f"Memory of a GPU of each stage, {result.recipe}", columns, rows)
 
 
 # ---- notes ---------------------------------------------------------------------------------------
 
 
-def _notes(compared: TrainComparison) -> Iterator[Text]:
-    """How MFU is counted, what was replayed, what stars and missing rows mean."""
+def notes(compared: TrainComparison) -> Iterator[str]:
+    """What was replayed, what stars and missing rows mean."""
     result = compared.results[0]
-    worth = result.efficiency
-    counted = (
-        f"MFU: {worth.flop_per_token / 1e9:,.1f} GFLOP per token, forward and backward, causal "
-        f"attention, nothing twice, of {worth.peak_tflop_per_s:,.0f} TFLOP/s {worth.peak} dense."
-    )
-    lines = [counted, "MoE: experts, exchange and peers. Bubble: pipe."]
+    lines = []
     if result.num_gpus > result.peers * len(result.spent_us["peers"]):
         groups = result.num_gpus // (result.peers * len(result.spent_us["peers"]))
         lines.append(f"One of {groups} groups of {result.peers} GPUs per stage; all do alike.")
@@ -236,7 +232,7 @@ def _notes(compared: TrainComparison) -> Iterator[Text]:
     )
     if left_out := _list(facts["left_out"]):
         lines.append(f"No time is charged for: {', '.join(map(str, left_out))}.")
-    apart = [_name(one) for one in compared.results if not one.is_paired]
+    apart = [name(one) for one in compared.results if not one.is_paired]
     schedule = SCHEDULES.get(str(result.schedule["name"]))
     if apart and schedule is not None and schedule.beside:
         lines.append(
@@ -252,7 +248,7 @@ def _notes(compared: TrainComparison) -> Iterator[Text]:
     for name, reason in compared.left_out.items():
         reasons.setdefault(reason.removeprefix(f"scheme {name!r}: "), []).append(name)
     lines += [f"Left out: {', '.join(names)}: {reason}." for reason, names in reasons.items()]
-    yield from (Text(_filled(line)) for line in lines)
+    yield from lines
 
 
 def _misfit(result: TrainResult) -> Iterator[str]:
@@ -263,8 +259,8 @@ def _misfit(result: TrainResult) -> Iterator[str]:
     most, room = max(needs, default=0), capacity * BYTES_PER_MIB
     if most > room:
         yield (
-            f"Does not fit: stage {needs.index(most)} needs {most / 1e9:,.1f} GB on each GPU, "
-            f"which has {room / 1e9:,.1f}. Times are as if it did."
+            f"Does not fit: stage {needs.index(most)} needs {most / GB:,.1f} GB on each GPU, "
+            f"which has {room / GB:,.1f}. Times are as if it did."
         )
 
 

@@ -5,12 +5,32 @@ The table in the terminal, the report and the documentation show the same lines.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tracegen.display.content import Table
+
 WORDS: dict[str, str] = {
+    # ---- times ----
     "speed-up": "the baseline's time over this one",
     "exposed": "communication and waiting that no computation hides; mean over the GPUs",
     "bound": "a time that no schedule of this work can beat",
     "bound/time": "how much of the time the bound explains",
     "binds": "the resource that is busy for the largest share of the time, and that share",
+    "busy of a phase": "time in which something of the phase is in service somewhere",
+    "mean of a chained layer": "from its beginning on a GPU to its end there, waiting included",
+    # ---- what is waited for ----
+    "wires": "a message leaves or reaches the GPU, or its SMs and memory copy rows",
+    "imbalance": "nothing of the GPU's own is under way, and another GPU is busy",
+    "latency of waiting": "no GPU is busy: barriers, flags, waits of hosts",
+    "waiting": "the same, but an instant counts with the share of SMs that compute nothing",
+    "unfilled": "that share while the GPU computes and nothing of its own is under way",
+    "for L2": "SM time in which tiles wait for what they read from the L2 cache",
+    "for HBM": "SM time in which tiles wait for what they read from memory",
+    # ---- what lies on the critical path ----
+    "critical path": "one chain of tasks that adds up to the time, with their queues",
     "compute": "work on a GPU's own data: products, activations, permutes",
     "serialisation": "a message on a port, for as long as its bytes take there",
     "copying": "what SMs and memory do for rows that travel",
@@ -18,10 +38,100 @@ WORDS: dict[str, str] = {
     "queueing": "waiting for a resource that serves others",
     "latency": "a message on its way, with no resource busy for it",
     "credits": "waiting for room in a buffer",
+    "path: compute": "multiplications",
+    "path: wires": "messages on ports",
+    "path: copying": "SMs and memory that move rows",
+    "path: overhead": "launches, barriers",
+    "path: no SM": "blocks that wait for their turn while others have all SMs",
+    "path: latency": "links, switches, memory",
+    # ---- bytes ----
+    "payload": "rows of tokens, without headers and what else the wire carries",
+    "dispatch": "payload of the port that carries most of it while tokens go to their experts",
+    "combine": "the same while results come back",
+    "both": "the same over both",
+    "wire bound": "time of the busiest port: of each phase where a barrier separates them (apart), "
+    "else of both (shared)",
+    "payload of a port": "what the port carries that is in service longest in the phase",
+    "headers": "of packets and messages",
+    "requests": "of reads, before the answer",
+    "acks": "acknowledgements of writes",
+    "signals": "flags that say that rows are there",
+    "evictions": "entries that leave a full table of a switch",
+    "of the wire": "payload over all bytes on the wire",
+    "weights": "of experts that are copied to other GPUs",
+    # ---- memory ----
+    "kept": "stays from layer to layer",
+    "kept buffers": "buffers that stay from layer to layer",
+    "of a layer": "buffers that only one layer has at a time",
+    # ---- network ----
+    "out mean": "bytes on the wire of dispatch and combine that leave a network card (NIC)",
+    "rail": "the leaf switch whose cards carry most, both ways together",
+    "uplinks": "use of a leaf's ways to the spine, which only messages between rails, or groups of "
+    "nodes, pass",
+    # ---- uncertainty ----
+    "5 %": "a time below which 5 % of the draws are",
+    "fastest in": "share of the draws in which no scheme of these is faster",
+    "before the next in": "share of the draws in which it is faster than the next row",
+    # ---- tensor parallelism ----
+    "up": "share of the time in which the links out of a GPU are busy",
+    "down": "share of the time in which the links into a GPU are busy",
+    "SMs": "SMs of a GPU that only communicate, beside the products",
+    "gather": "payload of the rows that all GPUs need",
+    "reduce": "payload of partial sums that are added up",
+    "wire": "all bytes: payload, headers, requests, acknowledgements, flags",
+    "waiting tiles": "tiles wait for what they read, from the L2 cache or memory",
+    # ---- collectives ----
+    "blocks": "thread blocks of the kernel, each on an SM",
+    "algbw": "size over time",
+    "busbw": "algbw times what each GPU must send per byte of the size, as nccl-tests count it",
+    "up of a GPU": "bytes on the wire out of a GPU, mean over the GPUs",
+    # ---- training ----
+    "attn": "attention, norms, gate",
+    "dense": "layers without experts, and shared experts",
+    "exch": "rows travel while nothing computes",
+    "peers": "waiting for GPUs of the stage that come later (imbalance)",
+    "pipe": "waiting for another stage (bubble), and messages between stages",
+    "head": "embedding, output head, loss",
+    "end": "gradients added up and weights updated when nothing else is left",
+    "jitter": "random delays",
+    "peers from": "least time that a GPU of the stage waits for peers",
+    "to": "most time that one does",
+    "MFU": "model FLOP utilisation: multiplications that the model needs, over what the GPUs could "
+    "do in the time",
+    "MoE": "share of experts, exch and peers in the step",
+    "bubble": "share of pipe in the step",
+    # ---- serving ----
+    "TTFT": "time to the first token, from the begin of the batch; mean of the requests",
+    "TPOT": "time per output token of a request while it is decoded",
+    "ITL of a request": "time between two deliveries of tokens",
+    "TTFT of a request": "time from arrival until the first token",
+    "TPOT of a request": "time per token behind the first, mean of the request",
+    "input/s": "tokens of prompts per second and GPU",
+    "output/s": "tokens that are generated per second and GPU",
+    "of": "memory of the GPU",
+    "positions": "tokens of its requests in the cache, at the end",
+    "room for": "tokens for which the cache has room",
+    "rate": "requests that come per second",
+    "tokens/s": "generated, per GPU, from the first arrival to the last token",
+    "decoded": "requests that an iteration decodes",
+    "prompts": "tokens of prompts in an iteration",
+    "goodput": "requests per second that keep the limits",
+    "experts": "something of the MoE layers computes",
+    "rows": "rows travel or are waited for, and nothing computes",
+    "gaps": "between all other kernels, with the launch of an iteration",
+    # ---- choosing ----
+    "least": "the least time of the step by its multiplications alone, over its time",
+    "active": "parameters that a token uses, without the embedding",
+    "fullest": "memory of the GPU that needs most, without a scheme's buffers",
 }
-"""One line for each word."""
+"""One line for each word. Where a word means something else elsewhere, that is said behind it."""
 
 
 def says(word: str) -> str:
     """The line that explains a word."""
     return WORDS[word]
+
+
+def explained(tables: Iterable[Table]) -> list[str]:
+    """One line for each word over the columns of some tables, each line once."""
+    return list(dict.fromkeys(line for table in tables for line in table.explanations()))
