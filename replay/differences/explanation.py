@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from replay.differences.diff import loaded
+from replay.differences.gpus import of_gpus
 from replay.differences.inputs import changes
 from replay.differences.outcome import quantities
 from replay.differences.pairs import Pair
@@ -23,14 +24,10 @@ from replay.run.result import Comparison, Result
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from replay.measure.result import Measures
-
 EXPLANATION_FORMAT: Literal["moereplay-explanation/1"] = "moereplay-explanation/1"
 
 OF_THE_SCHEME = ("scheme.", "option.")
 """Inputs that are not the same because the schemes are not."""
-
-LAST = "waiting for the last GPU"
 
 
 class Share(Strict):
@@ -137,7 +134,7 @@ def explain(one: Result | str | Path, other: Result | str | Path) -> Explanation
         other_us=times[1] / 1e6,
         difference_us=(times[1] - times[0]) / 1e6,
         path=_shares(by_phase_and_cause(first), by_phase_and_cause(second)),
-        gpus=_shares(_of_gpus(first), _of_gpus(second), in_order=True),
+        gpus=_shares(of_gpus(first), of_gpus(second), in_order=True),
         phases=list(_phases(first, second)),
         quantities=list(quantities(first, second)),
         inputs=[each for each in changes([pair]) if not each.what.startswith(OF_THE_SCHEME)],
@@ -203,32 +200,6 @@ def _shares(one: Mapping[tuple[str, str], int], other: Mapping[tuple[str, str], 
         if one.get((where, what)) or other.get((where, what))
     ]
     return found if in_order else sorted(found, key=lambda share: -abs(share.difference_us))
-
-
-def _of_gpus(result: Result) -> Parts:
-    """What a GPU does in the mean; sums over the parts of a result, in picoseconds."""
-    found: dict[tuple[str, str], int] = {}
-    for measures in result.measured:
-        for what, time in _of_gpu(measures).items():
-            found[what, ""] = found.get((what, ""), 0) + time
-    return found
-
-
-def _of_gpu(measures: Measures) -> dict[str, int]:
-    """The mean GPU of one schedule: it works or waits until its own end, and then for the last."""
-    ends = measures.rank_end_us
-    waits = {"exposed": measures.exposed_communication_us_per_gpu}
-    if measures.exposure is not None:
-        by_time = measures.exposure.by_time
-        waits = {
-            "waiting for wires": by_time.wires_us,
-            "waiting for other GPUs": by_time.imbalance_us,
-            "waiting for latencies": by_time.latency_us,
-        }
-    mean = {what: ps(sum(times) / len(times)) for what, times in waits.items()}
-    end = ps(sum(ends) / len(ends))
-    computing = {"computing, launching": end - sum(mean.values())}
-    return computing | mean | {LAST: ps(measures.makespan_us) - end}
 
 
 def _phases(one: Result, other: Result) -> Iterator[PhaseSpan]:

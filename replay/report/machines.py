@@ -83,7 +83,7 @@ def machine_table(system: SystemDescription) -> Table:
         Column("source", rank=2),
     ]
     rows = []
-    for key, value in system.values.items():
+    for key, value in sorted(system.values.items()):
         confidence, source = "-", UNKNOWN
         if key in known:
             is_own = known[key][1] == value

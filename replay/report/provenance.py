@@ -108,7 +108,7 @@ def identities_table(results: Sequence[Result]) -> Table:
 
 def options_text(options: Mapping[str, object]) -> str:
     """All options of a scheme in a line."""
-    return ", ".join(f"{name}={_value(value)}" for name, value in options.items()) or "none"
+    return ", ".join(f"{name}={_value(value)}" for name, value in sorted(options.items())) or "none"
 
 
 def _value(value: object) -> str:

@@ -6,9 +6,9 @@ have the same part have the same error in a draw, which so cancels between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,8 +62,15 @@ def group_of(kind: Kind) -> str:
     return _GROUPS.get(KINDS[kind].phase or "", "")
 
 
-def parts_of(result: Result, system: System) -> dict[str, str]:
+def parts_of(result: Result, system: System | None = None) -> dict[str, str]:
     """Name of the part that each group of tasks belongs to.
+
+    Parameters
+    ----------
+    result
+        Of a scheme.
+    system
+        The machine; None takes what the result says of its own.
 
     Two schemes without measurements have parts of different names, unless they are variants of one:
     ``communication with few or no measurements (dysharp)``.
@@ -71,21 +78,23 @@ def parts_of(result: Result, system: System) -> dict[str, str]:
     precision = "FP8" if result.types.gemm == "fp8" else "BF16"  # FP32 is multiplied as BF16 is
     found = {"experts": f"experts, {precision}", "dense": f"dense GEMMs, {precision}"}
     found["placement"] = f"{UNVALIDATED} (weights)"
+    values = result.system.values if system is None else system.describe()
     if result.scheme.name not in WITHOUT_ERROR:
         for phase in ("dispatch", "combine"):
-            found[phase] = _communication(result, system, phase)
+            found[phase] = _communication(result, values, phase)
     return found
 
 
-def _communication(result: Result, system: System, phase: str) -> str:
+def _communication(result: Result, values: Mapping[str, Any], phase: str) -> str:
     family = result.scheme.name.partition("-")[0]
     measured = MEASURED.get(result.scheme.name)
     if measured is None:
         return f"{UNVALIDATED} ({family})"
     name = measured.format(phase=phase, size=_size(result, phase))
-    if result.batch.num_ranks > system.fabric.gpus_per_domain:
+    per_domain = values.get("fabric.num_gpus")
+    if isinstance(per_domain, int) and result.batch.num_ranks > per_domain:
         name += " between nodes"
-    elif system.spec.compute.mma_rows.value == BLACKWELL_ROWS:
+    elif values.get("compute.mma_rows") == BLACKWELL_ROWS:
         name += BLACKWELL if name + BLACKWELL in table() else ""
     return name if name in table() else f"{UNVALIDATED} ({family})"
 

@@ -27,11 +27,21 @@ UNVALIDATED = "communication with few or no measurements"
 @cache
 def table() -> dict[str, tuple[float, ...]]:
     """Logarithms of measured over predicted time at `POINTS`, by part."""
-    text = (resources.files("replay.uncertainty") / "residuals.csv").read_text("utf-8")
     return {
-        record.pop("part"): tuple(math.log(float(record[key])) for key in list(record)[1:])
-        for record in csv.DictReader(text.splitlines())
+        record["part"]: tuple(math.log(float(record[key])) for key in list(record)[2:])
+        for record in _records()
     }
+
+
+@cache
+def row_counts() -> dict[str, int]:
+    """Measurements that the quantiles are of, by part."""
+    return {record["part"]: int(record["rows"]) for record in _records()}
+
+
+def _records() -> list[dict[str, str]]:
+    text = (resources.files("replay.uncertainty") / "residuals.csv").read_text("utf-8")
+    return list(csv.DictReader(text.splitlines()))
 
 
 def factor(part: str, share: float) -> float:

@@ -10,6 +10,7 @@ from tracegen.display.content import Page
 
 MAKERS: dict[str, str] = {
     "Comparison": "replay.report.pages.comparison",
+    "Result": "replay.report.pages.run",
     "Explanation": "replay.report.pages.explanation",
 }
 """Module whose `page` shows a kind of result, by the name of its class."""

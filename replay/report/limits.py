@@ -1,0 +1,136 @@
+"""What binds: times over the bounds that no schedule beats, and how busy the machine is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replay.report.tables import row_names
+from replay.report.times import count, per, time_us
+from tracegen.display.content import Axis, Heat, Line, Plot
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replay.measure.parts import Bounds
+    from replay.run.result import Result
+
+BOUNDS = {
+    "port_us": "busiest port",
+    "phases_us": "ports, phases apart",
+    "sm_us": "SMs",
+    "memory_us": "memory, L2",
+    "chain_us": "longest chain",
+}
+"""Name of each bound by its field."""
+
+CLASSES = {
+    "sm": "SMs",
+    "hbm": "Memory",
+    "l2": "L2",
+    "uplink": "Uplinks",
+    "downlink": "Downlinks",
+    "nic-out": "NICs out",
+    "nic-in": "NICs in",
+    "host": "Hosts",
+}
+"""Name of each class of resources that reports show, by the result's name of it."""
+
+
+def bounds_us(result: Result) -> dict[str, float]:
+    """Each bound of a result by name, summed over its parts, for each layer or step."""
+    found = {}
+    for field, name in BOUNDS.items():
+        values = [_value(one.bounds_us, field) for one in result.measured]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            found[name] = sum(known) / count(result)
+    return found
+
+
+def _value(bounds: Bounds, field: str) -> float | None:
+    value: float | None = getattr(bounds, field)
+    return value
+
+
+def bounds_heat(results: Sequence[Result]) -> Heat:
+    """Share of each scheme's time that each of its bounds explains."""
+    found = [bounds_us(one) for one in results]
+    columns = [name for name in BOUNDS.values() if any(name in one for one in found)]
+    return Heat(
+        name="bounds",
+        title="Each bound over the scheme's time",
+        rows=row_names(results),
+        columns=columns,
+        values=[
+            [
+                100 * bounds[name] / time_us(one) if name in bounds and time_us(one) else None
+                for name in columns
+            ]
+            for one, bounds in zip(results, found, strict=True)
+        ],
+        unit="%",
+        form=".0f",
+        says="100 %: the time is as short as this bound lets it be. Low everywhere: waiting, not "
+        "work, makes it long.",
+    )
+
+
+def roofline(results: Sequence[Result]) -> Plot:
+    """Each scheme's time over its largest bound; the diagonal is what none can pass."""
+    points: dict[str, list[tuple[float, float, str]]] = {}
+    for name, one in zip(row_names(results), results, strict=True):
+        found = bounds_us(one)
+        binds = max(found, key=lambda each: found[each])
+        largest = per(one, lambda each: each.bounds_us.largest_us)
+        if largest > 0:
+            points.setdefault(binds, []).append((largest, time_us(one), name))
+    ends = [value for of in points.values() for point in of for value in point[:2]]
+    guide = [min(ends), max(ends)] if ends else []
+    return Plot(
+        name="roofline",
+        title="Time over the largest bound",
+        x=Axis("largest bound, us", log=True),
+        y=Axis("time, us", log=True),
+        lines=[
+            Line("bound", guide, guide, form="guide"),
+            *(_points(binds, of) for binds, of in points.items()),
+        ],
+        says="Colour: which bound is the largest. The height above the diagonal is what waiting "
+        "and dependences cost; nothing lies below it.",
+    )
+
+
+def _points(name: str, points: Sequence[tuple[float, float, str]]) -> Line:
+    return Line(
+        name,
+        x=[x for x, _, _ in points],
+        y=[y for _, y, _ in points],
+        form="points",
+        labels=[label for _, _, label in points],
+    )
+
+
+def use_heat(results: Sequence[Result]) -> Heat:
+    """How busy each part of the machine is, in the mean over its servers and the time."""
+    there = {name for one in results for each in one.measured for name in each.utilisation}
+    classes = [name for name in CLASSES if name in there]
+    return Heat(
+        name="use",
+        title="Parts of the machine in use, mean over all of a kind and over the time",
+        rows=row_names(results),
+        columns=[CLASSES[name] for name in classes],
+        values=[[_use(one, name) for name in classes] for one in results],
+        unit="%",
+        form=".0f",
+    )
+
+
+def _use(result: Result, name: str) -> float | None:
+    """Mean over the parts of a result, each with the weight of its time."""
+    total = sum(one.makespan_us for one in result.measured)
+    busy = sum(
+        one.utilisation[name].mean * one.makespan_us
+        for one in result.measured
+        if name in one.utilisation
+    )
+    return 100 * busy / total if total else None

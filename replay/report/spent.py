@@ -1,0 +1,176 @@
+"""Where the time goes, as bars and waterfalls whose parts add up to it."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from replay.differences.gpus import COMPUTING, of_gpus
+from replay.differences.gpus import PARTS as GPU_PARTS
+from replay.differences.path import LAUNCHES, by_cause, by_phase, by_phase_and_cause, ps
+from replay.machine.kinds import PHASES
+from replay.report.tables import row_names
+from replay.report.times import count, per, time_us
+from tracegen.display.content import Bars, Part, Span, Waterfall
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from replay.run.result import Result
+
+MOVING = frozenset({"dispatch", "combine", "placement", LAUNCHES})
+"""Phases of the critical path in which nothing is computed for tokens."""
+
+ORDER = (LAUNCHES, *PHASES)
+"""Phases in the order in which a layer meets them."""
+
+CAUSES = (
+    "compute", "queueing behind compute", "copying", "queueing behind copying", "serialisation",
+    "queueing behind serialisation", "overhead", "queueing behind overhead", "queueing", "latency",
+    "credits",
+)  # fmt: skip
+MOST_LONGER = 5
+"""Times the median of a comparison's times that is still drawn beside it."""
+
+SMALL = 0.004
+"""Share of the time below which steps of a waterfall are put together."""
+
+PS_PER_US = 1e6
+
+
+def unit_of(result: Result) -> str:
+    """What times are given for: a layer, or a step of a chain."""
+    return "layer" if result.chain is None else "step"
+
+
+def gpu_bars(results: Sequence[Result]) -> Bars:
+    """What a GPU does in the mean, until the last one ends: the parts add up to the time.
+
+    The bound of each scheme is marked.
+    """
+    drawn, note = _comparable(results)
+    spent = [{what: us for (what, _), us in of_gpus(one).items()} for one in drawn]
+    return Bars(
+        name="time",
+        title=f"What a GPU does in the mean, us per {unit_of(results[0])}",
+        labels=row_names(drawn),
+        parts=_parts(drawn, spent, GPU_PARTS, {COMPUTING}),
+        unit="us",
+        marks=[per(one, lambda each: each.bounds_us.largest_us) for one in drawn],
+        mark_name="bound: no schedule of this work is shorter",
+        says="A bar is as long as the scheme takes. Hatched: nothing is computed, and the GPU "
+        f"waits for what the legend says.{note}",
+    )
+
+
+def phase_bars(results: Sequence[Result]) -> Bars:
+    """Critical path by phase: the parts add up to the time."""
+    drawn, note = _comparable(results)
+    spent = [by_phase(one) for one in drawn]
+    computing = {phase for one in spent for phase in one} - MOVING
+    return Bars(
+        name="path-phases",
+        title=f"Critical path by phase, us per {unit_of(results[0])}",
+        labels=row_names(drawn),
+        parts=_parts(drawn, spent, ORDER, computing),
+        unit="us",
+        says="The critical path is one chain of tasks and waits that is as long as the scheme's "
+        f"time. Hatched: rows move, or kernels begin.{note}",
+    )
+
+
+def cause_bars(results: Sequence[Result]) -> Bars:
+    """Critical path by cause: the parts add up to the time."""
+    drawn, note = _comparable(results)
+    spent = [by_cause(one) for one in drawn]
+    return Bars(
+        name="path-causes",
+        title=f"Critical path by cause, us per {unit_of(results[0])}",
+        labels=row_names(drawn),
+        parts=_parts(drawn, spent, CAUSES, {"compute", "queueing behind compute"}),
+        unit="us",
+        says="Queueing: all servers are busy with other tasks. Credits: there is no room in a "
+        "buffer. Serialisation: bytes pass a port. Overhead: launches, barriers, flags, hosts."
+        f"{note}",
+    )
+
+
+def _comparable(results: Sequence[Result]) -> tuple[list[Result], str]:
+    """Results whose bars can be drawn to one scale, and a sentence on the others.
+
+    One that takes many times as long as most would leave no room for the parts of the others.
+    """
+    limit = MOST_LONGER * statistics.median(time_us(one) for one in results)
+    drawn = [one for one in results if time_us(one) <= limit]
+    far = [
+        f"{name} ({time_us(one):,.0f} us)"
+        for name, one in zip(row_names(results), results, strict=True)
+        if time_us(one) > limit
+    ]
+    return drawn, f" Too long to be drawn: {', '.join(far)}." if far else ""
+
+
+def waterfall(result: Result, name: str, title: str) -> Waterfall:
+    """Critical path of one result by phase and cause, which add up to its time.
+
+    Results hold sums of the path, not its tasks: the steps are in the order of the layer's phases
+    and not in that of time.
+    """
+    found = by_phase_and_cause(result)
+    total, rest, at = ps(result.totals.makespan_us), 0, 0
+    per_us = PS_PER_US * count(result)
+    spans = []
+    for phase, cause in sorted(found, key=_places):
+        spent = found[phase, cause]
+        if spent < SMALL * total:
+            rest += spent
+            continue
+        spans.append(Span(f"{phase}: {cause}", at / per_us, (at + spent) / per_us, phase))
+        at += spent
+    if rest:
+        spans.append(Span("all else", at / per_us, (at + rest) / per_us, "all else"))
+    return Waterfall(
+        name=name,
+        title=title,
+        spans=spans,
+        unit="us",
+        says="Sums over the path by phase and cause, in the order of the phases and not of time; "
+        "they add up to the time.",
+    )
+
+
+def _parts(
+    results: Sequence[Result],
+    spent: Sequence[Mapping[str, int]],
+    order: Sequence[str],
+    solid: Collection[str],
+) -> list[Part]:
+    """Parts in an order, what it does not name last; those that no result has are left out."""
+    there = dict.fromkeys(name for one in spent for name, time in one.items() if time)
+    names = [name for name in order if name in there]
+    names += [name for name in there if name not in names]
+    return [
+        Part(
+            name=name,
+            values=[
+                times.get(name, 0) / PS_PER_US / count(one)
+                for one, times in zip(results, spent, strict=True)
+            ],
+            is_hatched=name not in solid,
+        )
+        for name in names
+    ]
+
+
+def _places(one: tuple[str, str]) -> tuple[int, int]:
+    """Place of a phase and a cause in a layer; what is neither is last."""
+    phase, cause = one
+    return (
+        ORDER.index(phase) if phase in ORDER else len(ORDER),
+        CAUSES.index(cause) if cause in CAUSES else len(CAUSES),
+    )
+
+
+def fastest(results: Sequence[Result]) -> list[Result]:
+    """Results in the order of their times."""
+    return sorted(results, key=time_us)
