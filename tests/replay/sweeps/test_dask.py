@@ -1,4 +1,4 @@
-"""Studies on the workers of a Dask scheduler: a real one, with four workers."""
+"""Studies on the workers of a Dask scheduler: a real one, with two workers."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ pytestmark = pytest.mark.filterwarnings("default")  # what Dask does to sockets 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A scheduler with four workers, each a process; a batch is given up when its worker dies."""
+    """A scheduler with two workers, each a process; a batch is given up when its worker dies."""
     import dask
 
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
         distributed.LocalCluster(
-            n_workers=4, threads_per_worker=1, dashboard_address=":0", silence_logs=50
+            n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=50
         ) as made,
     ):
         yield made
 
 
-def test_four_workers_leave_what_one_process_leaves_though_one_is_killed(
+def test_two_workers_leave_what_one_process_leaves_though_one_is_killed(
     odd_study: Callable[..., Path], tmp_path: Path, cluster: Any
 ) -> None:
     """The folder is that of the sweep alone: workers know nothing of it, as on other machines."""

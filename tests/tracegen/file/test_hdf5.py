@@ -64,7 +64,7 @@ def traces(draw):
 
 
 @given(trace=traces(), data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_what_is_written_is_read_back_whole_or_in_part(tmp_path_factory, trace, data, same):
     path = tmp_path_factory.getbasetemp() / "round-trip.h5"
     digest = tracegen.write(trace, path, overwrite=True)

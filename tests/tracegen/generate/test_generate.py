@@ -76,10 +76,12 @@ def test_zipf_without_skew_is_uniform_to_the_last_id():
     np.testing.assert_array_equal(flat.expert_ids, uniform.expert_ids)
 
 
-@pytest.mark.parametrize("model", ["mixtral-8x7b", "olmoe-1b-7b", "deepseek-v3"])
-@pytest.mark.parametrize("skew", [0.128, 0.256, 0.5])
+@pytest.mark.parametrize(
+    ("model", "skew"),
+    [("mixtral-8x7b", 0.128), ("olmoe-1b-7b", 0.5), ("deepseek-v3", 0.256)],
+)
 def test_normal_routing_has_the_spread_that_was_asked_for(model, skew):
-    trace = generate("normal", model, ranks=8, tokens_per_rank=8192, layers=2, skew=skew)
+    trace = generate("normal", model, ranks=8, tokens_per_rank=8192, layers=1, skew=skew)
     for load in trace.load_per_expert():
         share = load / load.sum()
         # Sampling adds its own spread.

@@ -98,6 +98,7 @@ def test_simulations_bring_loads_and_co_activation_back(real, fitted):
         assert np.abs(after - wanted).mean() < 0.4 * np.abs(before - wanted).mean()
 
 
+@pytest.mark.extended
 def test_a_few_prompts_without_topics_are_not_given_any():
     """30 prompts whose passages last some tokens and nothing longer: noise is no topic.
 
