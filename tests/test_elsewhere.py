@@ -32,12 +32,22 @@ def module_that_must_not_run(place: Path) -> None:
     (place / "traces.py").write_text("raise SystemExit('the wrong traces')", encoding="utf-8")
 
 
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-@pytest.mark.parametrize("make", [empty_folder, package_without_traces, module_that_must_not_run])
+@pytest.mark.parametrize(
+    ("command", "make"),
+    [
+        ("console script", module_that_must_not_run),
+        ("module", empty_folder),
+        ("module", package_without_traces),
+        ("module", module_that_must_not_run),
+        ("import", module_that_must_not_run),
+    ],
+)
 def test_traces_of_the_users_do_not_hide_the_library(
-    make: Callable[[Path], None], command: list[str], tmp_path: Path
+    command: str, make: Callable[[Path], None], tmp_path: Path
 ) -> None:
     make(tmp_path)
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        COMMANDS[command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "gpt-oss-20b-decode" in done.stdout

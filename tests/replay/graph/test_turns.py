@@ -160,7 +160,11 @@ def test_pools_have_groups() -> None:
 
 def test_an_unknown_discipline_is_refused() -> None:
     with pytest.raises(GraphError, match="'lottery'; known: fifo, voq, turns"):
-        GraphBuilder(["x"]).resource("port", "port", discipline="lottery")  # type: ignore[arg-type]
+        GraphBuilder(["x"]).resource(
+            "port",
+            "port",
+            discipline="lottery",  # type: ignore[arg-type]  # what is refused
+        )
 
 
 def test_tasks_that_take_more_or_less_of_one_pool_are_one_lane() -> None:

@@ -45,13 +45,13 @@ def times(
     shape = load(model)
     layers = {}
     for phase, name, before in (("prefill", prefill, 0), ("decode", scheme, positions)):
-        spec = RunSpec(scheme=name, phase=phase, interleave=interleave)  # type: ignore[arg-type]
+        spec = RunSpec.model_validate({"scheme": name, "phase": phase, "interleave": interleave})
         setup = set_up(spec, {})
         precision = Precision(shape.default_precision)
         layers[phase] = Layers(
             setup,
             RoutingSource(shape, RANKS, SAMPLE, drawn=Drawn("uniform", {}, False, 0)),
-            phase,  # type: ignore[arg-type]
+            phase,  # type: ignore[arg-type]  # one of the two above
             Parts(shape, precision.gemm),
             before,
             tolerance,
@@ -73,7 +73,7 @@ def times(
 def chain_ps(found: ReplayedTimes, loads: Sequence[Load], scheme: str, num_moe: int) -> int:
     """Time of the first MoE layers with all layers before them, as one chain of an exact replay."""
     phase = "prefill" if any(one.prefill for one in loads) else "decode"
-    setup = set_up(RunSpec(scheme=scheme, phase=phase), {})  # type: ignore[arg-type]
+    setup = set_up(RunSpec.model_validate({"scheme": scheme, "phase": phase}), {})
     most = max(one.tokens for one in loads)
     trace = generate(
         "uniform", found.shape, ranks=len(loads), tokens_per_rank=most, layers=num_moe, phase=phase

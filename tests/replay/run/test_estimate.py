@@ -113,7 +113,7 @@ def asked(**given: object) -> Asked:
         "num_ranks": 8, "tokens": 4096, "topk": 8, "num_experts": 256,
         "num_steps": 1, "num_layers": 10, "is_chain": True, "is_whole": True,
     }  # fmt: skip
-    return Asked(**{**counts, **given})  # type: ignore[arg-type]
+    return Asked(**{**counts, **given})  # type: ignore[arg-type]  # of several kinds
 
 
 ONE = Size(tasks=1e6, takes=1e5, touches=1e5, pairs=32768)

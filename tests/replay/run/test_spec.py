@@ -76,7 +76,7 @@ def test_a_spec_says_only_what_is_not_the_default() -> None:
 def test_a_spec_is_frozen_and_changed_by_a_copy() -> None:
     spec = RunSpec(scheme="deepep", options={"num_sms": 20}, layer=3)
     with pytest.raises(ValueError, match="frozen"):
-        spec.layer = 4  # type: ignore[misc]
+        spec.layer = 4  # type: ignore[misc]  # what is refused
     assert spec.changed(layer=4) == RunSpec(scheme="deepep", options={"num_sms": 20}, layer=4)
     assert spec.changed(**{"pass": "backward"}).direction == "backward"
     assert spec.changed(scheme="comet").options == {}, "options belong to their scheme"

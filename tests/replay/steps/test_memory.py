@@ -157,7 +157,7 @@ def test_dense_layers_and_unknown_parts() -> None:
 
 def one_stage(plan: Plan, recipe: recipes.Recipe = BF16, **options: float) -> StageMemory:
     held = [Held((0,), 1)]
-    return memory.stages(LITE, plan, recipe, 256, held, **options)[0]  # type: ignore[arg-type]
+    return memory.stages(LITE, plan, recipe, 256, held, **options)[0]  # type: ignore[arg-type]  # numbers all
 
 
 def test_a_single_gpu_has_the_whole_model() -> None:

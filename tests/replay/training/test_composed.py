@@ -24,7 +24,7 @@ NO_HOP = Hop(0, 0)
 def timed(own: Sequence[int], met: Sequence[int], before: str = "attention") -> Timed:
     """A pass that computes, then exchanges."""
     first, second = np.array(own, np.int64), np.array(met, np.int64)
-    return Timed(first, second, {before: first, "exchange": second})  # type: ignore[dict-item]
+    return Timed(first, second, {before: first, "exchange": second})  # type: ignore[dict-item]  # a word
 
 
 def even(own: int, met: int = 0, before: str = "attention", ranks: int = RANKS) -> Timed:
@@ -49,7 +49,7 @@ def times(layers: int, hop: Hop = NO_HOP, head: int = 0, **others: object) -> St
     return StepTimes(
         num_ranks=RANKS, layers=[[layer() for _ in range(layers)]], embedding=nothing(),
         head=PartTimes(even(head, 0, "head"), even(2 * head, 0, "head")), hop=hop,
-        **others,  # type: ignore[arg-type]
+        **others,  # type: ignore[arg-type]  # other fields of it
     )  # fmt: skip
 
 
@@ -175,7 +175,11 @@ class Copies(Schedule):
 
     def order(self, shape: Shape) -> list[list[Slot]]:
         return [
-            [(Op(kind, 0, m),) for m in range(1 - stage, shape.micro_batches, 2) for kind in "FB"]  # type: ignore[arg-type]
+            [
+                (Op(kind, 0, m),)  # type: ignore[arg-type]  # a letter of the two
+                for m in range(1 - stage, shape.micro_batches, 2)
+                for kind in "FB"
+            ]
             for stage in range(2)
         ]
 
