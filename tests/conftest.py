@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 
@@ -10,11 +11,16 @@ import os
 for _threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
 
+import typer  # noqa: E402
+import typer.testing  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 settings.register_profile("moereplay", deadline=None, derandomize=True)
 settings.load_profile("moereplay")
+
+# To make the parser of all commands takes longer than most commands; `main` makes it once, too.
+typer.testing._get_command = functools.cache(typer.main.get_command)
 
 # Thousands of tests are alive at once: to look for cycles among them again and again took a sixth
 # of all time. Now it happens more rarely, and not in what the collection of tests has made.

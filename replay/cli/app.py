@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -99,9 +100,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     raise SystemExit(code)
 
 
+@cache
+def _parser() -> Any:
+    """All commands with their options; made once, which takes longer than most commands."""
+    return typer.main.get_command(app)
+
+
 def _carry_out(argv: Sequence[str] | None) -> int:
     try:
-        code = app(
+        code = _parser()(
             args=None if argv is None else list(argv), prog_name="moereplay", standalone_mode=False
         )
     except UserError as error:
