@@ -31,7 +31,9 @@ class Exports:
     window_ps
         The part of the time they show; None for all.
     max_events
-        Above so many, trace events are summed up; None for the format's default.
+        Above so many tasks, trace events are all but these; None for the format's default.
+    token
+        The token whose way trace events show; None for the slowest.
     report
         After the run, a line for each file and for what it does not hold.
     """
@@ -39,6 +41,7 @@ class Exports:
     targets: Sequence[tuple[str, str]]
     window_ps: tuple[int, int] | None = None
     max_events: int | None = None
+    token: int | None = None
     report: list[str] = field(default_factory=list)
 
     def __call__(self, timeline: Timeline) -> None:
@@ -50,10 +53,20 @@ class Exports:
             If a file cannot be written, or its format cannot hold what was asked for.
         """
         from replay.graph.export import export
+        from replay.measure.replayed import Replayed
+        from replay.measure.scene import scene
 
+        shown = None
+        if isinstance(timeline, Replayed) and any(name == "chrome" for name, _ in self.targets):
+            shown = scene(timeline, self.token)
         for format_name, path in self.targets:
             written = export(
-                timeline, format_name, path, window_ps=self.window_ps, max_events=self.max_events
+                timeline,
+                format_name,
+                path,
+                window_ps=self.window_ps,
+                max_events=self.max_events,
+                scene=shown,
             )
             files = f" and {len(written.paths) - 1} more" if len(written.paths) > 1 else ""
             self.report.append(
@@ -86,6 +99,7 @@ def parse_exports(
     max_events: int | None,
     *,
     is_one_graph: bool,
+    token: int | None = None,
 ) -> Exports | None:
     """Make the exports of the command's options; None if there are none.
 
@@ -101,6 +115,8 @@ def parse_exports(
         See `Exports`.
     is_one_graph
         Whether the run makes one graph; a file holds no more.
+    token
+        See `Exports`.
 
     Raises
     ------
@@ -117,6 +133,12 @@ def parse_exports(
             raise UserError(message)
         check_export(name, path)
         targets.append((name, path))
+    if token is not None and "chrome" not in (name for name, _ in targets):
+        message = "--trace-token goes with --trace-events: it is the token whose way is drawn"
+        raise UserError(message)
+    if token is not None and token < 0:
+        message = f"--trace-token {token}: possible are 0 and more"
+        raise UserError(message)
     if not targets:
         if window is not None or max_events is not None:
             message = "--window and --max-events go with --trace-events or --export"
@@ -138,7 +160,7 @@ def parse_exports(
     if max_events is not None and max_events < 1:
         message = f"--max-events {max_events}: possible are 1 and more"
         raise UserError(message)
-    return Exports(targets, None if window is None else _window_ps(window), max_events)
+    return Exports(targets, None if window is None else _window_ps(window), max_events, token)
 
 
 def _window_ps(text: str) -> tuple[int, int]:

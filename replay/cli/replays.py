@@ -72,7 +72,15 @@ def run(
     ] = None,
     max_events: Annotated[
         int | None,
-        typer.Option("--max-events", help="Above so many, chrome gets utilisation [1000000]."),
+        typer.Option("--max-events", help="Above so many tasks, chrome gets none [1000000]."),
+    ] = None,
+    trace_token: Annotated[
+        int | None,
+        typer.Option(
+            "--trace-token",
+            help="The token whose way --trace-events draws, by its place in the batch [the slowest "
+            "one, which the result names].",
+        ),
     ] = None,
     max_memory: MaxMemoryOption = None,
     dry_run: DryRunOption = False,
@@ -87,7 +95,12 @@ def run(
 
     made, before = _spec_of_run(spec, given)
     exports = parse_exports(
-        trace_events, export or [], window, max_events, is_one_graph=made.makes_one_graph
+        trace_events,
+        export or [],
+        window,
+        max_events,
+        is_one_graph=made.makes_one_graph,
+        token=trace_token,
     )
     limit = None if max_memory is None else parse_size(max_memory)
     set_up(made, {})  # refuses what does not exist before the trace is read

@@ -56,11 +56,12 @@ def run(
     ] = None,
     max_events: Annotated[
         int | None,
-        typer.Option("--max-events", help="Above so many, chrome gets utilisation [1000000]."),
+        typer.Option("--max-events", help="Above so many tasks, chrome gets none [1000000]."),
     ] = None,
 ) -> None:
     """Replay a layer under one scheme."""
     from replay.cli.exports import parse_exports
+    from replay.measure.replayed import Replayed
     from replay.report.tensor import result_tables
     from replay.tensor.registry import find
     from replay.tensor.replays import run as run_
@@ -71,9 +72,9 @@ def run(
         name = find(settings.get("scheme", TensorSpec().scheme)).name
         settings["options"] = _options(settings["options"], [name]).get(name, {})
 
-    def observe(timeline: Timeline, _: Machine) -> None:
+    def observe(timeline: Timeline, machine: Machine) -> None:
         if exports is not None:
-            exports(timeline)
+            exports(Replayed.of(timeline, machine))
 
     with progress(1, "scheme"):
         result = run_(TensorSpec(**settings), observe=observe, report=tell)

@@ -67,6 +67,8 @@ class Notes:
     tokens
         (token,): numbers by which the tokens of the work that is being added are remembered, where
         it is a part of a layer; None for their own.
+    layer
+        The layer that is being added, counted from 0.
     """
 
     num_ranks: int
@@ -79,7 +81,8 @@ class Notes:
     held_up: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
     accesses: dict[str, list[tuple[Ints, Ints]]] = field(default_factory=dict)
     tokens: Ints | None = None
-    _followed: dict[Way, list[tuple[Ints, Ints]]] = field(
+    layer: int = 0
+    _followed: dict[Way, list[tuple[int, Ints, Ints]]] = field(
         default_factory=lambda: {"sent": [], "combined": []}
     )
 
@@ -103,13 +106,20 @@ class Notes:
             (entry,): a token may have several tasks, and a task several tokens.
         """
         numbers = token if self.tokens is None else self.tokens[token]
-        self._followed[what].append((numbers, task))
+        self._followed[what].append((self.layer, numbers, task))
 
     def followed(self, what: Way) -> tuple[Ints, Ints]:
         """Tokens and tasks of all that was remembered: two (entry,)."""
         nothing = np.zeros(0, np.int64)
-        tokens, tasks = zip((nothing, nothing), *self._followed[what], strict=True)
-        return np.concatenate(tokens), np.concatenate(tasks)
+        tokens = [tokens for _, tokens, _ in self._followed[what]]
+        tasks = [tasks for _, _, tasks in self._followed[what]]
+        return np.concatenate([nothing, *tokens]), np.concatenate([nothing, *tasks])
+
+    def layers_followed(self, what: Way) -> Ints:
+        """(entry,): the layer of each, of all that was remembered."""
+        blocks = [(layer, len(tasks)) for layer, _, tasks in self._followed[what]]
+        layers, counts = np.array(blocks, np.int64).reshape(-1, 2).T
+        return np.repeat(layers, counts)
 
     def count(self, name: str, rank: Ints, amount: IntsLike = 1) -> None:
         """Add amounts to a counter.

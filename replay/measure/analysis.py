@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from replay.machine.resources import Ints
 from replay.measure.parts import SlowToken, TokenLatency
@@ -63,13 +64,12 @@ def token_latency(
     np.minimum.at(begin, tokens, timeline.start_ps[tasks])
     tokens, tasks = machine.notes.followed("combined")
     np.maximum.at(finish, tokens, timeline.visible_ps[tasks])
-    is_whole = True if work.sample is None else work.sample.holds[work.source_rank]
-    travelled = np.flatnonzero((work.expert_ids >= 0).any(axis=1) & (begin < never) & is_whole)
-    latency = finish[travelled] - begin[travelled]
-    slowest = travelled[np.lexsort((travelled, -latency))[:NUM_SLOWEST]]
+    tokens = np.flatnonzero(travelled(work) & (begin < never))
+    latency = finish[tokens] - begin[tokens]
+    slowest = tokens[np.lexsort((tokens, -latency))[:NUM_SLOWEST]]
     return TokenTimes(
         _quantiles(latency),
-        _quantiles(finish[travelled]),
+        _quantiles(finish[tokens]),
         [
             SlowToken(
                 token=int(token),
@@ -83,6 +83,12 @@ def token_latency(
             for token in slowest
         ],
     )
+
+
+def travelled(work: LayerWork) -> npt.NDArray[np.bool_]:
+    """(token,): whether each has an expert, and is of a node in the sample, where there is one."""
+    has_expert: npt.NDArray[np.bool_] = np.any(work.expert_ids >= 0, axis=1)
+    return has_expert if work.sample is None else has_expert & work.sample.holds[work.source_rank]
 
 
 def _quantiles(latency: Ints) -> TokenLatency:

@@ -316,6 +316,7 @@ def layers(
     reached = {0: ends}
     for number, link in enumerate(links):
         first_task, one_before = builder.num_tasks, links[number - 1] if number else None
+        machine.notes.layer = number
         machine.host.next_layer(same_graph=one_before is not None and link.is_with(one_before))
         start = link.before(machine, machine.meet(ends) if meets else ends)
         if number:

@@ -15,8 +15,9 @@ from replay.graph.scheduler import OutOfOrderError
 from replay.machine.kinds import KIND_NAMES
 from replay.machine.machine import Machine, Time
 from replay.machine.times import NO_TIME
-from replay.measure.analysis import token_latency, us
+from replay.measure.analysis import token_latency, travelled, us
 from replay.measure.measured import measures, measures_by_layer
+from replay.measure.replayed import Replayed
 from replay.measure.result import ChainedLayer, ChainResult, LayerResult, Pairs
 from replay.measure.sampled import of_gpus
 from replay.run import chain as one_batch
@@ -118,8 +119,23 @@ def _layer_alone(
     chain = build([link], system, scheme, launch, lead=lead, progress=progress, strategy=strategy)
     timeline = schedule(chain.built.graph)
     if observe is not None:
-        observe(timeline)
+        observe(_seen([link], chain, timeline))
     return layer_result(link, chain, timeline, scheme)
+
+
+def _seen(links: Sequence[ChainLink], chain: Chain, timeline: Timeline) -> Replayed:
+    """What an observer is given."""
+    passes, steps = {link.is_backward for link in links}, {link.step for link in links}
+    names = [
+        f"step {link.step}, " * (len(steps) > 1)
+        + f"layer {link.decoder_layer}"
+        + ", backward" * (link.is_backward and len(passes) > 1)
+        for link in links
+    ]
+    layer = chain.pieces.layer_of_task(timeline.graph.num_tasks)
+    work = chain.last_work if len(links) == 1 else None
+    travels = None if work is None else travelled(work)
+    return Replayed.of(timeline, chain.built.machine, tuple(names), layer, travels)
 
 
 def layer_result(link: ChainLink, chain: Chain, timeline: Timeline, scheme: Scheme) -> LayerResult:
@@ -202,7 +218,7 @@ def replay_chain(
         chain = build(links, system, scheme, launch, progress=progress, strategy=strategy)
         timeline = schedule(chain.built.graph)
         if observe is not None:
-            observe(timeline)
+            observe(_seen(links, chain, timeline))
         told = _told_at_once(chain, timeline)
     # Of passes side by side, the forward one is a step ahead.
     num_steps = len({link.step for link in links if link.is_backward == links[-1].is_backward})

@@ -100,6 +100,7 @@ class _Program:
             for number, stage in enumerate(self._strategy.stages, 1):
                 for part in stage:
                     self._machine.notes.tokens = micro_batch.tokens
+                    self._machine.notes.layer = index
                     if part == "send":
                         self._begin(whole(index).of_tokens(micro_batch.tokens))
                     self._add(part, link, micro_batch)

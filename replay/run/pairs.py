@@ -208,6 +208,7 @@ def layers(
             one.come_to(link, works[-1])
         bounds, of_piece = [builder.num_tasks], []
         for is_backward, parts in order.launches:
+            machine.notes.layer = 2 * number + is_backward
             for part in parts:
                 passes[is_backward].add(part)
             bounds.append(builder.num_tasks)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from replay.graph.export.scene import Scene
     from replay.graph.timeline import Timeline
 
 __all__ = ["FORMATS", "WINDOWED", "Written", "check_export", "export"]
@@ -39,6 +40,7 @@ def export(
     *,
     window_ps: tuple[int, int] | None = None,
     max_events: int | None = None,
+    scene: Scene | None = None,
 ) -> Written:
     """Write a schedule, or the graph it belongs to, in another program's format.
 
@@ -53,7 +55,9 @@ def export(
     window_ps
         Only tasks in service or on their way in this part of the time (chrome and networkx).
     max_events
-        Above so many events, chrome gets utilisation over time instead; None for its default.
+        Above so many tasks, chrome gets all but the tasks; None for its default.
+    scene
+        What is known of the graph beside its tasks (chrome); see `replay.measure.scene`.
 
     Returns
     -------
@@ -78,7 +82,7 @@ def export(
         from replay.graph.export.chrome import MAX_EVENTS, write_chrome
 
         limit = MAX_EVENTS if max_events is None else max_events
-        return write_chrome(timeline, path, window_ps=window_ps, max_events=limit)
+        return write_chrome(timeline, path, window_ps=window_ps, max_events=limit, scene=scene)
     if format_name == "networkx":
         from replay.graph.export.networkx_ import write_graphml
 

@@ -3,17 +3,19 @@
 The format is the JSON object format of "Trace Event Format" (the Chromium project's public
 document). A GPU is a process, each server of each of its resources a thread: events of one thread
 may not overlap, so a pool of servers needs a thread for each that was in service. Pure delays,
-which no server bounds, stand on threads of their own.
+which no server bounds, stand on threads of their own. Beside the tasks there are counters, layers
+and phases as spans, the critical path, and arrows along the way of what is followed (`Scene`).
 
 Beginnings and ends are cut to whole nanoseconds; exact ones are arguments of the event. Perfetto
 keeps nanoseconds and rounds when an event begins and how long it takes each for itself: given more
-digits, neighbours come to overlap, and it drops one of them.
+digits, neighbours come to overlap, and it drops one of them. Processes stand in the order of their
+``process_sort_index``, threads in that of their numbers, which are ascending as shown.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -23,8 +25,20 @@ import numpy.typing as npt
 
 from replay.graph.errors import UserError
 from replay.graph.export.files import Written
-from replay.graph.export.lanes import interval_lanes
-from replay.graph.taskgraph import TaskGraph
+from replay.graph.export.gauges import sampled
+from replay.graph.export.scene import Scene
+from replay.graph.export.slices import Arrow, Slice, journey_slices, path_slices, spans
+from replay.graph.export.threads import (
+    PATH,
+    SHARED,
+    Thread,
+    pid_of,
+    place_of,
+    pool_of,
+    shown_at,
+    threads_of,
+    together,
+)
 from replay.graph.timeline import Timeline
 from tracegen import output
 
@@ -32,26 +46,12 @@ Int64s = npt.NDArray[np.int64]
 
 #: A browser still scrolls through so many events with ease; a file of them has about 150 MB.
 MAX_EVENTS = 1_000_000
-#: Parts of the time that utilisation is given for, where there are too many events; more cannot
-#: be told apart on a screen.
-_MAX_SLICES = 2_000
 _PS_PER_US = 1_000_000
 _PS_PER_NS = 1_000
 _NS_PER_US = 1_000
-#: Decimals of a utilisation.
-_SHARE_UNIT = 1_000_000
 _CHUNK = 50_000
-
-
-@dataclass(frozen=True)
-class _Tracks:
-    """Threads of the trace: (process, resource or -1, lane), in the order they are shown."""
-
-    process: Int64s
-    resource: Int64s
-    lane: Int64s
-    #: Thread of each event (event,).
-    of_event: Int64s
+#: Number of the first thread: they are told from the processes', see `pid_of`.
+_FIRST_THREAD = 100_000
 
 
 def write_chrome(
@@ -60,13 +60,14 @@ def write_chrome(
     *,
     window_ps: tuple[int, int] | None = None,
     max_events: int = MAX_EVENTS,
+    scene: Scene | None = None,
 ) -> Written:
     """Write a schedule as Chrome trace events.
 
     Every task becomes a complete event with its kind as name, its resource's group as category,
-    and id, exact times, bytes, latency and tag as arguments. Where that would be more than
-    `max_events`, each resource becomes a counter instead: its utilisation in equal parts of the
-    time.
+    and id, exact times, bytes, latency and tag as arguments; tasks that take less than a nanosecond
+    may share one, and stand under ``with`` in its arguments. Where that would be more than
+    `max_events`, tasks are left out; all else is there.
 
     Parameters
     ----------
@@ -75,13 +76,15 @@ def write_chrome(
     path
         The file; compressed if its name ends with ``.gz``. The same schedule gives the same bytes.
     window_ps
-        Only tasks in service at some time in this part of the time, in picoseconds.
+        Only what is in service at some time in this part of the time, in picoseconds.
     max_events
-        Most events that are written one by one.
+        Most tasks that are written one by one.
+    scene
+        What is known of the graph beside its tasks; None for what it tells itself.
 
     Returns
     -------
-    What was written, and in words what was left out or summed up.
+    What was written, and in words what was left out.
 
     Raises
     ------
@@ -98,7 +101,7 @@ def write_chrome(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     written = write_chrome(schedule(builder.build()), f"{folder}/trace.json")
     ...     trace = json.loads(written.paths[0].read_text())
-    >>> [(event["ts"], event["dur"]) for event in trace["traceEvents"] if event["ph"] == "X"]
+    >>> [(one["ts"], one["dur"]) for one in trace["traceEvents"] if one.get("cat") == "uplink"]
     [(0.0, 0.031), (0.031, 0.032)]
     """
     if max_events < 1:
@@ -112,30 +115,20 @@ def write_chrome(
             f"{timeline.graph.num_tasks - tasks.size} of {timeline.graph.num_tasks} tasks lie "
             f"outside {_us(window_ps[0])} to {_us(window_ps[1])} us and are left out"
         )
-    low, high = window_ps or (0, timeline.makespan_ps)
-    if tasks.size <= max_events:
-        tracks = _task_tracks(timeline, tasks)
-        events = _task_events(timeline, tasks, tracks)
-        num_events = int(tasks.size)
-    else:
-        tracks = _counter_tracks(timeline.graph)
-        # One sample a slice and one that ends the last.
-        slices = max(1, min(_MAX_SLICES, max_events // max(1, tracks.resource.size) - 1))
-        edges = low + (high - low) * np.arange(slices + 1, dtype=np.int64) // slices
-        events = _counter_events(timeline, tracks, edges)
-        num_events = int(tracks.resource.size) * (slices + 1)
+    if tasks.size > max_events:
         notes.append(
-            f"{tasks.size} tasks are more than {max_events} events: written is the utilisation of "
-            f"each resource (delays have none) in {slices} parts of {_us((high - low) // slices)} "
-            "us; a window or a larger limit gives the tasks"
+            f"{tasks.size} tasks are more than {max_events} events and are left out: written are "
+            "counters, phases and the critical path; a window or a larger limit gives the tasks"
         )
+        tasks = tasks[:0]
+    picture = _Picture.of(timeline, tasks, scene or Scene.plain(timeline), window_ps)
     other = {
         "makespan_us": _us(timeline.makespan_ps),
         "num_tasks": str(timeline.graph.num_tasks),
         "notes": " | ".join(notes) or "every task is here",
     }
     with output.opened(path) as file:
-        _write(file, other, _names(timeline.graph, tracks), events)
+        num_events = _write(file, other, picture.names(), picture.events())
     return Written((Path(path),), num_events, tuple(notes))
 
 
@@ -159,6 +152,181 @@ def tasks_in_window(timeline: Timeline, window_ps: tuple[int, int] | None) -> In
     return order[(start < high) & ((end > low) | (start >= low))]
 
 
+@dataclass(frozen=True, eq=False)
+class _Picture:
+    """All that is drawn, and where.
+
+    Attributes
+    ----------
+    window_ps
+        The part of the time that is drawn.
+    tasks, row
+        Tasks that are drawn (task,), and the place of each one's thread in `rows`.
+    slices, arrows
+        What is drawn beside them.
+    threads
+        Number of each thread, in the order in which they are shown.
+    """
+
+    timeline: Timeline
+    scene: Scene
+    window_ps: tuple[int, int]
+    tasks: Int64s
+    row: Int64s
+    rows: Sequence[Thread]
+    slices: Sequence[Slice]
+    arrows: Sequence[Arrow]
+    threads: Mapping[Thread, int]
+
+    @classmethod
+    def of(
+        cls, timeline: Timeline, tasks: Int64s, scene: Scene, window_ps: tuple[int, int] | None
+    ) -> _Picture:
+        """Give everything its thread, and threads their numbers."""
+        rows, row = threads_of(timeline, tasks, scene)
+        followed: list[Slice] = []
+        arrows: list[Arrow] = []
+        if scene.journey is not None:
+            followed, arrows = journey_slices(timeline, scene.journey)
+        drawn = [*followed, *spans(timeline, scene), *path_slices(timeline)]
+        slices = [one for one in drawn if one.is_seen(window_ps)]
+        threads = sorted({*rows, *(one.thread for one in slices)}, key=shown_at)
+        return cls(
+            timeline,
+            scene,
+            window_ps or (0, timeline.makespan_ps),
+            tasks,
+            row,
+            rows,
+            slices,
+            [one for one in arrows if one.is_seen(window_ps)],
+            {thread: number for number, thread in enumerate(threads, _FIRST_THREAD)},
+        )
+
+    def names(self) -> Iterator[str]:
+        """Metadata events: names and order of processes and threads."""
+        processes = {thread.process for thread in self.threads}
+        processes |= {one for gauge in self.scene.gauges for one in gauge.process.tolist()}
+        special = {SHARED: self.scene.shared, PATH: "critical path"}
+        for place, process in enumerate(sorted(processes, key=place_of), 1):
+            name = special.get(process, f"GPU {process}")
+            yield _metadata("process_name", pid_of(process), 0, "name", name)
+            yield _metadata("process_sort_index", pid_of(process), 0, "sort_index", place)
+        several = {pool_of(thread) for thread in self.threads if thread.lane}
+        for thread, number in self.threads.items():
+            pid, label = pid_of(thread.process), thread.label
+            if pool_of(thread) in several:
+                label = f"{label} #{thread.lane}"
+            yield _metadata("thread_name", pid, number, "name", label)
+            yield _metadata("thread_sort_index", pid, number, "sort_index", number)
+
+    def events(self) -> Iterator[str]:
+        """All other events."""
+        for one in self.slices:
+            yield _slice_event(one, self.threads[one.thread])
+        for number, arrow in enumerate(self.arrows, 1):
+            yield from _arrow_events(number, arrow, self.threads)
+        yield from self._task_events()
+        for gauge, process, times, values in sampled(
+            self.timeline, self.scene.gauges, self.window_ps
+        ):
+            head = f'{{"ph":"C","name":{json.dumps(gauge.name)},"pid":{pid_of(process)},"ts":'
+            of = json.dumps(gauge.of)
+            for time, value in zip(times, values, strict=True):
+                yield f'{head}{_ns(time)},"args":{{{of}:{value}}}}}'
+
+    def _task_events(self) -> Iterator[str]:
+        """Complete events: one per task, and one for tasks of a thread that no width tells apart.
+
+        What takes less than a nanosecond has no width. Perfetto nests all that begins in one
+        nanosecond, as many rows deep as there are; so one of them is the event, the widest, and
+        has the others among its arguments.
+        """
+        graph = self.timeline.graph
+        groups = [json.dumps(name) for name in (*graph.resources.groups, "delay")]
+        kinds = [json.dumps(name) for name in graph.kind_names]
+        number = np.array([self.threads[thread] for thread in self.rows], np.int64)
+        pid = np.array([pid_of(thread.process) for thread in self.rows], np.int64)
+        first, rest = together(self.timeline, self.tasks, self.row)
+        for begin in range(0, first.size, _CHUNK):
+            chosen = first[begin : begin + _CHUNK]
+            tasks, row = self.tasks[chosen], self.row[chosen]
+            columns = (graph.kind[tasks], graph.resource[tasks], pid[row], number[row], chosen)
+            rows = zip(*(column.tolist() for column in columns), self._args(tasks), strict=True)
+            for kind, resource, process, tid, place, (start, end, args) in rows:
+                if place in rest:
+                    args += self._with(self.tasks[rest[place]], kinds)
+                yield (
+                    f'{{"ph":"X","name":{kinds[kind]},"cat":{groups[resource]},"pid":{process},'
+                    f'"tid":{tid},"ts":{_ns(start)},"dur":{_ns(end, start)},"args":{{{args}}}}}'
+                )
+
+    def _args(self, tasks: Int64s) -> Iterator[tuple[int, int, str]]:
+        """Start, end and arguments of tasks."""
+        timeline, graph = self.timeline, self.timeline.graph
+        on_the_way = timeline.visible_ps[tasks] - timeline.end_ps[tasks]
+        columns = (
+            timeline.start_ps[tasks], timeline.end_ps[tasks], tasks, graph.payload_bytes[tasks],
+            graph.wire_bytes[tasks], on_the_way, graph.tag[tasks],
+        )  # fmt: skip
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for start, end, task, payload, wire, latency, tag in rows:
+            args = f'"task":{task},"start_ps":{start},"dur_ps":{end - start}'
+            if payload:
+                args += f',"payload_bytes":{payload}'
+            if wire:
+                args += f',"wire_bytes":{wire}'
+            if latency:
+                args += f',"latency_us":{_us(latency)}'
+            if tag >= 0:
+                args += f',"tag":{tag}'
+            yield start, end, args
+
+    def _with(self, tasks: Int64s, kinds: Sequence[str]) -> str:
+        """Tasks that stand in the event of another one, among its arguments."""
+        rows = zip(self.timeline.graph.kind[tasks].tolist(), self._args(tasks), strict=True)
+        inside = (f'{{"kind":{kinds[kind]},{args}}}' for kind, (_, _, args) in rows)
+        return f',"with":[{",".join(inside)}]'
+
+
+# ---- events --------------------------------------------------------------------------------------
+
+
+def _slice_event(one: Slice, thread: int) -> str:
+    event = {
+        "ph": "X", "name": one.name, "cat": one.category, "pid": pid_of(one.thread.process),
+        "tid": thread,
+    }  # fmt: skip
+    head = json.dumps(event, separators=(",", ":"))[:-1]
+    exact = {"start_ps": one.start_ps, "dur_ps": one.end_ps - one.start_ps}
+    args = json.dumps({**one.details, **exact}, separators=(",", ":"))
+    times = f'"ts":{_ns(one.start_ps)},"dur":{_ns(one.end_ps, one.start_ps)}'
+    return f'{head},{times},"args":{args}}}'
+
+
+def _arrow_events(number: int, arrow: Arrow, threads: Mapping[Thread, int]) -> Iterator[str]:
+    """Begin and end of an arrow, in the middle of slices: they bind to what they lie in.
+
+    Perfetto binds to the slice that began last on the thread, and draws from the end of one slice
+    to the begin of the other wherever in them the events lie.
+    """
+    for phase, one in (("s", arrow.source), ("f", arrow.target)):
+        event = {
+            "ph": phase, "name": arrow.name, "cat": "followed", "id": number,
+            "pid": pid_of(one.thread.process), "tid": threads[one.thread],
+        }  # fmt: skip
+        if phase == "f":
+            event["bp"] = "e"  # the enclosing slice, not the next one
+        head = json.dumps(event, separators=(",", ":"))[:-1]
+        middle = (one.start_ps // _PS_PER_NS + one.end_ps // _PS_PER_NS) // 2
+        yield f'{head},"ts":{_ns(middle * _PS_PER_NS)}}}'
+
+
+def _metadata(name: str, pid: int, tid: int, key: str, value: str | int) -> str:
+    event = {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {key: value}}
+    return json.dumps(event, separators=(",", ":"))
+
+
 def _us(ps: int) -> str:
     """Exact microseconds of picoseconds, as a decimal."""
     sign, ps = ("-", -ps) if ps < 0 else ("", ps)
@@ -171,166 +339,25 @@ def _ns(ps: int, since_ps: int = 0) -> str:
     return f"{ns // _NS_PER_US}.{ns % _NS_PER_US:03d}"
 
 
-def _task_tracks(timeline: Timeline, tasks: Int64s) -> _Tracks:
-    """Threads for the servers that the tasks were on."""
-    graph = timeline.graph
-    resource = graph.resource[tasks].astype(np.int64)
-    rank = graph.rank[tasks].astype(np.int64)
-    owners = np.append(graph.resources.owner, -1).astype(np.int64)
-    process = np.where(resource >= 0, owners[resource], rank)
-    # Delays of each process are a group of their own.
-    group = np.where(resource >= 0, resource, len(graph.resources) + 1 + process)
-    lane = interval_lanes(group, timeline.start_ps[tasks], timeline.end_ps[tasks])
-    rows, of_event = np.unique(
-        np.column_stack([process, np.where(resource < 0, len(graph.resources), resource), lane]),
-        axis=0,
-        return_inverse=True,
-    )
-    shown = np.where(rows[:, 1] == len(graph.resources), -1, rows[:, 1])
-    return _Tracks(rows[:, 0], shown, rows[:, 2], of_event.reshape(-1).astype(np.int64))
-
-
-def _counter_tracks(graph: TaskGraph) -> _Tracks:
-    """A thread for each resource that has tasks; delays have no utilisation."""
-    used = np.unique(graph.resource)
-    used = used[used >= 0].astype(np.int64)
-    owner = graph.resources.owner.astype(np.int64)[used]
-    order = np.lexsort((used, owner))
-    nothing = np.zeros(0, np.int64)
-    return _Tracks(owner[order], used[order].astype(np.int64), np.zeros_like(owner), nothing)
-
-
-def _pid(process: int) -> int:
-    """Process number of a GPU; 0 would be the idle process, -1 stands for no GPU."""
-    return process + 2
-
-
-def _names(graph: TaskGraph, tracks: _Tracks) -> Iterator[str]:
-    """Metadata events: names and order of processes and threads."""
-    for process in dict.fromkeys(tracks.process.tolist()):
-        name = f"GPU {process}" if process >= 0 else "shared"
-        yield _metadata("process_name", _pid(process), 0, "name", name)
-        yield _metadata("process_sort_index", _pid(process), 0, "sort_index", _pid(process))
-    base = _first_thread(tracks)
-    pools = set(tracks.resource[tracks.lane > 0].tolist())
-    rows = zip(tracks.process.tolist(), tracks.resource.tolist(), tracks.lane.tolist(), strict=True)
-    for thread, (process, resource, lane) in enumerate(rows, start=base):
-        name = graph.resources.names[resource] if resource >= 0 else "delay"
-        label = f"{name} #{lane}" if resource in pools else name
-        yield _metadata("thread_name", _pid(process), thread, "name", label)
-        yield _metadata("thread_sort_index", _pid(process), thread, "sort_index", thread)
-
-
-def _first_thread(tracks: _Tracks) -> int:
-    """Thread numbers follow the process numbers: a thread numbered as its process is its main."""
-    return _pid(int(tracks.process.max(initial=-1))) + 1
-
-
-def _metadata(name: str, pid: int, tid: int, key: str, value: str | int) -> str:
-    event = {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {key: value}}
-    return json.dumps(event, separators=(",", ":"))
-
-
-def _task_events(timeline: Timeline, tasks: Int64s, tracks: _Tracks) -> Iterator[str]:
-    """Complete events, one per task."""
-    graph = timeline.graph
-    groups = [json.dumps(name) for name in (*graph.resources.groups, "delay")]
-    kinds = [json.dumps(name) for name in graph.kind_names]
-    base = _first_thread(tracks)
-    pid = _pid(0) + tracks.process
-    on_the_way = timeline.on_the_way_ps
-    for first in range(0, tasks.size, _CHUNK):
-        chunk = tasks[first : first + _CHUNK]
-        thread = tracks.of_event[first : first + _CHUNK]
-        columns = (
-            graph.kind[chunk], graph.resource[chunk], pid[thread], base + thread,
-            timeline.start_ps[chunk], timeline.end_ps[chunk], chunk, graph.payload_bytes[chunk],
-            graph.wire_bytes[chunk], on_the_way[chunk], graph.tag[chunk],
-        )  # fmt: skip
-        for kind, resource, process, tid, start, end, task, payload, wire, latency, tag in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
-            args = f'"task":{task},"start_ps":{start},"dur_ps":{end - start}'
-            if payload:
-                args += f',"payload_bytes":{payload}'
-            if wire:
-                args += f',"wire_bytes":{wire}'
-            if latency:
-                args += f',"latency_us":{_us(latency)}'
-            if tag >= 0:
-                args += f',"tag":{tag}'
-            yield (
-                f'{{"ph":"X","name":{kinds[kind]},"cat":{groups[resource]},"pid":{process},'
-                f'"tid":{tid},"ts":{_ns(start)},"dur":{_ns(end, start)},"args":{{{args}}}}}'
-            )
-
-
-def _counter_events(timeline: Timeline, tracks: _Tracks, edges: Int64s) -> Iterator[str]:
-    """Counters of utilisation, one per resource and slice of time, and a zero after the last."""
-    graph = timeline.graph
-    base = _first_thread(tracks)
-    order = np.argsort(graph.resource, kind="stable")
-    sorted_resource = graph.resource[order]
-    stamps = [_us(edge) for edge in edges.tolist()]
-    rows = zip(tracks.process.tolist(), tracks.resource.tolist(), strict=True)
-    for thread, (process, resource) in enumerate(rows, start=base):
-        low, high = np.searchsorted(sorted_resource, [resource, resource + 1])
-        tasks = order[low:high]
-        busy = busy_by_slice(timeline.start_ps[tasks], timeline.end_ps[tasks], edges)
-        offered = np.diff(edges) * int(graph.resources.servers[resource])
-        name = json.dumps(graph.resources.names[resource])
-        head = f'{{"ph":"C","name":{name},"pid":{_pid(process)},"tid":{thread},"ts":'
-        samples = zip(stamps, [*busy.tolist(), 0], [*offered.tolist(), 0], strict=True)
-        for stamp, used, whole in samples:
-            share = used * _SHARE_UNIT // whole if whole else 0
-            share_text = f"{share // _SHARE_UNIT}.{share % _SHARE_UNIT:06d}"
-            yield f'{head}{stamp},"args":{{"utilisation":{share_text}}}}}'
-
-
-def busy_by_slice(start: Int64s, end: Int64s, edges: Int64s) -> Int64s:
-    """Time in service in each slice of time, summed over servers (slice,).
-
-    Parameters
-    ----------
-    start, end
-        Services (task,), in picoseconds.
-    edges
-        Where the slices begin and where the last one ends (slice + 1,), ascending.
-
-    Examples
-    --------
-    >>> busy_by_slice(np.array([0, 5]), np.array([7, 6]), np.array([0, 5, 10])).tolist()
-    [5, 3]
-    """
-
-    def passed(points: Int64s) -> Int64s:
-        """Sum over points of the time that had passed since, at each edge."""
-        points = np.sort(points)
-        sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(points, dtype=np.int64)])
-        count = np.searchsorted(points, edges)
-        since: Int64s = edges * count - sums[count]
-        return since
-
-    served: Int64s = np.diff(passed(start) - passed(end))
-    return served
-
-
 def _write(
-    file: IO[bytes], other: dict[str, str], names: Iterator[str], events: Iterator[str]
-) -> None:
-    """Write the JSON object piece by piece; nothing of it is ever in memory as a whole."""
+    file: IO[bytes], other: dict[str, str], names: Iterable[str], events: Iterable[str]
+) -> int:
+    """Write the JSON object piece by piece, never all of it in memory; the number of events."""
     head = {"displayTimeUnit": "ns", "otherData": other}
     file.write(json.dumps(head, indent=1)[:-2].encode() + b',\n "traceEvents": [\n')
     is_first = True
     pending: list[str] = []
-    for source in (names, events):
+    count = 0
+    for number, source in enumerate((names, events)):
         for event in source:
+            count += number
             pending.append(event)
             if len(pending) >= _CHUNK:
                 _flush(file, pending, is_first)
                 is_first = False
     _flush(file, pending, is_first)
     file.write(b"\n]}\n")
+    return count
 
 
 def _flush(file: IO[bytes], pending: list[str], is_first: bool) -> None:

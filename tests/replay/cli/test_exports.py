@@ -45,8 +45,14 @@ def test_all_formats_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     trace = json.loads(gzip.decompress(Path(events).read_bytes()))
     result = json.loads((tmp_path / "r.json").read_text())
     (layer,) = result["layers"]
-    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    assert len(slices) == layer["measures"]["num_tasks"]
+    tasks = [
+        task
+        for event in trace["traceEvents"]
+        if event["ph"] == "X" and "start_ps" in event["args"]
+        if event["cat"] not in ("phase", "layer", "critical path", "followed")
+        for task in (event["args"], *event["args"].get("with", []))
+    ]
+    assert {task["task"] for task in tasks} == set(range(layer["measures"]["num_tasks"]))
     assert float(trace["otherData"]["makespan_us"]) == pytest.approx(
         layer["measures"]["makespan_us"], abs=1e-9
     )
@@ -76,7 +82,34 @@ def test_window_and_limit_are_said(tmp_path: Path, capsys: pytest.CaptureFixture
     assert code == 0
     said = capsys.readouterr().err
     assert "lie outside 1.500000 to 20.000000 us and are left out" in said
-    assert "tasks are more than 50 events: written is the utilisation" in said
+    assert "tasks are more than 50 events and are left out: written are counters" in said
+
+
+def followed(path: Path) -> tuple[set[str], dict[str, float]]:
+    """Names of what is followed in trace events, and times of the whole way."""
+    events = json.loads(path.read_text())["traceEvents"]
+    slices = [one for one in events if one["ph"] == "X" and one["cat"] == "followed"]
+    (whole,) = (one for one in slices if "task" not in one["args"])
+    names = {one["name"] for one in events if one["ph"] in "sf"}
+    return names, {"sent_us": whole["ts"], "latency_us": whole["args"]["dur_ps"] / 1e6}
+
+
+def test_the_way_of_a_token(tmp_path: Path) -> None:
+    """By default of the slowest, as the result names it; of another if asked."""
+    path, saved = tmp_path / "t.json", tmp_path / "r.json"
+    assert run("--layer", "3", "--trace-events", str(path), "--json", str(saved)) == 0
+    slowest = json.loads(saved.read_text())["layers"][0]["slowest_tokens"]
+    names, times = followed(path)
+    assert names == {f"token {slowest[0]['token']}"}
+    assert times["latency_us"] == slowest[0]["latency_us"]
+    other = slowest[1]
+    assert (
+        run("--layer", "3", "--trace-events", str(path), "--trace-token", str(other["token"])) == 0
+    )
+    names, times = followed(path)
+    assert names == {f"token {other['token']}"}
+    assert times["latency_us"] == other["latency_us"]
+    assert times["sent_us"] == pytest.approx(other["sent_us"], abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +125,16 @@ def test_window_and_limit_are_said(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--trace-events", "x", "--window", "a:b"], "expected START:END in microseconds"),
         (["--trace-events", "x", "--window", "nan:1"], "expected START:END in microseconds"),
         (["--trace-events", "x", "--max-events", "0"], "possible are 1 and more"),
+        (["--trace-token", "3"], "--trace-token goes with --trace-events"),
+        (["--export", "goal:y", "--trace-token", "3"], "--trace-token goes with --trace-events"),
+        (
+            ["--trace-events", "x", "--trace-token", "-1"],
+            "--trace-token -1: possible are 0 and more",
+        ),
+        (
+            ["--layer", "0", "--trace-events", "x", "--trace-token", "8"],
+            "token 8 takes no way through this replay; 8 tokens do, from 0 to 7",
+        ),
         (["--trace-events", "x", "--barrier"], "choose one --layer, or leave out --barrier"),
         (
             ["--layer", "0", "--trace-events", "/nowhere/x"],
