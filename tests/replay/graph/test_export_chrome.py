@@ -124,6 +124,28 @@ def test_every_task_with_its_exact_times(busy: Timeline, tmp_path: Path) -> None
         assert ps(event["ts"] + event["dur"]) == busy.end_ps[task] // 1_000 * 1_000
 
 
+def test_what_begins_in_one_nanosecond_is_one_event(tmp_path: Path) -> None:
+    """The one with a width; the others are told inside it, with all that is known of them."""
+    builder = GraphBuilder(["ack", "row"])
+    port = builder.resource("port", "port", owner=0)
+    builder.add(
+        5, resource=port, duration_ps=[300, 300, 5_000, 100, 200], kind=[0, 0, 1, 0, 0],
+        wire_bytes=[8, 9, 4_096, 7, 6], latency_ps=[1, 2, 3, 4, 5],
+    )  # fmt: skip
+    write_chrome(schedule(builder.build()), tmp_path / "t.json")
+    row, acks = drawn(read(tmp_path / "t.json"))
+    assert (row["name"], ps(row["ts"]), ps(row["dur"])) == ("row", 0, 5_000)
+    assert (row["args"]["task"], row["args"]["start_ps"]) == (2, 600)
+    assert row["args"]["with"] == [
+        {"kind": "ack", "task": 0, "start_ps": 0, "dur_ps": 300, "wire_bytes": 8}
+        | {"latency_us": Decimal("0.000001")},
+        {"kind": "ack", "task": 1, "start_ps": 300, "dur_ps": 300, "wire_bytes": 9}
+        | {"latency_us": Decimal("0.000002")},
+    ]
+    assert (acks["name"], acks["args"]["task"], acks["dur"]) == ("ack", 3, 0)
+    assert [one["task"] for one in acks["args"]["with"]] == [4]
+
+
 def test_threads_are_servers_and_processes_gpus(busy: Timeline, tmp_path: Path) -> None:
     write_chrome(busy, tmp_path / "t.json")
     trace = read(tmp_path / "t.json")

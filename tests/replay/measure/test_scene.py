@@ -231,6 +231,20 @@ def test_tokens_that_are_not_there() -> None:
         scene(bare, 3)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"interleave": "tbo"}, {"interleave": "dualpipe", "direction": "training"}],
+    ids=["micro-batches", "passes"],
+)
+def test_ways_of_layers_side_by_side_are_told_apart(settings: dict[str, Any]) -> None:
+    seen, _ = replayed(scheme="deepep", layer=[1, 2], **settings)
+    stages = journey_of(seen, 3).stages
+    assert [stage.name for stage in stages] == list(seen.layers)
+    for number, stage in enumerate(stages):
+        assert set(seen.layer[stage.sources].tolist()) == {number}
+        assert set(seen.layer[stage.targets].tolist()) == {number}
+
+
 def test_steps_and_passes_have_their_names() -> None:
     seen, _ = replayed(scheme="ideal", layer=[3, 4], steps=2)
     assert seen.layers == (
