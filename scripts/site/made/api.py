@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any
 
 from made import Made
+from made.fields import behind
 from made.text import anchor_of, code, of_docstring, toctree
 
 PACKAGES = ("replay", "tracegen", "hwmodel")
@@ -49,8 +50,7 @@ def pages() -> Iterator[Made]:
     """The list of modules, and a page for each."""
     names = modules()
     lines = ["# API\n", "Names that are not here may change from one version to the next.\n"]
-    for name in names:
-        lines.append(f"[{code(name)}]({name}.md)\n: {_first_line(name)}\n")
+    lines += [f"[{code(name)}]({name}.md)\n: {_first_line(name)}\n" for name in names]
     lines.append(toctree((f"{name}.md" for name in names), hidden=True))
     yield Made("api/index.md", "\n".join(lines))
     homes: dict[int, str] = {}  # the page that describes an object, by the object's identity
@@ -110,19 +110,7 @@ def _about_value(module: Any, word: str) -> str:
 @cache
 def _behind(name: str) -> dict[str, str]:
     """Texts right behind the constants of a module."""
-    body = ast.parse(inspect.getsource(sys.modules[name])).body
-    found = {}
-    for constant, text in zip(body, body[1:], strict=False):
-        targets = (
-            constant.targets
-            if isinstance(constant, ast.Assign)
-            else [constant.target]
-            if isinstance(constant, ast.AnnAssign)
-            else []
-        )
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            found |= {one.id: str(text.value.value) for one in targets if isinstance(one, ast.Name)}
-    return found
+    return behind(ast.parse(inspect.getsource(sys.modules[name])).body)
 
 
 def _directive(kind: str, name: str, *, members: bool) -> str:

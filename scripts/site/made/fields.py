@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -80,16 +81,21 @@ def _behind_fields(model: type[BaseModel]) -> dict[str, str]:
     """Texts that stand right behind fields in the source of a class."""
     body = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
     assert isinstance(body, ast.ClassDef)
-    found = {}
-    for field, text in zip(body.body, body.body[1:], strict=False):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(text, ast.Expr)
-            and isinstance(text.value, ast.Constant)
-            and isinstance(text.value.value, str)
-        ):
-            found[field.target.id] = inspect.cleandoc(text.value.value)
+    return behind(body.body)
+
+
+def behind(body: Iterable[ast.stmt]) -> dict[str, str]:
+    """Texts that stand right behind names to which something is assigned, by name."""
+    found: dict[str, str] = {}
+    for field, text in itertools.pairwise(body):
+        targets: list[ast.expr] = []
+        if isinstance(field, ast.AnnAssign):
+            targets = [field.target]
+        elif isinstance(field, ast.Assign):
+            targets = field.targets
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            says = inspect.cleandoc(str(text.value.value))
+            found |= {one.id: says for one in targets if isinstance(one, ast.Name)}
     return found
 
 
