@@ -31,6 +31,7 @@ myst_heading_anchors = 4  # the same anchors as a code host gives to headings
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 nb_execution_mode = "off"  # what a notebook shows was executed by the test that also compares it
 
+autodoc_default_options = {"exclude-members": "model_config"}
 autodoc_typehints_format = "short"
 autodoc_class_signature = "mixed"
 python_maximum_signature_line_length = 70
@@ -50,3 +51,4 @@ templates_path: list[str] = []
 def setup(app: Sphinx) -> None:
     """Have docstrings rewritten before napoleon sees them."""
     app.connect("autodoc-process-docstring", docstrings.rewritten, priority=100)
+    app.connect("autodoc-process-signature", docstrings.signed)

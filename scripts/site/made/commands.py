@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import typer
@@ -34,19 +34,29 @@ def page_of(words: tuple[str, ...]) -> str:
 
 
 def pages() -> Iterator[Made]:
-    """The list of commands, and a page for each."""
+    """The list of commands, a page for each, and one for each group of them."""
     found = [*commands()]
-    lines = [
-        "# Commands\n",
-        "`moereplay COMMAND --help` prints what the page of a command says.\n",
-    ]
-    for words, command in found:
-        first = _paragraphs(command.help or "")[0]
-        lines.append(f"[`moereplay {' '.join(words)}`]({page_of(words)}.md)\n: {escaped(first)}\n")
-    lines.append(toctree((f"{page_of(words)}.md" for words, _ in found), hidden=True))
-    yield Made("commands/index.md", "\n".join(lines))
+    groups = sorted({words[0] for words, _ in found if len(words) > 1})
+    alone = [(words, command) for words, command in found if len(words) == 1]
+    listed = [*alone, *((words, command) for words, command in found if len(words) > 1)]
+    text = f"{_list(listed)}{toctree((f'{page_of(words)}.md' for words, _ in alone), hidden=True)}"
+    more = toctree((f"{group}.md" for group in groups), hidden=True)
+    yield Made("commands/index.md", f"# Commands\n\n{text}\n{more}")
+    for group in groups:
+        mine = [(words, command) for words, command in found if words[0] == group]
+        inside = toctree((f"{page_of(words)}.md" for words, _ in mine), hidden=True)
+        yield Made(f"commands/{group}.md", f"# moereplay {group}\n\n{_list(mine)}{inside}")
     for words, command in found:
         yield Made(f"commands/{page_of(words)}.md", _page(words, command))
+
+
+def _list(found: Iterable[tuple[tuple[str, ...], Any]]) -> str:
+    """Commands with the first paragraph of what each says."""
+    return "".join(
+        f"[`moereplay {' '.join(words)}`]({page_of(words)}.md)\n"
+        f": {escaped(_paragraphs(command.help or '')[0])}\n\n"
+        for words, command in found
+    )
 
 
 def _page(words: tuple[str, ...], command: Any) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from pydantic import BaseModel
+
 _SECTIONS = {"Returns": ":returns:", "Yields": ":yields:"}
 
 
@@ -33,3 +35,12 @@ def rewritten(app: Any, what: str, name: str, obj: Any, options: Any, lines: lis
 
 def _begins_section(lines: list[str], at: int) -> bool:
     return at + 1 < len(lines) and bool(re.fullmatch(r"\s*-{3,}", lines[at + 1]))
+
+
+def signed(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str, returned: str
+) -> tuple[str, str | None] | None:
+    """Leave the signature of a pydantic model to its fields; called by Sphinx for every object."""
+    if isinstance(obj, type) and issubclass(obj, BaseModel):
+        return "", None
+    return None

@@ -57,7 +57,7 @@ def page_of(scheme: Scheme) -> str:
     star = "*" if scheme.proposes else ""
     parts = [
         f"# {escaped(scheme.name + star)}\n\n{escaped(scheme.summary)}.\n",
-        _facts(scheme),
+        f"````{{container}} facts\n{_facts(scheme)}````\n",
         "## Graph\n\n" + _graph(scheme),
         "## Traffic\n\n" + _traffic(scheme),
         _prose(scheme),
