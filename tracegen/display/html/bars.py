@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tracegen.display.content import Cell, Column, Table
-from tracegen.display.html.drawing import Drawing, rows, tip, upright_grid, words
+from tracegen.display.html.drawing import WIDE, Drawing, rows, tip, upright_grid, words
 from tracegen.display.html.markup import number, shape, tag, width
 from tracegen.display.html.scales import figures, scale
 
@@ -62,18 +62,17 @@ def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
                 continue
             start = above if value > 0 else below
             x, end = sorted((across(start), across(start + value)))
-            said = f"{chart.labels[place]}\n{part.name}: {format(value, written)} {chart.unit}"
+            said = f"{part.name}: {format(value, written)} {chart.unit}"
             if sums[place] > 0 and value > 0:
                 said += f" ({value / sums[place]:.0%})"
             inside.append(
                 shape(
                     "rect",
-                    tip(said),
+                    tip(said) if wide == WIDE else "",
                     x=x,
-                    y=0,
                     width=end - x,
                     height=BAR,
-                    class_=f"{colours.fill(part.name, is_hatched=part.is_hatched)} part",
+                    class_=colours.fill(part.name, is_hatched=part.is_hatched),
                 )
             )
             if value > 0:
@@ -86,10 +85,7 @@ def draw(chart: Bars, colours: Colours, wide: float) -> Drawing:
             inside.append(
                 tag(
                     "g",
-                    tip(
-                        f"{chart.labels[place]}\n{chart.mark_name}: {format(mark, written)} "
-                        f"{chart.unit}"
-                    ),
+                    tip(f"{chart.mark_name}: {format(mark, written)} {chart.unit}"),
                     shape("path", d=f"M{number(x)},-3V{number(BAR + 3)}", class_="halo"),
                     shape("path", d=f"M{number(x)},-3V{number(BAR + 3)}", class_="mark"),
                 )

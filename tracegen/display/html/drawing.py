@@ -18,6 +18,17 @@ SIDE = 250.0
 TICK_HEIGHT = 22.0
 
 
+MARKERS = (
+    "M-1,0a1,1 0 1,0 2,0a1,1 0 1,0 -2,0z",
+    "M-.9,-.9h1.8v1.8h-1.8z",
+    "M0,-1.2L1.1,.8H-1.1z",
+    "M0,-1.3L1.3,0L0,1.3L-1.3,0z",
+    "M0,1.2L1.1,-.8H-1.1z",
+    "M-.4,-1.2h.8v.8h.8v.8h-.8v.8h-.8v-.8h-.8v-.8h.8z",
+)
+"""Around 0, and 1 wide to each side: a disc, a square, triangles, a rhombus, a cross."""
+
+
 @dataclass(frozen=True)
 class Drawing:
     """A chart drawn for one width.
@@ -67,14 +78,7 @@ class Colours:
     def marker(self, name: str, x: float, y: float, *, size: float = 4.0) -> str:
         """Draw a point; its form goes with the colour, for those who see few colours."""
         place, turn = self._place(name)
-        around = {
-            0: "M-1,0a1,1 0 1,0 2,0a1,1 0 1,0 -2,0z",
-            1: "M-.9,-.9h1.8v1.8h-1.8z",
-            2: "M0,-1.2L1.1,.8H-1.1z",
-            3: "M0,-1.3L1.3,0L0,1.3L-1.3,0z",
-            4: "M0,1.2L1.1,-.8H-1.1z",
-            5: "M-.4,-1.2h.8v.8h.8v.8h-.8v.8h-.8v-.8h-.8v-.8h.8z",
-        }[(place + turn) % 6]
+        around = MARKERS[(place + turn) % len(MARKERS)]
         return shape(
             "path",
             d=around,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tracegen.display.content import Cell, Column, Table
-from tracegen.display.html.drawing import Drawing, rows, tip, words
+from tracegen.display.html.drawing import WIDE, Drawing, rows, tip, words
 from tracegen.display.html.markup import number, shape, tag, text, width
 
 if TYPE_CHECKING:
@@ -54,38 +54,43 @@ def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
     count = max(1, len(chart.columns))
     widest = max((width(one) for one in chart.columns), default=0.0)
     frame = rows(chart.rows, wide, top=0, bar=CELL, gap=2)
-    cell = min(BROADEST, (wide - frame.left) / count)
+    cell = min(max(BROADEST, widest + 12), (wide - frame.left) / count)
     head, top = _head(chart, frame.left, cell, widest)
     frame = rows(chart.rows, wide, top=top, bar=CELL, gap=2)
     most = reach(chart)
-    texts = [[None if v is None else format(v, chart.form) for v in row] for row in chart.values]
-    fits = all(width(t or "", SMALL) <= cell - 4 for row in texts for t in row)
+    texts = [["" if v is None else format(v, chart.form) for v in row] for row in chart.values]
+    has_texts = all(width(t, SMALL) <= cell - 4 for row in texts for t in row)
     drawn = [head]
     for place, row in enumerate(chart.values):
-        inside = []
+        cells, inside = [], []
         for column, value in enumerate(row):
             if value is None or not math.isfinite(value):
                 continue
             x = frame.left + column * cell
             kind, share = shade(chart, value, most)
-            written = texts[place][column] or ""
-            said = f"{chart.rows[place]}, {chart.columns[column]}: {written} {chart.unit}"
-            inside.append(
+            written = texts[place][column]
+            said = f"{chart.columns[column]}: {written} {chart.unit}"
+            # As a thick line, a cell takes half the characters of a rectangle.
+            cells.append(
                 shape(
-                    "rect",
-                    tip(said),
-                    x=x,
-                    y=0,
-                    width=cell - (1 if cell > 4 else 0),
-                    height=CELL,
-                    fill_opacity=share,
+                    "path",
+                    tip(said) if wide == WIDE else "",
+                    d=f"M{number(x)},0h{number(cell - (1 if cell > 4 else 0))}",
+                    stroke_opacity=share,
                     class_=kind,
                 )
             )
-            if fits:
-                strong = " strong" if share > TURN else ""
-                inside.append(words(written, x + cell / 2, CELL / 2 + 4, f"cell m{strong}"))
-        drawn.append(frame.row(place, *inside))
+            if has_texts:
+                strong = "strong" if share > TURN else None
+                inside.append(tag("text", text(written), x=x + cell / 2, class_=strong))
+        half = number(CELL / 2)
+        drawn.append(
+            frame.row(
+                place,
+                tag("g", *cells, transform=f"translate(0 {half})", stroke_width=CELL),
+                tag("g", *inside, transform="translate(0 16)", class_="cells") if inside else "",
+            )
+        )
     return Drawing(wide, frame.height, "".join(drawn), frame.pitch)
 
 

@@ -63,7 +63,7 @@ def tag(name: str, *inside: str, **attributes: str | float | bool | None) -> str
 
 def shape(name: str, *inside: str, **attributes: str | float | bool | None) -> str:
     """Write an element of SVG, which may end where it begins; parameters as those of `tag`."""
-    if inside:
+    if any(inside):
         return tag(name, *inside, **attributes)
     return f"<{name}{_attributes(attributes)}/>"
 

@@ -86,7 +86,8 @@ def draw(chart: Plot, colours: Colours, wide: float) -> Drawing:
     drawn += [_band(line, colours, ground) for line in chart.lines]
     drawn += [_line(line, colours, ground) for line in chart.lines]
     drawn.append(_names(named, ground))
-    drawn += _slices(chart, colours, ground)
+    if not is_narrow:
+        drawn.append(_slices(chart, ground))
     drawn += [_points(line, chart, colours, ground) for line in chart.lines]
     drawn.append(_labels(chart, ground))
     return Drawing(wide, height, "".join(drawn))
@@ -131,7 +132,7 @@ def _axes(chart: Plot, ground: _Ground) -> str:
 
 def _path(line: Line, ys: Sequence[float], ground: _Ground) -> list[Point]:
     points = [ground.place(x, y) for x, y in zip(line.x, ys, strict=True) if ground.has(x, y)]
-    return thinned(points, int(4 * ground.width))
+    return thinned(points, int(2 * ground.width))
 
 
 def _band(line: Line, colours: Colours, ground: _Ground) -> str:
@@ -289,18 +290,17 @@ def _meet(one: Box, other: Box) -> bool:
 # ---- what answers when it is pointed at ----------------------------------------------
 
 
-def _slices(chart: Plot, colours: Colours, ground: _Ground) -> Iterator[str]:
+def _slices(chart: Plot, ground: _Ground) -> str:
     """Draw upright strips, each of which says what all lines are there."""
     lines = [line for line in chart.lines if line.form in ("line", "steps") and len(line.x)]
     places = sorted({x for line in lines for x in line.x if ground.across.has(x)})
     if len(places) > MOST_SLICES:
         places = _spread(places, ground)
     forms = _forms(chart)
-    top, bottom = TOP, ground.height - BOTTOM
     at = [ground.across(x) for x in places]
-    for place, x in enumerate(places):
-        left = (at[place - 1] + at[place]) / 2 if place else at[place] - 6
-        right = (at[place] + at[place + 1]) / 2 if place + 1 < len(at) else at[place] + 6
+    edges = [at[0] - 6, *map(_middle, at, at[1:]), at[-1] + 6] if at else []
+    drawn = []
+    for x, left, right in zip(places, edges, edges[1:], strict=False):
         said = [f"{chart.x.label}: {format(x, forms[0])}"]
         for line in lines:
             known = _known(line, x)
@@ -308,17 +308,16 @@ def _slices(chart: Plot, colours: Colours, ground: _Ground) -> Iterator[str]:
                 continue
             value = f"{line.name}: {format(line.y[known], forms[1])}"
             if line.low is not None and line.high is not None:
-                value += f" ({format(line.low[known], forms[1])} to "
-                value += f"{format(line.high[known], forms[1])})"
+                low, high = line.low[known], line.high[known]
+                value += f" ({format(low, forms[1])} to {format(high, forms[1])})"
             said.append(value)
-        rule = f"M{number(at[place])},{number(top)}V{number(bottom)}"
-        yield tag(
-            "g",
-            tip("\n".join(said)),
-            shape("path", d=rule, class_="rule"),
-            shape("rect", x=left, y=top, width=right - left, height=bottom - top, class_="touch"),
-            class_="slice",
-        )
+        high = ground.height - BOTTOM - TOP
+        drawn.append(shape("rect", tip("\n".join(said)), x=left, width=right - left, height=high))
+    return tag("g", *drawn, class_="slices", transform=f"translate(0 {number(TOP)})")
+
+
+def _middle(one: float, other: float) -> float:
+    return (one + other) / 2
 
 
 def _spread(places: Sequence[float], ground: _Ground) -> list[float]:

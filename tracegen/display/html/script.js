@@ -76,9 +76,11 @@
   });
   const hidden = new Map(); // table -> names of which no row is left
   const order = new Map(); // name -> place in the table that was sorted last
+  // Rows that stand for steps, as in a waterfall, stay.
+  const followers = all("[data-name]").filter((one) => !one.matches(".row") || one.closest("[data-pitch]"));
   const follow = () => {
     const gone = new Set([...hidden.values()].flatMap((names) => [...names]));
-    for (const one of all("[data-name]")) one.classList.toggle("gone", gone.has(one.dataset.name));
+    for (const one of followers) one.classList.toggle("gone", gone.has(one.dataset.name));
     for (const { svg, rows, tops, pitch, box } of stacks) {
       const shown = rows.filter((row) => !gone.has(row.dataset.name));
       if (shown.every((row) => order.has(row.dataset.name)))
@@ -161,7 +163,8 @@
       if (one.saying !== undefined) return one.saying;
       const title = [...one.children].find((child) => child.localName === "title");
       if (title) {
-        one.saying = title.textContent;
+        const row = one.closest(".row");
+        one.saying = (row ? `${row.dataset.name}\n` : "") + title.textContent;
         title.remove(); // the browser would show it too, later
         return one.saying;
       }

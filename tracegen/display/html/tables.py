@@ -43,7 +43,7 @@ def table(content: Table, identity: str) -> str:
 
 def plain_table(content: Table) -> str:
     """Write a table that nothing can be done with but to read it."""
-    return _scrolled(tag("table", *_rows(content)), f"Numbers: {content.title}")
+    return _scrolled(tag("table", *_rows(content, is_sortable=False)), f"Numbers: {content.title}")
 
 
 def _scrolled(grid: str, title: str) -> str:
@@ -54,17 +54,24 @@ def _scrolled(grid: str, title: str) -> str:
 def _grid(content: Table, identity: str) -> str:
     return tag(
         "table",
-        *_rows(content),
+        *_rows(content, is_sortable=True),
         id=identity,
         class_="sortable",
         aria_labelledby=f"{identity}-title",
     )
 
 
-def _rows(content: Table) -> list[str]:
+def _rows(content: Table, *, is_sortable: bool) -> list[str]:
     heads = "".join(_heading(column) for column in content.columns)
     body = "".join(
-        tag("tr", *map(_cell, content.columns, row, texts, range(len(row)))) + "\n"
+        tag(
+            "tr",
+            *(
+                _cell(column, row[k], texts[k], is_first=k == 0, has_key=is_sortable)
+                for k, column in enumerate(content.columns)
+            ),
+        )
+        + "\n"
         for row, texts in zip(content.rows, content.texts(), strict=True)
     )
     return [tag("thead", tag("tr", heads)), tag("tbody", body)]
@@ -82,12 +89,13 @@ def _heading(column: Column) -> str:
     )
 
 
-def _cell(column: Column, value: Cell, written: str, place: int) -> str:
-    if place == 0 and column.is_text:
-        return tag("th", text(written), scope="row")
+def _cell(column: Column, value: Cell, written: str, *, is_first: bool, has_key: bool) -> str:
+    """Write a cell; a number that is to be sorted has its value beside its text."""
     if column.is_text:
-        return tag("td", text(written))
+        if is_first:
+            return tag("th", text(written), scope="row")
+        return tag("td", text(written), class_="t")
     key = None
-    if isinstance(value, int | float) and math.isfinite(value):
-        key = f"{value:.7g}"
-    return tag("td", text(written), class_="n", data_v=key)
+    if has_key and isinstance(value, int | float) and math.isfinite(value):
+        key = f"{value:.6g}"
+    return tag("td", text(written), data_v=key)

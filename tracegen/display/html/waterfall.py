@@ -46,7 +46,7 @@ def draw(chart: Waterfall, colours: Colours, wide: float) -> Drawing:
     for place, (span, length) in enumerate(zip(spans, texts, strict=True)):
         x, end = sorted((across(span.start), across(span.end)))
         said = (
-            f"{span.label}\n{span.kind}: {length} {chart.unit}\n"
+            f"{span.kind}: {length} {chart.unit}\n"
             f"from {format(span.start, written)} to {format(span.end, written)}"
         )
         inside = [
@@ -54,10 +54,9 @@ def draw(chart: Waterfall, colours: Colours, wide: float) -> Drawing:
                 "rect",
                 tip(said),
                 x=x,
-                y=0,
                 width=max(end - x, 0.5),
                 height=BAR,
-                class_=f"{colours.fill(span.kind)} part",
+                class_=colours.fill(span.kind),
             ),
             tag("text", text(length), x=end + 6, y=BAR / 2 + 4, class_="value"),
         ]
