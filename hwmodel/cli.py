@@ -69,20 +69,21 @@ def list_systems(
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table()
-    for heading in ("name", "GPUs", "links", "planes", "store GB/s", "memory GB/s"):
-        left = heading == "name"
-        table.add_column(heading, justify="left" if left else "right", no_wrap=left)
-    for row in rows:
-        table.add_row(*(_plain(row[field]) for field in list(row)[:6]))
-    screen.show(table)
-    screen.show(
-        "Per GPU. Store GB/s: payload of stores by SMs, in one direction.\n",
-        style="dim",
-    )
+    from tracegen.display.content import Column, Table
+
+    columns = [
+        Column("name"),
+        Column("GPUs", form="d"),
+        Column("links", form="d", rank=1),
+        Column("planes", form="d", rank=2),
+        Column("store", "GB/s", ",.1f", says="payload of stores by SMs, in one direction"),
+        Column("memory", "GB/s", ",.0f"),
+    ]
+    cells = [[row[field] for field in list(row)[: len(columns)]] for row in rows]
+    table = Table("machines", "Machines; links and rates are per GPU", columns, cells)
+    screen.show(table, "", *table.explanations(), "")
     for row in rows:
         screen.show(Text.assemble((row["name"], "bold"), f": {row['summary']}"))
         screen.show(f"  capabilities: {', '.join(row['capabilities'])}", style="dim")
@@ -164,16 +165,14 @@ def diff(
         document = {"first": first, "second": second, "values": rows}
         print(json.dumps(document, indent=2))
         return
-    from rich import box
-    from rich.table import Table
+    from tracegen.display.content import Column, Table
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("value", "unit", first, second):
-        table.add_column(heading)
-    for row in rows:
-        values = [_plain(row[side]) for side in ("first", "second")]
-        table.add_row(row["key"], row["unit"], *values)
-    if rows:
-        screen.show(table)
-    else:
+    if not rows:
         screen.show(f"{first} and {second} do not differ")
+        return
+    columns = [Column("value"), Column("unit", rank=1), Column(first), Column(second)]
+    cells = [
+        (row["key"], row["unit"], *(_plain(row[side]) for side in ("first", "second")))
+        for row in rows
+    ]
+    screen.show(Table("differences", "Values that differ", columns, cells))

@@ -7,16 +7,22 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import JsonValue
+from rich.console import Group
+from rich.text import Text
 
 from replay.choosing.candidate import Cost
 from replay.choosing.ranking import difference
 from replay.measure.parts import Strict
-from replay.sweeps.table import aligned
+from replay.report.words import explained, says
+from tracegen.display.content import Column, Table
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from replay.choosing.ranking import Bounded, Ranked
     from replay.choosing.search import Possible
     from replay.choosing.sensitivity import Turn
+    from tracegen.display.content import Cell
 
 SHOWN_TURNS = 8
 WORDS = {"num_layers": "layers", "num_experts": "experts", "moe_intermediate": "width",
@@ -143,39 +149,44 @@ class Found(Strict):
             sensitivity=sensitivity,
         )
 
-    def lines(self, top: int) -> Iterator[str]:
-        """Say it in lines, with so many rows."""
-        yield f"{self.system}, scheme {self.scheme}"
-        if self.rows:
-            yield ""
-            yield from self._table(self.rows[:top])
-            yield ""
-            yield from self._why()
-        yield from self._counts()
-        if self.sensitivity is not None:
-            yield from self.sensitivity.lines()
+    def shown(self, top: int, name: str) -> list[RenderableType]:
+        """Its first rows as a table of this name, and why the first is the best."""
+        lines = [*self._counts(), *(self.sensitivity.lines() if self.sensitivity else ())]
+        if not self.rows:
+            return [Text(f"{self.system}, scheme {self.scheme}"), Text("\n".join(lines))]
+        return [self.table(top, name), Text(), Text("\n".join([*self.why(), *lines]))]
 
-    def _table(self, rows: list[Row]) -> list[str]:
-        names = list(rows[0].sizes)
+    def table(self, top: int, name: str) -> Table:
+        """So many candidates, the best first."""
+        rows = self.rows[:top]
+        sizes = list(rows[0].sizes)
         several = len({(one.plan, one.schedule) for one in rows}) > 1
-        headings = ["", *(WORDS.get(name, name) for name in names)]
-        headings += ["total", "active", "step s", "tokens/s", "MFU", "bound", "GiB"]
-        headings += ["plan"] if several else []
-        lines = [
-            [
-                str(place), *(str(one.sizes[name]) for name in names),
-                f"{one.total_parameters / 1e9:.0f}G", f"{one.active_parameters / 1e9:.1f}G",
-                f"{one.cost.step_us / 1e6:.3f}", f"{one.cost.tokens_per_s:,.0f}",
-                f"{100 * one.cost.mfu:.1f}%", f"{100 * one.least_us / one.cost.step_us:.0f}%",
-                f"{one.cost.memory_gib:.0f}",
+        plan = "" if several else f"; {rows[0].plan}, {rows[0].schedule}"
+        columns = [
+            Column("", form="d"),
+            *(Column(WORDS.get(size, size), form="d") for size in sizes),
+            Column("total", "G", ".0f", rank=1, says=says("total")),
+            Column("active", "G", ".1f", rank=1, says=says("active")),
+            Column("step", "s", ".3f"),
+            Column("tokens/s", "", ",.0f"),
+            Column("MFU", "", ".1%", says=says("MFU")),
+            Column("bound", "", ".0%", rank=2, says=says("bound of a step")),
+            Column("memory", "GiB", ".0f", rank=2, says=says("fullest")),
+            *([Column("plan")] if several else []),
+        ]
+        cells: list[tuple[Cell, ...]] = [
+            (
+                place, *(one.sizes[size] for size in sizes), one.total_parameters / 1e9,
+                one.active_parameters / 1e9, one.cost.step_us / 1e6, one.cost.tokens_per_s,
+                one.cost.mfu, one.least_us / one.cost.step_us, one.cost.memory_gib,
                 *([f"{one.plan} {one.schedule}"] if several else []),
-            ]
+            )
             for place, one in enumerate(rows, 1)
         ]  # fmt: skip
-        found = aligned(headings, lines, labels=0)
-        return found if several else [f"{rows[0].plan}, {rows[0].schedule}", *found]
+        return Table(name, f"{self.system}, scheme {self.scheme}{plan}", columns, cells)
 
-    def _why(self) -> Iterator[str]:
+    def why(self) -> Iterator[str]:
+        """What the best spends its step on, and what the second loses by."""
         best = self.rows[0].cost
         most = sorted(best.spent_us.items(), key=lambda one: -one[1])[:4]
         shares = ", ".join(f"{cause} {100 * us / best.step_us:.0f} %" for cause, us in most)
@@ -226,15 +237,19 @@ class Choice(Strict):
         document: dict[str, Any] = self.model_dump(mode="json", by_alias=True)
         return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
 
-    def text(self) -> str:
+    def shown(self) -> list[RenderableType]:
         """A table for every system, and why its first row is the best."""
-        blocks = ["\n".join(one.lines(self.top)) for one in self.systems]
-        title = str(self.space.get("title") or self.space["model"])
-        legend = (
-            "bound: the least time of the step by its multiplications alone, over its time.\n"
-            "active: without the embedding. GiB: of the fullest GPU, without a scheme's buffers."
-        )
-        return "\n\n".join([title, *blocks, legend]) + "\n"
+        parts: list[RenderableType] = [Text(str(self.space.get("title") or self.space["model"]))]
+        for number, one in enumerate(self.systems, 1):
+            parts += one.shown(self.top, f"best-{number}")
+        tables = [part for part in parts if isinstance(part, Table)]
+        return [*parts, Text("\n".join(explained(tables)))]
+
+    def text(self) -> str:
+        """The same as plain text."""
+        from replay.report.text import render
+
+        return render(Group(*self.shown()))
 
 
 def _row(one: Bounded, cost: Cost) -> Row:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from replay.cli.options import JsonOption
+from replay.cli.screen import show
 from replay.cli.sweep import interrupt, tell
 from replay.errors import UserError
 from tracegen.cli.outputs import folder_option
@@ -144,7 +145,7 @@ def choose(
     write_text(out / "choice.json", choice.to_json())
     if json_ is not None:
         write_text(json_, choice.to_json())
-    print(choice.text(), end="")
+    show(*choice.shown())
 
 
 def share_of(text: str) -> float:

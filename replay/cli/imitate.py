@@ -134,23 +134,29 @@ def _rows(
 
 def _show(rows: list[Row]) -> None:
     """Print the report as a table."""
-    from rich import box
-    from rich.table import Table
+    from tracegen.display.content import Column, Table
 
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("statistic", no_wrap=True)
-    for heading in ("real", "floor", "imitated", "differs", "", "independent", "differs"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        apart = row.independent / row.real - 1 if row.real else 0.0
-        table.add_row(
+    columns = [
+        Column("statistic"),
+        Column("real", form=".3f"),
+        Column("floor", form=".1%", rank=1),
+        Column("imitated", form=".3f"),
+        Column("differs", form="+.1%"),
+        Column(""),
+        Column("independent", form=".3f", rank=2),
+        Column("differs", form="+.1%", rank=2),
+    ]
+    found = [
+        (
             row.label,
-            f"{row.real:.3f}",
-            "" if row.floor is None else f"{row.floor:.1%}",
-            f"{row.imitated:.3f}",
-            f"{row.difference:+.1%}",
+            row.real,
+            row.floor,
+            row.imitated,
+            row.difference,
             "!" if row.outside else "",
-            f"{row.independent:.3f}",
-            f"{apart:+.1%}",
+            row.independent,
+            row.independent / row.real - 1 if row.real else None,
         )
-    show(table)
+        for row in rows
+    ]
+    show(Table("resemblance", "Real and imitated", columns, found))

@@ -13,9 +13,8 @@ from replay.run.spec import RunSpec
 from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from replay.run.placing import Imbalance, Placing
+    from tracegen.display.content import Cell, Table
 
 
 def place(
@@ -151,28 +150,34 @@ def _fitted_on(placing: Placing) -> str:
 
 
 def _table(placing: Placing) -> Table:
-    from replay.report.tables import text_table
+    from tracegen.display.content import Column, Table
 
-    table = text_table(
-        "Rows of the busiest GPU over the mean: mean of the layers (worst layer)",
-        ("steps", "contiguous", placing.algorithm, "fitted on these", "stale by"),
-    )
-    for window in placing.windows:
-        table.add_row(*_cells(window))
-    return table
+    words = ("contiguous", placing.algorithm, "fitted on these")
+    columns = [Column("steps")]
+    for rank, word in enumerate(words):
+        columns.append(Column(word, form=".2f", rank=rank // 2))
+        columns.append(Column(f"{word}, worst", form=".2f", rank=1 + rank // 2))
+    columns.append(Column("stale by", form="+.1%"))
+    title = "Rows of the busiest GPU over the mean: mean of the layers, and the worst layer"
+    return Table("imbalance", title, columns, [_cells(window) for window in placing.windows])
 
 
 def _table_of_rows(placing: Placing, nodes: int) -> Table:
-    from replay.report.tables import text_table
+    from tracegen.display.content import Column, Table
 
-    table = text_table(
-        f"Rows per token to others of {nodes} nodes, one per (token, node): mean of the layers",
-        ("steps", "contiguous", placing.algorithm),
-    )
+    found: list[tuple[Cell, ...]] = []
     for window in placing.windows:
         means = [sum(rows) / len(rows) for rows in (window.rows_before, window.rows_fitted)]
-        table.add_row(_steps_of(window), *(f"{mean:.3f}" for mean in means))
-    return table
+        found.append((_steps_of(window), *means))
+    return Table(
+        "rows",
+        f"Rows per token to others of {nodes} nodes, one per (token, node): mean of the layers",
+        [
+            Column("steps"),
+            *(Column(word, form=".3f") for word in ("contiguous", placing.algorithm)),
+        ],
+        found,
+    )
 
 
 def _steps_of(window: Imbalance) -> str:
@@ -180,15 +185,8 @@ def _steps_of(window: Imbalance) -> str:
     return f"{first}" if behind == first + 1 else f"{first} to {behind - 1}"
 
 
-def _cells(window: Imbalance) -> tuple[str, ...]:
-    def both(values: list[float]) -> str:
-        return f"{sum(values) / len(values):.2f} ({max(values):.2f})"
-
-    mean = [sum(values) / len(values) for values in (window.fitted, window.fresh)]
-    return (
-        _steps_of(window),
-        both(window.before),
-        both(window.fitted),
-        both(window.fresh),
-        f"{mean[0] / mean[1] - 1:+.1%}",
-    )
+def _cells(window: Imbalance) -> tuple[Cell, ...]:
+    means = [sum(of) / len(of) for of in (window.before, window.fitted, window.fresh)]
+    worst = [max(of) for of in (window.before, window.fitted, window.fresh)]
+    both = (value for pair in zip(means, worst, strict=True) for value in pair)
+    return (_steps_of(window), *both, means[1] / means[2] - 1)

@@ -27,15 +27,14 @@ from tracegen.cli.outputs import file_option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
     from replay.run.result import Result
     from tracegen import RoutingTrace
+    from tracegen.display.content import Table
 
 MANY_LAYERS = 96
 SCHEME_HELP = str(RunSpec.model_fields["scheme"].description)
 PLACEMENT_HELP = str(RunSpec.model_fields["placement"].description)
-WHAT_IT_TAKES = ("layers", "tasks", "memory", "time")
+WHAT_IT_TAKES = ("tasks", "memory", "time")
 ENTERING = ("trace", "system", "scheme", "batch", "placement", "precision")
 """Parts of a result that say what entered."""
 
@@ -301,12 +300,12 @@ def _estimates(
     are_named: bool,
 ) -> Table:
     """What the replay under each scheme takes; those without code for it are left out."""
-    from replay.report.tables import text_table
     from replay.run.replayer import estimate
     from replay.schemes import find
     from replay.schemes.base import LayerRefusedError
+    from tracegen.display.content import Column, Table
 
-    table = text_table("What each replay takes, about", ("scheme", *WHAT_IT_TAKES))
+    rows = []
     for scheme in schemes:
         own = options.get(find(scheme).name, {})
         try:
@@ -315,8 +314,10 @@ def _estimates(
             if are_named:
                 raise
             continue
-        table.add_row(found.scheme, *found.cells())
-    return table
+        rows.append((found.scheme, found.asked.num_layers, *found.cells()[1:]))
+    columns = [Column("scheme"), Column("layers", form=",d", rank=1)]
+    columns += [Column(what, form="s") for what in WHAT_IT_TAKES]
+    return Table("estimates", "What each replay takes, about", columns, rows)
 
 
 def num_layers(spec: RunSpec, trace: RoutingTrace) -> int:

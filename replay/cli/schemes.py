@@ -13,16 +13,14 @@ from replay.cli.screen import announce_compiling, show
 from replay.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from rich.table import Table
+    from collections.abc import Iterable, Sequence
 
     from replay.schemes import Scheme
     from replay.schemes.options import About
+    from tracegen.display.content import Table
 
 SHOWN = 3  # findings of one check; more say the same of other GPUs and layers
 WIDTH = 80
-LONGEST = {"number types": 12, "overlap": 20}  # characters of a line in these columns
 
 SchemeArgument = Annotated[
     str | None,
@@ -80,12 +78,7 @@ def _list(schemes: Iterable[Scheme], as_json: bool) -> None:
     if as_json:
         print(json.dumps([to_json(one) for one in found], indent=1, sort_keys=True))
     else:
-        table = _table("scheme", "what it does", "hardware")
-        for one in found:
-            table.add_row(one.name, one.summary, hardware(one) or "-")
-        show(table)
-        for more in _facts_tables(found):
-            show(more)
+        show(*_tables(found), "")
         print(indented(ABOUT_NUMBERS, "", ""))
         bound = ", ".join(one.name for one in found if not one.network)
         print(indented(f"Only for ranks within one NVLink domain: {bound}.", "", ""))
@@ -97,17 +90,47 @@ def _list(schemes: Iterable[Scheme], as_json: bool) -> None:
         print(line, file=sys.stderr)
 
 
-def _facts_tables(found: Iterable[Scheme]) -> tuple[Table, Table]:
-    """What schemes move and take, and what their code has."""
+def _tables(found: Sequence[Scheme]) -> tuple[Table, Table, Table]:
+    """What schemes do, what they move and take, and what their code has."""
     from replay.report.scheme_tables import facts_of
+    from tracegen.display.content import Column, Table
 
-    taken = _table("scheme", "rows", "overlap", "SMs", "kernels", "graph")
-    limits = _table("scheme", "number types", "gradients", "written for, or measured on")
-    for one in found:
-        facts = facts_of(one)
-        taken.add_row(one.name, one.traffic, one.overlap, facts.sms, facts.kernels, facts.graph)
-        limits.add_row(one.name, facts.types, facts.gradients, facts.limits)
-    return taken, limits
+    facts = [(one, facts_of(one)) for one in found]
+    return (
+        Table(
+            "schemes",
+            "Schemes",
+            [Column("scheme"), Column("what it does"), Column("hardware", rank=1)],
+            [(one.name, one.summary, hardware(one) or "-") for one in found],
+        ),
+        Table(
+            "work",
+            "What they move and take",
+            [
+                Column("scheme"),
+                Column("rows"),
+                Column("overlap"),
+                Column("SMs", form="s", rank=1),
+                Column("kernels", form="s", rank=1),
+                Column("graph", rank=1),
+            ],
+            [
+                (one.name, one.traffic, one.overlap, each.sms, each.kernels, each.graph)
+                for one, each in facts
+            ],
+        ),
+        Table(
+            "limits",
+            "What their code has",
+            [
+                Column("scheme"),
+                Column("number types"),
+                Column("gradients", rank=1),
+                Column("written for, or measured on"),
+            ],
+            [(one.name, each.types, each.gradients, each.limits) for one, each in facts],
+        ),
+    )
 
 
 def _interleaved(found: Iterable[Scheme]) -> Iterable[str]:
@@ -136,16 +159,6 @@ def _plugins() -> Iterable[Scheme | str]:
             yield find(name)
         except UserError as error:
             yield str(error)
-
-
-def _table(*columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH)
-    for column in columns:
-        table.add_column(column, no_wrap=column == "scheme", max_width=LONGEST.get(column))
-    return table
 
 
 def hardware(scheme: Scheme) -> str:

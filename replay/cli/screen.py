@@ -8,9 +8,9 @@ from typing import Any
 from tracegen import screen
 
 
-def show(content: Any) -> None:
+def show(*contents: Any) -> None:
     """Print as wide as the terminal, or as `tracegen.screen.piped_width` says."""
-    screen.show(content)
+    screen.show(*contents)
 
 
 def tell(line: str) -> None:

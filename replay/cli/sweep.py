@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from replay.cli.screen import progress
+from replay.cli.screen import progress, show
 from replay.errors import UserError
 from tracegen import screen
 from tracegen.cli.outputs import file_option, folder_option
@@ -115,7 +115,8 @@ def sweep(
     if json_ is not None:
         write_text(json_, result.to_json())
     if not result.num_missing:
-        print(result.text(), end="")
+        for part in result.shown():
+            show(part)
     _conclude(result, out)
 
 
@@ -188,7 +189,7 @@ def _list() -> None:
 def _show_plan(plan: Plan, out: Path | None) -> None:
     """The points of each grid, and which of them the folder holds already."""
     from replay.sweeps.store import Store
-    from replay.sweeps.table import aligned
+    from tracegen.display.content import Column, Table
 
     present = set()
     if out is not None and out.is_dir():
@@ -197,18 +198,20 @@ def _show_plan(plan: Plan, out: Path | None) -> None:
     identity = {id(point): task.id for task, points in plan.tasks for point in points}
     for number, table in enumerate(plan.tables):
         points = [point for point in plan.points if point.grid == number]
-        headings = [*table.axes, *(["seed"] if table.grid.seeds else []), "identity", "there"]
+        columns = [Column(name) for name in table.axes]
+        columns += [Column("seed", form="d")] if table.grid.seeds else []
+        columns += [Column("identity", rank=1), Column("there")]
         rows = [
             [
                 *point.labels,
-                *([str(point.seed)] if table.grid.seeds else []),
+                *([point.seed] if table.grid.seeds else []),
                 identity[id(point)][:12],
                 "yes" if identity[id(point)] in present else "no",
             ]
             for point in points
         ]
-        print(f"{table.where}: {len(points)} points")
-        print("\n".join(aligned(headings, rows, labels=len(headings))) + "\n")
+        show(Table(f"grid-{number}", f"{table.where}: {len(points)} points", columns, rows))
+    show()
     num_traces = len({task.source.key for task, _ in plan.tasks})
     print(
         f"{len(plan.points)} points, {len(plan.tasks)} different replays of {num_traces} traces; "

@@ -158,20 +158,19 @@ def schemes(
     as_json: AsJsonOption = False,
 ) -> None:
     """List the schemes of tensor parallelism; explain SCHEME."""
-    from replay.report.tables import text_table
     from replay.tensor.registry import SCHEMES, find
+    from tracegen.display.content import Column, Table
 
     if scheme is not None:
         _explain(find(scheme), as_json)
     elif as_json:
         print(json.dumps([_to_json(one) for one in SCHEMES.values()], indent=1, sort_keys=True))
     else:
-        table = text_table("Schemes of tensor parallelism", ("scheme", "what it does"), num_left=2)
-        table.columns[-1].no_wrap = False
-        table.width = 80
-        for name, one in SCHEMES.items():
-            table.add_row(name + ("*" if one.proposes else ""), one.summary)
-        show(table)
+        rows = [
+            (name + ("*" if one.proposes else ""), one.summary) for name, one in SCHEMES.items()
+        ]
+        columns = [Column("scheme"), Column("what it does")]
+        show(Table("schemes", "Schemes of tensor parallelism", columns, rows), "")
         print("* needs hardware that is proposed.")
         print("moereplay tensor schemes SCHEME explains one: options, assumptions, source.")
 
@@ -243,25 +242,26 @@ def models(
         return
     _list_models("Models of dense layers", names())
     _list_models("Models of layers with experts, inner width of one", names_of_experts())
+    show()
     also = ", ".join(f"{other} ({name})" for other, name in aliases().items())
     print(indented(f"Other names: {also}.", "", ""))
     print("moereplay tensor models MODEL shows one with its sources.")
 
 
 def _list_models(title: str, names: Sequence[str]) -> None:
-    from replay.report.tables import text_table
     from replay.tensor.shape import load
+    from tracegen.display.content import Column, Table
 
-    columns = ("model", "layers", "hidden", "inner", "heads", "kv heads", "sequence")
-    table = text_table(title, columns)
-    for name in names:
-        shape = load(name)
-        sizes = (
-            shape.num_layers, shape.hidden, shape.intermediate, shape.num_heads,
-            shape.num_kv_heads, shape.sequence_length or "-",
-        )  # fmt: skip
-        table.add_row(name, *map(str, sizes))
-    show(table)
+    words = ("layers", "hidden", "inner", "heads", "kv heads", "sequence")
+    columns = [Column("model"), *(Column(word, form="d", rank=1) for word in words)]
+    rows = [
+        (
+            shape.name, shape.num_layers, shape.hidden, shape.intermediate, shape.num_heads,
+            shape.num_kv_heads, shape.sequence_length or None,
+        )
+        for shape in map(load, names)
+    ]  # fmt: skip
+    show(Table("models", title, columns, rows))
 
 
 def _show_model(name: str, as_json: bool) -> None:

@@ -80,8 +80,8 @@ def validate(
     if markdown:
         print(report.markdown_table(outcomes), end="")
     else:
-        for lines in report.text_tables(outcomes):
-            show(lines)
+        found = report.shown(outcomes)
+        show(*found, "", *(line for table in found for line in table.explanations()))
     if not report.all_hold(outcomes):
         raise typer.Exit(1)
 
@@ -107,4 +107,4 @@ def _print_at(
         if markdown:
             print("\n".join(as_markdown(lines[0], lines[1:], labels=len(lines[0]) - 1)))
         else:
-            show(predictions.text_table(TABLES[name], lines))
+            show(predictions.shown(TABLES[name], lines))

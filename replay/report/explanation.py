@@ -29,7 +29,7 @@ def explanation_tables(found: Explanation) -> Group:
         tables.append(phases_table(found))
     if found.quantities:
         tables.append(quantities_table(found))
-    return Group(Text(sentence(found)), *tables, Text("\n".join(lines(found))))
+    return Group(Text(sentence(found)), *tables, Text(), Text("\n".join(lines(found))))
 
 
 def sentence(found: Explanation) -> str:
@@ -112,7 +112,7 @@ def quantities_table(found: Explanation) -> Table:
 def lines(found: Explanation) -> list[str]:
     """What the words mean, and what else entered otherwise."""
     shown = [cause for cause in WORDS if any(share.what == cause for share in found.path)]
-    said = [f"{cause}: {WORDS[cause]}" for cause in shown]
+    said = [f"{cause}: {WORDS[cause]}." for cause in shown]
     if found.inputs:
         names = ", ".join(dict.fromkeys(each.what for each in found.inputs))
         said.append(f"Not the scheme alone: {names} entered otherwise too (`moereplay diff`).")

@@ -120,7 +120,8 @@ WORDS: dict[str, str] = {
     "rows": "rows travel or are waited for, and nothing computes",
     "gaps": "between all other kernels, with the launch of an iteration",
     # ---- choosing ----
-    "least": "the least time of the step by its multiplications alone, over its time",
+    "bound of a step": "the least time of the step by its multiplications alone, over its time",
+    "total": "parameters",
     "active": "parameters that a token uses, without the embedding",
     "fullest": "memory of the GPU that needs most, without a scheme's buffers",
 }

@@ -95,7 +95,7 @@ def check_claim(claim: Claim, table: Filled) -> None:
 
 def replayed(claim: Claim, table: Filled) -> Replayed:
     """What the points that a claim is about come to, each as the mean over its seeds."""
-    column = _column(claim, table)
+    column = column_of(claim, table)
     points = [labels for labels in table.rows() if _is_meant(claim, table, labels)]
     cells = [table.cell(labels, column) for labels in points]
     values = [cell.mean for cell in cells if cell is not None]
@@ -103,7 +103,8 @@ def replayed(claim: Claim, table: Filled) -> Replayed:
     return Replayed(value, len(values), len(points))
 
 
-def _column(claim: Claim, table: Filled) -> Column:
+def column_of(claim: Claim, table: Filled) -> Column:
+    """The column that a claim is about."""
     return next(column for column in table.columns if column.header == claim.column)
 
 
@@ -135,7 +136,7 @@ def claim_lines(table: Filled) -> list[list[str]]:
     rows = []
     for claim in table.grid.claims:
         found = replayed(claim, table)
-        digits = _column(claim, table).digits
+        digits = column_of(claim, table).digits
         ratio = "-" if found.value is None else f"{found.value / claim.published:.2f}"
         rows.append([claim.says, f"{claim.published:g}", found.text(digits), ratio])
     return rows

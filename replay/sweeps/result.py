@@ -11,12 +11,16 @@ from replay.run.rows import data_frame
 from replay.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines
 from replay.sweeps.plan import Plan
 from replay.sweeps.rows import Row
-from replay.sweeps.table import aligned, markdown, settings_text
+from replay.sweeps.table import markdown, settings_text
+from replay.sweeps.tables import shown
 
 if TYPE_CHECKING:
     import pandas
+    from rich.console import RenderableType
 
 FORMAT = "moereplay-sweep/1"
+WIDE = 10_000
+"""Characters of a line of a file, which nothing is to be left out of."""
 
 
 @dataclass(frozen=True)
@@ -89,20 +93,17 @@ class SweepResult:
         }
         return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
 
+    def shown(self) -> list[RenderableType]:
+        """Title, question and tables, as a terminal draws them."""
+        return shown(self.plan.study, self.plan.tables)
+
     def text(self) -> str:
-        """The tables as plain text."""
-        study = self.plan.study
-        lines = [study.title, study.question, ""]
-        for table in self.plan.tables:
-            headings, rows, notes = table.lines()
-            labels = len(table.axes) - (table.grid.across is not None)
-            lines += [table.grid.title] if table.grid.title else []
-            lines += [*aligned(headings, rows, labels=labels), ""]
-            lines += [f"[{number}] {note}" for number, note in enumerate(notes, 1)]
-            lines += [""] if notes else []
-            if table.grid.claims:
-                lines += [*aligned(HEADINGS, claim_lines(table), labels=NUM_LABELS), ""]
-        return "\n".join(lines)
+        """The same as plain text, in lines as long as they need to be."""
+        from rich.console import Group
+
+        from replay.report.text import render
+
+        return render(Group(*self.shown()), WIDE)
 
     def markdown(self) -> str:
         """The tables with question, settings and notes as Markdown."""

@@ -36,10 +36,14 @@ class Cell:
             "mean": self.mean, "min": self.least, "max": self.largest, "count": self.count
         }  # fmt: skip
 
+    def is_spread(self, digits: int) -> bool:
+        """Whether so many digits tell the seeds apart."""
+        return f"{self.least:.{digits}f}" != f"{self.largest:.{digits}f}"
+
     def text(self, digits: int) -> str:
         """Mean, and the range where the shown digits tell the seeds apart."""
-        least, largest = (f"{value:,.{digits}f}" for value in (self.least, self.largest))
-        span = f" ({least}-{largest})" if least != largest else ""
+        span = f" ({self.least:,.{digits}f}-{self.largest:,.{digits}f})"
+        span = span if self.is_spread(digits) else ""
         return f"{self.mean:,.{digits}f}{span}"
 
 
@@ -169,8 +173,18 @@ class GridTable:
             ],
         }
 
-    def lines(self) -> tuple[list[str], list[list[str]], list[str]]:
-        """Headings, rows of text, and footnotes."""
+    def parts(
+        self,
+    ) -> tuple[
+        list[str], list[tuple[str, Column]], list[tuple[Labels, list[Cell | str]]], list[str]
+    ]:
+        """What a table of the grid is made of.
+
+        Returns
+        -------
+        Names of the axes whose labels begin each row; headings of the other columns, and what they
+        show; rows of labels and cells, texts where there is no value; footnotes.
+        """
         across = self.grid.across
         names = list(self.axes)
         down = [name for name in names if name != across]
@@ -181,22 +195,33 @@ class GridTable:
             for column in self.columns
             if not (across and self._is_own_baseline(column, across, block))
         ]
-        headings = down + [f"{block} {column.header}".strip() for block, column in shown]
-        rows: dict[Labels, list[str]] = {}
         notes: list[str] = []
-        for labels in self.rows():
-            chosen = dict(zip(names, labels, strict=True))
-            rows.setdefault(tuple(chosen[name] for name in down), [])
+        rows: dict[Labels, list[Cell | str]] = {}
+        for each in self.rows():
+            at = dict(zip(names, each, strict=True))
+            rows.setdefault(tuple(at[name] for name in down), [])
         for key, row in rows.items():
             chosen = dict(zip(down, key, strict=True))
-            row.extend(key)
             for block, column in shown:
                 labels = tuple(block if name == across else chosen[name] for name in names)
-                cell = self.cell(labels, column)
-                row.append(
-                    cell.text(column.digits) if cell else self._nothing(labels, notes)
-                )  # fmt: skip
-        return headings, list(rows.values()), notes
+                row.append(self.cell(labels, column) or self._nothing(labels, notes))
+        headings = [(f"{block} {column.header}".strip(), column) for block, column in shown]
+        return down, headings, list(rows.items()), notes
+
+    def lines(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """Headings, rows of text, and footnotes."""
+        down, shown, rows, notes = self.parts()
+        texts = [
+            [
+                *key,
+                *(
+                    one if isinstance(one, str) else one.text(column.digits)
+                    for one, (_, column) in zip(cells, shown, strict=True)
+                ),
+            ]
+            for key, cells in rows
+        ]
+        return [*down, *(heading for heading, _ in shown)], texts, notes
 
     def _is_own_baseline(self, column: Column, across: str, block: str) -> bool:
         """Whether a column would hold nothing but ones."""
@@ -212,29 +237,14 @@ class GridTable:
         return "-"
 
 
-def aligned(headings: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int) -> list[str]:
-    """Lines of a table, the first columns to the left and the others to the right.
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int) -> list[str]:
+    """Lines of a Markdown table, the first columns to the left and the others to the right.
 
     Parameters
     ----------
     labels
         How many columns are labels.
-
-    Examples
-    --------
-    >>> aligned(["scheme", "us"], [["ideal", "9.5"]], labels=1)
-    ['scheme   us', '------  ---', 'ideal   9.5']
     """
-    rows = list(rows)
-    widths = [
-        max(len(line[column]) for line in [headings, *rows]) for column in range(len(headings))
-    ]
-    lines = [list(headings), ["-" * width for width in widths], *map(list, rows)]
-    return [_pad(line, widths, labels, "  ").rstrip() for line in lines]
-
-
-def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int) -> list[str]:
-    """Lines of a Markdown table; parameters as for `aligned`."""
     headings, *rows = [[cell.replace("|", "\\|") for cell in row] for row in (headings, *rows)]
     widths = [
         max(3, *(len(line[column]) for line in [headings, *rows]))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
 from replay.validate.table import Row, predictions
+from tracegen.display.content import Column
+from tracegen.display.content import Table as Shown
 
 if TYPE_CHECKING:
-    from rich.table import Table as TextTable
-
     from replay.validate.bench import Bench
     from replay.validate.table import Table
 
@@ -64,14 +64,7 @@ def lines(table: Table, changes: Mapping[str, Sequence[str]], bench: Bench) -> l
     ]
 
 
-def text_table(table: Table, lines: list[list[str]]) -> TextTable:
+def shown(table: Table, lines: list[list[str]]) -> Shown:
     """The same for a terminal."""
-    from rich import box
-    from rich.table import Table as TextTable
-
-    text = TextTable(box=box.SIMPLE_HEAD, title=table.title)
-    for column in lines[0]:
-        text.add_column(column, justify="right", no_wrap=True)
-    for line in lines[1:]:
-        text.add_row(*line)
-    return text
+    columns = [Column(heading, form="s") for heading in lines[0]]
+    return Shown(f"{table.name}-at", table.title, columns, lines[1:])

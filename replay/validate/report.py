@@ -7,13 +7,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rich.table import Table as TextTable
+from tracegen.display.content import Column, Table
 
+if TYPE_CHECKING:
     from replay.validate.table import Outcome
+    from tracegen.display.content import Cell
 
 SCHEMA = "moereplay-validation/1"
 COLUMNS = ("table", "part", "rows", "mean %", "median %", "p95 %", "bias %", "bound %")
+MEASURED = ("mean", "median", "p95", "bias")
 NUM_LABELS = 2  # of the columns
 
 
@@ -29,7 +31,7 @@ def error_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
         for bound, numbers, _ in outcome.checks():
             cells = [outcome.table.name, bound.name, f"{numbers['count']:.0f}"]
             if numbers["count"]:
-                cells += [f"{numbers[key]:.1f}" for key in ("mean", "median", "p95")]
+                cells += [f"{numbers[key]:.1f}" for key in MEASURED[:3]]
                 cells.append(f"{numbers['bias']:+.1f}")
             else:
                 cells += ["-"] * 4
@@ -44,35 +46,62 @@ def markdown_table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(markdown(COLUMNS, error_rows(outcomes), labels=NUM_LABELS)) + "\n"
 
 
-def text_tables(outcomes: Sequence[Outcome]) -> list[TextTable]:
+def shown(outcomes: Sequence[Outcome]) -> list[Table]:
     """Errors by table and part, and the rows that are furthest off."""
-    from rich import box
-    from rich.table import Table as TextTable
-    from rich.text import Text
-
-    errors = TextTable(box=box.SIMPLE_HEAD, title="predicted against measured")
-    for index, column in enumerate((*COLUMNS, "")):
-        left = index < NUM_LABELS or not column
-        errors.add_column(column, justify="left" if left else "right", no_wrap=left)
-    worst = TextTable(box=box.SIMPLE_HEAD, title="furthest off")
-    for column in ("table", "row", "measured", "predicted", "error %"):
-        worst.add_column(column, justify="left" if column in ("table", "row") else "right")
+    errors: list[tuple[Cell, ...]] = []
+    worst: list[tuple[Cell, ...]] = []
     for outcome in outcomes:
         table = outcome.table
-        for cells, (_, _, held) in zip(error_rows([outcome]), outcome.checks(), strict=True):
-            errors.add_row(*cells, "" if held else "MISSED")
+        for bound, numbers, held in outcome.checks():
+            found = [numbers[key] if numbers["count"] else None for key in MEASURED]
+            errors.append(
+                (
+                    table.name, bound.name, int(numbers["count"]), *found, bound.mape_percent,
+                    "" if held else "MISSED",
+                )
+            )  # fmt: skip
         num_left_out = int(outcome.left_out.sum())
         if num_left_out:
-            errors.add_row(
-                table.name, Text("outliers, left out by rule", style="dim"), str(num_left_out)
+            nothing = [None] * (len(MEASURED) + 1)
+            errors.append((table.name, "outliers, left out by rule", num_left_out, *nothing, ""))
+        worst += [
+            (
+                table.name, outcome.label(index), outcome.rows[index].measured,
+                float(outcome.predicted[index]), table.unit, float(outcome.errors_percent[index]),
             )
-        for index in outcome.worst(3):
-            worst.add_row(
-                table.name, outcome.label(index), f"{outcome.rows[index].measured:g} {table.unit}",
-                f"{outcome.predicted[index]:.4g} {table.unit}",
-                f"{outcome.errors_percent[index]:+.0f}",
-            )  # fmt: skip
-    return [errors, worst]
+            for index in outcome.worst(3)
+        ]  # fmt: skip
+    return [
+        Table(
+            "errors",
+            "Predicted against measured: errors",
+            [
+                Column("table"),
+                Column("part"),
+                Column("rows", form="d", rank=1),
+                Column("mean", "%", ".1f", says="error without its sign, mean of the rows"),
+                Column("median", "%", ".1f", rank=2),
+                Column("p95", "%", ".1f", rank=1, says="95 % of the rows are off by no more"),
+                Column("bias", "%", "+.1f", rank=1, says="mean error with its sign"),
+                Column("bound", "%", "g", says="the mean that the code must keep"),
+                Column(""),
+            ],
+            errors,
+        ),
+        Table(
+            "worst",
+            "Furthest off",
+            [
+                Column("table"),
+                Column("row"),
+                Column("measured", form=",.4g"),
+                Column("predicted", form=",.4g"),
+                Column("unit"),
+                Column("error", "%", "+.0f"),
+            ],
+            worst,
+        ),
+    ]
 
 
 def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -56,23 +56,38 @@ def list_traces(
 
 def _print_table(found: list[Found]) -> None:
     """Sizes in a table, origins below it."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table()
-    table.add_column("name", no_wrap=True)
-    for heading in ("layers", "tokens", "top-k", "experts", "GPUs", "max/mean", "MB"):
-        table.add_column(heading, justify="right")
-    table.add_column("here")
-    for item in found:
-        entry = item.entry
-        counts = (entry.num_layers, entry.num_tokens, entry.topk, entry.num_experts)
-        skew = f"{entry.load_max_over_mean:.2f}" if entry.load_max_over_mean else ""
-        size = f"{entry.file_bytes / 1e6:.1f}"
-        here = "yes" if item.is_local else "no"
-        ranks = str(entry.num_ranks or "any")
-        table.add_row(entry.name, *map(str, counts), ranks, skew, size, here)
-    screen.show(table)
+    from tracegen.display.content import Column, Table
+
+    columns = [
+        Column("name"),
+        Column("layers", form="d", rank=1),
+        Column("tokens", form=",d"),
+        Column("top-k", form="d"),
+        Column("experts", form="d"),
+        Column("GPUs", form="d", rank=2),
+        Column("max/mean", form=".2f", rank=2, says="load of the busiest expert over the mean"),
+        Column("size", "MB", ".1f", rank=1),
+        Column("here", rank=1, says="whether it need not be fetched"),
+    ]
+    rows = [
+        (
+            entry.name,
+            entry.num_layers,
+            entry.num_tokens,
+            entry.topk,
+            entry.num_experts,
+            entry.num_ranks or "any",
+            entry.load_max_over_mean or None,
+            entry.file_bytes / 1e6,
+            "yes" if item.is_local else "no",
+        )
+        for item in found
+        for entry in [item.entry]
+    ]
+    table = Table("traces", "Traces", columns, rows)
+    screen.show(table, "", *table.explanations(), "")
     for item in found:
         entry = item.entry
         screen.show(Text.assemble((entry.name, "bold"), f": {entry.title}"))

@@ -14,6 +14,7 @@ from tracegen.errors import UserError
 from tracegen.screen import show
 
 if TYPE_CHECKING:
+    from tracegen.display.content import Table
     from tracegen.stats.statistics import TraceStatistics
 
 
@@ -76,20 +77,31 @@ def _print(found: TraceStatistics, per_layer: bool, as_json: bool) -> None:
 
 def _show(found: TraceStatistics, per_layer: bool) -> None:
     """Print a table."""
-    from rich import box
-    from rich.table import Table
+    from tracegen.display.content import Column, Table
 
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("statistic", no_wrap=True)
-    headings = ["all layers", "+- 95 %", "least layer", "largest layer"]
-    headings += ["layer by layer"] if per_layer else []
-    for heading in headings:
-        table.add_column(heading, justify="right", overflow="fold")
+    columns = [
+        Column("statistic"),
+        Column("all layers", form=".3f"),
+        Column("+- 95 %", form=".3f"),
+        Column("least layer", form=".3f", rank=1),
+        Column("largest layer", form=".3f", rank=1),
+    ]
+    rows = [
+        (s.label, s.summary, 1.96 * s.summary_error, float(s.value.min()), float(s.value.max()))
+        for s in found.by_name.values()
+    ]
+    show(Table("statistics", "Statistics", columns, rows))
+    if per_layer:
+        show(_by_layer(found))
+
+
+def _by_layer(found: TraceStatistics) -> Table:
+    """Values and their confidence in each layer, those of a statistic in one cell."""
+    from tracegen.display.content import Column, Table
+
+    rows = []
     for s in found.by_name.values():
-        row = [f"{s.summary:.3f}", f"{1.96 * s.summary_error:.3f}"]
-        row += [f"{s.value.min():.3f}", f"{s.value.max():.3f}"]
-        if per_layer:
-            pairs = zip(s.value.tolist(), (1.96 * s.error).tolist(), strict=True)
-            row.append(" ".join(f"{value:.2f}+-{error:.2f}" for value, error in pairs))
-        table.add_row(s.label, *row)
-    show(table, width=160 if per_layer else 110)
+        pairs = zip(s.value.tolist(), (1.96 * s.error).tolist(), strict=True)
+        rows.append((s.label, " ".join(f"{value:.2f}+-{error:.2f}" for value, error in pairs)))
+    columns = [Column("statistic"), Column("layer by layer")]
+    return Table("layers", "Layer by layer", columns, rows)
