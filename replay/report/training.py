@@ -245,8 +245,8 @@ def notes(compared: TrainComparison) -> Iterator[str]:
     if lacking:
         lines.append(f"* needs hardware that is proposed: {', '.join(lacking)}.")
     reasons: dict[str, list[str]] = {}
-    for name, reason in compared.left_out.items():
-        reasons.setdefault(reason.removeprefix(f"scheme {name!r}: "), []).append(name)
+    for scheme, reason in compared.left_out.items():
+        reasons.setdefault(reason.removeprefix(f"scheme {scheme!r}: "), []).append(scheme)
     lines += [f"Left out: {', '.join(names)}: {reason}." for reason, names in reasons.items()]
     yield from lines
 

@@ -58,7 +58,7 @@ def claims_table(table: GridTable, name: str) -> Table:
         Column("paper"),
         Column("published", form=",g"),
         Column("replayed", form=",g"),
-        Column("replayed/published", form=".2f"),
+        Column("replayed / published", form=".2f"),
         Column("points", rank=1),
     ]
     rows: list[tuple[Cell, ...]] = []

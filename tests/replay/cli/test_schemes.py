@@ -39,14 +39,15 @@ def mine(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_list_fits_a_terminal_and_names_all() -> None:
+def test_the_list_fits_a_terminal_and_names_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     shown = invoke("schemes").stdout
     assert max(map(len, shown.splitlines())) <= 80
     for name, scheme in SCHEMES.items():
-        assert f"  {name} " in shown
+        assert f"\n{name} " in shown
         assert scheme.summary.split()[0] in shown
         facts = facts_of(scheme)
-        row = rf"  {name} +{scheme.traffic} .* {facts.sms} +{facts.kernels} +{facts.graph} *\n"
+        row = rf"\n{name} +{scheme.traffic} .* {facts.sms} +{facts.kernels} +{facts.graph} *\n"
         assert re.search(row, shown), name
         for word in f"{facts.types} {facts.limits}".split():
             assert word in shown

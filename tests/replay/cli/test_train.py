@@ -46,21 +46,21 @@ def test_where_the_step_goes_comes_first_the_fastest_scheme_ahead() -> None:
     )
     order = sorted(EXCHANGE_MS, key=lambda name: EXCHANGE_MS[name])
     for table in (causes, worth):
-        assert re.findall(r"^ ([a-z-]+)\*? +[0-9]", table, re.MULTILINE) == order
+        assert re.findall(r"^([a-z-]+)\*? +[0-9]", table, re.MULTILINE) == order
     assert re.search(r"Left out: .*deepep-ll, .*: no backward pass\.", one_line(text))
     assert "No time is charged for: nothing but this." in text
     assert "Replayed: 2 of 16 MoE layers, routing uniform, 512 tokens per GPU." in text
 
 
 def test_rows_add_up_to_the_step() -> None:
-    rows = re.findall(r"^ [a-z-]+\*? +([0-9. ]+)$", invoke(), re.MULTILINE)
+    rows = re.findall(r"^[a-z-]+\*? +([0-9. ]+)$", invoke(), re.MULTILINE)
     assert len(rows) == len(EXCHANGE_MS)
     for row in rows:
         step, *causes = map(float, row.split())
         assert sum(causes) == pytest.approx(step, abs=0.5 * len(causes) * 0.1)
 
 
-def test_no_table_is_as_wide_as_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_table_is_wider_than_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     longest = max(COMPARED, key=len)
     monkeypatch.setitem(EXCHANGE_MS, longest, 2)
     monkeypatch.setitem(EXCHANGE_MS, "ideal", 20_000)  # a long step, with many digits
@@ -69,15 +69,17 @@ def test_no_table_is_as_wide_as_80_columns(monkeypatch: pytest.MonkeyPatch) -> N
     for result in compared.results:
         result.spent_us["jitter"][0][0] = 0.1  # so that it has a column
     for content in (ranking(compared), comparison_tables(compared)):
-        text = render(content)
-        assert max(map(len, text.splitlines())) < 80
+        text = render(content, 80)
+        assert max(map(len, text.splitlines())) <= 80
         assert longest in text
+        # Whole but for what is least, of a name this long and delays beside every other cause.
+        assert set(re.findall(r"Not shown for want of room: (.*)\.", text)) <= {"other s"}
 
 
 def test_details_show_stages_and_memory() -> None:
     text = invoke("--scheme", "deepep", "--details")
-    assert re.search(r"deepep by stage \(m?s\)", text)
-    assert "Memory of a GPU of each stage (GB), megatron-bf16" in text
+    assert "deepep by stage" in text
+    assert "Memory of a GPU of each stage, megatron-bf16" in text
 
 
 def test_schemes_without_a_joint_replay_are_named_where_the_schedule_pairs() -> None:

@@ -260,6 +260,6 @@ def test_the_json_is_the_difference(tmp_path, compared):
 
 def test_the_text_has_what_changed_and_no_more(compared):
     text = render(difference_tables(replay.diff(compared["nothing"], compared["host"])))
-    assert "system.overheads.host_sync_us   us     15.0     40.0    all" in text
+    assert "system.overheads.host_sync_us  us    15.0    40.0   all" in text
     assert "nccl-alltoall: critical path" in text
     assert "deepep-ll: critical path" not in text

@@ -24,6 +24,7 @@ from replay.measure.measured import mechanisms
 from replay.measure.parts import Mechanisms
 from replay.measure.result import Measures
 from replay.report.mechanisms import mechanism_table
+from replay.report.tables import row_names
 from replay.run.layer import Built, build_layer, replay_layer
 from replay.schemes import SCHEMES
 from replay.work.layer import ExpertShape, LayerWork
@@ -827,11 +828,9 @@ def test_report_of_two_layers_is_that_of_their_sums() -> None:
         results.append(first.model_copy(update={"layers": [*first.layers, *second.layers]}))
     table = mechanism_table(results)
     assert table is not None
-    whose, what, text = ([str(cell) for cell in column.cells] for column in table.columns)
-    starts = [row for row, name in enumerate(whose) if name]
     told = [
-        dict(zip(what[first:last], text[first:last], strict=True))
-        for first, last in zip(starts, [*starts[1:], len(what)], strict=True)
+        {str(what): str(use) for name, what, use in table.rows if name == whose}
+        for whose in row_names(results)
     ]
     for result, lines in zip(results, told, strict=True):
         layers = [layer.measures.mechanisms for layer in result.layers]

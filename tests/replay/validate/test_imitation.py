@@ -97,7 +97,7 @@ def test_an_unfit_imitation_is_marked_and_has_an_exit_code_of_its_own(
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == code, done.output
     assert UNFIT not in (0, 1, 2, 3, 4, 130)
-    lines = {line.split("  ")[1]: line for line in done.stdout.splitlines() if "statistic " in line}
+    lines = {line.split("  ")[0]: line for line in done.stdout.splitlines() if "statistic " in line}
     assert "2.0%" in lines["statistic one"]
     assert ("!" in lines["statistic one"]) is (code == UNFIT)
     assert "!" not in lines["statistic two"]
