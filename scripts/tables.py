@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
-    for path in [ROOT / "README.md", *sorted((ROOT / "replay").rglob("*.md"))]:
+    pages = (ROOT / "scripts" / "site" / "pages").glob("*.md")
+    for path in [*sorted(pages), *sorted((ROOT / "replay").rglob("*.md"))]:
         text = path.read_text(encoding="utf-8")
         if with_tables(text) != text:
             path.write_text(with_tables(text), encoding="utf-8")

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize(
     ("file", "name"),
     [
-        ("README.md", "schemes"),
+        ("scripts/site/pages/schemes.md", "schemes"),
         ("replay/schemes/MECHANISMS.md", "traffic"),
         ("replay/schemes/MECHANISMS.md", "limits"),
     ],
