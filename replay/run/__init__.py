@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from replay.graph import Timeline
+    from replay.measure.replayed import Replayed
     from replay.run.result import Result
     from replay.run.spec import RunSpec
     from tracegen import RoutingTrace
@@ -28,7 +28,7 @@ def run(
     spec: RunSpec | None = None,
     *,
     progress: Callable[[], object] | None = None,
-    observe: Callable[[Timeline], object] | None = None,
+    observe: Callable[[Replayed], object] | None = None,
     max_memory: float | None = None,
     report: Callable[[str], object] | None = None,
     **settings: Any,

@@ -67,7 +67,7 @@ def replay_apart(
     *,
     strategy: Strategy | PairOrder | None = None,
     progress: Callable[[], object] | None = None,
-    observe: Callable[[Timeline], object] | None = None,
+    observe: Callable[[Replayed], object] | None = None,
 ) -> Iterator[LayerResult]:
     """Replay every layer by itself: each begins on all ranks at once.
 
@@ -113,7 +113,7 @@ def _layer_alone(
     lead: Time,
     strategy: Strategy | PairOrder | None,
     progress: Callable[[], object] | None,
-    observe: Callable[[Timeline], object] | None,
+    observe: Callable[[Replayed], object] | None,
 ) -> LayerResult:
     """Replay one layer; its graph is given up before the next is built."""
     chain = build([link], system, scheme, launch, lead=lead, progress=progress, strategy=strategy)
@@ -184,7 +184,7 @@ def replay_chain(
     strategy: Strategy | PairOrder | None = None,
     compare_barrier: bool = False,
     progress: Callable[[], object] | None = None,
-    observe: Callable[[Timeline], object] | None = None,
+    observe: Callable[[Replayed], object] | None = None,
 ) -> ChainResult:
     """Replay layers one after the other on each GPU.
 

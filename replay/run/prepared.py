@@ -29,8 +29,9 @@ from replay.work.precision import Precision
 from replay.work.sliced import num_groups
 
 if TYPE_CHECKING:
-    from replay.graph import TaskGraph, Timeline
+    from replay.graph import TaskGraph
     from replay.machine.host import Launch
+    from replay.measure.replayed import Replayed
     from replay.measure.result import ChainResult, LayerResult
     from replay.run.chain import ChainLink
     from replay.run.setup import Setup
@@ -98,7 +99,7 @@ class Prepared:
         scheme: Scheme,
         *,
         progress: Callable[[], object] | None = None,
-        observe: Callable[[Timeline], object] | None = None,
+        observe: Callable[[Replayed], object] | None = None,
         is_chain: bool | None = None,
     ) -> tuple[list[LayerResult], ChainResult | None]:
         """Replay under a scheme with its options chosen: layers by themselves, or a chain.

@@ -26,7 +26,7 @@ from replay.run.setup import (
 from replay.run.spec import RunSpec
 
 if TYPE_CHECKING:
-    from replay.graph import Timeline
+    from replay.measure.replayed import Replayed
     from replay.work.batch import Batch
     from tracegen import RoutingTrace
 
@@ -36,7 +36,7 @@ def run(
     spec: RunSpec | None = None,
     *,
     progress: Callable[[], object] | None = None,
-    observe: Callable[[Timeline], object] | None = None,
+    observe: Callable[[Replayed], object] | None = None,
     max_memory: float | None = None,
     report: Callable[[str], object] | None = None,
     **settings: Any,
@@ -56,7 +56,8 @@ def run(
         Called for every layer.
     observe
         Called with the schedule of each graph that the result is made from: one for a chain, one
-        per layer otherwise. See `replay.graph.export` for what to do with it.
+        per layer otherwise. It knows the machine that made it; see `replay.graph.export` and
+        `replay.measure.scene` for what to do with it.
     max_memory
         Bytes that it may take; None takes what the machine has left.
     report
@@ -104,7 +105,7 @@ def carry_out(
     trace: RoutingTrace,
     *,
     progress: Callable[[], object] | None = None,
-    observe: Callable[[Timeline], object] | None = None,
+    observe: Callable[[Replayed], object] | None = None,
     max_memory: float | None = None,
     report: Callable[[str], object] | None = None,
 ) -> Result:
