@@ -136,9 +136,6 @@ def parse_exports(
     if token is not None and "chrome" not in (name for name, _ in targets):
         message = "--trace-token goes with --trace-events: it is the token whose way is drawn"
         raise UserError(message)
-    if token is not None and token < 0:
-        message = f"--trace-token {token}: possible are 0 and more"
-        raise UserError(message)
     if not targets:
         if window is not None or max_events is not None:
             message = "--window and --max-events go with --trace-events or --export"
@@ -161,6 +158,19 @@ def parse_exports(
         message = f"--max-events {max_events}: possible are 1 and more"
         raise UserError(message)
     return Exports(targets, None if window is None else _window_ps(window), max_events, token)
+
+
+def check_token(token: int, num_tokens: int) -> None:
+    """Refuse a token that the batch does not have, before anything is replayed.
+
+    Raises
+    ------
+    UserError
+        Saying which there are.
+    """
+    if not 0 <= token < num_tokens:
+        message = f"--trace-token {token}: tokens of the batch are 0 to {num_tokens - 1}"
+        raise UserError(message)
 
 
 def _window_ps(text: str) -> tuple[int, int]:

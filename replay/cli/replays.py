@@ -86,9 +86,10 @@ def run(
 ) -> None:
     """Replay a trace under one scheme."""
     import replay
-    from replay.cli.exports import parse_exports
+    from replay.cli.exports import check_token, parse_exports
     from replay.report.text import summary_tables
     from replay.run.host_memory import parse_size
+    from replay.run.links import batch_of
     from replay.run.replayer import estimate
     from replay.run.setup import load_trace, set_up
 
@@ -102,8 +103,11 @@ def run(
         token=trace_token,
     )
     limit = None if max_memory is None else parse_size(max_memory)
-    set_up(made, {})  # refuses what does not exist before the trace is read
+    setup = set_up(made, {})  # refuses what does not exist before the trace is read
     loaded, made = load_trace(None, made)
+    if trace_token is not None:
+        batch = batch_of(made, loaded, setup.system, made.step)
+        check_token(trace_token, batch.source_rank.size)
     if dry_run:
         print(estimate(loaded, made).text())
         return

@@ -129,11 +129,11 @@ def test_the_way_of_a_token(tmp_path: Path) -> None:
         (["--export", "goal:y", "--trace-token", "3"], "--trace-token goes with --trace-events"),
         (
             ["--trace-events", "x", "--trace-token", "-1"],
-            "--trace-token -1: possible are 0 and more",
+            "--trace-token -1: tokens of the batch are 0 to 7",
         ),
         (
             ["--layer", "0", "--trace-events", "x", "--trace-token", "8"],
-            "token 8 takes no way through this replay; 8 tokens do, from 0 to 7",
+            "--trace-token 8: tokens of the batch are 0 to 7",
         ),
         (["--trace-events", "x", "--barrier"], "choose one --layer, or leave out --barrier"),
         (
