@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything that must hold before a change lands: format, lint, types, tests with and without the JIT.
+# Everything that must hold before a change lands: format, lint, types, the documentation site, tests with
+# and without the JIT.
 # Usage: bash scripts/check.sh [full|capture|lowest]
 #   full     adds the extended tier (long property and fuzz runs)
 #   capture  installs torch and transformers first; without them the tests of capture are skipped
@@ -61,13 +62,13 @@ lowest() {
     # are the same bytes with them: the golden results of all schemes, those under tensor parallelism
     # too, and those compared below. What the model of schemes, collectives, experts, machine and
     # measurements says then is the same too, and what tests read in the source or find by edits of it
-    # has nothing to do with versions: those run once.
+    # has nothing to do with versions: those run once. The site is made with the present versions only.
     env -u CI NUMBA_CACHE_DIR="$root/.venv-lowest/numba" \
         .venv-lowest/bin/python -m pytest -q -n 2 --dist worksteal \
         --ignore tests/replay/schemes --ignore tests/replay/validate --ignore tests/replay/compute \
         --ignore tests/replay/machine --ignore tests/replay/run/test_sms_in_chains.py \
         --ignore tests/replay/tensor --ignore tests/replay/collectives --ignore tests/replay/measure \
-        --ignore tests/test_layering.py --ignore tests/test_mutants.py
+        --ignore tests/test_layering.py --ignore tests/test_mutants.py --ignore tests/site
     echo "== results, lowest and present versions"
     local place
     place=$(mktemp -d)
@@ -110,6 +111,13 @@ echo "== format";     ruff format --check .
 echo "== lint";       ruff check .
 echo "== types";      mypy; mypy scripts
 wait $ready
+# Every link, reference and table of contents; in CI the pages are also written.
+echo "== site"
+if [ -n "${CI:-}" ]; then
+    python scripts/site/build.py
+else
+    python scripts/site/build.py --check
+fi
 echo "== tests";      pytest -q -n 2 --dist worksteal
 # The kernels' source must also be right as plain Python: the same tests of the engine, JIT off. Exports
 # only read schedules, and the cache of compiled kernels is not used.

@@ -328,3 +328,4 @@ CHECKS = {
         "every value of an option runs or is refused", (ONE_TOKEN, *TINY_ACROSS), values
     ),
 }
+"""What a scheme must keep, by name, in the order in which it is examined."""

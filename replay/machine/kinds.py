@@ -252,6 +252,7 @@ DISPATCH = PhaseKinds(
     receive=Kind.DISPATCH_RECEIVE,
     memory=Kind.DISPATCH_MEMORY,
 )
+"""Of rows on their way to their experts."""
 COMBINE = PhaseKinds(
     sync=Kind.COMBINE_SYNC,
     send=Kind.COMBINE_SEND,
@@ -264,6 +265,7 @@ COMBINE = PhaseKinds(
     receive=Kind.COMBINE_RECEIVE,
     memory=Kind.COMBINE_MEMORY,
 )
+"""Of results on their way back."""
 WEIGHTS = PhaseKinds(
     sync=Kind.PLAN_SYNC,
     send=Kind.WEIGHTS_SEND,

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from replay.graph import GraphBuilder, TaskGraph
 
 Ints = npt.NDArray[np.int64]
+"""An int64 array, of tasks, ranks, bytes or picoseconds."""
 IntsLike = Ints | int
+"""Such an array, or one number for all."""
 Discipline = Literal["fifo", "voq", "turns", "line"]
 
 

@@ -33,6 +33,7 @@ SCHEMES: dict[str, TensorScheme] = {
         Ladm(),
     )
 }
+"""Every scheme of tensor parallelism, with its default options, in the order of reports."""
 
 
 def find(name: str) -> TensorScheme:

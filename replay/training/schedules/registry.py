@@ -24,6 +24,7 @@ SCHEDULES: dict[str, Schedule] = {
         DualPipe(),
     )
 }
+"""Every order in which a pipeline's stages run their passes, by name."""
 
 
 def find(name: str) -> Schedule:

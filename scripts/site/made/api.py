@@ -78,7 +78,8 @@ def _page(name: str, homes: dict[int, str], pages_of: Collection[str]) -> str:
             parts.append(_directive("autoclass", f"{name}.{word}", members=True))
         elif inspect.isroutine(value):
             parts.append(_directive("autofunction", f"{name}.{word}", members=False))
-        elif about := _about_value(module, word):
+        else:
+            about = _about_value(module, word)
             parts.append(f"[{code(word)}]{{#{anchor_of(word)}}}\n: {about}\n")
     return "\n".join(parts)
 
@@ -91,12 +92,20 @@ def _names(module: Any) -> list[str]:
     return [
         word
         for word, value in vars(module).items()
-        if not word.startswith("_") and getattr(value, "__module__", "") == module.__name__
+        if not word.startswith("_")
+        and (inspect.isclass(value) or inspect.isroutine(value) or word in _behind(module.__name__))
+        and getattr(value, "__module__", module.__name__) == module.__name__
     ]
 
 
 def _about_value(module: Any, word: str) -> str:
-    """What stands behind a constant in the source of a module, its own or one it imports from."""
+    """What stands behind a constant in the source of a module, its own or one it imports from.
+
+    Raises
+    ------
+    ValueError
+        If nothing stands there.
+    """
     for name, value in list(sys.modules.items()):
         if name.split(".")[0] not in PACKAGES or getattr(value, word, None) is not getattr(
             module, word
@@ -104,13 +113,17 @@ def _about_value(module: Any, word: str) -> str:
             continue
         if found := _behind(name).get(word):
             return of_docstring(found)
-    return ""
+    message = f"{module.__name__}.{word} is not described"
+    raise ValueError(message)
 
 
 @cache
 def _behind(name: str) -> dict[str, str]:
-    """Texts right behind the constants of a module."""
-    return behind(ast.parse(inspect.getsource(sys.modules[name])).body)
+    """Texts right behind the constants of a module, or before them as ``#:``."""
+    source = inspect.getsource(sys.modules[name])
+    before = re.findall(r"((?:^#: .*\n)+)^(\w+)\b", source, re.MULTILINE)
+    marked = {word: re.sub(r"^#: ", "", text, flags=re.MULTILINE) for text, word in before}
+    return marked | behind(ast.parse(source).body)
 
 
 def _directive(kind: str, name: str, *, members: bool) -> str:

@@ -1,0 +1,159 @@
+"""Files of users, commands and public names: all of them have a page, and each says everything."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from made import HERE, api, commands, docstrings, files
+from made.fields import keys_of, kind_of
+from made.text import anchor_of, escaped
+from pydantic import BaseModel, Field
+
+import hwmodel.specs
+from replay.sweeps.points import RUN_SETTINGS
+
+PAGES = {page.path: page.text for maker in (commands, api) for page in maker.pages()}
+WRITTEN = {path.name: path.read_text(encoding="utf-8") for path in (HERE / "files").glob("*.md")}
+
+
+@pytest.mark.parametrize("name", files.models())
+def test_every_key_is_described_and_on_a_page(name: str) -> None:
+    marker = f"<!-- keys of {name} -->"
+    assert sum(text.count(marker) for text in WRITTEN.values()) == (name != "kind.uniform")
+    shown = files.models()[name]
+    keys = list(keys_of(shown.model, leave_out=shown.leave_out))  # refuses what is not described
+    filled = files.filled(marker)
+    assert [key.name for key in keys] == re.findall(r"^\[`([^`]+)`\]", filled, re.MULTILINE)
+    assert filled.count("{.possible}") == len(keys)
+
+
+def test_a_field_that_says_nothing_is_refused() -> None:
+    class Silent(BaseModel):
+        said: int
+        """What it is."""
+        unsaid: int
+
+    with pytest.raises(ValueError, match=r"Silent\.unsaid is not described"):
+        list(keys_of(Silent))
+
+
+def test_every_table_of_a_machine_has_a_heading() -> None:
+    tables = [f"## `[{name}]`" for name in hwmodel.specs.sections()]
+    assert not [table for table in tables if table not in WRITTEN["machine.md"]]
+
+
+def test_settings_of_a_study_are_among_those_of_a_replay() -> None:
+    keys = {key.name for key in keys_of(files.models()["run"].model)}
+    assert set(RUN_SETTINGS) <= keys
+
+
+@pytest.mark.parametrize("name", files.examples())
+def test_every_example_can_be_read_and_is_on_a_page(name: str) -> None:
+    assert files.examples()[name](HERE / "examples" / name)
+    assert sum(text.count(f"<!-- example {name} -->") for text in WRITTEN.values()) == 1
+
+
+def test_every_file_is_an_example_that_is_read() -> None:
+    assert {path.name for path in (HERE / "examples").iterdir()} == set(files.examples())
+
+
+def test_every_marker_is_filled() -> None:
+    for name, text in WRITTEN.items():
+        assert "<!--" not in files.filled(text), name
+
+
+class Sample(BaseModel):
+    """A model with a key of every form.
+
+    Attributes
+    ----------
+    one, other
+        Two keys at once.
+    """
+
+    one: Annotated[int, Field(ge=1, le=1 << 16)]
+    other: float | None = Field(None, gt=0)
+    word: Literal["a", "b"] = "a"
+    many: list[Annotated[int, Field(ge=0)]] = [1]
+    pair: Annotated[list[str], Field(min_length=2, max_length=2)]
+    by_name: dict[str, bool] = {}
+    either: bool | str = Field(False, alias="or", description="From the field.")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("one", "a whole number, at least 1 and at most 2^16"),
+        ("other", "a number, more than 0"),
+        ("word", '`"a"` or `"b"`'),
+        ("many", "a list of whole numbers, at least 0"),
+        ("pair", "a list of 2 texts"),
+        ("by_name", "a table of true or false by name"),
+        ("either", "true or false; or text"),
+    ],
+)
+def test_what_is_possible_is_put_in_words(name: str, kind: str) -> None:
+    assert kind_of(Sample.model_fields[name]) == kind
+
+
+def test_sentences_and_defaults_of_every_form() -> None:
+    keys = {key.name: key for key in keys_of(Sample, leave_out=("word", "many", "pair", "by_name"))}
+    assert list(keys) == ["one", "other", "or"]
+    assert keys["one"].says == keys["other"].says == "Two keys at once."
+    assert keys["or"].says == "From the field."
+    assert [keys[name].default for name in keys] == [None, "not given", "false"]
+
+
+def test_every_command_has_a_page_with_every_option() -> None:
+    found = list(commands.commands())
+    assert len(found) > 20
+    for words, command in found:
+        page = PAGES[f"commands/{commands.page_of(words)}.md"]
+        assert page.startswith(f"# moereplay {' '.join(words)}\n")
+        options = [param.opts[-1] for param in command.params if param.opts[0].startswith("-")]
+        for option in options:
+            assert re.search(rf"^\[``?\s?[^\n]*{re.escape(option)}\b", page, re.MULTILINE), option
+
+
+def test_every_public_name_is_on_the_page_of_its_package() -> None:
+    import replay
+    import replay.graph
+
+    for package in (replay, replay.graph):
+        page = PAGES[f"api/{package.__name__}.md"]
+        for name in package.__all__:
+            assert re.search(rf"\b{re.escape(name)}\b", page), name
+    assert {"replay", "tracegen", "hwmodel", "replay.tensor", "replay.training"} <= {*api.modules()}
+
+
+def test_sections_without_types_become_fields() -> None:
+    lines = [
+        "Do it.",
+        "",
+        "Returns",
+        "-------",
+        "The sum,",
+        "rounded.",
+        "",
+        "Raises",
+        "------",
+        "E",
+    ]
+    docstrings.rewritten(None, "function", "do", None, None, lines)
+    assert lines == [
+        "Do it.", "", "", ":returns: The sum,", "   rounded.", "", "Raises", "------", "E",
+    ]  # fmt: skip
+
+
+def test_text_is_shown_as_it_is() -> None:
+    assert escaped("a*b [c] `d*e` <f>") == r"a\*b \[c\] `d*e` \<f\>"
+    assert anchor_of("--set", "KEY=VALUE") == "set-key-value"
+
+
+def test_pages_are_the_same_each_time() -> None:
+    again = {page.path: page.text for maker in (commands, api) for page in maker.pages()}
+    assert again == PAGES
+    assert not [path for path, text in PAGES.items() if str(Path.cwd()) in text]

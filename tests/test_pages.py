@@ -1,0 +1,176 @@
+"""The README and the pages of the site do what they say: their code and their commands are run.
+
+A fence of the README runs in a folder of its own. A page of the site runs from top to bottom in one
+folder, its Python in one namespace. Lines that follow a command in a console fence are its output,
+and must be among what it prints, however far it is indented. Comments right before a fence say
+more::
+
+    <!-- not executed: REASON -->    it is left out
+    <!-- file: NAME -->              it is not run but written to a file, which the next ones use
+    <!-- extended: REASON -->        it and all that follows on its page is for the extended tier
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from replay.cli.app import main
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+SITE = ROOT / "scripts" / "site"
+PAGES = [SITE / "index.md", *sorted((SITE / "files").glob("*.md"))]
+PAGES += sorted((SITE / "pages").glob("*.md"))
+SHELL = ("console", "bash", "sh")
+WITH_EXTRAS = ("torch", "transformers")  # of the extra "capture"; CI has them
+
+
+class Fence(NamedTuple):
+    page: Path
+    line: int
+    language: str
+    text: str
+    about: dict[str, str]  # what the comments before it say
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is run or written."""
+        known = self.language in ("python", *SHELL) or "file" in self.about
+        return known and "not executed" not in self.about
+
+    @property
+    def where(self) -> str:
+        return f"{self.page.relative_to(ROOT).as_posix()}, line {self.line}"
+
+
+def fences(page: Path) -> Iterator[Fence]:
+    """Every fenced block of a page."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    opened: tuple[int, str, str] | None = None
+    for number, line in enumerate(lines):
+        marks = re.match(r"`{3,}", line)
+        if marks is None:
+            continue
+        if opened is None:
+            opened = number, marks[0], line[marks.end() :].strip()
+        elif line.strip() == opened[1]:
+            begin, _, language = opened
+            text = "\n".join(lines[begin + 1 : number])
+            yield Fence(page, begin + 1, language, text, _comments(lines[:begin]))
+            opened = None
+    assert opened is None, f"{page}: a fence is never closed"
+
+
+def _comments(before: list[str]) -> dict[str, str]:
+    """Comments of known names that stand right before a fence."""
+    found = {}
+    for line in reversed(before):
+        match = re.fullmatch(r"<!-- (not executed|file|extended): (.+) -->", line.strip())
+        if match:
+            found[match[1]] = match[2]
+        elif line.strip():
+            break
+    return found
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Words of every command, without prompt, comment and output."""
+    lines = text.replace("\\\n", " ").splitlines()
+    has_prompts = any(line.startswith("$ ") for line in lines)
+    for line in lines:
+        if has_prompts and not line.startswith("$ "):
+            continue
+        if words := shlex.split(line.removeprefix("$ "), comments=True):
+            yield words
+
+
+def shown_output(text: str) -> list[str]:
+    """Lines of a console fence that are neither commands nor empty."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("$ ")]
+
+
+def run(fence: Fence, names: dict[str, Any]) -> None:
+    """Do in the present folder what a fence says, in this process as far as a command's exit."""
+    if "file" in fence.about:
+        Path(fence.about["file"]).write_text(f"{fence.text}\n", encoding="utf-8")
+    elif fence.language == "python":
+        source = "\n" * fence.line + fence.text  # errors name the page's own line
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(source, str(fence.page), "exec"), names)
+    else:
+        _run_commands(fence)
+
+
+def _run_commands(fence: Fence) -> None:
+    printed: set[str] = set()
+    for words in commands(fence.text):
+        said, wrong = io.StringIO(), io.StringIO()
+        assert words[0] == "moereplay", f"{fence.where}: {words[0]} is not run by this test"
+        with (
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(wrong),
+            pytest.raises(SystemExit) as end,
+        ):
+            main(words[1:])
+        assert end.value.code == 0, f"{fence.where}: {shlex.join(words)}: {wrong.getvalue()}"
+        assert said.getvalue() or wrong.getvalue()
+        printed |= {line.strip() for line in said.getvalue().splitlines()}
+    if fence.language == "console":
+        missing = [line for line in shown_output(fence.text) if line not in printed]
+        assert not missing, f"{fence.where}: not printed: {missing[0]}"
+
+
+def of_readme() -> list[Any]:
+    chosen = [fence for fence in fences(README) if fence.runs]
+    return [pytest.param(fence, id=f"line {fence.line}") for fence in chosen]
+
+
+def of_pages() -> list[Any]:
+    """Pages with something to run; where a part is for the extended tier, once more with it."""
+    found = []
+    for page in PAGES:
+        chosen = [fence for fence in fences(page) if fence.runs]
+        later = [place for place, fence in enumerate(chosen) if "extended" in fence.about]
+        now = chosen[: later[0]] if later else chosen
+        if now:
+            found.append(pytest.param(now, id=page.stem))
+        if later:
+            found.append(pytest.param(chosen, id=f"{page.stem}, all", marks=pytest.mark.extended))
+    return found
+
+
+def test_there_is_something_to_run() -> None:
+    languages = {fence.language for page in [README, *PAGES] for fence in fences(page)}
+    assert {"python", "console"} <= languages
+    assert len(of_readme()) > 1
+    assert len(of_pages()) > 1
+
+
+@pytest.mark.parametrize("fence", of_readme())
+def test_readme(fence: Fence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(fence, {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("chosen", of_pages())
+def test_page(chosen: list[Fence], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for fence in chosen:
+        try:
+            run(fence, names)
+        except ModuleNotFoundError as error:
+            if error.name not in WITH_EXTRAS or os.environ.get("CI"):
+                raise
+            pytest.skip(f"{fence.where} needs {error.name}")
