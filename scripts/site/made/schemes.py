@@ -31,19 +31,15 @@ def schemes() -> dict[str, Scheme]:
 
 def pages() -> Iterator[Made]:
     """The list of schemes, a page for each, and one for those of tensor parallelism."""
-    from replay.report.scheme_tables import limits_table, scheme_table
-
     names = list(schemes())
-    tables = "\n\n".join(
-        re.sub(r"^\| `([^`]+)` \|", r"| [`\1`](\1.md) |", table, flags=re.MULTILINE)
-        for table in (scheme_table(), limits_table())
-    )
     text = (
-        "# Schemes\n\n`*` in results marks proposed hardware. "
+        "# Schemes\n\n`*` marks proposed hardware, here as in results. "
         "[`moereplay schemes`](../commands/schemes.md) prints what these pages say, also of a "
-        "scheme in a file of your own; "
-        "[MECHANISMS.md](../replay/schemes/MECHANISMS.md) compares them.\n\n"
-        f"{tables}\n\n`plain` is an example to start from, and not compared unless asked for.\n\n"
+        "scheme in a file of your own. [MECHANISMS.md](../replay/schemes/MECHANISMS.md) and "
+        "[COSTS.md](../replay/schemes/COSTS.md) compare them.\n\n"
+        f"{_list()}"
+        "[Schemes of tensor parallelism](tensor.md)\n"
+        ": of layers whose weights are sliced over GPUs\n\n"
         f"{toctree([*(f'{name}.md' for name in names), 'tensor.md'], hidden=True)}"
     )
     yield Made("schemes/index.md", text)
@@ -52,11 +48,23 @@ def pages() -> Iterator[Made]:
     yield Made("schemes/tensor.md", _tensor_page())
 
 
+def _list() -> str:
+    """Every scheme with its summary."""
+    return "".join(
+        f"[{escaped(starred(scheme))}]({name}.md)\n: {escaped(scheme.summary)}\n\n"
+        for name, scheme in schemes().items()
+    )
+
+
+def starred(scheme: Scheme | TensorScheme) -> str:
+    """Name of a scheme as results show it."""
+    return f"{scheme.name}*" if scheme.proposes else scheme.name
+
+
 def page_of(scheme: Scheme) -> str:
     """Page of one scheme."""
-    star = "*" if scheme.proposes else ""
     parts = [
-        f"# {escaped(scheme.name + star)}\n\n{escaped(scheme.summary)}.\n",
+        f"# {escaped(starred(scheme))}\n\n{escaped(scheme.summary)}.\n",
         f"````{{container}} facts\n{_facts(scheme)}````\n",
         "## Graph\n\n" + _graph(scheme),
         "## Traffic\n\n" + _traffic(scheme),
@@ -330,14 +338,13 @@ def _tensor_scheme(scheme: TensorScheme) -> str:
         (what, one.moves, one.up_form, one.down_form)
         for what, one in (("gather", gather), ("reduction", reduce))
     ]
-    star = "*" if scheme.proposes else ""
     facts = {
         "source": scheme.source,
         "assumes": scheme.assumes or "nothing beyond its source",
         "proposes": ", ".join(sorted(scheme.proposes)),
         "needs": ", ".join(sorted(scheme.needs)),
     }
-    lines = [f"## {escaped(scheme.name + star)}\n\n{escaped(scheme.summary)}.\n"]
+    lines = [f"## {escaped(starred(scheme))}\n\n{escaped(scheme.summary)}.\n"]
     lines += [f"{name}\n: {escaped(text)}\n" for name, text in facts.items() if text]
     lines.append(_table(("", "moves", "shares up", "shares down"), rows))
     lines.append(_options(scheme.options, scheme.name))
