@@ -83,7 +83,7 @@ def list_systems(
     ]
     cells = [[row[field] for field in list(row)[: len(columns)]] for row in rows]
     table = Table("machines", "Machines; links and rates are per GPU", columns, cells)
-    screen.show(table, "", *table.explanations(), "")
+    screen.show(table, "", *table.explanations(), "", sep="\n")
     for row in rows:
         screen.show(Text.assemble((row["name"], "bold"), f": {row['summary']}"))
         screen.show(f"  capabilities: {', '.join(row['capabilities'])}", style="dim")

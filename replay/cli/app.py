@@ -107,6 +107,7 @@ def _parser() -> Any:
 
 
 def _carry_out(argv: Sequence[str] | None) -> int:
+    streams = sys.stdout, sys.stderr
     try:
         code = _parser()(
             args=None if argv is None else list(argv), prog_name="moereplay", standalone_mode=False
@@ -119,6 +120,12 @@ def _carry_out(argv: Sequence[str] | None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except SystemExit as end:
+        # The parser puts other streams in place and ends the process where a reader has gone.
+        if isinstance(end.__context__, BrokenPipeError):
+            sys.stdout, sys.stderr = streams
+            raise end.__context__ from None
+        raise
     return code or 0
 
 

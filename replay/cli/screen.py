@@ -9,8 +9,8 @@ from tracegen import screen
 
 
 def show(*contents: Any) -> None:
-    """Print as wide as the terminal, or as `tracegen.screen.piped_width` says."""
-    screen.show(*contents)
+    """Print one below the other, as wide as the terminal or `tracegen.screen.piped_width`."""
+    screen.show(*contents, sep="\n")
 
 
 def tell(line: str) -> None:

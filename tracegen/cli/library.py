@@ -87,7 +87,7 @@ def _print_table(found: list[Found]) -> None:
         for entry in [item.entry]
     ]
     table = Table("traces", "Traces", columns, rows)
-    screen.show(table, "", *table.explanations(), "")
+    screen.show(table, "", *table.explanations(), "", sep="\n")
     for item in found:
         entry = item.entry
         screen.show(Text.assemble((entry.name, "bold"), f": {entry.title}"))

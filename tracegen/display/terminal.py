@@ -85,7 +85,7 @@ def grid(
 ) -> tuple[RenderableType, list[str]]:
     """Draw rows under headings.
 
-    Where there is no room, headings and long texts are broken into lines first, then columns are
+    Where there is no room, headings are broken into lines first, then long texts, then columns are
     left out, and at last rows are written as lists.
 
     Parameters
@@ -113,11 +113,13 @@ def grid(
         if _width([least[one] for one in kept]) <= width:
             break
     missing = [headings[place] for place in _of(headings) if place not in kept]
-    least, most = ([of[place] for place in kept] for of in (least, most))
+    least, cells, most = ([of[place] for place in kept] for of in (least, cells, most))
     if _width(least) > width:
         return _lists([headings[place] for place in kept], texts, kept), missing
     form = Table(box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), show_edge=False, pad_edge=False)
-    for place, given in zip(kept, shared(least, most, width), strict=True):
+    whole = [max(*both) for both in zip(least, cells, strict=True)]
+    widths = shared(shared(least, whole, width), most, width)
+    for place, given in zip(kept, widths, strict=True):
         side: Literal["left", "right"] = "left" if are_texts[place] else "right"
         form.add_column(
             Align(Text(headings[place], justify=side), side, vertical="bottom"),

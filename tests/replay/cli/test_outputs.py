@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import json
 import os
@@ -171,7 +172,7 @@ def test_output_that_cannot_be_written_ends_in_a_line_or_none(
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(Gone()), "utf-8"))
     assert end_of(*arguments) == 0
     assert capsys.readouterr().err == ""
-    with pytest.raises(BrokenPipeError):
+    with contextlib.suppress(BrokenPipeError):  # of what is still in its buffer
         sys.stdout.close()
 
 
