@@ -1,0 +1,153 @@
+"""What every command prints on screens of 60, 80 and 100 characters: whole, and no wider."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import RenderableType
+from typer.testing import CliRunner
+
+import replay
+from replay import tensor, training
+from replay.choosing.candidate import Cost
+from replay.choosing.result import Choice, Found, Row
+from replay.cli.app import app
+from replay.differences.explanation import explain
+from replay.inference.replays import compare as serve
+from replay.inference.spec import InferSpec
+from replay.report import difference, explanation, infer, text
+from replay.report import tensor as of_tensor
+from replay.report import training as of_training
+from replay.training import setup
+from tests.replay.training.made import MadeReplays
+
+WIDTHS = (60, 80, 100)
+
+COMMANDS = (
+    ("trace", "list"),
+    ("trace", "info", "toy-zipf"),
+    ("trace", "stats", "toy-zipf", "--gpus", "8", "--gpus-per-node", "4"),
+    ("hardware", "list"),
+    ("hardware", "diff", "dgx-h100", "hgx-b200"),
+    ("schemes",),
+    ("schemes", "deepep"),
+    ("tensor", "schemes"),
+    ("tensor", "models"),
+    ("collective", "--bytes", "16K,1M"),
+)
+
+
+def check(printed: str, width: int) -> None:
+    """Refuse what is cut, what is too wide, and blanks that nobody sees."""
+    lines = printed.splitlines()
+    assert lines
+    assert "…" not in printed
+    assert [line for line in lines if line != line.rstrip()] == []
+    # The rule of a table is as long as its longest line.
+    rules = [place for place, line in enumerate(lines) if line.startswith("──")]
+    assert all(len(lines[place]) <= width for place in rules)
+    assert all(len(lines[place + 1]) <= len(lines[place]) for place in rules)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_commands_print_no_wider_than_the_screen(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for width in WIDTHS:
+        monkeypatch.setenv("COLUMNS", str(width))
+        done = CliRunner().invoke(app, words, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        check(done.stdout, width)
+
+
+@pytest.fixture(scope="module")
+def shown(synthetic: Any) -> dict[str, RenderableType]:
+    """What commands show whose replays take a while, each made once."""
+    found: dict[str, RenderableType] = {}
+    trace = synthetic(ranks=4, tokens_per_rank=4)
+    names = ["ideal", "deepep", "dysharp-fusion-only"]
+    compared = replay.compare(trace, names, layer=0)
+    found["compare"] = text.ranking(compared)
+    found["compare --details"] = text.comparison_tables(compared)
+    found["run"] = text.summary_tables(compared.results[1])
+    chained = replay.run(trace, scheme="deepep")
+    found["run, a chain"] = text.summary_tables(chained)
+    found["diff"] = difference.difference_tables(
+        replay.diff(compared, replay.compare(trace, names, layer=1))
+    )
+    found["explain"] = explanation.explanation_tables(
+        explain(compared["ideal"], compared["deepep"])
+    )
+    dense = tensor.compare(schemes=["sp-nvls", "t3-nvls"], model="llama-2-7b", tp=4, tokens=256)
+    found["tensor compare"] = of_tensor.ranking(dense)
+    found["tensor compare --details"] = of_tensor.comparison_tables(dense)
+    found["tensor run"] = of_tensor.result_tables(dense.results[0])
+    some = InferSpec(
+        model="olmoe-1b-7b", decode_gpus=2, requests=4, prompt=32, output=2, chunk=64,
+        sample_layers=1,
+    )  # fmt: skip
+    found["infer"] = infer.tables(serve(some, ["deepep-ll"]))
+    found["choose"] = text.Group(*choice().shown())
+    return found
+
+
+def choice() -> Choice:
+    """A search with two candidates."""
+    rows = [
+        Row(
+            sizes={"num_layers": 61, "hidden": 7168, "num_experts": 256, "num_heads": 128},
+            plan="tp=1,pp=16,dp=128,ep=64",
+            schedule="dualpipe",
+            total_parameters=718_000_000_000,
+            active_parameters=39_000_000_000,
+            least_us=11e6,
+            cost=Cost(
+                step_us=31.5e6 + place,
+                tokens_per_s=2_029_135.1,
+                mfu=0.305,
+                flop_per_token=270_000_000_000,
+                memory_gib=58.2,
+                spent_us={"experts": 20e6, "exchange": 11.5e6 + place},
+            ),
+        )
+        for place in range(2)
+    ]
+    found = Found(
+        system="cloudmatrix384", scheme="pangu", rows=rows, looked_at=2, left_out={"no": 1},
+        refused={}, failed={}, pruned=0, skipped=0,
+    )  # fmt: skip
+    return Choice(space={"model": "pangu"}, by="mfu", top=2, systems=[found])
+
+
+NAMES = (
+    "compare", "compare --details", "run", "run, a chain", "diff", "explain", "tensor compare",
+    "tensor compare --details", "tensor run", "infer", "choose",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", NAMES)
+def test_results_are_no_wider_than_the_screen(
+    shown: dict[str, RenderableType], name: str, width: int
+) -> None:
+    printed = text.render(shown[name], width)
+    check(printed, width)
+    assert max(map(len, printed.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_training_is_no_wider_than_the_screen(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setattr(setup, "StepReplays", MadeReplays)
+    compared = training.compare(
+        schemes=["deepep", "ideal"], model="olmoe-1b-7b", plan="pp=2,dp=4,ep=4", sequence=512
+    )
+    check(text.render(of_training.ranking(compared), width), width)
+    check(text.render(of_training.comparison_tables(compared), width), width)
+
+
+@pytest.mark.parametrize("name", ["compare", "tensor compare", "infer"])
+def test_at_80_columns_the_first_tables_are_whole(
+    shown: dict[str, RenderableType], name: str
+) -> None:
+    assert "Not shown" not in text.render(shown[name], 80)
