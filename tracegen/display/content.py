@@ -246,6 +246,8 @@ class Heat:
         Of the values, and how one is written.
     middle
         Value at which two scales of colours meet; None for one scale that begins at 0.
+    row_name, column_name
+        What the labels stand for, where they do not say so themselves, such as ``"expert"``.
     """
 
     name: str
@@ -257,6 +259,8 @@ class Heat:
     form: str = ",.1f"
     middle: float | None = None
     says: str = ""
+    row_name: str = ""
+    column_name: str = ""
 
 
 @dataclass(frozen=True)

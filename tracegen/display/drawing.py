@@ -1,86 +1,53 @@
 """Charts as matplotlib draws them for a paper: as wide as a column, and to be read at that width.
 
-The one module that imports matplotlib; `plots` says what to do where that is not installed. What a
-chart has in numbers stands in the artists as it is, in the order of the chart.
+This module and `paper` alone import matplotlib; `plots` says what to do where there is none.
+What a chart has in numbers stands in the artists as it is, in the order of the chart.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import textwrap
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib import style
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from tracegen.display import palette
 from tracegen.display.content import Axis, Bars, Chart, Heat, Line, Plot, Waterfall
-from tracegen.screen import plain
+from tracegen.display.paper import (
+    FONT,
+    LETTER,
+    SMALL,
+    WIDTH,
+    PaperFigure,
+    broken,
+    colour,
+    finite,
+    label,
+    legend,
+    legend_height,
+    power,
+    settings,
+)
 
-WIDTH = 3.35
-"""Inches of a column on a page of two, as IEEE and ACM set it."""
-FONT, SMALL = 7.0, 6.0
-"""Points of texts, and of labels within a chart."""
-LETTER = 0.56 * FONT / 72
-"""Inches that a letter of DejaVu Sans takes on average."""
 BAR, STEP = 0.2, 0.15
 """Inches from one bar to the next, and from one span of a waterfall to the next."""
-LONGEST_LABEL = 26
-"""Letters of a label in one line; longer ones are broken."""
 MOST_CELLS = 2000
 """Cells of a heat map up to which each is a shape of its own; more are one picture inside it."""
 MOST_LABELS = 10
 """Points with a name up to which the names are written beside them."""
 MOST_TICKS = 24
 """Labels along an axis up to which all are written."""
-DPI = 300
 DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 MARKERS = "osD^vPX"
-
-SETTINGS: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
-    "font.size": FONT,
-    "text.parse_math": False,  # a name with a dollar sign is a name
-    "axes.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "hatch.linewidth": 0.7,
-    "pdf.fonttype": 42,  # whole fonts, which publishers demand, instead of drawn letters
-    "ps.fonttype": 42,
-    "svg.hashsalt": "moereplay",  # the same picture has the same bytes
-}
-
-
-@contextmanager
-def settings() -> Iterator[None]:
-    """Draw in the one style, whatever the user's own settings are."""
-    with style.context(["default", SETTINGS]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a letter that the font has not
-        yield
-
-
-class PaperFigure(Figure):
-    """A figure that is saved in the style it was drawn in, and that a notebook shows."""
-
-    def savefig(self, fname: Any, **options: Any) -> None:
-        """Save it; parameters as those of matplotlib."""
-        with settings():
-            super().savefig(fname, **{"dpi": DPI, **options})
-
-    def _repr_png_(self) -> bytes:
-        out = io.BytesIO()
-        self.savefig(out, format="png", dpi=200)
-        return out.getvalue()
 
 
 def draw(chart: Chart, places: Mapping[str, int], *, is_titled: bool = False) -> PaperFigure:
@@ -109,55 +76,6 @@ def draw(chart: Chart, places: Mapping[str, int], *, is_titled: bool = False) ->
     return figure
 
 
-def colour(place: int) -> str:
-    """Colour of a place in the palette."""
-    return palette.LIGHT[place % len(palette.LIGHT)]
-
-
-def label(text: str) -> str:
-    """A name as it is drawn: on one line, and not one that a legend would pass over."""
-    line = plain(" ".join(text.split()))
-    return f" {line}" if line.startswith("_") else line
-
-
-def _broken(text: str) -> str:
-    """A label in lines that leave room for the chart."""
-    return "\n".join(textwrap.wrap(label(text), LONGEST_LABEL)[:3])
-
-
-def _finite(values: Sequence[float | None], instead: float = math.nan) -> np.ndarray[Any, Any]:
-    """Numbers to draw; what is none, or endless, is left out."""
-    found = np.array([math.nan if value is None else value for value in values], dtype=float)
-    return np.where(np.isfinite(found), found, instead)
-
-
-def _legend(figure: Figure, handles: Sequence[tuple[Artist, str]]) -> None:
-    """Put a legend above a chart, in as many columns as there is room for."""
-    if not handles:
-        return
-    names = [label(name) for _, name in handles]
-    columns = max(1, int(WIDTH / LETTER / (max(map(len, names)) + 6)))
-    figure.legend(
-        [handle for handle, _ in handles],
-        names,
-        loc="outside upper left",
-        ncols=min(columns, len(names)),
-        fontsize=FONT,
-        frameon=False,
-        handlelength=1.8,
-        columnspacing=1.0,
-        handletextpad=0.5,
-        borderaxespad=0.0,
-        labelspacing=0.3,
-    )
-
-
-def _legend_height(names: Sequence[str]) -> float:
-    """Inches that a legend takes."""
-    columns = max(1, int(WIDTH / LETTER / (max(map(len, names), default=0) + 6)))
-    return 0.15 * math.ceil(len(names) / columns)
-
-
 # ---- bars ----------------------------------------------------------------------------
 
 
@@ -166,7 +84,7 @@ def _bars(figure: Figure, axes: Axes, chart: Bars, places: Mapping[str, int]) ->
     left = np.zeros(len(chart.labels))
     handles: list[tuple[Artist, str]] = []
     for part in chart.parts:
-        lengths = _finite(part.values, 0.0)
+        lengths = finite(part.values, 0.0)
         look: dict[str, Any] = {
             "facecolor": colour(places[part.name]),
             "edgecolor": "white",
@@ -177,41 +95,41 @@ def _bars(figure: Figure, axes: Axes, chart: Bars, places: Mapping[str, int]) ->
         handles.append((Patch(**look), part.name))
         left = left + lengths
     if chart.marks is not None:
-        marks = _finite(chart.marks)
+        marks = finite(chart.marks)
         (drawn,) = axes.plot(
             marks, at, linestyle="", marker="|", markersize=9, markeredgewidth=1.4, color="black"
         )
         drawn.set_gid("marks")
         handles.append((drawn, chart.mark_name))
-    axes.set_yticks(at, [_broken(one) for one in chart.labels])
+    axes.set_yticks(at, [broken(one) for one in chart.labels])
     axes.tick_params(axis="y", length=0)
     _upside_down(axes, len(chart.labels))
     axes.set_xlabel(label(chart.unit))
     axes.grid(axis="x", color="0.9", linewidth=0.5)
     names = [name for _, name in handles]
     if len(names) > 1:
-        _legend(figure, handles)
-    height = BAR * max(len(chart.labels), 1) + 0.45 + _legend_height(names)
+        legend(figure, handles)
+    height = BAR * max(len(chart.labels), 1) + 0.45 + legend_height(names)
     figure.set_size_inches(WIDTH, max(height, 0.9))
 
 
 def _waterfall(figure: Figure, axes: Axes, chart: Waterfall, places: Mapping[str, int]) -> None:
     spans = chart.spans
     at = np.arange(len(spans))
-    starts = _finite([span.start for span in spans], 0.0)
-    ends = _finite([span.end for span in spans], 0.0)
+    starts = finite([span.start for span in spans], 0.0)
+    ends = finite([span.end for span in spans], 0.0)
     colours = [colour(places[span.kind]) for span in spans]
     axes.barh(at, ends - starts, 0.8, left=starts, color=colours, linewidth=0)
     if len(spans) > 1:
         axes.vlines(ends[:-1], at[:-1], at[1:], color="0.6", linewidth=0.4)
-    axes.set_yticks(at, [_broken(span.label) for span in spans])
+    axes.set_yticks(at, [broken(span.label) for span in spans])
     axes.tick_params(axis="y", length=0, labelsize=SMALL)
     _upside_down(axes, len(spans))
     axes.set_xlabel(label(chart.unit))
     axes.grid(axis="x", color="0.9", linewidth=0.5)
     kinds = list(dict.fromkeys(span.kind for span in spans))
-    _legend(figure, [(Patch(color=colour(places[kind])), kind) for kind in kinds])
-    height = STEP * max(len(spans), 1) + 0.45 + _legend_height(kinds)
+    legend(figure, [(Patch(color=colour(places[kind])), kind) for kind in kinds])
+    height = STEP * max(len(spans), 1) + 0.45 + legend_height(kinds)
     figure.set_size_inches(WIDTH, max(height, 0.9))
 
 
@@ -234,19 +152,20 @@ def _plot(figure: Figure, axes: Axes, chart: Plot, places: Mapping[str, int]) ->
         if line.name:
             handles.append((handle, line.name))
     for name, axis, log in (("x", chart.x, logs[0]), ("y", chart.y, logs[1])):
-        _scale(axes, name, axis, log=log)
+        values = [value for line in chart.lines for value in getattr(line, name)]
+        _scale(axes, name, axis, values, log=log)
     axes.grid(color="0.9", linewidth=0.5)
     _names_of_points(axes, chart)
     if len(handles) > 1:
-        _legend(figure, handles)
-    figure.set_size_inches(WIDTH, 2.1 + _legend_height([name for _, name in handles]))
+        legend(figure, handles)
+    figure.set_size_inches(WIDTH, 2.1 + legend_height([name for _, name in handles]))
 
 
 def _line(axes: Axes, line: Line, places: Mapping[str, int], logs: tuple[bool, ...]) -> Artist:
     """Draw one line with its band, and give what stands for it in a legend."""
     x, y = (
         np.where(values > 0, values, np.nan) if log else values
-        for values, log in zip(map(_finite, (line.x, line.y)), logs, strict=True)
+        for values, log in zip(map(finite, (line.x, line.y)), logs, strict=True)
     )
     if line.form == "guide":
         (drawn,) = axes.plot(x, y, color=palette.GUIDE, linewidth=0.8, zorder=1)
@@ -268,7 +187,7 @@ def _line(axes: Axes, line: Line, places: Mapping[str, int], logs: tuple[bool, .
             drawn.set_marker(MARKERS[place % len(MARKERS)])
             drawn.set_markersize(2.8)
     if line.low is not None and line.high is not None:
-        low, high = _finite(line.low), _finite(line.high)
+        low, high = finite(line.low), finite(line.high)
         if line.form == "points":
             axes.vlines(x, low, high, color=shade, linewidth=0.7)
         else:
@@ -277,8 +196,8 @@ def _line(axes: Axes, line: Line, places: Mapping[str, int], logs: tuple[bool, .
     return drawn
 
 
-def _scale(axes: Axes, name: str, axis: Axis, *, log: bool) -> None:
-    """Set an axis as the chart wants it."""
+def _scale(axes: Axes, name: str, axis: Axis, values: Sequence[float], *, log: bool) -> None:
+    """Set an axis as the chart wants it, for such values."""
     which = axes.xaxis if name == "x" else axes.yaxis
     which.set_label_text(label(axis.label))
     if log:
@@ -294,24 +213,8 @@ def _scale(axes: Axes, name: str, axis: Axis, *, log: bool) -> None:
         low, _ = which.get_data_interval()
         if math.isfinite(low) and low >= 0:
             (axes.set_xlim if name == "x" else axes.set_ylim)(0)
-
-
-def power(value: float, _: object = None) -> str:
-    """Write a number of a logarithmic axis.
-
-    Examples
-    --------
-    >>> power(0.01), power(2000), power(1e6), power(2e-5)
-    ('0.01', '2,000', '10⁶', '2·10⁻⁵')
-    """
-    if 1e-3 < abs(value) < 1e5:
-        return f"{value:,g}" if abs(value) < 1 else f"{value:,.0f}"
-    if not value:
-        return "0"
-    exponent = math.floor(math.log10(abs(value)) + 1e-9)
-    first = round(value / 10.0**exponent)
-    raised = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"10{raised}" if first == 1 else f"{first}·10{raised}"
+    if not log and values and all(float(value).is_integer() for value in values):
+        which.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
 
 
 def _names_of_points(axes: Axes, chart: Plot) -> None:
@@ -331,7 +234,7 @@ def _names_of_points(axes: Axes, chart: Plot) -> None:
 
 
 def _heat(figure: Figure, axes: Axes, chart: Heat, places: Mapping[str, int]) -> None:
-    values = np.array([_finite(row) for row in chart.values], dtype=float)
+    values = np.array([finite(row) for row in chart.values], dtype=float)
     values = values.reshape(len(chart.rows), len(chart.columns))
     low, high = limits(chart)
     anchors = palette.SEQUENTIAL if chart.middle is None else palette.DIVERGING
@@ -343,10 +246,13 @@ def _heat(figure: Figure, axes: Axes, chart: Heat, places: Mapping[str, int]) ->
     axes.set_ylim(max(len(chart.rows), 1), 0)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    _ticks(axes.set_yticks, [_broken(one) for one in chart.rows])
-    wide = max((len(one) for one in chart.columns), default=0) * len(chart.columns)
-    turned = {"rotation": 90} if wide * LETTER > 0.6 * WIDTH and wide > len(chart.columns) else {}
-    _ticks(axes.set_xticks, [label(one) for one in chart.columns], **turned)
+    _ticks(axes.set_yticks, [broken(one) for one in chart.rows])
+    names = [label(one) for one in chart.columns]
+    shown = names[:: _every(names)]
+    is_wide = max(map(len, shown), default=0) * len(shown) * LETTER > 0.7 * WIDTH
+    _ticks(axes.set_xticks, names, **({"rotation": 90} if is_wide else {}))
+    axes.set_xlabel(label(chart.column_name))
+    axes.set_ylabel(label(chart.row_name))
     texts = [
         [format(one, chart.form) if math.isfinite(one) else "" for one in row] for row in values
     ]
@@ -384,10 +290,14 @@ def _share(value: float, low: float, high: float) -> float:
     return (value - low) / (high - low) if math.isfinite(value) else 0.0
 
 
+def _every(labels: Sequence[str]) -> int:
+    """How far apart labels are that are written: each, or every second, third..."""
+    return math.ceil(len(labels) / MOST_TICKS) or 1
+
+
 def _ticks(place: Callable[..., object], labels: Sequence[str], **look: Any) -> None:
     """Write labels in the middle of rows or columns, or of every second, third... of many."""
-    every = math.ceil(len(labels) / MOST_TICKS) or 1
-    at = range(0, len(labels), every)
+    at = range(0, len(labels), _every(labels))
     place([one + 0.5 for one in at], [labels[one] for one in at], **look)
 
 

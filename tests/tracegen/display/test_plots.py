@@ -31,7 +31,8 @@ pytest.importorskip("matplotlib")
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from tracegen.display.drawing import WIDTH, draw, power
+from tracegen.display.drawing import draw
+from tracegen.display.paper import WIDTH, power
 
 BARS = Bars(
     "bars", "Time by phase", ["deepep", "a $\\frac{$ of _no_ sense", "_hidden"],
