@@ -17,6 +17,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
@@ -71,8 +72,12 @@ def draw(chart: Chart, places: Mapping[str, int], *, is_titled: bool = False) ->
         for text in (axes.xaxis.label, axes.yaxis.label):
             text.set_fontsize(FONT)
         if is_titled:
-            lines = textwrap.wrap(label(chart.title), int(WIDTH / LETTER))
-            figure.suptitle("\n".join(lines), fontsize=FONT, fontweight="bold")
+            title = "\n".join(textwrap.wrap(label(chart.title), int(WIDTH / LETTER)))
+            if figure.legends:  # which stands where the title would
+                figure.legends[0].set_title(title, FontProperties(size=FONT, weight="bold"))
+            else:
+                figure.suptitle(title, fontsize=FONT, fontweight="bold")
+            figure.set_figheight(figure.get_figheight() + 0.12 * (1 + title.count("\n")))
     return figure
 
 
@@ -213,8 +218,12 @@ def _scale(axes: Axes, name: str, axis: Axis, values: Sequence[float], *, log: b
         low, _ = which.get_data_interval()
         if math.isfinite(low) and low >= 0:
             (axes.set_xlim if name == "x" else axes.set_ylim)(0)
-    if not log and values and all(float(value).is_integer() for value in values):
+    if not log and values and max(values) - min(values) >= 2 and _are_whole(values):
         which.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+
+
+def _are_whole(values: Sequence[float]) -> bool:
+    return all(float(value).is_integer() for value in values)
 
 
 def _names_of_points(axes: Axes, chart: Plot) -> None:

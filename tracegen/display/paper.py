@@ -102,6 +102,7 @@ def legend(figure: Figure, handles: Sequence[tuple[Artist, str]]) -> None:
         handletextpad=0.5,
         borderaxespad=0.0,
         labelspacing=0.3,
+        alignment="left",
     )
 
 

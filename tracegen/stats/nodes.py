@@ -31,9 +31,9 @@ PLACEMENTS = ("contiguous", "round-robin")
 LABELS = {
     "distinct_gpus": "distinct GPUs with experts of a token",
     "distinct_nodes": "distinct nodes with experts of a token",
-    "rows_per_node": "rows per token to other nodes: one per (token, node)",
-    "rows_per_gpu": "rows per token to other nodes: one per (token, GPU)",
-    "rows_per_expert": "rows per token to other nodes: one per (token, expert)",
+    "rows_per_node": "rows to other nodes: one per (token, node)",
+    "rows_per_gpu": "rows to other nodes: one per (token, GPU)",
+    "rows_per_expert": "rows to other nodes: one per (token, expert)",
 }
 
 

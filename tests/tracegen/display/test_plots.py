@@ -243,9 +243,13 @@ def test_the_same_page_has_the_same_bytes(written: list[Path], tmp_path: Path) -
 
 def test_a_figure_is_of_the_first_chart_or_of_the_named_one() -> None:
     shown = page(*CHARTS)
-    assert plots.figure(shown).get_suptitle() == "Time by phase"
-    figure = plots.figure(shown, "path")
-    assert figure.get_suptitle() == "Critical path"
+    for figure, title in (
+        (plots.figure(shown), "Time by phase"),
+        (plots.figure(shown, "heat"), "Bytes"),
+        (plots.figure(shown, "path"), "Critical path"),
+    ):
+        titles = [figure.get_suptitle(), *(one.get_title().get_text() for one in figure.legends)]
+        assert [text for text in titles if text] == [title]
     assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"unknown chart 'heats' \(did you mean 'heat'\?\).*bars"):
         plots.figure(shown, "heats")
