@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from hwmodel.ai_core import AiCore
 from hwmodel.attention import Attention
@@ -18,6 +18,7 @@ from hwmodel.overheads import Overheads
 from hwmodel.specs import SystemSpec
 from hwmodel.switch import Switch
 from hwmodel.warps import Warps
+from tracegen.display.shown import Shown
 
 
 class Capability(enum.Enum):
@@ -40,7 +41,7 @@ class Capability(enum.Enum):
 
 
 @dataclass(frozen=True)
-class System:
+class System(Shown):
     """A machine that exists, or one that does not.
 
     Attributes
@@ -58,6 +59,8 @@ class System:
     spec
         The description with all sources, overrides applied.
     """
+
+    PAGE: ClassVar[str] = "hwmodel.page:page"
 
     name: str
     summary: str
@@ -145,6 +148,16 @@ class System:
             Capability.CANN: self.ai_core is not None,
         }
         return frozenset(capability for capability, there in has.items() if there)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each value; what is no number, or several, has a text alone."""
+        rows = []
+        for key, value, unit, source, confidence in self.spec.rows():
+            row: dict[str, Any] = {"key": key, "text": str(value), "unit": unit}
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                row["value"] = float(value)
+            rows.append({**row, "confidence": confidence, "source": source})
+        return rows
 
     def describe(self) -> dict[str, Any]:
         """Give all values that make this machine, sorted by dotted key, without sources.

@@ -15,6 +15,8 @@ from replay.choosing.ranking import difference
 from replay.measure.parts import Strict
 from replay.report.words import explained, says
 from tracegen.display.content import Column, Table
+from tracegen.display.frames import flat
+from tracegen.display.shown import Shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -213,7 +215,7 @@ class Found(Strict):
                 yield f"  {what}: {number:,} x {reason}"
 
 
-class Choice(Strict):
+class Choice(Strict, Shown):
     """What a search found.
 
     Attributes
@@ -231,6 +233,14 @@ class Choice(Strict):
     by: str
     top: int
     systems: list[Found]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each candidate that was simulated, the best of a system first."""
+        return [
+            {"system": found.system, "scheme": found.scheme, **flat(row.model_dump(mode="json"))}
+            for found in self.systems
+            for row in found.rows
+        ]
 
     def to_json(self) -> str:
         """The whole result: the same bytes for the same search."""

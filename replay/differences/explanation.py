@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from replay.differences.diff import loaded
 from replay.differences.gpus import of_gpus
@@ -20,6 +20,8 @@ from replay.errors import UserError, unknown
 from replay.files import write_text
 from replay.measure.parts import Strict
 from replay.run.result import Comparison, Result
+from tracegen.display.frames import flat
+from tracegen.display.shown import Shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,7 +58,7 @@ class PhaseSpan(Strict):
     other_us: tuple[float, float] | None
 
 
-class Explanation(Strict):
+class Explanation(Strict, Shown):
     """Where the difference between the times of two results comes from.
 
     Attributes
@@ -90,6 +92,10 @@ class Explanation(Strict):
     phases: list[PhaseSpan]
     quantities: list[Quantity]
     inputs: list[Change]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each part of the critical paths."""
+        return [flat(share.model_dump(mode="json")) for share in self.path]
 
     def to_json(self) -> str:
         """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""

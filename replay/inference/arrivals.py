@@ -31,7 +31,9 @@ from replay.inference.spec import InferSpec
 from replay.measure.parts import Strict
 from replay.run.describe import package_version
 from replay.run.identity import identity
+from replay.run.rows import result_row
 from replay.schemes.base import LayerRefusedError
+from tracegen.display.shown import Shown
 
 if TYPE_CHECKING:
     from replay.inference.book import Timeline
@@ -48,7 +50,7 @@ class Cache(Strict):
     position_bytes: int
 
 
-class Arrived(Strict):
+class Arrived(Strict, Shown):
     """Requests that arrived, served under one scheme for prompts and one for decoding.
 
     Attributes
@@ -75,8 +77,12 @@ class Arrived(Strict):
         """Of its schemes."""
         return named(self.spec.of_prompts, self.spec.scheme)
 
+    def _rows(self) -> list[dict[str, Any]]:
+        """One."""
+        return [result_row(self.name, self)]
 
-class ArrivedComparison(Strict):
+
+class ArrivedComparison(Strict, Shown):
     """Several schemes that serve the same requests.
 
     Attributes
@@ -88,6 +94,10 @@ class ArrivedComparison(Strict):
     format: Literal["moereplay-arrivals-comparison/1"] = "moereplay-arrivals-comparison/1"
     results: list[Arrived]
     left_out: dict[str, str] = Field(default_factory=dict)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each result."""
+        return [row for one in self.results for row in one._rows()]
 
     def to_json(self) -> str:
         """The whole comparison."""

@@ -15,6 +15,8 @@ from replay.files import write_text
 from replay.inference.spec import PREFILL_SCHEMES, InferSpec
 from replay.measure.parts import Strict
 from replay.run.result import SystemDescription
+from replay.run.rows import result_row
+from tracegen.display.shown import Shown
 
 
 def named(prompts: str, decoding: str) -> str:
@@ -139,7 +141,7 @@ class Handover(Strict):
     exposed_us: float
 
 
-class InferResult(Strict):
+class InferResult(Strict, Shown):
     """One batch of requests, prefilled and decoded.
 
     Attributes
@@ -169,6 +171,10 @@ class InferResult(Strict):
         """Name in comparisons, see `named`."""
         return named(str(self.prefill.scheme["name"]), str(self.decode.scheme["name"]))
 
+    def _rows(self) -> list[dict[str, Any]]:
+        """One."""
+        return [result_row(self.name, self)]
+
     def to_json(self) -> str:
         """The whole result."""
         return _json(self)
@@ -178,7 +184,7 @@ class InferResult(Strict):
         write_text(path, self.to_json())
 
 
-class InferComparison(Strict):
+class InferComparison(Strict, Shown):
     """Several schemes serving one batch.
 
     Attributes
@@ -200,6 +206,10 @@ class InferComparison(Strict):
             if result.name == name:
                 return result
         raise KeyError(name)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each result."""
+        return [row for one in self.results for row in one._rows()]
 
     def to_json(self) -> str:
         """The whole comparison."""

@@ -31,6 +31,8 @@ from replay.measure.parts import Strict
 from replay.run.describe import package_version
 from replay.run.identity import code_identity, identity
 from replay.run.result import SystemDescription
+from tracegen.display.frames import flat
+from tracegen.display.shown import Shown
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -87,7 +89,7 @@ class CollectiveRow(Strict):
     down: Way
 
 
-class CollectiveResult(Strict):
+class CollectiveResult(Strict, Shown):
     """Rows of one collective on one machine; schema ``moereplay-collective/1``.
 
     Attributes
@@ -104,6 +106,15 @@ class CollectiveResult(Strict):
     num_domains: int
     system: SystemDescription
     rows: list[CollectiveRow]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each size and algorithm."""
+        same = {
+            "collective": self.collective,
+            "system": self.system.name,
+            "num_ranks": self.num_ranks,
+        }
+        return [same | flat(row.model_dump(mode="json")) for row in self.rows]
 
     def to_json(self) -> str:
         """The whole result."""

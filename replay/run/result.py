@@ -25,9 +25,11 @@ from replay.files import write_text
 from replay.measure.parts import Room, Strict
 from replay.measure.result import ChainResult, LayerResult
 from replay.run.bands import Uncertainty
-from replay.run.rows import COLUMNS, data_frame, row_of
+from replay.run.rows import COLUMNS, row_of
 from replay.run.spec import RunSpec
 from replay.work.precision import NUMBER_TYPES, Precision
+from tracegen.display.frames import data_frame, flat
+from tracegen.display.shown import Shown
 
 if TYPE_CHECKING:
     import pandas
@@ -195,7 +197,7 @@ class Whole(Strict):
     confidence: float
 
 
-class Result(Strict):
+class Result(Strict, Shown):
     """One trace on one system under one scheme, and everything needed to run it again.
 
     Attributes
@@ -259,6 +261,17 @@ class Result(Strict):
         """The measures of each of `parts`."""
         return [part.measures for part in self.parts]
 
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each layer, with its measures."""
+        same = {"scheme": self.scheme.name, "system": self.system.name}
+        layers = self.layers if self.chain is None else self.chain.layers
+        rows = []
+        for layer in layers:
+            document = layer.model_dump(mode="json", by_alias=True)
+            measures = document.pop("measures", {})
+            rows.append(same | flat(document) | flat(measures))
+        return rows
+
     def to_json(self) -> str:
         """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
         return _json(self)
@@ -274,7 +287,7 @@ class Result(Strict):
         write_text(path, self.to_json())
 
 
-class Comparison(Strict):
+class Comparison(Strict, Shown):
     """The same routing on the same system under several schemes, or with several placements."""
 
     format: Literal["moereplay-comparison/2"] = COMPARISON_FORMAT

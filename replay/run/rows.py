@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from replay.errors import UserError
+from tracegen.display.frames import flat
 
 if TYPE_CHECKING:
-    import pandas
+    from pydantic import BaseModel
 
 COLUMNS: dict[str, type] = {
     "run_id": str,
@@ -53,9 +53,23 @@ COLUMNS: dict[str, type] = {
 }
 """Columns of a row, and what stands in them; MODELS.md and MEASURES.md explain them."""
 
-INSTALL = "pip install 'moereplay[sweep]'"
 
-_DTYPES = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
+_PHASES = ("", "prefill.", "decode.")
+NOT_IN_ROWS = ("format", "version", "model", *(f"{phase}system.values" for phase in _PHASES))
+"""Paths that would be hundreds of columns, the same in every row."""
+
+
+def result_row(scheme: str, result: BaseModel) -> dict[str, Any]:
+    """Make the row of a result by the paths of its JSON; hardware and sizes of the model are not.
+
+    Parameters
+    ----------
+    scheme
+        Its name in a comparison.
+    result
+        Any.
+    """
+    return {"scheme": scheme} | flat(result.model_dump(mode="json", by_alias=True), NOT_IN_ROWS)
 
 
 def row_of(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,25 +121,3 @@ def row_of(result: Mapping[str, Any]) -> dict[str, Any]:
         "estimate_high_us": whole.get("high_us"),
     }
     return {name: row[name] for name in COLUMNS}
-
-
-def data_frame(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, type]) -> pandas.DataFrame:
-    """Make a data frame of rows; what a row does not have is missing in it.
-
-    Parameters
-    ----------
-    columns
-        Names of the columns in order, each with `str`, `int`, `float` or `bool`.
-
-    Raises
-    ------
-    UserError
-        If pandas is not installed.
-    """
-    try:
-        import pandas
-    except ImportError:
-        message = f"a data frame needs pandas: {INSTALL}"
-        raise UserError(message) from None
-    frame = pandas.DataFrame(list(rows), columns=list(columns), dtype=object)
-    return frame.astype({name: _DTYPES[kind] for name, kind in columns.items()})

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from replay.run.rows import data_frame
 from replay.sweeps.claims import HEADINGS, NUM_LABELS, claim_lines
 from replay.sweeps.plan import Plan
 from replay.sweeps.rows import Row
 from replay.sweeps.table import markdown, settings_text
 from replay.sweeps.tables import shown
+from tracegen.display.frames import data_frame
+from tracegen.display.shown import Shown
 
 if TYPE_CHECKING:
     import pandas
@@ -24,7 +25,7 @@ WIDE = 10_000
 
 
 @dataclass(frozen=True)
-class SweepResult:
+class SweepResult(Shown):
     """A study with its numbers.
 
     Attributes

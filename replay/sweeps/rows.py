@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
-from replay.run.rows import COLUMNS, data_frame, row_of
+from replay.run.rows import COLUMNS, row_of
 from replay.sweeps.points import SEED, Point, show
 from replay.sweeps.store import Outcome, Store
+from tracegen.display.frames import data_frame
 
 if TYPE_CHECKING:
     import pandas

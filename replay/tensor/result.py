@@ -16,7 +16,9 @@ from replay.files import write_text
 from replay.measure.parts import Strict
 from replay.measure.result import Measures
 from replay.run.result import SystemDescription
+from replay.run.rows import result_row
 from replay.tensor.spec import TensorSpec
+from tracegen.display.shown import Shown
 
 
 class Quantiles(Strict):
@@ -61,7 +63,7 @@ class Direction(Strict):
     utilisation: float
 
 
-class TensorResult(Strict):
+class TensorResult(Strict, Shown):
     """One replay.
 
     Attributes
@@ -100,6 +102,10 @@ class TensorResult(Strict):
     skew: Skew
     measures: Measures
 
+    def _rows(self) -> list[dict[str, Any]]:
+        """One."""
+        return [result_row(str(self.scheme["name"]), self)]
+
     def to_json(self) -> str:
         """The whole result."""
         return _json(self)
@@ -109,7 +115,7 @@ class TensorResult(Strict):
         write_text(path, self.to_json())
 
 
-class TensorComparison(Strict):
+class TensorComparison(Strict, Shown):
     """Several schemes on one layer.
 
     Attributes
@@ -131,6 +137,10 @@ class TensorComparison(Strict):
             if result.scheme["name"] == scheme:
                 return result
         raise KeyError(scheme)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each result."""
+        return [row for one in self.results for row in one._rows()]
 
     def to_json(self) -> str:
         """The whole comparison."""

@@ -14,7 +14,9 @@ from pydantic import Field, JsonValue
 from replay.files import write_text
 from replay.measure.parts import Strict
 from replay.run.result import SystemDescription
+from replay.run.rows import result_row
 from replay.training.spec import TrainSpec
+from tracegen.display.shown import Shown
 
 
 class Efficiency(Strict):
@@ -45,7 +47,7 @@ class Efficiency(Strict):
     mfu: float
 
 
-class TrainResult(Strict):
+class TrainResult(Strict, Shown):
     """One training step.
 
     Attributes
@@ -109,6 +111,11 @@ class TrainResult(Strict):
         stages = self.spent_us[cause]
         return sum(map(sum, stages)) / (len(stages) * len(stages[0]))
 
+    def _rows(self) -> list[dict[str, Any]]:
+        """One, with the mean over GPUs of what each cause takes of the step."""
+        spent = {f"spent_us.{cause}": self.mean_us(cause) for cause in self.spent_us}
+        return [result_row(str(self.scheme["name"]), self) | spent]
+
     def to_json(self) -> str:
         """The whole result."""
         return _json(self)
@@ -118,7 +125,7 @@ class TrainResult(Strict):
         write_text(path, self.to_json())
 
 
-class TrainComparison(Strict):
+class TrainComparison(Strict, Shown):
     """One step under several schemes.
 
     Attributes
@@ -144,6 +151,10 @@ class TrainComparison(Strict):
     def speed_up(self, scheme: str) -> float:
         """How many steps a scheme makes while the baseline makes one."""
         return self[self.baseline].step_us / self[scheme].step_us
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each result."""
+        return [row for one in self.results for row in one._rows()]
 
     def to_json(self) -> str:
         """The whole comparison."""

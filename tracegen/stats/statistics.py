@@ -8,10 +8,11 @@ alike, and an error over tokens would be far too small.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from tracegen.display.shown import Shown
 from tracegen.stats.sample import (
     Sample,
     Statistic,
@@ -38,8 +39,10 @@ MAX_REUSES = 20_000
 
 
 @dataclass(frozen=True)
-class TraceStatistics:
+class TraceStatistics(Shown):
     """Everything that ``moereplay trace stats`` shows."""
+
+    PAGE: ClassVar[str] = "tracegen.stats.page:statistics_page"
 
     by_name: dict[str, Statistic]
     load: Floats = field(default_factory=lambda: np.zeros((0, 0)))
@@ -54,6 +57,22 @@ class TraceStatistics:
     def summary(self) -> dict[str, float]:
         """Every statistic over all layers, by name."""
         return {name: statistic.summary for name, statistic in self.by_name.items()}
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each statistic and layer."""
+        return [
+            {
+                "statistic": name,
+                "label": one.label,
+                "layer_index": layer,
+                "value": value,
+                "standard_error": error,
+            }
+            for name, one in self.by_name.items()
+            for layer, (value, error) in enumerate(
+                zip(one.value.tolist(), one.error.tolist(), strict=True)
+            )
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """All numbers, JSON-ready."""

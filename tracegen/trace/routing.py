@@ -3,11 +3,12 @@
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from tracegen.display.shown import Shown
 from tracegen.errors import UserError
 from tracegen.models import ModelShape
 from tracegen.models import load as load_model
@@ -37,7 +38,7 @@ class LayerDag(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RoutingTrace(TraceData):
+class RoutingTrace(TraceData, Shown):
     """Expert choices of every token, layer by layer, with what made them.
 
     ``expert_ids[l, t, k]`` is the edge list of the token-expert graph: token row
@@ -50,6 +51,8 @@ class RoutingTrace(TraceData):
         On construction, if an array has the wrong type or shape; values are
         checked by :meth:`validate`.
     """
+
+    PAGE: ClassVar[str] = "tracegen.stats.page:trace_page"
 
     def __post_init__(self) -> None:
         for name in ("moe_layer_index", "expert_ids", "steps_indptr", "gate_weights", "flags"):
@@ -174,6 +177,24 @@ class RoutingTrace(TraceData):
             msg = f"step {step} does not exist; the trace has steps 0 to {self.num_steps - 1}"
             raise UserError(msg)
         return slice(int(self.steps_indptr[step]), int(self.steps_indptr[step + 1]))
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each layer and expert: its tokens, and over the mean of the layer."""
+        rows = []
+        for layer, load in enumerate(self.load_per_expert().astype(np.int64)):
+            mean = max(float(load.mean()), 1e-300)
+            decoder = int(self.moe_layer_index[layer])
+            for expert, tokens in enumerate(load.tolist()):
+                rows.append(
+                    {
+                        "layer_index": layer,
+                        "decoder_layer": decoder,
+                        "expert": expert,
+                        "tokens": tokens,
+                        "load_over_mean": tokens / mean,
+                    }
+                )
+        return rows
 
     def dag(self, layer: int, step: int) -> LayerDag:
         """Token-expert edges of one layer and step, by expert.

@@ -1,0 +1,185 @@
+"""What a notebook has of results, traces and machines: a page, figures, and rows."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+import hwmodel
+import replay
+import tracegen
+from replay.choosing.candidate import Cost
+from replay.choosing.result import Choice, Found, Row
+from replay.differences.explanation import Explanation, explain
+from replay.inference.arrivals import Arrived, ArrivedComparison
+from replay.inference.result import InferComparison, InferResult, PhaseResult
+from replay.run.collective import CollectiveResult
+from replay.run.result import SystemDescription
+from replay.run.rows import NOT_IN_ROWS
+from replay.sweeps.result import SweepResult
+from replay.tensor.result import TensorComparison, TensorResult
+from replay.training.result import TrainComparison, TrainResult
+from tracegen import UserError
+from tracegen.display.frames import columns_of, flat, frame_of
+from tracegen.display.shown import Shown, page_of
+from tracegen.stats.statistics import TraceStatistics, statistics
+
+RESULTS = (
+    replay.Result, replay.Comparison, SweepResult, TensorResult, TensorComparison, TrainResult,
+    TrainComparison, InferResult, InferComparison, Arrived, ArrivedComparison, Choice,
+    CollectiveResult, Explanation, TraceStatistics,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return tracegen.load("toy-zipf")
+
+
+@pytest.fixture(scope="module")
+def compared() -> replay.Comparison:
+    return replay.compare("toy-zipf", ["nvls", "ideal"], barrier=True)
+
+
+def kinds_of_shown(kind: type = Shown) -> set[type]:
+    return {kind, *(one for below in kind.__subclasses__() for one in kinds_of_shown(below))}
+
+
+def test_every_kind_names_what_makes_its_page() -> None:
+    assert kinds_of_shown() >= {*RESULTS, tracegen.RoutingTrace, hwmodel.System}
+    for kind in kinds_of_shown():
+        module, _, function = kind.PAGE.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_a_comparison_is_shown_drawn_and_framed(compared: replay.Comparison) -> None:
+    text = compared._repr_html_()
+    assert "nvls" in text and "<script" not in text and "<html" not in text
+    assert len(text) < 500_000
+    frame = compared.to_dataframe()
+    assert list(frame.scheme) == ["nvls", "ideal"]
+    assert list(frame.makespan_us) == [one.totals.makespan_us for one in compared.results]
+
+
+def test_a_result_has_a_row_for_each_layer(compared: replay.Comparison) -> None:
+    pytest.importorskip("pandas")
+    result = compared["nvls"]
+    frame = result.to_dataframe()
+    assert list(frame.decoder_layer) == [layer.decoder_layer for layer in result.layers]
+    assert list(frame.makespan_us) == [layer.measures.makespan_us for layer in result.layers]
+    bounds = [layer.measures.bounds_us.largest_us for layer in result.layers]
+    assert list(frame["bounds_us.largest_us"]) == bounds
+    assert set(frame.scheme) == {"nvls"} and str(frame.makespan_us.dtype) == "float64"
+
+
+def test_an_explanation_has_a_row_for_each_part(compared: replay.Comparison) -> None:
+    found = explain(compared["nvls"], compared["ideal"])
+    frame = found.to_dataframe()
+    assert frame.difference_us.sum() == pytest.approx(found.difference_us)
+    assert list(frame["where"]) == [share.where for share in found.path]
+    assert "ideal" in found._repr_html_()
+
+
+def test_charts_have_names(compared: replay.Comparison) -> None:
+    pytest.importorskip("matplotlib")
+    names = [chart.name for chart in page_of(compared).charts()]
+    first = compared.plot()
+    named = compared.plot(names[-1])
+    assert first.axes and named.axes
+    with pytest.raises(UserError, match=f"unknown chart 'nothing'.*{names[0]}"):
+        compared.plot("nothing")
+
+
+def test_a_trace_and_its_statistics(trace) -> None:
+    pytest.importorskip("pandas")
+    assert trace.info.title in trace._repr_html_()
+    frame = trace.to_dataframe()
+    load = trace.load_per_expert()
+    assert list(frame.tokens) == load.ravel().tolist()
+    assert frame.groupby("layer_index").load_over_mean.mean().tolist() == pytest.approx([1, 1])
+    assert sorted(set(frame.decoder_layer)) == sorted(trace.moe_layer_index.tolist())
+    found = statistics(trace)
+    rows = found.to_dataframe()
+    gini = rows[rows.statistic == "load_gini"]
+    assert list(gini.value) == found.by_name["load_gini"].value.tolist()
+    assert list(gini.standard_error) == found.by_name["load_gini"].error.tolist()
+    assert found.by_name["load_gini"].label in found._repr_html_()
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "cloudmatrix384"])
+def test_a_machine(name: str) -> None:
+    pytest.importorskip("pandas")
+    system = hwmodel.load(name)
+    assert system.summary.split()[0] in system._repr_html_()
+    frame = system.to_dataframe().set_index("key")
+    assert frame.value["hbm.peak_GB_per_s"] == system.spec.hbm.peak_GB_per_s.value
+    assert frame.unit["hbm.peak_GB_per_s"] == "GB/s"
+    assert len(frame) == len(system.spec.rows())
+    page = page_of(system)
+    bars, roof = page.charts()
+    rates = dict(zip(bars.labels, bars.parts[0].values, strict=True))
+    stores = rates["stores of SMs to other GPUs"]
+    assert stores == pytest.approx(float(system.link.payload_bytes_per_s()) / 1e9)
+    for line in roof.lines:
+        peak = getattr(system.spec.compute, f"{line.name}_peak_TFLOP_per_s").value
+        memory = system.spec.hbm.peak_GB_per_s.value / 1e3
+        for x, y in zip(line.x, line.y, strict=True):
+            assert y == min(peak, x * memory)
+        assert max(line.y) == peak  # the roof is there
+
+
+def test_rows_of_steps_have_causes() -> None:
+    pytest.importorskip("pandas")
+    made = [
+        TrainResult.model_construct(
+            scheme={"name": name}, step_us=10.0, spent_us={"experts": [[1.0, 2.0], [3.0, long]]},
+            model={"hidden": 1}, memory=[{"a": 1}],
+        )
+        for name, long in (("one", 6.0), ("two", 2.0))
+    ]  # fmt: skip
+    both = TrainComparison.model_construct(baseline="one", results=made)
+    frame = both.to_dataframe()
+    assert list(frame.scheme) == ["one", "two"]
+    assert list(frame["spent_us.experts"]) == [3.0, 2.0] and list(frame.step_us) == [10.0, 10.0]
+    assert "model.hidden" not in frame and list(made[0].to_dataframe().scheme) == ["one"]
+
+
+def test_rows_of_serving_and_of_candidates_have_paths() -> None:
+    pytest.importorskip("pandas")
+    phase = PhaseResult.model_construct(
+        scheme={"name": "deepep"}, time_us=5.0, spent_us={"experts": 2.0},
+        system=SystemDescription.model_construct(name="m", values={"a": 1}),
+    )  # fmt: skip
+    served = InferResult.model_construct(prefill=phase, decode=phase, time_us=10.0, left_out=["x"])
+    frame = InferComparison.model_construct(baseline="deepep", results=[served]).to_dataframe()
+    assert frame["prefill.spent_us.experts"][0] == 2.0 and frame.scheme[0] == served.name
+    assert not [name for name in frame if "values" in name]
+    cost = Cost(
+        step_us=2.0, spent_us={"experts": 1.0}, tokens_per_s=3.0, mfu=0.5, flop_per_token=6,
+        memory_gib=7.0,
+    )  # fmt: skip
+    row = Row(
+        sizes={"num_layers": 3}, plan="p", schedule="s", total_parameters=9, active_parameters=5,
+        least_us=1.0, cost=cost,
+    )  # fmt: skip
+    found = Found.model_construct(system="m", scheme="deepep", rows=[row])
+    frame = Choice.model_construct(systems=[found]).to_dataframe()
+    assert frame["cost.mfu"][0] == 0.5 and frame["sizes.num_layers"][0] == 3
+
+
+def test_paths_of_nested_objects() -> None:
+    document = {"a": {"b": {"c_us": 1.5}, "d": [1]}, "e": None, "f": True, "model": {"x": 1}}
+    assert flat(document, NOT_IN_ROWS) == {"a.b.c_us": 1.5, "f": True}
+    rows = [{"a": 1, "b": 2, "c": "x", "d": 1}, {"a": 2.5, "c": 3}]
+    assert columns_of(rows) == {"a": float, "b": int, "c": str, "d": int}
+    pytest.importorskip("pandas")
+    frame = frame_of(rows)
+    assert frame.c.tolist() == ["x", "3"] and frame.b.isna().tolist() == [False, True]
+    assert [str(one) for one in frame.dtypes] == ["float64", "Int64", "string", "Int64"]
+
+
+def test_a_data_frame_without_pandas_says_what_to_install(trace, monkeypatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(UserError, match=r"moereplay\[sweep\]"):
+        trace.to_dataframe()
