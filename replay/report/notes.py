@@ -57,7 +57,8 @@ def token_note(layer: LayerResult) -> str:
     if layer.slowest_tokens:
         token = layer.slowest_tokens[0]
         row = f", row {token.trace_row} of the trace" if token.trace_row is not None else ""
-        text += f" (token {token.token}, rank {token.rank}{row}, experts {', '.join(map(str, token.experts))})"
+        experts = ", ".join(map(str, token.experts))
+        text += f" (token {token.token}, rank {token.rank}{row}, experts {experts})"
     return text + "."
 
 
