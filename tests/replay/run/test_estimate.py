@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tracemalloc
 from functools import cache
 from types import SimpleNamespace
@@ -14,6 +12,7 @@ from tiers import KINDS, mostly_extended
 
 import replay
 import tracegen
+from replay.cli.app import main
 from replay.errors import UserError
 from replay.run import comparison, fit, replayer
 from replay.run import estimate as estimates
@@ -239,12 +238,9 @@ def test_a_sample_has_the_tokens_of_some_ranks_spread(
     assert first.max() - first.min() > 10, "from the whole of the rank's tokens"
 
 
-def test_commands_take_the_limit_and_say_what_it_takes() -> None:
-    script = (
-        "import sys\nfrom replay.cli import main\n"
-        "for line in sys.stdin:\n    try:\n        main(line.split())\n"
-        "    except SystemExit as left:\n        print(left.code, flush=True)"
-    )
+def test_commands_take_the_limit_and_say_what_it_takes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     base = "gpt-oss-20b-decode --layer 0"
     lines = [
         f"run {base} --scheme deepep --dry-run",
@@ -253,16 +249,16 @@ def test_commands_take_the_limit_and_say_what_it_takes() -> None:
         f"compare {base} --scheme deepep --scheme ideal --max-memory 2MB",
         f"compare {base} --scheme deepep --max-memory much",
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", script], input="\n".join(lines),
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    out = done.stdout.splitlines()
-    assert [line for line in out if line in ("0", "2")] == ["0", "2", "0", "2", "2"]
+    for line, code in zip(lines, (0, 2, 0, 2, 2), strict=True):
+        with pytest.raises(SystemExit) as left:
+            main(line.split())
+        assert left.value.code == code
+    printed = capsys.readouterr()
+    out = printed.out.splitlines()
     assert out[0].startswith("1 layer, ")
     heading = next(line for line in out if "scheme" in line)
     assert heading.split() == ["scheme", "layers", "tasks", "memory", "time"]
-    said = done.stderr.splitlines()
+    said = printed.err.splitlines()
     assert len(said) == 3, said
     assert "there are 1.0 MB" in said[0] and "these fit: ideal" in said[1]
     assert "expected a size" in said[2]

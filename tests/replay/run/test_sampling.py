@@ -148,17 +148,17 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     key = [(layer.routing.rank_imbalance,) for layer in layers]
     times = [layer.measures.makespan_us for layer in layers]
     truth, held, errors, widths = sum(times), 0, [], []
-    for seed in range(2000):
+    for seed in range(500):
         sample = choose(key, 12, seed)
         whole = sample.whole([times[place] for place in sample.places])
         held += whole.low <= truth <= whole.high
         errors.append(whole.total - truth)
         widths.append(whole.high - whole.low)
-    assert 0.93 < held / 2000 < 0.995
+    assert 0.92 < held / 500 < 0.995
     # No side is favoured, and the groups say more than as many layers drawn from all.
-    assert abs(np.mean(errors)) < 4 * np.std(errors) / 2000**0.5
+    assert abs(np.mean(errors)) < 4 * np.std(errors) / 500**0.5
     rng = np.random.default_rng(1)
-    plain = [40 * np.mean(rng.choice(times, 12, replace=False)) - truth for _ in range(2000)]
+    plain = [40 * np.mean(rng.choice(times, 12, replace=False)) - truth for _ in range(500)]
     assert np.std(errors) < 0.95 * np.std(plain)
     assert max(widths) < 0.5 * truth
 

@@ -49,7 +49,7 @@ def host_tasks(scheme: Scheme, layer: LayerWork, launch: Any) -> tuple[int, int]
 
 
 @variants
-@pytest.mark.parametrize("layer", ["uniform 4 ranks", "one expert a rank", "backward", "no tokens"])
+@pytest.mark.parametrize("layer", ["uniform 4 ranks", "backward", "no tokens"])
 def test_the_host_does_what_is_listed(name: str, options: dict[str, Any], layer: str) -> None:
     scheme, made = find(name).with_options(options), LAYERS[layer]()
     if scheme.refuses(made):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tiers import mostly_extended
 
 from replay.run.estimate import Size, UnfitError
 from replay.tensor import fit, replays
@@ -34,7 +35,7 @@ def test_a_comparison_is_refused_before_the_first_replay(monkeypatch: pytest.Mon
         replays.compare(model="gpt-3-6.7b", tp=8, tokens=10**9, schemes=["t3"])
 
 
-@pytest.mark.parametrize("scheme", ["sp-ring", "t3", "ladm"])
+@pytest.mark.parametrize("scheme", mostly_extended(["sp-ring", "t3", "ladm"], ["sp-ring"]))
 def test_tasks_grow_as_the_sample_says(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "SURE_TOKENS", 0)
     setup = _setup(scheme=scheme, tokens=20000, layers=2, **{"pass": "training"})
