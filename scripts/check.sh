@@ -7,6 +7,8 @@
 #   lowest   nothing but tests (not of schemes) with the lowest versions that pyproject.toml allows, and that
 #            results are the same bytes with them
 set -euo pipefail
+# pip would compile all of torch and transformers, half a minute, of which the tests import little.
+export PIP_COMPILE=0
 source "$(dirname "$0")/_venv.sh" dev
 # With nothing kept, each test process and each command that a test starts would read all sources
 # anew: seven seconds of each process only for the tests themselves.
@@ -47,7 +49,7 @@ prepare_lowest() {
         # The lowest versions are those of the lowest Python: later ones have no wheels of them.
         uv venv --quiet --python 3.11 .venv-lowest
         uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct \
-            --compile-bytecode -e ".[dev,parquet,plots,remote,sweep]"
+            -e ".[dev,parquet,plots,remote,sweep]"
         touch "$stamp"
     fi
     # Code compiled by another numba is thrown away: without a place of its own each run of one
