@@ -18,6 +18,7 @@ import replay.cli.imitate
 import replay.cli.infer
 import replay.cli.place
 import replay.cli.replays
+import replay.cli.report
 import replay.cli.schemes
 import replay.cli.sweep
 import replay.cli.tensor
@@ -47,6 +48,7 @@ app.command()(replay.cli.diff.diff)
 app.command()(replay.cli.explain.explain)
 app.command()(replay.cli.infer.infer)
 app.command()(replay.cli.place.place)
+app.command()(replay.cli.report.report)
 app.command()(replay.cli.schemes.schemes)
 app.command()(replay.cli.validate.validate)
 app.command()(replay.cli.sweep.sweep)

@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from replay.cli.screen import show
+from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
 
 
+@delivers
 def diff(
     before: Annotated[Path, typer.Argument(help="JSON of `run` or `compare`.")],
     after: Annotated[Path, typer.Argument(help="Another one, of any version.")],
@@ -20,14 +22,18 @@ def diff(
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="End with exit code 1 if anything is different.")
     ] = False,
+    *,
+    deliver: Delivery,
 ) -> None:
     """Say what entered two replays otherwise, and what came out otherwise, by cause."""
     import replay
     from replay.report.difference import difference_tables
+    from replay.report.pages.difference import page
 
     found = replay.diff(before, after)
     if json_ is not None:
         found.save(json_)
+    deliver(lambda: page(found, str(before), str(after)))
     show(difference_tables(found))
     if exit_code and not found.is_same:
         raise typer.Exit(1)

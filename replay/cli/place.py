@@ -10,13 +10,17 @@ import typer
 from replay.cli.options import JsonOption
 from replay.cli.screen import show
 from replay.run.spec import RunSpec
+from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from replay.run.placing import Imbalance, Placing
     from tracegen.display.content import Cell, Table
 
 
+@delivers
 def place(
     trace: Annotated[str, typer.Argument(help=str(RunSpec.model_fields["trace"].description))],
     slots: Annotated[
@@ -81,6 +85,8 @@ def place(
         typer.Option("--format", help="Of that file: sglang, vllm, vllm-ascend or tensorrt."),
     ] = "sglang",
     json_: JsonOption = None,
+    *,
+    deliver: Delivery,
 ) -> None:
     """Place experts by the loads of a trace, and say how long that lasts.
 
@@ -89,6 +95,7 @@ def place(
     import tracegen
     from replay.errors import UserError, unknown
     from replay.files import write_text
+    from replay.report.pages.place import page
     from replay.run.placing import fit
     from replay.work.expert_maps import FORMATS, to_text
 
@@ -119,6 +126,13 @@ def place(
         write_text(out, to_text(form, held, placing.num_ranks, decoder, shape.num_layers))
     if json_ is not None:
         write_text(json_, placing.model_dump_json(indent=1) + "\n")
+    asked = {
+        "--slots": slots, "--algorithm": algorithm, "--from": source, "--ranks": ranks,
+        "--nodes": None if nodes == 1 else nodes, "--groups": groups, "--fit": steps,
+        "--windows": windows, "--tokens-per-rank": tokens_per_rank, "--phase": phase,
+        "--replicas": None if replicas == "same-gpu" else replicas,
+    }  # fmt: skip
+    deliver(lambda: page(placing, _command(trace, asked)))
     print(
         f"{placing.num_experts} experts in {placing.num_slots} slots on {placing.num_ranks} GPUs: "
         f"{placing.algorithm}" + _fitted_on(placing)
@@ -126,6 +140,15 @@ def place(
     show(_table(placing))
     if nodes > 1:
         show(_table_of_rows(placing, nodes))
+
+
+def _command(trace: str, asked: Mapping[str, object]) -> str:
+    """The command line that was given, as far as it decides the placement."""
+    from replay.report.command import command_words
+
+    options = [word for name, value in asked.items() if value is not None
+               for word in (name, str(value))]  # fmt: skip
+    return command_words(["moereplay", "place", trace, *options])
 
 
 def _steps(text: str | None) -> tuple[int, int] | None:

@@ -40,6 +40,7 @@ ENTERING = ("trace", "system", "scheme", "batch", "placement", "precision")
 
 
 @takes_settings(defaults={"compare_barrier": True})
+@delivers
 def run(
     given: Mapping[str, Any],
     spec: Annotated[
@@ -83,10 +84,13 @@ def run(
     ] = None,
     max_memory: MaxMemoryOption = None,
     dry_run: DryRunOption = False,
+    *,
+    deliver: Delivery,
 ) -> None:
     """Replay a trace under one scheme."""
     import replay
     from replay.cli.exports import check_token, parse_exports
+    from replay.report.pages import page
     from replay.report.text import summary_tables
     from replay.run.host_memory import parse_size
     from replay.run.links import batch_of
@@ -124,6 +128,7 @@ def run(
         print(line, file=sys.stderr)
     if json_ is not None:
         result.save(json_)
+    deliver(lambda: page(result))
     show(summary_tables(result))
     _show_tuned([result], name_all=bool(made.tune))
     if before is not None and result.run_id != before.run_id:

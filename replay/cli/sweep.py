@@ -13,6 +13,7 @@ import typer
 from replay.cli.screen import progress, show
 from replay.errors import UserError
 from tracegen import screen
+from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option, folder_option
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ SOME_FAILED = 4
 LINE_S = 60.0  # between lines about progress
 
 
+@delivers
 def sweep(
     study: Annotated[
         str | None, typer.Argument(help="A TOML file, or a name of `--list`.", show_default=False)
@@ -62,6 +64,8 @@ def sweep(
         str | None,
         typer.Option("--shard", metavar="I/N", help="Only the I-th of N shares, for job arrays."),
     ] = None,
+    *,
+    deliver: Delivery,
 ) -> None:
     """Replay every point of a study: options, GPUs, tokens, skew, seeds, in one table.
 
@@ -83,6 +87,11 @@ def sweep(
         message = f"--json has nothing to write with {'--dry-run' if dry_run else '--shard'}"
         raise UserError(message)
 
+    if deliver != Delivery() and (list_ or dry_run or shard is not None):
+        message = "a report needs the whole study: neither --dry-run nor --shard goes with it"
+        raise UserError(message)
+
+    from replay.report.pages import page
     from replay.sweeps.plan import plan_sweep
     from replay.sweeps.run import sweep as carry_out
 
@@ -115,6 +124,7 @@ def sweep(
     if json_ is not None:
         write_text(json_, result.to_json())
     if not result.num_missing:
+        deliver(lambda: page(result))
         for part in result.shown():
             show(part)
     _conclude(result, out)

@@ -9,9 +9,11 @@ from typing import Annotated
 import typer
 
 from replay.cli.screen import progress, show
-from tracegen.cli.outputs import file_option, folder_option
+from tracegen.cli.delivery import Delivery, delivers
+from tracegen.cli.outputs import file_option
 
 
+@delivers
 def validate(
     tables: Annotated[
         list[str] | None, typer.Argument(metavar="[TABLE ...]", help="Names [all tables].")
@@ -40,16 +42,15 @@ def validate(
     json_: Annotated[
         Path | None, file_option("--json", help="Write every row to this file.")
     ] = None,
-    plots: Annotated[
-        Path | None,
-        folder_option("--plots", help="Write a picture of every table to this folder."),
-    ] = None,
+    *,
+    deliver: Delivery,
 ) -> None:
     """Predict published measurements and print the errors; exit code 1 if a bound is missed."""
     from replay.errors import UserError, unknown
-    from replay.files import make_folder, write_text
+    from replay.files import write_text
     from replay.validate import report, validate
     from replay.validate.catalog import TABLES, of_system
+    from replay.validate.page import page
 
     for name in tables or []:
         if name not in TABLES:
@@ -73,10 +74,7 @@ def validate(
         outcomes = validate(names, overrides=overrides, progress=bar.update)
     if json_ is not None:
         write_text(json_, json.dumps(report.as_json(outcomes), indent=1))
-    if plots is not None:
-        make_folder(plots)
-        for outcome in outcomes:
-            write_text(plots / f"{outcome.table.name}.svg", report.picture(outcome))
+    deliver(lambda: page(outcomes))
     if markdown:
         print(report.markdown_table(outcomes), end="")
     else:

@@ -65,6 +65,11 @@ def command(
     return shlex.join([*words, *found])
 
 
+def command_words(words: Sequence[str]) -> str:
+    """Put words together as a shell reads them."""
+    return shlex.join(words)
+
+
 def _flags(field: FieldInfo) -> list[Flag]:
     return [one for one in field.metadata if isinstance(one, Flag)]
 

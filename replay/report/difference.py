@@ -32,7 +32,7 @@ def difference_tables(found: Difference) -> Group:
     if found.outcomes:
         parts.append(inputs_table(found.inputs))
         parts.append(times_table(found))
-        parts.append(Text("\n".join(_order(found))))
+        parts.append(Text("\n".join(order_lines(found))))
     moved = sorted(
         (one for one in found.outcomes if one.change_us),
         key=lambda one: -abs(one.change_us) / max(one.before_us, SMALL),
@@ -93,7 +93,8 @@ def times_table(found: Difference) -> Table:
     return Table("times", "Times of all layers", columns, rows)
 
 
-def _order(found: Difference) -> list[str]:
+def order_lines(found: Difference) -> list[str]:
+    """Which are there only before or after, and which others they pass."""
     lines = []
     for names, when in ((found.only_before, "before"), (found.only_after, "after")):
         if names:

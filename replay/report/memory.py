@@ -63,7 +63,7 @@ def buffers_table(result: Result) -> Table | None:
         ("all of it", found.total_bytes[gpu] / MB, ""),
     ]
     columns = [Column("what"), Column("size", "MB", ",.2f"), Column("kept", says=says("kept"))]
-    return Table("memory", f"Device memory of GPU {gpu}, which needs most", columns, rows)
+    return Table("buffers", f"Device memory of GPU {gpu}, which needs most", columns, rows)
 
 
 def room_notes(results: Sequence[Result]) -> list[str]:

@@ -127,7 +127,7 @@ def latency_plot(results: Sequence[Result]) -> Plot | None:
         name="latency",
         title="Tokens: time from dispatch to combine",
         x=Axis("share of the tokens, %", from_zero=False),
-        y=Axis("us", log=True),
+        y=Axis("us", log=all(min(line.y) > 0 for line in lines)),
         lines=lines,
         says="Quantiles: so many of a hundred tokens take no longer.",
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from replay.errors import UserError, unknown
 from replay.run.layer import experts_of, loads_of, together_of
@@ -61,10 +61,13 @@ class Imbalance(BaseModel):
 
 
 class Placing(BaseModel):
-    """A placement and what it does.
+    """A placement and what it does; schema ``moereplay-placing/1``.
 
     Attributes
     ----------
+    trace, content_id
+        Title and content of the trace that it was computed from, or looked at with; empty where an
+        older version did not say.
     algorithm
         What computed it, or ``"file"``.
     fitted_on
@@ -79,13 +82,16 @@ class Placing(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    format: Literal["moereplay-placing/1"] = "moereplay-placing/1"
+    trace: str = ""
+    content_id: str = ""
     algorithm: str
     fitted_on: tuple[int, int] | None
     num_ranks: int
     num_experts: int
     num_slots: int
     slot_expert: list[list[int]]
-    windows: list[Imbalance]
+    windows: list[Imbalance] = Field(min_length=1)
 
 
 def fit(
@@ -164,6 +170,8 @@ def fit(
             )
         )
     return Placing(
+        trace=trace.info.title,
+        content_id=trace.content_id,
         algorithm=algorithm,
         fitted_on=fitted_on,
         num_ranks=num_ranks,

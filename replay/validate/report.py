@@ -1,9 +1,7 @@
-"""Outcomes as text, Markdown, JSON and pictures."""
+"""Outcomes as text, Markdown and JSON."""
 
 from __future__ import annotations
 
-import html
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +112,7 @@ def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
                 "name": outcome.table.name,
                 "title": outcome.table.title,
                 "unit": outcome.table.unit,
+                "size": outcome.table.size,
                 "parts": [
                     {
                         "name": bound.name,
@@ -147,92 +146,3 @@ def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
             for outcome in outcomes
         ],
     }
-
-
-WIDTH, HEIGHT, MARGIN = 460, 400, 56
-LARGEST_ERROR = 50  # percent, top of the second picture
-
-
-def picture(outcome: Outcome) -> str:
-    """Predicted over measured, and error by size, as one SVG."""
-    points = [i for i in range(len(outcome.rows)) if not outcome.left_out[i]]
-    measured, predicted = outcome.measured[points], outcome.predicted[points]
-    low = math.log10(min(measured.min(), predicted.min())) - 0.05
-    high = math.log10(max(measured.max(), predicted.max())) + 0.05
-    sizes = (
-        [float(outcome.rows[i][outcome.table.size]) for i in points]
-        if _has_size(outcome)
-        else list(measured)
-    )
-    first = _Axes(0, low, high, low, high)
-    small, large = math.log10(min(sizes)) - 0.05, math.log10(max(sizes)) + 0.05
-    second = _Axes(WIDTH, small, large, -LARGEST_ERROR, LARGEST_ERROR)
-    unit, size = outcome.table.unit, outcome.table.size
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * WIDTH}" height="{HEIGHT}"',
-        'font-family="sans-serif" font-size="11">',
-        f'<rect width="{2 * WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{MARGIN}" y="18" font-size="13">{html.escape(outcome.table.title)}</text>',
-        *first.frame(f"measured, {unit}", f"predicted, {unit}", log_y=True),
-        *second.frame(size, "error, %", log_y=False),
-        first.line(low, low, high, high),
-        second.line(small, 0, large, 0),
-    ]
-    errors = outcome.errors_percent[points]
-    for value, guess, where, error in zip(measured, predicted, sizes, errors, strict=True):
-        parts.append(first.dot(math.log10(value), math.log10(guess)))
-        clipped = max(-LARGEST_ERROR, min(LARGEST_ERROR, float(error)))
-        parts.append(second.dot(math.log10(where), clipped))
-    return "\n".join([*parts, "</svg>"])
-
-
-def _has_size(outcome: Outcome) -> bool:
-    return outcome.table.size in outcome.rows[0].setting
-
-
-class _Axes:
-    """One of the two pictures: positions of its values, frame, marks."""
-
-    def __init__(self, left: float, x0: float, x1: float, y0: float, y1: float) -> None:
-        self.left, self.x0, self.x1, self.y0, self.y1 = left, x0, x1, y0, y1
-
-    def _at(self, x: float, y: float) -> tuple[float, float]:
-        wide, tall = WIDTH - MARGIN - 16, HEIGHT - 2 * MARGIN
-        across = (x - self.x0) / max(self.x1 - self.x0, 1e-9)
-        up = (y - self.y0) / max(self.y1 - self.y0, 1e-9)
-        return self.left + MARGIN + across * wide, HEIGHT - MARGIN - up * tall
-
-    def dot(self, x: float, y: float) -> str:
-        across, down = self._at(x, y)
-        return f'<circle cx="{across:.1f}" cy="{down:.1f}" r="1.7" fill="#1f6fb4"/>'
-
-    def line(self, x0: float, y0: float, x1: float, y1: float) -> str:
-        (a, b), (c, d) = self._at(x0, y0), self._at(x1, y1)
-        return f'<line x1="{a:.1f}" y1="{b:.1f}" x2="{c:.1f}" y2="{d:.1f}" stroke="#888"/>'
-
-    def frame(self, x_label: str, y_label: str, *, log_y: bool) -> list[str]:
-        (left, bottom), (right, top) = self._at(self.x0, self.y0), self._at(self.x1, self.y1)
-        marks = [
-            f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}"',
-            f'height="{bottom - top:.1f}" fill="none" stroke="black"/>',
-            f'<text x="{(left + right) / 2:.1f}" y="{bottom + 34:.1f}" text-anchor="middle">',
-            f"{html.escape(x_label)}</text>",
-            f'<text x="{left:.1f}" y="{top - 8:.1f}">{html.escape(y_label)}</text>',
-        ]
-        for decade in range(math.ceil(self.x0), math.floor(self.x1) + 1):
-            across = self._at(decade, self.y0)[0]
-            marks.append(
-                f'<text x="{across:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">'
-                f"1e{decade}</text>"
-            )
-        ticks = (
-            [(d, f"1e{d}") for d in range(math.ceil(self.y0), math.floor(self.y1) + 1)]
-            if log_y
-            else [(v, f"{v:+d}") for v in range(-LARGEST_ERROR, LARGEST_ERROR + 1, 25)]
-        )
-        for value, label in ticks:
-            down = self._at(self.x0, value)[1]
-            marks.append(
-                f'<text x="{left - 6:.1f}" y="{down + 4:.1f}" text-anchor="end">{label}</text>'
-            )
-        return marks

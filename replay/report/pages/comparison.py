@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from replay.report.command import compare_command
 from replay.report.limits import bounds_heat, roofline, use_heat
+from replay.report.mechanisms import mechanism_table
 from replay.report.notes import heading, launch_notes, outside_notes
 from replay.report.over_time import MOST_LINES, latency_plot, latency_table, use_plots
-from replay.report.pages.parts import certainty, memory, network, shown
+from replay.report.pages.parts import certainty, memory, shown, waiting, wires
 from replay.report.provenance import (
     IN_MEMORY,
     SEVERAL,
@@ -72,7 +73,7 @@ def _sections(compared: Comparison) -> Iterator[Section]:
     yield Section("What binds", [roofline(results), bounds_heat(results), use_heat(results)])
     yield Section(
         "What crosses the wires",
-        [*traffic_heats(results), purpose_bars(results), *network(results)],
+        [*traffic_heats(results), purpose_bars(results), *wires(results)],
     )
     drawn = _some(compared, names)
     yield Section("Over time", [_which(drawn, names), *use_plots(drawn)])
@@ -85,10 +86,12 @@ def _sections(compared: Comparison) -> Iterator[Section]:
                 waterfall(one, f"path-{place}", f"{name}: what its time consists of")
                 for place, (name, one) in enumerate(_fastest_and_baseline(compared, names).items())
             ),
+            *waiting(results),
         ],
     )
     yield Section("Tokens", shown(latency_plot(results), latency_table(results)))
     yield Section("Memory", memory(results))
+    yield Section("Mechanisms", shown(mechanism_table(results)), is_open=False)
     yield Section("Routing", [routing_table(results)])
     yield Section("Validation", [validity_table(results)])
     yield assumptions(results[0].system, schemes_table(results), *launch_notes(results))

@@ -11,6 +11,11 @@ from tracegen.display.content import Page
 MAKERS: dict[str, str] = {
     "Comparison": "replay.report.pages.comparison",
     "Result": "replay.report.pages.run",
+    "Difference": "replay.report.pages.difference",
+    "Placing": "replay.report.pages.place",
+    "SavedSweep": "replay.sweeps.page",
+    "SavedValidation": "replay.validate.page",
+    "SweepResult": "replay.sweeps.page",
     "Explanation": "replay.report.pages.explanation",
 }
 """Module whose `page` shows a kind of result, by the name of its class."""

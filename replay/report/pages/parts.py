@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
 from replay.report.bands import bands_table
+from replay.report.mechanisms import overhead_table
 from replay.report.memory import memory_table, room_notes
 from replay.report.network import network_table
+from replay.report.payload import payload_tables
 from replay.report.spent import unit_of
 from replay.report.tables import row_names
 from replay.report.times import count
+from replay.report.waiting import waiting_tables
 from tracegen.display.content import Axis, Bars, Heat, Line, Part, Plot, Table, Waterfall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.console import RenderableType
 
     from replay.measure.parts import Memory
     from replay.run.result import Comparison, Result
@@ -23,20 +30,31 @@ BYTES_PER_MB = 1e6
 ITEMS = (Table, Bars, Plot, Heat, Waterfall, str)
 
 
-def shown(*items: object) -> list[Item]:
-    """Those of some items that there are."""
-    return [one for one in items if isinstance(one, ITEMS)]
+def shown(*items: Item | RenderableType | None) -> list[Item]:
+    """Those of some items that there are; text of a screen as paragraphs."""
+    found = [one.plain if isinstance(one, Text) else one for one in items]
+    return [one for one in found if isinstance(one, ITEMS) and one != ""]
 
 
-def network(results: Sequence[Result]) -> list[Item]:
-    """What network cards carried; nothing where nothing leaves a domain."""
-    return shown(network_table(results, count(results[0]), unit_of(results[0])))
+def wires(results: Sequence[Result]) -> list[Item]:
+    """Payload of ports, bytes by purpose, and what network cards carried where there are any."""
+    number, unit = count(results[0]), unit_of(results[0])
+    return shown(
+        *payload_tables(results),
+        overhead_table(results, number, unit),
+        network_table(results, number, unit),
+    )
+
+
+def waiting(results: Sequence[Result]) -> list[Item]:
+    """What GPUs and SMs wait for; nothing where no result says."""
+    return shown(*waiting_tables(results, count(results[0]), unit_of(results[0])))
 
 
 def memory(results: Sequence[Result]) -> list[Item]:
     """Device memory of the GPU that needs most; nothing where no result states any."""
     bars = memory_bars(results)
-    return shown(bars, memory_table(results), *([" ".join(room_notes(results))] if bars else []))
+    return shown(bars, memory_table(results), " ".join(room_notes(results)))
 
 
 def memory_bars(results: Sequence[Result]) -> Bars | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.measure.result import LayerResult
 from replay.report.command import run_command
+from replay.report.layers import layers_table, part_name, phases_table, slowest_part
 from replay.report.limits import bounds_heat, bounds_us, use_heat
 from replay.report.mechanisms import mechanism_table
 from replay.report.memory import buffers_table
@@ -14,10 +14,9 @@ from replay.report.over_time import (
     latency_plot,
     latency_table,
     layers_plot,
-    slowest,
     use_plots,
 )
-from replay.report.pages.parts import memory, network, shown
+from replay.report.pages.parts import memory, shown, waiting, wires
 from replay.report.provenance import (
     assumptions,
     identities_table,
@@ -78,11 +77,14 @@ def _sections(result: Result) -> Iterator[Section]:
         [
             waterfall(result, "path", "What the time consists of"),
             cause_bars(results),
+            *waiting(results),
         ],
     )
-    yield Section("Over time", [*use_plots({result.scheme.name: result}), phases_table(result)])
-    yield Section("What crosses the wires", shown(gpus_heat(result), purpose_bars(results),
-                                                  *network(results)))  # fmt: skip
+    yield Section("Over time", [*use_plots({result.scheme.name: result}), _phases(result)])
+    yield Section(
+        "What crosses the wires",
+        [*shown(gpus_heat(result), purpose_bars(results)), *wires(results)],
+    )
     yield Section("Tokens", [*shown(latency_plot(results), latency_table(results)),
                              *_token_notes(result)])  # fmt: skip
     yield Section("Memory", [*memory(results), *shown(buffers_table(result))])
@@ -99,7 +101,13 @@ def _sections(result: Result) -> Iterator[Section]:
 
 def _layers(result: Result) -> list[Item]:
     """Times of the layers, where there are several."""
-    return shown(layers_plot(result))
+    several = len(result.layers) > 1 or result.chain is not None
+    return shown(layers_plot(result), layers_table(result) if several else None)
+
+
+def _phases(result: Result) -> Table:
+    part = slowest_part(result)
+    return phases_table(part.measures, part_name(part))
 
 
 def _notes(result: Result) -> list[str]:
@@ -113,32 +121,6 @@ def _token_notes(result: Result) -> list[str]:
     if not result.layers:
         return []
     return [token_note(max(result.layers, key=lambda one: one.measures.makespan_us))]
-
-
-def phases_table(result: Result) -> Table:
-    """When the phases of the slowest part begin and end, and the port that each uses most."""
-    measures = slowest(result)
-    rows = []
-    for name, times in sorted(measures.phases.items(), key=lambda one: one[1].start_us):
-        port = measures.busiest_port.get(name)
-        rows.append(
-            (
-                name, times.start_us, times.end_us, times.busy_us,
-                *((None, None) if port is None else
-                  (f"{port.direction} {port.gpu}", port.payload_bytes / 1e6)),
-            )
-        )  # fmt: skip
-    columns = [
-        Column("phase"),
-        Column("start", "us", ",.1f"),
-        Column("end", "us", ",.1f"),
-        Column("busy", "us", ",.1f"),
-        Column("busiest port", rank=1),
-        Column("payload", "MB", ",.2f", rank=1),
-    ]
-    part = max(result.parts, key=lambda one: one.measures.makespan_us)
-    of = f"layer {part.decoder_layer}" if isinstance(part, LayerResult) else "the chain"
-    return Table("phases", f"Phases of {of}", columns, rows)
 
 
 def _tuned(result: Result) -> list[Item]:

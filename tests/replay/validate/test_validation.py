@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import xml.etree.ElementTree as ET
 from functools import cache
 from importlib import resources
 
@@ -16,6 +15,8 @@ from replay.validate import report, validate
 from replay.validate.bench import Bench, even_work, uniform_work
 from replay.validate.catalog import TABLES, of_system
 from replay.validate.compute import gemm_outliers
+from replay.validate.page import page
+from replay.validate.saved import SavedValidation
 from replay.validate.table import Outcome, Row, Table, predict
 
 MOST_TOKENS = 512
@@ -219,11 +220,27 @@ def test_even_routing_is_even_and_has_the_distribution_of_the_random_one():
     assert per_token == pytest.approx([expected, expected], rel=0.01)
 
 
-def test_pictures_are_well_formed_and_show_every_row():
-    outcome = validate(["links"])[0]
-    root = ET.fromstring(report.picture(outcome))
-    dots = [element for element in root if element.tag.endswith("circle")]
-    assert len(dots) == 2 * len(outcome.rows)
+def test_charts_show_every_row_as_it_is_saved():
+    (outcome,) = validate(["links"])
+    saved = SavedValidation.model_validate(json.loads(json.dumps(report.as_json([outcome]))))
+    shown = page([outcome])
+    assert shown == page(saved)
+    for chart in shown.charts():
+        guide, points = chart.lines
+        assert guide.form == "guide"
+        assert len(points.x) == len(points.y) == len(outcome.rows)
+    predicted = next(one for one in shown.charts() if one.name == "links-predicted")
+    assert list(predicted.lines[1].x) == [row.measured for row in outcome.rows]
+    assert list(predicted.lines[1].y) == pytest.approx(list(outcome.predicted), abs=1e-4)
+
+
+def test_of_many_rows_those_that_are_furthest_off_are_drawn(monkeypatch):
+    monkeypatch.setattr("replay.validate.page.MOST_POINTS", 9)
+    (outcome,) = validate(["links"])
+    chart = next(iter(page([outcome]).charts()))
+    assert chart.says == "8 of 18 rows are drawn."
+    for index in outcome.worst(3):
+        assert outcome.rows[index].measured in chart.lines[1].x
 
 
 def test_json_holds_every_row():
@@ -270,7 +287,8 @@ def test_the_command_ends_with_0_where_bounds_hold_and_1_where_not(tmp_path, cap
     code, said = command(capsys, "links", "--json", str(target), "--plots", str(tmp_path / "p"))
     assert code == 0, said.err
     assert json.loads(target.read_text())["holds"]
-    assert [path.name for path in (tmp_path / "p").iterdir()] == ["links.svg"]
+    drawn = {path.name for path in (tmp_path / "p").iterdir()}
+    assert {"links-predicted.svg", "links-error.svg"} <= drawn
     _, said = command(capsys, "links", "--markdown")
     assert cells(said.out.splitlines()[2])[:3] == ["links", "all", "18"]
     code, said = command(capsys, "linkz")

@@ -1,0 +1,49 @@
+"""``moereplay report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracegen.cli.delivery import Delivery, delivers
+
+
+@delivers
+def report(
+    results: Annotated[
+        list[Path],
+        typer.Argument(
+            help="JSON of any command of ours that has a result, of any version.",
+            show_default=False,
+        ),
+    ],
+    *,
+    deliver: Delivery,
+) -> None:
+    """Show saved results: as one HTML file, as figures for papers, as tables for other programs.
+
+    Several results of the same work are shown as a comparison, others one behind the other.
+    """
+    from replay.errors import UserError
+    from replay.report.pages.several import page_of_several
+    from replay.report.saved import load
+
+    if deliver == Delivery():
+        message = "where to? Give --html FILE, --plots FOLDER or --tables FOLDER"
+        raise UserError(message)
+    loaded = dict(zip(_names(results), map(load, results), strict=True))
+    deliver(lambda: page_of_several(loaded))
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """Name of each file; with its folder, or a number, where several have one name."""
+    names = [path.name for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    seen: dict[str, int] = {}
+    for place, name in enumerate(names):
+        seen[name] = seen.get(name, 0) + 1
+        names[place] = name if seen[name] == 1 else f"{name} ({seen[name]})"
+    return names

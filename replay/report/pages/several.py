@@ -1,0 +1,103 @@
+"""Several results on one page: as a comparison where they are of the same work, else in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from replay.errors import UserError
+from replay.report.pages.pages import page
+from replay.report.tables import row_names
+from replay.run.comparison import BASELINES
+from replay.run.result import Comparison, Result
+from tracegen.display.content import Column, Page, Section, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tracegen.display.content import Item
+
+
+def page_of_several(results: Mapping[str, Any]) -> Page:
+    """Make one page of several results.
+
+    Parameters
+    ----------
+    results
+        By the name of its file.
+
+    Raises
+    ------
+    UserError
+        If there is no page for one of them, or one is damaged where its schema does not say so.
+    """
+    compared = as_comparison(list(results.values())) if len(results) > 1 else None
+    if compared is not None:
+        return _made("the comparison of them", compared)
+    made = {name: _made(name, one) for name, one in results.items()}
+    return joined(made) if len(made) > 1 else next(iter(made.values()))
+
+
+def _made(name: str, result: Any) -> Page:
+    """Make the page of what may have been written by anybody."""
+    try:
+        return page(result)
+    except UserError as error:
+        message = f"{name}: {error}"
+    except (KeyError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
+        message = f"{name} is damaged: {type(error).__name__}: {error}"
+    raise UserError(message)
+
+
+def as_comparison(results: Sequence[Any]) -> Comparison | None:
+    """Put results of the same work together; None if they are not, or two have one name."""
+    ones = [one for one in results if isinstance(one, Result)]
+    works = [_work(one) for one in ones]
+    if len(ones) < len(results) or any(work != works[0] for work in works):
+        return None
+    names = row_names(ones)
+    if len(set(names)) < len(names):
+        return None
+    ran = [one.scheme.name for one in ones]
+    preferred = BASELINES.get(ones[0].batch.phase, ())
+    baseline = next((name for name in preferred if name in ran), ran[0])
+    return Comparison(baseline=baseline, results=ones)
+
+
+def _work(result: Result) -> tuple[Any, ...]:
+    """What results must have in common to be compared: routing, machine, layers, numbers."""
+    layers = result.layers if result.chain is None else result.chain.layers
+    return (
+        result.trace.content_id,
+        result.system,
+        result.batch,
+        result.types,
+        result.chain is None,
+        [(layer.step, layer.layer_index, layer.is_backward) for layer in layers],
+    )
+
+
+def joined(pages: Mapping[str, Page]) -> Page:
+    """Put pages one behind the other, their sections under the names of their files."""
+    columns = [Column("file"), Column("is"), Column("what came out")]
+    rows = [(name, one.title, one.summary) for name, one in pages.items()]
+    sections = [Section("What is here", [Table("files", "Results", columns, rows)])]
+    for number, (name, one) in enumerate(pages.items(), 1):
+        says = [one.summary, *([f"Made again by: {one.command}"] if one.command else [])]
+        for section in one.sections:
+            items = [*says, *(_named(item, number) for item in section.items)]
+            is_open = section.is_open and section is one.sections[0]
+            sections.append(Section(f"{name}: {section.title}", items, is_open))
+            says = []
+    return Page(
+        title=f"{len(pages)} results",
+        summary="; ".join(one.title for one in pages.values()) + ".",
+        sections=sections,
+    )
+
+
+def _named(item: Item, number: int) -> Item:
+    """The same under a name that no other page has."""
+    if isinstance(item, str):
+        return item
+    return dataclasses.replace(item, name=f"{number}-{item.name}")

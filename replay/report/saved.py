@@ -1,0 +1,91 @@
+"""Results of every kind, read back from their files."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from replay.errors import UserError
+from replay.run.load import load_result, read_document
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CLASSES: dict[str, str] = {
+    "moereplay-tensor": "replay.tensor.result.TensorResult",
+    "moereplay-tensor-comparison": "replay.tensor.result.TensorComparison",
+    "moereplay-train": "replay.training.result.TrainResult",
+    "moereplay-train-comparison": "replay.training.result.TrainComparison",
+    "moereplay-infer": "replay.inference.result.InferResult",
+    "moereplay-infer-comparison": "replay.inference.result.InferComparison",
+    "moereplay-arrivals": "replay.inference.arrivals.Arrived",
+    "moereplay-arrivals-comparison": "replay.inference.arrivals.ArrivedComparison",
+    "moereplay-collective": "replay.run.collective.CollectiveResult",
+    "moereplay-choice": "replay.choosing.result.Choice",
+    "moereplay-difference": "replay.differences.parts.Difference",
+    "moereplay-explanation": "replay.differences.explanation.Explanation",
+    "moereplay-placing": "replay.run.placing.Placing",
+    "moereplay-sweep": "replay.sweeps.saved.SavedSweep",
+    "moereplay-validation": "replay.validate.saved.SavedValidation",
+}
+"""Class of each kind of document that has one schema, by the name of its format."""
+
+REPLAYS = ("moereplay-result", "moereplay-comparison")
+"""Documents whose older schemas are read too."""
+
+
+def load(path: str | Path) -> Any:
+    """Read any result that a command of ours wrote.
+
+    Returns
+    -------
+    An object of the class that wrote it, or one of `CLASSES` that holds the same.
+
+    Raises
+    ------
+    UserError
+        If the file cannot be read, is damaged, is of a newer version or is something else.
+    """
+    where, document = read_document(path, "Result")
+    given = format_of(document)
+    name, _, schema = given.rpartition("/")
+    if name in REPLAYS:
+        return load_result(path)
+    if name not in CLASSES:
+        message = (
+            f"{where} is no result: its format is {given or None!r}; there are reports of "
+            f"{', '.join(one.removeprefix('moereplay-') for one in (*REPLAYS, *CLASSES))}"
+        )
+        raise UserError(message)
+    if schema != "1":
+        message = f"{where} has the format {given!r}; this version reads {name}/1"
+        raise UserError(message)
+    try:
+        return class_of(name).model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        message = f"{where} is damaged: {place}: {first['msg'].lower()}"
+        raise UserError(message) from None
+    except UserError as error:  # its spec has a setting that is not possible
+        message = f"{where} is damaged: {error}"
+        raise UserError(message) from None
+
+
+def format_of(document: Any) -> str:
+    """Format that a document states, or that one of an older version must have; empty for none."""
+    if not isinstance(document, dict):
+        return ""
+    found = document.get("format", document.get("schema"))
+    if found is None and {"slot_expert", "windows"} <= document.keys():
+        return "moereplay-placing/1"  # which once did not say so
+    return found if isinstance(found, str) else ""
+
+
+def class_of(name: str) -> type[BaseModel]:
+    """Class of `CLASSES` by the name of its format."""
+    module, _, kind = CLASSES[name].rpartition(".")
+    found: type[BaseModel] = getattr(importlib.import_module(module), kind)
+    return found

@@ -1,0 +1,162 @@
+"""Every kind of result that is saved is read back and has a page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import replay
+from replay.cli.app import main
+from replay.report.pages import page
+from replay.report.pages.pages import MAKERS
+from replay.report.pages.several import as_comparison, page_of_several
+from replay.report.saved import CLASSES, REPLAYS, class_of, load
+from replay.run.placing import fit
+from replay.run.result import Comparison, Result
+from replay.run.spec import RunSpec
+
+ROOT = Path(__file__).parents[3]
+APART = {
+    "moereplay-failure",  # why a point of a study went wrong
+    "moereplay-point",  # a point of a study: a result in its folder
+}
+"""Formats of files that no user saves."""
+
+
+def test_every_format_that_we_write_is_read() -> None:
+    found = set()
+    for path in (ROOT / "replay").rglob("*.py"):
+        found |= set(re.findall(r"\"(moereplay-[a-z-]+)/[0-9]+\"", path.read_text("utf-8")))
+    assert found - APART == {*CLASSES, *REPLAYS}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_classes_state_their_formats(name: str) -> None:
+    fields = class_of(name).model_fields
+    field = fields["format"] if "format" in fields else fields["schema_"]
+    assert get_args(field.annotation) == (f"{name}/1",)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_kind_has_a_page(name: str) -> None:
+    if class_of(name).__name__ not in MAKERS:
+        pytest.xfail("its page is being made")
+
+
+def test_a_placement_says_how_even_it_is(synthetic: Any, tmp_path: Path) -> None:
+    placing = fit(synthetic(), RunSpec(), num_ranks=4, num_slots=72)
+    shown = page(placing)
+    plot = next(one for one in shown.charts() if one.name == "imbalance")
+    window = placing.windows[0]
+    line = next(one for one in plot.lines if one.name == "eplb")  # type: ignore[union-attr]
+    assert line.y[0] == sum(window.fitted) / len(window.fitted)
+    file = tmp_path / "placing.json"
+    document = json.loads(placing.model_dump_json())
+    file.write_text(json.dumps(document), encoding="utf-8")
+    assert page(load(file)) == shown
+    for name in ("format", "trace", "content_id"):
+        del document[name]  # as older versions wrote it
+    file.write_text(json.dumps(document), encoding="utf-8")
+    assert load(file).windows == placing.windows
+
+
+def test_a_difference_says_what_entered(compared: Comparison, tmp_path: Path) -> None:
+    one = compared["deepep"]
+    found = replay.diff(one, compared["deepep"].model_copy(update={"placement": "another"}))
+    file = tmp_path / "difference.json"
+    found.save(file)
+    assert page(load(file)) == page(found)
+    other = replay.diff(compared["deepep"], _slower(one))
+    steps = next(one for one in page(other).charts() if one.name == "steps-1")
+    assert steps.spans[-1].end == other.outcomes[0].after_us  # type: ignore[union-attr]
+
+
+def _slower(one: Result) -> Result:
+    """The same with another time on its critical path."""
+    document = json.loads(one.to_json())
+    measures = document["layers"][0]["measures"]
+    measures["makespan_us"] += 3.0
+    measures["critical_path"]["by_cause_us"]["latency"] += 3.0
+    document["totals"]["makespan_us"] += 3.0
+    return Result.model_validate(document)
+
+
+def test_results_of_one_work_become_a_comparison(compared: Comparison, chained: Result) -> None:
+    found = as_comparison(compared.results)
+    assert found == compared
+    assert as_comparison([*compared.results, chained]) is None
+    assert as_comparison([compared.results[0], compared.results[0]]) is None
+
+
+def test_results_of_different_works_follow_one_another(
+    compared: Comparison, chained: Result
+) -> None:
+    shown = page_of_several({"a.json": compared, "b.json": chained})
+    assert shown.sections[1].title == "a.json: Which is fastest"
+    names = [one.name for one in (*shown.charts(), *shown.tables())]
+    assert {"1-time", "2-time", "2-layers", "files"} <= set(names)
+    ours = list(page(compared).charts())
+    assert len([name for name in names if name.startswith("1-")]) == len(ours) + len(
+        list(page(compared).tables())
+    )
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return int(ended.value.code or 0)
+
+
+def test_the_command_writes_a_file(
+    compared: Comparison, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for one in compared.results:
+        one.save(tmp_path / f"{one.scheme.name}.json")
+    files = [str(tmp_path / f"{name}.json") for name in ("ideal", "deepep", "dysharp")]
+    html = tmp_path / "report.html"
+    assert run("report", *files, "--html", str(html)) == 0
+    text = html.read_text("utf-8")
+    assert "uniform routing for OLMoE-1B-7B: 3 schemes" in text
+    assert run("report", *files) == 2
+    assert capsys.readouterr().err.startswith("error: where to?")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "is no result of a replay, or is cut short"),
+        ("[]", "is no result: its format is None"),
+        ('{"format": "other/1"}', "is no result: its format is 'other/1'"),
+        ('{"format": "moereplay-infer/7"}', "this version reads moereplay-infer/1"),
+        ('{"format": "moereplay-difference/1"}', "is damaged: is_same"),
+        ('{"format": 3}', "is no result"),
+    ],
+)
+def test_what_is_no_result_is_refused(
+    content: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(content, encoding="utf-8")
+    assert run("report", str(file), "--html", str(tmp_path / "x.html")) == 2
+    error = capsys.readouterr().err
+    assert says in error and len(error.splitlines()) <= 2
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_titles_of_strangers_stay_text(compared: Comparison, tmp_path: Path) -> None:
+    from tracegen.display.html import document
+
+    evil = "<script>alert(1)</script>&\"'"
+    document_ = json.loads(compared.to_json())
+    for one in document_["results"]:
+        one["trace"]["title"] = one["scheme"]["name"] = one["system"]["name"] = evil
+        one["trace"]["model"] = one["scheme"]["assumes"] = one["placement"] = evil
+        one["spec"]["trace"] = evil
+        one["spec"]["system"] = "../../etc/passwd.toml"
+    document_["baseline"] = evil
+    text = document(page(Comparison.model_validate(document_)))
+    assert "<script>alert" not in text
