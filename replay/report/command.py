@@ -142,12 +142,23 @@ def compare_command(compared: Comparison) -> str:
             more += ["--option", f"{name}.{key}={value_text(value)}"]
     if placements != ["contiguous"]:
         more += [word for one in placements for word in ("--placement", one)]
-    found = compared.uncertainty
-    if found is not None:
-        more += ["--uncertainty", str(found.draws), "--uncertainty-of", ",".join(found.drawn)]
-        more += ["--uncertainty-seed", str(found.seed)]
+    more += _uncertainty(compared)
     left_out = ("scheme", "options", "placement")
     return command(["moereplay", "compare"], common[0], leave_out=left_out, more=more)
+
+
+def _uncertainty(compared: Comparison) -> list[str]:
+    """Words that ask for the draws of a comparison; none where there are none."""
+    from replay.uncertainty.assess import EVERYTHING
+
+    found, more = compared.uncertainty, []
+    if found is not None:
+        more += ["--uncertainty", str(found.draws)]
+        if list(found.drawn) != list(EVERYTHING):
+            more += ["--uncertainty-of", ",".join(found.drawn)]
+        if found.seed:
+            more += ["--uncertainty-seed", str(found.seed)]
+    return more
 
 
 def _tune_of_all(results: Sequence[Result]) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from replay.differences.gpus import COMPUTING, of_gpus
@@ -25,10 +26,15 @@ ORDER = (LAUNCHES, *PHASES)
 """Phases in the order in which a layer meets them."""
 
 CAUSES = (
-    "compute", "queueing behind compute", "copying", "queueing behind copying", "serialisation",
-    "queueing behind serialisation", "overhead", "queueing behind overhead", "queueing", "latency",
-    "credits",
+    "compute", "queueing behind compute", "copying", "serialisation", "overhead", "queueing",
+    "latency", "credits",
 )  # fmt: skip
+TOGETHER = {
+    **dict.fromkeys(("permute", "unpermute"), "permute, unpermute"),
+    **{f"queueing behind {role}": "queueing" for role in ("copying", "serialisation", "overhead")},
+}
+"""Small parts of a path that bars put together, so that no two parts have one colour."""
+
 MOST_LONGER = 5
 """Times the median of a comparison's times that is still drawn beside it."""
 
@@ -66,7 +72,7 @@ def gpu_bars(results: Sequence[Result]) -> Bars:
 def phase_bars(results: Sequence[Result]) -> Bars:
     """Critical path by phase: the parts add up to the time."""
     drawn, note = _comparable(results)
-    spent = [by_phase(one) for one in drawn]
+    spent = [_put_together(by_phase(one)) for one in drawn]
     computing = {phase for one in spent for phase in one} - MOVING
     return Bars(
         name="path-phases",
@@ -82,7 +88,7 @@ def phase_bars(results: Sequence[Result]) -> Bars:
 def cause_bars(results: Sequence[Result]) -> Bars:
     """Critical path by cause: the parts add up to the time."""
     drawn, note = _comparable(results)
-    spent = [by_cause(one) for one in drawn]
+    spent = [_put_together(by_cause(one)) for one in drawn]
     return Bars(
         name="path-causes",
         title=f"Critical path by cause, us per {unit_of(results[0])}",
@@ -139,6 +145,13 @@ def waterfall(result: Result, name: str, title: str) -> Waterfall:
     )
 
 
+def _put_together(spent: Mapping[str, int]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for name, time in spent.items():
+        found[TOGETHER.get(name, name)] += time
+    return found
+
+
 def _parts(
     results: Sequence[Result],
     spent: Sequence[Mapping[str, int]],
@@ -147,7 +160,8 @@ def _parts(
 ) -> list[Part]:
     """Parts in an order, what it does not name last; those that no result has are left out."""
     there = dict.fromkeys(name for one in spent for name, time in one.items() if time)
-    names = [name for name in order if name in there]
+    shown = dict.fromkeys(TOGETHER.get(name, name) for name in order)
+    names = [name for name in shown if name in there]
     names += [name for name in there if name not in names]
     return [
         Part(

@@ -121,15 +121,15 @@ def _facets(grid: SavedGrid) -> dict[str, list[str]]:
 
 
 def _charts(grid: SavedGrid, number: int) -> Iterator[Chart]:
+    """Charts of the first column, then of the next."""
     facets = _facets(grid)
     by_labels = {tuple(row.labels[axis] for axis in grid.axes): row for row in grid.rows}
-    for place, chosen in enumerate(itertools.product(*facets.values())):
-        fixed = dict(zip(facets, chosen, strict=True))
-        rest = {axis: label for axis, label in fixed.items() if len(facets[axis]) > 1}
-        told = ", ".join(f"{axis} {label}" for axis, label in rest.items())
-        for index, column in enumerate(grid.columns):
-            name = f"grid-{number}-{place + 1}-{index + 1}"
-            title = f"{column.header}{f', {told}' if told else ''}"
+    for index, column in enumerate(grid.columns, 1):
+        for place, chosen in enumerate(itertools.product(*facets.values()), 1):
+            fixed = dict(zip(facets, chosen, strict=True))
+            told = [f"{axis} {label}" for axis, label in fixed.items() if len(facets[axis]) > 1]
+            title = ", ".join([column.header, *told])
+            name = f"grid-{number}-{index}-{place}"
             chart = _chart(grid, by_labels, fixed, column.header, name, title)
             if chart is not None:
                 yield chart

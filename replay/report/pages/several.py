@@ -79,8 +79,8 @@ def _work(result: Result) -> tuple[Any, ...]:
 
 def joined(pages: Mapping[str, Page]) -> Page:
     """Put pages one behind the other, their sections under the names of their files."""
-    columns = [Column("file"), Column("is"), Column("what came out")]
-    rows = [(name, one.title, one.summary) for name, one in pages.items()]
+    columns = [Column("file"), Column("is")]
+    rows = [(name, one.title) for name, one in pages.items()]
     sections = [Section("What is here", [Table("files", "Results", columns, rows)])]
     for number, (name, one) in enumerate(pages.items(), 1):
         says = [one.summary, *([f"Made again by: {one.command}"] if one.command else [])]

@@ -15,6 +15,7 @@ import replay
 from replay.cli.app import app
 from replay.cli.options import options_of, settings_of
 from replay.report.command import command, compare_command, run_command
+from replay.run.bands import Uncertainty
 from replay.run.result import Comparison
 from replay.run.setup import set_up
 from replay.run.spec import RunSpec
@@ -123,6 +124,27 @@ def test_a_comparison_is_asked_for_again(compared: Comparison) -> None:
         )
         spec = set_up(made, {}).spec
         assert spec == one.spec.changed(content_id=None)
+
+
+def test_draws_are_asked_for_again(compared: Comparison) -> None:
+    referred = [
+        one.model_copy(update={"spec": one.spec.changed(trace="a.h5")}) for one in compared.results
+    ]
+    drawn = {
+        "draws": 7, "seed": 0, "drawn": ["hardware", "model", "routing"], "notes": [],
+        "bands": [], "order_holds": 1.0, "decides": [],
+    }  # fmt: skip
+    for changes, words in (
+        ({}, {"uncertainty": 7}),
+        (
+            {"drawn": ["model"], "seed": 3},
+            {"uncertainty": 7, "uncertainty_of": "model", "uncertainty_seed": 3},
+        ),
+    ):
+        found = Uncertainty.model_validate({**drawn, **changes})
+        again = compared.model_copy(update={"results": referred, "uncertainty": found})
+        _, given_ = parsed(compare_command(again))
+        assert {key: one for key, one in given_.items() if key.startswith("uncertainty")} == words
 
 
 def test_results_of_several_commands_have_none(compared: Comparison) -> None:
