@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tracegen.display.content import Cell, Column, Table
-from tracegen.display.html.drawing import WIDE, Drawing, rows, tip, words
-from tracegen.display.html.markup import number, shape, tag, text, width
+from tracegen.display.html.drawing import GAP, WIDE, Drawing, rows, tip, words
+from tracegen.display.html.markup import FONT, number, shape, shortened, tag, text, width
 
 if TYPE_CHECKING:
     from tracegen.display.content import Heat
     from tracegen.display.html.drawing import Colours
 
 CELL = 24.0
+MOST_CELLS = 2000
+"""Cells up to which each is an element of its own, with a text and a tip."""
+DENSE = 420.0
+"""Height of a map of more, if its rows are not too thin for that."""
+SHADES = 24
+"""Shades of each colour that such a map has."""
 BROADEST = 72.0
 """Width that a cell has at most."""
-TURN = 0.62
-"""Share of the strongest shade from which on its text has the colour of the ground."""
+TURN = 0.66
+"""Share of the strongest shade from which on black text is better read on it than white, or in the
+dark theme white text than black; the colours in style.css are chosen for that."""
 SMALL = 10.5
 """Height of the letters in a cell."""
 
@@ -56,6 +64,8 @@ def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
     frame = rows(chart.rows, wide, top=0, bar=CELL, gap=2)
     cell = min(max(BROADEST, widest + 12), (wide - frame.left) / count)
     head, top = _head(chart, frame.left, cell, widest)
+    if count * len(chart.rows) > MOST_CELLS:
+        return _dense(chart, frame.left, cell, head, top, wide)
     frame = rows(chart.rows, wide, top=top, bar=CELL, gap=2)
     most = reach(chart)
     texts = [["" if v is None else format(v, chart.form) for v in row] for row in chart.values]
@@ -92,6 +102,53 @@ def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
             )
         )
     return Drawing(wide, frame.height, "".join(drawn), frame.pitch)
+
+
+def _dense(chart: Heat, left: float, cell: float, head: str, top: float, wide: float) -> Drawing:
+    """Draw many cells: those of one shade are one path, in units of cells, and have no texts."""
+    most = reach(chart)
+    runs: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+    for place, row in enumerate(chart.values):
+        steps = [_step(chart, value, most) for value in row]
+        column = 0
+        for step, group in itertools.groupby(steps):
+            length = len(list(group))
+            if step is not None:
+                runs.setdefault(step, []).append((column, place, length))
+            column += length
+    high = min(CELL, max(3.0, DENSE / max(1, len(chart.rows))))
+    shades = [
+        shape("path", d=_path(found), stroke_opacity=step / SHADES, class_=kind)
+        for (kind, step), found in sorted(runs.items())
+    ]
+    down = number(top + high / 2)
+    moved = f"translate({number(left)} {down}) scale({cell:.4f} {high:.4f})"
+    every = max(1, math.ceil((FONT + 2) / high))
+    labels = [
+        words(shortened(label, left - GAP), left - GAP, top + (k + 0.5) * high + 4, "label e")
+        for k, label in enumerate(chart.rows)
+        if k % every == 0 and left
+    ]
+    body = [head, *labels, tag("g", *shades, transform=moved, class_="dense")]
+    return Drawing(wide, top + high * len(chart.rows), "".join(body))
+
+
+def _path(runs: Iterable[tuple[int, int, int]]) -> str:
+    """Path over runs of cells, each moved to from the end of the one before."""
+    parts = []
+    x, y = 0, 0
+    for column, row, length in runs:
+        parts.append(f"m{column - x},{row - y}h{length}")
+        x, y = column + length, row
+    return "".join(parts)
+
+
+def _step(chart: Heat, value: float | None, most: float) -> tuple[str, int] | None:
+    """Shade of a value, rounded to one of a few."""
+    if value is None or not math.isfinite(value):
+        return None
+    kind, share = shade(chart, value, most)
+    return kind, round(share * SHADES)
 
 
 def _head(chart: Heat, left: float, cell: float, widest: float) -> tuple[str, float]:

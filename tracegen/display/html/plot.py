@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tracegen.display.content import Cell, Column, Table
 from tracegen.display.html.drawing import GAP, NARROW, Drawing, tip, words
+from tracegen.display.html.labels import Box, along, apart, beside, free
 from tracegen.display.html.markup import FONT, number, shape, tag, text, width
 from tracegen.display.html.paths import Point, band, joined, stepped, thinned
 from tracegen.display.html.scales import Scale, figures, scale
@@ -22,6 +24,8 @@ TOP, BOTTOM = 30.0, 42.0
 """Height of the upright axis's label above the plot, and of the level axis's below it."""
 MOST_DOTS = 24
 """Points of a line up to which each is marked."""
+MOST_TICKS = 12
+"""Positions of a line's points up to which each is a tick."""
 MOST_SLICES = 60
 """Positions at which a plot can be pointed at."""
 MOST_NAMED = 6
@@ -80,7 +84,7 @@ def draw(chart: Plot, colours: Colours, wide: float) -> Drawing:
         is_log=chart.x.log,
         from_zero=chart.x.from_zero,
     )
-    across = _tight(chart, across)
+    across = _at_points(chart, _tight(chart, across))
     ground = _Ground(across, up, wide, height)
     drawn = [_axes(chart, ground)]
     drawn += [_band(line, colours, ground) for line in chart.lines]
@@ -103,6 +107,15 @@ def _tight(chart: Plot, across: Scale) -> Scale:
     high = max(xs)
     ticks = [one for one in across.ticks if low <= one <= high * (1 + 1e-9)]
     return Scale(low, high, across.start, across.end, False, ticks)
+
+
+def _at_points(chart: Plot, across: Scale) -> Scale:
+    """Put the ticks of a logarithmic axis where the lines have their few points."""
+    lines = [line for line in chart.lines if line.form == "line"]
+    xs = sorted({x for line in lines for x in line.x if across.has(x)})
+    if not across.is_log or not 2 <= len(xs) <= MOST_TICKS or len(lines) < len(chart.lines):
+        return across
+    return dataclasses.replace(across, ticks=xs)
 
 
 def _axes(chart: Plot, ground: _Ground) -> str:
@@ -214,36 +227,10 @@ def _names(lines: Sequence[Line], ground: _Ground) -> str:
     )
 
 
-def apart(heights: Sequence[float], least: float, top: float, bottom: float) -> list[float]:
-    """Move heights as far apart as their texts are high, and no further than that needs.
-
-    Parameters
-    ----------
-    heights
-        In rising order.
-    least
-        Distance between two of them.
-    top, bottom
-        Between which they stay, if there is room for all.
-    """
-    moved: list[float] = []
-    for height in heights:
-        moved.append(max([height, top, *(one + least for one in moved[-1:])]))
-    edge = bottom
-    for place in reversed(range(len(moved))):
-        moved[place] = min(moved[place], edge)
-        edge = moved[place] - least
-    return moved
-
-
-Box = tuple[float, float, float, float]
-"""Left, top, right and bottom of a text."""
-
-
 def _labels(chart: Plot, ground: _Ground) -> str:
     """Write the names of points and guides where nothing is in their way."""
-    marks: list[Point] = []
-    wanted: list[tuple[str, Point, bool]] = []
+    points: list[Point] = []
+    wanted: list[tuple[str, str, Iterator[Box]]] = []
     for line in chart.lines:
         at = [
             (place, ground.place(x, y))
@@ -251,40 +238,22 @@ def _labels(chart: Plot, ground: _Ground) -> str:
             if ground.has(x, y)
         ]
         if line.form == "points":
-            marks += [point for _, point in at]
-            wanted += [(line.labels[place], point, False) for place, point in at if line.labels]
+            points += [point for _, point in at]
+            if line.labels:
+                named = [(line.labels[place], point) for place, point in at]
+                wanted += [(label, "name", beside(label, point)) for label, point in named]
         elif line.form == "guide" and at:
-            wanted.append((line.name, at[-1][1], True))
-    taken: list[Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in marks]
+            boxes = along(line.name, at[0][1], at[-1][1])
+            wanted.insert(0, (line.name, "guide-name", boxes))
+    taken: list[Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in points]
+    within = (ground.across.start, TOP - 20, ground.width, ground.height - BOTTOM)
     drawn = []
-    for label, (x, y), is_guide in wanted:
-        for box in _sides(label, x, y):
-            inside = (
-                box[0] >= ground.across.start
-                and box[2] <= ground.width
-                and box[1] >= TOP - 8
-                and box[3] <= ground.height - BOTTOM
-            )
-            if inside and not any(_meet(box, other) for other in taken):
-                taken.append(box)
-                class_ = "guide-name" if is_guide else "name"
-                drawn.append(words(label, box[0] + 2, box[3] - 4, class_))
-                break
+    for label, class_, boxes in wanted:
+        box = free(boxes, within, taken)
+        if box is not None:
+            taken.append(box)
+            drawn.append(words(label, box[0] + 2, box[3] - 4, class_))
     return "".join(drawn)
-
-
-def _sides(label: str, x: float, y: float) -> Iterator[Box]:
-    """Places for a label: to the right of its point, to the left, above and below."""
-    wide, high = width(label) + 4, FONT + 4.0
-    yield x + 7, y - high / 2, x + 7 + wide, y + high / 2
-    yield x - 7 - wide, y - high / 2, x - 7, y + high / 2
-    for left in (x - wide / 2, x - wide, x):
-        yield left, y - 7 - high, left + wide, y - 7
-        yield left, y + 7, left + wide, y + 7 + high
-
-
-def _meet(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 # ---- what answers when it is pointed at ----------------------------------------------

@@ -176,11 +176,11 @@ def tick_labels(ticks: Sequence[float], *, is_log: bool = False) -> list[str]:
     --------
     >>> tick_labels([0.0, 0.5, 1.0]), tick_labels([0.01, 1, 100], is_log=True)
     (['0', '0.5', '1.0'], ['0.01', '1', '100'])
-    >>> tick_labels([0, 2e6, 4e6]), tick_labels([1e-5, 1e5], is_log=True)
-    (['0', '2×10⁶', '4×10⁶'], ['10⁻⁵', '10⁵'])
+    >>> tick_labels([0, 2e6, 4e6]), tick_labels([1e-5, 1e-4], is_log=True)
+    (['0', '2×10⁶', '4×10⁶'], ['10⁻⁵', '10⁻⁴'])
     """
     sizes = [abs(one) for one in ticks if one]
-    if sizes and (max(sizes) >= 1e6 or min(sizes) < 1e-4 or (is_log and max(sizes) > 1e4)):
+    if sizes and (max(sizes) >= (1e7 if is_log else 1e6) or min(sizes) < 1e-4):
         return [_power(one) for one in ticks]
     if is_log:
         return [f"{one:,.{_digits(one)}f}" for one in ticks]

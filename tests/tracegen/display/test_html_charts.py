@@ -1,0 +1,393 @@
+"""Charts as SVG: what they show goes with the values, and nothing is drawn where it cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+import sample_pages
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracegen.display.content import (
+    Axis,
+    Bars,
+    Heat,
+    Line,
+    Page,
+    Part,
+    Plot,
+    Section,
+    Span,
+    Waterfall,
+)
+from tracegen.display.html import bars, document, fragment, heat, plot, waterfall
+from tracegen.display.html.charts import MODULES, figure
+from tracegen.display.html.drawing import NARROW, WIDE, Colours
+from tracegen.display.html.labels import apart
+from tracegen.display.html.paths import thinned
+from tracegen.display.palette import places
+
+SEVERAL = settings(max_examples=25)
+EMPTY_PAGE = document(Page("", "", []))
+COLOURS = Colours(places(sample_pages.page()))
+LENGTHS = st.lists(st.floats(0, 1e6), min_size=3, max_size=3)
+
+
+def tree(body: str) -> ElementTree.Element:
+    return ElementTree.fromstring(f"<svg>{body}</svg>")
+
+
+def rects(body: str) -> list[list[tuple[float, float]]]:
+    """Start and length of each rectangle of each row."""
+    return [
+        [(float(one.get("x", "0")), float(one.get("width", "0"))) for one in row.findall("rect")]
+        for row in tree(body).findall("g[@class='row']")
+    ]
+
+
+def classes(body: str) -> set[str]:
+    return {c for one in tree(body).iter() for c in (one.get("class") or "").split()}
+
+
+# ---- bars ----------------------------------------------------------------------------
+
+
+@SEVERAL
+@given(st.lists(LENGTHS, min_size=1, max_size=4), st.sampled_from([WIDE, NARROW]))
+def test_parts_are_as_long_as_their_values_and_touch(values, wide: float) -> None:
+    parts = [Part(f"part {k}", list(column)) for k, column in enumerate(zip(*values, strict=True))]
+    chart = Bars("b", "b", [f"bar {k}" for k in range(len(values))], parts, "us")
+    drawn = rects(bars.draw(chart, COLOURS, wide).body)
+    scale = next(
+        (
+            length / value
+            for row, line in zip(drawn, values, strict=True)
+            for (_, length), value in zip(row, [v for v in line if v], strict=True)
+            if length > 50
+        ),
+        None,
+    )
+    assert scale is not None or not any(map(any, values))
+    for row, line in zip(drawn, values, strict=True):
+        present = [value for value in line if value]
+        assert len(row) == len(present)
+        for (_, length), value in zip(row, present, strict=True):
+            assert length == pytest.approx(value * (scale or 0), abs=0.011 * wide / 50)
+        for (start, length), (following, _) in itertools.pairwise(row):
+            assert following == pytest.approx(start + length, abs=0.02)
+
+
+def test_negative_parts_go_to_the_left_of_zero() -> None:
+    chart = sample_pages.differences()
+    first, second, third = rects(bars.draw(chart, COLOURS, WIDE).body)
+    zero = third[0][0]
+    assert first[0][0] + first[0][1] == pytest.approx(zero, abs=0.02)
+    assert second[0][0] == pytest.approx(zero, abs=0.02)
+    assert second[1][0] + second[1][1] == pytest.approx(zero, abs=0.02)
+    assert first[0][1] / third[0][1] == pytest.approx(12.4 / 1.2, rel=1e-3)
+
+
+def test_hatched_parts_have_the_hatch_of_their_colour() -> None:
+    chart = sample_pages.bars()
+    drawn = classes(bars.draw(chart, COLOURS, WIDE).body)
+    for part in chart.parts:
+        assert COLOURS.fill(part.name, is_hatched=part.is_hatched).split()[0] in drawn
+        assert COLOURS.fill(part.name, is_hatched=not part.is_hatched).split()[0] not in drawn
+
+
+def test_a_mark_stands_at_its_value() -> None:
+    chart = Bars("b", "b", ["one", "two"], [Part("p", [10.0, 20.0])], "us", [20.0, None], "bound")
+    body = bars.draw(chart, COLOURS, WIDE).body
+    (_, (start, length)) = (row[0] for row in rects(body))
+    marks = [one.get("d") for one in tree(body).iter("path") if one.get("class") == "mark"]
+    assert [float(re.match(r"M([\d.]+),", d or "")[1]) for d in marks] == [  # type: ignore[index]
+        pytest.approx(start + length, abs=0.02)
+    ]
+
+
+# ---- waterfall -----------------------------------------------------------------------
+
+
+@SEVERAL
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.sampled_from([WIDE, NARROW]))
+def test_spans_of_a_waterfall_meet(lengths: list[float], wide: float) -> None:
+    ends = [math.fsum(lengths[:k]) for k in range(len(lengths) + 1)]
+    spans = [Span(f"s{k}", a, b, "kind") for k, (a, b) in enumerate(itertools.pairwise(ends))]
+    drawing = waterfall.draw(Waterfall("w", "w", spans, "us"), COLOURS, wide)
+    drawn = [row[0] for row in rects(drawing.body)]
+    for (start, length), (following, _) in itertools.pairwise(drawn):
+        assert following == pytest.approx(
+            start + length, abs=0.52
+        )  # the least length is half a unit
+    full = drawn[-1][0] + drawn[-1][1] - drawn[0][0]
+    for (_, length), value in zip(drawn, lengths, strict=True):
+        assert length == pytest.approx(full * value / ends[-1], abs=0.52)
+    leads = [one for one in tree(drawing.body).iter("path") if one.get("class") == "lead"]
+    assert len(leads) == len(spans) - 1
+
+
+def test_a_waterfall_goes_back_and_ends_in_a_total() -> None:
+    drawn = [row[0] for row in rects(waterfall.draw(sample_pages.change(), COLOURS, WIDE).body)]
+    total, dispatch, experts, combine, end = drawn
+    assert dispatch[0] + dispatch[1] == pytest.approx(total[0] + total[1], abs=0.02)
+    assert experts[0] == pytest.approx(dispatch[0], abs=0.02)
+    assert combine[0] == pytest.approx(end[0] + end[1], abs=0.02)
+    assert end[0] == total[0]
+
+
+# ---- heat maps -----------------------------------------------------------------------
+
+
+def test_shades_go_with_values_and_what_is_missing_is_blank() -> None:
+    rows: list[list[float | None]] = [[0.0, 5.0, None], [10.0, 2.5, math.nan]]
+    chart = Heat("h", "h", ["a", "b"], ["x", "y", "z"], rows, "MB")
+    body = heat.draw(chart, COLOURS, WIDE).body
+    shares = [
+        float(one.get("stroke-opacity") or "nan")
+        for one in tree(body).iter("path")
+        if one.get("class") == "heat"
+    ]
+    assert shares == [0.0, 0.5, 1.0, 0.25]
+
+
+def test_a_map_with_a_middle_has_two_colours() -> None:
+    chart = Heat("h", "h", ["a"], ["x", "y", "z"], [[-4.0, 1.0, 3.0]], "%", middle=1.0)
+    cells = [
+        (one.get("class"), one.get("stroke-opacity"))
+        for one in tree(heat.draw(chart, COLOURS, WIDE).body).iter("path")
+        if one.get("stroke-opacity")
+    ]
+    assert cells == [("cold", "1"), ("warm", "0"), ("warm", ".4")]
+
+
+@pytest.mark.parametrize("wide", [WIDE, NARROW])
+def test_a_map_of_many_cells_draws_every_one_of_them(wide: float) -> None:
+    rows, columns = 60, 70
+    values = [[float((7 * r + 3 * c) % 25) for c in range(columns)] for r in range(rows)]
+    values[4][5] = None  # type: ignore[call-overload]
+    chart = Heat(
+        "h", "h", [f"r{k}" for k in range(rows)], list(map(str, range(columns))), values, ""
+    )
+    body = heat.draw(chart, COLOURS, wide).body
+    found: dict[tuple[int, int], float] = {}
+    for path in tree(body).iter("path"):
+        if path.get("class") != "heat":
+            continue
+        x = y = 0
+        for dx, dy, length in re.findall(r"m(-?\d+),(-?\d+)h(\d+)", path.get("d") or ""):
+            x, y = x + int(dx), y + int(dy)
+            for _ in range(int(length)):
+                assert (y, x) not in found
+                found[y, x] = float(path.get("stroke-opacity") or "nan")
+                x += 1
+    assert set(found) == {(r, c) for r in range(rows) for c in range(columns)} - {(4, 5)}
+    for (r, c), share in found.items():
+        assert share == pytest.approx(values[r][c] / 24, abs=0.0051)
+    assert len(body) < 40_000
+
+
+def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """Of WCAG 2."""
+
+    def light(colour: tuple[float, ...]) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((light(one), light(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def rgb(colour: str) -> tuple[float, ...]:
+    return tuple(int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+
+
+def colours_of(name: str) -> tuple[str, str]:
+    """Light and dark value of a colour of the style."""
+    style = re.search(rf"--{name}: light-dark\((#\w+), (#\w+)\)", EMPTY_PAGE)
+    assert style
+    return style[1], style[2]
+
+
+@pytest.mark.parametrize("name", ["heat", "warm", "cold"])
+@pytest.mark.parametrize("theme", [0, 1])
+def test_the_text_of_every_shade_can_be_read(name: str, theme: int) -> None:
+    ground, full = rgb(colours_of("ground")[theme]), rgb(colours_of(name)[theme])
+    letters = [(0.0, 0.0, 0.0), (1.0, 1.0, 1.0)]
+    for step in range(101):
+        share = step / 100
+        mixed = tuple(g * (1 - share) + f * share for g, f in zip(ground, full, strict=True))
+        written = letters[theme != (share > heat.TURN)]
+        assert contrast(mixed, written) >= 4.5
+
+
+@pytest.mark.parametrize("name", ["ink", "muted", "accent"])
+@pytest.mark.parametrize("behind", ["ground", "raised"])
+@pytest.mark.parametrize("theme", [0, 1])
+def test_texts_stand_out_from_the_page(name: str, behind: str, theme: int) -> None:
+    assert contrast(rgb(colours_of(name)[theme]), rgb(colours_of(behind)[theme])) >= 4.5
+
+
+# ---- plots ---------------------------------------------------------------------------
+
+
+def paths(body: str, class_: str) -> list[str]:
+    return [
+        one.get("d") or ""
+        for one in tree(body).iter("path")
+        if class_ in (one.get("class") or "").split()
+    ]
+
+
+def numbers(path: str) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML](-?[\d.]+),(-?[\d.]+)", path)]
+
+
+def test_points_of_a_line_lie_in_proportion() -> None:
+    line = Line("a", [0.0, 1.0, 4.0], [0.0, 10.0, 5.0])
+    body = plot.draw(Plot("p", "p", Axis("x"), Axis("y"), [line]), COLOURS, WIDE).body
+    (x0, y0), (x1, y1), (x2, y2) = numbers(paths(body, "line")[0])
+    assert (x1 - x0) / (x2 - x0) == pytest.approx(0.25, abs=1e-3)
+    assert (y2 - y0) / (y1 - y0) == pytest.approx(0.5, abs=1e-3)
+
+
+def test_steps_hold_their_values() -> None:
+    line = Line("a", [0.0, 1.0, 2.0], [3.0, 1.0, 2.0], form="steps")
+    body = plot.draw(Plot("p", "p", Axis("x"), Axis("y"), [line]), COLOURS, WIDE).body
+    assert re.fullmatch(r"M[^MLHV]+(H[\d.]+V[\d.]+){2}H[\d.]+", paths(body, "line")[0])
+
+
+def test_what_has_no_place_is_left_out() -> None:
+    line = Line("a", [0.0, 1.0, 10.0, 100.0], [1.0, -1.0, 10.0, math.inf])
+    both = Axis("log", log=True)
+    body = plot.draw(Plot("p", "p", both, both, [line]), COLOURS, WIDE).body
+    assert len(numbers(paths(body, "line")[0])) == 1
+    assert not any("inf" in path for path in paths(body, "line") + paths(body, "grid"))
+
+
+def test_a_band_lies_between_its_edges() -> None:
+    line = Line("a", [0.0, 1.0], [2.0, 3.0], [1.0, 2.0], [4.0, 4.0])
+    body = plot.draw(Plot("p", "p", Axis("x"), Axis("y"), [line]), COLOURS, WIDE).body
+    around = numbers(paths(body, "band")[0])
+    (x0, y0), (x1, y1) = numbers(paths(body, "line")[0])
+    assert [x for x, _ in around] == [x0, x1, x1, x0]
+    assert around[0][1] < y0 < around[3][1]
+    assert around[1][1] < y1 < around[2][1]
+
+
+@SEVERAL
+@given(st.lists(st.floats(0, 1000), min_size=1, max_size=400), st.integers(1, 50))
+def test_a_thinned_line_covers_the_same(heights: list[float], most: int) -> None:
+    points = [(k / 7, height) for k, height in enumerate(heights)]
+    kept = thinned(points, most)
+    assert set(kept) <= set(points)
+    assert kept == sorted(kept)
+    assert kept[0] == points[0] and kept[-1] == points[-1]
+    for column in {int(x) for x, _ in points}:
+        there, left = ([y for x, y in some if int(x) == column] for some in (points, kept))
+        assert (min(left), max(left)) == (min(there), max(there))
+        assert len(left) <= 4 or len(points) <= most
+
+
+@SEVERAL
+@given(st.lists(st.floats(30, 298), max_size=12))
+def test_names_are_moved_apart_and_stay_within(heights: list[float]) -> None:
+    heights.sort()
+    moved = apart(heights, 14, 30, 298)
+    assert moved == sorted(moved)
+    assert all(after - before >= 14 - 1e-9 for before, after in itertools.pairwise(moved))
+    assert all(30 - 1e-9 <= one <= 298 + 1e-9 for one in moved)
+
+
+def boxes(body: str) -> list[tuple[str, float, float]]:
+    return [
+        (one.text or "", float(one.get("x") or 0), float(one.get("y") or 0))
+        for one in tree(body).iter("text")
+        if one.get("class") == "name"
+    ]
+
+
+def test_names_of_points_that_crowd_are_left_out() -> None:
+    near = [1.0 + k / 1000 for k in range(50)]
+    line = Line("a", near, near, form="points", labels=[f"point {k}" for k in range(50)])
+    far = Line("b", [0.0, 9.0], [5.0, 9.0], form="points", labels=["first", "last"])
+    body = plot.draw(Plot("p", "p", Axis("x"), Axis("y"), [line, far]), COLOURS, WIDE).body
+    shown = boxes(body)
+    assert {"first", "last"} <= {label for label, _, _ in shown}
+    assert 2 <= len(shown) < 12
+
+
+# ---- figures -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chart", sample_pages.charts(), ids=lambda chart: chart.name)
+def test_a_figure_has_a_name_a_description_and_its_numbers(chart) -> None:
+    written = figure(chart, COLOURS, "f")
+    drawings = re.findall(r'<svg class="(?:wide|narrow)"[^>]*>', written)
+    assert len(drawings) == 2
+    for one in drawings:
+        assert 'role="img" aria-labelledby="f-title" aria-describedby="f-facts"' in one
+    assert re.search(r'<h3 id="f-title">[^<]+</h3>', written)
+    assert re.search(r'<p id="f-facts" class="heard">[^<]{20,}</p>', written)
+    table = MODULES[type(chart)].numbers(chart)
+    assert written.count("<tr>") == (len(table.rows) + 1 if "<details" in written else 0)
+
+
+@pytest.mark.parametrize("chart", sample_pages.charts(), ids=lambda chart: chart.name)
+@pytest.mark.parametrize("wide", [WIDE, NARROW])
+def test_nothing_is_drawn_beyond_the_edges(chart, wide: float) -> None:
+    drawing = MODULES[type(chart)].draw(chart, COLOURS, wide)
+    for one in tree(drawing.body).iter():
+        for name, most in (("x", drawing.width), ("y", drawing.height)):
+            assert -6.01 <= float(one.get(name) or 0) <= most
+    for text in re.findall(r'(?:[xy]|width|height|d)="([^"]*)"', drawing.body):
+        assert not re.search(r"\.\d{3}|nan|inf|e-", text)
+
+
+EMPTY = [
+    Bars("b", "b", [], [], "us"),
+    Bars("b", "b", ["one"], [Part("p", [0.0])], "us"),
+    Bars("b", "b", ["one"], [Part("p", [math.nan])], "us", [math.nan], "m"),
+    Plot("p", "p", Axis("x"), Axis("y"), []),
+    Plot("p", "p", Axis("x", log=True), Axis("y", log=True), [Line("a", [], [])]),
+    Plot("p", "p", Axis("x"), Axis("y"), [Line("a", [1.0], [math.nan], [0.0], [math.inf])]),
+    Heat("h", "h", [], [], [], "MB"),
+    Heat("h", "h", ["r"], ["c"], [[None]], "MB"),
+    Waterfall("w", "w", [], "us"),
+    Waterfall("w", "w", [Span("s", 1.0, 1.0, "k"), Span("t", math.nan, 2.0, "k")], "us"),
+]
+
+
+@pytest.mark.parametrize("chart", EMPTY)
+def test_a_chart_of_nothing_is_drawn_without_complaint(chart) -> None:
+    written = figure(chart, COLOURS, "f")
+    assert not re.search(r' \w+="[^"]*\b(nan|inf)\b[^"]*"', written)
+
+
+def test_a_name_has_one_colour_wherever_it_is() -> None:
+    shown = sample_pages.page()
+    colours = Colours(places(shown))
+    assert colours.fill("dispatch")[1:] == colours.stroke("dispatch")[1:]
+    assert colours.fill("dispatch", is_hatched=True)[1:] == colours.fill("dispatch")[1:]
+    written = document(shown)
+    legends = re.findall(r'<li data-name="dispatch"><svg[^>]*><[^>]*class="(\w+)"', written)
+    assert len(legends) >= 2
+    assert {one[1:] for one in legends} == {colours.fill("dispatch")[1:]}
+
+
+def test_a_comparison_of_twenty_schemes_is_below_a_megabyte() -> None:
+    schemes = tuple(f"scheme-{k}" for k in range(20))
+    values = [[float(r * c % 17) for c in range(8)] for r in range(20)]
+    maps = [
+        Heat(f"h{k}", "Bytes", schemes, list(map(str, range(8))), values, "MB") for k in range(4)
+    ]
+    usage = [dataclasses.replace(sample_pages.usage(), name=f"usage {k}") for k in range(6)]
+    items = [sample_pages.table(20), sample_pages.bars(schemes), *maps, *usage]
+    items += [sample_pages.path(), sample_pages.roofline(), sample_pages.curves()]
+    page = Page("20 schemes", "", [Section("all", items)])
+    assert len(document(page).encode()) < 1_000_000
+    assert len(fragment(page).encode()) < 1_000_000
