@@ -61,8 +61,8 @@ lowest() {
     echo "== tests, lowest versions"
     # Without CI, which demands torch: the tests of capture ran above, and are skipped here.
     # This tier asks whether older libraries still have what the code uses of them, and whether results
-    # are the same bytes with them: the golden results of all schemes, those under tensor parallelism
-    # too, and those compared below. What the model of schemes, collectives, experts, machine and
+    # are the same bytes with them: golden results of all schemes, those under tensor parallelism too,
+    # and those compared below. What the model of schemes, collectives, experts, machine and
     # measurements says then is the same too, and what tests read in the source or find by edits of it
     # has nothing to do with versions: those run once. The site is made with the present versions only.
     env -u CI NUMBA_CACHE_DIR="$root/.venv-lowest/numba" \

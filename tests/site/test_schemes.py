@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from xml.etree import ElementTree
 
 import networkx
@@ -19,13 +20,18 @@ from replay.schemes.options import about
 from replay.tensor.registry import SCHEMES as OF_TENSOR
 from replay.validate.catalog import TABLES
 
-PAGES = {page.path: page.text for page in schemes.pages()}
 NAMES = list(schemes.schemes())
+
+
+@cache
+def pages() -> dict[str, str]:
+    """All pages of schemes by their paths; what they draw is replayed."""
+    return {page.path: page.text for page in schemes.pages()}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_scheme_has_a_page_that_says_everything(name: str) -> None:
-    scheme, page = schemes.schemes()[name], PAGES[f"schemes/{name}.md"]
+    scheme, page = schemes.schemes()[name], pages()[f"schemes/{name}.md"]
     shown = re.sub(r"\\(.)", r"\1", page)
     for text in (scheme.summary, scheme.source, scheme.assumes, scheme.validity):
         assert text in shown
@@ -37,7 +43,7 @@ def test_every_scheme_has_a_page_that_says_everything(name: str) -> None:
     for heading in ("Graph", "Traffic", "Options", "How it is validated"):
         assert f"\n## {heading}\n" in page
     assert "\n## Costs\n" in page or scheme.platform == "cann"
-    assert f"]({name}.md)" in PAGES["schemes/index.md"] or name == "plain"
+    assert f"]({name}.md)" in pages()["schemes/index.md"] or name == "plain"
 
 
 def test_the_page_of_a_new_scheme_needs_nothing_but_the_scheme(
@@ -60,12 +66,12 @@ def test_measured_schemes_have_their_errors() -> None:
     errors = {row[0] for row in schemes.errors()}
     assert errors == set(TABLES)
     for name in NAMES:
-        says_none = "No measurement of its communication" in PAGES[f"schemes/{name}.md"]
+        says_none = "No measurement of its communication" in pages()[f"schemes/{name}.md"]
         assert says_none == (name not in names)
 
 
 def test_schemes_of_tensor_parallelism_are_on_one_page() -> None:
-    page = re.sub(r"\\(.)", r"\1", PAGES["schemes/tensor.md"])
+    page = re.sub(r"\\(.)", r"\1", pages()["schemes/tensor.md"])
     for scheme in OF_TENSOR.values():
         assert f"\n## {scheme.name}" in page
         assert scheme.source in page

@@ -61,6 +61,7 @@ def test_two_workers_leave_what_one_process_leaves_though_one_is_killed(
     assert points[0] == points[1] and len(points[0]) == 20
 
 
+@pytest.mark.extended  # on processes of this machine: test_workers.py
 def test_a_point_that_kills_workers_fails_alone(
     odd_study: Callable[..., Path], tmp_path: Path, cluster: Any
 ) -> None:
