@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from replay.graph import Timeline
+    from replay.graph.export.scene import Scene
 
 _PS_PER_US = 1_000_000
 
@@ -44,8 +45,15 @@ class Exports:
     token: int | None = None
     report: list[str] = field(default_factory=list)
 
-    def __call__(self, timeline: Timeline) -> None:
+    def __call__(self, timeline: Timeline, shown: Scene | None = None) -> None:
         """Write the files.
+
+        Parameters
+        ----------
+        timeline
+            The schedule.
+        shown
+            What trace events show beside tasks; None for what is known of a replay's schedule.
 
         Raises
         ------
@@ -56,8 +64,8 @@ class Exports:
         from replay.measure.replayed import Replayed
         from replay.measure.scene import scene
 
-        shown = None
-        if isinstance(timeline, Replayed) and any(name == "chrome" for name, _ in self.targets):
+        is_drawn = any(name == "chrome" for name, _ in self.targets)
+        if shown is None and is_drawn and isinstance(timeline, Replayed):
             shown = scene(timeline, self.token)
         for format_name, path in self.targets:
             written = export(

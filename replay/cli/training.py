@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from replay.cli.screen import progress, show
 from replay.errors import UserError
 from replay.training.spec import TrainSpec
 from tracegen.cli.outputs import file_option
+
+if TYPE_CHECKING:
+    from replay.graph import Timeline
 
 
 @takes_settings(spec=TrainSpec, leave_out=("scheme", "options"))
@@ -51,6 +54,7 @@ def train(
     from replay.report.training import comparison_tables, ranking
     from replay.schemes.registry import COMPARED, find
     from replay.training import compare
+    from replay.training.scene import scene
 
     settings = dict(given)
     if "overrides" in settings:
@@ -64,9 +68,14 @@ def train(
     if exports is not None and len(asked) != 1:
         message = "--trace-events holds one step: name one --scheme"
         raise UserError(message)
+
+    def observe(timeline: Timeline) -> None:
+        if exports is not None:
+            exports(timeline, scene(timeline))
+
     with progress(len(asked), "scheme") as bar:
         compared = compare(
-            spec, scheme, baseline=baseline, options=options, observe=exports,
+            spec, scheme, baseline=baseline, options=options, observe=observe,
             progress=bar.update,
         )  # fmt: skip
     for line in exports.report if exports else []:

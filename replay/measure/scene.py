@@ -76,8 +76,17 @@ def scene(replayed: Replayed, token: int | None = None) -> Scene:
         layers=replayed.layers,
         layer=replayed.layer,
         journey=_journey(replayed, ways, token),
+        processes=_names(machine),
         shared="switch and network",
     )
+
+
+def _names(machine: Machine) -> dict[int, str]:
+    """Names of GPUs where there are several nodes."""
+    if machine.domains.num == 1:
+        return {}
+    nodes = machine.domains.of(machine.ranks).tolist()
+    return {gpu: f"GPU {gpu}, node {node}" for gpu, node in enumerate(nodes)}
 
 
 def _sms(graph: TaskGraph, machine: Machine) -> Gauge:

@@ -207,7 +207,7 @@ class _Picture:
         """Metadata events: names and order of processes and threads."""
         processes = {thread.process for thread in self.threads}
         processes |= {one for gauge in self.scene.gauges for one in gauge.process.tolist()}
-        special = {SHARED: self.scene.shared, PATH: "critical path"}
+        special = {**self.scene.processes, SHARED: self.scene.shared, PATH: "critical path"}
         for place, process in enumerate(sorted(processes, key=place_of), 1):
             name = special.get(process, f"GPU {process}")
             yield _metadata("process_name", pid_of(process), 0, "name", name)

@@ -116,8 +116,12 @@ class Scene:
         Names of phases, and the place of each kind's (kind,), -1 for none.
     layers, layer
         Names of layers, and the place of each task's (task,), -1 for none; None if there are none.
+    row
+        What layers are called together, such as ``"layers"``.
     journey
         What is followed, if anything is.
+    processes
+        Names of GPUs; those that are not here are called by their number.
     shared
         Name of what belongs to no GPU.
     """
@@ -128,7 +132,9 @@ class Scene:
     phase: Int64s | None = None
     layers: tuple[str, ...] = ()
     layer: npt.NDArray[np.int32] | None = None
+    row: str = "layers"
     journey: Journey | None = None
+    processes: Mapping[int, str] = field(default_factory=dict)
     shared: str = "shared"
 
     @classmethod

@@ -89,7 +89,7 @@ def _spans(
     lanes = interval_lanes(group, start, end)
     rows = (known.tolist(), start.tolist(), end.tolist(), lanes.tolist())
     for (gpu, place, number), begun, ended, lane in zip(*rows, strict=True):
-        label = scene.phases[place - 1] if place else "layers"
+        label = scene.phases[place - 1] if place else scene.row
         section, category = (PHASE, "phase") if place else (LAYER, "layer")
         of_layer = scene.layers[number] if number >= 0 and len(scene.layers) > 1 else ""
         thread = Thread(gpu, section, place, 0, lane, label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,8 +64,9 @@ def threads_of(timeline: Timeline, tasks: Int64s, scene: Scene) -> tuple[list[Th
     group = np.where(resource >= 0, resource, len(graph.resources) + 1 + process)
     lane = interval_lanes(group, timeline.start_ps[tasks], timeline.end_ps[tasks])
     known, row = np.unique(np.column_stack([process, resource, lane]), axis=0, return_inverse=True)
+    labels = _labels(graph)
     threads = [
-        Thread(gpu, RESOURCE, int(scene.place[where]), where, lane, _label(graph, where))
+        Thread(gpu, RESOURCE, int(scene.place[where]), where, lane, labels[where])
         if where >= 0
         else Thread(gpu, DELAY, 0, 0, lane, "delay")
         for gpu, where, lane in known.tolist()
@@ -101,16 +103,24 @@ def together(timeline: Timeline, tasks: Int64s, row: Int64s) -> tuple[Int64s, di
     return np.sort(leads), rest
 
 
-def _label(graph: TaskGraph, resource: int) -> str:
-    """Name of a resource in its process, which says the owner already: "sm 3" for "sm 0.3"."""
-    name, group = graph.resources.names[resource], graph.resources.groups[resource]
-    owner = int(graph.resources.owner[resource])
-    rest = name.removeprefix(f"{group} {owner}")
-    if owner < 0 or rest == name:
+def _labels(graph: TaskGraph) -> list[str]:
+    """Names of resources in their process, which says the owner already: "sm 3" for "sm 0.3"."""
+    resources = graph.resources
+    owners = list(zip(resources.groups, resources.owner.tolist(), strict=True))
+    count = Counter(owners)
+    return [
+        _label(name, group, owner, is_only=count[group, owner] == 1)
+        for name, (group, owner) in zip(resources.names, owners, strict=True)
+    ]
+
+
+def _label(name: str, group: str, owner: int, *, is_only: bool) -> str:
+    if owner < 0:
         return name
-    if not rest:
+    if is_only:
         return group
-    return f"{group} {rest[1:]}" if rest[0] == "." else name
+    rest = name.removeprefix(f"{group} {owner}.")
+    return name if rest == name else f"{group} {rest}"
 
 
 def place_of(process: int) -> tuple[bool, int]:

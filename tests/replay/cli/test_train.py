@@ -110,6 +110,42 @@ def test_trace_events_are_of_one_scheme(tmp_path: Path) -> None:
         invoke("--trace-events", tmp_path / "two.json")
 
 
+@pytest.mark.parametrize("schedule", [(), ("--schedule", "interleaved")])
+def test_trace_events_show_passes_over_micro_batches(
+    schedule: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A span for each of them on each GPU, over each chunk, from its first part to its last."""
+    path = tmp_path / "step.json"
+    plan = ("--plan", "pp=2,dp=4,ep=4,vpp=2,micro_batches=4") if schedule else ()
+    invoke("--scheme", "deepep", "--trace-events", path, *schedule, *plan)
+    events = json.loads(path.read_text())["traceEvents"]
+    named = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
+    gpus = {pid: name for pid, name in named.items() if name.startswith("GPU")}
+    assert list(gpus.values()) == [f"GPU {gpu}, stage {gpu // 4}" for gpu in range(8)]
+    micro_batches, chunks = (4, 2) if schedule else (3, 1)
+    for pid in gpus:
+        mine = [one for one in events if one["ph"] == "X" and one["pid"] == pid]
+        spans = [one for one in mine if one["cat"] == "layer"]
+        assert sorted(one["name"] for one in spans) == sorted(
+            f"{made} {number}"
+            for made in ("forward", "backward")
+            for number in range(micro_batches)
+            for _ in range(chunks)
+        )
+        spans.sort(key=lambda one: one["args"]["start_ps"])
+        ends = [one["args"]["start_ps"] + one["args"]["dur_ps"] for one in spans]
+        assert all(
+            end <= one["args"]["start_ps"] for end, one in zip(ends[:-1], spans[1:], strict=True)
+        )
+        for part in (one for one in mine if one["cat"] == "compute" and one["name"] != "update"):
+            name = f"{part['name'].removesuffix(', together')} {part['args']['tag']}"
+            start, took = part["args"]["start_ps"], part["args"]["dur_ps"]
+            assert any(
+                one["name"] == name and one["args"]["start_ps"] <= start and start + took <= end
+                for one, end in zip(spans, ends, strict=True)
+            )
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -254,6 +254,15 @@ def test_steps_and_passes_have_their_names() -> None:
     assert seen.layers == ("layer 3", "layer 3, backward")
 
 
+def test_gpus_of_several_nodes_say_which() -> None:
+    seen, _ = replayed(scheme="deepep", layer=0, system="dgx-h100-x2", ranks=16, tokens_per_rank=2)
+    shown = scene(seen)
+    assert shown.processes == {gpu: f"GPU {gpu}, node {gpu // 8}" for gpu in range(16)}
+    assert {gauge.name for gauge in shown.gauges} >= {"NIC out", "NIC in"}
+    one, _ = replayed(scheme="ideal", layer=0)
+    assert scene(one).processes == {}
+
+
 def test_one_file_of_it_is_json_and_the_same_twice(
     layer: tuple[Replayed, Result], tmp_path: Path
 ) -> None:
