@@ -30,6 +30,7 @@ ORDER = (
 the host, and the network in the order of a message's way."""
 
 SHARES = {
+    _OF.VECTOR: "vector cores",
     _OF.HBM: "HBM",
     _OF.L2: "L2",
     _OF.UPLINK: "uplink",

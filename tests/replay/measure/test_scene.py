@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from replay.graph.export.programs import resolved_edges
 from replay.graph.export.scene import Gauge, Journey
 from replay.graph.export.slices import journey_slices, spans
 from replay.graph.export.ways import Ways
+from replay.machine.resources import ResourceClass
+from replay.measure.parts import Utilisation
 from replay.measure.pools import SMS
 from replay.measure.replayed import Replayed
-from replay.measure.scene import scene
+from replay.measure.scene import ORDER, scene
 
 SMALL = {"ranks": 4, "tokens_per_rank": 6}
 TRACE = "gpt-oss-20b-decode"
@@ -43,7 +46,7 @@ def layer(request: pytest.FixtureRequest) -> tuple[Replayed, Result]:
 
 @pytest.fixture(scope="module")
 def chain() -> tuple[Replayed, Result]:
-    return replayed(scheme="deepep", layer=[0, 1, 2])
+    return replayed(scheme="deepep", layer=[0, 1, 2], tokens_per_rank=3)
 
 
 def gauge_of(seen: Replayed, name: str) -> Gauge:
@@ -64,32 +67,40 @@ def totals(seen: Replayed, gauge: Gauge) -> list[float]:
     return [float(time) / gauge.unit for time in busy.sum(axis=1)]
 
 
-def test_counters_add_up_to_measures(layer: tuple[Replayed, Result]) -> None:
-    """Utilisation of SMs, memory and ports, mean and greatest over GPUs.
+GROUPS = {
+    "SMs": SMS, "vector cores": "vector cores", "HBM": "hbm", "L2": "l2", "uplink": "uplink",
+    "downlink": "downlink", "NIC out": "nic-out", "NIC in": "nic-in",
+}  # fmt: skip
+"""Groups of measures, by the counter of the same."""
+
+
+def check_counters(seen: Replayed, measured: Mapping[str, Utilisation]) -> set[str]:
+    """Utilisation is the measures', mean and greatest over GPUs; the counters that there are.
 
     Measures count queues of SMs in whole picoseconds of an SM, resource by resource.
     """
-    seen, result = layer
-    measured = result.layers[0].measures.utilisation
-    found = 0
-    num_sms = seen.machine.sms.count
-    for name, group in {
-        "SMs": SMS,
-        "HBM": "hbm",
-        "uplink": "uplink",
-        "downlink": "downlink",
-    }.items():
-        gauge = gauge_of(seen, name)
-        offered = seen.makespan_ps * (num_sms if name == "SMs" else 1)
+    gauges = [one for one in scene(seen).gauges if one.name != "tokens"]
+    for gauge in gauges:
+        offered = seen.makespan_ps * (seen.machine.sms.count if gauge.name == "SMs" else 1)
         shares = np.array(totals(seen, gauge)) / offered / gauge.whole
-        assert gauge.process.tolist() == list(range(4))
-        if group in measured:  # a scheme need not use any SM
-            assert shares.mean() == pytest.approx(measured[group].mean, abs=1e-8)
-            assert shares.max() == pytest.approx(measured[group].max, abs=1e-8)
-            found += measured[group].mean > 0
-        else:
-            assert not shares.any()
-    assert found >= 1
+        assert gauge.process.tolist() == list(range(seen.machine.num_ranks))
+        told = measured[GROUPS[gauge.name]]
+        assert shares.mean() == pytest.approx(told.mean, abs=1e-8)
+        assert shares.max() == pytest.approx(told.max, abs=1e-8)
+    return {gauge.name for gauge in gauges}
+
+
+def test_counters_add_up_to_measures(layer: tuple[Replayed, Result]) -> None:
+    seen, result = layer
+    found = check_counters(seen, result.layers[0].measures.utilisation)
+    cached = set() if result.scheme.name == "ideal" else {"L2"}  # which counts no tiles
+    assert found == {"SMs", "HBM", "uplink", "downlink"} | cached
+
+
+def test_counters_of_npus_and_network_cards() -> None:
+    seen, result = replayed(scheme="cann-ep", layer=0, system="cloudmatrix384")
+    found = check_counters(seen, result.layers[0].measures.utilisation)
+    assert found == {"SMs", "vector cores", "HBM", "L2", "uplink", "downlink"}
 
 
 def test_tokens_in_flight_add_up_to_their_latencies(layer: tuple[Replayed, Result]) -> None:
@@ -205,7 +216,7 @@ def test_a_token_is_followed_through_all_layers(chain: tuple[Replayed, Result]) 
 
 def test_the_slowest_of_a_chain_is_so_in_some_layer(chain: tuple[Replayed, Result]) -> None:
     seen, _ = chain
-    tokens = range(24)
+    tokens = range(12)
     slowest = [
         max(
             one.end_ps - one.start_ps
@@ -255,12 +266,19 @@ def test_steps_and_passes_have_their_names() -> None:
 
 
 def test_gpus_of_several_nodes_say_which() -> None:
-    seen, _ = replayed(scheme="deepep", layer=0, system="dgx-h100-x2", ranks=16, tokens_per_rank=2)
+    seen, result = replayed(
+        scheme="deepep", layer=0, system="dgx-h100-x2", ranks=16, tokens_per_rank=2
+    )
     shown = scene(seen)
     assert shown.processes == {gpu: f"GPU {gpu}, node {gpu // 8}" for gpu in range(16)}
-    assert {gauge.name for gauge in shown.gauges} >= {"NIC out", "NIC in"}
+    found = check_counters(seen, result.layers[0].measures.utilisation)
+    assert found == {"SMs", "HBM", "L2", "uplink", "downlink", "NIC out", "NIC in"}
     one, _ = replayed(scheme="ideal", layer=0)
     assert scene(one).processes == {}
+
+
+def test_every_class_of_resources_has_its_place() -> None:
+    assert sorted(ORDER) == sorted(ResourceClass)
 
 
 def test_one_file_of_it_is_json_and_the_same_twice(
