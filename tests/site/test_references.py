@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
-from made import HERE, api, commands, docstrings, files
+from made import HERE, api, commands, docstrings, documents, files
 from made.fields import keys_of, kind_of
 from made.text import anchor_of, escaped
 from pydantic import BaseModel, Field
@@ -127,6 +129,54 @@ def test_every_public_name_is_on_the_page_of_its_package() -> None:
         for name in package.__all__:
             assert re.search(rf"\b{re.escape(name)}\b", page), name
     assert {"replay", "tracegen", "hwmodel", "replay.tensor", "replay.training"} <= {*api.modules()}
+
+
+def texts() -> dict[str, str]:
+    """What the site says by hand, and what commands say; the changelog tells of what is gone."""
+    found = {page.path: page.text for page in documents.pages()} | PAGES
+    return {path: text for path, text in found.items() if path != "CHANGELOG.md"}
+
+
+def test_every_command_that_is_named_exists() -> None:
+    known = {words for words, _ in commands.commands()}
+    groups = {words[0] for words in known if len(words) > 1}
+    named = {
+        (path, tuple(words.split()))
+        for path, text in texts().items()
+        for words in re.findall(r"`(?:\$ )?moereplay ([a-z][^`]*)`", text)
+    }
+    assert len(named) > 50
+    for path, words in named:
+        is_group = words[0] in groups
+        assert words[: 1 + is_group] in known or ((words[0],) == words and is_group), (path, words)
+
+
+def test_every_python_name_that_is_written_out_exists() -> None:
+    named = {
+        (path, name)
+        for path, text in texts().items()
+        for name in re.findall(r"`((?:replay|tracegen|hwmodel)(?:\.\w+)+)(?:\([^`]*\))?`", text)
+    }
+    assert len(named) > 20
+    assert not [(path, name) for path, name in sorted(named) if not exists(name.split("."))]
+
+
+def exists(parts: list[str]) -> bool:
+    """Whether something of a dotted name is there: a module, what is in one, or a field."""
+    for count in range(len(parts), 0, -1):
+        with contextlib.suppress(ImportError):
+            found: Any = importlib.import_module(".".join(parts[:count]))
+            for part in parts[count:]:
+                fields = {
+                    **getattr(found, "model_fields", {}),
+                    **vars(found).get("__annotations__", {}),
+                }
+                if not hasattr(found, part) and part not in fields:
+                    break
+                found = getattr(found, part, None) or object
+            else:
+                return True
+    return False
 
 
 def test_sections_without_types_become_fields() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import typer
 
-from tracegen.cli import capture, graph, importers, library, stats, traces
+from tracegen.cli import capture, graph, importers, library, models, stats, traces
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "list": library.list_traces,
@@ -18,6 +18,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "graph": graph.graph,
     "import": importers.import_dump,
     "generate": traces.generate,
+    "models": models.models,
     "info": traces.info,
     "validate": traces.validate,
 }

@@ -63,6 +63,24 @@ def test_list_shows_every_trace_of_the_library(monkeypatch):
     assert "Apache-2.0" in table
 
 
+def test_models_are_listed_and_one_is_shown_with_its_sources():
+    listed = json.loads(run("models", "--json").stdout)
+    assert [shape["name"] for shape in listed] == list(tracegen.models.names())
+    text = run("models").stdout
+    for name in (*tracegen.models.names(), *tracegen.models.aliases()):
+        assert name in text
+    shape = tracegen.models.load("olmoe-1b-7b")
+    shown = " ".join(run("models", "olmoe-1b-7b").stdout.split())
+    assert f"num_experts = {shape.num_experts}" in shown
+    assert "kv_lora_rank" not in shown  # its attention is not latent
+    for source in shape.sources.values():
+        assert " ".join(source.split()) in shown
+    assert json.loads(run("models", "olmoe-1b-7b", "--json").stdout)["topk"] == shape.topk
+    wrong = run("models", "olmoe-1b-8b")
+    assert wrong.exit_code == 2
+    assert "olmoe-1b-7b" in wrong.stderr
+
+
 def test_info_prints_the_content_id_in_full():
     printed = run("info", "toy-zipf").stdout
     digits = tracegen.library.entries()["toy-zipf"].content_id
