@@ -1,9 +1,11 @@
-"""The README says what the documents say; `test_pages` runs its code and its commands."""
+"""README and pages say what the documents say; `test_pages` runs their code and commands."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -14,11 +16,18 @@ def test_the_error_range_is_that_of_the_validation() -> None:
     table = document.partition("<!-- errors -->\n")[2].partition("<!-- /errors -->")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     means = [float(row[rows[0].index("mean %")]) for row in rows[2:]]
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "scripts/site/pages/what-to-expect.md").read_text(encoding="utf-8")
     assert f"lies between {min(means)} % and {max(means)} %" in text
 
 
-def test_mentioned_files_exist() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-        assert (ROOT / link).exists(), link
+MADE = ("api", "commands", "schemes")  # folders of the site whose pages are made when it is built
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *sorted(path.name for path in (ROOT / "scripts/site/pages").glob("*.md"))]
+)
+def test_links_lead_somewhere_in_the_repository_too(page: str) -> None:
+    path = ROOT / page if page == "README.md" else ROOT / "scripts/site/pages" / page
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+        made = link.startswith(tuple(f"../{folder}/" for folder in MADE))
+        assert made or (path.parent / link).exists(), link

@@ -35,6 +35,9 @@ def report(
         raise UserError(message)
     loaded = dict(zip(_names(results), map(load, results), strict=True))
     deliver(lambda: page_of_several(loaded))
+    for target in (deliver.html, deliver.plots, deliver.tables):
+        if target is not None:
+            typer.echo(f"written: {target}")
 
 
 def _names(paths: list[Path]) -> list[str]:

@@ -1,8 +1,9 @@
 """Documents that stand beside the code, as pages at the same place, and the sources they link to.
 
-The root of the site is the root of the repository, so that a link from one document to another is
-the same in both. A link to a source file leads to a page that shows it, and one to a folder to the
-page of its document or of its ``__init__.py``.
+The root of the site is the root of the repository, and its own pages stand there too, so that every
+link can be followed in the repository and leads to the same in the site. A link to a source file
+leads to a page that shows it, and one to a folder to the page of its document or of its
+``__init__.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from made import HERE, ROOT, Made, files
 from made.text import LINK
 
+OWN = HERE.relative_to(ROOT).as_posix()
 FOLDERS = ("hwmodel", "replay", "tracegen", "traces")
 SINGLE = ("README.md", "CHANGELOG.md", "tests/bench/README.md")
 TEMPLATES = ("tracegen/library/card.md",)  # what `trace publish` fills in
@@ -61,6 +63,7 @@ def _with_links(page: str, text: str, sources: set[str]) -> str:
         target, anchor = match[1], match[2] or ""
         if not target:
             return anchor
+        target = _in_site(page, target)
         path = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
         source = ROOT / path
         if source.is_dir():
@@ -74,6 +77,13 @@ def _with_links(page: str, text: str, sources: set[str]) -> str:
         return f"{target}.md{anchor}"
 
     return LINK.sub(replaced, text)
+
+
+def _in_site(page: str, target: str) -> str:
+    """Give a link of the repository as the site has it, where `scripts/site` is the root too."""
+    home = posixpath.join(OWN, page) if (HERE / page).is_file() else page
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(home), target))
+    return posixpath.relpath(path.removeprefix(f"{OWN}/"), posixpath.dirname(page) or ".")
 
 
 def _shown(path: str) -> str:

@@ -119,6 +119,7 @@ def test_the_command_writes_a_file(
     files = [str(tmp_path / f"{name}.json") for name in ("ideal", "deepep", "dysharp")]
     html = tmp_path / "report.html"
     assert run("report", *files, "--html", str(html)) == 0
+    assert capsys.readouterr().out == f"written: {html}\n"
     text = html.read_text("utf-8")
     assert "uniform routing for OLMoE-1B-7B: 3 schemes" in text
     assert run("report", *files) == 2
