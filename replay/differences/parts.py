@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
 from replay.files import write_text
 from replay.measure.parts import Strict
+from tracegen.display.frames import flat
+from tracegen.display.shown import Shown
 
 DIFFERENCE_FORMAT: Literal["moereplay-difference/1"] = "moereplay-difference/1"
 
@@ -78,7 +80,7 @@ class Outcome(Strict):
     quantities: list[Quantity]
 
 
-class Difference(Strict):
+class Difference(Strict, Shown):
     """What is not the same in two results or comparisons, the first being before.
 
     Attributes
@@ -109,6 +111,10 @@ class Difference(Strict):
     order_after: list[str]
     swapped: list[tuple[str, str]]
     notes: list[str]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each scheme in both."""
+        return [flat(one.model_dump(mode="json")) for one in self.outcomes]
 
     def to_json(self) -> str:
         """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""

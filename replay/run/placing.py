@@ -7,7 +7,7 @@ it has become.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,6 +19,7 @@ from replay.work import replicas
 from replay.work.batch import form_batch
 from replay.work.expert_maps import WhichLayer
 from replay.work.placement import Placement, fitted, place
+from tracegen.display.shown import Shown
 from tracegen.stats.sample import distinct
 
 if TYPE_CHECKING:
@@ -60,7 +61,11 @@ class Imbalance(BaseModel):
     rows_fitted: list[float]
 
 
-class Placing(BaseModel):
+BY_LAYER = ("before", "fitted", "fresh", "rows_before", "rows_fitted")
+"""Lists of `Imbalance` with a value for each layer."""
+
+
+class Placing(BaseModel, Shown):
     """A placement and what it does; schema ``moereplay-placing/1``.
 
     Attributes
@@ -92,6 +97,19 @@ class Placing(BaseModel):
     num_slots: int
     slot_expert: list[list[int]]
     windows: list[Imbalance] = Field(min_length=1)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each layer in each window."""
+        return [
+            {
+                "first_step": window.steps[0],
+                "num_steps": window.steps[1] - window.steps[0],
+                "layer_index": layer,
+                **{name: getattr(window, name)[layer] for name in BY_LAYER},
+            }
+            for window in self.windows
+            for layer in range(len(window.before))
+        ]
 
 
 def fit(

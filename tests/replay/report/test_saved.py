@@ -58,6 +58,8 @@ def test_a_placement_says_how_even_it_is(synthetic: Any, tmp_path: Path) -> None
     document = json.loads(placing.model_dump_json())
     file.write_text(json.dumps(document), encoding="utf-8")
     assert page(load(file)) == shown
+    frame = placing.to_dataframe()
+    assert list(frame.fitted) == [one for each in placing.windows for one in each.fitted]
     for name in ("format", "trace", "content_id"):
         del document[name]  # as older versions wrote it
     file.write_text(json.dumps(document), encoding="utf-8")
@@ -70,6 +72,7 @@ def test_a_difference_says_what_entered(compared: Comparison, tmp_path: Path) ->
     file = tmp_path / "difference.json"
     found.save(file)
     assert page(load(file)) == page(found)
+    assert list(found.to_dataframe().before_us) == [one.totals.makespan_us]
     other = replay.diff(compared["deepep"], _slower(one))
     steps = next(one for one in page(other).charts() if one.name == "steps-1")
     assert steps.spans[-1].end == other.outcomes[0].after_us  # type: ignore[union-attr]
