@@ -40,13 +40,18 @@ def explain(
 ) -> None:
     """Say where the difference between two schemes comes from: phases and causes that add up."""
     from replay.differences.explanation import explain as explained
+    from replay.report.command import command
     from replay.report.explanation import explanation_tables
-    from replay.report.pages import page
+    from replay.report.pages.explanation import page
+    from replay.run.spec import RunSpec
 
-    found = explained(*_results(one, other, trace, settings_of(given), option or []))
+    settings = settings_of(given)
+    found = explained(*_results(one, other, trace, settings, option or []))
     if json_ is not None:
         found.save(json_)
-    deliver(lambda: page(found))
+    words = ["moereplay", "explain", one, other, *([] if trace is None else [trace])]
+    more = [word for each in option or [] for word in ("--option", each)]
+    deliver(lambda: page(found, command(words, RunSpec(**settings), more=more)))
     show(explanation_tables(found))
 
 

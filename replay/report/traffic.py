@@ -42,7 +42,7 @@ def traffic_heats(results: Sequence[Result]) -> Iterator[Heat]:
                 values=[_means(_bytes(one, phase, way), blocks) for one in results],
                 unit="MB",
                 form=",.2f",
-                says=f"All bytes on the wire{neighbours}.",
+                says=f"All bytes on the wire{neighbours}.{_sampled(results)}",
             )
 
 
@@ -65,7 +65,14 @@ def gpus_heat(result: Result) -> Heat | None:
         values=[_means(of, blocks) for of in found.values()],
         unit="MB",
         form=",.2f",
+        says=_sampled([result]).strip(),
     )
+
+
+def _sampled(results: Sequence[Result]) -> str:
+    """A sentence on which GPUs there are, where not all were replayed in full."""
+    are_some = any(layer.sampled_nodes is not None for one in results for layer in one.layers)
+    return " GPUs are those of the nodes that were replayed in full, in order." if are_some else ""
 
 
 def _blocks(num_gpus: int) -> list[tuple[int, int]]:

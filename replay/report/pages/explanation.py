@@ -24,8 +24,14 @@ MOST_STEPS = 10
 """Steps from one time to the other; the smaller ones are one step."""
 
 
-def page(found: Explanation) -> Page:
-    """Make the page of an explanation."""
+def page(found: Explanation, command: str = "") -> Page:
+    """Make the page of an explanation.
+
+    Parameters
+    ----------
+    command
+        The command line that made it, where that is known.
+    """
     more: list[Item] = [quantities_table(found)] if found.quantities else []
     return Page(
         title=f"{found.one} and {found.other}",
@@ -36,6 +42,7 @@ def page(found: Explanation) -> Page:
             *([Section("When phases run", [phases_table(found)])] if found.phases else []),
             Section("What else is not the same", [*more, *lines(found)]),
         ],
+        command=command,
     )
 
 

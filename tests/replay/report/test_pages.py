@@ -13,6 +13,7 @@ from replay.report.spent import MOST_LONGER, SMALL, gpu_bars, waterfall
 from replay.run.bands import Band, Uncertainty
 from replay.run.result import Comparison, Result
 from tracegen.display.content import Bars, Heat, Line, Page, Plot, Table, Waterfall
+from tracegen.display.html import document
 
 OLD = Path("tests/data/results")
 LAYERS = 2
@@ -266,6 +267,17 @@ def test_results_of_older_versions_have_a_page(name: str) -> None:
 
 def test_the_same_result_gives_the_same_page(compared: Comparison, shown: Page) -> None:
     assert page(Comparison.model_validate_json(compared.to_json())) == shown
+
+
+def test_twenty_schemes_fit_a_megabyte(across: Comparison) -> None:
+    """With 16 GPUs each, and nothing alike in their names."""
+    results = [
+        one.model_copy(update={"scheme": one.scheme.model_copy(update={"name": f"scheme-{place}"})})
+        for place in range(20)
+        for one in [across.results[place % 2]]
+    ]
+    text = document(page(Comparison(baseline="scheme-0", results=results)))
+    assert 200_000 < len(text.encode()) < 1_000_000
 
 
 def test_charts_say_their_units(shown: Page) -> None:

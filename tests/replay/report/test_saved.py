@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import typer
 
 import replay
-from replay.cli.app import main
+from replay.cli.app import app, main
 from replay.report.pages import page
 from replay.report.pages.pages import MAKERS
 from replay.report.pages.several import as_comparison, page_of_several
@@ -45,6 +47,41 @@ def test_classes_state_their_formats(name: str) -> None:
 def test_every_kind_has_a_page(name: str) -> None:
     if class_of(name).__name__ not in MAKERS:
         pytest.xfail("its page is being made")
+
+
+PENDING = {
+    ("infer",),
+    ("train",),
+    ("choose",),
+    ("collective",),
+    ("tensor", "run"),
+    ("tensor", "compare"),
+}
+
+
+def commands(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, one in group.commands.items():
+        if hasattr(one, "commands"):
+            yield from commands(one, (*before, name))
+        else:
+            yield (*before, name), one
+
+
+def test_every_command_that_saves_a_result_shows_it() -> None:
+    found = dict(commands(typer.main.get_command(app)))
+    options = {
+        words: {one for each in of.params for one in each.opts} for words, of in found.items()
+    }
+    saving = {
+        words
+        for words, of in found.items()
+        for each in of.params
+        if "--json" in each.opts and each.metavar == "FILE"
+    }
+    assert len(saving) >= 12
+    for words in saving:
+        if not {"--html", "--plots", "--tables"} <= options[words]:
+            assert words in PENDING, words
 
 
 def test_a_placement_says_how_even_it_is(synthetic: Any, tmp_path: Path) -> None:
