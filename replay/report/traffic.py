@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PHASES = ("dispatch", "combine")
 WAYS = {"uplink": "out of", "downlink": "into"}
 ROLES = (*WIRE_ROLES, "evictions")
-MOST_COLUMNS = 32
+MOST_COLUMNS = 24
 """Columns of a heat map; GPUs that are more are put together, neighbours with neighbours."""
 
 BYTES_PER_MB = 1e6

@@ -170,6 +170,13 @@ class Line:
     form: Literal["line", "steps", "points", "guide"] = "line"
     labels: Sequence[str] | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a line that has not as many of each as it has points."""
+        for each in (self.y, self.low, self.high, self.labels):
+            if each is not None and len(each) != len(self.x):
+                message = f"line {self.name}: {len(each)} values over {len(self.x)} points"
+                raise ValueError(message)
+
 
 @dataclass(frozen=True)
 class Plot:

@@ -44,7 +44,7 @@ def _made(name: str, result: Any) -> Page:
         return page(result)
     except UserError as error:
         message = f"{name}: {error}"
-    except (KeyError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
         message = f"{name} is damaged: {type(error).__name__}: {error}"
     raise UserError(message)
 
