@@ -15,60 +15,78 @@ from replay.uncertainty.residuals import UNVALIDATED, row_counts, table
 from tracegen.display.content import Column, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from replay.run.result import Result
     from tracegen.display.content import Cell
 
-NOT_MEASURED = "not measured"
-PROPOSAL = "proposal: cannot be measured"
-BOUND = "a bound: has no kernels"
+MEASURED = "measured"
+NOT_MEASURED = "few or none"
+PROPOSAL = "proposal"
+BOUND = "a bound"
+PHASES = ("dispatch", "combine")
 NOTES = (
-    "What nobody has measured has the error of kernels that were predicted with little fitted.",
+    "Median of measured over predicted time, less 1, and the range of nine of ten measurements.",
+    "Where there are few or none, the error is that of kernels predicted with little fitted.",
+    "Proposal: hardware that nobody has built.",
     "VALIDATION.md says what was measured, where, and with which bounds.",
 )
-GROUPS = ("dispatch", "combine", "experts")
 
 
 def validity_table(results: Sequence[Result]) -> Table:
-    """Error of each part of each scheme: measured over predicted time of such kernels."""
-    columns = [
-        Column("scheme"),
-        Column("part"),
-        Column("predicted as", rank=1),
-        Column("measurements", "", ",d", rank=2),
-        Column("median", "%", "+.1f", says="measured over predicted time, less 1"),
-        Column("from", "%", "+.1f", says="nine of ten measurements lie between from and to"),
-        Column("to", "%", "+.1f"),
-        Column("says"),
-    ]
-    rows = [
-        row
-        for name, one in zip(row_names(results), results, strict=True)
-        for row in _rows(name, one)
-    ]
-    return Table(
-        "validity",
-        "What validation says of each scheme's parts: measured over predicted time",
-        columns,
-        rows,
-        NOTES,
-    )
+    """Error of each scheme's communication: measured over predicted time of such kernels."""
+    columns = [Column("scheme"), Column("measurements of its kernels")]
+    for phase in PHASES:
+        columns += [
+            Column(phase, "%", "+.1f"),
+            Column(f"{phase} from", "%", "+.1f", rank=1),
+            Column(f"{phase} to", "%", "+.1f", rank=1),
+        ]
+    columns.append(Column("rows", "", ",d", rank=2, says="measurements that the error is of"))
+    rows = [_row(name, one) for name, one in zip(row_names(results), results, strict=True)]
+    title = "How far predictions of communication are from measurements"
+    return Table("validity", title, columns, rows, NOTES)
 
 
-def _rows(name: str, result: Result) -> Iterator[tuple[Cell, ...]]:
+def _row(name: str, result: Result) -> tuple[Cell, ...]:
     if result.scheme.name in WITHOUT_ERROR:
-        yield (name, "all", None, None, None, None, None, BOUND)
-        return
+        return (name, BOUND, *([None] * 7))
     parts = parts_of(result)
-    known, counts = table(), row_counts()
-    for group in GROUPS:
-        part = parts[group].partition(" (")[0]
-        says = ""
-        if part == UNVALIDATED:
-            says = PROPOSAL if result.scheme.proposes else NOT_MEASURED
-        low, median, high = (100 * (math.exp(known[part][place]) - 1) for place in (1, 10, 19))
-        yield (name, group, part, counts[part], median, low, high, says or None)
+    counts = [row_counts()[_plain(parts[phase])] for phase in PHASES]
+    errors = [error for phase in PHASES for error in _errors(parts[phase])]
+    return (name, _standing(result, parts), *errors, min(counts))
+
+
+def _standing(result: Result, parts: dict[str, str]) -> str:
+    """Whether the kernels of a scheme were measured."""
+    if not any(_plain(parts[phase]) == UNVALIDATED for phase in PHASES):
+        return MEASURED
+    return PROPOSAL if result.scheme.proposes else NOT_MEASURED
+
+
+def _plain(part: str) -> str:
+    """Name of a part without the family of schemes that has it."""
+    return part.partition(" (")[0]
+
+
+def _errors(part: str) -> tuple[float, float, float]:
+    """Median of an error, and what it lies between in nine of ten measurements, in percent."""
+    known = table()[_plain(part)]
+    median, low, high = (100 * (math.exp(known[place]) - 1) for place in (10, 1, 19))
+    return median, low, high
+
+
+def experts_line(results: Sequence[Result]) -> str:
+    """Error of the experts' GEMMs, which all schemes share."""
+    parts = dict.fromkeys(parts_of(one)["experts"] for one in results)
+    found = []
+    for part in parts:
+        median, low, high = _errors(part)
+        found.append(
+            f"{part}: {median:+.1f} % in the median, {low:+.1f} to {high:+.1f} % in nine of ten "
+            f"of {row_counts()[part]:,} measurements"
+        )
+    return f"All schemes share the error of {'; '.join(found)}."
 
 
 def validity_line(results: Sequence[Result]) -> str:
@@ -78,8 +96,7 @@ def validity_line(results: Sequence[Result]) -> str:
     for name, one in zip(row_names(results), results, strict=True):
         if one.scheme.name in WITHOUT_ERROR:
             continue
-        parts = parts_of(one)
-        is_measured = not any(parts[group].startswith(UNVALIDATED) for group in GROUPS)
+        is_measured = _standing(one, parts_of(one)) == MEASURED
         (measured if is_measured else others).append(name)
     lines = []
     if measured:

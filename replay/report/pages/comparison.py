@@ -31,7 +31,7 @@ from replay.report.spent import (
 from replay.report.tables import row_names
 from replay.report.times import time_us, times_table
 from replay.report.traffic import purpose_bars, traffic_heats
-from replay.report.validity import validity_line, validity_table
+from replay.report.validity import experts_line, validity_line, validity_table
 from replay.uncertainty.parts import WITHOUT_ERROR
 from tracegen.display.content import Page, Section
 
@@ -93,7 +93,7 @@ def _sections(compared: Comparison) -> Iterator[Section]:
     yield Section("Memory", memory(results))
     yield Section("Mechanisms", shown(mechanism_table(results)), is_open=False)
     yield Section("Routing", [routing_table(results)])
-    yield Section("Validation", [validity_table(results)])
+    yield Section("Validation", [validity_table(results), experts_line(results)])
     yield assumptions(results[0].system, schemes_table(results), *launch_notes(results))
     yield provenance(
         replay_entries(results),

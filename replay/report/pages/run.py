@@ -29,7 +29,7 @@ from replay.report.spent import cause_bars, gpu_bars, unit_of, waterfall
 from replay.report.tables import row_names
 from replay.report.times import time_us
 from replay.report.traffic import gpus_heat, purpose_bars
-from replay.report.validity import validity_table
+from replay.report.validity import experts_line, validity_table
 from tracegen.display.content import Column, Page, Section, Table
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _sections(result: Result) -> Iterator[Section]:
     yield Section("Memory", [*memory(results), *shown(buffers_table(result))])
     yield Section("Mechanisms", shown(mechanism_table(results)))
     yield Section("Routing", [routing_table(results)])
-    yield Section("Validation", [validity_table(results)])
+    yield Section("Validation", [validity_table(results), experts_line(results)])
     yield assumptions(result.system, schemes_table(results), *launch_notes(results))
     yield provenance(
         replay_entries(results),

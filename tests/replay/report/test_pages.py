@@ -177,17 +177,15 @@ def test_what_would_dwarf_the_others_is_named_and_not_drawn(compared: Comparison
 
 
 def test_validation_is_beside_each_scheme(shown: Page) -> None:
-    found = table(shown, "validity")
-    by_scheme = {}
-    for row in found.rows:
-        by_scheme.setdefault(row[0], []).append(row)
-    assert [row[1] for row in by_scheme["deepep"]] == ["dispatch", "combine", "experts"]
-    assert all(row[-1] is None for row in by_scheme["deepep"])
-    assert by_scheme["deepep"][0][2:4] == ("DeepEP dispatch", 690)
-    assert by_scheme["deepep"][0][4] == pytest.approx(100 * (MEDIAN_OF_DISPATCH - 1))
-    assert by_scheme["dysharp*"][0][-1] == "proposal: cannot be measured"
-    assert by_scheme["dysharp*"][2][-1] is None  # its experts are those of all
-    assert len(by_scheme["ideal"]) == 1
+    rows = {row[0]: row for row in table(shown, "validity").rows}
+    assert rows["deepep"][1] == "measured"
+    assert rows["deepep"][2] == pytest.approx(100 * (MEDIAN_OF_DISPATCH - 1))
+    assert rows["deepep"][-1] == 690
+    assert rows["dysharp*"][1] == "proposal"
+    assert rows["dysharp*"][2:5] == rows["dysharp*"][5:8]  # one pool for what nobody measured
+    assert rows["ideal"][1:] == ("a bound", *[None] * 7)
+    said = next(section for section in shown.sections if section.title == "Validation").items[1]
+    assert "experts, BF16" in said and "557 measurements" in said
 
 
 def _median_of_dispatch() -> float:
