@@ -24,9 +24,11 @@ FONT, SMALL = 7.0, 6.0
 """Points of texts, and of labels within a chart."""
 LETTER = 0.56 * FONT / 72
 """Inches that a letter of DejaVu Sans takes on average."""
+HANDLE = 6
+"""Letters that a legend takes besides a name: for the colour, and for gaps."""
 LONGEST_LABEL = 26
 """Letters of a label in one line; longer ones are broken."""
-DPI = 300
+DPI, SCREEN_DPI = 300, 130
 SETTINGS: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
     "font.size": FONT,
@@ -56,10 +58,12 @@ class PaperFigure(Figure):
         with settings():
             super().savefig(fname, **{"dpi": DPI, **options})
 
-    def _repr_png_(self) -> bytes:
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        """Picture for a notebook, twice as fine as it is wide there."""
         out = io.BytesIO()
-        self.savefig(out, format="png", dpi=200)
-        return out.getvalue()
+        self.savefig(out, format="png", dpi=2 * SCREEN_DPI)
+        width, height = (round(SCREEN_DPI * inches) for inches in self.get_size_inches())
+        return out.getvalue(), {"width": width, "height": height}
 
 
 def colour(place: int) -> str:
@@ -89,12 +93,11 @@ def legend(figure: Figure, handles: Sequence[tuple[Artist, str]]) -> None:
     if not handles:
         return
     names = [label(name) for _, name in handles]
-    columns = max(1, int(WIDTH / LETTER / (max(map(len, names)) + 6)))
     figure.legend(
         [handle for handle, _ in handles],
         names,
         loc="outside upper left",
-        ncols=min(columns, len(names)),
+        ncols=_columns(names),
         fontsize=FONT,
         frameon=False,
         handlelength=1.8,
@@ -106,10 +109,18 @@ def legend(figure: Figure, handles: Sequence[tuple[Artist, str]]) -> None:
     )
 
 
+def _columns(names: Sequence[str]) -> int:
+    """Columns of a legend for which there is room; names run down the first, then the next."""
+    for columns in range(len(names), 1, -1):
+        longest = [max(map(len, part)) for part in np.array_split(np.array(names), columns)]
+        if sum(one + HANDLE for one in longest) * LETTER < WIDTH:
+            return columns
+    return 1
+
+
 def legend_height(names: Sequence[str]) -> float:
     """Inches that a legend takes."""
-    columns = max(1, int(WIDTH / LETTER / (max(map(len, names), default=0) + 6)))
-    return 0.15 * math.ceil(len(names) / columns)
+    return 0.15 * math.ceil(len(names) / _columns(names)) if names else 0.0
 
 
 def power(value: float, _: object = None) -> str:

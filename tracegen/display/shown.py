@@ -6,6 +6,7 @@ the name of the function that makes its page, which is looked up when somebody l
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -61,14 +62,35 @@ class Shown:
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        """HTML that a notebook shows."""
+        """HTML that a notebook shows: the beginning of the page, and the names of its charts."""
         from html import escape
 
         from tracegen.display.html import fragment
 
         page = page_of(self)
         head = f"<strong>{escape(page.title)}</strong><br>{escape(page.summary)}"
-        return f"<p>{head}</p>{fragment(page)}"
+        names = ", ".join(chart.name for chart in page.charts())
+        foot = f"<p>Charts of <code>plot(name)</code>: {escape(names)}.</p>" if names else ""
+        return f"<p>{head}</p>{fragment(beginning(page))}{foot}"
+
+
+def beginning(page: Page) -> Page:
+    """The first sections of a page, up to one that has a chart.
+
+    Parameters
+    ----------
+    page
+        Any.
+    """
+    from tracegen.display.content import Bars, Heat, Plot, Waterfall
+
+    charts = (Bars, Plot, Heat, Waterfall)
+    kept = []
+    for section in page.sections:
+        kept.append(section)
+        if any(isinstance(item, charts) for item in section.items):
+            break
+    return dataclasses.replace(page, sections=kept)
 
 
 def page_of(shown: Shown) -> Page:

@@ -109,7 +109,7 @@ def statistics_page(found: TraceStatistics, title: str = "Routing", command: str
     load: list[Item] = [_load_heat(found.load), _load_by_rank(found.load)]
     return Page(
         title=title,
-        summary=f"{layers} MoE layers of {experts} experts; {CONFIDENCE}.",
+        summary=f"{_count(layers, 'MoE layer')} of {_count(experts, 'expert')}; {CONFIDENCE}.",
         sections=[
             Section("Statistics", [statistics_table(found.by_name)]),
             Section("Load of experts", [*load, *_imbalance(found.by_name)]),
@@ -191,13 +191,17 @@ def trace_page(trace: RoutingTrace) -> Page:
         charts.append(_lengths(counts))
     return Page(
         title=trace.info.title or name or "Routing trace",
-        summary=f"{trace.num_layers} MoE layers, {trace.num_tokens:,} tokens, "
-        f"top-{trace.topk} of {trace.num_experts} experts.",
+        summary=f"{_count(trace.num_layers, 'MoE layer')}, {_count(trace.num_tokens, 'token')}, "
+        f"top-{trace.topk} of {_count(trace.num_experts, 'expert')}.",
         sections=[
             Section("Trace", [Table("trace", "What it is", columns, facts)]),
             *([Section("Routing", charts)] if charts else []),
         ],
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _floats(values: Floats) -> list[float]:

@@ -250,7 +250,9 @@ def test_a_figure_is_of_the_first_chart_or_of_the_named_one() -> None:
     ):
         titles = [figure.get_suptitle(), *(one.get_title().get_text() for one in figure.legends)]
         assert [text for text in titles if text] == [title]
-    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+    picture, size = figure._repr_png_()
+    assert picture.startswith(b"\x89PNG")
+    assert int.from_bytes(picture[16:20]) == pytest.approx(2 * size["width"], abs=2)
     with pytest.raises(UserError, match=r"unknown chart 'heats' \(did you mean 'heat'\?\).*bars"):
         plots.figure(shown, "heats")
     with pytest.raises(UserError, match="A page: there is nothing to draw"):
