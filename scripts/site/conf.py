@@ -29,7 +29,11 @@ toc_object_entries = False
 
 myst_heading_anchors = 4  # the same anchors as a code host gives to headings
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
-nb_execution_mode = "off"  # what a notebook shows was executed by the test that also compares it
+nb_execution_mode = "auto"  # notebooks are texts, and what their cells give is made anew
+nb_execution_in_temp = True  # they write files
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300  # seconds for a cell; all take a few, but for the first use of a kernel
+nb_merge_streams = True
 
 autodoc_default_options = {"exclude-members": "model_config"}
 autodoc_typehints_format = "short"
