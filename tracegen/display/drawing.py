@@ -35,12 +35,16 @@ from tracegen.display.paper import (
     label,
     legend,
     legend_height,
+    lines,
     power,
     settings,
+    wide,
 )
 
-BAR, STEP = 0.2, 0.15
-"""Inches from one bar to the next, and from one span of a waterfall to the next."""
+BAR, STEP, ROW = 0.2, 0.15, 0.17
+"""Inches from one bar to the next, and likewise of spans of a waterfall and rows of a heat map."""
+LINE = 0.115
+"""Inches from one line of a label to the next."""
 MOST_CELLS = 2000
 """Cells of a heat map up to which each is a shape of its own; more are one picture inside it."""
 MOST_LABELS = 10
@@ -106,7 +110,8 @@ def _bars(figure: Figure, axes: Axes, chart: Bars, places: Mapping[str, int]) ->
         )
         drawn.set_gid("marks")
         handles.append((drawn, chart.mark_name))
-    axes.set_yticks(at, [broken(one) for one in chart.labels])
+    labels = [broken(one) for one in chart.labels]
+    axes.set_yticks(at, labels)
     axes.tick_params(axis="y", length=0)
     _upside_down(axes, len(chart.labels))
     axes.set_xlabel(label(chart.unit))
@@ -114,7 +119,8 @@ def _bars(figure: Figure, axes: Axes, chart: Bars, places: Mapping[str, int]) ->
     names = [name for _, name in handles]
     if len(names) > 1:
         legend(figure, handles)
-    height = BAR * max(len(chart.labels), 1) + 0.45 + legend_height(names)
+    height = max(BAR, 0.04 + LINE * max(map(lines, labels), default=1)) * max(len(labels), 1)
+    height += 0.45 + (legend_height(names) if len(names) > 1 else 0.0)
     figure.set_size_inches(WIDTH, max(height, 0.9))
 
 
@@ -255,10 +261,12 @@ def _heat(figure: Figure, axes: Axes, chart: Heat, places: Mapping[str, int]) ->
     axes.set_ylim(max(len(chart.rows), 1), 0)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    _ticks(axes.set_yticks, [broken(one) for one in chart.rows])
+    rows = [broken(one) for one in chart.rows]
+    _ticks(axes.set_yticks, rows)
     names = [label(one) for one in chart.columns]
     shown = names[:: _every(names)]
-    is_wide = max(map(len, shown), default=0) * len(shown) * LETTER > 0.7 * WIDTH
+    room = WIDTH - LETTER * (max(map(wide, rows), default=0) + 2)
+    is_wide = (max(map(len, shown), default=0) + 1) * len(shown) * LETTER > room
     _ticks(axes.set_xticks, names, **({"rotation": 90} if is_wide else {}))
     axes.set_xlabel(label(chart.column_name))
     axes.set_ylabel(label(chart.row_name))
@@ -266,12 +274,11 @@ def _heat(figure: Figure, axes: Axes, chart: Heat, places: Mapping[str, int]) ->
         [format(one, chart.form) if math.isfinite(one) else "" for one in row] for row in values
     ]
     longest = max((len(text) for text in itertools.chain(*texts)), default=0)
-    if (longest + 1) * len(chart.columns) * SMALL / FONT * LETTER < 0.62 * WIDTH:
+    if (longest + 1) * len(chart.columns) * SMALL / FONT * LETTER < room:
         for row, line in enumerate(texts):
             for column, text in enumerate(line):
-                is_dark = _share(values[row, column], low, high) > 0.55
-                if chart.middle is not None:
-                    is_dark = abs(_share(values[row, column], low, high) - 0.5) > 0.35
+                red, green, blue, _ = scale(_share(values[row, column], low, high))
+                is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
                 axes.text(
                     column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=SMALL,
                     color="white" if is_dark else "black",
@@ -280,7 +287,10 @@ def _heat(figure: Figure, axes: Axes, chart: Heat, places: Mapping[str, int]) ->
     bar.set_label(label(chart.unit), fontsize=FONT)
     bar.ax.tick_params(labelsize=FONT, width=0.6, length=2)
     bar.outline.set_visible(False)
-    figure.set_size_inches(WIDTH, min(max(0.17 * len(chart.rows), 0.4), WIDTH) + 0.9)
+    high_row = max(ROW, LINE * max(map(lines, rows), default=1))
+    below = LETTER * max(map(len, shown), default=0) if is_wide else LINE
+    below += LINE if chart.column_name else 0.0
+    figure.set_size_inches(WIDTH, min(max(high_row * len(rows), 0.3), WIDTH) + 0.6 + below)
 
 
 def limits(chart: Heat) -> tuple[float, float]:

@@ -26,6 +26,8 @@ LETTER = 0.56 * FONT / 72
 """Inches that a letter of DejaVu Sans takes on average."""
 HANDLE = 6
 """Letters that a legend takes besides a name: for the colour, and for gaps."""
+LONGEST_ENTRY = 28
+"""Letters of a name of a legend in one line; longer ones are broken."""
 LONGEST_LABEL = 26
 """Letters of a label in one line; longer ones are broken."""
 DPI, SCREEN_DPI = 300, 130
@@ -92,7 +94,7 @@ def legend(figure: Figure, handles: Sequence[tuple[Artist, str]]) -> None:
     """Put a legend above a chart, in as many columns as there is room for."""
     if not handles:
         return
-    names = [label(name) for _, name in handles]
+    names = _entries([name for _, name in handles])
     figure.legend(
         [handle for handle, _ in handles],
         names,
@@ -109,10 +111,26 @@ def legend(figure: Figure, handles: Sequence[tuple[Artist, str]]) -> None:
     )
 
 
-def _columns(names: Sequence[str]) -> int:
+def _entries(names: Sequence[str]) -> list[str]:
+    """Names of a legend, long ones in several lines."""
+    return ["\n".join(textwrap.wrap(label(name), LONGEST_ENTRY)) or " " for name in names]
+
+
+def wide(text: str) -> int:
+    """Letters of the longest line of a text."""
+    return max(map(len, text.split("\n")))
+
+
+def lines(text: str) -> int:
+    """Lines of a text."""
+    return text.count("\n") + 1
+
+
+def _columns(entries: Sequence[str]) -> int:
     """Columns of a legend for which there is room; names run down the first, then the next."""
-    for columns in range(len(names), 1, -1):
-        longest = [max(map(len, part)) for part in np.array_split(np.array(names), columns)]
+    for columns in range(len(entries), 1, -1):
+        parts = np.array_split(np.array(entries), columns)
+        longest = [max(wide(str(one)) for one in part) for part in parts]
         if sum(one + HANDLE for one in longest) * LETTER < WIDTH:
             return columns
     return 1
@@ -120,7 +138,11 @@ def _columns(names: Sequence[str]) -> int:
 
 def legend_height(names: Sequence[str]) -> float:
     """Inches that a legend takes."""
-    return 0.15 * math.ceil(len(names) / _columns(names)) if names else 0.0
+    if not names:
+        return 0.0
+    entries = _entries(names)
+    parts = np.array_split(np.array(entries), _columns(entries))
+    return max(0.04 * len(part) + 0.11 * sum(lines(str(one)) for one in part) for part in parts)
 
 
 def power(value: float, _: object = None) -> str:

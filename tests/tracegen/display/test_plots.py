@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 import zlib
 from pathlib import Path
@@ -185,6 +186,23 @@ def test_every_figure_is_as_wide_as_a_column_and_its_letters_are_not_small() -> 
         assert min(text.get_fontsize() for text in texts if text.get_text()) >= 6
         box = figure.get_tightbbox()
         assert box.x0 > -0.02 and box.x1 < WIDTH + 0.02
+
+
+def test_rows_of_heat_maps_and_bars_have_room_for_their_names() -> None:
+    long = ["a name of several words that is broken into lines", "b", "c" * 26, "d"]
+    heat = Heat(
+        "h", "", long, [f"column {n} of a long name" for n in range(8)], [[1.0] * 8] * 4, "us"
+    )
+    bars = Bars("b", "", long, [Part("use", [1, 2, 3, 4]), Part("c" * 60, [1] * 4)], "us")
+    for chart in (heat, bars):
+        figure = draw(chart, {**PLACES, "c" * 60: 1})
+        figure.draw_without_rendering()
+        boxes = [text.get_window_extent() for text in figure.axes[0].get_yticklabels()]
+        for above, below in itertools.pairwise(boxes):
+            assert above.y0 > below.y1 - 1.5  # pixels of 1/100 inch
+        # What is drawn is not squeezed by what stands around it.
+        box = figure.axes[0].get_window_extent()
+        assert box.width > 100 and box.height / len(long) > 9
 
 
 def test_numbers_of_a_logarithmic_axis_are_short() -> None:
