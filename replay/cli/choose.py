@@ -13,6 +13,7 @@ from replay.cli.options import JsonOption
 from replay.cli.screen import show
 from replay.cli.sweep import interrupt, tell
 from replay.errors import UserError
+from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import folder_option
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ AGAIN = 3
 """Rows that are ranked again with other hardware values."""
 
 
+@delivers
 def choose(
     space: Annotated[
         str | None, typer.Argument(help="A TOML file, or a name of `--list`.", show_default=False)
@@ -86,6 +88,8 @@ def choose(
         typer.Option("--cluster", help="Simulate on workers of Dask made for it: local or slurm."),
     ] = None,
     json_: JsonOption = None,
+    *,
+    deliver: Delivery,
 ) -> None:  # fmt: skip
     """Search model shapes under a budget of parameters, and parallel plans, by simulated steps."""
     from replay.choosing import space as spaces
@@ -93,6 +97,7 @@ def choose(
     from replay.choosing.search import everywhere, search
     from replay.choosing.sensitivity import turns
     from replay.files import write_text
+    from replay.report.pages import page
 
     if list_:
         for name in spaces.names():
@@ -145,6 +150,7 @@ def choose(
     write_text(out / "choice.json", choice.to_json())
     if json_ is not None:
         write_text(json_, choice.to_json())
+    deliver(lambda: page(choice))
     show(*choice.shown())
 
 

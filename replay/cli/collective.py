@@ -9,10 +9,12 @@ import typer
 from replay.cli.options import JsonOption, entries_of
 from replay.cli.screen import progress, show
 from replay.run.spec import DEFAULT_SYSTEM, RunSpec
+from tracegen.cli.delivery import Delivery, delivers
 
 DEFAULT_SIZES = "1M..1G"
 
 
+@delivers
 def collective(
     op: Annotated[
         str, typer.Option("--op", help="allreduce, allgather or reducescatter.")
@@ -48,10 +50,13 @@ def collective(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the algorithms and stop.")] = False,
     json_: JsonOption = None,
+    *,
+    deliver: Delivery,
 ) -> None:
     """Time a collective by itself: bus bandwidth by size, as nccl-tests prints it."""
     from replay.collectives.library import ALGORITHMS
     from replay.report.collective import table
+    from replay.report.pages import page
     from replay.run.collective import collective as replayed
     from replay.run.collective import sizes_of
 
@@ -70,4 +75,5 @@ def collective(
         )  # fmt: skip
     if json_ is not None:
         result.save(json_)
+    deliver(lambda: page(result))
     show(table(result))

@@ -12,8 +12,10 @@ from replay.cli.screen import progress, show
 from replay.errors import UserError
 from replay.inference.arrival_spec import ArrivalSpec
 from replay.inference.spec import InferSpec
+from tracegen.cli.delivery import Delivery, delivers
 
 if TYPE_CHECKING:
+    from replay.inference.arrivals import ArrivedComparison
     from replay.inference.result import InferComparison
 
 LEFT_OUT = ("scheme", "options", "prefill_scheme", "prefill_options")
@@ -24,6 +26,7 @@ class _Flags(ArrivalSpec, InferSpec):  # the fields of the latter come first
 
 
 @takes_settings(spec=_Flags, leave_out=LEFT_OUT, defaults={"arrivals": "all there from the start"})
+@delivers
 def infer(
     given: Mapping[str, Any],
     scheme: Annotated[
@@ -45,6 +48,8 @@ def infer(
         typer.Option("--option", help="Option of one scheme: SCHEME.K=V, repeatable."),
     ] = None,
     json_: JsonOption = None,
+    *,
+    deliver: Delivery,
 ) -> None:
     """Serve a batch of requests with a whole model: first tokens, time per token, tokens/s.
 
@@ -52,6 +57,7 @@ def infer(
     """
     from replay.inference.replays import compare
     from replay.report.infer import tables
+    from replay.report.pages import page
 
     settings = {key: value for key, value in given.items() if key in InferSpec.model_fields}
     arriving = {key: value for key, value in given.items() if key not in settings}
@@ -64,7 +70,9 @@ def infer(
             given_with = "without" if "arrivals" in arriving else "with"
             message = f"{one} can only be given {given_with} --arrivals"
             raise UserError(message)
-        _arrive(InferSpec(**settings), ArrivalSpec(**arriving), names, option or (), json_)
+        spec, asked = InferSpec(**settings), ArrivalSpec(**arriving)
+        arrived = _arrive(spec, asked, names, option or (), json_)
+        deliver(lambda: page(arrived))
         return
     with progress(len(names), "scheme") as bar:
         compared: InferComparison = compare(
@@ -73,6 +81,7 @@ def infer(
         )  # fmt: skip
     if json_ is not None:
         compared.save(json_)
+    deliver(lambda: page(compared))
     show(tables(compared))
 
 
@@ -82,7 +91,7 @@ def _arrive(
     names: Sequence[str],
     option: Sequence[str],
     json_: JsonOption,
-) -> None:
+) -> ArrivedComparison:
     from replay.inference.arrivals import compare
     from replay.report.arrivals import tables
 
@@ -91,6 +100,7 @@ def _arrive(
     if json_ is not None:
         compared.save(json_)
     show(tables(compared))
+    return compared
 
 
 def _flag(field: str) -> str:

@@ -16,6 +16,7 @@ from replay.cli.schemes import indented, shown
 from replay.cli.screen import progress, show, tell
 from replay.errors import unknown
 from replay.tensor.spec import TensorSpec
+from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ AsJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.command()
 @takes_settings(spec=TensorSpec)
+@delivers
 def run(
     given: Mapping[str, Any],
     json_: JsonOption = None,
@@ -58,10 +60,13 @@ def run(
         int | None,
         typer.Option("--max-events", help="Above so many tasks, chrome gets none [1000000]."),
     ] = None,
+    *,
+    deliver: Delivery,
 ) -> None:
     """Replay a layer under one scheme."""
     from replay.cli.exports import parse_exports
     from replay.measure.replayed import Replayed
+    from replay.report.pages import page
     from replay.report.tensor import result_tables
     from replay.tensor.registry import find
     from replay.tensor.replays import run as run_
@@ -82,11 +87,13 @@ def run(
         print(line, file=sys.stderr)
     if json_ is not None:
         result.save(json_)
+    deliver(lambda: page(result))
     show(result_tables(result))
 
 
 @app.command()
 @takes_settings(spec=TensorSpec, leave_out=("scheme", "options"))
+@delivers
 def compare(
     given: Mapping[str, Any],
     scheme: Annotated[
@@ -112,8 +119,11 @@ def compare(
         ),
     ] = False,
     json_: JsonOption = None,
+    *,
+    deliver: Delivery,
 ) -> None:
     """Replay a layer under several schemes and compare them, the fastest first."""
+    from replay.report.pages import page
     from replay.report.tensor import comparison_tables, ranking
     from replay.tensor.registry import SCHEMES, find
     from replay.tensor.replays import compare as compare_
@@ -128,6 +138,7 @@ def compare(
         )  # fmt: skip
     if json_ is not None:
         compared.save(json_)
+    deliver(lambda: page(compared))
     show(comparison_tables(compared) if details else ranking(compared))
 
 

@@ -14,6 +14,7 @@ from replay.cli.options import JsonOption, entries_of, options_of, takes_setting
 from replay.cli.screen import progress, show
 from replay.errors import UserError
 from replay.training.spec import TrainSpec
+from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 @takes_settings(spec=TrainSpec, leave_out=("scheme", "options"))
+@delivers
 def train(
     given: Mapping[str, Any],
     scheme: Annotated[
@@ -49,8 +51,11 @@ def train(
         ),
     ] = None,
     json_: JsonOption = None,
+    *,
+    deliver: Delivery,
 ) -> None:
     """Replay a step of training a whole model under several schemes, the fastest first."""
+    from replay.report.pages import page
     from replay.report.training import comparison_tables, ranking
     from replay.schemes.registry import COMPARED, find
     from replay.training import compare
@@ -82,4 +87,5 @@ def train(
         print(line, file=sys.stderr)
     if json_ is not None:
         compared.save(json_)
+    deliver(lambda: page(compared))
     show(comparison_tables(compared) if details else ranking(compared))

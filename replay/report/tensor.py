@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -188,17 +189,26 @@ def sm_table(results: Sequence[TensorResult]) -> Table:
         Column("idle", "", ".1%"),
         Column("computing", "us", ",.1f", rank=1),
     ]
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for result in results:
-        found, num_sms = result.measures.sm_time_us, result.system.values["gpu.num_sms"]
-        if found is None or not isinstance(num_sms, int):
-            continue
-        every = max(num_sms * result.time_us, 1e-12)
-        computing, copying = _mean(found.computing_us), _mean(found.copying_us)
-        waiting = _mean(found.waiting_for_l2_us) + _mean(found.waiting_for_hbm_us)
-        shares = [time_us / every for time_us in (computing, waiting, copying)]
-        rows.append((name(result), *shares, max(0.0, 1 - sum(shares)), computing / num_sms))
+        shares = sm_shares(result)
+        if shares is not None:
+            rows.append((name(result), *shares.values(), shares["computing"] * result.time_us))
     return Table("sms", "SM time, of all SMs of a GPU: shares of the time", columns, rows)
+
+
+def sm_shares(result: TensorResult) -> dict[str, float] | None:
+    """Time of all SMs of a GPU by what they do, over its time; None where that is not known."""
+    found, num_sms = result.measures.sm_time_us, result.system.values["gpu.num_sms"]
+    if found is None or not isinstance(num_sms, int):
+        return None
+    every = max(num_sms * result.time_us, 1e-12)
+    shares = {
+        "computing": _mean(found.computing_us) / every,
+        "waiting": (_mean(found.waiting_for_l2_us) + _mean(found.waiting_for_hbm_us)) / every,
+        "copying": _mean(found.copying_us) / every,
+    }
+    return {**shares, "idle": max(0.0, 1 - sum(shares.values()))}
 
 
 def skew_table(results: Sequence[TensorResult]) -> Table:
@@ -247,13 +257,13 @@ def links_table(results: Sequence[TensorResult]) -> Table:
 
 def _tenths(windows: Sequence[float], window_us: float, time_us: float) -> str:
     """Shares of equal slices of the time, a character each."""
+    edges = [place * time_us / SLICES for place in range(SLICES + 1)]
     return "".join(
-        _tenth(_share(windows, window_us, place * time_us / SLICES, (place + 1) * time_us / SLICES))
-        for place in range(SLICES)
+        _tenth(share_in(windows, window_us, begin, end)) for begin, end in pairwise(edges)
     )
 
 
-def _share(windows: Sequence[float], window_us: float, begin: float, end: float) -> float:
+def share_in(windows: Sequence[float], window_us: float, begin: float, end: float) -> float:
     """Mean share from `begin` to `end`, each window counting with what lies between."""
     if end <= begin:
         return 0.0

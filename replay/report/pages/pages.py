@@ -16,6 +16,16 @@ MAKERS: dict[str, str] = {
     "SavedSweep": "replay.sweeps.page",
     "SavedValidation": "replay.validate.page",
     "SweepResult": "replay.sweeps.page",
+    "TensorComparison": "replay.report.pages.tensor",
+    "TensorResult": "replay.report.pages.tensor",
+    "CollectiveResult": "replay.report.pages.collective",
+    "TrainComparison": "replay.report.pages.training",
+    "TrainResult": "replay.report.pages.training",
+    "InferComparison": "replay.report.pages.infer",
+    "InferResult": "replay.report.pages.infer",
+    "ArrivedComparison": "replay.report.pages.arrivals",
+    "Arrived": "replay.report.pages.arrivals",
+    "Choice": "replay.choosing.page",
     "Explanation": "replay.report.pages.explanation",
 }
 """Module whose `page` shows a kind of result, by the name of its class."""
