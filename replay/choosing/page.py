@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.choosing.result import WORDS, unit_of
 from replay.report.provenance import NO_COMMAND, provenance
 from tracegen.display.content import Axis, Bars, Column, Line, Page, Part, Plot, Section, Table
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from replay.choosing.result import Choice, Found, Row
     from tracegen.display.content import Item
 
-US_PER_S = 1e6
 MOST_BARS = 10
 CAUSES = {
     "attention": False,
@@ -77,9 +77,9 @@ def row_name(found: Found, row: Row) -> str:
     differ = [
         key for key in row.sizes if len({one.sizes.get(key) for one in found.rows}) > 1
     ] or list(row.sizes)
-    words = [f"{key}={row.sizes[key]}" for key in differ]
+    words = [f"{row.sizes[key]} {WORDS.get(key, key)}" for key in differ]
     if len({(one.plan, one.schedule) for one in found.rows}) > 1:
-        words.append(f"{row.plan} {row.schedule}")
+        words.append(f"{row.plan.replace(',', ', ')}, {row.schedule}")
     return ", ".join(words)
 
 
@@ -134,22 +134,23 @@ def mfu_plot(found: Found, number: int) -> Plot:
 def cause_bars(found: Found, number: int) -> Bars:
     """Steps of the first candidates by cause; the bound by multiplications alone is marked."""
     rows = found.rows[:MOST_BARS]
+    unit, unit_us = unit_of(rows)
     names = dict.fromkeys([*CAUSES, *(cause for one in rows for cause in one.cost.spent_us)])
     return Bars(
         name=f"step-{number}",
-        title=f"{found.system}: step of the first candidates by cause, s",
+        title=f"{found.system}: step of the first candidates by cause, {unit}",
         labels=[f"{place}: {row_name(found, one)}" for place, one in enumerate(rows, 1)],
         parts=[
             Part(
                 cause,
-                [one.cost.spent_us.get(cause, 0.0) / US_PER_S for one in rows],
+                [one.cost.spent_us.get(cause, 0.0) / unit_us for one in rows],
                 is_hatched=CAUSES.get(cause, True),
             )
             for cause in names
             if any(one.cost.spent_us.get(cause) for one in rows)
         ],
-        unit="s",
-        marks=[one.least_us / US_PER_S for one in rows],
+        unit=unit,
+        marks=[one.least_us / unit_us for one in rows],
         mark_name="bound: its multiplications alone",
         says="Mean over the GPUs. Hatched: nothing of the model is computed.",
     )

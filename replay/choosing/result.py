@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import JsonValue
@@ -164,12 +164,13 @@ class Found(Strict):
         sizes = list(rows[0].sizes)
         several = len({(one.plan, one.schedule) for one in rows}) > 1
         plan = "" if several else f"; {rows[0].plan}, {rows[0].schedule}"
+        unit, unit_us = unit_of(rows)
         columns = [
-            Column("", form="d"),
+            Column("place", form="d", rank=1),
             *(Column(WORDS.get(size, size), form="d") for size in sizes),
-            Column("total", "G", ".0f", rank=1, says=says("total")),
-            Column("active", "G", ".1f", rank=1, says=says("active")),
-            Column("step", "s", ".3f"),
+            Column("total", "G", ",.3g", rank=1, says=says("total")),
+            Column("active", "G", ",.3g", rank=1, says=says("active")),
+            Column("step", unit, ",.3f" if unit == "s" else ",.1f"),
             Column("tokens/s", "", ",.0f"),
             Column("MFU", "", ".1%", says=says("MFU")),
             Column("bound", "", ".0%", rank=2, says=says("bound of a step")),
@@ -179,9 +180,9 @@ class Found(Strict):
         cells: list[tuple[Cell, ...]] = [
             (
                 place, *(one.sizes[size] for size in sizes), one.total_parameters / 1e9,
-                one.active_parameters / 1e9, one.cost.step_us / 1e6, one.cost.tokens_per_s,
+                one.active_parameters / 1e9, one.cost.step_us / unit_us, one.cost.tokens_per_s,
                 one.cost.mfu, one.least_us / one.cost.step_us, one.cost.memory_gib,
-                *([f"{one.plan} {one.schedule}"] if several else []),
+                *([f"{one.plan.replace(',', ', ')}, {one.schedule}"] if several else []),
             )
             for place, one in enumerate(rows, 1)
         ]  # fmt: skip
@@ -197,8 +198,8 @@ class Found(Strict):
             second = self.rows[1].cost
             longer = second.step_us - best.step_us
             parts = sorted(difference(best, second), key=lambda one: -abs(one[1]))[:3]
-            said = ", ".join(f"{cause} {us / 1e3:+,.0f} ms" for cause, us in parts)
-            yield f"The second takes {longer / 1e3:+,.0f} ms: {said}."
+            said = ", ".join(f"{cause} {us / 1e3:+,.4g} ms" for cause, us in parts)
+            yield f"The second takes {longer / 1e3:+,.4g} ms: {said}."
 
     def _counts(self) -> Iterator[str]:
         simulated = len(self.rows) + sum(self.refused.values()) + sum(self.failed.values())
@@ -260,6 +261,11 @@ class Choice(Strict, Shown):
         from replay.report.text import render
 
         return render(Group(*self.shown()))
+
+
+def unit_of(rows: Sequence[Row]) -> tuple[str, float]:
+    """Unit in which steps of some candidates are written, and its microseconds."""
+    return ("s", 1e6) if max(one.cost.step_us for one in rows) >= 1e6 else ("ms", 1e3)
 
 
 def _row(one: Bounded, cost: Cost) -> Row:

@@ -102,14 +102,16 @@ def times_table(compared: InferComparison) -> Table:
 
 def batch_table(compared: InferComparison) -> Table:
     """How times grow with the cache, and what the whole batch takes."""
+    longest_us = max(one.time_us for one in compared.results)
+    unit, unit_us = ("s", 1e6) if longest_us >= 1e6 else ("ms", US_PER_MS)
     columns = [
         Column("scheme"),
         Column("TPOT at start", "ms", ",.2f"),
         Column("at end", "ms", ",.2f"),
         Column("steps", form=",d", rank=1),
-        Column("first token", "s", ",.2f", rank=1),
-        Column("last first token", "s", ",.2f", rank=1),
-        Column("batch", "s", ",.2f"),
+        Column("first token", unit, ",.2f", rank=1),
+        Column("last first token", unit, ",.2f", rank=1),
+        Column("batch", unit, ",.2f"),
     ]
     rows = [
         (
@@ -117,9 +119,9 @@ def batch_table(compared: InferComparison) -> Table:
             one.tpot.start_us / US_PER_MS,
             one.tpot.end_us / US_PER_MS,
             one.decode.iterations,
-            one.ttft.first_us / 1e6,
-            one.ttft.last_us / 1e6,
-            one.time_us / 1e6,
+            one.ttft.first_us / unit_us,
+            one.ttft.last_us / unit_us,
+            one.time_us / unit_us,
         )
         for one in by_time(compared)
     ]

@@ -83,10 +83,16 @@ def schemes_words(
     baseline, usual_baseline
         What speed-ups are over, and what they are over where nobody says.
     """
-    words = [] if list(given) == list(usual) else [f"--scheme={name}" for name in given]
-    words += [] if baseline == usual_baseline else [f"--baseline={baseline}"]
-    return words + [
-        f"--option={name}.{key}={value_text(value)}"
+    words = [] if list(given) == list(usual) else twice("--scheme", given)
+    words += [] if baseline == usual_baseline else ["--baseline", baseline]
+    settings = [
+        f"{name}.{key}={value_text(value)}"
         for name, options in given.values()
         for key, value in options.items()
     ]
+    return words + twice("--option", settings)
+
+
+def twice(option: str, values: Iterable[str]) -> list[str]:
+    """Words of an option that is repeated, once before each value."""
+    return [word for value in values for word in (option, value)]

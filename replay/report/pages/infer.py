@@ -66,7 +66,7 @@ def compare_command(compared: InferComparison) -> str:
     ran = [one.name for one in results]
     usual = BASELINE if BASELINE in ran else ran[0]
     words, left_out = serving_words([one.spec for one in results])
-    words += [] if compared.baseline == usual else [f"--baseline={compared.baseline}"]
+    words += [] if compared.baseline == usual else ["--baseline", compared.baseline]
     return command(["moereplay", "infer"], results[0].spec, leave_out=left_out, more=words)
 
 

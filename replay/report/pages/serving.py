@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from replay.inference.result import named
 from replay.inference.spec import InferSpec
 from replay.report.command import value_text
+from replay.report.pages.described import twice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,10 +21,10 @@ def serving_words(specs: Sequence[InferSpec]) -> tuple[list[str], tuple[str, ...
     names = [named(one.of_prompts, one.scheme) for one in specs]
     usual = InferSpec()
     is_usual = names == [named(usual.of_prompts, usual.scheme)]
-    words = [] if is_usual else [f"--scheme={name}" for name in names]
+    words = [] if is_usual else twice("--scheme", names)
     options: dict[str, None] = {}
     for one in specs:
         for scheme, given in ((one.of_prompts, one.prefill_options), (one.scheme, one.options)):
             for key, value in given.items():
-                options[f"--option={scheme}.{key}={value_text(value)}"] = None
-    return words + list(options), LEFT_OUT
+                options[f"{scheme}.{key}={value_text(value)}"] = None
+    return words + twice("--option", options), LEFT_OUT
