@@ -63,14 +63,16 @@ lowest() {
     # This tier asks whether older libraries still have what the code uses of them, and whether results
     # are the same bytes with them: golden results of all schemes, those under tensor parallelism too,
     # and those compared below. What the model of schemes, collectives, experts, machine and
-    # measurements says then is the same too, and what tests read in the source or find by edits of it
-    # has nothing to do with versions: those run once. The site is made with the present versions only.
+    # measurements says then is the same too, and what tests read in the source or find by edits of it,
+    # or see in a browser, has nothing to do with versions: those run once. The site is made with the
+    # present versions only.
     env -u CI NUMBA_CACHE_DIR="$root/.venv-lowest/numba" \
         .venv-lowest/bin/python -m pytest -q -n 2 --dist worksteal \
         --ignore tests/replay/schemes --ignore tests/replay/validate --ignore tests/replay/compute \
         --ignore tests/replay/machine --ignore tests/replay/run/test_sms_in_chains.py \
         --ignore tests/replay/tensor --ignore tests/replay/collectives --ignore tests/replay/measure \
-        --ignore tests/test_layering.py --ignore tests/test_mutants.py --ignore tests/site
+        --ignore tests/test_layering.py --ignore tests/test_mutants.py --ignore tests/site \
+        --ignore tests/tracegen/display/test_html_browser.py
     echo "== results, lowest and present versions"
     local place
     place=$(mktemp -d)
@@ -99,6 +101,14 @@ if [ -n "${CI:-}" ] || [ "${1:-}" = capture ]; then
         pip_install "torch==2.13.0"
         pip_install -e ".[capture,parquet]"
     }
+fi
+
+# Reports are looked at in Debian's browser.
+if [ -n "${CI:-}" ] && ! { command -v chromium && command -v chromedriver; } > /dev/null; then
+    echo "Installing chromium ..."
+    as_root=$([ "$(id -u)" = 0 ] || echo sudo)
+    $as_root apt-get -qq update
+    $as_root apt-get -qq install --no-install-recommends chromium chromium-driver fonts-dejavu-core > /dev/null
 fi
 
 # What the tests need is made ready beside the checks of the source, which keep one core busy.

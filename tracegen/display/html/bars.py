@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tracegen.display.content import Bars
     from tracegen.display.html.drawing import Colours
 
-BAR, SPACE = 18.0, 10.0
+BAR, SPACE = 16.0, 9.0
 HEAD = 24.0
 
 

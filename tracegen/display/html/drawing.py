@@ -145,7 +145,7 @@ class Rows:
         else:
             most = x = self.left - GAP
             y = self.bar / 2 + 4
-        kept = shortened(label, most)
+        kept = shortened(label, most + 0.5)
         written = tag(
             "text",
             text(kept) + (tip(label) if kept != label else ""),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tracegen.display.content import Heat
     from tracegen.display.html.drawing import Colours
 
-CELL = 24.0
+CELL = 21.0
 MOST_CELLS = 2000
 """Cells up to which each is an element of its own, with a text and a tip."""
 DENSE = 420.0
@@ -24,7 +24,7 @@ SHADES = 24
 """Shades of each colour that such a map has."""
 BROADEST = 72.0
 """Width that a cell has at most."""
-TURN = 0.66
+TURN = 0.7
 """Share of the strongest shade from which on black text is better read on it than white, or in the
 dark theme white text than black; the colours in style.css are chosen for that."""
 SMALL = 10.5
@@ -98,7 +98,7 @@ def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
             frame.row(
                 place,
                 tag("g", *cells, transform=f"translate(0 {half})", stroke_width=CELL),
-                tag("g", *inside, transform="translate(0 16)", class_="cells") if inside else "",
+                tag("g", *inside, transform="translate(0 14.5)", class_="cells") if inside else "",
             )
         )
     return Drawing(wide, frame.height, "".join(drawn), frame.pitch)
