@@ -45,15 +45,33 @@ def names(chart: Chart) -> Iterator[str]:
 
 
 def places(page: Page) -> dict[str, int]:
-    """Give every name on a page its place in the palette, in the order of its first appearance.
+    """Give every name on a page its place in the palette, the same wherever it is.
 
-    Where there are more names than colours, colours come again: a place divided by the number of
-    colours leaves the colour, and goes as often as the round, in which lines are dashed otherwise.
+    In the order of their first appearance, each gets the colour that fewest have so far, of those
+    that no other name has in any of its charts. A place divided by the number of colours leaves
+    the colour. It goes as often as the round: only names of charts with more names than there are
+    colours are in a round after the first, in which lines are dashed and surfaces fainter.
     """
-    found: dict[str, int] = {}
+    beside: dict[str, dict[str, None]] = {}
     for chart in page.charts():
-        for name in names(chart):
-            found.setdefault(name, len(found))
+        together = dict.fromkeys(names(chart))
+        for name in together:
+            beside.setdefault(name, {}).update(together)
+    found: dict[str, int] = {}
+    uses = [0] * len(LIGHT)
+    for name, others in beside.items():
+        taken = {found[other] for other in others if other in found}
+        # A colour for each round in which a name beside it has it, and then the rarest.
+        colour = min(
+            range(len(LIGHT)),
+            key=lambda one: (sum(place % len(LIGHT) == one for place in taken), uses[one]),
+        )
+        uses[colour] += 1
+        found[name] = next(
+            place
+            for place in range(colour, len(found) * len(LIGHT) + colour + 1, len(LIGHT))
+            if place not in taken
+        )
     return found
 
 

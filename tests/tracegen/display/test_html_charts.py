@@ -149,8 +149,7 @@ def test_shades_go_with_values_and_what_is_missing_is_blank() -> None:
     body = heat.draw(chart, COLOURS, WIDE).body
     shares = [
         float(one.get("stroke-opacity") or "nan")
-        for one in tree(body).iter("path")
-        if one.get("class") == "heat"
+        for one in tree(body).iterfind(".//g[@class='heat']/path")
     ]
     assert shares == [0.0, 0.5, 1.0, 0.25]
 

@@ -6,6 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tracegen.display import palette
 from tracegen.display.content import Axis, Bars, Line, Page, Part, Plot, Section, Span, Waterfall
@@ -73,3 +75,24 @@ def test_a_name_has_one_place_on_a_page() -> None:
     ]
     page = Page("p", "", [Section("one", charts[:1]), Section("two", charts[1:])])
     assert palette.places(page) == {"a": 0, "b": 1, "c": 2, "d": 3}
+
+
+NAMES = st.lists(st.sampled_from("abcdefghijklmnopqrstuv"), min_size=1, max_size=12, unique=True)
+
+
+@settings(max_examples=50)
+@given(st.lists(NAMES, min_size=1, max_size=6))
+def test_names_of_one_chart_differ_and_in_colour_where_there_are_enough(charts) -> None:
+    items = [
+        Bars(str(k), "", ["one"], [Part(name, [1]) for name in names], "us")
+        for k, names in enumerate(charts)
+    ]
+    found = palette.places(Page("p", "", [Section("all", items)]))
+    assert set(found) == {name for names in charts for name in names}
+    count = len(palette.LIGHT)
+    for names in charts:
+        assert len({found[name] for name in names}) == len(names)
+    beside = {name: {one for names in charts if name in names for one in names} for name in found}
+    for name, others in beside.items():
+        if all(len(beside[one]) <= count for one in others):
+            assert sum(found[one] % count == found[name] % count for one in others) == 1

@@ -84,10 +84,10 @@ def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
             cells.append(
                 shape(
                     "path",
-                    tip(said) if wide == WIDE else "",
+                    "" if has_texts or wide != WIDE else tip(said),
                     d=f"M{number(x)},0h{number(cell - (1 if cell > 4 else 0))}",
                     stroke_opacity=share,
-                    class_=kind,
+                    class_=None if kind == "heat" else kind,
                 )
             )
             if has_texts:
@@ -97,7 +97,9 @@ def draw(chart: Heat, colours: Colours, wide: float) -> Drawing:
         drawn.append(
             frame.row(
                 place,
-                tag("g", *cells, transform=f"translate(0 {half})", stroke_width=CELL),
+                tag(
+                    "g", *cells, transform=f"translate(0 {half})", stroke_width=CELL, class_="heat"
+                ),
                 tag("g", *inside, transform="translate(0 14.5)", class_="cells") if inside else "",
             )
         )
