@@ -5,6 +5,8 @@ set -euo pipefail
 source "$(dirname "$0")/_venv.sh"
 
 mkdir -p out
-moereplay compare gpt-oss-20b-decode --json out/gpt-oss-20b-decode.json "$@"
+moereplay compare gpt-oss-20b-decode --json out/gpt-oss-20b-decode.json \
+    --html out/gpt-oss-20b-decode.html "$@"
 echo
-echo "The report, with every number behind the table: $root/out/gpt-oss-20b-decode.json"
+echo "Every number behind the table: $root/out/gpt-oss-20b-decode.json"
+echo "The report, to open in a browser: $root/out/gpt-oss-20b-decode.html"
