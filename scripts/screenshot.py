@@ -1,6 +1,6 @@
 """Make the picture of a report that README.md shows, from the report that `scripts/demo.sh` writes.
 
-Usage: python scripts/screenshot.py [REPORT [PICTURE]]    both have defaults; needs Debian's chromium
+Usage: python scripts/screenshot.py [REPORT [PICTURE]]    both have defaults; needs chromium
 """
 
 from __future__ import annotations

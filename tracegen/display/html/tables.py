@@ -9,6 +9,8 @@ from tracegen.display.html.markup import shape, tag, text
 
 FEW = 8
 """Rows up to which a table has no box to filter them."""
+LONG = 44
+"""Letters from which on a text breaks over lines."""
 
 
 def table(content: Table, identity: str) -> str:
@@ -92,9 +94,10 @@ def _heading(column: Column) -> str:
 def _cell(column: Column, value: Cell, written: str, *, is_first: bool, has_key: bool) -> str:
     """Write a cell; a number that is to be sorted has its value beside its text."""
     if column.is_text:
+        length = "long" if len(written) > LONG else None
         if is_first:
-            return tag("th", text(written), scope="row")
-        return tag("td", text(written), class_="t")
+            return tag("th", text(written), scope="row", class_=length)
+        return tag("td", text(written), class_=length or "t")
     key = None
     if has_key and isinstance(value, int | float) and math.isfinite(value):
         key = f"{value:.6g}"
