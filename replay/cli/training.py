@@ -47,7 +47,8 @@ def train(
     trace_events: Annotated[
         Path | None,
         file_option(
-            "--trace-events", help="Write the step of the one scheme for Perfetto to this file."
+            "--trace-events",
+            help="Write the step of the one scheme for Perfetto to this file (.gz too).",
         ),
     ] = None,
     json_: JsonOption = None,

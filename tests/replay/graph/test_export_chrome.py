@@ -578,15 +578,19 @@ COMPLAINTS = "select name from stats where value > 0 and severity != 'info'"
 
 
 @pytest.mark.skipif(not PERFETTO, reason="MOEREPLAY_PERFETTO names no folder with Perfetto")
-@pytest.mark.parametrize("scheme", ["dysharp", "deepep"])
-def test_perfetto_takes_every_event(scheme: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [("dysharp", "t.json"), ("deepep", "t.json.gz")],
+    ids=["plain", "compressed"],
+)
+def test_perfetto_takes_every_event(scheme: str, name: str, tmp_path: Path) -> None:
     import replay
 
     seen: list[Timeline] = []
     replay.run("gpt-oss-20b-decode", scheme=scheme, layer=12, observe=seen.append)
-    write_chrome(seen[0], tmp_path / "t.json", scene=scene(cast("Replayed", seen[0])))
+    write_chrome(seen[0], tmp_path / name, scene=scene(cast("Replayed", seen[0])))
     slices, parents, flows, complaints = ask_perfetto(
-        tmp_path / "t.json",
+        tmp_path / name,
         "select s.ts, s.dur, s.name, s.category cat, tid, pid, t.name thread, p.name process, "
         "extract_arg(s.arg_set_id, 'args.task') task from slice s "
         "join thread_track k on s.track_id = k.id join thread t using (utid) "
@@ -598,7 +602,7 @@ def test_perfetto_takes_every_event(scheme: str, tmp_path: Path) -> None:
         COMPLAINTS,
     )
     assert complaints == []
-    trace = read(tmp_path / "t.json")
+    trace = read(tmp_path / name)
     names = {
         event["tid"] if event["name"] == "thread_name" else -event["pid"]: event["args"]["name"]
         for event in events(trace, "M")
