@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,19 +18,24 @@ from pydantic import BaseModel, Field
 import hwmodel.specs
 from replay.sweeps.points import RUN_SETTINGS
 
-PAGES = {page.path: page.text for maker in (commands, api) for page in maker.pages()}
 WRITTEN = {path.name: path.read_text(encoding="utf-8") for path in (HERE / "files").glob("*.md")}
 
 
-@pytest.mark.parametrize("name", files.models())
-def test_every_key_is_described_and_on_a_page(name: str) -> None:
-    marker = f"<!-- keys of {name} -->"
-    assert sum(text.count(marker) for text in WRITTEN.values()) == (name != "kind.uniform")
-    shown = files.models()[name]
-    keys = list(keys_of(shown.model, leave_out=shown.leave_out))  # refuses what is not described
-    filled = files.filled(marker)
-    assert [key.name for key in keys] == re.findall(r"^\[`([^`]+)`\]", filled, re.MULTILINE)
-    assert filled.count("{.possible}") == len(keys)
+@cache
+def made() -> dict[str, str]:
+    """Pages of commands and of public names."""
+    return {page.path: page.text for maker in (commands, api) for page in maker.pages()}
+
+
+def test_every_key_is_described_and_on_a_page() -> None:
+    assert len(files.models()) > 30
+    for name, shown in files.models().items():
+        marker = f"<!-- keys of {name} -->"
+        assert sum(text.count(marker) for text in WRITTEN.values()) == (name != "kind.uniform")
+        keys = list(keys_of(shown.model, leave_out=shown.leave_out))  # refuses what is silent
+        filled = files.filled(marker)
+        assert [key.name for key in keys] == re.findall(r"^\[`([^`]+)`\]", filled, re.MULTILINE)
+        assert filled.count("{.possible}") == len(keys)
 
 
 def test_a_field_that_says_nothing_is_refused() -> None:
@@ -52,10 +58,10 @@ def test_settings_of_a_study_are_among_those_of_a_replay() -> None:
     assert set(RUN_SETTINGS) <= keys
 
 
-@pytest.mark.parametrize("name", files.examples())
-def test_every_example_can_be_read_and_is_on_a_page(name: str) -> None:
-    assert files.examples()[name](HERE / "examples" / name)
-    assert sum(text.count(f"<!-- example {name} -->") for text in WRITTEN.values()) == 1
+def test_every_example_can_be_read_and_is_on_a_page() -> None:
+    for name, read in files.examples().items():
+        assert read(HERE / "examples" / name)
+        assert sum(text.count(f"<!-- example {name} -->") for text in WRITTEN.values()) == 1
 
 
 def test_every_file_is_an_example_that_is_read() -> None:
@@ -113,7 +119,7 @@ def test_every_command_has_a_page_with_every_option() -> None:
     found = list(commands.commands())
     assert len(found) > 20
     for words, command in found:
-        page = PAGES[f"commands/{commands.page_of(words)}.md"]
+        page = made()[f"commands/{commands.page_of(words)}.md"]
         assert page.startswith(f"# moereplay {' '.join(words)}\n")
         options = [param.opts[-1] for param in command.params if param.opts[0].startswith("-")]
         for option in options:
@@ -125,7 +131,7 @@ def test_every_public_name_is_on_the_page_of_its_package() -> None:
     import replay.graph
 
     for package in (replay, replay.graph):
-        page = PAGES[f"api/{package.__name__}.md"]
+        page = made()[f"api/{package.__name__}.md"]
         for name in package.__all__:
             assert re.search(rf"\b{re.escape(name)}\b", page), name
     assert {"replay", "tracegen", "hwmodel", "replay.tensor", "replay.training"} <= {*api.modules()}
@@ -133,22 +139,38 @@ def test_every_public_name_is_on_the_page_of_its_package() -> None:
 
 def texts() -> dict[str, str]:
     """What the site says by hand, and what commands say; the changelog tells of what is gone."""
-    found = {page.path: page.text for page in documents.pages()} | PAGES
+    found = {page.path: page.text for page in documents.pages()} | made()
     return {path: text for path, text in found.items() if path != "CHANGELOG.md"}
 
 
-def test_every_command_that_is_named_exists() -> None:
-    known = {words for words, _ in commands.commands()}
+def test_every_command_that_is_named_exists_and_has_the_options_it_is_given() -> None:
+    known = dict(commands.commands())
     groups = {words[0] for words in known if len(words) > 1}
     named = {
-        (path, tuple(words.split()))
+        (path, words)
         for path, text in texts().items()
-        for words in re.findall(r"`(?:\$ )?moereplay ([a-z][^`]*)`", text)
+        for words in [
+            *re.findall(r"`moereplay ([a-z][^`]*)`", text),
+            *(
+                line.removeprefix("$ ").removeprefix("moereplay ")
+                for fence in re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+                for line in fence.replace("\\\n", " ").splitlines()
+                if re.match(r"(\$ )?moereplay [a-z]", line)
+            ),
+        ]
     }
-    assert len(named) > 50
-    for path, words in named:
-        is_group = words[0] in groups
-        assert words[: 1 + is_group] in known or ((words[0],) == words and is_group), (path, words)
+    assert len(named) > 100
+    for path, text in named:
+        words = tuple(text.split())
+        if words[0] in groups and len(words) == 1:
+            continue
+        command = known.get(words[: 1 + (words[0] in groups)])
+        assert command is not None, (path, text)
+        options = {
+            name for param in command.params for name in (*param.opts, *param.secondary_opts)
+        }
+        given = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)}
+        assert given <= options | {"--help"}, (path, text)
 
 
 def test_every_python_name_that_is_written_out_exists() -> None:
@@ -205,5 +227,5 @@ def test_text_is_shown_as_it_is() -> None:
 
 def test_pages_are_the_same_each_time() -> None:
     again = {page.path: page.text for maker in (commands, api) for page in maker.pages()}
-    assert again == PAGES
-    assert not [path for path, text in PAGES.items() if str(Path.cwd()) in text]
+    assert again == made()
+    assert not [path for path, text in made().items() if str(Path.cwd()) in text]
