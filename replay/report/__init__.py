@@ -1,1 +1,1 @@
-"""Results as tables of text; nothing here runs a replay."""
+"""Results as tables, charts and pages; nothing here runs a replay."""

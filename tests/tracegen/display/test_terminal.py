@@ -101,6 +101,12 @@ def test_headings_are_broken_before_a_column_leaves_and_texts_too() -> None:
     assert "a text of words" in text and "the wire us" not in narrow[2]
 
 
+def test_headings_break_rather_than_texts() -> None:
+    columns = [Column("what"), Column("a long heading of a number", form="d")]
+    lines = drawn(Table("t", "T", columns, [["a text of some thirty letters", 1]]), 40)
+    assert "a text of some thirty letters" in lines[-1] and lines[-1].endswith(" 1")
+
+
 def test_a_row_becomes_a_list_where_no_table_has_room() -> None:
     columns = [Column("what"), Column("size", "MB", ",.1f"), Column("time", "us", ",.1f")]
     lines = drawn(Table("t", "T", columns, [["a b", 1234567.8, 7654321.0]]), 24)
