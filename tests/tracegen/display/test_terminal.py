@@ -102,9 +102,10 @@ def test_headings_are_broken_before_a_column_leaves_and_texts_too() -> None:
 
 
 def test_headings_break_rather_than_texts() -> None:
-    columns = [Column("what"), Column("a long heading of a number", form="d")]
-    lines = drawn(Table("t", "T", columns, [["a text of some thirty letters", 1]]), 40)
-    assert "a text of some thirty letters" in lines[-1] and lines[-1].endswith(" 1")
+    text = "a text of words that has forty-one letter"
+    columns = [Column("what"), Column("number of GPUs", form="d")]
+    lines = drawn(Table("t", "T", columns, [[text, 1]]), len(text) + GAP + len("number"))
+    assert lines[-1].startswith(text) and lines[-1].endswith(" 1")
 
 
 def test_a_row_becomes_a_list_where_no_table_has_room() -> None:
