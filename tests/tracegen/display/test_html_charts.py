@@ -320,6 +320,12 @@ def test_names_of_points_that_crowd_are_left_out() -> None:
     assert 2 <= len(shown) < 12
 
 
+def test_a_line_that_ends_early_has_no_name_where_another_ends() -> None:
+    lines = [Line("whole", [0.0, 9.0], [1.0, 2.0]), Line("early", [0.0, 3.0], [1.0, 2.0])]
+    body = plot.draw(Plot("p", "p", Axis("x"), Axis("y"), lines), COLOURS, WIDE).body
+    assert [label for label, _, _ in boxes(body)] == ["whole"]
+
+
 # ---- figures -------------------------------------------------------------------------
 
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from tracegen.display.html.drawing import Colours
 
 CELL = 21.0
-MOST_CELLS = 2000
+MOST_CELLS = 1000
 """Cells up to which each is an element of its own, with a text and a tip."""
-DENSE = 420.0
+DENSE = 460.0
 """Height of a map of more, if its rows are not too thin for that."""
 SHADES = 24
 """Shades of each colour that such a map has."""

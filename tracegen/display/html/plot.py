@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tracegen.display.content import Cell, Column, Table
 from tracegen.display.html.drawing import GAP, NARROW, Drawing, tip, words
 from tracegen.display.html.labels import Box, along, apart, beside, free
-from tracegen.display.html.markup import FONT, number, shape, tag, text, width
+from tracegen.display.html.markup import FONT, number, shape, tag, width
 from tracegen.display.html.paths import Point, band, joined, stepped, thinned
 from tracegen.display.html.scales import Scale, figures, scale
 
@@ -28,6 +28,8 @@ MOST_TICKS = 12
 """Positions of a line's points up to which each is a tick."""
 MOST_SLICES = 60
 """Positions at which a plot can be pointed at."""
+CHIP = 9.0
+"""Length of the stroke of its line before a name."""
 MOST_NAMED = 6
 """Lines up to which each has its name at its end."""
 
@@ -65,7 +67,7 @@ def draw(chart: Plot, colours: Colours, wide: float) -> Drawing:
     is_narrow = wide <= NARROW
     height = 270.0 if is_narrow else 340.0
     named = _named(chart) if not is_narrow else []
-    right = max((width(line.name) + 2 * GAP for line in named), default=GAP * 2)
+    right = max((width(line.name) + CHIP + 2 * GAP for line in named), default=GAP * 2)
     ys = [one for line in chart.lines for one in _heights(line)]
     up = scale(
         ys,
@@ -89,7 +91,7 @@ def draw(chart: Plot, colours: Colours, wide: float) -> Drawing:
     drawn = [_axes(chart, ground)]
     drawn += [_band(line, colours, ground) for line in chart.lines]
     drawn += [_line(line, colours, ground) for line in chart.lines]
-    drawn.append(_names(named, ground))
+    drawn.append(_names(named, colours, ground))
     if not is_narrow:
         drawn.append(_slices(chart, ground))
     drawn += [_points(line, chart, colours, ground) for line in chart.lines]
@@ -207,24 +209,25 @@ def _named(chart: Plot) -> list[Line]:
     return lines if 2 <= len(lines) <= MOST_NAMED else []
 
 
-def _names(lines: Sequence[Line], ground: _Ground) -> str:
-    """Write names at the ends of lines, moved apart where they would meet."""
-    ends = [
-        (ground.up(line.y[-1]), line.name) for line in lines if ground.has(line.x[-1], line.y[-1])
-    ]
-    ends.sort()
-    heights = apart([height for height, _ in ends], FONT + 2, TOP, ground.height - BOTTOM)
-    return "".join(
-        tag(
-            "text",
-            text(name),
-            x=ground.across.end + GAP,
-            y=height + 4,
-            class_="name",
-            data_name=name,
-        )
-        for height, (_, name) in zip(heights, ends, strict=True)
+def _names(lines: Sequence[Line], colours: Colours, ground: _Ground) -> str:
+    """Write names at the ends of lines, moved apart where they would meet.
+
+    A line that ends before the axis does has its name in the legend alone.
+    """
+    edge = ground.across.end
+    ends = sorted(
+        (ground.up(line.y[-1]), line.name)
+        for line in lines
+        if ground.has(line.x[-1], line.y[-1]) and ground.across(line.x[-1]) > edge - 2 * GAP
     )
+    heights = apart([height for height, _ in ends], FONT + 2, TOP, ground.height - BOTTOM)
+    drawn = []
+    for height, (_, name) in zip(heights, ends, strict=True):
+        chip = f"M{number(edge + GAP)},{number(height)}h{number(CHIP)}"
+        stroke = shape("path", d=chip, class_=f"line {colours.stroke(name)}")
+        x = edge + GAP + CHIP + 4
+        drawn.append(tag("g", stroke, words(name, x, height + 4, "name"), data_name=name))
+    return "".join(drawn)
 
 
 def _labels(chart: Plot, ground: _Ground) -> str:
