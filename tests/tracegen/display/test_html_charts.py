@@ -278,6 +278,15 @@ def test_a_band_lies_between_its_edges() -> None:
     assert around[1][1] < y1 < around[2][1]
 
 
+def test_a_band_around_steps_has_steps() -> None:
+    line = Line("a", [0.0, 1.0, 2.0], [2.0, 3.0, 3.0], [1.0, 2.0, 2.0], [4.0, 5.0, 6.0], "steps")
+    body = plot.draw(Plot("p", "p", Axis("x"), Axis("y"), [line]), COLOURS, WIDE).body
+    around = numbers(paths(body, "band")[0])
+    assert len(around) == 10
+    for (x, y), (next_x, next_y) in itertools.pairwise(around):
+        assert x == next_x or y == next_y
+
+
 @SEVERAL
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=400), st.integers(1, 50))
 def test_a_thinned_line_covers_the_same(heights: list[float], most: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from tracegen.display.html.markup import number
@@ -44,6 +45,12 @@ def _extremes(column: Sequence[Point]) -> Iterator[Point]:
 def joined(points: Sequence[Point]) -> str:
     """Path from each point to the next."""
     return "M" + "L".join(f"{number(x)},{number(y)}" for x, y in points) if points else ""
+
+
+def corners(points: Sequence[Point]) -> list[Point]:
+    """Points of a line that holds each height until the next point."""
+    held = [(following[0], point[1]) for point, following in itertools.pairwise(points)]
+    return [corner for pair in zip(points, held, strict=False) for corner in pair] + [*points[-1:]]
 
 
 def stepped(points: Sequence[Point], end: float) -> str:

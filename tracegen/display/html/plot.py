@@ -13,7 +13,7 @@ from tracegen.display.content import Cell, Column, Table
 from tracegen.display.html.drawing import GAP, NARROW, Drawing, tip, words
 from tracegen.display.html.labels import Box, along, apart, beside, free
 from tracegen.display.html.markup import FONT, number, shape, tag, width
-from tracegen.display.html.paths import Point, band, joined, stepped, thinned
+from tracegen.display.html.paths import Point, band, corners, joined, stepped, thinned
 from tracegen.display.html.scales import Scale, figures, scale
 
 if TYPE_CHECKING:
@@ -153,7 +153,10 @@ def _path(line: Line, ys: Sequence[float], ground: _Ground) -> list[Point]:
 def _band(line: Line, colours: Colours, ground: _Ground) -> str:
     if line.low is None or line.high is None or line.form == "points":
         return ""
-    around = band(_path(line, line.low, ground), _path(line, line.high, ground))
+    edges = [_path(line, line.low, ground), _path(line, line.high, ground)]
+    if line.form == "steps":
+        edges = [corners(edge) for edge in edges]
+    around = band(*edges)
     fill = colours.fill(line.name)
     return shape("path", d=around, class_=f"{fill} band", data_name=line.name)
 
