@@ -54,21 +54,22 @@ def page(choice: Choice) -> Page:
 
 def summary(choice: Choice) -> str:
     """Say the best of each system, and what it spends its step on."""
-    return " ".join(_best(found) for found in choice.systems)
+    return " ".join(_best(found, choice.by) for found in choice.systems)
 
 
-def _best(found: Found) -> str:
+def _best(found: Found, by: str) -> str:
     if not found.rows:
         return f"On {found.system} no candidate can be simulated."
     best = found.rows[0]
     lead = ""
     if found.rows[1:]:
-        gain = best.cost.tokens_per_s / found.rows[1].cost.tokens_per_s - 1
-        lead = f", {gain:.2%} more than the second"
+        what = "mfu" if by == "mfu" else "tokens_per_s"
+        gain = getattr(best.cost, what) / getattr(found.rows[1].cost, what) - 1
+        lead = f" It leads the second by {gain:.2%}."
     return (
         f"On {found.system} the best of {len(found.rows)} simulated candidates is "
-        f"{row_name(found, best)}: {best.cost.tokens_per_s:,.0f} tokens/s{lead}, MFU "
-        f"{best.cost.mfu:.1%}."
+        f"{row_name(found, best)}: {best.cost.tokens_per_s:,.0f} tokens/s, MFU "
+        f"{best.cost.mfu:.1%}.{lead}"
     )
 
 

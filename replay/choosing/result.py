@@ -174,7 +174,7 @@ class Found(Strict):
             Column("tokens/s", "", ",.0f"),
             Column("MFU", "", ".1%", says=says("MFU")),
             Column("bound", "", ".0%", rank=2, says=says("bound of a step")),
-            Column("memory", "GiB", ".0f", rank=2, says=says("fullest")),
+            Column("memory", "GiB", ",.3g", rank=2, says=says("fullest")),
             *([Column("plan")] if several else []),
         ]
         cells: list[tuple[Cell, ...]] = [

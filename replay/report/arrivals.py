@@ -62,7 +62,7 @@ def latencies_table(served: Sequence[tuple[Arrived, Served]]) -> Table:
         columns.append(Column(f"{word} p99", "ms", form, rank))
     rows: list[tuple[Cell, ...]] = [
         (
-            result.name, run.offered_per_s, run.output_tokens_per_s_per_gpu,
+            result.name, run.offered_per_s or "once", run.output_tokens_per_s_per_gpu,
             *_pair(run.ttft), *_pair(run.tpot), *_pair(run.itl),
         )
         for result, run in served

@@ -111,7 +111,7 @@ WORDS: dict[str, str] = {
     "of": "memory of the GPU",
     "positions": "tokens of its requests in the cache, at the end",
     "room for": "tokens for which the cache has room",
-    "rate": "requests that come per second",
+    "rate": "requests that come per second, or all at once",
     "tokens/s": "generated, per GPU, from the first arrival to the last token",
     "decoded": "requests that an iteration decodes",
     "prompts": "tokens of prompts in an iteration",
