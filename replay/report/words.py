@@ -57,7 +57,6 @@ WORDS: dict[str, str] = {
     "acks": "acknowledgements of writes",
     "signals": "flags that say that rows are there",
     "evictions": "entries that leave a full table of a switch",
-    "of the wire": "payload over all bytes on the wire",
     "weights": "of experts that are copied to other GPUs",
     # ---- memory ----
     "kept": "stays from layer to layer",
@@ -115,7 +114,6 @@ WORDS: dict[str, str] = {
     "tokens/s": "generated, per GPU, from the first arrival to the last token",
     "decoded": "requests that an iteration decodes",
     "prompts": "tokens of prompts in an iteration",
-    "goodput": "requests per second that keep the limits",
     "experts": "something of the MoE layers computes",
     "rows": "rows travel or are waited for, and nothing computes",
     "gaps": "between all other kernels, with the launch of an iteration",
