@@ -33,6 +33,8 @@ def page(given: Sequence[Outcome] | SavedValidation) -> Page:
         f"{len(missed)} of {len(parts)} bounds on the error are missed"
         if missed
         else f"All {len(parts)} bounds on the error hold"
+        if len(parts) > 1
+        else "The bound on the error holds"
     )
     command = command_words(["moereplay", "validate", *(table.name for table in tables)])
     return Page(

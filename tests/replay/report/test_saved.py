@@ -156,6 +156,34 @@ def test_the_command_writes_a_file(
     assert capsys.readouterr().err.startswith("error: where to?")
 
 
+SMALL = ("toy-zipf", "--layer", "0")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("run", *SMALL, "--scheme", "ideal"), "ideal takes"),
+        (("compare", *SMALL, "--scheme", "ideal", "--scheme", "deepep"), "is the fastest"),
+        (("explain", "ideal", "deepep", *SMALL), "moereplay explain ideal deepep toy-zipf"),
+        (("place", "toy-zipf", "--slots", "72"), "moereplay place toy-zipf --slots 72"),
+        (("validate", "links"), "The bound on the error holds"),
+    ],
+    ids=lambda one: one[0] if isinstance(one, tuple) else "",
+)
+def test_commands_write_their_reports(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    html = tmp_path / "report.html"
+    assert run(*words, "--html", str(html)) == 0
+    assert says in html.read_text("utf-8")
+
+
+def test_a_difference_of_files_names_them(compared: Comparison, tmp_path: Path) -> None:
+    files = [str(tmp_path / name) for name in ("before.json", "after.json")]
+    for file, scheme in zip(files, ("deepep", "dysharp"), strict=True):
+        compared[scheme].save(file)
+    assert run("diff", *files, "--html", str(tmp_path / "report.html")) == 0
+    assert f"moereplay diff {' '.join(files)}" in (tmp_path / "report.html").read_text("utf-8")
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
