@@ -91,7 +91,8 @@ def sweep(
         message = "a report needs the whole study: neither --dry-run nor --shard goes with it"
         raise UserError(message)
 
-    from replay.report.pages import page
+    from replay.report.command import command_words
+    from replay.sweeps.page import page
     from replay.sweeps.plan import plan_sweep
     from replay.sweeps.run import sweep as carry_out
 
@@ -124,7 +125,8 @@ def sweep(
     if json_ is not None:
         write_text(json_, result.to_json())
     if not result.num_missing:
-        deliver(lambda: page(result))
+        words = ["moereplay", "sweep", study, "-o", str(out)]
+        deliver(lambda: page(result, command_words(words)))
         for part in result.shown():
             show(part)
     _conclude(result, out)

@@ -7,8 +7,9 @@ import math
 from typing import TYPE_CHECKING
 
 from replay.report.command import command_words
-from replay.report.provenance import provenance
+from replay.report.provenance import NO_COMMAND, provenance
 from replay.sweeps.saved import SavedSweep
+from replay.sweeps.study import study_names
 from tracegen.display.content import Axis, Bars, Column, Line, Page, Part, Plot, Section, Table
 
 if TYPE_CHECKING:
@@ -28,23 +29,32 @@ SPREAD = 8
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
 
 OF_SCHEMES = "scheme"
+OWN_FILE = f"{NO_COMMAND}the study was a file that its result does not name."
 
 
-def page(result: SweepResult | SavedSweep) -> Page:
-    """Make the page of a study."""
+def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
+    """Make the page of a study.
+
+    Parameters
+    ----------
+    command
+        The command line that made it, where that is known; that of a study that comes with the
+        package is.
+    """
     study = result if isinstance(result, SavedSweep) else _saved(result)
     grids = study.grids
     points = sum(len(grid.rows) for grid in grids)
     several = len(grids) > 1
     entries: dict[str, Cell] = {"study": study.name, "points": points}
-    command = command_words(["moereplay", "sweep", study.name, "-o", "FOLDER"])
+    if not command and study.name in study_names():
+        command = command_words(["moereplay", "sweep", study.name, "-o", "FOLDER"])
     return Page(
         title=study.title,
         summary=f"{study.question.strip()} {_summary(grids, points)}".strip(),
         sections=[
             *(_section(grid, number, several=several) for number, grid in enumerate(grids, 1)),
             *([Section("Notes", [study.notes.strip()])] if study.notes.strip() else []),
-            provenance(entries, command=command),
+            provenance(entries, command=command, why_none=OWN_FILE),
         ],
         command=command,
     )

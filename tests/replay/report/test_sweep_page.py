@@ -57,6 +57,13 @@ def test_its_file_has_the_same_page(swept: SweepResult) -> None:
     assert page(SavedSweep.model_validate_json(swept.to_json())) == page(swept)
 
 
+def test_only_a_study_of_the_package_is_known_by_its_name(swept: SweepResult) -> None:
+    assert page(swept).command == ""
+    saved = SavedSweep.model_validate_json(swept.to_json())
+    ours = page(saved.model_copy(update={"name": "software"}))
+    assert ours.command == "moereplay sweep software -o FOLDER"
+
+
 def made(axes: dict[str, list[str]], columns: int = 1) -> SavedSweep:
     """A study of every combination, whose values are 1, 2, 3, ..."""
     import itertools
