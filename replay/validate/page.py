@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from replay.validate.table import Outcome
     from tracegen.display.content import Chart
 
-MOST_POINTS = 300
+MOST_POINTS = 2000
 """Rows of a table that are drawn: the furthest off, and others evenly by size."""
 
 

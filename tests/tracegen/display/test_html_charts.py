@@ -254,6 +254,24 @@ def test_points_of_a_line_lie_in_proportion() -> None:
     assert (y2 - y0) / (y1 - y0) == pytest.approx(0.5, abs=1e-3)
 
 
+def test_many_points_are_one_path_of_dots_where_they_would_be_as_marks() -> None:
+    few, many = plot.MOST_MARKED, plot.MOST_MARKED + 1
+    x = [1.0 + 2 * k % 7 + k / 10 for k in range(many)]
+    y = [3.0 * k % 11 for k in range(many)]
+    ground = (Axis("x"), Axis("y"))
+    line = Line("a", x, y, form="points")
+    body = plot.draw(Plot("p", "p", *ground, [line]), COLOURS, WIDE).body
+    dots = numbers(paths(body, "cloud")[0])
+    assert len(dots) == many and "dot" not in classes(body)
+    # The same with marks: a name for each lets it be asked.
+    named = dataclasses.replace(line, labels=["b"] * many)
+    marked = plot.draw(Plot("p", "p", *ground, [named]), COLOURS, WIDE).body
+    touched = [one for one in tree(marked).iter("circle") if one.get("class") == "touch"]
+    assert [(float(one.get("cx", "")), float(one.get("cy", ""))) for one in touched] == dots
+    fewer = Line("a", x[:few], y[:few], form="points")
+    assert "dot" in classes(plot.draw(Plot("p", "p", *ground, [fewer]), COLOURS, WIDE).body)
+
+
 def test_steps_hold_their_values() -> None:
     line = Line("a", [0.0, 1.0, 2.0], [3.0, 1.0, 2.0], form="steps")
     body = plot.draw(Plot("p", "p", Axis("x"), Axis("y"), [line]), COLOURS, WIDE).body

@@ -26,6 +26,8 @@ MOST_DOTS = 24
 """Points of a line up to which each is marked."""
 MOST_TICKS = 12
 """Positions of a line's points up to which each is a tick."""
+MOST_MARKED = 60
+"""Points of the only kind in a plot up to which each is a mark of its own that can be asked."""
 MOST_SLICES = 60
 """Positions at which a plot can be pointed at."""
 CHIP = 9.0
@@ -177,6 +179,9 @@ def _line(line: Line, colours: Colours, ground: _Ground) -> str:
 def _points(line: Line, chart: Plot, colours: Colours, ground: _Ground) -> str:
     if line.form != "points":
         return ""
+    is_only = sum(each.form == "points" for each in chart.lines) == 1
+    if is_only and len(line.x) > MOST_MARKED and not line.labels and line.low is None:
+        return _cloud(line, colours, ground)
     forms = _forms(chart)
     drawn = []
     for place, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
@@ -195,6 +200,14 @@ def _points(line: Line, chart: Plot, colours: Colours, ground: _Ground) -> str:
         around = shape("circle", cx=at, cy=height, r=9, class_="touch")
         drawn.append(tag("g", tip("\n".join(said)), around, mark, class_="point"))
     return tag("g", *drawn, data_name=line.name)
+
+
+def _cloud(line: Line, colours: Colours, ground: _Ground) -> str:
+    """Many points as dots of one path: each takes a few bytes, and says nothing by itself."""
+    at = [ground.place(x, y) for x, y in zip(line.x, line.y, strict=True) if ground.has(x, y)]
+    dots = "".join(f"M{number(x)},{number(y)}h0" for x, y in at)
+    path = shape("path", d=dots, class_=f"cloud {colours.stroke(line.name)}")
+    return tag("g", tip(line.name), path, data_name=line.name)
 
 
 def _coordinates(chart: Plot, forms: tuple[str, str], x: float, y: float) -> list[str]:
