@@ -42,7 +42,7 @@ def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
         package is.
     """
     study = result if isinstance(result, SavedSweep) else _saved(result)
-    grids = study.grids
+    grids = [_in_order(grid) for grid in study.grids]
     points = sum(len(grid.rows) for grid in grids)
     several = len(grids) > 1
     entries: dict[str, Cell] = {"study": study.name, "points": points}
@@ -58,6 +58,17 @@ def page(result: SweepResult | SavedSweep, command: str = "") -> Page:
         ],
         command=command,
     )
+
+
+def _in_order(grid: SavedGrid) -> SavedGrid:
+    """The same with its axes in the study's order, which files lose: the last varies fastest."""
+
+    def first_change(axis: str) -> int:
+        labels = [row.labels[axis] for row in grid.rows]
+        return next((n for n, label in enumerate(labels) if label != labels[0]), len(labels))
+
+    ordered = sorted(grid.axes, key=first_change, reverse=True)
+    return grid.model_copy(update={"axes": {axis: grid.axes[axis] for axis in ordered}})
 
 
 def _saved(result: SweepResult) -> SavedSweep:

@@ -53,6 +53,17 @@ def test_curves_and_bands_are_the_points(swept: SweepResult) -> None:
     assert [line.name for line in plot.lines] == ["ideal", "nccl-alltoall"]
 
 
+def test_axes_are_in_the_order_of_the_study(swept: SweepResult) -> None:
+    table = next(iter(page(swept).tables()))
+    assert [column.name for column in table.columns[:2]] == ["ranks", "scheme"]
+    again = made({"scheme": ["ideal", "deepep"], "ranks": ["2", "4"]})
+    sorted_axes = dict(sorted(again.grids[0].axes.items()))  # as files have them
+    grid = again.grids[0].model_copy(update={"axes": sorted_axes})
+    shown = page(again.model_copy(update={"grids": [grid]}))
+    first = next(iter(shown.tables()))
+    assert [column.name for column in first.columns[:2]] == ["scheme", "ranks"]
+
+
 def test_its_file_has_the_same_page(swept: SweepResult) -> None:
     assert page(SavedSweep.model_validate_json(swept.to_json())) == page(swept)
 
