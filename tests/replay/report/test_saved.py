@@ -120,7 +120,7 @@ def _slower(one: Result) -> Result:
 def test_results_of_one_work_become_a_comparison(compared: Comparison, chained: Result) -> None:
     found = as_comparison(compared.results)
     assert found == compared
-    assert as_comparison([*compared.results, chained]) is None
+    assert as_comparison([compared["ideal"], chained]) is None  # isolated layers and a chain
     assert as_comparison([compared.results[0], compared.results[0]]) is None
 
 
@@ -246,7 +246,7 @@ def test_a_damaged_file_is_shown_or_refused_in_two_lines(
     places = list(_leaves(whole))
     draw = random.Random(5)
     file, outcomes = tmp_path / "damaged.json", set()
-    for _ in range(30):
+    for _ in range(16):
         damaged = json.loads(json.dumps(whole))
         *path, last = draw.choice(places)
         at = damaged
