@@ -97,7 +97,7 @@ def _bars(figure: Figure, axes: Axes, chart: Bars, places: Mapping[str, int]) ->
         look: dict[str, Any] = {
             "facecolor": colour(places[part.name]),
             "edgecolor": "white",
-            "hatch": "//////" if part.is_hatched else None,
+            "hatch": _hatch(places[part.name], is_hatched=part.is_hatched),
             "linewidth": 0.0,
         }
         axes.barh(at, lengths, 0.72, left=left, **look)
@@ -129,8 +129,19 @@ def _waterfall(figure: Figure, axes: Axes, chart: Waterfall, places: Mapping[str
     at = np.arange(len(spans))
     starts = finite([span.start for span in spans], 0.0)
     ends = finite([span.end for span in spans], 0.0)
-    colours = [colour(places[span.kind]) for span in spans]
-    axes.barh(at, ends - starts, 0.8, left=starts, color=colours, linewidth=0)
+    kinds = list(dict.fromkeys(span.kind for span in spans))
+    looks: dict[str, dict[str, Any]] = {
+        kind: {
+            "facecolor": colour(places[kind]),
+            "edgecolor": "white",
+            "hatch": _hatch(places[kind]),
+            "linewidth": 0.0,
+        }
+        for kind in kinds
+    }
+    bars = axes.barh(at, ends - starts, 0.8, left=starts)
+    for bar, span in zip(bars, spans, strict=True):
+        bar.set(**looks[span.kind])
     if len(spans) > 1:
         axes.vlines(ends[:-1], at[:-1], at[1:], color="0.6", linewidth=0.4)
     axes.set_yticks(at, [broken(span.label) for span in spans])
@@ -138,10 +149,15 @@ def _waterfall(figure: Figure, axes: Axes, chart: Waterfall, places: Mapping[str
     _upside_down(axes, len(spans))
     axes.set_xlabel(label(chart.unit))
     axes.grid(axis="x", color="0.9", linewidth=0.5)
-    kinds = list(dict.fromkeys(span.kind for span in spans))
-    legend(figure, [(Patch(color=colour(places[kind])), kind) for kind in kinds])
+    legend(figure, [(Patch(**looks[kind]), kind) for kind in kinds])
     height = STEP * max(len(spans), 1) + 0.45 + legend_height(kinds)
     figure.set_size_inches(WIDTH, max(height, 0.9))
+
+
+def _hatch(place: int, *, is_hatched: bool = False) -> str | None:
+    """Strokes for time in which nothing is gained; dots where a colour comes again in a chart."""
+    dots = "." * 4 * (place // len(palette.LIGHT))
+    return ("//////" if is_hatched else "") + dots or None
 
 
 def _upside_down(axes: Axes, number: int) -> None:

@@ -109,4 +109,5 @@ def write(page: Page, folder: str | Path) -> list[Path]:
             with output.opened(path) as file:
                 file.write(out.getvalue())
             written.append(path)
+            drawn.set_layout_engine("none")  # all has its place now, in every format the same
     return written
