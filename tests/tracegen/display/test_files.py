@@ -7,6 +7,7 @@ import io
 import json
 import re
 import sys
+from html import unescape
 from typing import Any
 
 import pytest
@@ -120,6 +121,18 @@ def test_markdown_has_one_cell_for_each_value_and_no_markup() -> None:
     for text, found in zip(HOSTILE, shown, strict=True):
         if text.isprintable():
             assert found == text
+
+
+def test_a_reader_of_markdown_has_the_texts_and_nothing_else() -> None:
+    markdown = pytest.importorskip("markdown_it")  # rich needs it
+    html = markdown.MarkdownIt("commonmark").enable("table").render(files.as_markdown(hostile()))
+    body = html.partition("<tbody>")[2].partition("</tbody>")[0]
+    rows = [re.findall("<td[^>]*>(.*?)</td>", row) for row in body.split("</tr>")[:-1]]
+    for text, (first, *others) in zip(HOSTILE, rows, strict=True):
+        assert others == ["1.0", "2", "x"] and "<" not in first
+        if text.isprintable():
+            assert unescape(first) == text
+    assert "<a" not in html and "<code" not in html and "<script" not in html
 
 
 UNTEX = {
