@@ -37,7 +37,7 @@ def waiting_tables(results: Sequence[Result], count: int, unit: str) -> list[Tab
     """
     by_time, by_sms = [], []
     for name, result in zip(row_names(results), results, strict=True):
-        times = [_times(one, result.system.values["gpu.num_sms"]) for one in result.measured]
+        times = [_times(one, result.system.values.get("gpu.num_sms")) for one in result.measured]
         known = [one for one in times if one is not None]
         if known and len(known) == len(times):
             sums = [sum(column) / count for column in zip(*known, strict=True)]
