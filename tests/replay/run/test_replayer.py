@@ -96,7 +96,7 @@ def test_decode_is_compared_with_low_latency_kernels(synthetic, system) -> None:
     assert replay.compare(synthetic(), names, system=system, layer=0).baseline == "deepep"
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.extended)])
 def test_schemes_without_code_for_a_batch_are_left_out_and_named(synthetic, system, jobs) -> None:
     settings = {"system": system, "layer": 0, "direction": "backward"}
     trace = synthetic(ranks=2, tokens_per_rank=2)
