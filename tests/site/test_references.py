@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-from made import HERE, api, commands, docstrings, documents, files
+from made import HERE, ROOT, Made, api, commands, docstrings, documents, files
 from made.fields import keys_of, kind_of
 from made.text import anchor_of, escaped
 from pydantic import BaseModel, Field
@@ -124,6 +124,18 @@ def test_every_command_has_a_page_with_every_option() -> None:
         options = [param.opts[-1] for param in command.params if param.opts[0].startswith("-")]
         for option in options:
             assert re.search(rf"^\[``?\s?[^\n]*{re.escape(option)}\b", page, re.MULTILINE), option
+
+
+def test_links_lead_from_a_document_to_pages_and_to_shown_sources() -> None:
+    """In the repository a page of the site is in `scripts/site`; on the site that is the root."""
+    own = "../scripts/site"
+    text = f"[a]({own}/pages/share.md) [b](graph/engine.py) [c]({own}/conf.py) [d](#x)"
+    page, *shown = documents.linked([Made("replay/SOME.md", text)])
+    assert page.text == (
+        "[a](../pages/share.md) [b](graph/engine.py.md) [c](../scripts/site/conf.py.md) [d](#x)"
+    )
+    assert [one.path for one in shown] == ["replay/graph/engine.py.md", "scripts/site/conf.py.md"]
+    assert (ROOT / "replay/graph/engine.py").read_text(encoding="utf-8") in shown[0].text
 
 
 def test_every_public_name_is_on_the_page_of_its_package() -> None:

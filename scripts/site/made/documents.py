@@ -41,7 +41,6 @@ def pages() -> Iterator[Made]:
         if path.suffix in (".md", ".ipynb"):
             text = files.filled(path.read_text(encoding="utf-8"))
             yield Made(path.relative_to(HERE).as_posix(), text)
-
     for document in documents():
         yield Made(document, (ROOT / document).read_text(encoding="utf-8"))
 
@@ -80,10 +79,12 @@ def _with_links(page: str, text: str, sources: set[str]) -> str:
 
 
 def _in_site(page: str, target: str) -> str:
-    """Give a link of the repository as the site has it, where `scripts/site` is the root too."""
+    """Give a link of the repository as the site has it, where pages of `OWN` are at the root."""
     home = posixpath.join(OWN, page) if (HERE / page).is_file() else page
     path = posixpath.normpath(posixpath.join(posixpath.dirname(home), target))
-    return posixpath.relpath(path.removeprefix(f"{OWN}/"), posixpath.dirname(page) or ".")
+    if path.endswith((".md", ".ipynb")) or not (ROOT / path).is_file():
+        path = path.removeprefix(f"{OWN}/")
+    return posixpath.relpath(path, posixpath.dirname(page) or ".")
 
 
 def _shown(path: str) -> str:
