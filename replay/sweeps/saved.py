@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tracegen.display.frames import flat
+from tracegen.display.shown import Shown
+
 
 class _Read(BaseModel):
     """A part of the document; what is not shown is not read."""
@@ -79,7 +82,7 @@ class SavedGrid(_Read):
         return self
 
 
-class SavedSweep(_Read):
+class SavedSweep(_Read, Shown):
     """A study: what it asks, and its tables."""
 
     format: Literal["moereplay-sweep/1"]
@@ -88,3 +91,11 @@ class SavedSweep(_Read):
     question: str
     notes: str
     grids: list[SavedGrid]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each point: its grid, its labels by axis, and its quantities with their range."""
+        return [
+            {"grid": number, **row.labels, **flat(row.model_dump(include={"cells"})["cells"])}
+            for number, grid in enumerate(self.grids)
+            for row in grid.rows
+        ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from tracegen.display.frames import flat
+from tracegen.display.shown import Shown
 
 
 class SavedPart(BaseModel):
@@ -71,7 +74,7 @@ class SavedTable(BaseModel):
     rows: list[SavedMeasurement]
 
 
-class SavedValidation(BaseModel):
+class SavedValidation(BaseModel, Shown):
     """All tables that were predicted."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False, populate_by_name=True)
@@ -79,3 +82,11 @@ class SavedValidation(BaseModel):
     schema_: Literal["moereplay-validation/1"] = Field(alias="schema")
     holds: bool
     tables: list[SavedTable]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One for each measurement; a column of its table has the table's own name."""
+        return [
+            {"table": table.name, "unit": table.unit, **flat(row.model_dump(mode="json"))}
+            for table in self.tables
+            for row in table.rows
+        ]

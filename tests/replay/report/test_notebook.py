@@ -14,12 +14,16 @@ from replay.choosing.result import Choice, Found, Row
 from replay.differences.explanation import Explanation, explain
 from replay.inference.arrivals import Arrived, ArrivedComparison
 from replay.inference.result import InferComparison, InferResult, PhaseResult
+from replay.report.pages.pages import MAKERS
+from replay.report.saved import CLASSES, class_of
 from replay.run.collective import CollectiveResult
 from replay.run.result import SystemDescription
 from replay.run.rows import NOT_IN_ROWS
 from replay.sweeps.result import SweepResult
+from replay.sweeps.saved import SavedSweep
 from replay.tensor.result import TensorComparison, TensorResult
 from replay.training.result import TrainComparison, TrainResult
+from replay.validate.saved import SavedValidation
 from tracegen import UserError
 from tracegen.display.frames import columns_of, flat, frame_of
 from tracegen.display.shown import Shown, page_of
@@ -40,6 +44,32 @@ def trace():
 @pytest.fixture(scope="module")
 def compared() -> replay.Comparison:
     return replay.compare("toy-zipf", ["nvls", "ideal"], barrier=True)
+
+
+def test_every_result_that_can_be_read_back_shows_itself() -> None:
+    for kind in {class_of(name) for name in CLASSES}:
+        assert issubclass(kind, Shown), kind
+        assert kind._rows is not Shown._rows
+        assert kind.__name__ in MAKERS
+
+
+def test_rows_of_what_was_saved_of_a_study_and_of_a_validation() -> None:
+    pytest.importorskip("pandas")
+    cell = {"mean": 2.0, "min": 1.0, "max": 3.0, "count": 2}
+    grid = {
+        "title": "", "notes": "", "fixed": {}, "seeds": [1, 2], "claims": [],
+        "axes": {"scheme": [{"label": "deepep"}]}, "columns": [{"header": "layer us"}],
+        "rows": [{"labels": {"scheme": "deepep"}, "cells": {"layer us": cell}}],
+    }  # fmt: skip
+    words = {"format": "moereplay-sweep/1", "name": "s", "title": "t", "question": "", "notes": ""}
+    (row,) = SavedSweep.model_validate({**words, "grids": [grid]}).to_dataframe().to_dict("records")
+    assert row == {"grid": 0, "scheme": "deepep"} | {f"layer us.{k}": v for k, v in cell.items()}
+    line = {"line": 3, "m": 8, "measured": 2.0, "predicted": 1.0, "error_percent": -50.0}
+    table = {"name": "gemm", "title": "t", "unit": "us", "parts": [], "worst": []}
+    table["rows"] = [{**line, "left_out": False}]
+    words = {"schema": "moereplay-validation/1", "holds": True, "tables": [table]}
+    (row,) = SavedValidation.model_validate(words).to_dataframe().to_dict("records")
+    assert row == {"table": "gemm", "unit": "us", "kernel_taken": "", "left_out": False} | line
 
 
 def kinds_of_shown(kind: type = Shown) -> set[type]:
