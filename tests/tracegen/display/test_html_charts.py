@@ -306,7 +306,7 @@ def test_a_band_around_steps_has_steps() -> None:
 
 
 @SEVERAL
-@given(st.lists(st.floats(0, 1000), min_size=1, max_size=400), st.integers(1, 50))
+@given(st.lists(st.floats(0, 1000), min_size=1, max_size=60), st.integers(1, 12))
 def test_a_thinned_line_covers_the_same(heights: list[float], most: int) -> None:
     points = [(k / 7, height) for k, height in enumerate(heights)]
     kept = thinned(points, most)
@@ -317,6 +317,11 @@ def test_a_thinned_line_covers_the_same(heights: list[float], most: int) -> None
         there, left = ([y for x, y in some if int(x) == column] for some in (points, kept))
         assert (min(left), max(left)) == (min(there), max(there))
         assert len(left) <= 4 or len(points) <= most
+
+
+def test_a_thinned_line_keeps_its_peaks() -> None:
+    points = [(k / 100, float(k == 37) - float(k == 61)) for k in range(100)]
+    assert thinned(points, 10) == [points[0], points[37], points[61], points[99]]
 
 
 @SEVERAL
