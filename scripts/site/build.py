@@ -36,14 +36,14 @@ def made() -> list[Made]:
 
 def write(files: Iterable[Made], folder: Path) -> None:
     """Write what has changed, and remove what is no longer made: Sphinx reads again what is new."""
-    wanted = {folder / file.path: file.text for file in files}
+    wanted = {folder / file.path: file.data for file in files}
     for path in [*folder.rglob("*")]:
         if path.is_file() and path not in wanted:
             path.unlink()
-    for path, text in wanted.items():
+    for path, data in wanted.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
+        if not path.is_file() or path.read_bytes() != data:
+            path.write_bytes(data)
 
 
 def build(out: Path, *, is_check: bool = False) -> int:

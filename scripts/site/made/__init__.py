@@ -24,8 +24,13 @@ class Made(NamedTuple):
     path
         Where it stands, relative to the root of the site, with ``/``.
     text
-        What is in it.
+        What is in it; bytes of a picture.
     """
 
     path: str
-    text: str
+    text: str | bytes
+
+    @property
+    def data(self) -> bytes:
+        """What is in it, as a file has it."""
+        return self.text if isinstance(self.text, bytes) else self.text.encode()

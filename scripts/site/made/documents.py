@@ -21,6 +21,9 @@ FOLDERS = ("hwmodel", "replay", "tracegen", "traces")
 SINGLE = ("README.md", "CHANGELOG.md", "tests/bench/README.md")
 TEMPLATES = ("tracegen/library/card.md",)  # what `trace publish` fills in
 
+PICTURES = (".png", ".svg")
+"""Files that a page shows as they are."""
+
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".csv": "none"}
 SHOWN_LINES = 400  # of a table of measurements; longer ones are shown as far as this
 
@@ -49,14 +52,19 @@ def linked(pages: Iterable[Made]) -> Iterator[Made]:
     """Give pages whose links to sources lead to the pages of those, and behind them these."""
     sources: set[str] = set()
     for page in pages:
-        is_text = page.path.endswith(".md")
-        yield page._replace(text=_with_links(page.path, page.text, sources)) if is_text else page
+        if page.path.endswith(".md") and isinstance(page.text, str):
+            yield page._replace(text=_with_links(page.path, page.text, sources))
+        else:
+            yield page
     for path in sorted(sources):
-        yield Made(f"{path}.md", _shown(path))
+        if path.endswith(PICTURES):
+            yield Made(path, (ROOT / path).read_bytes())
+        else:
+            yield Made(f"{path}.md", _shown(path))
 
 
 def _with_links(page: str, text: str, sources: set[str]) -> str:
-    """Turn links to sources into links to their pages, and add those sources to `sources`."""
+    """Turn links to sources into links to their pages, and add sources and pictures to `sources`."""
 
     def replaced(match: re.Match[str]) -> str:
         target, anchor = match[1], match[2] or ""
@@ -73,7 +81,7 @@ def _with_links(page: str, text: str, sources: set[str]) -> str:
         if path.endswith((".md", ".ipynb")) or not source.is_file():
             return target + anchor  # a page; whether there is one is what the strict build asks
         sources.add(path)
-        return f"{target}.md{anchor}"
+        return f"{target}{anchor}" if path.endswith(PICTURES) else f"{target}.md{anchor}"
 
     return LINK.sub(replaced, text)
 
