@@ -2,7 +2,7 @@
 # Everything that must hold before a change lands: format, lint, types, the documentation site, tests with
 # and without the JIT.
 # Usage: bash scripts/check.sh [full|capture|lowest]
-#   full     adds the extended tier (long property and fuzz runs)
+#   full     adds the extended tier (long runs, and all cases where the default tier has one of each kind)
 #   capture  installs torch and transformers first; without them the tests of capture are skipped
 #   lowest   nothing but tests (not of schemes) with the lowest versions that pyproject.toml allows, and that
 #            results are the same bytes with them
