@@ -64,7 +64,7 @@ def linked(pages: Iterable[Made]) -> Iterator[Made]:
 
 
 def _with_links(page: str, text: str, sources: set[str]) -> str:
-    """Turn links to sources into links to their pages, and add sources and pictures to `sources`."""
+    """Turn links to sources into links to their pages, and note sources and pictures."""
 
     def replaced(match: re.Match[str]) -> str:
         target, anchor = match[1], match[2] or ""

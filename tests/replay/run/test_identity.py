@@ -138,6 +138,8 @@ FREE = {
     "replay/run/host_memory.py": "the same",
     "tracegen/capture/__init__.py": "one name of the public API",
     "tracegen/library/__init__.py": "finding and reading files, whose content is known by its id",
+    "tracegen/display/frames.py": "rows of results for data frames",
+    "tracegen/display/shown.py": "how results are shown",
 }
 """Modules that a replay imports and whose code is not part of its identity, and why."""
 

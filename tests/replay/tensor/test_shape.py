@@ -159,7 +159,7 @@ def test_a_users_own_file_is_read_by_path(tmp_path: Path) -> None:
         ("value = 64", 'value = "64"', "hidden: Input should be a valid integer .given '64'"),
         ("value = 64", "value = 0", "hidden: Input should be greater than 0"),
         ("hidden = {", "hidden = ", "not valid TOML"),
-        ('name = "mine"', "", "name: Field required"),
+        ('name = "mine"', "", "name is missing"),
     ],
 )
 def test_mistakes_in_a_file_are_named(old: str, new: str, message: str) -> None:
