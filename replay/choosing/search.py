@@ -155,9 +155,7 @@ def search(
     top: int,
     by: By = "tokens",
     most: int | None = None,
-    jobs: int | None = None,
-    scheduler: str | None = None,
-    cluster: str | None = None,
+    crew: AbstractContextManager[Crew] | None = None,
     then: Callable[[Possible, Ranked, Simulator], None] | None = None,
     report: Tell = lambda _: None,
 ) -> list[Ranked]:
@@ -169,20 +167,24 @@ def search(
         Where costs are kept; made if it is not there.
     top, by, most
         As of `replay.choosing.ranking.rank`.
-    jobs, scheduler, cluster, report
-        As of `replay.sweeps.run.sweep`.
+    crew
+        Those who simulate, as `replay.sweeps.run.workers_for` gives them; None for this process.
     then
         Called for every system with what was found and the simulator, while its workers are there.
+    report
+        As of `replay.sweeps.run.sweep`.
 
     Raises
     ------
     UserError
         If the folder cannot be written to, or there are no workers.
     """
-    crew: AbstractContextManager[Crew] = workers_for(jobs, scheduler, cluster, report)
     store = Store(folder)
     ranked = []
-    with Leases(store.folder, report) as leases, crew as workers:
+    with (
+        Leases(store.folder, report) as leases,
+        crew or workers_for(None, None, None, report) as workers,
+    ):
         for one in found:
             simulator = Simulator(store, leases, workers)
             ranked.append(rank(one.bounded, simulator, top=top, by=by, most=most))

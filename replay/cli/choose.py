@@ -98,6 +98,7 @@ def choose(
     from replay.choosing.sensitivity import turns
     from replay.files import write_text
     from replay.report.pages import page
+    from replay.sweeps.run import workers_for
 
     if list_:
         for name in spaces.names():
@@ -111,6 +112,7 @@ def choose(
         raise UserError(message)
     share = None if sensitivity is None else share_of(sensitivity)
     asked = _on(spaces.load(space), system or [])
+    crew = workers_for(jobs, scheduler, cluster, tell)  # refuses before all is counted
     found = everywhere(asked)
     if dry_run:
         _show(found, top)
@@ -126,10 +128,7 @@ def choose(
 
     before = signal.signal(signal.SIGTERM, interrupt)  # as Slurm ends jobs
     try:
-        ranked = search(
-            found, out, top=top, by=by, most=most, jobs=jobs, scheduler=scheduler,
-            cluster=cluster, then=vary, report=tell,
-        )  # fmt: skip
+        ranked = search(found, out, top=top, by=by, most=most, crew=crew, then=vary, report=tell)
     except KeyboardInterrupt:
         print(
             f"interrupted; what is finished is in {out}, and the same command goes on from there",

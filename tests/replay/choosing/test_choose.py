@@ -177,3 +177,13 @@ def test_what_cannot_be_is_refused_before_any_simulation(space: Path) -> None:
         with pytest.raises(SystemExit) as end:
             main(arguments)
         assert end.value.code == 2
+
+
+def test_workers_that_cannot_be_are_refused_before_models_are_counted(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(search, "everywhere", None)  # whoever calls it finds nothing to call
+    with pytest.raises(SystemExit) as end:
+        main(["choose", str(space), "-o", str(tmp_path / "x"), "--cluster", "foo"])
+    assert end.value.code == 2
+    assert "unknown cluster 'foo'; known: local, slurm" in capsys.readouterr().err
