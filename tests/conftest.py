@@ -11,6 +11,10 @@ import os
 for _threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
 
+# What is printed is as wide as for a user's pipe, whatever the width of the terminal of the tests,
+# which xdist hands on to its processes.
+os.environ.pop("COLUMNS", None)
+
 import typer  # noqa: E402
 import typer.testing  # noqa: E402
 from hypothesis import given, settings  # noqa: E402

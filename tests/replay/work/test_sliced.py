@@ -239,7 +239,7 @@ def test_people_see_that_experts_are_cut(trace, tmp_path) -> None:
          "--system", "hgx-h800", "--expert-tp", "2", "--json", str(tmp_path / "found.json")],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "contiguous placement, each expert on 2 GPUs" in done.output
+    assert "contiguous placement, each expert on 2 GPUs" in " ".join(done.output.split())
     found = replay.load_result(tmp_path / "found.json")
     assert [one.spec.expert_tp for one in found.results] == [2, 2]
     assert found.to_dataframe()["expert_tp"].tolist() == [2, 2]
