@@ -154,6 +154,20 @@ def test_shades_go_with_values_and_what_is_missing_is_blank() -> None:
     assert shares == [0.0, 0.5, 1.0, 0.25]
 
 
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        ([0.25, 1.0, 3.5], ["0.2", "3.5 x"]),  # no shade for -1.5, which no ratio has
+        ([2.0, 3.0], ["1.0", "3.0 x"]),
+        ([1.0], ["0.0", "2.0 x"]),
+    ],
+)
+def test_a_scale_with_a_middle_ends_where_values_do(values: list[float], ends: list[str]) -> None:
+    names = [str(place) for place in range(len(values))]
+    drawn = heat.key(Heat("h", "h", ["a"], names, [values], "x", ".1f", middle=1.0))
+    assert re.findall(r"<span>([^<]*)</span>", drawn) == ends
+
+
 def test_a_map_with_a_middle_has_two_colours() -> None:
     chart = Heat("h", "h", ["a"], ["x", "y", "z"], [[-4.0, 1.0, 3.0]], "%", middle=1.0)
     cells = [

@@ -176,17 +176,22 @@ def key(chart: Heat) -> str:
     """Draw which shade stands for which value."""
     most = reach(chart)
     middle = chart.middle or 0.0
-    low = middle - most if chart.middle is not None else 0.0
+    low, high = 0.0, most
+    if chart.middle is not None:  # only what occurs: a ratio has no shade for less than 0
+        found = [middle, *_values(chart)]
+        low, high = min(found), max(found)
+        if low == high:
+            low, high = middle - most, middle + most
     steps = 24
     drawn = []
     for place in range(steps):
-        value = low + (middle + most - low) * (place + 0.5) / steps
+        value = low + (high - low) * (place + 0.5) / steps
         kind, share = shade(chart, value, most)
         drawn.append(
             shape("rect", x=place * 6, y=0, width=6, height=12, fill_opacity=share, class_=kind)
         )
     band = tag("svg", *drawn, width=6 * steps, height=12, aria_hidden="true", class_="band")
-    ends = [format(low, chart.form), f"{format(middle + most, chart.form)} {chart.unit}"]
+    ends = [format(low, chart.form), f"{format(high, chart.form)} {chart.unit}"]
     return tag("li", tag("span", text(ends[0])), band, tag("span", text(ends[1])), class_="scale")
 
 
