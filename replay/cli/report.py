@@ -15,7 +15,8 @@ def report(
     results: Annotated[
         list[Path],
         typer.Argument(
-            help="JSON of any command of ours that has a result, of any version.",
+            help="JSON of any command of ours that has a result, of any version, or the "
+            "folder of a study.",
             show_default=False,
         ),
     ],

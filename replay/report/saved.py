@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from replay.errors import UserError
 from replay.run.load import load_result, read_document
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CLASSES: dict[str, str] = {
     "moereplay-tensor": "replay.tensor.result.TensorResult",
@@ -39,6 +37,11 @@ REPLAYS = ("moereplay-result", "moereplay-comparison")
 def load(path: str | Path) -> Any:
     """Read any result that a command of ours wrote.
 
+    Parameters
+    ----------
+    path
+        Its JSON file, or the folder of a study.
+
     Returns
     -------
     An object of the class that wrote it, or one of `CLASSES` that holds the same.
@@ -48,6 +51,11 @@ def load(path: str | Path) -> Any:
     UserError
         If the file cannot be read, is damaged, is of a newer version or is something else.
     """
+    if isinstance(path, (str, Path)) and Path(path).is_dir():  # of a study, by `sweep -o`
+        path = Path(path) / "sweep.json"
+        if not path.exists():
+            message = f"{path.parent} is a folder without the sweep.json of a finished study"
+            raise UserError(message)
     where, document = read_document(path, "Result")
     given = format_of(document)
     name, _, schema = given.rpartition("/")

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import replay
+from replay.errors import UserError
 from replay.report.pages import page
+from replay.report.saved import load
 from replay.sweeps.page import MOST_CHARTS
 from replay.sweeps.result import SweepResult
 from replay.sweeps.saved import SavedSweep
@@ -157,3 +159,13 @@ def test_damaged_studies_are_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps(whole), encoding="utf-8")
     with pytest.raises(replay.UserError, match=r"sweep.json is damaged: grids.0.*other axes"):
         load(file)
+
+
+def test_the_folder_of_a_study_is_read_as_its_file(swept: SweepResult, tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text(swept.to_json(), encoding="utf-8")
+    assert page(load(tmp_path)) == page(load(tmp_path / "sweep.json"))
+
+
+def test_a_folder_without_a_study_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder without the sweep"):
+        load(tmp_path)
