@@ -100,7 +100,7 @@ class PhaseResult(Strict):
 
 
 class FirstToken(Strict):
-    """When requests have their first token, from the begin of the batch."""
+    """When requests have their first token, from the beginning of the batch."""
 
     first_us: float
     mean_us: float

@@ -25,7 +25,7 @@ WORDS: dict[str, str] = {
     "wires": "a message leaves or reaches the GPU, or its SMs and memory copy rows",
     "imbalance": "nothing of the GPU's own is under way, and another GPU is busy",
     "latency of waiting": "no GPU is busy: barriers, flags, waits of hosts",
-    "waiting": "the same, but an instant counts with the share of SMs that compute nothing",
+    "waiting": "as exposed, but an instant counts with the share of SMs that compute nothing",
     "unfilled": "that share while the GPU computes and nothing of its own is under way",
     "for L2": "SM time in which tiles wait for what they read from the L2 cache",
     "for HBM": "SM time in which tiles wait for what they read from memory",
@@ -51,7 +51,7 @@ WORDS: dict[str, str] = {
     "both": "the same over both",
     "wire bound": "time of the busiest port: of each phase where a barrier separates them (apart), "
     "else of both (shared)",
-    "payload of a port": "what the port carries that is in service longest in the phase",
+    "payload of a port": "rows on the port that is in service longest in the phase",
     "headers": "of packets and messages",
     "requests": "of reads, before the answer",
     "acks": "acknowledgements of writes",
@@ -100,7 +100,7 @@ WORDS: dict[str, str] = {
     "MoE": "share of experts, exch and peers in the step",
     "bubble": "share of pipe in the step",
     # ---- serving ----
-    "TTFT": "time to the first token, from the begin of the batch; mean of the requests",
+    "TTFT": "time to the first token, from the beginning of the batch; mean of the requests",
     "TPOT": "time per output token of a request while it is decoded",
     "ITL of a request": "time between two deliveries of tokens",
     "TTFT of a request": "time from arrival until the first token",
@@ -129,6 +129,11 @@ WORDS: dict[str, str] = {
 def says(word: str) -> str:
     """The line that explains a word."""
     return WORDS[word]
+
+
+def schemes_text(count: int) -> str:
+    """How many schemes there are, for a title: ``1 scheme``, ``2 schemes``."""
+    return "1 scheme" if count == 1 else f"{count} schemes"
 
 
 def explained(tables: Iterable[Table]) -> list[str]:

@@ -17,6 +17,7 @@ from replay.report.arrivals import (
 from replay.report.command import command
 from replay.report.pages.serving import serving_words
 from replay.report.provenance import provenance
+from replay.report.words import schemes_text
 from tracegen.display.content import Axis, Bars, Column, Line, Page, Part, Plot, Section, Table
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def page(result: Arrived | ArrivedComparison) -> Page:
     words = compare_command(compared)
     model = compared.results[0].spec.model or "the trace's model"
     title = f"Requests to {model}: " + (
-        compared.results[0].name if alone else f"{len(compared.results)} schemes"
+        compared.results[0].name if alone else schemes_text(len(compared.results))
     )
     sections = [one for one in _sections(compared, words) if one.items]
     return Page(title=title, summary=summary(compared), sections=sections, command=words)

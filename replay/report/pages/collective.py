@@ -20,6 +20,7 @@ BLOCKS = (
     "The command takes as many thread blocks as the software does. Where another number was asked "
     "for, it is in the table of sizes: --blocks."
 )
+MIB = 1 << 20
 UNITS = ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K"))
 
 
@@ -116,12 +117,12 @@ def _plot(
     return Plot(
         name=name,
         title=f"{title} by size",
-        x=Axis("size, B", log=True),
+        x=Axis("size, MiB", log=True),
         y=Axis(unit, log=True),
         lines=[
             Line(
                 algorithm,
-                [row.bytes for row in rows],
+                [row.bytes / MIB for row in rows],
                 [of(row) for row in rows],
                 labels=[f"{size_text(row.bytes)}B, {row.kernel}" for row in rows],
             )

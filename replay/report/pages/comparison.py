@@ -32,6 +32,7 @@ from replay.report.tables import row_names
 from replay.report.times import time_us, times_table
 from replay.report.traffic import purpose_bars, traffic_heats
 from replay.report.validity import experts_line, validity_line, validity_table
+from replay.report.words import schemes_text
 from replay.uncertainty.parts import WITHOUT_ERROR
 from tracegen.display.content import Page, Section
 
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 def page(compared: Comparison) -> Page:
     """Make the page of a comparison, the fastest first."""
     return Page(
-        title=f"{_subject(compared)}: {len(compared.results)} schemes",
+        title=f"{_subject(compared)}: {schemes_text(len(compared.results))}",
         summary=summary(compared),
         sections=[one for one in _sections(compared) if one.items],
         command=compare_command(compared),

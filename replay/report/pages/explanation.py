@@ -53,7 +53,7 @@ def steps(found: Explanation) -> Waterfall:
         title=f"From {found.one} to {found.other}: parts of the critical path",
         spans=list(_spans(found)),
         unit="us",
-        says="each bar begins where the one above ends; bars to the left are time that is saved",
+        says="Each bar begins where the one above ends; bars to the left are time that is saved.",
     )
 
 

@@ -24,6 +24,7 @@ from replay.report.pages.described import Described, identities_table, proposed,
 from replay.report.pages.serving import serving_words
 from replay.report.provenance import assumptions, provenance
 from replay.report.tables import GB
+from replay.report.words import schemes_text
 from tracegen.display.content import Bars, Page, Part, Section
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def page(result: InferResult | InferComparison) -> Page:
     """Make the page of a batch or of a comparison, those that decode fastest first."""
     if isinstance(result, InferComparison):
         compared = result
-        title = f"Serving {result.results[0].model['name']}: {len(result.results)} schemes"
+        title = f"Serving {result.results[0].model['name']}: {schemes_text(len(result.results))}"
     else:
         compared = InferComparison(baseline=result.name, results=[result])
         title = f"Serving {result.model['name']}: {result.name}"
@@ -159,7 +160,7 @@ def ttft_bars(results: Sequence[InferResult]) -> Bars:
     """Time to the first token; that of the last request is marked."""
     return Bars(
         name="ttft",
-        title="TTFT: time to the first token, from the begin of the batch, ms",
+        title="TTFT: time to the first token, from the beginning of the batch, ms",
         labels=[name(one) for one in results],
         parts=[Part("mean of the requests", [one.ttft.mean_us / US_PER_MS for one in results])],
         unit="ms",

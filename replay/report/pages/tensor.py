@@ -26,6 +26,7 @@ from replay.report.tensor import (
     time_table,
     times_table,
 )
+from replay.report.words import schemes_text
 from replay.tensor.registry import SCHEMES
 from replay.tensor.replays import BASELINE
 from replay.tensor.result import TensorComparison
@@ -46,7 +47,7 @@ def page(result: TensorResult | TensorComparison) -> Page:
     """Make the page of a replay or a comparison, the fastest first."""
     if isinstance(result, TensorComparison):
         compared, words = result, compare_command(result)
-        title = f"{result.results[0].model['name']}: {len(result.results)} schemes"
+        title = f"{result.results[0].model['name']}: {schemes_text(len(result.results))}"
     else:
         alone = str(result.scheme["name"])
         compared = TensorComparison(baseline=alone, results=[result])

@@ -29,6 +29,7 @@ from replay.report.training import (
     unit_of,
     worth_table,
 )
+from replay.report.words import schemes_text
 from replay.schemes import supported
 from replay.training.replays import BASELINE
 from replay.training.result import TrainComparison
@@ -61,7 +62,7 @@ def page(result: TrainResult | TrainComparison) -> Page:
     """Make the page of a step or of a comparison, the fastest first."""
     if isinstance(result, TrainComparison):
         compared = result
-        title = f"Training {result.results[0].model['name']}: {len(result.results)} schemes"
+        title = f"Training {result.results[0].model['name']}: {schemes_text(len(result.results))}"
     else:
         compared = TrainComparison(baseline=str(result.scheme["name"]), results=[result])
         title = f"Training {result.model['name']}: {result.scheme['name']}"

@@ -118,7 +118,7 @@ def test_a_collective_is_drawn_by_size_and_made_again(tmp_path: Path) -> None:
     assert [line.name for line in drawn.lines] == ["nccl", "ring"]
     for line in drawn.lines:
         rows = [row for row in result.rows if row.algorithm == line.name]
-        assert list(line.x) == [1000, 65536]
+        assert list(line.x) == [1000 / 2**20, 2**-4]  # MiB
         assert list(line.y) == [row.bus_GB_per_s for row in rows]
     again = CollectiveResult.model_validate_json(made_again(shown, tmp_path).read_text())
     assert again.rows == result.rows and again.run_id == result.run_id
