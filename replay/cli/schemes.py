@@ -222,7 +222,9 @@ def _explain(scheme: Scheme, as_json: bool) -> None:
         "overlap": scheme.overlap,
         "needs": ", ".join(sorted(scheme.needs | {scheme.platform} - {""})) or "nothing special",
         "proposes": ", ".join(sorted(scheme.proposes)) or "no new hardware",
-        "SMs": f"{found.sms} that only communicate, on {SYSTEM}",
+        "SMs": "no number of those that only communicate is stated"
+        if found.sms == "-"
+        else f"{found.sms} that only communicate, on {SYSTEM}",
         "types": found.types,
         "gradients": found.gradients,
         "valid for": found.limits if found.limits != "-" else "any set-up",
