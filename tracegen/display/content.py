@@ -282,13 +282,21 @@ class Span:
 
 @dataclass(frozen=True)
 class Waterfall:
-    """Spans below one another, each beginning where the one before ends: what time adds up to."""
+    """Spans below one another, each beginning where the one before ends: what time adds up to.
+
+    Attributes
+    ----------
+    kinds
+        Kinds that get their colours first, in this order, whether or not a span is of them: so that
+        one kind has one colour in all charts of a sort.
+    """
 
     name: str
     title: str
     spans: Sequence[Span]
     unit: str
     says: str = ""
+    kinds: Sequence[str] = ()
 
 
 Chart = Bars | Plot | Heat | Waterfall

@@ -41,6 +41,7 @@ def names(chart: Chart) -> Iterator[str]:
     elif isinstance(chart, Plot):
         yield from (line.name for line in chart.lines if line.form != "guide")
     elif isinstance(chart, Waterfall):
+        yield from chart.kinds
         yield from (span.kind for span in chart.spans)
 
 

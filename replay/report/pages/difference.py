@@ -11,6 +11,7 @@ from replay.report.difference import (
     order_lines,
     times_table,
 )
+from replay.report.pages.explanation import STEP_KINDS
 from replay.report.pages.parts import shown
 from tracegen.display.content import Page, Section, Span, Waterfall
 
@@ -71,6 +72,7 @@ def _explained(one: Outcome, place: int) -> Iterator[Item]:
         spans=list(_spans(one)),
         unit="us",
         says="Each bar begins where the one above ends; bars to the left are time that is saved.",
+        kinds=STEP_KINDS,
     )
     yield from explained_tables(one)
 

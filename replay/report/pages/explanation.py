@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from replay.differences.explanation import Explanation
     from tracegen.display.content import Item
 
+STEP_KINDS = ("time", "longer", "shorter")
 MOST_STEPS = 10
 """Steps from one time to the other; the smaller ones are one step."""
 
@@ -54,6 +55,7 @@ def steps(found: Explanation) -> Waterfall:
         spans=list(_spans(found)),
         unit="us",
         says="Each bar begins where the one above ends; bars to the left are time that is saved.",
+        kinds=STEP_KINDS,
     )
 
 

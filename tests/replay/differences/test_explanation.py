@@ -13,6 +13,7 @@ from replay.errors import UserError
 from replay.report.explanation import explanation_tables, path_table
 from replay.report.pages import page
 from replay.report.text import render
+from tracegen.display.palette import places
 
 SCHEMES = ["deepep", "nccl-alltoall", "deepep-ll", "comet"]
 
@@ -167,3 +168,10 @@ def test_the_page_leads_from_one_time_to_the_other(compared):
     assert at == pytest.approx(last.end, abs=1e-6)
     for place, total in enumerate((found.one_us, found.other_us)):
         assert sum(part.values[place] for part in bars.parts) == pytest.approx(total, abs=1e-5)
+
+
+def test_time_that_is_saved_has_one_colour_whichever_step_comes_first(compared):
+    there = page(replay.explain(compared["nccl-alltoall"], compared["comet"]))
+    back = page(replay.explain(compared["comet"], compared["nccl-alltoall"]))
+    colours = [[places(each)[kind] for kind in ("longer", "shorter")] for each in (there, back)]
+    assert colours[0] == colours[1] and len(set(colours[0])) == 2
