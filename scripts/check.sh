@@ -66,7 +66,7 @@ lowest() {
     # and those compared below. What the model of schemes, collectives, experts, machine and
     # measurements says then is the same too, and what tests read in the source or find by edits of it,
     # or see in a browser, has nothing to do with versions: those run once. The site and what its pages
-    # show are made with the present versions only: rich before 14.2 sets a blank more in some tables.
+    # show are made with the present versions only.
     env -u CI NUMBA_CACHE_DIR="$root/.venv-lowest/numba" \
         .venv-lowest/bin/python -m pytest -q -n 2 --dist worksteal \
         --ignore tests/replay/schemes --ignore tests/replay/validate --ignore tests/replay/compute \
