@@ -5,7 +5,6 @@ The schema is ``moereplay-explanation/1``.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,14 +13,12 @@ from replay.differences.gpus import of_gpus
 from replay.differences.inputs import changes
 from replay.differences.outcome import quantities
 from replay.differences.pairs import Pair
-from replay.differences.parts import Change, Quantity
+from replay.differences.parts import Change, Document, Quantity
 from replay.differences.path import by_phase_and_cause, ps
 from replay.errors import UserError, unknown
-from replay.files import write_text
 from replay.measure.parts import Strict
 from replay.run.result import Comparison, Result
 from tracegen.display.frames import flat
-from tracegen.display.shown import Shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -58,7 +55,7 @@ class PhaseSpan(Strict):
     other_us: tuple[float, float] | None
 
 
-class Explanation(Strict, Shown):
+class Explanation(Document):
     """Where the difference between the times of two results comes from.
 
     Attributes
@@ -96,21 +93,6 @@ class Explanation(Strict, Shown):
     def _rows(self) -> list[dict[str, Any]]:
         """One for each part of the critical paths."""
         return [flat(share.model_dump(mode="json")) for share in self.path]
-
-    def to_json(self) -> str:
-        """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
-        document = self.model_dump(mode="json")
-        return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
-
-    def save(self, path: str | Path) -> None:
-        """Write the JSON, all of it or nothing.
-
-        Raises
-        ------
-        UserError
-            If the file cannot be written.
-        """
-        write_text(path, self.to_json())
 
 
 def explain(one: Result | str | Path, other: Result | str | Path) -> Explanation:

@@ -16,6 +16,25 @@ from tracegen.display.shown import Shown
 DIFFERENCE_FORMAT: Literal["moereplay-difference/1"] = "moereplay-difference/1"
 
 
+class Document(Strict, Shown):
+    """What is written as one JSON file, and shows itself."""
+
+    def to_json(self) -> str:
+        """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
+        document = self.model_dump(mode="json")
+        return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON, all of it or nothing.
+
+        Raises
+        ------
+        UserError
+            If the file cannot be written.
+        """
+        write_text(path, self.to_json())
+
+
 class Change(Strict):
     """Something that entered and is not the same.
 
@@ -80,7 +99,7 @@ class Outcome(Strict):
     quantities: list[Quantity]
 
 
-class Difference(Strict, Shown):
+class Difference(Document):
     """What is not the same in two results or comparisons, the first being before.
 
     Attributes
@@ -115,18 +134,3 @@ class Difference(Strict, Shown):
     def _rows(self) -> list[dict[str, Any]]:
         """One for each scheme in both."""
         return [flat(one.model_dump(mode="json")) for one in self.outcomes]
-
-    def to_json(self) -> str:
-        """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
-        document = self.model_dump(mode="json")
-        return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
-
-    def save(self, path: str | Path) -> None:
-        """Write the JSON, all of it or nothing.
-
-        Raises
-        ------
-        UserError
-            If the file cannot be written.
-        """
-        write_text(path, self.to_json())

@@ -6,10 +6,10 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from replay.errors import UserError
-from replay.run.load import load_result, read_document
+from replay.run.load import load_result, read_document, validated
 
 CLASSES: dict[str, str] = {
     "moereplay-tensor": "replay.tensor.result.TensorResult",
@@ -70,16 +70,7 @@ def load(path: str | Path) -> Any:
     if schema != "1":
         message = f"{where} has the format {given!r}; this version reads {name}/1"
         raise UserError(message)
-    try:
-        return class_of(name).model_validate(document)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        message = f"{where} is damaged: {place}: {first['msg'].lower()}"
-        raise UserError(message) from None
-    except UserError as error:  # its spec has a setting that is not possible
-        message = f"{where} is damaged: {error}"
-        raise UserError(message) from None
+    return validated(class_of(name), document, where)
 
 
 def format_of(document: Any) -> str:

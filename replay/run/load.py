@@ -126,8 +126,19 @@ def read_one_of(path: str | Path, result: type[One], comparison: type[Several]) 
     if not isinstance(name, str) or name not in formats:
         message = f"{where} has the format {name!r}; expected {' or '.join(formats)}"
         raise UserError(message)
+    return validated(formats[name], document, where)
+
+
+def validated(kind: type[One], document: Any, where: Path) -> One:
+    """Make a result of a document.
+
+    Raises
+    ------
+    UserError
+        If it is damaged, saying where.
+    """
     try:
-        return formats[name].model_validate(document)
+        return kind.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
