@@ -45,7 +45,7 @@ class Batch:
         Sequences.
     prompt_columns
         Columns of the padded prompts, those in a cache included; None if not known,
-        in which case single-column passes after the first are decode steps.
+        in which case a single column after others is a decode step.
     start
         Real tokens of each sequence that a cache already holds, (size,).
     column
@@ -71,7 +71,6 @@ class Batch:
         self._column = column
         self._stop_ids = np.array(stop_ids, np.int64)
         self._finished = np.zeros(size, np.bool_)
-        self._passes = 0
 
     @property
     def columns(self) -> int:
@@ -133,7 +132,6 @@ class Batch:
         }
         self._counts = base + real.sum(axis=1)
         self._column = max(self._column, first + num_columns)
-        self._passes += 1
         return StepRows(
             keep=keep.ravel(),
             request=request[keep].astype(np.uint32),
@@ -158,7 +156,7 @@ class Batch:
             return np.full(columns.shape, phase)
         if self._prompt_columns is not None:
             return np.where(columns < self._prompt_columns, PREFILL, DECODE)
-        decoding = self._passes > 0 and columns.size == 1
+        decoding = columns.size == 1 and columns[0] > 0
         return np.full(columns.shape, DECODE if decoding else PREFILL)
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import threading
 import warnings
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tracegen.capture import generation
+from tracegen.capture import caches, generation
 from tracegen.capture.batch import Batch, StepRows
+from tracegen.capture.caches import CacheLedger, Handed
 from tracegen.capture.packed import PackedBatch, check_lengths, sequence_starts
+from tracegen.capture.prepare import TRIED
 from tracegen.errors import UserError
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import ENCODER, TRAINING
@@ -42,6 +43,8 @@ class Pass:
     """Whether it computes everything again, having no cache."""
     phase: int | None
     """Phase of all rows, if it does not follow from the columns."""
+    handed: list[Handed]
+    """What it was given that may be a cache."""
 
     @property
     def num_rows(self) -> int:
@@ -69,8 +72,8 @@ class _Thread(threading.local):
     call: generation.Call | None = None
     batch: Batch | None = None
     """Of the call."""
-    cache: weakref.ref[Any] | None = None
-    """Of the call's batch, once a pass has shown it."""
+    ledger: CacheLedger | None = None
+    """Of the call: the caches of its batch."""
     encoded: tuple[int, int] | None = None
     """First request and sequences that an encoder has seen and no decoder yet."""
 
@@ -85,8 +88,7 @@ class Follower:
         self.num_requests = 0
         """Requests seen so far."""
         self._here = _Thread()
-        self._by_cache: weakref.WeakKeyDictionary[Any, Batch | PackedBatch]
-        self._by_cache = weakref.WeakKeyDictionary()
+        self._ledger = CacheLedger()
         self._lock = threading.Lock()
 
     def begin_generate(self, call: generation.Call) -> None:
@@ -96,14 +98,22 @@ class Follower:
         ----------
         call
             Its meaning for the capture.
+
+        Raises
+        ------
+        UserError
+            If it is within another call of this thread.
         """
         here = self._here
-        here.call, here.batch, here.cache = call, None, None
+        if here.call is not None:
+            msg = "generate was called within generate: whose rows those are is not known"
+            raise UserError(msg)
+        here.call, here.batch, here.ledger = call, None, CacheLedger()
 
     def end_generate(self) -> None:
         """The call is over; what follows is a batch of its own."""
         here = self._here
-        here.call = here.batch = here.cache = None
+        here.call = here.batch = here.ledger = None
 
     def begin(self, given: dict[str, Any], *, encoder: bool, training: bool) -> Pass:
         """A forward pass begins.
@@ -130,17 +140,22 @@ class Follower:
         size, columns = int(shaped.shape[0]), int(shaped.shape[1])
         mask = given.get("attention_mask")
         phase = ENCODER if encoder else TRAINING if training else None
-        starts = self._starts(given, size, columns)
+        handed = [] if encoder else self._handed(given, size)
+        starts = self._starts(given, size, columns, handed)
         if starts is not None:
             packed = PackedBatch(self._number(int(starts.sum())), starts)
-            return Pass(packed, size, columns, None, tokens, False, phase)
+            return Pass(packed, size, columns, None, tokens, False, phase, handed)
         if encoder:
             batch = self._new_batch(size)
             self._here.encoded = (batch.first_request, size)
-            return Pass(batch, size, columns, self._two(mask, columns), tokens, False, phase)
-        cache = given.get("past_key_values")
-        known, fresh = self._decoder_batch(size, mask, cache)
-        from_start = not fresh and cache is None and self._computed_again(known, columns, given)
+            return Pass(batch, size, columns, self._two(mask, columns), tokens, False, phase, [])
+        held, past = _held(handed)
+        known = self._goes_on(held, handed)
+        from_start = False
+        if known is None:
+            known = self._begun_here(size, mask, past)
+        elif held is None:  # in generate, without a cache
+            from_start = self._computed_again(known, columns)
         first = 0 if from_start else known.columns
         return Pass(
             batch=known,
@@ -150,10 +165,11 @@ class Follower:
             tokens=tokens,
             from_start=from_start,
             phase=phase,
+            handed=handed,
         )
 
-    def end(self, done: Pass, output: Any, given: dict[str, Any]) -> None:
-        """A decoder's forward pass has succeeded: remember its cache.
+    def end(self, done: Pass, output: Any) -> None:
+        """A decoder's forward pass has succeeded: remember its caches.
 
         Parameters
         ----------
@@ -161,25 +177,46 @@ class Follower:
             The pass.
         output
             Of the pass.
-        given
-            Its arguments by name.
-        """
-        cache = given.get("past_key_values")
-        if cache is None:
-            cache = getattr(output, "past_key_values", None)
-        if cache is None:
-            return
-        here = self._here
-        try:
-            if here.call is not None:
-                here.cache = weakref.ref(cache)
-            else:
-                with self._lock:
-                    self._by_cache[cache] = done.batch
-        except TypeError:  # a plain tuple, of the time before cache objects
-            return
 
-    def _starts(self, given: dict[str, Any], size: int, columns: int) -> Array | None:
+        Raises
+        ------
+        UserError
+            If it went on from a cache of which it is not known what it held.
+        """
+        filled = [one for one in done.handed if one.batch is not None or one.changed()]
+        returned = [one for one in caches.find([output]) if caches.CacheState.of(one).tensors]
+        ids = {id(one) for one in returned}
+        told = any(one.tells for one in done.handed)
+        for one in done.handed:
+            if not told and one.state.tensors and (one in filled or id(one.cache) in ids):
+                msg = (
+                    f"the {type(one.cache).__name__} that the pass was given holds something, and "
+                    f"does not say how many tokens, or was changed since the last pass {TRIED}"
+                )
+                raise UserError(msg)
+        ledger = self._of_caches()
+        with self._lock:
+            for cache in [*(one.cache for one in filled), *returned]:
+                ledger.write(cache, done.batch)
+
+    def _handed(self, given: dict[str, Any], size: int) -> list[Handed]:
+        """What a pass is given that may be a cache."""
+        for name, value in given.items():
+            if caches.is_tuple_of_layers(value, size):
+                msg = f"{name} is a tuple, which does not say whose it is; pass a Cache {TRIED}"
+                raise UserError(msg)
+        ledger = self._of_caches()
+        with self._lock:
+            return [ledger.handed(cache) for cache in caches.find(given.values())]
+
+    def _of_caches(self) -> CacheLedger:
+        """The caches of this thread's call of generate, else those of all loops."""
+        here = self._here
+        return self._ledger if here.ledger is None else here.ledger
+
+    def _starts(
+        self, given: dict[str, Any], size: int, columns: int, handed: list[Handed]
+    ) -> Array | None:
         """Where the sequences of a packed batch begin, None if every row is one sequence."""
         stated = next((name for name in PACKED if given.get(name) is not None), None)
         positions = generation.text_positions(given.get("position_ids"), size, columns)
@@ -197,45 +234,41 @@ class Follower:
             return None  # generate pads; its caches of fixed size get a mask per head
         known = None if two is None else self._two(two, columns)
         starts = sequence_starts(positions, None if known is None else generation.to_numpy(known))
-        if starts is not None and generation.past_length(given.get("past_key_values")):
+        if starts is not None and any(one.state.length for one in handed):
             msg = "position_ids begin again in a pass that goes on from a cache; pad the batch"
             raise UserError(msg)
         if stated is not None:
             check_lengths(stated, generation.to_numpy(given[stated]), starts, columns)
         return starts
 
-    def _computed_again(self, batch: Batch | PackedBatch, columns: int, given: Any) -> bool:
+    def _computed_again(self, batch: Batch | PackedBatch, columns: int) -> bool:
         """Whether a later pass of a generation without cache begins with the first column."""
-        if columns > batch.columns and columns > 1:
+        if columns > batch.columns:
             return True
-        if columns == 1 and given.get("use_cache") is not False:
-            return False  # a cache under another name
         msg = (
             f"generate ran the model on {columns} columns after {batch.columns}, without a cache: "
-            "this is not the next step of its prompts"
+            f"this is not the next step of its prompts {TRIED}"
         )
         raise UserError(msg)
 
-    def _decoder_batch(self, size: int, mask: Any, cache: Any) -> tuple[Batch | PackedBatch, bool]:
-        """The batch of a decoder's pass, and whether it begins here."""
-        here, length = self._here, generation.past_length(cache)
-        past = length or 0
-        if here.call is not None and here.batch is not None:
-            if here.cache is not None and here.cache() is not cache:
-                msg = (
-                    "generate ran the model on a second cache: something within it runs the model "
-                    "again (a logits processor, guidance), and its rows are not the prompts'"
-                )
-                raise UserError(msg)
-            return here.batch, False
-        if here.call is None:
-            known = self._of_cache(cache)
-            # A cache that was cut short or emptied begins something else.
-            if known is not None and length in (None, known.columns):
-                return known, False
-            if isinstance(cache, tuple) and cache:
-                msg = "past_key_values is a tuple, which does not say whose it is; pass a Cache"
-                raise UserError(msg)
+    def _goes_on(self, held: Any, handed: list[Handed]) -> Batch | PackedBatch | None:
+        """The batch that a pass goes on with, None if one begins here."""
+        here = self._here
+        if here.call is None or here.batch is None:
+            known: Batch | PackedBatch | None = held
+            return known
+        if held is not here.batch and (self._of_caches() or any(one.tells for one in handed)):
+            msg = (
+                "generate ran the model on a second cache: something within it runs the model "
+                "again, or changes its cache (a logits processor, guidance), and its rows are "
+                f"not the prompts' {TRIED}"
+            )
+            raise UserError(msg)
+        return here.batch
+
+    def _begun_here(self, size: int, mask: Any, past: int) -> Batch:
+        """The batch that begins with a pass, on a cache that may hold the beginning of it."""
+        here = self._here
         prompt: int | None = None
         stops: tuple[int, ...] = ()
         if here.call is not None:
@@ -252,15 +285,7 @@ class Follower:
         )
         if here.call is not None:
             here.batch = batch
-        return batch, True
-
-    def _of_cache(self, cache: Any) -> Batch | PackedBatch | None:
-        """Batch that the cache holds the beginning of, if it was seen."""
-        try:
-            with self._lock:
-                return None if cache is None else self._by_cache.get(cache)
-        except TypeError:  # a plain tuple
-            return None
+        return batch
 
     def _number(self, count: int) -> int:
         """First of so many new request numbers."""
@@ -291,3 +316,16 @@ class Follower:
         if mask is None or mask.shape[1] < columns:
             return None
         return mask[:, -columns:]
+
+
+def _held(handed: list[Handed]) -> tuple[Any, int]:
+    """The batch that the caches of a pass hold, None if it is not known; and how many columns."""
+    batches = {id(one.batch): one.batch for one in handed if one.batch is not None}
+    lengths = {one.state.length for one in handed if one.batch is None and one.tells}
+    if len(batches) + len(lengths) > 1:
+        msg = (
+            "the pass is given several caches that do not hold the same sequences; which of them "
+            f"it goes on from is not known {TRIED}"
+        )
+        raise UserError(msg)
+    return next(iter(batches.values()), None), next(iter(lengths), 0) or 0

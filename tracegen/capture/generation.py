@@ -134,23 +134,6 @@ def text_positions(given: Any, size: int, columns: int) -> Array | None:
     return np.broadcast_to(to_numpy(given), (size, columns))
 
 
-def past_length(cache: Any) -> int | None:
-    """Columns that a cache holds; None if there is none, or it cannot say.
-
-    Parameters
-    ----------
-    cache
-        Cache object of a forward pass, or None.
-    """
-    get = getattr(cache, "get_seq_length", None)
-    if get is None:
-        return None
-    try:
-        return int(get())
-    except Exception:  # caches of linear attention have no length and say so in many ways
-        return None
-
-
 def past_counts(mask: Any, size: int, past: int) -> Array:
     """Real tokens of each sequence that a cache holds.
 

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 MIN_TRANSFORMERS = 5
 """Major version from which experts modules receive ids and weights as arguments."""
+NEWEST = "5.24.0"
+"""Version of transformers up to which capture was tried."""
+TRIED = f"(tried with transformers {MIN_TRANSFORMERS}.0 to {NEWEST})"
+"""End of the messages on what cannot be told apart."""
 INSTALL = "pip install 'moereplay[capture]'"
 
 

@@ -311,7 +311,7 @@ class CaptureSession:
         if step is None:
             return
         if not step.stack.encoder:
-            self._follower.end(step.rows, output, step.given)
+            self._follower.end(step.rows, output)
         wanted = [self._watched.sites.index(site) for site in step.stack.sites]
         silent = [index for index in wanted if index not in step.found]
         if silent:

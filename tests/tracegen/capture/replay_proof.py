@@ -5,6 +5,7 @@ comparison can be exact.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,12 @@ def prompts(lengths: tuple[int, ...] = PROMPT_TOKENS) -> tuple[torch.Tensor, tor
     for row, length in enumerate(lengths):
         mask[row, width - length :] = 1
     return ids.masked_fill(mask == 0, tiny_families.PAD), mask
+
+
+def given_back(model: Any, cache: Any) -> dict[str, Any]:
+    """A cache as an argument, under the name that the installed transformers has for it."""
+    names = inspect.signature(model.forward).parameters
+    return {"cache" if "cache" in names else "past_key_values": cache}
 
 
 def generate(

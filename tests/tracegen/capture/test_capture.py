@@ -14,7 +14,7 @@ pytest.importorskip("transformers", "5.0", reason=ENABLE)
 import tiny_families  # noqa: E402 (only once it is known that models can be made)
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from replay_proof import NEW_TOKENS, PROMPT_TOKENS, generate, prompts  # noqa: E402
+from replay_proof import NEW_TOKENS, PROMPT_TOKENS, generate, given_back, prompts  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 import tracegen  # noqa: E402
@@ -176,8 +176,8 @@ def test_a_loop_of_forward_passes_is_followed_by_its_cache(model: Any, out: Path
         for _ in range(NEW_TOKENS - 1):
             token = done.logits[:, -1:].argmax(-1)
             mask = torch.cat([mask, torch.ones_like(token)], dim=1)
-            cache = done.past_key_values
-            done = model(input_ids=token, attention_mask=mask, past_key_values=cache)
+            cache = given_back(model, done.past_key_values)
+            done = model(input_ids=token, attention_mask=mask, **cache)
     assert rows_of(tracegen.load(out)) == EXPECTED
 
 
@@ -190,7 +190,7 @@ def test_a_conversation_goes_on_from_its_cache(model: Any, out: Path) -> None:
         longer = torch.cat([first.sequences, ids[:, :2]], dim=1)
         model.generate(
             input_ids=longer,
-            past_key_values=first.past_key_values,
+            **given_back(model, first.past_key_values),
             max_new_tokens=2,
             min_new_tokens=2,
         )

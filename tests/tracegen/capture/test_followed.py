@@ -15,7 +15,7 @@ pytest.importorskip("transformers", "5.0", reason=ENABLE)
 
 import tiny_families  # noqa: E402 (only once it is known that models can be made)
 import torch  # noqa: E402
-from replay_proof import generate, prompts  # noqa: E402
+from replay_proof import generate, given_back, prompts  # noqa: E402
 from transformers import DataCollatorWithFlattening, LogitsProcessorList  # noqa: E402
 
 import tracegen  # noqa: E402
@@ -124,7 +124,7 @@ def test_conversations_that_take_turns_are_told_apart_by_their_caches(
         for at in range(2):
             for text, one in zip(TEXTS, done, strict=True):
                 next_one = torch.tensor([[text[at]]])
-                model(input_ids=next_one, past_key_values=one.past_key_values)
+                model(input_ids=next_one, **given_back(model, one.past_key_values))
     trace = tracegen.load(tmp_path / "a.h5")
     assert set(routing(trace)) == {tuple(text + text[:2]) for text in TEXTS}
     assert trace.requests.prompt_len is not None
@@ -135,7 +135,7 @@ def test_a_cache_that_was_emptied_begins_new_requests(model: Any, tmp_path: Path
     with tracegen.capture(model, tmp_path / "a.h5", token_ids=True), torch.no_grad():
         cache = model(input_ids=torch.tensor([TEXTS[0]]), use_cache=True).past_key_values
         cache.reset()
-        model(input_ids=torch.tensor([TEXTS[1]]), past_key_values=cache)
+        model(input_ids=torch.tensor([TEXTS[1]]), **given_back(model, cache))
     assert list(routing(tracegen.load(tmp_path / "a.h5"))) == [tuple(t) for t in TEXTS[:2]]
 
 
@@ -219,7 +219,7 @@ def test_a_packed_batch_does_not_go_on_from_its_cache(model: Any, tmp_path: Path
         torch.no_grad(),
     ):
         cache = model(**flattened(), use_cache=True).past_key_values
-        model(input_ids=torch.tensor([[5]]), past_key_values=cache)
+        model(input_ids=torch.tensor([[5]]), **given_back(model, cache))
     assert tracegen.load(recover([tmp_path / "a.h5.partial"])[0]).num_tokens == 12
 
 
