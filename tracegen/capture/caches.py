@@ -7,6 +7,7 @@ at: one whose tensors the pass changed, or that comes out of it with tensors, is
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from typing import Any
 
 TENSORS = 8
 """So many tensors of a cache tell whether it was changed: what changes it changes every layer."""
-DEPTH = 4
-"""Steps from an argument or a result to a cache within it, and from a cache to its tensors."""
+DEPTH = 3
+"""Objects within objects, from an argument or a result to a cache, and from a cache to tensors."""
 ITEMS = 1024
 """Longest sequence that is searched: longer ones are data."""
 PLAIN = (str, bytes, bool, int, float, complex, type(None))
@@ -30,25 +31,24 @@ def find(values: Iterable[Any]) -> list[Any]:
         Arguments of a forward pass, or its results: also within tuples, dictionaries, data
         classes and other objects.
     """
-    found: dict[int, Any] = {}
-    for value in values:
-        for one in _objects(value, DEPTH):
-            found[id(one)] = one
-    return list(found.values())
+    seen: set[int] = set()
+    return [one for value in values for one in _objects(value, DEPTH, seen)]
 
 
-def _objects(value: Any, depth: int) -> Iterator[Any]:
+def _objects(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
     """Objects with attributes of their own within a value, itself included."""
-    if not depth or isinstance(value, PLAIN) or _is_tensor(value) or callable(value):
+    if isinstance(value, PLAIN) or _is_tensor(value) or callable(value) or id(value) in seen:
         return
+    seen.add(id(value))
     if not _is_container(value):
-        if not hasattr(value, "__dict__"):
+        if not depth or not hasattr(value, "__dict__"):
             return
         yield value
         if hasattr(value, "get_seq_length"):
             return  # its layers say no more than it does
+        depth -= 1
     for item in _items(value):
-        yield from _objects(item, depth - 1)
+        yield from _objects(item, depth, seen)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -171,10 +171,10 @@ def _tensors(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
         if hasattr(value, "detach"):
             yield value
         return
-    if not depth or callable(value):
+    if callable(value) or not depth:
         return
     for item in _items(value):
-        yield from _tensors(item, depth - 1, seen)
+        yield from _tensors(item, depth - (not _is_container(value)), seen)
 
 
 @dataclass(frozen=True)
@@ -201,9 +201,16 @@ class CacheLedger:
     """The batch that each cache holds, and the state in which its last pass left it.
 
     Caches are told apart by identity, and forgotten when nobody else holds them.
+
+    Parameters
+    ----------
+    generate
+        Whether it is of one call of generate, which may put its caches into other memory between
+        its passes; there only their length tells that somebody changed them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, generate: bool = False) -> None:
+        self._generate = generate
         self._entries: dict[int, tuple[weakref.ref[Any], CacheState, Any]] = {}
 
     def __bool__(self) -> bool:
@@ -216,16 +223,20 @@ class CacheLedger:
         Parameters
         ----------
         cache
-            Any object that can be referred to weakly.
+            Any object.
         batch
             What it holds the beginning of.
         """
-        key, entries = id(cache), self._entries
+        key, entries, state = id(cache), self._entries, CacheState.of(cache)
+        if not state.tensors:
+            return  # it holds nothing
 
         def forget(_gone: weakref.ref[Any]) -> None:
             entries.pop(key, None)
 
-        entries[key] = (weakref.ref(cache, forget), CacheState.of(cache), batch)
+        # What cannot be referred to cannot be known again; a cache within it can.
+        with contextlib.suppress(TypeError):
+            entries[key] = (weakref.ref(cache, forget), state, batch)
 
     def handed(self, cache: Any) -> Handed:
         """An object as a pass is given it, with the batch that it holds if nobody changed it.
@@ -237,5 +248,8 @@ class CacheLedger:
         """
         state = CacheState.of(cache)
         entry = self._entries.get(id(cache))
-        known = entry is not None and entry[0]() is cache and entry[1].equals(state)
-        return Handed(cache, state, entry[2] if entry is not None and known else None)
+        if entry is None or entry[0]() is not cache:
+            return Handed(cache, state, None)
+        left = entry[1]
+        same = left.length == state.length if self._generate else left.equals(state)
+        return Handed(cache, state, entry[2] if same else None)

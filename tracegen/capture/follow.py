@@ -108,7 +108,7 @@ class Follower:
         if here.call is not None:
             msg = "generate was called within generate: whose rows those are is not known"
             raise UserError(msg)
-        here.call, here.batch, here.ledger = call, None, CacheLedger()
+        here.call, here.batch, here.ledger = call, None, CacheLedger(generate=True)
 
     def end_generate(self) -> None:
         """The call is over; what follows is a batch of its own."""
@@ -184,11 +184,10 @@ class Follower:
             If it went on from a cache of which it is not known what it held.
         """
         filled = [one for one in done.handed if one.batch is not None or one.changed()]
-        returned = [one for one in caches.find([output]) if caches.CacheState.of(one).tensors]
-        ids = {id(one) for one in returned}
+        found = caches.find([*(one.cache for one in filled), output])
         told = any(one.tells for one in done.handed)
         for one in done.handed:
-            if not told and one.state.tensors and (one in filled or id(one.cache) in ids):
+            if not told and one.state.tensors and any(one.cache is cache for cache in found):
                 msg = (
                     f"the {type(one.cache).__name__} that the pass was given holds something, and "
                     f"does not say how many tokens, or was changed since the last pass {TRIED}"
@@ -196,7 +195,7 @@ class Follower:
                 raise UserError(msg)
         ledger = self._of_caches()
         with self._lock:
-            for cache in [*(one.cache for one in filled), *returned]:
+            for cache in found:
                 ledger.write(cache, done.batch)
 
     def _handed(self, given: dict[str, Any], size: int) -> list[Handed]:

@@ -20,8 +20,23 @@ SPECULATIVE = (
     "prompt_lookup_num_tokens",
     "assistant_early_exit",
     "use_mtp",
+    "speculation_type",
 )
 """Arguments of generate that make it check proposed tokens and reject some."""
+OTHERWISE = {
+    "penalty_alpha": "contrastive search runs the model on several candidates for each token",
+    "dola_layers": "its code is on the Hub, and not known here",
+    "constraints": "constrained decoding is a beam search",
+    "force_words_ids": "constrained decoding is a beam search",
+    "token_healing": "it generates the last token of each prompt again, one prompt after another",
+}
+"""Arguments of generate with which it runs the model otherwise than step by step, and how."""
+CONTINUOUS = (
+    "generate_batch",
+    "init_continuous_batching",
+    "continuous_batching_context_manager",
+)
+"""Methods of a model that batch requests as they come."""
 
 
 @dataclass
@@ -45,7 +60,10 @@ class Call:
         mask_columns
             Width of the attention mask of the first pass, None if there is none.
         """
-        # With a cache, a prompt is given whole, or only what is new under a whole mask.
+        # With a cache, a prompt is given whole, or only what is new under a whole mask; generate
+        # may leave a mask out that hides nothing.
+        if self.mask is not None:
+            mask_columns = int(self.mask.shape[1])
         given_whole = self.width > past and mask_columns in (None, self.width)
         return self.width if given_whole else past + self.width
 
@@ -96,13 +114,15 @@ def to_host(tensors: list[Any]) -> list[Array]:
     return [to_numpy(tensor) for tensor in tensors]
 
 
-def arguments(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a forward pass by name, as far as names are known.
+def arguments(
+    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Arguments of a call by name; those at places without a name by their number.
 
     Parameters
     ----------
-    module
-        Whose forward is called.
+    method
+        Bound method that is called.
     args, kwargs
         As given.
     """
@@ -110,9 +130,10 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
         return kwargs
     names = [
         name
-        for name, p in inspect.signature(module.forward).parameters.items()
+        for name, p in inspect.signature(method).parameters.items()
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
+    names += [f"argument {place + 1}" for place in range(len(names), len(args))]
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
@@ -167,11 +188,14 @@ def describe_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     UserError
         If it is one that cannot be recorded faithfully.
     """
-    config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
+    given = arguments(model.generate, args, kwargs)
+    configs = [given.get("generation_config"), getattr(model, "generation_config", None)]
 
     def setting(name: str) -> Any:
-        value = kwargs.get(name)
-        return getattr(config, name, None) if value is None else value
+        if name in given:
+            return given[name]  # None, too: it switches off what the configuration says
+        stated = (getattr(config, name, None) for config in configs)
+        return next((value for value in stated if value is not None), None)
 
     if (setting("num_beams") or 1) > 1:
         msg = (
@@ -183,6 +207,10 @@ def describe_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if setting(name):
             msg = f"{name} is set: speculative decoding routes tokens that are then rejected"
             raise UserError(msg)
+    for name, why in OTHERWISE.items():
+        if setting(name):
+            msg = f"{name} is set: {why}; capture without it"
+            raise UserError(msg)
     if (setting("guidance_scale") or 1) != 1:
         msg = (
             f"guidance_scale={setting('guidance_scale')}: classifier-free guidance runs the model "
@@ -191,15 +219,15 @@ def describe_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         raise UserError(msg)
     inputs = next(
         (
-            kwargs[name]
+            given[name]
             for name in ("inputs_embeds", "input_ids", "inputs")
-            if kwargs.get(name) is not None
+            if given.get(name) is not None
         ),
-        args[0] if args else None,
+        None,
     )
-    mask = kwargs.get("attention_mask")
+    mask = given.get("attention_mask")
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        inputs, mask = kwargs.get("decoder_input_ids"), kwargs.get("decoder_attention_mask")
+        inputs, mask = given.get("decoder_input_ids"), given.get("decoder_attention_mask")
     eos, pad = _ids(setting("eos_token_id")), _ids(setting("pad_token_id"))
     if mask is None and inputs is not None and inputs.ndim == 2 and pad and not set(pad) & set(eos):
         real = inputs != pad[0]
@@ -257,22 +285,26 @@ def watch(model: Any, watcher: Watcher) -> None:
     def watched(*args: Any, **kwargs: Any) -> Any:
         call = describe_call(model, args, kwargs)
         now = list(told)
-        for one in now:
-            one.begin(call)
         try:
+            for one in now:
+                one.begin(call)
             return generate(*args, **kwargs)
         finally:
             for one in now:
                 one.end()
 
-    def refused(*_args: Any, **_kwargs: Any) -> Any:
-        msg = "generate_batch packs sequences into one row, which cannot be taken apart"
-        raise UserError(msg)
+    def refused(name: str) -> Callable[..., Any]:
+        def method(*_args: Any, **_kwargs: Any) -> Any:
+            msg = f"{name} packs sequences into one row, which cannot be taken apart"
+            raise UserError(msg)
+
+        return method
 
     # On the instance, so that other models of the class are not touched.
     model.__dict__["generate"] = watched
-    if hasattr(model, "generate_batch"):
-        model.__dict__["generate_batch"] = refused
+    for name in CONTINUOUS:
+        if hasattr(model, name):
+            model.__dict__[name] = refused(name)
 
 
 def unwatch(model: Any, watcher: Watcher) -> None:
@@ -288,6 +320,6 @@ def unwatch(model: Any, watcher: Watcher) -> None:
         if watcher in told:
             told.remove(watcher)
             if not told:
-                model.__dict__.pop("generate", None)
-                model.__dict__.pop("generate_batch", None)
+                for name in ("generate", *CONTINUOUS):
+                    model.__dict__.pop(name, None)
                 del _watchers[model]

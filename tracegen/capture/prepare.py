@@ -74,8 +74,8 @@ def prepare(model: Any, fallback: str | None) -> Watched:
         sites = find_sites(model)
     if not sites:
         msg = (
-            f"{kind} has no module whose routing can be seen: no '*Experts' that receives ids and "
-            "weights, no router that is known; is it a Mixture-of-Experts model?"
+            f"{kind} has no module whose routing can be seen: no experts that receive ids and weights, "
+            "no router that is known; is it a Mixture-of-Experts model?"
         )
         raise UserError(msg)
     stacks, outside = find_stacks(model, sites)

@@ -283,7 +283,7 @@ class CaptureSession:
         """Open a step; one that this thread has open was left by an error in its forward."""
         import torch
 
-        given = generation.arguments(module, args, kwargs)
+        given = generation.arguments(module.forward, args, kwargs)
         training = bool(module.training) and torch.is_grad_enabled()
         with self._lock:
             if self._here.open is not None:

@@ -94,8 +94,6 @@ def layer_number(name: str) -> int | None:
 
 def _experts(name: str, module: nn.Module) -> Site | None:
     """Site of an experts module that receives ids and weights, else None."""
-    if not type(module).__name__.endswith("Experts"):
-        return None
     parameters = list(inspect.signature(type(module).forward).parameters)[1:]
     ids = next((n for n in ID_NAMES if n in parameters), None)
     weights = next((n for n in WEIGHT_NAMES if n in parameters), None)

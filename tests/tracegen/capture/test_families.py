@@ -38,6 +38,10 @@ REFUSED = {
         "both claim to be layer",
         "text and pictures have experts of their own in one layer, and a trace has one routing",
     ),
+    "inkling2_loop_text": (
+        "ran twice in one forward pass",
+        "a token passes some of its layers several times, and a trace has one routing of a layer",
+    ),
 }
 """Model type to the message of its refusal, and why."""
 ELSEWHERE = {
@@ -81,9 +85,10 @@ SET = {
 """What a default leaves out without which the class makes no model, or none with experts."""
 INTRODUCTION = f"""# Model families that capture is proven for
 
-Written by the test run (`{REWRITE}=1 pytest tests/tracegen/capture/test_families.py`), and
-compared with it in every other run, which also fails if the installed transformers has experts in
-a folder that no row is of. Each row is a tiny random model: configured, saved, loaded, generated
+Written by the test run (`{REWRITE}=1 pytest tests/tracegen/capture/test_families.py`) with
+transformers 5.24.0, and compared with it in every other run, which also fails if the installed
+transformers has experts in a folder that no row is of. With the lowest version, 5.0.0, one family
+of each kind is tried. Each row is a tiny random model: configured, saved, loaded, generated
 with. Its configuration is the one that the class makes by default, with small numbers and the
 fewest layers that have all kinds; what had to be set besides is in the row.
 
@@ -97,13 +102,13 @@ fewest layers that have all kinds; what had to be set besides is in the row.
 Where the last column says *padding*, the model itself routes some tokens otherwise when it pads on
 the left (the trace holds what was executed); *caching*: also when it generates with a cache. In
 the families whose attention picks tokens by the score of an indexer (`index_topk`: axk2,
-deepseek_v32, dots3_note_text, glm_moe_dsa, glm5_next, hy_v4, mistral_large4) scores below zero are
-cut to zero, and which of several tokens with equal scores is picked depends on the shape of the
-pass. With 16 heads, the fewest that a class has by default, no such tie happened in eight random
+deepseek_v32, dots3_note_text, glm_moe_dsa, glm5_next, hy_v4, hy_v4_vl, mistral_large4) scores below
+zero are cut to zero, and which of several tokens with equal scores is picked depends on the shape
+of the pass. With 16 heads, the fewest that a class has by default, no such tie happened in eight random
 batches of axk2, glm_moe_dsa and hy_v4; with one or two heads, padding and caching change up to a
 quarter of the rows.
 
-A model type that is not listed is captured all the same if its experts module receives ids and
+A model type that is not listed is captured all the same if a module of it receives ids and
 weights: sites are found by signature, not by this list.
 
 | model type | read from | verdict | set besides sizes | differs with |

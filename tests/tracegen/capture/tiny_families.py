@@ -26,7 +26,10 @@ VOCAB = 64
 PAD, EOS = 1, 2
 MAX_LAYERS = 12
 
-TOKENS = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 3, "vocab_size": VOCAB}
+TOKENS = {
+    **{"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 3},
+    **{"vocab_size": VOCAB, "unpadded_vocab_size": VOCAB},
+}
 """Set wherever they are known, whatever the default is."""
 
 SIZES: dict[str, int] = {
@@ -186,6 +189,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": 3, "head_dim": 8},
     "hy_v3": {},
     "hy_v4": {},
+    "hy_v4_vl": {"text_config": {"rope_parameters": {"mrope_section": [2, 1, 1]}}},
+    "inkling2_loop_text": {
+        "n_layers_per_attn_res_block": 2,
+        "loop_layer_index_start": 2,
+        "loop_layer_index_end": 4,
+    },
     "inkling2_text": {},
     "inkling_text": {},
     "jamba": {"num_hidden_layers": 5, "mamba_dt_rank": 4},
@@ -193,6 +202,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "kimi_linear": LATENT,
     "kolibri1": {},
     "laguna": {},
+    "lara_mini": {},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     "llama4_text": {},
     "longcat_flash": {
