@@ -3,7 +3,8 @@
 # and without the JIT.
 # Usage: bash scripts/check.sh [full|capture|lowest]
 #   full     adds the extended tier (long runs, and all cases where the default tier has one of each kind)
-#   capture  installs torch and transformers first; without them the tests of capture are skipped
+#   capture  installs torch and transformers first; without them the tests of capture are skipped;
+#            and runs these tests with the lowest transformers too
 #   lowest   nothing but tests (not of schemes) with the lowest versions that pyproject.toml allows, and that
 #            results are the same bytes with them
 set -euo pipefail
@@ -58,6 +59,29 @@ prepare_lowest() {
     NUMBA_CACHE_DIR="$root/.venv-lowest/numba" .venv-lowest/bin/python -c "$compile"
 }
 
+# Installs the lowest transformers, with what it needs, into a folder beside the present one.
+prepare_lowest_capture() {
+    local wanted stamp=.venv-lowest-capture/.moereplay-installed
+    if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
+        rm -rf .venv-lowest-capture
+        wanted=$(python -c 'import tomllib
+extra = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["capture"]
+print(next(line for line in extra if line.startswith("transformers")))')
+        uv pip install --quiet --python .venv/bin/python --resolution lowest-direct \
+            --target .venv-lowest-capture "$wanted"
+        touch "$stamp"
+    fi
+}
+
+# torch, the project and the tests' tools are those of .venv: only transformers is another.
+lowest_capture() {
+    echo "== tests of capture, lowest transformers"
+    local folder=$root/.venv-lowest-capture
+    PYTHONPATH=$folder python -c "import sys, transformers
+sys.exit(not transformers.__file__.startswith('$folder'))"
+    PYTHONPATH=$folder CI=true python -m pytest -q -n 2 --dist worksteal tests/tracegen/capture
+}
+
 lowest() {
     echo "== tests, lowest versions"
     # Without CI, which demands torch: the tests of capture ran above, and are skipped here.
@@ -96,7 +120,9 @@ if [ "${1:-}" = lowest ]; then
 fi
 
 # In CI nothing may be skipped. torch comes first: the build named here needs no GPU where CI runs.
-if [ -n "${CI:-}" ] || [ "${1:-}" = capture ]; then
+with_capture=${CI:-}
+[ "${1:-}" != capture ] || with_capture=true
+if [ -n "$with_capture" ]; then
     python -c "import torch, transformers, pyarrow" 2>/dev/null || {
         echo "Installing torch and transformers into .venv ..."
         pip_install "torch==2.13.0"
@@ -118,6 +144,9 @@ fi
     if [ -n "${CI:-}" ]; then
         prepare_lowest
     fi
+    if [ -n "$with_capture" ]; then
+        prepare_lowest_capture
+    fi
 ) &
 ready=$!
 echo "== format";     ruff format --check .
@@ -137,6 +166,9 @@ echo "== tests";      pytest -q -n 2 --dist worksteal
 echo "== tests, JIT off"
 NUMBA_DISABLE_JIT=1 pytest -q -n 2 --dist worksteal tests/replay/graph \
     --ignore-glob "tests/replay/graph/test_export_*" --ignore tests/replay/graph/test_kernel_cache.py
+if [ -n "$with_capture" ]; then
+    lowest_capture
+fi
 if [ "${1:-}" = full ]; then
     echo "== extended tier"; pytest -q -n 2 -m extended
 fi

@@ -153,7 +153,7 @@ class Follower:
         known = self._goes_on(held, handed)
         from_start = False
         if known is None:
-            known = self._begun_here(size, mask, past)
+            known = self._begun_here(size, columns, mask, past)
         elif held is None:  # in generate, without a cache
             from_start = self._computed_again(known, columns)
         first = 0 if from_start else known.columns
@@ -265,14 +265,13 @@ class Follower:
             raise UserError(msg)
         return here.batch
 
-    def _begun_here(self, size: int, mask: Any, past: int) -> Batch:
+    def _begun_here(self, size: int, columns: int, mask: Any, past: int) -> Batch:
         """The batch that begins with a pass, on a cache that may hold the beginning of it."""
         here = self._here
         prompt: int | None = None
         stops: tuple[int, ...] = ()
         if here.call is not None:
-            wide = int(mask.shape[1]) if getattr(mask, "ndim", 0) == 2 else None
-            prompt, stops = here.call.prompt_columns(past, wide), here.call.stop_ids
+            prompt, stops = here.call.prompt_columns(past, columns), here.call.stop_ids
         encoded, here.encoded = here.encoded, None
         batch = self._new_batch(
             size,

@@ -49,22 +49,24 @@ class Call:
     """Attention mask of the prompts (sequence, column), or None if all is real."""
     stop_ids: tuple[int, ...]
     """Tokens that, once fed after the prompt, say that the sequence had ended."""
+    chunked: bool
+    """Whether prompts may take several passes."""
 
-    def prompt_columns(self, past: int, mask_columns: int | None) -> int:
+    def prompt_columns(self, past: int, columns: int) -> int:
         """Columns of prompt, those in a cache included.
 
         Parameters
         ----------
         past
             Columns the cache holds already.
-        mask_columns
-            Width of the attention mask of the first pass, None if there is none.
+        columns
+            Columns of the first pass.
         """
-        # With a cache, a prompt is given whole, or only what is new under a whole mask; generate
-        # may leave a mask out that hides nothing.
-        if self.mask is not None:
-            mask_columns = int(self.mask.shape[1])
-        given_whole = self.width > past and mask_columns in (None, self.width)
+        if not self.chunked:
+            return past + columns
+        # With a cache, a prompt is given whole, or only what is new under a whole mask.
+        known = None if self.mask is None else int(self.mask.shape[1])
+        given_whole = self.width > past and known in (None, self.width)
         return self.width if given_whole else past + self.width
 
     def mask_part(self, size: int, first: int, columns: int) -> Array | None:
@@ -237,6 +239,7 @@ def describe_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         width=1 if inputs is None else int(inputs.shape[1]),
         mask=mask,
         stop_ids=(*eos, *(pad if others else ())),
+        chunked=bool(setting("prefill_chunk_size")),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +14,12 @@ if TYPE_CHECKING:
 
 MIN_TRANSFORMERS = 5
 """Major version from which experts modules receive ids and weights as arguments."""
-NEWEST = "5.24.0"
-"""Version of transformers up to which capture was tried."""
-TRIED = f"(tried with transformers {MIN_TRANSFORMERS}.0 to {NEWEST})"
+NEWEST = (5, 24)
+"""Release of transformers up to which capture was tried."""
+_RANGE = f"{MIN_TRANSFORMERS}.0 to {NEWEST[0]}.{NEWEST[1]}"
+TRIED = f"(tried with transformers {_RANGE})"
 """End of the messages on what cannot be told apart."""
+_log = logging.getLogger(__name__)
 INSTALL = "pip install 'moereplay[capture]'"
 
 
@@ -47,7 +51,7 @@ def prepare(model: Any, fallback: str | None) -> Watched:
         If torch or transformers are missing or too old, this is no model, or it has no
         routing that can be seen.
     """
-    major, version = require_transformers()
+    version = require_transformers()
     from tracegen.capture.sites import find_sites, find_stacks, is_torch_module
 
     if fallback not in (None, "gate-logits"):
@@ -57,13 +61,15 @@ def prepare(model: Any, fallback: str | None) -> Watched:
         raise UserError(msg)
     model = _unwrap(model)
     kind = type(model).__name__
-    notes = ""
+    notes = note_on_version(version)
+    if notes:
+        _log.warning("%s", notes)
     if fallback is not None:
         from tracegen.capture.fallback import find_gates
 
         sites = find_gates(model)
-        notes = f"Expert ids were derived from gate modules (transformers {version})."
-    elif major < MIN_TRANSFORMERS:
+        notes += f" Expert ids were derived from gate modules (transformers {version})."
+    elif release(version)[0] < MIN_TRANSFORMERS:
         msg = (
             f"transformers {version} is installed, capture needs {MIN_TRANSFORMERS} or newer, "
             "where experts receive their ids; fallback='gate-logits' derives them from the gates "
@@ -74,8 +80,8 @@ def prepare(model: Any, fallback: str | None) -> Watched:
         sites = find_sites(model)
     if not sites:
         msg = (
-            f"{kind} has no module whose routing can be seen: no experts that receive ids and weights, "
-            "no router that is known; is it a Mixture-of-Experts model?"
+            f"{kind} has no module whose routing can be seen: no experts that receive ids and "
+            "weights, no router that is known; is it a Mixture-of-Experts model?"
         )
         raise UserError(msg)
     stacks, outside = find_stacks(model, sites)
@@ -87,8 +93,8 @@ def prepare(model: Any, fallback: str | None) -> Watched:
     return Watched(model, stacks, ordered, notes.strip())
 
 
-def require_transformers() -> tuple[int, str]:
-    """Major version and version of transformers.
+def require_transformers() -> str:
+    """Version of transformers.
 
     Raises
     ------
@@ -101,8 +107,43 @@ def require_transformers() -> tuple[int, str]:
     except ImportError as error:
         msg = f"capture needs torch and transformers ({error}): {INSTALL}"
         raise UserError(msg) from error
-    version = transformers.__version__
-    return int(version.split(".")[0]), version
+    return str(transformers.__version__)
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Release of a version, as two numbers.
+
+    Parameters
+    ----------
+    version
+        Such as ``5.24.0`` or ``5.25.0.dev0``.
+
+    Examples
+    --------
+    >>> release("5.24.0") < release("5.100.0.dev0")
+    True
+    """
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def note_on_version(version: str) -> str:
+    """Sentence on a transformers that nobody has tried capture with, or nothing.
+
+    Parameters
+    ----------
+    version
+        Of transformers.
+
+    Examples
+    --------
+    >>> note_on_version("5.25.1")
+    'transformers 5.25.1 is newer than what capture was tried with (5.0 to 5.24).'
+    >>> note_on_version("5.24.2")
+    ''
+    """
+    if release(version) <= NEWEST:
+        return ""
+    return f"transformers {version} is newer than what capture was tried with ({_RANGE})."
 
 
 def _unwrap(model: Any) -> Any:

@@ -14,14 +14,18 @@ from typing import Any
 import numpy as np
 import tiny_families
 import torch
+import transformers
 
 import tracegen
+from tracegen.capture.prepare import NEWEST, release
 from tracegen.capture.sites import Site, find_sites, find_stacks
 from tracegen.trace.tables import ENCODER
 
 PROMPT_TOKENS = (4, 7, 6)
 """Real tokens of the three prompts, padded on the left to the longest."""
 NEW_TOKENS = 4
+OLDER = release(transformers.__version__) < NEWEST
+"""Whether transformers is an earlier one than what tables and tiny configurations are made for."""
 UNEVEN_TOKENS = (3, 12, 7)
 """Prompts of which one is mostly padding, and all but one reach beyond a sparse attention."""
 

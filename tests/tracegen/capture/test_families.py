@@ -14,7 +14,7 @@ pytest.importorskip("transformers", "5.0", reason=ENABLE)
 
 import tiny_families  # noqa: E402 (only once it is known that models can be made)
 import transformers  # noqa: E402
-from replay_proof import PROMPT_TOKENS, Proof, forward_inputs, prove  # noqa: E402
+from replay_proof import OLDER, PROMPT_TOKENS, Proof, forward_inputs, prove  # noqa: E402
 from transformers import AutoConfig  # noqa: E402
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
 
@@ -104,9 +104,9 @@ the left (the trace holds what was executed); *caching*: also when it generates 
 the families whose attention picks tokens by the score of an indexer (`index_topk`: axk2,
 deepseek_v32, dots3_note_text, glm_moe_dsa, glm5_next, hy_v4, hy_v4_vl, mistral_large4) scores below
 zero are cut to zero, and which of several tokens with equal scores is picked depends on the shape
-of the pass. With 16 heads, the fewest that a class has by default, no such tie happened in eight random
-batches of axk2, glm_moe_dsa and hy_v4; with one or two heads, padding and caching change up to a
-quarter of the rows.
+of the pass. With 16 heads, the fewest that a class has by default, no such tie happened in eight
+random batches of axk2, glm_moe_dsa and hy_v4; with one or two heads, padding and caching change up
+to a quarter of the rows.
 
 A model type that is not listed is captured all the same if a module of it receives ids and
 weights: sites are found by signature, not by this list.
@@ -175,7 +175,8 @@ def test_the_captured_routing_is_what_the_model_executed(model_type: str, folder
     if not math.isnan(proof.cached_equals_whole):
         assert proof.cached_equals_whole >= ROUNDED_OTHERWISE.get(model_type, 1.0)
         assert proof.padded_equals_whole >= PADDING_MATTERS.get(model_type, 1.0)
-    assert REWRITE in os.environ or row(model_type, proof) in TABLE.read_text("utf-8").splitlines()
+    if REWRITE not in os.environ and not OLDER:  # where classes have other names
+        assert row(model_type, proof) in TABLE.read_text("utf-8").splitlines()
 
 
 @pytest.mark.parametrize("model_type", sorted(REFUSED))
@@ -190,6 +191,7 @@ def test_a_family_that_cannot_be_captured_says_so(model_type: str, tmp_path: Pat
         model(**forward_inputs(model))
 
 
+@pytest.mark.skipif(OLDER, reason="tiny configurations are made for the newest transformers")
 @pytest.mark.parametrize("model_type", sorted(tiny_families.FAMILIES))
 def test_a_tiny_configuration_has_all_that_is_special_about_the_default(model_type: str) -> None:
     if model_type not in CONFIG_MAPPING:
@@ -202,6 +204,7 @@ def test_a_tiny_configuration_has_all_that_is_special_about_the_default(model_ty
         assert SET[model_type] <= set(found)
 
 
+@pytest.mark.skipif(OLDER, reason="the table is of the newest transformers")
 def test_no_experts_of_the_installed_transformers_are_missing_from_the_table() -> None:
     listed = {*tiny_families.FAMILIES, "nllb-moe"} & {*CONFIG_MAPPING}
     known = {folder_of(model_type) for model_type in listed} | {*ELSEWHERE}

@@ -27,8 +27,11 @@ PAD, EOS = 1, 2
 MAX_LAYERS = 12
 
 TOKENS = {
-    **{"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 3},
-    **{"vocab_size": VOCAB, "unpadded_vocab_size": VOCAB},
+    "pad_token_id": PAD,
+    "eos_token_id": EOS,
+    "bos_token_id": 3,
+    "vocab_size": VOCAB,
+    "unpadded_vocab_size": VOCAB,
 }
 """Set wherever they are known, whatever the default is."""
 
@@ -378,8 +381,14 @@ def tiny_model(model_type: str, folder: Path | None = None) -> Any:
     """A random model in evaluation mode, through a saved checkpoint if a folder is given."""
     torch.manual_seed(0)
     config = copy.deepcopy(tiny_config(model_type))
-    if model_type == "dbrx":  # transformers 5.23 reads it where the class does not define it
+    # transformers reads these where the class does not define them: 5.23, 5.0; and 5.0 wants
+    # kernels for a GPU unless it is told not to.
+    if model_type == "dbrx":
         config.attn_config.rope_theta = 1e4
+    if model_type == "jetmoe":
+        config.pad_token_id = PAD
+    if hasattr(config, "use_mamba_kernels"):
+        config.use_mamba_kernels = False
     maker = class_of(config)
     model = maker._from_config(config)
     spread(model)
