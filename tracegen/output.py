@@ -10,6 +10,7 @@ or what a shell puts for ``>(...)``) is written to as it is, for there is nothin
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import os
 import secrets
@@ -222,6 +223,37 @@ def draft_of(path: str | Path) -> Iterator[Path]:
                 draft.replace(target)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def set_aside(draft: Path, room: int) -> None:
+    """Have the file system keep room for a file, or refuse it while nothing has been written.
+
+    HDF5 does not survive a full disk: what it could not write it tries again when it closes the
+    file, and when the process ends, with messages of its own and at last an access to memory that
+    it has freed. Nor does a process whose memory is mapped to a file.
+
+    Parameters
+    ----------
+    draft
+        File that is there.
+    room
+        Bytes.
+
+    Raises
+    ------
+    OSError
+        If there is less room.
+    """
+    if not hasattr(os, "posix_fallocate"):
+        return
+    with draft.open("r+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, room)
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
+                return  # a file system that keeps no room
+            text = f"{error.strerror}: up to {room / 1e6:,.1f} MB are written"
+            raise OSError(error.errno, text) from error
 
 
 def _is_there(path: Path) -> bool:

@@ -3,6 +3,7 @@
 SERVING.md says what was tried with vLLM's own classes.
 """
 
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tracegen
 from tracegen.importers import read
 from tracegen.serving import vllm
 from tracegen.serving.record import Recorder
@@ -172,24 +172,115 @@ def test_a_layer_that_does_not_run_has_no_rows_of_the_pass_before(
     np.testing.assert_array_equal(trace.layer_ids(1), ids[:, 1])
 
 
-def test_a_recording_that_would_go_wrong_is_refused(runner_class: Any, tmp_path: Path) -> None:
+def test_a_recording_that_would_go_wrong_is_logged_and_the_engine_serves(
+    runner_class: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     vllm.attach(runner_class, tmp_path)
-    with pytest.raises(tracegen.UserError, match="vLLM returns routed experts itself"):
-        runner_class(0, [0], enable_return_routed_experts=True).load_model()
+    passed = batch(routing(2, 0), {"a": (0, 2, 2)}, None)
+
+    def serve(**aux: bool) -> str:
+        caplog.clear()
+        runner = runner_class(0, [0], **aux)
+        runner.load_model()
+        if not hasattr(runner, "model") or runner.model[0] is None:
+            runner.model = {0: lambda _ids: None}
+        assert runner.execute_model(passed) == "done"
+        return caplog.text
+
+    assert "vLLM returns routed experts itself" in serve(enable_return_routed_experts=True)
     (tmp_path / "rank0-00000.npz").touch()
-    with pytest.raises(tracegen.UserError, match="holds a recording of rank 0 already"):
-        runner_class(0, [0]).load_model()
+    assert "holds a recording of rank 0 already" in serve()
+    (tmp_path / "rank0-00000.npz").unlink()
+    tmp_path.rmdir()
+    tmp_path.write_text("no folder")
+    assert "nothing more is recorded: cannot write" in serve()
+    tmp_path.unlink()
+    passed.query_start_loc_np = "what a later vLLM has"
+    text = serve()
+    assert "nothing more is recorded" in text
+    assert "Traceback" in text
+    assert caplog.records[-1].levelname == "ERROR"
 
 
 def test_the_plug_in_does_nothing_unless_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv(vllm.FOLDER, raising=False)
     vllm.register()
+    assert not caplog.records
     monkeypatch.setenv(vllm.FOLDER, str(tmp_path))
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(tracegen.UserError, match="needs a vLLM with RoutedExpertsCapturer"):
-        vllm.register()
+    vllm.register()
+    assert "nothing is recorded: recording needs a vLLM with RoutedExperts" in caplog.text
+
+
+def add(recorder: Recorder, rows: int, layer: int = 0) -> None:
+    columns = {"position": np.arange(rows)}
+    recorder.add((layer,), routing(rows, 0)[:, :1], ["x"], np.array([rows]), columns)
+
+
+def spoiled(folder: Path) -> Callable[[], None]:
+    """A folder whose place something else has taken; returns what makes it good again."""
+    folder.rmdir()
+    folder.write_text("no folder")
+    return folder.unlink
+
+
+def removed(folder: Path) -> Callable[[], None]:
+    folder.rmdir()
+    return lambda: None
+
+
+def full(_folder: Path) -> Callable[[], None]:
+    """As a full disk: a write fails in the middle of a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("spoil", [spoiled, removed, full])
+def test_rows_wait_while_nothing_can_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], Callable[[], None]]
+) -> None:
+    folder = tmp_path / "recording"
+    recorder = Recorder(folder, 0)
+    repair = spoil(folder)
+    try:
+        for layer in (0, 0, 1):  # another layer begins another file
+            add(recorder, 3, layer)
+            recorder.flush()
+    finally:
+        repair()
+    recorder.flush()
+    names = [path.name for path in sorted(folder.iterdir())]
+    assert names == [f"rank0-{number:05}.npz" for number in range(3)]
+    steps = [np.load(path)["step"].tolist() for path in sorted(folder.iterdir())]
+    assert steps == [[0] * 3, [1] * 3, [2] * 3]
+    assert recorder.lost == 0
+    said = [record.getMessage() for record in caplog.records]
+    if spoil is not removed:  # a folder that is gone is made anew
+        assert said[0].startswith("the recording waits: ")
+        assert said[1:] == ["the recording goes on; 0 rows were lost"]
+
+
+def test_what_does_not_fit_is_counted_and_the_recording_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tracegen.serving.record.HELD_BYTES", 300)
+    folder = tmp_path / "recording"
+    recorder = Recorder(folder, 0)
+    repair = spoiled(folder)
+    for _ in range(5):
+        add(recorder, 3)
+        recorder.flush()
+    assert recorder.lost == 9
+    repair()
+    add(recorder, 3)
+    recorder.flush()
+    assert [np.load(path)["step"][0] for path in sorted(folder.iterdir())] == [0, 1, 5]
+    assert "the recording goes on; 9 rows were lost" in caplog.text
+    recorder.close()
+    assert "rank 0: 9 rows were not recorded" in caplog.text
 
 
 def test_files_are_written_as_rows_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

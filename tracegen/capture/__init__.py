@@ -10,11 +10,11 @@ so that ``tracegen.capture(model, path)`` works; import everything else with
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from tracegen.capture.session import CaptureSession
 
@@ -106,14 +106,17 @@ def capture(
 
 
 def recover(
-    journals: Sequence[str | Path], out: str | Path | None = None, *, overwrite: bool = False
+    journals: str | Path | Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    overwrite: bool = False,
 ) -> tuple[Path, str]:
     """Make a trace of what a killed capture left behind.
 
     Parameters
     ----------
     journals
-        The ``.partial`` file, or those of all ranks.
+        The ``.partial`` file, or those of all ranks, one each.
     out
         Trace file to write; None for the name the capture would have used.
     overwrite
@@ -130,4 +133,6 @@ def recover(
     """
     from tracegen.capture.finish import recover as finish
 
+    if isinstance(journals, str | Path):
+        journals = [journals]
     return finish(journals, out, overwrite=overwrite)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tracegen import output
 from tracegen.errors import UserError
 from tracegen.file.journal import SUFFIX, Journal, open_journal
 from tracegen.models import ModelShape
@@ -59,6 +60,10 @@ def recover(
     opened = sorted((open_journal(path) for path in journals), key=lambda j: int(j.head["rank"]))
     if not opened:
         msg = "no journal was given"
+        raise UserError(msg)
+    ranks = [journal.head["rank"] for journal in opened]
+    if len(set(ranks)) < len(ranks):
+        msg = f"two journals are of the same rank: {', '.join(str(j.path) for j in opened)}"
         raise UserError(msg)
     target = Path(out) if out is not None else default_target(opened[0].path)
     return target, finish(opened, target, overwrite=overwrite)
@@ -107,6 +112,10 @@ def finish(journals: list[Journal], target: Path, *, overwrite: bool) -> str:
     """
     from tracegen.file.writer import write
 
+    if output.replaces(target) and not overwrite:
+        msg = f"{target} exists; overwrite=True replaces it"
+        raise UserError(msg)
+    output.check(target)
     first = journals[0]
     for journal in journals[1:]:
         if journal.layout != first.layout or journal.head["session"] != first.head["session"]:
@@ -117,10 +126,15 @@ def finish(journals: list[Journal], target: Path, *, overwrite: bool) -> str:
         msg = f"{first.path}: no rows were captured"
         raise UserError(msg)
     journals, replicas = _without_replicas(journals)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name[:40]}.", dir=target.parent) as folder:
-        trace = _assemble(journals, Path(folder), replicas)
-        digest = write(trace, target, overwrite=overwrite)
-        del trace  # the mapped files must be closed before they are removed
+    prefix = f".{target.name[:40]}."
+    try:
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as folder:
+            trace = _assemble(journals, Path(folder), replicas)
+            digest = write(trace, target, overwrite=overwrite)
+            del trace  # the mapped files must be closed before they are removed
+    except OSError as error:
+        msg = f"cannot write {target}: {error.strerror or error}"
+        raise UserError(msg) from error
     return digest
 
 
@@ -191,7 +205,9 @@ def _assemble(journals: list[Journal], folder: Path, replicas: int) -> RoutingTr
 
 def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     """An array of zeros in a new file."""
-    return np.memmap(path, dtype, "w+", shape=shape)
+    path.touch()
+    output.set_aside(path, math.prod(shape) * dtype.itemsize)
+    return np.memmap(path, dtype, "r+" if path.stat().st_size else "w+", shape=shape)
 
 
 def _small_columns(journals: list[Journal]) -> tuple[dict[str, Array], Array, Array]:

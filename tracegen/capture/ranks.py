@@ -61,6 +61,29 @@ def journal_path(target: Path, rank: int, size: int) -> Path:
     return target.with_name(f"{target.name}{middle}{SUFFIX}")
 
 
+def refuse_remains(journal: Path, option: str) -> None:
+    """Refuse to write where a killed capture has left its journal.
+
+    Parameters
+    ----------
+    journal
+        Path that is to be written.
+    option
+        By which overwriting is asked for.
+
+    Raises
+    ------
+    UserError
+        If something is there.
+    """
+    if journal.exists():
+        msg = (
+            f"{journal} is what a killed capture left; `moereplay trace recover {journal}` makes "
+            f"a trace of it, {option} throws it away"
+        )
+        raise UserError(msg)
+
+
 def wait_for_all(target: Path, here: World, wait_s: float = WAIT_S) -> list[Journal]:
     """Journals of all ranks, once each is complete. Called on rank 0.
 

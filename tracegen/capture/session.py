@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tracegen import output
 from tracegen.capture import finish, generation, header, ranks
 from tracegen.capture.follow import Follower, Pass
 from tracegen.capture.prepare import prepare
@@ -142,20 +143,14 @@ class CaptureSession:
 
     def _check_files(self) -> None:
         """Refuse a trace or a journal that must not be written."""
-        if not self.path.absolute().parent.is_dir():
-            msg = f"{self.path}: the folder {self.path.absolute().parent} does not exist"
+        if output.replaces(self.path) and not self._options.overwrite:
+            msg = f"{self.path} exists; overwrite=True replaces it"
             raise UserError(msg)
-        if self.path.exists() and not self._options.overwrite:
-            msg = f"{self.path} exists; overwriting must be asked for"
-            raise UserError(msg)
+        output.check(self.path)
         self._world = ranks.world()
         journal = self._journal_path()
-        if journal.exists() and not self._options.overwrite:
-            msg = (
-                f"{journal} is what a killed capture left; `moereplay trace recover` makes a "
-                "trace of it, overwriting it must be asked for"
-            )
-            raise UserError(msg)
+        if not self._options.overwrite:
+            ranks.refuse_remains(journal, "overwrite=True")
         journal.unlink(missing_ok=True)
 
     def _release(self) -> None:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracegen import regular, screen
+from tracegen.capture.ranks import journal_path, refuse_remains
 from tracegen.cli.common import refuse_existing, user_errors
 from tracegen.cli.outputs import file_option
 from tracegen.errors import UserError
+from tracegen.file.journal import is_journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +53,8 @@ def capture(
     """Run a Hugging Face model on prompts and record its routing."""
     with user_errors(), _notes_of_a_stop():
         refuse_existing(out, force)
+        if not force:
+            refuse_remains(journal_path(out, 0, 1), "--force")
         asked = read_prompts(prompts)[:limit]
         with contextlib.redirect_stderr(screen.terminal(sys.stderr)):  # transformers draws bars
             loaded, tokenizer = _load(model, device, dtype)
@@ -100,6 +104,9 @@ def read_prompts(path: Path) -> list[str | list[dict[str, str]]]:
     UserError
         If it cannot be read, a line has none of them, or there is no prompt.
     """
+    if not regular.exists(path):
+        msg = f"{path}: no such file"
+        raise UserError(msg)
     try:
         lines = regular.read_text(path, MAX_PROMPT_BYTES).splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -198,7 +205,10 @@ def recover(
 ) -> None:
     """Make a trace of what a killed capture left behind."""
     from tracegen.capture import recover as finish
+    from tracegen.capture.finish import default_target
 
     with user_errors():
+        if len(journals) and is_journal(journals[0]):  # what is none is refused as such
+            refuse_existing(default_target(journals[0]) if out is None else out, force)
         path, digest = finish(journals, out, overwrite=force)
     print(f"{path}: recovered, content {digest[:12]}; {', '.join(map(str, journals))} can go")

@@ -220,9 +220,12 @@ def open_journal(path: str | Path) -> Journal:
     Raises
     ------
     UserError
-        If it is no journal, or its header is torn.
+        If it is not there, is no journal, or its header is torn.
     """
     path = Path(path)
+    if not regular.exists(path):
+        msg = f"{path}: no such file"
+        raise UserError(msg)
     if not is_journal(path):
         msg = f"{path}: not the journal of a capture"
         raise UserError(msg)

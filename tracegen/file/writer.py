@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import math
 import os
 from pathlib import Path
@@ -48,7 +47,7 @@ def write(trace: RoutingTrace, path: str | Path, *, overwrite: bool = False) -> 
         If the trace breaks an invariant, or the file cannot be written.
     """
     if output.replaces(path) and not overwrite:
-        msg = f"{path} exists; overwriting must be asked for"
+        msg = f"{path} exists; overwrite=True replaces it"
         raise UserError(msg)
     output.check(path)
     trace.validate()
@@ -63,9 +62,9 @@ def write(trace: RoutingTrace, path: str | Path, *, overwrite: bool = False) -> 
     columns = _columns(trace)
     with output.draft_of(path) as draft:
         room = reserve + _MARGIN_BYTES + sum(_most_bytes(*pair) for pair in columns)
-        _set_aside(draft, room)
+        output.set_aside(draft, room)
         with h5py.File(draft, "w", meta_block_size=reserve) as file:
-            _set_aside(draft, room)  # HDF5 has given back what there was
+            output.set_aside(draft, room)  # HDF5 has given back what there was
             for column, array in columns:
                 _write_column(file, column, array)
             _describe(file, trace)
@@ -73,30 +72,6 @@ def write(trace: RoutingTrace, path: str | Path, *, overwrite: bool = False) -> 
             file.flush()
             os.truncate(draft, file.id.get_filesize())
     return digest
-
-
-def _set_aside(draft: Path, room: int) -> None:
-    """Have the file system keep room for a file, or refuse it while HDF5 has nothing to write.
-
-    HDF5 does not survive a full disk: what it could not write it tries again when it closes the
-    file, and when the process ends, with messages of its own and at last an access to memory that
-    it has freed.
-
-    Raises
-    ------
-    OSError
-        If there is less room.
-    """
-    if not hasattr(os, "posix_fallocate"):
-        return
-    with draft.open("r+b") as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, room)
-        except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
-                return  # a file system that keeps no room
-            text = f"{error.strerror}: up to {room / 1e6:,.1f} MB are written"
-            raise OSError(error.errno, text) from error
 
 
 def _columns(trace: RoutingTrace) -> list[tuple[Column, Array]]:

@@ -1,12 +1,17 @@
-"""Rows of one worker process on their way to files, in the importer's format ``arrays``."""
+"""Rows of one worker process on their way to files, in the importer's format ``arrays``.
+
+A recording never hurts the engine: what cannot be written waits, up to a bound, until it can be,
+and what does not fit is counted and said.
+"""
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +26,16 @@ ROWS_A_FILE = 16_384
 SECONDS_A_FILE = 2.0
 """Time after which a file is written however few rows there are. Engines kill their workers when
 they end: what they lose is what came in this time."""
+HELD_BYTES = 2**26
+"""Rows that wait while nothing can be written; what comes on top is lost."""
+log = logging.getLogger("vllm.moereplay")
 
 
 class Recorder:
     """Collects passes and writes them as ``rank{r}-{n}.npz``, each file under its name when whole.
+
+    While a file cannot be written (a full disk, a folder that is gone or read-only), rows wait in
+    memory, and writing is tried again every :data:`SECONDS_A_FILE`.
 
     Parameters
     ----------
@@ -36,23 +47,28 @@ class Recorder:
     Raises
     ------
     UserError
-        If the folder holds files of this rank already: two recordings would be mixed.
+        If the folder cannot be made, or holds files of this rank already: two recordings would be
+        mixed.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        output.make_folder(folder)
         if next(folder.glob(f"rank{rank}-*.npz"), None) is not None:
             msg = f"{folder} holds a recording of rank {rank} already; give an empty folder"
             raise UserError(msg)
         self.folder, self.rank = folder, rank
         self.passes = self.files = self._rows = 0
+        self.lost = 0
+        """Rows that nothing could be written of."""
         self._requests: dict[str, int] = {}
         self._parts: dict[str, list[Array]] = defaultdict(list)
         self._layers: tuple[int, ...] = ()
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._trouble = ""
         self._lock = threading.RLock()
         # A process that is forked from this one inherits the rows, and must not write them.
         self._process = os.getpid()
-        atexit.register(self.flush)
+        atexit.register(self.close)
         threading.Thread(target=self._flush_now_and_then, daemon=True).start()
 
     def add(
@@ -94,21 +110,61 @@ class Recorder:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what is there to the next file."""
+        """Write what is there to the next files, as far as that is possible."""
         if os.getpid() != self._process:
             return
         with self._lock:
-            if not self._rows:
-                return
-            arrays: dict[str, Any] = {
-                name: np.concatenate(parts) for name, parts in self._parts.items()
-            }
-            arrays |= {"layers": np.array(self._layers), "rank": np.array(self.rank)}
-            with output.opened(self.folder / f"rank{self.rank}-{self.files:05}.npz") as file:
+            self._write_waiting()  # makes room for what has come since
+            if self._rows:
+                arrays: dict[str, Any] = {
+                    name: np.concatenate(parts) for name, parts in self._parts.items()
+                }
+                arrays |= {"layers": np.array(self._layers), "rank": np.array(self.rank)}
+                self._rows = 0
+                self._parts.clear()
+                self._wait(arrays)
+                if not self._trouble:
+                    self._write_waiting()
+
+    def close(self) -> None:
+        """Write the rest, and say what was lost."""
+        self.flush()
+        if os.getpid() != self._process:
+            return
+        waiting = sum(len(arrays["step"]) for arrays in self._waiting)
+        if self.lost or waiting:
+            log.error("rank %d: %d rows were not recorded", self.rank, self.lost + waiting)
+
+    def _wait(self, arrays: dict[str, Any]) -> None:
+        """Put rows behind those that are to be written, if there is room for them."""
+        held = sum(array.nbytes for one in self._waiting for array in one.values())
+        if held + sum(array.nbytes for array in arrays.values()) > HELD_BYTES and held:
+            self.lost += len(arrays["step"])
+        else:
+            self._waiting.append(arrays)
+
+    def _write_waiting(self) -> None:
+        """Write what waits, in order, until a file cannot be written."""
+        while self._waiting and self._written(self._waiting[0]):
+            self._waiting.popleft()
+
+    def _written(self, arrays: dict[str, Any]) -> bool:
+        """Write a file; whether that was possible is said when it changes."""
+        path = self.folder / f"rank{self.rank}-{self.files:05}.npz"
+        try:
+            output.make_folder(self.folder)
+            with output.opened(path) as file:
                 np.savez(file, **arrays)
-            self.files += 1
-            self._rows = 0
-            self._parts.clear()
+        except Exception as error:  # whatever a disk does: the engine goes on
+            if not self._trouble:
+                log.error("the recording waits: %s", error)
+            self._trouble = str(error)
+            return False
+        self.files += 1
+        if self._trouble:
+            log.warning("the recording goes on; %d rows were lost", self.lost)
+            self._trouble = ""
+        return True
 
     def _flush_now_and_then(self) -> None:
         """Write what a quiet engine has left."""

@@ -3,6 +3,7 @@
 vLLM calls :func:`register` in each of its processes (entry point ``vllm.general_plugins``). It does
 nothing unless the environment names a folder. What is recorded are the ids that vLLM's own
 ``RoutedExpertsCapturer`` keeps for its rows: logical experts, before load balancing replaces them.
+Whatever goes wrong with a recording is logged, and ends the recording; the engine goes on.
 """
 
 from __future__ import annotations
@@ -37,10 +38,7 @@ log = logging.getLogger("vllm.moereplay")
 def register() -> None:
     """Have every model runner of this process record, if the environment asks for it.
 
-    Raises
-    ------
-    UserError
-        If this vLLM lacks what is needed: it would serve without a recording, unnoticed.
+    A vLLM that lacks what is needed serves without a recording, and logs that as an error.
     """
     folder = os.environ.get(FOLDER)
     if not folder:
@@ -51,11 +49,10 @@ def register() -> None:
         if import_module("vllm.platforms").current_platform.is_cpu():
             # Loads models in a way of its own.
             runners.append(import_module("vllm.v1.worker.cpu_model_runner").CPUModelRunner)
-    except (ImportError, AttributeError) as error:
-        msg = f"{NEEDS} ({error})"
-        raise UserError(msg) from error
-    for runner in runners:
-        attach(runner, Path(folder))
+        for runner in runners:
+            attach(runner, Path(folder))
+    except Exception as error:  # of whatever version is installed
+        log.error("nothing is recorded: %s (%s)", NEEDS, error)
 
 
 def attach(runner_class: Any, folder: Path) -> None:
@@ -80,23 +77,40 @@ def attach(runner_class: Any, folder: Path) -> None:
         @functools.wraps(original)
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             made = original(self, *args, **kwargs)
-            after(self, made, *args)
+            try:
+                after(self, made, *args, **kwargs)
+            except Exception as error:
+                log.error(
+                    "nothing more is recorded: %s", error, exc_info=not isinstance(error, UserError)
+                )
+                self.moereplay = None
             return made
 
         setattr(runner_class, name, method)
 
-    def loaded(self: Any, made: Any, *args: Any) -> None:
+    def loaded(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
         if not hasattr(self, "moereplay"):  # a derived class may call the method of its base
             self.moereplay = Worker(self, folder)
 
-    def prepared(self: Any, made: Any, *args: Any) -> None:
-        self.moereplay.begin(made)
+    def prepared(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+        if self.moereplay is not None:
+            self.moereplay.begin(made)
 
-    def prepared_before(self: Any, made: Any, scheduled: Any, lengths: Any, *args: Any) -> None:
-        self.moereplay.begin(_batch(self.input_batch, scheduled, np.asarray(lengths)))
+    def prepared_before(
+        self: Any,
+        made: Any,
+        scheduler_output: Any,
+        num_scheduled_tokens: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if self.moereplay is not None:
+            lengths = np.asarray(num_scheduled_tokens)
+            self.moereplay.begin(_batch(self.input_batch, scheduler_output, lengths))
 
-    def executed(self: Any, made: Any, *args: Any) -> None:
-        self.moereplay.end()
+    def executed(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+        if self.moereplay is not None:
+            self.moereplay.end()
 
     wrapped("load_model", loaded)
     wrapped("prepare_inputs", prepared)
