@@ -54,7 +54,9 @@ class Recorder:
         self._layers = layers
         self._journal = JournalWriter(path, layout, head)
         self._rows_per_block = max(1, buffer_bytes // layout.bytes_per_row())
-        self._held: list[dict[str, Array]] = []
+        # Blocks that wait, and how many records the journal had before them. One value: an
+        # interrupt may come at any moment, and they are to be written once.
+        self._held: tuple[int, list[dict[str, Array]]] = (self._journal.num_records, [])
         self._held_rows = 0
         self._flushed_s = time.monotonic()
 
@@ -67,7 +69,7 @@ class Recorder:
         weights: list[Array] | None,
         tokens: Array | None,
     ) -> None:
-        """Add one step.
+        """Add one step, in memory; :meth:`settle` says when it is written.
 
         Parameters
         ----------
@@ -117,7 +119,9 @@ class Recorder:
             if weights is not None and layout.weights:
                 values = np.where(missing, 0.0, weights[place][rows.keep])
                 block["gate_weights"][site, :, :width] = np.clip(values, -F16_MAX, F16_MAX)
-        self._hold(block, count)
+        self._held[1].append(block)
+        self._held_rows += count
+        self.num_rows += count
 
     def _check(self, ids: Array, missing: Array, site: int) -> None:
         """Refuse ids that no expert has, before they are narrowed."""
@@ -130,11 +134,8 @@ class Recorder:
             )
             raise UserError(msg)
 
-    def _hold(self, block: dict[str, Array], count: int) -> None:
-        """Keep a block in memory, or write what is there."""
-        self._held.append(block)
-        self._held_rows += count
-        self.num_rows += count
+    def settle(self) -> None:
+        """Write what is in memory if it is much, or has been there for long."""
         late = time.monotonic() - self._flushed_s > MAX_HOLD_S
         if self._held_rows >= self._rows_per_block or late:
             self.flush()
@@ -142,17 +143,17 @@ class Recorder:
     def flush(self) -> None:
         """Write the rows in memory as one block."""
         self._flushed_s = time.monotonic()
-        if not self._held_rows:
-            self._held = []
-            return
+        before, held = self._held
         body = ("expert_ids", "gate_weights", "flags")
-        self._journal.append(
-            {
-                name: np.concatenate([b[name] for b in self._held], axis=1 if name in body else 0)
-                for name in self._held[0]
-            }
-        )
-        self._held, self._held_rows = [], 0
+        if held and self._journal.num_records == before:
+            self._journal.append(
+                {
+                    name: np.concatenate([b[name] for b in held], axis=1 if name in body else 0)
+                    for name in held[0]
+                }
+            )
+        self._held = (self._journal.num_records, [])
+        self._held_rows = 0
 
     def finish(self, facts: dict[str, Any]) -> None:
         """Write the rest and close the journal as complete.
@@ -167,5 +168,7 @@ class Recorder:
 
     def close(self) -> None:
         """Write the rest and close the journal as it is."""
-        self.flush()
-        self._journal.close()
+        try:
+            self.flush()
+        finally:
+            self._journal.close()

@@ -165,30 +165,32 @@ class CaptureSession:
         trace: TracebackType | None,
     ) -> None:
         """Take the hooks off; write the trace, or leave the journal if there was an error."""
-        for handle in [*self._handles, *self._seeing]:
-            handle.remove()
         assert self._watcher is not None
-        generation.unwatch(self._watched.model, self._watcher)
         try:
+            for handle in [*self._handles, *self._seeing]:
+                handle.remove()
+            generation.unwatch(self._watched.model, self._watcher)
             with self._lock:
                 for step in list(self._under_way):
                     self._give_up(step)
-            self._end(error)
+            if error is None:
+                self._end()
+        except KeyboardInterrupt as stop:
+            error = error or stop
+            raise
         finally:
+            if error is not None:
+                self._abandon(error)
             self._release()
 
-    def _end(self, error: BaseException | None) -> None:
-        """Close the journal and make the trace of it, if all went well."""
-        if error is not None:
-            self._abandon(error)
-            return
+    def _end(self) -> None:
+        """Close the journal and make the trace of it."""
         if self._recorder is None or not self._recorder.num_rows:
             raise UserError(self._why_nothing())
-        self._recorder.finish({"dropped": self._dropped})
-        if self._world.rank:
-            return  # rank 0 joins the parts
         try:
-            self._write()
+            self._recorder.finish({"dropped": self._dropped})
+            if not self._world.rank:  # which joins the parts
+                self._write()
         except UserError as problem:
             problem.add_note(f"what was captured is kept in {self._journal_path()}")
             raise
@@ -208,14 +210,18 @@ class CaptureSession:
         """Leave what was recorded to be recovered, and say so with the error."""
         if self._recorder is None:
             return
-        self._recorder.close()
-        if self._recorder.num_rows:
+        journal = self._journal_path()
+        try:
+            self._recorder.close()
+        except UserError as problem:  # the disk is full: what came before it is there
+            error.add_note(str(problem))
+        if not self._recorder.num_rows:
+            journal.unlink(missing_ok=True)
+        elif journal.exists():  # else it is the trace by now
             error.add_note(
                 f"{self._recorder.num_rows} tokens were captured before this; they are in "
-                f"{self._journal_path()}, of which `moereplay trace recover` makes a trace"
+                f"{journal}, of which `moereplay trace recover` makes a trace"
             )
-        else:
-            self._journal_path().unlink(missing_ok=True)
 
     def _journal_path(self) -> Path:
         return ranks.journal_path(self.path, self._world.rank, self._world.size)
@@ -329,6 +335,7 @@ class CaptureSession:
             self.num_steps += 1
             for why, count in rows.dropped.items():
                 self._dropped[why] = self._dropped.get(why, 0) + count
+            self._recorder.settle()
 
     def _why_silent(self, silent: list[int], wanted: list[int]) -> str:
         """Reason to refuse a step in which layers were not seen."""

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from tracegen import regular, screen
-from tracegen.capture.ranks import journal_path, refuse_remains
 from tracegen.cli.common import refuse_existing, user_errors
 from tracegen.cli.outputs import file_option
 from tracegen.errors import UserError
-from tracegen.file.journal import is_journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,9 +50,11 @@ def capture(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Run a Hugging Face model on prompts and record its routing."""
-    with user_errors(), _notes_of_a_stop():
+    with user_errors(), _stopped_by_signals(out):
         refuse_existing(out, force)
         if not force:
+            from tracegen.capture.ranks import journal_path, refuse_remains
+
             refuse_remains(journal_path(out, 0, 1), "--force")
         asked = read_prompts(prompts)[:limit]
         with contextlib.redirect_stderr(screen.terminal(sys.stderr)):  # transformers draws bars
@@ -80,14 +81,31 @@ def capture(
 
 
 @contextlib.contextmanager
-def _notes_of_a_stop() -> Iterator[None]:
-    """Say what a capture that the user stopped has kept, and leave with code 130."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        for line in getattr(stop, "__notes__", ("nothing was captured",)):
-            print(f"stopped: {line}", file=sys.stderr)
-        raise typer.Exit(130) from None
+def _stopped_by_signals(out: Path) -> Iterator[None]:
+    """Say what a capture that was stopped has kept, and leave with code 130.
+
+    The ends of jobs and terminals are taken for Ctrl-C, so that what waits in memory is kept too.
+    """
+
+    def interrupt(_number: int, _frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with contextlib.ExitStack() as stack:
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # not every system has all of them
+            if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+                stack.callback(signal.signal, number, signal.signal(number, interrupt))
+        try:
+            yield
+        except KeyboardInterrupt as stop:
+            from tracegen.capture.ranks import journal_path
+
+            journal = journal_path(Path(out), 0, 1)
+            kept = f"{journal}, of which `moereplay trace recover` makes a trace, has what was kept"
+            otherwise = kept if journal.exists() else "nothing was captured"
+            for line in getattr(stop, "__notes__", (otherwise,)):
+                print(f"stopped: {line}", file=sys.stderr)
+            raise typer.Exit(130) from None
 
 
 def read_prompts(path: Path) -> list[str | list[dict[str, str]]]:
@@ -206,6 +224,7 @@ def recover(
     """Make a trace of what a killed capture left behind."""
     from tracegen.capture import recover as finish
     from tracegen.capture.finish import default_target
+    from tracegen.file.journal import is_journal
 
     with user_errors():
         if len(journals) and is_journal(journals[0]):  # what is none is refused as such

@@ -76,7 +76,10 @@ class Layout:
 
 
 class JournalWriter:
-    """Appends blocks of rows to a new file; every block is flushed to the system.
+    """Appends blocks of rows to a new file; every block is given to the system whole.
+
+    A record that was begun and not ended, since the disk is full or the process was interrupted,
+    is cut off before the next one, and when the file is closed.
 
     Parameters
     ----------
@@ -96,13 +99,25 @@ class JournalWriter:
     def __init__(self, path: Path, layout: Layout, head: dict[str, Any]) -> None:
         self.path = path
         self.layout = layout
+        # One value, so that an interrupt cannot come between the two.
+        self._whole = (0, 0)  # bytes, records
         try:
-            self._file: BinaryIO = path.open("xb")
+            self._file = path.open("xb", buffering=0)
         except OSError as error:
             msg = f"{path}: cannot be written ({error})"
             raise UserError(msg) from error
-        self._file.write(MAGIC)
-        self._record(b"HEAD", json.dumps({**head, "layout": vars(layout)}).encode())
+        try:
+            self._write(MAGIC)
+            self._record(b"HEAD", json.dumps({**head, "layout": vars(layout)}).encode())
+        except BaseException:
+            self._file.close()
+            path.unlink(missing_ok=True)  # nothing can be made of it
+            raise
+
+    @property
+    def num_records(self) -> int:
+        """Whole records that are in the file."""
+        return self._whole[1]
 
     def append(self, block: dict[str, Array]) -> None:
         """Append one block.
@@ -111,6 +126,11 @@ class JournalWriter:
         ----------
         block
             Columns by name, as :meth:`Layout.columns` describes them.
+
+        Raises
+        ------
+        UserError
+            If it cannot be written.
         """
         rows = len(block["step"])
         parts = [struct.pack("<I", rows)]
@@ -126,18 +146,38 @@ class JournalWriter:
         ----------
         facts
             JSON-ready; what is known only at the end.
+
+        Raises
+        ------
+        UserError
+            If they cannot be written.
         """
         self._record(b"DONE", json.dumps(facts).encode())
         self.close()
 
     def close(self) -> None:
         """Close the file as it is."""
-        self._file.close()
+        if not self._file.closed:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._whole[0])
+            self._file.close()
 
     def _record(self, kind: bytes, payload: bytes) -> None:
-        self._file.write(_RECORD.pack(kind, len(payload), zlib.crc32(payload)))
-        self._file.write(payload)
-        self._file.flush()
+        self._write(_RECORD.pack(kind, len(payload), zlib.crc32(payload)) + payload)
+
+    def _write(self, record: bytes) -> None:
+        """Write a record behind those that are whole."""
+        end, records = self._whole
+        rest = memoryview(record)
+        try:
+            self._file.seek(end)
+            self._file.truncate()
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            msg = f"{self.path}: cannot be written ({error.strerror or error})"
+            raise UserError(msg) from error
+        self._whole = (end + len(record), records + 1)
 
 
 @dataclass(frozen=True)

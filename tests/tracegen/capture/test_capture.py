@@ -1,5 +1,6 @@
 """Requests, positions, phases and batches of real generations; what is refused, and why."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -359,7 +360,9 @@ def test_gates_are_an_explicit_warned_fallback(tmp_path: Path) -> None:
         biased(ids)
 
 
-def test_the_command_line_captures_a_checkpoint(tmp_path: Path) -> None:
+def test_the_command_line_captures_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -392,3 +395,24 @@ def test_the_command_line_captures_a_checkpoint(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(app, [*call, "--force"])
     assert wrong.exit_code == 2
     assert "line 1" in wrong.output
+    asked.write_text('{"prompt": "w5 w6 w7"}\n', "utf-8")
+    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    before = [signal.getsignal(number) for number in signals]
+    for number in signals:
+
+        def stopped(model: Any, *_: Any, number: int = number) -> None:
+            model(torch.tensor([[5, 6, 7]]))
+            signal.raise_signal(number)
+
+        monkeypatch.setattr("tracegen.cli.capture._generate", stopped)
+        done = CliRunner().invoke(app, [*call, "--force"])
+        assert done.exit_code == 130
+        assert f"stopped: 3 tokens were captured before this; they are in {out}.p" in done.output
+        assert tracegen.load(out).num_tokens == trace.num_tokens, "the trace before is replaced"
+    assert [signal.getsignal(number) for number in signals] == before
+    out.unlink()
+    refused = CliRunner().invoke(app, call)
+    assert refused.exit_code == 2
+    assert f"recover {out}.partial` makes a trace of it, --force throws" in refused.output
+    assert CliRunner().invoke(app, ["trace", "recover", f"{out}.partial"]).exit_code == 0
+    assert tracegen.load(out).num_tokens == 3

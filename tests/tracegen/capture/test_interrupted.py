@@ -1,6 +1,7 @@
 """What cannot be captured is refused; what was killed or runs in parallel is not lost."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,7 +21,8 @@ import torch  # noqa: E402
 from replay_proof import NEW_TOKENS, PROMPT_TOKENS, generate, prompts  # noqa: E402
 
 import tracegen  # noqa: E402
-from tracegen.capture import recover  # noqa: E402
+from tracegen.capture import generation, recover  # noqa: E402
+from tracegen.file import writer  # noqa: E402
 from tracegen.library import verify  # noqa: E402
 
 PREFILL, DECODE, TRAINING, ENCODER = range(4)
@@ -132,6 +134,44 @@ def test_a_trace_that_cannot_be_written_keeps_what_was_recorded(model: Any, out:
     partial = out.with_name("trace.h5.partial")
     assert str(partial) in caught.value.__notes__[0]
     assert recover([partial], out.with_name("other.h5"))[0].is_file()
+
+
+def test_a_second_interrupt_leaves_no_half_trace(
+    model: Any, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the trace is written, and while the hooks are taken off."""
+    partial = out.with_name("trace.h5.partial")
+    for owner, name in ((writer, "_describe"), (generation, "unwatch")):
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(KeyboardInterrupt) as caught,
+            tracegen.capture(model, out),
+        ):
+            generate(model)
+            patch.setattr(owner, name, lambda *_: signal.raise_signal(signal.SIGINT))
+        assert f"{REAL + DECODED} tokens were captured" in caught.value.__notes__[0]
+        assert list(out.parent.iterdir()) == [partial]
+        assert tracegen.load(recover(partial)[0]).num_tokens == REAL + DECODED
+        for path in (out, partial):
+            path.unlink()
+        model.__dict__.pop("generate", None)
+
+
+def test_a_full_disk_stops_the_capture_with_a_reason(model: Any, out: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with (
+            pytest.raises(tracegen.UserError, match=r"partial: cannot be written") as caught,
+            tracegen.capture(model, out, buffer_bytes=1),
+        ):
+            generate(model)
+            size = out.with_name("trace.h5.partial").stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, hard))
+            generate(model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "recover" in caught.value.__notes__[-1]
+    assert tracegen.load(recover(out.with_name("trace.h5.partial"))[0]).num_tokens >= REAL
 
 
 KILLED = """

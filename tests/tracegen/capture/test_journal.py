@@ -1,5 +1,6 @@
 """A killed capture leaves a file that can be read; a damaged one is refused in one line."""
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import tracegen
+from replay.cli.app import app
 from tracegen.capture import finish, ranks, recover
+from tracegen.capture.batch import StepRows
+from tracegen.capture.recorder import Recorder
 from tracegen.file.journal import JournalWriter, Layout, open_journal
 from tracegen.library import verify
 
@@ -62,6 +67,74 @@ def test_a_torn_block_is_lost_and_the_others_are_not(tmp_path: Path) -> None:
     assert "was killed" in trace.info.provenance["notes"]
     assert verify(out) == digest
     assert path.is_file()
+
+
+class Stopping:
+    """A file that is written to in parts, and stops the process after some of them."""
+
+    def __init__(self, file: Any, parts: int) -> None:
+        self.file, self.parts = file, parts
+
+    def write(self, data: Any) -> int:
+        written = int(self.file.write(data[:50]))
+        self.parts -= 1
+        if self.parts == -1:  # only once
+            raise KeyboardInterrupt
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+def test_a_block_is_written_once_whenever_an_interrupt_comes(tmp_path: Path) -> None:
+    """Within a record, when it is whole but that is not noted yet, and not at all."""
+    path = tmp_path / "a.h5.partial"
+    for parts in range(6):
+        layout = Layout(num_layers=2, topk=2, num_experts=6, weights=True, token_ids=False)
+        recorder = Recorder(path, layout, [1, 3], head(), buffer_bytes=1)
+        rows = StepRows(
+            keep=np.ones(4, np.bool_), dropped={}, phase=np.zeros(4, np.uint8),
+            request=np.arange(4, dtype=np.uint32), position=np.zeros(4, np.uint32),
+        )  # fmt: skip
+        ids = [np.array([[0, 1]] * 4)] * 2
+        weights = [np.full((4, 2), 0.5)] * 2
+        recorder.add(0, rows, [0, 1], ids, weights, None)
+        recorder.settle()
+        recorder._journal._file = Stopping(recorder._journal._file, parts)  # type: ignore[assignment]  # a stand-in
+        recorder.add(1, rows, [0, 1], ids, weights, None)
+        try:
+            recorder.settle()
+        except KeyboardInterrupt:
+            assert parts < 4
+        recorder.close()
+        journal = open_journal(path)
+        assert journal.torn_bytes == 0
+        assert [block["step"][0] for block in journal.read()] == [0, 1], parts
+        path.unlink()
+
+
+def test_a_full_disk_keeps_what_fits(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5.partial"
+    journal = JournalWriter(path, LAYOUT, head())
+    journal.append(block(0, 4))
+    size = path.stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, hard))
+    try:
+        with pytest.raises(
+            tracegen.UserError, match=r"a\.h5\.partial: cannot be written \(File too"
+        ):
+            journal.append(block(4, 4))
+        with pytest.raises(tracegen.UserError, match="cannot be written"):
+            JournalWriter(tmp_path / "b.h5.partial", LAYOUT, {"title": "x" * size})
+        with pytest.raises(tracegen.UserError, match=r"cannot write .*other\.h5: "):
+            recover(path, tmp_path / "other.h5")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    journal.append(block(4, 4))  # there is room again
+    journal.close()
+    assert open_journal(path).num_rows == 8
 
 
 def test_someone_who_takes_a_journal_for_a_trace_is_told_what_to_do(tmp_path: Path) -> None:
@@ -132,6 +205,21 @@ def test_what_is_no_journal_or_empty_is_refused(tmp_path: Path, tiny_file: Path)
         open_journal(tiny_file)
     with pytest.raises(tracegen.UserError, match="no rows"):
         recover([write(tmp_path / "b.partial", blocks=0)])
+    with pytest.raises(tracegen.UserError, match=r"nosuch\.partial: no such file"):
+        recover(tmp_path / "nosuch.partial")
+    whole = write(tmp_path / "c.h5.partial")
+    with pytest.raises(tracegen.UserError, match="two journals are of the same rank"):
+        recover([whole, whole])
+    with pytest.raises(tracegen.UserError, match="there is no folder"):
+        recover(whole, tmp_path / "none" / "c.h5")
+    recover(whole)
+    with pytest.raises(tracegen.UserError, match=r"c\.h5 exists; overwrite=True"):
+        recover(whole)
+    done = CliRunner().invoke(app, ["trace", "recover", str(whole)])
+    assert done.exit_code == 2
+    assert "--force overwrites" in done.output
+    done = CliRunner().invoke(app, ["trace", "recover", str(whole), "--force"])
+    assert done.exit_code == 0
 
 
 @settings(max_examples=150)
