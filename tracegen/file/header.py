@@ -38,6 +38,9 @@ SLOTS: dict[str, type] = {"id_space": str, "slot_order": str}
 WEIGHTS: dict[str, type] = {"semantics": str, "row_sum": str}
 """Attributes of ``/routing/gate_weights``."""
 
+RANKS: dict[str, type] = {"num_ranks": int}
+"""Attributes of ``/tokens/rank``."""
+
 
 def check_version(root: dict[str, Any]) -> None:
     """Refuse files of another format, of a major version that is not ours, or unfinished.
@@ -112,13 +115,15 @@ def read_model(values: dict[str, Any]) -> TraceModel:
     return TraceModel(**{**values, "shape": shape})
 
 
-def read_info(root: dict[str, Any], slots: dict[str, Any], weights: dict[str, Any]) -> TraceInfo:
+def read_info(
+    root: dict[str, Any], slots: dict[str, Any], weights: dict[str, Any], ranks: dict[str, Any]
+) -> TraceInfo:
     """Origin and reading of a trace from its attributes.
 
     Parameters
     ----------
-    root, slots, weights
-        Attributes of the root group, of the expert ids and of the gate weights.
+    root, slots, weights, ranks
+        Attributes of the root group, of the expert ids, of the gate weights and of the ranks.
 
     Raises
     ------
@@ -143,7 +148,12 @@ def read_info(root: dict[str, Any], slots: dict[str, Any], weights: dict[str, An
         if value not in known:
             msg = f"the attribute {name!r} is {value!r}; possible: {', '.join(known)}"
             raise UserError(msg)
+    num_ranks = ranks.get("num_ranks", 0)
+    if not 0 <= num_ranks <= 2**16:
+        msg = f"/tokens/rank: the attribute 'num_ranks' is {num_ranks}; possible: 1 to {2**16}"
+        raise UserError(msg)
     return TraceInfo(
+        num_ranks=num_ranks,
         kind=kind,
         title=root.get("title", ""),
         license=root.get("license", ""),

@@ -22,7 +22,8 @@ from tracegen.importers import files
 from tracegen.importers.counts import draw_rows
 from tracegen.importers.replicas import Pass, Rank, in_order, merge, replica_notice, same_tokens
 from tracegen.importers.responses import sglang_responses
-from tracegen.importers.routed import UNTOLD, Options, Routed
+from tracegen.importers.options import Options
+from tracegen.importers.routed import UNTOLD, Routed
 from tracegen.importers.values import integer, records
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import DECODE, PREFILL
@@ -317,6 +318,7 @@ def _assembled(ranks: list[Rank]) -> Routed:
         phase=columns["phase"],
         step=np.repeat([part.step for _, part in parts], lengths),
         rank=np.repeat([rank for rank, _ in parts], lengths) if len(ranks) > 1 else None,
+        num_ranks=len(ranks),
         layers=ranks[0].layers,
     )
     mixed = int((columns["mode"] == MIXED).sum())

@@ -19,7 +19,8 @@ from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.responses import START_NAMES, tell_missing, vllm_responses
-from tracegen.importers.routed import Options, Routed, Sequence, first_position, from_sequences
+from tracegen.importers.options import Options
+from tracegen.importers.routed import Routed, Sequence, first_position, from_sequences
 from tracegen.importers.values import integer
 from tracegen.trace.arrays import Array
 

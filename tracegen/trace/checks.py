@@ -57,6 +57,9 @@ def check_structure(trace: TraceData) -> None:
     _expect("tokens.phase", table.phase, np.uint8, column)
     _expect("tokens.rank", table.rank, np.uint16, column)
     _expect("tokens.token_id", table.token_id, np.int32, column)
+    if trace.info.num_ranks and (table.rank is None or not 0 < trace.info.num_ranks <= 2**16):
+        msg = f"num_ranks is {trace.info.num_ranks}; with a rank column, 1 to {2**16} are possible"
+        raise UserError(msg)
     _check_requests(trace)
 
 

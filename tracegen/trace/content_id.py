@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tracegen.trace.tables import TraceData, TraceInfo, TraceModel
 
-HASHED_INFO = ("id_space", "slot_order", "weight_semantics", "weight_row_sum")
+HASHED_INFO = ("id_space", "slot_order", "weight_semantics", "weight_row_sum", "num_ranks")
 """Fields of :class:`tracegen.trace.tables.TraceInfo` that change how the arrays are read."""
 
 Part = tuple[str, np.dtype[Any], tuple[int, ...], Iterable[npt.NDArray[Any]]]

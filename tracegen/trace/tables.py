@@ -140,10 +140,10 @@ class RequestTable:
 
 @dataclass(frozen=True)
 class TraceInfo:
-    """Origin of a trace, and the reading of its slots.
+    """Origin of a trace, and the reading of its slots and ranks.
 
-    Only ``id_space``, ``slot_order``, ``weight_semantics`` and ``weight_row_sum`` are part
-    of the content id.
+    Only ``id_space``, ``slot_order``, ``weight_semantics``, ``weight_row_sum`` and ``num_ranks``
+    are part of the content id.
     """
 
     kind: Kind = "synthetic"
@@ -161,6 +161,8 @@ class TraceInfo:
     """Meaning of a gate weight, e.g. ``"softmax over the chosen experts"``."""
     weight_row_sum: str = ""
     """Sum of the weights of a token, in words or as a number."""
+    num_ranks: int = 0
+    """Source GPUs, where there were more than the rank column names; else 0."""
 
 
 @dataclass(frozen=True)
