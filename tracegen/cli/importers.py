@@ -29,7 +29,13 @@ def import_dump(
     model: Annotated[
         str | None, typer.Option(help="Model shape: a name, or a TOML file; gives all sizes.")
     ] = None,
-    num_experts: Annotated[int | None, typer.Option(help="Experts per layer.")] = None,
+    num_experts: Annotated[
+        int | None, typer.Option(help="Experts per layer, zero experts included.")
+    ] = None,
+    num_zero_experts: Annotated[
+        int | None,
+        typer.Option(help="The last so many of them that are identities, without weights."),
+    ] = None,
     topk: Annotated[int | None, typer.Option(help="Experts per token.")] = None,
     hidden_size: Annotated[
         int | None,
@@ -84,6 +90,7 @@ def import_dump(
         options: dict[str, Any] = {
             "model": model,
             "num_experts": num_experts,
+            "num_zero_experts": num_zero_experts,
             "topk": topk,
             "hidden_size": hidden_size,
             "moe_layers": None if moe_layers is None else layer_numbers(moe_layers),

@@ -287,11 +287,22 @@ def _model(options: Options, experts: int, topk: int) -> TraceModel:
                 f"{shape.topk} of {shape.num_experts}"
             )
             raise UserError(msg)
+        if options.num_zero_experts not in (None, shape.num_zero_experts):
+            msg = (
+                f"num_zero_experts {options.num_zero_experts} was given, {shape.name} has "
+                f"{shape.num_zero_experts}"
+            )
+            raise UserError(msg)
         return TraceModel.from_shape(shape)
     if options.hidden_size is None:
         msg = "the dump does not say how wide a token is: give a model or hidden_size"
         raise UserError(msg)
-    return TraceModel(num_experts=experts, top_k=topk, hidden_size=options.hidden_size)
+    return TraceModel(
+        num_experts=experts,
+        num_zero_experts=options.num_zero_experts or 0,
+        top_k=topk,
+        hidden_size=options.hidden_size,
+    )
 
 
 def _record(routed: Routed, options: Options, format: str, files: list[Path]) -> dict[str, Any]:

@@ -35,6 +35,8 @@ class Options:
     model: str | Path | None = None
     """Name in the catalogue of shapes, or a TOML file; gives all sizes."""
     num_experts: int | None = None
+    num_zero_experts: int | None = None
+    """The last so many experts that are identities."""
     topk: int | None = None
     hidden_size: int | None = None
     moe_layers: tuple[int, ...] | None = None
@@ -69,7 +71,8 @@ class Options:
     def __post_init__(self) -> None:
         """Refuse numbers that nothing can have."""
         least = dict.fromkeys(("num_experts", "topk", "hidden_size", "num_layers", "max_tokens"), 1)
-        least |= dict.fromkeys(("tp", "pp"), 1) | dict.fromkeys(("prompt_len", "start_len"), 0)
+        least |= dict.fromkeys(("tp", "pp"), 1)
+        least |= dict.fromkeys(("prompt_len", "start_len", "num_zero_experts"), 0)
         for name, lowest in least.items():
             given = getattr(self, name)
             if given is not None and given < lowest:
