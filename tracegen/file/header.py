@@ -98,6 +98,10 @@ def read_model(values: dict[str, Any]) -> TraceModel:
     if not 1 <= values["num_experts"] <= 0xFFFE or not values["hidden_size"]:
         msg = f"/model: {values['num_experts']} experts, hidden size {values['hidden_size']}"
         raise UserError(msg)
+    zeros = values.get("num_zero_experts", 0)
+    if zeros >= values["num_experts"]:
+        msg = f"/model: {zeros} zero experts of {values['num_experts']} experts"
+        raise UserError(msg)
     text = values.get("shape")
     if text is None:
         return TraceModel(**values)
@@ -108,9 +112,14 @@ def read_model(values: dict[str, Any]) -> TraceModel:
         place = ".".join(str(part) for part in problem["loc"])
         msg = f"/model: the attribute 'shape': {place}: {problem['msg']}"
         raise UserError(msg) from error
-    stated = (values["num_experts"], values["top_k"], values["hidden_size"])
-    if stated != (shape.num_experts, shape.topk, shape.hidden):
-        msg = "/model: the attribute 'shape' contradicts num_experts, top_k or hidden_size"
+    if not shape.num_zero_experts:
+        shape = shape.model_copy(update={"num_zero_experts": zeros})
+    stated = (values["num_experts"], zeros, values["top_k"], values["hidden_size"])
+    if stated != (shape.num_experts, shape.num_zero_experts, shape.topk, shape.hidden):
+        msg = (
+            "/model: the attribute 'shape' contradicts num_experts, num_zero_experts, top_k or "
+            "hidden_size"
+        )
         raise UserError(msg)
     return TraceModel(**{**values, "shape": shape})
 
@@ -217,5 +226,5 @@ def model_attributes(model: TraceModel) -> dict[str, Any]:
     """
     values = {name: getattr(model, name) for name in MODEL if name != "shape"}
     if model.shape is not None:
-        values["shape"] = json.dumps(model.shape.sizes(), sort_keys=True)
+        values["shape"] = json.dumps(model.sizes_of_shape(), sort_keys=True)
     return values

@@ -88,7 +88,7 @@ def _num_ranks(routed: Routed, model: TraceModel) -> int:
         return 0
     seen = int(routed.rank.max()) + 1
     number = routed.num_ranks or seen
-    experts = model.num_experts - model.num_zero_experts
+    experts = model.num_ffn_experts
     if not routed.ranks_recorded:
         more = next((n for n in range(number, 2 * number) if experts % n == 0), None)
         if experts % number:

@@ -36,6 +36,12 @@ def check_structure(trace: TraceData) -> None:
     if not 1 <= model.num_experts <= 0xFFFE:
         msg = f"num_experts is {model.num_experts}; possible are 1 to {0xFFFE}"
         raise UserError(msg)
+    if not 0 <= model.num_zero_experts < model.num_experts:
+        msg = (
+            f"num_zero_experts is {model.num_zero_experts}; possible are 0 to "
+            f"{model.num_experts - 1}, as they are among the {model.num_experts} experts"
+        )
+        raise UserError(msg)
     num_layers, num_tokens, topk = ids.shape
     if topk != model.top_k or not 1 <= topk <= min(model.num_experts, 0xFF):
         msg = (

@@ -35,7 +35,7 @@ def header(model: TraceModel, info: TraceInfo) -> bytes:
     """
     described = _not_default(model, (f.name for f in dataclasses.fields(model)))
     if model.shape is not None:
-        described["shape"] = model.shape.sizes()
+        described["shape"] = model.sizes_of_shape()
     reading = _not_default(info, HASHED_INFO)
     document = {"format": "moe-routing-trace/1", "model": described, "reading": reading}
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
