@@ -32,7 +32,10 @@ FORMATS: dict[str, tuple[str, str]] = {
     "tensorrt-llm": ("counts", "TensorRT-LLM EXPERT_STATISTIC folder: counts, rows are drawn"),
     "llama.cpp": ("text", "CSV of an eval callback on ffn_moe_topk: pass,token,layer,e0,..."),
     "gpt-oss": ("text", "GPT-OSS expert fingerprints: *_examples.json or .json.gz"),
-    "arrays": ("arrays", "plain arrays: .npz, .npy, .safetensors or .parquet with expert_ids, weights"),
+    "arrays": (
+        "arrays",
+        "plain arrays with expert_ids, weights: .npz, .npy, .safetensors, .parquet",
+    ),
     "flame": ("flame", "FLAME-MoE traces: one parquet file per layer (needs pyarrow)"),
 }
 """Name to module of the reader, and what it reads."""
@@ -73,9 +76,7 @@ def read(paths: Sequence[str | Path], format: str, **options: Any) -> Imported:
     return made._replace(notices=[as_arguments(notice) for notice in made.notices])
 
 
-def read_as_typed(
-    paths: Sequence[str | Path], format: str, options: Mapping[str, Any]
-) -> Imported:
+def read_as_typed(paths: Sequence[str | Path], format: str, options: Mapping[str, Any]) -> Imported:
     """What :func:`read` does, with sentences that call options as the command line types them.
 
     Parameters

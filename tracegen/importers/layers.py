@@ -55,9 +55,7 @@ def _numbers(routed: Routed, options: Options, shape: ModelShape | None) -> tupl
         raise UserError(msg)
     if routed.layers is not None:
         if stated is not None and set(stated) != set(routed.layers):
-            msg = (
-                f"--moe-layers {_few(stated)}: the dump numbers its layers {_few(routed.layers)}"
-            )
+            msg = f"--moe-layers {_few(stated)}: the dump numbers its layers {_few(routed.layers)}"
             raise UserError(msg)
         return routed.layers
     if stated is not None:

@@ -346,9 +346,7 @@ def _number_layers(stages: list[list[Rank]], options: Options) -> str:
     shape = options.shape()
     total = options.num_layers or (None if shape is None else shape.num_layers)
     sizes = [max(rank.layers[-1] for rank in stage) + 1 for stage in stages]
-    how = (
-        "stages hold no layer after their last with experts (--num-layers or --model says otherwise)"
-    )
+    how = "stages hold no layer after their last with experts (--num-layers or --model says more)"
     if total is not None:
         share, rest = divmod(total, len(stages))
         if rest or max(sizes) > share:

@@ -20,9 +20,9 @@ import numpy as np
 from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.counts import draw_rows
+from tracegen.importers.options import Options
 from tracegen.importers.replicas import Pass, Rank, in_order, merge, replica_notice, same_tokens
 from tracegen.importers.responses import sglang_responses
-from tracegen.importers.options import Options
 from tracegen.importers.routed import UNTOLD, Routed
 from tracegen.importers.values import integer, records
 from tracegen.trace.arrays import Array
