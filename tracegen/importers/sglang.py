@@ -1,5 +1,7 @@
 """SGLang's expert-distribution recorder (python/sglang/srt/eplb/expert_distribution.py): ``.pt``.
 
+Checked against SGLang 0.5.23.
+
 per_token and per_pass: a file for each rank, with ``records`` and ``last_physical_to_logical_map``;
 ids are physical experts. ``topk_ids_of_layer`` is (layer, token, 8), unused slots -1, and so are
 the layers of other pipeline stages. stat: ``logical_count`` (step, layer, expert), added up over
@@ -21,7 +23,7 @@ from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.counts import draw_rows
 from tracegen.importers.replicas import Pass, Rank, in_order, merge, replica_notice, same_tokens
-from tracegen.importers.responses import sglang_responses
+from tracegen.importers.responses import SGLANG, Responses
 from tracegen.importers.routed import UNTOLD, Options, Routed
 from tracegen.importers.values import integer, records
 from tracegen.trace.arrays import Array
@@ -55,7 +57,10 @@ def read_sglang(paths: list[Path], options: Options) -> Routed:
         If a file is none of them.
     """
     if paths[0].suffix != ".pt":
-        return sglang_responses(paths, options)
+        responses = Responses(SGLANG, options)
+        for path in paths:
+            responses.read(path)
+        return responses.routed(paths[0])
     dumps = [(path, files.load_tensors(path)) for path in paths]
     for path, dump in dumps:
         if not isinstance(dump, dict) or not {"records", "logical_count"} & set(dump):
