@@ -90,8 +90,7 @@ def count(shape: ModelShape) -> tuple[int, int]:
     )
     embedding = parameters.of_embedding(shape)
     total = layers + embedding + parameters.of_head(shape) + parameters.of_norm(shape)
-    chosen_less = shape.num_experts - shape.topk
-    idle = shape.num_moe_layers * parameters.of_expert(shape) * chosen_less
+    idle = shape.num_moe_layers * parameters.of_idle(shape)
     return total, total - idle - embedding
 
 

@@ -112,7 +112,7 @@ def place(
         loaded,
         spec,
         num_ranks=ranks or loaded.num_ranks or 8,
-        num_slots=slots or loaded.num_experts - loaded.model.num_zero_experts,
+        num_slots=slots or loaded.model.num_ffn_experts,
         algorithm=algorithm or ("eplb" if source is None else "file"),
         num_groups=shape.n_group if groups is None else groups,
         num_nodes=nodes,

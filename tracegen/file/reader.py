@@ -70,7 +70,8 @@ class TraceFile:
             if self.has_gate_weights
             else {}
         )
-        self.info = header.read_info(root, slots, weights)
+        ranks = self._guard.attributes("tokens/rank", header.RANKS) if self.has_rank else {}
+        self.info = header.read_info(root, slots, weights, ranks)
         """Origin of the trace, and how its slots are to be read."""
 
     @property

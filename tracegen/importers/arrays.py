@@ -20,7 +20,8 @@ import numpy as np
 from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.replicas import Pass, Rank, in_order, merge
-from tracegen.importers.routed import UNTOLD, Options, Routed
+from tracegen.importers.options import Options
+from tracegen.importers.routed import UNTOLD, Routed
 from tracegen.importers.safetensors import load_safetensors
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import PHASES, PREFILL

@@ -15,7 +15,8 @@ import numpy as np
 from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.replicas import replica_notice, same_tokens
-from tracegen.importers.routed import Options, Routed
+from tracegen.importers.options import Options
+from tracegen.importers.routed import Routed
 from tracegen.importers.safetensors import load_safetensors
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import PREFILL
@@ -50,7 +51,7 @@ def draw_rows(counts: Array, topk: int, options: Options) -> Routed:
     if rows_of.sum() > options.max_tokens:
         msg = (
             f"the counts stand for {int(rows_of.sum())} tokens, at most {options.max_tokens} are "
-            "drawn; take fewer iterations, or raise max_tokens"
+            "drawn; take fewer iterations, or raise --max-tokens"
         )
         raise UserError(msg)
     if (counts.max(axis=(1, 2)) > rows_of).any():

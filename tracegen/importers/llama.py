@@ -21,7 +21,8 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.importers import files
-from tracegen.importers.routed import Options, Routed
+from tracegen.importers.options import Options
+from tracegen.importers.routed import Routed
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PREFILL
 

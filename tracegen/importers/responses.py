@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracegen.errors import UserError
+from tracegen.importers.options import Options
 from tracegen.importers.packed import SHAPE, TYPE, is_filler, unpack
-from tracegen.importers.routed import Options, Routed, Sequence, first_position, from_sequences
+from tracegen.importers.routed import Routed, Sequence, first_position, from_sequences
 from tracegen.importers.streams import documents
 from tracegen.importers.values import integer
 

@@ -22,9 +22,10 @@ import numpy as np
 from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.counts import draw_rows
+from tracegen.importers.options import Options
 from tracegen.importers.replicas import Pass, Rank, in_order, merge, replica_notice, same_tokens
 from tracegen.importers.responses import SGLANG, Responses
-from tracegen.importers.routed import UNTOLD, Options, Routed
+from tracegen.importers.routed import UNTOLD, Routed
 from tracegen.importers.values import integer, records
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import DECODE, PREFILL

@@ -18,9 +18,10 @@ import numpy as np
 from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.importers import files
+from tracegen.importers.options import Options
 from tracegen.importers.packed import is_filler
 from tracegen.importers.responses import START_NAMES, VLLM, Responses
-from tracegen.importers.routed import Options, Routed, Sequence, first_position, from_sequences
+from tracegen.importers.routed import Routed, Sequence, first_position, from_sequences
 from tracegen.importers.values import integer
 from tracegen.trace.arrays import Array
 
@@ -46,13 +47,12 @@ def read_vllm(paths: list[Path], options: Options) -> Routed:
         If a file holds no routed experts.
     """
     found = Responses(VLLM, options)
-    begin = options.start_len or 0
     for path in paths:
         if path.suffix == ".npy":
             ids = files.integers(files.load_array(path, str(path)), 3, str(path))
-            found.sequences.append(Sequence(ids, None, begin))
+            found.sequences.append(Sequence(ids, None, options.start_len or 0))
         elif path.suffix == ".npz":
-            found.sequences.append(_request(path, begin))
+            found.sequences.append(_request(path, options.start_len or 0))
         else:
             found.read(path)
     return found.routed(paths[0])

@@ -8,7 +8,8 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.importers import files
-from tracegen.importers.routed import Options, Routed
+from tracegen.importers.options import Options
+from tracegen.importers.routed import Routed
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import DECODE
 

@@ -122,6 +122,8 @@ def _leave_out(trace: RoutingTrace, without: tuple[str, ...]) -> RoutingTrace:
     weights = None if "gate_weights" in without else trace.gate_weights
     if weights is None:
         info = dataclasses.replace(info, weight_semantics="", weight_row_sum="")
+    if "rank" in without:
+        info = dataclasses.replace(info, num_ranks=0)
     return dataclasses.replace(
         trace,
         gate_weights=weights,

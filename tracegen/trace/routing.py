@@ -88,11 +88,11 @@ class RoutingTrace(TraceData, Shown):
 
     @property
     def num_ranks(self) -> int | None:
-        """Source GPUs the trace was made for; None without a ``rank`` column."""
+        """Source GPUs the trace was made for, idle ones too; None without a ``rank`` column."""
         rank = self.tokens.rank
         if rank is None:
             return None
-        return int(rank.max()) + 1 if rank.size else 0
+        return max(self.info.num_ranks, int(rank.max()) + 1 if rank.size else 0)
 
     @property
     def empty_slot(self) -> int:
