@@ -78,6 +78,34 @@ VLLM = Engine(
     missing="no response has 'routed_experts'; was the server asked for them "
     "(--enable-return-routed-experts)? It streams them from /inference/v1/generate alone",
 )
+TENSORRT_LLM = Engine(
+    None,
+    is_exact=True,
+    missing="neither a folder of EXPERT_STATISTIC_PATH nor outputs with 'routed_experts'",
+)
+
+
+def read_responses(engine: Engine, paths: list[Path], options: Options) -> Routed:
+    """Read files that hold nothing but responses.
+
+    Parameters
+    ----------
+    engine
+        Whose they are.
+    paths
+        Of the files.
+    options
+        As of :class:`Responses`.
+
+    Raises
+    ------
+    UserError
+        As :meth:`Responses.read` and :meth:`Responses.routed`.
+    """
+    found = Responses(engine, options)
+    for path in paths:
+        found.read(path)
+    return found.routed(paths[0])
 
 
 class Responses:

@@ -24,7 +24,7 @@ from tracegen.importers import files
 from tracegen.importers.counts import draw_rows
 from tracegen.importers.options import Options
 from tracegen.importers.replicas import Pass, Rank, in_order, merge, replica_notice, same_tokens
-from tracegen.importers.responses import SGLANG, Responses
+from tracegen.importers.responses import SGLANG, read_responses
 from tracegen.importers.routed import UNTOLD, Routed
 from tracegen.importers.values import integer, records
 from tracegen.trace.arrays import Array
@@ -58,10 +58,7 @@ def read_sglang(paths: list[Path], options: Options) -> Routed:
         If a file is none of them.
     """
     if paths[0].suffix != ".pt":
-        responses = Responses(SGLANG, options)
-        for path in paths:
-            responses.read(path)
-        return responses.routed(paths[0])
+        return read_responses(SGLANG, paths, options)
     dumps = [(path, files.load_tensors(path)) for path in paths]
     for path, dump in dumps:
         if not isinstance(dump, dict) or not {"records", "logical_count"} & set(dump):
