@@ -30,7 +30,7 @@ FORMATS: dict[str, tuple[str, str]] = {
         "verl, slime or NeMo-RL: routed_experts tensors or samples, .pt or .npy",
     ),
     "tensorrt-llm": ("counts", "TensorRT-LLM EXPERT_STATISTIC folder: counts, rows are drawn"),
-    "llama.cpp": ("text", "CSV of an eval callback on ffn_moe_topk: pass,token,layer,e0,..."),
+    "llama.cpp": ("llama", "CSV of llama.cpp's moe-trace (layer,expert), or of an eval callback"),
     "gpt-oss": ("text", "GPT-OSS expert fingerprints: *_examples.json or .json.gz"),
     "arrays": (
         "arrays",

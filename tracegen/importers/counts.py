@@ -16,6 +16,7 @@ from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.options import Options
 from tracegen.importers.replicas import replica_notice, same_tokens
+from tracegen.importers.responses import TENSORRT_LLM, read_responses
 from tracegen.importers.routed import Routed
 from tracegen.importers.safetensors import load_safetensors
 from tracegen.trace.arrays import Array, place_in_group
@@ -116,7 +117,7 @@ def read_tensorrt_llm(paths: list[Path], options: Options) -> Routed:
     Parameters
     ----------
     paths
-        One folder.
+        One folder; or outputs of its ``LLM`` with ``routed_experts`` (router replay, PR 18397).
     options
         ``seed``, ``max_tokens``; ``tp`` where it cannot be seen which ranks had the same tokens.
 
@@ -125,6 +126,8 @@ def read_tensorrt_llm(paths: list[Path], options: Options) -> Routed:
     UserError
         If a file is missing or not what it should be.
     """
+    if not paths[0].is_dir():
+        return read_responses(TENSORRT_LLM, paths, options)
     folder = paths[0]
     meta = files.load_json(files.load_text(folder / "meta_info.json"), "meta_info.json")
     try:

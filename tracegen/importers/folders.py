@@ -8,7 +8,7 @@ from pathlib import Path
 from tracegen import regular
 from tracegen.errors import UserError
 
-TEXT = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+TEXT = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".sse")
 SUFFIXES: dict[str, tuple[str, ...]] = {
     "vllm": (".npy", ".npz", *TEXT),
     "sglang": (".pt", *TEXT),

@@ -1,5 +1,7 @@
 """SGLang's expert-distribution recorder (python/sglang/srt/eplb/expert_distribution.py): ``.pt``.
 
+Checked against SGLang 0.5.23.
+
 per_token and per_pass: a file for each rank, with ``records`` and ``last_physical_to_logical_map``;
 ids are physical experts. ``topk_ids_of_layer`` is (layer, token, 8), unused slots -1, and so are
 the layers of other pipeline stages. stat: ``logical_count`` (step, layer, expert), added up over
@@ -22,7 +24,7 @@ from tracegen.importers import files
 from tracegen.importers.counts import draw_rows
 from tracegen.importers.options import Options
 from tracegen.importers.replicas import Pass, Rank, in_order, merge, replica_notice, same_tokens
-from tracegen.importers.responses import sglang_responses
+from tracegen.importers.responses import SGLANG, read_responses
 from tracegen.importers.routed import UNTOLD, Routed
 from tracegen.importers.values import integer, records
 from tracegen.trace.arrays import Array
@@ -56,7 +58,7 @@ def read_sglang(paths: list[Path], options: Options) -> Routed:
         If a file is none of them.
     """
     if paths[0].suffix != ".pt":
-        return sglang_responses(paths, options)
+        return read_responses(SGLANG, paths, options)
     dumps = [(path, files.load_tensors(path)) for path in paths]
     for path, dump in dumps:
         if not isinstance(dump, dict) or not {"records", "logical_count"} & set(dump):
@@ -318,7 +320,6 @@ def _assembled(ranks: list[Rank]) -> Routed:
         phase=columns["phase"],
         step=np.repeat([part.step for _, part in parts], lengths),
         rank=np.repeat([rank for rank, _ in parts], lengths) if len(ranks) > 1 else None,
-        num_ranks=len(ranks),
         layers=ranks[0].layers,
     )
     mixed = int((columns["mode"] == MIXED).sum())

@@ -2,10 +2,10 @@
 
 vLLM (``enable_return_routed_experts``; docs.vllm.ai, training/routed_experts): an array
 (token, layer, k) a request, as ``.npy`` or in a response. Layers are all decoder layers, dense
-ones zero, or MoE layers only. verl (rollout routing replay): (batch, token, layer, k), prompts
-left-padded with zeros; NeMo-RL: -1 rows. slime and its kin: samples with ``tokens``,
-``response_length`` and int32 ``rollout_routed_experts`` (tokens - 1, layers, k): the last token is
-never routed.
+ones zero, or MoE layers only. verl (1dda039): (batch, token, layer, k) int16, prompts left-padded
+with zeros. NeMo-RL (7ea279a): padded with experts 0 to k-1, rows that are missing are -1. slime
+(624b824) and its kin: samples with ``tokens``, ``response_length`` and int32
+``rollout_routed_experts`` (tokens - 1, layers, k): the last token is never routed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.ids import ExpertIds, expert_ids, tell
 from tracegen.importers.options import Options
+from tracegen.importers.packed import is_filler
 from tracegen.importers.padding import load_mask
-from tracegen.importers.responses import START_NAMES, tell_missing, vllm_responses
+from tracegen.importers.responses import START_NAMES, VLLM, Responses
 from tracegen.importers.routed import Routed, Sequence, first_position, from_sequences
 from tracegen.importers.values import integer
 from tracegen.trace.arrays import Array
@@ -46,23 +47,18 @@ def read_vllm(paths: list[Path], options: Options) -> Routed:
     UserError
         If a file holds no routed experts.
     """
-    sequences: list[Sequence] = []
-    without: list[str] = []
     found: list[ExpertIds] = []
+    responses = Responses(VLLM, options)
     for path in paths:
         if path.suffix == ".npy":
             ids = _ids(files.load_array(path, str(path)), 3, str(path), found)
-            sequences.append(Sequence(ids, None, options.start_len or 0))
+            responses.sequences.append(Sequence(ids, None, options.start_len or 0))
         elif path.suffix == ".npz":
-            sequences.append(_request(path, options.start_len or 0, found))
+            responses.sequences.append(_request(path, options.start_len or 0, found))
         else:
-            vllm_responses(path, options, sequences, without)
-    if not sequences:
-        msg = f"{paths[0]}: no response has 'routed_experts'; was the server asked for them?"
-        raise UserError(msg)
-    routed = from_sequences(sequences, options)
+            responses.read(path)
+    routed = responses.routed(paths[0])
     tell(routed, found)
-    tell_missing(routed, without)
     return routed
 
 
@@ -107,7 +103,7 @@ def read_rollout(paths: list[Path], options: Options) -> Routed:
         with slime's samples.
     options
         ``mask`` names an attention mask (batch, token); without it leading and trailing
-        rows that are all zero or all -1 count as padding.
+        rows that nothing chose count as padding.
 
     Raises
     ------
@@ -148,16 +144,15 @@ def read_rollout(paths: list[Path], options: Options) -> Routed:
         routed.dropped[PADDING] = padding
         if options.mask is None:
             routed.notices.append(
-                "No attention mask was given: rows at either end that are all zero or all -1 were "
-                "taken for padding."
+                "No attention mask was given: rows at either end that are all zero, all -1, or "
+                "the first experts in every layer were taken for padding."
             )
     return routed
 
 
 def _real(sequence: Array) -> Array:
     """Rows between padding at either end, bool (token,)."""
-    is_filled = ~((sequence == 0).all(axis=(1, 2)) | (sequence == -1).all(axis=(1, 2)))
-    filled = np.flatnonzero(is_filled)
+    filled = np.flatnonzero(~is_filler(sequence))
     is_real = np.zeros(len(sequence), np.bool_)
     if filled.size:
         is_real[filled[0] : filled[-1] + 1] = True
