@@ -83,7 +83,7 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
     routed = _routed(ranks)
     if "layers" not in columns and routed.layers == tuple(range(routed.ids.shape[1])):
         routed.layers = None
-    routed.ranks_recorded = "num_ranks" in columns or options.ranks is not None
+    routed.ranks_recorded = "num_ranks" in columns
     tell(routed, found)
     masked = np.concatenate([part.columns["mask"] for _, part in in_order(ranks)])
     drafts = np.concatenate([part.columns["draft"] for _, part in in_order(ranks)])

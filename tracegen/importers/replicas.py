@@ -221,7 +221,7 @@ def merge(
         alike = {number: rows[number] for number in order if by_number[number].layers == layers}
         first |= same_tokens(alike, options.tp, known)
     notices = replica_notice(first, rows)
-    stages = _stages(by_number, first, options.pp, local_layers)
+    stages = _stages(by_number, first, options.pp, known if local_layers else _own)
     if len(stages) == 1:
         return _placed(stages[0], first, 1, total, seen, idle=idle), notices
     if len({len(stage) for stage in stages}) != 1:
@@ -295,9 +295,9 @@ def _placed(
 
 
 def _stages(
-    by_number: dict[int, Rank], first: dict[int, int], pp: int | None, local_layers: bool
+    by_number: dict[int, Rank], first: dict[int, int], pp: int | None, known: SameTokens | None
 ) -> list[list[Rank]]:
-    """Ranks of each stage that are no replicas, in order."""
+    """Ranks of each stage that are no replicas, in order; stages have the same tokens."""
     order = list(by_number)
     kept = [by_number[number] for number in order if first[number] == number]
     if pp is not None:
@@ -317,8 +317,13 @@ def _stages(
             f"{_few(sets[1])}: are they pipeline stages that count from zero? Give --pp N"
         )
         raise UserError(msg)
-    if len(sets) == 1 and local_layers:
-        twins = [(a, b) for a, b in combinations(kept, 2) if a.lengths() == b.lengths()]
+    if len(sets) == 1:
+        twins = [
+            (a, b)
+            for a, b in combinations(kept, 2)
+            if a.lengths() == b.lengths()
+            and (known is None or known(a.number, b.number) is not False)
+        ]
         if twins:
             a, b = twins[0]
             msg = (
@@ -328,6 +333,11 @@ def _stages(
             )
             raise UserError(msg)
     return [[rank for rank in kept if rank.layers == layers] for layers in sets]
+
+
+def _own(one: int, other: int) -> bool:
+    """Of ranks that name layers as the model does: the same layers are other tokens."""
+    return False
 
 
 def _same_layers(ranks: list[Rank], where: str) -> None:
