@@ -1,14 +1,15 @@
 """Plain arrays: what anybody can save from a program of their own.
 
-``.npz``, ``.npy``, ``.pt``, safetensors, Parquet. One row a token: ``expert_ids`` (token, layer, k), or
-(token, k) of one layer, or (batch, token, layer, k). Optional, of the same shape: ``weights``.
-Optional, one value a token: ``step``, ``request``, ``position``, ``phase`` (0 prefill, 1 decode, 2
-training, or these words), ``rank`` (of the process that recorded it; one value will do), ``draft``
-(1 for a draft token of speculative decoding, left out), ``mask`` (0 for a row that is padding, left
-out) and ``label``, text. ``layers`` has the decoder layer of each layer, ``num_ranks`` how many
-processes there were. A table has a row for each token and ``expert_ids`` as lists of lists; for
-each token and layer, with a column ``layer`` and lists of k; or for each slot of these, with a
-column ``slot`` and one id. Type and byte order of the numbers do not matter.
+``.npz``, ``.npy``, ``.pt``, safetensors, Parquet. One row a token: ``expert_ids`` (token, layer,
+k), or (token, k) of one layer, or (batch, token, layer, k). Optional, of the same shape:
+``weights``. Optional, one value a token: ``step``, ``request``, ``position``, ``phase`` (0
+prefill, 1 decode, 2 training, or these words), ``rank`` (of the process that recorded it; one
+value will do), ``draft`` (1 for a draft token of speculative decoding, left out), ``mask`` (0 for
+a row that is padding, left out) and ``label``, text. ``layers`` has the decoder layer of each
+layer, ``num_ranks`` how many processes there were. A table has a row for each token and
+``expert_ids`` as lists of lists; for each token and layer, with a column ``layer`` and lists of
+k; or for each slot of these, with a column ``slot`` and one id. Type and byte order of the
+numbers do not matter.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
     Parameters
     ----------
     paths
-        ``.npz``, ``.npy``, ``.safetensors``, ``.pt`` or ``.parquet`` files, all with the same layers, or
-        one or more for each rank.
+        ``.npz``, ``.npy``, ``.safetensors``, ``.pt`` or ``.parquet`` files, all with the same
+        layers, or one or more for each rank.
     options
         Sizes; ``columns`` for names of their own; ``moe_layers`` if the files do not number their
         layers; ``mask``; ``prompt_len`` or ``prompts`` and ``start_len`` where the files do not
