@@ -75,13 +75,14 @@ _SOFTMAX = {**_PLAIN, "norm_topk": True}
 _TOPK = {"score_function": "topk_softmax"}
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("mixtral", "minimax", "hunyuan_v1_moe", "qwen3_5_moe"), _SOFTMAX),
+    **dict.fromkeys(("mixtral", "minimax", "qwen3_5_moe"), _SOFTMAX),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "qwen3_next"), _PLAIN),
     **dict.fromkeys(("olmoe", "deepseek_v2"), _PLAIN),
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_linear", "dots1"), _BIASED),
     **dict.fromkeys(("glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa"), _BIASED),
     **dict.fromkeys(("exaone_moe", "bailing_hybrid"), _BIASED),
     **dict.fromkeys(("gpt_oss", "granitemoe", "granitemoeshared", "granitemoehybrid"), _TOPK),
+    "hunyuan_v1_moe": {**_SOFTMAX, "num_shared_experts": 1},
     "jetmoe": _TOPK,
     "deepseek_v4": {"score_function": "sqrtsoftplus", "expert_bias": True},
     "ernie4_5_moe": {**_SOFTMAX, "expert_bias": True},
