@@ -78,9 +78,7 @@ def import_dump(
     max_tokens: Annotated[
         int | None, typer.Option(help="Largest number of rows read or drawn: 2,000,000.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the rows drawn from counts: 0.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the rows drawn from counts: 0.")] = None,
     title: Annotated[str, typer.Option(help="Title of the trace.")] = "",
     license: Annotated[str, typer.Option(help="SPDX identifier of the dump's licence.")] = "",
     dataset: Annotated[str, typer.Option(help="Origin of the prompts.")] = "",
@@ -155,7 +153,9 @@ def layer_numbers(text: str) -> tuple[int, ...]:
                 raise ValueError(part)  # said below, with what is possible
             found += numbers
     except ValueError as error:
-        msg = f"--moe-layers {text!r}: write numbers and ranges below {MOST_LAYERS}, such as 1,2,5-7"
+        msg = (
+            f"--moe-layers {text!r}: write numbers and ranges below {MOST_LAYERS}, such as 1,2,5-7"
+        )
         raise UserError(msg) from error
     return tuple(found)
 
