@@ -113,7 +113,7 @@ def test_what_an_engine_cannot_follow_is_not_written(tmp_path: Path) -> None:
     late = read([path], "arrays", **SIZES).trace
     with pytest.raises(tracegen.UserError, match="15 rows at positions 1 to 15; slime replays"):
         export(late, "slime", tmp_path / "out.pt")
-    with pytest.raises(tracegen.UserError, match="vllm reads files that end in .npz"):
+    with pytest.raises(tracegen.UserError, match=r"vllm reads files that end in \.npz"):
         export(late, "vllm", tmp_path / "out.pt")
     with pytest.raises(tracegen.UserError, match="unknown engine 'vlm'"):
         export(late, "vlm", tmp_path / "out.npz")

@@ -169,7 +169,8 @@ def _samples(trace: RoutingTrace, ids: Array, engine: str, path: str | Path) -> 
         "Samples have no text and no reward"
         + (", and tokens 0, for the trace has none" if tokens.token_id is None else "")
         + ": for measuring, not for learning.",
-        f"Read by: --use-rollout-routing-replay --debug-train-only --load-debug-rollout-data {path}",
+        "Read by: --use-rollout-routing-replay --debug-train-only "
+        f"--load-debug-rollout-data {path}",
     ]
 
 
