@@ -67,7 +67,8 @@ def changed(base: ModelShape, sizes: Sizes) -> ModelShape:
     so in the model that it comes from.
     """
     new = dict(sizes)
-    if "num_heads" in new and base.num_kv_heads == base.num_heads:
+    # Neither is known of some models, which does not make them equal.
+    if "num_heads" in new and base.num_heads is not None and base.num_kv_heads == base.num_heads:
         new["num_kv_heads"] = new["num_heads"]
     width = new.get("moe_intermediate")
     if width is not None and base.shared_intermediate == base.moe_intermediate:

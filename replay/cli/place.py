@@ -65,6 +65,10 @@ def place(
             help="Windows of steps that it is looked at, the first fitted [up to 4].",
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help=str(RunSpec.model_fields["model"].description)),
+    ] = None,
     tokens_per_rank: Annotated[
         int | None,
         typer.Option(
@@ -107,6 +111,8 @@ def place(
     settings = {"tokens_per_rank": tokens_per_rank, "phase": phase, "replicas": replicas}
     spec = RunSpec(placement="contiguous" if source is None else f"file:{source}", **settings)
     loaded = tracegen.load(trace)
+    if model is not None:
+        loaded = loaded.with_shape(tracegen.models.load(model))
     shape = loaded.model_shape
     placing = fit(
         loaded,
@@ -129,8 +135,8 @@ def place(
     asked = {
         "--slots": slots, "--algorithm": algorithm, "--from": source, "--ranks": ranks,
         "--nodes": None if nodes == 1 else nodes, "--groups": groups, "--fit": steps,
-        "--windows": windows, "--tokens-per-rank": tokens_per_rank, "--phase": phase,
-        "--replicas": None if replicas == "same-gpu" else replicas,
+        "--windows": windows, "--model": model, "--tokens-per-rank": tokens_per_rank,
+        "--phase": phase, "--replicas": None if replicas == "same-gpu" else replicas,
     }  # fmt: skip
     deliver(lambda: page(placing, _command(trace, asked)))
     print(

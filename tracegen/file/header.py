@@ -175,6 +175,17 @@ def read_info(
     )
 
 
+def version_of(info: TraceInfo) -> str:
+    """The lowest version of the format that can say what a trace says.
+
+    Parameters
+    ----------
+    info
+        Of the trace.
+    """
+    return schema.VERSION if info.num_ranks else schema.FIRST
+
+
 def root_attributes(info: TraceInfo, digest: str) -> dict[str, str]:
     """Attributes of the root group of a file to be written.
 
@@ -205,7 +216,7 @@ def root_attributes(info: TraceInfo, digest: str) -> dict[str, str]:
     )
     return {
         "format": schema.FORMAT_NAME,
-        "schema_version": schema.VERSION,
+        "schema_version": version_of(info),
         "trace_id": info.trace_id or str(uuid.uuid5(uuid.NAMESPACE_URL, f"sha256:{digest}")),
         "created_utc": info.created_utc or now.isoformat(timespec="seconds"),
         "kind": info.kind,

@@ -95,6 +95,14 @@ class TraceFile:
         return self._columns["tokens/rank"] is not None
 
     @property
+    def num_ranks(self) -> int | None:
+        """Source GPUs, idle ones too, as the ranks of all tokens tell; None without ranks."""
+        if not self.has_rank:
+            return None
+        rank = self._whole("tokens/rank")
+        return max(self.info.num_ranks, int(rank.max()) + 1 if rank.size else 0)
+
+    @property
     def has_token_ids(self) -> bool:
         """Whether vocabulary entries were kept: they are the text."""
         return self._columns["tokens/token_id"] is not None

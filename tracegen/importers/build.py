@@ -69,14 +69,14 @@ def build(routed: Routed, options: Options, format: str, files: list[Path]) -> I
     if not len(routed.ids):
         msg = f"{files[0]}: no rows are left: {_told(routed.dropped)}"
         raise UserError(msg)
-    num_ranks = _num_ranks(routed, model)
+    num_ranks = _num_ranks(routed, options, model)
     for why, rows in routed.dropped.items():
         routed.notices.append(f"{rows} rows were dropped: {why}.")
     trace = _trace(routed, options, model, layers, order, num_ranks, format, files)
     return Imported(trace, routed.notices)
 
 
-def _num_ranks(routed: Routed, model: TraceModel) -> int:
+def _num_ranks(routed: Routed, options: Options, model: TraceModel) -> int:
     """GPUs of a trace, 0 where its rank column says it or there is none.
 
     Raises
@@ -89,7 +89,7 @@ def _num_ranks(routed: Routed, model: TraceModel) -> int:
     seen = int(routed.rank.max()) + 1
     number = routed.num_ranks or seen
     experts = model.num_ffn_experts
-    if not routed.ranks_recorded:
+    if not routed.ranks_recorded and options.ranks is None:
         more = next((n for n in range(number, 2 * number) if experts % n == 0), None)
         if experts % number:
             msg = (

@@ -14,8 +14,8 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.importers import files
-from tracegen.importers.replicas import replica_notice, same_tokens
 from tracegen.importers.options import Options
+from tracegen.importers.replicas import replica_notice, same_tokens
 from tracegen.importers.responses import TENSORRT_LLM, read_responses
 from tracegen.importers.routed import Routed
 from tracegen.importers.safetensors import load_safetensors

@@ -14,12 +14,15 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
     "sglang": (".pt", *TEXT),
     "megatron": (".jsonl", ".jsonl.gz"),
     "rollout": (".pt", ".npy", ".npz"),
+    "tensorrt-llm": TEXT,
     "llama.cpp": (".csv", ".csv.gz"),
     "gpt-oss": (".json", ".json.gz"),
-    "arrays": (".npz", ".npy", ".safetensors", ".parquet"),
+    "arrays": (".npz", ".npy", ".safetensors", ".pt", ".parquet"),
     "flame": (".parquet",),
 }
 """Ends of the names of a format's files; a format that is not here reads a folder as a whole."""
+WHOLE = {"tensorrt-llm": "meta_info.json"}
+"""A file in a folder that is one dump."""
 
 
 def files_of(paths: list[Path], format: str) -> list[Path]:
@@ -46,7 +49,11 @@ def files_of(paths: list[Path], format: str) -> list[Path]:
         if not regular.exists(path):
             msg = f"{path}: no such file"
             raise UserError(msg)
-        if format not in SUFFIXES or not path.is_dir():
+        is_dump = format in WHOLE and (path / WHOLE[format]).is_file()
+        if is_dump and len(paths) > 1:
+            msg = f"{path}: one folder of --format {format} is read, {len(paths)} paths were given"
+            raise UserError(msg)
+        if format not in SUFFIXES or is_dump or not path.is_dir():
             found.append(path)
             continue
         ends = SUFFIXES[format]
@@ -54,7 +61,8 @@ def files_of(paths: list[Path], format: str) -> list[Path]:
         inside = [one for one in held if one.name.lower().endswith(ends)]
         if not inside:
             there = ", ".join(sorted(one.name for one in path.iterdir())[:8]) or "nothing"
-            msg = f"{path}: a folder without {', '.join(ends)} of --format {format}; it has {there}"
+            wanted = ", ".join((*ends, *([WHOLE[format]] if format in WHOLE else ())))
+            msg = f"{path}: a folder without {wanted} of --format {format}; it has {there}"
             raise UserError(msg)
         found += inside
     return found

@@ -17,8 +17,8 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.importers import files
-from tracegen.importers.replicas import Pass, Rank, merge
 from tracegen.importers.options import Options
+from tracegen.importers.replicas import Pass, Rank, merge
 from tracegen.importers.routed import Routed
 from tracegen.importers.values import integer
 from tracegen.trace.arrays import Array

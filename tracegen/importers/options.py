@@ -205,7 +205,9 @@ class Options:
 
 NAMES = tuple(one.name for one in fields(Options) if one.init)
 """Of all options."""
-_TYPED = re.compile("--(" + "|".join(sorted(NAMES, key=len, reverse=True)).replace("_", "-") + r")\b")
+_TYPED = re.compile(
+    "--(" + "|".join(sorted(NAMES, key=len, reverse=True)).replace("_", "-") + r")\b"
+)
 
 
 def typed(name: str) -> str:

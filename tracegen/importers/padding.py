@@ -6,12 +6,19 @@ there several times in a row may be real: it is counted and kept, unless the use
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
+from tracegen import regular
+from tracegen.errors import UserError
+from tracegen.importers import files
 from tracegen.importers.options import Options
 from tracegen.importers.routed import Routed
 from tracegen.trace.arrays import Array
 
+MASKED = "masked (padding)"
+"""Reason for rows that a mask marks."""
 REPEAT_SHARE = 0.05
 """Share of rows equal to the row before, in all layers, from which it is worth a notice. Two
 tokens that agree in all layers are rare; published vLLM logs have 31 to 87 % of them."""
@@ -64,8 +71,8 @@ def tell_repeats(routed: Routed, options: Options) -> None:
     if tail.any():
         steps = len(np.unique(routed.step[tail]))
         routed.notices.append(
-            f"{int(tail.sum())} rows end {steps} steps as one row again and again: padding of "
-            "batches to a fixed size? They were kept; a mask tells them, or --drop-repeats leaves "
+            f"{int(tail.sum())} rows at the end of steps ({steps}) are one row again and again: "
+            "padding to a fixed size? They were kept; a mask tells them, or --drop-repeats leaves "
             "them out."
         )
     share = float(same.mean())
@@ -86,13 +93,13 @@ def _tails(routed: Routed, same: Array) -> Array:
         group[1:] |= routed.rank[1:] != routed.rank[:-1]
     group[0] = True
     begin_run = ~same | group
-    run = np.cumsum(begin_run) - 1
-    length = np.bincount(run)
     first = np.flatnonzero(begin_run)
-    behind = first + length
+    behind = np.append(first[1:], len(same))
+    length = behind - first
     ends = behind == len(same)
     ends[~ends] = group[behind[~ends]]
-    return (ends & ~group[first] & (length > 1))[run]
+    is_tail: Array = np.repeat(ends & ~group[first] & (length > 1), length)
+    return is_tail
 
 
 def _imbalance(ids: Array) -> float:
@@ -104,3 +111,29 @@ def _imbalance(ids: Array) -> float:
             counts = np.bincount(chosen)
             ratios.append(float(counts.max() * counts.size / chosen.size))
     return float(np.median(ratios)) if ratios else 0.0
+
+
+def load_mask(path: Path) -> Array:
+    """Attention mask of a file of its own.
+
+    Parameters
+    ----------
+    path
+        ``.npy`` or ``.pt``.
+
+    Raises
+    ------
+    UserError
+        If there is no such file, or it holds no array of yes or no.
+    """
+    if not regular.exists(path):
+        msg = f"{path}: no such file"
+        raise UserError(msg)
+    found = files.load_array(path, str(path)) if path.suffix == ".npy" else files.load_tensors(path)
+    mask: Array = np.asarray(found)
+    if mask.dtype.kind not in "iufb" or not ((mask == 0) | (mask == 1)).all():
+        msg = (
+            f"{path}: {mask.dtype} {mask.shape}; a mask of ones, and zeros for padding, is expected"
+        )
+        raise UserError(msg)
+    return mask

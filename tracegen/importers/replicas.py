@@ -15,6 +15,7 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.importers.options import Options
+from tracegen.importers.values import few
 from tracegen.trace.arrays import Array
 
 ALIKE = 0.5
@@ -87,7 +88,7 @@ def same_tokens(
     first: dict[int, int] = {}
     if tp is not None:
         if len(order) % tp:
-            msg = f"--tp {tp}: there are {len(order)} ranks, no multiple of it ({_few(order)})"
+            msg = f"--tp {tp}: there are {len(order)} ranks, no multiple of it ({few(order)})"
             raise UserError(msg)
         first = {rank: order[place // tp * tp] for place, rank in enumerate(order)}
         for rank, lowest in first.items():
@@ -132,7 +133,7 @@ def replica_notice(first: Mapping[int, int], rows: Mapping[int, Array]) -> list[
     unequal = sum(not np.array_equal(rows[rank], rows[one]) for rank, one in first.items())
     return [
         f"{len(first)} ranks saw the tokens of {len(kept)} (tensor parallelism): one of each group "
-        f"was kept, rank {_few(kept)}; --tp 1 keeps all."
+        f"was kept, rank {few(kept)}; --tp 1 keeps all."
         + (f" {unequal} of the others differ from it in some rows." if unequal else "")
     ]
 
@@ -221,11 +222,11 @@ def merge(
         alike = {number: rows[number] for number in order if by_number[number].layers == layers}
         first |= same_tokens(alike, options.tp, known)
     notices = replica_notice(first, rows)
-    stages = _stages(by_number, first, options.pp, local_layers)
+    stages = _stages(by_number, first, options.pp, known if local_layers else _own)
     if len(stages) == 1:
         return _placed(stages[0], first, 1, total, seen, idle=idle), notices
     if len({len(stage) for stage in stages}) != 1:
-        told = "; ".join(_few([rank.number for rank in stage]) for stage in stages)
+        told = "; ".join(few([rank.number for rank in stage]) for stage in stages)
         msg = (
             f"{len(stages)} pipeline stages have unequal numbers of sources of tokens: ranks {told}"
         )
@@ -295,14 +296,14 @@ def _placed(
 
 
 def _stages(
-    by_number: dict[int, Rank], first: dict[int, int], pp: int | None, local_layers: bool
+    by_number: dict[int, Rank], first: dict[int, int], pp: int | None, known: SameTokens | None
 ) -> list[list[Rank]]:
-    """Ranks of each stage that are no replicas, in order."""
+    """Ranks of each stage that are no replicas, in order; stages have the same tokens."""
     order = list(by_number)
     kept = [by_number[number] for number in order if first[number] == number]
     if pp is not None:
         if len(order) % pp:
-            msg = f"--pp {pp}: there are {len(order)} ranks, no multiple of it ({_few(order)})"
+            msg = f"--pp {pp}: there are {len(order)} ranks, no multiple of it ({few(order)})"
             raise UserError(msg)
         size = len(order) // pp
         place = {number: index // size for index, number in enumerate(order)}
@@ -313,12 +314,17 @@ def _stages(
     sets = sorted({rank.layers for rank in kept})
     if any(set(a) & set(b) for a, b in combinations(sets, 2)):
         msg = (
-            f"ranks recorded different but overlapping layers, such as {_few(sets[0])} and "
-            f"{_few(sets[1])}: are they pipeline stages that count from zero? Give --pp N"
+            f"ranks recorded different but overlapping layers, such as {few(sets[0])} and "
+            f"{few(sets[1])}: are they pipeline stages that count from zero? Give --pp N"
         )
         raise UserError(msg)
-    if len(sets) == 1 and local_layers:
-        twins = [(a, b) for a, b in combinations(kept, 2) if a.lengths() == b.lengths()]
+    if len(sets) == 1:
+        twins = [
+            (a, b)
+            for a, b in combinations(kept, 2)
+            if a.lengths() == b.lengths()
+            and (known is None or known(a.number, b.number) is not False)
+        ]
         if twins:
             a, b = twins[0]
             msg = (
@@ -330,13 +336,18 @@ def _stages(
     return [[rank for rank in kept if rank.layers == layers] for layers in sets]
 
 
+def _own(one: int, other: int) -> bool:
+    """Of ranks that name layers as the model does: the same layers are other tokens."""
+    return False
+
+
 def _same_layers(ranks: list[Rank], where: str) -> None:
     """Refuse ranks of one stage that hold different layers."""
     for rank in ranks[1:]:
         if rank.layers != ranks[0].layers:
             msg = (
                 f"{where}: ranks {ranks[0].number} and {rank.number} would be one stage, but hold "
-                f"layers {_few(ranks[0].layers)} and {_few(rank.layers)}"
+                f"layers {few(ranks[0].layers)} and {few(rank.layers)}"
             )
             raise UserError(msg)
 
@@ -346,9 +357,7 @@ def _number_layers(stages: list[list[Rank]], options: Options) -> str:
     shape = options.shape()
     total = options.num_layers or (None if shape is None else shape.num_layers)
     sizes = [max(rank.layers[-1] for rank in stage) + 1 for stage in stages]
-    how = (
-        "stages hold no layer after their last with experts (--num-layers or --model says otherwise)"
-    )
+    how = "stages hold no layer after their last with experts (--num-layers or --model says more)"
     if total is not None:
         share, rest = divmod(total, len(stages))
         if rest or max(sizes) > share:
@@ -374,7 +383,7 @@ def _joined(parts: list[Rank]) -> Rank:
         if length != lengths[0]:
             msg = (
                 f"ranks {parts[0].number} and {part.number} would be pipeline stages of the same "
-                f"tokens, but have passes (step, tokens) {_few(lengths[0])} and {_few(length)}"
+                f"tokens, but have passes (step, tokens) {few(lengths[0])} and {few(length)}"
             )
             raise UserError(msg)
     passes = [
@@ -389,9 +398,3 @@ def _joined(parts: list[Rank]) -> Rank:
     ]
     layers = tuple(layer for part in parts for layer in part.layers)
     return Rank(min(part.number for part in parts), layers, passes)
-
-
-def _few(values: object) -> str:
-    """The first of a sequence, for a message."""
-    listed = list(values)  # type: ignore[call-overload]
-    return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")

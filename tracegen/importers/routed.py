@@ -50,7 +50,7 @@ class Routed:
     num_ranks: int | None = None
     """Source GPUs, those without a token included; None where ``rank`` tells."""
     ranks_recorded: bool = False
-    """Whether the dump or the user says how many ranks there were."""
+    """Whether the dump says how many ranks there were."""
     num_experts: int | None = None
     """If the dump says so."""
     empty: int | None = None

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.importers import files
+from tracegen.importers.ids import ExpertIds, expert_ids, tell
 from tracegen.importers.options import Options
 from tracegen.importers.packed import is_filler
+from tracegen.importers.padding import load_mask
 from tracegen.importers.responses import START_NAMES, VLLM, Responses
 from tracegen.importers.routed import Routed, Sequence, first_position, from_sequences
 from tracegen.importers.values import integer
@@ -46,30 +47,44 @@ def read_vllm(paths: list[Path], options: Options) -> Routed:
     UserError
         If a file holds no routed experts.
     """
-    found = Responses(VLLM, options)
+    found: list[ExpertIds] = []
+    responses = Responses(VLLM, options)
     for path in paths:
         if path.suffix == ".npy":
-            ids = files.integers(files.load_array(path, str(path)), 3, str(path))
-            found.sequences.append(Sequence(ids, None, options.start_len or 0))
+            ids = _ids(files.load_array(path, str(path)), 3, str(path), found)
+            responses.sequences.append(Sequence(ids, None, options.start_len or 0))
         elif path.suffix == ".npz":
-            found.sequences.append(_request(path, options.start_len or 0))
+            responses.sequences.append(_request(path, options.start_len or 0, found))
         else:
-            found.read(path)
-    return found.routed(paths[0])
+            responses.read(path)
+    routed = responses.routed(paths[0])
+    tell(routed, found)
+    return routed
 
 
-def _request(path: Path, begin: int) -> Sequence:
+def _ids(array: Any, dims: int, where: str, found: list[ExpertIds]) -> Array:
+    """Ids of so many dimensions, added to those found."""
+    one = expert_ids(array, where)
+    if one.ids.ndim != dims:
+        axes = ("batch", "token", "layer", "k")[-dims:]
+        msg = f"{where}: {np.asarray(array).dtype} {one.ids.shape}; ({', '.join(axes)}) is expected"
+        raise UserError(msg)
+    found.append(one)
+    return one.ids
+
+
+def _request(path: Path, begin: int, found: list[ExpertIds]) -> Sequence:
     """A request saved with its prompt: token ids of it, or its routing apart."""
     arrays = files.load_npz(path)
     if "routed_experts" not in arrays:
         msg = f"{path}: no 'routed_experts'; it has {', '.join(sorted(arrays))}"
         raise UserError(msg)
-    ids = files.integers(arrays["routed_experts"], 3, str(path))
+    ids = _ids(arrays["routed_experts"], 3, str(path), found)
     known = arrays.get("prompt_token_ids")
     prompt = None if known is None else int(known.size)
     head = arrays.get("prompt_routed_experts")
     if head is not None:
-        head = files.integers(head, 3, f"{path}: prompt_routed_experts")
+        head = _ids(head, 3, f"{path}: prompt_routed_experts", found)
         if head.shape[1:] != ids.shape[1:]:
             msg = f"{path}: the prompt has {head.shape[1:]} (layers, slots), not {ids.shape[1:]}"
             raise UserError(msg)
@@ -96,6 +111,7 @@ def read_rollout(paths: list[Path], options: Options) -> Routed:
         If there is no such tensor, the mask does not fit, or a sample has other rows than tokens.
     """
     sequences: list[Sequence] = []
+    found: list[ExpertIds] = []
     padding = 0
     for path in paths:
         value = _content(path)
@@ -105,9 +121,11 @@ def read_rollout(paths: list[Path], options: Options) -> Routed:
             continue
         ids, mask = _tensor(value, path)
         if options.mask is not None:
-            mask = _mask(options.mask)
-        ids = ids[None] if ids.ndim == 3 else ids
-        ids = files.integers(ids, 4, str(path))
+            if mask is not None:
+                msg = f"{path}: --mask was given, and the file has a mask of its own"
+                raise UserError(msg)
+            mask = load_mask(options.mask)
+        ids = _ids(ids[None] if ids.ndim == 3 else ids, 4, str(path), found)
         if mask is not None:
             mask = mask.reshape(-1, mask.shape[-1])
             if mask.shape != ids.shape[:2]:
@@ -121,6 +139,7 @@ def read_rollout(paths: list[Path], options: Options) -> Routed:
         msg = f"{paths[0]}: no samples"
         raise UserError(msg)
     routed = from_sequences(sequences, options)
+    tell(routed, found)
     if padding:
         routed.dropped[PADDING] = padding
         if options.mask is None:
@@ -203,12 +222,3 @@ def _tensor(value: Any, path: Path) -> tuple[Array, Array | None]:
             return np.asarray(value[name]), None if mask is None else np.asarray(mask)
     msg = f"{path}: none of {', '.join(IDS)}; it has {', '.join(sorted(map(str, value)))}"
     raise UserError(msg)
-
-
-def _mask(path: Path) -> Array:
-    """Attention mask of a file of its own."""
-    if not regular.exists(path):
-        msg = f"{path}: no such file"
-        raise UserError(msg)
-    found = files.load_array(path, str(path)) if path.suffix == ".npy" else files.load_tensors(path)
-    return np.asarray(found)

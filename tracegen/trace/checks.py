@@ -118,6 +118,10 @@ def check_values(trace: TraceData) -> None:
     check_layer_index(trace.moe_layer_index)
     check_steps(trace.tokens.step, trace.steps_indptr)
     check_phase(trace.tokens.phase)
+    ranks, rank = trace.info.num_ranks, trace.tokens.rank
+    if ranks and rank is not None and rank.size and rank.max() >= ranks:
+        msg = f"num_ranks is {ranks}, and a token is on rank {rank.max()}"
+        raise UserError(msg)
     for layer, number in enumerate(trace.moe_layer_index.tolist()):
         check_layer(trace.expert_ids[layer], trace.model.num_experts, number)
         if trace.gate_weights is not None:
