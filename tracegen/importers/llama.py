@@ -7,7 +7,7 @@
   weights (``ffn_moe_weights``). It is this package's own, for callbacks that users write: no
   released tool does.
 
-llama.cpp evaluates its last layer only for tokens whose output is wanted: of a prompt, the last.
+llama.cpp evaluates its last layer only for the token whose output is wanted, the last of a pass.
 """
 
 from __future__ import annotations
@@ -214,9 +214,10 @@ def _in_order(path: Path, lines: list[list[str]], options: Options) -> Rows:
         tokens = max(len(ids) for ids in part.values()) // topk
         for layer, ids in part.items():
             first = tokens - len(ids) // topk
-            if first and layer != last:
+            # One row in the last layer is the last token's; any other number is a file that was cut.
+            if first and (layer != last or first < tokens - 1):
                 told = {number: len(ids) // topk for number, ids in part.items()}
-                msg = f"{path}: layers of pass {number} have {told} tokens"
+                msg = f"{path}: layers of pass {number} have {told} tokens: is the file cut?"
                 raise UserError(msg)
             for token in range(first, tokens):
                 begin = (token - first) * topk

@@ -1,4 +1,4 @@
-"""Megatron-LM's router trace (megatron/core/transformer/moe/router_trace.py): JSON lines.
+"""Megatron-LM's router trace (megatron/core/transformer/moe/router_trace.py at d98e8a6): JSON lines.
 
 ``router_trace_rank{r}.jsonl`` has one object for each (step, block, layer): step, stage, block,
 layer, rank, num_tokens, topk, top_indices. Ids come from a map of booleans, so they ascend;
