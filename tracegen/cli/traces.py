@@ -61,7 +61,7 @@ def generate(
     kind: Annotated[
         str, typer.Argument(help="uniform, zipf, normal, remote, histogram or latent.")
     ],
-    model: Annotated[str, typer.Option(help="Model shape: a name, or a TOML file.")],
+    model: Annotated[str, typer.Option(help="Model shape: a name, a TOML file, or a config.json.")],
     out: Annotated[Path, file_option("--out", help="File to write.")],
     ranks: Annotated[int, typer.Option(help="Source GPUs.")] = 8,
     tokens_per_rank: Annotated[int, typer.Option(help="Tokens per GPU and step.")] = 4096,

@@ -7,7 +7,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from dumps import SIZES, ids_of, phases, routing, sglang_record
+from dumps import SIZES, ids_of, megatron_files, phases, routing, sglang_record
 
 import tracegen
 from replay.work.batch import form_batch
@@ -109,6 +109,29 @@ def test_ranks_with_other_requests_are_no_replicas(tmp_path: Path) -> None:
             paths[-1],
         )
     assert read(paths, "sglang", hidden_size=8).trace.num_tokens == 8
+
+
+def test_recorders_tell_of_ranks_that_were_idle(tmp_path: Path) -> None:
+    ids = np.sort(routing(8), axis=2)
+    paths = megatron_files(tmp_path / "m", {(0, rank): ids[4 * rank :][:4] for rank in (0, 1)})
+    for rank in (2, 3):
+        paths.append(tmp_path / "m" / f"router_trace_rank{rank}.jsonl")
+        paths[-1].touch()
+    trace = read(paths, "megatron", pp=1, **SIZES).trace
+    assert trace.num_ranks == 4
+    assert read([tmp_path / "m"], "megatron", pp=1, **SIZES).trace.content_id == trace.content_id
+    torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
+    paths = []
+    for rank in range(4):
+        few = ids[2 * rank :][:2]
+        record = sglang_record(few, [0, 1], 1, 1 if rank < 2 else 4, [2], tokens=[rank, 9])
+        paths.append(tmp_path / f"{rank}.pt")
+        mapping = torch.arange(16).repeat(2, 1)
+        torch.save(
+            {"records": [{**record, "rank": rank}], "last_physical_to_logical_map": mapping},
+            paths[-1],
+        )
+    assert read(paths, "sglang", hidden_size=8).trace.num_ranks == 4
 
 
 def test_decoded_tokens_are_steps_of_their_own(tmp_path: Path) -> None:
