@@ -121,7 +121,9 @@ def _(folder: Path) -> Kind:
 
 @kind("SGLang: a batch of /generate in one line")
 def _(folder: Path) -> Kind:
-    return sglang(folder, [{"meta_info": meta()}, {"meta_info": meta()}], ids=np.tile(IDS, (2, 1, 1)))
+    return sglang(
+        folder, [{"meta_info": meta()}, {"meta_info": meta()}], ids=np.tile(IDS, (2, 1, 1))
+    )
 
 
 @kind("SGLang: a prompt alone")
@@ -141,7 +143,9 @@ def _(folder: Path) -> Kind:
 @kind("SGLang: a stream of /generate")
 def _(folder: Path) -> Kind:
     begun = {"id": "a", "prompt_tokens": PROMPT, "completion_tokens": 1}
-    return Kind(streamed(folder, {"meta_info": begun}, {"meta_info": meta()}), IDS, "sglang", LAYERED)
+    return Kind(
+        streamed(folder, {"meta_info": begun}, {"meta_info": meta()}), IDS, "sglang", LAYERED
+    )
 
 
 @kind("SGLang: a stream that was cut")
@@ -224,9 +228,7 @@ def _(folder: Path) -> Kind:
 def _(folder: Path) -> Kind:
     choice = {"routed_experts": text64(npy(IDS.astype(np.uint8)))}
     entry = {"choices": [choice], "usage": USAGE}
-    return Kind(
-        written(folder, entry, entry, name="r.json"), np.tile(IDS, (2, 1, 1)), "vllm"
-    )
+    return Kind(written(folder, entry, entry, name="r.json"), np.tile(IDS, (2, 1, 1)), "vllm")
 
 
 @kind("vLLM: outputs of LLM.generate as JSON, two answers")
