@@ -2,11 +2,10 @@
 
 import gzip
 import re
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
+import kinds_of_engines  # noqa: F401 - adds its rows
 import numpy as np
 import pytest
 from dumps import (
@@ -20,12 +19,11 @@ from dumps import (
     safetensors,
     write_npy,
 )
+from kinds import IDS, KINDS, TOKENS, Kind, kind
 
 import tracegen
 from tracegen.importers import read_as_typed
 
-TOKENS = 12
-IDS = routing(TOKENS)
 IMPORTERS_MD = Path(tracegen.__file__).parent / "importers" / "IMPORTERS.md"
 HEADING = "## Kinds of input that were tried"
 MODEL = """
@@ -41,28 +39,6 @@ num_layers = {{ value = 4, source = "x" }}
 dense_layers = {{ value = {dense}, source = "x" }}
 gated = {{ value = true, source = "x" }}
 """
-
-
-class Kind(NamedTuple):
-    """An input, and the ids that its trace has if it is read."""
-
-    paths: list[Path]
-    ids: Array = IDS
-    format: str = "arrays"
-    options: Mapping[str, Any] = MappingProxyType({})
-
-
-KINDS: dict[str, Callable[[Path], Kind]] = {}
-
-
-def kind(name: str) -> Callable[[Callable[[Path], Kind]], Callable[[Path], Kind]]:
-    """Name a row of the table."""
-
-    def named(make: Callable[[Path], Kind]) -> Callable[[Path], Kind]:
-        KINDS[name] = make
-        return make
-
-    return named
 
 
 def npz(folder: Path, name: str = "r.npz", **arrays: Any) -> list[Path]:
