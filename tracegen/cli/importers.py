@@ -29,7 +29,9 @@ def import_dump(
     model: Annotated[
         str | None, typer.Option(help="Model shape: a name, a TOML file, or a config.json.")
     ] = None,
-    num_experts: Annotated[int | None, typer.Option(help="Experts per layer.")] = None,
+    num_experts: Annotated[
+        int | None, typer.Option(help="Experts per layer, with those that do nothing.")
+    ] = None,
     zero_experts: Annotated[
         int | None, typer.Option(help="Experts that do nothing, the last of all ids.")
     ] = None,

@@ -14,6 +14,8 @@ numbers do not matter.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -292,11 +294,13 @@ def _known(tables: list[dict[str, Array]], columns: set[str]) -> SameTokens | No
     """Whether two ranks had the same tokens: not if they name other requests or positions."""
     names = [name for name in ("request", "position", "token", "step") if name in columns]
 
-    def told(rank: int) -> list[list[int]]:
-        return [
-            [one for table in tables for one in table[name][table["rank"] == rank].tolist()]
-            for name in names
-        ]
+    @functools.cache
+    def told(rank: int) -> bytes:
+        digest = hashlib.sha256()
+        for name in names:
+            parts = [table[name][table["rank"] == rank] for table in tables]
+            digest.update(np.concatenate(parts).data)
+        return digest.digest()
 
     def same(one: int, other: int) -> bool | None:
         # Processes may count their requests by themselves, so equal numbers tell nothing.

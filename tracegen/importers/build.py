@@ -143,7 +143,10 @@ def _suspected(ids: Array, experts: int) -> str:
     least, most = int(ids[ids >= 0].min()), int(ids.max())
     if least == 1 and most == experts:
         return f"ids are 1 to {most}, so they count from one: subtract one"
-    return f"the largest id is {most} (physical ids, or shared experts among the routed?)"
+    return (
+        f"the largest id is {most} (physical ids, shared experts among the routed, or experts that "
+        "do nothing, which --num-experts counts too?)"
+    )
 
 
 def _slot_order(routed: Routed) -> SlotOrder:

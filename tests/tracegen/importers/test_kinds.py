@@ -433,6 +433,21 @@ def table() -> dict[str, str]:
     return dict(cells)
 
 
+def test_provenance_names_layers_that_were_not_recorded(tmp_path: Path) -> None:
+    for dense, name, layers in (
+        ((), "layers_not_recorded", [0, 1]),
+        ((0, 1), "dense_layers_left_out", [0, 1]),
+    ):
+        whole = np.concatenate([np.zeros_like(IDS), IDS], axis=1)
+        options = {"model": model(tmp_path, dense=dense)}
+        trace = read_as_typed(npz(tmp_path, expert_ids=whole), "arrays", options).trace
+        source = trace.info.provenance["source"]
+        assert source[name] == layers
+        left_out = {"layers_not_recorded", "dense_layers_left_out", "empty_layers_left_out"}
+        assert left_out & source.keys() == {name}
+        assert trace.moe_layer_index.tolist() == [2, 3]
+
+
 def test_the_table_has_every_kind_and_is_in_order() -> None:
     found = table()
     assert KINDS.keys() <= found.keys()
