@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from replay.run.jitter import OFF
 from replay.work.placement import identify
-from tracegen.models import load as load_model
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -72,7 +71,8 @@ def describe(
     spec
         The settings.
     trace
-        What makes two traces the same: the content id, or all arguments of the generator.
+        What makes two traces the same: the content id, which holds the shape of the model that
+        the trace carries, or all arguments of the generator.
     system, scheme
         What the spec's references lead to.
 
@@ -84,8 +84,6 @@ def describe(
     settings = spec.model_dump(mode="json", by_alias=True, exclude=set(BY_VALUE))
     if spec.expert_tp == 1:  # whole experts are what they were before they could be sliced
         del settings["expert_tp"]
-    if spec.model is not None:
-        settings["model"] = load_model(spec.model).sizes()
     if spec.jitter == OFF:  # as it was before there was any
         del settings["jitter"], settings["jitter_seed"]
     described: dict[str, Any] = {
