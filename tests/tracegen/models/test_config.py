@@ -191,6 +191,7 @@ def test_what_is_no_configuration_of_experts_is_refused_in_a_line(tmp_path: Path
 def test_an_empty_name_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="unknown model ''"):
-        models.load("")
+    for name in ("", "n" * 5000, "a\0b"):
+        with pytest.raises(UserError, match="unknown model"):
+            models.load(name)
     assert models.load(".").hidden == 2048
