@@ -10,6 +10,7 @@ import typer
 from replay.cli.options import JsonOption
 from replay.cli.screen import show
 from replay.run.spec import RunSpec
+from tracegen.cli.common import tell_assumed
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
 
@@ -111,6 +112,7 @@ def place(
     settings = {"tokens_per_rank": tokens_per_rank, "phase": phase, "replicas": replicas}
     spec = RunSpec(placement="contiguous" if source is None else f"file:{source}", **settings)
     loaded = tracegen.load(trace)
+    tell_assumed(model)
     if model is not None:
         loaded = loaded.with_shape(tracegen.models.load(model))
     shape = loaded.model_shape

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tracegen.cli.common import refuse_existing, user_errors
+from tracegen.cli.common import refuse_existing, tell_assumed, user_errors
 from tracegen.cli.outputs import file_option
 from tracegen.errors import UserError
 
@@ -117,6 +117,7 @@ def import_dump(
             "dataset": dataset,
             "source": source,
         }
+        tell_assumed(model)
         made = read_as_typed(files, format, options)
         digest = write(made.trace, out, overwrite=force)
         for notice in made.notices:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from tracegen import screen
-from tracegen.cli.common import AsJson, refuse_existing, user_errors
+from tracegen.cli.common import AsJson, refuse_existing, tell_assumed, user_errors
 from tracegen.cli.outputs import file_option
 from tracegen.errors import UserError
 
@@ -99,6 +99,7 @@ def generate(
         if skew is not None:
             params["skew"] = skew
         shape = models.load(model)
+        tell_assumed(model)
         num_layers = layers or shape.num_moe_layers
         num_ids = num_layers * steps * ranks * tokens_per_rank * shape.num_experts
         with _progress(num_layers, num_ids) as on_layer:
