@@ -178,6 +178,7 @@ def _describe(name: str) -> dict[str, Any]:
             "num_steps": file.num_steps,
             "has_gate_weights": file.has_gate_weights,
             "has_rank": file.has_rank,
+            "num_ranks": file.num_ranks,
             "slot_order": file.info.slot_order,
             "load_max_over_mean": [round(v, 3) for v in (load.max(axis=1) / mean).tolist()],
             "load_min_over_mean": [round(v, 3) for v in (load.min(axis=1) / mean).tolist()],

@@ -24,6 +24,7 @@ from tracegen.trace.tables import (
     TraceInfo,
     TraceModel,
     expert_dtype,
+    stated_ranks,
 )
 
 LARGEST = {"step": 2**32 - 1, "request": 2**32 - 1, "position": 2**32 - 1, "rank": 2**16 - 1}
@@ -102,7 +103,7 @@ def _num_ranks(routed: Routed, options: Options, model: TraceModel) -> int:
             f"How many GPUs there were is not recorded: {number} were taken, as many as ranks are "
             "in the dump (--ranks says otherwise)."
         )
-    return number if number > seen else 0
+    return stated_ranks(routed.rank, number)
 
 
 def _check_columns(routed: Routed) -> None:

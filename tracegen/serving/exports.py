@@ -84,9 +84,7 @@ def _plan(trace: RoutingTrace, ids: Array, engine: str, path: str | Path) -> lis
         "layers": trace.moe_layer_index,
     }
     if tokens.rank is not None:
-        arrays["rank"] = tokens.rank
-        if trace.info.num_ranks:
-            arrays["num_ranks"] = np.array(trace.info.num_ranks)
+        arrays |= {"rank": tokens.rank, "num_ranks": np.array(trace.num_ranks)}
     if trace.gate_weights is not None:
         arrays["weights"] = trace.gate_weights.transpose(1, 0, 2)
     with output.opened(path) as file:
