@@ -103,6 +103,8 @@ def _num_ranks(routed: Routed, options: Options, model: TraceModel) -> int:
             f"How many GPUs there were is not recorded: {number} were taken, as many as ranks are "
             "in the dump (--ranks says otherwise)."
         )
+    elif experts % number:
+        routed.notices.append(f"{experts} experts are not dealt evenly to {number} GPUs.")
     return stated_ranks(routed.rank, number)
 
 

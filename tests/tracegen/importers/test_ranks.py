@@ -33,6 +33,9 @@ def test_the_last_gpu_may_be_idle(tmp_path: Path) -> None:
     assert trace.num_ranks == 8
     assert not any("How many GPUs" in notice for notice in made.notices)
     assert form_batch(trace).num_ranks == 8
+    uneven = read([path], "arrays", ranks=7, **SIZES)
+    assert uneven.trace.num_ranks == 7
+    assert "16 experts are not dealt evenly to 7 GPUs." in uneven.notices
     with pytest.raises(tracegen.UserError, match="ranks 6: the dump is of 7 ranks or more"):
         read([path], "arrays", ranks=6, **SIZES)
     with pytest.raises(tracegen.UserError, match="import it with --ranks 16"):
