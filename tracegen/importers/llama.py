@@ -27,6 +27,8 @@ from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PREFILL
 
 PHASES = {"prefill": PREFILL, "prompt": PREFILL, "decode": DECODE, "generate": DECODE}
+LARGEST = 2**31
+"""Beyond layers, tokens and experts."""
 HEADERS = (
     "layer,expert (moe-trace), phase,token,layer,rank,expert, or pass,token,layer,e0,...[,w0,...]"
 )
@@ -147,7 +149,10 @@ def _fields(path: Path, number: int, line: list[str], count: int) -> list[int]:
     try:
         if len(line) != count:
             raise ValueError(f"{len(line)} fields, {count} are expected")
-        return [int(value) for value in line]
+        values = [int(value) for value in line]
+        if any(abs(value) >= LARGEST for value in values):
+            raise ValueError(f"numbers are below {LARGEST}")
+        return values
     except ValueError as error:
         msg = f"{path}, line {number}: {error}"
         raise UserError(msg) from error

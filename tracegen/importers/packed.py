@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -107,14 +108,10 @@ def is_filler(ids: Array) -> Array:
 def _type(name: Any, where: str) -> np.dtype[Any]:
     """Type of a name, such as ``uint8`` or ``torch.uint8``."""
     text = str(name).removeprefix("torch.").removeprefix("numpy.").removeprefix("np.")
-    try:
-        found = np.dtype(text)
-    except TypeError:
-        found = None
-    if found is None or found.name not in TYPES:
+    if text not in TYPES and not re.fullmatch(r"[<|=]?[iu][1248]", text):
         msg = f"{where}: {str(name)[:40]!r} is no type of expert ids; possible: {', '.join(TYPES)}"
         raise UserError(msg)
-    return found.newbyteorder("<") if found.byteorder == "=" else found
+    return np.dtype(text).newbyteorder("<")
 
 
 def _raw(

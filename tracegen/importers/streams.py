@@ -142,7 +142,7 @@ def _add(into: dict[str, Any], chunk: dict[str, Any]) -> None:
         elif isinstance(known, dict) and isinstance(value, dict):
             into[name] = known | {key: one for key, one in value.items() if one is not None}
         elif name == "choices" and isinstance(value, list):
-            into[name] = _choices(known or [], value)
+            into[name] = _choices(known if isinstance(known, list) else [], value)
         else:
             into[name] = value
 

@@ -56,7 +56,7 @@ def test_every_form_of_an_array_is_the_same_routing(tmp_path: Path) -> None:
         trace = read([lines(tmp_path / "r.jsonl", entry)], "vllm", **sizes).trace
         if phases(trace) != [0] * 4 + [1] * 2 or not np.array_equal(ids_of(trace), ids):
             failures.append(name)
-    for kind in ("uint8", "int16", "uint16", "int32", "int64"):
+    for kind in ("uint8", "int16", "uint16", "int32", "int64", "<u2"):
         stated = meta(ids, 4, np.dtype(kind).newbyteorder("<").str, routed_experts_dtype=kind)
         trace = read(
             [lines(tmp_path / "r.jsonl", {"meta_info": stated})], "sglang", **LAYERED
@@ -133,6 +133,8 @@ def test_streams_are_put_together_from_their_chunks(tmp_path: Path) -> None:
         read([events(path, parts[0], "{}")], "vllm", **SIZES)
     with pytest.raises(tracegen.UserError, match="line 1: not JSON"):
         read([events(path, 'data: {"id":')], "vllm", **SIZES)
+    strange = {"request_id": "g", "choices": 3}
+    assert len(ids_of(read([events(path, strange, *parts, *ends)], "vllm", **SIZES).trace)) == 11
     # Chunks as a client logs them, one a line.
     logged = [
         {**chunk, "choices": [], "sglext": {"routed_experts": raw(ids)}},
@@ -297,6 +299,7 @@ def test_llama_cpp_files_that_name_phase_and_token(tmp_path: Path) -> None:
         ("warm,0,0,0,1", "line 26: phase 'warm'; possible: prefill"),
         ("decode,3,1,0,1", "line 26: rank 0 of token 3 is there twice"),
         ("decode,3,1", "line 26: 2 fields, 4 are expected"),
+        ("decode,3,1,9,99999999999", "line 26: numbers are below 2147483648"),
         ("decode,4,0,0,1", r"rows have \[1, 3\] experts"),
     ):
         path.write_text("\n".join([*told, line]), "utf-8")
