@@ -124,6 +124,19 @@ def test_zero_experts_are_beside_the_routed_ones() -> None:
     assert (shape.score_function, shape.norm_topk, shape.expert_bias) == ("softmax", False, True)
 
 
+def test_shared_experts_have_the_width_that_is_stated_together() -> None:
+    for values, found in (
+        ({}, (0, 0)),
+        ({"n_shared_experts": 2}, (2, 768)),
+        ({"shared_expert_intermediate_size": 512}, (1, 512)),
+        ({"n_shared_experts": 2, "moe_shared_expert_intermediate_size": 512}, (2, 256)),
+        ({"n_shared_experts": 3, "moe_shared_expert_intermediate_size": 512}, (1, 512)),
+        ({"shared_expert_intermediate_size": 0}, (0, 0)),
+    ):
+        shape = config.parse(json.dumps({**QWEN3, **values}), "c.json")
+        assert (shape.num_shared_experts, shape.shared_intermediate) == found, values
+
+
 def test_what_is_assumed_is_noted() -> None:
     shape = config.parse(json.dumps(changed(QWEN3, model_type="novel", torch_dtype=...)), "c.json")
     for said in ("softmax is assumed", "bf16 is assumed", "'novel' is not known here"):
