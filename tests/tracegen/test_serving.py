@@ -211,7 +211,7 @@ def test_the_plug_in_does_nothing_unless_asked(
     monkeypatch.setenv(vllm.FOLDER, str(tmp_path))
     monkeypatch.setitem(sys.modules, "vllm", None)
     vllm.register()
-    assert "nothing is recorded: recording needs a vLLM with RoutedExperts" in caplog.text
+    assert "nothing is recorded: MOEREPLAY_RECORD needs a vLLM with RoutedExperts" in caplog.text
 
 
 def add(recorder: Recorder, rows: int, layer: int = 0) -> None:

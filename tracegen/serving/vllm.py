@@ -1,9 +1,10 @@
-"""A plug-in of vLLM that records the routing of every worker; see SERVING.md beside this file.
+"""A plug-in of vLLM that records the routing of every worker, or has it follow a trace.
 
-vLLM calls :func:`register` in each of its processes (entry point ``vllm.general_plugins``). It does
-nothing unless the environment names a folder. What is recorded are the ids that vLLM's own
-``RoutedExpertsCapturer`` keeps for its rows: logical experts, before load balancing replaces them.
-Whatever goes wrong with a recording is logged, and ends the recording; the engine goes on.
+See SERVING.md beside this file. vLLM calls :func:`register` in each of its processes (entry point
+``vllm.general_plugins``). It does nothing unless the environment names a folder or a file. What is
+recorded are the ids that vLLM's own ``RoutedExpertsCapturer`` keeps for its rows: logical experts,
+before load balancing replaces them; whatever goes wrong with a recording is logged and ends the
+recording, and the engine goes on. What follows are the routers of vLLM's routing simulator.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from tracegen.errors import UserError
+from tracegen.serving.plan import FILE, PlanBuffer, RoutePlan
 from tracegen.serving.record import Recorder
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PREFILL
@@ -26,36 +29,87 @@ from tracegen.trace.tables import DECODE, PREFILL
 FOLDER = "MOEREPLAY_RECORD"
 """Environment variable with the folder to record to."""
 CAPTURER = "vllm.model_executor.layers.fused_moe.routed_experts_capturer"
+SIMULATOR = "vllm.model_executor.layers.fused_moe.router.routing_simulator_router"
+STRATEGY, STRATEGY_NAME = "VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "moereplay"
+"""Environment variable of vLLM that has routers simulated, and what it must be."""
 RUNNERS = ("vllm.v1.worker.gpu.model_runner", "vllm.v1.worker.gpu_model_runner")
 """Modules of vLLM's two model runners; which of them runs is decided when the engine starts."""
-NEEDS = (
-    f"recording needs a vLLM with RoutedExpertsCapturer (tried with 0.32 and 0.33); unset {FOLDER} "
-    "to serve without"
-)
+NEEDS = "{variable} needs a vLLM with {part} (tried with 0.32 and 0.33); unset it to serve without"
+RECORDING = NEEDS.format(variable=FOLDER, part="RoutedExpertsCapturer")
+FOLLOWING = NEEDS.format(variable=FILE, part="RoutingSimulator")
 log = logging.getLogger("vllm.moereplay")
 
 
 def register() -> None:
-    """Have every model runner of this process record, if the environment asks for it.
+    """Have every model runner of this process record or follow, if the environment asks for it.
 
-    A vLLM that lacks what is needed serves without a recording, and logs that as an error.
+    A vLLM that lacks what recording needs serves without, and logs that as an error.
+
+    Raises
+    ------
+    UserError
+        If a plan cannot be followed: what would be measured then is another routing.
     """
-    folder = os.environ.get(FOLDER)
-    if not folder:
+    folder, plan = os.environ.get(FOLDER), os.environ.get(FILE)
+    if not folder and not plan:
         return
     try:
         import_module(CAPTURER)
-        runners = [import_module(name).GPUModelRunner for name in RUNNERS]
-        if import_module("vllm.platforms").current_platform.is_cpu():
-            # Loads models in a way of its own.
-            runners.append(import_module("vllm.v1.worker.cpu_model_runner").CPUModelRunner)
-        for runner in runners:
-            attach(runner, Path(folder))
+        runners = _runners()
     except Exception as error:  # of whatever version is installed
-        log.error("nothing is recorded: %s (%s)", NEEDS, error)
+        if plan:
+            raise UserError(f"{FOLLOWING} ({error})") from error
+        log.error("nothing is recorded: %s (%s)", RECORDING, error)
+        return
+    routes = _plan(Path(plan)) if plan else None
+    for runner in runners:
+        attach(runner, Path(folder) if folder else None, routes)
 
 
-def attach(runner_class: Any, folder: Path) -> None:
+def _runners() -> list[Any]:
+    """Classes of the model runners that vLLM may use."""
+    runners = [import_module(name).GPUModelRunner for name in RUNNERS]
+    if import_module("vllm.platforms").current_platform.is_cpu():
+        # Loads models in a way of its own.
+        runners.append(import_module("vllm.v1.worker.cpu_model_runner").CPUModelRunner)
+    return runners
+
+
+def _plan(path: Path) -> RoutePlan:
+    """A plan, after its strategy is known to vLLM."""
+    try:
+        simulator = import_module(SIMULATOR)
+    except ImportError as error:
+        msg = f"{FOLLOWING} ({error})"
+        raise UserError(msg) from error
+    if os.environ.get(STRATEGY, "").lower() != STRATEGY_NAME:
+        msg = f"{FILE} is followed by simulated routers only: set {STRATEGY}={STRATEGY_NAME}"
+        raise UserError(msg)
+    register_strategy(simulator)
+    return RoutePlan.load(path)
+
+
+def register_strategy(simulator: Any) -> None:
+    """Make the strategy known to vLLM, whose routers look it up while the model is made.
+
+    Parameters
+    ----------
+    simulator
+        vLLM's module of the routing simulator.
+    """
+    base: Any = simulator.RoutingStrategy
+
+    class Followed(base):  # type: ignore[misc]
+        """Stands for the plan until a model is loaded, and its layers are known."""
+
+        def route_tokens(self, *args: Any, **kwargs: Any) -> Any:
+            msg = f"a router of a model that was not loaded as a whole cannot follow {FILE}"
+            raise UserError(msg)
+
+    simulator.RoutingSimulator.register_strategy(STRATEGY_NAME, Followed())
+
+
+def attach(runner_class: Any, folder: Path | None, plan: RoutePlan | None = None) -> None:
     """Wrap the methods of a model runner that load a model, prepare a batch and run it.
 
     Parameters
@@ -63,13 +117,37 @@ def attach(runner_class: Any, folder: Path) -> None:
     runner_class
         A ``GPUModelRunner`` of vLLM, of either generation, or a class derived from it.
     folder
-        To record to.
+        To record to; None not to record. What goes wrong then is logged, and ends the recording.
+    plan
+        To follow; None not to. What goes wrong then ends the pass.
     """
     if "moereplay_attached" in vars(runner_class):
         return  # vLLM may call plug-ins more than once
     runner_class.moereplay_attached = True
+    if folder is not None:
+        _wrap(runner_class, "moereplay", lambda runner: Worker(runner, folder), is_harmless=True)
+    if plan is not None:
+        _wrap(runner_class, "moereplay_guide", lambda runner: Guide(runner, plan))
 
-    def wrapped(name: str, after: Any) -> None:
+
+def _wrap(
+    runner_class: Any, held: str, make: Callable[[Any], Any], *, is_harmless: bool = False
+) -> None:
+    """Have a part of each runner see its passes.
+
+    Parameters
+    ----------
+    runner_class
+        Whose methods are wrapped.
+    held
+        Attribute of a runner that holds its part, None once that has failed.
+    make
+        Makes the part of a runner whose model is loaded.
+    is_harmless
+        Whether the engine goes on without the part when that fails.
+    """
+
+    def wrapped(name: str, after: Callable[..., None]) -> None:
         original = vars(runner_class).get(name)
         if original is None:
             return
@@ -80,21 +158,24 @@ def attach(runner_class: Any, folder: Path) -> None:
             try:
                 after(self, made, *args, **kwargs)
             except Exception as error:
+                if not is_harmless:
+                    raise
                 log.error(
                     "nothing more is recorded: %s", error, exc_info=not isinstance(error, UserError)
                 )
-                self.moereplay = None
+                setattr(self, held, None)
             return made
 
         setattr(runner_class, name, method)
 
     def loaded(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
-        if not hasattr(self, "moereplay"):  # a derived class may call the method of its base
-            self.moereplay = Worker(self, folder)
+        if not hasattr(self, held):  # a derived class may call the method of its base
+            setattr(self, held, make(self))
 
     def prepared(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
-        if self.moereplay is not None:
-            self.moereplay.begin(made)
+        part = getattr(self, held)
+        if part is not None:
+            part.begin(made)
 
     def prepared_before(
         self: Any,
@@ -104,13 +185,15 @@ def attach(runner_class: Any, folder: Path) -> None:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        if self.moereplay is not None:
+        part = getattr(self, held)
+        if part is not None:
             lengths = np.asarray(num_scheduled_tokens)
-            self.moereplay.begin(_batch(self.input_batch, scheduler_output, lengths))
+            part.begin(_batch(self.input_batch, scheduler_output, lengths))
 
     def executed(self: Any, made: Any, *args: Any, **kwargs: Any) -> None:
-        if self.moereplay is not None:
-            self.moereplay.end()
+        part = getattr(self, held)
+        if part is not None:
+            part.end()
 
     wrapped("load_model", loaded)
     wrapped("prepare_inputs", prepared)
@@ -132,6 +215,88 @@ def _batch(running: Any, scheduled: Any, lengths: Array) -> SimpleNamespace:
         prefill_len_np=np.asarray(running.num_prompt_tokens)[: len(names)].copy(),
         num_draft_tokens_per_req=np.array(drafts),
     )
+
+
+def _rows(batch: Any) -> tuple[int, Array, Array, Array]:
+    """Tokens of a batch, where its requests begin, how long they are, and positions."""
+    tokens = int(batch.num_tokens)
+    starts = np.asarray(batch.query_start_loc_np)[: len(batch.req_ids) + 1]
+    position = batch.positions[:tokens]
+    position = position.cpu().numpy() if hasattr(position, "cpu") else position
+    return tokens, starts, np.diff(np.minimum(starts, tokens)), position
+
+
+class Guide:
+    """Routers of one model runner that follow a plan.
+
+    Parameters
+    ----------
+    runner
+        The model runner, its model loaded.
+    plan
+        What is followed.
+
+    Raises
+    ------
+    UserError
+        If routers of this engine see rows of other ranks, or the plan is of another model.
+    """
+
+    def __init__(self, runner: Any, plan: RoutePlan) -> None:
+        parallel = runner.vllm_config.parallel_config
+        for name, is_on in (
+            ("--data-parallel-size", parallel.data_parallel_size > 1),
+            ("sequence parallelism of MoE layers", parallel.use_sequence_parallel_moe),
+            ("--enable-dbo", getattr(parallel, "enable_dbo", False)),
+        ):
+            if is_on:
+                msg = f"{name}: routers see other rows than those of the batch; unset {FILE}"
+                raise UserError(msg)
+        layers = {
+            int(module.layer_id): module.router
+            for module in runner.model.modules()
+            if hasattr(getattr(module, "router", None), "_compute_routing")
+        }
+        self.buffer: PlanBuffer | None = None
+        for layer, router in layers.items():
+            if self.buffer is None:
+                experts = int(router.global_num_experts)
+                state = getattr(router, "eplb_state", None)
+                if state is not None and state.logical_replica_count is not None:
+                    experts = len(state.logical_replica_count)  # replicas are no experts
+                self.buffer = PlanBuffer(
+                    plan, runner.max_num_tokens, runner.device, experts, int(router.top_k)
+                )
+            self.buffer.of_layer(layer, 0)
+            router._compute_routing = functools.partial(self._route, layer)
+        log.info("%d layers follow the plan of %s", len(layers), FILE)
+
+    def begin(self, batch: Any) -> None:
+        """Lay out the rows of the pass that follows.
+
+        Parameters
+        ----------
+        batch
+            vLLM's ``InputBatch``, or one like it.
+        """
+        _, _, lengths, position = _rows(batch)
+        if self.buffer is not None:  # a stage of a pipeline may have no MoE layer
+            self.buffer.fill(list(batch.req_ids), lengths, position)
+
+    def end(self) -> None:
+        """Leave the rows of the pass as they are: the next one lays out its own."""
+
+    def _route(
+        self, layer: int, hidden_states: Any, router_logits: Any, indices_type: Any, **_: Any
+    ) -> tuple[Any, Any]:
+        """Weights, all the same, and ids of the rows of a pass, as a router of vLLM has them."""
+        assert self.buffer is not None  # who has no buffer has no router
+        # A copy: what comes after may write into it.
+        ids = self.buffer.of_layer(layer, hidden_states.shape[0]).clone()
+        if indices_type is not None:
+            ids = ids.to(indices_type)
+        weights = hidden_states.new_full(ids.shape, 1 / ids.shape[1]).float()
+        return weights, ids
 
 
 class Worker:
@@ -197,11 +362,7 @@ class Worker:
         batch, self.batch = self.batch, None
         if batch is None:
             return
-        tokens = int(batch.num_tokens)
-        starts = np.asarray(batch.query_start_loc_np)[: len(batch.req_ids) + 1]
-        lengths = np.diff(np.minimum(starts, tokens))
-        position = batch.positions[:tokens]
-        position = position.cpu().numpy() if hasattr(position, "cpu") else position
+        tokens, starts, lengths, position = _rows(batch)
         prompt = np.repeat(np.asarray(batch.prefill_len_np)[: lengths.size], lengths)
         layers = tuple(sorted(self.bound))
         ids = self.capturer.device_buffer[:tokens].cpu().numpy()[:, list(layers)]
