@@ -222,7 +222,8 @@ def merge(
         alike = {number: rows[number] for number in order if by_number[number].layers == layers}
         first |= same_tokens(alike, options.tp, known)
     notices = replica_notice(first, rows)
-    stages = _stages(by_number, first, options.pp, known if local_layers else _own)
+    # Ranks that name layers as the model does have other tokens where they name the same ones.
+    stages = _stages(by_number, first, options.pp, known if local_layers else lambda *_: False)
     if len(stages) == 1:
         return _placed(stages[0], first, 1, total, seen, idle=idle), notices
     if len({len(stage) for stage in stages}) != 1:
@@ -334,11 +335,6 @@ def _stages(
             )
             raise UserError(msg)
     return [[rank for rank in kept if rank.layers == layers] for layers in sets]
-
-
-def _own(one: int, other: int) -> bool:
-    """Of ranks that name layers as the model does: the same layers are other tokens."""
-    return False
 
 
 def _same_layers(ranks: list[Rank], where: str) -> None:

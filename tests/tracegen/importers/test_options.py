@@ -170,6 +170,7 @@ def test_the_command_line_and_python_call_an_option_differently(tmp_path: Path) 
     assert "--columns 'ids': write" in CliRunner().invoke(app, wrong).stderr
     made = read([path], "vllm", num_experts=16, hidden_size=8)
     assert any("(prompts or prompt_len says otherwise)" in notice for notice in made.notices)
+    assert any("a replay needs its whole shape: give model there" in one for one in made.notices)
     assert "--prompt-len says otherwise" in made.trace.info.provenance["notes"]
     assert as_arguments("--tp 2, not --topk; --force stays") == "tp 2, not topk; --force stays"
 
