@@ -84,7 +84,11 @@ def generate(
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="K=V", help="Another parameter of the kind, such as load=TRACE."),
+        typer.Option(
+            metavar="K=V",
+            help="Another parameter of the kind, such as load=FILE: a trace, or counts of layers "
+            "and experts (.json, .csv, .npy, .pt, .parquet, TensorRT-LLM's folder).",
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:

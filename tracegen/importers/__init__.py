@@ -30,6 +30,11 @@ FORMATS: dict[str, tuple[str, str]] = {
         "verl, slime or NeMo-RL: routed_experts tensors or samples, .pt or .npy",
     ),
     "tensorrt-llm": ("counts", "TensorRT-LLM EXPERT_STATISTIC folder: counts, rows are drawn"),
+    "counts": (
+        "counts",
+        "loads without tokens: {layer: {expert: count}}, logical_count, tables, arrays: rows are "
+        "drawn",
+    ),
     "llama.cpp": ("text", "CSV of an eval callback on ffn_moe_topk: pass,token,layer,e0,..."),
     "gpt-oss": ("text", "GPT-OSS expert fingerprints: *_examples.json or .json.gz"),
     "arrays": ("arrays", "plain arrays: .npz, .safetensors or .parquet with expert_ids, weights"),
