@@ -195,7 +195,7 @@ def fit(
         num_ranks=num_ranks,
         num_experts=makes.num_experts(trace),
         num_slots=found[0].num_experts,
-        slot_expert=[_experts_in_order(one).tolist() for one in found],
+        slot_expert=[experts_in_order(one).tolist() for one in found],
         windows=windows,
     )
 
@@ -284,7 +284,7 @@ def _rows_between(
     return found
 
 
-def _experts_in_order(placement: Placement) -> Ints:
+def experts_in_order(placement: Placement) -> Ints:
     """(slot,): experts rank by rank.
 
     Raises

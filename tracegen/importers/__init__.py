@@ -32,8 +32,7 @@ FORMATS: dict[str, tuple[str, str]] = {
     "tensorrt-llm": ("counts", "TensorRT-LLM EXPERT_STATISTIC folder: counts, rows are drawn"),
     "counts": (
         "counts",
-        "loads without tokens: {layer: {expert: count}}, logical_count, tables, arrays: rows are "
-        "drawn",
+        "counts of layers and experts, .json, .csv, .npy, .pt, .parquet: rows are drawn",
     ),
     "llama.cpp": ("text", "CSV of an eval callback on ffn_moe_topk: pass,token,layer,e0,..."),
     "gpt-oss": ("text", "GPT-OSS expert fingerprints: *_examples.json or .json.gz"),

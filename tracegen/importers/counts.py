@@ -10,7 +10,7 @@ from tracegen.errors import UserError
 from tracegen.importers.loads import Loads, read_loads
 from tracegen.importers.routed import Options, Routed
 from tracegen.trace.arrays import Array, place_in_group
-from tracegen.trace.drawn import rows_with_loads
+from tracegen.trace.drawn import rows_needed, rows_with_loads
 from tracegen.trace.tables import PREFILL
 
 
@@ -88,19 +88,12 @@ def draw_rows(counts: Array, topk: int, options: Options) -> Routed:
     if counts.size == 0 or counts.min() < 0 or not counts.any():
         msg = "the counts are empty or negative"
         raise UserError(msg)
-    rows_of = -(-counts.sum(axis=2).max(axis=1) // topk)
+    rows_of = rows_needed(counts, topk)
     if rows_of.sum() > options.max_tokens:
         msg = (
             f"the counts stand for {int(rows_of.sum())} tokens, at most {options.max_tokens} are "
             "drawn; take fewer iterations, or raise max_tokens; `moereplay place --loads` and "
             "`trace generate histogram --option load=` need no tokens"
-        )
-        raise UserError(msg)
-    if (counts.max(axis=(1, 2)) > rows_of).any():
-        first = int(np.argmax(counts.max(axis=(1, 2)) > rows_of))
-        msg = (
-            f"step {first}: an expert has {int(counts[first].max())} tokens of only "
-            f"{int(rows_of[first])}; is topk {topk} right?"
         )
         raise UserError(msg)
     rng = np.random.default_rng(options.seed)

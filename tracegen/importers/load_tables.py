@@ -102,7 +102,7 @@ def _long(columns: dict[str, Any], known: dict[str, str | None], where: str) -> 
         counts = np.zeros((steps.size, layers.size, experts), np.int64)
         counts[step[own], layer[own], read["expert"][own]] = read["count"][own]
         number = rank if known["rank"] else int(stem[1]) if stem else None
-        parts.append(LoadPart(counts, tuple(layers.tolist()), number))
+        parts.append(LoadPart(counts, tuple(layers.tolist()), number, is_sparse=True))
     return parts
 
 

@@ -1,4 +1,4 @@
-"""Loads in what a file holds: arrays, lists, and dictionaries of them under names that tools use."""
+"""Loads in what a file holds: arrays, lists, and dictionaries of them under names of tools."""
 
 from __future__ import annotations
 
@@ -55,6 +55,8 @@ class LoadPart(NamedTuple):
     """Rank whose tokens alone were counted; None for those of all."""
     source: int | None = None
     """Rank that wrote the counts of all."""
+    is_sparse: bool = False
+    """Whether experts that no token chose may be absent."""
     notices: tuple[str, ...] = ()
 
 
@@ -216,7 +218,7 @@ def _numbers(names: Sequence[Any]) -> list[int] | None:
 def _of_layers(value: Mapping[Any, Any], numbers: list[int], where: str) -> LoadPart | None:
     """Loads of a dictionary with an entry for each layer: counts by expert, or lists of them."""
     if all(isinstance(inner, int | float) for inner in value.values()):
-        return LoadPart(_steps(_by_expert(value, numbers, where), where))
+        return LoadPart(_steps(_by_expert(value, numbers, where), where), is_sparse=True)
     rows: dict[int, Array] = {}
     for number, (name, inner) in zip(numbers, value.items(), strict=True):
         place = f"{where}: {name}"
@@ -235,7 +237,8 @@ def _of_layers(value: Mapping[Any, Any], numbers: list[int], where: str) -> Load
     widest = max(row.size for row in rows.values())
     layers = tuple(sorted(rows))
     table = np.stack([np.pad(rows[number], (0, widest - rows[number].size)) for number in layers])
-    return LoadPart(_steps(table, where), layers)
+    is_sparse = any(isinstance(inner, Mapping) for inner in value.values())
+    return LoadPart(_steps(table, where), layers, is_sparse=is_sparse)
 
 
 def _by_expert(value: Mapping[Any, Any], experts: list[int], where: str) -> Array:
@@ -266,5 +269,6 @@ def _logical(part: LoadPart, value: Mapping[str, Any], where: str) -> LoadPart:
         raise UserError(msg)
     counts = np.zeros((steps, layers, int(experts.max()) + 1), np.int64)
     for layer in range(layers):
-        np.add.at(counts[:, layer], (slice(None), experts[layer]), part.counts[:, layer])
+        for slot, expert in enumerate(experts[layer]):
+            counts[:, layer, expert] += part.counts[:, layer, slot]
     return part._replace(counts=counts)

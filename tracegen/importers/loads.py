@@ -54,6 +54,8 @@ class Loads:
     """Number of each layer, ascending; None where the file has none."""
     topk: int | None = None
     """Experts per token, where the file says so."""
+    is_sparse: bool = False
+    """Whether experts that no token chose may be absent from the files."""
     facts: dict[str, object] = field(default_factory=dict)
     """What else the files say, for the provenance of what is made of them."""
     notices: tuple[str, ...] = ()
@@ -70,20 +72,24 @@ class Loads:
         return total
 
     def of_experts(self, num_experts: int | None) -> Loads:
-        """The same loads of so many experts, those that no line names with a count of zero.
+        """The same loads of so many experts, those that a sparse file does not name with none.
 
         Raises
         ------
         UserError
-            If there are fewer than the file has.
+            If the file has another number of them.
         """
         if num_experts is None or num_experts == self.num_experts:
             return self
-        if num_experts < self.num_experts:
+        if num_experts < self.num_experts or not self.is_sparse:
             msg = f"the loads are of {self.num_experts} experts; there are {num_experts}"
             raise UserError(msg)
         more = ((0, 0), (0, 0), (0, num_experts - self.num_experts))
-        return replace(self, counts=np.pad(self.counts, more))
+        note = (
+            f"Experts {self.num_experts} to {num_experts - 1} are not named: they have no tokens."
+        )
+        counts = np.pad(self.counts, more)
+        return replace(self, counts=counts, notices=(*self.notices, note))
 
     def decoder_layers(self, shape: ModelShape | None) -> tuple[int, ...] | None:
         """Decoder layer of each layer, with the help of the model where it is known.
@@ -196,7 +202,10 @@ def _added_up(parts: list[LoadPart], tp: int | None, first: Path) -> Loads:
     }
     same = same_tokens(rows, tp)
     kept = [aligned[numbers.index(rank)] for rank in sorted(set(same.values()))]
-    return Loads(np.sum(kept, axis=0), layers, notices=tuple(replica_notice(same, rows)))
+    counts = np.sum(kept, axis=0)
+    is_sparse = any(part.is_sparse for part in parts)
+    told = tuple(replica_notice(same, rows))
+    return Loads(counts, layers, is_sparse=is_sparse, notices=told)
 
 
 def _in_a_row(parts: list[LoadPart], num_files: int, first: Path) -> Loads:
@@ -216,12 +225,14 @@ def _in_a_row(parts: list[LoadPart], num_files: int, first: Path) -> Loads:
         raise UserError(msg)
     notices = tuple(dict.fromkeys(note for part in different for note in part.notices))
     if len(different) < len(parts):
-        notices += (
+        note = (
             f"{num_files} files hold {len(different)} recording(s): a recorder's counts are those "
-            "of all ranks together, so equal ones were taken once.",
+            "of all ranks together, so equal ones were taken once."
         )
+        notices += (note,)
     counts = np.concatenate([part.counts for part in different])
-    return Loads(counts, different[0].layers, notices=notices)
+    is_sparse = different[0].is_sparse
+    return Loads(counts, different[0].layers, is_sparse=is_sparse, notices=notices)
 
 
 def _aligned(parts: list[LoadPart]) -> tuple[list[Array], tuple[int, ...] | None]:
@@ -243,7 +254,7 @@ def _aligned(parts: list[LoadPart]) -> tuple[list[Array], tuple[int, ...] | None
 
 def _without_empty(loads: Loads) -> Loads:
     """Loads without the layers in which nothing was counted, as dense ones are."""
-    used = loads.counts.any(axis=(0, 2))
+    used: Array = np.asarray(loads.counts.any(axis=(0, 2)))
     if not used.any():
         msg = "the counts are empty: no token was counted in any layer"
         raise UserError(msg)
@@ -292,7 +303,8 @@ def _statistics_folder(paths: list[Path], tp: int | None) -> Loads:
         raise UserError(msg)
     counts = np.array([[summed[i, layer] for layer in layers] for i in iterations])
     facts: dict[str, object] = {"iterations": [iterations[0], iterations[-1]]} if iterations else {}
-    return Loads(counts.reshape(-1, len(layers), experts), tuple(layers), topk, facts, notices)
+    counts = counts.reshape(-1, len(layers), experts)
+    return Loads(counts, tuple(layers), topk, facts=facts, notices=notices)
 
 
 def _summed(

@@ -75,7 +75,7 @@ def read_sglang(paths: list[Path], options: Options) -> Routed:
 
 
 def _has_loads(path: Path) -> bool:
-    """Whether a file that is no ``.pt`` holds counts: a table does, and JSON that is no response."""
+    """Whether a file that is no ``.pt`` holds counts: a table, or JSON that is no response."""
     if ".json" not in path.name:
         return True
     if ".jsonl" in path.name:

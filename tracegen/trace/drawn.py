@@ -4,11 +4,43 @@ from __future__ import annotations
 
 import numpy as np
 
+from tracegen.errors import UserError
 from tracegen.trace.arrays import Array
 
 ROUNDS = 24
 """Random exchanges per slot that mix drawn rows; their co-activation no longer changes after
 a few."""
+
+
+def rows_needed(counts: Array, topk: int) -> Array:
+    """Token rows that given loads stand for, those of the layer with most.
+
+    Parameters
+    ----------
+    counts
+        Rows of each expert, integer (step, layer, expert).
+    topk
+        Slots of each row.
+
+    Returns
+    -------
+    Integer (step,).
+
+    Raises
+    ------
+    UserError
+        If an expert has more rows than there are, since none has an expert twice.
+    """
+    rows: Array = -(-counts.sum(axis=2).max(axis=1) // topk)
+    above = counts.max(axis=(1, 2)) > rows
+    if above.any():
+        first = int(np.argmax(above))
+        msg = (
+            f"step {first}: an expert has {int(counts[first].max())} tokens of only "
+            f"{int(rows[first])}; is topk {topk} right?"
+        )
+        raise UserError(msg)
+    return rows
 
 
 def rows_with_loads(counts: Array, rows: int, topk: int, rng: np.random.Generator) -> Array:
