@@ -81,17 +81,17 @@ def placed_by_loads(
         If files hold no loads, or a model or map does not fit them.
     """
     from replay.run.placing_loads import fit_loads
-    from replay.work.expert_maps import WhichLayer
+    from replay.work.map_arrays import WhichLayer
     from tracegen.importers.loads import read_loads
 
     loads = read_loads(paths)
-    notes = [WITHOUT_TOKENS, *loads.notices]
     shape = None
     if model is not None:
         from tracegen.models import load
 
         shape = load(model)
         loads = _of_model(loads, shape)
+    notes = [WITHOUT_TOKENS, *loads.notices]
     decoder = loads.decoder_layers(shape)
     if decoder is None:
         decoder = tuple(range(loads.counts.shape[1]))
@@ -100,6 +100,7 @@ def placed_by_loads(
             "--model says otherwise."
         )
     numbered = Numbered(decoder, decoder[-1] + 1 if shape is None else shape.num_layers)
+    moe = 0 if shape is None else shape.num_moe_layers
     settings = dict(common)
     settings["num_ranks"] = settings["num_ranks"] or 8
     settings["num_slots"] = settings["num_slots"] or loads.num_experts
@@ -109,7 +110,10 @@ def placed_by_loads(
         loads.counts,
         title=f"loads of {', '.join(path.name for path in paths)}",
         source=f"file:{source}",
-        layers=[WhichLayer(place, number, numbered.total) for place, number in enumerate(decoder)],
+        layers=[
+            WhichLayer(position, number, 0 if shape is None else numbered.total, moe)
+            for position, number in enumerate(decoder)
+        ],
         **settings,
     )
     for note in notes:

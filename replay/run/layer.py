@@ -13,8 +13,8 @@ from replay.run.chain import Built, ChainLink, build
 from replay.run.chain_results import replay_apart
 from replay.work import replicas
 from replay.work.affinity import counted
-from replay.work.expert_maps import WhichLayer
 from replay.work.layer import ExpertShape, LayerWork
+from replay.work.map_arrays import WhichLayer
 from replay.work.placement import FITTED, PER_STEP, Placement, place
 from replay.work.sliced import num_groups, sliced
 from replay.work.step_plan import plan_step
@@ -118,7 +118,8 @@ def placement_of(trace: RoutingTrace, placement: str, num_ranks: int, layer: int
         If the placement cannot be made.
     """
     num_experts = trace.num_experts - trace.model.num_zero_experts
-    which = WhichLayer(layer, int(trace.moe_layer_index[layer]), trace.model_shape.num_layers)
+    shape, number = trace.model_shape, int(trace.moe_layer_index[layer])
+    which = WhichLayer(layer, number, shape.num_layers, shape.num_moe_layers)
     loads = together = None
     kind = placement.partition(":")[0]
     if kind in FITTED:

@@ -17,7 +17,7 @@ from replay.run.layer import experts_of, loads_of, together_of
 from replay.run.spec import MOST
 from replay.work import replicas
 from replay.work.batch import form_batch
-from replay.work.expert_maps import WhichLayer
+from replay.work.map_arrays import WhichLayer
 from replay.work.placement import Placement, fitted, place
 from tracegen.display.shown import Shown
 from tracegen.stats.sample import distinct
@@ -238,9 +238,10 @@ class _Fit:
 def _of_file(trace: RoutingTrace, placement: str, num_ranks: int) -> list[Placement]:
     experts, layers = trace.num_experts - trace.model.num_zero_experts, trace.num_layers
     decoder = trace.moe_layer_index.tolist()
-    total = trace.model_shape.num_layers
+    shape = trace.model_shape
+    total, moe = shape.num_layers, shape.num_moe_layers
     return [
-        place(placement, experts, num_ranks, WhichLayer(layer, decoder[layer], total))
+        place(placement, experts, num_ranks, WhichLayer(layer, decoder[layer], total, moe))
         for layer in range(layers)
     ]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from replay.errors import UserError, unknown
 from replay.run.placing import ALGORITHMS, WINDOWS, Imbalance, Placing, experts_in_order
-from replay.work.expert_maps import WhichLayer
+from replay.work.map_arrays import WhichLayer
 from replay.work.placement import Placement, fitted, place
 
 if TYPE_CHECKING:
