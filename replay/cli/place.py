@@ -36,7 +36,10 @@ def place(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="Model that --loads are of, which numbers its layers."),
+        typer.Option(
+            "--model",
+            help=f"{RunSpec.model_fields['model'].description} It numbers the layers of --loads.",
+        ),
     ] = None,
     slots: Annotated[
         int | None,
@@ -111,11 +114,7 @@ def place(
 
     The map is a file for --placement file:PATH, and for the engine whose format it has.
     """
-    from replay.cli.placing_loads import (
-        placed_by_loads,
-        refuse_with_loads,
-        refuse_without_loads,
-    )
+    from replay.cli.placing_loads import placed_by_loads, refuse_with_loads
     from replay.errors import UserError, unknown
     from replay.files import write_text
     from replay.report.pages.place import page
@@ -143,8 +142,7 @@ def place(
         refuse_with_loads(of_tokens)
         placing, numbered = placed_by_loads(loads or [], model, source, common)
     else:
-        refuse_without_loads(model)
-        placing, numbered = _placed(trace, source, of_tokens, common)
+        placing, numbered = _placed(trace, model, source, of_tokens, common)
     if out is not None:
         import numpy as np
 
@@ -170,7 +168,11 @@ def place(
 
 
 def _placed(
-    trace: str, source: Path | None, of_tokens: Mapping[str, object], common: dict[str, Any]
+    trace: str,
+    model: str | None,
+    source: Path | None,
+    of_tokens: Mapping[str, object],
+    common: dict[str, Any],
 ) -> tuple[Placing, Numbered]:
     """Placement fitted to a trace, and the numbers of its layers."""
     import tracegen
@@ -181,9 +183,11 @@ def _placed(
     settings["replicas"] = settings["replicas"] or "same-gpu"
     spec = RunSpec(placement="contiguous" if source is None else f"file:{source}", **settings)
     loaded = tracegen.load(trace)
+    if model is not None:
+        loaded = loaded.with_shape(tracegen.models.load(model))
     shape = loaded.model_shape
     common["num_ranks"] = common["num_ranks"] or loaded.num_ranks or 8
-    common["num_slots"] = common["num_slots"] or loaded.num_experts - loaded.model.num_zero_experts
+    common["num_slots"] = common["num_slots"] or loaded.model.num_ffn_experts
     if common["num_groups"] is None:
         common["num_groups"] = shape.n_group
     placing = fit(loaded, spec, **common)

@@ -46,19 +46,6 @@ def refuse_with_loads(options: Mapping[str, object]) -> None:
             raise UserError(message)
 
 
-def refuse_without_loads(model: str | None) -> None:
-    """Refuse a model beside a trace, which carries its own.
-
-    Raises
-    ------
-    UserError
-        If one was given.
-    """
-    if model is not None:
-        message = f"--model {model}: it goes with --loads; a trace carries its model"
-        raise UserError(message)
-
-
 def placed_by_loads(
     paths: Sequence[Path], model: str | None, source: Path | None, common: Mapping[str, Any]
 ) -> tuple[Placing, Numbered]:
@@ -126,7 +113,6 @@ def _of_model(loads: Loads, shape: ModelShape) -> Loads:
     from dataclasses import replace
 
     from tracegen.trace.drawn import rows_needed
-    from tracegen.trace.tables import TraceModel
 
     try:
         loads = loads.of_experts(shape.num_experts)
@@ -134,6 +120,4 @@ def _of_model(loads: Loads, shape: ModelShape) -> Loads:
     except UserError as error:
         message = f"{shape.name}: {error}"
         raise UserError(message) from None
-    carried = TraceModel.from_shape(shape)
-    weighted = carried.num_experts - carried.num_zero_experts
-    return replace(loads, counts=loads.counts[:, :, :weighted])
+    return replace(loads, counts=loads.counts[:, :, : shape.num_experts - shape.num_zero_experts])

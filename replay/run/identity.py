@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay.run.jitter import OFF
 from replay.work.placement import identify
+from tracegen.models import load as load_model
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -50,7 +51,7 @@ SUFFIXES = (".py", ".toml")
 """Sources of code, and sizes of models."""
 
 BY_VALUE = frozenset(
-    {"trace", "content_id", "scheme", "options", "system", "overrides", "placement"}
+    {"trace", "content_id", "model", "scheme", "options", "system", "overrides", "placement"}
 )
 """Settings that refer to something; of these, what they refer to enters, and not the reference."""
 
@@ -83,6 +84,8 @@ def describe(
     settings = spec.model_dump(mode="json", by_alias=True, exclude=set(BY_VALUE))
     if spec.expert_tp == 1:  # whole experts are what they were before they could be sliced
         del settings["expert_tp"]
+    if spec.model is not None:
+        settings["model"] = load_model(spec.model).sizes()
     if spec.jitter == OFF:  # as it was before there was any
         del settings["jitter"], settings["jitter_seed"]
     described: dict[str, Any] = {

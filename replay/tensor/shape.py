@@ -51,7 +51,9 @@ class LayerShape(BaseModel):
     """Tokens of the vocabulary; 0 where it is not known."""
 
     num_experts: int = Field(default=0, ge=0)
-    """Routed experts; 0 for a dense layer."""
+    """Routed experts, zero experts included; 0 for a dense layer."""
+    num_zero_experts: int = Field(default=0, ge=0)
+    """Those among them that are identities, without weights."""
     topk: int = Field(default=0, ge=0)
     """Experts chosen per token."""
     num_shared_experts: int = Field(default=0, ge=0)
@@ -192,6 +194,7 @@ def _of_experts(model: ModelShape) -> LayerShape:
         "head_dim": model.head_dim,
         "num_layers": model.num_layers,
         "num_experts": model.num_experts,
+        "num_zero_experts": model.num_zero_experts,
         "topk": model.topk,
         "num_shared_experts": model.num_shared_experts,
         "shared_intermediate": model.shared_intermediate,

@@ -178,6 +178,7 @@ def _as_recorded(
         message = (
             f"the trace was made for {has_ranks} ranks and is replayed as it stands; "
             f"{num_ranks} were asked for. Make one for {num_ranks} with `moereplay trace generate`"
+            + (f", or import it with --ranks {num_ranks}" if num_ranks > has_ranks else "")
         )
         raise UserError(message)
     if trace.num_steps == 0:

@@ -234,6 +234,7 @@ def model_shape(model: Any, sites: Sequence[Site], topk: int) -> ModelShape | No
         "hidden": int(hidden),
         "moe_intermediate": int(width),
         "num_experts": num_experts(model, sites),
+        "num_zero_experts": num_zero_experts(config),
         "topk": topk,
         "num_shared_experts": shared,
         "shared_intermediate": int(shared_width or width) if shared else 0,

@@ -198,6 +198,7 @@ def _describe(name: str) -> dict[str, Any]:
             "model": model.shape.name if model.shape else model.model_id,
             "hidden_size": model.hidden_size,
             "num_experts": file.num_experts,
+            "num_zero_experts": model.num_zero_experts,
             "topk": file.topk,
             "num_layers": file.num_layers,
             "moe_layer_index": file.moe_layer_index.tolist(),

@@ -221,6 +221,8 @@ def generate(
             kind="synthetic",
             title=f"{kind} routing for {shape.title or shape.name}",
             license="CC0-1.0",
+            # The last rank that has tokens says how many there are, unless others come after it.
+            num_ranks=0 if of_rank[-1] else ranks,
             slot_order=SLOT_ORDERS.get(type(skew), "weight_desc"),
             provenance=provenance.record("tracegen.generate", parameters=arguments, notes=notes),
         ),

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from tracegen.errors import UserError
-from tracegen.importers.loads import Loads, read_loads
-from tracegen.importers.routed import Options, Routed
+from tracegen.importers.loads import Loads, holds_loads, read_loads
+from tracegen.importers.options import Options
+from tracegen.importers.responses import TENSORRT_LLM, read_responses
+from tracegen.importers.routed import Routed
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.drawn import rows_needed, rows_with_loads
 from tracegen.trace.tables import PREFILL
@@ -30,19 +32,37 @@ def read_counts(paths: list[Path], options: Options) -> Routed:
     UserError
         If a file holds no loads, or no tokens can have them.
     """
-    loads = read_loads(paths, options.tp)
+    loads = read_loads(paths, lambda: options.tp)
     shape = options.shape()
-    experts = options.num_experts if shape is None else shape.num_experts
-    loads = loads.of_experts(experts)
+    options.hold_against("num_experts", None if shape is None else shape.num_experts, "the model")
+    loads = loads.of_experts(options.num_experts if shape is None else shape.num_experts)
     routed = draw_rows(loads.counts, loads.topk or options.slots(), options)
-    routed.layers = options.moe_layers or loads.decoder_layers(shape)
+    routed.layers = loads.decoder_layers(shape)
     routed.num_experts = loads.num_experts
     routed.facts |= loads.facts
     routed.notices += loads.notices
     return routed
 
 
-read_tensorrt_llm = read_counts
+def read_tensorrt_llm(paths: list[Path], options: Options) -> Routed:
+    """Statistics of TensorRT-LLM, loads in other files, or outputs of its ``LLM``.
+
+    Parameters
+    ----------
+    paths
+        One folder of EXPERT_STATISTIC_PATH; files of loads; or outputs with ``routed_experts``
+        (router replay, PR 18397).
+    options
+        As for :func:`read_counts`.
+
+    Raises
+    ------
+    UserError
+        If a file is missing or not what it should be.
+    """
+    if paths[0].is_dir() or holds_loads(paths[0]):
+        return read_counts(paths, options)
+    return read_responses(TENSORRT_LLM, paths, options)
 
 
 def counted(counts: Array, options: Options) -> Routed:
@@ -92,7 +112,7 @@ def draw_rows(counts: Array, topk: int, options: Options) -> Routed:
     if rows_of.sum() > options.max_tokens:
         msg = (
             f"the counts stand for {int(rows_of.sum())} tokens, at most {options.max_tokens} are "
-            "drawn; take fewer iterations, or raise max_tokens; `moereplay place --loads` and "
+            "drawn; take fewer iterations, or raise --max-tokens; `moereplay place --loads` and "
             "`trace generate histogram --option load=` need no tokens"
         )
         raise UserError(msg)

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from tracegen.errors import UserError
-from tracegen.importers.routed import Options, Routed
+from tracegen.importers.options import Options
+from tracegen.importers.routed import Routed
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import TRAINING
 
@@ -69,7 +70,7 @@ def read_flame(paths: list[Path], options: Options) -> Routed:
     )
     routed.notices.append("Sequence boundaries are not recorded: all tokens are one request.")
     if total > rows:
-        routed.dropped[f"after the first {rows} tokens (max_tokens)"] = total - rows
+        routed.dropped[f"after the first {rows} tokens (--max-tokens)"] = total - rows
     return routed
 
 

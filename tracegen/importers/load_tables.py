@@ -11,8 +11,8 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.importers import files
+from tracegen.importers.columns import ParquetColumns
 from tracegen.importers.load_values import LoadPart, whole
-from tracegen.trace.arrays import Array
 
 NAMES = {
     "layer": ("layer_id", "layer", "layer_idx", "layer_index", "moe_layer", "moe_layer_id"),
@@ -44,17 +44,18 @@ def parts_of_table(path: Path, suffix: str) -> list[LoadPart]:
         counts.
     """
     where = str(path)
-    columns = _parquet(path) if suffix == ".parquet" else _text(path, suffix)
+    columns: Any = _text(path, suffix) if suffix != ".parquet" else ParquetColumns(path)
+    present = list(columns.keys())
     known = {
-        what: next((name for name in columns if name.lower() in names), None)
+        what: next((name for name in present if name.lower() in names), None)
         for what, names in NAMES.items()
     }
     if known["layer"] and known["expert"] and known["count"]:
         return _long(columns, known, where)
-    experts = _expert_columns(columns, known)
+    experts = _expert_columns(present, known)
     if not experts:
         msg = (
-            f"{where}: columns {', '.join(list(columns)[:8])}; expected "
+            f"{where}: columns {', '.join(present[:8])}; expected "
             f"{NAMES['layer'][0]},{NAMES['expert'][0]},{NAMES['count'][0]}, or a column for each "
             "expert, such as expert_0"
         )
@@ -71,7 +72,7 @@ def parts_of_table(path: Path, suffix: str) -> list[LoadPart]:
     return [LoadPart(table[order][None], tuple(numbers[order].tolist()))]
 
 
-def _long(columns: dict[str, Any], known: dict[str, str | None], where: str) -> list[LoadPart]:
+def _long(columns: Any, known: dict[str, str | None], where: str) -> list[LoadPart]:
     """Loads of a table with a row for each layer and expert, and maybe step and rank."""
     read = {what: whole(columns[name], f"{where}: {name}") for what, name in known.items() if name}
     zero = np.zeros(read["layer"].size, np.int64)
@@ -106,10 +107,10 @@ def _long(columns: dict[str, Any], known: dict[str, str | None], where: str) -> 
     return parts
 
 
-def _expert_columns(columns: dict[str, Any], known: dict[str, str | None]) -> list[str]:
+def _expert_columns(present: list[str], known: dict[str, str | None]) -> list[str]:
     """Names of the columns of experts 0, 1, ... in their order; none where one is missing."""
     found = {}
-    for name in columns:
+    for name in present:
         match = re.fullmatch(r"(?:expert|exp|e)?[_ -]?(\d{1,6})", name.lower())
         if match and name not in known.values():
             found[int(match[1])] = name
@@ -158,22 +159,3 @@ def _value(text: str) -> int | float | str:
         except ValueError:
             continue
     return text
-
-
-def _parquet(path: Path) -> dict[str, Array]:
-    """Columns of a Parquet file."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        msg = f"{path}: reading parquet needs pyarrow: pip install 'moereplay[parquet]'"
-        raise UserError(msg) from error
-    try:
-        with parquet.ParquetFile(path) as file:
-            if file.metadata.num_rows * file.metadata.num_columns > LARGEST:
-                raise ValueError(f"more than {LARGEST} cells")
-            table = file.read()
-        return {name: table.column(name).to_numpy() for name in table.column_names}
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        msg = f"{path}: not a table ({error})"
-        raise UserError(msg) from error

@@ -22,7 +22,7 @@ Counts do not tell which experts a token has together, so no reader of this modu
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,7 +116,7 @@ class Loads:
         raise UserError(msg)
 
 
-def read_loads(paths: Sequence[str | Path], tp: int | None = None) -> Loads:
+def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] = lambda: None) -> Loads:
     """Read the loads of one recording.
 
     Parameters
@@ -125,7 +125,8 @@ def read_loads(paths: Sequence[str | Path], tp: int | None = None) -> Loads:
         Files of :data:`SUFFIXES` or one folder of TensorRT-LLM. Files of ranks are added up, those
         of ranks with the same tokens taken once; other files follow one another as steps.
     tp
-        Neighbouring ranks that hold the same tokens; None to find out.
+        Gives the number of neighbouring ranks that hold the same tokens, None to find out; asked
+        where there are several ranks.
 
     Raises
     ------
@@ -147,6 +148,35 @@ def read_loads(paths: Sequence[str | Path], tp: int | None = None) -> Loads:
     if any(rank is not None for rank in ranks):
         return _without_empty(_added_up([part for _, part in parts], tp, found[0]))
     return _without_empty(_in_a_row([part for _, part in parts], len(found), found[0]))
+
+
+def holds_loads(path: Path) -> bool:
+    """Whether a file holds loads, rather than tokens or responses of a server.
+
+    Parameters
+    ----------
+    path
+        Of a file; tables are always taken for loads, JSON lines for responses.
+
+    Raises
+    ------
+    UserError
+        If it cannot be read.
+    """
+    name = path.name.removesuffix(".gz").lower()
+    if path.is_dir() or name.endswith(".jsonl"):
+        return False
+    if name.endswith((".csv", ".tsv", ".parquet")):
+        return True
+    if name.endswith(".json"):
+        value = files.load_json(files.load_text(path), str(path))
+    elif name.endswith((".pt", ".pth")):
+        value = files.load_tensors(path)
+    else:
+        return name.endswith(SUFFIXES)
+    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
+        return False
+    return load_values.part_of(value, str(path)) is not None
 
 
 def load_parts(path: Path) -> list[LoadPart]:
@@ -187,7 +217,7 @@ def load_parts(path: Path) -> list[LoadPart]:
     return [part]
 
 
-def _added_up(parts: list[LoadPart], tp: int | None, first: Path) -> Loads:
+def _added_up(parts: list[LoadPart], tp: Callable[[], int | None], first: Path) -> Loads:
     """Loads of ranks together; those of ranks that had the same tokens are taken once."""
     if any(part.rank is None for part in parts):
         msg = f"{first}: some of these files are of one rank, others of all"
@@ -200,7 +230,7 @@ def _added_up(parts: list[LoadPart], tp: int | None, first: Path) -> Loads:
     rows = {
         rank: part.reshape(-1, part.shape[2]) for rank, part in zip(numbers, aligned, strict=True)
     }
-    same = same_tokens(rows, tp)
+    same = same_tokens(rows, tp() if len(rows) > 1 else None)
     kept = [aligned[numbers.index(rank)] for rank in sorted(set(same.values()))]
     counts = np.sum(kept, axis=0)
     is_sparse = any(part.is_sparse for part in parts)
@@ -267,7 +297,7 @@ def _without_empty(loads: Loads) -> Loads:
     return replace(loads, counts=counts, layers=layers, notices=(*loads.notices, note))
 
 
-def _statistics_folder(paths: list[Path], tp: int | None) -> Loads:
+def _statistics_folder(paths: list[Path], tp: Callable[[], int | None]) -> Loads:
     """Statistics of TensorRT-LLM, of all ranks together."""
     folder = paths[0]
     if len(paths) > 1 or not regular.exists(folder / "meta_info.json"):
@@ -308,7 +338,7 @@ def _statistics_folder(paths: list[Path], tp: int | None) -> Loads:
 
 
 def _summed(
-    found: Mapping[str, dict[tuple[int, int], Array]], tp: int | None
+    found: Mapping[str, dict[tuple[int, int], Array]], tp: Callable[[], int | None]
 ) -> tuple[dict[tuple[int, int], Array], tuple[str, ...]]:
     """Counts of all ranks, those of the same tokens taken once; stages hold other layers.
 
@@ -325,7 +355,7 @@ def _summed(
             if tuple(sorted(parts)) == keys and keys
         }
         rows |= alike
-        first |= same_tokens(alike, tp)
+        first |= same_tokens(alike, tp() if len(numbers) > 1 else None)
     summed: dict[tuple[int, int], Array] = {}
     for rank in sorted(set(first.values())):
         for key, counts in numbers[rank].items():

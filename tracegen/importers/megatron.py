@@ -17,8 +17,9 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.importers import files
+from tracegen.importers.options import Options
 from tracegen.importers.replicas import Pass, Rank, merge
-from tracegen.importers.routed import Options, Routed
+from tracegen.importers.routed import Routed
 from tracegen.importers.values import integer
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import TRAINING
@@ -201,6 +202,7 @@ def _routed(ranks: list[Rank], options: Options, notices: list[str]) -> Routed:
         phase=np.full(sum(lengths), TRAINING, np.uint8),
         step=column([number[step, place] for step, place, _, _ in parts]),
         rank=rank_of if len(sources) > 1 else None,
+        num_ranks=len(sources),
         layers=ranks[0].layers,
         order="id_asc",
         notices=notices,
@@ -216,6 +218,6 @@ def _routed(ranks: list[Rank], options: Options, notices: list[str]) -> Routed:
             routed.notices.append(
                 f"{int(again.sum())} of {again.size} rows are recomputed: their routers chose the "
                 "same experts once more in the same step. They are steps of their own, of the same "
-                "requests; drop_repeats leaves them out."
+                "requests; --drop-repeats leaves them out."
             )
     return routed

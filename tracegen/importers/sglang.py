@@ -1,5 +1,7 @@
 """SGLang's expert-distribution recorder (python/sglang/srt/eplb/expert_distribution.py): ``.pt``.
 
+Checked against SGLang 0.5.23.
+
 per_token and per_pass: a file for each rank, with ``records`` and ``last_physical_to_logical_map``;
 ids are physical experts. ``topk_ids_of_layer`` is (layer, token, 8), unused slots -1, and so are
 the layers of other pipeline stages. stat: ``logical_count`` (step, layer, expert), added up over
@@ -20,10 +22,11 @@ import numpy as np
 from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.counts import counted, read_counts
-from tracegen.importers.load_values import part_of
+from tracegen.importers.loads import holds_loads
+from tracegen.importers.options import Options
 from tracegen.importers.replicas import Pass, Rank, in_order, merge, replica_notice, same_tokens
-from tracegen.importers.responses import sglang_responses
-from tracegen.importers.routed import UNTOLD, Options, Routed
+from tracegen.importers.responses import SGLANG, read_responses
+from tracegen.importers.routed import UNTOLD, Routed
 from tracegen.importers.values import integer, records
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import DECODE, PREFILL
@@ -45,7 +48,7 @@ def read_sglang(paths: list[Path], options: Options) -> Routed:
     Parameters
     ----------
     paths
-        ``.pt`` files of one kind, or ``.json``/``.jsonl`` of responses.
+        ``.pt`` files of one kind, ``.json``/``.jsonl`` of responses, or files of loads.
     options
         Sizes; ``topk`` for counts, ``num_layers`` and ``topk`` for responses; ``tp`` where it
         cannot be seen which ranks had the same tokens.
@@ -55,15 +58,11 @@ def read_sglang(paths: list[Path], options: Options) -> Routed:
     UserError
         If a file is none of them.
     """
-    if paths[0].suffix != ".pt":
-        return (
-            read_counts(paths, options)
-            if _has_loads(paths[0])
-            else sglang_responses(paths, options)
-        )
-    dumps = [(path, files.load_tensors(path)) for path in paths]
-    if not isinstance(dumps[0][1], dict) or "logical_count" in dumps[0][1]:
+    if holds_loads(paths[0]):
         return read_counts(paths, options)
+    if paths[0].suffix != ".pt":
+        return read_responses(SGLANG, paths, options)
+    dumps = [(path, files.load_tensors(path)) for path in paths]
     for path, dump in dumps:
         if not isinstance(dump, dict) or "records" not in dump:
             msg = f"{path}: neither 'records' nor 'logical_count': no file of the recorder"
@@ -72,17 +71,6 @@ def read_sglang(paths: list[Path], options: Options) -> Routed:
     if found and not any("topk_ids_of_layer" in record for record in found):
         return _passes(dumps, options)
     return _tokens(dumps, options)
-
-
-def _has_loads(path: Path) -> bool:
-    """Whether a file that is no ``.pt`` holds counts: a table, or JSON that is no response."""
-    if ".json" not in path.name:
-        return True
-    if ".jsonl" in path.name:
-        return False
-    value = files.load_json(files.load_text(path), str(path))
-    is_response = isinstance(value, list) and all(isinstance(one, dict) for one in value)
-    return not is_response and part_of(value, str(path)) is not None
 
 
 def _records(path: Path, dump: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from tracegen.errors import unknown
 from tracegen.models.catalogue import Catalogue
 from tracegen.models.schema import ModelShape
 
-__all__ = ["ModelShape", "aliases", "completed", "load", "names", "parse"]
+__all__ = ["ModelShape", "aliases", "completed", "load", "names", "of_checkpoint", "parse"]
 
 _CATALOGUE = Catalogue(resources.files(__name__), ModelShape, ("title", "model_id", "notes"))
 
@@ -53,6 +53,33 @@ def load(name: str | Path) -> ModelShape:
     if shape is None:
         raise unknown("model", text, [*names(), *aliases()])
     return shape
+
+
+def of_checkpoint(model_id: str) -> tuple[ModelShape, ...]:
+    """Shapes of the catalogue that a trace or a result may mean by a model's name.
+
+    Parameters
+    ----------
+    model_id
+        Hugging Face repository of the checkpoint, or a name or alias of the catalogue.
+
+    Returns
+    -------
+    None, one, or where papers use a checkpoint with other sizes several; none for an empty name.
+
+    Examples
+    --------
+    >>> [shape.name for shape in of_checkpoint("openai/gpt-oss-20b")]
+    ['gpt-oss-20b']
+    >>> of_checkpoint("")
+    ()
+    """
+    if not model_id:
+        return ()  # papers' shapes are of no checkpoint, and no shape is meant by no name
+    if (known := _CATALOGUE.find(model_id)) is not None:
+        return (known,)
+    shapes = map(load, names())
+    return tuple(shape for shape in shapes if shape.model_id == model_id)
 
 
 def parse(text: str, where: str) -> ModelShape:

@@ -145,8 +145,8 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     np.savez(path, expert_ids=ids, weights=falling_weights(2))
     with pytest.raises(tracegen.UserError, match=r"weights are float32 \(2, 2, 3\)"):
         read([path], "arrays", **SIZES)
-    np.savez(path, other=ids)
-    with pytest.raises(tracegen.UserError, match="it has other"):
+    np.savez(path, other=ids, request=[0, 0, 1])
+    with pytest.raises(tracegen.UserError, match="it has other, request "):
         read([path], "arrays", **SIZES)
     np.savez(path, expert_ids=ids, phase=[0, 1, 7])
     with pytest.raises(tracegen.UserError, match="phase has 7"):

@@ -134,6 +134,11 @@ def test_a_users_own_file_is_read_by_path(tmp_path):
         ("value = 2,", "value = 9,", "topk 9 is more than num_experts 8"),
         ("value = 2,", 'value = "2",', "topk: Input should be a valid integer .given '2'"),
         ("value = true,", "value = 1,", "gated: Input should be a valid boolean"),
+        (
+            "[shape]",
+            '[shape]\nnum_zero_experts = { value = 8, source = "invented for a test" }',
+            "num_zero_experts 8 are among num_experts 8, and not all",
+        ),
         ("value = 4,", "value = 0,", "num_layers: Input should be greater than 0"),
         (', source = "invented for a test" }\ntopk', " }\ntopk", "num_experts must be"),
         ('source = "invented for a test" }\ntopk', 'source = "" }\ntopk', "needs a source"),
