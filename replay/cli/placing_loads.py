@@ -114,10 +114,10 @@ def _of_model(loads: Loads, shape: ModelShape) -> Loads:
 
     from tracegen.trace.drawn import rows_needed
 
+    loads = loads.of_experts(shape.num_experts, f"--model {shape.name}")
     try:
-        loads = loads.of_experts(shape.num_experts)
         rows_needed(loads.counts, shape.topk)
     except UserError as error:
-        message = f"{shape.name}: {error}"
+        message = f"--model {shape.name}: {error}"
         raise UserError(message) from None
     return replace(loads, counts=loads.counts[:, :, : shape.num_experts - shape.num_zero_experts])

@@ -35,7 +35,10 @@ def read_counts(paths: list[Path], options: Options) -> Routed:
     loads = read_loads(paths, lambda: options.tp)
     shape = options.shape()
     options.hold_against("num_experts", None if shape is None else shape.num_experts, "the model")
-    loads = loads.of_experts(options.num_experts if shape is None else shape.num_experts)
+    if shape is None:
+        loads = loads.of_experts(options.num_experts, "--num-experts")
+    else:
+        loads = loads.of_experts(shape.num_experts, f"--model {shape.name}")
     routed = draw_rows(loads.counts, loads.topk or options.slots(), options)
     routed.layers = loads.decoder_layers(shape)
     routed.num_experts = loads.num_experts

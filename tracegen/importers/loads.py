@@ -71,8 +71,15 @@ class Loads:
         total: Array = self.counts.sum(axis=0)
         return total
 
-    def of_experts(self, num_experts: int | None) -> Loads:
+    def of_experts(self, num_experts: int | None, whose: str) -> Loads:
         """The same loads of so many experts, those that a sparse file does not name with none.
+
+        Parameters
+        ----------
+        num_experts
+            Experts of a layer; None takes those of the file.
+        whose
+            What has so many, for errors.
 
         Raises
         ------
@@ -82,7 +89,7 @@ class Loads:
         if num_experts is None or num_experts == self.num_experts:
             return self
         if num_experts < self.num_experts or not self.is_sparse:
-            msg = f"the loads are of {self.num_experts} experts; there are {num_experts}"
+            msg = f"the loads are of {self.num_experts} experts; {whose} has {num_experts}"
             raise UserError(msg)
         more = ((0, 0), (0, 0), (0, num_experts - self.num_experts))
         note = (
@@ -93,6 +100,11 @@ class Loads:
 
     def decoder_layers(self, shape: ModelShape | None) -> tuple[int, ...] | None:
         """Decoder layer of each layer, with the help of the model where it is known.
+
+        Parameters
+        ----------
+        shape
+            Of the model.
 
         Raises
         ------
@@ -110,7 +122,7 @@ class Loads:
             return tuple(experts)
         told = f"{count} layers" if numbers is None else f"layers {_few(numbers)}"
         msg = (
-            f"the loads are of {told}; {shape.name} has {len(experts)} layers with experts, "
+            f"the loads are of {told}; --model {shape.name} has {len(experts)} layers with experts, "
             f"{_few(experts)}"
         )
         raise UserError(msg)
