@@ -242,7 +242,7 @@ def _array(table: list[Any]) -> Ints | None:
     """Lists of whole numbers as an array; None where they are anything else."""
     try:
         found = np.array(table, dtype=object)
-        if not found.size or {type(one) for one in found.flat} != {int}:
+        if found.ndim > 3 or not found.size or {type(one) for one in found.flat} != {int}:
             return None
         return found.astype(np.int64)
     except (ValueError, OverflowError):

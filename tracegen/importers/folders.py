@@ -7,7 +7,6 @@ from pathlib import Path
 
 from tracegen import regular
 from tracegen.errors import UserError
-from tracegen.importers.loads import SUFFIXES as LOADS
 
 TEXT = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".sse")
 SUFFIXES: dict[str, tuple[str, ...]] = {

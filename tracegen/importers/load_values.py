@@ -170,6 +170,9 @@ def whole(value: Any, where: str) -> Array:
     except ValueError as error:
         msg = f"{where}: rows of unequal length"
         raise UserError(msg) from error
+    if array.ndim > 3:
+        msg = f"{where}: an array of {array.ndim} dimensions; expected {WHAT}"
+        raise UserError(msg)
     if array.dtype == object:
         kinds = {type(one) for one in array.flat}
         if list in kinds:
@@ -200,7 +203,7 @@ def _no_count(value: Any, where: str) -> UserError:
 
 def _steps(array: Array, where: str) -> Array:
     """Counts of (step, layer, expert) from those of fewer dimensions."""
-    if not 1 <= array.ndim <= 3 or not array.size:
+    if not array.ndim or not array.size:
         msg = f"{where}: an array {array.shape}; expected {WHAT}"
         raise UserError(msg)
     return array.reshape((1,) * (3 - array.ndim) + array.shape)

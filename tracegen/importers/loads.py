@@ -122,8 +122,8 @@ class Loads:
             return tuple(experts)
         told = f"{count} layers" if numbers is None else f"layers {_few(numbers)}"
         msg = (
-            f"the loads are of {told}; --model {shape.name} has {len(experts)} layers with experts, "
-            f"{_few(experts)}"
+            f"the loads are of {told}; --model {shape.name} has {len(experts)} layers with "
+            f"experts, {_few(experts)}"
         )
         raise UserError(msg)
 
