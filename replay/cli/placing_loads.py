@@ -87,7 +87,7 @@ def placed_by_loads(
             "--model says otherwise."
         )
     numbered = Numbered(decoder, decoder[-1] + 1 if shape is None else shape.num_layers)
-    moe = 0 if shape is None else shape.num_moe_layers
+    total, experts = (0, ()) if shape is None else (shape.num_layers, shape.moe_layer_index)
     settings = dict(common)
     settings["num_ranks"] = settings["num_ranks"] or 8
     settings["num_slots"] = settings["num_slots"] or loads.num_experts
@@ -98,7 +98,7 @@ def placed_by_loads(
         title=f"loads of {', '.join(path.name for path in paths)}",
         source=f"file:{source}",
         layers=[
-            WhichLayer(position, number, 0 if shape is None else numbered.total, moe)
+            WhichLayer(position, number, total, experts, len(decoder))
             for position, number in enumerate(decoder)
         ],
         **settings,

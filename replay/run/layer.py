@@ -118,8 +118,7 @@ def placement_of(trace: RoutingTrace, placement: str, num_ranks: int, layer: int
         If the placement cannot be made.
     """
     num_experts = trace.model.num_ffn_experts
-    shape, number = trace.model_shape, int(trace.moe_layer_index[layer])
-    which = WhichLayer(layer, number, shape.num_layers, shape.num_moe_layers)
+    which = which_layer(trace, layer)
     loads = together = None
     kind = placement.partition(":")[0]
     if kind in FITTED:
@@ -130,6 +129,13 @@ def placement_of(trace: RoutingTrace, placement: str, num_ranks: int, layer: int
     return place(
         placement, num_experts, num_ranks, which, loads=loads, together=together, num_groups=groups
     )
+
+
+def which_layer(trace: RoutingTrace, layer: int) -> WhichLayer:
+    """Give the numbers that files of maps may know a layer of a trace by."""
+    shape, number = trace.model_shape, int(trace.moe_layer_index[layer])
+    experts = shape.moe_layer_index if number in shape.moe_layer_index else ()
+    return WhichLayer(layer, number, shape.num_layers, experts, trace.num_layers)
 
 
 def loads_of(trace: RoutingTrace, layer: int, rows: Ints | slice) -> Ints:

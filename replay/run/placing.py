@@ -13,11 +13,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from replay.errors import UserError, unknown
-from replay.run.layer import experts_of, loads_of, together_of
+from replay.run.layer import experts_of, loads_of, together_of, which_layer
 from replay.run.spec import MOST
 from replay.work import replicas
 from replay.work.batch import form_batch
-from replay.work.map_arrays import WhichLayer
 from replay.work.placement import Placement, fitted, place
 from tracegen.display.shown import Shown
 from tracegen.stats.sample import distinct
@@ -236,13 +235,9 @@ class _Fit:
 
 
 def _of_file(trace: RoutingTrace, placement: str, num_ranks: int) -> list[Placement]:
-    experts, layers = trace.model.num_ffn_experts, trace.num_layers
-    decoder = trace.moe_layer_index.tolist()
-    shape = trace.model_shape
-    total, moe = shape.num_layers, shape.num_moe_layers
     return [
-        place(placement, experts, num_ranks, WhichLayer(layer, decoder[layer], total, moe))
-        for layer in range(layers)
+        place(placement, trace.model.num_ffn_experts, num_ranks, which_layer(trace, layer))
+        for layer in range(trace.num_layers)
     ]
 
 

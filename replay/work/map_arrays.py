@@ -28,7 +28,7 @@ MOST_SLOTS = 2**16
 
 
 class WhichLayer(NamedTuple):
-    """An MoE layer, by the two numbers that files use.
+    """An MoE layer, by the numbers that files use.
 
     Attributes
     ----------
@@ -36,14 +36,19 @@ class WhichLayer(NamedTuple):
         Its place among the MoE layers of the trace.
     decoder_layer
         Its number in the model, dense layers counted.
-    num_decoder_layers, num_moe_layers
-        Decoder layers of the model, and those with experts; 0 where that is not known.
+    num_decoder_layers
+        Decoder layers of the model; 0 where that is not known.
+    moe_layers
+        Decoder layers of the model that have experts; empty where they are not known.
+    num_positions
+        MoE layers of the trace; 0 where that is not known.
     """
 
     position: int
     decoder_layer: int
     num_decoder_layers: int = 0
-    num_moe_layers: int = 0
+    moe_layers: tuple[int, ...] = ()
+    num_positions: int = 0
 
 
 class Slots(NamedTuple):
@@ -67,21 +72,29 @@ class Slots(NamedTuple):
 def row_of(layer: WhichLayer, num_rows: int) -> int:
     """Row of a layer in a file with a row per decoder layer, or per MoE layer.
 
+    Rows may be those of the trace's layers alone, of all layers with experts, or of all decoder
+    layers, the last two with one more for multi-token prediction.
+
     Raises
     ------
     UserError
-        If the model is known and has neither as many decoder layers nor as many with experts, one
-        more for multi-token prediction aside.
+        If the model is known, and there are as many rows as none of these.
     """
-    total, with_experts = layer.num_decoder_layers, layer.num_moe_layers
-    if with_experts and num_rows - with_experts not in (0, 1) and num_rows - total not in (0, 1):
-        message = (
-            f"it has {num_rows} layers; the model has {total} decoder layers, {with_experts} of "
-            "them with experts"
-        )
-        raise UserError(message)
-    counts_all = total and num_rows >= total
-    return layer.decoder_layer if counts_all else layer.position
+    total, with_experts = layer.num_decoder_layers, len(layer.moe_layers)
+    if not with_experts:
+        counts_all = total and num_rows >= total
+        return layer.decoder_layer if counts_all else layer.position
+    if num_rows == layer.num_positions:
+        return layer.position
+    if num_rows == with_experts or num_rows == with_experts + 1 < total:
+        return layer.moe_layers.index(layer.decoder_layer)
+    if num_rows in (total, total + 1):
+        return layer.decoder_layer
+    message = (
+        f"it has {num_rows} layers; the model has {total} decoder layers, {with_experts} of them "
+        "with experts"
+    )
+    raise UserError(message)
 
 
 def of_ranks(held: Sequence[Ints]) -> Slots:

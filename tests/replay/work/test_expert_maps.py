@@ -13,7 +13,7 @@ import yaml
 
 from replay.errors import UserError
 from replay.work.expert_maps import FORMATS, to_text
-from replay.work.map_arrays import WhichLayer
+from replay.work.map_arrays import WhichLayer, row_of
 from replay.work.placement import identify, place
 
 # Two MoE layers, which are the decoder layers 1 and 3 of four: 4 experts, 6 slots on 2 ranks.
@@ -182,7 +182,7 @@ def test_options_may_name_the_file_of_the_balancer(tmp_path: Path) -> None:
 
 
 def test_a_map_of_another_model_is_refused(tmp_path: Path) -> None:
-    layer = WhichLayer(0, 1, 4, 2)
+    layer = WhichLayer(0, 1, 4, (1, 3), 2)
     wrong = []
     for name, value, said in (
         ("layers.json", {"physical_to_logical_map": [[0, 1, 2, 3]] * 7}, "has 7 layers"),
@@ -219,6 +219,17 @@ def test_the_trivial_map_is_the_one_that_engines_begin_with() -> None:
     assert found.logical is not None
     assert found.logical.tolist() == [0, 1, 2, 3, 0, 1]
     assert found.expert_rank.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_rows_of_a_map_are_those_of_the_trace_the_experts_or_the_decoder() -> None:
+    """The model's third layer with experts, the first of a trace of two."""
+    layer = WhichLayer(0, 4, 6, (1, 2, 4, 5), 2)
+    assert [row_of(layer, rows) for rows in (2, 4, 5, 6, 7)] == [0, 2, 2, 4, 4]
+    for rows in (1, 3, 8):
+        with pytest.raises(UserError, match=f"it has {rows} layers; the model has 6 decoder"):
+            row_of(layer, rows)
+    # One dense layer: as many rows as decoder layers, not as layers with experts and one more.
+    assert row_of(WhichLayer(0, 1, 3, (1, 2), 2), 3) == 1
 
 
 REFUSED = {
