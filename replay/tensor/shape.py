@@ -132,12 +132,13 @@ def load(name: str | Path) -> LayerShape:
     8
     """
     text = str(name)
-    if text.endswith(".toml") or isinstance(name, Path):
+    if text.endswith(".toml"):
         return _CATALOGUE.read(text)
     shape = _CATALOGUE.find(text)
     if shape is not None:
         return shape
-    if text in models.names() or text in models.aliases():
+    is_config = text.endswith(".json") or (Path(text) / "config.json").is_file()
+    if is_config or text in models.names() or text in models.aliases():
         return _of_experts(models.load(text))
     known = [*names(), *aliases(), *models.names(), *models.aliases()]
     raise unknown("model", text, known)

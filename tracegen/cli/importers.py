@@ -27,7 +27,7 @@ def import_dump(
     ],
     out: Annotated[Path, file_option("--out", help="File to write.")],
     model: Annotated[
-        str | None, typer.Option(help="Model shape: a name, or a TOML file; gives all sizes.")
+        str | None, typer.Option(help="Model shape: a name, a TOML file, or a config.json.")
     ] = None,
     num_experts: Annotated[int | None, typer.Option(help="Experts per layer.")] = None,
     zero_experts: Annotated[

@@ -75,7 +75,7 @@ def generate(
             "token-imbalance (workloads W0 to W7 of Megatron-LM's pull request 7488)."
         ),
     ],
-    model: Annotated[str, typer.Option(help="Model shape: a name, or a TOML file.")],
+    model: Annotated[str, typer.Option(help="Model shape: a name, a TOML file, or a config.json.")],
     out: Annotated[Path, file_option("--out", help="File to write.")],
     ranks: Annotated[int, typer.Option(help="Source GPUs.")] = 8,
     tokens_per_rank: Annotated[

@@ -38,7 +38,7 @@ FORMATS: dict[str, tuple[str, str]] = {
     "gpt-oss": ("text", "GPT-OSS expert fingerprints: *_examples.json or .json.gz"),
     "arrays": (
         "arrays",
-        "plain arrays with expert_ids, weights: .npz, .npy, .safetensors, .parquet",
+        "plain arrays with expert_ids, weights: .npz, .npy, .safetensors, .pt, .parquet",
     ),
     "flame": ("flame", "FLAME-MoE traces: one parquet file per layer (needs pyarrow)"),
 }

@@ -1,14 +1,15 @@
 """Plain arrays: what anybody can save from a program of their own.
 
-``.npz``, ``.npy``, safetensors, Parquet. One row a token: ``expert_ids`` (token, layer, k), or
-(token, k) of one layer, or (batch, token, layer, k). Optional, of the same shape: ``weights``.
-Optional, one value a token: ``step``, ``request``, ``position``, ``phase`` (0 prefill, 1 decode, 2
-training, or these words), ``rank`` (of the process that recorded it; one value will do), ``draft``
-(1 for a draft token of speculative decoding, left out), ``mask`` (0 for a row that is padding, left
-out) and ``label``, text. ``layers`` has the decoder layer of each layer, ``num_ranks`` how many
-processes there were. A table has a row for each token and ``expert_ids`` as lists of lists; for
-each token and layer, with a column ``layer`` and lists of k; or for each slot of these, with a
-column ``slot`` and one id. Type and byte order of the numbers do not matter.
+``.npz``, ``.npy``, ``.pt``, safetensors, Parquet. One row a token: ``expert_ids`` (token, layer,
+k), or (token, k) of one layer, or (batch, token, layer, k). Optional, of the same shape:
+``weights``. Optional, one value a token: ``step``, ``request``, ``position``, ``phase`` (0
+prefill, 1 decode, 2 training, or these words), ``rank`` (of the process that recorded it; one
+value will do), ``draft`` (1 for a draft token of speculative decoding, left out), ``mask`` (0 for
+a row that is padding, left out) and ``label``, text. ``layers`` has the decoder layer of each
+layer, ``num_ranks`` how many processes there were. A table has a row for each token and
+``expert_ids`` as lists of lists; for each token and layer, with a column ``layer`` and lists of
+k; or for each slot of these, with a column ``slot`` and one id. Type and byte order of the
+numbers do not matter.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PHASES, PREFILL
 
 PER_TOKEN = ("step", "request", "position", "phase", "rank", "draft", "mask", "token", "label")
+PROCESS = "process"
+"""Rank of a file that names it once."""
+OF_FILE = ("layers", "num_ranks", PROCESS)
+"""Arrays that are no columns."""
 YES_OR_NO = ("draft", "mask")
 """Columns that may be booleans."""
 
@@ -42,8 +47,8 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
     Parameters
     ----------
     paths
-        ``.npz``, ``.npy``, ``.safetensors`` or ``.parquet`` files, all with the same layers, or
-        one or more for each rank.
+        ``.npz``, ``.npy``, ``.safetensors``, ``.pt`` or ``.parquet`` files, all with the same
+        layers, or one or more for each rank.
     options
         Sizes; ``columns`` for names of their own; ``moe_layers`` if the files do not number their
         layers; ``mask``; ``prompt_len`` or ``prompts`` and ``start_len`` where the files do not
@@ -68,6 +73,9 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
             other = sorted(set(table) ^ columns)
             msg = f"{path}: {', '.join(other)} is in only some of the files"
             raise UserError(msg)
+    if not any(len(table["ids"]) for table in tables):
+        msg = f"{paths[0]}: no rows"
+        raise UserError(msg)
     assumed = _complete(tables, columns, options)
     if "rank" in columns:
         ranks, merged = merge(
@@ -124,6 +132,8 @@ def _checked(
             )
             raise UserError(msg)
         table["weights"] = weights.astype(np.float32)
+    if "rank" in table and table["rank"].ndim == 0:
+        table[PROCESS] = whole_numbers(table["rank"], f"{where}: rank")
     for name in PER_TOKEN:
         if name in table:
             table[name] = _column(table[name], name, len(ids), where)
@@ -295,7 +305,7 @@ def _rank(number: int, tables: list[dict[str, Array]]) -> Rank:
     if len(shapes) != 1 or len(layers) != 1:
         msg = f"files of rank {number} differ in (layers, slots): {sorted(shapes)}, or in layers"
         raise UserError(msg)
-    names = [name for name in tables[0] if name not in ("layers", "rank", "num_ranks")]
+    names = [name for name in tables[0] if name not in ("rank", *OF_FILE)]
     whole = {name: np.concatenate([table[name] for table in tables]) for name in names}
     if "step" not in whole:
         whole["step"] = _steps(whole["request"], whole["position"], whole["phase"])
@@ -310,18 +320,18 @@ def _rank(number: int, tables: list[dict[str, Array]]) -> Rank:
 
 
 def _split(tables: list[dict[str, Array]]) -> list[Rank]:
-    """What each process recorded, of files that name it in each row."""
+    """What each process recorded, of files that name it in each row, or once for a whole file."""
     of_rank: dict[int, list[dict[str, Array]]] = defaultdict(list)
     for table in tables:
         for number in np.unique(table["rank"]).tolist():
             rows = table["rank"] == number
             of_rank[number].append(
-                {
-                    name: part if name in ("layers", "num_ranks") else part[rows]
-                    for name, part in table.items()
-                }
+                {name: part if name in OF_FILE else part[rows] for name, part in table.items()}
             )
-    return [_rank(number, parts) for number, parts in sorted(of_rank.items())]
+    ranks = [_rank(number, parts) for number, parts in sorted(of_rank.items())]
+    # A process whose file has no row was there, and had no token.
+    named = {int(table[PROCESS]) for table in tables if PROCESS in table}
+    return ranks + [Rank(number, ranks[0].layers, []) for number in sorted(named - set(of_rank))]
 
 
 def _routed(ranks: list[Rank]) -> Routed:

@@ -34,7 +34,7 @@ def load_columns(path: Path, options: Options) -> tuple[dict[str, Array], list[s
     Parameters
     ----------
     path
-        ``.npz``, ``.npy``, ``.safetensors`` or ``.parquet``.
+        ``.npz``, ``.npy``, ``.safetensors``, ``.pt`` or ``.parquet``.
     options
         ``columns`` says what arrays are called that have names of their own.
 
@@ -51,6 +51,7 @@ def load_columns(path: Path, options: Options) -> tuple[dict[str, Array], list[s
         ".npz": files.load_npz,
         ".npy": lambda path: {"expert_ids": files.load_array(path, str(path))},
         ".safetensors": load_safetensors,
+        ".pt": _tensors,
         ".parquet": ParquetColumns,
     }
     if path.suffix not in load:
@@ -83,6 +84,26 @@ def load_columns(path: Path, options: Options) -> tuple[dict[str, Array], list[s
         )
         raise UserError(msg)
     return {what: found[name] for what, name in names.items()}, notes
+
+
+def _tensors(path: Path) -> dict[str, Array]:
+    """Tensors of a file of ``torch.save``: a dictionary of them, or one.
+
+    Raises
+    ------
+    UserError
+        If it holds anything else.
+    """
+    found = files.load_tensors(path)
+    named = found if isinstance(found, dict) else {"expert_ids": found}
+    if not all(isinstance(part, np.ndarray | int | float | str | list) for part in named.values()):
+        msg = f"{path}: {type(found).__name__}; a tensor, or a dictionary of tensors, is expected"
+        raise UserError(msg)
+    try:
+        return {str(name): np.asarray(part) for name, part in named.items()}
+    except ValueError as error:
+        msg = f"{path}: lists of unequal length"
+        raise UserError(msg) from error
 
 
 def _few(names: list[str]) -> str:

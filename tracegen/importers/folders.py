@@ -28,7 +28,7 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
     ),
     "llama.cpp": (".csv", ".csv.gz"),
     "gpt-oss": (".json", ".json.gz"),
-    "arrays": (".npz", ".npy", ".safetensors", ".parquet"),
+    "arrays": (".npz", ".npy", ".safetensors", ".pt", ".parquet"),
     "flame": (".parquet",),
 }
 """Ends of the names of a format's files; a format that is not here reads a folder as a whole."""

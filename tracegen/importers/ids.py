@@ -73,7 +73,7 @@ def expert_ids(array: Any, where: str, weights: Array | None = None) -> ExpertId
         )
         raise UserError(msg)
     note = f"Expert ids came as {found.dtype}, all of them whole"
-    note += f"; {int(gaps.sum())} gaps are empty slots." if gaps.any() else "."
+    note += f"; gaps ({int(gaps.sum())}) are empty slots." if gaps.any() else "."
     return ExpertIds(whole.astype(np.int64), note=note, weights=weights)
 
 

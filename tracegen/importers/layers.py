@@ -7,6 +7,7 @@ import numpy as np
 from tracegen.errors import UserError
 from tracegen.importers.options import Options
 from tracegen.importers.routed import Routed
+from tracegen.importers.values import few
 from tracegen.models import ModelShape
 from tracegen.trace.arrays import Array
 
@@ -37,7 +38,7 @@ def number_layers(routed: Routed, options: Options) -> tuple[int, ...]:
     options.hold_against("num_layers", shape and shape.num_layers, "the model")
     numbers = _numbers(routed, options, shape)
     if max(numbers, default=0) >= MOST_LAYERS or len(set(numbers)) != len(numbers):
-        msg = f"layers {_few(sorted(numbers))}: each must be there once, and be below {MOST_LAYERS}"
+        msg = f"layers {few(sorted(numbers))}: each must be there once, and be below {MOST_LAYERS}"
         raise UserError(msg)
     total = options.num_layers
     if total is not None and max(numbers, default=0) >= total:
@@ -55,7 +56,7 @@ def _numbers(routed: Routed, options: Options, shape: ModelShape | None) -> tupl
         raise UserError(msg)
     if routed.layers is not None:
         if stated is not None and set(stated) != set(routed.layers):
-            msg = f"--moe-layers {_few(stated)}: the dump numbers its layers {_few(routed.layers)}"
+            msg = f"--moe-layers {few(stated)}: the dump numbers its layers {few(routed.layers)}"
             raise UserError(msg)
         return routed.layers
     if stated is not None:
@@ -63,9 +64,12 @@ def _numbers(routed: Routed, options: Options, shape: ModelShape | None) -> tupl
     if count == options.num_layers:
         return tuple(range(count))
     if shape is None:
+        strange = count > len(routed.ids) > 0
         routed.notices.append(
             f"Layers are not numbered in the dump: they were taken for 0 to {count - 1} "
             "(--moe-layers says otherwise)."
+            + f" {len(routed.ids)} tokens of {count} layers: are the ids token, layer, k?"
+            * strange
         )
         return tuple(range(count))
     if count == shape.num_moe_layers:
@@ -81,7 +85,7 @@ def _numbers(routed: Routed, options: Options, shape: ModelShape | None) -> tupl
     first = shape.moe_layer_index[:count] if count < shape.num_moe_layers else range(count)
     routed.notices.append(
         f"Layers are not numbered in the dump: its {count} were taken for the first of "
-        f"{shape.name}, {_few(first)} (--moe-layers says otherwise)."
+        f"{shape.name}, {few(first)} (--moe-layers says otherwise)."
     )
     return tuple(first)
 
@@ -103,8 +107,8 @@ def _without_empty(
     strange = [n for n in numbers if n not in with_experts and n not in empty]
     if shape is not None and strange:
         msg = (
-            f"the dump has routes in layers {_few(strange)}, where {shape.name} has no experts; "
-            f"it has them in {_few(shape.moe_layer_index)}"
+            f"the dump has routes in layers {few(strange)}, where {shape.name} has no experts; "
+            f"it has them in {few(shape.moe_layer_index)}"
         )
         raise UserError(msg)
     if not empty or zero.all():
@@ -135,9 +139,3 @@ def _without_empty(
     if routed.weights is not None:
         routed.weights = routed.weights[:, ~zero]
     return tuple(number for number, gone in zip(numbers, zero, strict=True) if not gone)
-
-
-def _few(numbers: object) -> str:
-    """Numbers, the first of many, for a message."""
-    listed = list(numbers)  # type: ignore[call-overload]  # a range, tuple or list of integers
-    return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")

@@ -9,6 +9,7 @@ each microbatch, and one more where activations are recomputed; their order is t
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,11 @@ def read_megatron(paths: list[Path], options: Options) -> Routed:
     found: dict[tuple[int, int], dict[int, list[Array]]] = defaultdict(lambda: defaultdict(list))
     mtp = 0
     topk: int | None = None
+    idle: set[int] = set()
     for path in paths:
+        number = re.search(r"rank(\d+)", path.name)
+        if number is not None:
+            idle.add(int(number[1]))
         for where, record in files.json_objects(path):
             if record.get("block") == "mtp":
                 mtp += integer(record, "num_tokens", where, 0)
@@ -73,6 +78,8 @@ def read_megatron(paths: list[Path], options: Options) -> Routed:
         raise UserError(msg)
     notices: list[str] = []
     ranks = _ranks(found, notices)
+    # A rank whose file has no record was there, and had no token.
+    ranks += [Rank(one, (), []) for one in sorted(idle - {rank.number for rank in ranks})]
     ranks, merged = merge(ranks, options, local_layers=True)
     routed = _routed(ranks, options, notices + merged)
     if mtp:

@@ -71,8 +71,8 @@ def tell_repeats(routed: Routed, options: Options) -> None:
     if tail.any():
         steps = len(np.unique(routed.step[tail]))
         routed.notices.append(
-            f"{int(tail.sum())} rows end {steps} steps as one row again and again: padding of "
-            "batches to a fixed size? They were kept; a mask tells them, or --drop-repeats leaves "
+            f"{int(tail.sum())} rows at the end of steps ({steps}) are one row again and again: "
+            "padding to a fixed size? They were kept; a mask tells them, or --drop-repeats leaves "
             "them out."
         )
     share = float(same.mean())

@@ -15,6 +15,7 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.importers.options import Options
+from tracegen.importers.values import few
 from tracegen.trace.arrays import Array
 
 ALIKE = 0.5
@@ -87,7 +88,7 @@ def same_tokens(
     first: dict[int, int] = {}
     if tp is not None:
         if len(order) % tp:
-            msg = f"--tp {tp}: there are {len(order)} ranks, no multiple of it ({_few(order)})"
+            msg = f"--tp {tp}: there are {len(order)} ranks, no multiple of it ({few(order)})"
             raise UserError(msg)
         first = {rank: order[place // tp * tp] for place, rank in enumerate(order)}
         for rank, lowest in first.items():
@@ -132,7 +133,7 @@ def replica_notice(first: Mapping[int, int], rows: Mapping[int, Array]) -> list[
     unequal = sum(not np.array_equal(rows[rank], rows[one]) for rank, one in first.items())
     return [
         f"{len(first)} ranks saw the tokens of {len(kept)} (tensor parallelism): one of each group "
-        f"was kept, rank {_few(kept)}; --tp 1 keeps all."
+        f"was kept, rank {few(kept)}; --tp 1 keeps all."
         + (f" {unequal} of the others differ from it in some rows." if unequal else "")
     ]
 
@@ -225,7 +226,7 @@ def merge(
     if len(stages) == 1:
         return _placed(stages[0], first, 1, total, seen, idle=idle), notices
     if len({len(stage) for stage in stages}) != 1:
-        told = "; ".join(_few([rank.number for rank in stage]) for stage in stages)
+        told = "; ".join(few([rank.number for rank in stage]) for stage in stages)
         msg = (
             f"{len(stages)} pipeline stages have unequal numbers of sources of tokens: ranks {told}"
         )
@@ -302,7 +303,7 @@ def _stages(
     kept = [by_number[number] for number in order if first[number] == number]
     if pp is not None:
         if len(order) % pp:
-            msg = f"--pp {pp}: there are {len(order)} ranks, no multiple of it ({_few(order)})"
+            msg = f"--pp {pp}: there are {len(order)} ranks, no multiple of it ({few(order)})"
             raise UserError(msg)
         size = len(order) // pp
         place = {number: index // size for index, number in enumerate(order)}
@@ -313,8 +314,8 @@ def _stages(
     sets = sorted({rank.layers for rank in kept})
     if any(set(a) & set(b) for a, b in combinations(sets, 2)):
         msg = (
-            f"ranks recorded different but overlapping layers, such as {_few(sets[0])} and "
-            f"{_few(sets[1])}: are they pipeline stages that count from zero? Give --pp N"
+            f"ranks recorded different but overlapping layers, such as {few(sets[0])} and "
+            f"{few(sets[1])}: are they pipeline stages that count from zero? Give --pp N"
         )
         raise UserError(msg)
     if len(sets) == 1:
@@ -346,7 +347,7 @@ def _same_layers(ranks: list[Rank], where: str) -> None:
         if rank.layers != ranks[0].layers:
             msg = (
                 f"{where}: ranks {ranks[0].number} and {rank.number} would be one stage, but hold "
-                f"layers {_few(ranks[0].layers)} and {_few(rank.layers)}"
+                f"layers {few(ranks[0].layers)} and {few(rank.layers)}"
             )
             raise UserError(msg)
 
@@ -382,7 +383,7 @@ def _joined(parts: list[Rank]) -> Rank:
         if length != lengths[0]:
             msg = (
                 f"ranks {parts[0].number} and {part.number} would be pipeline stages of the same "
-                f"tokens, but have passes (step, tokens) {_few(lengths[0])} and {_few(length)}"
+                f"tokens, but have passes (step, tokens) {few(lengths[0])} and {few(length)}"
             )
             raise UserError(msg)
     passes = [
@@ -397,9 +398,3 @@ def _joined(parts: list[Rank]) -> Rank:
     ]
     layers = tuple(layer for part in parts for layer in part.layers)
     return Rank(min(part.number for part in parts), layers, passes)
-
-
-def _few(values: object) -> str:
-    """The first of a sequence, for a message."""
-    listed = list(values)  # type: ignore[call-overload]
-    return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")

@@ -144,6 +144,8 @@ def _tokens(dumps: Dumps, options: Options) -> Routed:
         for place, record in enumerate(_records(path, dump)):
             where = f"{path}: record {place}"
             mode = integer(record, "forward_mode", where, EXTEND)
+            rank = integer(record, "rank", where, 0)
+            passes = found[rank]  # one that is idle in all of them was there all the same
             if mode == IDLE:
                 continue
             ids = files.integers(record.get("topk_ids_of_layer"), 3, f"{path}: topk_ids_of_layer")
@@ -154,11 +156,10 @@ def _tokens(dumps: Dumps, options: Options) -> Routed:
             mapped = np.where(ids >= 0, to_logical[layers, np.maximum(ids, 0)], -1)
             changed += int((mapped != ids).sum())
             number = integer(record, "forward_pass_id", where, place)
-            rank = integer(record, "rank", where, 0)
-            _once(number in found[rank], path, number, rank)
+            _once(number in passes, path, number, rank)
             columns = _columns(record, mode, ids.shape[1], f"{path}: pass {number}")
-            found[rank][number] = Pass(number, mapped.transpose(1, 0, 2), columns)
-    if not found:
+            passes[number] = Pass(number, mapped.transpose(1, 0, 2), columns)
+    if not any(found.values()):
         msg = f"{dumps[0][0]}: no records"
         raise UserError(msg)
     ranks, notices = merge(
@@ -230,6 +231,8 @@ def _columns(record: Mapping[str, Any], mode: int, tokens: int, where: str) -> d
 
 def _rank(number: int, passes: dict[int, Pass]) -> Rank:
     """One process, with the layers and slots that it used."""
+    if not passes:
+        return Rank(number, (), [])
     order = [passes[step] for step in sorted(passes)]
     used = np.any([(part.ids >= 0).any(axis=(0, 2)) for part in order], axis=0)
     for part in order:
@@ -285,6 +288,7 @@ def _assembled(ranks: list[Rank]) -> Routed:
         phase=columns["phase"],
         step=np.repeat([part.step for _, part in parts], lengths),
         rank=np.repeat([rank for rank, _ in parts], lengths) if len(ranks) > 1 else None,
+        num_ranks=len(ranks),
         layers=ranks[0].layers,
     )
     mixed = int((columns["mode"] == MIXED).sum())

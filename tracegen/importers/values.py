@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -94,3 +94,15 @@ def whole_numbers(array: Any, where: str) -> Array:
         msg = f"{where}: {found.max()} is too large a number"
         raise UserError(msg)
     return found.astype(np.int64)
+
+
+def few(values: Iterable[object]) -> str:
+    """The first of a sequence, for a message.
+
+    Parameters
+    ----------
+    values
+        Of any length.
+    """
+    listed = list(values)
+    return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")

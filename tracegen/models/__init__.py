@@ -4,6 +4,7 @@ from importlib import resources
 from pathlib import Path
 
 from tracegen.errors import unknown
+from tracegen.models import config
 from tracegen.models.catalogue import Catalogue
 from tracegen.models.schema import ModelShape
 
@@ -23,12 +24,13 @@ def aliases() -> dict[str, str]:
 
 
 def load(name: str | Path) -> ModelShape:
-    """Shape of a model from the catalogue or from a file of the same form.
+    """Shape of a model from the catalogue or from a file.
 
     Parameters
     ----------
     name
-        A name or alias of the catalogue, or the path of a TOML file.
+        A name or alias of the catalogue; or the path of a TOML file of the same form, of a
+        checkpoint's ``config.json``, or of the folder that has one.
 
     Returns
     -------
@@ -47,12 +49,15 @@ def load(name: str | Path) -> ModelShape:
     (256, 8, 58)
     """
     text = str(name)
-    if text.endswith(".toml") or isinstance(name, Path):
+    shape = None if isinstance(name, Path) else _CATALOGUE.find(text)
+    if shape is not None:
+        return shape
+    if text.endswith(".toml"):
         return _CATALOGUE.read(text)
-    shape = _CATALOGUE.find(text)
-    if shape is None:
-        raise unknown("model", text, [*names(), *aliases()])
-    return shape
+    is_folder = text != "" and (Path(text) / config.NAME).is_file()
+    if isinstance(name, Path) or text.endswith(".json") or is_folder:
+        return config.read(text)
+    raise unknown("model", text, [*names(), *aliases()])
 
 
 def of_checkpoint(model_id: str) -> tuple[ModelShape, ...]:

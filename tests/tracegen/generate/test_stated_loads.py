@@ -99,7 +99,7 @@ def test_workloads_are_constructed_as_the_benchmark_says():
     assert ragged.tolist() == sorted(ragged.tolist(), reverse=True)
     assert (ragged[-1], ragged.mean()) == (0, 400)
     assert not expert_loads("W5_zero_expert_rank")[:32].any()
-    assert heat("W5_zero_expert_rank") == pytest.approx(2, abs=0.15)
+    assert 2 <= heat("W5_zero_expert_rank") < 2.5
     hottest = [int(expert_loads("W6_rotating_hotspot", step)[::16].argmax()) for step in range(8)]
     assert hottest == [0, 0, 0, 1, 1, 1, 2, 2]
     burst = [heat("W7_burst", step) > 1.8 for step in range(8)]

@@ -133,6 +133,10 @@ def test_flame_layers_are_files(tmp_path: Path) -> None:
     part = read(paths, "flame", max_tokens=20, **SIZES)
     assert part.trace.num_tokens == 20
     assert sum(dropped(part.trace).values()) == 30
+    for columns in ({"a": [[1]], "b": [[2]]}, {"a": [[True]]}, {"a": [1]}):
+        parquet.write_table(pyarrow.table(columns), paths[0])
+        with pytest.raises(tracegen.UserError, match="one column of lists of integers is expected"):
+            read(paths, "flame", **SIZES)
     paths[0].write_bytes(b"PAR1 no")
     with pytest.raises(tracegen.UserError, match="not the parquet file"):
         read(paths, "flame", **SIZES)

@@ -126,8 +126,8 @@ def test_streams_are_put_together_from_their_chunks(tmp_path: Path) -> None:
     path.write_text("\n".join(f"data: {json.dumps(one)}" for one in (*parts, *ends)), "utf-8")
     trace = read([path], "vllm", **SIZES).trace
     np.testing.assert_array_equal(ids_of(trace), np.concatenate([ids, other]))
-    assert phases(trace) == [0, 0, 0, 0, 1, 1] + [0, 0, 0, 0, 1]
-    with pytest.raises(tracegen.UserError, match="/inference/v1/generate alone.*was it cut"):
+    assert phases(trace) == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1]
+    with pytest.raises(tracegen.UserError, match=r"/inference/v1/generate alone.*was it cut"):
         read([events(path, *parts)], "vllm", **SIZES)
     with pytest.raises(tracegen.UserError, match="line 3: no line of an event stream"):
         read([events(path, parts[0], "{}")], "vllm", **SIZES)
@@ -148,7 +148,7 @@ def test_choices_have_ids_of_their_own_or_the_first_has(tmp_path: Path) -> None:
     usage = {"prompt_tokens": 4, "completion_tokens": 5}
     made = read([lines(path, {"choices": both, "usage": usage})], "sglang", **LAYERED)
     np.testing.assert_array_equal(ids_of(made.trace), np.concatenate([first, second]))
-    assert phases(made.trace) == [0, 0, 0, 0, 1, 1] + [0, 0, 0, 0, 1]
+    assert phases(made.trace) == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1]
     assert not any("several choices" in notice for notice in made.notices)
     # A batch of /generate is a list; one line has it whole.
     np.testing.assert_array_equal(
@@ -163,7 +163,7 @@ def test_choices_have_ids_of_their_own_or_the_first_has(tmp_path: Path) -> None:
     offline = {"request_id": "0", "prompt_token_ids": [1, 2, 3, 4], "outputs": outputs}
     for format in ("vllm", "tensorrt-llm"):
         made = read([lines(path, offline)], format, **SIZES)
-        assert phases(made.trace) == [0, 0, 0, 0, 1, 1] + [0, 0, 0, 0, 1]
+        assert phases(made.trace) == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1]
     (tmp_path / "pretty.json").write_text(json.dumps([offline], indent=1), "utf-8")
     (tmp_path / "lines.json").write_text(path.read_text("utf-8") + "\n\n" + json.dumps(offline))
     for name, requests in (("pretty.json", 2), ("lines.json", 4)):
