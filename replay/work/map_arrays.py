@@ -205,6 +205,12 @@ def _form(array: Ints, num_experts: int, num_ranks: int) -> str:
 def _checked_ranks(array: Ints, num_experts: int, num_ranks: int) -> Slots:
     if len(array) != num_experts or array.min() < 0 or array.max() >= num_ranks:
         raise _no_map(f"{len(array)} numbers up to {array.max()}", num_experts, num_ranks)
+    if array.min() > 0 and num_ranks <= num_experts:
+        message = (
+            "rank 0 would have no expert: are these the numbers of replicas (logcnt of EPLB)? "
+            "Which slot has which expert is in phy2log"
+        )
+        raise UserError(message)
     return Slots(None, array)
 
 
