@@ -10,6 +10,7 @@ import typer
 from replay.cli.options import JsonOption
 from replay.cli.screen import show
 from replay.run.spec import RunSpec
+from tracegen.cli.common import tell_assumed
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
 
@@ -138,6 +139,7 @@ def place(
         "fitted_on": _steps(steps),
         "num_windows": windows,
     }
+    tell_assumed(model)
     if trace is None:
         refuse_with_loads(of_tokens)
         placing, numbered = placed_by_loads(loads or [], model, source, common)

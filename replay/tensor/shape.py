@@ -12,6 +12,7 @@ from replay.errors import UserError, unknown
 from tracegen import models
 from tracegen.models import ModelShape
 from tracegen.models.catalogue import Catalogue
+from tracegen.models.config import is_config
 
 __all__ = ["LayerShape", "aliases", "load", "names", "parse"]
 
@@ -111,7 +112,8 @@ def load(name: str | Path) -> LayerShape:
     Parameters
     ----------
     name
-        A name or alias of one of the catalogues, or the path of a TOML file of this form.
+        A name or alias of one of the catalogues, the path of a TOML file of this form, or that of
+        a ``config.json`` of a model with experts.
 
     Returns
     -------
@@ -137,8 +139,7 @@ def load(name: str | Path) -> LayerShape:
     shape = _CATALOGUE.find(text)
     if shape is not None:
         return shape
-    is_config = text.endswith(".json") or (Path(text) / "config.json").is_file()
-    if is_config or text in models.names() or text in models.aliases():
+    if is_config(text) or text in models.names() or text in models.aliases():
         return _of_experts(models.load(text))
     known = [*names(), *aliases(), *models.names(), *models.aliases()]
     raise unknown("model", text, known)

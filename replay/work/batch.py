@@ -247,6 +247,13 @@ def _prefill(trace: RoutingTrace, num_ranks: int, tokens_per_rank: int | None, s
     wanted = tokens_per_rank
     if wanted is None:
         wanted = min(DEFAULT_TOKENS_PER_RANK["prefill"], least // (step + 1))
+        if not wanted and len(rows):
+            message = (
+                f"prefill step {step} on {num_ranks} ranks leaves no token for some of them: the "
+                f"trace has {len(lengths)} requests of {len(rows)} tokens; fewer ranks (--ranks) "
+                "have some"
+            )
+            raise UserError(message)
     if wanted * (step + 1) > least:
         message = (
             f"prefill step {step} on {num_ranks} ranks can take at most {least // (step + 1)} "

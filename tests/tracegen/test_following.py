@@ -46,6 +46,7 @@ def dump(path: Path) -> tuple[Path, Any]:
         phase=(position >= prompt).astype(np.uint8),
         step=np.arange(request.size) // 5,
         rank=request % 2,
+        num_ranks=4,
         layers=LAYERS,
     )
     return path, ids

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tracegen.cli.common import refuse_existing, user_errors
+from tracegen.cli.common import refuse_existing, tell_assumed, user_errors
 from tracegen.cli.outputs import file_option
 from tracegen.errors import UserError
 
@@ -29,7 +29,9 @@ def import_dump(
     model: Annotated[
         str | None, typer.Option(help="Model shape: a name, a TOML file, or a config.json.")
     ] = None,
-    num_experts: Annotated[int | None, typer.Option(help="Experts per layer.")] = None,
+    num_experts: Annotated[
+        int | None, typer.Option(help="Experts per layer, with those that do nothing.")
+    ] = None,
     zero_experts: Annotated[
         int | None, typer.Option(help="Experts that do nothing, the last of all ids.")
     ] = None,
@@ -115,6 +117,7 @@ def import_dump(
             "dataset": dataset,
             "source": source,
         }
+        tell_assumed(model)
         made = read_as_typed(files, format, options)
         digest = write(made.trace, out, overwrite=force)
         for notice in made.notices:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from tracegen import screen
-from tracegen.cli.common import AsJson, refuse_existing, user_errors
+from tracegen.cli.common import AsJson, refuse_existing, tell_assumed, user_errors
 from tracegen.cli.outputs import file_option
 from tracegen.errors import UserError
 
@@ -123,6 +123,7 @@ def generate(
         if skew is not None:
             params["skew"] = skew
         shape = models.load(model)
+        tell_assumed(model)
         num_layers = layers or shape.num_moe_layers
         of_rank = _tokens(tokens_per_rank)
         total = sum(of_rank) if isinstance(of_rank, list) else ranks * of_rank
@@ -206,6 +207,7 @@ def _describe(name: str) -> dict[str, Any]:
             "num_steps": file.num_steps,
             "has_gate_weights": file.has_gate_weights,
             "has_rank": file.has_rank,
+            "num_ranks": file.num_ranks,
             "slot_order": file.info.slot_order,
             "load_max_over_mean": [round(v, 3) for v in (load.max(axis=1) / mean).tolist()],
             "load_min_over_mean": [round(v, 3) for v in (load.min(axis=1) / mean).tolist()],

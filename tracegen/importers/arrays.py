@@ -14,6 +14,8 @@ numbers do not matter.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from tracegen.importers.padding import MASKED, load_mask
 from tracegen.importers.pivot import by_token
 from tracegen.importers.replicas import Pass, Rank, SameTokens, in_order, merge
 from tracegen.importers.routed import UNTOLD, Routed, Sequence, prompt_lengths
-from tracegen.importers.values import whole_numbers
+from tracegen.importers.values import few, whole_numbers
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PHASES, PREFILL
 
@@ -107,8 +109,13 @@ def _checked(
     table: dict[str, Array], options: Options, where: str
 ) -> tuple[dict[str, Array], ExpertIds]:
     """A table whose arrays have the shapes that they should, and its ids as they came."""
+    if "token" in table and table["token"].dtype.kind not in "iu":
+        del table["token"]  # its text
     if "layer" in table:
         table = by_token(table, where)
+    elif "slot" in table:
+        msg = f"{where}: a column 'slot' needs a column 'layer' beside it"
+        raise UserError(msg)
     weights = table.pop("weights", None)
     found = expert_ids(table["ids"], f"{where}: expert_ids", weights)
     ids, weights = found.ids, found.weights
@@ -117,21 +124,20 @@ def _checked(
             msg = f"{where}: --mask was given, and the file has a mask of its own"
             raise UserError(msg)
         table["mask"] = load_mask(options.mask)
-    if ids.ndim == 4:
+    if ids.ndim == 4 and ids.shape[-1]:
         table, ids, weights = _flat(table, ids, weights, where)
-    if ids.ndim == 2:
-        ids, weights = ids[:, None], None if weights is None else weights[:, None]
-    if ids.ndim != 3:
+    if ids.ndim not in (2, 3) or not ids.shape[-1]:
         msg = f"{where}: expert_ids are {ids.shape}; (token, layer, k) or (token, k) are expected"
         raise UserError(msg)
-    table["ids"] = ids
+    shape = (len(ids), -1, ids.shape[-1]) if len(ids) else (0, ids.shape[-2] or 1, ids.shape[-1])
     if weights is not None:
         if weights.shape != ids.shape or weights.dtype.kind not in "iuf":
             msg = (
                 f"{where}: weights are {weights.dtype} {weights.shape}, expert_ids are {ids.shape}"
             )
             raise UserError(msg)
-        table["weights"] = weights.astype(np.float32)
+        table["weights"] = weights.astype(np.float32).reshape(shape)
+    table["ids"] = ids = ids.reshape(shape)
     if "rank" in table and table["rank"].ndim == 0:
         table[PROCESS] = whole_numbers(table["rank"], f"{where}: rank")
     for name in PER_TOKEN:
@@ -150,6 +156,9 @@ def _flat(
 ) -> tuple[dict[str, Array], Array, Array | None]:
     """Rows of a rectangular batch (batch, token, ...), a request each, one after another."""
     size = ids.shape[:2]
+    if weights is not None and weights.shape != ids.shape:
+        msg = f"{where}: weights are {weights.shape}, expert_ids are {ids.shape}"
+        raise UserError(msg)
     for name, column in table.items():
         if name in PER_TOKEN and column.shape == (size[0],):
             table[name] = np.repeat(column, size[1])
@@ -169,7 +178,7 @@ def _column(column: Array, name: str, rows: int, where: str) -> Array:
         column = column.astype(np.str_) if column.dtype.kind in "iu" else column
     elif name == "rank" and column.size == 1:
         column = np.full(rows, column.reshape(()))
-    if name == "phase" and column.dtype.kind == "U":
+    if name == "phase" and column.dtype.kind == "U" and column.ndim == 1:
         strange = sorted(set(column.tolist()) - set(PHASES))
         if strange:
             msg = f"{where}: phase has {strange[0]!r}; possible: {', '.join(PHASES)}"
@@ -269,9 +278,14 @@ def _steps(request: Array, position: Array, phase: Array) -> Array:
 
 def _recorded(tables: list[dict[str, Array]]) -> int | None:
     """Ranks that there were, where the files say so."""
-    told = {int(number) for table in tables for number in np.ravel(table.get("num_ranks", []))}
-    if len(told) > 1:
-        msg = f"the files name different numbers of ranks: {sorted(told)}"
+    told = {
+        number
+        for table in tables
+        if "num_ranks" in table
+        for number in whole_numbers(table["num_ranks"], "num_ranks").ravel().tolist()
+    }
+    if len(told) > 1 or min(told, default=1) < 1:
+        msg = f"num_ranks is {few(sorted(told))}; one number of ranks is expected"
         raise UserError(msg)
     return told.pop() if told else None
 
@@ -280,11 +294,13 @@ def _known(tables: list[dict[str, Array]], columns: set[str]) -> SameTokens | No
     """Whether two ranks had the same tokens: not if they name other requests or positions."""
     names = [name for name in ("request", "position", "token", "step") if name in columns]
 
-    def told(rank: int) -> list[list[int]]:
-        return [
-            [one for table in tables for one in table[name][table["rank"] == rank].tolist()]
-            for name in names
-        ]
+    @functools.cache
+    def told(rank: int) -> bytes:
+        digest = hashlib.sha256()
+        for name in names:
+            parts = [table[name][table["rank"] == rank] for table in tables]
+            digest.update(np.concatenate(parts).data)
+        return digest.digest()
 
     def same(one: int, other: int) -> bool | None:
         # Processes may count their requests by themselves, so equal numbers tell nothing.

@@ -24,6 +24,7 @@ from tracegen.trace.tables import (
     TraceInfo,
     TraceModel,
     expert_dtype,
+    stated_ranks,
 )
 
 LARGEST = {"step": 2**32 - 1, "request": 2**32 - 1, "position": 2**32 - 1, "rank": 2**16 - 1}
@@ -102,7 +103,7 @@ def _num_ranks(routed: Routed, options: Options, model: TraceModel) -> int:
             f"How many GPUs there were is not recorded: {number} were taken, as many as ranks are "
             "in the dump (--ranks says otherwise)."
         )
-    return number if number > seen else 0
+    return stated_ranks(routed.rank, number)
 
 
 def _check_columns(routed: Routed) -> None:
@@ -142,7 +143,10 @@ def _suspected(ids: Array, experts: int) -> str:
     least, most = int(ids[ids >= 0].min()), int(ids.max())
     if least == 1 and most == experts:
         return f"ids are 1 to {most}, so they count from one: subtract one"
-    return f"the largest id is {most} (physical ids, or shared experts among the routed?)"
+    return (
+        f"the largest id is {most} (physical ids, shared experts among the routed, or experts that "
+        "do nothing, which --num-experts counts too?)"
+    )
 
 
 def _slot_order(routed: Routed) -> SlotOrder:

@@ -7,7 +7,7 @@
   weights (``ffn_moe_weights``). It is this package's own, for callbacks that users write: no
   released tool does.
 
-llama.cpp evaluates its last layer only for tokens whose output is wanted: of a prompt, the last.
+llama.cpp evaluates its last layer only for the token whose output is wanted, the last of a pass.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEADERS = (
 )
 
 
-class Key(NamedTuple):
+class TokenKey(NamedTuple):
     """A token of a file."""
 
     number: int
@@ -41,14 +41,14 @@ class Key(NamedTuple):
     """Place in the pass, or in the sequence."""
 
 
-class Row(NamedTuple):
+class TokenChoice(NamedTuple):
     """Choice of one token in one layer."""
 
     ids: list[int]
     weights: list[float]
 
 
-Rows = dict[Key, dict[int, Row]]
+Rows = dict[TokenKey, dict[int, TokenChoice]]
 
 
 def read_llama_cpp(paths: list[Path], options: Options) -> Routed:
@@ -125,7 +125,7 @@ def _file(path: Path, options: Options) -> tuple[Rows, Array | None]:
     names = [name.strip() for name in lines[0]] if lines else []
     slots = sum(name[:1] == "e" and name[1:].isdigit() for name in names)
     wide = ["pass", "token", "layer", *(f"e{k}" for k in range(slots))]
-    phases: dict[Key, str] = {}
+    phases: dict[TokenKey, str] = {}
     if slots and names in (wide, [*wide, *(f"w{k}" for k in range(slots))]):
         rows = _wide(path, lines, slots, len(names))
     elif names == ["layer", "expert"]:
@@ -165,20 +165,20 @@ def _wide(path: Path, lines: list[list[str]], slots: int, width: int) -> Rows:
         except ValueError as error:
             msg = f"{path}, line {number}: {error}"
             raise UserError(msg) from error
-        rows[Key(step, token)][layer] = Row(ids, weights)
+        rows[TokenKey(step, token)][layer] = TokenChoice(ids, weights)
     return rows
 
 
-def _named(path: Path, lines: list[list[str]]) -> tuple[Rows, dict[Key, str]]:
+def _named(path: Path, lines: list[list[str]]) -> tuple[Rows, dict[TokenKey, str]]:
     """Rows of lines with one id, and whose it is; each token after the prompt is a pass."""
-    chosen: dict[tuple[Key, int], dict[int, int]] = defaultdict(dict)
-    phases: dict[Key, str] = {}
+    chosen: dict[tuple[TokenKey, int], dict[int, int]] = defaultdict(dict)
+    phases: dict[TokenKey, str] = {}
     for number, (phase, *line) in enumerate((line or [""] for line in lines[1:]), 2):
         token, layer, slot, expert = _fields(path, number, line, 4)
         if phase not in PHASES:
             msg = f"{path}, line {number}: phase {phase!r}; possible: {', '.join(PHASES)}"
             raise UserError(msg)
-        key = Key(token + 1 if PHASES[phase] == DECODE else 0, token)
+        key = TokenKey(token + 1 if PHASES[phase] == DECODE else 0, token)
         phases[key] = phase
         if slot in chosen[key, layer]:
             msg = f"{path}, line {number}: rank {slot} of token {token} is there twice"
@@ -186,7 +186,7 @@ def _named(path: Path, lines: list[list[str]]) -> tuple[Rows, dict[Key, str]]:
         chosen[key, layer][slot] = expert
     rows: Rows = defaultdict(dict)
     for (key, layer), experts in chosen.items():
-        rows[key][layer] = Row([experts[slot] for slot in sorted(experts)], [])
+        rows[key][layer] = TokenChoice([experts[slot] for slot in sorted(experts)], [])
     return rows, phases
 
 
@@ -214,17 +214,18 @@ def _in_order(path: Path, lines: list[list[str]], options: Options) -> Rows:
         tokens = max(len(ids) for ids in part.values()) // topk
         for layer, ids in part.items():
             first = tokens - len(ids) // topk
-            if first and layer != last:
+            # One row of the last layer is the last token's; any other number says the file is cut.
+            if first and (layer != last or first < tokens - 1):
                 told = {number: len(ids) // topk for number, ids in part.items()}
-                msg = f"{path}: layers of pass {number} have {told} tokens"
+                msg = f"{path}: layers of pass {number} have {told} tokens: is the file cut?"
                 raise UserError(msg)
             for token in range(first, tokens):
                 begin = (token - first) * topk
-                rows[Key(number, token)][layer] = Row(ids[begin : begin + topk], [])
+                rows[TokenKey(number, token)][layer] = TokenChoice(ids[begin : begin + topk], [])
     return rows
 
 
-def _filled(rows: Rows, layers: list[int], path: Path) -> list[list[Row]]:
+def _filled(rows: Rows, layers: list[int], path: Path) -> list[list[TokenChoice]]:
     """Choices of each token in all layers; only the last may be absent, which is then empty."""
     found = []
     for key, row in rows.items():
@@ -233,6 +234,6 @@ def _filled(rows: Rows, layers: list[int], path: Path) -> list[list[Row]]:
             msg = f"{path}: token {key.token} of pass {key.number} lacks layers {missing[:5]}"
             raise UserError(msg)
         some = next(iter(row.values()))
-        empty = Row([-1] * len(some.ids), [0.0] * len(some.weights))
+        empty = TokenChoice([-1] * len(some.ids), [0.0] * len(some.weights))
         found.append([row.get(layer, empty) for layer in layers])
     return found

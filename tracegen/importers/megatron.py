@@ -1,5 +1,7 @@
 """Megatron-LM's router trace (megatron/core/transformer/moe/router_trace.py): JSON lines.
 
+Checked against d98e8a6.
+
 ``router_trace_rank{r}.jsonl`` has one object for each (step, block, layer): step, stage, block,
 layer, rank, num_tokens, topk, top_indices. Ids come from a map of booleans, so they ascend;
 weights are not recorded. Multi-token-prediction heads have block "mtp". Layers are named after the

@@ -20,7 +20,7 @@ LEAST = {
 }
 """Smallest value of each number."""
 
-_PROMPTS = "the dump says where prompts end, or holds no requests"
+_PROMPTS = "the dump, or --prompts, says where prompts end, or there are no requests"
 _RANKS = "the dump does not say which rank recorded what"
 UNUSED = {
     "moe_layers": "the dump numbers its layers",

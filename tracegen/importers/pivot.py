@@ -10,6 +10,8 @@ from tracegen.trace.arrays import Array
 
 KEYS = ("rank", "step", "request", "position", "token")
 """Columns that name a token."""
+OF_FILE = ("num_ranks", "layers")
+"""Arrays that are no columns."""
 
 
 def by_token(table: dict[str, Array], where: str) -> dict[str, Array]:
@@ -33,11 +35,23 @@ def by_token(table: dict[str, Array], where: str) -> dict[str, Array]:
     UserError
         If a token lacks a layer or a slot, or rows cannot be matched.
     """
-    rows = len(table["layer"])
-    keys = [name for name in KEYS if name in table and table[name].shape == (rows,)]
-    if any(len(part) != rows for name, part in table.items() if name not in ("num_ranks", "rank")):
-        msg = f"{where}: with a column 'layer', all columns have a value for each of {rows} rows"
-        raise UserError(msg)
+    rows = table["layer"].shape
+    of_file = {
+        name: part
+        for name, part in table.items()
+        if name in OF_FILE or (name == "rank" and part.ndim == 0)
+    }
+    table = {name: part for name, part in table.items() if name not in of_file}
+    for name, part in {"layer": np.empty(rows), **table}.items():
+        flat = name in ("layer", "slot", *KEYS)
+        if len(rows) != 1 or part.shape[: part.ndim if flat else 1] != rows:
+            msg = (
+                f"{where}: {name} is {part.dtype} {part.shape}; with a column 'layer', all columns "
+                f"have a value for each of {rows[0] if rows else 0} rows"
+            )
+            raise UserError(msg)
+    keys = [name for name in KEYS if name in table]
+    table |= {name: whole_numbers(table[name], f"{where}: {name}") for name in keys}
     if "slot" in table or table["ids"].ndim == 1:
         table = _joined_slots(table, keys, where)
     layer = whole_numbers(table.pop("layer"), f"{where}: layer")
@@ -58,15 +72,11 @@ def by_token(table: dict[str, Array], where: str) -> dict[str, Array]:
                 f"{', '.join(keys)} do not name each token in every layer"
             )
             raise UserError(msg)
-    pivoted = {
-        name: part if name == "num_ranks" else part[by_layer[0]]
-        for name, part in table.items()
-        if len(part) == len(layer) or name == "num_ranks"
-    } | {name: part for name, part in table.items() if len(part) != len(layer)}
+    pivoted = {name: part[by_layer[0]] for name, part in table.items()}
     for name in ("ids", "weights"):
         if name in table:
             pivoted[name] = np.stack([table[name][rows] for rows in by_layer], axis=1)
-    return {**pivoted, "layers": numbers}
+    return {**of_file, **pivoted, "layers": numbers}
 
 
 def _disagreeing(table: dict[str, Array], by_layer: Array, keys: list[str]) -> bool:
@@ -89,9 +99,8 @@ def _joined_slots(table: dict[str, Array], keys: list[str], where: str) -> dict[
         msg = f"{where}: slots {slots.tolist()[:8]} are not there once for each token and layer"
         raise UserError(msg)
     grid = order.reshape(-1, len(slots))
-    joined = {
-        name: part[grid] if name in ("ids", "weights") else part[grid[:, 0]]
+    return {
+        name: part[grid if name in ("ids", "weights") else grid[:, 0]]
         for name, part in table.items()
-        if name != "slot" and len(part) == len(order)
+        if name != "slot"
     }
-    return {**{name: part for name, part in table.items() if len(part) != len(order)}, **joined}

@@ -20,7 +20,7 @@ DELTA = "token_ids"
 """Of vLLM: the list of which a chunk has what came since the last one."""
 
 
-class Document(NamedTuple):
+class ResponseDocument(NamedTuple):
     """A response, and where it stands."""
 
     where: str
@@ -29,7 +29,7 @@ class Document(NamedTuple):
     """Whether it was put together from chunks."""
 
 
-def documents(path: Path) -> Iterator[Document]:
+def documents(path: Path) -> Iterator[ResponseDocument]:
     """Responses of a file, in the order of their first chunks.
 
     Parameters
@@ -105,18 +105,18 @@ def _events(
             yield where, {**entry, "object": entry.get("object") or "chunk"}
 
 
-def _streams(parts: Iterator[tuple[str, dict[str, Any] | None]]) -> Iterator[Document]:
+def _streams(parts: Iterator[tuple[str, dict[str, Any] | None]]) -> Iterator[ResponseDocument]:
     """Documents, with the chunks of a response put together."""
-    open_streams: dict[str, Document] = {}
+    open_streams: dict[str, ResponseDocument] = {}
     for where, entry in parts:
         if entry is None:
             yield from open_streams.values()
             open_streams.clear()
         elif not str(entry.get("object", "")).endswith("chunk"):
-            yield Document(where, entry, is_stream=False)
+            yield ResponseDocument(where, entry, is_stream=False)
         else:
             name = _name(entry)
-            known = open_streams.setdefault(name, Document(where, {}, is_stream=True))
+            known = open_streams.setdefault(name, ResponseDocument(where, {}, is_stream=True))
             _add(known.entry, entry)
     yield from open_streams.values()
 
@@ -140,7 +140,7 @@ def _add(into: dict[str, Any], chunk: dict[str, Any]) -> None:
         if name == DELTA and isinstance(known, list) and isinstance(value, list):
             into[name] = known + value
         elif isinstance(known, dict) and isinstance(value, dict):
-            _add(known, value)
+            into[name] = known | {key: one for key, one in value.items() if one is not None}
         elif name == "choices" and isinstance(value, list):
             into[name] = _choices(known or [], value)
         else:

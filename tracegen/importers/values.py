@@ -90,7 +90,7 @@ def whole_numbers(array: Any, where: str) -> Array:
     elif found.dtype.kind not in "iub":
         msg = f"{where}: {found.dtype} {found.shape}; integers are expected"
         raise UserError(msg)
-    if found.size and abs(found.max()) > LARGEST:
+    if found.size and max(abs(found.max().item()), abs(found.min().item())) > LARGEST:
         msg = f"{where}: {found.max()} is too large a number"
         raise UserError(msg)
     return found.astype(np.int64)

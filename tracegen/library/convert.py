@@ -11,7 +11,7 @@ from tracegen.errors import UserError
 from tracegen.file import schema
 from tracegen.trace import provenance
 from tracegen.trace.routing import RoutingTrace
-from tracegen.trace.tables import RequestTable
+from tracegen.trace.tables import RequestTable, stated_ranks
 
 WRITES = ("1.0", "1.1")
 """Versions of the format that can be written; every 1.x can be read. A file is of the lowest that
@@ -97,9 +97,12 @@ def convert(
         max_bytes=max_bytes,
     )
     parent = trace.stored_content_id
-    if ranks is not None and ranks != trace.num_ranks:
-        # The part has no token of the last GPUs, which were there.
-        trace = dataclasses.replace(trace, info=dataclasses.replace(trace.info, num_ranks=ranks))
+    if ranks is not None:
+        # Where the part has no token of the last GPUs, they were there.
+        trace = dataclasses.replace(
+            trace,
+            info=dataclasses.replace(trace.info, num_ranks=stated_ranks(trace.tokens.rank, ranks)),
+        )
     converted = _leave_out(trace, without)
     changes = {"layers": layers, "tokens": tokens, "without": list(without)}
     if any(changes.values()):

@@ -54,8 +54,7 @@ def load(name: str | Path) -> ModelShape:
         return shape
     if text.endswith(".toml"):
         return _CATALOGUE.read(text)
-    is_folder = text != "" and (Path(text) / config.NAME).is_file()
-    if isinstance(name, Path) or text.endswith(".json") or is_folder:
+    if isinstance(name, Path) or config.is_config(text):
         return config.read(text)
     raise unknown("model", text, [*names(), *aliases()])
 

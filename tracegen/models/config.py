@@ -27,6 +27,22 @@ CODE = "the modelling code of the family, as tracegen.models.config_names has it
 """Source of what a configuration does not say."""
 
 
+def is_config(name: str) -> bool:
+    """Whether a name is that of a configuration: a JSON file, or a folder that has one.
+
+    Parameters
+    ----------
+    name
+        Of a model as users give it; of no file, perhaps, nor possible for one.
+    """
+    if not name or name.endswith(".json"):
+        return name != ""
+    try:
+        return (Path(name) / NAME).is_file()
+    except (OSError, ValueError):  # longer than a name can be, or with a zero byte
+        return False
+
+
 def read(path: str | Path) -> ModelShape:
     """Read the shape of a model from its configuration.
 
@@ -47,10 +63,10 @@ def read(path: str | Path) -> ModelShape:
         are missing or contradict each other.
     """
     path = Path(path)
-    path = path / NAME if path.is_dir() else path
     try:
+        path = path / NAME if path.is_dir() else path
         text = regular.read_text(path, MOST_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         msg = f"cannot read the model file {path}: {reason}"
         raise UserError(msg) from error

@@ -55,7 +55,7 @@ class ModelShape(BaseModel):
     """Experts that every token visits; never routed, never in a trace."""
     shared_intermediate: int = Field(default=0, ge=0)
     """Inner width of one shared expert."""
-    num_layers: int = Field(gt=0)
+    num_layers: int = Field(gt=0, le=65_536)
     """Decoder layers, dense ones included."""
     dense_layers: tuple[int, ...] = ()
     """Decoder layers without routed experts."""

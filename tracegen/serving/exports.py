@@ -84,7 +84,7 @@ def _plan(trace: RoutingTrace, ids: Array, engine: str, path: str | Path) -> lis
         "layers": trace.moe_layer_index,
     }
     if tokens.rank is not None:
-        arrays["rank"] = tokens.rank
+        arrays |= {"rank": tokens.rank, "num_ranks": np.array(trace.num_ranks)}
     if trace.gate_weights is not None:
         arrays["weights"] = trace.gate_weights.transpose(1, 0, 2)
     with output.opened(path) as file:
@@ -165,12 +165,11 @@ def _samples(trace: RoutingTrace, ids: Array, engine: str, path: str | Path) -> 
         )
     with output.opened(path) as file:
         torch.save({"rollout_id": 0, "samples": samples}, file)
+    lacks = "" if tokens.token_id is not None else ", and tokens 0, for the trace has none"
+    options = "--use-rollout-routing-replay --debug-train-only --load-debug-rollout-data"
     return [
-        "Samples have no text and no reward"
-        + (", and tokens 0, for the trace has none" if tokens.token_id is None else "")
-        + ": for measuring, not for learning.",
-        "Read by: --use-rollout-routing-replay --debug-train-only "
-        f"--load-debug-rollout-data {path}",
+        f"Samples have no text and no reward{lacks}: for measuring, not for learning.",
+        f"Read by: {options} {path}",
     ]
 
 

@@ -181,6 +181,26 @@ class TraceInfo:
     """Source GPUs, where there were more than the rank column names; else 0."""
 
 
+def stated_ranks(rank: Array | None, number: int) -> int:
+    """Number of source GPUs as a trace states it: 0 where its rank column tells, or there is none.
+
+    Parameters
+    ----------
+    rank
+        Source GPU of each token; None where tokens have none.
+    number
+        GPUs that there were.
+
+    Examples
+    --------
+    >>> stated_ranks(np.array([0, 1]), 2), stated_ranks(np.array([0, 1]), 4)
+    (0, 4)
+    """
+    if rank is None:
+        return 0
+    return number if number > int(rank.max(initial=0)) + 1 else 0
+
+
 @dataclass(frozen=True)
 class TraceData:
     """Everything that a trace holds; :class:`~tracegen.trace.routing.RoutingTrace` adds behaviour.

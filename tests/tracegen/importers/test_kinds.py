@@ -2,11 +2,10 @@
 
 import gzip
 import re
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
+import kinds_of_engines  # noqa: F401 - adds its rows
 import numpy as np
 import pytest
 from dumps import (
@@ -20,12 +19,11 @@ from dumps import (
     safetensors,
     write_npy,
 )
+from kinds import IDS, KINDS, TOKENS, Kind, kind
 
 import tracegen
 from tracegen.importers import read_as_typed
 
-TOKENS = 12
-IDS = routing(TOKENS)
 IMPORTERS_MD = Path(tracegen.__file__).parent / "importers" / "IMPORTERS.md"
 HEADING = "## Kinds of input that were tried"
 MODEL = """
@@ -41,28 +39,6 @@ num_layers = {{ value = 4, source = "x" }}
 dense_layers = {{ value = {dense}, source = "x" }}
 gated = {{ value = true, source = "x" }}
 """
-
-
-class Kind(NamedTuple):
-    """An input, and the ids that its trace has if it is read."""
-
-    paths: list[Path]
-    ids: Array = IDS
-    format: str = "arrays"
-    options: Mapping[str, Any] = MappingProxyType({})
-
-
-KINDS: dict[str, Callable[[Path], Kind]] = {}
-
-
-def kind(name: str) -> Callable[[Callable[[Path], Kind]], Callable[[Path], Kind]]:
-    """Name a row of the table."""
-
-    def named(make: Callable[[Path], Kind]) -> Callable[[Path], Kind]:
-        KINDS[name] = make
-        return make
-
-    return named
 
 
 def npz(folder: Path, name: str = "r.npz", **arrays: Any) -> list[Path]:
@@ -455,6 +431,21 @@ def table() -> dict[str, str]:
     rows = [row for row in section.splitlines() if row.startswith("| ")][1:]
     cells = [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in rows]
     return dict(cells)
+
+
+def test_provenance_names_layers_that_were_not_recorded(tmp_path: Path) -> None:
+    for dense, name, layers in (
+        ((), "layers_not_recorded", [0, 1]),
+        ((0, 1), "dense_layers_left_out", [0, 1]),
+    ):
+        whole = np.concatenate([np.zeros_like(IDS), IDS], axis=1)
+        options = {"model": model(tmp_path, dense=dense)}
+        trace = read_as_typed(npz(tmp_path, expert_ids=whole), "arrays", options).trace
+        source = trace.info.provenance["source"]
+        assert source[name] == layers
+        left_out = {"layers_not_recorded", "dense_layers_left_out", "empty_layers_left_out"}
+        assert left_out & source.keys() == {name}
+        assert trace.moe_layer_index.tolist() == [2, 3]
 
 
 def test_the_table_has_every_kind_and_is_in_order() -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tracegen import UserError, models
+from tracegen.cli import app
 from tracegen.models import config, config_names
 
 V3: dict[str, Any] = {
@@ -191,6 +193,20 @@ def test_what_is_no_configuration_of_experts_is_refused_in_a_line(tmp_path: Path
 def test_an_empty_name_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="unknown model ''"):
-        models.load("")
+    for name in ("", "n" * 5000, "a\0b"):
+        with pytest.raises(UserError, match="unknown model"):
+            models.load(name)
     assert models.load(".").hidden == 2048
+
+
+def test_commands_say_what_was_assumed(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(changed(QWEN3, torch_dtype=...)))
+    words = ["generate", "uniform", "--model", str(path), "--ranks", "2", "--layers", "1"]
+    words += ["--tokens-per-rank", "2", "--out", str(tmp_path / "a.h5")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    said = done.stderr.replace("\n", " ")
+    assert "config.json: The number type is not stated: bf16 is assumed." in said
+    path.write_text(json.dumps(QWEN3))
+    assert "note:" not in CliRunner().invoke(app, [*words, "--force"]).stderr
