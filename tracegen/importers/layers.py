@@ -96,14 +96,16 @@ def _without_empty(
     """Numbers of the layers that have a route.
 
     Zero in every slot of every row would be expert 0 several times, which no router does; with
-    one slot it cannot be told from a real choice.
+    one slot it cannot be told from a real choice, unless the model has no expert there.
     """
     with_experts = set(range(MOST_LAYERS) if shape is None else shape.moe_layer_index)
     zero: Array = np.zeros(len(numbers), np.bool_)
     if len(routed.ids):
-        least = 0 if routed.ids.shape[2] > 1 else -1
-        zero = np.asarray((routed.ids <= least).all(axis=(0, 2)))
-    empty = [number for number, gone in zip(numbers, zero, strict=True) if gone]
+        is_dense = np.array([number not in with_experts for number in numbers])
+        least = np.where(is_dense | (routed.ids.shape[2] > 1), 0, -1)
+        zero = np.asarray((routed.ids <= least[:, None]).all(axis=(0, 2)))
+    inside = [number for number, gone in zip(numbers, zero, strict=True) if gone]
+    empty, total = sorted([*inside, *routed.left_out]), len(numbers) + len(routed.left_out)
     strange = [n for n in numbers if n not in with_experts and n not in empty]
     if shape is not None and strange:
         msg = (
@@ -115,7 +117,7 @@ def _without_empty(
         return numbers
     if shape is None:
         routed.notices.append(
-            f"{len(empty)} of {len(numbers)} layers hold no route, only zeros or -1, and were left "
+            f"{len(empty)} of {total} layers hold no route, only zeros or -1, and were left "
             f"out: {empty}. Without --model it cannot be told whether they are dense, or have "
             "experts and were not recorded (as layers that choose by a hash of the token)."
         )
@@ -125,7 +127,7 @@ def _without_empty(
         missing = [number for number in empty if number in with_experts]
         if dense:
             routed.notices.append(
-                f"{len(dense)} of {len(numbers)} layers are dense and were left out: {dense}."
+                f"{len(dense)} of {total} layers are dense and were left out: {dense}."
             )
             routed.facts["dense_layers_left_out"] = dense
         if missing:

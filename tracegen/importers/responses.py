@@ -4,11 +4,15 @@ SGLang (return_routed_experts; checked against 0.5.23): raw int32 of (rows, deco
 or the type of ``routed_experts_dtype`` (PR 31219), in ``meta_info`` of ``/generate`` or, asked for
 with return_meta_info, of each choice; else in ``sglext`` of OpenAI-compatible responses, there of
 the first choice only. Rows are positions from ``routed_experts_start_len`` of the request to the
-last token but one; layers that choose by a hash of the token (DeepSeek V4) are zeros. vLLM (enable_return_routed_experts; checked against 0.33): an ``.npy`` file in
+last token but one; layers that choose by a hash of the token (DeepSeek V4) are zeros.
+
+vLLM (enable_return_routed_experts; checked against 0.33): an ``.npy`` file in
 ``choices[i].routed_experts``, from ``routed_experts_prompt_start`` of the request; 0.21 has the
-prompt's part apart in ``prompt_routed_experts``; ``LLM.generate`` has ``outputs`` instead. Streams
-have ids in their last chunk: SGLang's all, vLLM's of ``/inference/v1/generate``. Beside them stand
-NVIDIA Dynamo (``nvext``), NeMo-Gym (``output``) and verifiers (``trajectory``), with a turn each.
+prompt's part apart in ``prompt_routed_experts``; ``LLM.generate`` has ``outputs`` instead.
+
+Streams have ids in their last chunk: SGLang's all, vLLM's of ``/inference/v1/generate``. Beside
+them stand NVIDIA Dynamo (``nvext``), NeMo-Gym (``output``) and verifiers (``trajectory``), with a
+turn each.
 """
 
 from __future__ import annotations

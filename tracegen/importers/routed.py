@@ -43,6 +43,8 @@ class Routed:
     """Forward pass of each row, integer, never falling (token,)."""
     layers: tuple[int, ...] | None = None
     """Decoder layer numbers if the dump has them."""
+    left_out: tuple[int, ...] = ()
+    """Decoder layers that the dump has, and in which it recorded nothing; not in ``ids``."""
     weights: Array | None = None
     """Gate weights, float (token, layer, k)."""
     rank: Array | None = None

@@ -174,6 +174,8 @@ def _tokens(dumps: Dumps, options: Options) -> Routed:
         msg = f"{dumps[0][0]}: no records to import: {told}"
         raise UserError(msg)
     routed = _assembled(ranks)
+    recorded = range(max(len(_logical(dump, path)) for path, dump in dumps))
+    routed.left_out = tuple(sorted(set(recorded) - set(ranks[0].layers)))
     routed.num_experts = experts
     routed.facts["physical_ids_mapped"] = changed
     routed.notices += notices

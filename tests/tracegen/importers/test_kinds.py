@@ -448,6 +448,18 @@ def test_provenance_names_layers_that_were_not_recorded(tmp_path: Path) -> None:
         assert trace.moe_layer_index.tolist() == [2, 3]
 
 
+def test_with_one_slot_zeros_are_an_expert_unless_the_model_has_none(tmp_path: Path) -> None:
+    ids = np.zeros((TOKENS, 4, 1), int)
+    ids[:, 2:] = IDS[:, :, :1]
+    path = npz(tmp_path, expert_ids=ids)
+    sizes = {"num_experts": EXPERTS, "hidden_size": 8}
+    assert read_as_typed(path, "arrays", sizes).trace.num_layers == 4
+    toml = Path(model(tmp_path, dense=(0, 1)))
+    toml.write_text(toml.read_text("utf-8").replace("value = 3,", "value = 1,"), "utf-8")
+    trace = read_as_typed(path, "arrays", {"model": str(toml)}).trace
+    assert trace.moe_layer_index.tolist() == [2, 3]
+
+
 def test_the_table_has_every_kind_and_is_in_order() -> None:
     found = table()
     assert KINDS.keys() <= found.keys()

@@ -134,6 +134,22 @@ def test_recorders_tell_of_ranks_that_were_idle(tmp_path: Path) -> None:
     assert read(paths, "sglang", hidden_size=8).trace.num_ranks == 4
 
 
+def test_layers_that_a_recorder_leaves_empty_are_said(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
+    ids = np.full((4, 4, 3), -1)
+    ids[:, 2:] = routing(4)
+    record = sglang_record(ids, [*range(4)], 1, 1, [4])
+    mapping = torch.arange(16).repeat(4, 1)
+    torch.save({"records": [record], "last_physical_to_logical_map": mapping}, tmp_path / "r.pt")
+    made = read([tmp_path / "r.pt"], "sglang", hidden_size=8)
+    assert made.trace.moe_layer_index.tolist() == [2, 3]
+    (said,) = [notice for notice in made.notices if "hold no route" in notice]
+    assert said.startswith(
+        "2 of 4 layers hold no route, only zeros or -1, and were left out: [0, 1]"
+    )
+    assert made.trace.info.provenance["source"]["empty_layers_left_out"] == [0, 1]
+
+
 def test_decoded_tokens_are_steps_of_their_own(tmp_path: Path) -> None:
     ids, path = routing(8), tmp_path / "r.npz"
     requests = {"request": [0, 0, 0, 1, 1, 1, 0, 1], "position": [0, 1, 2, 0, 1, 2, 3, 3]}
