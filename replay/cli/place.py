@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,13 +17,31 @@ from tracegen.cli.outputs import file_option
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from replay.cli.placing_loads import Numbered
     from replay.run.placing import Imbalance, Placing
     from tracegen.display.content import Cell, Table
 
 
 @delivers
 def place(
-    trace: Annotated[str, typer.Argument(help=str(RunSpec.model_fields["trace"].description))],
+    trace: Annotated[
+        str | None, typer.Argument(help=str(RunSpec.model_fields["trace"].description))
+    ] = None,
+    loads: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--loads",
+            help="File of loads instead of a trace: counts of layers and experts (.json, .csv, "
+            ".npy, .pt, .parquet, TensorRT-LLM's folder); once for each rank's file.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help=f"{RunSpec.model_fields['model'].description} It numbers the layers of --loads.",
+        ),
+    ] = None,
     slots: Annotated[
         int | None,
         typer.Option("--slots", min=1, help="Room for experts on all GPUs [as many as experts]."),
@@ -66,10 +84,6 @@ def place(
             help="Windows of steps that it is looked at, the first fitted [up to 4].",
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", help=str(RunSpec.model_fields["model"].description)),
-    ] = None,
     tokens_per_rank: Annotated[
         int | None,
         typer.Option(
@@ -82,8 +96,12 @@ def place(
         typer.Option("--phase", help=str(RunSpec.model_fields["phase"].description)),
     ] = None,
     replicas: Annotated[
-        str, typer.Option("--replicas", help=str(RunSpec.model_fields["replicas"].description))
-    ] = "same-gpu",
+        str | None,
+        typer.Option(
+            "--replicas",
+            help=f"{RunSpec.model_fields['replicas'].description} [same-gpu; even with --loads].",
+        ),
+    ] = None,
     out: Annotated[Path | None, file_option("--out", help="Write the map to this file.")] = None,
     form: Annotated[
         str,
@@ -93,15 +111,14 @@ def place(
     *,
     deliver: Delivery,
 ) -> None:
-    """Place experts by the loads of a trace, and say how long that lasts.
+    """Place experts by the loads of a trace, or by loads alone, and say how long that lasts.
 
     The map is a file for --placement file:PATH, and for the engine whose format it has.
     """
-    import tracegen
+    from replay.cli.placing_loads import placed_by_loads, refuse_with_loads
     from replay.errors import UserError, unknown
     from replay.files import write_text
     from replay.report.pages.place import page
-    from replay.run.placing import fit
     from replay.work.expert_maps import FORMATS, to_text
 
     if form not in FORMATS:
@@ -109,36 +126,38 @@ def place(
     if (source is None) == (algorithm == "file"):
         message = "--algorithm file and --from PATH go together"
         raise UserError(message)
-    settings = {"tokens_per_rank": tokens_per_rank, "phase": phase, "replicas": replicas}
-    spec = RunSpec(placement="contiguous" if source is None else f"file:{source}", **settings)
-    loaded = tracegen.load(trace)
+    if (trace is None) == (not loads):
+        message = "name a trace, or give --loads FILE: counts of layers and experts without tokens"
+        raise UserError(message)
+    of_tokens = {"--tokens-per-rank": tokens_per_rank, "--phase": phase, "--replicas": replicas}
+    common: dict[str, Any] = {
+        "num_ranks": ranks,
+        "num_slots": slots,
+        "algorithm": algorithm or ("eplb" if source is None else "file"),
+        "num_groups": groups,
+        "num_nodes": nodes,
+        "fitted_on": _steps(steps),
+        "num_windows": windows,
+    }
     tell_assumed(model)
-    if model is not None:
-        loaded = loaded.with_shape(tracegen.models.load(model))
-    shape = loaded.model_shape
-    placing = fit(
-        loaded,
-        spec,
-        num_ranks=ranks or loaded.num_ranks or 8,
-        num_slots=slots or loaded.model.num_ffn_experts,
-        algorithm=algorithm or ("eplb" if source is None else "file"),
-        num_groups=shape.n_group if groups is None else groups,
-        num_nodes=nodes,
-        fitted_on=_steps(steps),
-        num_windows=windows,
-    )
+    if trace is None:
+        refuse_with_loads(of_tokens)
+        placing, numbered = placed_by_loads(loads or [], model, source, common)
+    else:
+        placing, numbered = _placed(trace, model, source, of_tokens, common)
     if out is not None:
         import numpy as np
 
-        held, decoder = np.array(placing.slot_expert), loaded.moe_layer_index.tolist()
-        write_text(out, to_text(form, held, placing.num_ranks, decoder, shape.num_layers))
+        held = np.array(placing.slot_expert)
+        text = to_text(form, held, placing.num_ranks, numbered.decoder_layers, numbered.total)
+        write_text(out, text)
     if json_ is not None:
         write_text(json_, placing.model_dump_json(indent=1) + "\n")
     asked = {
+        "--loads": loads or None, "--model": model,
         "--slots": slots, "--algorithm": algorithm, "--from": source, "--ranks": ranks,
         "--nodes": None if nodes == 1 else nodes, "--groups": groups, "--fit": steps,
-        "--windows": windows, "--model": model, "--tokens-per-rank": tokens_per_rank,
-        "--phase": phase, "--replicas": None if replicas == "same-gpu" else replicas,
+        "--windows": windows, **of_tokens,
     }  # fmt: skip
     deliver(lambda: page(placing, _command(trace, asked)))
     print(
@@ -146,17 +165,46 @@ def place(
         f"{placing.algorithm}" + _fitted_on(placing)
     )
     show(_table(placing))
-    if nodes > 1:
+    if nodes > 1 and trace is not None:
         show(_table_of_rows(placing, nodes))
 
 
-def _command(trace: str, asked: Mapping[str, object]) -> str:
+def _placed(
+    trace: str,
+    model: str | None,
+    source: Path | None,
+    of_tokens: Mapping[str, object],
+    common: dict[str, Any],
+) -> tuple[Placing, Numbered]:
+    """Placement fitted to a trace, and the numbers of its layers."""
+    import tracegen
+    from replay.cli.placing_loads import Numbered
+    from replay.run.placing import fit
+
+    settings = {name[2:].replace("-", "_"): value for name, value in of_tokens.items()}
+    settings["replicas"] = settings["replicas"] or "same-gpu"
+    spec = RunSpec(placement="contiguous" if source is None else f"file:{source}", **settings)
+    loaded = tracegen.load(trace)
+    if model is not None:
+        loaded = loaded.with_shape(tracegen.models.load(model))
+    shape = loaded.model_shape
+    common["num_ranks"] = common["num_ranks"] or loaded.num_ranks or 8
+    common["num_slots"] = common["num_slots"] or loaded.model.num_ffn_experts
+    if common["num_groups"] is None:
+        common["num_groups"] = shape.n_group
+    placing = fit(loaded, spec, **common)
+    return placing, Numbered(loaded.moe_layer_index.tolist(), shape.num_layers)
+
+
+def _command(trace: str | None, asked: Mapping[str, object]) -> str:
     """The command line that was given, as far as it decides the placement."""
     from replay.report.command import command_words
 
     options = [word for name, value in asked.items() if value is not None
-               for word in (name, str(value))]  # fmt: skip
-    return command_words(["moereplay", "place", trace, *options])
+               for one in (value if isinstance(value, list) else [value])
+               for word in (name, str(one))]  # fmt: skip
+    named = [] if trace is None else [trace]
+    return command_words(["moereplay", "place", *named, *options])
 
 
 def _steps(text: str | None) -> tuple[int, int] | None:
@@ -175,7 +223,7 @@ def _fitted_on(placing: Placing) -> str:
     if placing.algorithm == "file":
         return ""
     if placing.fitted_on is None:
-        return ", fitted on all tokens of the trace"
+        return ", fitted on all tokens"
     first, behind = placing.fitted_on
     return f", fitted on steps {first} to {behind - 1}"
 

@@ -13,8 +13,8 @@ from replay.run.chain import Built, ChainLink, build
 from replay.run.chain_results import replay_apart
 from replay.work import replicas
 from replay.work.affinity import counted
-from replay.work.expert_maps import WhichLayer
 from replay.work.layer import ExpertShape, LayerWork
+from replay.work.map_arrays import WhichLayer
 from replay.work.placement import FITTED, PER_STEP, Placement, place
 from replay.work.sliced import num_groups, sliced
 from replay.work.step_plan import plan_step
@@ -118,7 +118,7 @@ def placement_of(trace: RoutingTrace, placement: str, num_ranks: int, layer: int
         If the placement cannot be made.
     """
     num_experts = trace.model.num_ffn_experts
-    which = WhichLayer(layer, int(trace.moe_layer_index[layer]), trace.model_shape.num_layers)
+    which = which_layer(trace, layer)
     loads = together = None
     kind = placement.partition(":")[0]
     if kind in FITTED:
@@ -129,6 +129,13 @@ def placement_of(trace: RoutingTrace, placement: str, num_ranks: int, layer: int
     return place(
         placement, num_experts, num_ranks, which, loads=loads, together=together, num_groups=groups
     )
+
+
+def which_layer(trace: RoutingTrace, layer: int) -> WhichLayer:
+    """Give the numbers that files of maps may know a layer of a trace by."""
+    shape, number = trace.model_shape, int(trace.moe_layer_index[layer])
+    experts = shape.moe_layer_index if number in shape.moe_layer_index else ()
+    return WhichLayer(layer, number, shape.num_layers, experts, trace.num_layers)
 
 
 def loads_of(trace: RoutingTrace, layer: int, rows: Ints | slice) -> Ints:

@@ -13,11 +13,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from replay.errors import UserError, unknown
-from replay.run.layer import experts_of, loads_of, together_of
+from replay.run.layer import experts_of, loads_of, together_of, which_layer
 from replay.run.spec import MOST
 from replay.work import replicas
 from replay.work.batch import form_batch
-from replay.work.expert_maps import WhichLayer
 from replay.work.placement import Placement, fitted, place
 from tracegen.display.shown import Shown
 from tracegen.stats.sample import distinct
@@ -195,7 +194,7 @@ def fit(
         num_ranks=num_ranks,
         num_experts=makes.num_experts(trace),
         num_slots=found[0].num_experts,
-        slot_expert=[_experts_in_order(one).tolist() for one in found],
+        slot_expert=[experts_in_order(one).tolist() for one in found],
         windows=windows,
     )
 
@@ -236,12 +235,9 @@ class _Fit:
 
 
 def _of_file(trace: RoutingTrace, placement: str, num_ranks: int) -> list[Placement]:
-    experts, layers = trace.model.num_ffn_experts, trace.num_layers
-    decoder = trace.moe_layer_index.tolist()
-    total = trace.model_shape.num_layers
     return [
-        place(placement, experts, num_ranks, WhichLayer(layer, decoder[layer], total))
-        for layer in range(layers)
+        place(placement, trace.model.num_ffn_experts, num_ranks, which_layer(trace, layer))
+        for layer in range(trace.num_layers)
     ]
 
 
@@ -284,7 +280,7 @@ def _rows_between(
     return found
 
 
-def _experts_in_order(placement: Placement) -> Ints:
+def experts_in_order(placement: Placement) -> Ints:
     """(slot,): experts rank by rank.
 
     Raises

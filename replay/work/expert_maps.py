@@ -1,7 +1,7 @@
 """Files that say which expert each slot of a GPU holds, as inference engines read and write them.
 
 =========== ====== =========================================================================
-format      text   its keys; slot s of S on N ranks lies on rank floor(s N / S)
+written     file   its keys; slot s of S on N ranks lies on rank floor(s N / S)
 =========== ====== =========================================================================
 sglang      JSON   ``physical_to_logical_map``: a list of experts by slot for every decoder
                    layer, dense ones included (``--init-expert-location``)
@@ -13,62 +13,50 @@ tensorrt    YAML   ``num_slots``, ``initial_global_assignments``: experts by slo
                    number of the decoder layer (``moe_config.load_balancer``)
 =========== ====== =========================================================================
 
-A ``physical_to_logical_map`` is taken for SGLang's where it has as many lists as the model has
-decoder layers. Sources: sglang/srt/eplb/expert_location.py; vllm/distributed/eplb/eplb_state.py;
+All of these are read, and so are
+
+* options of trtllm-serve that have ``moe_config.load_balancer`` inline, or name its file;
+* the outputs of DeepSeek's EPLB: ``phy2log`` (layer, slot) and ``log2phy`` (layer, expert, replica,
+  -1 behind the last), as arrays, under these names, or as the tuple that it returns;
+* vLLM's ``expert_map`` of all ranks, (layer, rank, expert) or (rank, expert) for all layers: the
+  local index of the expert, -1 where the rank has none; ``expert_to_ep_rank`` (pull request 34811);
+* JSON lines with ``initial_global_assignments`` by MoE layer (vLLM, pull request 41141).
+
+Files are ``.json``, ``.jsonl``, ``.yaml``, ``.npy``, ``.npz``, ``.pt`` (never unpickled) and
+``.safetensors``. An array or list without a name is a map of slots (layer, slot), or the rank of
+every expert where it has as many numbers as experts and all are ranks.
+
+A map is taken to have a row for each decoder layer where it has as many rows as the model has of
+these. Sources: sglang/srt/eplb/expert_location.py; vllm/distributed/eplb/eplb_state.py;
 vllm_ascend/eplb/core/eplb_utils.py and adaptor; TensorRT-LLM, `MoeLoadBalancerConfig` and
-examples/wide_ep/ep_load_balancer.
+examples/wide_ep/ep_load_balancer; deepseek-ai/EPLB, eplb.py.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from replay.errors import UserError
-from replay.files import read_text
+from replay.errors import UserError, shown
+from replay.work import map_arrays
+from replay.work.map_arrays import Slots, WhichLayer, row_of
 from replay.work.ragged import Ints
 
 Format = Literal["sglang", "vllm", "vllm-ascend", "tensorrt"]
 FORMATS: tuple[str, ...] = get_args(Format)
-LARGEST_FILE = 64_000_000  # bytes; a map of 100 layers and 10,000 slots has a tenth of it
-
-
-class WhichLayer(NamedTuple):
-    """An MoE layer, by the two numbers that files use.
-
-    Attributes
-    ----------
-    position
-        Its place among the MoE layers of the trace.
-    decoder_layer
-        Its number in the model, dense layers counted.
-    num_decoder_layers
-        Decoder layers of the model; 0 where that is not known.
-    """
-
-    position: int
-    decoder_layer: int
-    num_decoder_layers: int = 0
-
-
-class Slots(NamedTuple):
-    """What the slots of one layer hold.
-
-    Attributes
-    ----------
-    expert
-        (slot,): expert of each slot.
-    rank
-        (slot,): the rank that has it; None where slots are dealt evenly, in order.
-    """
-
-    expert: Ints
-    rank: Ints | None = None
+OTHERS = {
+    "logical_count": "loads: `moereplay place --loads FILE --out MAP` makes a map of them",
+    "expert_load": "loads: `moereplay place --loads FILE --out MAP` makes a map of them",
+    "records": "a recording of passes: `moereplay trace import --format sglang` reads it",
+    "moe_config": "options without moe_config.load_balancer",
+    "num_slots": "a load balancer without initial_global_assignments",
+    "logcnt": "the numbers of replicas; which slot has which expert is in phy2log",
+}
+"""Names that say what else a file is."""
 
 
 class _Map(BaseModel):
@@ -80,21 +68,32 @@ class _Sglang(_Map):
 
     def row(self, layer: WhichLayer) -> Slots | None:
         rows = self.physical_to_logical_map
-        number = _number(layer, len(rows))
+        number = row_of(layer, len(rows))
         return Slots(_ints(rows[number])) if number < len(rows) else None
 
 
 class _TensorRt(_Map):
-    num_slots: int
+    num_slots: int | None = None
     initial_global_assignments: dict[int, list[int]]
+    record_type: str = ""
+
+    @field_validator("initial_global_assignments", mode="before")
+    @classmethod
+    def _numbered(cls, given: Any) -> Any:
+        """Layers by number, which JSON has as text."""
+        if not isinstance(given, dict):
+            return given
+        return {
+            int(key) if isinstance(key, str) and key.isdecimal() else key: row
+            for key, row in given.items()
+        }
 
     def row(self, layer: WhichLayer) -> Slots | None:
-        found = self.initial_global_assignments.get(layer.decoder_layer)
-        if found is not None and len(found) != self.num_slots:
-            message = (
-                f"layer {layer.decoder_layer} assigns {len(found)} slots; num_slots is "
-                f"{self.num_slots}"
-            )
+        of_moe_layers = self.record_type == "eplb_initial_mapping"  # as vLLM counts them
+        number = layer.position if of_moe_layers else layer.decoder_layer
+        found = self.initial_global_assignments.get(number)
+        if found is not None and self.num_slots is not None and len(found) != self.num_slots:
+            message = f"layer {number} assigns {len(found)} slots; num_slots is {self.num_slots}"
             raise UserError(message)
         return None if found is None else Slots(_ints(found))
 
@@ -111,11 +110,11 @@ class _Ascend(_Map):
     layer_list: list[_AscendLayer]
 
     def row(self, layer: WhichLayer) -> Slots | None:
-        if layer.position >= len(self.layer_list):
+        number = row_of(layer, len(self.layer_list))
+        if number >= len(self.layer_list):
             return None
-        held = [one.device_expert for one in self.layer_list[layer.position].device_list]
-        ranks = np.repeat(np.arange(len(held)), [len(one) for one in held])
-        return Slots(_ints([expert for one in held for expert in one]), ranks.astype(np.int64))
+        held = [one.device_expert for one in self.layer_list[number].device_list]
+        return map_arrays.of_ranks([_ints(one) for one in held])
 
 
 KINDS: dict[str, type[_Sglang | _TensorRt | _Ascend]] = {
@@ -126,54 +125,15 @@ KINDS: dict[str, type[_Sglang | _TensorRt | _Ascend]] = {
 """Format of a document, by a key that only it has."""
 
 
-def load_document(path: Path) -> Any:
-    """Read a JSON or YAML file as plain values; nothing of it is executed.
-
-    Raises
-    ------
-    UserError
-        If it cannot be read, or is neither.
-    """
-    if path.suffix == ".pt":
-        message = f"placement file {path}: .pt files are pickled and not read; save it as JSON"
-        raise UserError(message)
-    try:
-        text = read_text(path, LARGEST_FILE)
-    except OSError as error:
-        message = f"placement file {path}: {error.strerror}"
-        raise UserError(message) from None
-    except ValueError as error:
-        message = f"placement file {path} is not text: {error}"
-        raise UserError(message) from None
-    if path.suffix in (".yaml", ".yml"):
-        return _yaml(path, text)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        message = f"placement file {path} is not JSON: {error}"
-        raise UserError(message) from None
-
-
-def _yaml(path: Path, text: str) -> Any:
-    import yaml  # costs 20 ms that commands without such a file need not spend
-
-    try:
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        message = f"placement file {path} is not YAML: {reason}"
-        raise UserError(message) from None
-
-
 def slots_of(
-    document: Mapping[Any, Any], layer: WhichLayer, num_experts: int, num_ranks: int
-) -> tuple[Ints, Ints]:
+    document: Any, layer: WhichLayer, num_experts: int, num_ranks: int
+) -> tuple[Ints | None, Ints]:
     """Take the slots of one layer from a document of any of the formats.
 
     Parameters
     ----------
     document
-        What `load_document` gave.
+        What `replay.work.map_files.load_document` gave.
     layer
         The layer that is asked for.
     num_experts, num_ranks
@@ -181,7 +141,7 @@ def slots_of(
 
     Returns
     -------
-    (slot,) expert and (slot,) rank of each.
+    (slot,) expert and (slot,) rank of each; no experts where slot e holds expert e.
 
     Raises
     ------
@@ -189,12 +149,24 @@ def slots_of(
         If it is of no known format, is malformed, or does not fit experts, ranks or layer; the
         caller says which file it is.
     """
-    key = next((key for key in KINDS if key in document), None)
-    if key is None:
-        message = (
-            f"expected {', '.join(KINDS)} (SGLang, TensorRT-LLM, vLLM Ascend), or a list of ranks"
-        )
-        raise UserError(message)
+    if isinstance(document, Mapping):
+        key = next((key for key in KINDS if key in document), None)
+        if key is not None:
+            return on_ranks(_row(key, document, layer), num_experts, num_ranks)
+        name = next((name for name in map_arrays.NAMES if name in document), None)
+        if name is None:
+            raise _unknown(document)
+        table, form = document[name], map_arrays.NAMES[name]
+    else:
+        table, form = document, ""
+    table = map_arrays.first_of_outputs(table)
+    slots = map_arrays.slots_of_table(table, form, layer, num_experts, num_ranks)
+    if slots.expert is None and slots.rank is not None:
+        return None, slots.rank
+    return on_ranks(slots, num_experts, num_ranks)
+
+
+def _row(key: str, document: Mapping[Any, Any], layer: WhichLayer) -> Slots:
     try:
         slots = KINDS[key].model_validate(document).row(layer)
     except ValidationError as error:
@@ -204,7 +176,17 @@ def slots_of(
     if slots is None:
         message = f"{key} has no layer {layer.decoder_layer} (MoE layer {layer.position})"
         raise UserError(message)
-    return on_ranks(slots, num_experts, num_ranks)
+    return slots
+
+
+def _unknown(document: Mapping[Any, Any]) -> UserError:
+    """Error for a document of no known format, saying what it has."""
+    told = next((told for name, told in OTHERS.items() if name in document), None)
+    if told is not None:
+        return UserError(f"no map of experts, but {told}")
+    names = ", ".join(sorted(map(str, document))[:8]) or "nothing"
+    known = ", ".join((*KINDS, *map_arrays.NAMES))
+    return UserError(f"it has {shown(names)[1:-1]}; expected {known}, or a list of ranks")
 
 
 def on_ranks(slots: Slots, num_experts: int, num_ranks: int) -> tuple[Ints, Ints]:
@@ -220,14 +202,16 @@ def on_ranks(slots: Slots, num_experts: int, num_ranks: int) -> tuple[Ints, Ints
         If slots cannot be dealt evenly or are on other ranks; if an expert has no slot, or there is
         no such expert.
     """
-    expert, rank = slots
+    expert, rank = slots.expert, slots.rank
+    assert expert is not None, "slots without experts are those of experts themselves"
     if rank is None:
         if len(expert) % num_ranks:
             message = f"{len(expert)} slots cannot be dealt evenly to {num_ranks} ranks"
             raise UserError(message)
         rank = np.arange(len(expert), dtype=np.int64) * num_ranks // max(len(expert), 1)
-    if (rank >= num_ranks).any():
-        message = f"it has slots on {int(rank.max()) + 1} ranks; {num_ranks} are replayed"
+    if (rank >= num_ranks).any() or (slots.num_ranks or num_ranks) != num_ranks:
+        found = slots.num_ranks or int(rank.max()) + 1
+        message = f"it has slots on {found} ranks; {num_ranks} are replayed"
         raise UserError(message)
     strange = expert[(expert < 0) | (expert >= num_experts)]
     if len(strange):
@@ -288,12 +272,6 @@ def to_text(
         moe_rows = dict(zip(decoder_layers, rows, strict=True))
         rows = [moe_rows.get(number, trivial) for number in range(num_decoder_layers)]
     return json.dumps({"physical_to_logical_map": rows}) + "\n"
-
-
-def _number(layer: WhichLayer, num_rows: int) -> int:
-    """Row of a layer in a file with a row per decoder layer, or per MoE layer."""
-    counts_all = layer.num_decoder_layers and num_rows >= layer.num_decoder_layers
-    return layer.decoder_layer if counts_all else layer.position
 
 
 def _ints(values: Sequence[int]) -> Ints:

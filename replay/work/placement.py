@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,9 @@ import numpy.typing as npt
 from replay.errors import UserError, check_kind, unknown
 from replay.files import read_bytes
 from replay.work import affinity, eplb
-from replay.work.expert_maps import LARGEST_FILE, WhichLayer, load_document, slots_of
+from replay.work.expert_maps import slots_of
+from replay.work.map_arrays import WhichLayer
+from replay.work.map_files import LARGEST_FILE, files_of, load_document
 from replay.work.ragged import Ints, places
 
 FITTED = ("eplb", "greedy", "affinity")
@@ -99,10 +100,9 @@ def place(
         ``"random"`` or ``"random:SEED"`` (an even deal of the experts, drawn anew for each
         layer), ``"eplb:SLOTS"``, ``"eplb:SLOTS:NODES"`` or ``"greedy:SLOTS"`` (see
         `replay.work.eplb`; as many slots as experts where no number is given),
-        ``"affinity:SLOTS:NODES"`` (see `replay.work.affinity`), ``"ultraep:SLOTS"`` or ``"moonep"``
-        (`with_reserved`), or ``"file:PATH"``: a map of slots in a format of
-        `replay.work.expert_maps`, or JSON holding ``[rank of expert 0, ...]`` or one such list per
-        MoE layer.
+        ``"affinity:SLOTS:NODES"`` (see `replay.work.affinity`), ``"trivial:SLOTS"`` (slot s holds
+        expert s mod E, as SGLang and vLLM begin), ``"ultraep:SLOTS"`` or ``"moonep"``
+        (`with_reserved`), or ``"file:PATH"``: a map in a format of `replay.work.expert_maps`.
     num_experts, num_ranks
         Numbers E and N of experts and ranks.
     layer
@@ -132,6 +132,12 @@ def place(
             num_nodes=nodes, num_groups=num_groups, together=together,
         )  # fmt: skip
         return Placement(found.expert_rank, num_ranks, spec, found.logical)
+    if kind == "trivial":
+        num_slots = _number(spec, argument) or num_experts
+        eplb.check_slots(num_slots, num_experts, num_ranks)
+        every = np.arange(num_slots, dtype=np.int64)
+        ranks = every * num_ranks // num_slots
+        return Placement(ranks.astype(np.int32), num_ranks, spec, every % num_experts)
     if kind in PER_STEP:
         return with_reserved(spec, num_experts, num_ranks)
     if kind == "file":
@@ -158,12 +164,12 @@ def check_placement(spec: str) -> None:
         _seed(argument)
     elif kind in FITTED:
         _slots_and_nodes(spec, argument)
-    elif kind == "ultraep":
+    elif kind in ("ultraep", "trivial"):
         _number(spec, argument)
     elif kind != "file" and spec not in ("contiguous", "round-robin", "moonep"):
         known = ("contiguous", "round-robin", "random:SEED", "eplb:SLOTS", "greedy:SLOTS")
-        more = ("eplb:SLOTS:NODES", "affinity:SLOTS:NODES", "ultraep:SLOTS", "moonep", "file:PATH")
-        raise unknown("placement", spec, (*known, *more))
+        more = ("eplb:SLOTS:NODES", "affinity:SLOTS:NODES", "trivial:SLOTS", "ultraep:SLOTS")
+        raise unknown("placement", spec, (*known, *more, "moonep", "file:PATH"))
 
 
 def placement_name(given: str | Path) -> str:
@@ -233,7 +239,7 @@ def identify(spec: str) -> str:
     if kind != "file":
         return spec
     try:
-        content = read_bytes(argument, LARGEST_FILE)
+        content = b"".join(read_bytes(one, LARGEST_FILE) for one in files_of(Path(argument)))
     except (OSError, ValueError) as error:
         message = f"placement file {argument}: {error}"
         raise UserError(message) from None
@@ -332,30 +338,9 @@ def _from_file(
     spec: str, path: Path, num_experts: int, num_ranks: int, layer: WhichLayer
 ) -> Placement:
     data = load_document(path)
-    if isinstance(data, Mapping):
-        try:
-            logical, rank = slots_of(data, layer, num_experts, num_ranks)
-        except UserError as error:
-            message = f"placement file {path}: {error}"
-            raise UserError(message) from None
-        return Placement(rank.astype(np.int32), num_ranks, spec, logical)
-    rows = data if isinstance(data, list) else None
-    if rows and isinstance(rows[0], list):
-        if layer.position >= len(rows):
-            message = (
-                f"placement file {path} has {len(rows)} layers; layer {layer.position} was asked "
-                "for"
-            )
-            raise UserError(message)
-        rows = rows[layer.position]
-    if (
-        not isinstance(rows, list)
-        or len(rows) != num_experts
-        or not all(type(rank) is int and 0 <= rank < num_ranks for rank in rows)
-    ):
-        message = (
-            f"placement file {path}: expected a list of {num_experts} ranks in 0..{num_ranks - 1}"
-            ", one such list per MoE layer, or a map of slots of SGLang, TensorRT-LLM or vLLM"
-        )
-        raise UserError(message)
-    return Placement(np.array(rows, np.int32), num_ranks, spec)
+    try:
+        logical, rank = slots_of(data, layer, num_experts, num_ranks)
+    except UserError as error:
+        message = f"placement file {path}: {error}"
+        raise UserError(message) from None
+    return Placement(rank.astype(np.int32), num_ranks, spec, logical)

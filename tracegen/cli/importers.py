@@ -21,8 +21,8 @@ def import_dump(
         str,
         typer.Option(
             "--format",
-            help="vllm, sglang, megatron, rollout, tensorrt-llm, llama.cpp, gpt-oss, flame "
-            "or arrays.",
+            help="vllm, sglang, megatron, rollout, tensorrt-llm, counts, llama.cpp, gpt-oss, "
+            "flame or arrays.",
         ),
     ],
     out: Annotated[Path, file_option("--out", help="File to write.")],

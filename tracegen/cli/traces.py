@@ -35,6 +35,16 @@ def _options(pairs: list[str]) -> dict[str, Any]:
     return found
 
 
+def _tokens(text: str) -> int | list[int]:
+    """A number, or one for each GPU."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        msg = f"--tokens-per-rank {text}: write a number, or one for each GPU, such as 512,128,0,64"
+        raise UserError(msg) from None
+    return found if len(found) > 1 else found[0]
+
+
 def _groups(text: str | None) -> tuple[int, int] | None:
     """``N:M`` as numbers."""
     if text is None:
@@ -59,12 +69,22 @@ def _progress(layers: int, num_ids: int) -> Iterator[Callable[[int], None]]:
 
 def generate(
     kind: Annotated[
-        str, typer.Argument(help="uniform, zipf, normal, remote, histogram or latent.")
+        str,
+        typer.Argument(
+            help="uniform, zipf, normal, remote, histogram, latent, balancedness (of GPUs) or "
+            "token-imbalance (workloads W0 to W7 of Megatron-LM's pull request 7488)."
+        ),
     ],
     model: Annotated[str, typer.Option(help="Model shape: a name, a TOML file, or a config.json.")],
     out: Annotated[Path, file_option("--out", help="File to write.")],
     ranks: Annotated[int, typer.Option(help="Source GPUs.")] = 8,
-    tokens_per_rank: Annotated[int, typer.Option(help="Tokens per GPU and step.")] = 4096,
+    tokens_per_rank: Annotated[
+        str,
+        typer.Option(
+            metavar="T[,T...]",
+            help="Tokens per GPU and step: one number, or one for each GPU, such as 512,128,0,64.",
+        ),
+    ] = "4096",
     layers: Annotated[int | None, typer.Option(help="MoE layers; all if not given.")] = None,
     skew: Annotated[
         float | None, typer.Option(help="zipf: exponent. normal: coefficient of variation.")
@@ -84,7 +104,11 @@ def generate(
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="K=V", help="Another parameter of the kind, such as load=TRACE."),
+        typer.Option(
+            metavar="K=V",
+            help="Another parameter of the kind, such as load=FILE: a trace, or counts of layers "
+            "and experts (.json, .csv, .npy, .pt, .parquet, TensorRT-LLM's folder).",
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
@@ -101,13 +125,15 @@ def generate(
         shape = models.load(model)
         tell_assumed(model)
         num_layers = layers or shape.num_moe_layers
-        num_ids = num_layers * steps * ranks * tokens_per_rank * shape.num_experts
+        of_rank = _tokens(tokens_per_rank)
+        total = sum(of_rank) if isinstance(of_rank, list) else ranks * of_rank
+        num_ids = num_layers * steps * total * shape.num_experts
         with _progress(num_layers, num_ids) as on_layer:
             trace = generators.generate(
                 kind,
                 shape,
                 ranks=ranks,
-                tokens_per_rank=tokens_per_rank,
+                tokens_per_rank=of_rank,
                 layers=layers,
                 seed=seed,
                 steps=steps,
@@ -119,6 +145,8 @@ def generate(
                 **params,
             )
         digest = write(trace, out, overwrite=force)
+        if notes := trace.info.provenance.get("notes"):
+            typer.echo(f"note: {notes}", err=True)
         print(
             f"{out}: {trace.num_layers} layers x {trace.num_tokens} tokens x top-{trace.topk} "
             f"of {trace.num_experts}, content {digest[:12]}"

@@ -1,6 +1,5 @@
 """Expert loads as they were counted elsewhere: in a recorded trace, a file, an array."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.generate.shares import weights_for_shares
 
@@ -25,8 +23,8 @@ class Histogram(BaseModel):
     load: tuple[tuple[float, ...], ...]
     """Token-expert pairs of each expert, one row per layer; a single row serves all layers.
 
-    Also accepted: an array, the name or path of a trace (its load), or the path of a
-    ``.json`` file (a list of numbers, or a list of such lists)."""
+    Also accepted: an array, the name or path of a trace (its load), or a file of loads in any
+    layout of :func:`tracegen.importers.loads.read_loads`, the counts of its steps added up."""
 
     @model_validator(mode="before")
     @classmethod
@@ -59,22 +57,24 @@ class Histogram(BaseModel):
 
 
 def _rows(load: Any) -> tuple[tuple[float, ...], ...]:
-    """Rows of numbers from an array, a file or a trace."""
+    """Rows of numbers from an array, a file of loads or a trace."""
     if isinstance(load, str | Path):
-        if str(load).endswith(".json"):
-            try:
-                load = json.loads(regular.read_text(load))
-            except (OSError, ValueError, RecursionError) as error:
-                msg = f"cannot read the histogram {load}: {error}"
-                raise UserError(msg) from error
-        else:
-            from tracegen.library import open_trace
-
-            with open_trace(load) as file:
-                load = file.load_per_expert
+        load = _read_rows(load)
     try:
         array = np.atleast_2d(np.asarray(load, np.float64))
     except (ValueError, TypeError) as error:
         msg = "a histogram is a list of numbers, or a list of such lists of equal length"
         raise UserError(msg) from error
     return tuple(tuple(row) for row in array.tolist())
+
+
+def _read_rows(name: str | Path) -> npt.NDArray[np.int64]:
+    """Loads of a trace by its name or file, or of any other file that holds loads."""
+    from tracegen.importers.loads import SUFFIXES, read_loads
+    from tracegen.library import open_trace
+
+    path = Path(name)
+    if path.name.removesuffix(".gz").lower().endswith(SUFFIXES) or path.is_dir():
+        return read_loads([path]).per_layer()
+    with open_trace(name) as file:
+        return np.asarray(file.load_per_expert, np.int64)

@@ -30,6 +30,10 @@ FORMATS: dict[str, tuple[str, str]] = {
         "verl, slime or NeMo-RL: routed_experts tensors or samples, .pt or .npy",
     ),
     "tensorrt-llm": ("counts", "TensorRT-LLM EXPERT_STATISTIC folder: counts, rows are drawn"),
+    "counts": (
+        "counts",
+        "counts of layers and experts, .json, .csv, .npy, .pt, .parquet: rows are drawn",
+    ),
     "llama.cpp": ("llama", "CSV of llama.cpp's moe-trace (layer,expert), or of an eval callback"),
     "gpt-oss": ("text", "GPT-OSS expert fingerprints: *_examples.json or .json.gz"),
     "arrays": (

@@ -52,7 +52,7 @@ def load_columns(path: Path, options: Options) -> tuple[dict[str, Array], list[s
         ".npy": lambda path: {"expert_ids": files.load_array(path, str(path))},
         ".safetensors": load_safetensors,
         ".pt": _tensors,
-        ".parquet": _Parquet,
+        ".parquet": ParquetColumns,
     }
     if path.suffix not in load:
         msg = f"{path}: {', '.join(load)} are read, not {path.suffix or 'files without suffix'!r}"
@@ -111,7 +111,7 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "") or "nothing"
 
 
-class _Parquet:
+class ParquetColumns:
     """Columns of a Parquet file as arrays, read when they are asked for.
 
     Parameters

@@ -11,17 +11,28 @@ from tracegen.errors import UserError
 TEXT = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".sse")
 SUFFIXES: dict[str, tuple[str, ...]] = {
     "vllm": (".npy", ".npz", *TEXT),
-    "sglang": (".pt", *TEXT),
+    "sglang": (".pt", ".csv", *TEXT),
     "megatron": (".jsonl", ".jsonl.gz"),
     "rollout": (".pt", ".npy", ".npz"),
     "tensorrt-llm": TEXT,
+    "counts": (
+        ".csv",
+        ".tsv",
+        ".json",
+        ".jsonl",
+        ".npy",
+        ".npz",
+        ".pt",
+        ".safetensors",
+        ".parquet",
+    ),
     "llama.cpp": (".csv", ".csv.gz"),
     "gpt-oss": (".json", ".json.gz"),
     "arrays": (".npz", ".npy", ".safetensors", ".pt", ".parquet"),
     "flame": (".parquet",),
 }
 """Ends of the names of a format's files; a format that is not here reads a folder as a whole."""
-WHOLE = {"tensorrt-llm": "meta_info.json"}
+WHOLE = {"tensorrt-llm": "meta_info.json", "counts": "meta_info.json"}
 """A file in a folder that is one dump."""
 
 

@@ -21,7 +21,8 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.importers import files
-from tracegen.importers.counts import draw_rows
+from tracegen.importers.counts import counted, read_counts
+from tracegen.importers.loads import holds_loads
 from tracegen.importers.options import Options
 from tracegen.importers.replicas import Pass, Rank, in_order, merge, replica_notice, same_tokens
 from tracegen.importers.responses import SGLANG, read_responses
@@ -47,7 +48,7 @@ def read_sglang(paths: list[Path], options: Options) -> Routed:
     Parameters
     ----------
     paths
-        ``.pt`` files of one kind, or ``.json``/``.jsonl`` of responses.
+        ``.pt`` files of one kind, ``.json``/``.jsonl`` of responses, or files of loads.
     options
         Sizes; ``topk`` for counts, ``num_layers`` and ``topk`` for responses; ``tp`` where it
         cannot be seen which ranks had the same tokens.
@@ -57,55 +58,19 @@ def read_sglang(paths: list[Path], options: Options) -> Routed:
     UserError
         If a file is none of them.
     """
+    if holds_loads(paths[0]):
+        return read_counts(paths, options)
     if paths[0].suffix != ".pt":
         return read_responses(SGLANG, paths, options)
     dumps = [(path, files.load_tensors(path)) for path in paths]
     for path, dump in dumps:
-        if not isinstance(dump, dict) or not {"records", "logical_count"} & set(dump):
+        if not isinstance(dump, dict) or "records" not in dump:
             msg = f"{path}: neither 'records' nor 'logical_count': no file of the recorder"
             raise UserError(msg)
-    if "logical_count" in dumps[0][1]:
-        return _stat(dumps, options)
     found = [one for path, dump in dumps for one in _records(path, dump)]
     if found and not any("topk_ids_of_layer" in record for record in found):
         return _passes(dumps, options)
     return _tokens(dumps, options)
-
-
-def _counted(counts: Array, options: Options) -> Routed:
-    """Counts with layers that route nothing left out."""
-    used = counts.any(axis=(0, 2))
-    routed = draw_rows(counts[:, used], options.slots(), options)
-    routed.layers = tuple(int(layer) for layer in np.flatnonzero(used))
-    routed.num_experts = counts.shape[2]
-    return routed
-
-
-def _stat(dumps: Dumps, options: Options) -> Routed:
-    """Counts of all ranks together: files of other ranks repeat them, later ones go on."""
-    different: dict[bytes, Array] = {}
-    ranks = set()
-    for path, dump in dumps:
-        counts = files.integers(dump.get("logical_count"), 3, f"{path}: logical_count")
-        different.setdefault(counts.tobytes(), counts)
-        ranks.add(integer(dump, "rank", str(path), 0))
-    parts = list(different.values())
-    if len({part.shape[1:] for part in parts}) != 1:
-        msg = f"{dumps[0][0]}: the counts of other files differ in layers or experts"
-        raise UserError(msg)
-    if len(parts) > 1 and len(ranks) > 1:
-        msg = (
-            f"{dumps[0][0]}: the counts of {len(ranks)} ranks differ, though a recorder adds up "
-            "those of all ranks before it writes: files of several recordings? Give one at a time"
-        )
-        raise UserError(msg)
-    routed = _counted(np.concatenate(parts), options)
-    if len(parts) < len(dumps):
-        routed.notices.append(
-            f"{len(dumps)} files hold {len(parts)} recording(s): a recorder's counts are those of "
-            "all ranks together, so equal ones were taken once."
-        )
-    return routed
 
 
 def _records(path: Path, dump: dict[str, Any]) -> list[dict[str, Any]]:
@@ -154,7 +119,7 @@ def _passes(dumps: Dumps, options: Options) -> Routed:
     rows = {rank: part.reshape(-1, part.shape[2]) for rank, part in counts.items()}
     first = same_tokens(rows, options.tp)
     kept = [counts[rank] for rank in sorted(set(first.values()))]
-    routed = _counted(np.sum(kept, axis=0), options)
+    routed = counted(np.sum(kept, axis=0), options)
     routed.notices += replica_notice(first, rows)
     return routed
 

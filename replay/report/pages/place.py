@@ -65,7 +65,7 @@ def _fitted_on(placing: Placing) -> str:
     if placing.algorithm == "file":
         return "nothing: a file"
     if placing.fitted_on is None:
-        return "all tokens of the trace"
+        return "all tokens"
     return f"steps {placing.fitted_on[0]} to {placing.fitted_on[1] - 1}"
 
 

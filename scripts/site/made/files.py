@@ -88,7 +88,7 @@ def examples() -> Mapping[str, Callable[[Path], Any]]:
     from replay.sweeps.points import points_of
     from replay.sweeps.study import load_study
     from replay.tensor import shape as layers
-    from replay.work.expert_maps import load_document
+    from replay.work.map_files import load_document
     from tracegen import models as shapes
 
     return {

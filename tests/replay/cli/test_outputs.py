@@ -19,7 +19,18 @@ import typer
 import tracegen
 from replay.cli.app import app, main
 
-INPUTS = {"spec", "source", "prompts", "mask", "files", "journals", "before", "after", "results"}
+INPUTS = {
+    "spec",
+    "source",
+    "prompts",
+    "loads",
+    "mask",
+    "files",
+    "journals",
+    "before",
+    "after",
+    "results",
+}
 """Parameters of commands that name files to read."""
 
 RUN = ("run", "toy-zipf", "--scheme", "ideal", "--layer", "0")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
 from replay.errors import UserError
-from replay.work.expert_maps import FORMATS, WhichLayer, to_text
-from replay.work.placement import place
+from replay.work.expert_maps import FORMATS, to_text
+from replay.work.map_arrays import WhichLayer, row_of
+from replay.work.placement import identify, place
 
 # Two MoE layers, which are the decoder layers 1 and 3 of four: 4 experts, 6 slots on 2 ranks.
 SLOTS = np.array([[0, 1, 2, 3, 0, 2], [3, 2, 1, 0, 3, 3]])
@@ -73,8 +76,168 @@ def test_devices_may_hold_different_numbers_of_experts(tmp_path: Path) -> None:
         place(f"file:{path}", 3, 1)
 
 
+LOG2PHY = [
+    [[0, 4, -1], [1, -1, -1], [2, 5, -1], [3, -1, -1]],
+    [[3, -1, -1], [2, -1, -1], [1, -1, -1], [0, 4, 5]],
+]
+"""(layer, expert, replica): slots of each expert of `SLOTS`."""
+LOGCNT = [[2, 1, 2, 1], [1, 1, 1, 3]]
+BALANCER = {
+    "num_slots": 6,
+    "initial_global_assignments": {1: SLOTS[0].tolist(), 3: SLOTS[1].tolist()},
+}
+SAME_SLOTS: dict[str, Any] = {
+    "sglang.json": {"physical_to_logical_map": [[0] * 6, SLOTS[0], [0] * 6, SLOTS[1]]},
+    "vllm.pt": {"physical_to_logical_map": SLOTS, "logical_replica_count": np.array(LOGCNT)},
+    "phy2log.npy": SLOTS.astype(np.int32),
+    "phy2log.pt": SLOTS,
+    "list.json": SLOTS,
+    "by_rank.npy": SLOTS.reshape(2, 2, 3),
+    "outputs.pt": (SLOTS, np.array(LOG2PHY), np.array(LOGCNT)),
+    "outputs.json": [SLOTS, LOG2PHY, LOGCNT],
+    "named.npz": {"phy2log": SLOTS, "log2phy": np.array(LOG2PHY), "logcnt": np.array(LOGCNT)},
+    "log2phy.npy": np.array(LOG2PHY),
+    "log2phy.json": {"log2phy": LOG2PHY},
+    "options.yaml": {"backend": "pytorch", "moe_config": {"load_balancer": BALANCER}},
+    "older.yaml": {"moe_load_balancer": BALANCER},
+    "balancer.json": {"initial_global_assignments": {"1": SLOTS[0], "3": SLOTS[1]}},
+    "vllm.jsonl": {
+        "record_type": "eplb_initial_mapping",
+        "version": 1,
+        "num_slots": 6,
+        "initial_global_assignments": {"0": SLOTS[0], "1": SLOTS[1]},
+    },
+}
+"""The same map as `SLOTS`, in the files of all who write one."""
+
+
+def save(path: Path, value: Any) -> Path:
+    """Write a value as its file's suffix says."""
+    if path.suffix == ".npy":
+        np.save(path, value)
+    elif path.suffix == ".npz":
+        np.savez(path, **value)
+    elif path.suffix == ".pt":
+        torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
+
+        def tensors(part: Any) -> Any:
+            if isinstance(part, dict):
+                return {key: tensors(one) for key, one in part.items()}
+            return tuple(map(tensors, part)) if isinstance(part, tuple) else torch.tensor(part)
+
+        torch.save(tensors(value), path)
+    else:
+        text = json.dumps(value, default=lambda array: array.tolist())
+        path.write_text(yaml.safe_dump(value) if path.suffix == ".yaml" else text)
+    return path
+
+
+def test_maps_of_all_who_write_one_are_read(tmp_path: Path) -> None:
+    wrong = []
+    for name, value in SAME_SLOTS.items():
+        path = save(tmp_path / name, value)
+        for layer in LAYERS:
+            found = place(f"file:{path}", 4, 2, layer)
+            wanted = SLOTS[layer.position].tolist()
+            ranks = found.expert_rank.tolist()
+            if (
+                found.logical is None
+                or found.logical.tolist() != wanted
+                or ranks != [0] * 3 + [1] * 3
+            ):
+                wrong.append((name, layer.position, found))
+    assert not wrong
+
+
+def test_expert_maps_of_all_ranks_say_who_holds_an_expert(tmp_path: Path) -> None:
+    # vLLM: of each rank, the local index of every expert, or -1.
+    local = [[0, -1, 1, -1], [-1, 1, -1, 0]]
+    layers = [[[0, 1, -1, -1], [-1, -1, 0, 1]], local]
+    for name, value, wanted in (
+        ("one.npy", np.array(local), [[0, 2, 3, 1]] * 2),
+        ("all.pt", np.array(layers), [[0, 1, 2, 3], [0, 2, 3, 1]]),
+        ("named.json", {"expert_map": layers}, [[0, 1, 2, 3], [0, 2, 3, 1]]),
+    ):
+        path = save(tmp_path / name, value)
+        for layer in LAYERS:
+            found = place(f"file:{path}", 4, 2, layer)
+            assert found.logical is not None
+            assert found.logical.tolist() == wanted[layer.position], name
+            assert found.expert_rank.tolist() == [0, 0, 1, 1]
+    ranks = save(tmp_path / "ranks.json", {"expert_to_ep_rank": [1, 0, 0, 1]})
+    assert place(f"file:{ranks}", 4, 2).expert_rank.tolist() == [1, 0, 0, 1]
+
+
+def test_options_may_name_the_file_of_the_balancer(tmp_path: Path) -> None:
+    save(tmp_path / "balancer.yaml", BALANCER)
+    options = save(tmp_path / "options.yaml", {"moe_config": {"load_balancer": "balancer.yaml"}})
+    found = place(f"file:{options}", 4, 2, LAYERS[0])
+    assert found.logical is not None and found.logical.tolist() == SLOTS[0].tolist()
+    before = identify(f"file:{options}")
+    save(tmp_path / "balancer.yaml", {**BALANCER, "layer_updates_per_iter": 0})
+    assert identify(f"file:{options}") != before  # what a result is filed under
+    (tmp_path / "balancer.yaml").unlink()
+    with pytest.raises(UserError, match=r"balancer\.yaml: No such file"):
+        place(f"file:{options}", 4, 2, LAYERS[0])
+
+
+def test_a_map_of_another_model_is_refused(tmp_path: Path) -> None:
+    layer = WhichLayer(0, 1, 4, (1, 3), 2)
+    wrong = []
+    for name, value, said in (
+        ("layers.json", {"physical_to_logical_map": [[0, 1, 2, 3]] * 7}, "has 7 layers"),
+        ("layers.npy", np.array([[0, 1, 2, 3]] * 9), "has 9 layers; .* 2 of them with experts"),
+        ("ranks.npy", np.zeros((2, 4, 4), int) - 1, "slots are numbers from 0"),
+        ("rank.npy", np.array([0, 1, -1, -1]), "expert map of one rank"),
+        ("twice.json", {"expert_map": [[0, 0, 1, -1], [-1, -1, -1, 0]]}, "rank 0 has two experts"),
+        ("slot.json", {"log2phy": [[[0], [1], [1], [2]]] * 2}, "slot 1 has 2 experts"),
+        ("gap.json", {"log2phy": [[[0], [1], [2], [4]]] * 2}, "slot 3 has 0 experts"),
+        ("missing.npy", np.array([[0, 1, 2, 2]] * 2), "1 experts have no slot, such as expert 3"),
+        ("float.npy", np.array([[0.0, 1, 2, 3]]), "expected a list of 4 ranks"),
+        ("outputs.json", [SLOTS, LOG2PHY, [[1, 1, 2, 2]] * 2], "contradict each other"),
+        ("objects.npy", np.array([{}, 1], dtype=object), "only unpickling could read"),
+        ("logcnt.npy", np.array([[1, 1, 1, 1]] * 2), "rank 0 would have no expert: .*logcnt"),
+        ("deep.npy", np.ones((1,) * 30, int), "expected a list of 4 ranks"),
+        ("other.npz", {"weight": np.ones(3)}, "it has weight; expected"),
+    ):  # fmt: skip
+        path = save(tmp_path / name, value)
+        try:
+            place(f"file:{path}", 4, 2, layer)
+            wrong.append((name, "read"))
+        except UserError as error:
+            text = str(error)
+            if not re.search(said, text) or f"placement file {path}" not in text or "\n" in text:
+                wrong.append((name, text))
+    assert not wrong
+    ascend = {"layer_list": [{"device_list": [{"device_expert": [0, 1, 2, 3]}]}] * 2}
+    path = save(tmp_path / "ascend.json", ascend)
+    with pytest.raises(UserError, match="slots on 1 ranks; 2 are replayed"):
+        place(f"file:{path}", 4, 2, layer)
+
+
+def test_the_trivial_map_is_the_one_that_engines_begin_with() -> None:
+    found = place("trivial:6", 4, 2)
+    assert found.logical is not None
+    assert found.logical.tolist() == [0, 1, 2, 3, 0, 1]
+    assert found.expert_rank.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_rows_of_a_map_are_those_of_the_trace_the_experts_or_the_decoder() -> None:
+    """The model's third layer with experts, the first of a trace of two."""
+    layer = WhichLayer(0, 4, 6, (1, 2, 4, 5), 2)
+    assert [row_of(layer, rows) for rows in (2, 4, 5, 6, 7)] == [0, 2, 2, 4, 4]
+    for rows in (1, 3, 8):
+        with pytest.raises(UserError, match=f"it has {rows} layers; the model has 6 decoder"):
+            row_of(layer, rows)
+    # One dense layer: as many rows as decoder layers, not as layers with experts and one more.
+    assert row_of(WhichLayer(0, 1, 3, (1, 2), 2), 3) == 1
+
+
 REFUSED = {
-    "another": ('{"logical_count": [[1, 2]]}', "expected physical_to_logical_map"),
+    "another": ('{"expert": [[1, 2]]}', "it has expert; expected physical_to_logical_map"),
+    "loads": ('{"logical_count": [[1, 2]]}', "no map of experts, but loads: .*place --loads"),
+    "replicas": ('{"logcnt": [[1, 2]]}', "the numbers of replicas; .* in phy2log"),
+    "options": ('{"moe_config": {"backend": "WIDEEP"}}', "options without .*load_balancer"),
     "text": ('{"physical_to_logical_map": "0123"}', r"physical_to_logical_map: input should be"),
     "truth": ('{"physical_to_logical_map": [[0, true]]}', r"physical_to_logical_map\.0\.1"),
     "fraction": ('{"physical_to_logical_map": [[0, 1.0]]}', r"physical_to_logical_map\.0\.1"),
@@ -122,7 +285,7 @@ def test_a_hostile_yaml_file_is_refused(text: str, said: str, tmp_path: Path) ->
 def test_a_file_larger_than_any_map_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replay.work.expert_maps.LARGEST_FILE", 10)
+    monkeypatch.setattr("replay.work.map_files.LARGEST_FILE", 10)
     with pytest.raises(UserError, match="MB are read"):
         place(f"file:{write(tmp_path, 'vllm')}", 4, 2)
 
@@ -130,5 +293,5 @@ def test_a_file_larger_than_any_map_is_not_read(
 def test_a_pickled_file_is_not_opened(tmp_path: Path) -> None:
     path = tmp_path / "map.pt"
     path.write_bytes(b"\x80\x04cos\nsystem\n")
-    with pytest.raises(UserError, match="pickled and not read"):
+    with pytest.raises(UserError, match="not a file of plain tensors"):
         place(f"file:{path}", 2, 2)

@@ -66,8 +66,6 @@ def test_file_gives_one_list_or_one_a_layer(tmp_path: Path) -> None:
     "text",
     [
         "[0, 1]",
-        "[0, 1, 2]",
-        "[0, 1, -1]",
         "[0, 1, true]",
         '["0", 1, 1]',
         "3",

@@ -226,5 +226,6 @@ def test_impossible_counts_are_refused() -> None:
     counts[0, 0] = [10, 1, 1, 0]
     with pytest.raises(tracegen.UserError, match="10 tokens of only 6"):
         draw_rows(counts, 2, Options())
+    counts[0, 0] = [6, 4, 1, 1]
     with pytest.raises(tracegen.UserError, match="6 tokens, at most 5"):
         draw_rows(counts, 2, Options(max_tokens=5))

@@ -1,0 +1,380 @@
+"""Loads without tokens: how many tokens chose each expert, from the files that tools write.
+
+=================== ==============================================================================
+written by          layout
+=================== ==============================================================================
+SGLang              ``logical_count`` (layer, expert) or (step, layer, expert), .pt or .json
+SGLang before 0.4.6 CSV ``layer_id,expert_id,count``, a file for each rank
+TensorRT-LLM        folder of EXPERT_STATISTIC_PATH: ``meta_info.json`` and
+                    ``rank{r}.safetensors``, tensors ``{iteration}_{layer}`` (expert,)
+MindSpeed-RL        JSON ``{layer: {expert: count}}``
+vLLM's EPLB         ``expert_load`` of slots with ``p2l_map`` (JSON lines, pull request 41141), or
+                    tensors of its state beside ``physical_to_logical_map``
+anything            arrays (expert,), (layer, expert), (step, layer, expert) as .npy, .npz, .pt,
+                    .safetensors or JSON lists; tables as .csv, .tsv or .parquet, a row for each
+                    layer and expert or a column for each expert
+=================== ==============================================================================
+
+Counts do not tell which experts a token has together, so no reader of this module makes tokens;
+:mod:`tracegen.importers.counts` draws some that have exactly these loads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracegen import regular
+from tracegen.errors import UserError
+from tracegen.importers import files, load_tables, load_values
+from tracegen.importers.load_values import LoadPart
+from tracegen.importers.replicas import replica_notice, same_tokens
+from tracegen.importers.safetensors import load_safetensors
+from tracegen.trace.arrays import Array
+
+if TYPE_CHECKING:
+    from tracegen.models import ModelShape
+
+SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".npy", ".npz", ".pt", ".safetensors")
+"""Files that are read; the first four may be gzipped."""
+
+
+@dataclass(frozen=True)
+class Loads:
+    """Tokens of each expert, as counted elsewhere."""
+
+    counts: Array
+    """int64 (step, layer, expert), without the layers that route nothing."""
+    layers: tuple[int, ...] | None = None
+    """Number of each layer, ascending; None where the file has none."""
+    topk: int | None = None
+    """Experts per token, where the file says so."""
+    is_sparse: bool = False
+    """Whether experts that no token chose may be absent from the files."""
+    facts: dict[str, object] = field(default_factory=dict)
+    """What else the files say, for the provenance of what is made of them."""
+    notices: tuple[str, ...] = ()
+    """Sentences with numbers: what was assumed, or taken once."""
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of a layer."""
+        return int(self.counts.shape[2])
+
+    def per_layer(self) -> Array:
+        """Counts of all steps together, int64 (layer, expert)."""
+        total: Array = self.counts.sum(axis=0)
+        return total
+
+    def of_experts(self, num_experts: int | None, whose: str) -> Loads:
+        """The same loads of so many experts, those that a sparse file does not name with none.
+
+        Parameters
+        ----------
+        num_experts
+            Experts of a layer; None takes those of the file.
+        whose
+            What has so many, for errors.
+
+        Raises
+        ------
+        UserError
+            If the file has another number of them.
+        """
+        if num_experts is None or num_experts == self.num_experts:
+            return self
+        if num_experts < self.num_experts or not self.is_sparse:
+            msg = f"the loads are of {self.num_experts} experts; {whose} has {num_experts}"
+            raise UserError(msg)
+        more = ((0, 0), (0, 0), (0, num_experts - self.num_experts))
+        note = (
+            f"Experts {self.num_experts} to {num_experts - 1} are not named: they have no tokens."
+        )
+        counts = np.pad(self.counts, more)
+        return replace(self, counts=counts, notices=(*self.notices, note))
+
+    def decoder_layers(self, shape: ModelShape | None) -> tuple[int, ...] | None:
+        """Decoder layer of each layer, with the help of the model where it is known.
+
+        Parameters
+        ----------
+        shape
+            Of the model.
+
+        Raises
+        ------
+        UserError
+            If the model has not these layers with experts.
+        """
+        if shape is None:
+            return self.layers
+        experts = shape.moe_layer_index
+        numbers = self.layers
+        if numbers is not None and set(numbers) <= set(experts):
+            return numbers
+        count = self.counts.shape[1]
+        if count == len(experts) and numbers in (None, tuple(range(count))):
+            return tuple(experts)
+        told = f"{count} layers" if numbers is None else f"layers {_few(numbers)}"
+        msg = (
+            f"the loads are of {told}; --model {shape.name} has {len(experts)} layers with "
+            f"experts, {_few(experts)}"
+        )
+        raise UserError(msg)
+
+
+def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] = lambda: None) -> Loads:
+    """Read the loads of one recording.
+
+    Parameters
+    ----------
+    paths
+        Files of :data:`SUFFIXES` or one folder of TensorRT-LLM. Files of ranks are added up, those
+        of ranks with the same tokens taken once; other files follow one another as steps.
+    tp
+        Gives the number of neighbouring ranks that hold the same tokens, None to find out; asked
+        where there are several ranks.
+
+    Raises
+    ------
+    UserError
+        If a file holds no loads, counts are none (negative, fractions, text), or files do not fit.
+    """
+    if not paths:
+        msg = "no file of loads was given"
+        raise UserError(msg)
+    found = [Path(path) for path in paths]
+    for path in found:
+        if not regular.exists(path):
+            msg = f"{path}: no such file"
+            raise UserError(msg)
+    if found[0].is_dir():
+        return _without_empty(_statistics_folder(found, tp))
+    parts = [(path, part) for path in found for part in load_parts(path)]
+    ranks = [part.rank for _, part in parts]
+    if any(rank is not None for rank in ranks):
+        return _without_empty(_added_up([part for _, part in parts], tp, found[0]))
+    return _without_empty(_in_a_row([part for _, part in parts], len(found), found[0]))
+
+
+def holds_loads(path: Path) -> bool:
+    """Whether a file holds loads, rather than tokens or responses of a server.
+
+    Parameters
+    ----------
+    path
+        Of a file; tables are always taken for loads, JSON lines for responses.
+
+    Raises
+    ------
+    UserError
+        If it cannot be read.
+    """
+    name = path.name.removesuffix(".gz").lower()
+    if path.is_dir() or name.endswith(".jsonl"):
+        return False
+    if name.endswith((".csv", ".tsv", ".parquet")):
+        return True
+    if name.endswith(".json"):
+        value = files.load_json(files.load_text(path), str(path))
+    elif name.endswith((".pt", ".pth")):
+        value = files.load_tensors(path)
+    else:
+        return name.endswith(SUFFIXES)
+    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
+        return False
+    return load_values.part_of(value, str(path)) is not None
+
+
+def load_parts(path: Path) -> list[LoadPart]:
+    """Loads of one file, apart for each rank that it tells.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+
+    Raises
+    ------
+    UserError
+        If it holds none.
+    """
+    name, where = path.name.removesuffix(".gz"), str(path)
+    suffix = Path(name).suffix.lower()
+    if suffix in (".csv", ".tsv", ".parquet"):
+        return load_tables.parts_of_table(path, suffix)
+    if suffix == ".jsonl":
+        return load_values.parts_of_lines(list(files.json_objects(path)), where)
+    if suffix == ".json":
+        value = files.load_json(files.load_text(path), where)
+    elif suffix == ".npy":
+        value = files.load_array(path, where)
+    elif suffix == ".npz":
+        value = files.load_npz(path)
+    elif suffix in (".pt", ".pth"):
+        value = files.load_tensors(path)
+    elif suffix == ".safetensors":
+        value = load_safetensors(path)
+    else:
+        msg = f"{path}: loads are read from {', '.join(SUFFIXES)}, or a folder of TensorRT-LLM"
+        raise UserError(msg)
+    part = load_values.part_of(value, where)
+    if part is None:
+        raise load_values.no_loads(value, where)
+    return [part]
+
+
+def _added_up(parts: list[LoadPart], tp: Callable[[], int | None], first: Path) -> Loads:
+    """Loads of ranks together; those of ranks that had the same tokens are taken once."""
+    if any(part.rank is None for part in parts):
+        msg = f"{first}: some of these files are of one rank, others of all"
+        raise UserError(msg)
+    numbers = [part.rank for part in parts if part.rank is not None]
+    if len(set(numbers)) < len(numbers):
+        msg = f"{first}: rank {max(numbers, key=numbers.count)} is there twice: several recordings?"
+        raise UserError(msg)
+    aligned, layers = _aligned(parts)
+    rows = {
+        rank: part.reshape(-1, part.shape[2]) for rank, part in zip(numbers, aligned, strict=True)
+    }
+    same = same_tokens(rows, tp() if len(rows) > 1 else None)
+    kept = [aligned[numbers.index(rank)] for rank in sorted(set(same.values()))]
+    counts = np.sum(kept, axis=0)
+    is_sparse = any(part.is_sparse for part in parts)
+    told = tuple(replica_notice(same, rows))
+    return Loads(counts, layers, is_sparse=is_sparse, notices=told)
+
+
+def _in_a_row(parts: list[LoadPart], num_files: int, first: Path) -> Loads:
+    """Loads of files of all ranks: equal ones are one recording, others go on."""
+    different = list({(p.counts.shape, p.counts.tobytes()): p for p in parts}.values())
+    sources = {part.source for part in parts if part.source is not None}
+    if num_files == 1:
+        different = parts  # two steps may well be the same
+    elif len(different) > 1 and len(sources) > 1:
+        msg = (
+            f"{first}: the counts of {len(sources)} ranks differ, though a recorder adds up those "
+            "of all ranks before it writes: files of several recordings? Give one at a time"
+        )
+        raise UserError(msg)
+    if len({part.counts.shape[1:] for part in different}) != 1:
+        msg = f"{first}: the counts of other files differ in layers or experts"
+        raise UserError(msg)
+    notices = tuple(dict.fromkeys(note for part in different for note in part.notices))
+    if len(different) < len(parts):
+        note = (
+            f"{num_files} files hold {len(different)} recording(s): a recorder's counts are those "
+            "of all ranks together, so equal ones were taken once."
+        )
+        notices += (note,)
+    counts = np.concatenate([part.counts for part in different])
+    is_sparse = different[0].is_sparse
+    return Loads(counts, different[0].layers, is_sparse=is_sparse, notices=notices)
+
+
+def _aligned(parts: list[LoadPart]) -> tuple[list[Array], tuple[int, ...] | None]:
+    """Counts of all parts over the same steps, layers and experts, zero where one has none."""
+    shape = np.max([part.counts.shape for part in parts], axis=0)
+    if any(part.layers is None for part in parts):
+        layers, places = None, [np.arange(part.counts.shape[1]) for part in parts]
+    else:
+        layers = tuple(sorted({number for part in parts for number in part.layers or ()}))
+        places = [np.searchsorted(layers, part.layers or ()) for part in parts]
+        shape[1] = len(layers)
+    found = []
+    for part, place in zip(parts, places, strict=True):
+        counts = np.zeros(shape, np.int64)
+        counts[: part.counts.shape[0], place, : part.counts.shape[2]] = part.counts
+        found.append(counts)
+    return found, layers
+
+
+def _without_empty(loads: Loads) -> Loads:
+    """Loads without the layers in which nothing was counted, as dense ones are."""
+    used: Array = np.asarray(loads.counts.any(axis=(0, 2)))
+    if not used.any():
+        msg = "the counts are empty: no token was counted in any layer"
+        raise UserError(msg)
+    if used.all():
+        return loads
+    numbers = loads.layers or tuple(range(used.size))
+    layers = tuple(number for number, there in zip(numbers, used, strict=True) if there)
+    note = f"{int((~used).sum())} of {used.size} layers count nothing and were left out."
+    counts = loads.counts[:, used]
+    return replace(loads, counts=counts, layers=layers, notices=(*loads.notices, note))
+
+
+def _statistics_folder(paths: list[Path], tp: Callable[[], int | None]) -> Loads:
+    """Statistics of TensorRT-LLM, of all ranks together."""
+    folder = paths[0]
+    if len(paths) > 1 or not regular.exists(folder / "meta_info.json"):
+        msg = (
+            f"{folder}: of folders, one of TensorRT-LLM's statistics is read, which has a "
+            "meta_info.json; give the files of others"
+        )
+        raise UserError(msg)
+    meta = files.load_json(files.load_text(folder / "meta_info.json"), "meta_info.json")
+    try:
+        experts, topk = int(meta["num_experts"]), int(meta["num_experts_per_token"])
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"{folder / 'meta_info.json'}: num_experts and num_experts_per_token are needed"
+        raise UserError(msg) from error
+    found: dict[str, dict[tuple[int, int], Array]] = {}
+    ranks = sorted(folder.glob("rank*.safetensors"))
+    if not ranks:
+        msg = f"{folder}: no rank*.safetensors"
+        raise UserError(msg)
+    for path in ranks:
+        own = found[path.stem] = {}
+        for name, tensor in load_safetensors(path).items():
+            match = re.fullmatch(r"(\d+)_(\d+)", name)
+            if match is None or tensor.shape != (experts,) or tensor.dtype.kind not in "iu":
+                msg = f"{path}: tensor {name!r} {tensor.shape}; iteration_layer ({experts},) is due"
+                raise UserError(msg)
+            own[int(match[1]), int(match[2])] = load_values.whole(tensor, f"{path}: {name}")
+    summed, notices = _summed(found, tp)
+    iterations, layers = (sorted({key[place] for key in summed}) for place in (0, 1))
+    missing = [(i, layer) for i in iterations for layer in layers if (i, layer) not in summed]
+    if missing:
+        msg = f"{folder}: iteration {missing[0][0]} lacks layer {missing[0][1]}"
+        raise UserError(msg)
+    counts = np.array([[summed[i, layer] for layer in layers] for i in iterations])
+    facts: dict[str, object] = {"iterations": [iterations[0], iterations[-1]]} if iterations else {}
+    counts = counts.reshape(-1, len(layers), experts)
+    return Loads(counts, tuple(layers), topk, facts=facts, notices=notices)
+
+
+def _summed(
+    found: Mapping[str, dict[tuple[int, int], Array]], tp: Callable[[], int | None]
+) -> tuple[dict[tuple[int, int], Array], tuple[str, ...]]:
+    """Counts of all ranks, those of the same tokens taken once; stages hold other layers.
+
+    Under tensor parallelism every rank counts all tokens; under data parallelism its own.
+    """
+    order = sorted(found, key=lambda name: (int(re.sub(r"\D", "", name) or -1), name))
+    numbers = {rank: found[name] for rank, name in enumerate(order)}
+    rows: dict[int, Array] = {}
+    first: dict[int, int] = {}
+    for keys in dict.fromkeys(tuple(sorted(numbers[rank])) for rank in sorted(numbers)):
+        alike = {
+            rank: np.stack([parts[key] for key in keys])
+            for rank, parts in numbers.items()
+            if tuple(sorted(parts)) == keys and keys
+        }
+        rows |= alike
+        first |= same_tokens(alike, tp() if len(numbers) > 1 else None)
+    summed: dict[tuple[int, int], Array] = {}
+    for rank in sorted(set(first.values())):
+        for key, counts in numbers[rank].items():
+            summed[key] = summed.get(key, 0) + counts
+    return summed, tuple(replica_notice(first, rows))
+
+
+def _few(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:4]))
+    return shown if len(numbers) <= 4 else f"{shown}, ... {numbers[-1]}"
