@@ -301,14 +301,10 @@ def _open_remote(place: Found | str, present: settings.Settings) -> Iterator[Tra
             yield file
         return
     remote = RemoteFile(source, cache.retry)
-    try:
-        with reader.open_trace(remote) as file:  # type: ignore[arg-type] # it reads, seeks and tells
-            if isinstance(place, Found):
-                listed.check_header(file, place.entry)
-            yield file
-    except UserError as error:
-        # HDF5 knows only that reading failed; the connection knows why.
-        raise remote.failure or error from error
+    with reader.open_trace(remote) as file:  # type: ignore[arg-type] # it reads, seeks and tells
+        if isinstance(place, Found):
+            listed.check_header(file, place.entry)
+        yield file
 
 
 def _copy(path: Path, folder: Path, name: str) -> Path:
