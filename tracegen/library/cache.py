@@ -18,9 +18,9 @@ from urllib.parse import unquote, urlsplit
 
 from tracegen import output
 from tracegen.errors import UserError
-from tracegen.library import transport
-from tracegen.library.catalogue import MAX_FILE_BYTES, MAX_INDEX_BYTES, Entry, sha256_of
-from tracegen.library.transport import Interrupted
+from tracegen.library import transport, watch
+from tracegen.library.catalogue import MAX_INDEX_BYTES, Entry, sha256_of
+from tracegen.library.watch import Interrupted
 
 T = TypeVar("T")
 OnBytes = Callable[[int, int | None], None]
@@ -263,6 +263,7 @@ def _download(url: str, part: Path, size: int | None, on_bytes: OnBytes | None) 
         msg = f"{url}: {source.size} bytes; {size} were announced"
         raise UserError(msg)
     _check_room(part, size)
+    began, most_s = time.monotonic(), watch.allowed(watch.ENV_SECONDS)
     with part.open("a+b") as out:
         digest = _hash_of(out)
         failures = 0
@@ -277,6 +278,12 @@ def _download(url: str, part: Path, size: int | None, on_bytes: OnBytes | None) 
                 problem = str(error)
             failures = 1 if out.tell() - before >= PROGRESS_BYTES else failures + 1
             if out.tell() != size:
+                if time.monotonic() - began > most_s:
+                    msg = (
+                        f"{url}: {out.tell()} bytes after {most_s:g} s; {watch.ENV_SECONDS} allows "
+                        "more, and the same command goes on from there"
+                    )
+                    raise UserError(msg)
                 if failures >= ATTEMPTS:
                     msg = f"{url}: {problem}; given up after {ATTEMPTS} attempts"
                     raise UserError(msg)
@@ -302,9 +309,7 @@ def _take(
         if out.tell() == 0 and not block.startswith(HDF5_SIGNATURE[: len(block)]):
             msg = f"{source.url}: not HDF5; it begins with {block[:40]!r}"
             raise UserError(msg)
-        if out.tell() + len(block) > (MAX_FILE_BYTES if size is None else size):
-            msg = f"{source.url}: the server sends more than {size or MAX_FILE_BYTES} bytes"
-            raise UserError(msg)
+        _check_size(source.url, out.tell() + len(block), size)
         if size is None:
             _check_room(Path(out.name), len(block))
         out.write(block)
@@ -312,6 +317,20 @@ def _take(
         if on_bytes is not None:
             on_bytes(out.tell(), size)
     return digest
+
+
+def _check_size(url: str, found: int, size: int | None) -> None:
+    """Refuse more than was announced, and without end what was not."""
+    if size is not None and found > size:
+        msg = f"{url}: the server sends more than {size} bytes"
+        raise UserError(msg)
+    most = watch.allowed(watch.ENV_MEGABYTES)
+    if size is None and found > most * 1e6:
+        msg = (
+            f"{url}: more than {most:g} MB, and the server does not say how much there is; "
+            f"{watch.ENV_MEGABYTES} allows more"
+        )
+        raise UserError(msg)
 
 
 def _hash_of(out: BinaryIO) -> hashlib._Hash:

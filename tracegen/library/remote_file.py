@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tracegen.errors import UserError
-from tracegen.library.transport import Interrupted
+from tracegen.library.watch import Interrupted
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

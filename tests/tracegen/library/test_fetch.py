@@ -12,7 +12,7 @@ import pytest
 
 import tracegen
 from tracegen import UserError, library
-from tracegen.library import cache, remote_file, resolve, transport
+from tracegen.library import cache, remote_file, resolve, watch
 
 
 def size_of(remote, name="one"):
@@ -235,7 +235,7 @@ def test_a_busy_server_is_asked_again(remote):
 
 def test_a_server_that_says_nothing(remote, monkeypatch):
     library.lookup("one")
-    monkeypatch.setattr(transport, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(watch, "TIMEOUT_S", 0.05)
     monkeypatch.setattr(cache, "ATTEMPTS", 2)
     remote.silent = 0.3
     with pytest.raises(UserError, match="timed out"):
@@ -244,7 +244,7 @@ def test_a_server_that_says_nothing(remote, monkeypatch):
 
 def test_a_server_that_trickles(remote, monkeypatch):
     library.lookup("one")
-    monkeypatch.setattr(transport, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(watch, "PATIENCE_S", 0.05)
     monkeypatch.setattr(cache, "ATTEMPTS", 2)
     remote.trickle = 0.01
     with pytest.raises(UserError, match="slower than 1000 bytes per second"):
