@@ -46,7 +46,7 @@ ANSWERS = {
         lambda: for_ever(CHUNKED + b"8\r\n" + SIGNATURE + b"\r\n0\r\n", b"X: y\r\n"),
         r"bytes for 8 bytes of content"),
     "a body without end": (
-        lambda: for_ever(OK + b"\r\n" + SIGNATURE, bytes(999)), "MOEREPLAY_DOWNLOAD_MB allows more"),
+        lambda: for_ever(OK + b"\r\n" + SIGNATURE, bytes(999)), "DOWNLOAD_MB allows more"),
     "a redirection without end": (
         lambda: for_ever(b"HTTP/1.1 302 Found\r\nLocation: /x\r\n\r\n", bytes(999)),
         r"bytes for 0 bytes of content"),
@@ -60,7 +60,7 @@ ANSWERS = {
         lambda: [b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n"], "not allowed"),
     "a reason of lines": (lambda: [b"HTTP/1.1 404 a\x0bb\rc" + b"d" * 999 + b"\r\n\r\n"], "404"),
     "no HTTP": (lambda: [b"SSH-2.0-OpenSSH\r\n\r\n"], "SSH-2.0"),
-    "an empty answer": (lambda: [], "closed connection"),
+    "an empty answer": (list, "closed connection"),
     "a chunk of no number": (lambda: [CHUNKED, b"zz\r\n"], "arrived|not HDF5|IncompleteRead"),
     "a negative length": (lambda: [OK + b"Content-Length: -5\r\n\r\n" + SIGNATURE], "HDF5"),
     "an absurd range": (
