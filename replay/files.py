@@ -1,9 +1,9 @@
 """Files, read whole only where they have an end, and written whole or not at all."""
 
-from tracegen.output import make_folder as make_folder
+from tracegen.output import folder as folder
 from tracegen.output import write_text as write_text
 from tracegen.regular import parse_toml as parse_toml
 from tracegen.regular import read_bytes as read_bytes
 from tracegen.regular import read_text as read_text
 
-__all__ = ["make_folder", "parse_toml", "read_bytes", "read_text", "write_text"]
+__all__ = ["folder", "parse_toml", "read_bytes", "read_text", "write_text"]

@@ -85,8 +85,11 @@ def check_folder(path: str | Path) -> None:
         _empty_draft(present / "folder").unlink()
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder, and those that it is in.
+@contextlib.contextmanager
+def folder(path: str | Path) -> Iterator[None]:
+    """Make a folder, and those that it is in, for what is put into it within.
+
+    What was made and is empty at the end is taken away: who refuses leaves no folder behind.
 
     Parameters
     ----------
@@ -98,8 +101,19 @@ def make_folder(path: Path) -> None:
     UserError
         If it cannot be made.
     """
+    place = Path(path)
+    made = []
     with _failures(path):
-        path.mkdir(parents=True, exist_ok=True)
+        while not _is_there(place):
+            made.append(place)
+            place = place.parent
+        Path(path).mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        for one in made:  # the innermost first; one that holds something stays
+            with contextlib.suppress(OSError):
+                one.rmdir()
 
 
 def is_stdout(path: str | Path) -> bool:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from replay.files import folder
 from replay.sweeps.rows import Row
-from replay.sweeps.store import make_folder
 
 Key = tuple[str, str]
 
@@ -66,15 +66,15 @@ class DataSet:
 
         if not rows:
             return
-        make_folder(self._folder)
         text = "\n".join(sorted(" ".join(key_of(row)) for row in rows))
         name = f"part-{hashlib.sha256(text.encode()).hexdigest()[:16]}.parquet"
         aside = self._folder / f".{name}.{os.getpid()}"
-        try:
-            parquet.write_table(Table.from_pylist(list(rows), schema=self._schema), aside)
-            aside.replace(self._folder / name)
-        finally:
-            aside.unlink(missing_ok=True)
+        with folder(self._folder):
+            try:
+                parquet.write_table(Table.from_pylist(list(rows), schema=self._schema), aside)
+                aside.replace(self._folder / name)
+            finally:
+                aside.unlink(missing_ok=True)
 
     def _keys_of(self, path: Path) -> set[Key]:
         import pyarrow

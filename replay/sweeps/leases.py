@@ -20,12 +20,12 @@ import platform
 import threading
 import uuid
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
 from replay.errors import UserError
-from replay.sweeps.store import make_folder
+from replay.files import folder
 
 BEAT_S = 20.0
 LEASE_S = 120.0  # NFS shows times up to 60 s old (acregmax), and the engine may hold Python's lock
@@ -36,14 +36,15 @@ class Leases:
 
     Parameters
     ----------
-    folder
-        Of the sweep.
+    place
+        Folder of the sweep, made if it is not there; where nothing is put into it, it goes again.
     tell
         Called with a line where the file system has no hard links: points are not shared then.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[str], object]) -> None:
-        self._folder = folder / "claims"
+    def __init__(self, place: Path, tell: Callable[[str], object]) -> None:
+        self._folder = place / "claims"
+        self._made = ExitStack()
         self._own = self._folder / f"process-{uuid.uuid4().hex}"
         self._tell = tell
         self._are_shared = True
@@ -51,10 +52,13 @@ class Leases:
         self._beating = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> Leases:
-        self._begin()
-        for path in list(self._folder.iterdir()):
-            if self._is_abandoned(path):
-                path.unlink(missing_ok=True)
+        with ExitStack() as stack:
+            stack.enter_context(folder(self._folder))
+            self._begin()
+            for path in list(self._folder.iterdir()):
+                if self._is_abandoned(path):
+                    path.unlink(missing_ok=True)
+            self._made = stack.pop_all()
         self._beating.start()
         return self
 
@@ -72,6 +76,7 @@ class Leases:
         self._own.unlink(missing_ok=True)
         with suppress(OSError):  # others are at work
             self._folder.rmdir()
+        self._made.close()
 
     def take(self, identity: str) -> bool:
         """Take a point, unless somebody else has it."""
@@ -87,10 +92,9 @@ class Leases:
     def _begin(self) -> None:
         owner = json.dumps({"place": _place(), "pid": os.getpid()}) + "\n"
         try:
-            make_folder(self._folder)
             self._own.write_text(owner, encoding="utf-8")
         except FileNotFoundError:  # somebody else has left, and took the folder away
-            make_folder(self._folder)
+            self._folder.mkdir(parents=True, exist_ok=True)
             self._own.write_text(owner, encoding="utf-8")
         except OSError as error:
             message = f"cannot write {self._own}: {error.strerror}"

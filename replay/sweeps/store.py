@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from replay.errors import UserError
-from replay.files import write_text
+from replay.files import folder, write_text
 
 FORMAT = "moereplay-point/1"
 FAILURE_FORMAT = "moereplay-failure/1"
@@ -67,17 +66,11 @@ class Store:
     Parameters
     ----------
     folder
-        Made if it is not there.
-
-    Raises
-    ------
-    UserError
-        If it cannot be made, or is a file.
+        Made with the first point that is written.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        make_folder(self.folder / "points")
 
     def study_name(self) -> str | None:
         """Name of the study whose tables are there; None if there are none."""
@@ -125,7 +118,8 @@ class Store:
         UserError
             If the folder cannot be written to.
         """
-        write_text(self.path(identity), text)
+        with folder(self.folder / "points"):
+            write_text(self.path(identity), text)
         self.failure_path(identity).unlink(missing_ok=True)
 
     def write_failure(self, identity: str, failure: Failure, settings: Mapping[str, Any]) -> None:
@@ -136,7 +130,6 @@ class Store:
         UserError
             If the folder cannot be written to.
         """
-        make_folder(self.folder / "failures")
         document = {
             "format": FAILURE_FORMAT,
             "id": identity,
@@ -145,7 +138,8 @@ class Store:
             "traceback": list(failure.traceback),
             "host": failure.host,
         }
-        write_text(self.failure_path(identity), _json(document))
+        with folder(self.folder / "failures"):
+            write_text(self.failure_path(identity), _json(document))
 
 
 def point_text(identity: str, description: Mapping[str, Any], outcome: Outcome) -> str:
@@ -178,21 +172,6 @@ def read_point(text: str, identity: str) -> tuple[Outcome | None, str]:
     if isinstance(result, dict) == isinstance(refused, str):
         return None, "is damaged: it holds no result"
     return Outcome(result, refused), ""
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder, and those that it lies in.
-
-    Raises
-    ------
-    UserError
-        If it cannot be made, or is a file.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        message = f"cannot make the folder {path}: {error.strerror}"
-        raise UserError(message) from None
 
 
 def _json(document: Mapping[str, Any]) -> str:

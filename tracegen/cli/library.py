@@ -115,6 +115,8 @@ def fetch(
                     name, catalogue, offline=offline or None, out=out, on_bytes=on_bytes
                 )
             typer.echo(f"{name}: {path}")
+            if problem := library.taken(name, catalogue):
+                typer.echo(f"note: {problem}", err=True)
 
 
 @contextlib.contextmanager

@@ -66,13 +66,13 @@ def write(page: Page, folder: str | Path) -> Written:
         If a file cannot be written.
     """
     tables = list(page.tables())
-    output.make_folder(Path(folder))
     has_parquet = importlib.util.find_spec("pyarrow") is not None
     files = []
     for table, stem in zip(tables, stems([table.name for table in tables]), strict=True):
         for ending, make in _TEXTS.items():
             path = Path(folder, f"{stem}.{ending}")
-            output.write_text(path, make(table))
+            with output.folder(folder):
+                output.write_text(path, make(table))
             files.append(path)
         if has_parquet:
             path = Path(folder, f"{stem}.parquet")

@@ -97,7 +97,6 @@ def write(page: Page, folder: str | Path) -> list[Path]:
     from tracegen.display.drawing import draw
 
     charts, colours = list(page.charts()), places(page)
-    output.make_folder(Path(folder))
     written = []
     for chart, stem in zip(charts, stems([chart.name for chart in charts]), strict=True):
         drawn = draw(chart, colours)
@@ -106,7 +105,7 @@ def write(page: Page, folder: str | Path) -> list[Path]:
             title = {"Title": plain(" ".join(chart.title.split()))}
             drawn.savefig(out, format=form, metadata={**_METADATA[form], **title})
             path = Path(folder, f"{stem}.{form}")
-            with output.opened(path) as file:
+            with output.folder(folder), output.opened(path) as file:
                 file.write(out.getvalue())
             written.append(path)
             drawn.set_layout_engine("none")  # all has its place now, in every format the same

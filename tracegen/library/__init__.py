@@ -11,16 +11,15 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from tracegen import output
 from tracegen.errors import UserError
 from tracegen.library import catalogue as catalogues
-from tracegen.library import listed, resolve, settings
-from tracegen.library.catalogue import Entry, is_url
+from tracegen.library import fetched, listed, resolve, settings
+from tracegen.library.catalogue import Entry
 from tracegen.library.resolve import Found, search
-from tracegen.output import draft_of, make_folder
 
 if TYPE_CHECKING:
     from tracegen.file.reader import TraceFile
@@ -37,6 +36,7 @@ __all__ = [
     "lookup",
     "open_trace",
     "search",
+    "taken",
     "verify",
 ]
 
@@ -66,7 +66,7 @@ def lookup(name: str | Path, catalogue: str | None = None) -> Found | None:
     -------
     None for paths, URLs, and names that are nowhere.
     """
-    return resolve.lookup(name, catalogue, settings.read())
+    return resolve.lookup(name, catalogue, settings.Settings())
 
 
 def find(name: str | Path, catalogue: str | None = None) -> Path:
@@ -86,7 +86,7 @@ def find(name: str | Path, catalogue: str | None = None) -> Path:
         If the name is in no catalogue, or the file does not exist, cannot be had or has not the
         bytes that its catalogue lists.
     """
-    present = settings.read()
+    present = settings.Settings()
     return _have(resolve.resolve(name, catalogue, present), present)
 
 
@@ -122,13 +122,43 @@ def fetch(
     UserError
         If it cannot be had, or is not what its catalogue says.
     """
-    present = settings.read(offline)
+    present = settings.Settings(offline)
     place = resolve.resolve(name, catalogue, present)
     path = _have(place, present, on_bytes)
-    if isinstance(place, Found) and isinstance(place.location, Path):
-        with _opened(place, present, path) as file:
-            file.verify()  # as what is downloaded was, before it came into the cache
-    return path if out is None else _copy(path, out, name)
+    if isinstance(place, Found):
+        if isinstance(place.location, Path):
+            with _opened(place, present, path) as file:
+                file.verify()  # as what is downloaded was, before it came into the cache
+        if place.catalogue != catalogues.BUILT_IN:
+            fetched.note(present.cache, place.catalogue, place.entry)
+    return path if out is None else _copy(path, out, place)
+
+
+def taken(name: str, catalogue: str | None = None) -> str:
+    """Say that the name of a fetched trace means another one, or several, without its catalogue.
+
+    Parameters
+    ----------
+    name, catalogue
+        As for :func:`fetch`.
+
+    Returns
+    -------
+    Empty where the name alone is enough.
+    """
+    place = resolve.resolve(name, catalogue, settings.Settings())
+    if not isinstance(place, Found):
+        return ""
+    try:
+        alone = lookup(place.entry.name)
+    except UserError as error:
+        return str(error)
+    if alone is None or alone.entry.content_id == place.entry.content_id:
+        return ""
+    return (
+        f"{place.entry.name} alone is the trace of that name of the catalogue {alone.catalogue}; "
+        f"write {place.reference} for this one"
+    )
 
 
 def load(
@@ -167,7 +197,7 @@ def load(
     """
     from tracegen.file import reader
 
-    present = settings.read()
+    present = settings.Settings()
     place = resolve.resolve(name, catalogue, present)
     path = _on_this_machine(place, present)
     if path is not None or (layers is None and tokens is None):
@@ -204,7 +234,7 @@ def open_trace(
         with reader.open_trace(name) as file:
             yield file
         return
-    present = settings.read()
+    present = settings.Settings()
     place = resolve.resolve(name, catalogue, present)
     with _opened(place, present, _on_this_machine(place, present)) as file:
         yield file
@@ -229,7 +259,7 @@ def verify(name: str | Path, catalogue: str | None = None) -> str:
     UserError
         Naming what is wrong.
     """
-    present = settings.read()
+    present = settings.Settings()
     place = resolve.resolve(name, catalogue, present)
     with _opened(place, present, _have(place, present)) as file:
         file.verify()
@@ -243,7 +273,7 @@ def _on_this_machine(place: Path | Found | str, present: settings.Settings) -> P
     if isinstance(place, Found) and isinstance(place.location, Path):
         return place.location
     is_cached = isinstance(place, Found) and place.cached is not None
-    return _have(place, replace(present, offline=True)) if is_cached or present.offline else None
+    return _have(place, settings.Settings(offline=True)) if is_cached or present.offline else None
 
 
 def _have(
@@ -282,6 +312,8 @@ def _opened(
         with _open_remote(place, present) as file:
             yield file
     else:
+        if isinstance(place, Found) and listed.leads_out(path, place.entry):
+            listed.check_bytes(path, place.entry)
         with reader.open_trace(path) as file:
             if isinstance(place, Found):
                 listed.check_header(file, place.entry)
@@ -307,13 +339,12 @@ def _open_remote(place: Found | str, present: settings.Settings) -> Iterator[Tra
         yield file
 
 
-def _copy(path: Path, folder: Path, name: str) -> Path:
+def _copy(path: Path, folder: Path, place: Path | Found | str) -> Path:
     """A copy of a file under the name of its trace."""
-    target = folder / (path.name if resolve.is_path(name) or is_url(name) else f"{name}.h5")
+    target = folder / (f"{place.entry.name}.h5" if isinstance(place, Found) else path.name)
     if target.exists():
         msg = f"{target} exists"
         raise UserError(msg)
-    make_folder(folder)
-    with draft_of(target) as draft:
+    with output.folder(folder), output.draft_of(target) as draft:
         shutil.copyfile(path, draft)
     return target

@@ -21,6 +21,8 @@ from tracegen.errors import UserError
 
 INDEX = "index.toml"
 """File name of a catalogue."""
+BUILT_IN = "built-in"
+"""What stands for the catalogue that comes with the package, where one is named."""
 VERSION = 1
 """Version of the catalogue format; a reader ignores keys that it does not know."""
 MAX_INDEX_BYTES = 16 * 2**20
@@ -85,6 +87,17 @@ def check_url(url: str) -> str:
     return url
 
 
+def is_name(text: str) -> bool:
+    """Whether a catalogue could list a trace under this name.
+
+    Parameters
+    ----------
+    text
+        As a user wrote it.
+    """
+    return _NAME.fullmatch(text) is not None and not _DEVICES.fullmatch(text)
+
+
 def check_name(name: str) -> str:
     """Refuse names that could not stand in a catalogue, or that would be paths.
 
@@ -118,7 +131,7 @@ def _printable(text: str) -> str:
 
 
 def _name(text: str) -> str:
-    if not _NAME.fullmatch(text) or _DEVICES.fullmatch(text):
+    if not is_name(text):
         msg = "must consist of letters, digits and . _ + -, at most 100"
         raise ValueError(msg)
     return text
@@ -254,6 +267,17 @@ def index_of(where: str) -> tuple[str, str]:
     return (str(path.parent), str(path)) if path.suffix == ".toml" else (where, str(path / INDEX))
 
 
+def full(where: str) -> str:
+    """A catalogue's folder with all that it is in, or its URL.
+
+    Parameters
+    ----------
+    where
+        As a user wrote it.
+    """
+    return where if is_url(where) else str(Path(where).expanduser().absolute())
+
+
 def parse(text: str, where: str) -> dict[str, Entry]:
     """Entries of a catalogue.
 
@@ -367,7 +391,7 @@ def built_in() -> Catalogue:
     except (OSError, ValueError) as error:
         msg = f"the trace library is not usable: traces/{INDEX}: {error}"
         raise UserError(msg) from error
-    return Catalogue("built-in", str(folder), parse(text, f"traces/{INDEX}"))
+    return Catalogue(BUILT_IN, str(folder), parse(text, f"traces/{INDEX}"))
 
 
 def read_folder(where: str) -> Catalogue:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tracegen import library, output
 from tracegen.errors import UserError
-from tracegen.library import card, catalogue, describe, view
+from tracegen.library import card, catalogue, describe, resolve, view
 from tracegen.library.card import About
 from tracegen.library.catalogue import INDEX, Entry
 
@@ -54,12 +54,13 @@ def add(
     UserError
         If the trace is not valid or has no licence, or the name is taken.
     """
-    name = name or Path(trace.rpartition("/")[2]).name.removesuffix(".h5").removesuffix(".hdf5")
+    if name is None:
+        last = str(resolve.split(trace, None)[0]).rpartition("/")[2]
+        name = Path(last).name.removesuffix(".h5").removesuffix(".hdf5")
     catalogue.check_name(name)
     if name in library.entries() and not _is_built_in(trace, name):
         msg = f"{name} comes with the package and could not be found by that name; give another"
         raise UserError(msg)
-    output.make_folder(folder)
     present = catalogue.read_folder(str(folder)).entries if (folder / INDEX).exists() else {}
     if name in present and not replace:
         msg = f"{folder}: {name} is listed already; --force replaces it"
@@ -67,7 +68,7 @@ def add(
     source_listing = library.lookup(trace)
     described = source_listing.entry if source_listing else None
     path = library.find(trace)
-    with output.draft_of(folder / f"{name}.h5") as draft:
+    with output.folder(folder), output.draft_of(folder / f"{name}.h5") as draft:
         # Copied first and checked then: what is listed is what was checked.
         shutil.copyfile(path, draft)
         entry = describe.entry(

@@ -324,6 +324,40 @@ def test_the_commands(tmp_path, remote, tiny_file):
     assert json.loads(run("info", tmp_path / "c.h5", "--json").stdout)["num_layers"] == 2
 
 
+def test_what_was_fetched_has_its_name_from_then_on(tmp_path, remote, monkeypatch, capsys):
+    """List, fetch, use: the lines of the page on sharing, with the address of a server."""
+    from replay.cli.app import main
+
+    monkeypatch.delenv("MOEREPLAY_CATALOGUES")
+    where = f"{remote.url}/t"
+    listed = json.loads(run("list", "--catalogue", where, "--json").stdout)
+    assert [(item["name"], item["cached"]) for item in listed] == [("one", False), ("two", False)]
+    assert "unknown trace 'one'" in run("info", "one").stderr
+    assert run("fetch", "one", "--catalogue", where).exit_code == 0
+    remote.log.clear()
+    for line in (
+        ("trace", "info", "one"),
+        ("trace", "stats", "one"),
+        ("trace", "validate", "one"),
+        ("trace", "convert", "one", str(tmp_path / "c.h5")),
+        ("trace", "add", str(tmp_path / "shelf"), "one"),
+        ("compare", "one", "--layer", "3", "--scheme", "ideal"),
+        ("run", "one", "--layer", "3", "--scheme", "ideal"),
+        ("place", "one", "--ranks", "2"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(list(line))
+        assert end.value.code == 0, (line, capsys.readouterr().err)
+    assert not remote.log  # it was fetched
+    named = {item["name"]: item for item in json.loads(run("list", "--json").stdout)}
+    assert (named["one"]["cached"], named["one"]["catalogue"]) == (True, where)
+    assert "two" not in named
+    assert run("info", f"{where}#two").exit_code == 0
+    again = run("fetch", f"{where}#two", "--out", tmp_path / "here")
+    assert again.exit_code == 0, again.stderr
+    assert (tmp_path / "here/two.h5").is_file()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
