@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from replay.cli.options import JsonOption
+from replay.cli.options import AllowCodeOption, JsonOption
 from replay.cli.screen import show
 from replay.cli.sweep import interrupt, tell
 from replay.errors import UserError
@@ -87,6 +87,7 @@ def choose(
         str | None,
         typer.Option("--cluster", help="Simulate on workers of Dask made for it: local or slurm."),
     ] = None,
+    allow_code: AllowCodeOption = False,
     json_: JsonOption = None,
     *,
     deliver: Delivery,
@@ -113,7 +114,7 @@ def choose(
     share = None if sensitivity is None else share_of(sensitivity)
     asked = _on(spaces.load(space), system or [])
     crew = workers_for(jobs, scheduler, cluster, tell)  # refuses before all is counted
-    found = everywhere(asked)
+    found = everywhere(asked, allow_code=allow_code)
     if dry_run:
         _show(found, top)
         return
@@ -174,6 +175,7 @@ def share_of(text: str) -> float:
 def _on(space: Space, systems: list[str]) -> Space:
     """Put other systems in place of a space's; a scheme that is not given is that of the first."""
     from replay.choosing.space import Where
+    from replay.schemes import find
 
     if not systems:
         return space
@@ -181,6 +183,8 @@ def _on(space: Space, systems: list[str]) -> Space:
     chosen = []
     for text in systems:
         name, _, scheme = text.partition(":")
+        if scheme:
+            find(scheme, allow_code=True)  # the command line names it
         chosen.append(Where(system=name, scheme=scheme or known.get(name, space.systems[0].scheme)))
     return space.model_copy(update={"systems": chosen})
 

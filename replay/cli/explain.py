@@ -100,7 +100,7 @@ def _replayed(
     from replay.run.setup import load_trace
     from replay.schemes import find
 
-    names = [find(name).name for name in (one, other)]
+    names = [find(name, allow_code=True).name for name in (one, other)]
     options: dict[str, dict[str, str]] = {}
     for name, key, value in options_of(option, names):
         options.setdefault(name, {})[key] = value

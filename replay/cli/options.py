@@ -33,6 +33,13 @@ DryRunOption = Annotated[
     bool,
     typer.Option("--dry-run", help="Say what tasks, memory and time it takes, and replay nothing."),
 ]
+AllowCodeOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code",
+        help="Execute files of schemes, FILE.py:NAME, that a file names; refused otherwise.",
+    ),
+]
 
 
 def takes_settings(
@@ -129,7 +136,7 @@ def _options_of_one(given: Sequence[str], scheme: str | None) -> dict[str, str]:
     """Options of the one scheme of a run; it is None where a spec names it."""
     from replay.schemes import find
 
-    own = "" if scheme is None else find(scheme).name
+    own = "" if scheme is None else find(scheme, allow_code=True).name
     options = {}
     for name, key, value in options_of(given, [own]):
         if own and name != own:

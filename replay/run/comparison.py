@@ -110,7 +110,7 @@ def compare(
     for one in asked:
         made, _, scheme = spec_of(shared, {**one, "placement": placed[0]})
         try:
-            ready = set_up(made, {}, system, scheme)
+            ready = set_up(made, {}, system, scheme, allow_code=True)  # the caller named it
         except LayerRefusedError:
             if named:
                 raise
@@ -219,7 +219,9 @@ def _each_with_options(
     schemes: Sequence[str | Scheme], options: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Settings of each scheme: itself and its options."""
-    names = [one.name if isinstance(one, Scheme) else find(one).name for one in schemes]
+    names = [
+        one.name if isinstance(one, Scheme) else find(one, allow_code=True).name for one in schemes
+    ]
     if len(set(names)) != len(names):
         message = f"a scheme is listed twice: {', '.join(names)}"
         raise UserError(message)
