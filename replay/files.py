@@ -1,9 +1,23 @@
 """Files, read whole only where they have an end, and written whole or not at all."""
 
+from tracegen.managed import ManagedFolder as ManagedFolder
+from tracegen.output import failures as failures
 from tracegen.output import folder as folder
 from tracegen.output import write_text as write_text
+from tracegen.regular import expanded as expanded
+from tracegen.regular import parse_json as parse_json
 from tracegen.regular import parse_toml as parse_toml
 from tracegen.regular import read_bytes as read_bytes
 from tracegen.regular import read_text as read_text
 
-__all__ = ["folder", "parse_toml", "read_bytes", "read_text", "write_text"]
+__all__ = [
+    "ManagedFolder",
+    "expanded",
+    "failures",
+    "folder",
+    "parse_json",
+    "parse_toml",
+    "read_bytes",
+    "read_text",
+    "write_text",
+]

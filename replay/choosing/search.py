@@ -182,7 +182,7 @@ def search(
     UserError
         If the folder cannot be written to, or there are no workers.
     """
-    store = Store(folder)
+    store = Store(folder, Cost)
     ranked = []
     with (
         Leases(store.folder, report) as leases,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from replay.choosing.space import Space
 
 AGAIN = 3
+CHOICE = "choice.json"
 """Rows that are ranked again with other hardware values."""
 
 
@@ -97,7 +98,7 @@ def choose(
     from replay.choosing.result import Choice, Found, Sensitivity
     from replay.choosing.search import everywhere, search
     from replay.choosing.sensitivity import turns
-    from replay.files import write_text
+    from replay.files import ManagedFolder, write_text
     from replay.report.pages import page
     from replay.sweeps.run import workers_for
 
@@ -119,6 +120,9 @@ def choose(
         _show(found, top)
         return
     assert out is not None
+    files = ManagedFolder(out)
+    if out.is_dir():
+        files.check(CHOICE)
     varied: dict[str, Sensitivity] = {}
 
     def vary(one: Possible, ranked: Ranked, simulator: Simulator) -> None:
@@ -147,7 +151,7 @@ def choose(
             for one, of in zip(found, ranked, strict=True)
         ],
     )
-    write_text(out / "choice.json", choice.to_json())
+    files.write_text(CHOICE, choice.to_json())
     if json_ is not None:
         write_text(json_, choice.to_json())
     deliver(lambda: page(choice))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replay.errors import UserError, check_jobs
-from replay.files import write_text
 from replay.sweeps.book import Book
 from replay.sweeps.clusters import check_cluster, cluster, scheduler
 from replay.sweeps.crews import Crew, processes
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from replay.schemes.outside import AllowCode
 
 Tell = Callable[[str], object]
+TABLES = ("sweep.json", "table.txt", "table.md")
 
 
 def sweep(
@@ -84,6 +84,7 @@ def sweep(
     plan = study if isinstance(study, Plan) else plan_sweep(study, allow_code=allow_code)
     tell, advance = report or _say_nothing, progress or _say_nothing
     store = Store(folder)
+    store.check(TABLES)
     asked = [Job.of(task, points[0]) for task, points in plan.tasks]
     ours = asked if share is None else shard_of(asked, *share)
     with Leases(store.folder, tell) as leases:
@@ -167,7 +168,8 @@ def _end(book: Book, store: Store, num_missing: int, tell: Tell) -> SweepResult:
     before = store.study_name()
     if before not in (None, result.plan.study.name):
         tell(f"{store.folder}: the tables of study {before!r} are replaced; its points stay")
-    write_text(store.folder / "sweep.json", result.to_json())
-    write_text(store.folder / "table.txt", result.text())
-    write_text(store.folder / "table.md", result.markdown())
+    for name, text in zip(
+        TABLES, (result.to_json(), result.text(), result.markdown()), strict=True
+    ):
+        store.files.write_text(name, text)
     return result
