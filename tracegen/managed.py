@@ -310,8 +310,8 @@ class ManagedFolder:
             place /= name
             try:
                 found = os.lstat(place)
-            except FileNotFoundError:
-                return
+            except (FileNotFoundError, NotADirectoryError):
+                return  # whoever makes or opens it is told
             except OSError as error:
                 message = f"cannot look at {place}: {error.strerror}"
                 raise UserError(message) from None

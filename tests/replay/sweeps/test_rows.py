@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import replay
+from replay.files import ManagedFolder
 from replay.errors import UserError
 from replay.run.rows import COLUMNS
 from replay.sweeps import load_table, sweep
@@ -172,7 +174,7 @@ def test_a_failed_point_has_a_row_but_none_in_the_data_set(
 
 def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = {"run_id": str, "point": str, "n": int}
-    data = DataSet(tmp_path / "data", columns, print)
+    data = DataSet(ManagedFolder(tmp_path, "data"), columns, print)
     row = {"run_id": "a", "point": "b", "n": 1}
     data.append([row])
 
@@ -180,7 +182,7 @@ def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", stop)
+        patch.setattr(os, "replace", stop)
         with pytest.raises(KeyboardInterrupt):
             data.append([row | {"point": "c"}])
     assert len(list((tmp_path / "data").iterdir())) == 1
