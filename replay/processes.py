@@ -24,6 +24,8 @@ CANNOT_BEGIN = (
     "no process can be started for --jobs; a script that asks for more than one must keep its own "
     'work behind `if __name__ == "__main__":`'
 )
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Variable of Python's: where it is set, the current folder is no import path."""
 
 
 class Died(Exception):
@@ -47,7 +49,8 @@ class OneProcess:
         self.has_begun = False
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_serve, args=(other, answer), daemon=True)  # type: ignore[attr-defined]  # of every context
-        self._process.start()
+        with safe_path():
+            self._process.start()
         other.close()
         self._thread = threading.Thread()
 
@@ -176,10 +179,29 @@ def fresh_context(modules: Sequence[str]) -> multiprocessing.context.BaseContext
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*modules])
-    resource_tracker.ensure_running()  # starting it lets interrupts through again
-    with interrupts_later():  # its own never come, while it imports neither
-        forkserver.ensure_running()
+    with safe_path():
+        resource_tracker.ensure_running()  # starting it lets interrupts through again
+        with interrupts_later():  # its own never come, while it imports neither
+            forkserver.ensure_running()
     return context
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Have programs of Python that begin here import nothing from the current folder.
+
+    They begin as ``python -c``, which would look for `signal` and all else in it first. What this
+    process imports from, they are told once they run.
+    """
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
+from replay.processes import SAFE_PATH, safe_path
 from replay.sweeps.crews import Batch, Crew
 from replay.sweeps.worker import Job, carry_out
 
@@ -110,6 +111,7 @@ def cluster(kind: str, workers: int | None) -> Iterator[Crew]:
     """
     with (
         _silence(),
+        safe_path(),
         _CLUSTERS[kind](workers) as made,
         _client(made, f"the cluster {kind!r}") as crew,
     ):
@@ -207,7 +209,15 @@ def slurm_cluster() -> Any:
         raise UserError(message) from None
     memory = dask.config.get("jobqueue.slurm.memory", None) or SLURM_MEMORY
     options = {"dashboard_address": ANY_PORT}
-    return SLURMCluster(cores=1, processes=1, memory=memory, scheduler_options=options)
+    prologue = dask.config.get("jobqueue.slurm.job-script-prologue", None) or []
+    return SLURMCluster(
+        cores=1,
+        processes=1,
+        memory=memory,
+        scheduler_options=options,
+        # Workers begin as ``python -m`` in the folder of the command.
+        job_script_prologue=[*prologue, f"export {SAFE_PATH}=1"],
+    )
 
 
 @contextmanager
