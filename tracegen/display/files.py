@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracegen import output
 from tracegen.display.names import stems
+from tracegen.managed import ManagedFolder
 from tracegen.screen import plain
 
 if TYPE_CHECKING:
@@ -67,19 +67,19 @@ def write(page: Page, folder: str | Path) -> Written:
     """
     tables = list(page.tables())
     has_parquet = importlib.util.find_spec("pyarrow") is not None
-    files = []
+    files, written = ManagedFolder(folder), []
     for table, stem in zip(tables, stems([table.name for table in tables]), strict=True):
         for ending, make in _TEXTS.items():
             path = Path(folder, f"{stem}.{ending}")
-            with output.folder(folder):
-                output.write_text(path, make(table))
-            files.append(path)
+            with files.made():
+                files.write_text(path.name, make(table))
+            written.append(path)
         if has_parquet:
             path = Path(folder, f"{stem}.parquet")
-            with output.opened(path) as file:
+            with files.opened(path.name) as file:
                 file.write(as_parquet(table))
-            files.append(path)
-    return Written(files, "" if has_parquet or not tables else WITHOUT_PARQUET)
+            written.append(path)
+    return Written(written, "" if has_parquet or not tables else WITHOUT_PARQUET)
 
 
 def headings(table: Table) -> list[str]:

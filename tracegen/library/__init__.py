@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from tracegen import output
 from tracegen.errors import UserError
 from tracegen.library import catalogue as catalogues
 from tracegen.library import fetched, listed, resolve, settings
 from tracegen.library.catalogue import Entry
 from tracegen.library.resolve import Found, search
+from tracegen.managed import ManagedFolder
 
 if TYPE_CHECKING:
     from tracegen.file.reader import TraceFile
@@ -342,9 +342,11 @@ def _open_remote(place: Found | str, present: settings.Settings) -> Iterator[Tra
 def _copy(path: Path, folder: Path, place: Path | Found | str) -> Path:
     """A copy of a file under the name of its trace."""
     target = folder / (f"{place.entry.name}.h5" if isinstance(place, Found) else path.name)
-    if target.exists():
-        msg = f"{target} exists"
-        raise UserError(msg)
-    with output.folder(folder), output.draft_of(target) as draft:
-        shutil.copyfile(path, draft)
+    files = ManagedFolder(folder)
+    with files.made():
+        if files.check(target.name):
+            msg = f"{target} exists"
+            raise UserError(msg)
+        with files.draft_of(target.name) as draft:
+            shutil.copyfile(path, draft)
     return target

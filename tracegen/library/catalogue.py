@@ -16,8 +16,9 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from tracegen import output, regular
+from tracegen import regular
 from tracegen.errors import UserError
+from tracegen.managed import ManagedFolder
 
 INDEX = "index.toml"
 """File name of a catalogue."""
@@ -263,7 +264,7 @@ def index_of(where: str) -> tuple[str, str]:
             above = parts._replace(path=parts.path.rpartition("/")[0])
             return urlunsplit(above), where
         return where, join(where, INDEX)
-    path = Path(where).expanduser()
+    path = regular.expanded(where)
     return (str(path.parent), str(path)) if path.suffix == ".toml" else (where, str(path / INDEX))
 
 
@@ -371,7 +372,7 @@ def write(folder: Path, entries: Iterable[Entry], comment: str) -> None:
     UserError
         If it cannot be written.
     """
-    output.write_text(folder / INDEX, text_of(entries, comment))
+    ManagedFolder(folder).write_text(INDEX, text_of(entries, comment))
 
 
 @functools.cache

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tracegen import output, regular
 from tracegen.errors import UserError
 from tracegen.library import catalogue
 from tracegen.library.catalogue import Catalogue, Entry
+from tracegen.managed import ManagedFolder
 
 MOST_BYTES = 2**18
 """Bytes of a note; an entry has at most eight texts of 4 KB."""
@@ -54,11 +54,11 @@ def note(cache: Path, where: str, entry: Entry) -> None:
         What it says of the trace.
     """
     place = catalogue.full(where)
-    folder = cache / "fetched" / hashlib.sha256(place.encode()).hexdigest()
+    files = ManagedFolder(cache, "fetched", hashlib.sha256(place.encode()).hexdigest())
     document = {"catalogue": place, "trace": entry.model_dump(exclude_defaults=True)}
     try:
-        with output.folder(folder):
-            output.write_text(folder / f"{entry.name}.json", json.dumps(document) + "\n")
+        with files.made():
+            files.write_text(f"{entry.name}.json", json.dumps(document) + "\n")
     except UserError as error:  # a cache that others share may be read-only
         _log.warning("%s has no name of its own from now on: %s", entry.name, error)
 
@@ -77,7 +77,9 @@ def names(cache: Path, name: str | None = None) -> Iterator[Catalogue]:
         return
     for path in sorted((cache / "fetched").glob(f"*/{name or '*'}.json")):
         try:
-            text = regular.read_text(path, MOST_BYTES)
+            text = ManagedFolder(cache, "fetched", path.parent.name).read_text(
+                path.name, MOST_BYTES
+            )
             yield FetchedName.model_validate_json(text).origin
         except (OSError, UnicodeDecodeError, ValidationError, UserError):
             _log.warning("%s is passed over: it says of no trace that it was fetched", path)

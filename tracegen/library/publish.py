@@ -8,11 +8,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from tracegen import library, output
+from tracegen import library
 from tracegen.errors import UserError
 from tracegen.library import card, catalogue, describe, resolve, view
 from tracegen.library.card import About
 from tracegen.library.catalogue import INDEX, Entry
+from tracegen.managed import ManagedFolder
 
 COMMENT = "Written by moereplay. content_id: what a trace says, not its bytes."
 """First line of the catalogues written here."""
@@ -66,9 +67,10 @@ def add(
         msg = f"{folder}: {name} is listed already; --force replaces it"
         raise UserError(msg)
     source_listing = library.lookup(trace)
+    files = ManagedFolder(folder)
     described = source_listing.entry if source_listing else None
     path = library.find(trace)
-    with output.folder(folder), output.draft_of(folder / f"{name}.h5") as draft:
+    with files.made(), files.draft_of(f"{name}.h5") as draft:
         # Copied first and checked then: what is listed is what was checked.
         shutil.copyfile(path, draft)
         entry = describe.entry(
@@ -148,7 +150,7 @@ def publish(
         }
         texts = card.texts(entries, views, about, datetime.datetime.now(datetime.UTC).date())
         for name, text in texts.items():
-            output.write_text(draft / name, text)
+            ManagedFolder(draft).write_text(name, text)
         if folder.exists():
             shutil.rmtree(folder)
         draft.replace(folder)

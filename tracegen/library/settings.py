@@ -68,7 +68,7 @@ class Settings:
     def cache(self) -> Path:
         """Folder of downloaded traces; made when first needed."""
         given = os.environ.get(ENV_CACHE) or self._file.cache
-        return Path(given).expanduser() if given else user_folder("cache")
+        return regular.expanded(given) if given else user_folder("cache")
 
     @functools.cached_property
     def offline(self) -> bool:
@@ -92,23 +92,29 @@ def user_folder(purpose: str) -> Path:
     Following the XDG base directories on Linux and other Unix, ``~/Library`` on macOS and
     ``%LOCALAPPDATA%`` on Windows.
     """
-    home = Path.home()
+    given = os.environ.get(f"XDG_{purpose.upper()}_HOME", "")
+    # The specification says that relative paths are to be ignored.
+    if sys.platform not in ("darwin", "win32") and Path(given).is_absolute():
+        return Path(given) / "moereplay"
+    home = regular.expanded("~")
     if sys.platform == "darwin":
         part = "Caches" if purpose == "cache" else "Application Support"
         return home / "Library" / part / "moereplay"
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or str(home / "AppData" / "Local")
         return Path(base) / "moereplay" / purpose.capitalize()
-    given = os.environ.get(f"XDG_{purpose.upper()}_HOME", "")
-    # The specification says that relative paths are to be ignored.
-    base_folder = Path(given) if Path(given).is_absolute() else home / f".{purpose}"
-    return base_folder / "moereplay"
+    return home / f".{purpose}" / "moereplay"
 
 
 def _read_file() -> FileSettings:
     """The configuration file, or an empty one."""
     named = os.environ.get(ENV_CONFIG)
-    path = Path(named).expanduser() if named else user_folder("config") / "config.toml"
+    try:
+        path = regular.expanded(named) if named else user_folder("config") / "config.toml"
+    except UserError:
+        if named:
+            raise
+        return FileSettings()  # who has no home has no settings there
     try:
         return FileSettings.model_validate(regular.parse_toml(regular.read_text(path)))
     except FileNotFoundError:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tracegen import output
 from tracegen.errors import UserError
+from tracegen.managed import ManagedFolder
 from tracegen.trace.arrays import Array
 
 ROWS_A_FILE = 16_384
@@ -45,6 +45,7 @@ class Recorder:
             msg = f"{folder} holds a recording of rank {rank} already; give an empty folder"
             raise UserError(msg)
         self.folder, self.rank = folder, rank
+        self._files = ManagedFolder(folder)
         self.passes = self.files = self._rows = 0
         self._requests: dict[str, int] = {}
         self._parts: dict[str, list[Array]] = defaultdict(list)
@@ -104,7 +105,7 @@ class Recorder:
                 name: np.concatenate(parts) for name, parts in self._parts.items()
             }
             arrays |= {"layers": np.array(self._layers), "rank": np.array(self.rank)}
-            with output.opened(self.folder / f"rank{self.rank}-{self.files:05}.npz") as file:
+            with self._files.opened(f"rank{self.rank}-{self.files:05}.npz") as file:
                 np.savez(file, **arrays)
             self.files += 1
             self._rows = 0

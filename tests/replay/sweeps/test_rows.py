@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import replay
-from replay.files import ManagedFolder
 from replay.errors import UserError
+from replay.files import ManagedFolder
 from replay.run.rows import COLUMNS
 from replay.sweeps import load_table, sweep
 from replay.sweeps.dataset import DataSet
