@@ -92,15 +92,18 @@ class ManagedFolder:
         UserError
             If something else has its name.
         """
-        with self._opened() as at:
-            return self._stat(name, at)
+        try:
+            with self._opened() as at:
+                return self._stat(name, at)
+        except (FileNotFoundError, NotADirectoryError):  # the folder itself
+            return None
 
     def names(self) -> list[str]:
         """Names of all that is there, sorted; none if the folder is not there."""
         try:
             with self._opened() as at:
                 return sorted(os.listdir(self.path if at is None else at))  # noqa: PTH208  # Path takes no descriptor
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def read_bytes(self, name: str, most: int = regular.MOST_TEXT_BYTES) -> bytes:
@@ -249,6 +252,20 @@ class ManagedFolder:
         with self._opened() as at:
             old, new = self._place(name, at), self._place(other, at)
             os.link(old, new, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=at is None)
+
+    def rename(self, name: str, other: str) -> None:
+        """Give a file the place of another, which is replaced if it is there.
+
+        Raises
+        ------
+        UserError
+            If that cannot be, or something else has one of the names.
+        """
+        with output.failures(self.path / other), self._opened() as at:
+            for one in (name, other):
+                self._stat(one, at)
+            old, new = self._place(name, at), self._place(other, at)
+            os.replace(old, new, src_dir_fd=at, dst_dir_fd=at)
 
     def touch(self, name: str) -> None:
         """Set the time of a file to now, by the clock of its file system.

@@ -135,6 +135,17 @@ def is_file(path: str | Path) -> bool:
     return exists(path) and Path(path).is_file()
 
 
+def is_folder(path: str | Path) -> bool:
+    """Whether there is a folder of a name, be it one that none can have.
+
+    Parameters
+    ----------
+    path
+        Of the folder.
+    """
+    return exists(path) and Path(path).is_dir()
+
+
 def exists(path: str | Path) -> bool:
     """Whether there is something of a name, be it one that nothing can have.
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
+MOST_DIGITS = 18  # of the number of a layer, which Python reads
 JsonOption = Annotated[
     Path | None, file_option("--json", help="Write the whole result to this file.")
 ]
@@ -123,7 +124,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     settings = dict(given)
     if "layer" in settings:
         parts = settings["layer"].split(",")
-        if all(part.strip().isdecimal() for part in parts):
+        if all(part.strip().isdecimal() and len(part) <= MOST_DIGITS for part in parts):
             settings["layer"] = [int(part) for part in parts]
     if "overrides" in settings:
         settings["overrides"] = entries_of(settings["overrides"])

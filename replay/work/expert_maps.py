@@ -30,7 +30,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from replay.errors import UserError
-from replay.files import read_text
+from replay.files import parse_json, read_text
 from replay.work.ragged import Ints
 
 Format = Literal["sglang", "vllm", "vllm-ascend", "tensorrt"]
@@ -148,8 +148,8 @@ def load_document(path: Path) -> Any:
     if path.suffix in (".yaml", ".yml"):
         return _yaml(path, text)
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         message = f"placement file {path} is not JSON: {error}"
         raise UserError(message) from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,7 +112,7 @@ def read_prompts(path: Path) -> list[str | list[dict[str, str]]]:
             found.append(line)
             continue
         try:
-            entry = json.loads(line)
+            entry = regular.parse_json(line)
         except ValueError as error:
             msg = f"{path}, line {number}: not JSON ({error})"
             raise UserError(msg) from error

@@ -1,6 +1,5 @@
 """Expert loads as they were counted elsewhere: in a recorded trace, a file, an array."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +62,8 @@ def _rows(load: Any) -> tuple[tuple[float, ...], ...]:
     if isinstance(load, str | Path):
         if str(load).endswith(".json"):
             try:
-                load = json.loads(regular.read_text(load))
-            except (OSError, ValueError, RecursionError) as error:
+                load = regular.parse_json(regular.read_text(load))
+            except (OSError, ValueError) as error:
                 msg = f"cannot read the histogram {load}: {error}"
                 raise UserError(msg) from error
         else:

@@ -8,7 +8,6 @@ import binascii
 import contextlib
 import gzip
 import io
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,8 +221,8 @@ def load_json(text: str, where: str) -> Any:
         If it is not JSON.
     """
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return regular.parse_json(text)
+    except ValueError as error:
         msg = f"{where}: not JSON ({error})"
         raise UserError(msg) from error
 

@@ -276,7 +276,7 @@ def full(where: str) -> str:
     where
         As a user wrote it.
     """
-    return where if is_url(where) else str(Path(where).expanduser().absolute())
+    return where if is_url(where) else str(regular.expanded(where).absolute())
 
 
 def parse(text: str, where: str) -> dict[str, Entry]:

@@ -266,10 +266,10 @@ def _read(where: str, present: settings.Settings, problems: list[str]) -> Catalo
 @functools.cache
 def _read_remote(where: str, cache_folder: Path, offline: bool) -> tuple[Catalogue, str | None]:
     """A remote catalogue, and the problem to tell the user, if there is one."""
-    from tracegen.library import cache
+    from tracegen.library import remote_index
 
     base, index = catalogues.index_of(where)
-    text, problem = cache.read_index(cache_folder, index, offline)
+    text, problem = remote_index.read_index(cache_folder, index, offline)
     return Catalogue(where, base, catalogues.parse(text, index)), problem
 
 
