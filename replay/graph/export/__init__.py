@@ -11,6 +11,7 @@ networkx   The task graph with its schedule as GraphML, for graph tools; small w
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replay.graph.errors import UserError
@@ -20,7 +21,6 @@ from tracegen.managed import ManagedFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from replay.graph.export.scene import Scene
     from replay.graph.timeline import Timeline
