@@ -60,7 +60,7 @@ class ManagedFolder:
         UserError
             If it cannot be made, or something else has its name.
         """
-        self._check_inner()
+        self.check_place()
         with output.folder(self.path):
             yield
 
@@ -300,7 +300,7 @@ class ManagedFolder:
         None where the system has no such things.
         """
         if not _HAS_DESCRIPTORS:
-            self._check_inner()
+            self.check_place()
             yield None
             return
         number = os.open(self._root, _FOLDER)
@@ -320,8 +320,14 @@ class ManagedFolder:
         finally:
             os.close(number)
 
-    def _check_inner(self) -> None:
-        """Refuse what has the name of an inner folder and is none."""
+    def check_place(self) -> None:
+        """Refuse what has the name of the folder, or of one that it is in, and is none.
+
+        Raises
+        ------
+        UserError
+            Saying what is in the way.
+        """
         place = self._root
         for name in self._inner:
             place /= name

@@ -121,8 +121,7 @@ def choose(
         return
     assert out is not None
     files = ManagedFolder(out)
-    if out.is_dir():
-        files.check(CHOICE)
+    files.check(CHOICE)
     varied: dict[str, Sensitivity] = {}
 
     def vary(one: Possible, ranked: Ranked, simulator: Simulator) -> None:

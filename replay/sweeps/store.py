@@ -23,6 +23,7 @@ from replay.files import ManagedFolder, parse_json
 
 FORMAT = "moereplay-point/1"
 FAILURE_FORMAT = "moereplay-failure/1"
+FOLDERS = ("points", "failures", "results", "claims")
 MOST_BYTES = 2**30  # of a file; a chain of thousands of layers has a tenth of it
 
 
@@ -94,8 +95,10 @@ class Store:
         UserError
             If something that is no file has the name of one.
         """
-        for name in names if self.folder.is_dir() else ():
+        for name in names:
             self.files.check(name)
+        for name in FOLDERS:
+            self.files.folder(name).check_place()
 
     def study_name(self) -> str | None:
         """Name of the study whose tables are there; None if there are none."""
