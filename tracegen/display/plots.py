@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracegen import output
+from tracegen.display.escape import line
 from tracegen.display.names import stems
 from tracegen.display.palette import places
 from tracegen.errors import UserError, unknown
-from tracegen.screen import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,7 +102,7 @@ def write(page: Page, folder: str | Path) -> list[Path]:
         drawn = draw(chart, colours)
         for form in FORMATS:
             out = io.BytesIO()
-            title = {"Title": plain(" ".join(chart.title.split()))}
+            title = {"Title": line(chart.title)}
             drawn.savefig(out, format=form, metadata={**_METADATA[form], **title})
             path = Path(folder, f"{stem}.{form}")
             with output.folder(folder), output.opened(path) as file:

@@ -168,7 +168,7 @@ def test_the_origin_is_what_it_was_told(tmp_path, tiny):
     tracegen.write(dataclasses.replace(tiny, info=info, tokens=tokens), tmp_path / "a.h5")
     given = ("publish", tmp_path / "set", tmp_path / "a.h5", "--title", "T", "--creator", "C")
     assert run(*given).exit_code == 0
-    assert "- `a`: https://x.org/dump at 1a2b (" in (tmp_path / "set/README.md").read_text()
+    assert "- `a`: https:<!-- -->//x.org/dump at 1a2b (" in (tmp_path / "set/README.md").read_text()
     assert run(*given, "--force", "--source", "by hand").exit_code == 0
     assert "- `a`: by hand (" in (tmp_path / "set/README.md").read_text()
     assert library.lookup("a", str(tmp_path / "set")).entry.source == "by hand"
