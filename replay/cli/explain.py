@@ -69,8 +69,8 @@ def _results(
     from replay.run.load import load_result
     from replay.run.result import Comparison
 
-    in_one = trace is not None and _is_file(trace)  # a row may have the name of a placement's file
-    are_files = [_is_file(name) and not in_one for name in (one, other)]
+    # A row may end with the name of a placement's file: "deepep-ll, map.json".
+    are_files = [_is_file(name) and ", " not in name for name in (one, other)]
     if trace is not None and not any(are_files) and not _is_file(trace):
         return _replayed(one, other, trace, settings, option)
     if settings or option:

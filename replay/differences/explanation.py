@@ -17,7 +17,7 @@ from replay.differences.parts import Change, Document, Quantity
 from replay.differences.path import by_phase_and_cause, ps
 from replay.errors import UserError
 from replay.measure.parts import Strict
-from replay.run.names import row_names
+from replay.run.names import listed, row_names
 from replay.run.result import Comparison, Result
 from tracegen.display.frames import flat
 
@@ -152,8 +152,8 @@ def pick(compared: Comparison, scheme: str) -> Result:
 def _single(given: Result | str | Path) -> Result:
     found = loaded(given)
     if isinstance(found, Comparison):
-        rows = "; ".join(row_names(found.results, marked=False))
-        message = f"{given} holds a comparison; name two of its rows: {rows}"
+        rows = listed(row_names(found.results, marked=False))
+        message = f"{given} holds a comparison; name two of its schemes: {rows}"
         raise UserError(message)
     return found
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from replay.errors import UserError, unknown
+from replay.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,10 +42,16 @@ def row_names(results: Sequence[Result], *, marked: bool = True) -> list[str]:
             short = {spec: spec for spec in placed}
         names = [f"{name}, {short[spec]}" for name, spec in zip(names, placed, strict=True)]
     options = [one.scheme.options for one in results]
-    return [
-        ", ".join([name, *_told_apart(options[at], _like(name, names, options))])
-        for at, name in enumerate(names)
+    told = [
+        _told_apart(own, _like(name, names, options))
+        for name, own in zip(names, options, strict=True)
     ]
+    return [f"{name} ({more})" if more else name for name, more in zip(names, told, strict=True)]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names one after the other, in quotes where one has a comma."""
+    return ", ".join(map(repr, names) if any("," in name for name in names) else names)
 
 
 def short_placement(spec: str) -> str:
@@ -75,7 +82,10 @@ def named(results: Sequence[Result], name: str) -> Result:
         at for at, known in enumerate(bare) if known == name.removesuffix(LACKING)
     }
     if not fitting:
-        raise unknown("row", name, names)
+        near = difflib.get_close_matches(name, names, 1)
+        message = f"unknown scheme {name!r}"
+        message += f" (did you mean {near[0]!r}?)" if near else ""
+        raise UserError(f"{message}; known: {listed(sorted(names))}")
     if len({names[at] for at in fitting}) > 1:
         rows = " or ".join(repr(names[at]) for at in sorted(fitting))
         message = f"{name!r} is the name of {len(fitting)} rows: write {rows}"
@@ -103,10 +113,10 @@ def _like(
     return [each for known, each in zip(names, options, strict=True) if known == name]
 
 
-def _told_apart(own: Mapping[str, object], others: Sequence[Mapping[str, object]]) -> list[str]:
+def _told_apart(own: Mapping[str, object], others: Sequence[Mapping[str, object]]) -> str:
     """Options that are not the same in all of these."""
-    return [
+    return ", ".join(
         f"{key}={value}"
         for key, value in own.items()
         if any(other.get(key) != value for other in others)
-    ]
+    )
