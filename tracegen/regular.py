@@ -185,7 +185,8 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         who = str(path).partition("/")[0]
-        message = f"{path}: there is no home folder for {who!r}; give the whole path, or set HOME"
+        whose = "set HOME" if who == "~" else f"nobody is called {who[1:]!r}"
+        message = f"{path}: there is no such home folder ({whose})"
         raise UserError(message) from None
 
 

@@ -156,13 +156,14 @@ def show(*contents: Any, width: int | None = None, **options: Any) -> None:
         Of ``rich.console.Console.print``, such as ``style``.
     """
     file = terminal(sys.stdout)
-    console = _console_class()(file=file, highlight=False, markup=False)
+    as_it_is = {"highlight": False, "markup": False, "emoji": False}
+    console = _console_class()(file=file, **as_it_is)
     if console.is_terminal:
         console.print(*contents, **options)
         return
     kept = io.StringIO()
     width = width or piped_width()
-    console = _console_class()(file=kept, highlight=False, markup=False, width=width)
+    console = _console_class()(file=kept, width=width, **as_it_is)
     console.print(*contents, **options)
     # Who reads a pipe or a file does not want the blanks that fill a screen's lines.
     file.write("".join(f"{line.rstrip()}\n" for line in kept.getvalue().splitlines()))

@@ -23,6 +23,7 @@ from replay.files import ManagedFolder, parse_json
 
 FORMAT = "moereplay-point/1"
 FAILURE_FORMAT = "moereplay-failure/1"
+MOST_REASON = 10_000  # characters, of a point that cannot run
 FOLDERS = ("points", "failures", "results", "claims")
 MOST_BYTES = 2**30  # of a file; a chain of thousands of layers has a tenth of it
 
@@ -207,7 +208,7 @@ def read_point(
     if checksum != _checksum(document):
         return None, "is damaged: its checksum does not hold"
     result, refused = document.get("result"), document.get("refused")
-    if isinstance(result, dict) == isinstance(refused, str):
+    if isinstance(result, dict) == (isinstance(refused, str) and len(refused) <= MOST_REASON):
         return None, "is damaged: it holds no result"
     try:
         # A checksum says that nothing was torn, not who wrote it.

@@ -11,11 +11,11 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracegen.display.escape import line
 from tracegen.display.names import stems
 from tracegen.display.palette import places
 from tracegen.errors import UserError, unknown
 from tracegen.managed import ManagedFolder
-from tracegen.screen import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,7 +102,7 @@ def write(page: Page, folder: str | Path) -> list[Path]:
         drawn = draw(chart, colours)
         for form in FORMATS:
             out = io.BytesIO()
-            title = {"Title": plain(" ".join(chart.title.split()))}
+            title = {"Title": line(chart.title)}
             drawn.savefig(out, format=form, metadata={**_METADATA[form], **title})
             path = Path(folder, f"{stem}.{form}")
             with files.made(), files.opened(path.name) as file:

@@ -63,17 +63,17 @@ def note(cache: Path, where: str, entry: Entry) -> None:
         _log.warning("%s has no name of its own from now on: %s", entry.name, error)
 
 
-def names(cache: Path, name: str | None = None) -> Iterator[Catalogue]:
+def names(cache: Path | None, name: str | None = None) -> Iterator[Catalogue]:
     """Catalogues that traces were fetched from, each with one of these traces.
 
     Parameters
     ----------
     cache
-        Folder of the cache.
+        Folder of the cache; None if there is none.
     name
         Of the traces; None for all.
     """
-    if name is not None and not catalogue.is_name(name):
+    if cache is None or (name is not None and not catalogue.is_name(name)):
         return
     for path in sorted((cache / "fetched").glob(f"*/{name or '*'}.json")):
         try:

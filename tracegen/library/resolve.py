@@ -74,7 +74,7 @@ def search(
     for item in _catalogues(catalogue, present, problems):
         for entry in item.entries.values():
             found.setdefault(entry.name, [_found(item, entry, present)])
-    for item in fetched.names(present.cache) if catalogue is None else ():
+    for item in fetched.names(present.present_cache) if catalogue is None else ():
         for entry in item.entries.values():
             found.setdefault(entry.name, []).append(_found(item, entry, present))
     several = {name: _several(ones) for name, ones in found.items()}
@@ -204,7 +204,7 @@ def lookup(
             found = [_found(item, item.entries[str(name)], present)]
             break
     if catalogue is None and not (found and found[0].catalogue == BUILT_IN):
-        for item in fetched.names(present.cache, str(name)):
+        for item in fetched.names(present.present_cache, str(name)):
             found += [_found(item, entry, present) for entry in item.entries.values()]
     found = _several(found)
     if len(found) > 1:

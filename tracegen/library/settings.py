@@ -68,7 +68,21 @@ class Settings:
     def cache(self) -> Path:
         """Folder of downloaded traces; made when first needed."""
         given = os.environ.get(ENV_CACHE) or self._file.cache
-        return regular.expanded(given) if given else user_folder("cache")
+        try:
+            return regular.expanded(given) if given else user_folder("cache")
+        except UserError as error:
+            msg = f"no folder for downloaded traces: {error}; {ENV_CACHE} names one"
+            raise UserError(msg) from None
+
+    @property
+    def present_cache(self) -> Path | None:
+        """The same, to look into; None for who has no home, and so has fetched nothing."""
+        try:
+            return self.cache
+        except UserError:
+            if os.environ.get(ENV_CACHE) or self._file.cache:
+                raise
+            return None
 
     @functools.cached_property
     def offline(self) -> bool:

@@ -1,0 +1,124 @@
+"""Texts of strangers, in each language that something is written in: they stay texts.
+
+A title, a licence, a note may be a link, an image, a command or a formula of the language that it
+is shown in. There is one function for each language, and everything that puts a text into a file of
+that language calls it: `line` for what is printed, `markdown`, `latex`, `html`, `spreadsheet`. What
+steers a terminal or turns the direction of writing is spelt out in all of them.
+"""
+
+from __future__ import annotations
+
+import html as standard
+import json
+import re
+from typing import Any
+
+from tracegen.screen import plain
+
+FORMULA = ("=", "+", "-", "@", "\t", "'", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What begins a formula in a spreadsheet; a text that begins so gets an apostrophe before it, which
+spreadsheets take away. The apostrophe is one of them, so that the first one can always be taken.
+Some spreadsheets take the wide forms of East Asia for the narrow ones."""
+
+_MARKUP = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_[]<>|~&$#!"})
+_BLOCK = re.compile(r"^(?=[-+=])|(?<=^\d)(?=[.)])|(?<=^\d\d)(?=[.)])|(?<=^\d\d\d)(?=[.)])")
+"""Places where a backslash keeps a line from being a list, a rule or a heading."""
+_LINK = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)|(?<=[\w.+-])(?=@\w)", re.IGNORECASE)
+"""Places where readers of Markdown look for an address to link, whatever is escaped there."""
+_BREAK = "<!-- -->"
+
+_COMMANDS = str.maketrans(
+    {
+        **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "'": r"\textquotesingle{}",
+        "`": r"\textasciigrave{}",
+    }
+)
+
+
+def line(text: str) -> str:
+    """Write a text on one line, as a terminal, a remark or a drawing has it.
+
+    Parameters
+    ----------
+    text
+        Any.
+    """
+    return " ".join(plain(text).split())
+
+
+def markdown(text: str) -> str:
+    r"""Write a text on one line of Markdown, also as a cell of a table.
+
+    Parameters
+    ----------
+    text
+        Any. Addresses are no links either: GitHub and the Hub make links of them after escapes are
+        resolved, so that an empty comment has to stand within.
+
+    Examples
+    --------
+    >>> print(markdown("[a](http://b) | - c"))
+    \[a\](http:<!-- -->//b) \| - c
+    """
+    escaped = _BLOCK.sub(r"\\", line(text).translate(_MARKUP))
+    return _LINK.sub(_BREAK, escaped)
+
+
+def latex(text: str) -> str:
+    """Write a text on one line of LaTeX.
+
+    Parameters
+    ----------
+    text
+        Any.
+    """
+    # Two hyphens would become one dash.
+    return re.sub("-(?=-)", "-{}", line(text).translate(_COMMANDS))
+
+
+def html(text: str) -> str:
+    """Write a text as an element's content or an attribute's value.
+
+    Parameters
+    ----------
+    text
+        Any.
+
+    Examples
+    --------
+    >>> html('<b> & "c"')
+    '&lt;b&gt; &amp; &quot;c&quot;'
+    """
+    return standard.escape(plain(text))
+
+
+def spreadsheet(text: str) -> str:
+    """Write a text as a cell of a spreadsheet, which is no formula.
+
+    Parameters
+    ----------
+    text
+        Any.
+    """
+    found = plain(text)
+    return f"'{found}" if found.startswith(FORMULA) else found
+
+
+def json_text(document: Any) -> str:
+    """Write a document as JSON that may stand within a page.
+
+    Parameters
+    ----------
+    document
+        Of texts, numbers, lists and tables.
+    """
+    # A site puts such metadata into a <script>, which a text could end.
+    text = json.dumps(document, indent=2, ensure_ascii=False).replace("<", "\\u003c")
+    return "".join(c if plain(c) == c else json.dumps(c)[1:-1] for c in text) + "\n"
