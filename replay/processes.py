@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
@@ -24,6 +25,12 @@ CANNOT_BEGIN = (
     "no process can be started for --jobs; a script that asks for more than one must keep its own "
     'work behind `if __name__ == "__main__":`'
 )
+MOST_DEATHS = 2  # of processes that have the same request
+KILLED = (
+    f"{MOST_DEATHS} processes of --jobs were killed over the same work, as by a machine that has "
+    "no memory left; --jobs 1 takes less"
+)
+
 SAFE_PATH = "PYTHONSAFEPATH"
 """Variable of Python's: where it is set, the current folder is no import path."""
 
@@ -137,13 +144,12 @@ def answers(
     Raises
     ------
     UserError
-        If no process can begin.
-    Died
-        If one ends before it has answered.
+        If no process can begin, or `MOST_DEATHS` were killed while they had the same request.
     """
     context = fresh_context([answer.__module__])
     waiting = list(enumerate(requests))[::-1]
-    busy: dict[Future[Any], tuple[int, OneProcess]] = {}
+    deaths: Counter[int] = Counter()
+    busy: dict[Future[Any], tuple[int, Any, OneProcess]] = {}
     all_: list[OneProcess] = []
     idle: list[OneProcess] = []
     try:
@@ -155,13 +161,19 @@ def answers(
                         all_.append(OneProcess(context, answer))
                         idle.append(all_[-1])
                     process = idle.pop()
-                    busy[process.submit(request)] = position, process
+                    busy[process.submit(request)] = position, request, process
             for future in wait(busy, return_when=FIRST_COMPLETED).done:
-                position, process = busy.pop(future)
-                if isinstance(future.exception(), Died) and not process.has_begun:
+                position, request, process = busy.pop(future)
+                if not isinstance(future.exception(), Died):
+                    yield position, future.result()
+                    idle.append(process)
+                    continue
+                if not process.has_begun:
                     raise UserError(CANNOT_BEGIN)
-                yield position, future.result()
-                idle.append(process)
+                deaths[position] += 1
+                if deaths[position] == MOST_DEATHS:
+                    raise UserError(f"{KILLED}: {future.exception()}")
+                waiting.append((position, request))
     finally:
         for process in all_:
             process.kill()

@@ -12,6 +12,6 @@ from pathlib import Path
 
 _is_there = Path(".numba_config.yaml").is_file()
 with contextlib.chdir(Path(__file__).parent) if _is_there else contextlib.nullcontext():
-    from numba.core import config
+    from numba.core import config as config
 
 config._config_fname = ""
