@@ -54,9 +54,9 @@ class OneProcess:
         self, context: multiprocessing.context.BaseContext, answer: Callable[[Any], Any]
     ) -> None:
         self.has_begun = False
-        self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, answer), daemon=True)  # type: ignore[attr-defined]  # of every context
-        with safe_path():
+        with safe_path(), _starting():
+            self._pipe, other = context.Pipe()
+            self._process = context.Process(target=_serve, args=(other, answer), daemon=True)  # type: ignore[attr-defined]  # of every context
             self._process.start()
         other.close()
         self._thread = threading.Thread()
@@ -191,11 +191,27 @@ def fresh_context(modules: Sequence[str]) -> multiprocessing.context.BaseContext
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*modules])
-    with safe_path():
+    with safe_path(), _starting():
         resource_tracker.ensure_running()  # starting it lets interrupts through again
         with interrupts_later():  # its own never come, while it imports neither
             forkserver.ensure_running()
     return context
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Say in a line that the machine gives no process, or nothing to talk to it by.
+
+    Raises
+    ------
+    UserError
+        With the machine's reason.
+    """
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or "it ended before it began"
+        raise UserError(f"no process can be started for --jobs: {reason}") from None
 
 
 @contextmanager

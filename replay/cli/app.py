@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import sys
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -55,6 +56,9 @@ app.command()(replay.cli.sweep.sweep)
 app.command()(replay.cli.training.train)
 app.command()(replay.cli.choose.choose)
 app.add_typer(replay.cli.tensor.app, name="tensor")
+
+SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
+"""What a machine says of open files, memory and processes where it gives no more of them."""
 
 # Typer keeps a copy of click of its own and exports only some of its errors.
 UsageError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assignment]  # not None
@@ -122,6 +126,14 @@ def _carry_out(argv: Sequence[str] | None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except MemoryError as error:
+        _complain(" ".join(f"no memory is left: {error}".split()).rstrip(":"))
+        return 2
+    except OSError as error:
+        if error.errno not in SCARCE:
+            raise
+        _complain(f"this machine gives no more: {error.strerror}")
+        return 2
     except SystemExit as end:
         # The parser puts other streams in place and ends the process where a reader has gone.
         if isinstance(end.__context__, BrokenPipeError):
