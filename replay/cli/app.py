@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import traceback
@@ -59,6 +60,8 @@ app.command()(replay.cli.training.train)
 app.command()(replay.cli.choose.choose)
 app.add_typer(replay.cli.tensor.app, name="tensor")
 
+SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
+"""What a machine says of open files, memory and processes where it gives no more of them."""
 TRACEBACK = "MOEREPLAY_TRACEBACK"
 SOURCES = Path(__file__).parents[2]
 LONGEST = 2000
@@ -135,6 +138,9 @@ def _carry_out(argv: Sequence[str] | None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except MemoryError as error:
+        _complain(" ".join(f"no memory is left: {error}".split()).rstrip(":"))
+        return 2
     except SystemExit as end:
         # The parser puts other streams in place and ends the process where a reader has gone.
         if isinstance(end.__context__, BrokenPipeError):
@@ -147,13 +153,13 @@ def _carry_out(argv: Sequence[str] | None) -> int:
 def _of_system(error: OSError) -> str:
     """What the system refused, and of which file."""
     said = error.strerror or str(error) or type(error).__name__
+    if error.errno in SCARCE:
+        return f"this machine gives no more: {said}"
     return said if error.filename is None else f"{os.fsdecode(error.filename)}: {said}"
 
 
 def _of_ours(error: Exception) -> str:
     """A defect in a line: what, and where in our files it came up."""
-    if isinstance(error, MemoryError):
-        return "there is not enough memory for this"
     said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     frames = traceback.extract_tb(error.__traceback__)
     ours = [one for one in frames if Path(one.filename).is_relative_to(SOURCES)] or frames

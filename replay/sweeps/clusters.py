@@ -28,6 +28,7 @@ INSTALL = "pip install 'moereplay[sweep]'"
 CONNECT_S = 20
 BATCHES_PER_WORKER = 2  # one is carried out while the other is on its way
 ANY_PORT = ":0"
+FILES, FILES_PER_WORKER = 32, 10  # open files of a local cluster: 31 with one worker, 57 with four
 SLURM_MEMORY = "8GB"  # of a worker, where Dask's configuration says nothing
 
 
@@ -173,13 +174,35 @@ def _local(workers: int | None) -> Any:
         message = f"--cluster local needs Dask: {INSTALL}"
         raise UserError(message) from None
     number = workers or len(os.sched_getaffinity(0))
-    return LocalCluster(
-        n_workers=number,
-        threads_per_worker=1,
-        dashboard_address=ANY_PORT,
-        silence_logs=logging.CRITICAL,
-        preload=["replay.sweeps.worker"],  # which leaves Ctrl-C to this process
-    )
+    _check_files(number)
+    try:
+        return LocalCluster(
+            n_workers=number,
+            threads_per_worker=1,
+            dashboard_address=f"127.0.0.1{ANY_PORT}",
+            silence_logs=logging.CRITICAL,
+            preload=["replay.sweeps.worker"],  # which leaves Ctrl-C to this process
+        )
+    except (OSError, RuntimeError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        message = f"the cluster 'local' cannot be made: {why}"
+        raise UserError(message) from None
+
+
+def _check_files(workers: int) -> None:
+    """Refuse what Dask would try again for ever: more workers than there can be open files for."""
+    try:
+        import resource
+    except ImportError:  # no such limit
+        return
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = FILES + FILES_PER_WORKER * workers
+    if 0 <= most < needed:
+        message = (
+            f"--cluster local with {workers} workers takes about {needed} open files, and "
+            f"`ulimit -n` allows {most}"
+        )
+        raise UserError(message)
 
 
 def _slurm(workers: int | None) -> Any:
