@@ -179,10 +179,15 @@ def expanded(path: str | Path) -> Path:
     Raises
     ------
     UserError
-        If there is no such home folder.
+        If there is no such home folder, or no file can have such a name.
     """
     try:
+        if b"\0" in os.fsencode(path):
+            raise ValueError
         return Path(path).expanduser()
+    except ValueError:
+        message = f"{ascii(str(path))}: no file can have this name"
+        raise UserError(message) from None
     except RuntimeError:
         who = str(path).partition("/")[0]
         whose = "set HOME" if who == "~" else f"nobody is called {who[1:]!r}"
