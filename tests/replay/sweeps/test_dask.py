@@ -79,7 +79,7 @@ def test_a_worker_with_other_files_ends_the_sweep(
     study = odd_study("slow", seeds="[0]", ranks="[2]")
     from replay.sweeps.plan import plan_sweep
 
-    plan = plan_sweep(study)
+    plan = plan_sweep(study, allow_code=True)
     (tmp_path / "odd.py").unlink()
     with pytest.raises(UserError, match=r"the worker on .* cannot replay a point: .*odd\.py"):
         sweep(plan, tmp_path / "out", scheduler=cluster.scheduler_address)
