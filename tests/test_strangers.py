@@ -14,7 +14,7 @@ import dataclasses
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -222,11 +222,7 @@ def test_every_text_of_a_header_in_every_output(
         ("place", "t.h5", "--ranks", "2", *made),
     ):
         command(capsys, *words)
-        check_html(Path("o.html").read_text("utf-8"))
-        for path in Path("o").iterdir():
-            check = {".csv": check_csv, ".md": check_markdown, ".tex": check_latex}.get(path.suffix)
-            if check:
-                check(path.read_text("utf-8"))
+        check_files()
         for path in Path("p").glob("*.svg"):
             assert not leads(path.read_text("utf-8"))
     for shown in (replay.load_result("r.json"), replay.load_result("c.json")):
@@ -292,64 +288,125 @@ def test_every_text_of_a_result_in_every_output(
     made = trace_of("plain")
     compared = replay.compare(made, ["ideal", "deepep"], placements=["contiguous", "round-robin"])
     document_of = json.loads(compared.to_json())
-    seen: set[tuple[Any, ...]] = set()
-    shown = refused = 0
-    for path in free_texts(document_of):
-        kind = tuple(part for part in path if not isinstance(part, int))
-        if kind in seen:
-            continue
-        seen.add(kind)
-        (tmp_path / "c.json").write_text(json.dumps(with_text(document_of, path, HOSTILE)))
+    by_kind = {
+        tuple(part for part in path if not isinstance(part, int)): path
+        for path in free_texts(document_of)
+    }
+    shown = document_of
+    refused = 0
+    for path in by_kind.values():
+        changed = with_text(shown, path, HOSTILE)
+        (tmp_path / "c.json").write_text(json.dumps(changed))
         try:
-            found = load(tmp_path / "c.json")
-            check_page(page(found), capsys)
-            check_html(found._repr_html_())
-            shown += 1
+            page(load(tmp_path / "c.json"))
+            shown = changed
         except UserError as error:
             check_terminal(escape.line(str(error)))
             refused += 1
-    assert shown > 10, (shown, refused)
-
-
-@pytest.mark.parametrize("make", ["model", "system"])
-def test_every_text_of_a_model_or_system_file(
-    make: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("given.toml").write_text(TOML[make](), "utf-8")
-    for words in COMMANDS[make]:
-        command(capsys, *words, code=None)
-        for path in Path().glob("*.html"):
-            check_html(path.read_text("utf-8"))
+    assert len(by_kind) - refused > 10, (len(by_kind), refused)
+    (tmp_path / "c.json").write_text(json.dumps(shown))
+    found = load(tmp_path / "c.json")
+    check_page(page(found), capsys)
+    check_html(found._repr_html_())
 
 
 def _model() -> str:
-    shape = tracegen.models.load("olmoe-1b-7b").model_dump(mode="json", exclude_none=True)
-    shape |= {"name": HOSTILE, "model_id": HOSTILE, "notes": HOSTILE}
-    lines = [
-        f"{key} = {json.dumps(value)}"
-        for key, value in shape.items()
-        if isinstance(value, str | int | float | bool)
-    ]
-    return "\n".join(lines)
+    path = Path(tracegen.models.__file__).with_name("olmoe-1b-7b.toml")
+    given = json.dumps(HOSTILE)
+    text = re.sub(r'(?<=source = )"[^"]*"', lambda _: given, path.read_text("utf-8"))
+    return re.sub(
+        r'^(title|model_id) = ".*', lambda found: f"{found[1]} = {given}", text, flags=re.M
+    )
 
 
 def _system() -> str:
-    return f'base = "dgx-h100"\nname = {json.dumps(HOSTILE)}\nsummary = {json.dumps(HOSTILE)}\n'
+    return "".join(
+        f"{key} = {json.dumps(text)}\n"
+        for key, text in (("base", "dgx-h100"), ("name", HOSTILE), ("summary", HOSTILE))
+    )
 
 
-TOML: dict[str, Callable[[], str]] = {"model": _model, "system": _system}
-COMMANDS = {
-    "model": [
-        ("models", "show", "given.toml"),
-        ("trace", "generate", "uniform", "--model", "given.toml", "--ranks", 2, "--layers", 1,
-         "--tokens-per-rank", 4, "--out", "m.h5"),
-        ("trace", "info", "m.h5"),
-    ],
-    "system": [
-        ("run", "toy-zipf", "--scheme", "ideal", "--system", "given.toml", "--html", "s.html"),
-    ],
-}  # fmt: skip
+def _study() -> str:
+    text = json.dumps(PRINTABLE)
+    return f"""
+title = {text}
+question = {json.dumps(HOSTILE)}
+notes = {json.dumps(HOSTILE)}
+[fixed]
+trace.model = "olmoe-1b-7b"
+trace.kind = "uniform"
+tokens_per_rank = 4
+ranks = 2
+scheme = "ideal"
+[[grid]]
+title = {text}
+notes = {json.dumps(HOSTILE)}
+[grid.axes]
+kind = [{{ label = {text}, step = 0 }}]
+[[grid.columns]]
+header = {text}
+path = "totals.makespan_us"
+[[grid.claims]]
+says = {text}
+published = 1.0
+column = {text}
+"""
+
+
+FILES = {
+    "model.toml": (
+        _model,
+        [
+            "trace models model.toml",
+            "trace generate uniform --model model.toml --layers 1 --tokens-per-rank 4 --out m.h5",
+            "trace info m.h5",
+            "run m.h5 --scheme ideal --html o.html --tables o",
+        ],
+    ),
+    "system.toml": (
+        _system,
+        [
+            "hardware show system.toml",
+            "hardware diff system.toml dgx-h100",
+            "run toy-zipf --scheme ideal --system system.toml --html o.html --tables o",
+            "collective --system system.toml --html o.html --tables o --bytes 1M",
+        ],
+    ),
+    "study.toml": (
+        _study,
+        [
+            "sweep study.toml --dry-run",
+            "sweep study.toml -o s --html o.html --tables o",
+            "report s --html o.html --tables o",
+        ],
+    ),
+}
+"""What writes a file of each kind, and the commands that read it."""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_text_of_a_file_of_settings(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make, lines = FILES[name]
+    Path(name).write_text(make(), "utf-8")
+    for line in lines:
+        command(capsys, *line.split())
+        check_files()
+
+
+def check_files() -> None:
+    """What lies in the present folder, each as its language has it."""
+    for path in Path().rglob("*"):
+        check = {
+            ".csv": check_csv, ".md": check_markdown, ".tex": check_latex, ".html": check_html,
+            ".txt": check_terminal,
+        }.get(path.suffix)  # fmt: skip
+        if check:
+            text = path.read_text("utf-8")
+            # A study has headings, and the command that makes it again, of its own.
+            check(re.sub(r"^#+ |^`+ ?moereplay sweep study.*", "", text, flags=re.MULTILINE))
 
 
 def test_a_text_that_is_too_long_is_refused_in_one_line(

@@ -4,20 +4,55 @@ from __future__ import annotations
 
 import difflib
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from replay.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from replay.run.result import Result
+    from replay.run.spec import RunSpec
 
 LACKING = "*"
 """What follows the name of a scheme where the system lacks what the scheme proposes."""
 
 
-def row_names(results: Sequence[Result], *, marked: bool = True) -> list[str]:
+class NamedScheme(Protocol):
+    """What a result says of its scheme, as far as names are made of it."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Its options by name."""
+
+    @property
+    def lacking(self) -> Sequence[str]:
+        """What it proposes and the system has not."""
+
+
+class NamedRow(Protocol):
+    """A result, as far as names are made of it."""
+
+    @property
+    def scheme(self) -> NamedScheme:
+        """Its scheme."""
+
+    @property
+    def placement(self) -> str:
+        """Its placement."""
+
+    @property
+    def spec(self) -> RunSpec:
+        """What was asked for."""
+
+
+AnyRow = TypeVar("AnyRow", bound=NamedRow)
+
+
+def row_names(results: Sequence[NamedRow], *, marked: bool = True) -> list[str]:
     """Name each result by its scheme, by its placement where there are several, and by options.
 
     Parameters
@@ -60,7 +95,7 @@ def short_placement(spec: str) -> str:
     return PurePath(argument).name if kind == "file" else spec
 
 
-def named(results: Sequence[Result], name: str) -> Result:
+def named(results: Sequence[AnyRow], name: str) -> AnyRow:
     """Find the one result that a name means.
 
     Parameters

@@ -21,8 +21,10 @@ spreadsheets take away. The apostrophe is one of them, so that the first one can
 Some spreadsheets take the wide forms of East Asia for the narrow ones."""
 
 _MARKUP = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_[]<>|~&$#!"})
-_BLOCK = re.compile(r"^(?=[-+=])|(?<=^\d)(?=[.)])|(?<=^\d\d)(?=[.)])|(?<=^\d\d\d)(?=[.)])")
-"""Places where a backslash keeps a line from being a list, a rule or a heading."""
+_BLOCK = re.compile(r"^(?=[-+]\s|(?:-\s*){3,}$|=+$)|^(\d{1,9})(?=[.)](?:\s|$))")
+"""A line that would be a list, a rule or a heading; a backslash keeps it from that."""
+_WITHIN = re.compile(r"(?<=[A-Za-z0-9])\\_(?=[A-Za-z0-9])")
+"""An underscore within a word, which means nothing in Markdown."""
 _LINK = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)|(?<=[\w.+-])(?=@\w)", re.IGNORECASE)
 """Places where readers of Markdown look for an address to link, whatever is escaped there."""
 _BREAK = "<!-- -->"
@@ -67,8 +69,28 @@ def markdown(text: str) -> str:
     >>> print(markdown("[a](http://b) | - c"))
     \[a\](http:<!-- -->//b) \| - c
     """
-    escaped = _BLOCK.sub(r"\\", line(text).translate(_MARKUP))
+    escaped = _WITHIN.sub("_", line(text).translate(_MARKUP))
+    escaped = _BLOCK.sub(lambda found: f"{found[1] or ''}\\", escaped)
     return _LINK.sub(_BREAK, escaped)
+
+
+def code(text: str) -> str:
+    """Write a text as code within a line of Markdown.
+
+    Parameters
+    ----------
+    text
+        Any.
+
+    Examples
+    --------
+    >>> print(code("a `b` c"))
+    `` a `b` c ``
+    """
+    found = line(text)
+    longest = max(map(len, re.findall("`+", found)), default=0)
+    marks, gap = "`" * (longest + 1), " " if longest else ""
+    return f"{marks}{gap}{found}{gap}{marks}"
 
 
 def latex(text: str) -> str:

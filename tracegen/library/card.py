@@ -312,8 +312,7 @@ def _row(entry: Entry) -> str:
         f"{entry.file_bytes / 1e6:.1f}",
         entry.license,
     )
-    # Name and file are made of letters that mean nothing in Markdown, but for one.
-    link = f"[{entry.name.replace('_', chr(92) + '_')}]({entry.file})"
+    link = f"[{markdown(entry.name)}]({entry.file})"  # of letters that mean nothing in addresses
     return "| " + " | ".join([link, *(markdown(str(cell)) for cell in cells)]) + " |"
 
 

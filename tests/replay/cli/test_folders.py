@@ -19,10 +19,9 @@ from tracegen.display.content import Page, Section
 from tracegen.errors import UserError
 
 STUDY = """
-name = "s"
 title = "S"
 question = "?"
-[base]
+[fixed]
 trace.model = "olmoe-1b-7b"
 scheme = "ideal"
 tokens_per_rank = 4
@@ -30,7 +29,7 @@ tokens_per_rank = 4
 ranks = [2]
 [[columns]]
 header = "us"
-value = "totals.makespan_us"
+path = "totals.makespan_us"
 """
 
 
@@ -128,6 +127,6 @@ def test_a_folder_for_nothing_is_not_made(tmp_path: Path) -> None:
     with output.folder(tmp_path / "a/b/e"):
         pass
     assert (tmp_path / "a/b/e").is_dir()
-    with pytest.raises(UserError, match="cannot write .*c/x: Not a directory"):
-        with output.folder(tmp_path / "a/c/x"):
-            raise AssertionError
+    failing = pytest.raises(UserError, match=r"cannot write .*c/x: Not a directory")
+    with failing, output.folder(tmp_path / "a/c/x"):
+        raise AssertionError

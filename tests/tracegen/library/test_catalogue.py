@@ -332,7 +332,7 @@ def test_a_name_with_its_catalogue_is_known_everywhere(own_folder, tmp_path, mon
         pass
     with pytest.raises(UserError, match="names its catalogue, and so does built-in; give one"):
         library.find(f"{own_folder}#two", "built-in")
-    with pytest.raises(UserError, match="own#no.h5: no such file"):
+    with pytest.raises(UserError, match=r"own#no.h5: no such file"):
         library.find("own#no.h5")
     with pytest.raises(UserError, match=r"nowhere/index.toml: no such catalogue"):
         library.find("nowhere#one")
