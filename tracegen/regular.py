@@ -186,7 +186,7 @@ def expanded(path: str | Path) -> Path:
             raise ValueError
         return Path(path).expanduser()
     except ValueError:
-        message = f"{ascii(str(path))}: no file can have this name"
+        message = f"{str(path)!a}: no file can have this name"
         raise UserError(message) from None
     except RuntimeError:
         who = str(path).partition("/")[0]
