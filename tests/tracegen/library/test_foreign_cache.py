@@ -40,7 +40,8 @@ def test_nothing_in_the_cache_is_followed(remote, tmp_path, in_place_of):
         use()
     assert set(files_of(cache)) == set(there)
     # A catalogue that cannot be read is a problem that is told, but what was fetched has its name;
-    # such names are passed over; a lock is not looked at where all is there; and what there is of an unlisted file is removed before it is fetched again.
+    # such names are passed over; a lock is not looked at where all is there; and what there is of
+    # an unlisted file is removed before it is fetched again.
     harmless = (".lock", ".part")
     rest = [one for one in passed if not one[0].startswith(("fetched", "catalogues"))]
     assert [one for one in rest if not one[0].endswith(harmless)] == []
