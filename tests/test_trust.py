@@ -213,12 +213,15 @@ def hostile(folder: Path) -> Iterator[Path]:
 
 
 def check_nearby(folder: Path, commands: tuple[str, ...]) -> None:
+    script = folder / "bin" / "moereplay"  # as an installation makes one
+    script.parent.mkdir()
+    script.write_text("from replay.cli import main\n\nif __name__ == '__main__':\n    main()\n")
+    (folder / "here").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    start = "from replay.cli import main; main()"
-    with hostile(folder):
+    with hostile(folder / "here") as here:
         for words in commands:
-            done = subprocess.run(  # with a path as that of the console script
-                [sys.executable, "-P", "-c", start, *words.split()], cwd=folder, text=True,
+            done = subprocess.run(
+                [sys.executable, str(script), *words.split()], cwd=here, text=True,
                 capture_output=True, env=environment, timeout=300, check=False,
             )  # fmt: skip
             assert done.returncode == 0, (words, done.stderr)
