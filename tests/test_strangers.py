@@ -420,10 +420,10 @@ def test_a_text_that_is_too_long_is_refused_in_one_line(
         tracegen.write(dataclasses.replace(trace_of("x"), info=long), tmp_path / "t.h5")
     assert not list(tmp_path.iterdir())
     for node, name, size in (
-        ("/", "title", 200_000_000),
         ("/", "license", 4097),
         ("model", "model_id", 4097),
         ("/", "provenance", 60_001),
+        ("/", "title", 200_000_000),
     ):
         tracegen.write(trace_of("x"), tmp_path / "a.h5", overwrite=True)
         with (

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tracegen import output, regular
 from tracegen.errors import UserError
 from tracegen.library import catalogue
+from tracegen.library.address import full
 from tracegen.library.catalogue import Catalogue, Entry
 
 MOST_BYTES = 2**18
@@ -53,7 +54,7 @@ def note(cache: Path, where: str, entry: Entry) -> None:
     entry
         What it says of the trace.
     """
-    place = catalogue.full(where)
+    place = full(where)
     folder = cache / "fetched" / hashlib.sha256(place.encode()).hexdigest()
     document = {"catalogue": place, "trace": entry.model_dump(exclude_defaults=True)}
     try:
