@@ -136,4 +136,4 @@ class SweepResult(Shown):
 def _paragraphs(text: str) -> list[str]:
     """Paragraphs of a text, each a line with an empty one below."""
     parts = re.split(r"\n\s*\n", text.strip())
-    return [line for part in parts if part for line in (escape.markdown(part), "")]
+    return [line for part in parts if part for line in (escape.prose(part), "")]

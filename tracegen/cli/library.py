@@ -115,7 +115,7 @@ def fetch(
                     name, catalogue, offline=offline or None, out=out, on_bytes=on_bytes
                 )
             typer.echo(f"{name}: {path}")
-            if problem := library.taken(name, catalogue):
+            if problem := library.taken(name, catalogue, offline=offline or None):
                 typer.echo(f"note: {problem}", err=True)
 
 

@@ -69,9 +69,39 @@ def markdown(text: str) -> str:
     >>> print(markdown("[a](http://b) | - c"))
     \[a\](http:<!-- -->//b) \| - c
     """
-    escaped = _WITHIN.sub("_", line(text).translate(_MARKUP))
-    escaped = _BLOCK.sub(lambda found: f"{found[1] or ''}\\", escaped)
-    return _LINK.sub(_BREAK, escaped)
+    return _as_paragraph(_escaped(line(text)))
+
+
+def _escaped(text: str) -> str:
+    """A part of a line without markup within."""
+    return _LINK.sub(_BREAK, _WITHIN.sub("_", text.translate(_MARKUP)))
+
+
+def _as_paragraph(text: str) -> str:
+    """A line that begins no list, rule or heading."""
+    return _BLOCK.sub(lambda found: f"{found[1] or ''}\\", text)
+
+
+def prose(text: str) -> str:
+    r"""Write a paragraph of Markdown in which words between backticks are code, and nothing else is.
+
+    Parameters
+    ----------
+    text
+        Any.
+
+    Examples
+    --------
+    >>> print(prose("`a_*` and [b](http://c)"))
+    `a_*` and \[b\](http:<!-- -->//c)
+    """
+    parts = re.split(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", line(text))
+    # Between texts stand the marks and what is within them.
+    texts, within = parts[::3], parts[2::3]
+    found = [_escaped(texts[0])]
+    for inner, after in zip(within, texts[1:], strict=True):
+        found += [code(inner), _escaped(after)]
+    return _as_paragraph("".join(found))
 
 
 def code(text: str) -> str:

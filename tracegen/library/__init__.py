@@ -134,23 +134,24 @@ def fetch(
     return path if out is None else _copy(path, out, place)
 
 
-def taken(name: str, catalogue: str | None = None) -> str:
+def taken(name: str, catalogue: str | None = None, *, offline: bool | None = None) -> str:
     """Say that the name of a fetched trace means another one, or several, without its catalogue.
 
     Parameters
     ----------
-    name, catalogue
+    name, catalogue, offline
         As for :func:`fetch`.
 
     Returns
     -------
     Empty where the name alone is enough.
     """
-    place = resolve.resolve(name, catalogue, settings.Settings())
+    present = settings.Settings(offline)
+    place = resolve.resolve(name, catalogue, present)
     if not isinstance(place, Found):
         return ""
     try:
-        alone = lookup(place.entry.name)
+        alone = resolve.lookup(place.entry.name, None, present)
     except UserError as error:
         return str(error)
     if alone is None or alone.entry.content_id == place.entry.content_id:

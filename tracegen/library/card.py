@@ -13,7 +13,8 @@ from typing import Any
 
 from tracegen.display.escape import json_text, line, markdown
 from tracegen.file import schema
-from tracegen.library.catalogue import Entry, join
+from tracegen.library.address import join
+from tracegen.library.catalogue import Entry
 from tracegen.library.view import View
 
 CROISSANT = "croissant.json"

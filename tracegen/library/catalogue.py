@@ -12,12 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from tracegen import regular
 from tracegen.errors import UserError
+from tracegen.library.address import check_url as check_url
+from tracegen.library.address import is_url, join
 from tracegen.managed import ManagedFolder
 
 INDEX = "index.toml"
@@ -30,8 +32,7 @@ MAX_INDEX_BYTES = 16 * 2**20
 """Largest catalogue that is read: some 20,000 traces."""
 MAX_FILE_BYTES = 2**42
 """Largest trace file that a catalogue may list, 4 TiB; real ones have megabytes."""
-REMOTE = ("https", "http", "s3", "gs", "gcs", "abfs", "az", "hf", "memory")
-"""Protocols by which a catalogue or a trace may be reached; local files are given as paths."""
+
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 _FILE = re.compile(rf"(?:{_PART}/){{0,7}}{_PART}\.(?:h5|hdf5)")
@@ -50,42 +51,6 @@ def sha256_of(path: Path) -> str:
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def is_url(text: str) -> bool:
-    """Whether a text names something remote rather than a path.
-
-    Parameters
-    ----------
-    text
-        As a user or a catalogue wrote it.
-    """
-    return "://" in text or "::" in text
-
-
-def check_url(url: str) -> str:
-    """Refuse URLs of other protocols, and chains of file systems.
-
-    Parameters
-    ----------
-    url
-        Of a catalogue or a trace.
-
-    Returns
-    -------
-    The same URL.
-
-    Raises
-    ------
-    UserError
-        If it is not one that is followed.
-    """
-    # fsspec would follow "simplecache::file:///..." to local files.
-    protocol = url.partition("://")[0].lower()
-    if protocol not in REMOTE or "::" in url or not url.isprintable() or " " in url:
-        msg = f"{url!r}: not a URL that is followed; possible: {', '.join(REMOTE)}"
-        raise UserError(msg)
-    return url
 
 
 def is_name(text: str) -> bool:
@@ -225,26 +190,6 @@ class Catalogue:
         return join(self.base, entry.file) if is_url(self.base) else Path(self.base) / entry.file
 
 
-def join(base: str, file: str) -> str:
-    """URL of a file below another URL; a query (such as a signature) is kept.
-
-    Parameters
-    ----------
-    base
-        URL of a folder.
-    file
-        Relative path, checked.
-
-    Examples
-    --------
-    >>> join("https://example.org/traces/", "a.h5")
-    'https://example.org/traces/a.h5'
-    """
-    parts = urlsplit(base)
-    path = f"{parts.path.rstrip('/')}/{quote(file)}"
-    return urlunsplit(parts._replace(path=path))
-
-
 def index_of(where: str) -> tuple[str, str]:
     """Base and index of a catalogue given as a folder, a URL, or either's index itself.
 
@@ -266,17 +211,6 @@ def index_of(where: str) -> tuple[str, str]:
         return where, join(where, INDEX)
     path = regular.expanded(where)
     return (str(path.parent), str(path)) if path.suffix == ".toml" else (where, str(path / INDEX))
-
-
-def full(where: str) -> str:
-    """A catalogue's folder with all that it is in, or its URL.
-
-    Parameters
-    ----------
-    where
-        As a user wrote it.
-    """
-    return where if is_url(where) else str(regular.expanded(where).absolute())
 
 
 def parse(text: str, where: str) -> dict[str, Entry]:

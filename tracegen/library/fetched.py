@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tracegen.errors import UserError
 from tracegen.library import catalogue
+from tracegen.library.address import full
 from tracegen.library.catalogue import Catalogue, Entry
 from tracegen.managed import ManagedFolder
 
@@ -53,7 +54,7 @@ def note(cache: Path, where: str, entry: Entry) -> None:
     entry
         What it says of the trace.
     """
-    place = catalogue.full(where)
+    place = full(where)
     files = ManagedFolder(cache, "fetched", hashlib.sha256(place.encode()).hexdigest())
     document = {"catalogue": place, "trace": entry.model_dump(exclude_defaults=True)}
     try:

@@ -12,7 +12,8 @@ from tracegen import regular
 from tracegen.errors import UserError, check_kind, unknown
 from tracegen.library import catalogue as catalogues
 from tracegen.library import fetched, listed, settings
-from tracegen.library.catalogue import BUILT_IN, Catalogue, Entry, is_url
+from tracegen.library.address import check_url, full, is_url
+from tracegen.library.catalogue import BUILT_IN, Catalogue, Entry
 
 MARK = "#"
 """Between a catalogue and a name in it: ``https://example.org/traces#their-trace``."""
@@ -109,7 +110,7 @@ def resolve(
     name, catalogue = split(name, catalogue)
     text = str(name)
     if isinstance(name, str) and is_url(name):
-        return catalogues.check_url(name)
+        return check_url(name)
     path = Path(name)
     if is_path(name):
         if not regular.is_file(path):
@@ -222,7 +223,7 @@ def _several(found: list[Found]) -> list[Found]:
         return found[:1]
     different = {found[0].entry.content_id: found[0]}
     for one in found[1:]:
-        if one.catalogue != catalogues.full(found[0].catalogue):
+        if one.catalogue != full(found[0].catalogue):
             different.setdefault(one.entry.content_id, one)
     return list(different.values())
 

@@ -312,7 +312,9 @@ def test_the_commands(tmp_path, remote, tiny_file):
     done = run("fetch", "one", "--out", tmp_path / "here")
     assert done.exit_code == 0, done.stderr
     assert (tmp_path / "here/one.h5").stat().st_size == listed["one"]["file_bytes"]
+    remote.log.clear()
     assert run("fetch", "one", "--offline").exit_code == 0
+    assert not remote.log
     assert run("info", "one").exit_code == 0
     assert run("validate", "two").exit_code == 0
     assert run("add", tmp_path / "cat", tiny_file, "--citation", "Us").exit_code == 0
