@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
@@ -24,6 +25,14 @@ CANNOT_BEGIN = (
     "no process can be started for --jobs; a script that asks for more than one must keep its own "
     'work behind `if __name__ == "__main__":`'
 )
+MOST_DEATHS = 2  # of processes that have the same request
+KILLED = (
+    f"{MOST_DEATHS} processes of --jobs were killed over the same work, as by a machine that has "
+    "no memory left; --jobs 1 takes less"
+)
+
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Variable of Python's: where it is set, the current folder is no import path."""
 
 
 class Died(Exception):
@@ -45,9 +54,10 @@ class OneProcess:
         self, context: multiprocessing.context.BaseContext, answer: Callable[[Any], Any]
     ) -> None:
         self.has_begun = False
-        self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, answer), daemon=True)  # type: ignore[attr-defined]  # of every context
-        self._process.start()
+        with safe_path(), _starting():
+            self._pipe, other = context.Pipe()
+            self._process = context.Process(target=_serve, args=(other, answer), daemon=True)  # type: ignore[attr-defined]  # of every context
+            self._process.start()
         other.close()
         self._thread = threading.Thread()
 
@@ -134,13 +144,12 @@ def answers(
     Raises
     ------
     UserError
-        If no process can begin.
-    Died
-        If one ends before it has answered.
+        If no process can begin, or `MOST_DEATHS` were killed while they had the same request.
     """
     context = fresh_context([answer.__module__])
     waiting = list(enumerate(requests))[::-1]
-    busy: dict[Future[Any], tuple[int, OneProcess]] = {}
+    deaths: Counter[int] = Counter()
+    busy: dict[Future[Any], tuple[int, Any, OneProcess]] = {}
     all_: list[OneProcess] = []
     idle: list[OneProcess] = []
     try:
@@ -152,13 +161,19 @@ def answers(
                         all_.append(OneProcess(context, answer))
                         idle.append(all_[-1])
                     process = idle.pop()
-                    busy[process.submit(request)] = position, process
+                    busy[process.submit(request)] = position, request, process
             for future in wait(busy, return_when=FIRST_COMPLETED).done:
-                position, process = busy.pop(future)
-                if isinstance(future.exception(), Died) and not process.has_begun:
+                position, request, process = busy.pop(future)
+                if not isinstance(future.exception(), Died):
+                    yield position, future.result()
+                    idle.append(process)
+                    continue
+                if not process.has_begun:
                     raise UserError(CANNOT_BEGIN)
-                yield position, future.result()
-                idle.append(process)
+                deaths[position] += 1
+                if deaths[position] == MOST_DEATHS:
+                    raise UserError(f"{KILLED}: {future.exception()}")
+                waiting.append((position, request))
     finally:
         for process in all_:
             process.kill()
@@ -176,10 +191,45 @@ def fresh_context(modules: Sequence[str]) -> multiprocessing.context.BaseContext
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*modules])
-    resource_tracker.ensure_running()  # starting it lets interrupts through again
-    with interrupts_later():  # its own never come, while it imports neither
-        forkserver.ensure_running()
+    with safe_path(), _starting():
+        resource_tracker.ensure_running()  # starting it lets interrupts through again
+        with interrupts_later():  # its own never come, while it imports neither
+            forkserver.ensure_running()
     return context
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Say in a line that the machine gives no process, or nothing to talk to it by.
+
+    Raises
+    ------
+    UserError
+        With the machine's reason.
+    """
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or "it ended before it began"
+        raise UserError(f"no process can be started for --jobs: {reason}") from None
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Have programs of Python that begin here import nothing from the current folder.
+
+    They begin as ``python -c``, which would look for `signal` and all else in it first. What this
+    process imports from, they are told once they run.
+    """
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
 
 
 @contextmanager

@@ -5,6 +5,10 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 # Before numpy is imported: test processes are the parallelism. Threads of BLAS that wait for one
 # another spin, which took `trace stats` 20 s of CPU instead of 6 on two busy cores.
@@ -15,6 +19,7 @@ for _threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 # which xdist hands on to its processes.
 os.environ.pop("COLUMNS", None)
 
+import pytest  # noqa: E402
 import typer  # noqa: E402
 import typer.testing  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
@@ -40,3 +45,54 @@ def pytest_collection_finish() -> None:
     _once()  # who is frozen does not count
     gc.collect()
     gc.freeze()
+
+
+SECRET = "not yours to overwrite"
+
+
+def _socket(path: Path, _: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)  # names of sockets are short
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path.name)
+    os.chdir(here)
+
+
+KINDS: dict[str, Callable[[Path, Path], object]] = {
+    "link": lambda path, victim: path.symlink_to(victim),
+    "broken link": lambda path, victim: path.symlink_to(victim.with_name("nothing")),
+    "link to a folder": lambda path, victim: path.symlink_to(victim.parent),
+    "link to a device": lambda path, _: path.symlink_to("/dev/zero"),
+    "pipe": lambda path, _: os.mkfifo(path),
+    "socket": _socket,
+}
+"""So that following it, or waiting for it, would do harm."""
+
+
+@pytest.fixture
+def in_place_of() -> Callable[[Path, Path], Iterator[str]]:
+    """Put what somebody else may have put there in the place of a file, one after the other."""
+    return _in_place_of
+
+
+def _in_place_of(path: Path, victim: Path) -> Iterator[str]:
+    """Put each thing where a file or a folder was, one after the other, and that back at the end.
+
+    Yields the name of what is there now. The victim must be as it was each time.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name("aside")
+    had_one = path.exists()
+    if had_one:
+        path.rename(aside)
+    victim.parent.mkdir(exist_ok=True)
+    victim.write_text(SECRET)
+    for name, make in KINDS.items():
+        make(path, victim)
+        yield name
+        path.unlink(missing_ok=True)
+        assert victim.read_text() == SECRET, name
+        assert [one.name for one in victim.parent.iterdir()] == [victim.name], name
+    if had_one:
+        shutil.rmtree(path, ignore_errors=True)
+        aside.rename(path)

@@ -166,6 +166,9 @@ def test_readme(fence: Fence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_page(chosen: list[Fence], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
+    for name in ("CATALOGUES", "CONFIG", "OFFLINE"):  # who reads a page has set nothing yet
+        monkeypatch.delenv(f"MOEREPLAY_{name}", raising=False)
+    monkeypatch.setenv("MOEREPLAY_CACHE", str(tmp_path / ".cache"))
     names: dict[str, Any] = {"__name__": "__main__"}
     for fence in chosen:
         try:

@@ -47,7 +47,7 @@ def check(path: str | Path) -> None:
     UserError
         If it is a folder, a socket, or may not be written, or no file can be made in its folder.
     """
-    with _failures(path):
+    with failures(path):
         number = _descriptor(path)
         if number is not None:
             os.write(number, b"")  # fails if it is closed, or only read from
@@ -73,7 +73,7 @@ def check_folder(path: str | Path) -> None:
     UserError
         If something else has its name or is in its way, or no file can be made in it.
     """
-    with _failures(path):
+    with failures(path):
         if not os.fspath(path):
             message = "cannot write to an empty name"
             raise UserError(message)
@@ -86,8 +86,11 @@ def check_folder(path: str | Path) -> None:
         _empty_draft(present / "folder").unlink()
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder, and those that it is in.
+@contextlib.contextmanager
+def folder(path: str | Path) -> Iterator[None]:
+    """Make a folder, and those that it is in, for what is put into it within.
+
+    What was made and is empty at the end is taken away: who refuses leaves no folder behind.
 
     Parameters
     ----------
@@ -99,8 +102,19 @@ def make_folder(path: Path) -> None:
     UserError
         If it cannot be made.
     """
-    with _failures(path):
-        path.mkdir(parents=True, exist_ok=True)
+    place = Path(path)
+    made = []
+    with failures(path):
+        while not _is_there(place):
+            made.append(place)
+            place = place.parent
+        Path(path).mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        for one in made:  # the innermost first; one that holds something stays
+            with contextlib.suppress(OSError):
+                one.rmdir()
 
 
 def is_stdout(path: str | Path) -> bool:
@@ -127,7 +141,7 @@ def is_stream(path: str | Path) -> bool:
     UserError
         If it cannot be looked at.
     """
-    with _failures(path):
+    with failures(path):
         return _is_stream(path)
 
 
@@ -158,7 +172,23 @@ def write_text(path: str | Path, text: str) -> None:
         If it cannot be written.
     """
     with opened(path) as file:
-        file.write(text.encode("utf-8"))
+        file.write(encoded(text))
+
+
+def encoded(text: str) -> bytes:
+    r"""Text in UTF-8; what is no character is shown as Python writes it.
+
+    Parameters
+    ----------
+    text
+        Any; names of files have such halves of characters, and JSON may.
+
+    Examples
+    --------
+    >>> encoded("a\ud800")
+    b'a\\ud800'
+    """
+    return text.encode("utf-8", "backslashreplace")
 
 
 @contextlib.contextmanager
@@ -176,7 +206,7 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
     UserError
         If it cannot be written.
     """
-    with _failures(path), contextlib.ExitStack() as stack:
+    with failures(path), contextlib.ExitStack() as stack:
         raw: IO[bytes]
         if _is_stream(path):
             raw = stack.enter_context(_stream(path))
@@ -210,7 +240,7 @@ def draft_of(path: str | Path) -> Iterator[Path]:
     UserError
         If the draft cannot be written or renamed.
     """
-    with _failures(path):
+    with failures(path):
         is_stream = _is_stream(path)
         target = Path(tempfile.gettempdir(), "stream") if is_stream else _target(path)
         draft = _empty_draft(target)
@@ -266,18 +296,40 @@ def _is_there(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _failures(path: str | Path) -> Iterator[None]:
-    """Raise what the system refuses as the user's error."""
+def failures(path: str | Path, what: str = "write") -> Iterator[None]:
+    """Raise what the system refuses as the user's error.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    what
+        The verb for what is tried.
+    """
     try:
         yield
-    except BrokenPipeError:
+    except (BrokenPipeError, UserError):
         raise  # nobody reads on, which is no mistake
     except OSError as error:
         name = "standard output" if os.fspath(path) == STDOUT else path
-        message = f"cannot write {name}: {error.strerror or error}"
+        message = f"cannot {what} {name}: {error.strerror or error}"
         if isinstance(error, PermissionError) and error.filename:
-            message += f" in folder {Path(os.fsdecode(error.filename)).parent}"
+            place = Path(path).parent / os.fsdecode(error.filename)
+            message += f" in folder {place.parent}"
         raise UserError(message) from error
+    except ValueError as error:
+        if _can_be(path):
+            raise
+        message = f"cannot {what} {str(path)!a}: no file can have this name"
+        raise UserError(message) from error
+
+
+def _can_be(path: str | Path) -> bool:
+    """Whether a file can have a name."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeError:
+        return False
 
 
 def _target(path: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""Files that are read whole: regular ones, of a stated greatest size; imports nothing of ours.
+"""Files that are read whole: regular ones, of a stated greatest size; imports our error alone.
 
 A device has no end and a pipe may never begin, so that reading "the whole file" would take all
 memory or for ever. What is wrong is raised as `OSError`, whose `strerror` says it, so that callers
@@ -7,12 +7,17 @@ name the file and what it was to be as for any file that cannot be read.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
 import stat
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from tracegen.errors import UserError
 
 MOST_TEXT_BYTES = 64_000_000
 """Of settings, studies, systems, models, maps and prompts: a thousand times what people write."""
@@ -39,12 +44,17 @@ def read_bytes(path: str | Path, most: int = MOST_TEXT_BYTES) -> bytes:
     OSError
         If it cannot be read, is no regular file or has more bytes; `strerror` says which.
     """
-    with open(path, "rb", opener=_without_waiting) as file:  # Path has no opener
-        found = os.fstat(file.fileno())
-        _refuse_others(found, path)
-        # Room is made for all that is asked for. What /proc has, has size 0.
-        some = min(max(found.st_size, UNKNOWN), most) + 1
-        content = b"" if found.st_size > most else file.read(some)
+    with _name_of(path), open(path, "rb", opener=_without_waiting) as file:  # Path has no opener
+        return read_open(file, path, most)
+
+
+def read_open(file: BinaryIO, path: str | Path, most: int) -> bytes:
+    """Read a whole file that is open; its path is for errors, which are those of `read_bytes`."""
+    found = os.fstat(file.fileno())
+    _refuse_others(found, path)
+    # Room is made for all that is asked for. What /proc has, has size 0.
+    some = min(max(found.st_size, UNKNOWN), most) + 1
+    content = b"" if found.st_size > most else file.read(some)
     if found.st_size > most or len(content) > most:
         size = max(found.st_size, len(content)) / 1e6
         message = f"it has {size:,.0f} MB; at most {most / 1e6:,.0f} MB are read"
@@ -93,6 +103,27 @@ def parse_toml(text: str) -> dict[str, Any]:
     return document
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Read a JSON document.
+
+    Parameters
+    ----------
+    text
+        Of the file.
+
+    Raises
+    ------
+    ValueError
+        If it is no JSON, has a number of thousands of digits, or more lists and objects in each
+        other than can be read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        message = "lists or objects in too many levels"
+        raise ValueError(message) from None
+
+
 def is_file(path: str | Path) -> bool:
     """Whether there is a regular file of a name, be it one that none can have.
 
@@ -102,6 +133,17 @@ def is_file(path: str | Path) -> bool:
         Of the file.
     """
     return exists(path) and Path(path).is_file()
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether there is a folder of a name, be it one that none can have.
+
+    Parameters
+    ----------
+    path
+        Of the folder.
+    """
+    return exists(path) and Path(path).is_dir()
 
 
 def exists(path: str | Path) -> bool:
@@ -127,7 +169,40 @@ def check(path: str | Path) -> None:
     OSError
         If it is not there, or something else.
     """
-    _refuse_others(Path(path).stat(), path)
+    with _name_of(path):
+        _refuse_others(Path(path).stat(), path)
+
+
+def expanded(path: str | Path) -> Path:
+    """Put the home folder in the place of a ``~`` or ``~user`` that a path begins with.
+
+    Raises
+    ------
+    UserError
+        If there is no such home folder, or no file can have such a name.
+    """
+    try:
+        if b"\0" in os.fsencode(path):
+            raise ValueError
+        return Path(path).expanduser()
+    except ValueError:
+        message = f"{str(path)!a}: no file can have this name"
+        raise UserError(message) from None
+    except RuntimeError:
+        who = str(path).partition("/")[0]
+        whose = "set HOME" if who == "~" else f"nobody is called {who[1:]!r}"
+        message = f"{path}: there is no such home folder ({whose})"
+        raise UserError(message) from None
+
+
+@contextlib.contextmanager
+def _name_of(path: str | Path) -> Iterator[None]:
+    """Raise as `OSError` that a name has a character that names cannot have."""
+    try:
+        yield
+    except ValueError as error:
+        message = "it is no name of a file: it has a NUL, or what is no character"
+        raise OSError(errno.EINVAL, message, ascii(str(path))) from error
 
 
 def _refuse_others(found: os.stat_result, path: str | Path) -> None:

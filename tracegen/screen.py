@@ -102,6 +102,9 @@ class _Stream(io.TextIOBase):
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
     """Escape what is printed within, on standard output and standard error."""
+    for name in ("COLUMNS", "LINES"):
+        if not _is_size(os.environ.get(name, "")):
+            os.environ.pop(name, None)  # rich takes anything for a number, and fills such lines
     with contextlib.ExitStack() as stack:
         for redirect, stream in (
             (contextlib.redirect_stdout, sys.stdout),
@@ -153,13 +156,14 @@ def show(*contents: Any, width: int | None = None, **options: Any) -> None:
         Of ``rich.console.Console.print``, such as ``style``.
     """
     file = terminal(sys.stdout)
-    console = _console_class()(file=file, highlight=False, markup=False)
+    as_it_is = {"highlight": False, "markup": False, "emoji": False}
+    console = _console_class()(file=file, **as_it_is)
     if console.is_terminal:
         console.print(*contents, **options)
         return
     kept = io.StringIO()
     width = width or piped_width()
-    console = _console_class()(file=kept, highlight=False, markup=False, width=width)
+    console = _console_class()(file=kept, width=width, **as_it_is)
     console.print(*contents, **options)
     # Who reads a pipe or a file does not want the blanks that fill a screen's lines.
     file.write("".join(f"{line.rstrip()}\n" for line in kept.getvalue().splitlines()))
@@ -168,7 +172,12 @@ def show(*contents: Any, width: int | None = None, **options: Any) -> None:
 def piped_width() -> int:
     """Characters in a line where no terminal says how wide it is: ``COLUMNS``, or 100."""
     columns = os.environ.get("COLUMNS", "")
-    return int(columns) if columns.isdecimal() and int(columns) > 0 else PIPED_WIDTH
+    return int(columns) if _is_size(columns) else PIPED_WIDTH
+
+
+def _is_size(text: str) -> bool:
+    """Whether a number of characters or lines is one that a screen may have."""
+    return text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) > 0
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from replay.training.spec import TrainSpec
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.schemes.outside import AllowCode
     from replay.training.result import TrainResult
     from tracegen.models import ModelShape
 
@@ -160,7 +161,7 @@ class StepTask:
     def description(self) -> Mapping[str, Any]:
         """Everything that decides the cost: by value where it refers to something."""
         one = self.candidate
-        scheme = find(one.scheme)
+        scheme = find(one.scheme, allow_code=False)  # `make_task` executed it
         return {
             "code": [code_identity(), step_code()],
             "candidate": {**one.settings, "model": one.shape().sizes()},
@@ -178,8 +179,22 @@ class StepTask:
         return simulated(self.candidate)
 
 
-def make_task(candidate: Candidate) -> StepTask:
-    """Make a candidate's task; workers find it by name."""
+def make_task(candidate: Candidate, allow_code: AllowCode = False) -> StepTask:
+    """Make a candidate's task; workers find it by name.
+
+    Parameters
+    ----------
+    candidate
+        What is asked for.
+    allow_code
+        Whether its scheme's file may be executed, see `replay.schemes.find`.
+
+    Raises
+    ------
+    UserError
+        If there is no such scheme, or its file may not be executed.
+    """
+    find(candidate.scheme, allow_code=allow_code)
     return StepTask(candidate)
 
 

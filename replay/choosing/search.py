@@ -32,6 +32,7 @@ from replay.work.precision import Precision
 
 if TYPE_CHECKING:
     from replay.choosing.space import Space, Where
+    from replay.schemes.outside import AllowCode
     from replay.sweeps.crews import Crew
     from tracegen.models import ModelShape
 
@@ -60,19 +61,23 @@ Models = tuple[list[tuple[shapes.Sizes, "ModelShape"]], Counter[str]]
 """Models within a budget, and how many are none by reason."""
 
 
-def everywhere(space: Space) -> list[Possible]:
+def everywhere(space: Space, *, allow_code: AllowCode = False) -> list[Possible]:
     """Find the candidates of a space on each of its systems, as `possible` does on one."""
     models = shapes.within(space, tracegen.models.load(space.model))
-    return [possible(space, where, models) for where in space.systems]
+    return [possible(space, where, models, allow_code=allow_code) for where in space.systems]
 
 
-def possible(space: Space, where: Where, models: Models | None = None) -> Possible:
+def possible(
+    space: Space, where: Where, models: Models | None = None, *, allow_code: AllowCode = False
+) -> Possible:
     """Find the candidates of a space on one of its systems.
 
     Parameters
     ----------
     models
         What `replay.choosing.shapes.within` gives of the space, if that is known.
+    allow_code
+        Whether a scheme's file that the space names may be executed, see `replay.schemes.find`.
 
     Raises
     ------
@@ -80,7 +85,7 @@ def possible(space: Space, where: Where, models: Models | None = None) -> Possib
         If something that the space names does not exist, or it is too large.
     """
     base, system = tracegen.models.load(space.model), hwmodel.load(where.system)
-    find(where.scheme)
+    find(where.scheme, allow_code=allow_code)
     parse(space.routing)
     precision = Precision(space.precision or base.default_precision)
     recipe = recipes.find(space.recipe or DEFAULT_RECIPES[precision.gemm])
@@ -131,12 +136,10 @@ class Simulator:
 
     def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Outcome]:
         """Give the outcome of each."""
-        ids = [make_task(one).id for one in candidates]
+        asked = [Job.of(make_task(one), one, make_task) for one in candidates]
+        ids = [job.id for job in asked]
         known: dict[str, Outcome] = {}
-        jobs = {
-            identity: Job(identity, "", one, make_task)
-            for identity, one in zip(ids, candidates, strict=True)
-        }
+        jobs = dict(zip(ids, asked, strict=True))
         for finished in Work([*jobs.values()], self._store, self._leases, self._crew).outcomes():
             found = finished.outcome
             known[finished.id] = _outcome(found.result, found.refused, found.failed)
@@ -179,7 +182,7 @@ def search(
     UserError
         If the folder cannot be written to, or there are no workers.
     """
-    store = Store(folder)
+    store = Store(folder, Cost)
     ranked = []
     with (
         Leases(store.folder, report) as leases,

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import sys
+import traceback
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -56,6 +60,13 @@ app.command()(replay.cli.training.train)
 app.command()(replay.cli.choose.choose)
 app.add_typer(replay.cli.tensor.app, name="tensor")
 
+SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
+"""What a machine says of open files, memory and processes where it gives no more of them."""
+TRACEBACK = "MOEREPLAY_TRACEBACK"
+SOURCES = Path(__file__).parents[2]
+LONGEST = 2000
+"""Characters of a line of an error; what is given may be longer than what there is to say."""
+
 # Typer keeps a copy of click of its own and exports only some of its errors.
 UsageError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assignment]  # not None
 
@@ -81,10 +92,11 @@ def _before(
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the command: exit code 0, 2 for the user's mistake, 1 for ours.
+    """Run the command: exit code 0, 2 for the user's mistake, 1 for ours; errors are a line.
 
     What is printed cannot steer a terminal. Who stops to read, as in ``moereplay ... | head``, has
-    read enough: that is code 0.
+    read enough: that is code 0. With `TRACEBACK` in the environment, an error of ours is shown as
+    Python shows it.
     """
     with screen.guarded():
         try:
@@ -94,11 +106,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             reason = screen.failure()
             if isinstance(reason or error, BrokenPipeError):
                 code = 0
-            elif reason is not None:
-                code = 2
-                _complain(f"cannot write standard output: {reason.strerror}")
             else:
+                code = 2
+                what = "cannot write standard output: " if reason else ""
+                _complain(what + _of_system(reason or error))
+        except Exception as error:
+            if os.environ.get(TRACEBACK):
                 raise
+            code = 1
+            _complain(_of_ours(error))
     raise SystemExit(code)
 
 
@@ -118,10 +134,13 @@ def _carry_out(argv: Sequence[str] | None) -> int:
         _complain(str(error), *getattr(error, "__notes__", ()))
         return 2
     except UsageError as error:
-        _explain(error)
+        _explain(error, sys.argv[1:] if argv is None else argv)
         return 2
     except KeyboardInterrupt:
         return 130
+    except MemoryError as error:
+        _complain(" ".join(f"no memory is left: {error}".split()).rstrip(":"))
+        return 2
     except SystemExit as end:
         # The parser puts other streams in place and ends the process where a reader has gone.
         if isinstance(end.__context__, BrokenPipeError):
@@ -131,16 +150,42 @@ def _carry_out(argv: Sequence[str] | None) -> int:
     return code or 0
 
 
+def _of_system(error: OSError) -> str:
+    """What the system refused, and of which file."""
+    said = error.strerror or str(error) or type(error).__name__
+    if error.errno in SCARCE:
+        return f"this machine gives no more: {said}"
+    return said if error.filename is None else f"{os.fsdecode(error.filename)}: {said}"
+
+
+def _of_ours(error: Exception) -> str:
+    """A defect in a line: what, and where in our files it came up."""
+    said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [one for one in frames if Path(one.filename).is_relative_to(SOURCES)] or frames
+    place = Path(ours[-1].filename)
+    place = place.relative_to(SOURCES) if place.is_relative_to(SOURCES) else place
+    return (
+        f"{said} ({place}, line {ours[-1].lineno}): a defect of moereplay, please report it; "
+        f"{TRACEBACK}=1 shows all of it"
+    )
+
+
 def _complain(*lines: str) -> None:
     with contextlib.suppress(OSError):  # nobody listens
         for line in lines:
-            print(f"error: {line}", file=sys.stderr)
+            text = (
+                line
+                if len(line) <= LONGEST
+                else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+            )
+            print(f"error: {text}", file=sys.stderr)
 
 
-def _explain(error: Any) -> None:
+def _explain(error: Any, words: Sequence[str]) -> None:
     """Say in a line what is wrong with the command's words; without any, show what there is."""
     text = error.format_message()
-    if not sys.argv[1:] or not text:
+    if not words or not text:
         error.show()
         return
     help_of = f". See `{error.ctx.command_path} --help`" if error.ctx else ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from replay.cli.options import JsonOption
+from replay.cli.options import AllowCodeOption, JsonOption
 from replay.cli.screen import show
 from replay.cli.sweep import interrupt, tell
 from replay.errors import UserError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from replay.choosing.space import Space
 
 AGAIN = 3
+CHOICE = "choice.json"
 """Rows that are ranked again with other hardware values."""
 
 
@@ -87,6 +88,7 @@ def choose(
         str | None,
         typer.Option("--cluster", help="Simulate on workers of Dask made for it: local or slurm."),
     ] = None,
+    allow_code: AllowCodeOption = False,
     json_: JsonOption = None,
     *,
     deliver: Delivery,
@@ -96,7 +98,7 @@ def choose(
     from replay.choosing.result import Choice, Found, Sensitivity
     from replay.choosing.search import everywhere, search
     from replay.choosing.sensitivity import turns
-    from replay.files import write_text
+    from replay.files import ManagedFolder, write_text
     from replay.report.pages import page
     from replay.sweeps.run import workers_for
 
@@ -113,11 +115,13 @@ def choose(
     share = None if sensitivity is None else share_of(sensitivity)
     asked = _on(spaces.load(space), system or [])
     crew = workers_for(jobs, scheduler, cluster, tell)  # refuses before all is counted
-    found = everywhere(asked)
+    found = everywhere(asked, allow_code=allow_code)
     if dry_run:
         _show(found, top)
         return
     assert out is not None
+    files = ManagedFolder(out)
+    files.check(CHOICE)
     varied: dict[str, Sensitivity] = {}
 
     def vary(one: Possible, ranked: Ranked, simulator: Simulator) -> None:
@@ -146,7 +150,7 @@ def choose(
             for one, of in zip(found, ranked, strict=True)
         ],
     )
-    write_text(out / "choice.json", choice.to_json())
+    files.write_text(CHOICE, choice.to_json())
     if json_ is not None:
         write_text(json_, choice.to_json())
     deliver(lambda: page(choice))
@@ -174,6 +178,7 @@ def share_of(text: str) -> float:
 def _on(space: Space, systems: list[str]) -> Space:
     """Put other systems in place of a space's; a scheme that is not given is that of the first."""
     from replay.choosing.space import Where
+    from replay.schemes import find
 
     if not systems:
         return space
@@ -181,6 +186,8 @@ def _on(space: Space, systems: list[str]) -> Space:
     chosen = []
     for text in systems:
         name, _, scheme = text.partition(":")
+        if scheme:
+            find(scheme, allow_code=True)  # the command line names it
         chosen.append(Where(system=name, scheme=scheme or known.get(name, space.systems[0].scheme)))
     return space.model_copy(update={"systems": chosen})
 

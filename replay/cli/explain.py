@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 @delivers
 def explain(
     given: Mapping[str, Any],
-    one: Annotated[str, typer.Argument(help="A scheme, or the JSON of `run`.", show_default=False)],
+    one: Annotated[
+        str,
+        typer.Argument(
+            help="A scheme, the JSON of `run`, or a row as `compare` prints it.", show_default=False
+        ),
+    ],
     other: Annotated[str, typer.Argument(help="Another one.", show_default=False)],
     trace: Annotated[
         str | None,
@@ -64,7 +69,8 @@ def _results(
     from replay.run.load import load_result
     from replay.run.result import Comparison
 
-    are_files = [_is_file(name) for name in (one, other)]
+    # A row may end with the name of a placement's file: "deepep-ll, map.json".
+    are_files = [_is_file(name) and ", " not in name for name in (one, other)]
     if trace is not None and not any(are_files) and not _is_file(trace):
         return _replayed(one, other, trace, settings, option)
     if settings or option:
@@ -100,7 +106,7 @@ def _replayed(
     from replay.run.setup import load_trace
     from replay.schemes import find
 
-    names = [find(name).name for name in (one, other)]
+    names = [find(name, allow_code=True).name for name in (one, other)]
     options: dict[str, dict[str, str]] = {}
     for name, key, value in options_of(option, names):
         options.setdefault(name, {})[key] = value

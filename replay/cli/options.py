@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
+MOST_DIGITS = 18  # of the number of a layer, which Python reads
 JsonOption = Annotated[
     Path | None, file_option("--json", help="Write the whole result to this file.")
 ]
@@ -33,6 +34,13 @@ MaxMemoryOption = Annotated[
 DryRunOption = Annotated[
     bool,
     typer.Option("--dry-run", help="Say what tasks, memory and time it takes, and replay nothing."),
+]
+AllowCodeOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code",
+        help="Execute files of schemes, FILE.py:NAME, that a file names; refused otherwise.",
+    ),
 ]
 
 
@@ -118,7 +126,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     settings = dict(given)
     if "layer" in settings:
         parts = settings["layer"].split(",")
-        if all(part.strip().isdecimal() for part in parts):
+        if all(part.strip().isdecimal() and len(part) <= MOST_DIGITS for part in parts):
             settings["layer"] = [int(part) for part in parts]
     if "overrides" in settings:
         settings["overrides"] = entries_of(settings["overrides"])
@@ -131,7 +139,7 @@ def _options_of_one(given: Sequence[str], scheme: str | None) -> dict[str, str]:
     """Options of the one scheme of a run; it is None where a spec names it."""
     from replay.schemes import find
 
-    own = "" if scheme is None else find(scheme).name
+    own = "" if scheme is None else find(scheme, allow_code=True).name
     options = {}
     for name, key, value in options_of(given, [own]):
         if own and name != own:

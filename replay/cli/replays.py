@@ -11,6 +11,7 @@ import typer
 
 from replay.cli.exports import claim_exports
 from replay.cli.options import (
+    AllowCodeOption,
     DryRunOption,
     JsonOption,
     MaxMemoryOption,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replay.run.result import Result
+    from replay.schemes.outside import AllowCode
     from tracegen import RoutingTrace
     from tracegen.display.content import Table
 
@@ -83,6 +85,7 @@ def run(
         ),
     ] = None,
     max_memory: MaxMemoryOption = None,
+    allow_code: AllowCodeOption = False,
     dry_run: DryRunOption = False,
     *,
     deliver: Delivery,
@@ -95,7 +98,7 @@ def run(
     from replay.run.host_memory import parse_size
     from replay.run.links import batch_of
     from replay.run.replayer import estimate
-    from replay.run.setup import load_trace, set_up
+    from replay.run.setup import allowed_by, load_trace, set_up
 
     made, before = _spec_of_run(spec, given)
     exports = parse_exports(
@@ -107,7 +110,13 @@ def run(
         token=trace_token,
     )
     limit = None if max_memory is None else parse_size(max_memory)
-    setup = set_up(made, {})  # refuses what does not exist before the trace is read
+    allowed: AllowCode
+    if before is None or "scheme" in given:
+        allowed = allow_code or "scheme" in given
+    else:
+        allowed = allowed_by(before, allow_code=allow_code)
+    # Refuses what does not exist before the trace is read. A file is executed here and not again.
+    setup = set_up(made, {}, allow_code=allowed)
     loaded, made = load_trace(None, made)
     if trace_token is not None:
         batch = batch_of(made, loaded, setup.system, made.step)
@@ -131,12 +140,13 @@ def run(
     deliver(lambda: page(result))
     show(summary_tables(result))
     _show_tuned([result], name_all=bool(made.tune))
-    if before is not None and result.run_id != before.run_id:
+    is_again = before is not None and not given.keys() - {"trace"}
+    if before is not None and is_again and result.run_id != before.run_id:
         print(f"note: {spec} was made from {_what_differs(before, result)}", file=sys.stderr)
 
 
 def _spec_of_run(path: Path | None, given: Mapping[str, Any]) -> tuple[RunSpec, Result | None]:
-    """The spec of a run, and the result that is run again, if it is one and nothing is changed."""
+    """The spec of a run, and the result that it comes from, if it is one."""
     settings = settings_of(given)
     if path is None:
         return RunSpec(compare_barrier=True).changed(**settings), None
@@ -147,8 +157,7 @@ def _spec_of_run(path: Path | None, given: Mapping[str, Any]) -> tuple[RunSpec, 
         settings["overrides"] = {**base.overrides, **settings["overrides"]}
     if base.trace is not None and settings.get("trace", base.trace) != base.trace:
         settings.setdefault("content_id", None)  # another trace is asked for
-    is_changed = bool(settings.keys() - {"trace"})
-    return base.changed(**settings), None if is_changed else before
+    return base.changed(**settings), before
 
 
 def _read_spec(path: Path) -> tuple[RunSpec, Result | None]:
@@ -249,7 +258,9 @@ def compare(
     spec = RunSpec(**settings_of(given))
     schemes = scheme or supported(hwmodel.load(spec.system, spec.overrides))
     options: dict[str, dict[str, str]] = {}
-    for name, key, value in options_of(option or [], [find(one).name for one in schemes]):
+    for name, key, value in options_of(
+        option or [], [find(one, allow_code=True).name for one in schemes]
+    ):
         options.setdefault(name, {})[key] = value
     limit = None if max_memory is None else parse_size(max_memory)
     loaded, spec = load_trace(None, spec)
@@ -316,7 +327,7 @@ def _estimates(
 
     rows = []
     for scheme in schemes:
-        own = options.get(find(scheme).name, {})
+        own = options.get(find(scheme, allow_code=False).name, {})
         try:
             found = estimate(trace, spec, scheme=scheme, options=dict(own))
         except LayerRefusedError:

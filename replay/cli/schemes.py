@@ -52,13 +52,13 @@ def schemes(
         if checked is None:
             message = "check what? Expected `moereplay schemes check SCHEME`"
             raise UserError(message)
-        if not _keeps_the_contract(find(checked), as_json):
+        if not _keeps_the_contract(find(checked, allow_code=True), as_json):
             raise typer.Exit(1)
     elif checked is not None:
         message = f"unexpected {checked!r} after {scheme!r}; only check takes a second word"
         raise UserError(message)
     else:
-        _explain(find(scheme), as_json)
+        _explain(find(scheme, allow_code=True), as_json)
 
 
 # ---- the list ------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def _plugins() -> Iterable[Scheme | str]:
             yield f"plug-in {name!r} is not used: moereplay has a scheme of this name"
             continue
         try:
-            yield find(name)
+            yield find(name, allow_code=False)
         except UserError as error:
             yield str(error)
 

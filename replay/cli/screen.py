@@ -31,8 +31,12 @@ def progress(total: int, unit: str) -> Any:
 
 
 def announce_compiling() -> None:
-    """Say, where somebody is watching, that the engine is being compiled, if it has to be."""
+    """Say, where somebody is watching, that the engine is being compiled, if it has to be.
+
+    Whether somebody is or not, say which folder of compiled kernels cannot be trusted.
+    """
     from replay.graph import compilation
 
+    compilation.when_left_aside(tell)
     if sys.stderr.isatty():
         compilation.when_compiling(lambda: print(compilation.NOTICE, file=sys.stderr))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from replay.cli.options import AllowCodeOption
 from replay.cli.screen import progress, show
 from replay.errors import UserError
 from tracegen import screen
@@ -64,6 +65,7 @@ def sweep(
         str | None,
         typer.Option("--shard", metavar="I/N", help="Only the I-th of N shares, for job arrays."),
     ] = None,
+    allow_code: AllowCodeOption = False,
     *,
     deliver: Delivery,
 ) -> None:
@@ -96,7 +98,7 @@ def sweep(
     from replay.sweeps.plan import plan_sweep
     from replay.sweeps.run import sweep as carry_out
 
-    plan = plan_sweep(study)
+    plan = plan_sweep(study, allow_code=allow_code)
     if dry_run:
         _show_plan(plan, out)
         return

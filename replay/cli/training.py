@@ -66,7 +66,7 @@ def train(
     if "overrides" in settings:
         settings["overrides"] = entries_of(settings["overrides"])
     spec = TrainSpec(**settings)
-    asked = [find(one).name for one in scheme or COMPARED]
+    asked = [find(one, allow_code=True).name for one in scheme or COMPARED]
     options: dict[str, dict[str, str]] = {}
     for name, key, value in options_of(option or (), asked):
         options.setdefault(name, {})[key] = value

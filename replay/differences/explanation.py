@@ -15,8 +15,9 @@ from replay.differences.outcome import quantities
 from replay.differences.pairs import Pair
 from replay.differences.parts import Change, Document, Quantity
 from replay.differences.path import by_phase_and_cause, ps
-from replay.errors import UserError, unknown
+from replay.errors import UserError
 from replay.measure.parts import Strict
+from replay.run.names import listed, row_names
 from replay.run.result import Comparison, Result
 from tracegen.display.frames import flat
 
@@ -114,10 +115,11 @@ def explain(one: Result | str | Path, other: Result | str | Path) -> Explanation
         message = f"the results are of {numbers[0]} and {numbers[1]} layers: explain takes the same"
         raise UserError(message)
     pair = Pair("", first, second)
+    names = row_names([first, second], marked=False)
     times = ps(first.totals.makespan_us), ps(second.totals.makespan_us)
     return Explanation(
-        one=_name(first, second),
-        other=_name(second, first),
+        one=names[0],
+        other=names[1],
         one_us=times[0] / 1e6,
         other_us=times[1] / 1e6,
         difference_us=(times[1] - times[0]) / 1e6,
@@ -130,44 +132,30 @@ def explain(one: Result | str | Path, other: Result | str | Path) -> Explanation
 
 
 def pick(compared: Comparison, scheme: str) -> Result:
-    """Take one scheme's result out of a comparison.
+    """Take one result out of a comparison.
+
+    Parameters
+    ----------
+    scheme
+        Its name, as `Comparison.row` takes it.
 
     Raises
     ------
     UserError
-        If it has none, or why it was left out.
+        If there is none or are several, or why it was left out.
     """
     if scheme in compared.left_out:
         raise UserError(compared.left_out[scheme])
-    try:
-        return compared[scheme]
-    except KeyError:
-        names = [result.scheme.name for result in compared.results]
-        raise unknown("scheme", scheme, names) from None
+    return compared.row(scheme)
 
 
 def _single(given: Result | str | Path) -> Result:
     found = loaded(given)
     if isinstance(found, Comparison):
-        schemes = ", ".join(result.scheme.name for result in found.results)
-        message = f"{given} holds a comparison; name two of its schemes: {schemes}"
+        rows = listed(row_names(found.results, marked=False))
+        message = f"{given} holds a comparison; name two of its schemes: {rows}"
         raise UserError(message)
     return found
-
-
-def _name(result: Result, beside: Result) -> str:
-    """Its scheme; with what tells it from the other where that has the same."""
-    name = result.scheme.name
-    if name != beside.scheme.name:
-        return name
-    told = [
-        f"{key}={value}"
-        for key, value in result.scheme.options.items()
-        if beside.scheme.options.get(key) != value
-    ]
-    if result.placement != beside.placement:
-        told.append(result.placement)
-    return f"{name} ({', '.join(told)})" if told else name
 
 
 Parts = dict[tuple[str, str], int]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from replay.run.names import short_placement
+
 if TYPE_CHECKING:
     from replay.run.result import Result
 
@@ -65,4 +67,8 @@ def _name(result: Result) -> str:
 
 
 def _label(result: Result, has_several: bool) -> str:
-    return f"{_name(result)}, {result.spec.placement}" if has_several else _name(result)
+    return (
+        f"{_name(result)}, {short_placement(result.spec.placement)}"
+        if has_several
+        else _name(result)
+    )

@@ -1,4 +1,4 @@
-"""Saying that kernels are being compiled, which takes a while on the first run.
+"""Saying that kernels are being compiled, which takes a while on the first run, and where not.
 
 Libraries are silent: nothing is said unless somebody asks to be told.
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable
 NOTICE = "compiling the engine for this machine, once; 10 s or more"
 
 _listeners: list[Callable[[], None]] = []
+_told: list[Callable[[str], None]] = []
 
 
 def when_compiling(tell: Callable[[], None]) -> None:
@@ -25,3 +26,17 @@ def announce() -> None:
     """Tell who asked, once, that a kernel is about to be compiled."""
     while _listeners:
         _listeners.pop()()
+
+
+def when_left_aside(tell: Callable[[str], None]) -> None:
+    """Have a function called with a line, if a folder of compiled kernels cannot be trusted.
+
+    It is called once at most.
+    """
+    _told.append(tell)
+
+
+def say(line: str) -> None:
+    """Tell who asked, once, why compiled kernels are not where they would be."""
+    while _told:
+        _told.pop()(line)

@@ -38,6 +38,7 @@ from tracegen.display.shown import Shown
 if TYPE_CHECKING:
     from replay.inference.book import Timeline
     from replay.inference.requests import Requests
+    from replay.schemes.outside import AllowCode
     from replay.work.batch import Phase
 
 
@@ -109,7 +110,7 @@ class ArrivedComparison(Strict, Shown):
         write_text(path, self.to_json())
 
 
-def arrive(spec: InferSpec, asked: ArrivalSpec) -> Arrived:
+def arrive(spec: InferSpec, asked: ArrivalSpec, *, allow_code: AllowCode = False) -> Arrived:
     """Serve requests that arrive.
 
     Parameters
@@ -119,6 +120,8 @@ def arrive(spec: InferSpec, asked: ArrivalSpec) -> Arrived:
         distribution of their own.
     asked
         What arrives, and the engine's rules.
+    allow_code
+        Whether a scheme's file that the spec names may be executed, see `replay.schemes.find`.
 
     Raises
     ------
@@ -131,7 +134,7 @@ def arrive(spec: InferSpec, asked: ArrivalSpec) -> Arrived:
     requests = requests_of(spec, asked)
     means = {"prompt": requests.prompt.mean(), "output": requests.output.mean() - 1}
     typical = {name: max(round(float(mean)), 1) for name, mean in means.items()}
-    setup = Setup.of(spec.changed(lengths="even", **typical))
+    setup = Setup.of(spec.changed(lengths="even", **typical), allow_code=allow_code)
     pools, caches = _pools(setup, asked, int(requests.prompt.max()))
     drafts = setup.drafts
     speculation = None
@@ -183,6 +186,7 @@ def compare(
     *,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     progress: Callable[[], object] | None = None,
+    allow_code: AllowCode = False,
 ) -> ArrivedComparison:
     """Serve the same requests under several schemes; parameters as those of `replays.compare`.
 
@@ -194,7 +198,7 @@ def compare(
     results, left_out = [], {}
     for one in asked_of(spec, schemes, options or {}):
         try:
-            results.append(arrive(one, asked))
+            results.append(arrive(one, asked, allow_code=allow_code))
         except LayerRefusedError as error:
             left_out[named(one.of_prompts, one.scheme)] = str(error)
         if progress is not None:

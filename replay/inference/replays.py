@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
     from replay.schemes import Scheme
+    from replay.schemes.outside import AllowCode
     from replay.work.batch import Phase
 
 BASELINE = "deepep-ll"
@@ -44,6 +45,7 @@ def run(
     spec: InferSpec | None = None,
     *,
     progress: Callable[[], object] | None = None,
+    allow_code: AllowCode = False,
     **settings: Any,
 ) -> InferResult:
     """Serve a batch of requests under one scheme for prompts and one for decoding.
@@ -54,6 +56,8 @@ def run(
         The settings; None takes the defaults.
     progress
         Called for every iteration of decoding.
+    allow_code
+        Whether a scheme's file that the spec names may be executed; one of `settings` is.
     settings
         Fields of `InferSpec` by name, in place of the spec's.
 
@@ -62,7 +66,9 @@ def run(
     UserError
         If something asked for does not exist or does not fit together, or not into memory.
     """
-    return carry_out(Setup.of((spec or InferSpec()).changed(**settings)), progress=progress)
+    allow_code = allow_code or not settings.keys().isdisjoint(("scheme", "prefill_scheme"))
+    made = (spec or InferSpec()).changed(**settings)
+    return carry_out(Setup.of(made, allow_code=allow_code), progress=progress)
 
 
 def carry_out(setup: Setup, *, progress: Callable[[], object] | None = None) -> InferResult:
@@ -243,6 +249,7 @@ def compare(
     baseline: str | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     progress: Callable[[], object] | None = None,
+    allow_code: AllowCode = False,
     **settings: Any,
 ) -> InferComparison:
     """Serve a batch of requests under several schemes.
@@ -260,6 +267,8 @@ def compare(
         Options by name, by name of the scheme.
     progress
         Called for every scheme.
+    allow_code
+        Whether a scheme's file that the spec names may be executed, see `replay.schemes.find`.
     settings
         Fields of `InferSpec` by name, in place of the spec's.
 
@@ -277,7 +286,7 @@ def compare(
     results, left_out = [], {}
     for name, one in zip(names, asked, strict=True):
         try:
-            results.append(run(one))
+            results.append(run(one, allow_code=allow_code))
         except LayerRefusedError as error:
             if len(asked) == 1 or name == chosen:
                 raise
@@ -314,13 +323,13 @@ def asked_of(
 def _asked(shared: InferSpec, name: str, options: Mapping[str, Mapping[str, Any]]) -> InferSpec:
     """The spec of schemes by name, such as ``deepep+deepep-ll``."""
     first, plus, second = name.partition("+")
-    decoding = find(second if plus else first).name
+    decoding = find(second if plus else first, allow_code=True).name  # the caller named it
     made = shared.changed(scheme=decoding, options=dict(options.get(decoding, {})))
     if not plus:
         made = made.changed(prefill_scheme=None)
         prompts = made.of_prompts
     else:
-        prompts = find(first).name
+        prompts = find(first, allow_code=True).name
         made = made.changed(prefill_scheme=prompts)
     if prompts != decoding:
         made = made.changed(prefill_options=dict(options.get(prompts, {})))

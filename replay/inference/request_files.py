@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from replay.errors import UserError, shown
-from replay.files import read_text
+from replay.files import parse_json, read_text
 from replay.inference.requests import LONGEST_S, MOST_LENGTH, MOST_REQUESTS, PS_PER_S, Requests
 
 MOST_BYTES = 1_000_000_000
@@ -103,8 +102,8 @@ def _json_rows(text: str, path: str | Path) -> Iterator[tuple[int, Mapping[str, 
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parse_json(line)
+        except ValueError:
             row = None
         if not isinstance(row, dict):
             message = f"{path}, line {number}: {shown(line)}: expected one JSON object a line"

@@ -9,11 +9,12 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from replay.files import write_text
 from replay.inference.spec import PREFILL_SCHEMES, InferSpec
 from replay.measure.parts import Strict
+from replay.run.names import check_baseline
 from replay.run.result import SystemDescription
 from replay.run.rows import result_row
 from tracegen.display.shown import Shown
@@ -199,6 +200,11 @@ class InferComparison(Strict, Shown):
     baseline: str
     results: list[InferResult]
     left_out: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_its_baseline(self) -> InferComparison:
+        check_baseline(self.baseline, [one.name for one in self.results])
+        return self
 
     def __getitem__(self, name: str) -> InferResult:
         """Result by the name of its schemes."""

@@ -30,6 +30,7 @@ from replay.work.precision import Precision
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.inference.spec import InferSpec
+    from replay.schemes.outside import AllowCode
     from replay.work.batch import Phase
     from tracegen import ModelShape, RoutingTrace
 
@@ -90,8 +91,15 @@ class Setup:
     drafts: Drafts
 
     @classmethod
-    def of(cls, spec: InferSpec) -> Self:
+    def of(cls, spec: InferSpec, *, allow_code: AllowCode = False) -> Self:
         """Follow the references of a spec.
+
+        Parameters
+        ----------
+        spec
+            The settings.
+        allow_code
+            Whether a scheme's file that it names may be executed, see `replay.schemes.find`.
 
         Raises
         ------
@@ -117,7 +125,10 @@ class Setup:
             trace=trace,
             prefill=prefill,
             decode=decode,
-            replays={phase: _replay(spec, phase, side.system) for phase, side in phases.items()},
+            replays={
+                phase: _replay(spec, phase, side.system, allow_code)
+                for phase, side in phases.items()
+            },
             lengths=lengths_of(spec, trace, decode.num_gpus),
             drafts=_drafts(spec.speculative),
         )
@@ -246,7 +257,7 @@ def _side(system: System, asked: int | None, tp: int, shape: ModelShape) -> Side
     return Side(system, count, tp)
 
 
-def _replay(spec: InferSpec, phase: Phase, system: System) -> Replay:
+def _replay(spec: InferSpec, phase: Phase, system: System, allow_code: AllowCode) -> Replay:
     """Settings of the replays of one phase."""
     is_decode = phase == "decode"
     options: Mapping[str, JsonValue] = spec.options if is_decode else spec.prefill_options
@@ -262,7 +273,7 @@ def _replay(spec: InferSpec, phase: Phase, system: System) -> Replay:
         launch=spec.launch if is_decode else None,
         phase=phase,
     )
-    found = set_up(asked, {}, system)
+    found = set_up(asked, {}, system, allow_code=allow_code)
     check_needs(found.scheme, system)
     return found
 

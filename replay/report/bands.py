@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from replay.report.tables import row_names
 from replay.report.words import says
+from replay.run.names import row_names
 from tracegen.display.content import Column, Table
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.report.tables import row_names
 from replay.report.times import count, per, time_us
+from replay.run.names import row_names
 from tracegen.display.content import Axis, Heat, Line, Plot
 
 if TYPE_CHECKING:

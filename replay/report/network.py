@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.report.tables import MB, row_names
+from replay.report.tables import MB
 from replay.report.words import says
+from replay.run.names import row_names
 from tracegen.display.content import Column, Table
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.report.tables import placement_name
+from replay.run.names import short_placement
 from replay.run.node_sampling import error_of
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def heading(*results: Result) -> str:
     lines += [_sampled_nodes(one) for one in results if _is_sampled(one)]
     for one in placed.values():
         routing = one.parts[0].routing
-        under = f"{placement_name(one.spec.placement)}: " if len(placed) > 1 else ""
+        under = f"{short_placement(one.spec.placement)}: " if len(placed) > 1 else ""
         lines.append(
             f"{under}{routing.mean_distinct_remote_ranks:.2f} distinct remote GPUs per token, "
             f"busiest rank {routing.rank_imbalance:.2f} x the mean{first}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.measure.result import LayerResult
 from replay.report.limits import CLASSES
-from replay.report.tables import row_names
+from replay.run.names import row_names
 from tracegen.display.content import Axis, Column, Line, Plot, Table
 
 if TYPE_CHECKING:

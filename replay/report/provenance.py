@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.report.machines import changes_table, machine_table
-from replay.report.tables import row_names
+from replay.run.names import row_names
 from tracegen.display.content import Column, Section, Table
 
 if TYPE_CHECKING:

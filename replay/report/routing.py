@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replay.measure.result import LayerResult
-from replay.report.tables import placement_name
+from replay.run.names import short_placement
 from tracegen.display.content import Column, Table
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def routing_table(results: Sequence[Result]) -> Table:
             found = part.routing
             rows.append(
                 (
-                    placement_name(one.spec.placement),
+                    short_placement(one.spec.placement),
                     _name(part) if is_layer else "mean of the layers",
                     found.num_tokens,
                     found.num_pairs,

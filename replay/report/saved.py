@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from replay.errors import UserError
+from replay.files import exists, is_folder
 from replay.run.load import load_result, read_document, validated
 
 CLASSES: dict[str, str] = {
@@ -51,9 +52,9 @@ def load(path: str | Path) -> Any:
     UserError
         If the file cannot be read, is damaged, is of a newer version or is something else.
     """
-    if isinstance(path, (str, Path)) and Path(path).is_dir():  # of a study, by `sweep -o`
+    if isinstance(path, (str, Path)) and is_folder(path):  # of a study, by `sweep -o`
         path = Path(path) / "sweep.json"
-        if not path.exists():
+        if not exists(path):
             message = f"{path.parent} is a folder without the sweep.json of a finished study"
             raise UserError(message)
     where, document = read_document(path, "Result")

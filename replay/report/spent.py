@@ -10,8 +10,8 @@ from replay.differences.gpus import COMPUTING, of_gpus
 from replay.differences.gpus import PARTS as GPU_PARTS
 from replay.differences.path import LAUNCHES, by_cause, by_phase, by_phase_and_cause, ps
 from replay.machine.kinds import PHASES
-from replay.report.tables import row_names
 from replay.report.times import count, per, time_us
+from replay.run.names import row_names
 from tracegen.display.content import Bars, Part, Span, Waterfall
 
 if TYPE_CHECKING:

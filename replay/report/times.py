@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.report.tables import row_names
 from replay.report.words import says
+from replay.run.names import row_names
 from tracegen.display.content import Column, Table
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def time_us(result: Result) -> float:
 def times_table(compared: Comparison, results: Sequence[Result]) -> Table:
     """Times, bounds and the busiest resource, in the order of the results."""
     chained = results[0].chain is not None
-    base = time_us(compared[compared.baseline])
+    base = time_us(compared.base)
     columns = [
         Column("scheme"),
         Column("step" if chained else "layer", "us", ",.1f"),
@@ -64,7 +64,7 @@ def times_table(compared: Comparison, results: Sequence[Result]) -> Table:
                 busiest.utilisation,
             )
         )
-    title = f"Time {measured(results[0])}; speed-up over {compared.baseline}"
+    title = f"Time {measured(results[0])}; speed-up over {compared.base_name}"
     return Table("times", title, columns, rows)
 
 

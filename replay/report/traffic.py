@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from replay.machine.kinds import WIRE_ROLES
 from replay.report.spent import unit_of
-from replay.report.tables import row_names
 from replay.report.times import count
+from replay.run.names import row_names
 from tracegen.display.content import Bars, Heat, Part
 
 if TYPE_CHECKING:

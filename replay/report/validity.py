@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from replay.report.tables import row_names
+from replay.run.names import row_names
 from replay.uncertainty.parts import WITHOUT_ERROR, parts_of
 from replay.uncertainty.residuals import UNVALIDATED, row_counts, table
 from tracegen.display.content import Column, Table

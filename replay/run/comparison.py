@@ -13,6 +13,7 @@ from replay.graph.engine import compile_ahead
 from replay.processes import answers
 from replay.run.estimate import LONG_SECONDS, Estimate, UnfitError, summed
 from replay.run.fit import check_fit, limit_of
+from replay.run.names import short_placement
 from replay.run.replayer import check_all, run
 from replay.run.result import Comparison, Result
 from replay.run.setup import SCHEME_KINDS, Setup, check_needs, load_trace, set_up, spec_of
@@ -60,7 +61,8 @@ def compare(
     spec
         The settings; its scheme and options are not heeded.
     baseline
-        Scheme that speed-ups are given over; None takes the first of `BASELINES` that is compared,
+        Scheme that speed-ups are given over, or a row as tables print it, such as ``"deepep,
+        eplb:40"``; None takes the first of `BASELINES` that is compared,
         else the first scheme: deepep for prefill, deepep-ll for decode.
     options
         Options by name, by name of the scheme.
@@ -110,7 +112,7 @@ def compare(
     for one in asked:
         made, _, scheme = spec_of(shared, {**one, "placement": placed[0]})
         try:
-            ready = set_up(made, {}, system, scheme)
+            ready = set_up(made, {}, system, scheme, allow_code=True)  # the caller named it
         except LayerRefusedError:
             if named:
                 raise
@@ -119,8 +121,9 @@ def compare(
         check_needs(ready.scheme, system)
         names.append(ready.scheme.name)
         setups.append(ready)
-    if baseline is not None and baseline not in names:
-        raise unknown("baseline", baseline, names)
+    rows = [f"{name}, {short_placement(one)}" for name in names for one in placed]
+    if baseline is not None and baseline not in [*names, *(rows if len(placed) > 1 else [])]:
+        raise unknown("baseline", baseline, rows if len(placed) > 1 else names)
     loaded, shared = load_trace(trace, shared)
     common = {"spec": shared} if given_system is None else {"spec": shared, "system": system}
     calls = [{**common, **one, "placement": placement} for one in asked for placement in placed]
@@ -136,7 +139,7 @@ def compare(
     left_out: dict[str, str] = {}
     for name, outcome in zip(names, found, strict=True):
         if isinstance(outcome, LayerRefusedError):
-            if named or name == baseline:
+            if named or (baseline or "").partition(", ")[0] == name:
                 raise outcome
             left_out[name] = str(outcome)
     results = [one for one in found if isinstance(one, Result)]
@@ -219,7 +222,9 @@ def _each_with_options(
     schemes: Sequence[str | Scheme], options: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Settings of each scheme: itself and its options."""
-    names = [one.name if isinstance(one, Scheme) else find(one).name for one in schemes]
+    names = [
+        one.name if isinstance(one, Scheme) else find(one, allow_code=True).name for one in schemes
+    ]
     if len(set(names)) != len(names):
         message = f"a scheme is listed twice: {', '.join(names)}"
         raise UserError(message)

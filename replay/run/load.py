@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from replay.errors import UserError, check_kind
-from replay.files import read_text
+from replay.errors import UserError, check_kind, shown
+from replay.files import parse_json, read_text
 from replay.run.first_schema import comparison_of_first, result_of_first
 from replay.run.result import COMPARISON_FORMAT, RESULT_FORMAT, Comparison, Result
 
+MOST = 1e30  # of any number: floating-point operations of a year on all machines that there are
 MAX_RESULT_BYTES = 2**30  # a chain of thousands of layers has a tenth of it
 
 One = TypeVar("One", bound=BaseModel)
@@ -45,13 +45,11 @@ def load_result(path: str | Path) -> Result | Comparison:
     name = document.get("format") if isinstance(document, dict) else None
     if not isinstance(name, str) or name not in CONVERTERS:
         raise UserError(_refusal(where, name))
-    kind = Result if name.startswith("moereplay-result/") else Comparison
+    kind: type[Result] | type[Comparison] = (
+        Result if name.startswith("moereplay-result/") else Comparison
+    )
     try:
-        return kind.model_validate(CONVERTERS[name](document))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        message = f"{where} is damaged: {place}: {first['msg'].lower()}"
+        return validated(kind, CONVERTERS[name](document), where)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         message = f"{where} is damaged: {name} has another shape ({type(error).__name__}: {error})"
     raise UserError(message)
@@ -96,11 +94,11 @@ def read_document(path: str | Path, kind: str) -> tuple[Path, Any]:
     check_kind("path", path, (str, Path), f"a JSON file that `{kind}.save` or --json wrote")
     where = Path(path)
     try:
-        return where, json.loads(read_text(where, MAX_RESULT_BYTES))
+        return where, parse_json(read_text(where, MAX_RESULT_BYTES))
     except OSError as error:
         message = f"cannot read {where}: {error.strerror}"
         raise UserError(message) from None
-    except (ValueError, RecursionError):
+    except ValueError:
         message = f"{where} is no result of a replay, or is cut short: it is not JSON"
         raise UserError(message) from None
 
@@ -129,7 +127,38 @@ def read_one_of(path: str | Path, result: type[One], comparison: type[Several]) 
     return validated(formats[name], document, where)
 
 
-def validated(kind: type[One], document: Any, where: Path) -> One:
+def check_numbers(document: Any, place: str = "") -> None:
+    """Refuse times and sizes that nothing has, wherever they stand in the JSON of a result.
+
+    Parameters
+    ----------
+    document
+        Of a result, or part of it.
+    place
+        Of the part: names joined by dots. What a name that ends in ``_us`` or ``bytes`` has in it
+        is a time in microseconds, or a number of bytes.
+
+    Raises
+    ------
+    UserError
+        Saying where.
+    """
+    if isinstance(document, dict):
+        for name, value in document.items():
+            check_numbers(value, f"{place}.{name}" if place else str(name))
+    elif isinstance(document, list):
+        for value in document:
+            check_numbers(value, place)
+    elif isinstance(document, float | int) and not isinstance(document, bool):
+        if not abs(document) <= MOST:
+            message = f"{place} = {shown(document)}: no such number is in a result"
+            raise UserError(message)
+        if document < 0 and any(name.endswith(("_us", "bytes")) for name in place.split(".")):
+            message = f"{place} = {document}: less than nothing"
+            raise UserError(message)
+
+
+def validated(kind: type[One], document: Any, where: str | Path) -> One:
     """Make a result of a document.
 
     Raises
@@ -138,12 +167,17 @@ def validated(kind: type[One], document: Any, where: Path) -> One:
         If it is damaged, saying where.
     """
     try:
+        check_numbers(document)
         return kind.model_validate(document)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        message = f"{where} is damaged: {place}: {first['msg'].lower()}"
+        message = f"{where} is damaged: {_first(error)}"
         raise UserError(message) from None
     except UserError as error:  # its spec has a setting that is not possible
         message = f"{where} is damaged: {error}"
         raise UserError(message) from None
+
+
+def _first(error: ValidationError) -> str:
+    """Where a document differs first from what it should be."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from replay.run.spec import RunSpec
 
 if TYPE_CHECKING:
     from replay.measure.replayed import Replayed
+    from replay.schemes.outside import AllowCode
     from replay.work.batch import Batch
     from tracegen import RoutingTrace
 
@@ -39,6 +40,7 @@ def run(
     observe: Callable[[Replayed], object] | None = None,
     max_memory: float | None = None,
     report: Callable[[str], object] | None = None,
+    allow_code: AllowCode = False,
     **settings: Any,
 ) -> Result:
     """Replay a trace under one scheme.
@@ -62,6 +64,9 @@ def run(
         Bytes that it may take; None takes what the machine has left.
     report
         Called with a line that says what a long replay takes, before it starts.
+    allow_code
+        Whether a scheme's file that the spec names may be executed: a spec may be somebody else's.
+        A set of SHA-256s allows files that have one of them. One that `settings` name is executed.
     settings
         Fields of `RunSpec` by name, in place of the spec's: ``scheme="deepep"``, ``ranks=8``. A
         system may also be a `hwmodel.System`, and a scheme a `replay.Scheme`.
@@ -73,8 +78,7 @@ def run(
     UnfitError
         If it takes more memory than there is.
     """
-    made, system, scheme = spec_of(spec, settings)
-    setup = set_up(made, {}, system, scheme)
+    setup = _set_up(spec, settings, allow_code)
     check_needs(setup.scheme, setup.system)
     loaded, made = load_trace(trace, setup.spec)
     identity = {"content_id": loaded.content_id}
@@ -84,8 +88,18 @@ def run(
     )
 
 
+def _set_up(spec: RunSpec | None, settings: Mapping[str, Any], allow_code: AllowCode) -> Setup:
+    """Follow references; who calls with the name of a scheme's file wants it executed."""
+    made, system, scheme = spec_of(spec, settings)
+    return set_up(made, {}, system, scheme, allow_code=allow_code or "scheme" in settings)
+
+
 def estimate(
-    trace: RoutingTrace | str | Path | None = None, spec: RunSpec | None = None, **settings: Any
+    trace: RoutingTrace | str | Path | None = None,
+    spec: RunSpec | None = None,
+    *,
+    allow_code: AllowCode = False,
+    **settings: Any,
 ) -> Estimate:
     """Find out what `run` with these parameters takes, by replaying a layer of some of its tokens.
 
@@ -94,8 +108,7 @@ def estimate(
     UserError
         If something asked for does not exist or does not fit together.
     """
-    made, system, scheme = spec_of(spec, settings)
-    setup = set_up(made, {}, system, scheme)
+    setup = _set_up(spec, settings, allow_code)
     loaded, _ = load_trace(trace, setup.spec)
     return estimate_of(setup, loaded, check_all(setup, loaded))
 

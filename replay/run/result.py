@@ -21,10 +21,12 @@ from pydantic import (
     model_validator,
 )
 
+from replay.errors import UserError
 from replay.files import write_text
 from replay.measure.parts import Room, Strict
 from replay.measure.result import ChainResult, LayerResult
 from replay.run.bands import Uncertainty
+from replay.run.names import check_baseline, named, row_names
 from replay.run.rows import COLUMNS, row_of
 from replay.run.spec import RunSpec
 from replay.work.precision import NUMBER_TYPES, Precision
@@ -325,12 +327,48 @@ class Comparison(Strict, Shown):
         documents = [one.model_dump(mode="json", by_alias=True) for one in self.results]
         return data_frame(map(row_of, documents), COLUMNS)
 
-    def __getitem__(self, scheme: str) -> Result:
-        """Result of a scheme by name; with several placements that of the first."""
-        for result in self.results:
-            if result.scheme.name == scheme:
-                return result
-        raise KeyError(scheme)
+    @model_validator(mode="after")
+    def _has_its_baseline(self) -> Comparison:
+        names = row_names(self.results, marked=False)
+        check_baseline(self.baseline, [*(one.scheme.name for one in self.results), *names])
+        return self
+
+    @property
+    def base(self) -> Result:
+        """The baseline's result; of a scheme with several placements that with the first."""
+        return self.results[self._place_of_base()]
+
+    @property
+    def base_name(self) -> str:
+        """The name of the baseline's row."""
+        return row_names(self.results, marked=False)[self._place_of_base()]
+
+    def _place_of_base(self) -> int:
+        names = row_names(self.results, marked=False)
+        names += [one.scheme.name for one in self.results]
+        return names.index(self.baseline) % len(self.results)
+
+    def row(self, name: str) -> Result:
+        """Find the result that a name means.
+
+        Parameters
+        ----------
+        name
+            As `replay.run.names.named` takes it: ``"deepep-ll"``, ``"deepep-ll, eplb:40"``.
+
+        Raises
+        ------
+        UserError
+            If there is none, or a scheme has several; with the names that there are.
+        """
+        return named(self.results, name)
+
+    def __getitem__(self, name: str) -> Result:
+        """Result by the name of its row, or of its scheme if that has one row."""
+        try:
+            return self.row(name)
+        except UserError as error:
+            raise KeyError(str(error)) from None
 
 
 def _json(model: BaseModel, leave_out: set[str] | None = None) -> str:

@@ -20,6 +20,8 @@ from replay.work.precision import Precision
 
 if TYPE_CHECKING:
     from hwmodel import System
+    from replay.run.result import Result
+    from replay.schemes.outside import AllowCode
     from tracegen import RoutingTrace
 
 
@@ -121,6 +123,8 @@ def set_up(
     trace_identity: Mapping[str, Any],
     system: System | None = None,
     scheme: Scheme | None = None,
+    *,
+    allow_code: AllowCode = False,
 ) -> Setup:
     """Follow the references of a spec.
 
@@ -132,6 +136,8 @@ def set_up(
         See `Setup`.
     system, scheme
         Objects to take in place of what the spec refers to.
+    allow_code
+        Whether a scheme's file that the spec names may be executed, see `replay.schemes.find`.
 
     Raises
     ------
@@ -139,7 +145,7 @@ def set_up(
         If a reference leads nowhere, or an option or a hardware value is not possible.
     """
     if scheme is None:
-        scheme = find_scheme(spec.scheme).with_options(spec.options)
+        scheme = find_scheme(spec.scheme, allow_code=allow_code).with_options(spec.options)
         changes: dict[str, Any] = {"options": _changed_options(scheme)}
     else:
         changes = {}
@@ -177,8 +183,20 @@ def _plain_types(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def find_scheme(reference: str | None) -> Scheme:
+def allowed_by(result: Result, *, allow_code: bool) -> AllowCode:
+    """Files that a result may have executed: where that is allowed, those it was made with."""
+    if allow_code and result.scheme.code:
+        return frozenset({result.scheme.code})
+    return allow_code
+
+
+def find_scheme(reference: str | None, *, allow_code: AllowCode) -> Scheme:
     """Look up a scheme with its default options.
+
+    Parameters
+    ----------
+    reference, allow_code
+        As of `replay.schemes.find`; None is refused.
 
     Raises
     ------
@@ -188,7 +206,7 @@ def find_scheme(reference: str | None) -> Scheme:
     if reference is None:
         message = f"no scheme is given; known: {', '.join(COMPARED)}"
         raise UserError(message)
-    return find(reference)
+    return find(reference, allow_code=allow_code)
 
 
 def _changed_options(scheme: Scheme) -> dict[str, Any]:
@@ -199,7 +217,7 @@ def _changed_options(scheme: Scheme) -> dict[str, Any]:
     values = dataclasses.asdict(scheme.options)
     reference = scheme.origin or scheme.name
     try:
-        found = find(reference)
+        found = find(reference, allow_code=False)  # it was executed to make the scheme
     except UserError:
         return values
     defaults = dataclasses.asdict(found.options)

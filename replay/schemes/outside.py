@@ -1,7 +1,8 @@
 """Schemes from outside the package: from a file that the user names, and from plug-ins.
 
-Loading a file executes it, so nothing is loaded that the user did not name. A plug-in is a package
-that was installed on purpose; it is executed when its scheme is asked for or listed.
+Loading a file executes it, so nothing is loaded that the user did not name: a file that a document
+names - a spec, a result, a study, a space - is refused unless the user allows it. A plug-in is a
+package that was installed on purpose; it is executed when its scheme is asked for or listed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
-from replay.files import read_bytes
+from replay.files import expanded, read_bytes
 from replay.schemes.base import Scheme
 
 if TYPE_CHECKING:
@@ -28,8 +29,21 @@ if TYPE_CHECKING:
 
 GROUP = "moereplay.schemes"
 
+AllowCode = bool | frozenset[str]
+"""Files that may be executed: any, none but those that this process has executed already, or those
+of some SHA-256."""
 
-def from_file(reference: str) -> Scheme:
+
+class CodeRefusedError(UserError):
+    """A file would have to be executed that the user has neither named nor allowed."""
+
+
+def is_file(reference: str) -> bool:
+    """Whether a reference to a scheme is one to a file."""
+    return ".py:" in reference or reference.endswith(".py")
+
+
+def from_file(reference: str, *, allow_code: AllowCode) -> Scheme:
     """Execute a file and take a scheme from it.
 
     Parameters
@@ -37,22 +51,27 @@ def from_file(reference: str) -> Scheme:
     reference
         ``path/to/file.py:Name``, where `Name` is a `Scheme` or a subclass of `Scheme` that can be
         made without arguments.
+    allow_code
+        Whether the file may be executed.
 
     Raises
     ------
+    CodeRefusedError
+        Naming the file and its SHA-256, if it may not.
     UserError
         Naming the file and the line, if the file cannot be executed or has no such scheme.
     """
     file, colon, name = reference.rpartition(":")
     if not colon or not file.endswith(".py"):
         file, name = reference, ""
-    path = Path(file).expanduser().resolve()
+    path = expanded(file).resolve()
     try:
         source = read_bytes(path)
     except OSError as error:
         message = f"scheme {reference!r}: {path} cannot be read: {error.strerror}"
         raise UserError(message) from None
     digest = hashlib.sha256(source).hexdigest()
+    _check_allowed(reference, path, digest, allow_code)
     module = _executed(path, source, digest)
     schemes = [key for key, value in vars(module).items() if _is_scheme_of(module, value)]
     if not name:
@@ -75,17 +94,40 @@ def _reduced(scheme: Scheme) -> tuple[Any, ...]:
 
 
 def _found_again(origin: str, code: str, options: Mapping[str, Any]) -> Scheme:
-    scheme = from_file(origin)
-    if scheme.code != code:
+    try:
+        scheme = from_file(origin, allow_code=frozenset({code}))
+    except CodeRefusedError:
         message = f"{origin}: the file was changed while it was in use"
-        raise UserError(message)
+        raise UserError(message) from None
     return scheme.with_options(options)
+
+
+def _check_allowed(reference: str, path: Path, digest: str, allow_code: AllowCode) -> None:
+    if isinstance(allow_code, frozenset):
+        if digest in allow_code:
+            return
+        message = (
+            f"scheme {reference!r}: {path} is another file than the one that was used: its SHA-256 "
+            f"is {digest}, not {' or '.join(sorted(allow_code))}; --scheme {reference} executes it"
+        )
+        raise CodeRefusedError(message)
+    if allow_code or _module_name(path, digest) in sys.modules:
+        return
+    message = (
+        f"scheme {reference!r} is code of a file, {path} (SHA-256 {digest}), and it is a document "
+        "that names it; with --allow-code it is executed (in Python: allow_code=True)"
+    )
+    raise CodeRefusedError(message)
+
+
+def _module_name(path: Path, digest: str) -> str:
+    key = hashlib.sha256(f"{path}\0{digest}".encode()).hexdigest()[:16]
+    return f"moereplay_scheme_{path.stem}_{key}"
 
 
 def _executed(path: Path, source: bytes, digest: str) -> ModuleType:
     """The file as a module; the same text at the same place is executed once."""
-    key = hashlib.sha256(f"{path}\0{digest}".encode()).hexdigest()[:16]
-    name = f"moereplay_scheme_{path.stem}_{key}"
+    name = _module_name(path, digest)
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

@@ -37,6 +37,7 @@ from replay.schemes.tutel.scheme import Tutel
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.schemes.base import Scheme
+    from replay.schemes.outside import AllowCode
 
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
@@ -89,7 +90,7 @@ def capabilities(system: System) -> set[str]:
     return {capability.value for capability in system.capabilities}
 
 
-def find(reference: str) -> Scheme:
+def find(reference: str, *, allow_code: AllowCode = True) -> Scheme:
     """Find a scheme, with its default options.
 
     Parameters
@@ -97,17 +98,22 @@ def find(reference: str) -> Scheme:
     reference
         A name of `COMPARED` or `EXAMPLES`, the name of a plug-in's entry point in the group
         ``moereplay.schemes``, or ``path/to/file.py:Name``. A file that is named is executed.
+    allow_code
+        Whether it may be: not where a document names the scheme and not the user. False allows
+        what this process has executed already, a set of SHA-256s files that have one of them.
 
     Raises
     ------
+    CodeRefusedError
+        If the scheme is that of a file that may not be executed.
     UserError
         If there is no such scheme, or its file or plug-in cannot be used.
     """
     own = COMPARED | EXAMPLES
     if reference in own:
         return own[reference]
-    if ".py:" in reference or reference.endswith(".py"):
-        scheme = outside.from_file(reference)
+    if outside.is_file(reference):
+        scheme = outside.from_file(reference, allow_code=allow_code)
     else:
         plugins = outside.plugins()
         if reference not in plugins:

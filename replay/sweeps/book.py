@@ -45,7 +45,7 @@ class Book:
             [[column.header for column in table.columns] for table in plan.tables],
         )
         self.columns = self._heads.columns(plan.points)
-        self._data = data_set(store.folder / "results" / plan.study.name, self.columns, tell)
+        self._data = data_set(store.files.folder("results", plan.study.name), self.columns, tell)
         self._points = {task.id: points for task, points in plan.tasks}
         self._rows: dict[int, Row] = {}  # by the place of the point
         self._place = {id(point): number for number, point in enumerate(plan.points)}
@@ -99,7 +99,7 @@ class Book:
             self._leases.give_back(ours)
             missing -= {*ours, *(identity for identity, _ in keys)}
             if missing:
-                time.sleep(POLL_S)
+                self._leases.wait(sorted(missing), POLL_S)
 
     def result(self, num_missing: int) -> SweepResult:
         """What is known now."""

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
+from replay.processes import SAFE_PATH, safe_path
 from replay.sweeps.crews import Batch, Crew
 from replay.sweeps.worker import Job, carry_out
 
@@ -27,6 +28,7 @@ INSTALL = "pip install 'moereplay[sweep]'"
 CONNECT_S = 20
 BATCHES_PER_WORKER = 2  # one is carried out while the other is on its way
 ANY_PORT = ":0"
+FILES, FILES_PER_WORKER = 32, 10  # open files of a local cluster: 31 with one worker, 57 with four
 SLURM_MEMORY = "8GB"  # of a worker, where Dask's configuration says nothing
 
 
@@ -110,6 +112,7 @@ def cluster(kind: str, workers: int | None) -> Iterator[Crew]:
     """
     with (
         _silence(),
+        safe_path(),
         _CLUSTERS[kind](workers) as made,
         _client(made, f"the cluster {kind!r}") as crew,
     ):
@@ -171,13 +174,35 @@ def _local(workers: int | None) -> Any:
         message = f"--cluster local needs Dask: {INSTALL}"
         raise UserError(message) from None
     number = workers or len(os.sched_getaffinity(0))
-    return LocalCluster(
-        n_workers=number,
-        threads_per_worker=1,
-        dashboard_address=ANY_PORT,
-        silence_logs=logging.CRITICAL,
-        preload=["replay.sweeps.worker"],  # which leaves Ctrl-C to this process
-    )
+    _check_files(number)
+    try:
+        return LocalCluster(
+            n_workers=number,
+            threads_per_worker=1,
+            dashboard_address=f"127.0.0.1{ANY_PORT}",
+            silence_logs=logging.CRITICAL,
+            preload=["replay.sweeps.worker"],  # which leaves Ctrl-C to this process
+        )
+    except (OSError, RuntimeError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        message = f"the cluster 'local' cannot be made: {why}"
+        raise UserError(message) from None
+
+
+def _check_files(workers: int) -> None:
+    """Refuse what Dask would try again for ever: more workers than there can be open files for."""
+    try:
+        import resource
+    except ImportError:  # no such limit
+        return
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = FILES + FILES_PER_WORKER * workers
+    if 0 <= most < needed:
+        message = (
+            f"--cluster local with {workers} workers takes about {needed} open files, and "
+            f"`ulimit -n` allows {most}"
+        )
+        raise UserError(message)
 
 
 def _slurm(workers: int | None) -> Any:
@@ -207,7 +232,15 @@ def slurm_cluster() -> Any:
         raise UserError(message) from None
     memory = dask.config.get("jobqueue.slurm.memory", None) or SLURM_MEMORY
     options = {"dashboard_address": ANY_PORT}
-    return SLURMCluster(cores=1, processes=1, memory=memory, scheduler_options=options)
+    prologue = dask.config.get("jobqueue.slurm.job-script-prologue", None) or []
+    return SLURMCluster(
+        cores=1,
+        processes=1,
+        memory=memory,
+        scheduler_options=options,
+        # Workers begin as ``python -m`` in the folder of the command.
+        job_script_prologue=[*prologue, f"export {SAFE_PATH}=1"],
+    )
 
 
 @contextmanager

@@ -9,15 +9,14 @@ twice, by ``run_id`` and ``point``, both say the same.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
+from replay.files import ManagedFolder
 from replay.sweeps.rows import Row
-from replay.sweeps.store import make_folder
 
 Key = tuple[str, str]
+MOST_BYTES = 2**30  # of a file of rows
 
 
 def key_of(row: Row) -> Key:
@@ -39,7 +38,7 @@ class DataSet:
     """
 
     def __init__(
-        self, folder: Path, columns: dict[str, type], tell: Callable[[str], object]
+        self, folder: ManagedFolder, columns: dict[str, type], tell: Callable[[str], object]
     ) -> None:
         import pyarrow
 
@@ -55,9 +54,9 @@ class DataSet:
 
     def keys(self) -> set[Key]:
         """Keys of all rows that are there."""
-        for path in sorted(self._folder.glob("*.parquet")):
-            if path.name not in self._keys:
-                self._keys[path.name] = self._keys_of(path)
+        for name in self._folder.names():
+            if name.endswith(".parquet") and name not in self._keys:
+                self._keys[name] = self._keys_of(name)
         return set().union(*self._keys.values())
 
     def append(self, rows: Sequence[Row]) -> None:
@@ -66,31 +65,31 @@ class DataSet:
 
         if not rows:
             return
-        make_folder(self._folder)
         text = "\n".join(sorted(" ".join(key_of(row)) for row in rows))
         name = f"part-{hashlib.sha256(text.encode()).hexdigest()[:16]}.parquet"
-        aside = self._folder / f".{name}.{os.getpid()}"
-        try:
-            parquet.write_table(Table.from_pylist(list(rows), schema=self._schema), aside)
-            aside.replace(self._folder / name)
-        finally:
-            aside.unlink(missing_ok=True)
+        table = Table.from_pylist(list(rows), schema=self._schema)
+        with self._folder.made(), self._folder.opened(name) as file:
+            parquet.write_table(table, file)
 
-    def _keys_of(self, path: Path) -> set[Key]:
+    def _keys_of(self, name: str) -> set[Key]:
         import pyarrow
         from pyarrow import parquet
 
         try:
-            table = parquet.read_table(path, columns=["run_id", "point"], partitioning=None)
-        except (OSError, pyarrow.ArrowException) as error:
-            self._tell(f"{path}: {' '.join(str(error).split())}; its rows are written anew")
+            content = pyarrow.BufferReader(self._folder.read_bytes(name, MOST_BYTES))
+            table = parquet.read_table(content, columns=["run_id", "point"])
+            ids, points = (table.column(column).to_pylist() for column in ("run_id", "point"))
+        except FileNotFoundError:
             return set()
-        ids, points = (table.column(name).to_pylist() for name in ("run_id", "point"))
+        except (OSError, KeyError, pyarrow.ArrowException) as error:
+            said = " ".join(str(error).split())
+            self._tell(f"{self._folder.path / name}: {said}; its rows are written anew")
+            return set()
         return set(zip(ids, points, strict=True))
 
 
 def data_set(
-    folder: Path, columns: dict[str, type], tell: Callable[[str], object]
+    folder: ManagedFolder, columns: dict[str, type], tell: Callable[[str], object]
 ) -> DataSet | None:
     """Make the data set of a study; None where pyarrow is not installed."""
     try:

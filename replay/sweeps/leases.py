@@ -14,20 +14,25 @@ lost: one that has no file is left, whoever claimed it.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
 import threading
+import time
 import uuid
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
 from replay.errors import UserError
-from replay.sweeps.store import make_folder
+from replay.files import ManagedFolder, failures, parse_json
 
 BEAT_S = 20.0
+WORD_S = 5.0  # of waiting before it is said
+MOST_BYTES = 10_000  # of a claim
+UNWRITABLE = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)  # folders, links or not
 LEASE_S = 120.0  # NFS shows times up to 60 s old (acregmax), and the engine may hold Python's lock
 
 
@@ -36,25 +41,31 @@ class Leases:
 
     Parameters
     ----------
-    folder
-        Of the sweep.
+    place
+        Folder of the sweep, made if it is not there; where nothing is put into it, it goes again.
     tell
         Called with a line where the file system has no hard links: points are not shared then.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[str], object]) -> None:
-        self._folder = folder / "claims"
-        self._own = self._folder / f"process-{uuid.uuid4().hex}"
+    def __init__(self, place: Path, tell: Callable[[str], object]) -> None:
+        self._files = ManagedFolder(place, "claims")
+        self._folder = self._files.path
+        self._made = ExitStack()
+        self._own = f"process-{uuid.uuid4().hex}"
         self._tell = tell
         self._are_shared = True
+        self._waited_s = 0.0
         self._end = threading.Event()
         self._beating = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> Leases:
-        self._begin()
-        for path in list(self._folder.iterdir()):
-            if self._is_abandoned(path):
-                path.unlink(missing_ok=True)
+        with ExitStack() as stack:
+            stack.enter_context(self._files.made())
+            self._begin()
+            for name in self._files.names():
+                if self._is_abandoned(name):
+                    self._files.remove(name)
+            self._made = stack.pop_all()
         self._beating.start()
         return self
 
@@ -66,50 +77,83 @@ class Leases:
     ) -> None:
         self._end.set()
         self._beating.join()
-        with suppress(FileNotFoundError):  # somebody removed the folder
+        with suppress(OSError, UserError):  # the folder is gone, or read-only by now
             # By what is there: an interrupt may have come right behind a link.
-            self.give_back([path.name for path in self._folder.iterdir() if path != self._own])
-        self._own.unlink(missing_ok=True)
+            self.give_back([name for name in self._files.names() if name != self._own])
+            self._files.remove(self._own)
         with suppress(OSError):  # others are at work
             self._folder.rmdir()
+        self._made.close()
 
     def take(self, identity: str) -> bool:
-        """Take a point, unless somebody else has it."""
-        return not self._are_shared or self._link(self._folder / identity)
+        """Take a point, unless somebody else has it.
+
+        Raises
+        ------
+        UserError
+            If the claim on it is none, or may not be removed when it is void.
+        """
+        return not self._are_shared or self._link(identity)
 
     def give_back(self, identities: Iterable[str]) -> None:
         """Let others have points."""
         for identity in identities:
-            path = self._folder / identity
-            if self._is_ours(path):
-                path.unlink(missing_ok=True)
+            if self._is_ours(identity):
+                self._files.remove(identity)
+
+    def wait(self, identities: Sequence[str], seconds: float) -> None:
+        """Wait for others, and say so if it lasts.
+
+        Parameters
+        ----------
+        identities
+            Points that they have claimed.
+        seconds
+            How long.
+        """
+        time.sleep(seconds)
+        before, self._waited_s = self._waited_s, self._waited_s + seconds
+        if before < WORD_S <= self._waited_s and identities:
+            self._tell(
+                f"waiting for {len(identities)} replays that others work on: "
+                f"{self._folder / identities[0]} is of {self._owner(identities[0])}; a claim is "
+                f"void when its process has been silent for {LEASE_S:g} s, or the file is removed"
+            )
+
+    def _owner(self, name: str) -> str:
+        """Who has a claim, in words."""
+        try:
+            place, pid = _named(self._files.read_text(name, MOST_BYTES))
+        except (OSError, ValueError):
+            return "somebody unknown"
+        return f"process {pid} of {place.partition(' ')[0] or 'some machine'}"
 
     def _begin(self) -> None:
         owner = json.dumps({"place": _place(), "pid": os.getpid()}) + "\n"
-        try:
-            make_folder(self._folder)
-            self._own.write_text(owner, encoding="utf-8")
-        except FileNotFoundError:  # somebody else has left, and took the folder away
-            make_folder(self._folder)
-            self._own.write_text(owner, encoding="utf-8")
-        except OSError as error:
-            message = f"cannot write {self._own}: {error.strerror}"
-            raise UserError(message) from None
+        with failures(self._folder / self._own):
+            try:
+                self._files.create(self._own, owner)
+            except FileNotFoundError:  # somebody else has left, and took the folder away
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._files.create(self._own, owner)
 
-    def _link(self, path: Path) -> bool:
+    def _link(self, name: str) -> bool:
         for _ in range(2):
             try:
-                path.hardlink_to(self._own)
+                self._files.link(self._own, name)
             except FileExistsError:
                 # Ours already, or a server made it and its answer was lost.
-                if self._is_ours(path):
+                if self._is_ours(name):
                     return True
-                if not self._is_abandoned(path):
+                if not self._is_abandoned(name):
                     return False
-                path.unlink(missing_ok=True)
+                self._files.remove(name)
             except FileNotFoundError:
                 self._begin()  # we slept for long, and somebody tidied up
             except OSError as error:
+                if error.errno in UNWRITABLE:
+                    message = f"cannot write {self._folder / name}: {error.strerror}"
+                    raise UserError(message) from None
                 self._tell(f"{self._folder}: no hard links ({error.strerror}): nothing is shared")
                 self._are_shared = False
                 return True
@@ -117,36 +161,48 @@ class Leases:
                 return True
         return False
 
-    def _is_ours(self, path: Path) -> bool:
+    def _is_ours(self, name: str) -> bool:
         try:
-            return path.samefile(self._own)
+            found, own = self._files.stat(name), self._files.stat(self._own)
         except OSError:
             return False
+        return found is not None and own is not None and os.path.samestat(found, own)
 
-    def _is_abandoned(self, path: Path) -> bool:
-        """Whether the owner of a claim, or of its own file, is dead or has been silent for long."""
-        try:
-            touched = path.stat().st_mtime
-            owner = path.read_text("utf-8")
-        except OSError:
+    def _is_abandoned(self, name: str) -> bool:
+        """Whether the owner of a claim, or of its own file, is dead or has been silent for long.
+
+        Raises
+        ------
+        UserError
+            If it is no file.
+        """
+        found = self._files.stat(name)
+        if found is None:
             return False  # given back just now
-        return _is_dead(owner) or self._now() - touched > LEASE_S
+        try:
+            if _is_dead(*_named(self._files.read_text(name, MOST_BYTES))):
+                return True
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError):
+            pass  # not ours to read, or somebody else's file: its time tells
+        # A time to come is of a clock that has gone back, or of nobody.
+        return abs(self._now() - found.st_mtime) > LEASE_S
 
     def _now(self) -> float:
         """Time by the clock of the file system."""
-        try:
-            os.utime(self._own)
-            return self._own.stat().st_mtime
-        except FileNotFoundError:
-            self._begin()
-            return self._own.stat().st_mtime
+        with failures(self._folder / self._own):
+            try:
+                self._files.touch(self._own)
+            except FileNotFoundError:
+                self._begin()
+            own = self._files.stat(self._own)
+        return 0.0 if own is None else own.st_mtime
 
     def _beat(self) -> None:
         while not self._end.wait(BEAT_S):
-            try:
-                os.utime(self._own)
-            except OSError:
-                continue  # `take` makes it anew
+            with suppress(OSError, UserError):  # `take` makes it anew
+                self._files.touch(self._own)
 
 
 def _place() -> str:
@@ -158,13 +214,24 @@ def _place() -> str:
     return " ".join(parts)
 
 
-def _is_dead(owner: str) -> bool:
-    """Whether the process that a file names is known to be dead."""
-    try:
-        named = json.loads(owner)
-        place, pid = named["place"], int(named["pid"])
-    except (ValueError, KeyError, TypeError):
-        return False  # somebody else's file
+def _named(owner: str) -> tuple[str, int]:
+    """The place and the number of the process that a file names.
+
+    Raises
+    ------
+    ValueError
+        If it names none.
+    """
+    named = parse_json(owner)
+    place, pid = (named.get("place"), named.get("pid")) if isinstance(named, dict) else (None, None)
+    if not isinstance(place, str) or type(pid) is not int or not 0 < pid < 2**31:
+        message = "no process"
+        raise ValueError(message)
+    return place, pid
+
+
+def _is_dead(place: str, pid: int) -> bool:
+    """Whether a process is known to be dead."""
     if place != _place() or os.name != "posix":
         return False  # only a lease that ran out tells
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from replay.errors import UserError
 from replay.sweeps.points import Point, place, points_of
@@ -11,6 +12,9 @@ from replay.sweeps.source import forget_files
 from replay.sweeps.study import Study, load_study
 from replay.sweeps.table import GridTable
 from replay.sweeps.task import Task, make_task
+
+if TYPE_CHECKING:
+    from replay.schemes.outside import AllowCode
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,15 @@ class Plan:
     tasks: list[tuple[Task, list[Point]]]
 
 
-def plan_sweep(study: Study | str | Path) -> Plan:
+def plan_sweep(study: Study | str | Path, *, allow_code: AllowCode = False) -> Plan:
     """Find and check everything a study asks for; nothing is replayed.
 
     Parameters
     ----------
     study
         A study, the name of one that comes with the package, or a TOML file.
+    allow_code
+        Whether files of schemes that it names may be executed, see `replay.schemes.find`.
 
     Raises
     ------
@@ -58,7 +64,7 @@ def plan_sweep(study: Study | str | Path) -> Plan:
     checked: set[str | None] = set()
     for number, point in enumerate(points):
         try:
-            task = make_task(point)
+            task = make_task(point, allow_code)
             if task.source.file not in checked:
                 task.source.check()
                 checked.add(task.source.file)

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from replay.errors import UserError, unknown
+from replay.errors import UserError, shown, unknown
 from replay.run import spec as run_spec
 from replay.run.spec import words
 from replay.schemes.registry import COMPARED
@@ -199,6 +199,9 @@ def check_setting(key: str, value: Scalar, where: str) -> None:
     UserError
         Saying what is possible.
     """
+    if type(value) is int and abs(value) >= 2**63:  # a column of the data set has no more
+        message = f"{where}: {key} = {shown(value)}: expected a number below 2**63"
+        raise UserError(message)
     if isinstance(value, float) and not math.isfinite(value):
         message = f"{where}: {key} = {value}: expected a finite number"
         raise UserError(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from replay.sweeps.plan import Plan
 from replay.sweeps.rows import Row
 from replay.sweeps.table import markdown, settings_text
 from replay.sweeps.tables import shown
+from tracegen.display import escape
 from tracegen.display.frames import data_frame
 from tracegen.display.shown import Shown
 
@@ -109,23 +111,29 @@ class SweepResult(Shown):
     def markdown(self) -> str:
         """The tables with question, settings and notes as Markdown."""
         study = self.plan.study
-        lines = [f"# {study.title}", "", study.question.strip(), ""]
-        lines += [f"`moereplay sweep {study.name} -o FOLDER`", ""]
-        lines += [study.notes.strip(), ""] if study.notes else []
+        lines = [f"# {escape.markdown(study.title)}", "", *_paragraphs(study.question)]
+        lines += [escape.code(f"moereplay sweep {study.name} -o FOLDER"), ""]
+        lines += _paragraphs(study.notes)
         for table in self.plan.tables:
             headings, rows, notes = table.lines()
             labels = len(table.axes) - (table.grid.across is not None)
             if table.grid.title:
-                lines += [f"## {table.grid.title}", ""]
+                lines += [f"## {escape.markdown(table.grid.title)}", ""]
             lines += [*markdown(headings, rows, labels=labels), ""]
             for number, note in enumerate(notes, 1):
-                lines += [f"[{number}] {note}", ""]
+                lines += [f"[{number}] {escape.markdown(note)}", ""]
             if table.grid.claims:
                 lines += [*markdown(HEADINGS, claim_lines(table), labels=NUM_LABELS), ""]
-            lines += [table.grid.notes.strip(), ""] if table.grid.notes else []
+            lines += _paragraphs(table.grid.notes)
             fixed = settings_text(table.grid.fixed)
             seeds = ", ".join(map(str, table.grid.seeds))
             if seeds:
                 fixed += f"; mean (least-largest) over seeds {seeds}"
-            lines += [f"Fixed: {fixed}.", ""] if fixed else []
+            lines += [f"Fixed: {escape.markdown(fixed)}.", ""] if fixed else []
         return "\n".join(lines)
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Paragraphs of a text, each a line with an empty one below."""
+    parts = re.split(r"\n\s*\n", text.strip())
+    return [line for part in parts if part for line in (escape.prose(part), "")]

@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
+from replay.files import parse_json
 from replay.run.rows import COLUMNS, row_of
 from replay.sweeps.points import SEED, Point, show
-from replay.sweeps.store import Outcome, Store
+from replay.sweeps.store import MOST_BYTES, Outcome, Store
 from tracegen.display.frames import data_frame
 
 if TYPE_CHECKING:
@@ -129,9 +130,10 @@ def load_table(folder: str | Path) -> pandas.DataFrame:
     UserError
         If the folder holds no finished sweep, or pandas is not installed.
     """
-    path = Path(folder) / "sweep.json"
+    store = Store(folder)
+    path = store.folder / "sweep.json"
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = parse_json(store.files.read_text(path.name, MOST_BYTES))
         grids = document["grids"]
         heads = Heads(
             document["name"],
@@ -142,11 +144,12 @@ def load_table(folder: str | Path) -> pandas.DataFrame:
     except FileNotFoundError:
         message = f"{folder} holds no finished sweep: there is no sweep.json"
         raise UserError(message) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, LookupError) as error:
         message = f"{path} is not that of a sweep ({type(error).__name__}: {error})"
         raise UserError(message) from None
     columns = heads.columns(one.point for one in asked)
-    store = Store(folder)
     rows = []
     for one in asked:
         outcome, _ = store.read(one.identity)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from replay.errors import UserError, check_jobs
-from replay.files import write_text
 from replay.sweeps.book import Book
 from replay.sweeps.clusters import check_cluster, cluster, scheduler
 from replay.sweeps.crews import Crew, processes
@@ -20,7 +20,11 @@ from replay.sweeps.study import Study
 from replay.sweeps.work import Work
 from replay.sweeps.worker import Job
 
+if TYPE_CHECKING:
+    from replay.schemes.outside import AllowCode
+
 Tell = Callable[[str], object]
+TABLES = ("sweep.json", "table.txt", "table.md")
 
 
 def sweep(
@@ -33,6 +37,7 @@ def sweep(
     shard: str | None = None,
     progress: Callable[[int, int], object] | None = None,
     report: Tell | None = None,
+    allow_code: AllowCode = False,
 ) -> SweepResult:
     """Replay every point of a study and put the numbers together.
 
@@ -63,6 +68,9 @@ def sweep(
     report
         Called with a line where a file in the folder could not be used, a column shows nothing, or
         the folder had the tables of another study.
+    allow_code
+        Whether files of schemes that the study names may be executed: a study may be somebody
+        else's. A set of SHA-256s allows files that have one of them.
 
     Raises
     ------
@@ -73,10 +81,11 @@ def sweep(
     """
     crew = workers_for(jobs, scheduler, cluster, report or _say_nothing)
     share = None if shard is None else parse_shard(shard)
-    plan = study if isinstance(study, Plan) else plan_sweep(study)
+    plan = study if isinstance(study, Plan) else plan_sweep(study, allow_code=allow_code)
     tell, advance = report or _say_nothing, progress or _say_nothing
     store = Store(folder)
-    asked = [Job(task.id, task.source.key, points[0]) for task, points in plan.tasks]
+    store.check(TABLES)
+    asked = [Job.of(task, points[0]) for task, points in plan.tasks]
     ours = asked if share is None else shard_of(asked, *share)
     with Leases(store.folder, tell) as leases:
         book = Book(plan, store, leases, tell)
@@ -159,7 +168,8 @@ def _end(book: Book, store: Store, num_missing: int, tell: Tell) -> SweepResult:
     before = store.study_name()
     if before not in (None, result.plan.study.name):
         tell(f"{store.folder}: the tables of study {before!r} are replaced; its points stay")
-    write_text(store.folder / "sweep.json", result.to_json())
-    write_text(store.folder / "table.txt", result.text())
-    write_text(store.folder / "table.md", result.markdown())
+    for name, text in zip(
+        TABLES, (result.to_json(), result.text(), result.markdown()), strict=True
+    ):
+        store.files.write_text(name, text)
     return result

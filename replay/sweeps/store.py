@@ -11,16 +11,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from replay.errors import UserError
-from replay.files import write_text
+from replay.files import ManagedFolder, parse_json
 
 FORMAT = "moereplay-point/1"
 FAILURE_FORMAT = "moereplay-failure/1"
+MOST_REASON = 10_000  # characters, of a point that cannot run
+FOLDERS = ("points", "failures", "results", "claims")
+MOST_BYTES = 2**30  # of a file; a chain of thousands of layers has a tenth of it
 
 
 @dataclass(frozen=True)
@@ -67,33 +72,42 @@ class Store:
     Parameters
     ----------
     folder
-        Made if it is not there.
-
-    Raises
-    ------
-    UserError
-        If it cannot be made, or is a file.
+        Made with the first point that is written.
+    kind
+        The class of its results; None for `replay.run.result.Result`.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        make_folder(self.folder / "points")
+    def __init__(self, folder: str | Path, kind: type[BaseModel] | None = None) -> None:
+        self.files = ManagedFolder(folder)
+        self.folder = self.files.path
+        self.kind = kind
+        self._points, self._failures = self.files.folder("points"), self.files.folder("failures")
+
+    def check(self, names: Iterable[str]) -> None:
+        """Refuse a folder that could not be filled, before the work that fills it.
+
+        Parameters
+        ----------
+        names
+            Of files that will be written beside the points.
+
+        Raises
+        ------
+        UserError
+            If something that is no file has the name of one.
+        """
+        for name in names:
+            self.files.check(name)
+        for name in FOLDERS:
+            self.files.folder(name).check_place()
 
     def study_name(self) -> str | None:
         """Name of the study whose tables are there; None if there are none."""
         try:
-            document = json.loads((self.folder / "sweep.json").read_text("utf-8"))
+            document = parse_json(self.files.read_text("sweep.json", MOST_BYTES))
             return str(document["name"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-
-    def path(self, identity: str) -> Path:
-        """Path of a point's file, whether it exists yet or not."""
-        return self.folder / "points" / f"{identity}.json"
-
-    def failure_path(self, identity: str) -> Path:
-        """Path of the file that says how a point failed, if it did."""
-        return self.folder / "failures" / f"{identity}.json"
 
     def read(self, identity: str) -> tuple[Outcome | None, str]:
         """Look for a point.
@@ -101,16 +115,23 @@ class Store:
         Returns
         -------
         What became of it, or None; and what is wrong with the file that is there, if anything is.
+
+        Raises
+        ------
+        UserError
+            If what is there is no file: to replace it might be to overwrite another.
         """
-        path = self.path(identity)
+        name = f"{identity}.json"
         try:
-            text = path.read_text("utf-8")
+            text = self._points.read_text(name, MOST_BYTES)
         except FileNotFoundError:
             return None, ""
-        except (OSError, UnicodeDecodeError) as error:
-            return None, f"{path.name}: {error}"
-        outcome, problem = read_point(text, identity)
-        return outcome, problem and f"{path.name} {problem}"
+        except OSError as error:
+            return None, f"{name} cannot be read: {error.strerror}"
+        except UnicodeDecodeError as error:
+            return None, f"{name} is damaged: {error}"
+        outcome, problem = read_point(text, identity, self.kind)
+        return outcome, problem and f"{name} {problem}"
 
     def write(self, identity: str, text: str) -> None:
         """Keep a point; it has not failed any more.
@@ -125,8 +146,9 @@ class Store:
         UserError
             If the folder cannot be written to.
         """
-        write_text(self.path(identity), text)
-        self.failure_path(identity).unlink(missing_ok=True)
+        with self._points.made():
+            self._points.write_text(f"{identity}.json", text)
+        self._failures.remove(f"{identity}.json")
 
     def write_failure(self, identity: str, failure: Failure, settings: Mapping[str, Any]) -> None:
         """Keep what went wrong with a point, for people; nobody reads it back.
@@ -136,7 +158,6 @@ class Store:
         UserError
             If the folder cannot be written to.
         """
-        make_folder(self.folder / "failures")
         document = {
             "format": FAILURE_FORMAT,
             "id": identity,
@@ -145,7 +166,8 @@ class Store:
             "traceback": list(failure.traceback),
             "host": failure.host,
         }
-        write_text(self.failure_path(identity), _json(document))
+        with self._failures.made():
+            self._failures.write_text(f"{identity}.json", _json(document))
 
 
 def point_text(identity: str, description: Mapping[str, Any], outcome: Outcome) -> str:
@@ -161,11 +183,22 @@ def point_text(identity: str, description: Mapping[str, Any], outcome: Outcome) 
     return _json(document)
 
 
-def read_point(text: str, identity: str) -> tuple[Outcome | None, str]:
-    """What became of a point by the text of its file, or None and what is wrong with the text."""
+def read_point(
+    text: str, identity: str, kind: type[BaseModel] | None = None
+) -> tuple[Outcome | None, str]:
+    """What became of a point by the text of its file, or None and what is wrong with the text.
+
+    Parameters
+    ----------
+    kind
+        The class of its result; None for `replay.run.result.Result`.
+    """
+    from replay.run.load import validated
+    from replay.run.result import Result
+
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
+        document = parse_json(text)
+    except ValueError:
         return None, "is damaged: not JSON"
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         return None, f"is not a point of a sweep ({FORMAT})"
@@ -175,24 +208,15 @@ def read_point(text: str, identity: str) -> tuple[Outcome | None, str]:
     if checksum != _checksum(document):
         return None, "is damaged: its checksum does not hold"
     result, refused = document.get("result"), document.get("refused")
-    if isinstance(result, dict) == isinstance(refused, str):
+    if isinstance(result, dict) == (isinstance(refused, str) and len(refused) <= MOST_REASON):
         return None, "is damaged: it holds no result"
-    return Outcome(result, refused), ""
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder, and those that it lies in.
-
-    Raises
-    ------
-    UserError
-        If it cannot be made, or is a file.
-    """
     try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        message = f"cannot make the folder {path}: {error.strerror}"
-        raise UserError(message) from None
+        # A checksum says that nothing was torn, not who wrote it.
+        if result is not None:
+            validated(kind or Result, result, "its result")
+    except UserError as error:
+        return None, f"is not believed: {error}"
+    return Outcome(result, refused), ""
 
 
 def _json(document: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from replay.errors import UserError, unknown
-from replay.files import parse_toml, read_text
+from replay.files import is_file, parse_toml, read_text
 
 PACKAGE = "replay.studies"
 
@@ -182,7 +182,7 @@ def load_study(name_or_path: str | Path) -> Study:
         text = (resources.files(PACKAGE) / f"{given}.toml").read_text("utf-8")
         return parse_study(text, given, f"study {given!r}")
     path = Path(given)
-    if path.suffix != ".toml" and not path.is_file():
+    if path.suffix != ".toml" and not is_file(path):
         problem = unknown("study", given, study_names())
         message = f"{problem}; or the path of a .toml file"
         raise UserError(message)

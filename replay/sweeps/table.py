@@ -12,6 +12,7 @@ from replay.sweeps.claims import check_claim, claims_json
 from replay.sweeps.columns import check_path
 from replay.sweeps.points import Choice, axes_of, place, show
 from replay.sweeps.study import Column
+from tracegen.display import escape
 
 if TYPE_CHECKING:
     from replay.sweeps.study import Grid, Study
@@ -245,7 +246,7 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], *, labels: 
     labels
         How many columns are labels.
     """
-    headings, *rows = [[cell.replace("|", "\\|") for cell in row] for row in (headings, *rows)]
+    headings, *rows = [[escape.markdown(cell) for cell in row] for row in (headings, *rows)]
     widths = [
         max(3, *(len(line[column]) for line in [headings, *rows]))
         for column in range(len(headings))

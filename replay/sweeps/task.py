@@ -25,6 +25,7 @@ from replay.sweeps.source import Source, generated, recorded
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.run.result import Result
+    from replay.schemes.outside import AllowCode
     from replay.sweeps.study import Scalar
     from tracegen import RoutingTrace
 
@@ -67,8 +68,15 @@ class Task:
         return carry_out(dataclasses.replace(self.setup, spec=spec), trace)
 
 
-def make_task(point: Point) -> Task:
+def make_task(point: Point, allow_code: AllowCode = False) -> Task:
     """Find and check everything that a point asks for, as far as possible before it runs.
+
+    Parameters
+    ----------
+    point
+        What is asked for.
+    allow_code
+        Whether a scheme's file that it names may be executed, see `replay.schemes.find`.
 
     Raises
     ------
@@ -83,7 +91,7 @@ def make_task(point: Point) -> Task:
             groups[group][name] = value
         else:
             settings[key] = value
-    scheme = _scheme(settings.pop("scheme", None), groups)
+    scheme = _scheme(settings.pop("scheme", None), groups, allow_code)
     system = _system(
         settings.pop("system", DEFAULT_SYSTEM), tuple(sorted(groups["system"].items()))
     )
@@ -99,8 +107,8 @@ def make_task(point: Point) -> Task:
     return task
 
 
-def _scheme(name: Any, groups: Mapping[str, Mapping[str, Scalar]]) -> Scheme:
-    chosen = find_scheme(name)
+def _scheme(name: Any, groups: Mapping[str, Mapping[str, Scalar]], allow_code: AllowCode) -> Scheme:
+    chosen = find_scheme(name, allow_code=allow_code)
     for other, scheme in COMPARED.items():  # mistakes in the options of others are mistakes too
         # As text, like on the command line: a whole number will do for an option with a fraction.
         options = {key: str(value) for key, value in groups[other].items()}

@@ -106,7 +106,7 @@ class Work:
         """Outcomes of what has finished; waits a while if nothing has."""
         if not self._running:
             if self._left or self._elsewhere:
-                time.sleep(POLL_S)
+                self._leases.wait([job.id for job in self._elsewhere], POLL_S)
             return
         finished, _ = wait(self._running, POLL_S, FIRST_COMPLETED)
         for one in finished:
@@ -126,7 +126,7 @@ class Work:
     def _keep(self, job: Job, done: Done) -> Finished:
         failure = done.failure
         if failure is None:
-            outcome, problem = read_point(done.text, job.id)
+            outcome, problem = read_point(done.text, job.id, self._store.kind)
             if outcome is not None:
                 self._store.write(job.id, done.text)
                 return Finished(job.id, outcome, is_found=False)

@@ -15,11 +15,11 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from replay.errors import UserError
 from replay.run.estimate import UnfitError
-from replay.schemes.outside import BuildFailed, said
+from replay.schemes.outside import AllowCode, BuildFailed, said
 from replay.sweeps.source import UnreadableError
 from replay.sweeps.store import Failure, Outcome, point_text
 from replay.sweeps.task import make_task
@@ -85,13 +85,24 @@ class Job:
     point
         What asks for it.
     make
-        Makes a task of that, on the machine of the worker.
+        Makes a task of that, on the machine of the worker; see `replay.sweeps.task.make_task`.
+    code
+        SHA-256 of the files that it may execute for that: those of who asks.
     """
 
     id: str
     trace: str
     point: Asks
-    make: Callable[[Any], Task] = make_task
+    make: Callable[[Any, AllowCode], Task] = make_task
+    code: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls, task: Task, point: Asks, make: Callable[[Any, AllowCode], Task] = make_task
+    ) -> Self:
+        """Have a task carried out that was made here."""
+        code = task.description["scheme"]["code"]
+        return cls(task.id, task.source.key, point, make, frozenset([code] if code else []))
 
 
 @dataclass(frozen=True)
@@ -168,7 +179,7 @@ def dask_setup(_: object) -> None:
 
 def _task_of(job: Job) -> Task:
     try:
-        task = job.make(job.point)
+        task = job.make(job.point, job.code)
     except UserError as error:
         message = f"the worker on {platform.node()} cannot replay a point: {error}"
         raise UserError(message) from None

@@ -25,6 +25,7 @@ from replay.training.strides import CannotSplitError
 
 if TYPE_CHECKING:
     from replay.graph import Timeline
+    from replay.schemes.outside import AllowCode
     from replay.training.composed import Composed
     from tracegen.models import ModelShape
 
@@ -41,6 +42,7 @@ def run(
     *,
     shape: ModelShape | None = None,
     observe: Observer | None = None,
+    allow_code: AllowCode = False,
     **settings: Any,
 ) -> TrainResult:
     """Replay a training step under one scheme.
@@ -53,6 +55,8 @@ def run(
         In place of the model that the spec names.
     observe
         Called with the schedule of the step.
+    allow_code
+        Whether a scheme's file that the spec names may be executed; one of `settings` is.
     settings
         Fields of `TrainSpec` by name, in place of the spec's.
 
@@ -62,6 +66,7 @@ def run(
         If something asked for does not exist or does not fit together, or not into a GPU.
     """
     made = (spec or TrainSpec()).changed(**settings)
+    find(made.scheme, allow_code=allow_code or "scheme" in settings)
     return _carry_out(Setup.of(made, shape), made, observe)
 
 
@@ -101,7 +106,7 @@ def compare(
     """
     shared = (spec or TrainSpec()).changed(**settings)
     setup = Setup.of(shared)
-    asked = {find(one).name: one for one in schemes or supported(setup.system)}
+    asked = {find(one, allow_code=True).name: one for one in schemes or supported(setup.system)}
     given = {name: dict((options or {}).get(name, {})) for name in asked}
     for name in options or {}:
         if name not in asked:
@@ -109,7 +114,7 @@ def compare(
     if baseline is not None and baseline not in asked:
         raise unknown("baseline", baseline, asked)
     for name, reference in asked.items():  # what does not exist is refused before the first replay
-        find(reference).with_options(given[name])
+        find(reference, allow_code=False).with_options(given[name])
     results: list[TrainResult] = []
     left_out: dict[str, str] = {}
     for name, reference in asked.items():
@@ -133,7 +138,7 @@ def compare(
 
 def _carry_out(setup: Setup, spec: TrainSpec, observe: Observer | None) -> TrainResult:
     """Make the step under the scheme of a spec."""
-    scheme = find(spec.scheme).with_options(spec.options)
+    scheme = find(spec.scheme, allow_code=False).with_options(spec.options)
     times = setup.replays.under(scheme)
     jitter = read(spec.jitter, spec.jitter_seed)
     late = None if jitter is None else delays(jitter)
@@ -154,6 +159,7 @@ def _carry_out(setup: Setup, spec: TrainSpec, observe: Observer | None) -> Train
             "source": scheme.source,
             "proposes": list[JsonValue](sorted(scheme.proposes)),
             "options": dataclasses.asdict(scheme.options),
+            **({"code": scheme.code} if scheme.code else {}),
         },
         plan=plan.model_dump(mode="json"),
         schedule={"name": setup.schedule.name, "source": setup.schedule.source},

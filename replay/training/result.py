@@ -9,10 +9,11 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from replay.files import write_text
 from replay.measure.parts import Strict
+from replay.run.names import check_baseline
 from replay.run.result import SystemDescription
 from replay.run.rows import result_row
 from replay.training.spec import TrainSpec
@@ -140,6 +141,11 @@ class TrainComparison(Strict, Shown):
     baseline: str
     results: list[TrainResult]
     left_out: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_its_baseline(self) -> TrainComparison:
+        check_baseline(self.baseline, [str(one.scheme["name"]) for one in self.results])
+        return self
 
     def __getitem__(self, scheme: str) -> TrainResult:
         """Result of a scheme by name."""

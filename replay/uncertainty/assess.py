@@ -14,6 +14,8 @@ from hwmodel import draws as machines
 from replay.errors import UserError, check_kind, unknown
 from replay.run.bands import Band, Cause, Uncertainty
 from replay.run.result import Comparison
+from replay.run.setup import allowed_by, find_scheme
+from replay.schemes.outside import is_file
 from replay.uncertainty import routing
 from replay.uncertainty.draws import deviation, share
 from replay.uncertainty.parts import WITHOUT_ERROR, factors, parts_of
@@ -57,6 +59,7 @@ def assess(
     system: System | None = None,
     schemes: Sequence[Scheme] = (),
     progress: Callable[[], object] | None = None,
+    allow_code: bool = False,
 ) -> Comparison:
     """Replay a comparison's schemes with what is uncertain drawn.
 
@@ -79,6 +82,9 @@ def assess(
         Schemes that no reference leads to.
     progress
         Called for every replay.
+    allow_code
+        Whether schemes' files that the comparison names may be executed, those that it was made
+        with: it may have come from a file.
 
     Returns
     -------
@@ -102,6 +108,7 @@ def assess(
     chosen = check(draws, seed, of)
     if system is None:
         system = _system_of(compared.results[0])
+    known = [*schemes, *_from_files(compared.results, schemes, allow_code=allow_code)]
     notes = []
     if "hardware" in chosen and (silent := machines.unstated(system.spec)):
         notes.append(f"held, as {system.name} states no spread of them: {', '.join(silent)}")
@@ -111,10 +118,22 @@ def assess(
         notes.append(reason)
         chosen.remove("routing")
     results = sorted(compared.results, key=lambda one: one.totals.makespan_us)
-    found = list(_drawn(results, trace, system, schemes, draws, seed, chosen, progress))
+    found = list(_drawn(results, trace, system, known, draws, seed, chosen, progress))
     return compared.model_copy(
         update={"uncertainty": _summary(results, found, draws, seed, chosen, notes)}
     )
+
+
+def _from_files(
+    results: Sequence[Result], schemes: Sequence[Scheme], *, allow_code: bool
+) -> list[Scheme]:
+    """Schemes of files that results refer to, but for those that are given."""
+    given = {scheme.name for scheme in schemes}
+    return [
+        find_scheme(one.spec.scheme, allow_code=allowed_by(one, allow_code=allow_code))
+        for one in results
+        if one.scheme.name not in given and is_file(str(one.spec.scheme))
+    ]
 
 
 def check(draws: int, seed: int, of: Sequence[str]) -> list[Drawn]:

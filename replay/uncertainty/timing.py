@@ -63,7 +63,9 @@ class Timer:
         self._works: dict[Key, Callable[[], LayerWork]] = {}
         self._ready: list[tuple[Scheme, Prepared]] = []
         for result in results:
-            found = known.get(result.scheme.name) or find_scheme(result.spec.scheme)
+            found = known.get(result.scheme.name) or find_scheme(
+                result.spec.scheme, allow_code=False
+            )
             scheme = found.with_options(result.scheme.options)
             ready, _ = prepare(Setup(result.spec, {}, system, scheme), trace).sampled()
             if len(ready.links) <= MOST_KEPT:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from replay.errors import UserError
-from replay.files import read_text
+from replay.files import parse_json, read_text
 
 LARGEST_FILE = 64_000_000  # bytes; a map of 100 layers and 10,000 slots has a tenth of it
 ARRAYS = (".npy", ".npz", ".pt", ".pth", ".safetensors")
@@ -73,8 +72,8 @@ def _load(path: Path) -> Any:
         return _yaml(path, text)
     lines = [line for line in text.splitlines() if line.strip()] if ".jsonl" in path.name else None
     try:
-        return json.loads(text) if lines is None else _last_map([json.loads(one) for one in lines])
-    except (ValueError, RecursionError) as error:
+        return parse_json(text) if lines is None else _last_map([parse_json(one) for one in lines])
+    except ValueError as error:
         message = f"placement file {path} is not JSON: {error}"
         raise UserError(message) from None
 

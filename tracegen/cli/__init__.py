@@ -11,6 +11,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "fetch": library.fetch,
     "add": library.add,
     "publish": library.publish,
+    "describe": library.describe,
     "convert": library.convert,
     "capture": capture.capture,
     "recover": capture.recover,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -138,7 +137,7 @@ def read_prompts(path: Path) -> list[str | list[dict[str, str]]]:
             found.append(line)
             continue
         try:
-            entry = json.loads(line)
+            entry = regular.parse_json(line)
         except ValueError as error:
             msg = f"{path}, line {number}: not JSON ({error})"
             raise UserError(msg) from error
@@ -162,8 +161,9 @@ def _load(name: str, device: str, dtype: str) -> tuple[Any, Any]:
     import transformers
 
     maker: Callable[..., Any] = transformers.AutoModelForCausalLM.from_pretrained
+    own_code: dict[str, Any] = {"trust_remote_code": False}  # a model's own is not asked for
     try:
-        config = transformers.AutoConfig.from_pretrained(name)
+        config = transformers.AutoConfig.from_pretrained(name, **own_code)
         if config.is_encoder_decoder:
             maker = transformers.AutoModelForSeq2SeqLM.from_pretrained
         placed: dict[str, Any] = {}
@@ -171,10 +171,10 @@ def _load(name: str, device: str, dtype: str) -> tuple[Any, Any]:
             import torch
 
             placed = {"device_map": "auto"} if torch.cuda.is_available() else {}
-        model = maker(name, dtype=dtype, **placed)
+        model = maker(name, dtype=dtype, **placed, **own_code)
         if device != "auto":
             model = model.to(device)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **own_code)
     except (OSError, ValueError, RuntimeError, ImportError, AttributeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         msg = f"{name}: cannot be loaded as a transformers model ({first})"

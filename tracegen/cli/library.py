@@ -115,6 +115,8 @@ def fetch(
                     name, catalogue, offline=offline or None, out=out, on_bytes=on_bytes
                 )
             typer.echo(f"{name}: {path}")
+            if problem := library.taken(name, catalogue, offline=offline or None):
+                typer.echo(f"note: {problem}", err=True)
 
 
 @contextlib.contextmanager
@@ -208,6 +210,21 @@ def publish(
         )
         size = sum(entry.file_bytes for entry in entries)
         typer.echo(f"{folder}: {len(entries)} traces, {size / 1e6:.1f} MB, ready to upload")
+
+
+def describe(
+    trace: Annotated[str, typer.Argument(help="A file of yours.", show_default=False)],
+    title: Annotated[str | None, typer.Option(help="For people.")] = None,
+    license: Annotated[str | None, typer.Option(help="SPDX identifier, such as CC-BY-4.0.")] = None,
+    source: Annotated[str | None, typer.Option(help="Where the trace is from.")] = None,
+    notes: Annotated[str | None, typer.Option(help="Anything else a reader must know.")] = None,
+) -> None:
+    """Set what a finished trace says of itself; its content and content id stay."""
+    with user_errors():
+        from tracegen.library.label import describe as set_texts
+
+        digest = set_texts(trace, title=title, license=license, source=source, notes=notes)
+        typer.echo(f"{trace}: described, content {digest[:12]} as before")
 
 
 def convert(

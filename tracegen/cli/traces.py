@@ -165,15 +165,16 @@ def info(
             return
         from rich.table import Table
 
+        from tracegen.display.escape import line
+
         table = Table(show_header=False, box=None)
         table.add_column(no_wrap=True, style="bold")
         table.add_column(overflow="fold")
         for key, value in described.items():
-            if isinstance(value, dict):
-                value = "\n".join(f"{k}: {v}" for k, v in value.items())
             if isinstance(value, list):
                 value = " ".join(map(str, value))
-            table.add_row(key.replace("_", " "), str(value))
+            parts = [f"{k}: {v}" for k, v in value.items()] if isinstance(value, dict) else [value]
+            table.add_row(key.replace("_", " "), "\n".join(line(str(part)) for part in parts))
         screen.show(table)
 
 

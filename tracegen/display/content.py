@@ -109,6 +109,7 @@ class Table:
         """
         from rich.text import Text
 
+        from tracegen.display.escape import line
         from tracegen.display.terminal import grid
 
         form, missing = grid(
@@ -122,7 +123,7 @@ class Table:
         if missing:
             notes.append(f"Not shown for want of room: {', '.join(missing)}.")
         yield Text()
-        yield Text(self.title, style="bold")
+        yield Text(line(self.title), style="bold")
         yield form
         if notes:
             yield Text("\n".join(notes), style="dim")

@@ -11,14 +11,14 @@ import csv
 import importlib.util
 import io
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracegen import output
+from tracegen.display.escape import latex, line, markdown, spreadsheet
 from tracegen.display.names import stems
+from tracegen.managed import ManagedFolder
 from tracegen.screen import plain
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 WITHOUT_PARQUET = (
     "tables were written without Parquet, which needs pyarrow: pip install 'moereplay[parquet]'"
 )
-FORMULA = ("=", "+", "-", "@", "\t", "'")
-"""What begins a formula in a spreadsheet; a text that begins so gets an apostrophe before it, which
-spreadsheets take away. The apostrophe is one of them, so that the first one can always be taken."""
 LARGEST = 2**63
 """First whole number that a column of Parquet cannot have."""
 
@@ -66,20 +63,20 @@ def write(page: Page, folder: str | Path) -> Written:
         If a file cannot be written.
     """
     tables = list(page.tables())
-    output.make_folder(Path(folder))
     has_parquet = importlib.util.find_spec("pyarrow") is not None
-    files = []
+    files, written = ManagedFolder(folder), []
     for table, stem in zip(tables, stems([table.name for table in tables]), strict=True):
         for ending, make in _TEXTS.items():
             path = Path(folder, f"{stem}.{ending}")
-            output.write_text(path, make(table))
-            files.append(path)
+            with files.made():
+                files.write_text(path.name, make(table))
+            written.append(path)
         if has_parquet:
             path = Path(folder, f"{stem}.parquet")
-            with output.opened(path) as file:
+            with files.opened(path.name) as file:
                 file.write(as_parquet(table))
-            files.append(path)
-    return Written(files, "" if has_parquet or not tables else WITHOUT_PARQUET)
+            written.append(path)
+    return Written(written, "" if has_parquet or not tables else WITHOUT_PARQUET)
 
 
 def headings(table: Table) -> list[str]:
@@ -87,7 +84,7 @@ def headings(table: Table) -> list[str]:
     found: list[str] = []
     for column in table.columns:
         unit = f" ({column.unit})" if column.unit else ""
-        heading = name = _line(f"{column.name}{unit}")
+        heading = name = line(f"{column.name}{unit}")
         number = 1
         while name in found:
             number += 1
@@ -100,15 +97,15 @@ def as_csv(table: Table) -> str:
     """Write a table as CSV: a number with every digit, nothing where there is no value."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([_harmless(heading) for heading in headings(table)])
+    writer.writerow([spreadsheet(heading) for heading in headings(table)])
     writer.writerows([_csv_cell(cell) for cell in row] for row in table.rows)
     return out.getvalue()
 
 
 def as_markdown(table: Table) -> str:
     """Write a table as GitHub's Markdown, with its title and its notes."""
-    names = [_markdown(heading) for heading in headings(table)]
-    lines = [[_markdown(text) for text in row] for row in table.texts()]
+    names = [markdown(heading) for heading in headings(table)]
+    lines = [[markdown(text) for text in row] for row in table.texts()]
     widths = [max(3, *map(len, column)) for column in zip(names, *lines, strict=True)]
     rules = [
         "-" * width if column.is_text else "-" * (width - 1) + ":"
@@ -124,17 +121,17 @@ def as_markdown(table: Table) -> str:
         for row in (names, *lines)
     ]
     rows.insert(1, "| " + " | ".join(rules) + " |")
-    notes = [_markdown(note) for note in table.notes]
-    parts = [f"**{_markdown(table.title)}**" if table.title else "", "\n".join(rows), *notes]
+    notes = [markdown(note) for note in table.notes]
+    parts = [f"**{markdown(table.title)}**" if table.title else "", "\n".join(rows), *notes]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def as_latex(table: Table) -> str:
     """Write a table as LaTeX for the package ``booktabs``; title and notes are remarks in it."""
     form = "".join("l" if column.is_text else "r" for column in table.columns)
-    lines = [f"% {_line(text)}" for text in (table.title, *table.notes) if text]
+    lines = [f"% {line(text)}" for text in (table.title, *table.notes) if text]
     lines += [rf"\begin{{tabular}}{{{form}}}", r"  \toprule"]
-    lines += [rf"  {' & '.join(map(_latex, headings(table)))} \\", r"  \midrule"]
+    lines += [rf"  {' & '.join(map(latex, headings(table)))} \\", r"  \midrule"]
     for row in table.texts():
         cells = map(_latex_cell, row, table.columns)
         lines.append(rf"  {' & '.join(cells)} \\")
@@ -198,51 +195,15 @@ def _csv_cell(cell: Cell) -> str:
     value = _value(cell)
     if value is None:
         return ""
-    return _harmless(value) if isinstance(value, str) else _exact(value)
-
-
-def _harmless(text: str) -> str:
-    return f"'{text}" if text.startswith(FORMULA) else text
-
-
-def _line(text: str) -> str:
-    """Text on one line, without what steers a terminal."""
-    return " ".join(plain(text).split())
-
-
-_MARKUP = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_[]<>|~&$#!"})
-
-
-def _markdown(text: str) -> str:
-    return _line(text).translate(_MARKUP)
-
-
-_COMMANDS = str.maketrans(
-    {
-        **{mark: f"\\{mark}" for mark in "&%$#_{}"},
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        "'": r"\textquotesingle{}",
-        "`": r"\textasciigrave{}",
-    }
-)
-
-
-def _latex(text: str) -> str:
-    # Two hyphens would become one dash.
-    return re.sub("-(?=-)", "-{}", _line(text).translate(_COMMANDS))
+    return spreadsheet(value) if isinstance(value, str) else _exact(value)
 
 
 def _latex_cell(text: str, column: Column) -> str:
     """A cell; the sign of a number is a minus and no hyphen."""
     if not column.is_text and text.startswith("-") and text != "-":
-        return f"$-${_latex(text[1:])}"
+        return f"$-${latex(text[1:])}"
     # A row that begins with a bracket would be read as the distance from the row before.
-    found = _latex(text)
+    found = latex(text)
     return f"{{}}{found}" if found.startswith(("[", "*")) else found
 
 

@@ -16,7 +16,7 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from tracegen.display import palette
-from tracegen.screen import plain
+from tracegen.display.escape import line
 
 WIDTH = 3.35
 """Inches of a column on a page of two, as IEEE and ACM set it."""
@@ -75,8 +75,8 @@ def colour(place: int) -> str:
 
 def label(text: str) -> str:
     """A name as it is drawn: on one line, and not one that a legend would pass over."""
-    line = plain(" ".join(text.split()))
-    return f" {line}" if line.startswith("_") else line
+    found = line(text)
+    return f" {found}" if found.startswith("_") else found
 
 
 def broken(text: str) -> str:

@@ -11,11 +11,11 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracegen import output
+from tracegen.display.escape import line
 from tracegen.display.names import stems
 from tracegen.display.palette import places
 from tracegen.errors import UserError, unknown
-from tracegen.screen import plain
+from tracegen.managed import ManagedFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,16 +97,15 @@ def write(page: Page, folder: str | Path) -> list[Path]:
     from tracegen.display.drawing import draw
 
     charts, colours = list(page.charts()), places(page)
-    output.make_folder(Path(folder))
-    written = []
+    files, written = ManagedFolder(folder), []
     for chart, stem in zip(charts, stems([chart.name for chart in charts]), strict=True):
         drawn = draw(chart, colours)
         for form in FORMATS:
             out = io.BytesIO()
-            title = {"Title": plain(" ".join(chart.title.split()))}
+            title = {"Title": line(chart.title)}
             drawn.savefig(out, format=form, metadata={**_METADATA[form], **title})
             path = Path(folder, f"{stem}.{form}")
-            with output.opened(path) as file:
+            with files.made(), files.opened(path.name) as file:
                 file.write(out.getvalue())
             written.append(path)
             drawn.set_layout_engine("none")  # all has its place now, in every format the same

@@ -63,14 +63,13 @@ class Shown:
 
     def _repr_html_(self) -> str:
         """HTML that a notebook shows: the beginning of the page, and the names of its charts."""
-        from html import escape
-
+        from tracegen.display.escape import html
         from tracegen.display.html import fragment
 
         page = page_of(self)
-        head = f"<strong>{escape(page.title)}</strong><br>{escape(page.summary)}"
+        head = f"<strong>{html(page.title)}</strong><br>{html(page.summary)}"
         names = ", ".join(chart.name for chart in page.charts())
-        foot = f"<p>Charts of <code>plot(name)</code>: {escape(names)}.</p>" if names else ""
+        foot = f"<p>Charts of <code>plot(name)</code>: {html(names)}.</p>" if names else ""
         return f"<p>{head}</p>{fragment(beginning(page))}{foot}"
 
 

@@ -16,6 +16,7 @@ from tracegen.file.schema import (
     MAX_DEFLATE_RATIO,
     MAX_TEXT_BYTES,
     Column,
+    most_bytes,
 )
 
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
@@ -137,6 +138,11 @@ class Guard:
                 f"{'text of fixed length' if kind is str else kind.__name__}, "
                 f"not {dtype} {handle.shape}"
             )
+            raise UserError(msg)
+        if is_text and dtype.itemsize > most_bytes(name):
+            # Everything that shows the trace shows its title.
+            size, most = dtype.itemsize, most_bytes(name)
+            msg = f"{where}: attribute {name!r} has {size} bytes; at most {most}"
             raise UserError(msg)
         value = node.attrs[name]
         if kind is not str:

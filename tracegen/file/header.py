@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.file import schema
 from tracegen.models import ModelShape
@@ -140,8 +141,8 @@ def read_info(
         If a value is not among the possible ones, or the provenance is not a JSON object.
     """
     try:
-        record = json.loads(root.get("provenance", "{}"))
-    except (ValueError, RecursionError) as error:
+        record = regular.parse_json(root.get("provenance", "{}"))
+    except ValueError as error:
         msg = "the attribute 'provenance' is not JSON"
         raise UserError(msg) from error
     if not isinstance(record, dict):

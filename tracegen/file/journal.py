@@ -315,8 +315,8 @@ def _next_record(file: BinaryIO, size: int) -> tuple[bytes, int, bytes] | None:
 
 def _json(payload: bytes) -> dict[str, Any]:
     """A JSON object; anything else as an empty one."""
-    with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(payload)
+    with contextlib.suppress(ValueError):
+        value = regular.parse_json(payload)
         if isinstance(value, dict):
             return value
     return {}

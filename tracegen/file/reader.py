@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +18,7 @@ import numpy as np
 from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.file import header, part
+from tracegen.file.deferred import DeferredFile
 from tracegen.file.guard import Guard, damage
 from tracegen.file.journal import refuse_journal
 from tracegen.file.schema import COLUMNS, columns_of
@@ -25,6 +26,8 @@ from tracegen.trace import checks, content_id, provenance
 from tracegen.trace.arrays import Array
 from tracegen.trace.routing import RoutingTrace
 from tracegen.trace.tables import RequestTable, TokenTable
+
+_Calls = Callable[[], contextlib.AbstractContextManager[None]]
 
 MAX_LOAD_BYTES = 4 * 2**30
 """Decoded bytes that reading allocates unless it is told that more is meant."""
@@ -41,9 +44,14 @@ class TraceFile:
         Name of the source in errors.
     file_bytes
         Its size.
+    calls
+        Surrounds what calls HDF5, and raises what failed below it; none for a file of the system.
     """
 
-    def __init__(self, file: h5py.File, name: str, file_bytes: int) -> None:
+    def __init__(
+        self, file: h5py.File, name: str, file_bytes: int, calls: _Calls = contextlib.nullcontext
+    ) -> None:
+        self._calls = calls
         self.name = name
         """Path, or how to call the file in messages."""
         self.file_bytes = file_bytes
@@ -148,7 +156,7 @@ class TraceFile:
         chosen = part.chosen_layers(layers, self.num_layers, self.name)
         rows = part.chosen_rows(tokens, self.num_tokens, self.name)
         self._check_memory(len(chosen), rows.stop - rows.start, max_bytes)
-        with damage(self.name):
+        with self._reading(self.name):
             index = self._whole("model/moe_layer_index")
             checks.check_layer_index(index)
             columns: dict[str, Any] = {
@@ -193,10 +201,16 @@ class TraceFile:
                 number = int(one.moe_layer_index[0])
                 msg = f"{self.name}: /summary/load of layer {number} is not what the ids say"
                 raise UserError(msg)
-        with damage(self.name):
+        with self._reading(self.name):
             provenance.check(self.info.provenance)
             found = content_id.digest(content_id.header(self.model, self.info), self._parts())
         self._check_content(found)
+
+    @contextlib.contextmanager
+    def _reading(self, where: str) -> Iterator[None]:
+        """Calls of HDF5: what goes wrong in them, or below them, in one line."""
+        with self._calls(), damage(where):
+            yield
 
     def _check_content(self, found: str) -> None:
         """Refuse a content that is not the one that the file names."""
@@ -243,7 +257,7 @@ class TraceFile:
         shape = (len(layers), rows.stop - rows.start, *dataset.shape[2:])
         out = np.empty(shape, dataset.dtype.newbyteorder("="))
         for i, layer in enumerate(layers):
-            with damage(f"{self.name}: /{path}"):
+            with self._reading(f"{self.name}: /{path}"):
                 out[i] = dataset[layer, rows]
             if path == "routing/expert_ids":
                 checks.check_layer(out[i], self.num_experts, int(index[layer]), rows.start)
@@ -258,13 +272,13 @@ class TraceFile:
         dataset = self._columns[path]
         if dataset is None:
             return None
-        with damage(f"{self.name}: /{path}"):
+        with self._reading(f"{self.name}: /{path}"):
             column: Array = dataset[rows]
         return column.astype(column.dtype.newbyteorder("="), copy=False)
 
     def _whole(self, path: str) -> Array:
         """Read a required array entirely."""
-        with damage(f"{self.name}: /{path}"):
+        with self._reading(f"{self.name}: /{path}"):
             array: Array = self._columns[path][...]
         return array.astype(array.dtype.newbyteorder("="), copy=False)
 
@@ -275,7 +289,7 @@ class TraceFile:
         array = self._whole(path)
         if array.dtype.kind != "S":
             return array
-        with damage(f"{self.name}: /{path}"):
+        with self._reading(f"{self.name}: /{path}"):
             return np.array([text.decode("utf-8") for text in array.tolist()], dtype=np.str_)
 
 
@@ -297,6 +311,8 @@ def open_trace(source: str | Path | BinaryIO) -> Iterator[TraceFile]:
     UserError
         If it cannot be read or is not a trace this reader knows.
     """
+    opened: Path | DeferredFile
+    calls: _Calls
     name = str(source) if isinstance(source, str | Path) else getattr(source, "name", "stream")
     if isinstance(source, str | Path):
         path = Path(source)
@@ -304,12 +320,15 @@ def open_trace(source: str | Path | BinaryIO) -> Iterator[TraceFile]:
             msg = f"{name}: no such file"
             raise UserError(msg)
         refuse_journal(path)
-        size = path.stat().st_size
+        opened, size, calls = path, path.stat().st_size, contextlib.nullcontext
     else:
-        size = source.seek(0, os.SEEK_END)
-    with damage(name):
-        file = h5py.File(source, "r")
-    with file:
         with damage(name):
-            trace_file = TraceFile(file, name, size)
+            size = source.seek(0, os.SEEK_END)
+        opened = DeferredFile(source, name, size)
+        calls = opened.raising
+    with contextlib.ExitStack() as stack:
+        with calls(), damage(name):
+            # Closed whatever comes: what HDF5 closes at the end of the process calls back too late.
+            file = stack.enter_context(h5py.File(opened, "r"))
+            trace_file = TraceFile(file, name, size, calls)
         yield trace_file

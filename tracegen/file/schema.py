@@ -23,9 +23,11 @@ LIMITS = {
 MAX_CHUNK_BYTES = 64 * 2**20
 """Largest decoded chunk that a reader accepts."""
 MAX_TEXT_BYTES = 4096
-"""Longest string of the request table, in bytes of UTF-8."""
+"""Longest string of the request table, and longest title, in bytes of UTF-8."""
 MAX_ATTRIBUTE_BYTES = 60_000
 """Longest attribute, below the 64 KiB that HDF5 keeps in an object header."""
+LONG_ATTRIBUTES = ("provenance", "shape")
+"""Attributes that are JSON; the others are lines, and have at most `MAX_TEXT_BYTES`."""
 MAX_DEFLATE_RATIO = 1032
 """DEFLATE cannot shrink data further than this (zlib, technical details)."""
 
@@ -81,6 +83,22 @@ def columns_of(group: str) -> tuple[Column, ...]:
     In the order of :data:`COLUMNS`.
     """
     return tuple(column for column in COLUMNS.values() if column.path.startswith(f"{group}/"))
+
+
+def most_bytes(attribute: str) -> int:
+    """Bytes of UTF-8 that the text of an attribute has at most.
+
+    Parameters
+    ----------
+    attribute
+        Its name.
+
+    Examples
+    --------
+    >>> most_bytes("title"), most_bytes("provenance")
+    (4096, 60000)
+    """
+    return MAX_ATTRIBUTE_BYTES if attribute in LONG_ATTRIBUTES else MAX_TEXT_BYTES
 
 
 def metadata_bytes(num_layers: int, num_tokens: int) -> int:

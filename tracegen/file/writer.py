@@ -104,10 +104,19 @@ def _describe(file: h5py.File, trace: RoutingTrace) -> None:
 
 
 def _write_attributes(node: h5py.Group | h5py.Dataset, values: dict[str, Any]) -> None:
-    """Write scalars, text as strings of fixed length."""
+    """Write scalars, text as strings of fixed length.
+
+    Raises
+    ------
+    UserError
+        If a text is longer than a reader takes.
+    """
     for name, value in values.items():
         if isinstance(value, str):
             encoded = value.encode("utf-8")
+            if len(encoded) > schema.most_bytes(name):
+                msg = f"{name} has {len(encoded)} bytes; at most {schema.most_bytes(name)}"
+                raise UserError(msg)
             # HDF5 has no strings of no bytes.
             dtype = h5py.string_dtype("utf-8", max(1, len(encoded)))
             node.attrs.create(name, np.array(encoded, dtype=dtype), dtype=dtype)

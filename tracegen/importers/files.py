@@ -8,7 +8,6 @@ import binascii
 import contextlib
 import gzip
 import io
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,10 +82,16 @@ def load_array(source: Path | bytes, where: str) -> Array:
         array: Array = np.load(stream, allow_pickle=False)
     except UserError:
         raise
-    except (ValueError, OSError, EOFError) as error:
-        msg = f"{where}: not an .npy array ({error})"
+    except Exception as error:  # numpy reads the header as Python reads a program
+        msg = f"{where}: not an .npy array ({_first_line(error)})"
         raise UserError(msg) from error
     return array
+
+
+def _first_line(error: Exception) -> str:
+    """What a library says of a file that is not its own, which may be all of the file."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200]
 
 
 def load_npz(path: Path) -> dict[str, Array]:
@@ -117,8 +122,10 @@ def load_npz(path: Path) -> dict[str, Array]:
                 )
                 for entry in archive.infolist()
             }
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
-        msg = f"{path}: not an .npz archive ({error})"
+    except UserError:
+        raise
+    except Exception as error:  # encrypted, packed by what Python has not, cut off, ...
+        msg = f"{path}: not an .npz archive ({_first_line(error)})"
         raise UserError(msg) from error
 
 
@@ -145,8 +152,7 @@ def load_tensors(path: Path) -> Any:
         with _numpy_arrays_allowed(torch):
             return _plain(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # pickle, zip and torch each have their own
-        first = str(error).strip().splitlines() or [type(error).__name__]
-        msg = f"{path}: not a file of plain tensors ({first[0][:200]})"
+        msg = f"{path}: not a file of plain tensors ({_first_line(error)})"
         raise UserError(msg) from error
 
 
@@ -222,8 +228,8 @@ def load_json(text: str, where: str) -> Any:
         If it is not JSON.
     """
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return regular.parse_json(text)
+    except ValueError as error:
         msg = f"{where}: not JSON ({error})"
         raise UserError(msg) from error
 

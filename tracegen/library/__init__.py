@@ -11,16 +11,15 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from tracegen.errors import UserError
 from tracegen.library import catalogue as catalogues
-from tracegen.library import listed, resolve, settings
-from tracegen.library.catalogue import Entry, is_url
+from tracegen.library import fetched, listed, resolve, settings
+from tracegen.library.catalogue import Entry
 from tracegen.library.resolve import Found, search
-from tracegen.output import draft_of, make_folder
+from tracegen.managed import ManagedFolder
 
 if TYPE_CHECKING:
     from tracegen.file.reader import TraceFile
@@ -37,6 +36,7 @@ __all__ = [
     "lookup",
     "open_trace",
     "search",
+    "taken",
     "verify",
 ]
 
@@ -66,7 +66,7 @@ def lookup(name: str | Path, catalogue: str | None = None) -> Found | None:
     -------
     None for paths, URLs, and names that are nowhere.
     """
-    return resolve.lookup(name, catalogue, settings.read())
+    return resolve.lookup(name, catalogue, settings.Settings())
 
 
 def find(name: str | Path, catalogue: str | None = None) -> Path:
@@ -86,7 +86,7 @@ def find(name: str | Path, catalogue: str | None = None) -> Path:
         If the name is in no catalogue, or the file does not exist, cannot be had or has not the
         bytes that its catalogue lists.
     """
-    present = settings.read()
+    present = settings.Settings()
     return _have(resolve.resolve(name, catalogue, present), present)
 
 
@@ -122,13 +122,44 @@ def fetch(
     UserError
         If it cannot be had, or is not what its catalogue says.
     """
-    present = settings.read(offline)
+    present = settings.Settings(offline)
     place = resolve.resolve(name, catalogue, present)
     path = _have(place, present, on_bytes)
-    if isinstance(place, Found) and isinstance(place.location, Path):
-        with _opened(place, present, path) as file:
-            file.verify()  # as what is downloaded was, before it came into the cache
-    return path if out is None else _copy(path, out, name)
+    if isinstance(place, Found):
+        if isinstance(place.location, Path):
+            with _opened(place, present, path) as file:
+                file.verify()  # as what is downloaded was, before it came into the cache
+        if place.catalogue != catalogues.BUILT_IN:
+            fetched.note(present.cache, place.catalogue, place.entry)
+    return path if out is None else _copy(path, out, place)
+
+
+def taken(name: str, catalogue: str | None = None, *, offline: bool | None = None) -> str:
+    """Say that the name of a fetched trace means another one, or several, without its catalogue.
+
+    Parameters
+    ----------
+    name, catalogue, offline
+        As for :func:`fetch`.
+
+    Returns
+    -------
+    Empty where the name alone is enough.
+    """
+    present = settings.Settings(offline)
+    place = resolve.resolve(name, catalogue, present)
+    if not isinstance(place, Found):
+        return ""
+    try:
+        alone = resolve.lookup(place.entry.name, None, present)
+    except UserError as error:
+        return str(error)
+    if alone is None or alone.entry.content_id == place.entry.content_id:
+        return ""
+    return (
+        f"{place.entry.name} alone is the trace of that name of the catalogue {alone.catalogue}; "
+        f"write {place.reference} for this one"
+    )
 
 
 def load(
@@ -167,7 +198,7 @@ def load(
     """
     from tracegen.file import reader
 
-    present = settings.read()
+    present = settings.Settings()
     place = resolve.resolve(name, catalogue, present)
     path = _on_this_machine(place, present)
     if path is not None or (layers is None and tokens is None):
@@ -204,7 +235,7 @@ def open_trace(
         with reader.open_trace(name) as file:
             yield file
         return
-    present = settings.read()
+    present = settings.Settings()
     place = resolve.resolve(name, catalogue, present)
     with _opened(place, present, _on_this_machine(place, present)) as file:
         yield file
@@ -229,7 +260,7 @@ def verify(name: str | Path, catalogue: str | None = None) -> str:
     UserError
         Naming what is wrong.
     """
-    present = settings.read()
+    present = settings.Settings()
     place = resolve.resolve(name, catalogue, present)
     with _opened(place, present, _have(place, present)) as file:
         file.verify()
@@ -243,7 +274,7 @@ def _on_this_machine(place: Path | Found | str, present: settings.Settings) -> P
     if isinstance(place, Found) and isinstance(place.location, Path):
         return place.location
     is_cached = isinstance(place, Found) and place.cached is not None
-    return _have(place, replace(present, offline=True)) if is_cached or present.offline else None
+    return _have(place, settings.Settings(offline=True)) if is_cached or present.offline else None
 
 
 def _have(
@@ -282,6 +313,8 @@ def _opened(
         with _open_remote(place, present) as file:
             yield file
     else:
+        if isinstance(place, Found) and listed.leads_out(path, place.entry):
+            listed.check_bytes(path, place.entry)
         with reader.open_trace(path) as file:
             if isinstance(place, Found):
                 listed.check_header(file, place.entry)
@@ -301,23 +334,20 @@ def _open_remote(place: Found | str, present: settings.Settings) -> Iterator[Tra
             yield file
         return
     remote = RemoteFile(source, cache.retry)
-    try:
-        with reader.open_trace(remote) as file:  # type: ignore[arg-type] # it reads, seeks and tells
-            if isinstance(place, Found):
-                listed.check_header(file, place.entry)
-            yield file
-    except UserError as error:
-        # HDF5 knows only that reading failed; the connection knows why.
-        raise remote.failure or error from error
+    with reader.open_trace(remote) as file:  # type: ignore[arg-type] # it reads, seeks and tells
+        if isinstance(place, Found):
+            listed.check_header(file, place.entry)
+        yield file
 
 
-def _copy(path: Path, folder: Path, name: str) -> Path:
+def _copy(path: Path, folder: Path, place: Path | Found | str) -> Path:
     """A copy of a file under the name of its trace."""
-    target = folder / (path.name if resolve.is_path(name) or is_url(name) else f"{name}.h5")
-    if target.exists():
-        msg = f"{target} exists"
-        raise UserError(msg)
-    make_folder(folder)
-    with draft_of(target) as draft:
-        shutil.copyfile(path, draft)
+    target = folder / (f"{place.entry.name}.h5" if isinstance(place, Found) else path.name)
+    files = ManagedFolder(folder)
+    with files.made():
+        if files.check(target.name):
+            msg = f"{target} exists"
+            raise UserError(msg)
+        with files.draft_of(target.name) as draft:
+            shutil.copyfile(path, draft)
     return target

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from tracegen import output
+from tracegen import regular
 from tracegen.errors import UserError
-from tracegen.library import transport
-from tracegen.library.catalogue import MAX_FILE_BYTES, MAX_INDEX_BYTES, Entry, sha256_of
-from tracegen.library.transport import Interrupted
+from tracegen.library import transport, watch
+from tracegen.library.catalogue import Entry, sha256_of
+from tracegen.library.watch import Interrupted
+from tracegen.managed import ManagedFolder
 
 T = TypeVar("T")
 OnBytes = Callable[[int, int | None], None]
@@ -33,6 +34,8 @@ PROGRESS_BYTES = 64 * 2**10
 WAIT_S = 0.5
 """Pause before the second attempt, in seconds; doubled with each further one."""
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+NOTE = "validator.json"
+"""File that says what version of a URL was downloaded."""
 SPARE_BYTES = 64 * 2**20
 """Room to be left on the disk, in bytes."""
 
@@ -91,8 +94,10 @@ def cached(cache: Path, entry: Entry) -> Path | None:
     entry
         Of a catalogue.
     """
-    path = _place(cache, entry)
-    return path if path.is_file() and path.stat().st_size == entry.file_bytes else None
+    files = _folder_of(cache, entry)
+    found = files.stat(_name_of(entry))
+    is_whole = found is not None and found.st_size == entry.file_bytes
+    return files.path / _name_of(entry) if is_whole else None
 
 
 def fetch(cache: Path, entry: Entry, url: str, on_bytes: OnBytes | None = None) -> Path:
@@ -118,26 +123,26 @@ def fetch(cache: Path, entry: Entry, url: str, on_bytes: OnBytes | None = None) 
     UserError
         If it cannot be had, or is not what the catalogue says.
     """
-    target = _place(cache, entry)
+    files, name = _folder_of(cache, entry), _name_of(entry)
+    target, part = files.path / name, f"{name}.part"
     # Without the lock, since a cache shared by others may be read-only.
     if cached(cache, entry) and sha256_of(target) == entry.sha256:
         return target
-    with _locked(target):
+    with _locked(files, name):
         if cached(cache, entry) and sha256_of(target) == entry.sha256:
             return target
-        part = target.with_name(target.name + ".part")
-        resumed = part.is_file() and part.stat().st_size > 0
-        found = _download(url, part, entry.file_bytes, on_bytes)
-        if found != entry.sha256 and resumed:
+        before = files.stat(part)
+        found = _download(url, files, part, entry.file_bytes, on_bytes)
+        if found != entry.sha256 and before is not None and before.st_size:
             # The part may have been of an earlier version of the file: once more, from the start.
-            part.unlink()
-            found = _download(url, part, entry.file_bytes, on_bytes)
+            files.remove(part)
+            found = _download(url, files, part, entry.file_bytes, on_bytes)
         if found != entry.sha256:
-            part.unlink()
+            files.remove(part)
             msg = f"{url}: SHA-256 is {found}, the catalogue says {entry.sha256}"
             raise UserError(msg)
-        _verify(part, url, entry.content_id)
-        part.replace(target)
+        _verify(files, part, url, entry.content_id)
+        files.rename(part, name)
     return target
 
 
@@ -166,110 +171,49 @@ def fetch_unlisted(
     UserError
         If it cannot be had, or is no valid trace.
     """
-    target = cache / "urls" / hashlib.sha256(url.encode()).hexdigest() / _last_part(url)
-    note = target.with_name("validator.json")
+    files = ManagedFolder(cache, "urls", hash_of(url))
+    name = _last_part(url)
+    target, part = files.path / name, f"{name}.part"
     if offline:
-        if target.is_file():
+        if files.check(name):
             return target
         msg = f"{url}: not in the cache {cache}, and connections are switched off"
         raise UserError(msg)
-    with _locked(target):
+    with _locked(files, name):
         source = connect(url)
         # Without a validator there is no telling: downloaded again.
         seen = [url, source.validator, source.size] if source.validator else None
-        if target.is_file() and seen is not None and _noted(note) == seen:
+        if files.check(name) and seen is not None and _noted(files) == seen:
             return target
-        part = target.with_name(target.name + ".part")
         # What was there may be of another version of the file, and no hash would tell.
-        part.unlink(missing_ok=True)
-        _download(url, part, source.size, on_bytes)
-        _verify(part, url, None)
-        note.unlink(missing_ok=True)
-        part.replace(target)
+        files.remove(part)
+        _download(url, files, part, source.size, on_bytes)
+        _verify(files, part, url, None)
+        files.remove(NOTE)
+        files.rename(part, name)
         if seen is not None:
-            note.write_text(json.dumps(seen), "utf-8")
+            files.write_text(NOTE, json.dumps(seen))
     return target
 
 
-def read_index(cache: Path, url: str, offline: bool) -> tuple[str, str | None]:
-    """Text of a remote catalogue; the one read last where there is no connection.
-
-    Parameters
-    ----------
-    cache
-        Folder of the cache; made if need be.
-    url
-        Of the index.
-    offline
-        Use what is there without asking the server.
-
-    Returns
-    -------
-    The text, and what the user should know about it if it is not fresh.
-
-    Raises
-    ------
-    UserError
-        If it is neither reachable nor in the cache.
-    """
-    copy = cache / "catalogues" / f"{hashlib.sha256(url.encode()).hexdigest()}.toml"
-    if offline:
-        if copy.is_file():
-            return copy.read_text("utf-8"), None
-        msg = f"{url}: not in the cache {cache}, and connections are switched off"
-        raise UserError(msg)
-    try:
-        # Little patience where there is something to fall back on.
-        text = _read_small(connect(url, 2 if copy.is_file() else None), MAX_INDEX_BYTES)
-    except UserError as error:
-        if not copy.is_file():
-            raise
-        return copy.read_text("utf-8"), f"{error}; using what was read before"
-    with contextlib.suppress(OSError, UserError):  # a cache that cannot be written is no loss here
-        _make_folder(copy.parent)
-        output.write_text(copy, text)
-    return text, None
-
-
-def _read_small(source: transport.Source, limit: int) -> str:
-    """A whole text of bounded size."""
-
-    def whole() -> bytes:
-        data = bytearray()
-        for block in source.stream(0):
-            data += block
-            if len(data) > limit:
-                msg = f"{source.url}: larger than {limit} bytes"
-                raise UserError(msg)
-        if source.size is not None and len(data) < source.size:
-            msg = f"{len(data)} of {source.size} bytes arrived"
-            raise Interrupted(msg)
-        return bytes(data)
-
-    try:
-        return retry(whole).decode("utf-8")
-    except Interrupted as error:
-        msg = f"{source.url}: {error}"
-        raise UserError(msg) from error
-    except UnicodeDecodeError as error:
-        msg = f"{source.url}: not a catalogue: {error}"
-        raise UserError(msg) from error
-
-
-def _download(url: str, part: Path, size: int | None, on_bytes: OnBytes | None) -> str:
+def _download(
+    url: str, files: ManagedFolder, part: str, size: int | None, on_bytes: OnBytes | None
+) -> str:
     """Complete a partial file; returns its SHA-256."""
     source = connect(url)
     if size is not None and source.size is not None and source.size != size:
         msg = f"{url}: {source.size} bytes; {size} were announced"
         raise UserError(msg)
-    _check_room(part, size)
-    with part.open("a+b") as out:
+    there = files.stat(part)
+    _check_room(files.path, size, 0 if there is None else there.st_size)
+    began, most_s = time.monotonic(), watch.allowed(watch.ENV_SECONDS)
+    with files.kept(part) as out:
         digest = _hash_of(out)
         failures = 0
         while size is None or out.tell() < size:
             before = out.tell()
             try:
-                digest = _take(source, out, digest, size, on_bytes)
+                digest = _take(source, out, digest, size, on_bytes, files.path)
                 if size is None:
                     break
                 problem = f"{out.tell()} of {size} bytes arrived"
@@ -277,6 +221,12 @@ def _download(url: str, part: Path, size: int | None, on_bytes: OnBytes | None) 
                 problem = str(error)
             failures = 1 if out.tell() - before >= PROGRESS_BYTES else failures + 1
             if out.tell() != size:
+                if time.monotonic() - began > most_s:
+                    msg = (
+                        f"{url}: {out.tell()} bytes after {most_s:g} s; {watch.ENV_SECONDS} allows "
+                        "more, and the same command goes on from there"
+                    )
+                    raise UserError(msg)
                 if failures >= ATTEMPTS:
                     msg = f"{url}: {problem}; given up after {ATTEMPTS} attempts"
                     raise UserError(msg)
@@ -290,6 +240,7 @@ def _take(
     digest: hashlib._Hash,
     size: int | None,
     on_bytes: OnBytes | None,
+    folder: Path,
 ) -> hashlib._Hash:
     """Append what arrives over one connection."""
     for block in source.stream(out.tell()):
@@ -302,16 +253,28 @@ def _take(
         if out.tell() == 0 and not block.startswith(HDF5_SIGNATURE[: len(block)]):
             msg = f"{source.url}: not HDF5; it begins with {block[:40]!r}"
             raise UserError(msg)
-        if out.tell() + len(block) > (MAX_FILE_BYTES if size is None else size):
-            msg = f"{source.url}: the server sends more than {size or MAX_FILE_BYTES} bytes"
-            raise UserError(msg)
+        _check_size(source.url, out.tell() + len(block), size)
         if size is None:
-            _check_room(Path(out.name), len(block))
+            _check_room(folder, len(block), 0)
         out.write(block)
         digest.update(block)
         if on_bytes is not None:
             on_bytes(out.tell(), size)
     return digest
+
+
+def _check_size(url: str, found: int, size: int | None) -> None:
+    """Refuse more than was announced, and without end what was not."""
+    if size is not None and found > size:
+        msg = f"{url}: the server sends more than {size} bytes"
+        raise UserError(msg)
+    most = watch.allowed(watch.ENV_MEGABYTES)
+    if size is None and found > most * 1e6:
+        msg = (
+            f"{url}: more than {most:g} MB, and the server does not say how much there is; "
+            f"{watch.ENV_MEGABYTES} allows more"
+        )
+        raise UserError(msg)
 
 
 def _hash_of(out: BinaryIO) -> hashlib._Hash:
@@ -323,26 +286,42 @@ def _hash_of(out: BinaryIO) -> hashlib._Hash:
     return digest
 
 
-def _verify(part: Path, url: str, content_id: str | None) -> None:
+def _verify(files: ManagedFolder, part: str, url: str, content_id: str | None) -> None:
     """Check every value of a downloaded file; remove it if it fails."""
     from tracegen.file import reader
 
     try:
-        with reader.open_trace(part) as file:
+        with reader.open_trace(files.path / part) as file:
             file.verify()
             if content_id not in (None, file.content_id):
                 msg = f"content id {file.content_id} is not the catalogue's {content_id}"
                 raise UserError(msg)
     except UserError as error:
-        part.unlink()
-        problem = str(error).replace(f"{part}: ", "")
+        files.remove(part)
+        problem = str(error).replace(f"{files.path / part}: ", "")
         msg = f"{url}: {problem}"
         raise UserError(msg) from error
 
 
-def _place(cache: Path, entry: Entry) -> Path:
-    """Path at which a listed trace belongs; its name is kept for messages."""
-    return cache / "files" / entry.sha256 / f"{entry.name}.h5"
+def _folder_of(cache: Path, entry: Entry) -> ManagedFolder:
+    """Where a listed trace belongs."""
+    return ManagedFolder(cache, "files", entry.sha256)
+
+
+def _name_of(entry: Entry) -> str:
+    """The file of a listed trace; its name is kept for messages."""
+    return f"{entry.name}.h5"
+
+
+def hash_of(url: str) -> str:
+    """Give the name in the cache of what an address has.
+
+    Parameters
+    ----------
+    url
+        The address.
+    """
+    return hashlib.sha256(url.encode()).hexdigest()
 
 
 def _last_part(url: str) -> str:
@@ -352,39 +331,38 @@ def _last_part(url: str) -> str:
     return f"{harmless.removesuffix('.h5').lstrip('.')[:80] or 'trace'}.h5"
 
 
-def _noted(note: Path) -> object:
+def _noted(files: ManagedFolder) -> object:
     """Note about a downloaded file, or None."""
     try:
-        return json.loads(note.read_text("utf-8"))
-    except (OSError, ValueError):
+        return regular.parse_json(files.read_text(NOTE))
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
         return None
 
 
-def _check_room(path: Path, size: int | None) -> None:
+def _check_room(folder: Path, size: int | None, present: int) -> None:
     """Refuse what the disk cannot hold."""
-    present = path.stat().st_size if path.is_file() else 0
-    free = shutil.disk_usage(path.parent).free
+    free = shutil.disk_usage(folder).free
     wanted = (size or 0) - (present if size is not None else 0)
     if wanted + SPARE_BYTES > free:
-        msg = f"{path.parent}: {wanted} bytes are needed, {free} are free"
+        msg = f"{folder}: {wanted} bytes are needed, {free} are free"
         raise UserError(msg)
 
 
-def _make_folder(folder: Path) -> None:
-    """Make a folder of the cache."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        msg = f"{folder}: cannot be made ({error.strerror}); see MOEREPLAY_CACHE"
-        raise UserError(msg) from error
-
-
 @contextlib.contextmanager
-def _locked(target: Path) -> Iterator[None]:
+def _locked(files: ManagedFolder, name: str) -> Iterator[None]:
     """One process at a time; released by the system if that process is killed."""
-    _make_folder(target.parent)
     try:
-        with target.with_name(f"{target.name}.lock").open("wb") as lock:
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(files.made())
+                lock = stack.enter_context(files.kept(f"{name}.lock"))
+            except UserError as error:
+                error.add_note("the cache is where MOEREPLAY_CACHE says")
+                raise
             # Windows has no such lock: two processes there may fetch the same file twice.
             with contextlib.suppress(ImportError):
                 import fcntl
@@ -392,5 +370,5 @@ def _locked(target: Path) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
-        msg = f"{target}: cannot be written ({error.strerror}); see MOEREPLAY_CACHE"
+        msg = f"{files.path / name}: cannot be written ({error.strerror}); see MOEREPLAY_CACHE"
         raise UserError(msg) from error

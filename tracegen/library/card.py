@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from string import Template
 from typing import Any
 
+from tracegen.display.escape import json_text, line, markdown
 from tracegen.file import schema
-from tracegen.library.catalogue import Entry, join
+from tracegen.library.address import join
+from tracegen.library.catalogue import Entry
 from tracegen.library.view import View
 
 CROISSANT = "croissant.json"
@@ -36,6 +39,9 @@ TABLES = """
 `tables/` holds the same for programs that read Parquet, with a row for each token of each layer:
 `datasets.load_dataset("owner/name", "NAME")`, and the viewer above."""
 """What the card says of the tables."""
+
+_SPDX = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,99}")
+"""What identifiers of SPDX are made of."""
 
 _CONTEXT: dict[str, Any] = {
     "@language": "en",
@@ -121,11 +127,10 @@ def texts(
     """
     made = {
         "README.md": readme(entries, views, about),
-        CROISSANT: json.dumps(croissant(entries, views, about, date), indent=2, ensure_ascii=False)
-        + "\n",
+        CROISSANT: json_text(croissant(entries, views, about, date)),
     }
     if not set(_hub_licenses(entries)) <= HUB_LICENSES:
-        lines = [f"- `{entry.file}`: {entry.license}" for entry in entries]
+        lines = [f"- `{entry.file}`: {markdown(entry.license)}" for entry in entries]
         made["LICENSE.md"] = "\n".join(["# Licences of the files", "", *lines, ""])
     return made
 
@@ -140,12 +145,13 @@ def readme(entries: Sequence[Entry], views: Views, about: About) -> str:
     """
     template = Template((resources.files("tracegen.library") / "card.md").read_text("utf-8"))
     licenses = _hub_licenses(entries)
+    cited = [markdown(text) for text in _citations(entries, about)]
     details = "" if set(licenses) <= HUB_LICENSES else _license_details(entries)
     return template.substitute(
         # A JSON string is a YAML string.
-        pretty_name=json.dumps(about.title, ensure_ascii=False),
-        title=_prose(about.title),
-        description=_prose(about.description) or "Routing traces of Mixture-of-Experts models.",
+        pretty_name=json.dumps(line(about.title)),
+        title=markdown(about.title),
+        description=markdown(about.description) or "Routing traces of Mixture-of-Experts models.",
         licenses="\n".join(f"- {license_}" for license_ in licenses),
         license_details=details,
         viewer=_viewer(entries, views),
@@ -154,10 +160,10 @@ def readme(entries: Sequence[Entry], views: Views, about: About) -> str:
         format_version=schema.VERSION,
         rows="\n".join(_row(entry) for entry in entries),
         first=entries[0].name if entries else "",
-        place=about.base_url or ".",
-        origins="\n".join(f"- `{e.name}`: {_prose(e.source)} ({e.kind})" for e in entries),
-        citations="\n".join(_citations(entries, about)) or "Nothing was asked for.",
-        creator=_prose(about.creator),
+        place=json.dumps(about.base_url or "."),
+        origins="\n".join(f"- `{e.name}`: {markdown(e.source)} ({e.kind})" for e in entries),
+        citations="\n\n".join(cited) or "Nothing was asked for.",
+        creator=markdown(about.creator),
     )
 
 
@@ -187,7 +193,7 @@ def croissant(
         "conformsTo": "http://mlcommons.org/croissant/1.0",
         "name": about.title,
         "description": about.description or f"MoE routing traces: {about.title}",
-        "license": [f"https://spdx.org/licenses/{name}.html" for name in licenses],
+        "license": [_license_of(name) for name in licenses],
         "url": about.base_url or "./",
         "creator": {"@type": "sc:Organization", "name": about.creator},
         "datePublished": date.isoformat(),
@@ -197,6 +203,11 @@ def croissant(
         "distribution": files,
         "recordSet": [_record_set(one, views[one.name]) for one in entries if one.name in views],
     }
+
+
+def _license_of(name: str) -> str:
+    """Address of a licence, or what is said of it if it has none."""
+    return f"https://spdx.org/licenses/{name}.html" if _SPDX.fullmatch(name) else name
 
 
 def _summary(entry: Entry) -> str:
@@ -292,7 +303,6 @@ def _license_details(entries: Sequence[Entry]) -> str:
 def _row(entry: Entry) -> str:
     """Row of the card's table."""
     cells = (
-        f"[{entry.name}]({entry.file})",
         entry.model,
         _few(entry.dataset) or "-",
         entry.num_layers,
@@ -303,13 +313,14 @@ def _row(entry: Entry) -> str:
         f"{entry.file_bytes / 1e6:.1f}",
         entry.license,
     )
-    return "| " + " | ".join(_prose(str(cell)) for cell in cells) + " |"
+    link = f"[{markdown(entry.name)}]({entry.file})"  # of letters that mean nothing in addresses
+    return "| " + " | ".join([link, *(markdown(str(cell)) for cell in cells)]) + " |"
 
 
 def _citations(entries: Sequence[Entry], about: About) -> list[str]:
     """Publications to cite, each once."""
     cited = [about.citation, *(entry.citation for entry in entries)]
-    return [_prose(text) for text in dict.fromkeys(cited) if text]
+    return [text for text in dict.fromkeys(map(line, cited)) if text]
 
 
 def _few(listed: str) -> str:
@@ -317,8 +328,3 @@ def _few(listed: str) -> str:
     parts = listed.split(", ")
     more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
     return ", ".join(parts[:3]) + more
-
-
-def _prose(text: str) -> str:
-    """Text that stays within its cell and its line."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -12,23 +12,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from tracegen import output, regular
+from tracegen import regular
 from tracegen.errors import UserError
+from tracegen.library.address import check_url as check_url
+from tracegen.library.address import is_url, join
+from tracegen.managed import ManagedFolder
 
 INDEX = "index.toml"
 """File name of a catalogue."""
+BUILT_IN = "built-in"
+"""What stands for the catalogue that comes with the package, where one is named."""
 VERSION = 1
 """Version of the catalogue format; a reader ignores keys that it does not know."""
 MAX_INDEX_BYTES = 16 * 2**20
 """Largest catalogue that is read: some 20,000 traces."""
 MAX_FILE_BYTES = 2**42
 """Largest trace file that a catalogue may list, 4 TiB; real ones have megabytes."""
-REMOTE = ("https", "http", "s3", "gs", "gcs", "abfs", "az", "hf", "memory")
-"""Protocols by which a catalogue or a trace may be reached; local files are given as paths."""
+
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 _FILE = re.compile(rf"(?:{_PART}/){{0,7}}{_PART}\.(?:h5|hdf5)")
@@ -49,40 +53,15 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def is_url(text: str) -> bool:
-    """Whether a text names something remote rather than a path.
+def is_name(text: str) -> bool:
+    """Whether a catalogue could list a trace under this name.
 
     Parameters
     ----------
     text
-        As a user or a catalogue wrote it.
+        As a user wrote it.
     """
-    return "://" in text or "::" in text
-
-
-def check_url(url: str) -> str:
-    """Refuse URLs of other protocols, and chains of file systems.
-
-    Parameters
-    ----------
-    url
-        Of a catalogue or a trace.
-
-    Returns
-    -------
-    The same URL.
-
-    Raises
-    ------
-    UserError
-        If it is not one that is followed.
-    """
-    # fsspec would follow "simplecache::file:///..." to local files.
-    protocol = url.partition("://")[0].lower()
-    if protocol not in REMOTE or "::" in url or not url.isprintable() or " " in url:
-        msg = f"{url!r}: not a URL that is followed; possible: {', '.join(REMOTE)}"
-        raise UserError(msg)
-    return url
+    return _NAME.fullmatch(text) is not None and not _DEVICES.fullmatch(text)
 
 
 def check_name(name: str) -> str:
@@ -118,7 +97,7 @@ def _printable(text: str) -> str:
 
 
 def _name(text: str) -> str:
-    if not _NAME.fullmatch(text) or _DEVICES.fullmatch(text):
+    if not is_name(text):
         msg = "must consist of letters, digits and . _ + -, at most 100"
         raise ValueError(msg)
     return text
@@ -211,26 +190,6 @@ class Catalogue:
         return join(self.base, entry.file) if is_url(self.base) else Path(self.base) / entry.file
 
 
-def join(base: str, file: str) -> str:
-    """URL of a file below another URL; a query (such as a signature) is kept.
-
-    Parameters
-    ----------
-    base
-        URL of a folder.
-    file
-        Relative path, checked.
-
-    Examples
-    --------
-    >>> join("https://example.org/traces/", "a.h5")
-    'https://example.org/traces/a.h5'
-    """
-    parts = urlsplit(base)
-    path = f"{parts.path.rstrip('/')}/{quote(file)}"
-    return urlunsplit(parts._replace(path=path))
-
-
 def index_of(where: str) -> tuple[str, str]:
     """Base and index of a catalogue given as a folder, a URL, or either's index itself.
 
@@ -250,7 +209,7 @@ def index_of(where: str) -> tuple[str, str]:
             above = parts._replace(path=parts.path.rpartition("/")[0])
             return urlunsplit(above), where
         return where, join(where, INDEX)
-    path = Path(where).expanduser()
+    path = regular.expanded(where)
     return (str(path.parent), str(path)) if path.suffix == ".toml" else (where, str(path / INDEX))
 
 
@@ -347,7 +306,7 @@ def write(folder: Path, entries: Iterable[Entry], comment: str) -> None:
     UserError
         If it cannot be written.
     """
-    output.write_text(folder / INDEX, text_of(entries, comment))
+    ManagedFolder(folder).write_text(INDEX, text_of(entries, comment))
 
 
 @functools.cache
@@ -367,7 +326,7 @@ def built_in() -> Catalogue:
     except (OSError, ValueError) as error:
         msg = f"the trace library is not usable: traces/{INDEX}: {error}"
         raise UserError(msg) from error
-    return Catalogue("built-in", str(folder), parse(text, f"traces/{INDEX}"))
+    return Catalogue(BUILT_IN, str(folder), parse(text, f"traces/{INDEX}"))
 
 
 def read_folder(where: str) -> Catalogue:

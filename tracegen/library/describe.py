@@ -119,9 +119,9 @@ def entry(
 def _source(provenance: dict[str, Any]) -> str:
     """Origin in one line."""
     origin = provenance.get("source", {})
+    if origin.get("origin"):  # what `import --source` or `describe --source` was told
+        return str(origin["origin"])
     repository, commit = origin.get("repository", ""), origin.get("commit", "")
     if repository:
-        return f"{repository} at {commit[:12]}" if commit else str(repository)
-    if origin.get("origin"):  # what `import --source` was told
-        return str(origin["origin"])
+        return f"{repository} at {str(commit)[:12]}" if commit else str(repository)
     return str(provenance.get("command") or provenance.get("tool") or "unknown")

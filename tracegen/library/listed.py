@@ -9,6 +9,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.library.catalogue import Entry, sha256_of
 
@@ -16,8 +17,28 @@ if TYPE_CHECKING:
     from tracegen.file.reader import TraceFile
 
 
-def check_inside(path: Path, entry: Entry) -> None:
-    """Refuse a file that is a link to somewhere else than its catalogue's folder.
+def is_here(path: Path, entry: Entry) -> bool:
+    """Whether there is a file that can be read and has the size that a catalogue lists.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    entry
+        Statement of the catalogue.
+    """
+    try:
+        return regular.is_file(path) and path.stat().st_size == entry.file_bytes
+    except OSError:
+        return False
+
+
+def leads_out(path: Path, entry: Entry) -> bool:
+    """Whether a file is a link to somewhere else than its catalogue's folder.
+
+    Downloads of the Hugging Face Hub are such links. Where one leads is nobody's choice but the
+    stranger's who made the folder, so its file is used only after `check_bytes`: then the stranger
+    knew all of it before.
 
     Parameters
     ----------
@@ -25,20 +46,9 @@ def check_inside(path: Path, entry: Entry) -> None:
         Of the file, in that folder.
     entry
         Statement of the catalogue.
-
-    Raises
-    ------
-    UserError
-        Saying where it leads.
     """
     folder = path.parents[entry.file.count("/")].resolve()
-    target = path.resolve()
-    if not target.is_relative_to(folder):
-        msg = (
-            f"{entry.name}: {path} is a link out of the catalogue's folder; "
-            f"if it is meant, give the path {target}"
-        )
-        raise UserError(msg)
+    return not path.resolve().is_relative_to(folder)
 
 
 def check_bytes(path: Path, entry: Entry) -> None:

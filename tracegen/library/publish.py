@@ -8,11 +8,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from tracegen import library, output
+from tracegen import library
 from tracegen.errors import UserError
-from tracegen.library import card, catalogue, describe, view
+from tracegen.library import card, catalogue, describe, resolve, view
 from tracegen.library.card import About
 from tracegen.library.catalogue import INDEX, Entry
+from tracegen.managed import ManagedFolder
 
 COMMENT = "Written by moereplay. content_id: what a trace says, not its bytes."
 """First line of the catalogues written here."""
@@ -54,20 +55,22 @@ def add(
     UserError
         If the trace is not valid or has no licence, or the name is taken.
     """
-    name = name or Path(trace.rpartition("/")[2]).name.removesuffix(".h5").removesuffix(".hdf5")
+    if name is None:
+        last = str(resolve.split(trace, None)[0]).rpartition("/")[2]
+        name = Path(last).name.removesuffix(".h5").removesuffix(".hdf5")
     catalogue.check_name(name)
     if name in library.entries() and not _is_built_in(trace, name):
         msg = f"{name} comes with the package and could not be found by that name; give another"
         raise UserError(msg)
-    output.make_folder(folder)
     present = catalogue.read_folder(str(folder)).entries if (folder / INDEX).exists() else {}
     if name in present and not replace:
         msg = f"{folder}: {name} is listed already; --force replaces it"
         raise UserError(msg)
     source_listing = library.lookup(trace)
+    files = ManagedFolder(folder)
     described = source_listing.entry if source_listing else None
     path = library.find(trace)
-    with output.draft_of(folder / f"{name}.h5") as draft:
+    with files.made(), files.draft_of(f"{name}.h5") as draft:
         # Copied first and checked then: what is listed is what was checked.
         shutil.copyfile(path, draft)
         entry = describe.entry(
@@ -147,7 +150,7 @@ def publish(
         }
         texts = card.texts(entries, views, about, datetime.datetime.now(datetime.UTC).date())
         for name, text in texts.items():
-            output.write_text(draft / name, text)
+            ManagedFolder(draft).write_text(name, text)
         if folder.exists():
             shutil.rmtree(folder)
         draft.replace(folder)

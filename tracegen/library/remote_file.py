@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tracegen.errors import UserError
-from tracegen.library.transport import Interrupted
+from tracegen.library.watch import Interrupted
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -45,8 +45,6 @@ class RemoteFile(io.RawIOBase):
         """Ranges asked for so far."""
         self.fetched_bytes = 0
         """Bytes received so far."""
-        self.failure: UserError | None = None
-        """Error of the last failed read, for those above a library that swallows it."""
         self._source = source
         self._size = source.size
         self._retry = retry
@@ -84,13 +82,12 @@ class RemoteFile(io.RawIOBase):
         Parameters
         ----------
         buffer
-            To fill. Never filled in part before the end of the file: HDF5's driver
-            for Python files takes a short read for a full one (h5py issue 2835).
+            To fill; in part only where the file ends.
 
         Raises
         ------
         UserError
-            If the bytes cannot be had; kept as :attr:`failure`.
+            If the bytes cannot be had.
         """
         view = memoryview(buffer).cast("B")
         stop = min(self._at + len(view), self._size)
@@ -101,9 +98,6 @@ class RemoteFile(io.RawIOBase):
             view[filled : filled + len(data)] = data
             filled += len(data)
             self._at += len(data)
-        if filled < len(view):
-            # Beyond the end: zeros rather than whatever was in the caller's buffer.
-            view[filled:] = bytes(len(view) - filled)
         return filled
 
     def _page(self, number: int, last: int) -> bytes:
@@ -129,12 +123,11 @@ class RemoteFile(io.RawIOBase):
         self.fetched_bytes += stop - start
         try:
             data = self._retry(lambda: self._source.read(start, stop))
-            if len(data) == stop - start:
-                return data
-            # A short page would be asked for again and again.
-            self.failure = UserError(f"{self.name}: {len(data)} of {stop - start} bytes arrived")
         except Interrupted as error:
-            self.failure = UserError(f"{self.name}: {error}")
-        except UserError as error:
-            self.failure = error
-        raise self.failure
+            message = f"{self.name}: {error}"
+            raise UserError(message) from error
+        if len(data) != stop - start:
+            # A short page would be asked for again and again.
+            message = f"{self.name}: {len(data)} of {stop - start} bytes arrived"
+            raise UserError(message)
+        return data

@@ -11,8 +11,12 @@ from pathlib import Path
 from tracegen import regular
 from tracegen.errors import UserError, check_kind, unknown
 from tracegen.library import catalogue as catalogues
-from tracegen.library import listed, settings
-from tracegen.library.catalogue import Catalogue, Entry, is_url
+from tracegen.library import fetched, listed, settings
+from tracegen.library.address import check_url, full, is_url
+from tracegen.library.catalogue import BUILT_IN, Catalogue, Entry
+
+MARK = "#"
+"""Between a catalogue and a name in it: ``https://example.org/traces#their-trace``."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,8 +35,15 @@ class Found:
 
     @property
     def is_local(self) -> bool:
-        """Whether it can be read without a connection."""
-        return self.cached is not None or isinstance(self.location, Path)
+        """Whether it is on this machine, with the size that its catalogue lists."""
+        if isinstance(self.location, Path):
+            return listed.is_here(self.location, self.entry)
+        return self.cached is not None
+
+    @property
+    def reference(self) -> str:
+        """What names it and no other, whichever catalogues are configured."""
+        return f"{self.catalogue}{MARK}{self.entry.name}"
 
 
 def search(
@@ -49,21 +60,27 @@ def search(
 
     Returns
     -------
-    The traces, and one line for each catalogue that could not be read or is not fresh. Of
-    traces of one name only the first can be named, so only it is there.
+    The traces, and one line for each catalogue that could not be read or is not fresh, and for
+    each name that needs its catalogue. Of traces of one name in configured catalogues only the
+    first can be named, so only it is there.
 
     Raises
     ------
     UserError
         If the one catalogue asked for cannot be read.
     """
-    present = settings.read(offline)
-    found: dict[str, Found] = {}
+    present = settings.Settings(offline)
+    found: dict[str, list[Found]] = {}
     problems: list[str] = []
     for item in _catalogues(catalogue, present, problems):
         for entry in item.entries.values():
-            found.setdefault(entry.name, _found(item, entry, present))
-    return list(found.values()), problems
+            found.setdefault(entry.name, [_found(item, entry, present)])
+    for item in fetched.names(present.present_cache) if catalogue is None else ():
+        for entry in item.entries.values():
+            found.setdefault(entry.name, []).append(_found(item, entry, present))
+    several = {name: _several(ones) for name, ones in found.items()}
+    problems += [_ambiguity(ones) for ones in several.values() if len(ones) > 1]
+    return [one for ones in several.values() for one in ones], problems
 
 
 def resolve(
@@ -74,7 +91,7 @@ def resolve(
     Parameters
     ----------
     name
-        Name in a catalogue, path or URL.
+        Name in a catalogue, alone or as ``CATALOGUE#NAME``, path or URL.
     catalogue
         Folder or URL of the one catalogue to look into; None for all.
     present
@@ -87,12 +104,13 @@ def resolve(
     Raises
     ------
     UserError
-        If the name is nowhere, or the file does not exist or lies outside its catalogue.
+        If the name is nowhere or that of several traces, or the file does not exist.
     """
     check_kind("trace", name, (str, Path), "a file, a URL, or a name of `moereplay trace list`")
+    name, catalogue = split(name, catalogue)
     text = str(name)
     if isinstance(name, str) and is_url(name):
-        return catalogues.check_url(name)
+        return check_url(name)
     path = Path(name)
     if is_path(name):
         if not regular.is_file(path):
@@ -109,10 +127,37 @@ def resolve(
     if isinstance(found.location, Path) and not found.location.is_file():
         msg = f"{text}: {found.location} is listed by {found.catalogue}, but is not there"
         raise UserError(msg)
-    # What comes with the package is ours, and some installers lay links.
-    if isinstance(found.location, Path) and found.catalogue != "built-in":
-        listed.check_inside(found.location, found.entry)
     return found
+
+
+def split(name: str | Path, catalogue: str | None) -> tuple[str | Path, str | None]:
+    """Name and catalogue of a reference to a trace.
+
+    Parameters
+    ----------
+    name
+        As a user wrote it: ``CATALOGUE#NAME``, or anything else, which stays as it is.
+    catalogue
+        The one catalogue asked for otherwise; None for none.
+
+    Raises
+    ------
+    UserError
+        If both name a catalogue.
+
+    Examples
+    --------
+    >>> split("https://example.org/traces#one", None), split("one", "shelf")
+    (('one', 'https://example.org/traces'), ('one', 'shelf'))
+    """
+    where, _, last = str(name).rpartition(MARK)
+    is_file = isinstance(name, Path) or regular.exists(name) or last.endswith((".h5", ".hdf5"))
+    if not where or is_file or not catalogues.is_name(last):
+        return name, catalogue
+    if catalogue is not None:
+        msg = f"{name}: names its catalogue, and so does {catalogue}; give one of them"
+        raise UserError(msg)
+    return last, where
 
 
 def is_path(name: str | Path) -> bool:
@@ -142,16 +187,51 @@ def lookup(
     Returns
     -------
     None for paths, URLs, and names that are nowhere.
+
+    Raises
+    ------
+    UserError
+        If traces of this name were fetched that are not the same, or not the one found first.
     """
+    name, catalogue = split(name, catalogue)
     if is_path(name) or is_url(str(name)):
         return None
     problems: list[str] = []
+    found: list[Found] = []
     for item in _catalogues(catalogue, present, problems):
         if str(name) in item.entries:
             for problem in problems:
                 _log.warning("%s", problem)
-            return _found(item, item.entries[str(name)], present)
-    return None
+            found = [_found(item, item.entries[str(name)], present)]
+            break
+    if catalogue is None and not (found and found[0].catalogue == BUILT_IN):
+        for item in fetched.names(present.present_cache, str(name)):
+            found += [_found(item, entry, present) for entry in item.entries.values()]
+    found = _several(found)
+    if len(found) > 1:
+        raise UserError(_ambiguity(found))
+    return found[0] if found else None
+
+
+def _several(found: list[Found]) -> list[Found]:
+    """Traces of one name that are not the same: the first, and others that were fetched.
+
+    What its catalogue says now stands for what it said when the trace was fetched. A name of the
+    package is that of the package.
+    """
+    if not found or found[0].catalogue == BUILT_IN:
+        return found[:1]
+    different = {found[0].entry.content_id: found[0]}
+    for one in found[1:]:
+        if one.catalogue != full(found[0].catalogue):
+            different.setdefault(one.entry.content_id, one)
+    return list(different.values())
+
+
+def _ambiguity(found: list[Found]) -> str:
+    """The sentence that says how different traces of one name are told apart."""
+    name = found[0].entry.name
+    return f"{name} names different traces: write {' or '.join(one.reference for one in found)}"
 
 
 def _catalogues(
@@ -174,7 +254,7 @@ def _catalogues(
 
 def _read(where: str, present: settings.Settings, problems: list[str]) -> Catalogue:
     """One catalogue; a remote one is read once in a process."""
-    if where == "built-in":
+    if where == BUILT_IN:
         return catalogues.built_in()
     if not is_url(where):
         return catalogues.read_folder(where)
@@ -187,10 +267,10 @@ def _read(where: str, present: settings.Settings, problems: list[str]) -> Catalo
 @functools.cache
 def _read_remote(where: str, cache_folder: Path, offline: bool) -> tuple[Catalogue, str | None]:
     """A remote catalogue, and the problem to tell the user, if there is one."""
-    from tracegen.library import cache
+    from tracegen.library import remote_index
 
     base, index = catalogues.index_of(where)
-    text, problem = cache.read_index(cache_folder, index, offline)
+    text, problem = remote_index.read_index(cache_folder, index, offline)
     return Catalogue(where, base, catalogues.parse(text, index)), problem
 
 

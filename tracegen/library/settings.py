@@ -1,8 +1,8 @@
 """Places to look for traces and to keep them: from the environment, then a configuration file."""
 
+import functools
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -33,16 +33,64 @@ class FileSettings(BaseModel):
     """Whether connections are forbidden."""
 
 
-@dataclass(frozen=True)
 class Settings:
-    """Settings of the environment and the configuration file."""
+    """Settings of the environment and the configuration file, each read when it is first asked for.
 
-    catalogues: tuple[str, ...]
-    """Folders and URLs of catalogues, in the order in which they are searched."""
-    cache: Path
-    """Folder of downloaded traces; made when first needed."""
-    offline: bool
-    """Whether connections are forbidden."""
+    The path of a file needs none of them, and a name of the package neither: a configuration file
+    that is missing or malformed stops only what depends on it.
+
+    Parameters
+    ----------
+    offline
+        Overrides environment and file; None leaves it to them.
+
+    Raises
+    ------
+    UserError
+        From the attributes, if the configuration file is needed, and malformed or named but absent.
+    """
+
+    def __init__(self, offline: bool | None = None) -> None:
+        self._offline = offline
+
+    @functools.cached_property
+    def _file(self) -> FileSettings:
+        return _read_file()
+
+    @functools.cached_property
+    def catalogues(self) -> tuple[str, ...]:
+        """Folders and URLs of catalogues, in the order in which they are searched."""
+        listed = os.environ.get(ENV_CATALOGUES)
+        given = self._file.catalogues if listed is None else listed.split(",")
+        return tuple(where.strip() for where in given if where.strip())
+
+    @functools.cached_property
+    def cache(self) -> Path:
+        """Folder of downloaded traces; made when first needed."""
+        given = os.environ.get(ENV_CACHE) or self._file.cache
+        try:
+            return regular.expanded(given) if given else user_folder("cache")
+        except UserError as error:
+            msg = f"no folder for downloaded traces: {error}; {ENV_CACHE} names one"
+            raise UserError(msg) from None
+
+    @property
+    def present_cache(self) -> Path | None:
+        """The same, to look into; None for who has no home, and so has fetched nothing."""
+        try:
+            return self.cache
+        except UserError:
+            if os.environ.get(ENV_CACHE) or self._file.cache:
+                raise
+            return None
+
+    @functools.cached_property
+    def offline(self) -> bool:
+        """Whether connections are forbidden."""
+        if self._offline is not None:
+            return self._offline
+        said = os.environ.get(ENV_OFFLINE)
+        return self._file.offline if said is None else said.lower() in ("1", "true", "yes", "on")
 
 
 def user_folder(purpose: str) -> Path:
@@ -58,50 +106,29 @@ def user_folder(purpose: str) -> Path:
     Following the XDG base directories on Linux and other Unix, ``~/Library`` on macOS and
     ``%LOCALAPPDATA%`` on Windows.
     """
-    home = Path.home()
+    given = os.environ.get(f"XDG_{purpose.upper()}_HOME", "")
+    # The specification says that relative paths are to be ignored.
+    if sys.platform not in ("darwin", "win32") and Path(given).is_absolute():
+        return Path(given) / "moereplay"
+    home = regular.expanded("~")
     if sys.platform == "darwin":
         part = "Caches" if purpose == "cache" else "Application Support"
         return home / "Library" / part / "moereplay"
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or str(home / "AppData" / "Local")
         return Path(base) / "moereplay" / purpose.capitalize()
-    given = os.environ.get(f"XDG_{purpose.upper()}_HOME", "")
-    # The specification says that relative paths are to be ignored.
-    base_folder = Path(given) if Path(given).is_absolute() else home / f".{purpose}"
-    return base_folder / "moereplay"
-
-
-def read(offline: bool | None = None) -> Settings:
-    """Present settings.
-
-    Parameters
-    ----------
-    offline
-        Overrides environment and file; None leaves it to them.
-
-    Raises
-    ------
-    UserError
-        If the configuration file is malformed, or named but absent.
-    """
-    file = _read_file()
-    listed = os.environ.get(ENV_CATALOGUES)
-    catalogues = file.catalogues if listed is None else listed.split(",")
-    cache = os.environ.get(ENV_CACHE) or file.cache
-    if offline is None:
-        said = os.environ.get(ENV_OFFLINE)
-        offline = file.offline if said is None else said.lower() in ("1", "true", "yes", "on")
-    return Settings(
-        catalogues=tuple(where.strip() for where in catalogues if where.strip()),
-        cache=Path(cache).expanduser() if cache else user_folder("cache"),
-        offline=offline,
-    )
+    return home / f".{purpose}" / "moereplay"
 
 
 def _read_file() -> FileSettings:
     """The configuration file, or an empty one."""
     named = os.environ.get(ENV_CONFIG)
-    path = Path(named).expanduser() if named else user_folder("config") / "config.toml"
+    try:
+        path = regular.expanded(named) if named else user_folder("config") / "config.toml"
+    except UserError:
+        if named:
+            raise
+        return FileSettings()  # who has no home has no settings there
     try:
         return FileSettings.model_validate(regular.parse_toml(regular.read_text(path)))
     except FileNotFoundError:

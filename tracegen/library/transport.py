@@ -7,7 +7,6 @@ import functools
 import http.client
 import re
 import socket
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,20 +14,14 @@ from typing import IO, Any, Protocol
 from urllib.parse import urlsplit
 
 from tracegen.errors import UserError
+from tracegen.library import watch
 from tracegen.library.catalogue import check_url
+from tracegen.library.watch import Interrupted, Overdrawn
 
-TIMEOUT_S = 30.0
-"""Silence after which a connection is given up, in seconds."""
 BLOCK_BYTES = 2**20
 """Bytes read at a time when a whole file is transferred."""
-MIN_BYTES_PER_S = 1000
-"""Slowest transfer that is put up with, over any :data:`PATIENCE_S`."""
-PATIENCE_S = 60.0
-"""Time over which the rate is taken, in seconds."""
-
-
-class Interrupted(Exception):
-    """The connection failed in a way that may not happen again."""
+LONGEST_REASON = 200
+"""Characters of what a server says that a message shows."""
 
 
 class Refused(Interrupted):
@@ -92,6 +85,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any,
         newurl: str,
     ) -> urllib.request.Request | None:  # fmt: skip
+        # urllib has parsed the address, and refuses one that is none.
         old, new = urlsplit(req.full_url).scheme, urlsplit(newurl).scheme
         if new not in ("http", "https") or (old == "https" and new == "http"):
             problem = f"{req.full_url}: redirected to {newurl[:200]!r}, which is not followed"
@@ -105,8 +99,7 @@ def _opener() -> urllib.request.OpenerDirector:
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
+        *watch.handlers(),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
         _Redirects(),
@@ -209,14 +202,16 @@ class HttpSource:
                 headers["If-Range"] = self.validator
         request = urllib.request.Request(self.url, headers=headers)
         try:
-            with contextlib.closing(_opener().open(request, timeout=TIMEOUT_S)) as answer:
+            with contextlib.closing(_opener().open(request, timeout=watch.TIMEOUT_S)) as answer:
                 yield answer
+        except UserError:
+            raise
         except urllib.error.HTTPError as error:
             error.close()
+            said = f"the server answered {error.code} {_line(error.reason)}"
             if error.code in (408, 425, 429) or error.code >= 500:
-                msg = f"the server answered {error.code} {error.reason}"
-                raise Interrupted(msg) from error
-            problem = f"{self.url}: the server answered {error.code} {error.reason}"
+                raise Interrupted(said) from error
+            problem = f"{self.url}: {said}"
             raise UserError(problem) from error
         except urllib.error.URLError as error:
             if isinstance(error.reason, socket.gaierror | ValueError):
@@ -224,31 +219,30 @@ class HttpSource:
                 raise UserError(problem) from error
             if isinstance(error.reason, ConnectionRefusedError):
                 raise Refused("the connection was refused") from error
-            raise Interrupted(str(error.reason)) from error
-        except (http.client.InvalidURL, UnicodeError) as error:
-            problem = f"{self.url}: {error}"
+            raise Interrupted(_line(error.reason)) from error
+        except (http.client.InvalidURL, ValueError, Overdrawn) as error:  # of a redirection, too
+            problem = f"{self.url}: {_line(error)}"
             raise UserError(problem) from error
         except (OSError, http.client.HTTPException) as error:
-            raise Interrupted(str(error) or type(error).__name__) from error
+            raise Interrupted(_line(error)) from error
+
+
+def _line(said: object) -> str:
+    """What a server or a library says, on one line."""
+    text = " ".join(str(said).split()) or type(said).__name__
+    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
 
 
 def _blocks(answer: http.client.HTTPResponse, most: int | None) -> Iterator[bytes]:
-    """Body of an answer, given up when it only trickles."""
-    since, arrived, total = time.monotonic(), 0, 0
+    """Body of an answer, as it comes."""
+    total = 0
     while most is None or total < most:
         # read1 hands out what is there: a server that sends a byte a second cannot block it.
         block = answer.read1(BLOCK_BYTES if most is None else min(BLOCK_BYTES, most - total))
         if not block:
             break
         total += len(block)
-        arrived += len(block)
         yield block
-        elapsed = time.monotonic() - since
-        if elapsed > PATIENCE_S:
-            if arrived < MIN_BYTES_PER_S * elapsed:
-                msg = f"slower than {MIN_BYTES_PER_S} bytes per second"
-                raise Interrupted(msg)
-            since, arrived = time.monotonic(), 0
 
 
 def _total(answer: http.client.HTTPResponse) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +88,8 @@ def parse(text: str, where: str) -> ModelShape:
         As those of :func:`read`.
     """
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = regular.parse_json(text)
+    except ValueError as error:
         msg = f"{where}: not valid JSON"
         raise UserError(msg) from error
     if not isinstance(document, dict):

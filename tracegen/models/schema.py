@@ -14,6 +14,10 @@ Biased = Literal["qkv", "output", "sinks", "gate", "experts", "norms", "head"]
 """Part of a model that has biases: projections to queries, keys and values; the projection behind
 the heads; attention's softmax, one per head; scores of the gate; experts; norms; output head."""
 
+MAX_NUM_LAYERS = 4096
+"""Decoder layers of a model, far more than any has: what goes through them has to end."""
+MAX_SIZE = 2**40
+"""Of any other size of a model."""
 MAX_NUM_EXPERTS = 65_534
 """Largest expert count the trace format can hold (two bytes, one value is the empty slot)."""
 
@@ -55,7 +59,7 @@ class ModelShape(BaseModel):
     """Experts that every token visits; never routed, never in a trace."""
     shared_intermediate: int = Field(default=0, ge=0)
     """Inner width of one shared expert."""
-    num_layers: int = Field(gt=0, le=65_536)
+    num_layers: int = Field(gt=0, le=MAX_NUM_LAYERS)
     """Decoder layers, dense ones included."""
     dense_layers: tuple[int, ...] = ()
     """Decoder layers without routed experts."""
@@ -119,6 +123,10 @@ class ModelShape(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> "ModelShape":
         """Refuse sizes that contradict each other."""
+        for name, value in self:
+            if isinstance(value, int) and value > MAX_SIZE:
+                msg = f"{name} is more than {MAX_SIZE}"
+                raise ValueError(msg)
         if self.topk > self.num_experts:
             msg = f"topk {self.topk} is more than num_experts {self.num_experts}"
             raise ValueError(msg)

@@ -19,6 +19,7 @@ import numpy as np
 
 from tracegen import output
 from tracegen.errors import UserError
+from tracegen.managed import ManagedFolder
 from tracegen.trace.arrays import Array
 
 ROWS_A_FILE = 16_384
@@ -52,11 +53,13 @@ class Recorder:
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        output.make_folder(folder)
+        with output.folder(folder):  # refused now rather than with the first rows
+            pass
         if next(folder.glob(f"rank{rank}-*.npz"), None) is not None:
             msg = f"{folder} holds a recording of rank {rank} already; give an empty folder"
             raise UserError(msg)
         self.folder, self.rank = folder, rank
+        self._files = ManagedFolder(folder)
         self.passes = self.files = self._rows = 0
         self.lost = 0
         """Rows that nothing could be written of."""
@@ -150,10 +153,9 @@ class Recorder:
 
     def _written(self, arrays: dict[str, Any]) -> bool:
         """Write a file; whether that was possible is said when it changes."""
-        path = self.folder / f"rank{self.rank}-{self.files:05}.npz"
         try:
-            output.make_folder(self.folder)
-            with output.opened(path) as file:
+            name = f"rank{self.rank}-{self.files:05}.npz"
+            with self._files.made(), self._files.opened(name) as file:
                 np.savez(file, **arrays)
         except Exception as error:  # whatever a disk does: the engine goes on
             if not self._trouble:

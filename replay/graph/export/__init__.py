@@ -11,15 +11,16 @@ networkx   The task graph with its schedule as GraphML, for graph tools; small w
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replay.graph.errors import UserError
 from replay.graph.export.files import Written
 from tracegen import output
+from tracegen.managed import ManagedFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from replay.graph.export.scene import Scene
     from replay.graph.timeline import Timeline
@@ -114,6 +115,7 @@ def check_export(format_name: str, path: str | Path) -> None:
         message = f"chakra writes a file for each rank: {prefix!r} cannot begin their names"
         raise UserError(message)
     output.check(f"{prefix}.0.et")
+    ManagedFolder(Path(prefix).parent).check(Path(f"{prefix}.0.et").name)
 
 
 def _program_writer(format_name: str) -> Callable[[Timeline, str | Path], Written]:

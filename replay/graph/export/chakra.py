@@ -33,7 +33,7 @@ from replay.graph.export.programs import (
 )
 from replay.graph.taskgraph import NULL_RESOURCE, TaskGraph
 from replay.graph.timeline import Timeline
-from tracegen import output
+from tracegen.managed import ManagedFolder
 
 #: Version that Chakra's own generator writes.
 _VERSION = "0.0.4"
@@ -104,10 +104,11 @@ def write_chakra(
         )
     )
     nodes = _Nodes(timeline.graph, programs, unit_ps)
+    files = ManagedFolder(Path(prefix).parent)
     paths = []
     for rank, (low, high) in enumerate(programs.rows_of_ranks()):
         path = Path(f"{prefix}.{rank}.et")
-        with output.opened(path) as file:
+        with files.opened(path.name) as file:
             file.write(_delimited(metadata))
             for first in range(low, high, _CHUNK):
                 messages = nodes.rows(first, min(high, first + _CHUNK))

@@ -5,7 +5,7 @@
 | `memory` | records, vectors and numbers behind one pointer |
 | `compiled_memory` | what numba is taught about them |
 | `layout` | the records, the memories of a layout and of a run, and what their numbers mean |
-| `compiling`, `cache` | how kernels are compiled and kept |
+| `settings`, `compiling`, `cache`, `private` | how kernels are compiled and kept, and where |
 | `surveying`, `packing`, `interning` | from the graph to records before a run, and back after it |
 | `channels`, `lanes`, `lookups` | data structures: tasks on their way, queues, tables |
 | `events`, `starts`, `loop` | the two phases of an instant, and the loop over them |
@@ -17,6 +17,9 @@ The semantics are those of the twin, ``tests/oracle/engine_oracle.py``; each fil
 functions it implements. With ``NUMBA_DISABLE_JIT=1`` the same source runs as plain Python.
 """
 
+from replay.graph.kernels.settings import config as config  # before all that imports numba
+
+# isort: split
 from replay.graph.kernels.changes import Changes as Changes
 from replay.graph.kernels.changes import count_changes as count_changes
 from replay.graph.kernels.changes import find_changes as find_changes

@@ -7,9 +7,11 @@ whatever it finds. This one
 - compiles again when any file of this folder has changed, so that kernels may call one another
   across files;
 - lies in ``NUMBA_CACHE_DIR`` if that is set, else beside the source, else in the user's cache
-  folder, else in a temporary folder of this user: the first of them that can be written to. Folders
-  outside the installation have to be this user's alone, since a cached kernel is unpickled;
-- believes a file only with its checksum: what is damaged is deleted and compiled again;
+  folder, else in a temporary folder of this user: the first of them that can be written to and
+  that is this user's alone, since a cached kernel is unpickled (`private`). Beside the source that
+  is asked of the folder, and not of the way to it: who can change that can change the source;
+- reads a file only if it is this user's alone, too, and believes it only with its checksum: what is
+  damaged is deleted and compiled again;
 - has one file per kernel and signature, written whole or not at all, so that processes may compile
   the same at the same time.
 """
@@ -23,6 +25,7 @@ import pickle
 import sys
 import tempfile
 import uuid
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,8 @@ import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.serialize import dumps
 
-from replay.graph.compilation import announce
+from replay.graph.compilation import announce, say
+from replay.graph.kernels import private
 
 _SOURCES = Path(__file__).parent
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -86,13 +90,12 @@ class _KernelFile:
         path = self._path(key)
         if path is None:
             return None
-        try:
-            content = path.read_bytes()
-        except OSError:
+        content = private.read(path)
+        if content is None:
             return None
         digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
         if hashlib.sha256(data).digest() == digest:
-            return pickle.loads(data)  # of this user, and whole
+            return pickle.loads(data)  # of this user alone, and whole
         with contextlib.suppress(OSError):
             path.unlink()
         return None
@@ -105,7 +108,7 @@ class _KernelFile:
         data = dumps(content)
         beside = path.with_suffix(f".{uuid.uuid4().hex[:16]}")
         try:
-            beside.write_bytes(hashlib.sha256(data).digest() + data)
+            private.write_new(beside, hashlib.sha256(data).digest() + data)
             beside.replace(path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -150,54 +153,69 @@ def _stamp() -> str:
 def cache_folder() -> Path | None:
     """Folder of the compiled kernels; None if there is none to be had."""
     installation = f"kernels_{hashlib.sha256(str(_SOURCES).encode()).hexdigest()[:16]}"
-    given = getattr(numba.config, "CACHE_DIR", "")
+    shared: list[str] = []
+    found = next(filter(None, (_made(one, shared) for one in _candidates(installation))), None)
+    if shared:
+        place = "every process compiles them again" if found is None else f"they are in {found}"
+        say(f"compiled kernels are not kept where {' and where '.join(shared)}: {place}")
+    return found
+
+
+def _candidates(installation: str) -> Iterator[tuple[Path, ...]]:
+    """The way to each folder that may do, and below it the folders that must be this user's."""
+    # Not `numba.config`: that is also read from a file in the current folder.
+    given = os.environ.get("NUMBA_CACHE_DIR")
     if given:
-        folder = Path(given) / installation
-        if _is_writable(folder):
+        yield Path(given), Path(installation)
+    yield _SOURCES, Path("__pycache__")
+    users = _users_cache()
+    if users is not None:
+        yield users, Path("moereplay"), Path(installation)
+    scratch = _temporary()
+    if scratch is not None:
+        owner = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+        yield scratch, Path(f"moereplay-{owner}"), Path(installation)
+
+
+def _made(candidate: tuple[Path, ...], shared: list[str]) -> Path | None:
+    """The folder, if nobody else can change what lies in it, and this process can."""
+    folder, *own = candidate
+    try:
+        if folder != _SOURCES:
+            folder = private.make_way(folder)
+        for name in own:
+            folder /= name
+            private.make_own(folder)
+        with tempfile.TemporaryFile(dir=folder):
             return folder
-    if _is_writable(_SOURCES / "__pycache__"):
-        return _SOURCES / "__pycache__"
-    for parent in (_users_cache(), _temporary()):
-        if parent is not None and _is_private(parent) and _is_writable(parent / installation):
-            return parent / installation
+    except private.SharedFolderError as error:
+        shared.append(str(error))
+    except OSError:
+        pass
     return None
 
 
 def _users_cache() -> Path | None:
     given = os.environ.get("XDG_CACHE_HOME", "")
     if Path(given).is_absolute():
-        return Path(given) / "moereplay"
+        return Path(given)
     try:
-        return Path.home() / ".cache" / "moereplay"
+        return Path.home() / ".cache"
     except RuntimeError:  # no home is known
         return None
 
 
 def _temporary() -> Path | None:
-    owner = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
     try:
-        return Path(tempfile.gettempdir()) / f"moereplay-{owner}"
+        found, here = tempfile.gettempdir(), str(Path.cwd())
     except OSError:  # no temporary folder can be written to
         return None
-
-
-def _is_private(folder: Path) -> bool:
-    """Whether a folder is there, or can be made, that nobody else can write to."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.lstat()  # a link may lead anywhere
-    except OSError:
-        return False
-    if not hasattr(os, "getuid"):
-        return folder.is_dir()
-    is_ours = status.st_uid == os.getuid() and not status.st_mode & 0o022
-    return is_ours and folder.is_dir() and not folder.is_symlink()
-
-
-def _is_writable(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
+    named = {os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")}
+    # The current folder, which is Python's last resort, may hold what somebody else has sent.
+    is_last_resort = found == here and found not in {
+        "/tmp",
+        "/var/tmp",
+        "/usr/tmp",
+        *named,
+    }
+    return None if is_last_resort else Path(found)

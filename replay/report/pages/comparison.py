@@ -28,11 +28,11 @@ from replay.report.spent import (
     unit_of,
     waterfall,
 )
-from replay.report.tables import row_names
 from replay.report.times import time_us, times_table
 from replay.report.traffic import purpose_bars, traffic_heats
 from replay.report.validity import experts_line, validity_line, validity_table
 from replay.report.words import schemes_text
+from replay.run.names import row_names
 from replay.uncertainty.parts import WITHOUT_ERROR
 from tracegen.display.content import Page, Section
 
@@ -115,13 +115,13 @@ def _some(compared: Comparison, names: dict[str, Result]) -> dict[str, Result]:
     """The fastest and the baseline, as many as a picture can hold."""
     if len(names) <= MOST_LINES:
         return names
-    base = id(compared[compared.baseline])
+    base = id(compared.base)
     others = [name for name, one in names.items() if id(one) != base][: MOST_LINES - 1]
     return {name: one for name, one in names.items() if name in others or id(one) == base}
 
 
 def _fastest_and_baseline(compared: Comparison, names: dict[str, Result]) -> dict[str, Result]:
-    base = id(compared[compared.baseline])
+    base = id(compared.base)
     first = next(iter(_rivals(names)), next(iter(names)))
     return {name: one for name, one in names.items() if name == first or id(one) == base}
 
@@ -137,13 +137,13 @@ def summary(compared: Comparison) -> str:
     names = dict(zip(row_names(results), results, strict=True))
     rivals = _rivals(names) or names
     first, result = next(iter(rivals.items()))
-    base = compared[compared.baseline]
+    base = compared.base
     unit = unit_of(result)
     of = f" of {len(rivals)} schemes" if len(rivals) > 1 else ""
     lines = [f"{first} is the fastest{of}: {time_us(result):,.1f} us per {unit}"]
     if result is not base and time_us(result):
         lines[0] += (
-            f", {time_us(base) / time_us(result):.2f} times as fast as {compared.baseline} "
+            f", {time_us(base) / time_us(result):.2f} times as fast as {compared.base_name} "
             f"({time_us(base):,.1f} us)"
         )
     busiest = max(

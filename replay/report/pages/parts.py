@@ -12,9 +12,9 @@ from replay.report.memory import memory_table, room_notes
 from replay.report.network import network_table
 from replay.report.payload import payload_tables
 from replay.report.spent import unit_of
-from replay.report.tables import row_names
 from replay.report.times import count
 from replay.report.waiting import waiting_tables
+from replay.run.names import row_names
 from tracegen.display.content import Axis, Bars, Heat, Line, Part, Plot, Table, Waterfall
 
 if TYPE_CHECKING:

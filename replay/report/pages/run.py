@@ -26,10 +26,10 @@ from replay.report.provenance import (
 )
 from replay.report.routing import routing_table
 from replay.report.spent import cause_bars, gpu_bars, unit_of, waterfall
-from replay.report.tables import row_names
 from replay.report.times import time_us
 from replay.report.traffic import gpus_heat, purpose_bars
 from replay.report.validity import experts_line, validity_table
+from replay.run.names import row_names
 from tracegen.display.content import Column, Page, Section, Table
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
 from replay.report.pages.pages import page
-from replay.report.tables import row_names
 from replay.run.comparison import BASELINES
+from replay.run.names import row_names
 from replay.run.result import Comparison, Result
 from tracegen.display.content import Column, Page, Section, Table
 

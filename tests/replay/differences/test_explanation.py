@@ -13,6 +13,8 @@ from replay.errors import UserError
 from replay.report.explanation import explanation_tables, path_table
 from replay.report.pages import page
 from replay.report.text import render
+from replay.run.names import row_names
+from replay.run.result import Comparison
 from tracegen.display.palette import places
 
 SCHEMES = ["deepep", "nccl-alltoall", "deepep-ll", "comet"]
@@ -175,3 +177,56 @@ def test_time_that_is_saved_has_one_colour_whichever_step_comes_first(compared):
     back = page(replay.explain(compared["comet"], compared["nccl-alltoall"]))
     colours = [[places(each)[kind] for kind in ("longer", "shorter")] for each in (there, back)]
     assert colours[0] == colours[1] and len(set(colours[0])) == 2
+
+
+def test_rows_are_named_as_the_comparison_prints_them(trace, tmp_path):
+    """With placements, options and a map's file; a name that fits two rows is refused."""
+    placed = replay.compare(
+        trace,
+        ["deepep", "comet"],
+        layer=0,
+        placements=["contiguous", "round-robin"],
+        baseline="deepep, round-robin",
+    )
+    names = row_names(placed.results, marked=False)
+    assert names[:2] == ["deepep, contiguous", "deepep, round-robin"]
+    for name, printed, result in zip(names, row_names(placed.results), placed.results, strict=True):
+        assert pick(placed, name) is pick(placed, printed) is placed[name] is result
+    found = replay.explain(*(pick(placed, name) for name in names[:2]))
+    assert (found.one, found.other) == tuple(names[:2])
+    assert (found.one_us, found.other_us) == tuple(
+        pytest.approx(one.totals.makespan_us) for one in placed.results[:2]
+    )
+    said = "'deepep' is the name of 2 rows: write 'deepep, contiguous' or 'deepep, round-robin'"
+    with pytest.raises(UserError, match=said):
+        pick(placed, "deepep")
+    with pytest.raises(KeyError, match=said):
+        placed["deepep"]
+    with pytest.raises(UserError, match=r"unknown scheme 'comet, eplb'.*known: 'comet, contig"):
+        pick(placed, "comet, eplb")
+    # Speed-ups are over the row that was named, and say so.
+    assert placed.base is placed.results[1]
+    assert "over deepep, round-robin" in replay.summary(placed)
+    assert "over deepep, contiguous" in replay.summary(
+        placed.model_copy(update={"baseline": "deepep"})
+    )
+    with pytest.raises(UserError, match="unknown baseline 'deepep, eplb'"):
+        replay.compare(trace, ["deepep"], layer=0, placements=["contiguous", "round-robin"],
+                       baseline="deepep, eplb")  # fmt: skip
+    placed.save(tmp_path / "placed.json")
+    document = json.loads((tmp_path / "placed.json").read_text())
+    document["baseline"] = "nvls"
+    (tmp_path / "placed.json").write_text(json.dumps(document))
+    with pytest.raises(UserError, match="baseline 'nvls' is none of") as refusal:
+        replay.load_result(tmp_path / "placed.json")
+    assert len(str(refusal.value).splitlines()) == 1
+    # Two of one scheme and placement.
+    several = [
+        replay.run(trace, scheme="deepep", layer=0, options={"num_sms": number})
+        for number in (20, 8)
+    ]
+    both = Comparison(baseline="deepep", results=several)
+    assert row_names(both.results) == ["deepep (num_sms=20)", "deepep (num_sms=8)"]
+    assert pick(both, "deepep (num_sms=8)") is several[1]
+    with pytest.raises(UserError, match="is the name of 2 rows"):
+        pick(both, "deepep")

@@ -50,9 +50,11 @@ def test_two_workers_leave_what_one_process_leaves_though_one_is_killed(
                 killed.append(client.run(os.getpid, workers=busy[:1])[busy[0]])
             os.kill(killed[0], signal.SIGKILL)
 
-    result = sweep(study, tmp_path / "out", scheduler=cluster.scheduler_address, progress=kill)
+    result = sweep(
+        study, tmp_path / "out", scheduler=cluster.scheduler_address, progress=kill, allow_code=True
+    )
     assert (result.num_computed, result.num_failed) == (20, 0) and killed
-    alone = sweep(study, tmp_path / "alone")
+    alone = sweep(study, tmp_path / "alone", allow_code=True)
     assert result.to_json() == alone.to_json()
     points = [
         {path.name: path.read_bytes() for path in (tmp_path / name / "points").iterdir()}
@@ -66,7 +68,7 @@ def test_a_point_that_kills_workers_fails_alone(
     odd_study: Callable[..., Path], tmp_path: Path, cluster: Any
 ) -> None:
     study = odd_study("deadly", deaths=2, seeds="[0]", ranks="[2]")
-    result = sweep(study, tmp_path / "out", scheduler=cluster.scheduler_address)
+    result = sweep(study, tmp_path / "out", scheduler=cluster.scheduler_address, allow_code=True)
     assert (result.num_computed, result.num_failed) == (1, 1)
     assert "failed [1]" in result.text() and "was killed" in result.text()
 
@@ -77,7 +79,7 @@ def test_a_worker_with_other_files_ends_the_sweep(
     study = odd_study("slow", seeds="[0]", ranks="[2]")
     from replay.sweeps.plan import plan_sweep
 
-    plan = plan_sweep(study)
+    plan = plan_sweep(study, allow_code=True)
     (tmp_path / "odd.py").unlink()
     with pytest.raises(UserError, match=r"the worker on .* cannot replay a point: .*odd\.py"):
         sweep(plan, tmp_path / "out", scheduler=cluster.scheduler_address)
@@ -117,8 +119,14 @@ def test_a_scheduler_that_goes_is_a_mistake_and_work_goes_on_later(
             closing.join()
 
     with pytest.raises(UserError, match="the scheduler is gone"):
-        sweep(study, tmp_path / "out", scheduler=made.scheduler_address, progress=close)
-    assert sweep(study, tmp_path / "out").num_reused >= 2
+        sweep(
+            study,
+            tmp_path / "out",
+            scheduler=made.scheduler_address,
+            progress=close,
+            allow_code=True,
+        )
+    assert sweep(study, tmp_path / "out", allow_code=True).num_reused >= 2
 
 
 def test_a_cluster_of_this_machine(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 
 import replay
 from replay.errors import UserError
+from replay.files import ManagedFolder
 from replay.run.rows import COLUMNS
 from replay.sweeps import load_table, sweep
 from replay.sweeps.dataset import DataSet
@@ -162,17 +164,17 @@ def test_a_failed_point_has_a_row_but_none_in_the_data_set(
     odd_study: Callable[..., Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    table = sweep(odd_study("faulty"), out).to_dataframe()
+    table = sweep(odd_study("faulty"), out, allow_code=True).to_dataframe()
     assert table.failed.notna().sum() == 4 and len(frame_of(out, "odd")) == 4
     pandas.testing.assert_frame_equal(load_table(out), table)
     (tmp_path / "mended").touch()
-    assert sweep(odd_study("faulty"), out).to_dataframe().failed.isna().all()
+    assert sweep(odd_study("faulty"), out, allow_code=True).to_dataframe().failed.isna().all()
     assert len(frame_of(out, "odd")) == 8
 
 
 def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = {"run_id": str, "point": str, "n": int}
-    data = DataSet(tmp_path / "data", columns, print)
+    data = DataSet(ManagedFolder(tmp_path, "data"), columns, print)
     row = {"run_id": "a", "point": "b", "n": 1}
     data.append([row])
 
@@ -180,7 +182,7 @@ def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", stop)
+        patch.setattr(os, "replace", stop)
         with pytest.raises(KeyboardInterrupt):
             data.append([row | {"point": "c"}])
     assert len(list((tmp_path / "data").iterdir())) == 1

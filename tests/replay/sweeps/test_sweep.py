@@ -372,7 +372,7 @@ def test_a_point_that_cannot_run_says_why_and_the_rest_goes_on(tmp_path: Path) -
     assert table.cell(("4", "ideal"), table.columns[0]) is not None
     assert "needs" in table.refused["4", "nvls"] and "dgx-a100" in table.refused["4", "nvls"]
     assert "16 ranks" in table.refused["16", "ideal"]
-    for text in (result.text(), (tmp_path / "table.md").read_text()):
+    for text in (result.text(), (tmp_path / "table.md").read_text().replace("\\", "")):
         assert text.count("refused [") == 3
         assert f"[1] {table.refused['4', 'nvls']}" in text
     again = sweep(study(REFUSED), tmp_path)
@@ -624,7 +624,7 @@ def test_a_mistake_of_a_point_says_which() -> None:
 
 
 def test_a_folder_that_cannot_be_is_a_mistake(study_file: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot make the folder"):
+    with pytest.raises(UserError, match=r"cannot write .*small.toml/out"):
         sweep(study_file, study_file / "out")
 
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from replay.cli.app import app
 from replay.errors import UserError
-from replay.processes import OneProcess, fresh_context
+from replay.processes import OneProcess, answers, fresh_context
 from replay.sweeps import crews, load_study, sweep
 from replay.sweeps.points import Point
 from replay.sweeps.shards import parse_shard, shard_of
@@ -91,10 +91,10 @@ def test_a_killed_process_loses_nothing_but_its_batch(
     odd_study: Callable[..., Path], tmp_path: Path
 ) -> None:
     study = odd_study("deadly", deaths=1)
-    result = sweep(study, tmp_path / "out", jobs=2)
+    result = sweep(study, tmp_path / "out", jobs=2, allow_code=True)
     assert (result.num_computed, result.num_failed) == (8, 0)
     assert (tmp_path / "deaths").read_text().startswith("xx"), "it was killed, and tried again"
-    alone = sweep(study, tmp_path / "alone")
+    alone = sweep(study, tmp_path / "alone", allow_code=True)
     assert alone.to_json() == result.to_json()
 
 
@@ -102,13 +102,22 @@ def test_a_point_that_always_kills_fails_alone(
     odd_study: Callable[..., Path], tmp_path: Path
 ) -> None:
     study = odd_study("deadly", deaths=2, seeds="[0]", ranks="[2]")
-    result = sweep(study, tmp_path / "out", jobs=2)
+    result = sweep(study, tmp_path / "out", jobs=2, allow_code=True)
     assert (result.num_computed, result.num_failed) == (1, 1)
     (failure,) = [json.loads(path.read_text()) for path in tmp_path.glob("out/failures/*.json")]
     assert "was killed 2 times" in failure["message"]
-    again = sweep(study, tmp_path / "out")
+    again = sweep(study, tmp_path / "out", allow_code=True)
     assert (again.num_computed, again.num_reused, again.num_failed) == (1, 1, 0)
     assert not any(tmp_path.glob("out/failures/*"))
+
+
+def test_of_a_comparison_what_a_killed_process_had_is_done_again_once(tmp_path: Path) -> None:
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    first = f"import pathlib\ntry: pathlib.Path({str(tmp_path / 'been')!r}).mkdir()\n"
+    first += f"except FileExistsError: pass\nelse:\n  {kill}"
+    assert sorted(answers(exec, [first, "pass"], 2)) == [(0, None), (1, None)]
+    with pytest.raises(UserError, match=r"2 processes of --jobs were killed .* exit code -9"):
+        list(answers(exec, [kill], 1))
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -116,7 +125,9 @@ def test_a_defect_is_recorded_and_the_rest_goes_on(
     jobs: int, odd_study: Callable[..., Path], tmp_path: Path
 ) -> None:
     study, out = odd_study("faulty"), tmp_path / "out"
-    done = CliRunner().invoke(app, ["sweep", str(study), "-o", str(out), "--jobs", str(jobs)])
+    done = CliRunner().invoke(
+        app, ["sweep", str(study), "--allow-code", "-o", str(out), "--jobs", str(jobs)]
+    )
     assert done.exit_code == 4
     assert f"{out}: 4 replayed, 0 used again, 4 failed\n" in done.stderr
     assert str(out / "failures") in done.stderr
@@ -130,7 +141,7 @@ def test_a_defect_is_recorded_and_the_rest_goes_on(
     rows = json.loads((out / "sweep.json").read_text())["grids"][0]["rows"]
     assert ["Error" in row.get("failed", "") for row in rows] == [False, True] * 2
     (tmp_path / "mended").touch()
-    again = sweep(study, out)
+    again = sweep(study, out, allow_code=True)
     assert (again.num_computed, again.num_reused, again.num_failed) == (4, 4, 0)
     assert not any(out.glob("failures/*")) and "failed" not in again.to_json()
 
@@ -139,7 +150,7 @@ def test_an_interrupt_ends_all_processes_and_the_command_goes_on_later(
     odd_study: Callable[..., Path], tmp_path: Path, command: Callable[..., subprocess.Popen[str]]
 ) -> None:
     study, out = odd_study("slow", seeds=str(list(range(8)))), tmp_path / "out"
-    first = command(study, "-o", out, "--jobs", 2)
+    first = command(study, "--allow-code", "-o", out, "--jobs", 2)
     wait_until(lambda: num_points(out) >= 3)
     os.killpg(first.pid, signal.SIGINT)  # as a terminal does
     _, said = first.communicate(timeout=20)
@@ -149,7 +160,7 @@ def test_an_interrupt_ends_all_processes_and_the_command_goes_on_later(
     assert not (out / "claims").exists()
     left = num_points(out)
     assert 3 <= left < 32
-    assert sweep(study, out).num_reused == left
+    assert sweep(study, out, allow_code=True).num_reused == left
 
 
 @pytest.mark.parametrize("has_begun", [False, True], ids=["beginning", "begun"])
@@ -184,14 +195,14 @@ def test_the_processes_of_a_killed_command_end_and_its_claims_too(
     odd_study: Callable[..., Path], tmp_path: Path, command: Callable[..., subprocess.Popen[str]]
 ) -> None:
     study, out = odd_study("slow", seeds="[0, 1, 2, 3]"), tmp_path / "out"
-    first = command(study, "-o", out, "--jobs", 2)
+    first = command(study, "--allow-code", "-o", out, "--jobs", 2)
     wait_until(lambda: num_points(out) >= 2)
     first.kill()
     first.wait()
     wait_until(lambda: not group_of(first.pid), 10)
     assert any((out / "claims").iterdir())
     began = time.monotonic()
-    result = sweep(study, out)
+    result = sweep(study, out, allow_code=True)
     assert time.monotonic() - began < 30, "claims of the dead end at once, not with their lease"
     assert result.num_reused >= 2 and result.num_reused + result.num_computed == 16
     assert not (out / "claims").exists()
@@ -201,7 +212,7 @@ def test_two_commands_on_a_folder_share_the_work(
     odd_study: Callable[..., Path], tmp_path: Path, command: Callable[..., subprocess.Popen[str]]
 ) -> None:
     study, out = odd_study("slow", seeds="[0, 1, 2, 3]"), tmp_path / "out"
-    both = [command(study, "-o", out) for _ in range(2)]
+    both = [command(study, "--allow-code", "-o", out) for _ in range(2)]
     texts = [process.communicate(timeout=60) for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert texts[0][0] == texts[1][0] == (out / "table.txt").read_text()

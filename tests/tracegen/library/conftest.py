@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tracegen
-from tracegen.library import cache, publish, resolve, transport
+from tracegen.library import cache, publish, resolve, transport, watch
 
 
 @dataclass
@@ -135,7 +135,7 @@ def settings(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(cache, "WAIT_S", 0.0)
-    monkeypatch.setattr(transport, "TIMEOUT_S", 5.0)
+    monkeypatch.setattr(watch, "TIMEOUT_S", 5.0)
     resolve._read_remote.cache_clear()
     transport._opener.cache_clear()
 

@@ -1,6 +1,8 @@
 """Which catalogues are searched, in which order, and what strangers may not write into them."""
 
 import json
+import shutil
+from pathlib import Path
 
 import h5py
 import pytest
@@ -248,8 +250,6 @@ HAND_OUT = {
     [
         (spoil_file, "one.h5: SHA-256 is .*, the catalogue says"),
         (spoil_hash, "one.h5: SHA-256 is .*, the catalogue says 0000"),
-        (lead_elsewhere, "a link out of the catalogue's folder; .* give the path .*elsewhere.h5"),
-        (lead_through_a_folder, "a link out of the catalogue's folder; .* path .*away/one.h5"),
     ],
 )
 def test_a_folder_is_trusted_no_more_than_a_url(own_folder, tmp_path, spoil, said, hand_out):
@@ -284,36 +284,138 @@ def test_a_listed_file_that_cannot_be_read_is_named(own_folder, monkeypatch):
         tracegen.load("one", catalogue=str(own_folder))
 
 
-def test_links_within_a_folder_are_followed(own_folder):
-    (own_folder / "one.h5").rename(own_folder / "store.h5")
-    (own_folder / "one.h5").symlink_to(own_folder / "store.h5")
-    assert tracegen.load("one", catalogue=str(own_folder)).num_layers == 8
+HAND_OUT_OR_OPEN = {**HAND_OUT, "open": lambda where, _: tracegen.open("one", where).__enter__()}
+
+
+@pytest.mark.parametrize("lead", [lead_elsewhere, lead_through_a_folder])
+def test_a_link_is_followed_for_its_bytes_alone(own_folder, tmp_path, lead):
+    """As a download of the Hub has them; what the catalogue does not list is never handed out."""
+    lead(own_folder)
+    for name, hand_out in HAND_OUT.items():
+        hand_out(str(own_folder), tmp_path / name)
+    target = (own_folder / library.lookup("one", str(own_folder)).entry.file).resolve()
+    with h5py.File(target, "r+") as file:  # as long as before, with the same header
+        file["tokens/position"][0] = 9
+    for name, hand_out in HAND_OUT_OR_OPEN.items():
+        with pytest.raises(UserError, match=r"one.h5: SHA-256 is .*, the catalogue says"):
+            hand_out(str(own_folder), tmp_path / f"again {name}")
+
+
+def test_what_is_said_to_be_here_is_here(own_folder, tmp_path):
+    """Of a download of the Hub, a file that is whole, one that is cut and one that is gone."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for path in own_folder.iterdir():
+        path.rename(blobs / f"{path.name}-blob")
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}-blob")
+
+    def here():
+        return [item.is_local for item in library.search(str(snapshot))[0]]
+
+    assert here() == [True, True]
+    assert library.fetch("one", str(snapshot)).samefile(blobs / "one.h5-blob")
+    (blobs / "one.h5-blob").write_bytes((blobs / "one.h5-blob").read_bytes()[:-1])
+    assert here() == [False, True]
+    (blobs / "two.h5-blob").unlink()
+    assert here() == [False, False]
+
+
+def test_a_name_with_its_catalogue_is_known_everywhere(own_folder, tmp_path, monkeypatch):
+    """``CATALOGUE#NAME`` is a trace, in whatever folder, and a file of that name is a file."""
+    monkeypatch.chdir(tmp_path)
+    assert library.find("own#one") == Path("own/one.h5")
+    assert library.lookup(f"{own_folder}#two").entry.name == "two"
+    assert tracegen.load("own/index.toml#one", layers=[0]).num_layers == 1
+    Path("own#one").write_bytes(b"")
+    with pytest.raises(UserError, match="own#one: damaged"), tracegen.open("own#one"):
+        pass
+    with pytest.raises(UserError, match="names its catalogue, and so does built-in; give one"):
+        library.find(f"{own_folder}#two", "built-in")
+    with pytest.raises(UserError, match=r"own#no.h5: no such file"):
+        library.find("own#no.h5")
+    with pytest.raises(UserError, match=r"nowhere/index.toml: no such catalogue"):
+        library.find("nowhere#one")
+
+
+def test_a_fetched_name_is_one_trace_or_refused(own_folder, tmp_path, monkeypatch):
+    """Names of the package stay its own; others that were fetched twice name their catalogues."""
+    other = Path(shutil.copytree(own_folder, tmp_path / "other"))
+    text = (own_folder / "index.toml").read_text()
+    with pytest.raises(UserError, match="unknown trace 'one'"):
+        library.find("one")
+    library.fetch("one", str(own_folder))
+    assert library.find("one") == own_folder / "one.h5"
+    assert [item.entry.name for item in library.search()[0]] == [*library.entries(), "one"]
+    library.fetch("one", str(other))  # the same bytes: one trace
+    assert library.find("one") == own_folder / "one.h5" or library.find("one").parent == other
+    # Two of one name: neither is taken for the other.
+    swapped = text.replace('"one', '"x').replace('"two', '"one').replace('"x', '"two')
+    (other / "index.toml").write_text(swapped)
+    (other / "one.h5").rename(other / "x")
+    (other / "two.h5").rename(other / "one.h5")
+    (other / "x").rename(other / "two.h5")
+    said = library.fetch("one", str(other)) and library.taken("one", str(other))
+    for ask in (library.find, tracegen.load, library.lookup):
+        with pytest.raises(UserError) as refusal:
+            ask("one")
+        assert str(refusal.value) == said
+    assert f"{own_folder}#one" in said and f"{other}#one" in said
+    problems = library.search()[1]
+    assert problems == [said]
+    assert library.find(f"{other}#one") == other / "one.h5"
+    # A configured catalogue does not decide it either, unless it is one of them alone.
+    monkeypatch.setenv("MOEREPLAY_CATALOGUES", str(own_folder))
+    with pytest.raises(UserError, match="names different traces"):
+        library.find("one")
+    # Names of the package.
+    (own_folder / "index.toml").write_text(text.replace('"two"', '"toy-zipf"'))
+    library.fetch("toy-zipf", str(own_folder))
+    assert library.find("toy-zipf").parent.name == "traces"
+    (own_folder / "index.toml").write_text(text.replace('name = "one"', 'name = "toy-zipf"'))
+    library.fetch("toy-zipf", str(own_folder))
+    assert "toy-zipf alone is" in library.taken("toy-zipf", str(own_folder))
+    # What lies in the cache may be anybody's.
+    for note in (tmp_path / "cache/fetched").glob("*/*.json"):
+        note.write_text("[1")
+    (own_folder / "index.toml").write_text(text)
+    assert library.find("toy-zipf").parent.name == "traces"
+    assert library.find("one") == own_folder / "one.h5"
+
+
+def test_a_configuration_that_is_missing_stops_only_what_needs_it(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("MOEREPLAY_CONFIG", str(tmp_path / "no.toml"))
+    assert tracegen.load(folder / "two.h5").num_layers
+    assert tracegen.load("toy-zipf").num_layers
+    assert tracegen.load("two", catalogue=str(folder)).num_layers
+    with pytest.raises(UserError, match=r"no.toml: no such file \(MOEREPLAY_CONFIG\)"):
+        tracegen.load("two")
 
 
 def test_settings_come_from_the_environment_then_from_a_file(tmp_path, monkeypatch):
-    present = settings.read()
+    present = settings.Settings()
     assert (present.catalogues, present.offline) == ((), False)
     file = tmp_path / "config/moereplay/config.toml"
     file.parent.mkdir(parents=True)
     file.write_text('catalogues = ["/a", "https://b/"]\ncache = "/c"\noffline = true\n')
     monkeypatch.delenv("MOEREPLAY_CACHE")
-    present = settings.read()
+    present = settings.Settings()
     assert present.catalogues == ("/a", "https://b/")
     assert (str(present.cache), present.offline) == ("/c", True)
-    assert settings.read(offline=False).offline is False
+    assert settings.Settings(offline=False).offline is False
     monkeypatch.setenv("MOEREPLAY_CATALOGUES", "")
     monkeypatch.setenv("MOEREPLAY_OFFLINE", "0")
-    present = settings.read()
+    present = settings.Settings()
     assert (present.catalogues, present.offline) == ((), False)
     file.write_text('cahce = "/c"\n')
     with pytest.raises(UserError, match=r"config.toml: cahce: .*possible keys: catalogues, cache"):
-        settings.read()
+        _ = settings.Settings().cache
     file.write_text("offline = maybe\n")
     with pytest.raises(UserError, match=r"config.toml: "):
-        settings.read()
+        _ = settings.Settings().cache
     monkeypatch.setenv("MOEREPLAY_CONFIG", str(tmp_path / "no.toml"))
     with pytest.raises(UserError, match=r"no.toml: no such file \(MOEREPLAY_CONFIG\)"):
-        settings.read()
+        _ = settings.Settings().cache
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_the_origin_is_what_it_was_told(tmp_path, tiny):
     tracegen.write(dataclasses.replace(tiny, info=info, tokens=tokens), tmp_path / "a.h5")
     given = ("publish", tmp_path / "set", tmp_path / "a.h5", "--title", "T", "--creator", "C")
     assert run(*given).exit_code == 0
-    assert "- `a`: https://x.org/dump at 1a2b (" in (tmp_path / "set/README.md").read_text()
+    assert "- `a`: https:<!-- -->//x.org/dump at 1a2b (" in (tmp_path / "set/README.md").read_text()
     assert run(*given, "--force", "--source", "by hand").exit_code == 0
     assert "- `a`: by hand (" in (tmp_path / "set/README.md").read_text()
     assert library.lookup("a", str(tmp_path / "set")).entry.source == "by hand"
@@ -312,7 +312,9 @@ def test_the_commands(tmp_path, remote, tiny_file):
     done = run("fetch", "one", "--out", tmp_path / "here")
     assert done.exit_code == 0, done.stderr
     assert (tmp_path / "here/one.h5").stat().st_size == listed["one"]["file_bytes"]
+    remote.log.clear()
     assert run("fetch", "one", "--offline").exit_code == 0
+    assert not remote.log
     assert run("info", "one").exit_code == 0
     assert run("validate", "two").exit_code == 0
     assert run("add", tmp_path / "cat", tiny_file, "--citation", "Us").exit_code == 0
@@ -322,6 +324,40 @@ def test_the_commands(tmp_path, remote, tiny_file):
     assert converted.exit_code == 0
     assert "derived from" in converted.stdout
     assert json.loads(run("info", tmp_path / "c.h5", "--json").stdout)["num_layers"] == 2
+
+
+def test_what_was_fetched_has_its_name_from_then_on(tmp_path, remote, monkeypatch, capsys):
+    """List, fetch, use: the lines of the page on sharing, with the address of a server."""
+    from replay.cli.app import main
+
+    monkeypatch.delenv("MOEREPLAY_CATALOGUES")
+    where = f"{remote.url}/t"
+    listed = json.loads(run("list", "--catalogue", where, "--json").stdout)
+    assert [(item["name"], item["cached"]) for item in listed] == [("one", False), ("two", False)]
+    assert "unknown trace 'one'" in run("info", "one").stderr
+    assert run("fetch", "one", "--catalogue", where).exit_code == 0
+    remote.log.clear()
+    for line in (
+        ("trace", "info", "one"),
+        ("trace", "stats", "one"),
+        ("trace", "validate", "one"),
+        ("trace", "convert", "one", str(tmp_path / "c.h5")),
+        ("trace", "add", str(tmp_path / "shelf"), "one"),
+        ("compare", "one", "--layer", "3", "--scheme", "ideal"),
+        ("run", "one", "--layer", "3", "--scheme", "ideal"),
+        ("place", "one", "--ranks", "2"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(list(line))
+        assert end.value.code == 0, (line, capsys.readouterr().err)
+    assert not remote.log  # it was fetched
+    named = {item["name"]: item for item in json.loads(run("list", "--json").stdout)}
+    assert (named["one"]["cached"], named["one"]["catalogue"]) == (True, where)
+    assert "two" not in named
+    assert run("info", f"{where}#two").exit_code == 0
+    again = run("fetch", f"{where}#two", "--out", tmp_path / "here")
+    assert again.exit_code == 0, again.stderr
+    assert (tmp_path / "here/two.h5").is_file()
 
 
 @pytest.mark.parametrize(
@@ -351,3 +387,47 @@ def test_a_catalogue_that_cannot_be_read_is_a_note(monkeypatch, tmp_path):
     assert done.exit_code == 0
     assert done.stderr.startswith("note: catalogue not read")
     assert "toy-zipf" in done.stdout
+
+
+def test_what_a_trace_says_of_itself_is_set_and_nothing_else(tmp_path, tiny_file, tiny):
+    before = tracegen.load(tiny_file)
+    texts = ("--title", "Bücher", "--license", "MIT", "--source", "https://x.org", "--notes", "n")
+    done = run("describe", tiny_file, *texts)
+    assert done.exit_code == 0, done.stderr
+    after = tracegen.load(tiny_file)
+    info = after.info
+    assert (info.title, info.license) == ("Bücher", "MIT")
+    assert info.provenance["source"] == {**before.info.provenance.get("source", {}),
+                                         "origin": "https://x.org"}  # fmt: skip
+    assert info.provenance["notes"] == "n"
+    kept = {"title": "", "license": "", "provenance": {}}
+    assert dataclasses.replace(info, **kept) == dataclasses.replace(before.info, **kept)
+    assert after.stored_content_id == before.stored_content_id == library.verify(tiny_file)
+    with h5py.File(tiny_file) as file:
+        assert file.attrs["trace_id"].decode() == before.info.trace_id
+    # What is not given stays, and what was told counts in a catalogue.
+    assert run("describe", tiny_file, "--license", "CC0-1.0").exit_code == 0
+    assert tracegen.load(tiny_file).info.title == "Bücher"
+    entry = publish.add(tmp_path / "shelf", str(tiny_file), name="a")
+    assert (entry.title, entry.license, entry.source) == ("Bücher", "CC0-1.0", "https://x.org")
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_what_is_not_described(tmp_path, tiny_file, monkeypatch):
+    publish.add(tmp_path / "shelf", str(tiny_file), name="a")
+    (tmp_path / "link.h5").symlink_to(tmp_path / "shelf/a.h5")
+    monkeypatch.chdir(tmp_path)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for words, said in (
+        ((tiny_file,), "nothing to set: give --title, --license, --source or --notes"),
+        (("toy-zipf", "--title", "x"), "moereplay trace convert toy-zipf FILE"),
+        (("no.h5", "--title", "x"), "no.h5: no such file"),
+        (("shelf/a.h5", "--title", "x"), "shelf/a.h5 is listed by "),
+        (("link.h5", "--title", "x"), "link.h5 is listed by "),
+        ((tiny_file, "--title", "x" * 5000), "title has 5000 bytes; at most 4096"),
+        ((tiny_file, "--notes", "x" * 70_000), "provenance is 7"),
+    ):
+        done = run("describe", *words)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert said in done.stderr and len(done.stderr.splitlines()) == 1
+    assert files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

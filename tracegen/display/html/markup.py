@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import math
-from html import escape
 
+from tracegen.display import escape
 from tracegen.screen import plain
 
-
-def text(content: str) -> str:
-    """Write what is to be read, as an element's content or an attribute's value.
-
-    Parameters
-    ----------
-    content
-        Any. Characters that steer a terminal or turn the direction of writing are spelt out.
-
-    Examples
-    --------
-    >>> text('<b> & "c"')
-    '&lt;b&gt; &amp; &quot;c&quot;'
-    """
-    return escape(plain(content))
+text = escape.html
+"""Write what is to be read, as an element's content or an attribute's value."""
 
 
 def number(value: float) -> str:
