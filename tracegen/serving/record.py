@@ -53,8 +53,8 @@ class Recorder:
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        with output.folder(folder):  # refused now rather than with the first rows
-            pass
+        with output.failures(folder):  # refused now rather than with the first rows
+            folder.mkdir(parents=True, exist_ok=True)
         if next(folder.glob(f"rank{rank}-*.npz"), None) is not None:
             msg = f"{folder} holds a recording of rank {rank} already; give an empty folder"
             raise UserError(msg)
