@@ -191,6 +191,8 @@ def model_shape(model: Any, sites: Sequence[Site], topk: int) -> ModelShape | No
     hidden = _first(config, names.HIDDEN)
     if not (width and layers and hidden) or getattr(config, "is_encoder_decoder", False):
         return None
+    if (_first(config, names.ROWS) or hidden) != hidden:
+        return None  # experts take rows of another length than attention, and a shape has one
     moe = {site.layer for site in sites}
     shared, shared_width = names.shared_experts(_get(config), model_type, int(width))
     dense = tuple(layer for layer in range(int(layers)) if layer not in moe)

@@ -195,7 +195,11 @@ class _Config:
                 f"a model{said} without experts, as none of {', '.join(names.NUM_EXPERTS)} is there"
             )
             raise self._error(msg)
-        self._read("hidden", names.HIDDEN, "the hidden size")
+        hidden = self._read("hidden", names.HIDDEN, "the hidden size")
+        rows = next((name for name in names.ROWS if self.get(name) is not None), "")
+        if rows and self._whole_number((rows,), "")[0] != hidden:
+            message = f"{rows} is {self.get(rows)}: experts take rows of another length than hidden"
+            raise self._error(f"{message} {hidden}, and a shape has one length for both")
         experts = self._read("num_experts", names.NUM_EXPERTS, "the number of experts")
         if self.get(names.ZERO_EXPERTS[0]):
             zero = self._read("num_zero_experts", names.ZERO_EXPERTS, "")

@@ -63,17 +63,32 @@ def other_attention(config: Config) -> str:
         kinds = config.get(name)
         if isinstance(kinds, list) and any(kind not in ALIKE for kind in map(str, kinds)):
             return name
-    if isinstance(kinds := config.get("attn_type_list"), list) and len({*map(str, kinds)}) > 1:
-        return "attn_type_list"
-    for name in ("linear_attn_config", "hybrid_override_pattern", "compress_ratios"):
+    for name in ("attn_type_list", "num_attention_heads_per_layer"):
+        if isinstance(kinds := config.get(name), list) and len({*map(str, kinds)}) > 1:
+            return name
+    for name in DIFFERENT:
         if config.get(name):
             return name
+    for name in WINDOWED:
+        if config.get(f"swa_{name}") not in (None, config.get(name)):
+            return f"swa_{name}"
     for name in ("full_attention_interval", "attn_layer_period"):
         if isinstance(config.get(name), int) and config[name] > 1:
             return name
     return ""
 
 
+DIFFERENT = (
+    "linear_attn_config",
+    "hybrid_override_pattern",
+    "compress_ratios",
+    "per_layer_config",
+    "attention_other_setting",
+    "use_cla",  # Hunyuan-Large: layers share keys and values
+)
+"""Values that, where they are there, say that attention differs between layers."""
+WINDOWED = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
+"""Sizes that layers with a window may have of their own, by a name with ``swa_`` before it."""
 ALIKE = ("full_attention", "sliding_attention", "chunked_attention", "indexed_attention")
 """Kinds of attention with the projections of all heads."""
 

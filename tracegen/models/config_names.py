@@ -57,12 +57,20 @@ DENSE_WIDTH = (
     "ffn_dim",
     "ffn_hidden_size",
 )
+ROWS = ("moe_latent_size", "moe_hidden_size")
+"""Length of the rows that experts take, where tokens are projected before they are sent."""
 HEADS = ("num_attention_heads", "n_heads")
 KV_HEADS = ("num_key_value_heads", "kv_n_heads", *HEADS)
 SCORE = ("scoring_func", "score_function", "score_func", "moe_router_activation_func")
 SCORES = {name: name for name in ("softmax", "sigmoid", "sqrtsoftplus")}
 NORM = ("norm_topk_prob", "moe_renormalize", "route_norm")
-SCALING = ("routed_scaling_factor", "route_scale", "moe_routed_scaling_factor")
+SCALING = (
+    "routed_scaling_factor",
+    "route_scale",
+    "moe_routed_scaling_factor",
+    "router_scaling_factor",
+    "moe_router_scaling_factor",
+)
 GROUPS = ("n_group", "num_expert_group")
 TOPK_GROUPS = ("topk_group",)
 MTP = ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_hidden_layers")
@@ -75,13 +83,17 @@ _SOFTMAX = {**_PLAIN, "norm_topk": True}
 _TOPK = {"score_function": "topk_softmax"}
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("mixtral", "minimax", "qwen3_5_moe"), _SOFTMAX),
+    **dict.fromkeys(("mixtral", "minimax", "minimax_m1", "minimax_text_01"), _SOFTMAX),
+    **dict.fromkeys(("qwen3_5_moe", "mistral_large4"), _SOFTMAX),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "qwen3_next"), _PLAIN),
-    **dict.fromkeys(("olmoe", "deepseek_v2"), _PLAIN),
+    **dict.fromkeys(("qwen3_omni_moe", "qwen4_exp", "olmoe", "deepseek_v2", "mistral4"), _PLAIN),
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_linear", "dots1"), _BIASED),
     **dict.fromkeys(("glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa"), _BIASED),
-    **dict.fromkeys(("exaone_moe", "bailing_hybrid"), _BIASED),
+    **dict.fromkeys(("glm5_next", "exaone_moe", "bailing_hybrid", "hy_v3", "hy_v4"), _BIASED),
+    **dict.fromkeys(("hy_v4_vl", "minimax_m2", "minimax_m3_vl", "mimo_v2_flash"), _BIASED),
+    **dict.fromkeys(("solar_open", "laguna", "afmoe", "dots3_note", "axk1"), _BIASED),
     **dict.fromkeys(("gpt_oss", "granitemoe", "granitemoeshared", "granitemoehybrid"), _TOPK),
+    "hunyuan": {**_PLAIN, "norm_topk": False},
     "hunyuan_v1_moe": {**_SOFTMAX, "num_shared_experts": 1},
     "jetmoe": _TOPK,
     "deepseek_v4": {"score_function": "sqrtsoftplus", "expert_bias": True},
@@ -89,7 +101,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"score_function": "sigmoid"},
     "llama4": {"score_function": "sigmoid", "norm_topk": False, "num_shared_experts": 1},
     "longcat_flash": {"score_function": "softmax", "norm_topk": False, "expert_bias": True},
-    "minimax_m2": {**_BIASED, "norm_topk": True},
     "nemotron_h": {**_BIASED, "gated": False},
     "phimoe": {"score_function": "sparsemixer", "norm_topk": False},
 }
@@ -141,6 +152,8 @@ def shared_experts(get: Get, model_type: str, width: int) -> tuple[int, int]:
     Both zero where there are none.
     """
     stated, together = first(get, SHARED), int(first(get, SHARED_WIDTH) or 0)
+    if stated is None and not together and get("residual_moe") is True:
+        together = int(first(get, DENSE_WIDTH) or 0)  # Grok-2's dense network beside the experts
     if stated is None:
         stated = 1 if together else family(model_type).get("num_shared_experts", 0)
     if not stated:

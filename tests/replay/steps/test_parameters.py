@@ -12,6 +12,7 @@ CHECKPOINTS = {
     "deepseek-v3": 671_026_419_200,
     "gpt-oss-120b": 116_829_156_672,
     "gpt-oss-20b": 20_914_757_184,
+    "grok-2": 269_515_497_472,  # counted in discussion 24 of xai-org/grok-2
     "kimi-k2": 1_026_408_232_448,
     "mixtral-8x7b": 46_702_792_704,
     "olmoe-1b-7b": 6_919_161_856,
@@ -41,6 +42,9 @@ BILLIONS = {  # all, and active without and with the embedding, whichever is pub
     "llama-4-maverick": (400, None, 17),  # model card
     "llama-4-scout": (109, None, 17),  # model card
     "ernie-4.5-21b-a3b": (21, 3, None),  # model card
+    "ernie-4.5-300b-a47b": (300, None, 47),  # model card
+    "hunyuan-a13b": (80, None, 13),  # model card
+    "hy3": (295.034, None, 21),  # AI-Hypercomputer/maxtext, pull request 4704
 }
 LOOSE = {  # what is published is rounded to so many per cent, or differs by as much
     ("deepseek-v2-lite", "active"): 2.5,  # 2.45, published as 2.4
@@ -57,6 +61,8 @@ LOOSE = {  # what is published is rounded to so many per cent, or differs by as 
     ("llama-4-scout", "active"): 1.1,
     ("ernie-4.5-21b-a3b", "all"): 4.0,  # 21.8
     ("ernie-4.5-21b-a3b", "active"): 3.0,  # 3.09
+    ("hunyuan-a13b", "active"): 2.0,  # 12.7
+    ("hy3", "active"): 1.6,  # 20.7
     ("glm-4.5", "all"): 0.7,
     ("glm-4.5", "active"): 5.2,  # 33.6; 32.1 without embedding and head
 }

@@ -57,6 +57,33 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 12,
         "quantization_config": {"quant_method": "mxfp4"},
     },
+    "grok-2": {
+        "model_type": "git", "hidden_size": 8192, "intermediate_size": 32768,
+        "moe_intermediate_size": 16384, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "residual_moe": True, "num_hidden_layers": 64, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072, "torch_dtype": "bfloat16",
+        "moe_renormalize": False,
+    },
+    "hunyuan-a13b": {
+        "model_type": "hunyuan_v1_moe", "hidden_size": 4096, "intermediate_size": 3072,
+        "moe_intermediate_size": [3072] * 32, "num_experts": 64, "moe_topk": [8] * 32,
+        "num_shared_expert": [1] * 32, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "attention_head_dim": 128, "vocab_size": 128167,
+        "torch_dtype": "bfloat16", "use_cla": False,
+    },
+    "hunyuan-large": {
+        "model_type": "hunyuan", "hidden_size": 6400, "intermediate_size": 18304,
+        "num_experts": 16, "moe_topk": 1, "num_shared_expert": 1, "num_hidden_layers": 64,
+        "num_attention_heads": 80, "num_key_value_heads": 8, "use_cla": True,
+        "vocab_size": 129024, "torch_dtype": "bfloat16",
+    },
+    "hy3": {
+        "model_type": "hy_v3", "hidden_size": 4096, "intermediate_size": 13312,
+        "moe_intermediate_size": 1536, "num_experts": 192, "num_experts_per_tok": 8,
+        "num_shared_experts": 1, "num_hidden_layers": 80, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 120832, "dtype": "bfloat16",
+        "mlp_layer_types": ["dense"] + ["sparse"] * 79, "router_scaling_factor": 2.826,
+    },
 }  # fmt: skip
 """What the checkpoints' own files say, as far as it is read."""
 
@@ -141,9 +168,17 @@ def test_what_is_assumed_is_noted() -> None:
     shape = config.parse(json.dumps(changed(QWEN3, model_type="novel", torch_dtype=...)), "c.json")
     for said in ("softmax is assumed", "bf16 is assumed", "'novel' is not known here"):
         assert said in shape.notes
-    linear = changed(QWEN3, layer_types=["linear_attention", "full_attention"] * 24)
-    shape = config.parse(json.dumps(linear), "c.json")
-    assert shape.num_heads is None and "Attention is left out: by layer_types" in shape.notes
+    for name, value in (
+        ("layer_types", ["linear_attention", "full_attention"] * 24),
+        ("num_attention_heads_per_layer", [48, 64] * 24),
+        ("per_layer_config", {"02": {"head_dim": 512}}),
+        ("swa_num_key_value_heads", 8),
+        ("use_cla", True),
+    ):
+        shape = config.parse(json.dumps(changed(QWEN3, **{name: value})), "c.json")
+        assert shape.num_heads is None and f"Attention is left out: by {name} " in shape.notes
+    for name, value in (("swa_num_key_value_heads", 4), ("use_cla", False)):
+        assert config.parse(json.dumps(changed(QWEN3, **{name: value})), "c.json").num_heads == 32
 
 
 def test_families_say_what_a_shape_can_be() -> None:
@@ -175,6 +210,8 @@ def test_what_is_no_configuration_of_experts_is_refused_in_a_line(tmp_path: Path
         ("moe_intermediate_size", [1, 2], "is not the same in all layers"),
         ("n_shared_experts", {"a": 1}, "n_shared_experts is"),
         ("shared_expert_intermediate_size", "x", "shared_expert_intermediate_size is"),
+        ("moe_latent_size", 1024, "moe_latent_size is 1024: experts take rows of another length"),
+        ("moe_hidden_size", "x", "moe_hidden_size is 'x'"),
         ("mlp_only_layers", [{}], "does not say which layers have experts"),
         ("mlp_only_layers", 5, "does not say which layers have experts"),
         ("decoder_sparse_step", 0, "does not say which layers have experts"),

@@ -17,6 +17,8 @@ REQUIRED = [
     *("deepseek-v4-flash", "deepseek-v4-pro", "nemotron-3-nano"),
     *("llama-4-scout", "llama-4-maverick", "qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "glm-5"),
     *("minimax-m2", "ernie-4.5-21b-a3b", "longcat-flash", "kimi-linear-48b-a3b", "grok-1"),
+    *("hunyuan-a13b", "hunyuan-large", "hy3", "minimax-m1", "ernie-4.5-300b-a47b", "grok-2"),
+    *("qwen3.5-122b-a10b", "qwen3.5-397b-a17b"),
 ]
 
 BILLIONS = {
@@ -46,6 +48,14 @@ BILLIONS = {
     "longcat-flash": 560,
     "kimi-linear-48b-a3b": 48,
     "grok-1": 314,
+    "grok-2": 270,
+    "hunyuan-a13b": 80,
+    "hunyuan-large": 389,
+    "hy3": 295,
+    "minimax-m1": 456,
+    "ernie-4.5-300b-a47b": 300,
+    "qwen3.5-122b-a10b": 122,
+    "qwen3.5-397b-a17b": 397,
 }
 """Parameters as published, in billions (model cards and papers)."""
 
