@@ -14,8 +14,19 @@ from tracegen.cli.outputs import file_option
 
 @delivers
 def diff(
-    before: Annotated[Path, typer.Argument(help="JSON of `run` or `compare`.")],
-    after: Annotated[Path, typer.Argument(help="Another one, of any version.")],
+    before: Annotated[
+        str,
+        typer.Argument(
+            help="JSON of `run` or `compare`; or a row as `compare` prints it.", show_default=False
+        ),
+    ],
+    after: Annotated[str, typer.Argument(help="Another one, of any version.", show_default=False)],
+    compared: Annotated[
+        Path | None,
+        typer.Argument(
+            help="With rows: the JSON of a `compare` that has both.", show_default=False
+        ),
+    ] = None,
     json_: Annotated[
         Path | None, file_option("--json", help="Write the whole difference to this file.")
     ] = None,
@@ -27,13 +38,16 @@ def diff(
 ) -> None:
     """Say what entered two replays otherwise, and what came out otherwise, by cause."""
     import replay
+    from replay.differences.explanation import picked
     from replay.report.difference import difference_tables
     from replay.report.pages.difference import page
 
-    found = replay.diff(before, after)
+    both = (before, after) if compared is None else picked(compared, before, after)
+    found = replay.diff(*both)
     if json_ is not None:
         found.save(json_)
-    deliver(lambda: page(found, str(before), str(after)))
+    words = [before, after, *([] if compared is None else [str(compared)])]
+    deliver(lambda: page(found, *words))
     show(difference_tables(found))
     if exit_code and not found.is_same:
         raise typer.Exit(1)

@@ -64,10 +64,8 @@ def _results(
     one: str, other: str, trace: str | None, settings: dict[str, Any], option: list[str]
 ) -> tuple[Result | str, Result | str]:
     """The two results: files, or out of a file of a comparison, or replayed."""
-    from replay.differences.explanation import pick
+    from replay.differences.explanation import picked
     from replay.errors import UserError
-    from replay.run.load import load_result
-    from replay.run.result import Comparison
 
     # A row may end with the name of a placement's file: "deepep-ll, map.json".
     are_files = [_is_file(name) and ", " not in name for name in (one, other)]
@@ -86,11 +84,7 @@ def _results(
             f"which trace? Such as `moereplay explain {one} {other} gpt-oss-20b-decode --layer 12`"
         )
         raise UserError(message)
-    compared = load_result(trace)
-    if not isinstance(compared, Comparison):
-        message = f"{trace} holds one result, not a comparison of {one} and {other}"
-        raise UserError(message)
-    return pick(compared, one), pick(compared, other)
+    return picked(trace, one, other)
 
 
 def _is_file(name: str) -> bool:

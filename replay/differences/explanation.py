@@ -149,6 +149,28 @@ def pick(compared: Comparison, scheme: str) -> Result:
     return compared.row(scheme)
 
 
+def picked(path: str | Path, one: str, other: str) -> tuple[Result, Result]:
+    """Take two results out of the file of a comparison.
+
+    Parameters
+    ----------
+    path
+        What `compare --json` wrote.
+    one, other
+        Their names, as its tables print them.
+
+    Raises
+    ------
+    UserError
+        If the file cannot be read, holds one result alone, or :func:`pick` refuses a name.
+    """
+    compared = loaded(path)
+    if not isinstance(compared, Comparison):
+        message = f"{path} holds one result, not a comparison of {one} and {other}"
+        raise UserError(message)
+    return pick(compared, one), pick(compared, other)
+
+
 def _single(given: Result | str | Path) -> Result:
     found = loaded(given)
     if isinstance(found, Comparison):

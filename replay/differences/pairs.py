@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from replay.run.names import short_placement
+from replay.run.names import row_names
 
 if TYPE_CHECKING:
     from replay.run.result import Result
@@ -27,48 +27,59 @@ class Paired(NamedTuple):
     only_after: list[str]
 
 
+class _Row(NamedTuple):
+    """A result, and its name in the tables of its file."""
+
+    name: str
+    result: Result
+
+    @property
+    def scheme(self) -> str:
+        return self.result.scheme.name
+
+    @property
+    def placement(self) -> str:
+        return self.result.placement
+
+
+SAME: tuple[Callable[[_Row], tuple[str, ...]], ...] = (
+    lambda row: (row.name, row.placement),
+    lambda row: (row.scheme, row.placement),
+    lambda row: (row.scheme,),
+)
+"""What two results have in common that belong together. Rows of one name are one; else only one
+row on either side may have it, or it would be a guess."""
+
+
 def pair(before: Sequence[Result], after: Sequence[Result]) -> Paired:
-    """Pair results of the same scheme and placement, and then of the same scheme if one is left.
+    """Pair results of the same name and placement, and then of the same scheme if one is left.
 
     Two files of one result each are about this one, whatever its scheme.
     """
-    left, right = list(before), list(after)
-    has_several = any(
-        len({one.placement for one in some if one.scheme.name == name}) > 1
-        for some in (left, right)
-        for name in {one.scheme.name for one in some}
-    )
+    left, right = _rows(before), _rows(after)
+    if len(left) == len(right) == 1:
+        return Paired([Pair(_both(*left, *right), before[0], after[0])], [], [])
     found = []
-    for one in before:
-        for other in right:
-            if (_name(one), one.placement) == (_name(other), other.placement):
-                found.append(Pair(_label(one, has_several), one, other))
-                left.remove(one)
-                right.remove(other)
-                break
-    for one in list(left):
-        others = [other for other in right if _name(other) == _name(one)]
-        if len(others) == 1 and sum(_name(one) == _name(own) for own in left) == 1:
-            found.append(Pair(_label(one, has_several), one, others[0]))
-            left.remove(one)
-            right.remove(others[0])
-    if len(before) == len(after) == len(left) == 1:
-        found = [Pair(f"{_name(before[0])} -> {_name(after[0])}", before[0], after[0])]
-        left, right = [], []
-    return Paired(
-        found,
-        [_label(one, has_several) for one in left],
-        [_label(one, has_several) for one in right],
-    )
+    for key in SAME:
+        for one in list(left):
+            others = [row for row in right if key(row) == key(one)]
+            alone = len(others) == 1 == sum(key(row) == key(one) for row in left)
+            if alone or (others and key is SAME[0]):
+                found.append(Pair(_both(one, others[0]), one.result, others[0].result))
+                left = [row for row in left if row is not one]
+                right = [row for row in right if row is not others[0]]
+    return Paired(found, [row.name for row in left], [row.name for row in right])
 
 
-def _name(result: Result) -> str:
-    return result.scheme.name
+def _rows(results: Sequence[Result]) -> list[_Row]:
+    return [
+        _Row(name, result)
+        for name, result in zip(row_names(results, marked=False), results, strict=True)
+    ]
 
 
-def _label(result: Result, has_several: bool) -> str:
-    return (
-        f"{_name(result)}, {short_placement(result.spec.placement)}"
-        if has_several
-        else _name(result)
-    )
+def _both(one: _Row, other: _Row) -> str:
+    """Name of two: the scheme's, with what tells it from others in the file where there are any."""
+    if one.scheme != other.scheme:
+        return " -> ".join(row_names([one.result, other.result], marked=False))
+    return one.name if other.name == other.scheme else other.name

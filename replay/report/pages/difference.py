@@ -25,13 +25,15 @@ MOST_STEPS = 10
 SMALL = 1e-6  # us, a picosecond
 
 
-def page(found: Difference, before: str = "BEFORE", after: str = "AFTER") -> Page:
+def page(found: Difference, before: str = "BEFORE", after: str = "AFTER", *compared: str) -> Page:
     """Make the page of a difference.
 
     Parameters
     ----------
     before, after
-        What the two are called: names of their files.
+        What the two are called: names of their files, or of rows.
+    compared
+        The file that has these rows, if they are rows.
     """
     moved = sorted(
         (one for one in found.outcomes if one.change_us),
@@ -51,7 +53,11 @@ def page(found: Difference, before: str = "BEFORE", after: str = "AFTER") -> Pag
         title=f"{before} and {after}",
         summary=_summary(found, len(moved)),
         sections=[one for one in sections if one.items],
-        command="" if before == "BEFORE" else command_words(["moereplay", "diff", before, after]),
+        command=(
+            ""
+            if before == "BEFORE"
+            else command_words(["moereplay", "diff", before, after, *compared])
+        ),
     )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import json
 from itertools import combinations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import replay
+from replay.cli.app import app
 from replay.differences.parts import Difference
+from replay.errors import UserError
 from replay.report.difference import difference_tables
 from replay.report.text import render
 
@@ -223,6 +227,37 @@ def test_results_of_several_placements_are_told_apart(trace):
     found = replay.diff(both, both.model_copy(update={"results": both.results[::-1]}))
     assert {one.name for one in found.outcomes} == {f"deepep, {name}" for name in placements}
     assert all(one.change_us == 0 for one in found.outcomes)
+
+
+def test_rows_of_two_options_are_told_apart(trace):
+    rows = [replay.run(trace, scheme="deepep", layer=0, options={"num_sms": n}) for n in (20, 8)]
+    both = replay.Comparison(baseline="deepep (num_sms=20)", results=rows)
+    found = replay.diff(both, both.model_copy(update={"results": rows[::-1]}))
+    assert {one.name for one in found.outcomes} == {"deepep (num_sms=20)", "deepep (num_sms=8)"}
+    assert all(one.change_us == 0 for one in found.outcomes)
+    twice = both.model_copy(update={"results": [*rows, rows[0]]})
+    assert replay.diff(twice, twice).is_same
+    unsaid = replay.diff(both, rows[1])  # its name alone fits two rows: none is taken for it
+    assert len(unsaid.only_before) == 2 and unsaid.only_after == ["deepep"]
+    assert replay.diff(*rows).outcomes[0].name == "deepep"
+
+
+def test_rows_of_a_comparison_are_named_as_it_prints_them(trace, tmp_path):
+    placements = ["contiguous", "round-robin"]
+    both = replay.compare(trace, ["deepep"], layer=0, placements=placements)
+    both.save(tmp_path / "both.json")
+    words = ["diff", "deepep, contiguous", "deepep, round-robin", str(tmp_path / "both.json")]
+    done = CliRunner().invoke(app, [*words, "--html", str(tmp_path / "diff.html")])
+    assert done.exit_code == 0, done.output
+    assert "placement" in done.output and "round-robin" in done.output
+    shown = html.unescape((tmp_path / "diff.html").read_text("utf-8"))
+    assert "moereplay diff 'deepep, contiguous' 'deepep, round-robin' " in shown
+    for word, said in (
+        ("deepep", "'deepep' is the name of 2 rows: write 'deepep, contiguous' or"),
+        ("deepep, eplb:8", "unknown scheme 'deepep, eplb:8'"),
+    ):
+        done = CliRunner().invoke(app, ["diff", word, *words[2:]])
+        assert isinstance(done.exception, UserError) and said in str(done.exception)
 
 
 def test_two_results_are_compared_whatever_their_schemes(compared):
