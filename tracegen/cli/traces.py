@@ -121,6 +121,11 @@ def generate(
         refuse_existing(out, force)
         params = _options(option or [])
         if skew is not None:
+            known = getattr(generators.GENERATORS.get(kind), "model_fields", {"skew": None})
+            if "skew" not in known:
+                others = f"; its parameters, by --option: {', '.join(known)}" if known else ""
+                msg = f"{kind} has no --skew{others}"
+                raise UserError(msg)
             params["skew"] = skew
         shape = models.load(model)
         tell_assumed(model)

@@ -293,7 +293,8 @@ def _generator(kind: str, params: dict[str, Any]) -> Kind:
         if isinstance(cause, UserError):
             raise cause from error
         place = ".".join(str(part) for part in found["loc"])
-        msg = f"{kind}: {place}: {found['msg'].removeprefix('Value error, ')}"
+        of = place if place == kind else f"{kind}: {place}"
+        msg = f"{of}: {found['msg'].removeprefix('Value error, ')}"
         raise UserError(msg) from error
 
 

@@ -118,11 +118,15 @@ class TokenImbalance(BaseModel):
     def told(self, num_experts: int, topk: int, tokens: Array) -> str:
         """What was drawn, in a sentence; parameters as those of `rows`."""
         numbers = sorted(set(tokens.tolist()))
-        each = f"{numbers[0]} tokens" if len(numbers) == 1 else f"{tokens.tolist()} tokens"
+        each = (
+            f"Every rank has the same {numbers[0]} rows"
+            if len(numbers) == 1
+            else f"Ranks have the first {', '.join(map(str, tokens.tolist()))} of the same rows"
+        )
         return (
             f"{self.workload} of Megatron-LM's token-imbalance benchmark (pull request 7488), "
             f"top-{topk} of {num_experts} experts, drawn with numpy: rows differ from the "
-            f"benchmark's own. Every rank has the same rows, {each}."
+            f"benchmark's own. {each}."
         )
 
     def _pool(self, num_experts: int, topk: int, step: int, place: Array) -> tuple[Array, Array]:

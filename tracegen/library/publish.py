@@ -126,6 +126,10 @@ def publish(
         what writes tables is not installed.
     """
     _check_target(folder, replace)
+    for name in ("title", "creator"):
+        if not getattr(about, name).strip():
+            msg = f"--{name} is empty: the data set card needs one"
+            raise UserError(msg)
     if with_tables:
         view.check_installed()
     if about.base_url:

@@ -64,7 +64,7 @@ def test_a_balancedness_that_gpus_cannot_have_is_refused_with_what_is_possible()
         ({"ranks": 32, "balancedness": 0.05}, "32 ranks of 2 experts, .* at least 0.125"),
         ({"hot_ranks": 9}, "9 hot ranks of 8"),
         ({"ranks": 100}, "each rank needs an expert"),
-        ({"balancedness": 0}, "greater than 0"),
+        ({"balancedness": 0}, "^balancedness: Input should be greater than 0"),
         ({"balancedness": 1.5}, "less than or equal to 1"),
         ({"balancedness": float("nan")}, "balancedness"),
         ({"group_limited": True}, "its loads leave no choice of groups"),
@@ -118,6 +118,13 @@ def test_a_workload_does_not_depend_on_the_ranks_and_takes_its_number_for_a_name
             for ranks in (1, 3)
         ]  # fmt: skip
         np.testing.assert_array_equal(np.concatenate([rows[0]] * 3), rows[1])
+    for tokens, said in (
+        (4, "Every rank has the same 4 rows."),
+        ([4, 0], "Ranks have the first 4, 0 of the same rows."),
+    ):
+        settings = {"ranks": 2, "tokens_per_rank": tokens, "layers": 1, "workload": "W1"}
+        trace = generate("token-imbalance", "olmoe-1b-7b", **settings)
+        assert trace.info.provenance["notes"].endswith(said)
     with pytest.raises(UserError, match="unknown workload 'W9'; known: W0_balanced"):
         generate("token-imbalance", **OLMOE, tokens_per_rank=4, workload="W9")
     with pytest.raises(UserError, match=r"W5_zero_expert_rank: top-5 of 4 experts"):

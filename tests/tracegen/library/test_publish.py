@@ -226,6 +226,8 @@ def test_what_is_not_published(tmp_path, tiny_file):
         publish.publish(tmp_path / "set", [str(tiny_file)], ABOUT)
     with pytest.raises(UserError, match="no such file"):
         publish.publish(tmp_path / "set", ["toy-zipf", "no.h5"], ABOUT)
+    with pytest.raises(UserError, match="--title is empty"):
+        publish.publish(tmp_path / "set", ["toy-zipf"], dataclasses.replace(ABOUT, title=" "))
     with pytest.raises(UserError, match="not a URL that is followed"):
         odd = dataclasses.replace(ABOUT, base_url="file:///x")
         publish.publish(tmp_path / "set", ["toy-zipf"], odd)
