@@ -101,6 +101,11 @@ def run(
     from replay.run.setup import allowed_by, load_trace, set_up
 
     made, before = _spec_of_run(spec, given)
+    is_again = (
+        before is not None
+        and not given.keys() - {"trace"}
+        and made.content_id == before.spec.content_id  # None where another trace is asked for
+    )
     exports = parse_exports(
         trace_events,
         export or [],
@@ -140,7 +145,6 @@ def run(
     deliver(lambda: page(result))
     show(summary_tables(result))
     _show_tuned([result], name_all=bool(made.tune))
-    is_again = before is not None and not given.keys() - {"trace"}
     if before is not None and is_again and result.run_id != before.run_id:
         print(f"note: {spec} was made from {_what_differs(before, result)}", file=sys.stderr)
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from replay.choosing import search
-from replay.choosing.candidate import make_task, simulated
+from replay.choosing.candidate import Candidate, make_task, simulated
 from replay.choosing.result import Choice
 from replay.choosing.search import possible
 from replay.choosing.space import load
 from replay.cli.app import main
 from replay.cli.choose import share_of
 from replay.errors import UserError
+from replay.schemes.outside import AllowCode
 from replay.training.replays import run
 
 SPACE = """
@@ -101,9 +102,9 @@ def test_a_search_goes_on_from_its_folder(
     files[0].unlink()
     made = []
 
-    def counted(candidate: object) -> object:
+    def counted(candidate: Candidate, *allowed: AllowCode) -> object:
         made.append(candidate)
-        return make_task(candidate)  # type: ignore[arg-type]  # any candidate
+        return make_task(candidate, *allowed)
 
     monkeypatch.setattr(search, "make_task", counted)
     ran: list[object] = []

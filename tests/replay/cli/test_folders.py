@@ -101,11 +101,18 @@ def test_every_command_that_makes_a_folder(
         [*sweep, "--jobs", "0"],
         [*sweep, "--shard", "3/2"],
         [*sweep, "--cluster", "nowhere"],
-        [*sweep, "--scheduler", "tcp://127.0.0.1:1"],
         ["sweep", "s.toml", "-o", "new-file/deep"],
     ):
         said = refused(words)
         assert sorted(tmp_path.iterdir()) == before, said
+
+
+@pytest.mark.extended  # a scheduler is waited for
+def test_a_sweep_without_its_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.toml").write_text(STUDY)
+    refused(["sweep", "s.toml", "-o", "new/deep", "--scheduler", "tcp://127.0.0.1:1"])
+    assert [path.name for path in tmp_path.iterdir()] == ["s.toml"]
 
 
 def test_a_folder_for_nothing_is_not_made(tmp_path: Path) -> None:

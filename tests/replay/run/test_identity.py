@@ -139,6 +139,10 @@ FREE = {
     "replay/run/host_memory.py": "the same",
     "tracegen/capture/__init__.py": "one name of the public API",
     "tracegen/library/__init__.py": "finding and reading files, whose content is known by its id",
+    "tracegen/importers/__init__.py": "one name of the public API",
+    "tracegen/importers/loads.py": "loads of a generator, which enter by value",
+    "tracegen/importers/files.py": "the same",
+    "tracegen/importers/safetensors.py": "the same",
     "tracegen/display/frames.py": "rows of results for data frames",
     "tracegen/display/shown.py": "how results are shown",
 }

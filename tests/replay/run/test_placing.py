@@ -90,7 +90,9 @@ def test_a_comparison_has_a_row_for_each_placement(trace) -> None:
     ]
     alone = replay.run(trace, scheme="nccl-alltoall", placement="eplb:80", layer=0)
     assert compared.results[3].layers == alone.layers
-    assert compared["deepep"] is compared.results[0]
+    assert compared["deepep, contiguous"] is compared.results[0]
+    with pytest.raises(KeyError, match="'deepep' is the name of 2 rows"):
+        compared["deepep"]
     text = summary(compared)
     assert "deepep, eplb:80" in text
     assert "contiguous: " in text.splitlines()[3]

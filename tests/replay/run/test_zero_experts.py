@@ -89,12 +89,12 @@ def test_a_file_keeps_them_with_the_shape(tmp_path: Path, shape_file: Path) -> N
     back = tracegen.load(tmp_path / "zero.h5")
     assert back.content_id == trace.content_id
     assert back.model.shape is not None and back.model.shape.num_zero_experts == 8
-    sizes = imported(tmp_path, num_experts=24, num_zero_experts=8, hidden_size=256)
+    sizes = imported(tmp_path, num_experts=24, zero_experts=8, hidden_size=256)
     assert sizes.model.num_ffn_experts == 16
-    with pytest.raises(UserError, match="num_zero_experts 4 was given, with-zero-experts has 8"):
-        imported(tmp_path, model=shape_file, num_zero_experts=4)
-    with pytest.raises(UserError, match="num_zero_experts is 24; possible are 0 to 23"):
-        imported(tmp_path, num_experts=24, num_zero_experts=24, hidden_size=256)
+    with pytest.raises(UserError, match="zero_experts 4 contradicts with-zero-experts, which has 8"):
+        imported(tmp_path, model=shape_file, zero_experts=4)
+    with pytest.raises(UserError, match="zero_experts 24: that is all of 24"):
+        imported(tmp_path, num_experts=24, zero_experts=24, hidden_size=256)
 
 
 def test_they_have_no_weights(shape: ModelShape) -> None:

@@ -24,8 +24,8 @@ from replay.measure.measured import mechanisms
 from replay.measure.parts import Mechanisms
 from replay.measure.result import Measures
 from replay.report.mechanisms import mechanism_table
-from replay.report.tables import row_names
 from replay.run.layer import Built, build_layer, replay_layer
+from replay.run.names import row_names
 from replay.schemes import SCHEMES
 from replay.work.layer import ExpertShape, LayerWork
 
