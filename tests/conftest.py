@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,10 @@ for _threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 # What is printed is as wide as for a user's pipe, whatever the width of the terminal of the tests,
 # which xdist hands on to its processes.
 os.environ.pop("COLUMNS", None)
+
+# Traces that whoever runs the tests has fetched have names, too; the tests' own are not kept.
+_cache = tempfile.TemporaryDirectory(prefix="moereplay-tests-")
+os.environ["MOEREPLAY_CACHE"] = _cache.name
 
 import pytest  # noqa: E402
 import typer  # noqa: E402
