@@ -2,6 +2,7 @@
 
 from tracegen.errors import UserError as UserError
 from tracegen.errors import check_kind as check_kind
+from tracegen.errors import listed as listed
 from tracegen.errors import shown as shown
 from tracegen.errors import unknown as unknown
 

@@ -19,6 +19,18 @@ class UserError(ValueError):
     """
 
 
+def listed(names: Iterable[str]) -> str:
+    """Write names one after the other, in quotes where one has a comma.
+
+    Parameters
+    ----------
+    names
+        In their order.
+    """
+    names = list(names)
+    return ", ".join(map(repr, names) if any("," in name for name in names) else names)
+
+
 def unknown(what: str, given: str, known: Iterable[str], *, near: Sequence[str] = ()) -> UserError:
     """Error for a name that is not in a list.
 
@@ -54,9 +66,9 @@ def unknown(what: str, given: str, known: Iterable[str], *, near: Sequence[str] 
     if meant:
         message += f" (did you mean {' or '.join(map(repr, meant))}?)"
     if len(names) <= LONGEST_LIST:
-        message += f"; known: {', '.join(names) or 'none'}"
+        message += f"; known: {listed(names) or 'none'}"
     elif not meant:
-        message += f"; known: {', '.join(names[:SHOWN])}, ... ({len(names)} in all)"
+        message += f"; known: {listed(names[:SHOWN])}, ... ({len(names)} in all)"
     return UserError(message)
 
 

@@ -97,9 +97,16 @@ def _replayed(
     import replay
     from replay.cli.replays import num_layers
     from replay.differences.explanation import pick
+    from replay.errors import UserError
+    from replay.run.names import LACKING
     from replay.run.setup import load_trace
     from replay.schemes import find
 
+    for row in (one, other):
+        if ", " in row:
+            message = f"{row!r} is a row: in the place of {trace}, give the JSON of its `compare`"
+            raise UserError(message)
+    one, other = one.removesuffix(LACKING), other.removesuffix(LACKING)
     names = [find(name, allow_code=True).name for name in (one, other)]
     options: dict[str, dict[str, str]] = {}
     for name, key, value in options_of(option, names):

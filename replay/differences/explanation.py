@@ -15,9 +15,9 @@ from replay.differences.outcome import quantities
 from replay.differences.pairs import Pair
 from replay.differences.parts import Change, Document, Quantity
 from replay.differences.path import by_phase_and_cause, ps
-from replay.errors import UserError
+from replay.errors import UserError, listed
 from replay.measure.parts import Strict
-from replay.run.names import listed, row_names
+from replay.run.names import row_names
 from replay.run.result import Comparison, Result
 from tracegen.display.frames import flat
 

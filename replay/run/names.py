@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from replay.errors import UserError
+from replay.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,11 +83,6 @@ def row_names(results: Sequence[NamedRow], *, marked: bool = True) -> list[str]:
     return [f"{name} ({more})" if more else name for name, more in zip(names, told, strict=True)]
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names one after the other, in quotes where one has a comma."""
-    return ", ".join(map(repr, names) if any("," in name for name in names) else names)
-
-
 def short_placement(spec: str) -> str:
     """A placement's specification without the folder of its file."""
     kind, _, argument = spec.partition(":")
@@ -117,10 +111,7 @@ def named(results: Sequence[AnyRow], name: str) -> AnyRow:
         at for at, known in enumerate(bare) if known == name.removesuffix(LACKING)
     }
     if not fitting:
-        near = difflib.get_close_matches(name, names, 1)
-        message = f"unknown scheme {name!r}"
-        message += f" (did you mean {near[0]!r}?)" if near else ""
-        raise UserError(f"{message}; known: {listed(sorted(names))}")
+        raise unknown("scheme", name, names)
     if len({names[at] for at in fitting}) > 1:
         rows = " or ".join(repr(names[at]) for at in sorted(fitting))
         message = f"{name!r} is the name of {len(fitting)} rows: write {rows}"

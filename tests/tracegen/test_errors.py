@@ -14,6 +14,7 @@ MANY = [f"trace-{number:03}" for number in range(LONGEST_LIST + 1)]
          "unknown system 'hgx-h80' (did you mean 'hgx-h800'?); known: hgx-h800, other"),
         ("zzz", ["b", "a"], "unknown system 'zzz'; known: a, b"),
         ("zzz", [], "unknown system 'zzz'; known: none"),
+        ("zzz", ["b, c", "a"], "unknown system 'zzz'; known: 'a', 'b, c'"),
         ("trace-0077", MANY, "unknown system 'trace-0077' (did you mean 'trace-007'?)"),
     ],
 )  # fmt: skip

@@ -86,7 +86,7 @@ def test_draws_that_are_not_possible_are_refused_before_a_replay(capsys, files, 
 
 def test_explain_replays_two_schemes(capsys, files, tmp_path):
     code, out, _ = run(
-        capsys, "explain", "deepep", "nccl-alltoall", files / "t.h5", "--layer", "0",
+        capsys, "explain", "deepep", "nccl-alltoall*", files / "t.h5", "--layer", "0",
         "--option", "deepep.num_sms=8", "--json", tmp_path / "e.json",
     )  # fmt: skip
     found = json.loads((tmp_path / "e.json").read_text())
@@ -106,6 +106,7 @@ def test_explain_reads_a_comparison(capsys, files):
     [
         (["deepep", "nccl-alltoall"], "which trace? Such as `moereplay explain deepep nccl-"),
         (["deepep", "deepep-l", "a.json"], "deepep-l"),
+        (["deepep, contiguous", "nvls", "t.h5"], "is a row: in the place of t.h5, give the JSON"),
         (["a.json", "b.json"], "holds a comparison; name two of its schemes: deepep"),
         (["a.json", "deepep", "b.json"], "give two files, or two schemes and a trace"),
         (["deepep", "nvls", "a.json"], "nvls"),

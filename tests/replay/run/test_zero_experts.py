@@ -91,7 +91,9 @@ def test_a_file_keeps_them_with_the_shape(tmp_path: Path, shape_file: Path) -> N
     assert back.model.shape is not None and back.model.shape.num_zero_experts == 8
     sizes = imported(tmp_path, num_experts=24, zero_experts=8, hidden_size=256)
     assert sizes.model.num_ffn_experts == 16
-    with pytest.raises(UserError, match="zero_experts 4 contradicts with-zero-experts, which has 8"):
+    with pytest.raises(
+        UserError, match="zero_experts 4 contradicts with-zero-experts, which has 8"
+    ):
         imported(tmp_path, model=shape_file, zero_experts=4)
     with pytest.raises(UserError, match="zero_experts 24: that is all of 24"):
         imported(tmp_path, num_experts=24, zero_experts=24, hidden_size=256)
