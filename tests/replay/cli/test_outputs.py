@@ -27,8 +27,7 @@ INPUTS = {
     "mask",
     "files",
     "journals",
-    "before",
-    "after",
+    "compared",
     "results",
 }
 """Parameters of commands that name files to read."""
