@@ -79,7 +79,13 @@ def placed_by_loads(
         shape = load(model)
         loads = _of_model(loads, shape)
     notes = [WITHOUT_TOKENS, *loads.notices]
-    decoder = loads.decoder_layers(shape)
+    loads = loads.numbered(shape)
+    if loads.empty:
+        notes.append(
+            f"{len(loads.empty)} layers count nothing and were left out: "
+            f"{', '.join(map(str, loads.empty))}."
+        )
+    decoder = loads.layers
     if decoder is None:
         decoder = tuple(range(loads.counts.shape[1]))
         notes.append(

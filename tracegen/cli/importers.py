@@ -152,7 +152,7 @@ def layer_numbers(text: str) -> tuple[int, ...]:
         for part in text.split(","):
             first, _, last = part.partition("-")
             numbers = range(int(first), int(last or first) + 1)
-            if numbers and numbers[-1] >= MOST_LAYERS:
+            if not numbers or numbers[-1] >= MOST_LAYERS:
                 raise ValueError(part)  # said below, with what is possible
             found += numbers
     except ValueError as error:

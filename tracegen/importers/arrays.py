@@ -6,7 +6,7 @@ k), or (token, k) of one layer, or (batch, token, layer, k). Optional, of the sa
 prefill, 1 decode, 2 training, or these words), ``rank`` (of the process that recorded it; one
 value will do), ``draft`` (1 for a draft token of speculative decoding, left out), ``mask`` (0 for
 a row that is padding, left out) and ``label``, text. ``layers`` has the decoder layer of each
-layer, ``num_ranks`` how many processes there were. A table has a row for each token and
+layer, ``num_ranks`` how many processes there were. Requests may have names. A table has a row for each token and
 ``expert_ids`` as lists of lists; for each token and layer, with a column ``layer`` and lists of
 k; or for each slot of these, with a column ``slot`` and one id. Type and byte order of the
 numbers do not matter.
@@ -29,7 +29,7 @@ from tracegen.importers.options import Options
 from tracegen.importers.padding import MASKED, load_mask
 from tracegen.importers.pivot import by_token
 from tracegen.importers.replicas import Pass, Rank, SameTokens, in_order, merge
-from tracegen.importers.routed import UNTOLD, Routed, Sequence, prompt_lengths
+from tracegen.importers.routed import UNTOLD, Routed, prompt_lengths
 from tracegen.importers.values import few, whole_numbers
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PHASES, PREFILL
@@ -63,9 +63,13 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
     """
     notices: list[str] = []
     tables, found = [], []
+    names: dict[str, int] = {}
+    mask = None if options.mask is None else load_mask(options.mask, len(paths))
     for path in paths:
         table, notes = load_columns(path, options)
-        table, ids = _checked(table, options, str(path))
+        if "request" in table:
+            table["request"] = _numbered(table["request"], names)
+        table, ids = _checked(table, mask, str(path))
         tables.append(table)
         found.append(ids)
         notices += [note for note in notes if note not in notices]
@@ -105,8 +109,20 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
     return routed
 
 
+def _numbered(request: Array, names: dict[str, int]) -> Array:
+    """Numbers of requests that have names, which are the same in all files."""
+    if request.dtype.kind != "U":
+        return request
+    found, place = np.unique(request, return_inverse=True)
+    # In the order in which they come, as the trace will have them.
+    first = np.unique(place, return_index=True)[1]
+    for name in found[np.argsort(first)].tolist():
+        names.setdefault(name, len(names))
+    return np.array([names[name] for name in found.tolist()], np.int64)[place].reshape(request.shape)
+
+
 def _checked(
-    table: dict[str, Array], options: Options, where: str
+    table: dict[str, Array], mask: Array | None, where: str
 ) -> tuple[dict[str, Array], ExpertIds]:
     """A table whose arrays have the shapes that they should, and its ids as they came."""
     if "token" in table and table["token"].dtype.kind not in "iu":
@@ -119,11 +135,11 @@ def _checked(
     weights = table.pop("weights", None)
     found = expert_ids(table["ids"], f"{where}: expert_ids", weights)
     ids, weights = found.ids, found.weights
-    if options.mask is not None:
+    if mask is not None:
         if "mask" in table:
             msg = f"{where}: --mask was given, and the file has a mask of its own"
             raise UserError(msg)
-        table["mask"] = load_mask(options.mask)
+        table["mask"] = mask
     if ids.ndim == 4 and ids.shape[-1]:
         table, ids, weights = _flat(table, ids, weights, where)
     if ids.ndim not in (2, 3) or not ids.shape[-1]:
@@ -239,9 +255,9 @@ def _phases(tables: list[dict[str, Array]], options: Options) -> list[str]:
     _, request = np.unique(np.concatenate(owner, axis=1), axis=1, return_inverse=True)
     request = request.ravel()
     position = np.concatenate([table["position"] for table in tables])
-    told = prompt_lengths(
-        [Sequence(tables[0]["ids"])] * (int(request.max(initial=-1)) + 1), options
-    )
+    ends = np.zeros(int(request.max(initial=-1)) + 1, np.int64)
+    np.maximum.at(ends, request, position + 1)
+    told = prompt_lengths([None] * len(ends), ends.tolist(), options)
     assumed: list[str] = []
     if told and told[0] is not None:
         decode = position >= np.array(told)[request]

@@ -11,6 +11,7 @@ from tracegen.errors import UserError, unknown
 from tracegen.importers import files
 from tracegen.importers.options import Options
 from tracegen.importers.safetensors import load_safetensors
+from tracegen.importers.values import as_array
 from tracegen.trace.arrays import Array
 
 NAMES = {
@@ -99,11 +100,7 @@ def _tensors(path: Path) -> dict[str, Array]:
     if not all(isinstance(part, np.ndarray | int | float | str | list) for part in named.values()):
         msg = f"{path}: {type(found).__name__}; a tensor, or a dictionary of tensors, is expected"
         raise UserError(msg)
-    try:
-        return {str(name): np.asarray(part) for name, part in named.items()}
-    except ValueError as error:
-        msg = f"{path}: lists of unequal length"
-        raise UserError(msg) from error
+    return {str(name): as_array(part, f"{path}: {name}") for name, part in named.items()}
 
 
 def _few(names: list[str]) -> str:

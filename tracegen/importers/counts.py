@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tracegen.errors import UserError
-from tracegen.importers.loads import Loads, holds_loads, read_loads
+from tracegen.importers.loads import Loads, holds_loads, read_loads, without_empty
 from tracegen.importers.options import Options
 from tracegen.importers.responses import TENSORRT_LLM, read_responses
 from tracegen.importers.routed import Routed
@@ -40,7 +40,8 @@ def read_counts(paths: list[Path], options: Options) -> Routed:
     else:
         loads = loads.of_experts(shape.num_experts, f"--model {shape.name}")
     routed = draw_rows(loads.counts, loads.topk or options.slots(), options)
-    routed.layers = loads.decoder_layers(shape)
+    loads = loads.numbered(shape)
+    routed.layers, routed.left_out = loads.layers, loads.empty
     routed.num_experts = loads.num_experts
     routed.facts |= loads.facts
     routed.notices += loads.notices
@@ -69,7 +70,7 @@ def read_tensorrt_llm(paths: list[Path], options: Options) -> Routed:
 
 
 def counted(counts: Array, options: Options) -> Routed:
-    """Rows of counts of all decoder layers; those that route nothing are left out.
+    """Rows of counts of all decoder layers, without those in which nothing was counted.
 
     Parameters
     ----------
@@ -83,10 +84,10 @@ def counted(counts: Array, options: Options) -> Routed:
     UserError
         If no tokens can have these loads.
     """
-    used = counts.any(axis=(0, 2))
-    loads = Loads(counts[:, used], tuple(int(layer) for layer in np.flatnonzero(used)))
+    loads = without_empty(Loads(counts, tuple(range(counts.shape[1]))))
     routed = draw_rows(loads.counts, options.slots(), options)
-    routed.layers, routed.num_experts = loads.layers, loads.num_experts
+    routed.layers, routed.left_out = loads.layers, loads.empty
+    routed.num_experts = loads.num_experts
     return routed
 
 

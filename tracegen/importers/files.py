@@ -17,6 +17,7 @@ import numpy as np
 
 from tracegen import regular
 from tracegen.errors import UserError
+from tracegen.importers.values import as_array
 from tracegen.trace.arrays import Array
 
 MAX_GUNZIPPED_BYTES = 2**30
@@ -208,7 +209,8 @@ def load_text(path: Path) -> str:
             raise UserError(msg)
         return data.decode("utf-8")
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        msg = f"{path}: cannot be read as text ({error})"
+        told = getattr(error, "strerror", None) or error
+        msg = f"{path}: cannot be read as text ({told})"
         raise UserError(msg) from error
 
 
@@ -351,11 +353,7 @@ def integers(array: Any, dims: int, where: str) -> Array:
     UserError
         If it is anything else.
     """
-    try:
-        found: Array = np.asarray(array)
-    except ValueError as error:
-        msg = f"{where}: rows of unequal length"
-        raise UserError(msg) from error
+    found = as_array(array, where)
     if found.dtype.kind not in "iu":
         msg = f"{where}: {found.dtype} {found.shape}; integers are expected"
         raise UserError(msg)

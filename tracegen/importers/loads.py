@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from tracegen.models import ModelShape
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".npy", ".npz", ".pt", ".safetensors")
-"""Files that are read; the first four may be gzipped."""
+"""Files that are read."""
+MAYBE_GZIPPED = SUFFIXES[:4]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Loads:
     """Experts per token, where the file says so."""
     is_sparse: bool = False
     """Whether experts that no token chose may be absent from the files."""
+    empty: tuple[int, ...] = ()
+    """Numbers of the layers in which nothing was counted."""
     facts: dict[str, object] = field(default_factory=dict)
     """What else the files say, for the provenance of what is made of them."""
     notices: tuple[str, ...] = ()
@@ -98,8 +101,8 @@ class Loads:
         counts = np.pad(self.counts, more)
         return replace(self, counts=counts, notices=(*self.notices, note))
 
-    def decoder_layers(self, shape: ModelShape | None) -> tuple[int, ...] | None:
-        """Decoder layer of each layer, with the help of the model where it is known.
+    def numbered(self, shape: ModelShape | None) -> Loads:
+        """The same loads with decoder layers, where the model is known that has them.
 
         Parameters
         ----------
@@ -112,14 +115,18 @@ class Loads:
             If the model has not these layers with experts.
         """
         if shape is None:
-            return self.layers
+            return self
         experts = shape.moe_layer_index
         numbers = self.layers
-        if numbers is not None and set(numbers) <= set(experts):
-            return numbers
         count = self.counts.shape[1]
-        if count == len(experts) and numbers in (None, tuple(range(count))):
-            return tuple(experts)
+        places = tuple(range(count)) if numbers is None else numbers
+        if sorted((*places, *self.empty)) == list(range(len(experts))):
+            layers, empty = (
+                tuple(experts[place] for place in chosen) for chosen in (places, self.empty)
+            )
+            return replace(self, layers=layers, empty=empty)
+        if numbers is not None and set(numbers) <= set(experts):
+            return self
         told = f"{count} layers" if numbers is None else f"layers {_few(numbers)}"
         msg = (
             f"the loads are of {told}; --model {shape.name} has {len(experts)} layers with "
@@ -154,12 +161,12 @@ def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] = lambd
             msg = f"{path}: no such file"
             raise UserError(msg)
     if found[0].is_dir():
-        return _without_empty(_statistics_folder(found, tp))
+        return without_empty(_statistics_folder(found, tp))
     parts = [(path, part) for path in found for part in load_parts(path)]
     ranks = [part.rank for _, part in parts]
     if any(rank is not None for rank in ranks):
-        return _without_empty(_added_up([part for _, part in parts], tp, found[0]))
-    return _without_empty(_in_a_row([part for _, part in parts], len(found), found[0]))
+        return without_empty(_added_up([part for _, part in parts], tp, found[0]))
+    return without_empty(_in_a_row([part for _, part in parts], len(found), found[0]))
 
 
 def holds_loads(path: Path) -> bool:
@@ -186,6 +193,8 @@ def holds_loads(path: Path) -> bool:
         value = files.load_tensors(path)
     else:
         return name.endswith(SUFFIXES)
+    if load_tables.columns_of(value) is not None:
+        return True
     if isinstance(value, list) and all(isinstance(one, dict) for one in value):
         return False
     return load_values.part_of(value, str(path)) is not None
@@ -209,7 +218,11 @@ def load_parts(path: Path) -> list[LoadPart]:
     if suffix in (".csv", ".tsv", ".parquet"):
         return load_tables.parts_of_table(path, suffix)
     if suffix == ".jsonl":
-        return load_values.parts_of_lines(list(files.json_objects(path)), where)
+        lines = list(files.json_objects(path))
+        table = load_tables.columns_of([line for _, line in lines])
+        if table is not None:
+            return load_tables.parts_of_columns(table, where)
+        return load_values.parts_of_lines(lines, where)
     if suffix == ".json":
         value = files.load_json(files.load_text(path), where)
     elif suffix == ".npy":
@@ -223,6 +236,9 @@ def load_parts(path: Path) -> list[LoadPart]:
     else:
         msg = f"{path}: loads are read from {', '.join(SUFFIXES)}, or a folder of TensorRT-LLM"
         raise UserError(msg)
+    table = load_tables.columns_of(value)
+    if table is not None:
+        return load_tables.parts_of_columns(table, where)
     part = load_values.part_of(value, where)
     if part is None:
         raise load_values.no_loads(value, where)
@@ -294,8 +310,19 @@ def _aligned(parts: list[LoadPart]) -> tuple[list[Array], tuple[int, ...] | None
     return found, layers
 
 
-def _without_empty(loads: Loads) -> Loads:
-    """Loads without the layers in which nothing was counted, as dense ones are."""
+def without_empty(loads: Loads) -> Loads:
+    """Loads without the layers in which nothing was counted, which are named apart.
+
+    Parameters
+    ----------
+    loads
+        As read.
+
+    Raises
+    ------
+    UserError
+        If nothing was counted in any layer.
+    """
     used: Array = np.asarray(loads.counts.any(axis=(0, 2)))
     if not used.any():
         msg = "the counts are empty: no token was counted in any layer"
@@ -304,9 +331,9 @@ def _without_empty(loads: Loads) -> Loads:
         return loads
     numbers = loads.layers or tuple(range(used.size))
     layers = tuple(number for number, there in zip(numbers, used, strict=True) if there)
-    note = f"{int((~used).sum())} of {used.size} layers count nothing and were left out."
+    empty = tuple(number for number, there in zip(numbers, used, strict=True) if not there)
     counts = loads.counts[:, used]
-    return replace(loads, counts=counts, layers=layers, notices=(*loads.notices, note))
+    return replace(loads, counts=counts, layers=layers, empty=empty)
 
 
 def _statistics_folder(paths: list[Path], tp: Callable[[], int | None]) -> Loads:

@@ -113,19 +113,24 @@ def _imbalance(ids: Array) -> float:
     return float(np.median(ratios)) if ratios else 0.0
 
 
-def load_mask(path: Path) -> Array:
+def load_mask(path: Path, num_files: int) -> Array:
     """Attention mask of a file of its own.
 
     Parameters
     ----------
     path
         ``.npy`` or ``.pt``.
+    num_files
+        Files whose rows it could mark; which of several it belongs to is not known.
 
     Raises
     ------
     UserError
-        If there is no such file, or it holds no array of yes or no.
+        If there is no such file, it holds no array of yes or no, or there are several files.
     """
+    if num_files > 1:
+        msg = f"--mask {path}: it is of one file, {num_files} were given: put a mask into each"
+        raise UserError(msg)
     if not regular.exists(path):
         msg = f"{path}: no such file"
         raise UserError(msg)

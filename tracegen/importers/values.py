@@ -67,6 +67,28 @@ def records(value: Any, where: str) -> list[dict[str, Any]]:
     return value
 
 
+def as_array(value: Any, where: str) -> Array:
+    """An array of what a file holds.
+
+    Parameters
+    ----------
+    value
+        An array, or lists of numbers or of arrays.
+    where
+        Names it in errors.
+
+    Raises
+    ------
+    UserError
+        If lists are of unequal length.
+    """
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        msg = f"{where}: rows of unequal length"
+        raise UserError(msg) from error
+
+
 def whole_numbers(array: Any, where: str) -> Array:
     """Whole numbers of any type, floats that are whole included, as int64.
 
