@@ -94,6 +94,12 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
         notices += merged
     else:
         ranks = [_rank(0, tables)]
+        number = _recorded(tables) or 1
+        if number > 1:
+            notices.append(
+                f"num_ranks is {number}, but no 'rank' says which of them had a token: the trace "
+                "has no ranks, and a replay deals its tokens out."
+            )
     routed = _routed(ranks)
     if "layers" not in columns and routed.layers == tuple(range(routed.ids.shape[1])):
         routed.layers = None

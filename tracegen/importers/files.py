@@ -9,6 +9,8 @@ import contextlib
 import gzip
 import io
 import math
+import pickle
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -150,8 +152,12 @@ def load_tensors(path: Path) -> Any:
         raise UserError(msg) from error
     try:
         regular.check(path)
-        with _numpy_arrays_allowed(torch):
+        with _numpy_arrays_allowed(torch), warnings.catch_warnings(action="ignore"):
             return _plain(torch.load(path, map_location="cpu", weights_only=True))
+    except pickle.UnpicklingError as error:  # its text tells how to run the file's code
+        told = "cut, or with objects that only unpickling could read"
+        msg = f"{path}: not a file of plain tensors ({told})"
+        raise UserError(msg) from error
     except Exception as error:  # pickle, zip and torch each have their own
         msg = f"{path}: not a file of plain tensors ({_first_line(error)})"
         raise UserError(msg) from error

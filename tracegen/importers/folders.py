@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 from tracegen import regular
@@ -47,7 +48,8 @@ def files_of(paths: list[Path], format: str) -> list[Path]:
     Raises
     ------
     UserError
-        If a path does not exist, or a folder has no file of the format.
+        If a path does not exist or is there twice, a file is of a kind that the format has not,
+        or a folder has no file of it.
     """
     found: list[Path] = []
     for path in paths:
@@ -76,6 +78,10 @@ def files_of(paths: list[Path], format: str) -> list[Path]:
             msg = f"{path}: a folder without {wanted} of --format {format}; it has {there}"
             raise UserError(msg)
         found += inside
+    path, times = Counter(found).most_common(1)[0]
+    if times > 1:
+        msg = f"{path}: the file was given {times} times"
+        raise UserError(msg)
     return found
 
 

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".npy", ".npz", ".pt", ".safetensors")
 """Files that are read."""
 MAYBE_GZIPPED = SUFFIXES[:4]
+SUSPECTED_ROWS = 8
+"""Rows of numbers from which it can be told that they are ids."""
 
 
 @dataclass(frozen=True)
@@ -161,12 +163,13 @@ def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] = lambd
             msg = f"{path}: no such file"
             raise UserError(msg)
     if found[0].is_dir():
-        return without_empty(_statistics_folder(found, tp))
-    parts = [(path, part) for path in found for part in load_parts(path)]
-    ranks = [part.rank for _, part in parts]
-    if any(rank is not None for rank in ranks):
-        return without_empty(_added_up([part for _, part in parts], tp, found[0]))
-    return without_empty(_in_a_row([part for _, part in parts], len(found), found[0]))
+        loads = _statistics_folder(found, tp)
+    else:
+        parts = [(path, part) for path in found for part in load_parts(path)]
+        of_ranks = any(part.rank is not None for _, part in parts)
+        each = [part for _, part in parts]
+        loads = _added_up(each, tp, found[0]) if of_ranks else _in_a_row(each, len(found), found[0])
+    return _suspected(without_empty(loads))
 
 
 def holds_loads(path: Path) -> bool:
@@ -334,6 +337,25 @@ def without_empty(loads: Loads) -> Loads:
     empty = tuple(number for number, there in zip(numbers, used, strict=True) if not there)
     counts = loads.counts[:, used]
     return replace(loads, counts=counts, layers=layers, empty=empty)
+
+
+def _suspected(loads: Loads) -> Loads:
+    """Loads, and whether they look like ids: no two alike in a row, and no sum in common.
+
+    All layers of a step route the same tokens, so that their counts have one sum.
+    """
+    counts = np.sort(loads.counts, axis=2)
+    steps, layers, _ = counts.shape
+    sums = counts.sum(axis=2)
+    is_alike = (counts[..., 1:] == counts[..., :-1]).any()
+    has_sum = (sums.max(axis=1) == sums.min(axis=1)).mean() >= 0.5
+    if steps * layers < SUSPECTED_ROWS or is_alike or has_sum:
+        return loads
+    note = (
+        "Layers of one step have unequal sums, and no count is there twice among its "
+        f"{counts.shape[2]} experts, as in expert ids: they were taken for counts."
+    )
+    return replace(loads, notices=(*loads.notices, note))
 
 
 def _statistics_folder(paths: list[Path], tp: Callable[[], int | None]) -> Loads:
