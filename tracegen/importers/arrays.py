@@ -124,7 +124,9 @@ def _numbered(request: Array, names: dict[str, int]) -> Array:
     first = np.unique(place, return_index=True)[1]
     for name in found[np.argsort(first)].tolist():
         names.setdefault(name, len(names))
-    return np.array([names[name] for name in found.tolist()], np.int64)[place].reshape(request.shape)
+    return np.array([names[name] for name in found.tolist()], np.int64)[place].reshape(
+        request.shape
+    )
 
 
 def _checked(

@@ -163,9 +163,7 @@ def from_sequences(sequences: list[Sequence], options: Options, **facts: Any) ->
     return routed
 
 
-def prompt_lengths(
-    own: list[int | None], ends: list[int], options: Options
-) -> list[int | None]:
+def prompt_lengths(own: list[int | None], ends: list[int], options: Options) -> list[int | None]:
     """Tokens of the prompt of each request: its own word, else the user's.
 
     Parameters

@@ -201,7 +201,9 @@ def _samples_of_columns(value: dict[str, Any], name: str, where: str) -> list[di
     columns = {"tokens": value["tokens"], name: value[name]}
     if value.get("response_lengths") is not None:
         columns["response_length"] = value["response_lengths"]
-    sizes = {what: len(part) for what, part in columns.items() if isinstance(part, list | np.ndarray)}
+    sizes = {
+        what: len(part) for what, part in columns.items() if isinstance(part, list | np.ndarray)
+    }
     if len(sizes) < len(columns) or len(set(sizes.values())) > 1:
         msg = f"{where}: columns with an entry for each sample are expected; their lengths: {sizes}"
         raise UserError(msg)

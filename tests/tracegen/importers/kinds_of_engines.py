@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from dumps import EXPERTS, TOPK, Array, npy, text64
 from kinds import IDS, TOKENS, Kind, kind
 
@@ -73,6 +74,20 @@ def _(folder: Path) -> Kind:
 @kind("llama.cpp: layer,expert of moe-trace, without topk")
 def _(folder: Path) -> Kind:
     return csv(folder, [8, 4])._replace(options={"topk": None})
+
+
+@kind("llama.cpp: layer,expert with a layer below 0")
+def _(folder: Path) -> Kind:
+    (folder / "moe_trace.csv").write_text("layer,expert\n-1,1\n-1,2\n-1,3\n", "utf-8")
+    return Kind([folder / "moe_trace.csv"], format="llama.cpp")
+
+
+@kind("llama.cpp: layer,expert with capitals, blank lines and other ends of lines")
+def _(folder: Path) -> Kind:
+    given = csv(folder, [8, 1, 1, 1, 1])
+    text = given.paths[0].read_text("utf-8").replace("layer,expert", "Layer, Expert")
+    given.paths[0].write_bytes(f"{text}\n\n".replace("\n", "\r\n").encode())
+    return given
 
 
 @kind("llama.cpp: phase,token,layer,rank,expert")
@@ -249,3 +264,20 @@ def _(folder: Path) -> Kind:
 @kind("vLLM: the printed text of an array")
 def _(folder: Path) -> Kind:
     return vllm(folder, {"choices": [{"routed_experts": str(IDS + EXPERTS)}]})
+
+
+@kind("rollout: a list of tensors, of requests of unequal length")
+def _(folder: Path) -> Kind:
+    torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
+    torch.save([torch.from_numpy(IDS[:PROMPT]), torch.from_numpy(IDS[PROMPT:])], folder / "r.pt")
+    return Kind([folder / "r.pt"], format="rollout")
+
+
+@kind("rollout: samples, with lengths of some responses")
+def _(folder: Path) -> Kind:
+    torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
+    ids = [torch.from_numpy(IDS[:PROMPT]), torch.from_numpy(IDS[PROMPT:])]
+    tokens = [[1] * (len(one) + 1) for one in ids]
+    columns = {"tokens": tokens, "rollout_routed_experts": ids}
+    torch.save({**columns, "response_lengths": torch.tensor([3])}, folder / "r.pt")
+    return Kind([folder / "r.pt"], format="rollout")

@@ -1,6 +1,7 @@
 """Kinds of input that people have, and what each gives: the table of IMPORTERS.md, row by row."""
 
 import gzip
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,12 @@ def _(folder: Path) -> Kind:
 def _(folder: Path) -> Kind:
     torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
     torch.save({"topk_ids": torch.from_numpy(IDS), "note": "x"}, folder / "r.pt")
+    return Kind([folder / "r.pt"])
+
+
+@kind("`.pt` of Python objects")
+def _(folder: Path) -> Kind:
+    (folder / "r.pt").write_bytes(pickle.dumps({"expert_ids": IDS, "more": {1, 2}}, protocol=4))
     return Kind([folder / "r.pt"])
 
 
@@ -284,6 +291,44 @@ def _(folder: Path) -> Kind:
     return Kind([folder / "dump"])
 
 
+@kind("a file given twice")
+def _(folder: Path) -> Kind:
+    return Kind(npz(folder, expert_ids=IDS) * 2)
+
+
+@kind("a file of a kind that the format has not")
+def _(folder: Path) -> Kind:
+    return Kind(npz(folder, expert_ids=IDS), format="megatron")
+
+
+@kind("a mask in which no row is real")
+def _(folder: Path) -> Kind:
+    return Kind(npz(folder, expert_ids=IDS, mask=np.zeros(TOKENS, np.bool_)))
+
+
+@kind("a mask of one file for two")
+def _(folder: Path) -> Kind:
+    both = npz(folder, "a.npz", expert_ids=IDS) + npz(folder, "b.npz", expert_ids=IDS[::-1])
+    mask = write_npy(folder / "mask.npy", np.arange(TOKENS) > 2)
+    return Kind(both, options={"mask": mask})
+
+
+@kind("a number of ranks, and no rank")
+def _(folder: Path) -> Kind:
+    return Kind(npz(folder, expert_ids=IDS, world_size=8))
+
+
+@kind("a position twice in a request and step")
+def _(folder: Path) -> Kind:
+    zero = np.zeros(TOKENS, int)
+    return Kind(npz(folder, expert_ids=IDS, request=zero, position=zero, step=zero))
+
+
+@kind("a prompt longer than the rows of its request")
+def _(folder: Path) -> Kind:
+    return Kind(npz(folder, expert_ids=IDS), options={"prompt_len": TOKENS + 2})
+
+
 @kind("ids from 1")
 def _(folder: Path) -> Kind:
     return Kind(npz(folder, expert_ids=IDS + 1))
@@ -298,6 +343,16 @@ def _(folder: Path) -> Kind:
 def _(folder: Path) -> Kind:
     sizes = {"model": model(folder, zero=4)}
     return Kind(npz(folder, expert_ids=IDS, layers=[0, 1]), options=sizes)
+
+
+@kind("ids of (token, layer x k)")
+def _(folder: Path) -> Kind:
+    return Kind(npz(folder, expert_ids=IDS.reshape(TOKENS, -1)))
+
+
+@kind("ids that overflowed their type")
+def _(folder: Path) -> Kind:
+    return Kind(npz(folder, expert_ids=(IDS + 150).astype(np.int8)), options={"num_experts": 200})
 
 
 @kind("ids with an expert twice")
@@ -395,6 +450,18 @@ def _(folder: Path) -> Kind:
     return Kind(npz(folder, expert_ids=np.concatenate([np.zeros((2, 2, TOPK), int), IDS])))
 
 
+@kind("requests with names, in two files")
+def _(folder: Path) -> Kind:
+    rows = np.array([0, 1, 2, 3, 6, 7, 8, 9, 4, 5, 10, 11])
+    names = np.where(np.arange(TOKENS) < 6, "chat-b", "chat-a")
+    place = np.arange(TOKENS) % 6
+    paths = []
+    for name, part in (("a.npz", rows[:8]), ("b.npz", rows[8:])):
+        columns = {"request": names[part], "position": place[part]}
+        paths += npz(folder, name, expert_ids=IDS[part], **columns)
+    return Kind(paths)
+
+
 @kind("several files with other layers")
 def _(folder: Path) -> Kind:
     first = npz(folder, "a.npz", expert_ids=IDS)
@@ -405,6 +472,16 @@ def _(folder: Path) -> Kind:
 def _(folder: Path) -> Kind:
     first = npz(folder, "a.npz", expert_ids=IDS)
     return Kind(first + npz(folder, "b.npz", expert_ids=IDS, phase=[0] * TOKENS))
+
+
+@kind("weights below zero")
+def _(folder: Path) -> Kind:
+    return Kind(npz(folder, expert_ids=IDS, weights=np.full(IDS.shape, -0.5)))
+
+
+@kind("weights larger than a trace holds")
+def _(folder: Path) -> Kind:
+    return Kind(npz(folder, expert_ids=IDS, weights=np.full(IDS.shape, 1e9)))
 
 
 @kind("weights of another shape")

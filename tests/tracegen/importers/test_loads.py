@@ -92,6 +92,17 @@ LAYOUTS: dict[str, Any] = {
         ",".join(["layer", *(f"expert_{e}" for e in range(EXPERTS))]),
     ),
     "matrix.csv": "\n".join(",".join(f"{c:.18e}" for c in row) for row in COUNTS),
+    "excel.csv": table(long_rows(COUNTS), "layer;expert;count", ";"),
+    "pandas.csv": table(COUNTS.tolist(), ",".join(map(str, range(EXPERTS)))),
+    "indexed.csv": table(
+        [(n, *row) for n, row in enumerate(COUNTS.tolist())],
+        ",".join(["", *map(str, range(EXPERTS))]),
+    ),
+    "records.json": [dict(zip(COLUMNS, row, strict=True)) for row in long_rows(COUNTS)],
+    "columns.json": COLUMNS,
+    "records.jsonl": "\n".join(
+        json.dumps(dict(zip(COLUMNS, row, strict=True))) for row in long_rows(COUNTS)
+    ),
     "long.parquet": COLUMNS,
     "lists.json": COUNTS,
     "counts.npy": COUNTS.astype(np.uint32),
@@ -285,3 +296,26 @@ def test_formats_of_engines_take_loads_where_they_write_some(tmp_path: Path) -> 
         made = read([path], format, topk=TOPK, hidden_size=8)
         assert made.trace.load_per_expert().tolist() == COUNTS.tolist(), (name, format)
         assert "Co-activation and locality are not real" in " ".join(made.notices)
+
+
+def test_ids_that_are_given_for_counts_are_suspected(tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).random((12, 2, 16)).argsort(axis=2)[..., :3]
+    told = read_loads([write(tmp_path / "ids.npy", ids)]).notices
+    assert any("no count is there twice" in note for note in told)
+    assert not read_loads([write(tmp_path / "counts.npy", STEPS)]).notices
+    distinct = np.tile(np.arange(8) + 1, (5, 2, 1)) * 10
+    assert not read_loads([write(tmp_path / "even.npy", distinct)]).notices
+
+
+def test_a_layer_that_counts_nothing_is_what_the_model_says(tmp_path: Path) -> None:
+    """The rule is that of ids: dense, or with experts and not recorded."""
+    shape = tracegen.models.load("deepseek-v2-lite")
+    counts = np.ones((shape.num_layers, shape.num_experts), int) * 6
+    counts[[0, 7]] = 0
+    path = write(tmp_path / "a.npy", counts)
+    made = read([path], "counts", model=shape.name)
+    source = made.trace.info.provenance["source"]
+    assert (source["dense_layers_left_out"], source["layers_not_recorded"]) == ([0], [7])
+    assert set(made.trace.moe_layer_index.tolist()) == set(range(1, 27)) - {7}
+    alone = read([path], "counts", topk=6, hidden_size=8).trace.info.provenance["source"]
+    assert alone["empty_layers_left_out"] == [0, 7]
