@@ -2,13 +2,13 @@
 
 ``.npz``, ``.npy``, ``.pt``, safetensors, Parquet. One row a token: ``expert_ids`` (token, layer,
 k), or (token, k) of one layer, or (batch, token, layer, k). Optional, of the same shape:
-``weights``. Optional, one value a token: ``step``, ``request``, ``position``, ``phase`` (0
-prefill, 1 decode, 2 training, or these words), ``rank`` (of the process that recorded it; one
-value will do), ``draft`` (1 for a draft token of speculative decoding, left out), ``mask`` (0 for
-a row that is padding, left out) and ``label``, text. ``layers`` has the decoder layer of each
-layer, ``num_ranks`` how many processes there were. Requests may have names. A table has a row for each token and
-``expert_ids`` as lists of lists; for each token and layer, with a column ``layer`` and lists of
-k; or for each slot of these, with a column ``slot`` and one id. Type and byte order of the
+``weights``. Optional, one value a token: ``step``, ``request``, ``position``, ``phase`` (0 prefill,
+1 decode, 2 training, or these words), ``rank`` (of the process that recorded it; one value will
+do), ``draft`` (1 for a draft token of speculative decoding, left out), ``mask`` (0 for a row that
+is padding, left out) and ``label``, text. ``layers`` has the decoder layer of each layer,
+``num_ranks`` how many processes there were. A request may be a name. A table has a row for each
+token and ``expert_ids`` as lists of lists; for each token and layer, with a column ``layer`` and
+lists of k; or for each slot of these, with a column ``slot`` and one id. Type and byte order of the
 numbers do not matter.
 """
 
@@ -147,7 +147,11 @@ def _checked(
         if "mask" in table:
             msg = f"{where}: --mask was given, and the file has a mask of its own"
             raise UserError(msg)
-        table["mask"] = mask
+        tokens = int(np.prod(ids.shape[: 2 if ids.ndim == 4 else 1]))
+        if mask.size != tokens:
+            msg = f"{where}: the mask of --mask is {mask.shape}, the ids are of {tokens} tokens"
+            raise UserError(msg)
+        table["mask"] = mask.ravel()
     if ids.ndim == 4 and ids.shape[-1]:
         table, ids, weights = _flat(table, ids, weights, where)
     if ids.ndim not in (2, 3) or not ids.shape[-1]:
