@@ -80,11 +80,11 @@ def placed_by_loads(
         loads = _of_model(loads, shape)
     notes = [WITHOUT_TOKENS, *loads.notices]
     loads = loads.numbered(shape)
-    if loads.empty:
+    if empty := loads.empty():
         notes.append(
-            f"{len(loads.empty)} layers count nothing and were left out: "
-            f"{', '.join(map(str, loads.empty))}."
+            f"{len(empty)} layers count nothing and were left out: {', '.join(map(str, empty))}."
         )
+    loads = loads.of_used()
     decoder = loads.layers
     if decoder is None:
         decoder = tuple(range(loads.counts.shape[1]))

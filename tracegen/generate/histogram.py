@@ -75,6 +75,6 @@ def _read_rows(name: str | Path) -> npt.NDArray[np.int64]:
 
     path = Path(name)
     if path.name.removesuffix(".gz").lower().endswith(SUFFIXES) or path.is_dir():
-        return read_loads([path]).per_layer()
+        return read_loads([path]).of_used().per_layer()
     with open_trace(name) as file:
         return np.asarray(file.load_per_expert, np.int64)

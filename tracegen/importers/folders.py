@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tracegen import regular
 from tracegen.errors import UserError
-from tracegen.importers import loads
 
+LOADS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".npy", ".npz", ".pt", ".safetensors")
+"""Files of loads; the first four may be gzipped."""
 TEXT = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".sse")
 SUFFIXES: dict[str, tuple[str, ...]] = {
     "vllm": (".npy", ".npz", *TEXT),
@@ -17,7 +18,7 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
     "megatron": (".jsonl", ".jsonl.gz"),
     "rollout": (".pt", ".npy", ".npz"),
     "tensorrt-llm": TEXT,
-    "counts": (*loads.SUFFIXES, *(f"{end}.gz" for end in loads.MAYBE_GZIPPED)),
+    "counts": (*LOADS, *(f"{end}.gz" for end in LOADS[:4])),
     "llama.cpp": (".csv", ".csv.gz"),
     "gpt-oss": (".json", ".json.gz"),
     "arrays": (".npz", ".npy", ".safetensors", ".pt", ".parquet"),

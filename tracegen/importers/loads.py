@@ -32,6 +32,8 @@ import numpy as np
 from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.importers import files, load_tables, load_values
+from tracegen.importers.folders import LOADS as SUFFIXES
+from tracegen.importers.folders import files_of
 from tracegen.importers.load_values import LoadPart
 from tracegen.importers.replicas import replica_notice, same_tokens
 from tracegen.importers.safetensors import load_safetensors
@@ -40,9 +42,6 @@ from tracegen.trace.arrays import Array
 if TYPE_CHECKING:
     from tracegen.models import ModelShape
 
-SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".npy", ".npz", ".pt", ".safetensors")
-"""Files that are read."""
-MAYBE_GZIPPED = SUFFIXES[:4]
 SUSPECTED_ROWS = 8
 """Rows of numbers from which it can be told that they are ids."""
 
@@ -52,15 +51,13 @@ class Loads:
     """Tokens of each expert, as counted elsewhere."""
 
     counts: Array
-    """int64 (step, layer, expert), without the layers that route nothing."""
+    """int64 (step, layer, expert)."""
     layers: tuple[int, ...] | None = None
     """Number of each layer, ascending; None where the file has none."""
     topk: int | None = None
     """Experts per token, where the file says so."""
     is_sparse: bool = False
     """Whether experts that no token chose may be absent from the files."""
-    empty: tuple[int, ...] = ()
-    """Numbers of the layers in which nothing was counted."""
     facts: dict[str, object] = field(default_factory=dict)
     """What else the files say, for the provenance of what is made of them."""
     notices: tuple[str, ...] = ()
@@ -75,6 +72,22 @@ class Loads:
         """Counts of all steps together, int64 (layer, expert)."""
         total: Array = self.counts.sum(axis=0)
         return total
+
+    def empty(self) -> tuple[int, ...]:
+        """Numbers of the layers in which nothing was counted: dense ones, or not recorded."""
+        numbers = self.layers or tuple(range(self.counts.shape[1]))
+        used = self.counts.any(axis=(0, 2))
+        return tuple(number for number, there in zip(numbers, used, strict=True) if not there)
+
+    def of_used(self) -> Loads:
+        """The loads of the layers in which anything was counted, each with its number."""
+        empty = set(self.empty())
+        if not empty:
+            return self
+        numbers = self.layers or tuple(range(self.counts.shape[1]))
+        used = [place for place, number in enumerate(numbers) if number not in empty]
+        layers = tuple(numbers[place] for place in used)
+        return replace(self, counts=self.counts[:, used], layers=layers)
 
     def of_experts(self, num_experts: int | None, whose: str) -> Loads:
         """The same loads of so many experts, those that a sparse file does not name with none.
@@ -118,17 +131,13 @@ class Loads:
         """
         if shape is None:
             return self
-        experts = shape.moe_layer_index
-        numbers = self.layers
-        count = self.counts.shape[1]
+        experts, numbers, count = shape.moe_layer_index, self.layers, self.counts.shape[1]
         places = tuple(range(count)) if numbers is None else numbers
-        if sorted((*places, *self.empty)) == list(range(len(experts))):
-            layers, empty = (
-                tuple(experts[place] for place in chosen) for chosen in (places, self.empty)
-            )
-            return replace(self, layers=layers, empty=empty)
-        if numbers is not None and set(numbers) <= set(experts):
-            return self
+        if places == tuple(range(len(experts))):
+            return replace(self, layers=tuple(experts))
+        is_whole = numbers is not None or count == shape.num_layers
+        if is_whole and set(places) - set(self.empty()) <= set(experts):
+            return replace(self, layers=places)
         told = f"{count} layers" if numbers is None else f"layers {_few(numbers)}"
         msg = (
             f"the loads are of {told}; --model {shape.name} has {len(experts)} layers with "
@@ -137,17 +146,18 @@ class Loads:
         raise UserError(msg)
 
 
-def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] = lambda: None) -> Loads:
+def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] | None = None) -> Loads:
     """Read the loads of one recording.
 
     Parameters
     ----------
     paths
-        Files of :data:`SUFFIXES` or one folder of TensorRT-LLM. Files of ranks are added up, those
-        of ranks with the same tokens taken once; other files follow one another as steps.
+        Files of :data:`SUFFIXES`, a folder of them, or one of TensorRT-LLM. Files of ranks are
+        added up, those of ranks with the same tokens taken once; other files follow one another as
+        steps.
     tp
         Gives the number of neighbouring ranks that hold the same tokens, None to find out; asked
-        where there are several ranks.
+        where there are several ranks. None where the user has no option to say it.
 
     Raises
     ------
@@ -157,11 +167,7 @@ def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] = lambd
     if not paths:
         msg = "no file of loads was given"
         raise UserError(msg)
-    found = [Path(path) for path in paths]
-    for path in found:
-        if not regular.exists(path):
-            msg = f"{path}: no such file"
-            raise UserError(msg)
+    found = files_of([Path(path) for path in paths], "counts")
     if found[0].is_dir():
         loads = _statistics_folder(found, tp)
     else:
@@ -169,7 +175,10 @@ def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] = lambd
         of_ranks = any(part.rank is not None for _, part in parts)
         each = [part for _, part in parts]
         loads = _added_up(each, tp, found[0]) if of_ranks else _in_a_row(each, len(found), found[0])
-    return _suspected(without_empty(loads))
+    if not loads.counts.any():
+        msg = f"{found[0]}: the counts are empty: no token was counted in any layer"
+        raise UserError(msg)
+    return _suspected(loads)
 
 
 def holds_loads(path: Path) -> bool:
@@ -248,7 +257,7 @@ def load_parts(path: Path) -> list[LoadPart]:
     return [part]
 
 
-def _added_up(parts: list[LoadPart], tp: Callable[[], int | None], first: Path) -> Loads:
+def _added_up(parts: list[LoadPart], tp: Callable[[], int | None] | None, first: Path) -> Loads:
     """Loads of ranks together; those of ranks that had the same tokens are taken once."""
     if any(part.rank is None for part in parts):
         msg = f"{first}: some of these files are of one rank, others of all"
@@ -261,11 +270,11 @@ def _added_up(parts: list[LoadPart], tp: Callable[[], int | None], first: Path) 
     rows = {
         rank: part.reshape(-1, part.shape[2]) for rank, part in zip(numbers, aligned, strict=True)
     }
-    same = same_tokens(rows, tp() if len(rows) > 1 else None)
+    same = _first_of(rows, tp)
     kept = [aligned[numbers.index(rank)] for rank in sorted(set(same.values()))]
     counts = np.sum(kept, axis=0)
     is_sparse = any(part.is_sparse for part in parts)
-    told = tuple(replica_notice(same, rows))
+    told = tuple(replica_notice(same, rows, has_tp=tp is not None))
     return Loads(counts, layers, is_sparse=is_sparse, notices=told)
 
 
@@ -313,38 +322,12 @@ def _aligned(parts: list[LoadPart]) -> tuple[list[Array], tuple[int, ...] | None
     return found, layers
 
 
-def without_empty(loads: Loads) -> Loads:
-    """Loads without the layers in which nothing was counted, which are named apart.
-
-    Parameters
-    ----------
-    loads
-        As read.
-
-    Raises
-    ------
-    UserError
-        If nothing was counted in any layer.
-    """
-    used: Array = np.asarray(loads.counts.any(axis=(0, 2)))
-    if not used.any():
-        msg = "the counts are empty: no token was counted in any layer"
-        raise UserError(msg)
-    if used.all():
-        return loads
-    numbers = loads.layers or tuple(range(used.size))
-    layers = tuple(number for number, there in zip(numbers, used, strict=True) if there)
-    empty = tuple(number for number, there in zip(numbers, used, strict=True) if not there)
-    counts = loads.counts[:, used]
-    return replace(loads, counts=counts, layers=layers, empty=empty)
-
-
 def _suspected(loads: Loads) -> Loads:
     """Loads, and whether they look like ids: no two alike in a row, and no sum in common.
 
     All layers of a step route the same tokens, so that their counts have one sum.
     """
-    counts = np.sort(loads.counts, axis=2)
+    counts = np.sort(loads.of_used().counts, axis=2)
     steps, layers, _ = counts.shape
     sums = counts.sum(axis=2)
     is_alike = (counts[..., 1:] == counts[..., :-1]).any()
@@ -358,7 +341,7 @@ def _suspected(loads: Loads) -> Loads:
     return replace(loads, notices=(*loads.notices, note))
 
 
-def _statistics_folder(paths: list[Path], tp: Callable[[], int | None]) -> Loads:
+def _statistics_folder(paths: list[Path], tp: Callable[[], int | None] | None) -> Loads:
     """Statistics of TensorRT-LLM, of all ranks together."""
     folder = paths[0]
     if len(paths) > 1 or not regular.exists(folder / "meta_info.json"):
@@ -399,7 +382,7 @@ def _statistics_folder(paths: list[Path], tp: Callable[[], int | None]) -> Loads
 
 
 def _summed(
-    found: Mapping[str, dict[tuple[int, int], Array]], tp: Callable[[], int | None]
+    found: Mapping[str, dict[tuple[int, int], Array]], tp: Callable[[], int | None] | None
 ) -> tuple[dict[tuple[int, int], Array], tuple[str, ...]]:
     """Counts of all ranks, those of the same tokens taken once; stages hold other layers.
 
@@ -416,12 +399,18 @@ def _summed(
             if tuple(sorted(parts)) == keys and keys
         }
         rows |= alike
-        first |= same_tokens(alike, tp() if len(numbers) > 1 else None)
+        first |= _first_of(alike, tp if len(numbers) > 1 else None)
     summed: dict[tuple[int, int], Array] = {}
     for rank in sorted(set(first.values())):
         for key, counts in numbers[rank].items():
             summed[key] = summed.get(key, 0) + counts
-    return summed, tuple(replica_notice(first, rows))
+    return summed, tuple(replica_notice(first, rows, has_tp=tp is not None))
+
+
+def _first_of(rows: Mapping[int, Array], tp: Callable[[], int | None] | None) -> dict[int, int]:
+    """For each rank, the lowest one that had the same tokens, as the user says or as it looks."""
+    stated = tp() if tp is not None and len(rows) > 1 else None
+    return same_tokens(rows, stated, has_tp=tp is not None)
 
 
 def _few(numbers: Sequence[int]) -> str:

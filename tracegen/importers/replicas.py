@@ -64,7 +64,11 @@ class Rank:
 
 
 def same_tokens(
-    rows: Mapping[int, Array], tp: int | None, known: SameTokens | None = None
+    rows: Mapping[int, Array],
+    tp: int | None,
+    known: SameTokens | None = None,
+    *,
+    has_tp: bool = True,
 ) -> dict[int, int]:
     """For each rank, the lowest one that had the same tokens.
 
@@ -77,6 +81,8 @@ def same_tokens(
     known
         Whether two ranks had the same tokens. Other tokens are another source, be their routes the
         same; None where nothing but the routes tells.
+    has_tp
+        Whether the command that is asked for has an option ``--tp``.
 
     Raises
     ------
@@ -110,21 +116,23 @@ def same_tokens(
                 (
                     one
                     for one in dict.fromkeys(first.values())
-                    if _is_replica(rows, one, rank, known)
+                    if _is_replica(rows, one, rank, known, has_tp=has_tp)
                 ),
                 rank,
             )
     return first
 
 
-def replica_notice(first: Mapping[int, int], rows: Mapping[int, Array]) -> list[str]:
-    """What to tell the user of replicas that were left out.
+def replica_notice(
+    first: Mapping[int, int], rows: Mapping[int, Array], *, has_tp: bool = True
+) -> list[str]:
+    """Tell the user of replicas that were left out.
 
     Parameters
     ----------
     first
         Rank to the one it repeats.
-    rows
+    rows, has_tp
         As for :func:`same_tokens`.
     """
     kept = sorted(set(first.values()))
@@ -133,12 +141,14 @@ def replica_notice(first: Mapping[int, int], rows: Mapping[int, Array]) -> list[
     unequal = sum(not np.array_equal(rows[rank], rows[one]) for rank, one in first.items())
     return [
         f"{len(first)} ranks saw the tokens of {len(kept)} (tensor parallelism): one of each group "
-        f"was kept, rank {few(kept)}; --tp 1 keeps all."
+        f"was kept, rank {few(kept)}{'; --tp 1 keeps all' if has_tp else ''}."
         + (f" {unequal} of the others differ from it in some rows." if unequal else "")
     ]
 
 
-def _is_replica(rows: Mapping[int, Array], one: int, other: int, known: SameTokens | None) -> bool:
+def _is_replica(
+    rows: Mapping[int, Array], one: int, other: int, known: SameTokens | None, *, has_tp: bool
+) -> bool:
     """Whether two ranks had the same tokens.
 
     Raises
@@ -157,9 +167,10 @@ def _is_replica(rows: Mapping[int, Array], one: int, other: int, known: SameToke
         return False
     stated_too = " and have the same positions and input ids" if stated else ""
     msg = (
-        f"ranks {one} and {other} agree in {share:.0%} of rows{stated_too}: did they see the "
-        "same tokens? Give --tp N, the ranks that do, or --tp 1"
+        f"ranks {one} and {other} agree in {share:.0%} of rows{stated_too}: did they see the same "
     )
+    msg += "tokens? "
+    msg += "Give --tp N, the ranks that do, or --tp 1" if has_tp else "Then give the file of one"
     raise UserError(msg)
 
 
