@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 
 from tracegen.errors import UserError
-from tracegen.importers.columns import load_columns
+from tracegen.importers.columns import load_columns, request_numbers
+from tracegen.importers.equal_ranks import SameTokens
 from tracegen.importers.ids import ExpertIds, expert_ids, tell
 from tracegen.importers.options import Options
 from tracegen.importers.padding import MASKED, load_mask
-from tracegen.importers.pivot import by_token
-from tracegen.importers.replicas import Pass, Rank, SameTokens, in_order, merge
+from tracegen.importers.pivot import OF_FILE, by_token
+from tracegen.importers.replicas import Pass, Rank, in_order, merge
 from tracegen.importers.routed import UNTOLD, Routed, prompt_lengths
 from tracegen.importers.values import few, whole_numbers
 from tracegen.trace.arrays import Array, place_in_group
@@ -37,8 +38,7 @@ from tracegen.trace.tables import DECODE, PHASES, PREFILL
 PER_TOKEN = ("step", "request", "position", "phase", "rank", "draft", "mask", "token", "label")
 PROCESS = "process"
 """Rank of a file that names it once."""
-OF_FILE = ("layers", "num_ranks", PROCESS)
-"""Arrays that are no columns."""
+NO_COLUMNS = (*OF_FILE, PROCESS)
 YES_OR_NO = ("draft", "mask")
 """Columns that may be booleans."""
 
@@ -68,7 +68,7 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
     for path in paths:
         table, notes = load_columns(path, options)
         if "request" in table:
-            table["request"] = _numbered(table["request"], names)
+            table["request"] = request_numbers(table["request"], names)
         table, ids = _checked(table, mask, str(path))
         tables.append(table)
         found.append(ids)
@@ -113,20 +113,6 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
         notices.append(f"The arrays do not tell and it was assumed: {'; '.join(assumed)}.")
     routed.notices += notices
     return routed
-
-
-def _numbered(request: Array, names: dict[str, int]) -> Array:
-    """Numbers of requests that have names, which are the same in all files."""
-    if request.dtype.kind != "U":
-        return request
-    found, place = np.unique(request, return_inverse=True)
-    # In the order in which they come, as the trace will have them.
-    first = np.unique(place, return_index=True)[1]
-    for name in found[np.argsort(first)].tolist():
-        names.setdefault(name, len(names))
-    return np.array([names[name] for name in found.tolist()], np.int64)[place].reshape(
-        request.shape
-    )
 
 
 def _checked(
@@ -349,7 +335,7 @@ def _rank(number: int, tables: list[dict[str, Array]]) -> Rank:
     if len(shapes) != 1 or len(layers) != 1:
         msg = f"files of rank {number} differ in (layers, slots): {sorted(shapes)}, or in layers"
         raise UserError(msg)
-    names = [name for name in tables[0] if name not in ("rank", *OF_FILE)]
+    names = [name for name in tables[0] if name not in ("rank", *NO_COLUMNS)]
     whole = {name: np.concatenate([table[name] for table in tables]) for name in names}
     if "step" not in whole:
         whole["step"] = _steps(whole["request"], whole["position"], whole["phase"])
@@ -370,7 +356,7 @@ def _split(tables: list[dict[str, Array]]) -> list[Rank]:
         for number in np.unique(table["rank"]).tolist():
             rows = table["rank"] == number
             of_rank[number].append(
-                {name: part if name in OF_FILE else part[rows] for name, part in table.items()}
+                {name: part if name in NO_COLUMNS else part[rows] for name, part in table.items()}
             )
     ranks = [_rank(number, parts) for number, parts in sorted(of_rank.items())]
     # A process whose file has no row was there, and had no token.

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from tracegen.errors import UserError
-from tracegen.importers.loads import holds_loads, read_loads
+from tracegen.importers.load_files import holds_loads
+from tracegen.importers.loads import read_loads
 from tracegen.importers.options import Options
 from tracegen.importers.responses import TENSORRT_LLM, read_responses
 from tracegen.importers.routed import Routed
@@ -119,7 +120,7 @@ def draw_rows(counts: Array, topk: int, options: Options) -> Routed:
             "`trace generate histogram --option load=` need no tokens"
         )
         raise UserError(msg)
-    used = counts.any(axis=(0, 2))
+    used: Array = np.asarray(counts.any(axis=(0, 2)))
     rng = np.random.default_rng(options.seed)
     parts = [
         np.stack(

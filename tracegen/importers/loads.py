@@ -31,12 +31,13 @@ import numpy as np
 
 from tracegen import regular
 from tracegen.errors import UserError
-from tracegen.importers import files, load_tables, load_values
-from tracegen.importers.folders import LOADS as SUFFIXES
+from tracegen.importers import files, load_values
+from tracegen.importers.equal_ranks import replica_notice, same_tokens
 from tracegen.importers.folders import files_of
+from tracegen.importers.load_files import load_parts
 from tracegen.importers.load_values import LoadPart
-from tracegen.importers.replicas import replica_notice, same_tokens
 from tracegen.importers.safetensors import load_safetensors
+from tracegen.importers.values import few
 from tracegen.trace.arrays import Array
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Loads:
     def empty(self) -> tuple[int, ...]:
         """Numbers of the layers in which nothing was counted: dense ones, or not recorded."""
         numbers = self.layers or tuple(range(self.counts.shape[1]))
-        used = self.counts.any(axis=(0, 2))
+        used: Array = np.asarray(self.counts.any(axis=(0, 2)))
         return tuple(number for number, there in zip(numbers, used, strict=True) if not there)
 
     def of_used(self) -> Loads:
@@ -138,10 +139,10 @@ class Loads:
         is_whole = numbers is not None or count == shape.num_layers
         if is_whole and set(places) - set(self.empty()) <= set(experts):
             return replace(self, layers=places)
-        told = f"{count} layers" if numbers is None else f"layers {_few(numbers)}"
+        told = f"{count} layers" if numbers is None else f"layers {few(numbers)}"
         msg = (
             f"the loads are of {told}; --model {shape.name} has {len(experts)} layers with "
-            f"experts, {_few(experts)}"
+            f"experts, {few(experts)}"
         )
         raise UserError(msg)
 
@@ -152,9 +153,9 @@ def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] | None 
     Parameters
     ----------
     paths
-        Files of :data:`SUFFIXES`, a folder of them, or one of TensorRT-LLM. Files of ranks are
-        added up, those of ranks with the same tokens taken once; other files follow one another as
-        steps.
+        Files of :data:`~tracegen.importers.folders.LOADS`, a folder of them, or one of
+        TensorRT-LLM. Files of ranks are added up, those of ranks with the same tokens taken once;
+        other files follow one another as steps.
     tp
         Gives the number of neighbouring ranks that hold the same tokens, None to find out; asked
         where there are several ranks. None where the user has no option to say it.
@@ -179,82 +180,6 @@ def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] | None 
         msg = f"{found[0]}: the counts are empty: no token was counted in any layer"
         raise UserError(msg)
     return _suspected(loads)
-
-
-def holds_loads(path: Path) -> bool:
-    """Whether a file holds loads, rather than tokens or responses of a server.
-
-    Parameters
-    ----------
-    path
-        Of a file; tables are always taken for loads, JSON lines for responses.
-
-    Raises
-    ------
-    UserError
-        If it cannot be read.
-    """
-    name = path.name.removesuffix(".gz").lower()
-    if path.is_dir() or name.endswith(".jsonl"):
-        return False
-    if name.endswith((".csv", ".tsv", ".parquet")):
-        return True
-    if name.endswith(".json"):
-        value = files.load_json(files.load_text(path), str(path))
-    elif name.endswith((".pt", ".pth")):
-        value = files.load_tensors(path)
-    else:
-        return name.endswith(SUFFIXES)
-    if load_tables.columns_of(value) is not None:
-        return True
-    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
-        return False
-    return load_values.part_of(value, str(path)) is not None
-
-
-def load_parts(path: Path) -> list[LoadPart]:
-    """Loads of one file, apart for each rank that it tells.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-
-    Raises
-    ------
-    UserError
-        If it holds none.
-    """
-    name, where = path.name.removesuffix(".gz"), str(path)
-    suffix = Path(name).suffix.lower()
-    if suffix in (".csv", ".tsv", ".parquet"):
-        return load_tables.parts_of_table(path, suffix)
-    if suffix == ".jsonl":
-        lines = list(files.json_objects(path))
-        table = load_tables.columns_of([line for _, line in lines])
-        if table is not None:
-            return load_tables.parts_of_columns(table, where)
-        return load_values.parts_of_lines(lines, where)
-    if suffix == ".json":
-        value = files.load_json(files.load_text(path), where)
-    elif suffix == ".npy":
-        value = files.load_array(path, where)
-    elif suffix == ".npz":
-        value = files.load_npz(path)
-    elif suffix in (".pt", ".pth"):
-        value = files.load_tensors(path)
-    elif suffix == ".safetensors":
-        value = load_safetensors(path)
-    else:
-        msg = f"{path}: loads are read from {', '.join(SUFFIXES)}, or a folder of TensorRT-LLM"
-        raise UserError(msg)
-    table = load_tables.columns_of(value)
-    if table is not None:
-        return load_tables.parts_of_columns(table, where)
-    part = load_values.part_of(value, where)
-    if part is None:
-        raise load_values.no_loads(value, where)
-    return [part]
 
 
 def _added_up(parts: list[LoadPart], tp: Callable[[], int | None] | None, first: Path) -> Loads:
@@ -411,8 +336,3 @@ def _first_of(rows: Mapping[int, Array], tp: Callable[[], int | None] | None) ->
     """For each rank, the lowest one that had the same tokens, as the user says or as it looks."""
     stated = tp() if tp is not None and len(rows) > 1 else None
     return same_tokens(rows, stated, has_tp=tp is not None)
-
-
-def _few(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:4]))
-    return shown if len(numbers) <= 4 else f"{shown}, ... {numbers[-1]}"

@@ -41,7 +41,10 @@ def drop_missing(routed: Routed) -> None:
         routed.keep(~zero, "zero in every slot of every layer (padding)")
     if routed.weights is not None and len(routed.ids):
         idle = np.all(routed.weights == 0, axis=(1, 2))
-        if not idle.all():  # then the weights were not recorded
+        if idle.all():
+            routed.weights = None
+            routed.notices.append("All weights are zero: they were not recorded, and left out.")
+        else:
             routed.keep(~idle, "zero weight in every slot of every layer (masked)")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,13 +119,34 @@ def whole_numbers(array: Any, where: str) -> Array:
     return found.astype(np.int64)
 
 
-def few(values: Iterable[object]) -> str:
+def numbers_in(names: Sequence[object]) -> list[int] | None:
+    """The number in each name, such as 3 in "layer_3".
+
+    Parameters
+    ----------
+    names
+        Such as the keys of a dictionary.
+
+    Returns
+    -------
+    None where a name has none or several, or two have the same.
+    """
+    found = [re.findall(r"\d+", str(name)) for name in names]
+    if not all(len(one) == 1 and len(one[0]) < 9 for one in found):
+        return None
+    numbers = [int(one[0]) for one in found]
+    return numbers if len(set(numbers)) == len(numbers) else None
+
+
+def few(values: Iterable[object], most: int = 8) -> str:
     """The first of a sequence, for a message.
 
     Parameters
     ----------
     values
         Of any length.
+    most
+        How many are shown.
     """
     listed = list(values)
-    return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")
+    return ", ".join(map(str, listed[:most])) + (", ..." if len(listed) > most else "")

@@ -474,6 +474,28 @@ def _(folder: Path) -> Kind:
     return Kind(first + npz(folder, "b.npz", expert_ids=IDS, phase=[0] * TOKENS))
 
 
+@kind("weights of zero in all rows")
+def _(folder: Path) -> Kind:
+    return Kind(npz(folder, expert_ids=IDS, weights=np.zeros(IDS.shape)))
+
+
+@kind("an array for each layer, named by its number")
+def _(folder: Path) -> Kind:
+    return Kind(npz(folder, **{f"layer_{n}": IDS[:, place] for place, n in ((1, 10), (0, 9))}))
+
+
+@kind("an array whose name says nothing, beside the ids")
+def _(folder: Path) -> Kind:
+    return Kind(npz(folder, expert_ids=IDS, probs=np.ones(IDS.shape)))
+
+
+@kind("a tensor for each layer in a dictionary, by number")
+def _(folder: Path) -> Kind:
+    torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
+    torch.save({n: torch.from_numpy(IDS[:, n]) for n in (1, 0)}, folder / "r.pt")
+    return Kind([folder / "r.pt"])
+
+
 @kind("weights below zero")
 def _(folder: Path) -> Kind:
     return Kind(npz(folder, expert_ids=IDS, weights=np.full(IDS.shape, -0.5)))
