@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dumps import EXPERTS, TOPK, Array, megatron_files, routing, safetensors, write_npy
+from dumps import EXPERTS, TOPK, Array, routing, safetensors, write_npy
 from kinds import IDS, TOKENS, Kind, kind
 
 MODEL = """
@@ -73,15 +73,6 @@ def _(folder: Path) -> Kind:
 def _(folder: Path) -> Kind:
     (folder / "r.npz.gz").write_bytes(gzip.compress(npz(folder, expert_ids=IDS)[0].read_bytes()))
     return Kind([folder / "r.npz.gz"])
-
-
-@kind("`.jsonl.gz` of Megatron-LM")
-def _(folder: Path) -> Kind:
-    ids = np.sort(IDS, axis=2)
-    (path,) = megatron_files(folder / "m", {(0, 0): ids})
-    packed = folder / "router_trace_rank0.jsonl.gz"
-    packed.write_bytes(gzip.compress(path.read_bytes()))
-    return Kind([packed], ids, "megatron")
 
 
 @kind("`.pt` of a dictionary")
@@ -183,13 +174,6 @@ def _(folder: Path) -> Kind:
         npz(dump, f"rank{number}.npz", expert_ids=IDS[number : number + 1], step=[number])
     (dump / "README.txt").write_text("not a part", "utf-8")
     return Kind([dump])
-
-
-@kind("a folder of Megatron-LM")
-def _(folder: Path) -> Kind:
-    ids = np.sort(IDS, axis=2)
-    megatron_files(folder / "m", {(0, rank): ids[6 * rank :][:6] for rank in (0, 1)})
-    return Kind([folder / "m"], ids, "megatron", {"pp": 1})
 
 
 @kind("a folder without such files")
@@ -316,30 +300,6 @@ def _(folder: Path) -> Kind:
 def _(folder: Path) -> Kind:
     phase = ["prefill"] * 8 + ["decode"] * 4
     return Kind(npz(folder, expert_ids=IDS, phase=phase))
-
-
-@kind("ranks, of which the last had no token")
-def _(folder: Path) -> Kind:
-    return Kind(npz(folder, expert_ids=IDS, rank=np.arange(TOKENS) % 3, request=range(TOKENS)))
-
-
-@kind("ranks, of which the last had no token, and their number")
-def _(folder: Path) -> Kind:
-    ranks = {"rank": np.arange(TOKENS) // 4, "num_ranks": 8}
-    return Kind(npz(folder, expert_ids=IDS, request=range(TOKENS), step=[0] * TOKENS, **ranks))
-
-
-@kind("ranks with equal routes and requests of their own")
-def _(folder: Path) -> Kind:
-    ids = np.concatenate([IDS[:3], IDS[:3]])
-    columns = {"rank": [0] * 3 + [1] * 3, "request": range(6), "step": [0] * 6}
-    return Kind(npz(folder, expert_ids=ids, **columns), ids)
-
-
-@kind("ranks with equal routes and nothing else")
-def _(folder: Path) -> Kind:
-    ids = np.concatenate([IDS, IDS])
-    return Kind(npz(folder, expert_ids=ids, rank=np.repeat([0, 1], TOKENS)))
 
 
 @kind("rows of -1")

@@ -1,13 +1,15 @@
 """Rows of the table of IMPORTERS.md that engines and trainers give."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from dumps import EXPERTS, TOPK, Array, npy, text64
+from dumps import EXPERTS, TOPK, Array, megatron_files, npy, text64
 from kinds import IDS, TOKENS, Kind, kind
+from kinds_of_arrays import npz
 
 PROMPT = 8
 USAGE = {"prompt_tokens": PROMPT, "completion_tokens": TOKENS + 1 - PROMPT}
@@ -281,3 +283,43 @@ def _(folder: Path) -> Kind:
     columns = {"tokens": tokens, "rollout_routed_experts": ids}
     torch.save({**columns, "response_lengths": torch.tensor([3])}, folder / "r.pt")
     return Kind([folder / "r.pt"], format="rollout")
+
+
+@kind("`.jsonl.gz` of Megatron-LM")
+def _(folder: Path) -> Kind:
+    ids = np.sort(IDS, axis=2)
+    (path,) = megatron_files(folder / "m", {(0, 0): ids})
+    packed = folder / "router_trace_rank0.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    return Kind([packed], ids, "megatron")
+
+
+@kind("a folder of Megatron-LM")
+def _(folder: Path) -> Kind:
+    ids = np.sort(IDS, axis=2)
+    megatron_files(folder / "m", {(0, rank): ids[6 * rank :][:6] for rank in (0, 1)})
+    return Kind([folder / "m"], ids, "megatron", {"pp": 1})
+
+
+@kind("ranks, of which the last had no token")
+def _(folder: Path) -> Kind:
+    return Kind(npz(folder, expert_ids=IDS, rank=np.arange(TOKENS) % 3, request=range(TOKENS)))
+
+
+@kind("ranks, of which the last had no token, and their number")
+def _(folder: Path) -> Kind:
+    ranks = {"rank": np.arange(TOKENS) // 4, "num_ranks": 8}
+    return Kind(npz(folder, expert_ids=IDS, request=range(TOKENS), step=[0] * TOKENS, **ranks))
+
+
+@kind("ranks with equal routes and requests of their own")
+def _(folder: Path) -> Kind:
+    ids = np.concatenate([IDS[:3], IDS[:3]])
+    columns = {"rank": [0] * 3 + [1] * 3, "request": range(6), "step": [0] * 6}
+    return Kind(npz(folder, expert_ids=ids, **columns), ids)
+
+
+@kind("ranks with equal routes and nothing else")
+def _(folder: Path) -> Kind:
+    ids = np.concatenate([IDS, IDS])
+    return Kind(npz(folder, expert_ids=ids, rank=np.repeat([0, 1], TOKENS)))
