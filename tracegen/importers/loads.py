@@ -33,7 +33,7 @@ from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.importers import files, load_values
 from tracegen.importers.equal_ranks import replica_notice, same_tokens
-from tracegen.importers.folders import files_of
+from tracegen.importers.folders import LOADS, files_of
 from tracegen.importers.load_files import load_parts
 from tracegen.importers.load_values import LoadPart
 from tracegen.importers.safetensors import load_safetensors
@@ -180,6 +180,17 @@ def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] | None 
         msg = f"{found[0]}: the counts are empty: no token was counted in any layer"
         raise UserError(msg)
     return _suspected(loads)
+
+
+def is_named_so(path: Path) -> bool:
+    """Whether a path is named as files of loads are, or a folder, where a trace could stand too.
+
+    Parameters
+    ----------
+    path
+        Of either.
+    """
+    return path.is_dir() or path.name.removesuffix(".gz").lower().endswith(LOADS)
 
 
 def _added_up(parts: list[LoadPart], tp: Callable[[], int | None] | None, first: Path) -> Loads:
