@@ -79,7 +79,13 @@ def placed_by_loads(
         shape = load(model)
         loads = _of_model(loads, shape)
     notes = [WITHOUT_TOKENS, *loads.notices]
-    decoder = loads.decoder_layers(shape)
+    loads = loads.numbered(shape)
+    if empty := loads.empty():
+        notes.append(
+            f"{len(empty)} layers count nothing and were left out: {', '.join(map(str, empty))}."
+        )
+    loads = loads.of_used()
+    decoder = loads.layers
     if decoder is None:
         decoder = tuple(range(loads.counts.shape[1]))
         notes.append(

@@ -49,8 +49,13 @@ def runner_class(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     class Runner:
         max_num_tokens = 64
 
-        def __init__(self, rank: int, layers: list[int], **aux: bool) -> None:
-            parallel = SimpleNamespace(data_parallel_rank=0, world_size=4, rank=rank)
+        def __init__(
+            self, rank: int, layers: list[int], groups: tuple[int, int] = (0, 1), **aux: bool
+        ) -> None:
+            group, number = groups
+            parallel = SimpleNamespace(
+                data_parallel_rank=group, data_parallel_size=number, world_size=4, rank=rank
+            )
             self.vllm_config = SimpleNamespace(
                 parallel_config=parallel, aux_output_config=SimpleNamespace(**aux)
             )
@@ -120,6 +125,26 @@ def test_workers_of_vllm_are_recorded_and_merged(runner_class: Any, tmp_path: Pa
     assert trace.tokens.step.tolist() == [0] * 5 + [1] * 2
     assert trace.tokens.rank is None
     assert any("2 rows were dropped: draft tokens" in notice for notice in made.notices)
+
+
+def test_data_parallel_workers_without_a_token_keep_their_place(
+    runner_class: Any, tmp_path: Path
+) -> None:
+    """Three groups of four tensor-parallel ranks, of which the last had no request."""
+    vllm.attach(runner_class, tmp_path)
+    for group in range(3):
+        for rank in range(4):
+            runner = runner_class(rank, [0, 1], (group, 3))
+            runner.load_model()
+            if group < 2:
+                runner.execute_model(batch(routing(5, group), {"a": (0, 5, 5)}, None))
+            runner.moereplay.recorder.flush()
+    paths = sorted(tmp_path.glob("*.npz"))
+    assert len(paths) == 8
+    made = read(paths, "arrays", **SIZES)
+    assert made.trace.num_ranks == 3
+    assert made.trace.tokens.rank.tolist() == [0] * 5 + [1] * 5
+    assert not any("is not recorded" in notice for notice in made.notices)
 
 
 def test_the_first_model_runner_keeps_its_batch_elsewhere(
@@ -243,7 +268,7 @@ def test_rows_wait_while_nothing_can_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], Callable[[], None]]
 ) -> None:
     folder = tmp_path / "recording"
-    recorder = Recorder(folder, 0)
+    recorder = Recorder(folder, 0, 1)
     repair = spoil(folder)
     try:
         for layer in (0, 0, 1):  # another layer begins another file
@@ -268,7 +293,7 @@ def test_what_does_not_fit_is_counted_and_the_recording_goes_on(
 ) -> None:
     monkeypatch.setattr("tracegen.serving.record.HELD_BYTES", 300)
     folder = tmp_path / "recording"
-    recorder = Recorder(folder, 0)
+    recorder = Recorder(folder, 0, 1)
     repair = spoiled(folder)
     for _ in range(5):
         add(recorder, 3)
@@ -285,7 +310,7 @@ def test_what_does_not_fit_is_counted_and_the_recording_goes_on(
 
 def test_files_are_written_as_rows_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracegen.serving.record.ROWS_A_FILE", 4)
-    recorder = Recorder(tmp_path, 2)
+    recorder = Recorder(tmp_path, 2, 4)
     for _ in range(3):
         columns = {"position": np.arange(3)}
         recorder.add((5, 7), routing(3, 0)[:, :2], ["x"], np.array([3]), columns)
@@ -299,7 +324,7 @@ def test_a_worker_that_is_killed_has_written_what_came_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tracegen.serving.record.SECONDS_A_FILE", 0.01)
-    recorder = Recorder(tmp_path, 0)
+    recorder = Recorder(tmp_path, 0, 1)
     recorder.add((0,), routing(1, 0)[:, :1], ["x"], np.array([1]), {"position": np.arange(1)})
     deadline = time.monotonic() + 10
     while not list(tmp_path.glob("rank*.npz")):  # nobody asks for it

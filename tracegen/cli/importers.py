@@ -11,9 +11,6 @@ from tracegen.cli.common import refuse_existing, tell_assumed, user_errors
 from tracegen.cli.outputs import file_option
 from tracegen.errors import UserError
 
-MOST_LAYERS = 2**16
-"""What a trace numbers its decoder layers with."""
-
 
 def import_dump(
     files: Annotated[list[Path], typer.Argument(help="Files of the dump, or its folder.")],
@@ -147,12 +144,14 @@ def layer_numbers(text: str) -> tuple[int, ...]:
     >>> layer_numbers("1,3-5")
     (1, 3, 4, 5)
     """
+    from tracegen.importers.layers import MOST_LAYERS
+
     found: list[int] = []
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
             numbers = range(int(first), int(last or first) + 1)
-            if numbers and numbers[-1] >= MOST_LAYERS:
+            if not numbers or numbers[-1] >= MOST_LAYERS:
                 raise ValueError(part)  # said below, with what is possible
             found += numbers
     except ValueError as error:

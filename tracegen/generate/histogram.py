@@ -70,11 +70,11 @@ def _rows(load: Any) -> tuple[tuple[float, ...], ...]:
 
 def _read_rows(name: str | Path) -> npt.NDArray[np.int64]:
     """Loads of a trace by its name or file, or of any other file that holds loads."""
-    from tracegen.importers.loads import SUFFIXES, read_loads
+    from tracegen.importers.loads import is_named_so, read_loads
     from tracegen.library import open_trace
 
     path = Path(name)
-    if path.name.removesuffix(".gz").lower().endswith(SUFFIXES) or path.is_dir():
-        return read_loads([path]).per_layer()
+    if is_named_so(path):
+        return read_loads([path]).of_used().per_layer()
     with open_trace(name) as file:
         return np.asarray(file.load_per_expert, np.int64)

@@ -2,13 +2,13 @@
 
 ``.npz``, ``.npy``, ``.pt``, safetensors, Parquet. One row a token: ``expert_ids`` (token, layer,
 k), or (token, k) of one layer, or (batch, token, layer, k). Optional, of the same shape:
-``weights``. Optional, one value a token: ``step``, ``request``, ``position``, ``phase`` (0
-prefill, 1 decode, 2 training, or these words), ``rank`` (of the process that recorded it; one
-value will do), ``draft`` (1 for a draft token of speculative decoding, left out), ``mask`` (0 for
-a row that is padding, left out) and ``label``, text. ``layers`` has the decoder layer of each
-layer, ``num_ranks`` how many processes there were. A table has a row for each token and
-``expert_ids`` as lists of lists; for each token and layer, with a column ``layer`` and lists of
-k; or for each slot of these, with a column ``slot`` and one id. Type and byte order of the
+``weights``. Optional, one value a token: ``step``, ``request``, ``position``, ``phase`` (0 prefill,
+1 decode, 2 training, or these words), ``rank`` (of the process that recorded it; one value will
+do), ``draft`` (1 for a draft token of speculative decoding, left out), ``mask`` (0 for a row that
+is padding, left out) and ``label``, text. ``layers`` has the decoder layer of each layer,
+``num_ranks`` how many processes there were. A request may be a name. A table has a row for each
+token and ``expert_ids`` as lists of lists; for each token and layer, with a column ``layer`` and
+lists of k; or for each slot of these, with a column ``slot`` and one id. Type and byte order of the
 numbers do not matter.
 """
 
@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 
 from tracegen.errors import UserError
-from tracegen.importers.columns import load_columns
+from tracegen.importers.columns import load_columns, request_numbers
+from tracegen.importers.equal_ranks import SameTokens
 from tracegen.importers.ids import ExpertIds, expert_ids, tell
 from tracegen.importers.options import Options
 from tracegen.importers.padding import MASKED, load_mask
-from tracegen.importers.pivot import by_token
-from tracegen.importers.replicas import Pass, Rank, SameTokens, in_order, merge
-from tracegen.importers.routed import UNTOLD, Routed, Sequence, prompt_lengths
+from tracegen.importers.pivot import OF_FILE, by_token
+from tracegen.importers.replicas import Pass, Rank, in_order, merge
+from tracegen.importers.routed import UNTOLD, Routed, prompt_lengths
 from tracegen.importers.values import few, whole_numbers
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PHASES, PREFILL
@@ -37,8 +38,7 @@ from tracegen.trace.tables import DECODE, PHASES, PREFILL
 PER_TOKEN = ("step", "request", "position", "phase", "rank", "draft", "mask", "token", "label")
 PROCESS = "process"
 """Rank of a file that names it once."""
-OF_FILE = ("layers", "num_ranks", PROCESS)
-"""Arrays that are no columns."""
+NO_COLUMNS = (*OF_FILE, PROCESS)
 YES_OR_NO = ("draft", "mask")
 """Columns that may be booleans."""
 
@@ -63,9 +63,13 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
     """
     notices: list[str] = []
     tables, found = [], []
+    names: dict[str, int] = {}
+    mask = None if options.mask is None else load_mask(options.mask, len(paths))
     for path in paths:
         table, notes = load_columns(path, options)
-        table, ids = _checked(table, options, str(path))
+        if "request" in table:
+            table["request"] = request_numbers(table["request"], names)
+        table, ids = _checked(table, mask, str(path))
         tables.append(table)
         found.append(ids)
         notices += [note for note in notes if note not in notices]
@@ -90,6 +94,12 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
         notices += merged
     else:
         ranks = [_rank(0, tables)]
+        number = _recorded(tables) or 1
+        if number > 1:
+            notices.append(
+                f"num_ranks is {number}, but no 'rank' says which of them had a token: the trace "
+                "has no ranks, and a replay deals its tokens out."
+            )
     routed = _routed(ranks)
     if "layers" not in columns and routed.layers == tuple(range(routed.ids.shape[1])):
         routed.layers = None
@@ -106,7 +116,7 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
 
 
 def _checked(
-    table: dict[str, Array], options: Options, where: str
+    table: dict[str, Array], mask: Array | None, where: str
 ) -> tuple[dict[str, Array], ExpertIds]:
     """A table whose arrays have the shapes that they should, and its ids as they came."""
     if "token" in table and table["token"].dtype.kind not in "iu":
@@ -119,11 +129,15 @@ def _checked(
     weights = table.pop("weights", None)
     found = expert_ids(table["ids"], f"{where}: expert_ids", weights)
     ids, weights = found.ids, found.weights
-    if options.mask is not None:
+    if mask is not None:
         if "mask" in table:
             msg = f"{where}: --mask was given, and the file has a mask of its own"
             raise UserError(msg)
-        table["mask"] = load_mask(options.mask)
+        tokens = int(np.prod(ids.shape[: 2 if ids.ndim == 4 else 1]))
+        if mask.size != tokens:
+            msg = f"{where}: the mask of --mask is {mask.shape}, the ids are of {tokens} tokens"
+            raise UserError(msg)
+        table["mask"] = mask.ravel()
     if ids.ndim == 4 and ids.shape[-1]:
         table, ids, weights = _flat(table, ids, weights, where)
     if ids.ndim not in (2, 3) or not ids.shape[-1]:
@@ -239,9 +253,9 @@ def _phases(tables: list[dict[str, Array]], options: Options) -> list[str]:
     _, request = np.unique(np.concatenate(owner, axis=1), axis=1, return_inverse=True)
     request = request.ravel()
     position = np.concatenate([table["position"] for table in tables])
-    told = prompt_lengths(
-        [Sequence(tables[0]["ids"])] * (int(request.max(initial=-1)) + 1), options
-    )
+    ends = np.zeros(int(request.max(initial=-1)) + 1, np.int64)
+    np.maximum.at(ends, request, position + 1)
+    told = prompt_lengths([None] * len(ends), ends.tolist(), options)
     assumed: list[str] = []
     if told and told[0] is not None:
         decode = position >= np.array(told)[request]
@@ -321,7 +335,7 @@ def _rank(number: int, tables: list[dict[str, Array]]) -> Rank:
     if len(shapes) != 1 or len(layers) != 1:
         msg = f"files of rank {number} differ in (layers, slots): {sorted(shapes)}, or in layers"
         raise UserError(msg)
-    names = [name for name in tables[0] if name not in ("rank", *OF_FILE)]
+    names = [name for name in tables[0] if name not in ("rank", *NO_COLUMNS)]
     whole = {name: np.concatenate([table[name] for table in tables]) for name in names}
     if "step" not in whole:
         whole["step"] = _steps(whole["request"], whole["position"], whole["phase"])
@@ -342,7 +356,7 @@ def _split(tables: list[dict[str, Array]]) -> list[Rank]:
         for number in np.unique(table["rank"]).tolist():
             rows = table["rank"] == number
             of_rank[number].append(
-                {name: part if name in OF_FILE else part[rows] for name, part in table.items()}
+                {name: part if name in NO_COLUMNS else part[rows] for name, part in table.items()}
             )
     ranks = [_rank(number, parts) for number, parts in sorted(of_rank.items())]
     # A process whose file has no row was there, and had no token.

@@ -53,10 +53,9 @@ def build(routed: Routed, options: Options, format: str, files: list[Path]) -> I
         If rows are impossible: ids out of range, an expert twice in a row. If they contradict
         options or the model.
     """
-    if not routed.ids.size:
-        msg = f"{files[0]}: no rows"
-        raise UserError(msg)
+    _refuse_none(routed, files)
     model = model_of(routed, options)
+    _check_signs(routed)
     if routed.empty is not None and routed.empty >= model.num_experts:
         routed.ids = np.where(routed.ids == routed.empty, -1, routed.ids)
     drop_missing(routed)
@@ -67,9 +66,7 @@ def build(routed: Routed, options: Options, format: str, files: list[Path]) -> I
     first = np.arange(len(routed.ids)) < options.max_tokens
     routed.keep(first, f"after the first {options.max_tokens} rows (--max-tokens)")
     order = _slot_order(routed)
-    if not len(routed.ids):
-        msg = f"{files[0]}: no rows are left: {_told(routed.dropped)}"
-        raise UserError(msg)
+    _refuse_none(routed, files)
     num_ranks = _num_ranks(routed, options, model)
     for why, rows in routed.dropped.items():
         routed.notices.append(f"{rows} rows were dropped: {why}.")
@@ -108,6 +105,22 @@ def _num_ranks(routed: Routed, options: Options, model: TraceModel) -> int:
     return stated_ranks(routed.rank, number)
 
 
+def _refuse_none(routed: Routed, files: list[Path]) -> None:
+    """Refuse a dump without rows, or of which none is left."""
+    if not routed.ids.size:
+        msg = f"{files[0]}: no rows"
+        msg += f" are left: {_told(routed.dropped)}" if routed.dropped else ""
+        raise UserError(msg)
+
+
+def _check_signs(routed: Routed) -> None:
+    """Refuse ids below the one that says that a slot is empty, before their rows count as empty."""
+    least = int(routed.ids.min())
+    if least < -1:
+        msg = f"an expert id is {least}; ids are 0 or more, and -1 for an empty slot"
+        raise UserError(msg + " (do they fit the type that they were saved in?)")
+
+
 def _check_columns(routed: Routed) -> None:
     """Refuse numbers that a trace cannot hold."""
     for name, largest in LARGEST.items():
@@ -116,12 +129,38 @@ def _check_columns(routed: Routed) -> None:
             low, high = int(column.min()), int(column.max())
             msg = f"{name}s from {low} to {high}; a trace holds 0 to {largest}"
             raise UserError(msg)
+    most = float(np.finfo(np.float16).max)
+    if routed.weights is not None and bool((np.abs(routed.weights) > most).any()):
+        msg = f"weights up to {np.abs(routed.weights).max():.3g}; a trace holds up to {most:.0f}"
+        raise UserError(msg)
+    if routed.weights is not None and bool((routed.weights < 0).any()):
+        routed.notices.append(
+            f"{int((routed.weights < 0).sum())} weights are negative, as logits are and gate "
+            "weights are not: they were kept."
+        )
+    _tell_twice(routed)
+
+
+def _tell_twice(routed: Routed) -> None:
+    """Say which rows are of a token that their step has already."""
+    columns = [routed.position, routed.request, routed.step]
+    if routed.rank is not None:
+        columns.append(routed.rank)
+    order = np.lexsort(columns)
+    same = np.ones(max(len(order) - 1, 0), np.bool_)
+    for column in columns:
+        same &= column[order][1:] == column[order][:-1]
+    if same.any():
+        routed.notices.append(
+            f"{int(same.sum())} rows have step, request and position of another: a token runs once "
+            "in a step, so these columns do not say what their names do. All were kept."
+        )
 
 
 def _check_ids(routed: Routed, layers: tuple[int, ...], experts: int) -> None:
     """Refuse ids that do not exist or are twice in a row."""
     ids = routed.ids
-    bad = (ids >= experts) | (ids < -1)
+    bad = ids >= experts
     if bad.any():
         row, layer, slot = (int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))
         msg = (
@@ -169,7 +208,7 @@ def _slot_order(routed: Routed) -> SlotOrder:
 
 
 def _told(dropped: dict[str, int]) -> str:
-    return "; ".join(f"{rows} {why}" for why, rows in dropped.items()) or "none were found"
+    return "; ".join(f"{rows} {why}" for why, rows in dropped.items())
 
 
 def _trace(
@@ -275,7 +314,8 @@ def model_of(routed: Routed, options: Options) -> TraceModel:
     ):
         options.hold_against(name, of_model, told)
     options.hold_against("num_experts", routed.num_experts, "the dump")
-    options.hold_against("topk", topk, "the dump")
+    of_shape = f"the dump of {routed.ids.shape} (token, layer, k)"
+    options.hold_against("topk", topk, of_shape)
     experts = options.experts() if routed.num_experts is None else routed.num_experts
     if shape is not None:
         if (shape.num_experts, shape.topk) != (experts, topk):

@@ -11,6 +11,7 @@ from tracegen.errors import UserError, unknown
 from tracegen.importers import files
 from tracegen.importers.options import Options
 from tracegen.importers.safetensors import load_safetensors
+from tracegen.importers.values import as_array, few, numbers_in
 from tracegen.trace.arrays import Array
 
 NAMES = {
@@ -24,6 +25,8 @@ NAMES = {
     **{name: (name,) for name in ("layer", "token", "slot")},
 }
 """What an array is, and what it may be called."""
+INDEX = ("__index_level_0__",)
+"""Columns that pandas adds by itself."""
 SHOWN = 20
 """Names of a file's arrays that a message shows."""
 
@@ -59,6 +62,7 @@ def load_columns(path: Path, options: Options) -> tuple[dict[str, Array], list[s
         raise UserError(msg)
     found: Any = load[path.suffix](path)
     present = sorted(map(str, found.keys()))
+    there = few(present, SHOWN) or "nothing"
     names = {
         what: next(name for name in known if name in present)
         for what, known in NAMES.items()
@@ -69,7 +73,7 @@ def load_columns(path: Path, options: Options) -> tuple[dict[str, Array], list[s
         if what is None:
             raise unknown("array in --columns", given, NAMES)
         if name not in present:
-            msg = f"{path}: --columns {given}={name}: no array {name!r}; it has {_few(present)}"
+            msg = f"{path}: --columns {given}={name}: no array {name!r}; it has {there}"
             raise UserError(msg)
         names[what] = name
     notes = []
@@ -77,13 +81,37 @@ def load_columns(path: Path, options: Options) -> tuple[dict[str, Array], list[s
         # What a file holds alone is what it was saved for.
         names["ids"] = present[0]
         notes.append(f"The only array, {present[0]!r}, was taken for the expert ids.")
+    if "ids" not in names and (layers := _layers(found, present)) is not None:
+        numbers, ids = layers
+        notes.append(f"Arrays of {len(numbers)} layers, named by number, were put side by side.")
+        return {"ids": ids, "layers": numbers}, notes
     if "ids" not in names:
         msg = (
-            f"{path}: none of {', '.join(NAMES['ids'])}; it has {_few(present)} "
+            f"{path}: none of {', '.join(NAMES['ids'])}; it has {there} "
             "(--columns ids=NAME says which)"
         )
         raise UserError(msg)
+    unread = [name for name in present if name not in names.values() and name not in INDEX]
+    if unread:
+        notes.append(
+            f"Not read, since their names say nothing: {few(unread, SHOWN)} (--columns says)."
+        )
     return {what: found[name] for what, name in names.items()}, notes
+
+
+def _layers(found: Any, present: list[str]) -> tuple[Array, Array] | None:
+    """Numbers of layers and their ids, where each array is one layer's (token, k).
+
+    None where names have no number each, or arrays are none of ids of the same tokens.
+    """
+    numbers = numbers_in(present)
+    if numbers is None or len(present) < 2:
+        return None
+    arrays = [found[name] for name in present]
+    if {array.ndim for array in arrays} != {2} or len({array.shape for array in arrays}) != 1:
+        return None
+    order = np.argsort(numbers)
+    return np.array(numbers)[order], np.stack([arrays[place] for place in order], axis=1)
 
 
 def _tensors(path: Path) -> dict[str, Array]:
@@ -99,16 +127,29 @@ def _tensors(path: Path) -> dict[str, Array]:
     if not all(isinstance(part, np.ndarray | int | float | str | list) for part in named.values()):
         msg = f"{path}: {type(found).__name__}; a tensor, or a dictionary of tensors, is expected"
         raise UserError(msg)
-    try:
-        return {str(name): np.asarray(part) for name, part in named.items()}
-    except ValueError as error:
-        msg = f"{path}: lists of unequal length"
-        raise UserError(msg) from error
+    return {str(name): as_array(part, f"{path}: {name}") for name, part in named.items()}
 
 
-def _few(names: list[str]) -> str:
-    """Names of arrays, for a message."""
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "") or "nothing"
+def request_numbers(request: Array, names: dict[str, int]) -> Array:
+    """Numbers of requests that have names; numbers stay.
+
+    Parameters
+    ----------
+    request
+        Of each row.
+    names
+        Numbers of the names of the files before, to which those of this one are added.
+    """
+    if request.dtype.kind != "U":
+        return request
+    found, place = np.unique(request, return_inverse=True)
+    # In the order in which they come, as the trace will have them.
+    first = np.unique(place, return_index=True)[1]
+    for name in found[np.argsort(first)].tolist():
+        names.setdefault(name, len(names))
+    return np.array([names[name] for name in found.tolist()], np.int64)[place].reshape(
+        request.shape
+    )
 
 
 class ParquetColumns:

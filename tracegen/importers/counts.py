@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from tracegen.errors import UserError
-from tracegen.importers.loads import Loads, holds_loads, read_loads
+from tracegen.importers.load_files import holds_loads
+from tracegen.importers.loads import read_loads
 from tracegen.importers.options import Options
 from tracegen.importers.responses import TENSORRT_LLM, read_responses
 from tracegen.importers.routed import Routed
@@ -40,7 +41,9 @@ def read_counts(paths: list[Path], options: Options) -> Routed:
     else:
         loads = loads.of_experts(shape.num_experts, f"--model {shape.name}")
     routed = draw_rows(loads.counts, loads.topk or options.slots(), options)
-    routed.layers = loads.decoder_layers(shape)
+    # Numbers of the user are held against the model where those of ids are.
+    is_stated = loads.layers is None and shape is not None and options.moe_layers is not None
+    routed.layers = (loads if is_stated else loads.numbered(shape)).layers
     routed.num_experts = loads.num_experts
     routed.facts |= loads.facts
     routed.notices += loads.notices
@@ -69,7 +72,7 @@ def read_tensorrt_llm(paths: list[Path], options: Options) -> Routed:
 
 
 def counted(counts: Array, options: Options) -> Routed:
-    """Rows of counts of all decoder layers; those that route nothing are left out.
+    """Rows of counts of all decoder layers.
 
     Parameters
     ----------
@@ -83,10 +86,8 @@ def counted(counts: Array, options: Options) -> Routed:
     UserError
         If no tokens can have these loads.
     """
-    used = counts.any(axis=(0, 2))
-    loads = Loads(counts[:, used], tuple(int(layer) for layer in np.flatnonzero(used)))
-    routed = draw_rows(loads.counts, options.slots(), options)
-    routed.layers, routed.num_experts = loads.layers, loads.num_experts
+    routed = draw_rows(counts, options.slots(), options)
+    routed.layers, routed.num_experts = tuple(range(counts.shape[1])), counts.shape[2]
     return routed
 
 
@@ -119,9 +120,18 @@ def draw_rows(counts: Array, topk: int, options: Options) -> Routed:
             "`trace generate histogram --option load=` need no tokens"
         )
         raise UserError(msg)
+    used: Array = np.asarray(counts.any(axis=(0, 2)))
     rng = np.random.default_rng(options.seed)
     parts = [
-        np.stack([rows_with_loads(layer, int(rows), topk, rng) for layer in step], axis=1)
+        np.stack(
+            [
+                rows_with_loads(layer, int(rows), topk, rng)
+                if is_used
+                else np.full((rows, topk), -1)
+                for layer, is_used in zip(step, used, strict=True)
+            ],
+            axis=1,
+        )
         for step, rows in zip(counts, rows_of, strict=True)
         if rows
     ]
@@ -134,7 +144,7 @@ def draw_rows(counts: Array, topk: int, options: Options) -> Routed:
         step=steps,
         drawn=True,
     )
-    short = int((rows_of[:, None] * topk - counts.sum(axis=2)).sum())
+    short = int((rows_of[:, None] * topk - counts.sum(axis=2))[:, used].sum())
     routed.notices.append(
         f"Only loads were recorded: {steps.size} rows were drawn that have exactly these loads, "
         "with experts otherwise at random (another seed draws others). Co-activation and locality "

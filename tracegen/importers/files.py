@@ -9,6 +9,8 @@ import contextlib
 import gzip
 import io
 import math
+import pickle
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +19,7 @@ import numpy as np
 
 from tracegen import regular
 from tracegen.errors import UserError
+from tracegen.importers.values import as_array
 from tracegen.trace.arrays import Array
 
 MAX_GUNZIPPED_BYTES = 2**30
@@ -149,8 +152,12 @@ def load_tensors(path: Path) -> Any:
         raise UserError(msg) from error
     try:
         regular.check(path)
-        with _numpy_arrays_allowed(torch):
+        with _numpy_arrays_allowed(torch), warnings.catch_warnings(action="ignore"):
             return _plain(torch.load(path, map_location="cpu", weights_only=True))
+    except pickle.UnpicklingError as error:  # its text tells how to run the file's code
+        told = "cut, or with objects that only unpickling could read"
+        msg = f"{path}: not a file of plain tensors ({told})"
+        raise UserError(msg) from error
     except Exception as error:  # pickle, zip and torch each have their own
         msg = f"{path}: not a file of plain tensors ({_first_line(error)})"
         raise UserError(msg) from error
@@ -208,7 +215,8 @@ def load_text(path: Path) -> str:
             raise UserError(msg)
         return data.decode("utf-8")
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        msg = f"{path}: cannot be read as text ({error})"
+        told = getattr(error, "strerror", None) or error
+        msg = f"{path}: cannot be read as text ({told})"
         raise UserError(msg) from error
 
 
@@ -351,11 +359,7 @@ def integers(array: Any, dims: int, where: str) -> Array:
     UserError
         If it is anything else.
     """
-    try:
-        found: Array = np.asarray(array)
-    except ValueError as error:
-        msg = f"{where}: rows of unequal length"
-        raise UserError(msg) from error
+    found = as_array(array, where)
     if found.dtype.kind not in "iu":
         msg = f"{where}: {found.dtype} {found.shape}; integers are expected"
         raise UserError(msg)

@@ -8,6 +8,7 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.importers.routed import Routed
+from tracegen.importers.values import as_array
 from tracegen.trace.arrays import Array
 
 EXACT = {2: 2**11, 4: 2**24, 8: 2**53}
@@ -49,7 +50,7 @@ def expert_ids(array: Any, where: str, weights: Array | None = None) -> ExpertId
     UserError
         If they are none of these.
     """
-    found = np.asarray(array)
+    found = as_array(array, where)
     kind = found.dtype.kind
     if kind == "b" or (kind in "iuf" and _is_map(found)):
         return _of_map(found, where, weights)

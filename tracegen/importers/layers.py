@@ -37,8 +37,9 @@ def number_layers(routed: Routed, options: Options) -> tuple[int, ...]:
     shape = options.shape()
     options.hold_against("num_layers", shape and shape.num_layers, "the model")
     numbers = _numbers(routed, options, shape)
-    if max(numbers, default=0) >= MOST_LAYERS or len(set(numbers)) != len(numbers):
-        msg = f"layers {few(sorted(numbers))}: each must be there once, and be below {MOST_LAYERS}"
+    is_possible = all(0 <= number < MOST_LAYERS for number in numbers)
+    if not is_possible or len(set(numbers)) != len(numbers):
+        msg = f"layers {few(sorted(numbers))}: each is there once, from 0 to {MOST_LAYERS - 1}"
         raise UserError(msg)
     total = options.num_layers
     if total is not None and max(numbers, default=0) >= total:

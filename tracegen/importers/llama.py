@@ -51,6 +51,8 @@ class TokenChoice(NamedTuple):
 
 
 Rows = dict[TokenKey, dict[int, TokenChoice]]
+Lines = list[tuple[int, list[str]]]
+"""Fields of the lines that have some, with the number of each."""
 
 
 def read_llama_cpp(paths: list[Path], options: Options) -> Routed:
@@ -123,8 +125,9 @@ def _tell(routed: Routed, is_assumed: bool) -> None:
 
 def _file(path: Path, options: Options) -> tuple[Rows, Array | None]:
     """Rows of a file in the order of passes and tokens, and their phases if it has them."""
-    lines = list(csv.reader(files.load_text(path).splitlines()))
-    names = [name.strip() for name in lines[0]] if lines else []
+    text = csv.reader(files.load_text(path).splitlines())
+    lines = [(number, line) for number, line in enumerate(text, 1) if line]
+    names = [name.strip().lower() for name in lines[0][1]] if lines else []
     slots = sum(name[:1] == "e" and name[1:].isdigit() for name in names)
     wide = ["pass", "token", "layer", *(f"e{k}" for k in range(slots))]
     phases: dict[TokenKey, str] = {}
@@ -158,10 +161,10 @@ def _fields(path: Path, number: int, line: list[str], count: int) -> list[int]:
         raise UserError(msg) from error
 
 
-def _wide(path: Path, lines: list[list[str]], slots: int, width: int) -> Rows:
+def _wide(path: Path, lines: Lines, slots: int, width: int) -> Rows:
     """Rows of lines with all ids of a token in a layer."""
     rows: Rows = defaultdict(dict)
-    for number, line in enumerate(lines[1:], 2):
+    for number, line in lines[1:]:
         step, token, layer, *ids = _fields(path, number, line[: 3 + slots], 3 + slots)
         try:
             weights = [float(value) for value in line[3 + slots :]]
@@ -174,11 +177,11 @@ def _wide(path: Path, lines: list[list[str]], slots: int, width: int) -> Rows:
     return rows
 
 
-def _named(path: Path, lines: list[list[str]]) -> tuple[Rows, dict[TokenKey, str]]:
+def _named(path: Path, lines: Lines) -> tuple[Rows, dict[TokenKey, str]]:
     """Rows of lines with one id, and whose it is; each token after the prompt is a pass."""
     chosen: dict[tuple[TokenKey, int], dict[int, int]] = defaultdict(dict)
     phases: dict[TokenKey, str] = {}
-    for number, (phase, *line) in enumerate((line or [""] for line in lines[1:]), 2):
+    for number, (phase, *line) in lines[1:]:
         token, layer, slot, expert = _fields(path, number, line, 4)
         if phase not in PHASES:
             msg = f"{path}, line {number}: phase {phase!r}; possible: {', '.join(PHASES)}"
@@ -195,12 +198,12 @@ def _named(path: Path, lines: list[list[str]]) -> tuple[Rows, dict[TokenKey, str
     return rows, phases
 
 
-def _in_order(path: Path, lines: list[list[str]], options: Options) -> Rows:
+def _in_order(path: Path, lines: Lines, options: Options) -> Rows:
     """Rows of lines that say nothing but layer and id: a pass begins where the layer falls."""
     topk = options.slots()
     passes: list[dict[int, list[int]]] = []
     before: int | None = None
-    for number, line in enumerate(lines[1:], 2):
+    for number, line in lines[1:]:
         layer, expert = _fields(path, number, line, 2)
         if before is None or layer < before:
             passes.append({})

@@ -23,6 +23,8 @@ NAMES = {
     "rank": ("rank", "rank_id", "ep_rank", "dp_rank"),
 }  # fmt: skip
 """Names of columns, in any case; the first is SGLang's."""
+INDEX = ("", "unnamed: 0", "index", "__index_level_0__")
+"""Names that pandas gives to the numbers of rows."""
 LARGEST = 10_000_000
 """Cells of a table, and of what its numbers of steps, layers and experts span."""
 
@@ -44,7 +46,50 @@ def parts_of_table(path: Path, suffix: str) -> list[LoadPart]:
         counts.
     """
     where = str(path)
-    columns: Any = _text(path, suffix) if suffix != ".parquet" else ParquetColumns(path)
+    if suffix == ".parquet":
+        return parts_of_columns(ParquetColumns(path), where)
+    columns, notices = _text(path)
+    return [part._replace(notices=notices) for part in parts_of_columns(columns, where)]
+
+
+def columns_of(value: Any) -> dict[str, list[Any]] | None:
+    """Columns of a table that stands in JSON: a list of rows, or a dictionary of columns.
+
+    Parameters
+    ----------
+    value
+        As loaded.
+
+    Returns
+    -------
+    None if it is no table with a row for each layer and expert.
+    """
+    columns: dict[str, list[Any]] = {}
+    if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+        if all(row.keys() == value[0].keys() for row in value):
+            columns = {name: [row[name] for row in value] for name in value[0]}
+    elif isinstance(value, dict) and all(isinstance(part, list) for part in value.values()):
+        columns = value
+    lower = {name.lower() for name in map(str, columns)}
+    is_table = all(lower & set(NAMES[what]) for what in ("layer", "expert", "count"))
+    return columns if is_table and len(set(map(len, columns.values()))) == 1 else None
+
+
+def parts_of_columns(columns: Any, where: str) -> list[LoadPart]:
+    """Loads of the columns of a table, apart for each rank that it tells.
+
+    Parameters
+    ----------
+    columns
+        By name.
+    where
+        The file.
+
+    Raises
+    ------
+    UserError
+        As :func:`parts_of_table`.
+    """
     present = list(columns.keys())
     known = {
         what: next((name for name in present if name.lower() in names), None)
@@ -61,7 +106,7 @@ def parts_of_table(path: Path, suffix: str) -> list[LoadPart]:
         )
         raise UserError(msg)
     table = np.stack([whole(columns[name], f"{where}: {name}") for name in experts], axis=1)
-    layers = known["layer"]
+    layers = known["layer"] or next((name for name in present if name.lower() in INDEX), None)
     if layers is None:
         return [LoadPart(table[None])]
     numbers = whole(columns[layers], f"{where}: {layers}")
@@ -118,22 +163,25 @@ def _expert_columns(present: list[str], known: dict[str, str | None]) -> list[st
     return [found[number] for number in sorted(found)] if whole_range else []
 
 
-def _text(path: Path, suffix: str) -> dict[str, Any]:
-    """Columns of a table of text: numbers where they are, text where they are not."""
-    delimiter = "\t" if suffix == ".tsv" else ","
+def _text(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Columns of a table of text, and what to tell; numbers where they are, else text."""
+    text = files.load_text(path).splitlines()
+    delimiter = max(",;\t", key=(text or [""])[0].count)
     lines = [
         (number, [cell.strip() for cell in line])
-        for number, line in enumerate(
-            csv.reader(files.load_text(path).splitlines(), delimiter=delimiter), 1
-        )
+        for number, line in enumerate(csv.reader(text, delimiter=delimiter), 1)
         if any(line)
     ]
     if not lines:
         msg = f"{path}: no rows"
         raise UserError(msg)
-    names = lines[0][1]
-    if all(_is_number(cell) for cell in names):  # a matrix without a header
-        names = [str(place) for place in range(len(names))]
+    names, notices = lines[0][1], []
+    counted = [str(place) for place in range(len(names))]
+    if names == counted and len(lines) > 1 and len(names) > 1:
+        lines = lines[1:]  # as pandas names the columns of a matrix
+        notices.append(f"The first line, 0 to {names[-1]}, was taken for the names of experts.")
+    elif all(_is_number(cell) for cell in names):  # a matrix without a header
+        names = counted
     else:
         names[0] = names[0].removeprefix("\ufeff")
         lines = lines[1:]
@@ -144,7 +192,10 @@ def _text(path: Path, suffix: str) -> dict[str, Any]:
         if len(cells) != len(names):
             msg = f"{path}, line {number}: {len(cells)} fields of {len(names)}"
             raise UserError(msg)
-    return {name: [_value(cells[place]) for _, cells in lines] for place, name in enumerate(names)}
+    columns = {
+        name: [_value(cells[place]) for _, cells in lines] for place, name in enumerate(names)
+    }
+    return columns, tuple(notices)
 
 
 def _is_number(text: str) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tracegen.errors import UserError, shown
+from tracegen.importers.values import numbers_in
 from tracegen.trace.arrays import Array
 
 LOGICAL = ("logical_count", "tokens_per_expert", "expert_counts", "expert_count", "counts", "loads",
@@ -85,7 +85,7 @@ def part_of(value: Any, where: str) -> LoadPart | None:
         return None
     name = next((name for name in (*LOGICAL, *PHYSICAL) if name in value), None)
     if name is None:
-        numbers = _numbers(list(value))
+        numbers = numbers_in(list(value))
         if numbers is not None:
             return _of_layers(value, numbers, where)
         only = [inner for inner in value.values() if isinstance(inner, np.ndarray)]
@@ -209,15 +209,6 @@ def _steps(array: Array, where: str) -> Array:
     return array.reshape((1,) * (3 - array.ndim) + array.shape)
 
 
-def _numbers(names: Sequence[Any]) -> list[int] | None:
-    """The number in each name, such as 3 in "layer_3"; None where they are none, or the same."""
-    found = [re.findall(r"\d+", str(name)) for name in names]
-    if not all(len(one) == 1 and len(one[0]) < 9 for one in found):
-        return None
-    numbers = [int(one[0]) for one in found]
-    return numbers if len(set(numbers)) == len(numbers) else None
-
-
 def _of_layers(value: Mapping[Any, Any], numbers: list[int], where: str) -> LoadPart | None:
     """Loads of a dictionary with an entry for each layer: counts by expert, or lists of them."""
     if all(isinstance(inner, int | float) for inner in value.values()):
@@ -226,7 +217,7 @@ def _of_layers(value: Mapping[Any, Any], numbers: list[int], where: str) -> Load
     for number, (name, inner) in zip(numbers, value.items(), strict=True):
         place = f"{where}: {name}"
         if isinstance(inner, Mapping):
-            experts = _numbers(list(inner))
+            experts = numbers_in(list(inner))
             if experts is None:
                 return None
             counts = _by_expert(inner, experts, place)

@@ -31,17 +31,20 @@ import numpy as np
 
 from tracegen import regular
 from tracegen.errors import UserError
-from tracegen.importers import files, load_tables, load_values
+from tracegen.importers import files, load_values
+from tracegen.importers.equal_ranks import replica_notice, same_tokens
+from tracegen.importers.folders import LOADS, files_of
+from tracegen.importers.load_files import load_parts
 from tracegen.importers.load_values import LoadPart
-from tracegen.importers.replicas import replica_notice, same_tokens
 from tracegen.importers.safetensors import load_safetensors
+from tracegen.importers.values import few
 from tracegen.trace.arrays import Array
 
 if TYPE_CHECKING:
     from tracegen.models import ModelShape
 
-SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".npy", ".npz", ".pt", ".safetensors")
-"""Files that are read; the first four may be gzipped."""
+SUSPECTED_ROWS = 8
+"""Rows of numbers from which it can be told that they are ids."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Loads:
     """Tokens of each expert, as counted elsewhere."""
 
     counts: Array
-    """int64 (step, layer, expert), without the layers that route nothing."""
+    """int64 (step, layer, expert)."""
     layers: tuple[int, ...] | None = None
     """Number of each layer, ascending; None where the file has none."""
     topk: int | None = None
@@ -70,6 +73,22 @@ class Loads:
         """Counts of all steps together, int64 (layer, expert)."""
         total: Array = self.counts.sum(axis=0)
         return total
+
+    def empty(self) -> tuple[int, ...]:
+        """Numbers of the layers in which nothing was counted: dense ones, or not recorded."""
+        numbers = self.layers or tuple(range(self.counts.shape[1]))
+        used: Array = np.asarray(self.counts.any(axis=(0, 2)))
+        return tuple(number for number, there in zip(numbers, used, strict=True) if not there)
+
+    def of_used(self) -> Loads:
+        """The loads of the layers in which anything was counted, each with its number."""
+        empty = set(self.empty())
+        if not empty:
+            return self
+        numbers = self.layers or tuple(range(self.counts.shape[1]))
+        used = [place for place, number in enumerate(numbers) if number not in empty]
+        layers = tuple(numbers[place] for place in used)
+        return replace(self, counts=self.counts[:, used], layers=layers)
 
     def of_experts(self, num_experts: int | None, whose: str) -> Loads:
         """The same loads of so many experts, those that a sparse file does not name with none.
@@ -98,8 +117,8 @@ class Loads:
         counts = np.pad(self.counts, more)
         return replace(self, counts=counts, notices=(*self.notices, note))
 
-    def decoder_layers(self, shape: ModelShape | None) -> tuple[int, ...] | None:
-        """Decoder layer of each layer, with the help of the model where it is known.
+    def numbered(self, shape: ModelShape | None) -> Loads:
+        """The same loads with decoder layers, where the model is known that has them.
 
         Parameters
         ----------
@@ -112,33 +131,34 @@ class Loads:
             If the model has not these layers with experts.
         """
         if shape is None:
-            return self.layers
-        experts = shape.moe_layer_index
-        numbers = self.layers
-        if numbers is not None and set(numbers) <= set(experts):
-            return numbers
-        count = self.counts.shape[1]
-        if count == len(experts) and numbers in (None, tuple(range(count))):
-            return tuple(experts)
-        told = f"{count} layers" if numbers is None else f"layers {_few(numbers)}"
+            return self
+        experts, numbers, count = shape.moe_layer_index, self.layers, self.counts.shape[1]
+        places = tuple(range(count)) if numbers is None else numbers
+        if places == tuple(range(len(experts))):
+            return replace(self, layers=tuple(experts))
+        is_whole = numbers is not None or count == shape.num_layers
+        if is_whole and set(places) - set(self.empty()) <= set(experts):
+            return replace(self, layers=places)
+        told = f"{count} layers" if numbers is None else f"layers {few(numbers)}"
         msg = (
             f"the loads are of {told}; --model {shape.name} has {len(experts)} layers with "
-            f"experts, {_few(experts)}"
+            f"experts, {few(experts)}"
         )
         raise UserError(msg)
 
 
-def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] = lambda: None) -> Loads:
+def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] | None = None) -> Loads:
     """Read the loads of one recording.
 
     Parameters
     ----------
     paths
-        Files of :data:`SUFFIXES` or one folder of TensorRT-LLM. Files of ranks are added up, those
-        of ranks with the same tokens taken once; other files follow one another as steps.
+        Files of :data:`~tracegen.importers.folders.LOADS`, a folder of them, or one of
+        TensorRT-LLM. Files of ranks are added up, those of ranks with the same tokens taken once;
+        other files follow one another as steps.
     tp
         Gives the number of neighbouring ranks that hold the same tokens, None to find out; asked
-        where there are several ranks.
+        where there are several ranks. None where the user has no option to say it.
 
     Raises
     ------
@@ -148,88 +168,32 @@ def read_loads(paths: Sequence[str | Path], tp: Callable[[], int | None] = lambd
     if not paths:
         msg = "no file of loads was given"
         raise UserError(msg)
-    found = [Path(path) for path in paths]
-    for path in found:
-        if not regular.exists(path):
-            msg = f"{path}: no such file"
-            raise UserError(msg)
+    found = files_of([Path(path) for path in paths], "counts")
     if found[0].is_dir():
-        return _without_empty(_statistics_folder(found, tp))
-    parts = [(path, part) for path in found for part in load_parts(path)]
-    ranks = [part.rank for _, part in parts]
-    if any(rank is not None for rank in ranks):
-        return _without_empty(_added_up([part for _, part in parts], tp, found[0]))
-    return _without_empty(_in_a_row([part for _, part in parts], len(found), found[0]))
-
-
-def holds_loads(path: Path) -> bool:
-    """Whether a file holds loads, rather than tokens or responses of a server.
-
-    Parameters
-    ----------
-    path
-        Of a file; tables are always taken for loads, JSON lines for responses.
-
-    Raises
-    ------
-    UserError
-        If it cannot be read.
-    """
-    name = path.name.removesuffix(".gz").lower()
-    if path.is_dir() or name.endswith(".jsonl"):
-        return False
-    if name.endswith((".csv", ".tsv", ".parquet")):
-        return True
-    if name.endswith(".json"):
-        value = files.load_json(files.load_text(path), str(path))
-    elif name.endswith((".pt", ".pth")):
-        value = files.load_tensors(path)
+        loads = _statistics_folder(found, tp)
     else:
-        return name.endswith(SUFFIXES)
-    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
-        return False
-    return load_values.part_of(value, str(path)) is not None
-
-
-def load_parts(path: Path) -> list[LoadPart]:
-    """Loads of one file, apart for each rank that it tells.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-
-    Raises
-    ------
-    UserError
-        If it holds none.
-    """
-    name, where = path.name.removesuffix(".gz"), str(path)
-    suffix = Path(name).suffix.lower()
-    if suffix in (".csv", ".tsv", ".parquet"):
-        return load_tables.parts_of_table(path, suffix)
-    if suffix == ".jsonl":
-        return load_values.parts_of_lines(list(files.json_objects(path)), where)
-    if suffix == ".json":
-        value = files.load_json(files.load_text(path), where)
-    elif suffix == ".npy":
-        value = files.load_array(path, where)
-    elif suffix == ".npz":
-        value = files.load_npz(path)
-    elif suffix in (".pt", ".pth"):
-        value = files.load_tensors(path)
-    elif suffix == ".safetensors":
-        value = load_safetensors(path)
-    else:
-        msg = f"{path}: loads are read from {', '.join(SUFFIXES)}, or a folder of TensorRT-LLM"
+        parts = [(path, part) for path in found for part in load_parts(path)]
+        of_ranks = any(part.rank is not None for _, part in parts)
+        each = [part for _, part in parts]
+        loads = _added_up(each, tp, found[0]) if of_ranks else _in_a_row(each, len(found), found[0])
+    if not loads.counts.any():
+        msg = f"{found[0]}: the counts are empty: no token was counted in any layer"
         raise UserError(msg)
-    part = load_values.part_of(value, where)
-    if part is None:
-        raise load_values.no_loads(value, where)
-    return [part]
+    return _suspected(loads)
 
 
-def _added_up(parts: list[LoadPart], tp: Callable[[], int | None], first: Path) -> Loads:
+def is_named_so(path: Path) -> bool:
+    """Whether a path is named as files of loads are, or a folder, where a trace could stand too.
+
+    Parameters
+    ----------
+    path
+        Of either.
+    """
+    return path.is_dir() or path.name.removesuffix(".gz").lower().endswith(LOADS)
+
+
+def _added_up(parts: list[LoadPart], tp: Callable[[], int | None] | None, first: Path) -> Loads:
     """Loads of ranks together; those of ranks that had the same tokens are taken once."""
     if any(part.rank is None for part in parts):
         msg = f"{first}: some of these files are of one rank, others of all"
@@ -242,11 +206,11 @@ def _added_up(parts: list[LoadPart], tp: Callable[[], int | None], first: Path) 
     rows = {
         rank: part.reshape(-1, part.shape[2]) for rank, part in zip(numbers, aligned, strict=True)
     }
-    same = same_tokens(rows, tp() if len(rows) > 1 else None)
+    same = _first_of(rows, tp)
     kept = [aligned[numbers.index(rank)] for rank in sorted(set(same.values()))]
     counts = np.sum(kept, axis=0)
     is_sparse = any(part.is_sparse for part in parts)
-    told = tuple(replica_notice(same, rows))
+    told = tuple(replica_notice(same, rows, has_tp=tp is not None))
     return Loads(counts, layers, is_sparse=is_sparse, notices=told)
 
 
@@ -294,22 +258,26 @@ def _aligned(parts: list[LoadPart]) -> tuple[list[Array], tuple[int, ...] | None
     return found, layers
 
 
-def _without_empty(loads: Loads) -> Loads:
-    """Loads without the layers in which nothing was counted, as dense ones are."""
-    used: Array = np.asarray(loads.counts.any(axis=(0, 2)))
-    if not used.any():
-        msg = "the counts are empty: no token was counted in any layer"
-        raise UserError(msg)
-    if used.all():
+def _suspected(loads: Loads) -> Loads:
+    """Loads, and whether they look like ids: no two alike in a row, and no sum in common.
+
+    All layers of a step route the same tokens, so that their counts have one sum.
+    """
+    counts = np.sort(loads.of_used().counts, axis=2)
+    steps, layers, _ = counts.shape
+    sums = counts.sum(axis=2)
+    is_alike = (counts[..., 1:] == counts[..., :-1]).any()
+    has_sum = (sums.max(axis=1) == sums.min(axis=1)).mean() >= 0.5
+    if steps * layers < SUSPECTED_ROWS or is_alike or has_sum:
         return loads
-    numbers = loads.layers or tuple(range(used.size))
-    layers = tuple(number for number, there in zip(numbers, used, strict=True) if there)
-    note = f"{int((~used).sum())} of {used.size} layers count nothing and were left out."
-    counts = loads.counts[:, used]
-    return replace(loads, counts=counts, layers=layers, notices=(*loads.notices, note))
+    note = (
+        "Layers of one step have unequal sums, and no count is there twice among its "
+        f"{counts.shape[2]} experts, as in expert ids: they were taken for counts."
+    )
+    return replace(loads, notices=(*loads.notices, note))
 
 
-def _statistics_folder(paths: list[Path], tp: Callable[[], int | None]) -> Loads:
+def _statistics_folder(paths: list[Path], tp: Callable[[], int | None] | None) -> Loads:
     """Statistics of TensorRT-LLM, of all ranks together."""
     folder = paths[0]
     if len(paths) > 1 or not regular.exists(folder / "meta_info.json"):
@@ -350,7 +318,7 @@ def _statistics_folder(paths: list[Path], tp: Callable[[], int | None]) -> Loads
 
 
 def _summed(
-    found: Mapping[str, dict[tuple[int, int], Array]], tp: Callable[[], int | None]
+    found: Mapping[str, dict[tuple[int, int], Array]], tp: Callable[[], int | None] | None
 ) -> tuple[dict[tuple[int, int], Array], tuple[str, ...]]:
     """Counts of all ranks, those of the same tokens taken once; stages hold other layers.
 
@@ -367,14 +335,15 @@ def _summed(
             if tuple(sorted(parts)) == keys and keys
         }
         rows |= alike
-        first |= same_tokens(alike, tp() if len(numbers) > 1 else None)
+        first |= _first_of(alike, tp if len(numbers) > 1 else None)
     summed: dict[tuple[int, int], Array] = {}
     for rank in sorted(set(first.values())):
         for key, counts in numbers[rank].items():
             summed[key] = summed.get(key, 0) + counts
-    return summed, tuple(replica_notice(first, rows))
+    return summed, tuple(replica_notice(first, rows, has_tp=tp is not None))
 
 
-def _few(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:4]))
-    return shown if len(numbers) <= 4 else f"{shown}, ... {numbers[-1]}"
+def _first_of(rows: Mapping[int, Array], tp: Callable[[], int | None] | None) -> dict[int, int]:
+    """For each rank, the lowest one that had the same tokens, as the user says or as it looks."""
+    stated = tp() if tp is not None and len(rows) > 1 else None
+    return same_tokens(rows, stated, has_tp=tp is not None)

@@ -41,7 +41,10 @@ def drop_missing(routed: Routed) -> None:
         routed.keep(~zero, "zero in every slot of every layer (padding)")
     if routed.weights is not None and len(routed.ids):
         idle = np.all(routed.weights == 0, axis=(1, 2))
-        if not idle.all():  # then the weights were not recorded
+        if idle.all():
+            routed.weights = None
+            routed.notices.append("All weights are zero: they were not recorded, and left out.")
+        else:
             routed.keep(~idle, "zero weight in every slot of every layer (masked)")
 
 
@@ -113,19 +116,24 @@ def _imbalance(ids: Array) -> float:
     return float(np.median(ratios)) if ratios else 0.0
 
 
-def load_mask(path: Path) -> Array:
+def load_mask(path: Path, num_files: int) -> Array:
     """Attention mask of a file of its own.
 
     Parameters
     ----------
     path
         ``.npy`` or ``.pt``.
+    num_files
+        Files whose rows it could mark; which of several it belongs to is not known.
 
     Raises
     ------
     UserError
-        If there is no such file, or it holds no array of yes or no.
+        If there is no such file, it holds no array of yes or no, or there are several files.
     """
+    if num_files > 1:
+        msg = f"--mask {path}: it is of one file, {num_files} were given: put a mask into each"
+        raise UserError(msg)
     if not regular.exists(path):
         msg = f"{path}: no such file"
         raise UserError(msg)

@@ -44,7 +44,7 @@ MOST_TOKENS = 2**31
 """Of a request."""
 
 
-class Answer(NamedTuple):
+class ChoiceIds(NamedTuple):
     """Ids of one choice as they were found, and what is known of its tokens."""
 
     where: str
@@ -190,7 +190,7 @@ class Responses:
             )
         return routed
 
-    def _answers(self, where: str, entry: dict[str, Any], request: Any) -> Iterator[Answer]:
+    def _answers(self, where: str, entry: dict[str, Any], request: Any) -> Iterator[ChoiceIds]:
         """Choices of a response that have ids, and what is known of their tokens."""
         choices, whole = _choices(entry), _places(entry)
         holders = [_holder(choice) for choice in choices]
@@ -212,7 +212,7 @@ class Responses:
             start = _count([inside], ("start",), (), where)
             if start is None:
                 start = _count(stated, START_NAMES, (), where)
-            yield Answer(
+            yield ChoiceIds(
                 place,
                 holder.get(IDS),
                 holder.get(PROMPT_IDS, entry.get(PROMPT_IDS)),
@@ -222,7 +222,7 @@ class Responses:
                 {name: _first(stated, name) for name in (TYPE, SHAPE) if _first(stated, name)},
             )
 
-    def _sequence(self, answer: Answer) -> Sequence:
+    def _sequence(self, answer: ChoiceIds) -> Sequence:
         """Rows of an answer, held against its tokens."""
         where, _, _, prompt, completion, start, stated = answer
         begin = start or 0

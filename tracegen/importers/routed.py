@@ -131,7 +131,9 @@ def from_sequences(sequences: list[Sequence], options: Options, **facts: Any) ->
     place = place_in_group(lengths)
     request = np.repeat(np.arange(len(lengths)), lengths)
     position = begins[request] + place
-    known = prompt_lengths(sequences, options)
+    known = prompt_lengths(
+        [sequence.prompt_len for sequence in sequences], (begins + lengths).tolist(), options
+    )
     # Without a length, the prompt is all there is.
     prompts = np.array(
         [end if one is None else one for one, end in zip(known, begins + lengths, strict=True)]
@@ -161,13 +163,15 @@ def from_sequences(sequences: list[Sequence], options: Options, **facts: Any) ->
     return routed
 
 
-def prompt_lengths(sequences: list[Sequence], options: Options) -> list[int | None]:
+def prompt_lengths(own: list[int | None], ends: list[int], options: Options) -> list[int | None]:
     """Tokens of the prompt of each request: its own word, else the user's.
 
     Parameters
     ----------
-    sequences
-        Requests, in order.
+    own
+        As each request says it, in order.
+    ends
+        Position behind the last row of each request.
     options
         ``prompts`` and ``prompt_len``.
 
@@ -178,18 +182,28 @@ def prompt_lengths(sequences: list[Sequence], options: Options) -> list[int | No
     """
     from tracegen.importers import files
 
-    own = [sequence.prompt_len for sequence in sequences]
     if options.prompts is None:
+        if None in own and options.prompt_len is not None:
+            for number, (one, end) in enumerate(zip(own, ends, strict=True)):
+                _refuse_longer(options.prompt_len, end, one, f"--prompt-len, request {number}")
         return [options.prompt_len if one is None else one for one in own]
     given = files.load_prompt_lengths(options.prompts, len(own))
     if len(given) != len(own):
         msg = f"{options.prompts}: {len(given)} prompts for {len(own)} requests"
         raise UserError(msg)
-    for number, (one, other) in enumerate(zip(own, given, strict=True)):
+    for number, (one, other, end) in enumerate(zip(own, given, ends, strict=True)):
         if one is not None and one != other:
             msg = f"{options.prompts}: prompt {number} has {other} tokens, its request says {one}"
             raise UserError(msg)
+        _refuse_longer(other, end, one, f"--prompts {options.prompts}, request {number}")
     return list(given)
+
+
+def _refuse_longer(given: int, end: int, own: int | None, where: str) -> None:
+    """Refuse a prompt that goes on behind the last row; the last token may have none."""
+    if own is None and given > end + 1:
+        msg = f"{where}: a prompt of {given} tokens, and rows end at position {end - 1}"
+        raise UserError(msg)
 
 
 def first_position(

@@ -22,9 +22,10 @@ import numpy as np
 from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.counts import counted, read_counts
-from tracegen.importers.loads import holds_loads
+from tracegen.importers.equal_ranks import replica_notice, same_tokens
+from tracegen.importers.load_files import holds_loads
 from tracegen.importers.options import Options
-from tracegen.importers.replicas import Pass, Rank, in_order, merge, replica_notice, same_tokens
+from tracegen.importers.replicas import Pass, Rank, in_order, merge
 from tracegen.importers.responses import SGLANG, read_responses
 from tracegen.importers.routed import UNTOLD, Routed
 from tracegen.importers.values import integer, records

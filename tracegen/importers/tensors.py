@@ -23,7 +23,7 @@ from tracegen.importers.packed import is_filler
 from tracegen.importers.padding import load_mask
 from tracegen.importers.responses import START_NAMES, VLLM, Responses
 from tracegen.importers.routed import Routed, Sequence, first_position, from_sequences
-from tracegen.importers.values import integer
+from tracegen.importers.values import as_array, integer
 from tracegen.trace.arrays import Array
 
 IDS = ("rollout_routed_experts", "routed_experts")
@@ -124,7 +124,7 @@ def read_rollout(paths: list[Path], options: Options) -> Routed:
             if mask is not None:
                 msg = f"{path}: --mask was given, and the file has a mask of its own"
                 raise UserError(msg)
-            mask = load_mask(options.mask)
+            mask = load_mask(options.mask, len(paths))
         ids = _ids(ids[None] if ids.ndim == 3 else ids, 4, str(path), found)
         if mask is not None:
             mask = mask.reshape(-1, mask.shape[-1])
@@ -170,7 +170,17 @@ def _samples(value: Any, where: str) -> list[tuple[str, dict[str, Any]]] | None:
     """Samples of a rollout, each with its tokens; None if these are not samples.
 
     slime saves them as a list, as ``samples`` of a dictionary, or as columns with one entry each.
+    A list of arrays of unequal length holds the ids of a sample each, and nothing else.
     """
+    packed = value
+    if isinstance(value, dict) and "tokens" not in value:
+        packed = next((value[name] for name in IDS if name in value), None)
+    if (
+        isinstance(packed, list)
+        and all(isinstance(one, np.ndarray) and one.ndim == 3 for one in packed)
+        and len({one.shape for one in packed}) > 1
+    ):
+        value = [{IDS[0]: one} for one in packed]
     if isinstance(value, dict) and isinstance(value.get("samples"), list):
         value = value["samples"]
     if isinstance(value, dict) and "tokens" in value:
@@ -178,17 +188,26 @@ def _samples(value: Any, where: str) -> list[tuple[str, dict[str, Any]]] | None:
         if name is None:
             return None
         if isinstance(value[name], list) and len(value[name]) == len(value["tokens"]):
-            lengths = value.get("response_lengths") or [None] * len(value["tokens"])
-            columns = zip(value["tokens"], value[name], lengths, strict=False)
-            value = [
-                {"tokens": tokens, name: ids, "response_length": length}
-                for tokens, ids, length in columns
-            ]
+            value = _samples_of_columns(value, name, where)
         else:
             value = [value]
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         return None
     return [(f"{where}, sample {number}", one) for number, one in enumerate(value)]
+
+
+def _samples_of_columns(value: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
+    """Samples of columns with an entry for each."""
+    columns = {"tokens": value["tokens"], name: value[name]}
+    if value.get("response_lengths") is not None:
+        columns["response_length"] = value["response_lengths"]
+    sizes = {
+        what: len(part) for what, part in columns.items() if isinstance(part, list | np.ndarray)
+    }
+    if len(sizes) < len(columns) or len(set(sizes.values())) > 1:
+        msg = f"{where}: columns with an entry for each sample are expected; their lengths: {sizes}"
+        raise UserError(msg)
+    return [dict(zip(columns, entry, strict=True)) for entry in zip(*columns.values(), strict=True)]
 
 
 def _sample(sample: dict[str, Any], options: Options, where: str) -> Sequence:
@@ -215,10 +234,11 @@ def _sample(sample: dict[str, Any], options: Options, where: str) -> Sequence:
 def _tensor(value: Any, path: Path) -> tuple[Array, Array | None]:
     """Ids and mask of a file."""
     if not isinstance(value, dict):
-        return np.asarray(value), None
+        return as_array(value, str(path)), None
     for name in IDS:
         if name in value:
-            mask = value.get("attention_mask")
-            return np.asarray(value[name]), None if mask is None else np.asarray(mask)
+            mask, where = value.get("attention_mask"), f"{path}: attention_mask"
+            ids = as_array(value[name], f"{path}: {name}")
+            return ids, None if mask is None else as_array(mask, where)
     msg = f"{path}: none of {', '.join(IDS)}; it has {', '.join(sorted(map(str, value)))}"
     raise UserError(msg)

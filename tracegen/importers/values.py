@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,28 @@ def records(value: Any, where: str) -> list[dict[str, Any]]:
     return value
 
 
+def as_array(value: Any, where: str) -> Array:
+    """An array of what a file holds.
+
+    Parameters
+    ----------
+    value
+        An array, or lists of numbers or of arrays.
+    where
+        Names it in errors.
+
+    Raises
+    ------
+    UserError
+        If lists are of unequal length.
+    """
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        msg = f"{where}: rows of unequal length"
+        raise UserError(msg) from error
+
+
 def whole_numbers(array: Any, where: str) -> Array:
     """Whole numbers of any type, floats that are whole included, as int64.
 
@@ -96,13 +119,34 @@ def whole_numbers(array: Any, where: str) -> Array:
     return found.astype(np.int64)
 
 
-def few(values: Iterable[object]) -> str:
+def numbers_in(names: Sequence[object]) -> list[int] | None:
+    """The number in each name, such as 3 in "layer_3".
+
+    Parameters
+    ----------
+    names
+        Such as the keys of a dictionary.
+
+    Returns
+    -------
+    None where a name has none or several, or two have the same.
+    """
+    found = [re.findall(r"\d+", str(name)) for name in names]
+    if not all(len(one) == 1 and len(one[0]) < 9 for one in found):
+        return None
+    numbers = [int(one[0]) for one in found]
+    return numbers if len(set(numbers)) == len(numbers) else None
+
+
+def few(values: Iterable[object], most: int = 8) -> str:
     """The first of a sequence, for a message.
 
     Parameters
     ----------
     values
         Of any length.
+    most
+        How many are shown.
     """
     listed = list(values)
-    return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")
+    return ", ".join(map(str, listed[:most])) + (", ..." if len(listed) > most else "")

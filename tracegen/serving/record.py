@@ -44,6 +44,8 @@ class Recorder:
         Where the files go; made if it is not there.
     rank
         Number of this process among all that record.
+    num_ranks
+        How many they are, so that one without a token keeps its place.
 
     Raises
     ------
@@ -52,13 +54,13 @@ class Recorder:
         mixed.
     """
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, rank: int, num_ranks: int) -> None:
         with output.failures(folder):  # refused now rather than with the first rows
             folder.mkdir(parents=True, exist_ok=True)
         if next(folder.glob(f"rank{rank}-*.npz"), None) is not None:
             msg = f"{folder} holds a recording of rank {rank} already; give an empty folder"
             raise UserError(msg)
-        self.folder, self.rank = folder, rank
+        self.folder, self.rank, self.num_ranks = folder, rank, num_ranks
         self._files = ManagedFolder(folder)
         self.passes = self.files = self._rows = 0
         self.lost = 0
@@ -123,6 +125,7 @@ class Recorder:
                     name: np.concatenate(parts) for name, parts in self._parts.items()
                 }
                 arrays |= {"layers": np.array(self._layers), "rank": np.array(self.rank)}
+                arrays["num_ranks"] = np.array(self.num_ranks)
                 self._rows = 0
                 self._parts.clear()
                 self._wait(arrays)

@@ -341,7 +341,8 @@ class Worker:
         vllm_capturer.bind_routed_experts_capturer(runner.model, self.capturer)
         parallel = config.parallel_config
         rank = parallel.data_parallel_rank * parallel.world_size + parallel.rank
-        self.recorder = Recorder(folder, rank)
+        num_ranks = parallel.data_parallel_size * parallel.world_size
+        self.recorder = Recorder(folder, rank, num_ranks)
         self.batch: Any = None
         log.info("recording the routing of rank %d to %s", rank, folder)
 

@@ -37,7 +37,7 @@ def rows_needed(counts: Array, topk: int) -> Array:
         first = int(np.argmax(above))
         msg = (
             f"step {first}: an expert has {int(counts[first].max())} tokens of only "
-            f"{int(rows[first])}; is topk {topk} right?"
+            f"{int(rows[first])}; is topk {topk} right, and are these counts rather than ids?"
         )
         raise UserError(msg)
     return rows

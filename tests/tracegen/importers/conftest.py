@@ -3,5 +3,11 @@
 import sys
 from pathlib import Path
 
-collect_ignore = ["dumps.py", "kinds.py", "kinds_of_engines.py"]
+collect_ignore = [
+    "dumps.py",
+    "kinds.py",
+    "kinds_of_arrays.py",
+    "kinds_of_engines.py",
+    "kinds_of_tables.py",
+]
 sys.path.insert(0, str(Path(__file__).parent))

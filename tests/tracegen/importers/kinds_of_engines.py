@@ -1,12 +1,15 @@
 """Rows of the table of IMPORTERS.md that engines and trainers give."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dumps import EXPERTS, TOPK, Array, npy, text64
+import pytest
+from dumps import EXPERTS, TOPK, Array, megatron_files, npy, text64
 from kinds import IDS, TOKENS, Kind, kind
+from kinds_of_arrays import npz
 
 PROMPT = 8
 USAGE = {"prompt_tokens": PROMPT, "completion_tokens": TOKENS + 1 - PROMPT}
@@ -73,6 +76,20 @@ def _(folder: Path) -> Kind:
 @kind("llama.cpp: layer,expert of moe-trace, without topk")
 def _(folder: Path) -> Kind:
     return csv(folder, [8, 4])._replace(options={"topk": None})
+
+
+@kind("llama.cpp: layer,expert with a layer below 0")
+def _(folder: Path) -> Kind:
+    (folder / "moe_trace.csv").write_text("layer,expert\n-1,1\n-1,2\n-1,3\n", "utf-8")
+    return Kind([folder / "moe_trace.csv"], format="llama.cpp")
+
+
+@kind("llama.cpp: layer,expert with capitals, blank lines and other ends of lines")
+def _(folder: Path) -> Kind:
+    given = csv(folder, [8, 1, 1, 1, 1])
+    text = given.paths[0].read_text("utf-8").replace("layer,expert", "Layer, Expert")
+    given.paths[0].write_bytes(f"{text}\n\n".replace("\n", "\r\n").encode())
+    return given
 
 
 @kind("llama.cpp: phase,token,layer,rank,expert")
@@ -249,3 +266,60 @@ def _(folder: Path) -> Kind:
 @kind("vLLM: the printed text of an array")
 def _(folder: Path) -> Kind:
     return vllm(folder, {"choices": [{"routed_experts": str(IDS + EXPERTS)}]})
+
+
+@kind("rollout: a list of tensors, of requests of unequal length")
+def _(folder: Path) -> Kind:
+    torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
+    torch.save([torch.from_numpy(IDS[:PROMPT]), torch.from_numpy(IDS[PROMPT:])], folder / "r.pt")
+    return Kind([folder / "r.pt"], format="rollout")
+
+
+@kind("rollout: samples, with lengths of some responses")
+def _(folder: Path) -> Kind:
+    torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
+    ids = [torch.from_numpy(IDS[:PROMPT]), torch.from_numpy(IDS[PROMPT:])]
+    tokens = [[1] * (len(one) + 1) for one in ids]
+    columns = {"tokens": tokens, "rollout_routed_experts": ids}
+    torch.save({**columns, "response_lengths": torch.tensor([3])}, folder / "r.pt")
+    return Kind([folder / "r.pt"], format="rollout")
+
+
+@kind("`.jsonl.gz` of Megatron-LM")
+def _(folder: Path) -> Kind:
+    ids = np.sort(IDS, axis=2)
+    (path,) = megatron_files(folder / "m", {(0, 0): ids})
+    packed = folder / "router_trace_rank0.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    return Kind([packed], ids, "megatron")
+
+
+@kind("a folder of Megatron-LM")
+def _(folder: Path) -> Kind:
+    ids = np.sort(IDS, axis=2)
+    megatron_files(folder / "m", {(0, rank): ids[6 * rank :][:6] for rank in (0, 1)})
+    return Kind([folder / "m"], ids, "megatron", {"pp": 1})
+
+
+@kind("ranks, of which the last had no token")
+def _(folder: Path) -> Kind:
+    return Kind(npz(folder, expert_ids=IDS, rank=np.arange(TOKENS) % 3, request=range(TOKENS)))
+
+
+@kind("ranks, of which the last had no token, and their number")
+def _(folder: Path) -> Kind:
+    ranks = {"rank": np.arange(TOKENS) // 4, "num_ranks": 8}
+    return Kind(npz(folder, expert_ids=IDS, request=range(TOKENS), step=[0] * TOKENS, **ranks))
+
+
+@kind("ranks with equal routes and requests of their own")
+def _(folder: Path) -> Kind:
+    ids = np.concatenate([IDS[:3], IDS[:3]])
+    columns = {"rank": [0] * 3 + [1] * 3, "request": range(6), "step": [0] * 6}
+    return Kind(npz(folder, expert_ids=ids, **columns), ids)
+
+
+@kind("ranks with equal routes and nothing else")
+def _(folder: Path) -> Kind:
+    ids = np.concatenate([IDS, IDS])
+    return Kind(npz(folder, expert_ids=ids, rank=np.repeat([0, 1], TOKENS)))

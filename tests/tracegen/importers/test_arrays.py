@@ -46,9 +46,10 @@ def test_npz_with_everything(tmp_path: Path) -> None:
 
 def test_safetensors_and_what_is_assumed(tmp_path: Path) -> None:
     ids, weights = routing(6), falling_weights(6)
-    path = tmp_path / "r.safetensors"
-    path.write_bytes(safetensors({"expert_ids": ids, "weights": weights}))
-    made = read([path, path], "arrays", **SIZES)
+    paths = [tmp_path / f"{name}.safetensors" for name in "ab"]
+    for path in paths:
+        path.write_bytes(safetensors({"expert_ids": ids, "weights": weights}))
+    made = read(paths, "arrays", **SIZES)
     np.testing.assert_array_equal(ids_of(made.trace), np.concatenate([ids, ids]))
     assert made.trace.tokens.request.tolist() == [0] * 6 + [1] * 6
     assert made.trace.tokens.position.tolist() == [*range(6)] * 2

@@ -92,6 +92,17 @@ LAYOUTS: dict[str, Any] = {
         ",".join(["layer", *(f"expert_{e}" for e in range(EXPERTS))]),
     ),
     "matrix.csv": "\n".join(",".join(f"{c:.18e}" for c in row) for row in COUNTS),
+    "excel.csv": table(long_rows(COUNTS), "layer;expert;count", ";"),
+    "pandas.csv": table(COUNTS.tolist(), ",".join(map(str, range(EXPERTS)))),
+    "indexed.csv": table(
+        [(n, *row) for n, row in enumerate(COUNTS.tolist())],
+        ",".join(["", *map(str, range(EXPERTS))]),
+    ),
+    "records.json": [dict(zip(COLUMNS, row, strict=True)) for row in long_rows(COUNTS)],
+    "columns.json": COLUMNS,
+    "records.jsonl": "\n".join(
+        json.dumps(dict(zip(COLUMNS, row, strict=True))) for row in long_rows(COUNTS)
+    ),
     "long.parquet": COLUMNS,
     "lists.json": COUNTS,
     "counts.npy": COUNTS.astype(np.uint32),
@@ -138,6 +149,7 @@ def test_files_of_ranks_are_added_up_and_replicas_taken_once(tmp_path: Path) -> 
         for rank, part in enumerate(STEPS)
     ]
     assert read_loads(own).per_layer().tolist() == COUNTS.tolist()
+    assert read_loads([tmp_path]).per_layer().tolist() == COUNTS.tolist()
     twins = [
         write(tmp_path / name.format(rank), table(long_rows(COUNTS), "layer_id,expert_id,count"))
         for rank in (2, 3)
@@ -145,6 +157,8 @@ def test_files_of_ranks_are_added_up_and_replicas_taken_once(tmp_path: Path) -> 
     loads = read_loads(twins)
     assert loads.per_layer().tolist() == COUNTS.tolist()
     assert "2 ranks saw the tokens of 1" in loads.notices[0]
+    assert "--tp" not in loads.notices[0], "no option of who only reads loads"
+    assert "--tp 1 keeps all" in read_loads(twins, lambda: None).notices[0]
     assert read_loads(twins, lambda: 1).per_layer().tolist() == (2 * COUNTS).tolist()
     rows = [(rank, *row) for rank, part in enumerate(STEPS) for row in long_rows(part)]
     whole = write(tmp_path / "all.csv", table(rows, "rank,layer,expert,load"))
@@ -158,8 +172,9 @@ def test_dense_layers_count_nothing_and_experts_without_tokens_may_be_absent(
     tmp_path: Path,
 ) -> None:
     padded = np.concatenate([np.zeros((1, EXPERTS), int), COUNTS])
-    loads = read_loads([write(tmp_path / "dense.json", {"logical_count": padded})])
-    assert loads.layers == (1, 2, 3)
+    whole = read_loads([write(tmp_path / "dense.json", {"logical_count": padded})])
+    loads = whole.of_used()
+    assert (loads.layers, whole.empty(), loads.empty()) == ((1, 2, 3), (0,), ())
     assert loads.counts[0].tolist() == COUNTS.tolist()
     rows = [row for row in long_rows(COUNTS) if row[1] < 6]
     sparse = read_loads([write(tmp_path / "sparse.csv", table(rows, "layer_id,expert_id,count"))])
@@ -179,12 +194,17 @@ def test_layers_are_numbered_by_the_model(tmp_path: Path) -> None:
     positions = {n: dict(enumerate(row)) for n, row in enumerate(counts.tolist())}
     decoder = dict(zip(layers, positions.values(), strict=True))
     for name, value in (("a.npy", counts), ("b.json", positions), ("c.json", decoder)):
-        assert read_loads([write(tmp_path / name, value)]).decoder_layers(shape) == layers
+        assert read_loads([write(tmp_path / name, value)]).numbered(shape).layers == layers
     three = read_loads([write(tmp_path / "d.npy", counts[:3])])
     with pytest.raises(UserError, match=r"of 3 layers; --model deepseek-v2-lite has 26 layers"):
-        three.decoder_layers(shape)
+        three.numbered(shape)
     assert isinstance(shape, ModelShape)
-    assert three.decoder_layers(None) is None
+    assert three.numbered(None).layers is None
+    for gap in (0, 3):
+        counts = np.ones_like(counts)
+        counts[gap] = 0
+        loads = read_loads([write(tmp_path / "e.npy", counts)]).numbered(shape)
+        assert (loads.layers, loads.empty()) == (layers, (layers[gap],))
 
 
 NESTED: Any = []
@@ -251,7 +271,8 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     other = write(tmp_path / "b.json", {"rank": 1, "logical_count": STEPS[:1]})
     with pytest.raises(UserError, match="counts of 2 ranks differ"):
         read_loads([one, other])
-    assert read_loads([one, one]).per_layer().tolist() == COUNTS.tolist()
+    again = write(tmp_path / "again.json", {"rank": 1, "logical_count": COUNTS})
+    assert read_loads([one, again]).per_layer().tolist() == COUNTS.tolist()
     later = write(tmp_path / "c.npy", STEPS)
     assert read_loads([later, write(tmp_path / "d.npy", COUNTS)]).counts.shape == (3, 3, 8)
     with pytest.raises(UserError, match="differ in layers or experts"):
@@ -259,12 +280,14 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     ranks = write(tmp_path / "x_rank0.csv", table(long_rows(COUNTS), "layer_id,expert_id,count"))
     with pytest.raises(UserError, match="some of these files are of one rank"):
         read_loads([ranks, later])
+    twin = write(tmp_path / "y_rank0.csv", table(long_rows(COUNTS), "layer_id,expert_id,count"))
     with pytest.raises(UserError, match="rank 0 is there twice"):
-        read_loads([ranks, ranks])
+        read_loads([ranks, twin])
     with pytest.raises(UserError, match="no such file"):
         read_loads([tmp_path / "gone.npy"])
-    with pytest.raises(UserError, match=r"meta_info\.json"):
-        read_loads([tmp_path])
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(UserError, match=r"a folder without .*meta_info\.json of --format counts"):
+        read_loads([tmp_path / "nothing"])
 
 
 def test_formats_of_engines_take_loads_where_they_write_some(tmp_path: Path) -> None:
@@ -280,3 +303,30 @@ def test_formats_of_engines_take_loads_where_they_write_some(tmp_path: Path) -> 
         made = read([path], format, topk=TOPK, hidden_size=8)
         assert made.trace.load_per_expert().tolist() == COUNTS.tolist(), (name, format)
         assert "Co-activation and locality are not real" in " ".join(made.notices)
+
+
+def test_ids_that_are_given_for_counts_are_suspected(tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).random((12, 2, 16)).argsort(axis=2)[..., :3]
+    told = read_loads([write(tmp_path / "ids.npy", ids)]).notices
+    assert any("no count is there twice" in note for note in told)
+    assert not read_loads([write(tmp_path / "counts.npy", STEPS)]).notices
+    distinct = np.tile(np.arange(8) + 1, (5, 2, 1)) * 10
+    assert not read_loads([write(tmp_path / "even.npy", distinct)]).notices
+
+
+def test_a_layer_that_counts_nothing_is_what_the_model_says(tmp_path: Path) -> None:
+    """The rule is that of ids: dense, or with experts and not recorded."""
+    shape = tracegen.models.load("deepseek-v2-lite")
+    counts = np.ones((shape.num_layers, shape.num_experts), int) * 6
+    counts[[0, 7]] = 0
+    path = write(tmp_path / "a.npy", counts)
+    made = read([path], "counts", model=shape.name)
+    source = made.trace.info.provenance["source"]
+    assert (source["dense_layers_left_out"], source["layers_not_recorded"]) == ([0], [7])
+    assert set(made.trace.moe_layer_index.tolist()) == set(range(1, 27)) - {7}
+    stated = {"topk": 6, "hidden_size": 8, "moe_layers": range(10, 37)}
+    assert read([path], "counts", **stated).trace.moe_layer_index.tolist() == [
+        number for number in range(11, 37) if number != 17
+    ]
+    alone = read([path], "counts", topk=6, hidden_size=8).trace.info.provenance["source"]
+    assert alone["empty_layers_left_out"] == [0, 7]

@@ -7,7 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dumps import EXPERTS, SIZES, TOPK, megatron_files, routing, safetensors, text64, write_npy
+from dumps import (
+    EXPERTS,
+    SIZES,
+    TOPK,
+    megatron_files,
+    npy,
+    routing,
+    safetensors,
+    sglang_record,
+    text64,
+    write_npy,
+)
 from typer.testing import CliRunner
 
 import tracegen
@@ -29,8 +40,38 @@ def repeating() -> Any:
     return ids
 
 
-def samples(folder: Path) -> dict[str, tuple[list[Path], dict[str, Any]]]:
-    """A dump of each format, and what its options must say."""
+Dump = tuple[list[Path], dict[str, Any]]
+"""Files, and what options must say of them."""
+
+
+def others(folder: Path) -> dict[str, Dump]:
+    """Dumps of the other kinds that formats have, by format and kind."""
+    torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
+    ids = repeating()
+    usage = {"prompt_tokens": 5, "completion_tokens": 4}
+    choice = {"routed_experts": text64(npy(ids))}
+    answer = json.dumps({"choices": [choice], "usage": usage})
+    (folder / "vllm.json").write_text(answer, "utf-8")
+    ranks = np.repeat([0, 1], TOKENS)
+    columns = {"rank": ranks, "request": ranks, "step": [0] * 2 * TOKENS, "layers": [0, 1]}
+    both = np.concatenate([ids, np.sort(routing(TOKENS, seed=1), axis=2)])
+    np.savez(folder / "ranks.npz", expert_ids=both, other=both[::-1], **columns)
+    sample = {"tokens": [1] * (TOKENS + 1), "response_length": 4, "routed_experts": ids}
+    torch.save([sample], folder / "samples.pt")
+    recorded = {"records": [sglang_record(ids, [*range(TOKENS)], 1, 1, [TOKENS])]}
+    places = torch.arange(EXPERTS).repeat(2, 1)
+    torch.save({**recorded, "last_physical_to_logical_map": places}, folder / "recorder.pt")
+    return {
+        "vllm responses": ([folder / "vllm.json"], SIZES),
+        "arrays of ranks": ([folder / "ranks.npz"], SIZES),
+        "rollout samples": ([folder / "samples.pt"], SIZES),
+        "sglang recorder": ([folder / "recorder.pt"], SIZES),
+        "tensorrt-llm outputs": ([folder / "vllm.json"], SIZES),
+    }
+
+
+def samples(folder: Path) -> dict[str, Dump]:
+    """A dump of each format."""
     pyarrow = pytest.importorskip("pyarrow", reason="pip install 'moereplay[parquet]'")
     from pyarrow import parquet
 
@@ -127,7 +168,8 @@ def test_every_option_is_used_or_refused_with_every_format(tmp_path: Path) -> No
     assert given.keys() == set(NAMES)
     dumps = samples(tmp_path)
     assert dumps.keys() == FORMATS.keys()
-    for format, (paths, needed) in dumps.items():
+    for kind, (paths, needed) in (dumps | others(tmp_path)).items():
+        format = kind.split()[0]
         plain = meaning(read_as_typed(paths, format, needed).trace)
         for name, value in given.items():
             try:
@@ -141,10 +183,10 @@ def test_every_option_is_used_or_refused_with_every_format(tmp_path: Path) -> No
                     *MADE_IMPOSSIBLE.get(name, ()),
                 )
                 if not re.search("|".join(named), str(error)) or "\n" in str(error):
-                    wrong.append(f"{format} {typed(name)}: {error}")
+                    wrong.append(f"{kind} {typed(name)}: {error}")
                 continue
             if meaning(made.trace) == plain or (name in CONTRADICTED and name not in needed):
-                wrong.append(f"{format} {typed(name)}: accepted, and nothing changed")
+                wrong.append(f"{kind} {typed(name)}: accepted, and nothing changed")
     assert not wrong, "\n".join(wrong)
 
 

@@ -173,8 +173,10 @@ def test_sglang_ranks_with_tokens_of_their_own_stay(tmp_path: Path) -> None:
     with pytest.raises(tracegen.UserError, match="the same positions and input ids"):
         read(sglang_files(tmp_path, own), "sglang", hidden_size=8)
     paths = sglang_files(tmp_path, own)
+    again = tmp_path / "again.pt"
+    again.write_bytes(paths[0].read_bytes())
     with pytest.raises(tracegen.UserError, match="pass 1 of rank 0 is there twice"):
-        read([paths[0], paths[0]], "sglang", hidden_size=8)
+        read([paths[0], again], "sglang", hidden_size=8)
 
 
 def test_sglang_pipeline_stages_are_layers(tmp_path: Path) -> None:
