@@ -64,10 +64,12 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
     notices: list[str] = []
     tables, found = [], []
     names: dict[str, int] = {}
+    named: set[bool] = set()
     mask = None if options.mask is None else load_mask(options.mask, len(paths))
     for path in paths:
         table, notes = load_columns(path, options)
         if "request" in table:
+            named.add(table["request"].dtype.kind == "U")
             table["request"] = request_numbers(table["request"], names)
         table, ids = _checked(table, mask, str(path))
         tables.append(table)
@@ -79,6 +81,9 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
             other = sorted(set(table) ^ columns)
             msg = f"{path}: {', '.join(other)} is in only some of the files"
             raise UserError(msg)
+    if len(named) > 1:
+        msg = f"{paths[0]}: requests have names in some of the files, and numbers in others"
+        raise UserError(msg)
     if not any(len(table["ids"]) for table in tables):
         msg = f"{paths[0]}: no rows"
         raise UserError(msg)

@@ -318,6 +318,13 @@ def _(folder: Path) -> Kind:
     return Kind(npz(folder, expert_ids=np.concatenate([np.zeros((2, 2, TOPK), int), IDS])))
 
 
+@kind("requests with names in one file, and numbers in another")
+def _(folder: Path) -> Kind:
+    number = np.zeros(TOKENS, int)
+    first = npz(folder, "a.npz", expert_ids=IDS, request=number)
+    return Kind(first + npz(folder, "b.npz", expert_ids=IDS, request=number.astype(np.str_)))
+
+
 @kind("requests with names, in two files")
 def _(folder: Path) -> Kind:
     rows = np.array([0, 1, 2, 3, 6, 7, 8, 9, 4, 5, 10, 11])
