@@ -75,6 +75,7 @@ SHARED = (
     "tracegen.errors",
     "tracegen.regular",
     "tracegen.output",
+    "tracegen.managed",
     "tracegen.screen",
     "tracegen.display",
 )
@@ -109,6 +110,7 @@ TRACEGEN_ROOMS = (
     "errors",     # shared by all packages
     "regular",    # files that are read whole, shared too
     "output",     # files that are written, shared too
+    "managed",    # folders whose files a program names, shared too
     "screen",     # text that people see, shared too
     "display",    # tables, charts and pages, and the ways to draw them, shared too
     "models",     # shapes of models

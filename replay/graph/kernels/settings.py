@@ -12,7 +12,7 @@ import os
 import warnings
 from pathlib import Path
 
-from replay.errors import UserError
+from tracegen.errors import UserError
 
 
 def _refuse(said: object) -> UserError:
