@@ -211,7 +211,7 @@ def test_every_text_of_a_header_in_every_output(
     told = command(capsys, "trace", "info", "t.h5")
     assert "\n  next" not in told  # no line of the stranger's own
     json.loads(command(capsys, "trace", "info", "t.h5", "--json"))
-    command(capsys, "trace", "graph", "t.h5", "--out", "g.graphml", code=None)
+    command(capsys, "trace", "graph", "t.h5", "--out", "g.graphml")
     for words in (
         ("trace", "stats", "t.h5", *made),
         ("run", "t.h5", "--scheme", "ideal", "--json", "r.json", *made, "--plots", "p"),

@@ -83,7 +83,7 @@ def _as_paragraph(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    r"""Write a paragraph of Markdown in which words between backticks are code, and nothing else is.
+    r"""Write a paragraph of Markdown in which only words between backticks are markup: code.
 
     Parameters
     ----------
