@@ -1,9 +1,10 @@
 """Make the traces of the library and their index; content ids must not change.
 
     python scripts/make_traces.py                          the synthetic ones
-    python scripts/make_traces.py --ids F --weights F      also the recorded ones
+    python scripts/make_traces.py --ids F --weights F      also those of GPT-OSS-20B
+    python scripts/make_traces.py --law F                  also that of DeepSeek-V2-Lite
 
-F are the GPT-OSS-20B recordings of traces/README.md, in the layout described there.
+F are the recordings of traces/README.md, in the layout described there.
 A content id that differs from the one in the index is an error unless --accept is given.
 """
 
@@ -24,8 +25,14 @@ from tracegen.trace.checks import boundaries
 FOLDER = Path(__file__).resolve().parent.parent / "traces"
 SOURCE_REPOSITORY = "https://github.com/AmanPriyanshu/GPT-OSS-MoE-ExpertFingerprinting"
 SOURCE_COMMIT = "72b368f60045221f21eeb65debb27d58de92e565"
-DECODE = 1
+ESFT_REPOSITORY = "https://github.com/deepseek-ai/ESFT"
+ESFT_COMMIT = "579a7711e4b332b4c57b47e378a0cf240d85caa6"
+PREFILL, DECODE = 0, 1
+ESFT_CITATION = f"DeepSeek-AI, ESFT (arXiv 2407.01906), {ESFT_REPOSITORY}"
 CITATION = f"Aman Priyanshu, GPT-OSS-MoE-ExpertFingerprinting, {SOURCE_REPOSITORY}"
+
+PREFILLED = "deepseek-v2-lite-law"
+"""The recorded trace of prefill."""
 
 SYNTHETIC: dict[str, dict[str, Any]] = {
     "toy-uniform": {"kind": "uniform", "seed": 1},
@@ -121,10 +128,66 @@ def convert(path: Path) -> tracegen.RoutingTrace:
     )
 
 
+def convert_prefill(path: Path) -> tracegen.RoutingTrace:
+    """Convert a recording of DeepSeek-V2-Lite's prefill to this project's format.
+
+    The recording lists sequences one after the other, of which each was one forward pass.
+    """
+    shape = tracegen.models.load("deepseek-v2-lite")
+    with h5py.File(path, "r") as file:
+        if file.attrs["source_repo"] != ESFT_REPOSITORY:
+            sys.exit(f"{path}: made from {file.attrs['source_repo']}, not {ESFT_REPOSITORY}")
+        ids = file["routing/expert_ids"][...]
+        weights = file["routing/gate_weights"][...]
+        request = file["tokens/request"][...].astype(np.uint32)
+        position = file["tokens/position"][...].astype(np.uint32)
+        phase = file["tokens/phase"][...].astype(np.uint8)
+        first = file["requests/indptr"][...].astype(np.int64)
+        layers = file["model/moe_layer_index"][...]
+    if (phase != PREFILL).any():
+        sys.exit(f"{path}: not all rows are prefill")
+    lengths = np.diff(first).astype(np.uint32)
+    return tracegen.RoutingTrace(
+        model=tracegen.TraceModel.from_shape(shape),
+        moe_layer_index=layers.astype(np.uint16),
+        expert_ids=ids,
+        gate_weights=weights,
+        tokens=tracegen.TokenTable(step=request, request=request, position=position, phase=phase),
+        steps_indptr=boundaries(request),
+        requests=tracegen.RequestTable(
+            id=np.arange(lengths.size, dtype=np.uint32),
+            prompt_len=lengths,
+            output_len=np.zeros(lengths.size, np.uint32),
+            dataset=np.full(lengths.size, "ESFT"),
+            label=np.full(lengths.size, "law"),
+        ),
+        info=tracegen.TraceInfo(
+            kind="imported",
+            title="DeepSeek-V2-Lite prefill, 33 sequences of legal tasks",
+            license="MIT",
+            slot_order="native",
+            weight_semantics="as printed in the source: softmax over all experts, not normalised",
+            provenance=provenance.record(
+                "scripts/make_traces.py",
+                source={
+                    "repository": ESFT_REPOSITORY,
+                    "commit": ESFT_COMMIT,
+                    "files": "results/expert_scores/law",
+                    "license": "MIT",
+                    "model": "deepseek-ai/DeepSeek-V2-Lite",
+                },
+                notes="One of four tasks. Only layout and types were changed. Sequences were run "
+                "one at a time: engine batches were not recorded.",
+            ),
+        ),
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ids", type=Path, help="recording of all generations, ids only")
     parser.add_argument("--weights", type=Path, help="recording of 100 generations with weights")
+    parser.add_argument("--law", type=Path, help="recording of DeepSeek-V2-Lite's prefill")
     parser.add_argument("--accept", action="store_true", help="accept changed content ids")
     options = parser.parse_args()
     index = FOLDER / "index.toml"
@@ -136,6 +199,8 @@ def main() -> None:
     ):
         if path is not None:
             made.append((name, convert(path)))
+    if options.law is not None:
+        made.append((PREFILLED, convert_prefill(options.law)))
     made += [(name, make_synthetic(name)) for name in SYNTHETIC]
     for name, trace in made:
         old = known[name].content_id if name in known else trace.content_id
@@ -159,6 +224,9 @@ def entry(name: str) -> catalogue.Entry:
     path = FOLDER / f"{name}.h5"
     if name in SYNTHETIC:
         return describe.entry(path, name, source="python scripts/make_traces.py")
+    if name == PREFILLED:
+        source = f"{ESFT_REPOSITORY} at {ESFT_COMMIT[:12]}, results/expert_scores/law"
+        return describe.entry(path, name, citation=ESFT_CITATION, source=source)
     source = f"{SOURCE_REPOSITORY} at {SOURCE_COMMIT[:12]}, data/**/*_examples.json"
     return describe.entry(path, name, citation=CITATION, source=source)
 

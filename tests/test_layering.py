@@ -236,7 +236,16 @@ def test_schemes_describe_work_and_know_no_time() -> None:
         ("h5py", {"tracegen/file/reader.py", "tracegen/file/writer.py"}),
         ("numba", ("replay/graph/kernels/",)),
         # Foreign dumps are written by torch; they are read weights-only, and only when asked for.
-        ("torch", ("tracegen/capture/", "tracegen/cli/capture.py", "tracegen/importers/files.py")),
+        # Serving is what runs inside engines, whose rows are tensors, and what they read.
+        (
+            "torch",
+            (
+                "tracegen/capture/",
+                "tracegen/cli/capture.py",
+                "tracegen/importers/files.py",
+                "tracegen/serving/",
+            ),
+        ),
         ("transformers", ("tracegen/capture/", "tracegen/cli/capture.py")),
         ("matplotlib", ("tracegen/display/",)),
     ],

@@ -67,7 +67,8 @@ def changed(base: ModelShape, sizes: Sizes) -> ModelShape:
     so in the model that it comes from.
     """
     new = dict(sizes)
-    if "num_heads" in new and base.num_kv_heads == base.num_heads:
+    # Neither is known of some models, which does not make them equal.
+    if "num_heads" in new and base.num_heads is not None and base.num_kv_heads == base.num_heads:
         new["num_kv_heads"] = new["num_heads"]
     width = new.get("moe_intermediate")
     if width is not None and base.shared_intermediate == base.moe_intermediate:
@@ -90,8 +91,7 @@ def count(shape: ModelShape) -> tuple[int, int]:
     )
     embedding = parameters.of_embedding(shape)
     total = layers + embedding + parameters.of_head(shape) + parameters.of_norm(shape)
-    chosen_less = shape.num_experts - shape.topk
-    idle = shape.num_moe_layers * parameters.of_expert(shape) * chosen_less
+    idle = shape.num_moe_layers * parameters.of_idle(shape)
     return total, total - idle - embedding
 
 

@@ -12,6 +12,7 @@ import typer
 
 from replay.errors import UserError, unknown
 from replay.run.spec import Flag, RunSpec
+from tracegen.cli.common import tell_assumed
 from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def takes_settings(
         @functools.wraps(command)
         def filled(**values: Any) -> None:
             given = {name: values.pop(name) for name in fields}
+            tell_assumed(given.get("model"))
             command({k: value for k, value in given.items() if value is not None}, **values)
 
         parameters = [*made, *own]

@@ -10,6 +10,7 @@ import typer
 from replay.cli.options import JsonOption
 from replay.cli.screen import show
 from replay.run.spec import RunSpec
+from tracegen.cli.common import tell_assumed
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
 
@@ -65,6 +66,10 @@ def place(
             help="Windows of steps that it is looked at, the first fitted [up to 4].",
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help=str(RunSpec.model_fields["model"].description)),
+    ] = None,
     tokens_per_rank: Annotated[
         int | None,
         typer.Option(
@@ -107,12 +112,15 @@ def place(
     settings = {"tokens_per_rank": tokens_per_rank, "phase": phase, "replicas": replicas}
     spec = RunSpec(placement="contiguous" if source is None else f"file:{source}", **settings)
     loaded = tracegen.load(trace)
+    tell_assumed(model)
+    if model is not None:
+        loaded = loaded.with_shape(tracegen.models.load(model))
     shape = loaded.model_shape
     placing = fit(
         loaded,
         spec,
         num_ranks=ranks or loaded.num_ranks or 8,
-        num_slots=slots or loaded.num_experts - loaded.model.num_zero_experts,
+        num_slots=slots or loaded.model.num_ffn_experts,
         algorithm=algorithm or ("eplb" if source is None else "file"),
         num_groups=shape.n_group if groups is None else groups,
         num_nodes=nodes,
@@ -129,8 +137,8 @@ def place(
     asked = {
         "--slots": slots, "--algorithm": algorithm, "--from": source, "--ranks": ranks,
         "--nodes": None if nodes == 1 else nodes, "--groups": groups, "--fit": steps,
-        "--windows": windows, "--tokens-per-rank": tokens_per_rank, "--phase": phase,
-        "--replicas": None if replicas == "same-gpu" else replicas,
+        "--windows": windows, "--model": model, "--tokens-per-rank": tokens_per_rank,
+        "--phase": phase, "--replicas": None if replicas == "same-gpu" else replicas,
     }  # fmt: skip
     deliver(lambda: page(placing, _command(trace, asked)))
     print(

@@ -233,7 +233,7 @@ def _explain(scheme: TensorScheme, as_json: bool) -> None:
 @app.command()
 def models(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="A name, or a TOML file.")
+        str | None, typer.Argument(metavar="[MODEL]", help="A name, a TOML file, or a config.json.")
     ] = None,
     as_json: AsJsonOption = False,
 ) -> None:

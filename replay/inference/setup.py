@@ -219,7 +219,6 @@ def inference_code() -> str:
 def _routing(spec: InferSpec) -> tuple[RoutingTrace | None, ModelShape]:
     """The trace, if there is one, and the model's shape."""
     import tracegen
-    from tracegen.models import completed
     from tracegen.models import load as load_model
 
     if spec.trace is None:
@@ -231,10 +230,9 @@ def _routing(spec: InferSpec) -> tuple[RoutingTrace | None, ModelShape]:
             "cannot be cut from it; take a recorded one without, or --routing"
         )
         raise UserError(message)
-    if spec.model not in (None, trace.model_shape.name):
-        message = f"model {spec.model}: the trace was recorded of {trace.model_shape.name}"
-        raise UserError(message)
-    return trace, completed(trace.model_shape)
+    if spec.model is not None:
+        trace = trace.with_shape(load_model(spec.model))
+    return trace, trace.model_shape
 
 
 def _side(system: System, asked: int | None, tp: int, shape: ModelShape) -> Side:

@@ -31,8 +31,8 @@ class InferSpec(BaseModel):
 
     model: str | None = Field(
         None,
-        description="A name of `moereplay trace models`, or a TOML file [the trace's own, else "
-        "deepseek-v3].",
+        description="A name of `moereplay trace models`, a TOML file, or a config.json "
+        "[the trace's own, else deepseek-v3].",
     )
     scheme: str = Field("deepep-ll", description="Scheme of decoding: a name of `schemes`.")
     options: Annotated[dict[str, JsonValue], Flag("--option", "K=V")] = Field(

@@ -48,7 +48,7 @@ def asked_of(
         num_ranks=first.num_ranks,
         tokens=first.num_tokens,
         topk=trace.topk * spec.expert_tp,
-        num_experts=trace.num_experts * spec.expert_tp,
+        num_experts=trace.model.num_ffn_experts * spec.expert_tp,
         num_steps=spec.steps,
         num_layers=num_layers,
         is_chain=is_chain,

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from replay.run.jitter import OFF
@@ -50,7 +51,7 @@ SUFFIXES = (".py", ".toml")
 """Sources of code, and sizes of models."""
 
 BY_VALUE = frozenset(
-    {"trace", "content_id", "scheme", "options", "system", "overrides", "placement"}
+    {"trace", "content_id", "model", "scheme", "options", "system", "overrides", "placement"}
 )
 """Settings that refer to something; of these, what they refer to enters, and not the reference."""
 
@@ -71,7 +72,8 @@ def describe(
     spec
         The settings.
     trace
-        What makes two traces the same: the content id, or all arguments of the generator.
+        What makes two traces the same: the content id, which holds the shape of the model that
+        the trace carries, or all arguments of the generator.
     system, scheme
         What the spec's references lead to.
 
@@ -144,19 +146,50 @@ def _files(name: str, entry: Traversable) -> dict[str, Traversable]:
 
 @functools.cache
 def _foreign_code(kind: type[Scheme]) -> str | None:
-    """SHA-256 of a scheme's source if it is not ours; None if it is, or there is no source."""
+    """SHA-256 of a scheme's source, or of what it was compiled to, if it is not ours."""
     if kind.__module__.startswith("replay.schemes."):
         return None
-    digest = hashlib.sha256()
-    for path in _sources(kind):
+    digest, sources = hashlib.sha256(), list(_sources(kind))
+    for path in sources:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    if not sources:
+        # Typed at a prompt. Without a source all such schemes would have one identity.
+        own = [
+            one for one in kind.__mro__ if not one.__module__.startswith(("replay.", "builtins"))
+        ]
+        digest.update("\0".join(line for one in own for line in _compiled_class(one)).encode())
     return digest.hexdigest()
+
+
+def _compiled_class(kind: type) -> Iterator[str]:
+    """What a class says, line by line, as far as it is the same in every process."""
+    for name, value in sorted(vars(kind).items()):
+        code = getattr(getattr(value, "__func__", value), "__code__", None)
+        if code is not None:
+            yield from (name, *_compiled(code))
+        elif name[:2] != "__" and isinstance(value, int | float | str | tuple | frozenset):
+            yield from (name, _plain(value))
+
+
+def _compiled(code: CodeType) -> Iterator[str]:
+    """What a function does, without where it was typed."""
+    yield from (code.co_code.hex(), repr(code.co_names), repr(code.co_varnames))
+    for constant in code.co_consts:
+        yield from _compiled(constant) if isinstance(constant, CodeType) else (_plain(constant),)
+
+
+def _plain(value: object) -> str:
+    """A constant in words; members of a set in order, which differs between processes."""
+    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
 def _sources(kind: type[Scheme]) -> Iterator[Path]:
     """The file of a class, or of a class in a package all files of its folder."""
     module = sys.modules.get(kind.__module__)
-    path = Path(getattr(module, "__file__", None) or kind.build.__code__.co_filename)
-    if path.is_file():  # otherwise the class was typed at a prompt
+    # Its own functions: one that it inherits is in the file of another class.
+    own = [value.__code__ for value in vars(kind).values() if hasattr(value, "__code__")]
+    named = getattr(module, "__file__", None) or next((code.co_filename for code in own), "")
+    path = Path(named)
+    if named and path.is_file():
         in_package = bool(getattr(module, "__package__", None))
         yield from sorted(path.parent.glob("*.py")) if in_package else [path]

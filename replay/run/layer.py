@@ -79,7 +79,7 @@ def make_work(
         raise UserError(message)
     ids, plan = experts_of(trace, layer, batch.rows), None
     if is_planned:
-        owner, num_experts = batch.source_rank, trace.num_experts - trace.model.num_zero_experts
+        owner, num_experts = batch.source_rank, trace.model.num_ffn_experts
         plan = plan_step(placement, ids, owner, num_experts, batch.num_ranks)
         ids, placed = plan.reroute(ids, owner), plan.placement
     else:
@@ -117,7 +117,7 @@ def placement_of(trace: RoutingTrace, placement: str, num_ranks: int, layer: int
     UserError
         If the placement cannot be made.
     """
-    num_experts = trace.num_experts - trace.model.num_zero_experts
+    num_experts = trace.model.num_ffn_experts
     which = WhichLayer(layer, int(trace.moe_layer_index[layer]), trace.model_shape.num_layers)
     loads = together = None
     kind = placement.partition(":")[0]
@@ -134,14 +134,14 @@ def placement_of(trace: RoutingTrace, placement: str, num_ranks: int, layer: int
 def loads_of(trace: RoutingTrace, layer: int, rows: Ints | slice) -> Ints:
     """(expert,): rows that some of a trace's tokens send to each expert of a layer."""
     ids = experts_of(trace, layer, rows)
-    num_experts = trace.num_experts - trace.model.num_zero_experts
+    num_experts = trace.model.num_ffn_experts
     loads: Ints = np.bincount(ids[ids >= 0], minlength=num_experts).astype(np.int64)
     return loads
 
 
 def together_of(trace: RoutingTrace, layer: int, rows: Ints | slice) -> Ints:
     """(expert, expert): how often some of a trace's tokens choose two experts of a layer."""
-    num_experts = trace.num_experts - trace.model.num_zero_experts
+    num_experts = trace.model.num_ffn_experts
     return counted(experts_of(trace, layer, rows), num_experts)
 
 
@@ -152,7 +152,7 @@ def experts_of(trace: RoutingTrace, layer: int, rows: Ints | slice) -> npt.NDArr
     """
     stored = trace.expert_ids[layer][rows]
     ids: npt.NDArray[np.int32] = stored.astype(np.int32)
-    num_experts = trace.num_experts - trace.model.num_zero_experts
+    num_experts = trace.model.num_ffn_experts
     ids[(stored == trace.empty_slot) | (ids >= num_experts)] = -1
     return ids
 

@@ -220,7 +220,7 @@ class _Fit:
         self.num_groups, self.num_nodes = num_groups, num_nodes
 
     def num_experts(self, trace: RoutingTrace) -> int:
-        return trace.num_experts - trace.model.num_zero_experts
+        return trace.model.num_ffn_experts
 
     def placed(self, trace: RoutingTrace, batches: Sequence[Batch] | None) -> list[Placement]:
         """Placement of every layer for the tokens of some batches, or of the whole trace."""
@@ -236,7 +236,7 @@ class _Fit:
 
 
 def _of_file(trace: RoutingTrace, placement: str, num_ranks: int) -> list[Placement]:
-    experts, layers = trace.num_experts - trace.model.num_zero_experts, trace.num_layers
+    experts, layers = trace.model.num_ffn_experts, trace.num_layers
     decoder = trace.moe_layer_index.tolist()
     total = trace.model_shape.num_layers
     return [

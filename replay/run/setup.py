@@ -280,7 +280,7 @@ def load_trace(
     Raises
     ------
     UserError
-        If there is no trace, or it is another than the spec says.
+        If there is no trace, it is another than the spec says, or not of the spec's model.
     """
     import tracegen
 
@@ -290,7 +290,10 @@ def load_trace(
         raise UserError(message)
     loaded = tracegen.load(reference) if isinstance(trace, str | Path | None) else trace
     check_kind("trace", loaded, tracegen.RoutingTrace, TRACE_KINDS)
-    if spec.content_id not in (None, loaded.content_id):
+    as_stored = None if spec.content_id is None else loaded.content_id
+    if spec.model is not None:
+        loaded = loaded.with_shape(tracegen.models.load(spec.model))
+    if spec.content_id not in (None, as_stored, loaded.content_id):
         message = (
             f"this is not the trace of the spec: its content is {loaded.content_id[:12]}, not "
             f"{str(spec.content_id)[:12]}"

@@ -86,6 +86,11 @@ class RunSpec(BaseModel):
     content_id: str | None = Field(
         None, description="Content id that the trace must have; another trace is refused."
     )
+    model: str | None = Field(
+        None,
+        description="Shape of the trace's model, where the trace has none: a name of "
+        "`moereplay trace models`, or a file.",
+    )
     scheme: str | None = Field(
         None, description="A name of `moereplay schemes`, or FILE.py:NAME, which executes the file."
     )

@@ -71,7 +71,7 @@ def check_model(plan: Plan, shape: ModelShape) -> None:
         _divides(plan, shape, "tp", "inner width of dense layers", shape.dense_intermediate)
     width = shape.num_shared_experts * shape.shared_intermediate
     _divides(plan, shape, "tp", "inner width of shared experts", width)
-    _divides(plan, shape, "ep", "experts", shape.num_experts)
+    _divides(plan, shape, "ep", "experts", shape.num_ffn_experts)
     if plan.mtp > shape.mtp_layers:
         message = f"plan: mtp {plan.mtp}; {shape.name} has {shape.mtp_layers}"
         raise UserError(message)

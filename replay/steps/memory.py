@@ -118,7 +118,8 @@ def stages(
     """
     chunks = chunks_of(shape, plan)
     tokens = plan.tokens_per_gpu(sequence)
-    rows = int(tokens * shape.topk * imbalance)
+    # Zero experts keep no rows; their share of the choices is that among the experts.
+    rows = int(tokens * shape.topk * shape.num_ffn_experts / shape.num_experts * imbalance)
     found = []
     for stage in held:
         layers = [layer for chunk in stage.chunks for layer in chunks[chunk]]

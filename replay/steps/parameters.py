@@ -69,7 +69,8 @@ class Parameters:
     norm
         Behind the last layer.
     idle
-        Those of the routed experts that a token does not visit, in all decoder layers.
+        Those of the routed experts that a token does not visit, in all decoder layers; where a
+        model has zero experts, with as many of them among the choices as there are among all.
     left_out
         What is not counted, because the shape has no sizes of it.
     """
@@ -124,7 +125,7 @@ def count(shape: ModelShape) -> Parameters:
         embedding=of_embedding(shape),
         head=of_head(shape),
         norm=of_norm(shape),
-        idle=shape.num_moe_layers * of_expert(shape) * (shape.num_experts - shape.topk),
+        idle=shape.num_moe_layers * of_idle(shape),
         left_out=left_out(shape),
     )
 
@@ -154,7 +155,7 @@ def of_layer(shape: ModelShape, number: int, tp: int = 1, ep: int = 1) -> LayerP
         dense=dense + is_mtp * 2 * shape.hidden * shape.hidden // tp,
         gate=gate if has_experts else 0,
         shared=shared if has_experts and width else 0,
-        experts=shape.num_experts // ep * of_expert(shape) if has_experts else 0,
+        experts=shape.num_ffn_experts // ep * of_expert(shape) if has_experts else 0,
     )
 
 
@@ -162,6 +163,16 @@ def of_expert(shape: ModelShape) -> int:
     """Count the parameters of a routed expert."""
     biases = _columns(shape, shape.moe_intermediate) + shape.hidden
     return _ffn(shape, shape.moe_intermediate) + ("experts" in shape.biases) * biases
+
+
+def of_idle(shape: ModelShape) -> int:
+    """Count the parameters of the routed experts of a layer that a token does not visit.
+
+    Zero experts are taken to be chosen as often as others, which gives the number of active
+    parameters that LongCat-Flash states as its average (arXiv 2509.01322).
+    """
+    visited = shape.topk * shape.num_ffn_experts * of_expert(shape) // shape.num_experts
+    return shape.num_ffn_experts * of_expert(shape) - visited
 
 
 def of_embedding(shape: ModelShape, tp: int = 1) -> int:
@@ -217,7 +228,7 @@ def multiplied(shape: ModelShape, number: int) -> int:
     """Count the weights of a layer that a token is multiplied with."""
     bare = shape.model_copy(update={"biases": (), "expert_bias": False})
     layer = of_layer(bare, number)
-    chosen = shape.topk * of_expert(bare) if layer.experts else 0
+    chosen = layer.experts - of_idle(bare) if layer.experts else 0
     return layer.attention + layer.dense + layer.gate + layer.shared + chosen
 
 

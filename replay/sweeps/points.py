@@ -7,7 +7,8 @@ setting                     is
 ``SCHEME.OPTION``           an option of a scheme, heeded where ``scheme`` is that scheme
 ``system``                  a preset or a TOML file
 ``system.SECTION.KEY``      a hardware value, such as ``system.link.links_per_gpu``
-``trace.file``              a recorded trace: a name of the library, or a file
+``trace.file``              a recorded trace: a name of the library, or a file; ``trace.model``
+                            gives the shape of its model, where it has none
 ``trace.KEY``               what a trace is generated from: ``kind``, ``model``, ``layers`` (1
                             unless given), ``seed``, ``group_limited``, parameters of the kind
 ``shape.KEY``               a size in place of the model's, such as ``shape.topk``
@@ -34,7 +35,7 @@ from replay.schemes.registry import COMPARED
 if TYPE_CHECKING:
     from replay.sweeps.study import Grid, Scalar, Study
 
-REFERENCES = frozenset({"trace", "content_id", "scheme", "options", "system", "overrides"})
+REFERENCES = frozenset({"trace", "content_id", "model", "scheme", "options", "system", "overrides"})
 """Settings of a replay that a study gives in groups of their own."""
 RUN_SETTINGS = tuple(word for word in words() if word not in REFERENCES)
 TRACE_SETTINGS: dict[str, tuple[type, ...]] = {

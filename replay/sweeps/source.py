@@ -42,11 +42,14 @@ class Source:
         Name or path of a recorded trace.
     generator
         Arguments of `tracegen.generate.generate`, if there is no file.
+    model
+        Shape of the model that a recorded trace is of, where the study gives it.
     """
 
     identity: Mapping[str, Any]
     file: str | None
     generator: Mapping[str, Any]
+    model: str | None = None
 
     @property
     def key(self) -> str:
@@ -72,7 +75,7 @@ class Source:
         Raises
         ------
         UserError
-            If the generator cannot make it.
+            If the generator cannot make it, or the trace is not of the model that is given.
         UnreadableError
             If a file that was whole when the sweep was planned is no longer, or is another.
         """
@@ -82,6 +85,8 @@ class Source:
             except UserError as error:
                 raise UnreadableError(str(error)) from None
             self._check_id(trace.content_id)
+            if self.model is not None:
+                trace = trace.with_shape(tracegen.models.load(self.model))
             return trace
         from tracegen.generate import generate
 
@@ -99,16 +104,18 @@ def recorded(given: Mapping[str, Scalar], shape: Mapping[str, Scalar]) -> Source
     Raises
     ------
     UserError
-        If there is no such trace, or it is to be changed.
+        If there is no such trace or model, or the trace is to be changed.
     """
-    other = sorted(
-        [f"trace.{key}" for key in given if key != "file"] + [f"shape.{k}" for k in shape]
-    )
+    made = [f"trace.{key}" for key in given if key not in ("file", "model")]
+    other = sorted(made + [f"shape.{key}" for key in shape])
     if other:
         message = f"trace.file and {other[0]} exclude each other: a recorded trace is as it is"
         raise UserError(message)
-    name = str(given["file"])
-    return Source({"content_id": _content_id(name)}, name, {})
+    name, identity = str(given["file"]), {"content_id": _content_id(str(given["file"]))}
+    if "model" not in given:
+        return Source(identity, name, {})
+    model = str(given["model"])
+    return Source({**identity, "model": tracegen.models.load(model).sizes()}, name, {}, model)
 
 
 @functools.lru_cache(maxsize=256)

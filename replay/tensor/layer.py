@@ -321,11 +321,14 @@ class _Counted:
     def _experts(self) -> tuple[Step, ...]:
         """Experts, each sliced over all GPUs; every GPU chooses for all tokens, as they are there.
 
-        Rows are spread evenly over the experts: no routing is known here.
+        Rows are spread evenly over the experts: no routing is known here. Those of zero experts
+        stay as they are.
         """
         shape, tokens, hidden = self._shape, self._sizes.tokens, self._shape.hidden
-        rows, inner = tokens * shape.topk, shape.intermediate // self._n
-        first, second = self._pair(rows, inner, shape.num_experts)
+        with_weights = shape.num_experts - shape.num_zero_experts
+        rows = tokens * shape.topk * with_weights // shape.num_experts
+        inner = shape.intermediate // self._n
+        first, second = self._pair(rows, inner, with_weights)
         scores = Elementwise(tokens * (shape.num_experts * LOGIT_BYTES + shape.topk * CHOICE_BYTES))
         gate = Product(tokens, shape.num_experts, hidden)
         spread = Elementwise((tokens + rows) * hidden * BF16)

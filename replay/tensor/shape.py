@@ -12,6 +12,7 @@ from replay.errors import UserError, unknown
 from tracegen import models
 from tracegen.models import ModelShape
 from tracegen.models.catalogue import Catalogue
+from tracegen.models.config import is_config
 
 __all__ = ["LayerShape", "aliases", "load", "names", "parse"]
 
@@ -51,7 +52,9 @@ class LayerShape(BaseModel):
     """Tokens of the vocabulary; 0 where it is not known."""
 
     num_experts: int = Field(default=0, ge=0)
-    """Routed experts; 0 for a dense layer."""
+    """Routed experts, zero experts included; 0 for a dense layer."""
+    num_zero_experts: int = Field(default=0, ge=0)
+    """Those among them that are identities, without weights."""
     topk: int = Field(default=0, ge=0)
     """Experts chosen per token."""
     num_shared_experts: int = Field(default=0, ge=0)
@@ -109,7 +112,8 @@ def load(name: str | Path) -> LayerShape:
     Parameters
     ----------
     name
-        A name or alias of one of the catalogues, or the path of a TOML file of this form.
+        A name or alias of one of the catalogues, the path of a TOML file of this form, or that of
+        a ``config.json`` of a model with experts.
 
     Returns
     -------
@@ -130,12 +134,12 @@ def load(name: str | Path) -> LayerShape:
     8
     """
     text = str(name)
-    if text.endswith(".toml") or isinstance(name, Path):
+    if text.endswith(".toml"):
         return _CATALOGUE.read(text)
     shape = _CATALOGUE.find(text)
     if shape is not None:
         return shape
-    if text in models.names() or text in models.aliases():
+    if is_config(text) or text in models.names() or text in models.aliases():
         return _of_experts(models.load(text))
     known = [*names(), *aliases(), *models.names(), *models.aliases()]
     raise unknown("model", text, known)
@@ -192,6 +196,7 @@ def _of_experts(model: ModelShape) -> LayerShape:
         "head_dim": model.head_dim,
         "num_layers": model.num_layers,
         "num_experts": model.num_experts,
+        "num_zero_experts": model.num_zero_experts,
         "topk": model.topk,
         "num_shared_experts": model.num_shared_experts,
         "shared_intermediate": model.shared_intermediate,

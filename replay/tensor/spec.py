@@ -32,7 +32,8 @@ class TensorSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
 
     model: str = Field(
-        "llama-70b", description="A name of `moereplay tensor models`, or a TOML file."
+        "llama-70b",
+        description="A name of `moereplay tensor models`, a TOML file, or a config.json.",
     )
     scheme: str = Field("sp-nvls", description="A name of `moereplay tensor schemes`.")
     options: Annotated[dict[str, JsonValue], Flag("--option", "K=V")] = Field(

@@ -97,7 +97,8 @@ class Setup:
         trace = None if spec.trace is None else tracegen.load(spec.trace)
         if shape is None:
             shape = _shape(spec.model or named.model, trace)
-        _check_trace(trace, shape)
+        if trace is not None:
+            trace = trace.with_shape(shape)
         system = _system(spec, plan, named.system or DEFAULT_SYSTEM)
         schedule = registry.find(spec.schedule or named.schedule or DEFAULT_SCHEDULE)
         sequence = spec.sequence or named.sequence or DEFAULT_SEQUENCE
@@ -161,22 +162,8 @@ def _shape(name: str | None, trace: RoutingTrace | None) -> ModelShape:
     import tracegen.models
 
     if name is None and trace is not None:
-        return tracegen.models.completed(trace.model_shape)
+        return trace.model_shape
     return tracegen.models.load(name or DEFAULT_MODEL)
-
-
-def _check_trace(trace: RoutingTrace | None, shape: ModelShape) -> None:
-    """Refuse routing of another model."""
-    if trace is None:
-        return
-    theirs = trace.model_shape
-    mine = (shape.num_experts, shape.topk, shape.hidden, shape.moe_intermediate)
-    if (trace.num_experts, trace.topk, theirs.hidden, theirs.moe_intermediate) != mine:
-        message = (
-            f"the trace is of {theirs.name}, {trace.num_experts} experts, top-{trace.topk}; "
-            f"{shape.name} has {shape.num_experts}, top-{shape.topk}: name a trace of this model"
-        )
-        raise UserError(message)
 
 
 def _system(spec: TrainSpec, plan: Plan, node: str) -> System:

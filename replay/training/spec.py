@@ -26,8 +26,8 @@ class TrainSpec(BaseModel):
 
     model: str | None = Field(
         None,
-        description="A name of `moereplay trace models`, or a TOML file [the plan's, the "
-        "trace's, or deepseek-v3].",
+        description="A name of `moereplay trace models`, a TOML file, or a config.json "
+        "[the plan's, the trace's, or deepseek-v3].",
     )
     system: str | None = Field(
         None,

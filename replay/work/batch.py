@@ -178,6 +178,7 @@ def _as_recorded(
         message = (
             f"the trace was made for {has_ranks} ranks and is replayed as it stands; "
             f"{num_ranks} were asked for. Make one for {num_ranks} with `moereplay trace generate`"
+            + (f", or import it with --ranks {num_ranks}" if num_ranks > has_ranks else "")
         )
         raise UserError(message)
     if trace.num_steps == 0:
@@ -246,6 +247,13 @@ def _prefill(trace: RoutingTrace, num_ranks: int, tokens_per_rank: int | None, s
     wanted = tokens_per_rank
     if wanted is None:
         wanted = min(DEFAULT_TOKENS_PER_RANK["prefill"], least // (step + 1))
+        if not wanted and len(rows):
+            message = (
+                f"prefill step {step} on {num_ranks} ranks leaves no token for some of them: the "
+                f"trace has {len(lengths)} requests of {len(rows)} tokens; fewer ranks (--ranks) "
+                "have some"
+            )
+            raise UserError(message)
     if wanted * (step + 1) > least:
         message = (
             f"prefill step {step} on {num_ranks} ranks can take at most {least // (step + 1)} "

@@ -6,6 +6,7 @@ the target, so that a capture larger than memory can be finished.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import tempfile
@@ -30,6 +31,7 @@ from tracegen.trace.tables import (
     TraceInfo,
     TraceModel,
     expert_dtype,
+    stated_ranks,
 )
 
 SMALL = ("step", "request", "position", "phase", "token_id")
@@ -185,7 +187,10 @@ def _assemble(journals: list[Journal], folder: Path, replicas: int) -> RoutingTr
         tokens=tokens,
         steps_indptr=boundaries(tokens.step),
         requests=_requests(tokens, str(head.get("dataset", ""))),
-        info=_info(journals, replicas, falling, sums if weights is not None else None),
+        info=dataclasses.replace(
+            _info(journals, replicas, falling, sums if weights is not None else None),
+            num_ranks=stated_ranks(tokens.rank, len(journals)),
+        ),
     )
 
 

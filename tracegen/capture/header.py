@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from tracegen.models import ModelShape
+from tracegen.models import config_names as names
 from tracegen.trace.tables import TraceModel
 
 if TYPE_CHECKING:
@@ -15,25 +16,6 @@ if TYPE_CHECKING:
 
     from tracegen.capture.sites import Site
 
-NUM_EXPERTS = (
-    "n_routed_experts",
-    "num_local_experts",
-    "num_experts",
-    "moe_num_experts",
-    "num_routed_experts",
-)
-"""Names that configurations give to the number of routed experts."""
-SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
-EXPERT_WIDTH = (
-    "moe_intermediate_size",
-    "expert_ffn_hidden_size",
-    "intermediate_size_mlp",
-    "intermediate_size",
-    "ffn_hidden_size",
-)
-SCORES = {name: name for name in ("softmax", "sigmoid", "sqrtsoftplus")}
-TOPK_SOFTMAX = ("gpt_oss", "granitemoe", "granitemoeshared", "granitemoehybrid", "jetmoe")
-"""Model types that take the softmax over the chosen experts only."""
 BIAS_NAMES = ("e_score_correction_bias", "expert_bias", "moe_statics", "router_bias")
 
 
@@ -92,13 +74,19 @@ def note_on_layers(model: Any) -> str:
     return f"Layers differ in {', '.join(names)}: the shape of the model is not stated."
 
 
-def _first(config: Any, names: Sequence[str]) -> Any:
-    """First of several attributes that is there and not None; lists count by their largest."""
-    for name in names:
+def _get(config: Any) -> names.Get:
+    """Values of a configuration by name; lists count by their largest."""
+
+    def get(name: str) -> Any:
         value = getattr(config, name, None)
-        if value is not None:
-            return max(value) if isinstance(value, list | tuple) and value else value
-    return None
+        return max(value) if isinstance(value, list | tuple) and value else value
+
+    return get
+
+
+def _first(config: Any, among: Sequence[str]) -> Any:
+    """First of several attributes that is there and not None."""
+    return names.first(_get(config), among)
 
 
 def num_experts(model: Any, sites: Sequence[Site]) -> int:
@@ -113,7 +101,7 @@ def num_experts(model: Any, sites: Sequence[Site]) -> int:
     """
     config = text_config(model)
     from_sites = max((site.num_experts for site in sites), default=0)
-    stated = _first(getattr(config, "ffn_config", config), NUM_EXPERTS) or 0
+    stated = _first(getattr(config, "ffn_config", config), names.NUM_EXPERTS) or 0
     return from_sites or int(stated) + num_zero_experts(config)
 
 
@@ -125,7 +113,7 @@ def num_zero_experts(config: Any) -> int:
     config
         Of the text decoder.
     """
-    return int(getattr(config, "zero_expert_num", 0) or 0)
+    return int(_first(config, names.ZERO_EXPERTS) or 0)
 
 
 def trace_model(model: Any, sites: Sequence[Site], topk: int) -> TraceModel:
@@ -145,56 +133,34 @@ def trace_model(model: Any, sites: Sequence[Site], topk: int) -> TraceModel:
     if Path(name).exists():
         name = Path(name).name  # a folder of this machine means nothing elsewhere
     experts = num_experts(model, sites)
-    scaling = getattr(config, "routed_scaling_factor", None)
-    groups = int(getattr(config, "n_group", None) or 1)
+    scaling = _first(config, names.SCALING)
+    groups = int(_first(config, names.GROUPS) or 1)
     model_type = str(getattr(config, "model_type", ""))
     dtype = getattr(model, "dtype", None)
     return TraceModel(
         num_experts=experts,
         top_k=topk,
-        hidden_size=int(_first(config, ("hidden_size", "d_model")) or 1),
+        hidden_size=int(_first(config, names.HIDDEN) or 1),
         model_id=name,
         revision=str(getattr(model.config, "_commit_hash", None) or ""),
         model_type=model_type,
-        num_shared_experts=num_shared_experts(config),
+        num_shared_experts=names.shared_experts(_get(config), model_type, 0)[0],
         num_zero_experts=num_zero_experts(config),
         act_dtype_bytes=int(getattr(dtype, "itemsize", 2)),
-        score_function=_score_function(config, model_type),
-        norm_topk=bool(_or(getattr(config, "norm_topk_prob", None), True)),
+        score_function=names.score_function(_get(config), model_type),
+        norm_topk=_norm_topk(config, model_type),
         routed_scaling_factor=float(scaling) if isinstance(scaling, int | float) else 1.0,
         n_group=groups if experts % groups == 0 else 1,
-        topk_group=int(getattr(config, "topk_group", None) or 1) if experts % groups == 0 else 1,
+        topk_group=int(_first(config, names.TOPK_GROUPS) or 1) if experts % groups == 0 else 1,
         expert_bias=_has_bias(model),
         shape=model_shape(model, sites, topk),
     )
 
 
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
-
-
-def num_shared_experts(config: Any) -> int:
-    """Experts that every token visits.
-
-    Parameters
-    ----------
-    config
-        Of the text decoder.
-    """
-    stated = _first(config, SHARED)
-    if stated is not None:
-        return int(stated)
-    return int(bool(getattr(config, "shared_expert_intermediate_size", 0)))
-
-
-def _score_function(config: Any, model_type: str) -> str:
-    """Function from scores to weights, or empty if the configuration does not say."""
-    if model_type in TOPK_SOFTMAX:
-        return "topk_softmax"
-    if model_type == "phimoe":
-        return "sparsemixer"
-    stated = str(_first(config, ("scoring_func", "score_function", "score_func")) or "")
-    return SCORES.get(stated, "")
+def _norm_topk(config: Any, model_type: str) -> bool:
+    """Whether chosen weights are scaled to sum to one."""
+    stated = _first(config, names.NORM)
+    return bool(names.family(model_type).get("norm_topk", True) if stated is None else stated)
 
 
 def _has_bias(model: Any) -> bool:
@@ -220,31 +186,30 @@ def model_shape(model: Any, sites: Sequence[Site], topk: int) -> ModelShape | No
     if config.differing():
         return None  # a shape has one value for all layers
     width = _expert_width(config, sites)
-    layers = _first(config, ("num_hidden_layers", "n_layers"))
-    hidden = _first(config, ("hidden_size", "d_model"))
+    model_type = str(getattr(config, "model_type", "model"))
+    layers = _first(config, names.LAYERS)
+    hidden = _first(config, names.HIDDEN)
     if not (width and layers and hidden) or getattr(config, "is_encoder_decoder", False):
         return None
     moe = {site.layer for site in sites}
-    shared = num_shared_experts(config)
-    shared_width = _first(config, ("shared_expert_intermediate_size", "shared_intermediate_size"))
+    shared, shared_width = names.shared_experts(_get(config), model_type, int(width))
     dense = tuple(layer for layer in range(int(layers)) if layer not in moe)
     values: dict[str, Any] = {
-        "name": str(getattr(config, "model_type", "model")),
+        "name": model_type,
         "model_id": "" if Path(str(model.name_or_path)).exists() else str(model.name_or_path),
         "hidden": int(hidden),
         "moe_intermediate": int(width),
         "num_experts": num_experts(model, sites),
+        "num_zero_experts": num_zero_experts(config),
         "topk": topk,
         "num_shared_experts": shared,
-        "shared_intermediate": int(shared_width or width) if shared else 0,
+        "shared_intermediate": shared_width,
         "num_layers": int(layers),
         "dense_layers": dense,
-        "dense_intermediate": int(_first(config, ("intermediate_size", "ffn_dim")) or 0)
-        if dense
-        else 0,
+        "dense_intermediate": int(_first(config, names.DENSE_WIDTH) or 0) if dense else 0,
         "gated": _gated(sites),
-        "num_heads": _first(config, ("num_attention_heads", "n_heads")),
-        "num_kv_heads": _first(config, ("num_key_value_heads", "num_attention_heads")),
+        "num_heads": _first(config, names.HEADS),
+        "num_kv_heads": _first(config, names.KV_HEADS),
         "q_lora_rank": getattr(config, "q_lora_rank", None),
         "kv_lora_rank": getattr(config, "kv_lora_rank", None),
         "expert_bias": _has_bias(model),
@@ -254,14 +219,14 @@ def model_shape(model: Any, sites: Sequence[Site], topk: int) -> ModelShape | No
             values[name] = getattr(config, name, None)
     elif values["num_heads"]:
         values["head_dim"] = int(getattr(config, "head_dim", None) or hidden // values["num_heads"])
-    score = _score_function(config, values["name"])
+    score = names.score_function(_get(config), model_type)
     if score:
         values["score_function"] = score
-    groups = int(getattr(config, "n_group", None) or 1)
+    groups = int(_first(config, names.GROUPS) or 1)
     if groups > 1:
-        values |= {"n_group": groups, "topk_group": int(getattr(config, "topk_group", None) or 1)}
-    values["norm_topk"] = bool(_or(getattr(config, "norm_topk_prob", None), True))
-    scaling = getattr(config, "routed_scaling_factor", None)
+        values |= {"n_group": groups, "topk_group": int(_first(config, names.TOPK_GROUPS) or 1)}
+    values["norm_topk"] = _norm_topk(config, model_type)
+    scaling = _first(config, names.SCALING)
     if isinstance(scaling, int | float) and scaling > 0:
         values["routed_scaling_factor"] = float(scaling)
     try:
@@ -277,7 +242,7 @@ def _expert_width(config: Any, sites: Sequence[Site]) -> int | None:
         if isinstance(value, int) and value:
             same = all(getattr(site.module, name, None) == value for site in sites)
             return value if same else None
-    stated = _first(getattr(config, "ffn_config", config), EXPERT_WIDTH)
+    stated = _first(getattr(config, "ffn_config", config), names.EXPERT_WIDTH)
     return int(stated) if isinstance(stated, int | float) and stated else None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import typer
 
-from tracegen.cli import capture, graph, importers, library, models, stats, traces
+from tracegen.cli import capture, exports, graph, importers, library, models, stats, traces
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "list": library.list_traces,
@@ -18,6 +18,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "stats": stats.stats,
     "graph": graph.graph,
     "import": importers.import_dump,
+    "export": exports.export_trace,
     "generate": traces.generate,
     "models": models.models,
     "info": traces.info,

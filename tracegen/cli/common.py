@@ -32,6 +32,28 @@ def user_errors() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
+def tell_assumed(model: str | None) -> None:
+    """Say what was assumed of a model, where its shape was read from a configuration.
+
+    Parameters
+    ----------
+    model
+        As the user gives it, or None.
+
+    Raises
+    ------
+    UserError
+        If it cannot be read.
+    """
+    from tracegen import models
+    from tracegen.models.config import is_config
+
+    if model is not None and is_config(model):
+        shape = models.load(model)
+        if shape.notes:
+            typer.echo(f"note: {plain(model)}: {plain(shape.notes)}", err=True)
+
+
 def refuse_existing(out: Path, force: bool) -> None:
     """Refuse to overwrite a file that exists, before the work and not after it.
 

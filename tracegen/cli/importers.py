@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tracegen.cli.common import refuse_existing, user_errors
+from tracegen.cli.common import refuse_existing, tell_assumed, user_errors
 from tracegen.cli.outputs import file_option
 from tracegen.errors import UserError
 
@@ -27,9 +27,14 @@ def import_dump(
     ],
     out: Annotated[Path, file_option("--out", help="File to write.")],
     model: Annotated[
-        str | None, typer.Option(help="Model shape: a name, or a TOML file; gives all sizes.")
+        str | None, typer.Option(help="Model shape: a name, a TOML file, or a config.json.")
     ] = None,
-    num_experts: Annotated[int | None, typer.Option(help="Experts per layer.")] = None,
+    num_experts: Annotated[
+        int | None, typer.Option(help="Experts per layer, with those that do nothing.")
+    ] = None,
+    zero_experts: Annotated[
+        int | None, typer.Option(help="Experts that do nothing, the last of all ids.")
+    ] = None,
     topk: Annotated[int | None, typer.Option(help="Experts per token.")] = None,
     hidden_size: Annotated[
         int | None,
@@ -39,7 +44,7 @@ def import_dump(
         str | None, typer.Option(help="Decoder layers with experts, such as 1,2,3 or 3-60.")
     ] = None,
     num_layers: Annotated[
-        int | None, typer.Option(help="Decoder layers in all, for dumps without a header.")
+        int | None, typer.Option(help="Decoder layers in all, dense ones too.")
     ] = None,
     prompt_len: Annotated[
         int | None, typer.Option(help="Tokens of every prompt, if the dump does not say.")
@@ -52,6 +57,9 @@ def import_dump(
         int | None,
         typer.Option(min=0, help="Position of the first row of each request, if not 0."),
     ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Processes of the run, those too that had no token.")
+    ] = None,
     tp: Annotated[
         int | None, typer.Option(help="Neighbouring ranks that saw the same tokens.")
     ] = None,
@@ -59,6 +67,10 @@ def import_dump(
         int | None, typer.Option(help="Pipeline stages, which hold different layers.")
     ] = None,
     mask: Annotated[Path | None, typer.Option(help="Attention mask of a padded tensor.")] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(help="Names of arrays in the files, such as ids=top_indices,position=token."),
+    ] = None,
     drop_repeats: Annotated[
         bool,
         typer.Option(
@@ -66,9 +78,9 @@ def import_dump(
         ),
     ] = False,
     max_tokens: Annotated[
-        int, typer.Option(help="Largest number of rows read or drawn.")
-    ] = 2_000_000,
-    seed: Annotated[int, typer.Option(help="Seed of the rows drawn from counts.")] = 0,
+        int | None, typer.Option(help="Largest number of rows read or drawn: 2,000,000.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the rows drawn from counts: 0.")] = None,
     title: Annotated[str, typer.Option(help="Title of the trace.")] = "",
     license: Annotated[str, typer.Option(help="SPDX identifier of the dump's licence.")] = "",
     dataset: Annotated[str, typer.Option(help="Origin of the prompts.")] = "",
@@ -78,12 +90,13 @@ def import_dump(
     """Make a trace of another tool's routing dump, checking it on the way."""
     with user_errors():
         from tracegen.file.writer import write
-        from tracegen.importers import read
+        from tracegen.importers import read_as_typed
 
         refuse_existing(out, force)
         options: dict[str, Any] = {
             "model": model,
             "num_experts": num_experts,
+            "zero_experts": zero_experts,
             "topk": topk,
             "hidden_size": hidden_size,
             "moe_layers": None if moe_layers is None else layer_numbers(moe_layers),
@@ -91,9 +104,11 @@ def import_dump(
             "prompt_len": prompt_len,
             "prompts": prompts,
             "start_len": start_len,
+            "ranks": ranks,
             "tp": tp,
             "pp": pp,
             "mask": mask,
+            "columns": None if columns is None else names_of(columns),
             "drop_repeats": drop_repeats,
             "max_tokens": max_tokens,
             "seed": seed,
@@ -102,7 +117,8 @@ def import_dump(
             "dataset": dataset,
             "source": source,
         }
-        made = read(files, format, **options)
+        tell_assumed(model)
+        made = read_as_typed(files, format, options)
         digest = write(made.trace, out, overwrite=force)
         for notice in made.notices:
             typer.echo(f"note: {notice}", err=True)
@@ -140,6 +156,34 @@ def layer_numbers(text: str) -> tuple[int, ...]:
                 raise ValueError(part)  # said below, with what is possible
             found += numbers
     except ValueError as error:
-        msg = f"layers {text!r}: write numbers and ranges below {MOST_LAYERS}, such as 1,2,5-7"
+        msg = (
+            f"--moe-layers {text!r}: write numbers and ranges below {MOST_LAYERS}, such as 1,2,5-7"
+        )
         raise UserError(msg) from error
     return tuple(found)
+
+
+def names_of(text: str) -> dict[str, str]:
+    """Names of arrays as a user writes them.
+
+    Parameters
+    ----------
+    text
+        Such as ``ids=top_indices,position=token``.
+
+    Raises
+    ------
+    UserError
+        If it is anything else.
+
+    Examples
+    --------
+    >>> names_of("ids=top_indices,position=token")
+    {'ids': 'top_indices', 'position': 'token'}
+    """
+    pairs = [part.partition("=") for part in text.split(",")]
+    names = {what.strip(): name.strip() for what, _, name in pairs}
+    if len(names) < len(pairs) or not all(names) or not all(names.values()):
+        msg = f"--columns {text!r}: write what an array is and its name, such as ids=top_indices"
+        raise UserError(msg)
+    return names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +18,8 @@ TEXTS = ("name", "title", "notes", "sources")
 
 def models(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="A name, or a TOML file.")
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="A name, or a file: TOML, or a config.json."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -28,8 +28,7 @@ def models(
 
     with user_errors():
         if model is not None:
-            given = Path(model) if model.endswith(".toml") else model
-            found = [shapes.load(given)]
+            found = [shapes.load(model)]
         else:
             found = [shapes.load(name) for name in shapes.names()]
         if as_json:

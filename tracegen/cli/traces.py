@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from tracegen import screen
-from tracegen.cli.common import AsJson, refuse_existing, user_errors
+from tracegen.cli.common import AsJson, refuse_existing, tell_assumed, user_errors
 from tracegen.cli.outputs import file_option
 from tracegen.errors import UserError
 
@@ -61,7 +61,7 @@ def generate(
     kind: Annotated[
         str, typer.Argument(help="uniform, zipf, normal, remote, histogram or latent.")
     ],
-    model: Annotated[str, typer.Option(help="Model shape: a name, or a TOML file.")],
+    model: Annotated[str, typer.Option(help="Model shape: a name, a TOML file, or a config.json.")],
     out: Annotated[Path, file_option("--out", help="File to write.")],
     ranks: Annotated[int, typer.Option(help="Source GPUs.")] = 8,
     tokens_per_rank: Annotated[int, typer.Option(help="Tokens per GPU and step.")] = 4096,
@@ -99,6 +99,7 @@ def generate(
         if skew is not None:
             params["skew"] = skew
         shape = models.load(model)
+        tell_assumed(model)
         num_layers = layers or shape.num_moe_layers
         num_ids = num_layers * steps * ranks * tokens_per_rank * shape.num_experts
         with _progress(num_layers, num_ids) as on_layer:
@@ -171,6 +172,7 @@ def _describe(name: str) -> dict[str, Any]:
             "model": model.shape.name if model.shape else model.model_id,
             "hidden_size": model.hidden_size,
             "num_experts": file.num_experts,
+            "num_zero_experts": model.num_zero_experts,
             "topk": file.topk,
             "num_layers": file.num_layers,
             "moe_layer_index": file.moe_layer_index.tolist(),
@@ -178,6 +180,7 @@ def _describe(name: str) -> dict[str, Any]:
             "num_steps": file.num_steps,
             "has_gate_weights": file.has_gate_weights,
             "has_rank": file.has_rank,
+            "num_ranks": file.num_ranks,
             "slot_order": file.info.slot_order,
             "load_max_over_mean": [round(v, 3) for v in (load.max(axis=1) / mean).tolist()],
             "load_min_over_mean": [round(v, 3) for v in (load.min(axis=1) / mean).tolist()],

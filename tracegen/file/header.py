@@ -39,6 +39,9 @@ SLOTS: dict[str, type] = {"id_space": str, "slot_order": str}
 WEIGHTS: dict[str, type] = {"semantics": str, "row_sum": str}
 """Attributes of ``/routing/gate_weights``."""
 
+RANKS: dict[str, type] = {"num_ranks": int}
+"""Attributes of ``/tokens/rank``."""
+
 
 def check_version(root: dict[str, Any]) -> None:
     """Refuse files of another format, of a major version that is not ours, or unfinished.
@@ -96,6 +99,10 @@ def read_model(values: dict[str, Any]) -> TraceModel:
     if not 1 <= values["num_experts"] <= 0xFFFE or not values["hidden_size"]:
         msg = f"/model: {values['num_experts']} experts, hidden size {values['hidden_size']}"
         raise UserError(msg)
+    zeros = values.get("num_zero_experts", 0)
+    if zeros >= values["num_experts"]:
+        msg = f"/model: {zeros} zero experts of {values['num_experts']} experts"
+        raise UserError(msg)
     text = values.get("shape")
     if text is None:
         return TraceModel(**values)
@@ -106,20 +113,27 @@ def read_model(values: dict[str, Any]) -> TraceModel:
         place = ".".join(str(part) for part in problem["loc"])
         msg = f"/model: the attribute 'shape': {place}: {problem['msg']}"
         raise UserError(msg) from error
-    stated = (values["num_experts"], values["top_k"], values["hidden_size"])
-    if stated != (shape.num_experts, shape.topk, shape.hidden):
-        msg = "/model: the attribute 'shape' contradicts num_experts, top_k or hidden_size"
+    if not shape.num_zero_experts:
+        shape = shape.model_copy(update={"num_zero_experts": zeros})
+    stated = (values["num_experts"], zeros, values["top_k"], values["hidden_size"])
+    if stated != (shape.num_experts, shape.num_zero_experts, shape.topk, shape.hidden):
+        msg = (
+            "/model: the attribute 'shape' contradicts num_experts, num_zero_experts, top_k or "
+            "hidden_size"
+        )
         raise UserError(msg)
     return TraceModel(**{**values, "shape": shape})
 
 
-def read_info(root: dict[str, Any], slots: dict[str, Any], weights: dict[str, Any]) -> TraceInfo:
+def read_info(
+    root: dict[str, Any], slots: dict[str, Any], weights: dict[str, Any], ranks: dict[str, Any]
+) -> TraceInfo:
     """Origin and reading of a trace from its attributes.
 
     Parameters
     ----------
-    root, slots, weights
-        Attributes of the root group, of the expert ids and of the gate weights.
+    root, slots, weights, ranks
+        Attributes of the root group, of the expert ids, of the gate weights and of the ranks.
 
     Raises
     ------
@@ -144,7 +158,12 @@ def read_info(root: dict[str, Any], slots: dict[str, Any], weights: dict[str, An
         if value not in known:
             msg = f"the attribute {name!r} is {value!r}; possible: {', '.join(known)}"
             raise UserError(msg)
+    num_ranks = ranks.get("num_ranks", 0)
+    if not 0 <= num_ranks <= 2**16:
+        msg = f"/tokens/rank: the attribute 'num_ranks' is {num_ranks}; possible: 1 to {2**16}"
+        raise UserError(msg)
     return TraceInfo(
+        num_ranks=num_ranks,
         kind=kind,
         title=root.get("title", ""),
         license=root.get("license", ""),
@@ -155,6 +174,17 @@ def read_info(root: dict[str, Any], slots: dict[str, Any], weights: dict[str, An
         weight_semantics=weights.get("semantics", ""),
         weight_row_sum=weights.get("row_sum", ""),
     )
+
+
+def version_of(info: TraceInfo) -> str:
+    """The lowest version of the format that can say what a trace says.
+
+    Parameters
+    ----------
+    info
+        Of the trace.
+    """
+    return schema.VERSION if info.num_ranks else schema.FIRST
 
 
 def root_attributes(info: TraceInfo, digest: str) -> dict[str, str]:
@@ -187,7 +217,7 @@ def root_attributes(info: TraceInfo, digest: str) -> dict[str, str]:
     )
     return {
         "format": schema.FORMAT_NAME,
-        "schema_version": schema.VERSION,
+        "schema_version": version_of(info),
         "trace_id": info.trace_id or str(uuid.uuid5(uuid.NAMESPACE_URL, f"sha256:{digest}")),
         "created_utc": info.created_utc or now.isoformat(timespec="seconds"),
         "kind": info.kind,
@@ -208,5 +238,5 @@ def model_attributes(model: TraceModel) -> dict[str, Any]:
     """
     values = {name: getattr(model, name) for name in MODEL if name != "shape"}
     if model.shape is not None:
-        values["shape"] = json.dumps(model.shape.sizes(), sort_keys=True)
+        values["shape"] = json.dumps(model.sizes_of_shape(), sort_keys=True)
     return values

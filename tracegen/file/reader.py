@@ -78,7 +78,8 @@ class TraceFile:
             if self.has_gate_weights
             else {}
         )
-        self.info = header.read_info(root, slots, weights)
+        ranks = self._guard.attributes("tokens/rank", header.RANKS) if self.has_rank else {}
+        self.info = header.read_info(root, slots, weights, ranks)
         """Origin of the trace, and how its slots are to be read."""
 
     @property
@@ -100,6 +101,14 @@ class TraceFile:
     def has_rank(self) -> bool:
         """Whether every token has a source GPU."""
         return self._columns["tokens/rank"] is not None
+
+    @property
+    def num_ranks(self) -> int | None:
+        """Source GPUs, idle ones too, as the ranks of all tokens tell; None without ranks."""
+        if not self.has_rank:
+            return None
+        rank = self._whole("tokens/rank")
+        return max(self.info.num_ranks, int(rank.max()) + 1 if rank.size else 0)
 
     @property
     def has_token_ids(self) -> bool:

@@ -3,7 +3,9 @@
 from typing import NamedTuple
 
 FORMAT_NAME = "moe-routing-trace"
-VERSION = "1.0.0"
+FIRST = "1.0.0"
+VERSION = "1.1.0"
+"""The newest; a file is of the lowest version that has all it says."""
 MAJOR = 1
 TOKENS_PER_CHUNK = 8192
 """Tokens of one layer in a chunk: replay reads layer by layer, tools read token ranges."""

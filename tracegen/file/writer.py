@@ -124,6 +124,8 @@ def _describe(file: h5py.File, trace: RoutingTrace) -> None:
     if trace.gate_weights is not None:
         weights = {"semantics": info.weight_semantics, "row_sum": info.weight_row_sum}
         _write_attributes(routing["gate_weights"], weights)
+    if info.num_ranks:
+        _write_attributes(file["tokens/rank"], {"num_ranks": info.num_ranks})
 
 
 def _write_attributes(node: h5py.Group | h5py.Dataset, values: dict[str, Any]) -> None:

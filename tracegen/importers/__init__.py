@@ -6,15 +6,15 @@ are read with ``weights_only``, ``.npy`` and ``.npz`` without pickle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracegen import regular
 from tracegen.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from tracegen.importers.routed import Imported, Options, Routed
+    from tracegen.importers.options import Options
+    from tracegen.importers.routed import Imported, Routed
 
 __all__ = ["FORMATS", "read"]
 
@@ -30,9 +30,12 @@ FORMATS: dict[str, tuple[str, str]] = {
         "verl, slime or NeMo-RL: routed_experts tensors or samples, .pt or .npy",
     ),
     "tensorrt-llm": ("counts", "TensorRT-LLM EXPERT_STATISTIC folder: counts, rows are drawn"),
-    "llama.cpp": ("text", "CSV of an eval callback on ffn_moe_topk: pass,token,layer,e0,..."),
+    "llama.cpp": ("llama", "CSV of llama.cpp's moe-trace (layer,expert), or of an eval callback"),
     "gpt-oss": ("text", "GPT-OSS expert fingerprints: *_examples.json or .json.gz"),
-    "arrays": ("arrays", "plain arrays: .npz, .safetensors or .parquet with expert_ids, weights"),
+    "arrays": (
+        "arrays",
+        "plain arrays with expert_ids, weights: .npz, .npy, .safetensors, .pt, .parquet",
+    ),
     "flame": ("flame", "FLAME-MoE traces: one parquet file per layer (needs pyarrow)"),
 }
 """Name to module of the reader, and what it reads."""
@@ -44,14 +47,14 @@ def read(paths: Sequence[str | Path], format: str, **options: Any) -> Imported:
     Parameters
     ----------
     paths
-        Files, or for ``tensorrt-llm`` one folder.
+        Files, or a folder of them: by name, numbers in names by value.
     format
         Key of :data:`FORMATS`.
     **options
-        Fields of :class:`tracegen.importers.routed.Options`: the model (a name of the
+        Fields of :class:`tracegen.importers.options.Options`: the model (a name of the
         catalogue or a TOML file), or ``num_experts``, ``topk`` and ``hidden_size``;
-        ``moe_layers``; ``tp`` and ``pp`` of dumps of several ranks; ``prompts``;
-        ``drop_repeats``; title, licence and source.
+        ``moe_layers``; ``ranks``, ``tp`` and ``pp`` of dumps of several ranks; ``prompts``;
+        ``drop_repeats``; title, licence and source. One that is given is used, or refused.
 
     Returns
     -------
@@ -60,24 +63,56 @@ def read(paths: Sequence[str | Path], format: str, **options: Any) -> Imported:
     Raises
     ------
     UserError
-        If a file is not what the format says, or what it says is impossible.
+        If a file is not what the format says, what it says is impossible, or an option
+        contradicts it or is of no use to it.
+    """
+    from tracegen.importers.options import as_arguments
+
+    try:
+        made = read_as_typed(paths, format, options)
+    except UserError as error:
+        error.args = (as_arguments(str(error)),)
+        raise
+    return made._replace(notices=[as_arguments(notice) for notice in made.notices])
+
+
+def read_as_typed(paths: Sequence[str | Path], format: str, options: Mapping[str, Any]) -> Imported:
+    """What :func:`read` does, with sentences that call options as the command line types them.
+
+    Parameters
+    ----------
+    paths, format
+        As for :func:`read`.
+    options
+        By name; those that are None, False or empty were not given.
+
+    Raises
+    ------
+    UserError
+        As :func:`read`.
     """
     from tracegen.importers.build import build
-    from tracegen.importers.routed import Options
+    from tracegen.importers.folders import files_of
+    from tracegen.importers.options import NAMES, Options
 
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
     if not paths:
         msg = "no file to import was given"
         raise UserError(msg)
-    files = [Path(path) for path in paths]
-    for path in files:
-        if not regular.exists(path):
-            msg = f"{path}: no such file"
-            raise UserError(msg)
-    chosen = Options(**options)
-    routed = _reader(format)(files, chosen)
-    return build(routed, chosen, format, files)
+    for name in options:
+        if name not in NAMES:
+            raise unknown("option", name, NAMES)
+    given = {
+        name: value
+        for name, value in options.items()
+        if value is not None and value is not False and value not in ("", {})
+    }
+    files = files_of([Path(path) for path in paths], format)
+    chosen = Options(**given)
+    made = build(_reader(format)(files, chosen), chosen, format, files)
+    chosen.refuse_unused(given, format)
+    return made
 
 
 def _reader(format: str) -> Callable[[list[Path], Options], Routed]:

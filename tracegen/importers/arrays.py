@@ -1,16 +1,21 @@
-"""Plain arrays: what anybody can save from a program of their own, ``.npz``, safetensors, Parquet.
+"""Plain arrays: what anybody can save from a program of their own.
 
-One row a token: ``expert_ids`` (token, layer, k), or (token, k) of one layer. Optional, of the same
-shape: ``weights``. Optional, one value a token: ``step``, ``request``, ``position``, ``phase`` (0
-prefill, 1 decode, 2 training), ``rank`` (of the process that recorded it; one value will do),
-``draft`` (1 for a draft token of speculative decoding, left out) and ``label``, text. ``layers``
-has the decoder layer of each layer. A Parquet file has these as columns, ``expert_ids`` as lists
-of lists; or a row for each token and layer, with a column ``layer`` and lists of k. Type and byte
-order of the numbers do not matter.
+``.npz``, ``.npy``, ``.pt``, safetensors, Parquet. One row a token: ``expert_ids`` (token, layer,
+k), or (token, k) of one layer, or (batch, token, layer, k). Optional, of the same shape:
+``weights``. Optional, one value a token: ``step``, ``request``, ``position``, ``phase`` (0
+prefill, 1 decode, 2 training, or these words), ``rank`` (of the process that recorded it; one
+value will do), ``draft`` (1 for a draft token of speculative decoding, left out), ``mask`` (0 for
+a row that is padding, left out) and ``label``, text. ``layers`` has the decoder layer of each
+layer, ``num_ranks`` how many processes there were. A table has a row for each token and
+``expert_ids`` as lists of lists; for each token and layer, with a column ``layer`` and lists of
+k; or for each slot of these, with a column ``slot`` and one id. Type and byte order of the
+numbers do not matter.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -18,31 +23,24 @@ from typing import Any
 import numpy as np
 
 from tracegen.errors import UserError
-from tracegen.importers import files
-from tracegen.importers.replicas import Pass, Rank, in_order, merge
-from tracegen.importers.routed import UNTOLD, Options, Routed
-from tracegen.importers.safetensors import load_safetensors
+from tracegen.importers.columns import load_columns
+from tracegen.importers.ids import ExpertIds, expert_ids, tell
+from tracegen.importers.options import Options
+from tracegen.importers.padding import MASKED, load_mask
+from tracegen.importers.pivot import by_token
+from tracegen.importers.replicas import Pass, Rank, SameTokens, in_order, merge
+from tracegen.importers.routed import UNTOLD, Routed, Sequence, prompt_lengths
+from tracegen.importers.values import few, whole_numbers
 from tracegen.trace.arrays import Array, place_in_group
-from tracegen.trace.tables import PHASES, PREFILL
+from tracegen.trace.tables import DECODE, PHASES, PREFILL
 
-NAMES = {
-    "ids": ("expert_ids", "routed_experts", "topk_ids", "ids"),
-    "weights": ("weights", "gate_weights", "topk_weights"),
-    "layers": ("layers", "moe_layer_index"),
-    "label": ("label", "labels"),
-    **{
-        name: (name,) for name in ("step", "request", "position", "phase", "rank", "draft", "layer")
-    },
-}
-"""What an array is, and what it may be called."""
-PER_TOKEN = ("step", "request", "position", "phase", "rank", "draft", "label")
-ASSUMED = {
-    "step": "steps (each request is one)",
-    "request": "requests (each file is one)",
-    "position": "positions (rows of a request are counted)",
-    "phase": "phases (all are prefill)",
-}
-"""What is assumed of columns that are not there."""
+PER_TOKEN = ("step", "request", "position", "phase", "rank", "draft", "mask", "token", "label")
+PROCESS = "process"
+"""Rank of a file that names it once."""
+OF_FILE = ("layers", "num_ranks", PROCESS)
+"""Arrays that are no columns."""
+YES_OR_NO = ("draft", "mask")
+"""Columns that may be booleans."""
 
 
 def read_arrays(paths: list[Path], options: Options) -> Routed:
@@ -51,140 +49,264 @@ def read_arrays(paths: list[Path], options: Options) -> Routed:
     Parameters
     ----------
     paths
-        ``.npz``, ``.safetensors`` or ``.parquet`` files, all with the same layers, or one or more
-        for each rank.
+        ``.npz``, ``.npy``, ``.safetensors``, ``.pt`` or ``.parquet`` files, all with the same
+        layers, or one or more for each rank.
     options
-        Sizes; ``moe_layers`` if the files do not number their layers; ``tp`` and ``pp`` for ranks.
+        Sizes; ``columns`` for names of their own; ``moe_layers`` if the files do not number their
+        layers; ``mask``; ``prompt_len`` or ``prompts`` and ``start_len`` where the files do not
+        say phases and positions; ``ranks``, ``tp`` and ``pp`` for ranks.
 
     Raises
     ------
     UserError
         If an array is missing, of another shape than the ids, or the files do not fit together.
     """
-    tables = [_checked(_load(path), str(path)) for path in paths]
+    notices: list[str] = []
+    tables, found = [], []
+    for path in paths:
+        table, notes = load_columns(path, options)
+        table, ids = _checked(table, options, str(path))
+        tables.append(table)
+        found.append(ids)
+        notices += [note for note in notes if note not in notices]
     columns = set(tables[0])
     for path, table in zip(paths, tables, strict=True):
         if set(table) != columns:
             other = sorted(set(table) ^ columns)
             msg = f"{path}: {', '.join(other)} is in only some of the files"
             raise UserError(msg)
-    missing = [told for name, told in ASSUMED.items() if name not in columns]
-    for number, table in enumerate(tables):
-        _complete(table, number)
-    notices: list[str] = []
+    if not any(len(table["ids"]) for table in tables):
+        msg = f"{paths[0]}: no rows"
+        raise UserError(msg)
+    assumed = _complete(tables, columns, options)
     if "rank" in columns:
-        ranks, notices = merge(_split(tables), options, local_layers="layers" not in columns)
+        ranks, merged = merge(
+            _split(tables),
+            options,
+            local_layers="layers" not in columns,
+            known=_known(tables, columns),
+            recorded=_recorded(tables),
+        )
+        notices += merged
     else:
         ranks = [_rank(0, tables)]
     routed = _routed(ranks)
     if "layers" not in columns and routed.layers == tuple(range(routed.ids.shape[1])):
         routed.layers = None
-    if "draft" in columns:
-        drafts = np.concatenate([part.columns["draft"] for _, part in in_order(ranks)])
-        routed.keep(drafts == 0, f"draft tokens {UNTOLD}")
-    first = np.arange(len(routed.ids)) < options.max_tokens
-    routed.keep(first, f"after the first {options.max_tokens} rows (max_tokens)")
-    if missing:
-        notices.append(f"The arrays do not tell and it was assumed: {'; '.join(missing)}.")
+    routed.ranks_recorded = "num_ranks" in columns
+    tell(routed, found)
+    masked = np.concatenate([part.columns["mask"] for _, part in in_order(ranks)])
+    drafts = np.concatenate([part.columns["draft"] for _, part in in_order(ranks)])
+    routed.keep((drafts == 0) | (masked == 0), f"draft tokens {UNTOLD}")
+    routed.keep(masked[(drafts == 0) | (masked == 0)] != 0, MASKED)
+    if assumed:
+        notices.append(f"The arrays do not tell and it was assumed: {'; '.join(assumed)}.")
     routed.notices += notices
     return routed
 
 
-def _load(path: Path) -> dict[str, Array]:
-    """Arrays of a file by what they are."""
-    load = {".npz": files.load_npz, ".safetensors": load_safetensors, ".parquet": _load_parquet}
-    if path.suffix not in load:
-        msg = f"{path}: {', '.join(load)} are read, not {path.suffix or 'files without suffix'!r}"
-        raise UserError(msg)
-    found = load[path.suffix](path)
-    table = {
-        what: next(found[name] for name in names if name in found)
-        for what, names in NAMES.items()
-        if any(name in found for name in names)
-    }
-    if "ids" not in table:
-        msg = f"{path}: none of {', '.join(NAMES['ids'])}; it has {', '.join(sorted(found)[:20])}"
-        raise UserError(msg)
-    return table
-
-
-def _checked(table: dict[str, Array], where: str) -> dict[str, Array]:
-    """A table whose arrays have the shapes that they should."""
+def _checked(
+    table: dict[str, Array], options: Options, where: str
+) -> tuple[dict[str, Array], ExpertIds]:
+    """A table whose arrays have the shapes that they should, and its ids as they came."""
+    if "token" in table and table["token"].dtype.kind not in "iu":
+        del table["token"]  # its text
     if "layer" in table:
-        table = _pivoted(table, where)
-    ids = table["ids"]
-    ids = ids[:, None] if ids.ndim == 2 else ids
-    table["ids"] = ids = files.integers(ids, 3, f"{where}: expert_ids")
-    if "weights" in table:
-        weights = table["weights"]
-        weights = weights[:, None] if weights.ndim == 2 else weights
+        table = by_token(table, where)
+    elif "slot" in table:
+        msg = f"{where}: a column 'slot' needs a column 'layer' beside it"
+        raise UserError(msg)
+    weights = table.pop("weights", None)
+    found = expert_ids(table["ids"], f"{where}: expert_ids", weights)
+    ids, weights = found.ids, found.weights
+    if options.mask is not None:
+        if "mask" in table:
+            msg = f"{where}: --mask was given, and the file has a mask of its own"
+            raise UserError(msg)
+        table["mask"] = load_mask(options.mask)
+    if ids.ndim == 4 and ids.shape[-1]:
+        table, ids, weights = _flat(table, ids, weights, where)
+    if ids.ndim not in (2, 3) or not ids.shape[-1]:
+        msg = f"{where}: expert_ids are {ids.shape}; (token, layer, k) or (token, k) are expected"
+        raise UserError(msg)
+    shape = (len(ids), -1, ids.shape[-1]) if len(ids) else (0, ids.shape[-2] or 1, ids.shape[-1])
+    if weights is not None:
         if weights.shape != ids.shape or weights.dtype.kind not in "iuf":
             msg = (
                 f"{where}: weights are {weights.dtype} {weights.shape}, expert_ids are {ids.shape}"
             )
             raise UserError(msg)
-        table["weights"] = weights.astype(np.float32)
+        table["weights"] = weights.astype(np.float32).reshape(shape)
+    table["ids"] = ids = ids.reshape(shape)
+    if "rank" in table and table["rank"].ndim == 0:
+        table[PROCESS] = whole_numbers(table["rank"], f"{where}: rank")
     for name in PER_TOKEN:
-        if name not in table:
-            continue
-        column = table[name]
-        if name == "label" and column.dtype.kind in "iu":
-            column = column.astype(np.str_)
-        if name == "rank" and column.size == 1:
-            column = np.full(len(ids), column.reshape(()))
-        kinds, told = ("U", "text") if name == "label" else ("iu", "integers")
-        if column.shape != (len(ids),) or column.dtype.kind not in kinds:
-            msg = (
-                f"{where}: {name} is {column.dtype} {column.shape}; {told}, one for each of "
-                f"{len(ids)} tokens, are expected (expert_ids are token, layer, k)"
-            )
-            raise UserError(msg)
-        table[name] = column if name == "label" else column.astype(np.int64)
-        if name != "label" and column.size and int(column.min()) < 0:
-            msg = f"{where}: {name} has a negative value"
-            raise UserError(msg)
-    if "phase" in table and (table["phase"] >= len(PHASES)).any():
-        msg = f"{where}: phase has {table['phase'].max()}; 0 to {len(PHASES) - 1} are {PHASES}"
-        raise UserError(msg)
-    if "layers" in table:
-        table["layers"] = files.integers(table["layers"], 1, f"{where}: layers")
-        if len(table["layers"]) != ids.shape[1]:
-            msg = f"{where}: {len(table['layers'])} layer numbers for {ids.shape[1]} layers"
-            raise UserError(msg)
-    return table
-
-
-def _pivoted(table: dict[str, Array], where: str) -> dict[str, Array]:
-    """A table of one row for each token and layer, as one of rows for tokens."""
-    layer = files.integers(table.pop("layer"), 1, f"{where}: layer")
-    numbers, counts = np.unique(layer, return_counts=True)
-    if len(set(counts.tolist())) != 1 or any(len(part) != len(layer) for part in table.values()):
-        told = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
-        msg = f"{where}: a row for each token and layer is expected; layers have rows {told}"
-        raise UserError(msg)
-    by_layer = np.argsort(layer, kind="stable").reshape(len(numbers), -1)
-    pivoted = {name: part[by_layer[0]] for name, part in table.items()}
-    for name in ("step", "request", "position"):
-        if name in table and not (table[name][by_layer] == pivoted[name]).all():
-            msg = f"{where}: the layers have their tokens in different order ({name} differs)"
-            raise UserError(msg)
-    for name in ("ids", "weights"):
         if name in table:
-            pivoted[name] = np.stack([table[name][rows] for rows in by_layer], axis=1)
-    return {**pivoted, "layers": numbers}
+            table[name] = _column(table[name], name, len(ids), where)
+    if "layers" in table:
+        table["layers"] = whole_numbers(table["layers"], f"{where}: layers")
+        if table["layers"].shape != (ids.shape[1],):
+            msg = f"{where}: {table['layers'].size} layer numbers for {ids.shape[1]} layers"
+            raise UserError(msg)
+    return table, found
 
 
-def _complete(table: dict[str, Array], number: int) -> None:
-    """Add the columns that are missing."""
-    rows = len(table["ids"])
-    table.setdefault("request", np.full(rows, number))
-    if "position" not in table:
-        order = np.argsort(table["request"], kind="stable")
-        _, counts = np.unique(table["request"], return_counts=True)
-        table["position"] = np.empty(rows, np.int64)
-        table["position"][order] = place_in_group(counts)
-    table.setdefault("phase", np.full(rows, PREFILL))
-    table.setdefault("step", table["request"])
+def _flat(
+    table: dict[str, Array], ids: Array, weights: Array | None, where: str
+) -> tuple[dict[str, Array], Array, Array | None]:
+    """Rows of a rectangular batch (batch, token, ...), a request each, one after another."""
+    size = ids.shape[:2]
+    if weights is not None and weights.shape != ids.shape:
+        msg = f"{where}: weights are {weights.shape}, expert_ids are {ids.shape}"
+        raise UserError(msg)
+    for name, column in table.items():
+        if name in PER_TOKEN and column.shape == (size[0],):
+            table[name] = np.repeat(column, size[1])
+        elif name in PER_TOKEN and column.size == size[0] * size[1]:
+            table[name] = column.ravel()
+    table.setdefault("request", np.repeat(np.arange(size[0]), size[1]))
+    if "mask" in table and "position" not in table:
+        real = _column(table["mask"], "mask", size[0] * size[1], where).reshape(size) != 0
+        table["position"] = np.maximum(real.cumsum(axis=1) - 1, 0).ravel()
+    flat = ids.reshape(-1, *ids.shape[2:])
+    return table, flat, None if weights is None else weights.reshape(-1, *weights.shape[2:])
+
+
+def _column(column: Array, name: str, rows: int, where: str) -> Array:
+    """One value a token: text for labels, else whole numbers from 0."""
+    if name == "label":
+        column = column.astype(np.str_) if column.dtype.kind in "iu" else column
+    elif name == "rank" and column.size == 1:
+        column = np.full(rows, column.reshape(()))
+    if name == "phase" and column.dtype.kind == "U" and column.ndim == 1:
+        strange = sorted(set(column.tolist()) - set(PHASES))
+        if strange:
+            msg = f"{where}: phase has {strange[0]!r}; possible: {', '.join(PHASES)}"
+            raise UserError(msg)
+        column = np.array([PHASES.index(one) for one in column.tolist()], np.int64)
+    kinds, told = ("U", "text") if name == "label" else ("iuf", "integers")
+    kinds += "b" if name in YES_OR_NO else ""
+    if column.shape != (rows,) or column.dtype.kind not in kinds:
+        msg = (
+            f"{where}: {name} is {column.dtype} {column.shape}; {told}, one for each of "
+            f"{rows} tokens, are expected (expert_ids are token, layer, k)"
+        )
+        raise UserError(msg)
+    if name == "label":
+        return column
+    column = whole_numbers(column, f"{where}: {name}")
+    if column.size and int(column.min()) < 0:
+        msg = f"{where}: {name} has a negative value"
+        raise UserError(msg)
+    if name == "phase" and (column >= len(PHASES)).any():
+        msg = f"{where}: phase has {column.max()}; 0 to {len(PHASES) - 1} are {PHASES}"
+        raise UserError(msg)
+    return column
+
+
+def _complete(tables: list[dict[str, Array]], columns: set[str], options: Options) -> list[str]:
+    """Add the columns that are missing; what was assumed of them."""
+    assumed = []
+    if "request" not in tables[0]:
+        assumed.append("requests (each file is one)")
+    if "position" not in tables[0]:
+        begin = options.start_len or 0
+        assumed.append(f"positions (rows of a request are counted from {begin})")
+    for number, table in enumerate(tables):
+        rows = len(table["ids"])
+        table.setdefault("request", np.full(rows, number))
+        table.setdefault("mask", np.ones(rows, np.int64))
+        table.setdefault("draft", np.zeros(rows, np.int64))
+        if "position" not in table:
+            order = np.argsort(table["request"], kind="stable")
+            _, counts = np.unique(table["request"], return_counts=True)
+            table["position"] = np.empty(rows, np.int64)
+            table["position"][order] = begin + place_in_group(counts)
+    if "phase" not in columns:
+        assumed += _phases(tables, options)
+    if "step" not in columns:
+        assumed.append(
+            "steps (one request at a time, a prompt is one step and every later token another)"
+        )
+    return assumed
+
+
+def _phases(tables: list[dict[str, Array]], options: Options) -> list[str]:
+    """Tell prompts from decoding, by lengths of prompts or by steps; what was assumed."""
+    owner = [
+        np.stack([table.get("rank", table["request"] * 0), table["request"]]) for table in tables
+    ]
+    _, request = np.unique(np.concatenate(owner, axis=1), axis=1, return_inverse=True)
+    request = request.ravel()
+    position = np.concatenate([table["position"] for table in tables])
+    told = prompt_lengths(
+        [Sequence(tables[0]["ids"])] * (int(request.max(initial=-1)) + 1), options
+    )
+    assumed: list[str] = []
+    if told and told[0] is not None:
+        decode = position >= np.array(told)[request]
+    elif "step" in tables[0]:
+        step = np.concatenate([table["step"] for table in tables])
+        _, of, rows = np.unique(
+            np.stack([request, step]), axis=1, return_inverse=True, return_counts=True
+        )
+        decode = (rows[of.ravel()] == 1) & (position > 0)
+        assumed.append(
+            "phases (a request's only row in a step is decoding, unless it is the first of all; "
+            "the others are prefill)"
+        )
+    else:
+        decode = np.zeros(len(position), np.bool_)
+        assumed.append("phases (all are prefill; --prompt-len or --prompts says otherwise)")
+    phases = np.where(decode, DECODE, PREFILL)
+    bounds = np.cumsum([len(table["ids"]) for table in tables])[:-1]
+    for table, part in zip(tables, np.split(phases, bounds), strict=True):
+        table["phase"] = part
+    return assumed
+
+
+def _steps(request: Array, position: Array, phase: Array) -> Array:
+    """Steps of requests one at a time: a prompt is one, each later token another."""
+    order = np.lexsort((position, request))
+    begins = phase[order] == DECODE
+    begins[1:] |= request[order][1:] != request[order][:-1]
+    begins[1:] |= phase[order][1:] != phase[order][:-1]
+    step = np.empty(len(order), np.int64)
+    step[order] = np.cumsum(begins) - (begins[0] if len(begins) else 0)
+    return step
+
+
+def _recorded(tables: list[dict[str, Array]]) -> int | None:
+    """Ranks that there were, where the files say so."""
+    told = {
+        number
+        for table in tables
+        if "num_ranks" in table
+        for number in whole_numbers(table["num_ranks"], "num_ranks").ravel().tolist()
+    }
+    if len(told) > 1 or min(told, default=1) < 1:
+        msg = f"num_ranks is {few(sorted(told))}; one number of ranks is expected"
+        raise UserError(msg)
+    return told.pop() if told else None
+
+
+def _known(tables: list[dict[str, Array]], columns: set[str]) -> SameTokens | None:
+    """Whether two ranks had the same tokens: not if they name other requests or positions."""
+    names = [name for name in ("request", "position", "token", "step") if name in columns]
+
+    @functools.cache
+    def told(rank: int) -> bytes:
+        digest = hashlib.sha256()
+        for name in names:
+            parts = [table[name][table["rank"] == rank] for table in tables]
+            digest.update(np.concatenate(parts).data)
+        return digest.digest()
+
+    def same(one: int, other: int) -> bool | None:
+        # Processes may count their requests by themselves, so equal numbers tell nothing.
+        return None if told(one) == told(other) else False
+
+    return same if names else None
 
 
 def _rank(number: int, tables: list[dict[str, Array]]) -> Rank:
@@ -199,8 +321,10 @@ def _rank(number: int, tables: list[dict[str, Array]]) -> Rank:
     if len(shapes) != 1 or len(layers) != 1:
         msg = f"files of rank {number} differ in (layers, slots): {sorted(shapes)}, or in layers"
         raise UserError(msg)
-    names = [name for name in tables[0] if name not in ("layers", "rank")]
+    names = [name for name in tables[0] if name not in ("rank", *OF_FILE)]
     whole = {name: np.concatenate([table[name] for table in tables]) for name in names}
+    if "step" not in whole:
+        whole["step"] = _steps(whole["request"], whole["position"], whole["phase"])
     order = np.argsort(whole["step"], kind="stable")
     steps, begins = np.unique(whole["step"][order], return_index=True)
     passes = []
@@ -212,15 +336,18 @@ def _rank(number: int, tables: list[dict[str, Array]]) -> Rank:
 
 
 def _split(tables: list[dict[str, Array]]) -> list[Rank]:
-    """What each process recorded, of files that name it in each row."""
+    """What each process recorded, of files that name it in each row, or once for a whole file."""
     of_rank: dict[int, list[dict[str, Array]]] = defaultdict(list)
     for table in tables:
         for number in np.unique(table["rank"]).tolist():
             rows = table["rank"] == number
             of_rank[number].append(
-                {name: part if name == "layers" else part[rows] for name, part in table.items()}
+                {name: part if name in OF_FILE else part[rows] for name, part in table.items()}
             )
-    return [_rank(number, parts) for number, parts in sorted(of_rank.items())]
+    ranks = [_rank(number, parts) for number, parts in sorted(of_rank.items())]
+    # A process whose file has no row was there, and had no token.
+    named = {int(table[PROCESS]) for table in tables if PROCESS in table}
+    return ranks + [Rank(number, ranks[0].layers, []) for number in sorted(named - set(of_rank))]
 
 
 def _routed(ranks: list[Rank]) -> Routed:
@@ -247,44 +374,8 @@ def _routed(ranks: list[Rank]) -> Routed:
         phase=column("phase").astype(np.uint8),
         step=np.repeat([part.step for _, part in parts], lengths),
         rank=rank_of if len(ranks) > 1 else None,
+        num_ranks=len(ranks),
         layers=ranks[0].layers,
         labels=labels,
         semantics="" if weights[0] is None else "as given",
     )
-
-
-def _load_parquet(path: Path) -> dict[str, Array]:
-    """Columns of a Parquet file as arrays, lists of equal length as further dimensions."""
-    try:
-        import pyarrow
-        from pyarrow import compute, parquet
-    except ImportError as error:
-        msg = f"{path}: reading parquet needs pyarrow: pip install 'moereplay[parquet]'"
-        raise UserError(msg) from error
-    known = {name for names in NAMES.values() for name in names}
-    found = {}
-    try:
-        with parquet.ParquetFile(path) as file:
-            names = [name for name in file.schema_arrow.names if name in known]
-            table = file.read(columns=names)
-        for name in names:
-            column, shape = table.column(name).combine_chunks(), [table.num_rows]
-            while hasattr(column, "flatten") and pyarrow.types.is_nested(column.type):
-                inner = column.flatten()
-                shape.append(len(inner) // max(1, len(column)))
-                lengths = column.value_lengths() if hasattr(column, "value_lengths") else None
-                if column.null_count or (
-                    lengths is not None and compute.count_distinct(lengths).as_py() > 1
-                ):
-                    raise ValueError(f"{name} has lists of unequal length, or none")
-                column = inner
-            if column.null_count:
-                raise ValueError(f"{name} has empty cells")
-            values = column.to_numpy(zero_copy_only=False)
-            found[name] = (values.astype(np.str_) if values.dtype == object else values).reshape(
-                shape
-            )
-    except (pyarrow.ArrowException, OSError, ValueError, AttributeError) as error:
-        msg = f"{path}: not a table of arrays ({error})"
-        raise UserError(msg) from error
-    return found

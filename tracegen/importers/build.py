@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 
 from tracegen.errors import UserError
-from tracegen.importers.routed import Imported, Options, Routed
+from tracegen.importers.layers import number_layers
+from tracegen.importers.options import Options
+from tracegen.importers.padding import drop_missing, tell_repeats
+from tracegen.importers.routed import Imported, Routed
 from tracegen.trace import provenance
 from tracegen.trace.arrays import Array
 from tracegen.trace.checks import boundaries
@@ -21,11 +24,9 @@ from tracegen.trace.tables import (
     TraceInfo,
     TraceModel,
     expert_dtype,
+    stated_ranks,
 )
 
-REPEAT_SHARE = 0.05
-"""Share of rows equal to the row before, in all layers, from which it is worth a notice. Two
-tokens that agree in all layers are rare; published vLLM logs have 31 to 87 % of them."""
 LARGEST = {"step": 2**32 - 1, "request": 2**32 - 1, "position": 2**32 - 1, "rank": 2**16 - 1}
 """What the columns of a trace can hold."""
 ORDER_ROWS = 20
@@ -49,76 +50,65 @@ def build(routed: Routed, options: Options, format: str, files: list[Path]) -> I
     Raises
     ------
     UserError
-        If rows are impossible: ids out of range, an expert twice in a row.
+        If rows are impossible: ids out of range, an expert twice in a row. If they contradict
+        options or the model.
     """
     if not routed.ids.size:
         msg = f"{files[0]}: no rows"
         raise UserError(msg)
-    _drop_empty_rows(routed)
-    layers = _layers(routed, options)
-    _check_columns(routed, layers)
-    experts = routed.num_experts or options.experts()
-    _check_ids(routed, layers, experts)
-    _repeats(routed, options)
+    model = model_of(routed, options)
+    if routed.empty is not None and routed.empty >= model.num_experts:
+        routed.ids = np.where(routed.ids == routed.empty, -1, routed.ids)
+    drop_missing(routed)
+    layers = number_layers(routed, options)
+    _check_columns(routed)
+    _check_ids(routed, layers, model.num_experts)
+    tell_repeats(routed, options)
+    first = np.arange(len(routed.ids)) < options.max_tokens
+    routed.keep(first, f"after the first {options.max_tokens} rows (--max-tokens)")
     order = _slot_order(routed)
     if not len(routed.ids):
         msg = f"{files[0]}: no rows are left: {_told(routed.dropped)}"
         raise UserError(msg)
+    num_ranks = _num_ranks(routed, options, model)
     for why, rows in routed.dropped.items():
         routed.notices.append(f"{rows} rows were dropped: {why}.")
-    trace = _trace(routed, options, layers, experts, order, format, files)
+    trace = _trace(routed, options, model, layers, order, num_ranks, format, files)
     return Imported(trace, routed.notices)
 
 
-def _drop_empty_rows(routed: Routed) -> None:
-    """Rows without any expert are missing routes; all-zero rows are padding.
+def _num_ranks(routed: Routed, options: Options, model: TraceModel) -> int:
+    """GPUs of a trace, 0 where its rank column says it or there is none.
 
-    Zero in every slot would be expert 0 several times, which no router does; with one slot
-    it cannot be told from a real choice.
+    Raises
+    ------
+    UserError
+        If it is not known how many there were, and those that are seen cannot be all.
     """
-    routed.keep(np.asarray((routed.ids >= 0).any(axis=(1, 2))), "no expert in any layer (missing)")
-    if routed.ids.shape[2] > 1 and len(routed.ids):
-        zero = np.all(routed.ids == 0, axis=(1, 2))
-        routed.keep(~zero, "zero in every slot of every layer (padding)")
-
-
-def _layers(routed: Routed, options: Options) -> tuple[int, ...]:
-    """Layer numbers; dense placeholders are left out."""
-    count = routed.ids.shape[1]
-    shape = options.shape()
-    numbers = routed.layers
-    if numbers is None and options.moe_layers is not None:
-        numbers = options.moe_layers
-    if numbers is None and shape is not None:
-        numbers = shape.moe_layer_index if count == shape.num_moe_layers else None
-        if numbers is None and count == shape.num_layers:
-            numbers = tuple(range(count))
-    if numbers is None:
-        numbers = tuple(range(count))
+    if routed.rank is None:
+        return 0
+    seen = int(routed.rank.max()) + 1
+    number = routed.num_ranks or seen
+    experts = model.num_ffn_experts
+    if not routed.ranks_recorded and options.ranks is None:
+        more = next((n for n in range(number, 2 * number) if experts % n == 0), None)
+        if experts % number:
+            msg = (
+                f"ranks up to {number - 1} are in the dump, and {experts} experts are not dealt "
+                f"evenly to {number} GPUs: how many were there, with those that had no token? "
+                f"Give --ranks{'' if more is None else f', such as --ranks {more}'}"
+            )
+            raise UserError(msg)
         routed.notices.append(
-            f"Layers are not numbered in the dump: they were taken for 0 to {count - 1} "
-            "(moe_layers says otherwise)."
+            f"How many GPUs there were is not recorded: {number} were taken, as many as ranks are "
+            "in the dump (--ranks says otherwise)."
         )
-    if len(numbers) != count:
-        msg = f"the dump has {count} layers, {len(numbers)} layer numbers were given"
-        raise UserError(msg)
-    if routed.ids.shape[2] == 1 or not len(routed.ids):
-        return numbers
-    zero: Array = np.asarray((routed.ids <= 0).all(axis=(0, 2)))
-    if zero.any() and not zero.all():
-        dense = [number for number, gone in zip(numbers, zero, strict=True) if gone]
-        routed.notices.append(
-            f"{len(dense)} of {count} layers hold only zeros and were left out as dense: {dense}."
-        )
-        routed.facts["dense_layers_left_out"] = dense
-        routed.ids = routed.ids[:, ~zero]
-        if routed.weights is not None:
-            routed.weights = routed.weights[:, ~zero]
-        numbers = tuple(n for n, gone in zip(numbers, zero, strict=True) if not gone)
-    return numbers
+    elif experts % number:
+        routed.notices.append(f"{experts} experts are not dealt evenly to {number} GPUs.")
+    return stated_ranks(routed.rank, number)
 
 
-def _check_columns(routed: Routed, layers: tuple[int, ...]) -> None:
+def _check_columns(routed: Routed) -> None:
     """Refuse numbers that a trace cannot hold."""
     for name, largest in LARGEST.items():
         column = getattr(routed, name)
@@ -126,9 +116,6 @@ def _check_columns(routed: Routed, layers: tuple[int, ...]) -> None:
             low, high = int(column.min()), int(column.max())
             msg = f"{name}s from {low} to {high}; a trace holds 0 to {largest}"
             raise UserError(msg)
-    if max(layers, default=0) >= 2**16 or len(set(layers)) != len(layers):
-        msg = f"layers {sorted(layers)[-8:]}: each must be there once, and be below {2**16}"
-        raise UserError(msg)
 
 
 def _check_ids(routed: Routed, layers: tuple[int, ...], experts: int) -> None:
@@ -139,7 +126,7 @@ def _check_ids(routed: Routed, layers: tuple[int, ...], experts: int) -> None:
         row, layer, slot = (int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))
         msg = (
             f"row {row}, layer {layers[layer]}: expert {ids[row, layer, slot]} of {experts}; "
-            f"the largest id is {ids.max()} (physical ids, or shared experts among the routed?)"
+            f"{_suspected(ids, experts)}"
         )
         raise UserError(msg)
     ordered = np.sort(ids, axis=2)
@@ -153,33 +140,15 @@ def _check_ids(routed: Routed, layers: tuple[int, ...], experts: int) -> None:
         raise UserError(msg)
 
 
-def _imbalance(ids: Array) -> float:
-    """Largest load over mean load, the median over layers."""
-    ratios = []
-    for layer in range(ids.shape[1]):
-        chosen = ids[:, layer][ids[:, layer] >= 0]
-        if chosen.size:
-            counts = np.bincount(chosen)
-            ratios.append(float(counts.max() * counts.size / chosen.size))
-    return float(np.median(ratios)) if ratios else 0.0
-
-
-def _repeats(routed: Routed, options: Options) -> None:
-    """Notice rows that repeat the row before; drop them if that was asked for."""
-    if len(routed.ids) < 2 or routed.drawn:
-        return
-    same = np.zeros(len(routed.ids), np.bool_)
-    same[1:] = (routed.ids[1:] == routed.ids[:-1]).all(axis=(1, 2))
-    share = float(same.mean())
-    if options.drop_repeats:
-        routed.keep(~same, "repeats of the row before in every layer (warm-up, padding)")
-    elif share >= REPEAT_SHARE:
-        before, after = _imbalance(routed.ids), _imbalance(routed.ids[~same])
-        routed.notices.append(
-            f"{int(same.sum())} of {same.size} rows ({share:.0%}) repeat the row before in every "
-            f"layer: warm-up or padding? Without them the busiest expert has {after:.2f} times "
-            f"the mean, with them {before:.2f}; drop_repeats leaves them out."
-        )
+def _suspected(ids: Array, experts: int) -> str:
+    """What ids beyond the last expert may be."""
+    least, most = int(ids[ids >= 0].min()), int(ids.max())
+    if least == 1 and most == experts:
+        return f"ids are 1 to {most}, so they count from one: subtract one"
+    return (
+        f"the largest id is {most} (physical ids, shared experts among the routed, or experts that "
+        "do nothing, which --num-experts counts too?)"
+    )
 
 
 def _slot_order(routed: Routed) -> SlotOrder:
@@ -206,15 +175,16 @@ def _told(dropped: dict[str, int]) -> str:
 def _trace(
     routed: Routed,
     options: Options,
+    model: TraceModel,
     layers: tuple[int, ...],
-    experts: int,
     order: SlotOrder,
+    num_ranks: int,
     format: str,
     files: list[Path],
 ) -> RoutingTrace:
     """The trace itself, layers in ascending order."""
     by_layer = np.argsort(layers, kind="stable")
-    dtype = expert_dtype(experts)
+    dtype = expert_dtype(model.num_experts)
     ids = routed.ids[:, by_layer]
     stored = np.where(ids < 0, np.iinfo(dtype).max, ids).astype(dtype).transpose(1, 0, 2)
     weights = None
@@ -232,7 +202,7 @@ def _trace(
     # Rows drawn from counts are marked one by one, so that no part of the trace looks recorded.
     flags = np.full(stored.shape[:2], IMPUTED, np.uint8) if routed.drawn else None
     trace = RoutingTrace(
-        model=_model(options, experts, ids.shape[2]),
+        model=model,
         moe_layer_index=np.array(layers, np.uint16)[by_layer],
         expert_ids=np.ascontiguousarray(stored),
         gate_weights=None if weights is None else np.ascontiguousarray(weights),
@@ -245,6 +215,7 @@ def _trace(
             title=options.title or f"{format} dump, {len(ids)} tokens",
             license=options.license,
             slot_order=order,
+            num_ranks=num_ranks,
             weight_semantics=routed.semantics if weights is not None else "",
             provenance=_record(routed, options, format, files),
         ),
@@ -263,23 +234,49 @@ def _requests(routed: Routed, tokens: TokenTable, numbers: Array, options: Optio
     # A dump of generated tokens only: its first position is the length of the prompt.
     prompt_len = np.where(prompt_len == 0, first, prompt_len)
 
-    def column(values: list[str] | None, same: str) -> Array | None:
-        if values is not None:
-            return np.array(values, dtype=np.str_)[numbers.astype(np.int64)]
-        return np.full(numbers.size, same) if same else None
+    def column(values: list[str] | None) -> Array | None:
+        return None if values is None else np.array(values, dtype=np.str_)[numbers.astype(np.int64)]
+
+    dataset = column(routed.datasets)
+    if dataset is None and options.dataset:
+        dataset = np.full(numbers.size, options.dataset)
 
     return RequestTable(
         id=np.arange(numbers.size, dtype=np.uint32),
         prompt_len=prompt_len.astype(np.uint32),
         output_len=np.bincount(tokens.request[~prompt], minlength=numbers.size).astype(np.uint32),
-        dataset=column(routed.datasets, options.dataset),
-        label=column(routed.labels, ""),
+        dataset=dataset,
+        label=column(routed.labels),
     )
 
 
-def _model(options: Options, experts: int, topk: int) -> TraceModel:
-    """Header: the shape that was named, else the sizes."""
-    shape = options.shape()
+def model_of(routed: Routed, options: Options) -> TraceModel:
+    """Header of the trace: the shape that was named, else the sizes.
+
+    Parameters
+    ----------
+    routed
+        As a reader found it.
+    options
+        The model and sizes.
+
+    Raises
+    ------
+    UserError
+        If the dump, the model and the sizes contradict each other, or one is missing.
+    """
+    shape, topk = options.shape(), routed.ids.shape[2]
+    told = "" if shape is None else shape.name
+    for name, of_model in (
+        ("num_experts", shape and shape.num_experts),
+        ("topk", shape and shape.topk),
+        ("hidden_size", shape and shape.hidden),
+        ("zero_experts", shape and shape.num_zero_experts),
+    ):
+        options.hold_against(name, of_model, told)
+    options.hold_against("num_experts", routed.num_experts, "the dump")
+    options.hold_against("topk", topk, "the dump")
+    experts = options.experts() if routed.num_experts is None else routed.num_experts
     if shape is not None:
         if (shape.num_experts, shape.topk) != (experts, topk):
             msg = (
@@ -288,10 +285,20 @@ def _model(options: Options, experts: int, topk: int) -> TraceModel:
             )
             raise UserError(msg)
         return TraceModel.from_shape(shape)
-    if options.hidden_size is None:
-        msg = "the dump does not say how wide a token is: give a model or hidden_size"
+    zero = options.zero_experts or 0
+    if zero >= experts:
+        msg = f"--zero-experts {zero}: that is all of {experts}"
         raise UserError(msg)
-    return TraceModel(num_experts=experts, top_k=topk, hidden_size=options.hidden_size)
+    if options.hidden_size is None:
+        msg = "the dump does not say how wide a token is: give --model or --hidden-size"
+        raise UserError(msg)
+    routed.notices.append(
+        f"No model was named: the trace has sizes alone ({experts} experts, top-{topk}, hidden "
+        f"size {options.hidden_size}), and a replay needs its whole shape: give --model there."
+    )
+    return TraceModel(
+        num_experts=experts, top_k=topk, hidden_size=options.hidden_size, num_zero_experts=zero
+    )
 
 
 def _record(routed: Routed, options: Options, format: str, files: list[Path]) -> dict[str, Any]:
@@ -300,9 +307,9 @@ def _record(routed: Routed, options: Options, format: str, files: list[Path]) ->
     facts = {"format": format, "files": names[:50], "num_files": len(names), **routed.facts}
     if options.source:
         facts["origin"] = options.source
-    parameters: dict[str, Any] = {"drop_repeats": options.drop_repeats}
-    if routed.drawn:
-        parameters |= {"seed": options.seed}
+    parameters: dict[str, Any] = (
+        {"seed": options.seed} if routed.drawn else {"drop_repeats": options.drop_repeats}
+    )
     return provenance.record(
         "tracegen.importers.read",
         parameters=parameters,

@@ -14,8 +14,10 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.importers import files
+from tracegen.importers.options import Options
 from tracegen.importers.replicas import replica_notice, same_tokens
-from tracegen.importers.routed import Options, Routed
+from tracegen.importers.responses import TENSORRT_LLM, read_responses
+from tracegen.importers.routed import Routed
 from tracegen.importers.safetensors import load_safetensors
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import PREFILL
@@ -50,7 +52,7 @@ def draw_rows(counts: Array, topk: int, options: Options) -> Routed:
     if rows_of.sum() > options.max_tokens:
         msg = (
             f"the counts stand for {int(rows_of.sum())} tokens, at most {options.max_tokens} are "
-            "drawn; take fewer iterations, or raise max_tokens"
+            "drawn; take fewer iterations, or raise --max-tokens"
         )
         raise UserError(msg)
     if (counts.max(axis=(1, 2)) > rows_of).any():
@@ -115,7 +117,7 @@ def read_tensorrt_llm(paths: list[Path], options: Options) -> Routed:
     Parameters
     ----------
     paths
-        One folder.
+        One folder; or outputs of its ``LLM`` with ``routed_experts`` (router replay, PR 18397).
     options
         ``seed``, ``max_tokens``; ``tp`` where it cannot be seen which ranks had the same tokens.
 
@@ -124,6 +126,8 @@ def read_tensorrt_llm(paths: list[Path], options: Options) -> Routed:
     UserError
         If a file is missing or not what it should be.
     """
+    if not paths[0].is_dir():
+        return read_responses(TENSORRT_LLM, paths, options)
     folder = paths[0]
     meta = files.load_json(files.load_text(folder / "meta_info.json"), "meta_info.json")
     try:

@@ -356,8 +356,11 @@ def integers(array: Any, dims: int, where: str) -> Array:
     except ValueError as error:
         msg = f"{where}: rows of unequal length"
         raise UserError(msg) from error
-    if found.dtype.kind not in "iu" or found.ndim != dims:
-        msg = f"{where}: {found.dtype} {found.shape}; expert ids of {dims} dimensions are expected"
+    if found.dtype.kind not in "iu":
+        msg = f"{where}: {found.dtype} {found.shape}; integers are expected"
+        raise UserError(msg)
+    if found.ndim != dims:
+        msg = f"{where}: {found.dtype} {found.shape}; {dims} dimensions are expected"
         raise UserError(msg)
     if found.size and int(found.max()) > np.iinfo(np.int64).max:
         msg = f"{where}: {found.max()} is no expert id"  # as a signed number it would be negative

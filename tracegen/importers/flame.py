@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tracegen.errors import UserError
-from tracegen.importers.routed import Options, Routed
+from tracegen.importers.options import Options
+from tracegen.importers.routed import Routed
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import TRAINING
 
@@ -69,7 +71,7 @@ def read_flame(paths: list[Path], options: Options) -> Routed:
     )
     routed.notices.append("Sequence boundaries are not recorded: all tokens are one request.")
     if total > rows:
-        routed.dropped[f"after the first {rows} tokens (max_tokens)"] = total - rows
+        routed.dropped[f"after the first {rows} tokens (--max-tokens)"] = total - rows
     return routed
 
 
@@ -86,21 +88,49 @@ def _layer(path: Path, limit: int) -> tuple[Array, Array | None, int]:
     try:
         with parquet.ParquetFile(path) as file:
             rows = int(file.metadata.num_rows)
+            names = _columns(file.schema_arrow)
             taken = 0
-            for batch in file.iter_batches(batch_size=65_536):
+            for batch in file.iter_batches(batch_size=65_536, columns=[n for n in names if n]):
                 if taken >= limit:
                     break
-                for column in batch.columns:
+                for name, parts in zip(names, (ids, scores), strict=True):
+                    if name is None:
+                        continue
+                    column = batch.column(name)
                     values = column.flatten().to_numpy(zero_copy_only=False)
                     if len(values) % max(1, len(column)) or values.dtype.kind not in "iuf":
-                        raise ValueError("lists of unequal length")
-                    values = values.reshape(len(column), -1)[: limit - taken]
-                    (ids if values.dtype.kind in "iu" else scores).append(values)
+                        raise ValueError(f"{name} has lists of unequal length, or gaps")
+                    parts.append(values.reshape(len(column), -1)[: limit - taken])
                 taken += min(len(batch), limit - taken)
     except (pyarrow.ArrowException, OSError, ValueError, AttributeError) as error:
         msg = f"{path}: not the parquet file of a layer ({error})"
         raise UserError(msg) from error
     if not ids:
-        msg = f"{path}: no column of integer lists"
+        msg = f"{path}: no rows"
         raise UserError(msg)
     return np.concatenate(ids), np.concatenate(scores) if scores else None, rows
+
+
+def _columns(schema: Any) -> tuple[str, str | None]:
+    """Names of the column of ids and of that of scores.
+
+    Raises
+    ------
+    ValueError
+        If there is not one column of lists of integers, or more than one of floats.
+    """
+    from pyarrow import types
+
+    lists = [
+        field
+        for field in schema
+        if types.is_list(field.type)
+        or types.is_large_list(field.type)
+        or types.is_fixed_size_list(field.type)
+    ]
+    ids = [field.name for field in lists if types.is_integer(field.type.value_type)]
+    scores = [field.name for field in lists if types.is_floating(field.type.value_type)]
+    if len(ids) != 1 or len(scores) > 1:
+        told = ", ".join(f"{field.name} ({field.type})" for field in schema)
+        raise ValueError(f"one column of lists of integers is expected; it has {told}")
+    return ids[0], scores[0] if scores else None

@@ -1,5 +1,7 @@
 """Megatron-LM's router trace (megatron/core/transformer/moe/router_trace.py): JSON lines.
 
+Checked against d98e8a6.
+
 ``router_trace_rank{r}.jsonl`` has one object for each (step, block, layer): step, stage, block,
 layer, rank, num_tokens, topk, top_indices. Ids come from a map of booleans, so they ascend;
 weights are not recorded. Multi-token-prediction heads have block "mtp". Layers are named after the
@@ -9,6 +11,7 @@ each microbatch, and one more where activations are recomputed; their order is t
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,9 @@ import numpy as np
 
 from tracegen.errors import UserError
 from tracegen.importers import files
+from tracegen.importers.options import Options
 from tracegen.importers.replicas import Pass, Rank, merge
-from tracegen.importers.routed import Options, Routed
+from tracegen.importers.routed import Routed
 from tracegen.importers.values import integer
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import TRAINING
@@ -49,7 +53,11 @@ def read_megatron(paths: list[Path], options: Options) -> Routed:
     found: dict[tuple[int, int], dict[int, list[Array]]] = defaultdict(lambda: defaultdict(list))
     mtp = 0
     topk: int | None = None
+    idle: set[int] = set()
     for path in paths:
+        number = re.search(r"rank(\d+)", path.name)
+        if number is not None:
+            idle.add(int(number[1]))
         for where, record in files.json_objects(path):
             if record.get("block") == "mtp":
                 mtp += integer(record, "num_tokens", where, 0)
@@ -72,6 +80,8 @@ def read_megatron(paths: list[Path], options: Options) -> Routed:
         raise UserError(msg)
     notices: list[str] = []
     ranks = _ranks(found, notices)
+    # A rank whose file has no record was there, and had no token.
+    ranks += [Rank(one, (), []) for one in sorted(idle - {rank.number for rank in ranks})]
     ranks, merged = merge(ranks, options, local_layers=True)
     routed = _routed(ranks, options, notices + merged)
     if mtp:
@@ -201,6 +211,7 @@ def _routed(ranks: list[Rank], options: Options, notices: list[str]) -> Routed:
         phase=np.full(sum(lengths), TRAINING, np.uint8),
         step=column([number[step, place] for step, place, _, _ in parts]),
         rank=rank_of if len(sources) > 1 else None,
+        num_ranks=len(sources),
         layers=ranks[0].layers,
         order="id_asc",
         notices=notices,
@@ -216,6 +227,6 @@ def _routed(ranks: list[Rank], options: Options, notices: list[str]) -> Routed:
             routed.notices.append(
                 f"{int(again.sum())} of {again.size} rows are recomputed: their routers chose the "
                 "same experts once more in the same step. They are steps of their own, of the same "
-                "requests; drop_repeats leaves them out."
+                "requests; --drop-repeats leaves them out."
             )
     return routed

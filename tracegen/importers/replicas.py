@@ -14,7 +14,8 @@ from itertools import combinations
 import numpy as np
 
 from tracegen.errors import UserError
-from tracegen.importers.routed import Options
+from tracegen.importers.options import Options
+from tracegen.importers.values import few
 from tracegen.trace.arrays import Array
 
 ALIKE = 0.5
@@ -23,7 +24,8 @@ agree in every layer almost never, the same tokens disagree only where rounding 
 COMPARED_ROWS = 4096
 """Rows of two ranks that are compared where not all are equal."""
 
-SameTokens = Callable[[int, int], bool]
+SameTokens = Callable[[int, int], bool | None]
+"""Whether two ranks had the same tokens, where the dump tells; None where it does not."""
 
 
 @dataclass
@@ -47,6 +49,11 @@ class Rank:
     layers: tuple[int, ...]
     passes: list[Pass]
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all passes."""
+        return sum(len(part.ids) for part in self.passes)
+
     def rows(self) -> Array:
         """Ids of all passes, integer (token, layer * k)."""
         return np.concatenate([part.ids.reshape(len(part.ids), -1) for part in self.passes])
@@ -68,7 +75,8 @@ def same_tokens(
     tp
         Neighbouring ranks that hold the same tokens, as the user says; None to find out.
     known
-        Whether two ranks had the same tokens, where the dump tells; None where it does not.
+        Whether two ranks had the same tokens. Other tokens are another source, be their routes the
+        same; None where nothing but the routes tells.
 
     Raises
     ------
@@ -80,17 +88,22 @@ def same_tokens(
     first: dict[int, int] = {}
     if tp is not None:
         if len(order) % tp:
-            msg = f"--tp {tp}: there are {len(order)} ranks, no multiple of it ({_few(order)})"
+            msg = f"--tp {tp}: there are {len(order)} ranks, no multiple of it ({few(order)})"
             raise UserError(msg)
         first = {rank: order[place // tp * tp] for place, rank in enumerate(order)}
         for rank, lowest in first.items():
             share = _alike(rows[lowest], rows[rank])
-            if share < ALIKE:
-                msg = (
-                    f"--tp {tp}: ranks {lowest} and {rank} agree in {share:.0%} of rows, so they "
-                    "did not see the same tokens; --tp 1 takes each for a source of its own"
-                )
-                raise UserError(msg)
+            if rank != lowest and known is not None and known(lowest, rank) is False:
+                why = f"ranks {lowest} and {rank} have other requests, positions or input ids"
+            elif share < ALIKE:
+                why = f"ranks {lowest} and {rank} agree in {share:.0%} of rows"
+            else:
+                continue
+            msg = (
+                f"--tp {tp}: {why}, so they did not see the same tokens; --tp 1 takes each for a "
+                "source of its own"
+            )
+            raise UserError(msg)
     else:
         for rank in order:
             first[rank] = next(
@@ -120,7 +133,7 @@ def replica_notice(first: Mapping[int, int], rows: Mapping[int, Array]) -> list[
     unequal = sum(not np.array_equal(rows[rank], rows[one]) for rank, one in first.items())
     return [
         f"{len(first)} ranks saw the tokens of {len(kept)} (tensor parallelism): one of each group "
-        f"was kept, rank {_few(kept)}; --tp 1 keeps all."
+        f"was kept, rank {few(kept)}; --tp 1 keeps all."
         + (f" {unequal} of the others differ from it in some rows." if unequal else "")
     ]
 
@@ -131,22 +144,18 @@ def _is_replica(rows: Mapping[int, Array], one: int, other: int, known: SameToke
     Raises
     ------
     UserError
-        If what is known of the tokens and what they chose contradict each other.
+        If the same tokens seem to have chosen other experts, or ranks agree in part.
     """
+    stated = None if known is None else known(one, other)
+    if stated is False:
+        return False
     share = _alike(rows[one], rows[other])
     alike = share >= ALIKE
-    stated = None if known is None else known(one, other)
-    if share == 1 and stated is not False:
+    if share == 1 or (stated and alike):
         return True
-    if stated is alike:
-        return alike
     if stated is None and not alike:
         return False
-    stated_too = {
-        None: "",
-        True: " and have the same positions and input ids",
-        False: " and have other positions or input ids",
-    }[stated]
+    stated_too = " and have the same positions and input ids" if stated else ""
     msg = (
         f"ranks {one} and {other} agree in {share:.0%} of rows{stated_too}: did they see the "
         "same tokens? Give --tp N, the ranks that do, or --tp 1"
@@ -165,25 +174,33 @@ def _alike(one: Array, other: Array) -> float:
 
 
 def merge(
-    ranks: list[Rank], options: Options, *, local_layers: bool, known: SameTokens | None = None
+    ranks: list[Rank],
+    options: Options,
+    *,
+    local_layers: bool,
+    known: SameTokens | None = None,
+    recorded: int | None = None,
 ) -> tuple[list[Rank], list[str]]:
     """Sources of tokens: replicas left out, pipeline stages joined.
 
     Parameters
     ----------
     ranks
-        As recorded, in any order.
+        As recorded, in any order; one without rows was there and had no token.
     options
-        ``tp`` and ``pp``, where the user says them; ``num_layers`` or a model for the numbers of
-        layers that each stage counts from zero.
+        ``ranks``, ``tp`` and ``pp``, where the user says them; ``num_layers`` or a model for the
+        numbers of layers that each stage counts from zero.
     local_layers
         Whether every pipeline stage counts its layers from zero.
     known
         As for :func:`same_tokens`.
+    recorded
+        Ranks of the run, where the dump says how many there were.
 
     Returns
     -------
-    One rank for each source, all with the same layers, and what to tell the user.
+    One rank for each source, all with the same layers, in order and without a gap: those that had
+    no token have no passes. And what to tell the user.
 
     Raises
     ------
@@ -191,6 +208,13 @@ def merge(
         If the ranks do not fit together, or only the user can say how.
     """
     by_number = {rank.number: rank for rank in sorted(ranks, key=lambda rank: rank.number)}
+    options.hold_against("ranks", recorded, "the dump")
+    total, seen = options.ranks or recorded, max(by_number) + 1
+    if total is not None and seen > total:
+        msg = f"--ranks {total}: the dump is of {seen} ranks or more, rank {seen - 1} is in it"
+        raise UserError(msg)
+    busy = {number: rank for number, rank in by_number.items() if rank.num_tokens}
+    idle, by_number = 0 < len(busy) < len(by_number), busy or by_number
     order = list(by_number)
     rows = {number: rank.rows() for number, rank in by_number.items()}
     first: dict[int, int] = {}
@@ -198,11 +222,12 @@ def merge(
         alike = {number: rows[number] for number in order if by_number[number].layers == layers}
         first |= same_tokens(alike, options.tp, known)
     notices = replica_notice(first, rows)
-    stages = _stages(by_number, first, options.pp, local_layers)
+    # Ranks that name layers as the model does have other tokens where they name the same ones.
+    stages = _stages(by_number, first, options.pp, known if local_layers else lambda *_: False)
     if len(stages) == 1:
-        return _numbered(stages[0], len(order)), notices
+        return _placed(stages[0], first, 1, total, seen, idle=idle), notices
     if len({len(stage) for stage in stages}) != 1:
-        told = "; ".join(_few([rank.number for rank in stage]) for stage in stages)
+        told = "; ".join(few([rank.number for rank in stage]) for stage in stages)
         msg = (
             f"{len(stages)} pipeline stages have unequal numbers of sources of tokens: ranks {told}"
         )
@@ -215,7 +240,7 @@ def merge(
         f"{len(order)} ranks are {len(stages)} pipeline stages of {len(merged)} source(s) of "
         "tokens: their layers were joined."
     )
-    return _numbered(merged, len(order)), notices
+    return _placed(merged, first, len(stages), total, seen, idle=idle), notices
 
 
 def in_order(ranks: list[Rank]) -> list[tuple[int, Pass]]:
@@ -230,22 +255,56 @@ def in_order(ranks: list[Rank]) -> list[tuple[int, Pass]]:
     return sorted(parts, key=lambda item: (item[1].step, item[0]))
 
 
-def _numbered(sources: list[Rank], ranks: int) -> list[Rank]:
-    """Sources counted from zero where they are fewer than the ranks."""
-    if len(sources) == ranks:
-        return sources
-    return [replace(source, number=number) for number, source in enumerate(sources)]
+def _placed(
+    sources: list[Rank],
+    first: dict[int, int],
+    num_stages: int,
+    total: int | None,
+    seen: int,
+    *,
+    idle: bool,
+) -> list[Rank]:
+    """Sources at the place that they have among all ranks, and those between and behind them.
+
+    Raises
+    ------
+    UserError
+        If so many ranks are no whole number of sources.
+    """
+    if total is None and len(sources) == 1 and not idle:
+        return [replace(sources[0], number=0)]
+    width = max(1, len(first) // (len(sources) * num_stages))
+    places = [source.number // width for source in sources]
+    if len(set(places)) < len(places) or any(
+        rank // width != one // width for rank, one in first.items()
+    ):
+        places = list(range(len(sources)))  # replicas are no neighbours: counted as they come
+    each = width * num_stages
+    if total is not None and total % each:
+        msg = (
+            f"--ranks {total}: no multiple of {width} ranks with the same tokens times "
+            f"{num_stages} pipeline stages"
+        )
+        raise UserError(msg)
+    by_place = dict(zip(places, sources, strict=True))
+    number = -(-(total or seen) // each)
+    return [
+        replace(by_place[place], number=place)
+        if place in by_place
+        else Rank(place, sources[0].layers, [])
+        for place in range(max(number, max(places) + 1))
+    ]
 
 
 def _stages(
-    by_number: dict[int, Rank], first: dict[int, int], pp: int | None, local_layers: bool
+    by_number: dict[int, Rank], first: dict[int, int], pp: int | None, known: SameTokens | None
 ) -> list[list[Rank]]:
-    """Ranks of each stage that are no replicas, in order."""
+    """Ranks of each stage that are no replicas, in order; stages have the same tokens."""
     order = list(by_number)
     kept = [by_number[number] for number in order if first[number] == number]
     if pp is not None:
         if len(order) % pp:
-            msg = f"--pp {pp}: there are {len(order)} ranks, no multiple of it ({_few(order)})"
+            msg = f"--pp {pp}: there are {len(order)} ranks, no multiple of it ({few(order)})"
             raise UserError(msg)
         size = len(order) // pp
         place = {number: index // size for index, number in enumerate(order)}
@@ -256,12 +315,17 @@ def _stages(
     sets = sorted({rank.layers for rank in kept})
     if any(set(a) & set(b) for a, b in combinations(sets, 2)):
         msg = (
-            f"ranks recorded different but overlapping layers, such as {_few(sets[0])} and "
-            f"{_few(sets[1])}: are they pipeline stages that count from zero? Give --pp N"
+            f"ranks recorded different but overlapping layers, such as {few(sets[0])} and "
+            f"{few(sets[1])}: are they pipeline stages that count from zero? Give --pp N"
         )
         raise UserError(msg)
-    if len(sets) == 1 and local_layers:
-        twins = [(a, b) for a, b in combinations(kept, 2) if a.lengths() == b.lengths()]
+    if len(sets) == 1:
+        twins = [
+            (a, b)
+            for a, b in combinations(kept, 2)
+            if a.lengths() == b.lengths()
+            and (known is None or known(a.number, b.number) is not False)
+        ]
         if twins:
             a, b = twins[0]
             msg = (
@@ -279,7 +343,7 @@ def _same_layers(ranks: list[Rank], where: str) -> None:
         if rank.layers != ranks[0].layers:
             msg = (
                 f"{where}: ranks {ranks[0].number} and {rank.number} would be one stage, but hold "
-                f"layers {_few(ranks[0].layers)} and {_few(rank.layers)}"
+                f"layers {few(ranks[0].layers)} and {few(rank.layers)}"
             )
             raise UserError(msg)
 
@@ -289,9 +353,7 @@ def _number_layers(stages: list[list[Rank]], options: Options) -> str:
     shape = options.shape()
     total = options.num_layers or (None if shape is None else shape.num_layers)
     sizes = [max(rank.layers[-1] for rank in stage) + 1 for stage in stages]
-    how = (
-        "stages hold no layer after their last with experts (num_layers or a model says otherwise)"
-    )
+    how = "stages hold no layer after their last with experts (--num-layers or --model says more)"
     if total is not None:
         share, rest = divmod(total, len(stages))
         if rest or max(sizes) > share:
@@ -317,7 +379,7 @@ def _joined(parts: list[Rank]) -> Rank:
         if length != lengths[0]:
             msg = (
                 f"ranks {parts[0].number} and {part.number} would be pipeline stages of the same "
-                f"tokens, but have passes (step, tokens) {_few(lengths[0])} and {_few(length)}"
+                f"tokens, but have passes (step, tokens) {few(lengths[0])} and {few(length)}"
             )
             raise UserError(msg)
     passes = [
@@ -331,10 +393,4 @@ def _joined(parts: list[Rank]) -> Rank:
         for every in zip(*(part.passes for part in parts), strict=True)
     ]
     layers = tuple(layer for part in parts for layer in part.layers)
-    return Rank(parts[0].number, layers, passes)
-
-
-def _few(values: object) -> str:
-    """The first of a sequence, for a message."""
-    listed = list(values)  # type: ignore[call-overload]
-    return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")
+    return Rank(min(part.number for part in parts), layers, passes)

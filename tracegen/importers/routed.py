@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PREFILL
 
 if TYPE_CHECKING:
-    from tracegen.models import ModelShape
+    from tracegen.importers.options import Options
     from tracegen.trace.routing import RoutingTrace
 
 UNTOLD = "of speculative decoding, accepted and rejected ones, which cannot be told apart"
@@ -26,105 +25,6 @@ class Imported(NamedTuple):
     trace: RoutingTrace
     notices: list[str]
     """Sentences with numbers: what looks wrong, what was dropped."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """Facts that the dump does not say."""
-
-    model: str | Path | None = None
-    """Name in the catalogue of shapes, or a TOML file; gives all sizes."""
-    num_experts: int | None = None
-    topk: int | None = None
-    hidden_size: int | None = None
-    moe_layers: tuple[int, ...] | None = None
-    """Decoder layer number of each MoE layer, when the dump does not number them."""
-    num_layers: int | None = None
-    """Decoder layers, dense ones included, where a dump without header has one entry each."""
-    prompt_len: int | None = None
-    """Tokens of every prompt, where the dump does not say."""
-    prompts: Path | None = None
-    """Prompt of each request, in order: lengths or token ids, .npy, .json or .jsonl."""
-    start_len: int | None = None
-    """Position of every request's first row, where earlier rows were not asked for."""
-    tp: int | None = None
-    """Neighbouring ranks that saw the same tokens; None to find out."""
-    pp: int | None = None
-    """Pipeline stages; None to find out."""
-    mask: Path | None = None
-    """Attention mask of a padded tensor, .npy or .pt."""
-    drop_repeats: bool = False
-    """Leave out rows that repeat the row before in every layer (warm-up, padding), and passes that
-    were only recomputed."""
-    max_tokens: int = 2_000_000
-    """Most rows drawn from counts, or read."""
-    seed: int = 0
-    """Of the rows drawn from counts."""
-    title: str = ""
-    license: str = ""
-    dataset: str = ""
-    source: str = ""
-    """Origin of the dump: a URL, a repository and commit."""
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that nothing can have."""
-        least = dict.fromkeys(("num_experts", "topk", "hidden_size", "num_layers", "max_tokens"), 1)
-        least |= dict.fromkeys(("tp", "pp"), 1) | dict.fromkeys(("prompt_len", "start_len"), 0)
-        for name, lowest in least.items():
-            given = getattr(self, name)
-            if given is not None and given < lowest:
-                msg = f"{name} is {given}; it must be {lowest} or more"
-                raise UserError(msg)
-
-    def shape(self) -> ModelShape | None:
-        """Shape of the model, if one was named."""
-        from tracegen.models import load
-
-        return None if self.model is None else load(self.model)
-
-    def experts(self) -> int:
-        """Experts of a layer.
-
-        Raises
-        ------
-        UserError
-            If neither a model nor the number was given.
-        """
-        needs = "the dump does not say how many experts there are: give a model or num_experts"
-        return self._given_or_of_model("num_experts", needs)
-
-    def slots(self) -> int:
-        """Experts per token.
-
-        Raises
-        ------
-        UserError
-            If neither a model nor the number was given.
-        """
-        needs = "the dump does not say how many experts a token has: give a model or topk"
-        return self._given_or_of_model("topk", needs)
-
-    def decoder_layers(self) -> int:
-        """Decoder layers, dense ones included.
-
-        Raises
-        ------
-        UserError
-            If neither a model nor the number was given.
-        """
-        needs = "the dump has no header: give a model, or num_layers and topk"
-        return self._given_or_of_model("num_layers", needs)
-
-    def _given_or_of_model(self, name: str, needs: str) -> int:
-        """A size as given, else the one of the model that was named."""
-        given: int | None = getattr(self, name)
-        if given is not None:
-            return given
-        shape = self.shape()
-        if shape is None:
-            raise UserError(needs)
-        size: int = getattr(shape, name)
-        return size
 
 
 @dataclass
@@ -143,12 +43,20 @@ class Routed:
     """Forward pass of each row, integer, never falling (token,)."""
     layers: tuple[int, ...] | None = None
     """Decoder layer numbers if the dump has them."""
+    left_out: tuple[int, ...] = ()
+    """Decoder layers that the dump has, and in which it recorded nothing; not in ``ids``."""
     weights: Array | None = None
     """Gate weights, float (token, layer, k)."""
     rank: Array | None = None
     """Source GPU, integer (token,)."""
+    num_ranks: int | None = None
+    """Source GPUs, those without a token included; None where ``rank`` tells."""
+    ranks_recorded: bool = False
+    """Whether the dump says how many ranks there were."""
     num_experts: int | None = None
     """If the dump says so."""
+    empty: int | None = None
+    """Largest value of unsigned ids: an empty slot, where it is no expert."""
     labels: list[str] | None = None
     """Category of each request."""
     datasets: list[str] | None = None
@@ -243,8 +151,8 @@ def from_sequences(sequences: list[Sequence], options: Options, **facts: Any) ->
     if any(unknown):
         routed.notices.append(
             f"{sum(unknown)} of {len(unknown)} requests do not say where their prompt ends: all "
-            f"their {int(lengths[unknown].sum())} rows were taken for one prefill (prompts or "
-            "prompt_len says otherwise)."
+            f"their {int(lengths[unknown].sum())} rows were taken for one prefill (--prompts or "
+            "--prompt-len says otherwise)."
         )
     routed.notices.append(
         "How requests were batched is not recorded: steps were assumed to be one request at a "

@@ -17,7 +17,7 @@ MAX_HEADER_BYTES = 16 * 2**20
 TYPES = {
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2",
+    "BOOL": "?", "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2",
 }  # fmt: skip
 """safetensors' names of types, as numpy names them; BF16 by its bits."""
 

@@ -1,5 +1,7 @@
 """SGLang's expert-distribution recorder (python/sglang/srt/eplb/expert_distribution.py): ``.pt``.
 
+Checked against SGLang 0.5.23.
+
 per_token and per_pass: a file for each rank, with ``records`` and ``last_physical_to_logical_map``;
 ids are physical experts. ``topk_ids_of_layer`` is (layer, token, 8), unused slots -1, and so are
 the layers of other pipeline stages. stat: ``logical_count`` (step, layer, expert), added up over
@@ -20,9 +22,10 @@ import numpy as np
 from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.counts import draw_rows
+from tracegen.importers.options import Options
 from tracegen.importers.replicas import Pass, Rank, in_order, merge, replica_notice, same_tokens
-from tracegen.importers.responses import sglang_responses
-from tracegen.importers.routed import UNTOLD, Options, Routed
+from tracegen.importers.responses import SGLANG, read_responses
+from tracegen.importers.routed import UNTOLD, Routed
 from tracegen.importers.values import integer, records
 from tracegen.trace.arrays import Array
 from tracegen.trace.tables import DECODE, PREFILL
@@ -55,7 +58,7 @@ def read_sglang(paths: list[Path], options: Options) -> Routed:
         If a file is none of them.
     """
     if paths[0].suffix != ".pt":
-        return sglang_responses(paths, options)
+        return read_responses(SGLANG, paths, options)
     dumps = [(path, files.load_tensors(path)) for path in paths]
     for path, dump in dumps:
         if not isinstance(dump, dict) or not {"records", "logical_count"} & set(dump):
@@ -176,6 +179,8 @@ def _tokens(dumps: Dumps, options: Options) -> Routed:
         for place, record in enumerate(_records(path, dump)):
             where = f"{path}: record {place}"
             mode = integer(record, "forward_mode", where, EXTEND)
+            rank = integer(record, "rank", where, 0)
+            passes = found[rank]  # one that is idle in all of them was there all the same
             if mode == IDLE:
                 continue
             ids = files.integers(record.get("topk_ids_of_layer"), 3, f"{path}: topk_ids_of_layer")
@@ -186,11 +191,10 @@ def _tokens(dumps: Dumps, options: Options) -> Routed:
             mapped = np.where(ids >= 0, to_logical[layers, np.maximum(ids, 0)], -1)
             changed += int((mapped != ids).sum())
             number = integer(record, "forward_pass_id", where, place)
-            rank = integer(record, "rank", where, 0)
-            _once(number in found[rank], path, number, rank)
+            _once(number in passes, path, number, rank)
             columns = _columns(record, mode, ids.shape[1], f"{path}: pass {number}")
-            found[rank][number] = Pass(number, mapped.transpose(1, 0, 2), columns)
-    if not found:
+            passes[number] = Pass(number, mapped.transpose(1, 0, 2), columns)
+    if not any(found.values()):
         msg = f"{dumps[0][0]}: no records"
         raise UserError(msg)
     ranks, notices = merge(
@@ -205,6 +209,8 @@ def _tokens(dumps: Dumps, options: Options) -> Routed:
         msg = f"{dumps[0][0]}: no records to import: {told}"
         raise UserError(msg)
     routed = _assembled(ranks)
+    recorded = range(max(len(_logical(dump, path)) for path, dump in dumps))
+    routed.left_out = tuple(sorted(set(recorded) - set(ranks[0].layers)))
     routed.num_experts = experts
     routed.facts["physical_ids_mapped"] = changed
     routed.notices += notices
@@ -262,6 +268,8 @@ def _columns(record: Mapping[str, Any], mode: int, tokens: int, where: str) -> d
 
 def _rank(number: int, passes: dict[int, Pass]) -> Rank:
     """One process, with the layers and slots that it used."""
+    if not passes:
+        return Rank(number, (), [])
     order = [passes[step] for step in sorted(passes)]
     used = np.any([(part.ids >= 0).any(axis=(0, 2)) for part in order], axis=0)
     for part in order:
@@ -317,6 +325,7 @@ def _assembled(ranks: list[Rank]) -> Routed:
         phase=columns["phase"],
         step=np.repeat([part.step for _, part in parts], lengths),
         rank=np.repeat([rank for rank, _ in parts], lengths) if len(ranks) > 1 else None,
+        num_ranks=len(ranks),
         layers=ranks[0].layers,
     )
     mixed = int((columns["mode"] == MIXED).sum())

@@ -2,10 +2,10 @@
 
 vLLM (``enable_return_routed_experts``; docs.vllm.ai, training/routed_experts): an array
 (token, layer, k) a request, as ``.npy`` or in a response. Layers are all decoder layers, dense
-ones zero, or MoE layers only. verl (rollout routing replay): (batch, token, layer, k), prompts
-left-padded with zeros; NeMo-RL: -1 rows. slime and its kin: samples with ``tokens``,
-``response_length`` and int32 ``rollout_routed_experts`` (tokens - 1, layers, k): the last token is
-never routed.
+ones zero, or MoE layers only. verl (1dda039): (batch, token, layer, k) int16, prompts left-padded
+with zeros. NeMo-RL (7ea279a): padded with experts 0 to k-1, rows that are missing are -1. slime
+(624b824) and its kin: samples with ``tokens``, ``response_length`` and int32
+``rollout_routed_experts`` (tokens - 1, layers, k): the last token is never routed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.importers import files
-from tracegen.importers.responses import START_NAMES, tell_missing, vllm_responses
-from tracegen.importers.routed import Options, Routed, Sequence, first_position, from_sequences
+from tracegen.importers.ids import ExpertIds, expert_ids, tell
+from tracegen.importers.options import Options
+from tracegen.importers.packed import is_filler
+from tracegen.importers.padding import load_mask
+from tracegen.importers.responses import START_NAMES, VLLM, Responses
+from tracegen.importers.routed import Routed, Sequence, first_position, from_sequences
 from tracegen.importers.values import integer
 from tracegen.trace.arrays import Array
 
@@ -44,37 +47,44 @@ def read_vllm(paths: list[Path], options: Options) -> Routed:
     UserError
         If a file holds no routed experts.
     """
-    sequences: list[Sequence] = []
-    without: list[str] = []
-    begin = options.start_len or 0
+    found: list[ExpertIds] = []
+    responses = Responses(VLLM, options)
     for path in paths:
         if path.suffix == ".npy":
-            ids = files.integers(files.load_array(path, str(path)), 3, str(path))
-            sequences.append(Sequence(ids, None, begin))
+            ids = _ids(files.load_array(path, str(path)), 3, str(path), found)
+            responses.sequences.append(Sequence(ids, None, options.start_len or 0))
         elif path.suffix == ".npz":
-            sequences.append(_request(path, begin))
+            responses.sequences.append(_request(path, options.start_len or 0, found))
         else:
-            vllm_responses(path, options, sequences, without)
-    if not sequences:
-        msg = f"{paths[0]}: no response has 'routed_experts'; was the server asked for them?"
-        raise UserError(msg)
-    routed = from_sequences(sequences, options)
-    tell_missing(routed, without)
+            responses.read(path)
+    routed = responses.routed(paths[0])
+    tell(routed, found)
     return routed
 
 
-def _request(path: Path, begin: int) -> Sequence:
+def _ids(array: Any, dims: int, where: str, found: list[ExpertIds]) -> Array:
+    """Ids of so many dimensions, added to those found."""
+    one = expert_ids(array, where)
+    if one.ids.ndim != dims:
+        axes = ("batch", "token", "layer", "k")[-dims:]
+        msg = f"{where}: {np.asarray(array).dtype} {one.ids.shape}; ({', '.join(axes)}) is expected"
+        raise UserError(msg)
+    found.append(one)
+    return one.ids
+
+
+def _request(path: Path, begin: int, found: list[ExpertIds]) -> Sequence:
     """A request saved with its prompt: token ids of it, or its routing apart."""
     arrays = files.load_npz(path)
     if "routed_experts" not in arrays:
         msg = f"{path}: no 'routed_experts'; it has {', '.join(sorted(arrays))}"
         raise UserError(msg)
-    ids = files.integers(arrays["routed_experts"], 3, str(path))
+    ids = _ids(arrays["routed_experts"], 3, str(path), found)
     known = arrays.get("prompt_token_ids")
     prompt = None if known is None else int(known.size)
     head = arrays.get("prompt_routed_experts")
     if head is not None:
-        head = files.integers(head, 3, f"{path}: prompt_routed_experts")
+        head = _ids(head, 3, f"{path}: prompt_routed_experts", found)
         if head.shape[1:] != ids.shape[1:]:
             msg = f"{path}: the prompt has {head.shape[1:]} (layers, slots), not {ids.shape[1:]}"
             raise UserError(msg)
@@ -93,7 +103,7 @@ def read_rollout(paths: list[Path], options: Options) -> Routed:
         with slime's samples.
     options
         ``mask`` names an attention mask (batch, token); without it leading and trailing
-        rows that are all zero or all -1 count as padding.
+        rows that nothing chose count as padding.
 
     Raises
     ------
@@ -101,6 +111,7 @@ def read_rollout(paths: list[Path], options: Options) -> Routed:
         If there is no such tensor, the mask does not fit, or a sample has other rows than tokens.
     """
     sequences: list[Sequence] = []
+    found: list[ExpertIds] = []
     padding = 0
     for path in paths:
         value = _content(path)
@@ -110,9 +121,11 @@ def read_rollout(paths: list[Path], options: Options) -> Routed:
             continue
         ids, mask = _tensor(value, path)
         if options.mask is not None:
-            mask = _mask(options.mask)
-        ids = ids[None] if ids.ndim == 3 else ids
-        ids = files.integers(ids, 4, str(path))
+            if mask is not None:
+                msg = f"{path}: --mask was given, and the file has a mask of its own"
+                raise UserError(msg)
+            mask = load_mask(options.mask)
+        ids = _ids(ids[None] if ids.ndim == 3 else ids, 4, str(path), found)
         if mask is not None:
             mask = mask.reshape(-1, mask.shape[-1])
             if mask.shape != ids.shape[:2]:
@@ -126,20 +139,20 @@ def read_rollout(paths: list[Path], options: Options) -> Routed:
         msg = f"{paths[0]}: no samples"
         raise UserError(msg)
     routed = from_sequences(sequences, options)
+    tell(routed, found)
     if padding:
         routed.dropped[PADDING] = padding
         if options.mask is None:
             routed.notices.append(
-                "No attention mask was given: rows at either end that are all zero or all -1 were "
-                "taken for padding."
+                "No attention mask was given: rows at either end that are all zero, all -1, or "
+                "the first experts in every layer were taken for padding."
             )
     return routed
 
 
 def _real(sequence: Array) -> Array:
     """Rows between padding at either end, bool (token,)."""
-    is_filled = ~((sequence == 0).all(axis=(1, 2)) | (sequence == -1).all(axis=(1, 2)))
-    filled = np.flatnonzero(is_filled)
+    filled = np.flatnonzero(~is_filler(sequence))
     is_real = np.zeros(len(sequence), np.bool_)
     if filled.size:
         is_real[filled[0] : filled[-1] + 1] = True
@@ -209,12 +222,3 @@ def _tensor(value: Any, path: Path) -> tuple[Array, Array | None]:
             return np.asarray(value[name]), None if mask is None else np.asarray(mask)
     msg = f"{path}: none of {', '.join(IDS)}; it has {', '.join(sorted(map(str, value)))}"
     raise UserError(msg)
-
-
-def _mask(path: Path) -> Array:
-    """Attention mask of a file of its own."""
-    if not regular.exists(path):
-        msg = f"{path}: no such file"
-        raise UserError(msg)
-    found = files.load_array(path, str(path)) if path.suffix == ".npy" else files.load_tensors(path)
-    return np.asarray(found)

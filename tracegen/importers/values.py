@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tracegen.errors import UserError
+from tracegen.trace.arrays import Array
 
 LARGEST = 2**63 - 1
 
@@ -64,3 +65,44 @@ def records(value: Any, where: str) -> list[dict[str, Any]]:
         msg = f"{where}: a list of records is expected"
         raise UserError(msg)
     return value
+
+
+def whole_numbers(array: Any, where: str) -> Array:
+    """Whole numbers of any type, floats that are whole included, as int64.
+
+    Parameters
+    ----------
+    array
+        Of numbers or booleans.
+    where
+        Names it in errors.
+
+    Raises
+    ------
+    UserError
+        If a value is missing or no whole number, or too large.
+    """
+    found: Array = np.asarray(array)
+    if found.dtype.kind == "f":
+        if not (np.isfinite(found) & (found == np.floor(found))).all():
+            msg = f"{where}: {found.dtype} with gaps or fractions; integers are expected"
+            raise UserError(msg)
+    elif found.dtype.kind not in "iub":
+        msg = f"{where}: {found.dtype} {found.shape}; integers are expected"
+        raise UserError(msg)
+    if found.size and max(abs(found.max().item()), abs(found.min().item())) > LARGEST:
+        msg = f"{where}: {found.max()} is too large a number"
+        raise UserError(msg)
+    return found.astype(np.int64)
+
+
+def few(values: Iterable[object]) -> str:
+    """The first of a sequence, for a message.
+
+    Parameters
+    ----------
+    values
+        Of any length.
+    """
+    listed = list(values)
+    return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")

@@ -11,10 +11,11 @@ from tracegen.errors import UserError
 from tracegen.file import schema
 from tracegen.trace import provenance
 from tracegen.trace.routing import RoutingTrace
-from tracegen.trace.tables import RequestTable
+from tracegen.trace.tables import RequestTable, stated_ranks
 
-WRITES = ("1.0",)
-"""Versions of the format that can be written; every 1.x can be read."""
+WRITES = ("1.0", "1.1")
+"""Versions of the format that can be written; every 1.x can be read. A file is of the lowest that
+has all it says."""
 OPTIONAL = ("token_id", "gate_weights", "rank", "flags", "requests")
 """Parts of a trace that can be left out."""
 
@@ -77,7 +78,7 @@ def convert(
         If the source is not valid, the version cannot be written, or a part does not exist.
     """
     version = to or WRITES[-1]
-    if version not in WRITES and version != schema.VERSION:
+    if version not in WRITES and version not in (schema.FIRST, schema.VERSION):
         msg = f"format version {version!r} cannot be written; possible: {', '.join(WRITES)}"
         raise UserError(msg)
     needed = [name for name in without if name not in OPTIONAL]
@@ -88,7 +89,7 @@ def convert(
         msg = f"{out} exists; --force overwrites it"
         raise UserError(msg)
     with library.open_trace(source) as file:
-        number = file.num_layers
+        number, ranks = file.num_layers, None if tokens is None else file.num_ranks
     trace = library.load(
         source,
         layers=None if layers is None else _positions(layers, number),
@@ -96,6 +97,12 @@ def convert(
         max_bytes=max_bytes,
     )
     parent = trace.stored_content_id
+    if ranks is not None:
+        # Where the part has no token of the last GPUs, they were there.
+        trace = dataclasses.replace(
+            trace,
+            info=dataclasses.replace(trace.info, num_ranks=stated_ranks(trace.tokens.rank, ranks)),
+        )
     converted = _leave_out(trace, without)
     changes = {"layers": layers, "tokens": tokens, "without": list(without)}
     if any(changes.values()):
@@ -110,10 +117,17 @@ def convert(
         converted = dataclasses.replace(
             converted, info=dataclasses.replace(converted.info, provenance=record)
         )
+    from tracegen.file import header
     from tracegen.file.writer import write
 
+    if version in ("1.0", schema.FIRST) and header.version_of(converted.info) != schema.FIRST:
+        msg = (
+            f"format version {version} cannot say that there were {converted.num_ranks} GPUs, of "
+            "which the last had no token; 1.1 can"
+        )
+        raise UserError(msg)
     digest = write(converted, out, overwrite=overwrite)
-    return Converted(digest, parent, schema.VERSION)
+    return Converted(digest, parent, header.version_of(converted.info))
 
 
 def _leave_out(trace: RoutingTrace, without: tuple[str, ...]) -> RoutingTrace:
@@ -122,6 +136,8 @@ def _leave_out(trace: RoutingTrace, without: tuple[str, ...]) -> RoutingTrace:
     weights = None if "gate_weights" in without else trace.gate_weights
     if weights is None:
         info = dataclasses.replace(info, weight_semantics="", weight_row_sum="")
+    if "rank" in without:
+        info = dataclasses.replace(info, num_ranks=0)
     return dataclasses.replace(
         trace,
         gate_weights=weights,

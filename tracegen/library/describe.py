@@ -99,7 +99,7 @@ def entry(
             "num_tokens": file.num_tokens,
             "num_experts": file.num_experts,
             "topk": file.topk,
-            "num_ranks": _num_ranks(tokens.rank),
+            "num_ranks": file.num_ranks or 0,
             "has_gate_weights": file.has_gate_weights,
             "load_max_over_mean": peak,
             "load_gini": gini,
@@ -114,11 +114,6 @@ def entry(
         key = ".".join(map(str, problem["loc"]))
         msg = f"{name}: {key}: {problem['msg']} ({described.get(key)!r:.80})"
         raise UserError(msg) from error
-
-
-def _num_ranks(rank: npt.NDArray[Any] | None) -> int:
-    """Source GPUs of a trace; 0 where none are recorded."""
-    return 0 if rank is None or not rank.size else int(rank.max()) + 1
 
 
 def _source(provenance: dict[str, Any]) -> str:

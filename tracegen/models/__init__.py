@@ -4,10 +4,11 @@ from importlib import resources
 from pathlib import Path
 
 from tracegen.errors import unknown
+from tracegen.models import config
 from tracegen.models.catalogue import Catalogue
 from tracegen.models.schema import ModelShape
 
-__all__ = ["ModelShape", "aliases", "completed", "load", "names", "parse"]
+__all__ = ["ModelShape", "aliases", "completed", "load", "names", "of_checkpoint", "parse"]
 
 _CATALOGUE = Catalogue(resources.files(__name__), ModelShape, ("title", "model_id", "notes"))
 
@@ -23,12 +24,13 @@ def aliases() -> dict[str, str]:
 
 
 def load(name: str | Path) -> ModelShape:
-    """Shape of a model from the catalogue or from a file of the same form.
+    """Shape of a model from the catalogue or from a file.
 
     Parameters
     ----------
     name
-        A name or alias of the catalogue, or the path of a TOML file.
+        A name or alias of the catalogue; or the path of a TOML file of the same form, of a
+        checkpoint's ``config.json``, or of the folder that has one.
 
     Returns
     -------
@@ -47,12 +49,41 @@ def load(name: str | Path) -> ModelShape:
     (256, 8, 58)
     """
     text = str(name)
-    if text.endswith(".toml") or isinstance(name, Path):
+    shape = None if isinstance(name, Path) else _CATALOGUE.find(text)
+    if shape is not None:
+        return shape
+    if text.endswith(".toml"):
         return _CATALOGUE.read(text)
-    shape = _CATALOGUE.find(text)
-    if shape is None:
-        raise unknown("model", text, [*names(), *aliases()])
-    return shape
+    if isinstance(name, Path) or config.is_config(text):
+        return config.read(text)
+    raise unknown("model", text, [*names(), *aliases()])
+
+
+def of_checkpoint(model_id: str) -> tuple[ModelShape, ...]:
+    """Shapes of the catalogue that a trace or a result may mean by a model's name.
+
+    Parameters
+    ----------
+    model_id
+        Hugging Face repository of the checkpoint, or a name or alias of the catalogue.
+
+    Returns
+    -------
+    None, one, or where papers use a checkpoint with other sizes several; none for an empty name.
+
+    Examples
+    --------
+    >>> [shape.name for shape in of_checkpoint("openai/gpt-oss-20b")]
+    ['gpt-oss-20b']
+    >>> of_checkpoint("")
+    ()
+    """
+    if not model_id:
+        return ()  # papers' shapes are of no checkpoint, and no shape is meant by no name
+    if (known := _CATALOGUE.find(model_id)) is not None:
+        return (known,)
+    shapes = map(load, names())
+    return tuple(shape for shape in shapes if shape.model_id == model_id)
 
 
 def parse(text: str, where: str) -> ModelShape:

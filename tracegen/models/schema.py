@@ -50,9 +50,11 @@ class ModelShape(BaseModel):
     moe_intermediate: int = Field(gt=0)
     """Inner width of one routed expert."""
     num_experts: int = Field(gt=0, le=MAX_NUM_EXPERTS)
-    """Routed experts of one MoE layer."""
+    """Experts of one MoE layer that can be chosen, zero experts included."""
+    num_zero_experts: int = Field(default=0, ge=0)
+    """The last so many of them are identities: they have no weights, and no row is sent to them."""
     topk: int = Field(gt=0, le=255)
-    """Experts chosen per token."""
+    """Experts chosen per token, zero experts included."""
     num_shared_experts: int = Field(default=0, ge=0)
     """Experts that every token visits; never routed, never in a trace."""
     shared_intermediate: int = Field(default=0, ge=0)
@@ -128,6 +130,12 @@ class ModelShape(BaseModel):
         if self.topk > self.num_experts:
             msg = f"topk {self.topk} is more than num_experts {self.num_experts}"
             raise ValueError(msg)
+        if self.num_zero_experts >= self.num_experts:
+            msg = (
+                f"num_zero_experts {self.num_zero_experts} are among num_experts "
+                f"{self.num_experts}, and not all of them"
+            )
+            raise ValueError(msg)
         if list(self.dense_layers) != sorted(set(self.dense_layers)) or any(
             not 0 <= layer < self.num_layers for layer in self.dense_layers
         ):
@@ -146,6 +154,11 @@ class ModelShape(BaseModel):
             msg = "num_shared_experts and shared_intermediate must be both zero or both positive"
             raise ValueError(msg)
         return self
+
+    @property
+    def num_ffn_experts(self) -> int:
+        """Experts of one MoE layer that have weights: all but the zero experts."""
+        return self.num_experts - self.num_zero_experts
 
     @property
     def num_moe_layers(self) -> int:

@@ -1,8 +1,9 @@
-"""A plug-in of vLLM that records the routing of every worker; see SERVING.md beside this file.
+"""A plug-in of vLLM that records the routing of every worker, or has it follow a trace.
 
-vLLM calls :func:`register` in each of its processes (entry point ``vllm.general_plugins``). It does
-nothing unless the environment names a folder. What is recorded are the ids that vLLM's own
-``RoutedExpertsCapturer`` keeps for its rows: logical experts, before load balancing replaces them.
+See SERVING.md beside this file. vLLM calls :func:`register` in each of its processes (entry point
+``vllm.general_plugins``). It does nothing unless the environment names a folder or a file. What is
+recorded are the ids that vLLM's own ``RoutedExpertsCapturer`` keeps for its rows: logical experts,
+before load balancing replaces them. What follows are the routers of vLLM's routing simulator.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tracegen.errors import UserError
+from tracegen.serving.plan import FILE, PlanBuffer, RoutePlan
 from tracegen.serving.record import Recorder
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PREFILL
@@ -25,40 +27,68 @@ from tracegen.trace.tables import DECODE, PREFILL
 FOLDER = "MOEREPLAY_RECORD"
 """Environment variable with the folder to record to."""
 CAPTURER = "vllm.model_executor.layers.fused_moe.routed_experts_capturer"
+SIMULATOR = "vllm.model_executor.layers.fused_moe.router.routing_simulator_router"
+STRATEGY, STRATEGY_NAME = "VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "moereplay"
+"""Environment variable of vLLM that has routers simulated, and what it must be."""
 RUNNERS = ("vllm.v1.worker.gpu.model_runner", "vllm.v1.worker.gpu_model_runner")
 """Modules of vLLM's two model runners; which of them runs is decided when the engine starts."""
-NEEDS = (
-    f"recording needs a vLLM with RoutedExpertsCapturer (tried with 0.32 and 0.33); unset {FOLDER} "
-    "to serve without"
-)
+NEEDS = "{variable} needs a vLLM with {part} (tried with 0.32 and 0.33); unset it to serve without"
 log = logging.getLogger("vllm.moereplay")
 
 
 def register() -> None:
-    """Have every model runner of this process record, if the environment asks for it.
+    """Have every model runner of this process record or follow, if the environment asks for it.
 
     Raises
     ------
     UserError
-        If this vLLM lacks what is needed: it would serve without a recording, unnoticed.
+        If this vLLM lacks what is needed: it would serve without, unnoticed.
     """
-    folder = os.environ.get(FOLDER)
-    if not folder:
+    folder, plan = os.environ.get(FOLDER), os.environ.get(FILE)
+    if not folder and not plan:
         return
+    variable, part = (FOLDER, "RoutedExpertsCapturer") if folder else (FILE, "RoutingSimulator")
     try:
         import_module(CAPTURER)
+        simulator = import_module(SIMULATOR) if plan else None
         runners = [import_module(name).GPUModelRunner for name in RUNNERS]
         if import_module("vllm.platforms").current_platform.is_cpu():
             # Loads models in a way of its own.
             runners.append(import_module("vllm.v1.worker.cpu_model_runner").CPUModelRunner)
     except (ImportError, AttributeError) as error:
-        msg = f"{NEEDS} ({error})"
+        msg = f"{NEEDS.format(variable=variable, part=part)} ({error})"
         raise UserError(msg) from error
+    if simulator is not None:
+        if os.environ.get(STRATEGY, "").lower() != STRATEGY_NAME:
+            msg = f"{FILE} is followed by simulated routers only: set {STRATEGY}={STRATEGY_NAME}"
+            raise UserError(msg)
+        register_strategy(simulator)
+    routes = RoutePlan.load(Path(plan)) if plan else None
     for runner in runners:
-        attach(runner, Path(folder))
+        attach(runner, Path(folder) if folder else None, routes)
 
 
-def attach(runner_class: Any, folder: Path) -> None:
+def register_strategy(simulator: Any) -> None:
+    """Make the strategy known to vLLM, whose routers look it up while the model is made.
+
+    Parameters
+    ----------
+    simulator
+        vLLM's module of the routing simulator.
+    """
+    base: Any = simulator.RoutingStrategy
+
+    class Followed(base):  # type: ignore[misc]
+        """Stands for the plan until a model is loaded, and its layers are known."""
+
+        def route_tokens(self, *args: Any, **kwargs: Any) -> Any:
+            msg = f"a router of a model that was not loaded as a whole cannot follow {FILE}"
+            raise UserError(msg)
+
+    simulator.RoutingSimulator.register_strategy(STRATEGY_NAME, Followed())
+
+
+def attach(runner_class: Any, folder: Path | None, plan: RoutePlan | None = None) -> None:
     """Wrap the methods of a model runner that load a model, prepare a batch and run it.
 
     Parameters
@@ -66,7 +96,9 @@ def attach(runner_class: Any, folder: Path) -> None:
     runner_class
         A ``GPUModelRunner`` of vLLM, of either generation, or a class derived from it.
     folder
-        To record to.
+        To record to; None not to record.
+    plan
+        To follow; None not to.
     """
     if "moereplay_attached" in vars(runner_class):
         return  # vLLM may call plug-ins more than once
@@ -86,17 +118,25 @@ def attach(runner_class: Any, folder: Path) -> None:
         setattr(runner_class, name, method)
 
     def loaded(self: Any, made: Any, *args: Any) -> None:
-        if not hasattr(self, "moereplay"):  # a derived class may call the method of its base
-            self.moereplay = Worker(self, folder)
+        if hasattr(self, "moereplay"):  # a derived class may call the method of its base
+            return
+        self.moereplay = None if folder is None else Worker(self, folder)
+        self.moereplay_guide = None if plan is None else Guide(self, plan)
+
+    def begin(self: Any, batch: Any) -> None:
+        for part in (self.moereplay, self.moereplay_guide):
+            if part is not None:
+                part.begin(batch)
 
     def prepared(self: Any, made: Any, *args: Any) -> None:
-        self.moereplay.begin(made)
+        begin(self, made)
 
     def prepared_before(self: Any, made: Any, scheduled: Any, lengths: Any, *args: Any) -> None:
-        self.moereplay.begin(_batch(self.input_batch, scheduled, np.asarray(lengths)))
+        begin(self, _batch(self.input_batch, scheduled, np.asarray(lengths)))
 
     def executed(self: Any, made: Any, *args: Any) -> None:
-        self.moereplay.end()
+        if self.moereplay is not None:
+            self.moereplay.end()
 
     wrapped("load_model", loaded)
     wrapped("prepare_inputs", prepared)
@@ -118,6 +158,85 @@ def _batch(running: Any, scheduled: Any, lengths: Array) -> SimpleNamespace:
         prefill_len_np=np.asarray(running.num_prompt_tokens)[: len(names)].copy(),
         num_draft_tokens_per_req=np.array(drafts),
     )
+
+
+def _rows(batch: Any) -> tuple[int, Array, Array, Array]:
+    """Tokens of a batch, where its requests begin, how long they are, and positions."""
+    tokens = int(batch.num_tokens)
+    starts = np.asarray(batch.query_start_loc_np)[: len(batch.req_ids) + 1]
+    position = batch.positions[:tokens]
+    position = position.cpu().numpy() if hasattr(position, "cpu") else position
+    return tokens, starts, np.diff(np.minimum(starts, tokens)), position
+
+
+class Guide:
+    """Routers of one model runner that follow a plan.
+
+    Parameters
+    ----------
+    runner
+        The model runner, its model loaded.
+    plan
+        What is followed.
+
+    Raises
+    ------
+    UserError
+        If routers of this engine see rows of other ranks, or the plan is of another model.
+    """
+
+    def __init__(self, runner: Any, plan: RoutePlan) -> None:
+        parallel = runner.vllm_config.parallel_config
+        for name, is_on in (
+            ("--data-parallel-size", parallel.data_parallel_size > 1),
+            ("sequence parallelism of MoE layers", parallel.use_sequence_parallel_moe),
+            ("--enable-dbo", getattr(parallel, "enable_dbo", False)),
+        ):
+            if is_on:
+                msg = f"{name}: routers see other rows than those of the batch; unset {FILE}"
+                raise UserError(msg)
+        layers = {
+            int(module.layer_id): module.router
+            for module in runner.model.modules()
+            if hasattr(getattr(module, "router", None), "_compute_routing")
+        }
+        self.buffer: PlanBuffer | None = None
+        for layer, router in layers.items():
+            if self.buffer is None:
+                experts = int(router.global_num_experts)
+                state = getattr(router, "eplb_state", None)
+                if state is not None and state.logical_replica_count is not None:
+                    experts = len(state.logical_replica_count)  # replicas are no experts
+                self.buffer = PlanBuffer(
+                    plan, runner.max_num_tokens, runner.device, experts, int(router.top_k)
+                )
+            self.buffer.of_layer(layer, 0)
+            router._compute_routing = functools.partial(self._route, layer)
+        log.info("%d layers follow the plan of %s", len(layers), FILE)
+
+    def begin(self, batch: Any) -> None:
+        """Lay out the rows of the pass that follows.
+
+        Parameters
+        ----------
+        batch
+            vLLM's ``InputBatch``, or one like it.
+        """
+        _, _, lengths, position = _rows(batch)
+        if self.buffer is not None:  # a stage of a pipeline may have no MoE layer
+            self.buffer.fill(list(batch.req_ids), lengths, position)
+
+    def _route(
+        self, layer: int, hidden_states: Any, router_logits: Any, indices_type: Any, **_: Any
+    ) -> tuple[Any, Any]:
+        """Weights, all the same, and ids of the rows of a pass, as a router of vLLM has them."""
+        assert self.buffer is not None  # who has no buffer has no router
+        # A copy: what comes after may write into it.
+        ids = self.buffer.of_layer(layer, hidden_states.shape[0]).clone()
+        if indices_type is not None:
+            ids = ids.to(indices_type)
+        weights = hidden_states.new_full(ids.shape, 1 / ids.shape[1]).float()
+        return weights, ids
 
 
 class Worker:
@@ -183,11 +302,7 @@ class Worker:
         batch, self.batch = self.batch, None
         if batch is None:
             return
-        tokens = int(batch.num_tokens)
-        starts = np.asarray(batch.query_start_loc_np)[: len(batch.req_ids) + 1]
-        lengths = np.diff(np.minimum(starts, tokens))
-        position = batch.positions[:tokens]
-        position = position.cpu().numpy() if hasattr(position, "cpu") else position
+        tokens, starts, lengths, position = _rows(batch)
         prompt = np.repeat(np.asarray(batch.prefill_len_np)[: lengths.size], lengths)
         layers = tuple(sorted(self.bound))
         ids = self.capturer.device_buffer[:tokens].cpu().numpy()[:, list(layers)]

@@ -102,7 +102,7 @@ def node_statistics(
 
 def _gpus_of_experts(trace: RoutingTrace, num_gpus: int, placement: str | Array) -> Array:
     """GPU of every expert, shape (layer, expert)."""
-    num_experts = trace.num_experts - trace.model.num_zero_experts
+    num_experts = trace.model.num_ffn_experts
     if isinstance(placement, str):
         if placement not in PLACEMENTS:
             raise unknown("placement", placement, PLACEMENTS)

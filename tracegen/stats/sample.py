@@ -73,12 +73,13 @@ def sample_of(trace: RoutingTrace, seed: int) -> Sample:
     ids = trace.expert_ids if in_order else trace.expert_ids[:, order]
     request = np.repeat(np.arange(counts.size), counts)
     group_of = rng.permutation(counts.size) % min(JACKKNIFE, counts.size)
-    experts = np.arange(trace.num_experts)
+    num_experts = trace.model.num_ffn_experts
+    experts = np.arange(num_experts)
     groups = {}
     for number in EXPERT_GROUPS:
-        if number <= trace.num_experts:
-            owner = experts * number // trace.num_experts
-            # Empty slots belong to a group of their own, beyond the others.
+        if number <= num_experts:
+            owner = experts * number // num_experts
+            # Zero experts are on no GPU; they and empty slots have a group of their own, the last.
             groups[number] = np.append(owner, np.full(trace.empty_slot + 1 - owner.size, number))
     return Sample(
         ids, request, group_of[request], begins, counts, trace.num_experts, rng, groups, order

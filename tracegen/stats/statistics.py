@@ -213,6 +213,7 @@ def _together(sample: Sample, found: dict[str, Statistic]) -> tuple[Floats, Floa
     recall = np.zeros((groups, max(layers - 1, 0), 2))
     owner = sample.expert_per_group.get(8, np.zeros(width, int))[:width]
     travel = np.zeros((int(owner.max()) + 1,) * 2)
+    places = 8 if 8 in sample.expert_per_group else 1
     before: Array | None = None
     learns = group % 2 == 0
     for layer in range(layers):
@@ -250,6 +251,7 @@ def _together(sample: Sample, found: dict[str, Statistic]) -> tuple[Floats, Floa
         if tested.size:
             label = "next layer: experts predicted"
             found["next_layer_recall"] = jackknifed(label, tested, _ratio, np.mean)
+    travel = travel[:places, :places]  # without zero experts
     return _correlation(packed.sum(axis=0), width), travel / max(travel.sum(), 1)
 
 

@@ -36,6 +36,12 @@ def check_structure(trace: TraceData) -> None:
     if not 1 <= model.num_experts <= 0xFFFE:
         msg = f"num_experts is {model.num_experts}; possible are 1 to {0xFFFE}"
         raise UserError(msg)
+    if not 0 <= model.num_zero_experts < model.num_experts:
+        msg = (
+            f"num_zero_experts is {model.num_zero_experts}; possible are 0 to "
+            f"{model.num_experts - 1}, as they are among the {model.num_experts} experts"
+        )
+        raise UserError(msg)
     num_layers, num_tokens, topk = ids.shape
     if topk != model.top_k or not 1 <= topk <= min(model.num_experts, 0xFF):
         msg = (
@@ -57,6 +63,9 @@ def check_structure(trace: TraceData) -> None:
     _expect("tokens.phase", table.phase, np.uint8, column)
     _expect("tokens.rank", table.rank, np.uint16, column)
     _expect("tokens.token_id", table.token_id, np.int32, column)
+    if trace.info.num_ranks and (table.rank is None or not 0 < trace.info.num_ranks <= 2**16):
+        msg = f"num_ranks is {trace.info.num_ranks}; with a rank column, 1 to {2**16} are possible"
+        raise UserError(msg)
     _check_requests(trace)
 
 
@@ -109,6 +118,10 @@ def check_values(trace: TraceData) -> None:
     check_layer_index(trace.moe_layer_index)
     check_steps(trace.tokens.step, trace.steps_indptr)
     check_phase(trace.tokens.phase)
+    ranks, rank = trace.info.num_ranks, trace.tokens.rank
+    if ranks and rank is not None and rank.size and rank.max() >= ranks:
+        msg = f"num_ranks is {ranks}, and a token is on rank {rank.max()}"
+        raise UserError(msg)
     for layer, number in enumerate(trace.moe_layer_index.tolist()):
         check_layer(trace.expert_ids[layer], trace.model.num_experts, number)
         if trace.gate_weights is not None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tracegen.trace.tables import TraceData, TraceInfo, TraceModel
 
-HASHED_INFO = ("id_space", "slot_order", "weight_semantics", "weight_row_sum")
+HASHED_INFO = ("id_space", "slot_order", "weight_semantics", "weight_row_sum", "num_ranks")
 """Fields of :class:`tracegen.trace.tables.TraceInfo` that change how the arrays are read."""
 
 Part = tuple[str, np.dtype[Any], tuple[int, ...], Iterable[npt.NDArray[Any]]]
@@ -35,7 +35,7 @@ def header(model: TraceModel, info: TraceInfo) -> bytes:
     """
     described = _not_default(model, (f.name for f in dataclasses.fields(model)))
     if model.shape is not None:
-        described["shape"] = model.shape.sizes()
+        described["shape"] = model.sizes_of_shape()
     reading = _not_default(info, HASHED_INFO)
     document = {"format": "moe-routing-trace/1", "model": described, "reading": reading}
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()

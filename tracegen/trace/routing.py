@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tracegen import models
 from tracegen.display.shown import Shown
 from tracegen.errors import UserError
 from tracegen.models import ModelShape
-from tracegen.models import load as load_model
-from tracegen.models import names as model_names
 from tracegen.trace import checks
 from tracegen.trace.arrays import Array
 from tracegen.trace.content_id import content_id
+from tracegen.trace.shapes import contradiction, shape_of
 from tracegen.trace.tables import RequestTable, TokenTable, TraceData
 
 if TYPE_CHECKING:
@@ -88,11 +88,11 @@ class RoutingTrace(TraceData, Shown):
 
     @property
     def num_ranks(self) -> int | None:
-        """Source GPUs the trace was made for; None without a ``rank`` column."""
+        """Source GPUs the trace was made for, idle ones too; None without a ``rank`` column."""
         rank = self.tokens.rank
         if rank is None:
             return None
-        return int(rank.max()) + 1 if rank.size else 0
+        return max(self.info.num_ranks, int(rank.max()) + 1 if rank.size else 0)
 
     @property
     def empty_slot(self) -> int:
@@ -112,23 +112,37 @@ class RoutingTrace(TraceData, Shown):
         Raises
         ------
         UserError
-            If the trace carries none and the catalogue does not know the model.
+            If the trace carries none, and names no model or one that the catalogue does not know,
+            or knows with other sizes.
         """
+        return shape_of(self)
+
+    def with_shape(self, shape: ModelShape) -> "RoutingTrace":
+        """Give the trace the shape of its model.
+
+        Parameters
+        ----------
+        shape
+            Of the model that was routed, complete.
+
+        Returns
+        -------
+        This trace if it carries that shape or names a checkpoint of it; else one with the same
+        routing that does, which has a content id of its own.
+
+        Raises
+        ------
+        UserError
+            If a model of this shape cannot have made this routing.
+        """
+        if wrong := contradiction(self, shape):
+            raise UserError(wrong)
         carried = self.model.shape
-        for name in model_names():
-            shape = load_model(name)
-            # The catalogue's has the prose, but only the same sizes are the same model.
-            if (carried is None and self.model.model_id in (name, shape.model_id)) or (
-                carried is not None and carried.sizes() == shape.sizes()
-            ):
-                return shape
-        if carried is not None:
-            return carried
-        msg = (
-            f"the trace does not carry the shape of its model {self.model.model_id!r} and the "
-            f"catalogue does not know it; known: {', '.join(model_names())}, or give a TOML file"
-        )
-        raise UserError(msg)
+        known = models.of_checkpoint(self.model.model_id) if carried is None else (carried,)
+        if any(one.sizes() == shape.sizes() for one in known):
+            return self
+        model = dataclasses.replace(self.model, shape=shape)
+        return dataclasses.replace(self, model=model, stored_content_id="")
 
     def layer_ids(self, layer: int) -> npt.NDArray[np.int32]:
         """Expert ids of one layer in a signed type.

@@ -77,6 +77,21 @@ class TraceModel:
     shape: ModelShape | None = None
     """Complete shape of the model, when the trace carries it."""
 
+    @property
+    def num_ffn_experts(self) -> int:
+        """Experts of a layer that rows are sent to: all but the zero experts."""
+        return self.num_experts - self.num_zero_experts
+
+    def sizes_of_shape(self) -> dict[str, Any]:
+        """Sizes of the shape as a file has them: zero experts are stated beside it alone.
+
+        Returns
+        -------
+        As :meth:`tracegen.models.ModelShape.sizes`; nothing where no shape is known.
+        """
+        sizes = {} if self.shape is None else self.shape.sizes()
+        return {name: size for name, size in sizes.items() if name != "num_zero_experts"}
+
     @classmethod
     def from_shape(cls, shape: ModelShape) -> "TraceModel":
         """Header for a trace of a model whose shape is known.
@@ -92,6 +107,7 @@ class TraceModel:
             hidden_size=shape.hidden,
             model_id=shape.model_id or shape.name,
             num_shared_experts=shape.num_shared_experts,
+            num_zero_experts=shape.num_zero_experts,
             score_function=shape.score_function,
             norm_topk=shape.norm_topk,
             routed_scaling_factor=shape.routed_scaling_factor,
@@ -140,10 +156,10 @@ class RequestTable:
 
 @dataclass(frozen=True)
 class TraceInfo:
-    """Origin of a trace, and the reading of its slots.
+    """Origin of a trace, and the reading of its slots and ranks.
 
-    Only ``id_space``, ``slot_order``, ``weight_semantics`` and ``weight_row_sum`` are part
-    of the content id.
+    Only ``id_space``, ``slot_order``, ``weight_semantics``, ``weight_row_sum`` and ``num_ranks``
+    are part of the content id.
     """
 
     kind: Kind = "synthetic"
@@ -161,6 +177,28 @@ class TraceInfo:
     """Meaning of a gate weight, e.g. ``"softmax over the chosen experts"``."""
     weight_row_sum: str = ""
     """Sum of the weights of a token, in words or as a number."""
+    num_ranks: int = 0
+    """Source GPUs, where there were more than the rank column names; else 0."""
+
+
+def stated_ranks(rank: Array | None, number: int) -> int:
+    """Number of source GPUs as a trace states it: 0 where its rank column tells, or there is none.
+
+    Parameters
+    ----------
+    rank
+        Source GPU of each token; None where tokens have none.
+    number
+        GPUs that there were.
+
+    Examples
+    --------
+    >>> stated_ranks(np.array([0, 1]), 2), stated_ranks(np.array([0, 1]), 4)
+    (0, 4)
+    """
+    if rank is None:
+        return 0
+    return number if number > int(rank.max(initial=0)) + 1 else 0
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
 import tracegen
+import tracegen.importers
 from replay.cli.app import app, main
 from replay.schemes import SCHEMES
 
@@ -92,6 +94,31 @@ def test_compare_takes_all_schemes_and_shows_each(trace_file: Path, tmp_path: Pa
     for name, scheme in SCHEMES.items():
         shown = f"{name}*" if scheme.proposes else f"{name} "
         assert result.stdout.count(shown) >= 2, "once in each table"
+
+
+def test_a_trace_of_no_model_is_replayed_as_the_model_that_is_given(tmp_path: Path) -> None:
+    """It was taken for the first shape without a checkpoint: hidden 7168, in FP8."""
+    rng, out = np.random.default_rng(1), tmp_path / "out.json"
+    ids = np.argsort(rng.random((64, 2, 64)), axis=2)[:, :, :6]
+    np.savez(tmp_path / "ids.npz", expert_ids=ids, rank=np.repeat(np.arange(8), 8), layers=[1, 2])
+    sizes = {"num_experts": 64, "hidden_size": 2048}
+    made = tracegen.importers.read([tmp_path / "ids.npz"], "arrays", **sizes).trace
+    tracegen.write(made, tmp_path / "ids.h5")
+    command = ["run", tmp_path / "ids.h5", "--scheme", "ideal", "--layer", 0, "--json", out]
+    for asked in (command, ["place", tmp_path / "ids.h5"]):
+        said = mistake(*asked)
+        assert "does not say which model" in said and "--model" in said
+    said = "the trace is not of olmoe-1b-7b: it has experts per token 6 (not 8)"
+    assert said in mistake(*command, "--model", "olmoe-1b-7b")
+    assert invoke(*command, "--model", "deepseek-v2-lite").exit_code == 0
+    data = json.loads(out.read_text())
+    sizes = {"model": "deepseek-v2-lite", "hidden": 2048, "moe_intermediate": 1408}
+    assert sizes.items() <= data["trace"].items() and data["precision"] == "bf16"
+    again = invoke("run", "--spec", out, "--json", tmp_path / "again.json")
+    assert again.exit_code == 0, again.stderr
+    assert json.loads((tmp_path / "again.json").read_text())["run_id"] == data["run_id"]
+    placed = invoke("place", tmp_path / "ids.h5", "--model", "deepseek-v2-lite")
+    assert placed.exit_code == 0, placed.stderr
 
 
 def test_compare_takes_the_schemes_and_the_baseline_asked_for(trace_file: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import h5py
 import pytest
@@ -142,6 +143,26 @@ FREE = {
     "tracegen/display/shown.py": "how results are shown",
 }
 """Modules that a replay imports and whose code is not part of its identity, and why."""
+
+
+def test_schemes_that_were_typed_are_told_apart_by_what_they_do() -> None:
+    """There is no file to read; two that have none are not the same for it."""
+    text = """
+class Typed(Plain):
+    SMS = 20
+    def used_sms(self):
+        return (lambda: {{1, 2}} and {value})()
+"""
+    made: dict[str, Any] = {}
+    for name, value in (("one", 1), ("again", 1), ("other", 2)):
+        names = {"Plain": type(SCHEMES["deepep"]), "__name__": "__prompt__"}
+        exec(compile("\n" * len(made) + text.format(value=value), "<stdin>", "exec"), names)
+        made[name] = names["Typed"]
+    code = {name: identity_module._foreign_code(kind) for name, kind in made.items()}
+    assert code["one"] == code["again"] != code["other"]
+    made["other"].SMS = 21
+    identity_module._foreign_code.cache_clear()
+    assert identity_module._foreign_code(made["other"]) != code["other"]
 
 
 def test_code_is_told_apart_by_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,11 @@ BILLIONS = {  # all, and active without and with the embedding, whichever is pub
     "glm-4.5": (355, None, 32),  # arXiv 2508.06471
     "pangu-ultra-moe": (718, 39, None),  # arXiv 2505.04519
     "qwen2-57b-a14b": (57.4, None, 14.2),  # arXiv 2407.10671
+    "glm-5": (744, 40, None),  # model card
+    "minimax-m2": (230, 10, None),  # model card
+    "llama-4-maverick": (400, None, 17),  # model card
+    "llama-4-scout": (109, None, 17),  # model card
+    "ernie-4.5-21b-a3b": (21, 3, None),  # model card
 }
 LOOSE = {  # what is published is rounded to so many per cent, or differs by as much
     ("deepseek-v2-lite", "active"): 2.5,  # 2.45, published as 2.4
@@ -45,6 +50,13 @@ LOOSE = {  # what is published is rounded to so many per cent, or differs by as 
     ("kimi-k2", "active"): 1.0,
     ("qwen3-235b-a22b", "active"): 0.9,
     ("phi-3.5-moe", "active"): 0.7,
+    ("minimax-m2", "all"): 0.6,
+    ("minimax-m2", "active"): 4.2,  # 10.4
+    ("llama-4-maverick", "active"): 1.1,
+    ("llama-4-scout", "all"): 1.2,  # the vision encoder is published with it
+    ("llama-4-scout", "active"): 1.1,
+    ("ernie-4.5-21b-a3b", "all"): 4.0,  # 21.8
+    ("ernie-4.5-21b-a3b", "active"): 3.0,  # 3.09
     ("glm-4.5", "all"): 0.7,
     ("glm-4.5", "active"): 5.2,  # 33.6; 32.1 without embedding and head
 }

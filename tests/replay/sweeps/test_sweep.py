@@ -6,6 +6,7 @@ import hashlib
 import json
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from replay.sweeps.plan import plan_sweep
 from replay.sweeps.points import points_of, show
 from replay.sweeps.result import SweepResult
 from replay.sweeps.run import sweep
+from replay.sweeps.source import recorded
 from replay.sweeps.study import Column, Grid, Study, parse_study
 from replay.sweeps.table import markdown
 from replay.sweeps.task import make_task
@@ -873,3 +875,18 @@ def test_a_study_of_a_paper_runs_and_every_claim_has_its_number(name: str, tmp_p
     assert not said and result.num_refused == 0
     for table in json.loads(result.to_json())["grids"]:
         assert all(claim["replayed"] > 0 for claim in table["claims"])
+
+
+def test_a_recorded_trace_is_given_the_shape_of_its_model(tmp_path: Path) -> None:
+    made = tracegen.load("toy-zipf", layers=[0])
+    sizes = tracegen.TraceModel(num_experts=64, top_k=4, hidden_size=2048)
+    tracegen.write(replace(made, model=sizes, stored_content_id=""), tmp_path / "sizes.h5")
+    given = {"file": str(tmp_path / "sizes.h5"), "model": "qwen2-moe-2.7b-e64"}
+    source = recorded(given, {})
+    assert source.load().model_shape.name == "qwen2-moe-2.7b-e64"
+    bare = recorded({"file": given["file"]}, {})
+    assert source.key != bare.key
+    with pytest.raises(UserError, match="does not say which model"):
+        _ = bare.load().model_shape
+    with pytest.raises(UserError, match=r"not of olmoe-1b-7b: it has experts per token 4 .not 8"):
+        recorded({**given, "model": "olmoe-1b-7b"}, {}).load()

@@ -242,6 +242,13 @@ def test_experts_are_sliced_and_get_all_chosen_rows() -> None:
     assert down == Product(2 * 1024, 4096, 14336 // 8, groups=8)
 
 
+def test_zero_experts_are_scored_and_have_no_product() -> None:
+    shape = load("mixtral-8x7b").model_copy(update={"num_zero_experts": 4})
+    _, _, gate, up, down = products(layer_of(shape, 8, sizes(1024, 512)))
+    assert gate == Product(1024, 8, 4096)
+    assert (up.rows, up.groups) == (down.rows, down.groups) == (1024, 4)
+
+
 def test_shared_experts_multiply_all_rows_beside() -> None:
     shape = LayerShape(
         name="shared", hidden=256, intermediate=128, gated=True, num_heads=8, num_kv_heads=8,

@@ -176,7 +176,9 @@ def test_baselines_and_options_belong_to_schemes_that_are_compared() -> None:
 
 
 def test_routing_of_a_trace_is_of_the_same_model() -> None:
-    with pytest.raises(UserError, match="the trace is of gpt-oss-20b, 32 experts, top-4; olmoe"):
+    with pytest.raises(
+        UserError, match=r"the trace is not of olmoe-1b-7b: it has experts 32 .not 64"
+    ):
         training.run(trace="gpt-oss-20b-decode", **SMALL)
     plan = "pp=4,dp=8,ep=8,micro_batches=4"
     result = training.run(trace="gpt-oss-20b-decode", plan=plan, scheme="ideal", sequence=512)

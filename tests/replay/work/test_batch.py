@@ -212,3 +212,11 @@ def test_a_trace_without_decode_rows_says_so(recorded) -> None:
 def test_a_trace_without_tokens_has_no_step(synthetic) -> None:
     with pytest.raises(UserError, match="the trace has no tokens"):
         form_batch(synthetic(tokens_per_rank=0))
+
+
+def test_ranks_without_a_request_are_no_prefill(recorded) -> None:
+    """It was replayed with no tokens at all, which nothing said."""
+    trace = recorded([64], prompts=[64])
+    with pytest.raises(UserError, match=r"on 8 ranks leaves no token .* 1 requests of 64 tokens"):
+        form_batch(trace, num_ranks=8)
+    assert form_batch(trace, num_ranks=1).num_tokens == 64

@@ -95,6 +95,17 @@ def test_tensor_parallel_replicas_are_recorded_once(tmp_path: Path) -> None:
     assert "2 further ranks recorded the same rows" in trace.info.provenance["notes"]
 
 
+def test_the_last_rank_may_have_no_token(tmp_path: Path) -> None:
+    paths = []
+    for rank, tokens in ((0, 8), (1, 8), (2, 0)):
+        journal = JournalWriter(tmp_path / f"a.h5.rank{rank}.partial", LAYOUT, head(rank))
+        if tokens:
+            journal.append(block(0, tokens, seed=rank))
+        journal.finish({})
+        paths.append(journal.path)
+    assert tracegen.load(recover(paths)[0]).num_ranks == 3
+
+
 def test_of_each_tensor_parallel_group_one_rank_is_kept(tmp_path: Path) -> None:
     """Ranks 0 and 1 share a batch, 2 and 3 another; blocks end where the clock said."""
     paths = []

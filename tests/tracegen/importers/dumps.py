@@ -108,10 +108,10 @@ def safetensors(tensors: dict[str, Array]) -> bytes:
     header, body = {}, b""
     for name, array in tensors.items():
         kind = array.dtype.kind
-        data = array.astype("<f4" if kind == "f" else "<i8").tobytes()
+        data = array.astype({"f": "<f4", "b": "?"}.get(kind, "<i8")).tobytes()
         offsets = [len(body), len(body) + len(data)]
         header[name] = {
-            "dtype": "F32" if kind == "f" else "I64",
+            "dtype": {"f": "F32", "b": "BOOL"}.get(kind, "I64"),
             "shape": list(array.shape),
             "data_offsets": offsets,
         }

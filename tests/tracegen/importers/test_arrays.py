@@ -145,10 +145,39 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     np.savez(path, expert_ids=ids, weights=falling_weights(2))
     with pytest.raises(tracegen.UserError, match=r"weights are float32 \(2, 2, 3\)"):
         read([path], "arrays", **SIZES)
-    np.savez(path, other=ids)
-    with pytest.raises(tracegen.UserError, match="it has other"):
+    np.savez(path, other=ids, request=[0, 0, 1])
+    with pytest.raises(tracegen.UserError, match="it has other, request "):
         read([path], "arrays", **SIZES)
     np.savez(path, expert_ids=ids, phase=[0, 1, 7])
     with pytest.raises(tracegen.UserError, match="phase has 7"):
         read([path], "arrays", **SIZES)
     assert ids.max() < EXPERTS
+
+
+@pytest.mark.extended
+def test_any_arrays_give_a_trace_or_a_sentence(tmp_path: Path) -> None:
+    """Nothing else: neither another error nor a warning, whatever types and shapes meet."""
+    rng = np.random.default_rng(11)
+    types = ["i1", "u1", ">i4", "i8", "u8", "f2", "f8", "?", "U3", "c8", "M8[s]", "S2"]
+    names = ["step", "request", "position", "phase", "rank", "draft", "label", "mask", "weights"]
+    names += ["layers", "layer", "token", "slot", "num_ranks"]
+    read_traces = 0
+    for _ in range(600):
+        tokens, layers, slots = (int(rng.integers(1, most)) for most in (7, 4, 5))
+        shapes = [(tokens,)] * 40 + [(tokens, layers), (layers,), (), (tokens, layers, slots)]
+        ids = rng.random((tokens, layers, EXPERTS)).argsort(axis=2)[:, :, :slots]
+        table: dict[str, Any] = {"expert_ids": ids.astype(rng.choice(["i4", "u1", "f4"]))}
+        for name in names:
+            if rng.random() < (0.05 if name in ("layer", "slot") else 0.25):
+                shape = shapes[int(rng.integers(len(shapes)))]
+                column = rng.integers(0, 3, shape)
+                kind = types[int(rng.integers(len(types)))] if rng.random() < 0.15 else "i8"
+                table[name] = column.astype(kind)
+        np.savez(tmp_path / "r.npz", **table)
+        try:
+            read([tmp_path / "r.npz"], "arrays", num_experts=EXPERTS, hidden_size=8)
+        except tracegen.UserError as error:
+            assert "\n" not in str(error)
+        else:
+            read_traces += 1
+    assert read_traces > 50

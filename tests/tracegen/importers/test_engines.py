@@ -23,7 +23,7 @@ from dumps import (
 import tracegen
 from tracegen.importers import read
 from tracegen.importers.counts import draw_rows
-from tracegen.importers.routed import Options
+from tracegen.importers.options import Options
 
 # SGLang
 

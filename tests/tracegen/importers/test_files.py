@@ -133,6 +133,10 @@ def test_flame_layers_are_files(tmp_path: Path) -> None:
     part = read(paths, "flame", max_tokens=20, **SIZES)
     assert part.trace.num_tokens == 20
     assert sum(dropped(part.trace).values()) == 30
+    for columns in ({"a": [[1]], "b": [[2]]}, {"a": [[True]]}, {"a": [1]}):
+        parquet.write_table(pyarrow.table(columns), paths[0])
+        with pytest.raises(tracegen.UserError, match="one column of lists of integers is expected"):
+            read(paths, "flame", **SIZES)
     paths[0].write_bytes(b"PAR1 no")
     with pytest.raises(tracegen.UserError, match="not the parquet file"):
         read(paths, "flame", **SIZES)
@@ -215,7 +219,10 @@ def test_the_command_line_writes_a_trace_and_prints_notes(tmp_path: Path) -> Non
     call += ["--num-experts", str(EXPERTS), "--hidden-size", "8", "--license", "CC0-1.0"]
     done = CliRunner().invoke(app, [*call, "--moe-layers", "10-13"])
     assert done.exit_code == 0, done.output
-    assert "note: 2 of 4 layers hold only zeros and were left out as dense: [10, 12]" in done.stderr
+    assert (
+        "note: 2 of 4 layers hold no route, only zeros or -1, and were left out: [10, 12]"
+        in done.stderr
+    )
     assert tracegen.load(out).moe_layer_index.tolist() == [11, 13]
     assert tracegen.library.verify(out)
     again = CliRunner().invoke(app, call)

@@ -43,7 +43,7 @@ def test_megatron_pipeline_stages_are_layers_if_the_user_says_so(tmp_path: Path)
     whole = ascending(16, layers=4)
     ids = {(0, 0): whole[:, :2], (0, 1): whole[:, 2:]}
     paths = megatron_files(tmp_path, ids, first_layer=0)
-    with pytest.raises(tracegen.UserError, match=r"--pp 2\), or tokens of their own \(--pp 1\)"):
+    with pytest.raises(tracegen.UserError, match=r"\(pp 2\), or tokens of their own \(pp 1\)"):
         read(paths, "megatron", **SIZES)
     made = read(paths, "megatron", pp=2, **SIZES)
     np.testing.assert_array_equal(ids_of(made.trace), whole)
@@ -53,7 +53,7 @@ def test_megatron_pipeline_stages_are_layers_if_the_user_says_so(tmp_path: Path)
     assert spread.moe_layer_index.tolist() == [0, 1, 5, 6]
     with pytest.raises(tracegen.UserError, match="no equal shares of 3"):
         read(paths, "megatron", pp=2, num_layers=3, **SIZES)
-    with pytest.raises(tracegen.UserError, match="--pp 3: there are 2 ranks"):
+    with pytest.raises(tracegen.UserError, match=r"^pp 3: there are 2 ranks"):
         read(paths, "megatron", pp=3, **SIZES)
 
 
@@ -85,15 +85,15 @@ def test_ranks_that_agree_in_part_are_asked_about(tmp_path: Path) -> None:
     one, other = ascending(20), ascending(20)
     other[:3] = ascending(3, seed=9)
     paths = megatron_files(tmp_path, {(0, 0): one, (0, 1): other})
-    with pytest.raises(tracegen.UserError, match=r"agree in 85% of rows.*Give --tp N"):
+    with pytest.raises(tracegen.UserError, match=r"agree in 85% of rows.*Give tp N"):
         read(paths, "megatron", **SIZES)
     made = read(paths, "megatron", tp=2, **SIZES)
     np.testing.assert_array_equal(ids_of(made.trace), one)
     assert any("1 of the others differ" in notice for notice in made.notices)
     paths = megatron_files(tmp_path / "own", {(0, 0): one, (0, 1): ascending(20, seed=5)})
-    with pytest.raises(tracegen.UserError, match="--tp 2: ranks 0 and 1 agree in 0% of rows"):
+    with pytest.raises(tracegen.UserError, match=r"^tp 2: ranks 0 and 1 agree in 0% of rows"):
         read(paths, "megatron", tp=2, **SIZES)
-    with pytest.raises(tracegen.UserError, match="--tp 3: there are 2 ranks"):
+    with pytest.raises(tracegen.UserError, match=r"^tp 3: there are 2 ranks"):
         read(paths, "megatron", tp=3, **SIZES)
 
 

@@ -48,7 +48,7 @@ def test_sglang_rows_may_start_within_the_prompt(tmp_path: Path) -> None:
     ids = routing(9)
     meta = {"prompt_tokens": 7, "completion_tokens": 3, "routed_experts": raw(ids[4:])}
     path = write_json(tmp_path / "r.jsonl", {"meta_info": meta})
-    with pytest.raises(tracegen.UserError, match=r"5 rows for 10 tokens; 9 are due.*--start-len 4"):
+    with pytest.raises(tracegen.UserError, match=r"5 rows for 10 tokens; 9 are due.*start_len 4"):
         read([path], "sglang", **SGLANG)
     by_option = read([path], "sglang", start_len=4, **SGLANG).trace
     stated = {"meta_info": {**meta, "routed_experts_start_len": 4}}
@@ -212,5 +212,5 @@ def test_numbers_of_tokens_that_are_none_are_refused(
 
 def test_options_that_nothing_can_have_are_refused() -> None:
     for name, value in (("tp", 0), ("num_layers", 0), ("prompt_len", -1), ("topk", -3)):
-        with pytest.raises(tracegen.UserError, match=f"{name} is {value}; it must be"):
+        with pytest.raises(tracegen.UserError, match=rf"^{name} is {value}; it must be"):
             read([Path(__file__)], "sglang", **{name: value})

@@ -32,7 +32,7 @@ def test_vllm_arrays_have_dense_layers_as_zeros(tmp_path: Path, dtype: type) -> 
     assert made.trace.moe_layer_index.tolist() == [1, 3]
     assert phases(made.trace) == [0] * 6 + [1] * 3
     assert made.trace.num_steps == 4
-    assert any("2 of 4 layers hold only zeros" in notice for notice in made.notices)
+    assert any("2 of 4 layers hold no route" in notice for notice in made.notices)
 
 
 def test_vllm_responses_carry_npy_in_base64(tmp_path: Path) -> None:

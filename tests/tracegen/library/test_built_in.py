@@ -68,6 +68,20 @@ def test_the_recorded_trace_is_one_token_a_step_and_weights_fall():
     assert trace.requests.output_len.sum() == trace.num_tokens
 
 
+def test_the_recorded_prefill_is_whole_sequences_with_weights_of_all_experts():
+    trace = tracegen.load("deepseek-v2-lite-law", layers=[0, 25])
+    assert trace.moe_layer_index.tolist() == [1, 26]
+    assert (trace.tokens.phase == 0).all() and trace.num_steps == 33
+    np.testing.assert_array_equal(trace.requests.prompt_len, np.diff(trace.steps_indptr))
+    first = np.diff(trace.tokens.request, prepend=-1) != 0
+    assert (trace.tokens.position[first] == 0).all()
+    weights = trace.gate_weights.astype(np.float32)
+    assert (weights > 0).all() and weights.sum(axis=2).max() < 1.001 > 2 * weights.sum(
+        axis=2
+    ).mean()
+    assert not trace.model_shape.norm_topk
+
+
 def test_a_name_works_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert tracegen.load("toy-uniform", layers=[0]).num_tokens == 4096
@@ -80,7 +94,7 @@ def test_a_name_works_from_any_folder(tmp_path, monkeypatch):
     [
         (
             "toy-unifrom",
-            r"unknown trace 'toy-unifrom' \(did you mean 'toy-uniform'\?\); known: gpt",
+            r"unknown trace 'toy-unifrom' \(did you mean 'toy-uniform'\?\); known: deep",
         ),
         ("absent.h5", "absent.h5: no such file"),
         ("some/where", "some/where: no such file"),

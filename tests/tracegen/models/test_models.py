@@ -15,6 +15,8 @@ REQUIRED = [
     *("pangu-ultra-moe", "dysharp-s", "dysharp-m", "dysharp-l", "flashdmoe"),
     *("deepseek-v2-lite", "qwen3-30b-a3b", "glm-4.5", "kimi-k2"),
     *("deepseek-v4-flash", "deepseek-v4-pro", "nemotron-3-nano"),
+    *("llama-4-scout", "llama-4-maverick", "qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "glm-5"),
+    *("minimax-m2", "ernie-4.5-21b-a3b", "longcat-flash", "kimi-linear-48b-a3b", "grok-1"),
 ]
 
 BILLIONS = {
@@ -35,6 +37,15 @@ BILLIONS = {
     "deepseek-v4-flash": 284,
     "deepseek-v4-pro": 1600,
     "nemotron-3-nano": 31.6,
+    "llama-4-scout": 109,
+    "llama-4-maverick": 400,
+    "qwen3-next-80b-a3b": 80,
+    "qwen3.5-35b-a3b": 35,
+    "glm-5": 744,
+    "minimax-m2": 230,
+    "longcat-flash": 560,
+    "kimi-linear-48b-a3b": 48,
+    "grok-1": 314,
 }
 """Parameters as published, in billions (model cards and papers)."""
 
@@ -49,7 +60,7 @@ def test_expert_weights_account_for_most_of_the_published_parameters(name):
     """Three matrices an expert; what is left is attention and embeddings."""
     shape = models.load(name)
     matrices = 3 if shape.gated else 2
-    routed = shape.num_experts * shape.moe_intermediate
+    routed = shape.num_ffn_experts * shape.moe_intermediate
     shared = shape.num_shared_experts * shape.shared_intermediate
     moe = shape.num_moe_layers * matrices * shape.hidden * (routed + shared)
     dense = len(shape.dense_layers) * matrices * shape.hidden * shape.dense_intermediate
@@ -134,6 +145,11 @@ def test_a_users_own_file_is_read_by_path(tmp_path):
         ("value = 2,", "value = 9,", "topk 9 is more than num_experts 8"),
         ("value = 2,", 'value = "2",', "topk: Input should be a valid integer .given '2'"),
         ("value = true,", "value = 1,", "gated: Input should be a valid boolean"),
+        (
+            "[shape]",
+            '[shape]\nnum_zero_experts = { value = 8, source = "invented for a test" }',
+            "num_zero_experts 8 are among num_experts 8, and not all",
+        ),
         ("value = 4,", "value = 0,", "num_layers: Input should be greater than 0"),
         (', source = "invented for a test" }\ntopk', " }\ntopk", "num_experts must be"),
         ('source = "invented for a test" }\ntopk', 'source = "" }\ntopk', "needs a source"),
@@ -149,7 +165,7 @@ def test_mistakes_in_a_file_are_named(old, new, message):
 
 
 def test_unknown_names_and_files():
-    with pytest.raises(UserError, match=r"unknown model 'deepseek' .*known: "):
+    with pytest.raises(UserError, match=r"unknown model 'deepseek' .did you mean 'deepseek-v3'"):
         models.load("deepseek")
     with pytest.raises(UserError, match=r"cannot read the model file absent\.toml"):
         models.load("absent.toml")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracegen
-from tracegen import RequestTable, TraceModel, UserError
+from tracegen import ModelShape, RequestTable, TraceModel, UserError
 from tracegen.generate import generate
 
 
@@ -143,10 +143,50 @@ def test_the_content_id_tells_meanings_apart_and_nothing_else(tiny, changed):
 
 def test_the_shape_of_the_model_is_found_by_what_the_trace_says(tiny):
     assert tracegen.load("gpt-oss-20b-decode", layers=[0]).model_shape.moe_intermediate == 2880
-    with pytest.raises(UserError, match="catalogue does not know it"):
+    with pytest.raises(UserError, match="the catalogue does not know 'tiny'"):
         _ = tiny.model_shape
-    named = dataclasses.replace(tiny.model, model_id="Qwen/Qwen3-235B-A22B")
-    assert dataclasses.replace(tiny, model=named).model_shape.name == "qwen3-235b-a22b"
+    nameless = dataclasses.replace(tiny, model=dataclasses.replace(tiny.model, model_id=""))
+    with pytest.raises(UserError, match=r"does not say which model .*6 experts, top-2, hidden 16"):
+        _ = nameless.model_shape  # papers' shapes have no checkpoint either, and are not meant
+
+
+def sized(trace, shape, **changes):
+    """Give a trace the sizes of a shape, and no shape."""
+    sizes = {"num_experts": shape.num_experts, "top_k": shape.topk, "hidden_size": shape.hidden}
+    ids = np.tile(np.arange(shape.topk), (*trace.expert_ids.shape[:2], 1))
+    return dataclasses.replace(
+        trace,
+        model=TraceModel(**{**sizes, **changes}),
+        expert_ids=ids.astype(tracegen.trace.tables.expert_dtype(shape.num_experts)),
+        gate_weights=None,
+        stored_content_id="",
+    )
+
+
+def test_a_shape_is_that_of_the_trace_or_refused(tiny):
+    shape = tracegen.models.load("qwen3-30b-a3b")
+    trace = sized(tiny, shape)
+    whole = trace.with_shape(shape)
+    assert whole.model_shape == shape and whole.with_shape(shape) is whole
+    named = sized(tiny, shape, model_id="Qwen/Qwen3-30B-A3B")
+    assert named.model_shape == shape and named.with_shape(shape) is named
+    wrong = {
+        "experts 128 .not 64": {"num_experts": 64},
+        "experts per token 8 .not 4": {"topk": 4},
+        "hidden size 2048 .not 1024": {"hidden": 1024},
+        "zero experts 0 .not 2": {"num_zero_experts": 2},
+        "routing of decoder layer 3": {"dense_layers": (3,)},
+        "routing of decoder layer 3,": {"num_layers": 3},
+    }
+    for said, sizes in wrong.items():
+        other = ModelShape(**{**shape.sizes(), **sizes})
+        with pytest.raises(UserError, match=f"the trace is not of qwen3-30b-a3b: it has {said}"):
+            trace.with_shape(other)
+    with pytest.raises(UserError, match=r"inner width of an expert 768 .not 1"):
+        whole.with_shape(shape.model_copy(update={"moe_intermediate": 1}))
+    lying = sized(tiny, shape, model_id="openai/gpt-oss-20b")
+    with pytest.raises(UserError, match="the trace is not of gpt-oss-20b: it has experts 128"):
+        _ = lying.model_shape
 
 
 def test_importing_the_package_imports_nothing_heavy():

@@ -1,0 +1,35 @@
+"""``moereplay trace export``: routing that an engine can be made to follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracegen.cli.common import refuse_existing, user_errors
+from tracegen.cli.outputs import file_option
+
+
+def export_trace(
+    trace: Annotated[str, typer.Argument(help="A name of `list`, or a file.")],
+    to: Annotated[
+        str, typer.Option("--to", help="vllm, sglang, sglang-counts (.pt) or slime (.pt).")
+    ],
+    out: Annotated[Path, file_option("--out", help="File to write: .npz, or .pt.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write a trace as routing that an engine follows."""
+    with user_errors():
+        from tracegen.library import load
+        from tracegen.serving.exports import export
+
+        refuse_existing(out, force)
+        loaded = load(trace)
+        for sentence in export(loaded, to, out):
+            typer.echo(f"note: {sentence}", err=True)
+        requests = len(set(loaded.tokens.request.tolist()))
+        typer.echo(
+            f"{out}: {loaded.num_layers} layers x {loaded.num_tokens} tokens of {requests} "
+            f"requests, for {to}"
+        )

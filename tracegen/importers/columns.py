@@ -1,0 +1,191 @@
+"""Arrays of a file by what they are, whatever the file calls them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracegen.errors import UserError, unknown
+from tracegen.importers import files
+from tracegen.importers.options import Options
+from tracegen.importers.safetensors import load_safetensors
+from tracegen.trace.arrays import Array
+
+NAMES = {
+    "ids": ("expert_ids", "routed_experts", "topk_ids", "routing_map", "ids"),
+    "weights": ("weights", "gate_weights", "topk_weights"),
+    "layers": ("layers", "moe_layer_index"),
+    "label": ("label", "labels"),
+    "mask": ("mask", "attention_mask", "valid"),
+    "num_ranks": ("num_ranks", "world_size"),
+    **{name: (name,) for name in ("step", "request", "position", "phase", "rank", "draft")},
+    **{name: (name,) for name in ("layer", "token", "slot")},
+}
+"""What an array is, and what it may be called."""
+SHOWN = 20
+"""Names of a file's arrays that a message shows."""
+
+
+def load_columns(path: Path, options: Options) -> tuple[dict[str, Array], list[str]]:
+    """Arrays of a file by what they are.
+
+    Parameters
+    ----------
+    path
+        ``.npz``, ``.npy``, ``.safetensors``, ``.pt`` or ``.parquet``.
+    options
+        ``columns`` says what arrays are called that have names of their own.
+
+    Returns
+    -------
+    Arrays by the keys of :data:`NAMES`, and what to tell the user.
+
+    Raises
+    ------
+    UserError
+        If the file is none of them, has no expert ids, or not what an option names.
+    """
+    load = {
+        ".npz": files.load_npz,
+        ".npy": lambda path: {"expert_ids": files.load_array(path, str(path))},
+        ".safetensors": load_safetensors,
+        ".pt": _tensors,
+        ".parquet": _Parquet,
+    }
+    if path.suffix not in load:
+        msg = f"{path}: {', '.join(load)} are read, not {path.suffix or 'files without suffix'!r}"
+        raise UserError(msg)
+    found: Any = load[path.suffix](path)
+    present = sorted(map(str, found.keys()))
+    names = {
+        what: next(name for name in known if name in present)
+        for what, known in NAMES.items()
+        if any(name in present for name in known)
+    }
+    for given, name in options.columns.items():
+        what = next((key for key, known in NAMES.items() if given in (key, *known)), None)
+        if what is None:
+            raise unknown("array in --columns", given, NAMES)
+        if name not in present:
+            msg = f"{path}: --columns {given}={name}: no array {name!r}; it has {_few(present)}"
+            raise UserError(msg)
+        names[what] = name
+    notes = []
+    if "ids" not in names and len(present) == 1 and path.suffix != ".parquet":
+        # What a file holds alone is what it was saved for.
+        names["ids"] = present[0]
+        notes.append(f"The only array, {present[0]!r}, was taken for the expert ids.")
+    if "ids" not in names:
+        msg = (
+            f"{path}: none of {', '.join(NAMES['ids'])}; it has {_few(present)} "
+            "(--columns ids=NAME says which)"
+        )
+        raise UserError(msg)
+    return {what: found[name] for what, name in names.items()}, notes
+
+
+def _tensors(path: Path) -> dict[str, Array]:
+    """Tensors of a file of ``torch.save``: a dictionary of them, or one.
+
+    Raises
+    ------
+    UserError
+        If it holds anything else.
+    """
+    found = files.load_tensors(path)
+    named = found if isinstance(found, dict) else {"expert_ids": found}
+    if not all(isinstance(part, np.ndarray | int | float | str | list) for part in named.values()):
+        msg = f"{path}: {type(found).__name__}; a tensor, or a dictionary of tensors, is expected"
+        raise UserError(msg)
+    try:
+        return {str(name): np.asarray(part) for name, part in named.items()}
+    except ValueError as error:
+        msg = f"{path}: lists of unequal length"
+        raise UserError(msg) from error
+
+
+def _few(names: list[str]) -> str:
+    """Names of arrays, for a message."""
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "") or "nothing"
+
+
+class _Parquet:
+    """Columns of a Parquet file as arrays, read when they are asked for.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+
+    Raises
+    ------
+    UserError
+        If pyarrow is missing, or the file is no Parquet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError as error:
+            msg = f"{path}: reading parquet needs pyarrow: pip install 'moereplay[parquet]'"
+            raise UserError(msg) from error
+        self._path, self._errors = path, (pyarrow.ArrowException, OSError, ValueError)
+        try:
+            with parquet.ParquetFile(path) as file:
+                self._names = [str(name) for name in file.schema_arrow.names]
+        except self._errors as error:
+            msg = f"{path}: not a Parquet file ({error})"
+            raise UserError(msg) from error
+
+    def keys(self) -> list[str]:
+        """Names of all columns."""
+        return self._names
+
+    def __getitem__(self, name: str) -> Array:
+        """One column, lists of equal length as further dimensions.
+
+        Raises
+        ------
+        UserError
+            If lists differ in length, or cells are empty that are no numbers.
+        """
+        import pyarrow
+        from pyarrow import parquet
+
+        try:
+            with parquet.ParquetFile(self._path) as file:
+                table = file.read(columns=[name])
+            # A name may have a dot, which Parquet takes for a column within a column.
+            column, shape = table.column(0).combine_chunks(), [table.num_rows]
+            while pyarrow.types.is_list(column.type) or _is_other_list(column.type):
+                if column.null_count:
+                    raise ValueError(f"{name} has empty cells")
+                fixed = getattr(column.type, "list_size", None)
+                lengths = {fixed} if fixed else set(column.value_lengths().to_pylist()) or {0}
+                if len(lengths) > 1:
+                    raise ValueError(f"{name} has lists of unequal length")
+                shape.append(lengths.pop())
+                column = column.flatten()
+            if pyarrow.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            is_number = pyarrow.types.is_integer(column.type)
+            if column.null_count and is_number:
+                column = column.cast(pyarrow.float64())  # a gap becomes NaN
+            elif column.null_count and not pyarrow.types.is_floating(column.type):
+                raise ValueError(f"{name} has empty cells")
+            values = column.to_numpy(zero_copy_only=False)
+            is_text = values.dtype == object
+            return np.asarray(values.astype(np.str_) if is_text else values).reshape(shape)
+        except (*self._errors, AttributeError, IndexError, KeyError) as error:
+            msg = f"{self._path}: not a table of arrays ({error})"
+            raise UserError(msg) from error
+
+
+def _is_other_list(kind: Any) -> bool:
+    """Whether a column is of the further kinds of lists of Arrow."""
+    import pyarrow
+
+    return bool(pyarrow.types.is_fixed_size_list(kind) or pyarrow.types.is_large_list(kind))
