@@ -22,7 +22,7 @@ from tests.fuzz.base import Kind, World
 
 BATCH = 40
 """Inputs that share a process, unless it dies."""
-MODULES = ("documents", "traces")
+MODULES = ("documents", "traces", "dumps", "words", "servers", "folders")
 
 
 def kinds() -> dict[str, Kind]:

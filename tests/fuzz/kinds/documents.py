@@ -110,14 +110,14 @@ system = "dgx-h100"
 placement = "contiguous"
 precision = "bf16"
 tune = false
-[set]
-link.efficiency = 0.9
-[option]
+options = { num_sms = 20 }
+overrides = { "link.efficiency" = 0.9 }
 """
 STUDY = """
 title = "A study"
 question = "Who made it?"
 seeds = [0, 1]
+across = "scheme"
 [fixed]
 system = "dgx-h100"
 ranks = 2
@@ -129,9 +129,6 @@ trace.model = "olmoe-1b-7b"
 [axes]
 scheme = ["ideal", { label = "wide rows", scheme = "comet", comet.message_rows = 16 }]
 placement = ["contiguous", "round-robin"]
-[[exclude]]
-scheme = "ideal"
-placement = "round-robin"
 """
 SPACE = """
 model = "olmoe-1b-7b"
@@ -165,24 +162,6 @@ DEEPSEEK = {
     "scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True,
     "routed_scaling_factor": 2.5, "quantization_config": {"quant_method": "fp8"},
 }  # fmt: skip
-MODEL = """
-name = "mine"
-model_id = "me/mine"
-hidden = 64
-moe_intermediate = 32
-num_experts = 64
-topk = 8
-num_layers = 2
-gated = true
-num_heads = 4
-num_kv_heads = 4
-head_dim = 16
-score_function = "softmax"
-default_precision = "bf16"
-vocab = 128
-"""
-SERVE = ("infer --model olmoe-1b-7b --decode-gpus 2 --sample-layers 1 --scheme deepep-ll "
-         "--prompt 32 --output 2")  # fmt: skip
 INFER = "infer --model olmoe-1b-7b --decode-gpus 2 --sample-layers 1 --scheme deepep-ll"
 REPORTS = [
     "report {} --html out/p.html", "report {} --html out/p.html", "report {} --tables out/t",
@@ -190,6 +169,10 @@ REPORTS = [
     "diff {other} {} --html out/d.html", "explain {} {other} --json out/e.json", "diff {} {}",
     "run --spec {} --dry-run", "run --spec {} --max-memory 2GB", "explain {} {}",
 ]  # fmt: skip
+
+
+def _model(name: str) -> str:
+    return (ROOT / "tracegen/models" / f"{name}.toml").read_text("utf-8")
 
 
 def _preset(name: str) -> str:
@@ -226,11 +209,11 @@ KINDS: list[Kind] = [
                           ("dgx-h100", "gb200-nvl72", "pcie-l20", "atlas-800t-a2")},
               ["hardware show {}", "hardware show {} --json", "hardware diff {} dgx-h100",
                HERE + " --system {} --json out/r.json", "collective --bytes 1M --system {}"]),
-    Documents("models", {"model.toml": MODEL, "config.json": json.dumps(CONFIG),
+    Documents("models", {"model.toml": _model("olmoe-1b-7b"), "mla.toml": _model("deepseek-v2-lite"), "config.json": json.dumps(CONFIG),
                          "deepseek.json": json.dumps(DEEPSEEK)},
               ["trace models {}", "trace models {} --json", "tensor models {}",
                "trace generate uniform --model {} --ranks 2 --tokens-per-rank 4 --layers 2 --out out/a.h5",
-               "train --model {} --plan pp=1,dp=2,ep=2 --sequence 64 --layers-sampled 1 --scheme ideal"],
+               "train --model {} --plan pp=1,dp=2,ep=2 --sequence 64 --layers-sampled 1 --scheme ideal --no-fit"],
               share=1.5),
     Documents("placements", {
         "sglang.json": "place toy-zipf --out {} --format sglang",
@@ -238,8 +221,7 @@ KINDS: list[Kind] = [
         "ascend.json": "place toy-zipf --out {} --format vllm-ascend",
         "tensorrt.yaml": "place toy-zipf --out {} --format tensorrt",
         "list.json": json.dumps([n % 8 for n in range(64)]),
-    }, [HERE + " --placement file:{}", "place toy-zipf --algorithm file --from {} --json out/p.json",
-        "trace stats toy-zipf --placement file:{} --gpus 8"], share=1.5),
+    }, [HERE + " --placement file:{}", "place toy-zipf --algorithm file --from {} --json out/p.json"], share=1.5),
     Documents("requests", {
         "plain.csv": "arrival_s,prompt,output\n0,32,2\n0.5,16,3\n1.5,64,1\n",
         "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,37,4\n"
