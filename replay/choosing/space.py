@@ -132,10 +132,12 @@ def load(name_or_path: str | Path) -> Space:
         message = f"{unknown('space', given, names())}; or the path of a .toml file"
         raise UserError(message)
     try:
-        return parse(regular.read_text(Path(given)), given)
-    except OSError as error:
-        message = f"cannot read the space {given}: {error.strerror}"
+        text = regular.read_text(Path(given))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"cannot read the space {given}: {reason}"
         raise UserError(message) from None
+    return parse(text, given)
 
 
 def parse(text: str, where: str) -> Space:

@@ -76,6 +76,7 @@ def main() -> int:
     parser.add_argument("--kinds", default="", help="such as results,traces; all if left out")
     parser.add_argument("--only", default="", help="KIND:NUMBER, to see one input again")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--outcomes", type=Path, help="file for a line of JSON of each input")
     parser.add_argument("--keep", type=Path, help="folder for the world of --only")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -113,6 +114,8 @@ def main() -> int:
         broken = [path.read_text() for path in folder.glob("*.broken")]
         outcomes.sort(key=lambda one: ([*chosen].index(one["kind"]), one["number"]))
         print(table(outcomes))
+        if given.outcomes:
+            given.outcomes.write_text("".join(json.dumps(one) + "\n" for one in outcomes))
         print(f"\nseed {given.seed}, {time.monotonic() - begin:.0f} s, at most "
               f"{max(one['grown'] for one in outcomes) / 2**20:.0f} MiB more than at the start")  # fmt: skip
         print(*broken, sep="\n", end="")

@@ -23,6 +23,8 @@ class Planted(Ideal):
 """
 MOST_LINES = 2
 """Of a refusal."""
+MOST_BYTES = 2**26
+"""Of a file whose content is compared."""
 UNFINISHED = re.compile(r"\.(tmp|part|draft)$|^tmp|^\.[^/]*\.(tmp|part)")
 _STEERS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2\x80[\xaa-\xae]")
 _WARNS = re.compile(r"^\S+:\d+: \w*Warning", re.MULTILINE)
@@ -33,7 +35,7 @@ class World:
     """A folder for one command at a time, which is its current one.
 
     ``canary`` must stay as it is; ``given`` has what the command reads and stays so, too; only
-    ``out`` may change.
+    ``out`` may change, and ``cache``, which keeps what was downloaded in part.
     """
 
     folder: Path
@@ -66,13 +68,16 @@ class World:
         found = {}
         for place, folders, names in os.walk(self.folder):
             if Path(place) == self.folder:
-                folders[:] = ["out"] if outputs else [one for one in folders if one != "out"]
+                folders[:] = ["out"] if outputs else [
+                    one for one in folders if one not in ("out", "cache")]  # fmt: skip
             for name in [*names, *folders]:
                 path = Path(place, name)
                 state = path.lstat()
                 said = stat.filemode(state.st_mode)
                 if path.is_symlink():
                     said += str(path.readlink())
+                elif stat.S_ISREG(state.st_mode) and state.st_size > MOST_BYTES:
+                    said += str(state.st_size)
                 elif stat.S_ISREG(state.st_mode):
                     said += hashlib.sha256(path.read_bytes()).hexdigest()
                 found[str(path.relative_to(self.folder))] = said
@@ -116,6 +121,8 @@ def complaint(case: Case, world: World, code: int, out: bytes, error: bytes,
         return f"defect: {said.strip()[-600:]}"
     if code not in (0, 2, *case.codes):
         return f"exit code {code}: {said[-300:]}"
+    if case.keeps:  # studies say what they do
+        lines = lines[next((at for at, line in enumerate(lines) if line.startswith("error: ")), 0) :]
     if code == 2 and not (1 <= len(lines) <= MOST_LINES and lines[0].startswith("error: ")):
         return f"a refusal in {len(lines)} lines: {said[:600]!r}"
     if _WARNS.search(said):
@@ -133,26 +140,24 @@ def complaint(case: Case, world: World, code: int, out: bytes, error: bytes,
     new = {name for name in made if made[name] != outputs.get(name)} | (outputs.keys() - made.keys())
     if code == 2 and new and not case.keeps:
         return f"refused, and changed {sorted(new)[:5]}: {said}"
-    return _of_outputs(world, new)
+    return "" if code == 2 else _of_outputs(case, world, new)
 
 
-def _of_outputs(world: World, names: set[str]) -> str:
-    """What is wrong with files that were written."""
-    for name in names:
-        path = world.folder / name
-        if path.is_symlink() or not path.is_file():
-            continue
-        if path.suffix == ".html":
-            page = path.read_text("utf-8")
-            if damage.SCRIPT in page:
-                return f"{name} has a script that was given"
-            if not page.rstrip().endswith("</html>"):
-                return f"{name} has no end"
-        elif path.suffix == ".json" and path.parent == world.out:
-            try:
-                json.loads(path.read_text("utf-8"), parse_constant=_refuse)
-            except ValueError as error:
-                return f"{name} is no JSON: {error}"
+def _of_outputs(case: Case, world: World, new: set[str]) -> str:
+    """What is wrong with the files that the words ask for."""
+    asked = dict(zip(case.words, case.words[1:], strict=False))
+    page, document = asked.get("--html", ""), asked.get("--json", "")
+    if page in new:
+        text = (world.folder / page).read_text("utf-8")
+        if damage.SCRIPT in text:
+            return f"{page} has a script that was given"
+        if not text.rstrip().endswith("</html>"):
+            return f"{page} has no end"
+    if document in new and page != document and document.endswith(".json"):
+        try:
+            json.loads((world.folder / document).read_text("utf-8"), parse_constant=_refuse)
+        except ValueError as error:
+            return f"{document} is no JSON: {error}"
     return ""
 
 

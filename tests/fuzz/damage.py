@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
 import re
+import tomllib
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +68,8 @@ def _change(node: Any, rng: random.Random, deepest: int) -> Any:
         if isinstance(node, int | float) and rng.random() < 0.5 and abs(node) < 1e300:
             return near(node, rng)
         return value(rng)
-    key = rng.choice(keys)
+    inner = [one for one in keys if isinstance(node[one], dict | list)]
+    key = rng.choice(inner if inner and deepest > 1 and rng.random() < 0.85 else keys)
     if deepest > 1 and isinstance(node[key], dict | list):
         node[key] = _change(node[key], rng, deepest - 1)
         return node
@@ -129,7 +132,7 @@ def text(whole: str, rng: random.Random) -> str:
 
 
 def _quoted(said: str) -> str:
-    return json.dumps(said, ensure_ascii="\ud800" in said)
+    return json.dumps(said, ensure_ascii="\ud800" in said).replace("\x7f", "\\u007f")
 
 
 def some_bytes(whole: bytes, rng: random.Random) -> bytes:
@@ -173,15 +176,31 @@ def file(whole: bytes, rng: random.Random, *, is_text: bool = True) -> bytes:
     kind = rng.random()
     if kind < SOUND:
         return whole
-    if not is_text or kind < 0.2 or b"\0" in whole or not _is_text(whole):
+    if not is_text or kind < 0.13 or b"\0" in whole or not _is_text(whole):
         return some_bytes(whole, rng)
     said = whole.decode()
-    if kind < 0.7 and said[:1] in "[{":
-        try:
-            return json.dumps(document(json.loads(said), rng)).encode()
-        except ValueError:
-            pass  # a line each, or numbers that JSON cannot write
+    if kind < 0.85:
+        # A line each is no document, and some numbers cannot be written.
+        with contextlib.suppress(ValueError):
+            if said[:1] in "[{":
+                return json.dumps(document(json.loads(said), rng)).encode()
+            changed = document(tomllib.loads(said), rng)
+            lines = [f"{json.dumps(key)} = {_toml(inner)}\n" for key, inner in changed.items()]
+            return "".join(lines).encode("utf-8", "surrogatepass")
     return text(said, rng).encode("utf-8", "surrogatepass")
+
+
+def _toml(node: Any) -> str:
+    """Write a value as TOML: tables inline, and what TOML cannot have as something else."""
+    if isinstance(node, dict):
+        return "{ " + ", ".join(f"{_quoted(str(key))} = {_toml(one)}" for key, one in node.items()) + " }"
+    if isinstance(node, list):
+        return "[" + ", ".join(map(_toml, node)) + "]"
+    if isinstance(node, str):
+        return _quoted(node)
+    if isinstance(node, float):
+        return str(node).replace("e+", "e")
+    return "[]" if node is None else str(node).lower()
 
 
 Damage = Callable[[bytes, random.Random], bytes]

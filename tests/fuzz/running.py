@@ -31,11 +31,13 @@ def _memory(name: str) -> int:
     return int(status.partition(f"{name}:")[2].split()[0]) * 1024
 
 
-def once(kind: Kind, seed: int, number: int, world: World, main: Callable[[list[str]], Any]) -> dict[str, Any]:
+def once(kind: Kind, seed: int, number: int, world: World, main: Callable[[list[str]], Any],
+         tell: Callable[[list[str]], object]) -> dict[str, Any]:  # fmt: skip
     """Make one input, run its command in this process, and judge what became of it."""
     world.clear()
     os.chdir(world.folder)
     case = kind.case(random.Random(f"{seed} {kind.name} {number}"), world)
+    tell(case.words)
     inputs, outputs = world.look(), world.look(outputs=True)
     at_start = _memory("VmRSS")
     with contextlib.suppress(OSError):
@@ -95,14 +97,19 @@ def batch(kind: Kind, seed: int, numbers: list[int], world: World) -> Iterator[d
             _serve(kind, seed, left, world, main, writing)
         os.close(writing)
         with open(reading, encoding="utf-8") as answers:  # noqa: PTH123 - a descriptor
+            words: list[str] = []
             for line in answers:
-                yield {"kind": kind.name, "number": left.pop(0), **json.loads(line)}
+                said = json.loads(line)
+                if isinstance(said, list):
+                    words = said  # of the one that begins
+                else:
+                    yield {"kind": kind.name, "number": left.pop(0), **said}
         _, status = os.waitpid(child, 0)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # what a command left running
         if left:
             yield {
-                "kind": kind.name, "number": left.pop(0), "words": [], "end": "killed",
+                "kind": kind.name, "number": left.pop(0), "words": words, "end": "killed",
                 "wrong": _of_death(status), "grown": 0, "said": "", "scarce": False,
             }  # fmt: skip
 
@@ -131,11 +138,13 @@ def _serve(kind: Kind, seed: int, numbers: list[int], world: World,
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         home = world.folder / "canary/home"
-        os.environ.update(HOME=str(home), MOEREPLAY_CACHE=str(world.out / "cache"), NO_PROXY="127.0.0.1",
+        os.environ.update(HOME=str(home), MOEREPLAY_CACHE=str(world.folder / "cache"), NO_PROXY="127.0.0.1",
                           XDG_CONFIG_HOME=str(home))  # fmt: skip
         for number in numbers:
-            line = json.dumps(once(kind, seed, number, world, main)) + "\n"
-            os.write(writing, line.encode())
+            def tell(what: object) -> None:
+                os.write(writing, json.dumps(what).encode() + b"\n")
+
+            tell(once(kind, seed, number, world, main, tell))
         code = 0
     except BaseException:
         log = world.folder.parent / f"{world.folder.name}.broken"

@@ -163,12 +163,15 @@ DEEPSEEK = {
     "routed_scaling_factor": 2.5, "quantization_config": {"quant_method": "fp8"},
 }  # fmt: skip
 INFER = "infer --model olmoe-1b-7b --decode-gpus 2 --sample-layers 1 --scheme deepep-ll"
-REPORTS = [
-    "report {} --html out/p.html", "report {} --html out/p.html", "report {} --tables out/t",
-    "report {} {other} --html out/p.html", "diff {} {other} --json out/d.json",
-    "diff {other} {} --html out/d.html", "explain {} {other} --json out/e.json", "diff {} {}",
-    "run --spec {} --dry-run", "run --spec {} --max-memory 2GB", "explain {} {}",
+REPORTS = ["report {} --html out/p.html"] * 3 + [
+    "report {} --tables out/t", "report {} {other} --html out/p.html",
 ]  # fmt: skip
+REPLAYS = {
+    "layer.json": "run toy-zipf --scheme deepep --layer 0 --json {}",
+    "other.json": "run toy-zipf --scheme ideal --layer 0 --json {}",
+    "compared.json": "compare toy-zipf --scheme ideal --scheme deepep --layer 0 --json {}",
+    "chain.json": "run toy-zipf --scheme nccl-alltoall --json {}",
+}
 
 
 def _model(name: str) -> str:
@@ -180,10 +183,12 @@ def _preset(name: str) -> str:
 
 
 KINDS: list[Kind] = [
+    Documents("replays", REPLAYS, [
+        "diff {} {other} --json out/d.json", "diff {other} {} --html out/d.html", "diff {} {}",
+        "explain {} {other} --json out/e.json", "explain ideal deepep {}", "run --spec {} --dry-run",
+        "run --spec {} --max-memory 2GB", "report {} {other} --html out/p.html",
+    ], share=2),
     Results("results", {
-        "layer.json": "run toy-zipf --scheme deepep --layer 0 --json {}",
-        "compared.json": "compare toy-zipf --scheme ideal --scheme deepep --layer 0 --json {}",
-        "chain.json": "run toy-zipf --scheme nccl-alltoall --json {}",
         "training.json": "train --model olmoe-1b-7b --plan pp=2,dp=2,ep=2,micro_batches=2 "
         "--sequence 64 --layers-sampled 1 --scheme ideal --scheme deepep --json {}",
         "batch.json": "infer --model olmoe-1b-7b --decode-gpus 2 --requests 4 --prompt 32 --output 2 "
@@ -196,7 +201,7 @@ KINDS: list[Kind] = [
         "drawn.json": "compare toy-zipf --layer 0 --scheme ideal --scheme deepep --uncertainty 2 "
         "--json {}",
         "explain.json": "explain deepep nccl-alltoall toy-zipf --layer 0 --json {}",
-    }, REPORTS, share=4, codes=()),
+    }, REPORTS, share=3),
     Documents("specs", {"spec.toml": SPEC, "spec.json": "run toy-zipf --scheme ideal --layer 0 --json {}"},
               ["run --spec {} --dry-run", "run --spec {} --max-memory 2GB --json out/r.json"]),
     Documents("studies", {"study.toml": STUDY},

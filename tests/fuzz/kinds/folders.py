@@ -19,7 +19,7 @@ THINGS = ["link", "broken link", "loop", "link to a folder", "device", "pipe", "
 
 def put(path: Path, thing: str, rng: random.Random, canary: Path) -> None:
     """Put something in the place of a file or a folder."""
-    content = path.read_bytes() if path.is_file() else b"x"
+    content = path.read_bytes() if path.is_file() and path.stat().st_size < 2**26 else b"x"
     keeps = thing in ("unreadable", "from the future") and path.exists()
     if not keeps:
         if path.is_dir() and not path.is_symlink():
