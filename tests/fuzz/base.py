@@ -127,7 +127,8 @@ def complaint(case: Case, world: World, code: int, out: bytes, error: bytes,
         return f"a refusal in {len(lines)} lines: {said[:600]!r}"
     if _WARNS.search(said):
         return f"a warning: {said[:600]}"
-    if steering := _STEERS.search(out.replace(b"\r", b"")) or _STEERS.search(error.replace(b"\r", b"")):
+    streams = error if "-" in case.words else error + out  # else a file was asked for there
+    if steering := _STEERS.search(streams):
         return f"steers the terminal: {steering.group()!r}"
     if (world.canary / damage.MARK).exists() or (world.folder / damage.MARK).exists():
         return "executed"
@@ -147,7 +148,7 @@ def _of_outputs(case: Case, world: World, new: set[str]) -> str:
     """What is wrong with the files that the words ask for."""
     asked = dict(zip(case.words, case.words[1:], strict=False))
     page, document = asked.get("--html", ""), asked.get("--json", "")
-    if page in new:
+    if page in new and page.endswith(".html"):
         text = (world.folder / page).read_text("utf-8")
         if damage.SCRIPT in text:
             return f"{page} has a script that was given"

@@ -158,7 +158,9 @@ class Words(Kind):
             if option.is_flag:
                 base.append(rng.choice([*option.opts, *option.secondary_opts]))
             elif word in OUTPUTS:
-                base += [word, rng.choice(PLACES)]
+                # "-" is standard output for a file, and as a folder one that is called so.
+                places = PLACES if word != "--tables" else [one for one in PLACES if one != "-"]
+                base += [word, rng.choice(places)]
             else:
                 # "=" so that what begins with a dash is a value.
                 base.append(f"{word}={hostile(rng)}" if word.startswith("--") else word + hostile(rng))

@@ -101,9 +101,9 @@ def test_a_search_goes_on_from_its_folder(
     files[0].unlink()
     made = []
 
-    def counted(candidate: object) -> object:
+    def counted(candidate: object, *allowed: object) -> object:
         made.append(candidate)
-        return make_task(candidate)  # type: ignore[arg-type]  # any candidate
+        return make_task(candidate, *allowed)  # type: ignore[arg-type]  # any candidate
 
     monkeypatch.setattr(search, "make_task", counted)
     ran: list[object] = []
@@ -152,6 +152,15 @@ def test_the_second_loses_by_what_its_causes_take_more(folder: Path) -> None:
 
     parts = difference(best, second)
     assert sum(us for _, us in parts) == pytest.approx(second.step_us - best.step_us)
+
+
+def test_a_space_of_nothing_that_can_be_is_a_choice_of_nothing(tmp_path: Path) -> None:
+    path, out = tmp_path / "space.toml", tmp_path / "out"
+    path.write_text(SPACE.replace("ep = [4, 16]", "ep = [7]"), encoding="utf-8")
+    with pytest.raises(SystemExit) as end:
+        main(["choose", str(path), "-o", str(out)])
+    assert end.value.code == 0
+    assert [one.rows for one in choice_in(out).systems] == [[]]
 
 
 def test_a_dry_run_simulates_nothing(space: Path, capsys: pytest.CaptureFixture[str]) -> None:
