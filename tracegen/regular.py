@@ -86,8 +86,9 @@ def parse_toml(text: str) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If it is no TOML, has a number of thousands of digits, or tables and lists in each other
-        at more than :data:`DEEPEST` levels, which whoever walks through them might not survive.
+        If it is no TOML, has a whole number of more than 64 bits, which TOML asks nobody to read,
+        or tables and lists in each other at more than :data:`DEEPEST` levels, which whoever walks
+        through them might not survive.
     """
     problem = f"tables or lists in more than {DEEPEST} levels"
     try:
@@ -96,8 +97,11 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError(problem) from None
     level: list[Any] = [document]
     for _ in range(DEEPEST):
-        values = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for inner in values for one in inner if isinstance(one, dict | list)]
+        inner = [one for at in level for one in (at.values() if isinstance(at, dict) else at)]
+        for one in inner:
+            if isinstance(one, int) and not -(2**63) <= one < 2**63:
+                raise ValueError(f"{str(one)[:20]}... is a number of more than 64 bits")
+        level = [one for one in inner if isinstance(one, dict | list)]
     if level:
         raise ValueError(problem)
     return document

@@ -118,7 +118,10 @@ def _of_death(status: int) -> str:
     if not os.WIFSIGNALED(status):
         return f"ended the process with {os.waitstatus_to_exitcode(status)}"
     number = os.WTERMSIG(status)
-    why = {signal.SIGPROF: f" after {CPU_SECONDS} s of CPU", signal.SIGALRM: f" after {WALL_SECONDS} s"}
+    why = {
+        signal.SIGPROF: f" after {CPU_SECONDS} s of CPU",
+        signal.SIGALRM: f" after {WALL_SECONDS} s",
+    }
     return f"{signal.Signals(number).name}{why.get(signal.Signals(number), '')}"
 
 
@@ -141,6 +144,7 @@ def _serve(kind: Kind, seed: int, numbers: list[int], world: World,
         os.environ.update(HOME=str(home), MOEREPLAY_CACHE=str(world.folder / "cache"), NO_PROXY="127.0.0.1",
                           XDG_CONFIG_HOME=str(home))  # fmt: skip
         for number in numbers:
+
             def tell(what: object) -> None:
                 os.write(writing, json.dumps(what).encode() + b"\n")
 

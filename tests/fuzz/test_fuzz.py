@@ -33,7 +33,9 @@ def rows(said: str) -> dict[str, list[int]]:
 
 
 def test_some_inputs_of_files_and_words() -> None:
-    code, said = fuzzed("--seed", "0", "--inputs", "60", "--kinds", "specs,placements,traces: bytes")
+    code, said = fuzzed(
+        "--seed", "0", "--inputs", "60", "--kinds", "specs,placements,traces: bytes"
+    )
     assert code == 0, said
     inputs, succeeded, refused, *_ = rows(said)["**all**"]
     assert inputs == succeeded + refused >= 60 and succeeded and refused

@@ -127,9 +127,10 @@ def test_no_command_reads_without_end(tmp_path: Path) -> None:
         ("a = " + "[" * 40 + "]" * 40, "levels"),
         ("a" + ".a" * 3000 + " = 1", "levels"),
         ("a = " + "9" * 5000, "digits"),
+        ("a = [{ b = 9223372036854775808 }]", "more than 64 bits"),
         ("a = ", "nvalid value"),
     ],
-    ids=["lists", "some lists", "tables", "digits", "nothing"],
+    ids=["lists", "some lists", "tables", "digits", "bits", "nothing"],
 )
 def test_toml_that_no_reader_survives_is_no_toml(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):

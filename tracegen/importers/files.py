@@ -152,7 +152,9 @@ def load_tensors(path: Path) -> Any:
     try:
         regular.check(path)
         with _numpy_arrays_allowed(torch), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of how the file was pickled: that it is read says more
+            warnings.simplefilter(
+                "ignore"
+            )  # of how the file was pickled: that it is read says more
             return _plain(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # pickle, zip and torch each have their own
         msg = f"{path}: not a file of plain tensors ({first_line(error)})"

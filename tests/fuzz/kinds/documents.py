@@ -40,9 +40,10 @@ class Documents(Kind):
         Of the kind.
     samples
         Name of a sound file to its text, or to the words of a command that writes it, with ``{}``
-        for the file.
+        for the file. One whose name begins with ``_`` is never damaged.
     commands
-        Words with ``{}`` for the damaged file and ``{other}`` for another sound one.
+        Words with ``{}`` for the damaged file, ``{other}`` for another sound one, and ``{shelf}``
+        for the folder of all sound ones.
     """
 
     def __init__(self, name: str, samples: dict[str, str], commands: Sequence[str], *,
@@ -58,12 +59,15 @@ class Documents(Kind):
                 (shelf / name).write_text(content)
 
     def case(self, rng: random.Random, world: World) -> Case:
-        paths = sorted(path for path in (world.shelf / self.name).iterdir())
+        shelf = world.shelf / self.name
+        paths = sorted(path for path in shelf.iterdir() if path.name[0] != "_")
         path, other = rng.choice(paths), rng.choice(paths)
         given = world.give(path.name, damage.file(path.read_bytes(), rng))
         sound = world.give(f"sound-{other.name}", other.read_bytes())
         words = rng.choice(self.commands).split()
-        return Case([word.format(given, other=sound) for word in words], self.codes, self.keeps)
+        return Case(
+            [word.format(given, other=sound, shelf=shelf) for word in words], self.codes, self.keeps
+        )
 
 
 class Results(Documents):
@@ -163,6 +167,7 @@ DEEPSEEK = {
     "routed_scaling_factor": 2.5, "quantization_config": {"quant_method": "fp8"},
 }  # fmt: skip
 INFER = "infer --model olmoe-1b-7b --decode-gpus 2 --sample-layers 1 --scheme deepep-ll"
+GENERATE = "--model olmoe-1b-7b --ranks 2 --tokens-per-rank 4 --layers 2 --out out/g.h5"
 REPORTS = ["report {} --html out/p.html"] * 3 + [
     "report {} --tables out/t", "report {} {other} --html out/p.html",
 ]  # fmt: skip
@@ -183,56 +188,138 @@ def _preset(name: str) -> str:
 
 
 KINDS: list[Kind] = [
-    Documents("replays", REPLAYS, [
-        "diff {} {other} --json out/d.json", "diff {other} {} --html out/d.html", "diff {} {}",
-        "explain {} {other} --json out/e.json", "explain ideal deepep {}", "run --spec {} --dry-run",
-        "run --spec {} --max-memory 2GB", "report {} {other} --html out/p.html",
-    ], share=2),
-    Results("results", {
-        "training.json": "train --model olmoe-1b-7b --plan pp=2,dp=2,ep=2,micro_batches=2 "
-        "--sequence 64 --layers-sampled 1 --scheme ideal --scheme deepep --json {}",
-        "batch.json": "infer --model olmoe-1b-7b --decode-gpus 2 --requests 4 --prompt 32 --output 2 "
-        "--sample-layers 1 --json {}",
-        "serving.json": f"{INFER} --arrivals 50 --count 20 --prompts 32 --outputs 4 --json {{}}",
-        "tensor.json": "tensor compare --tp 4 --layers 1 --tokens 64 --scheme tp-ring --scheme cais "
-        "--json {}",
-        "collective.json": "collective --bytes 1M,4M --json {}",
-        "place.json": "place toy-zipf --json {}",
-        "drawn.json": "compare toy-zipf --layer 0 --scheme ideal --scheme deepep --uncertainty 2 "
-        "--json {}",
-        "explain.json": "explain deepep nccl-alltoall toy-zipf --layer 0 --json {}",
-    }, REPORTS, share=3),
-    Documents("specs", {"spec.toml": SPEC, "spec.json": "run toy-zipf --scheme ideal --layer 0 --json {}"},
-              ["run --spec {} --dry-run", "run --spec {} --max-memory 2GB --json out/r.json"]),
-    Documents("studies", {"study.toml": STUDY},
-              ["sweep {} --dry-run", "sweep {} -o out/s", "sweep {} -o out/s --json out/s.json"],
-              codes=(3,), keeps=True),
-    Documents("spaces", {"space.toml": SPACE},
-              ["choose {} --dry-run", "choose {} --dry-run --top 2", "choose {} -o out/c --most 2"],
-              keeps=True, codes=(3,)),
-    Documents("systems", {f"{name}.toml": _preset(name) for name in
-                          ("dgx-h100", "gb200-nvl72", "pcie-l20", "atlas-800t-a2")},
-              ["hardware show {}", "hardware show {} --json", "hardware diff {} dgx-h100",
-               HERE + " --system {} --json out/r.json", "collective --bytes 1M --system {}"]),
-    Documents("models", {"model.toml": _model("olmoe-1b-7b"), "mla.toml": _model("deepseek-v2-lite"), "config.json": json.dumps(CONFIG),
-                         "deepseek.json": json.dumps(DEEPSEEK)},
-              ["trace models {}", "trace models {} --json", "tensor models {}",
-               "trace generate uniform --model {} --ranks 2 --tokens-per-rank 4 --layers 2 --out out/a.h5",
-               "train --model {} --plan pp=1,dp=2,ep=2 --sequence 64 --layers-sampled 1 --scheme ideal --no-fit"],
-              share=1.5),
-    Documents("placements", {
-        "sglang.json": "place toy-zipf --out {} --format sglang",
-        "vllm.json": "place toy-zipf --out {} --format vllm --slots 72",
-        "ascend.json": "place toy-zipf --out {} --format vllm-ascend",
-        "tensorrt.yaml": "place toy-zipf --out {} --format tensorrt",
-        "list.json": json.dumps([n % 8 for n in range(64)]),
-    }, [HERE + " --placement file:{}", "place toy-zipf --algorithm file --from {} --json out/p.json"], share=1.5),
-    Documents("requests", {
-        "plain.csv": "arrival_s,prompt,output\n0,32,2\n0.5,16,3\n1.5,64,1\n",
-        "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,37,4\n"
-        "2023-11-16 18:15:50.9951690,39,2\n",
-        "mooncake.jsonl": '{"timestamp": 0, "input_length": 67, "output_length": 5, "hash_ids": [0]}\n'
-        '{"timestamp": 30, "input_length": 32, "output_length": 2, "hash_ids": [1]}\n',
-    }, [f"{INFER} --arrivals {{}}", f"{INFER} --arrivals {{}} --json out/i.json --count 2"]),
+    Documents(
+        "replays",
+        REPLAYS,
+        [
+            "diff {} {other} --json out/d.json",
+            "diff {other} {} --html out/d.html",
+            "diff {} {}",
+            "explain {} {other} --json out/e.json",
+            "explain ideal deepep {}",
+            "run --spec {} --dry-run",
+            "run --spec {} --max-memory 2GB",
+            "report {} {other} --html out/p.html",
+        ],
+        share=2,
+    ),
+    Results(
+        "results",
+        {
+            "training.json": "train --model olmoe-1b-7b --plan pp=2,dp=2,ep=2,micro_batches=2 "
+            "--sequence 64 --layers-sampled 1 --scheme ideal --scheme deepep --json {}",
+            "batch.json": "infer --model olmoe-1b-7b --decode-gpus 2 --requests 4 --prompt 32 --output 2 "
+            "--sample-layers 1 --json {}",
+            "serving.json": f"{INFER} --arrivals 50 --count 20 --prompts 32 --outputs 4 --json {{}}",
+            "tensor.json": "tensor compare --tp 4 --layers 1 --tokens 64 --scheme tp-ring --scheme cais "
+            "--json {}",
+            "collective.json": "collective --bytes 1M,4M --json {}",
+            "place.json": "place toy-zipf --json {}",
+            "drawn.json": "compare toy-zipf --layer 0 --scheme ideal --scheme deepep --uncertainty 2 "
+            "--json {}",
+            "explain.json": "explain deepep nccl-alltoall toy-zipf --layer 0 --json {}",
+        },
+        REPORTS,
+        share=3,
+    ),
+    Documents(
+        "specs",
+        {"spec.toml": SPEC, "spec.json": "run toy-zipf --scheme ideal --layer 0 --json {}"},
+        ["run --spec {} --dry-run", "run --spec {} --max-memory 2GB --json out/r.json"],
+    ),
+    Documents(
+        "studies",
+        {"study.toml": STUDY},
+        ["sweep {} --dry-run", "sweep {} -o out/s", "sweep {} -o out/s --json out/s.json"],
+        codes=(3,),
+        keeps=True,
+    ),
+    Documents(
+        "spaces",
+        {"space.toml": SPACE},
+        ["choose {} --dry-run", "choose {} --dry-run --top 2", "choose {} -o out/c --most 2"],
+        keeps=True,
+        codes=(3,),
+    ),
+    Documents(
+        "systems",
+        {
+            f"{name}.toml": _preset(name)
+            for name in ("dgx-h100", "gb200-nvl72", "pcie-l20", "atlas-800t-a2")
+        },
+        [
+            "hardware show {}",
+            "hardware show {} --json",
+            "hardware diff {} dgx-h100",
+            HERE + " --system {} --json out/r.json",
+            "collective --bytes 1M --system {}",
+        ],
+    ),
+    Documents(
+        "models",
+        {
+            "model.toml": _model("olmoe-1b-7b"),
+            "mla.toml": _model("deepseek-v2-lite"),
+            "config.json": json.dumps(CONFIG),
+            "deepseek.json": json.dumps(DEEPSEEK),
+        },
+        [
+            "trace models {}",
+            "trace models {} --json",
+            "tensor models {}",
+            "trace generate uniform --model {} --ranks 2 --tokens-per-rank 4 --layers 2 --out out/a.h5",
+            "train --model {} --plan pp=1,dp=2,ep=2 --sequence 64 --layers-sampled 1 --scheme ideal --no-fit",
+        ],
+        share=1.5,
+    ),
+    Documents(
+        "placements",
+        {
+            "sglang.json": "place toy-zipf --out {} --format sglang",
+            "vllm.json": "place toy-zipf --out {} --format vllm --slots 72",
+            "ascend.json": "place toy-zipf --out {} --format vllm-ascend",
+            "tensorrt.yaml": "place toy-zipf --out {} --format tensorrt",
+            "list.json": json.dumps([n % 8 for n in range(64)]),
+        },
+        [
+            HERE + " --placement file:{}",
+            "place toy-zipf --algorithm file --from {} --json out/p.json",
+        ],
+        share=1.5,
+    ),
+    Documents(
+        "requests",
+        {
+            "plain.csv": "arrival_s,prompt,output\n0,32,2\n0.5,16,3\n1.5,64,1\n",
+            "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,37,4\n"
+            "2023-11-16 18:15:50.9951690,39,2\n",
+            "mooncake.jsonl": '{"timestamp": 0, "input_length": 67, "output_length": 5, "hash_ids": [0]}\n'
+            '{"timestamp": 30, "input_length": 32, "output_length": 2, "hash_ids": [1]}\n',
+        },
+        [f"{INFER} --arrivals {{}}", f"{INFER} --arrivals {{}} --json out/i.json --count 2"],
+    ),
+    Documents(
+        "parameters",
+        {
+            "latent-1.toml": (ROOT / "tests/data/formats/parameters/latent-1.toml").read_text(
+                "utf-8"
+            ),
+            "_model.json": json.dumps({**CONFIG, "num_experts": 16, "num_experts_per_tok": 2}),
+        },
+        [
+            "trace generate latent --option parameters={} --model {shelf}/_model.json --ranks 2 "
+            "--tokens-per-rank 4 --out out/g.h5"
+        ],
+        share=0.5,
+    ),
+    Documents(
+        "histograms",
+        {
+            "rows.json": json.dumps([[*range(1, 65)], [*range(64, 0, -1)]]),
+            "row.json": json.dumps([5] * 64),
+        },
+        [f"trace generate histogram --option load={{}} {GENERATE}"],
+        share=0.5,
+    ),
     Catalogues(),
 ]

@@ -25,6 +25,7 @@ OPTIONS = [
     *([[]] * 20), ["--drop-repeats"], ["--prompt-len", "3"], ["--moe-layers", "3-4"], ["--tp", "2"],
     ["--pp", "2"], ["--num-layers", "2"], ["--start-len", "2"], ["--max-tokens", "5"],
     ["--seed", "7"], ["--title", damage.SCRIPT], ["--model", "olmoe-1b-7b"],
+    ["--prompts", "given/prompts.json"],
 ]  # fmt: skip
 
 
@@ -87,8 +88,14 @@ class Dumps(Kind):
             folder = shelf / write.__name__
             folder.mkdir()
             write(folder)
-            (shelf / f"{folder.name}.options").write_text("--pp=1" if self.format == "megatron" else "")
-            words = ["."] if self.format == "tensorrt-llm" else sorted(path.name for path in folder.iterdir())
+            (shelf / f"{folder.name}.options").write_text(
+                "--pp=1" if self.format == "megatron" else ""
+            )
+            words = (
+                ["."]
+                if self.format == "tensorrt-llm"
+                else sorted(path.name for path in folder.iterdir())
+            )
             (shelf / f"{folder.name}.words").write_text("\n".join(words))
 
     def case(self, rng: random.Random, world: World) -> Case:
@@ -104,6 +111,7 @@ class Dumps(Kind):
             path.write_bytes(_inside(path.read_bytes(), rng))
         else:
             path.write_bytes(damage.file(path.read_bytes(), rng, is_text=path.suffix in TEXT))
+        world.give("prompts.json", damage.file(b"[3, 4]", rng))
         words = (shelf / f"{folder.name}.words").read_text().split("\n")
         options = (shelf / f"{folder.name}.options").read_text().split()
         return Case(["trace", "import", *(str(Path("given/dump", one)) for one in words), "--format",

@@ -42,7 +42,10 @@ def arrays_parquet(folder: Path) -> None:
 def sglang_records(folder: Path) -> None:
     import torch
 
-    records = [sglang_record(IDS[:8], [*range(8)], 7, 1, [8]), sglang_record(IDS[8:9], [8], 8, 2, None)]
+    records = [
+        sglang_record(IDS[:8], [*range(8)], 7, 1, [8]),
+        sglang_record(IDS[8:9], [8], 8, 2, None),
+    ]
     mapping = torch.arange(EXPERTS).expand(2, EXPERTS).contiguous()
     torch.save({"records": records, "last_physical_to_logical_map": mapping}, folder / "r_1_0.pt")
 
@@ -58,7 +61,11 @@ def sglang_counts(folder: Path) -> None:
 def rollout_samples(folder: Path) -> None:
     import torch
 
-    sample = {"tokens": [*range(13)], "response_length": 3, "rollout_routed_experts": IDS.astype(np.int32)}
+    sample = {
+        "tokens": [*range(13)],
+        "response_length": 3,
+        "rollout_routed_experts": IDS.astype(np.int32),
+    }
     columns = {"tokens": [sample["tokens"]], "response_lengths": [3],
                "rollout_routed_experts": [torch.from_numpy(IDS)]}  # fmt: skip
     torch.save(columns, folder / "rollout.pt")

@@ -104,7 +104,9 @@ class Folders(Kind):
             if not paths:
                 break
             path = rng.choice(paths)
-            if rng.random() < 0.3:  # what a later file, or one that is not finished, would be called
+            if (
+                rng.random() < 0.3
+            ):  # what a later file, or one that is not finished, would be called
                 path = path.with_name(rng.choice([f".{path.name}.tmp", f"{path.stem}x{path.suffix}", "claims",
                                                   "failures", "points", "sweep.json", path.name + "~"]))  # fmt: skip
             put(path, rng.choice(THINGS), rng, world.canary)

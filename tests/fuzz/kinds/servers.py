@@ -64,7 +64,11 @@ class Unruly(Handler):
         elif kind == 3:
             plan.cut = [rng.randrange(5000)]
         elif kind == 4:
-            plan.redirect = {self.path: rng.choice([self.path, f"/{seed}x/index.toml", "//", "\\", f"/{seed}1{path}"])}
+            plan.redirect = {
+                self.path: rng.choice(
+                    [self.path, f"/{seed}x/index.toml", "//", "\\", f"/{seed}1{path}"]
+                )
+            }
         elif kind == 5:
             plan.spoil = True
         elif kind == 6 and rng.random() < 0.1:
@@ -87,7 +91,9 @@ class Unruly(Handler):
 
     def raw_damage(self, data: bytes, rng: random.Random) -> None:
         """Send a whole answer with damaged bytes in its head."""
-        head = damage.some_bytes(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nETag: \"a\"\r\n\r\n" % len(data), rng)
+        head = damage.some_bytes(
+            b'HTTP/1.1 200 OK\r\nContent-Length: %d\r\nETag: "a"\r\n\r\n' % len(data), rng
+        )
         with contextlib.suppress(OSError):
             self.wfile.write(head + data)
 
@@ -153,7 +159,9 @@ class Servers(Kind):
             f"trace info {url}/index.toml", f"trace convert {url}{trace} out/b.h5 --tokens 0:5",
         ])  # fmt: skip
         if rng.random() < 0.05:
-            words = words.replace("127.0.0.1", rng.choice(["127.0.0.1:x", "[::", "\u2024", "localhost:0", "a" * 300]))
+            words = words.replace(
+                "127.0.0.1", rng.choice(["127.0.0.1:x", "[::", "\u2024", "localhost:0", "a" * 300])
+            )
         return Case(words.split())
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import tracegen
 from tests.fuzz import damage
 from tests.fuzz.base import Case, Kind, World
-from tests.fuzz.kinds.documents import Documents, ROOT, ran
+from tests.fuzz.kinds.documents import ROOT
 from tests.tracegen.conftest import tiny_trace
 
 DTYPES = ("u1", "u2", "u4", "u8", "i4", "i8", "f2", "f4", "f8", "S3", "S5000", "V5", ">u4", "?")
@@ -109,7 +109,9 @@ class Traces(Kind):
             with h5py.File(world.folder / given, "r+") as file:
                 for _ in range(rng.choice([1, 1, 2, 3])):
                     # Otherwise HDF5 would not write that, or an earlier change removed it.
-                    with contextlib.suppress(KeyError, ValueError, OSError, TypeError, RuntimeError):
+                    with contextlib.suppress(
+                        KeyError, ValueError, OSError, TypeError, RuntimeError
+                    ):
                         declare(file, rng)
         return Case(words.format(given).split())
 
@@ -142,7 +144,6 @@ class Journals(Kind):
         return Case(words.split())
 
 
-GENERATE = "--model olmoe-1b-7b --ranks 2 --tokens-per-rank 4 --layers 2 --out out/g.h5"
 KINDS: list[Kind] = [
     Traces("traces: bytes", is_declared=False),
     Traces("traces: declared", is_declared=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import shlex
@@ -85,7 +86,9 @@ def hostile(rng: random.Random) -> str:
     if kind == 0:
         return str(rng.choice(damage.NUMBERS)) if rng.random() < 0.9 else str(10**4000)
     if kind == 1:
-        return rng.choice([text for text in damage.TEXTS if text != damage.CODE and len(text) < 60_000])
+        return rng.choice(
+            [text for text in damage.TEXTS if text != damage.CODE and len(text) < 60_000]
+        )
     value = rng.choice(VALUES)
     if kind == 2:
         places = [*_NUMBER.finditer(value)]
@@ -121,8 +124,6 @@ class Words(Kind):
         parameters()  # before processes are made
 
     def case(self, rng: random.Random, world: World) -> Case:
-        import os
-
         for path in (world.shelf / self.name).iterdir():
             world.give(path.name, path.read_bytes())
         (world.out / "a.h5").write_bytes((world.given / "a.h5").read_bytes())
@@ -132,7 +133,9 @@ class Words(Kind):
         (world.given / "loop").symlink_to("loop")
         (world.given / "device").symlink_to("/dev/zero")
         base = shlex.split(rng.choice(BASES))
-        name = max((one for one in parameters() if base[: len(one.split())] == one.split()), key=len)
+        name = max(
+            (one for one in parameters() if base[: len(one.split())] == one.split()), key=len
+        )
         for _ in range(rng.choice([1, 1, 1, 2, 2, 3])):
             self._change(base, parameters()[name], len(name.split()), rng)
         is_check = base[0] in ("validate", "diff", "schemes")
@@ -140,7 +143,9 @@ class Words(Kind):
                     keeps=base[0] in ("sweep", "choose") or base[:2] == ["trace", "fetch"])  # fmt: skip
 
     def _change(self, base: list[str], known: list[Any], first: int, rng: random.Random) -> None:
-        options = [one for one in known if one.param_type_name == "option" and one.opts[0] not in NOT_HERE]
+        options = [
+            one for one in known if one.param_type_name == "option" and one.opts[0] not in NOT_HERE
+        ]
         kind = rng.randrange(10)
         if kind == 0 and len(base) > first:
             at = rng.randrange(first, len(base))
@@ -163,7 +168,9 @@ class Words(Kind):
                 base += [word, rng.choice(places)]
             else:
                 # "=" so that what begins with a dash is a value.
-                base.append(f"{word}={hostile(rng)}" if word.startswith("--") else word + hostile(rng))
+                base.append(
+                    f"{word}={hostile(rng)}" if word.startswith("--") else word + hostile(rng)
+                )
 
 
 KINDS: list[Kind] = [Words()]
