@@ -40,8 +40,9 @@ _OF_POOL: dict[str, Any] = {}
 
 def _batch(given: tuple[str, list[int]]) -> list[dict[str, Any]]:
     name, numbers = given
-    world = World(_OF_POOL["folder"] / f"world{os.getpid()}", _OF_POOL["folder"] / "shelf",
-                  _OF_POOL["port"])  # fmt: skip
+    world = World(
+        _OF_POOL["folder"] / f"world{os.getpid()}", _OF_POOL["folder"] / "shelf", _OF_POOL["port"]
+    )
     return [*running.batch(_OF_POOL["kinds"][name], _OF_POOL["seed"], numbers, world)]
 
 
@@ -61,8 +62,10 @@ def table(outcomes: list[dict[str, Any]]) -> str:
         row["memory"] += one["scarce"] and not one["wrong"]
     whole: Counter[str] = sum(counts.values(), Counter())
     columns = ("inputs", "succeeded", "refused", "memory", "other")
-    lines = ["| kind | inputs | succeeded | refused | of these for memory | anything else |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| kind | inputs | succeeded | refused | of these for memory | anything else |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, row in [*counts.items(), ("**all**", whole)]:
         lines.append(f"| {name} | " + " | ".join(f"{row[column]:,}" for column in columns) + " |")
     return "\n".join(lines)
@@ -109,15 +112,20 @@ def main() -> int:
                 outcomes += some
                 for one in some:
                     if one["wrong"]:
-                        print(f"{one['kind']}:{one['number']} {json.dumps(one['words'])[:400]}\n"
-                              f"    {one['wrong']}", flush=True)  # fmt: skip
+                        print(
+                            f"{one['kind']}:{one['number']} {json.dumps(one['words'])[:400]}\n"
+                            f"    {one['wrong']}",
+                            flush=True,
+                        )
         broken = [path.read_text() for path in folder.glob("*.broken")]
         outcomes.sort(key=lambda one: ([*chosen].index(one["kind"]), one["number"]))
         print(table(outcomes))
         if given.outcomes:
             given.outcomes.write_text("".join(json.dumps(one) + "\n" for one in outcomes))
-        print(f"\nseed {given.seed}, {time.monotonic() - begin:.0f} s, at most "
-              f"{max(one['grown'] for one in outcomes) / 2**20:.0f} MiB more than at the start")  # fmt: skip
+        print(
+            f"\nseed {given.seed}, {time.monotonic() - begin:.0f} s, at most "
+            f"{max(one['grown'] for one in outcomes) / 2**20:.0f} MiB more than at the start"
+        )
         print(*broken, sep="\n", end="")
     return int(any(one["wrong"] for one in outcomes))
 

@@ -70,8 +70,9 @@ class World:
         found = {}
         for place, folders, names in os.walk(self.folder):
             if Path(place) == self.folder:
-                folders[:] = ["out"] if outputs else [
-                    one for one in folders if one not in ("out", "cache")]  # fmt: skip
+                folders[:] = (
+                    ["out"] if outputs else [one for one in folders if one not in ("out", "cache")]
+                )
             for name in [*names, *folders]:
                 path = Path(place, name)
                 state = path.lstat()
@@ -113,8 +114,15 @@ class Kind:
         raise NotImplementedError
 
 
-def complaint(case: Case, world: World, code: int, out: bytes, error: bytes,
-              inputs: dict[str, str], outputs: dict[str, str]) -> str:  # fmt: skip
+def complaint(
+    case: Case,
+    world: World,
+    code: int,
+    out: bytes,
+    error: bytes,
+    inputs: dict[str, str],
+    outputs: dict[str, str],
+) -> str:
     """Say what is wrong with the end of a command; nothing if it succeeded or refused cleanly."""
     said = error.decode(errors="replace")
     printed = out.decode(errors="replace")

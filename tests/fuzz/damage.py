@@ -17,20 +17,92 @@ CODE = "canary/planted.py:Planted"
 """A scheme whose file leaves a mark when it is executed."""
 MARK = "executed"
 SOUND = 0.06
-"""Share of files that are left as they are: a fuzzer of which everything is refused shows little."""
+"""Share of files that are left as they are: if all were refused, that would show little."""
 
 TEXTS = (
-    "", " ", "\0", "a\0b", "\n", "a\r\nb", "\x1b[2J\x1b[31m", "\u202eabc", "\ufeff", "é", "日本", "\ud800",
-    "\U0001f600", "n" * 300, "n" * 70_000, "../../canary/secret", "canary/secret", "/etc/passwd",
-    "/dev/zero", "given", "..", ".", "~", "~nobody/x", CODE, SCRIPT, "<b>&amp;\"'", "%s%n%x", "$(id)",
-    "`id`", "=1+1", "nan", "inf", "-inf", "1e400", "-1", "0", "9" * 5000, "0x10", "1_000", "²", "true",
-    "none", "null", "{}", "[]", "http://127.0.0.1:1/x", "file:///etc/passwd", "a=b", "a:b:c", "1:2", "::",
-    ",", "all", "1..9999999999", "CON", "__import__('os').mkdir('executed')", "{0.__class__}",
-)  # fmt: skip
+    "",
+    " ",
+    "\0",
+    "a\0b",
+    "\n",
+    "a\r\nb",
+    "\x1b[2J\x1b[31m",
+    "\u202eabc",
+    "\ufeff",
+    "é",
+    "日本",
+    "\ud800",
+    "\U0001f600",
+    "n" * 300,
+    "n" * 70_000,
+    "../../canary/secret",
+    "canary/secret",
+    "/etc/passwd",
+    "/dev/zero",
+    "given",
+    "..",
+    ".",
+    "~",
+    "~nobody/x",
+    CODE,
+    SCRIPT,
+    "<b>&amp;\"'",
+    "%s%n%x",
+    "$(id)",
+    "`id`",
+    "=1+1",
+    "nan",
+    "inf",
+    "-inf",
+    "1e400",
+    "-1",
+    "0",
+    "9" * 5000,
+    "0x10",
+    "1_000",
+    "²",
+    "true",
+    "none",
+    "null",
+    "{}",
+    "[]",
+    "http://127.0.0.1:1/x",
+    "file:///etc/passwd",
+    "a=b",
+    "a:b:c",
+    "1:2",
+    "::",
+    ",",
+    "all",
+    "1..9999999999",
+    "CON",
+    "__import__('os').mkdir('executed')",
+    "{0.__class__}",
+)
 NUMBERS = (
-    0, 1, -1, 2, 3, 7, 0.5, -0.0, 1e-308, 5e-324, 1e308, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1,
-    2**63, 2**64, -(2**63), 10**26, 10**400, 1e22,
-)  # fmt: skip
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    0.5,
+    -0.0,
+    1e-308,
+    5e-324,
+    1e308,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**53 + 1,
+    2**63 - 1,
+    2**63,
+    2**64,
+    -(2**63),
+    10**26,
+    10**400,
+    1e22,
+)
 CONSTANTS = (None, True, False, float("nan"), float("inf"), float("-inf"))
 
 
@@ -50,8 +122,19 @@ def value(rng: random.Random) -> Any:
 
 def near(number: float, rng: random.Random) -> Any:
     """Give a number like one that is there."""
-    return rng.choice([number + 1, number - 1, -number, number * 2, number * 10**9, number / 3,
-                       str(number), float(number), [number]])  # fmt: skip
+    return rng.choice(
+        [
+            number + 1,
+            number - 1,
+            -number,
+            number * 2,
+            number * 10**9,
+            number / 3,
+            str(number),
+            float(number),
+            [number],
+        ]
+    )
 
 
 def document(whole: Any, rng: random.Random) -> Any:
@@ -118,8 +201,14 @@ def text(whole: str, rng: random.Random) -> str:
             new = whole[start:stop] * rng.choice([0, 2])
         elif kind == 4 and rng.random() < 0.3:
             depth = rng.choice([10, 40, 5000])
-            new = rng.choice(["[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth,
-                              "a." * depth + "a", "[" * depth])  # fmt: skip
+            new = rng.choice(
+                [
+                    "[" * depth + "]" * depth,
+                    '{"a":' * depth + "1" + "}" * depth,
+                    "a." * depth + "a",
+                    "[" * depth,
+                ]
+            )
         elif found[0].isdigit() or found[0] in "+-":
             try:
                 new = str(near(float(found), rng) if rng.random() < 0.4 else rng.choice(NUMBERS))
@@ -187,6 +276,8 @@ def file(whole: bytes, rng: random.Random, *, is_text: bool = True) -> bytes:
             if said[:1] in "[{":
                 return json.dumps(document(json.loads(said), rng)).encode()
             changed = document(tomllib.loads(said), rng)
+            if not isinstance(changed, dict):
+                changed = {"": changed}
             lines = [f"{json.dumps(key)} = {_toml(inner)}\n" for key, inner in changed.items()]
             return "".join(lines).encode("utf-8", "surrogatepass")
     return text(said, rng).encode("utf-8", "surrogatepass")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.base import Case, Kind, World, complaint
+from tests.fuzz.base import Kind, World, complaint
 
 CPU_SECONDS = 20
 """Patience with one command; most take some hundredths."""
@@ -31,8 +31,14 @@ def _memory(name: str) -> int:
     return int(status.partition(f"{name}:")[2].split()[0]) * 1024
 
 
-def once(kind: Kind, seed: int, number: int, world: World, main: Callable[[list[str]], Any],
-         tell: Callable[[list[str]], object]) -> dict[str, Any]:  # fmt: skip
+def once(
+    kind: Kind,
+    seed: int,
+    number: int,
+    world: World,
+    main: Callable[[list[str]], Any],
+    tell: Callable[[list[str]], object],
+) -> dict[str, Any]:
     """Make one input, run its command in this process, and judge what became of it."""
     world.clear()
     os.chdir(world.folder)
@@ -53,10 +59,13 @@ def once(kind: Kind, seed: int, number: int, world: World, main: Callable[[list[
     if not wrong and grown > GROWTH_BYTES:
         wrong = f"memory grew by {grown / 2**20:.0f} MiB"
     return {
-        "words": case.words, "wrong": wrong, "grown": grown,
-        "end": "refused" if code == 2 else "succeeded", "said": error.decode(errors="replace")[:300],
+        "words": case.words,
+        "wrong": wrong,
+        "grown": grown,
+        "end": "refused" if code == 2 else "succeeded",
+        "said": error.decode(errors="replace")[:300],
         "scarce": b"no memory is left" in error,
-    }  # fmt: skip
+    }
 
 
 def _run(main: Callable[[list[str]], Any], words: list[str]) -> tuple[int, bytes, bytes]:
@@ -64,8 +73,8 @@ def _run(main: Callable[[list[str]], Any], words: list[str]) -> tuple[int, bytes
     for number in (1, 2):
         os.ftruncate(number, 0)
         os.lseek(number, 0, os.SEEK_SET)
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115, PTH123 - kept open
-    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115, PTH123 - likewise
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - kept open
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - likewise
     sys.stderr.reconfigure(errors="backslashreplace")
     sys.argv = ["moereplay", *words]
     code: Any = None
@@ -109,9 +118,15 @@ def batch(kind: Kind, seed: int, numbers: list[int], world: World) -> Iterator[d
             os.killpg(child, signal.SIGKILL)  # what a command left running
         if left:
             yield {
-                "kind": kind.name, "number": left.pop(0), "words": words, "end": "killed",
-                "wrong": _of_death(status), "grown": 0, "said": "", "scarce": False,
-            }  # fmt: skip
+                "kind": kind.name,
+                "number": left.pop(0),
+                "words": words,
+                "end": "killed",
+                "wrong": _of_death(status),
+                "grown": 0,
+                "said": "",
+                "scarce": False,
+            }
 
 
 def _of_death(status: int) -> str:
@@ -125,8 +140,14 @@ def _of_death(status: int) -> str:
     return f"{signal.Signals(number).name}{why.get(signal.Signals(number), '')}"
 
 
-def _serve(kind: Kind, seed: int, numbers: list[int], world: World,
-           main: Callable[[list[str]], Any], writing: int) -> None:  # fmt: skip
+def _serve(
+    kind: Kind,
+    seed: int,
+    numbers: list[int],
+    world: World,
+    main: Callable[[list[str]], Any],
+    writing: int,
+) -> None:
     """Be the child."""
     code = 1
     try:
@@ -141,8 +162,12 @@ def _serve(kind: Kind, seed: int, numbers: list[int], world: World,
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         home = world.folder / "canary/home"
-        os.environ.update(HOME=str(home), MOEREPLAY_CACHE=str(world.folder / "cache"), NO_PROXY="127.0.0.1",
-                          XDG_CONFIG_HOME=str(home))  # fmt: skip
+        os.environ.update(
+            HOME=str(home),
+            MOEREPLAY_CACHE=str(world.folder / "cache"),
+            NO_PROXY="127.0.0.1",
+            XDG_CONFIG_HOME=str(home),
+        )
         for number in numbers:
 
             def tell(what: object) -> None:

@@ -19,17 +19,22 @@ pytestmark = pytest.mark.skipif(
 def fuzzed(*words: str) -> tuple[int, str]:
     """Exit code of the fuzzer, and what it printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", *words], cwd=ROOT, capture_output=True, text=True,
-        check=False, timeout=900,
-    )  # fmt: skip
+        [sys.executable, "-m", "tests.fuzz", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
     return done.returncode, done.stdout + done.stderr
 
 
 def rows(said: str) -> dict[str, list[int]]:
     """Numbers of each kind in the table."""
     found = re.findall(r"^\| ([^|]+) \|((?: [\d,]+ \|)+)$", said, re.MULTILINE)
-    return {name: [int(one.replace(",", "")) for one in cells.split("|")[:-1]]
-            for name, cells in found}  # fmt: skip
+    return {
+        name: [int(one.replace(",", "")) for one in cells.split("|")[:-1]] for name, cells in found
+    }
 
 
 def test_some_inputs_of_files_and_words() -> None:
@@ -101,11 +106,18 @@ with tempfile.TemporaryDirectory() as folder:
 def test_each_fault_is_noticed() -> None:
     """Whoever cannot fail proves nothing: a command with each fault, one after the other."""
     done = subprocess.run(
-        [sys.executable, "-c", HARNESS.format(faults=[*FAULTS])], cwd=ROOT, capture_output=True,
-        text=True, check=False, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "-c", HARNESS.format(faults=[*FAULTS])],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     found = done.stdout.splitlines()
     assert len(found) == len(FAULTS), done.stderr
-    missed = [(code, said) for (code, part), said in zip(FAULTS.items(), found, strict=True)
-              if part not in said]  # fmt: skip
+    missed = [
+        (code, said)
+        for (code, part), said in zip(FAULTS.items(), found, strict=True)
+        if part not in said
+    ]
     assert not missed

@@ -12,6 +12,7 @@ from tests.fuzz import damage
 from tests.fuzz.base import Case, Kind, World
 
 ROOT = Path(__file__).parents[3]
+COMPARE = "compare toy-zipf --scheme ideal --scheme deepep --layer 0"
 HERE = "run toy-zipf --scheme ideal --layer 0 --max-memory 2GB"
 
 
@@ -46,8 +47,16 @@ class Documents(Kind):
         for the folder of all sound ones.
     """
 
-    def __init__(self, name: str, samples: dict[str, str], commands: Sequence[str], *,
-                 share: float = 1.0, codes: tuple[int, ...] = (), keeps: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        name: str,
+        samples: dict[str, str],
+        commands: Sequence[str],
+        *,
+        share: float = 1.0,
+        codes: tuple[int, ...] = (),
+        keeps: bool = False,
+    ) -> None:
         self.name, self.samples, self.commands = name, samples, commands
         self.share, self.codes, self.keeps = share, codes, keeps
 
@@ -85,8 +94,10 @@ class Catalogues(Kind):
     name = "catalogues"
 
     def prepare(self, shelf: Path) -> None:
-        ran(f"trace generate zipf --model olmoe-1b-7b --ranks 2 --tokens-per-rank 4 --layers 2 "
-            f"--out {shelf / 'a.h5'}")  # fmt: skip
+        ran(
+            f"trace generate zipf --model olmoe-1b-7b --ranks 2 --tokens-per-rank 4 --layers 2 "
+            f"--out {shelf / 'a.h5'}"
+        )
         ran(f"trace publish {shelf / 'cat'} {shelf / 'a.h5'} --title T --creator C --description D")
         (shelf / "a.h5").unlink()
 
@@ -97,12 +108,17 @@ class Catalogues(Kind):
         names = sorted(path for path in folder.rglob("*") if path.is_file())
         path = rng.choice([one for one in names if one.suffix != ".h5"] * 4 + names)
         path.write_bytes(damage.file(path.read_bytes(), rng, is_text=path.suffix != ".h5"))
-        words = rng.choice([
-            "trace list --catalogue {}", "trace list --catalogue {} --json",
-            "trace fetch a --catalogue {}", "trace fetch a --catalogue {} --out out/fetched",
-            "trace add {} toy-zipf --name b", "trace add {} toy-zipf --name a --force",
-            "trace publish {} toy-zipf --title T --creator C --force",
-        ])  # fmt: skip
+        words = rng.choice(
+            [
+                "trace list --catalogue {}",
+                "trace list --catalogue {} --json",
+                "trace fetch a --catalogue {}",
+                "trace fetch a --catalogue {} --out out/fetched",
+                "trace add {} toy-zipf --name b",
+                "trace add {} toy-zipf --name a --force",
+                "trace publish {} toy-zipf --title T --creator C --force",
+            ]
+        )
         return Case(words.format("out/cat").split())
 
 
@@ -151,30 +167,59 @@ ep = [8]
 pp = [1, 2]
 """
 CONFIG = {
-    "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "hidden_size": 64,
-    "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4,
-    "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 2, "vocab_size": 128,
-    "norm_topk_prob": False, "hidden_act": "silu", "torch_dtype": "bfloat16", "rope_theta": 1e4,
-}  # fmt: skip
+    "architectures": ["OlmoeForCausalLM"],
+    "model_type": "olmoe",
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 2,
+    "vocab_size": 128,
+    "norm_topk_prob": False,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "rope_theta": 1e4,
+}
 DEEPSEEK = {
-    "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512,
-    "moe_intermediate_size": 2048, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
-    "first_k_dense_replace": 3, "moe_layer_freq": 1, "num_attention_heads": 128,
-    "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128,
-    "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64, "v_head_dim": 128, "topk_group": 4, "vocab_size": 129280,
-    "scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5, "quantization_config": {"quant_method": "fp8"},
-}  # fmt: skip
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "moe_layer_freq": 1,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "topk_group": 4,
+    "vocab_size": 129280,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "quantization_config": {"quant_method": "fp8"},
+}
 INFER = "infer --model olmoe-1b-7b --decode-gpus 2 --sample-layers 1 --scheme deepep-ll"
 GENERATE = "--model olmoe-1b-7b --ranks 2 --tokens-per-rank 4 --layers 2 --out out/g.h5"
 REPORTS = ["report {} --html out/p.html"] * 3 + [
-    "report {} --tables out/t", "report {} {other} --html out/p.html",
-]  # fmt: skip
+    "report {} --tables out/t",
+    "report {} {other} --html out/p.html",
+]
 REPLAYS = {
     "layer.json": "run toy-zipf --scheme deepep --layer 0 --json {}",
     "other.json": "run toy-zipf --scheme ideal --layer 0 --json {}",
-    "compared.json": "compare toy-zipf --scheme ideal --scheme deepep --layer 0 --json {}",
+    "compared.json": f"{COMPARE} --json {{}}",
     "chain.json": "run toy-zipf --scheme nccl-alltoall --json {}",
 }
 
@@ -208,15 +253,12 @@ KINDS: list[Kind] = [
         {
             "training.json": "train --model olmoe-1b-7b --plan pp=2,dp=2,ep=2,micro_batches=2 "
             "--sequence 64 --layers-sampled 1 --scheme ideal --scheme deepep --json {}",
-            "batch.json": "infer --model olmoe-1b-7b --decode-gpus 2 --requests 4 --prompt 32 --output 2 "
-            "--sample-layers 1 --json {}",
-            "serving.json": f"{INFER} --arrivals 50 --count 20 --prompts 32 --outputs 4 --json {{}}",
-            "tensor.json": "tensor compare --tp 4 --layers 1 --tokens 64 --scheme tp-ring --scheme cais "
-            "--json {}",
+            "batch.json": f"{INFER} --requests 4 --prompt 32 --output 2 --json {{}}",
+            "serving.json": f"{INFER} --arrivals 50 --count 9 --prompts 32 --outputs 4 --json {{}}",
+            "tensor.json": "tensor compare --tp 4 --layers 1 --tokens 64 --scheme cais --json {}",
             "collective.json": "collective --bytes 1M,4M --json {}",
             "place.json": "place toy-zipf --json {}",
-            "drawn.json": "compare toy-zipf --layer 0 --scheme ideal --scheme deepep --uncertainty 2 "
-            "--json {}",
+            "drawn.json": f"{COMPARE} --uncertainty 2 --json {{}}",
             "explain.json": "explain deepep nccl-alltoall toy-zipf --layer 0 --json {}",
         },
         REPORTS,
@@ -267,8 +309,8 @@ KINDS: list[Kind] = [
             "trace models {}",
             "trace models {} --json",
             "tensor models {}",
-            "trace generate uniform --model {} --ranks 2 --tokens-per-rank 4 --layers 2 --out out/a.h5",
-            "train --model {} --plan pp=1,dp=2,ep=2 --sequence 64 --layers-sampled 1 --scheme ideal --no-fit",
+            "trace generate uniform --model {} --ranks 2 --tokens-per-rank 4 --out out/a",
+            "train --model {} --plan dp=2,ep=2 --sequence 64 --scheme ideal --no-fit",
         ],
         share=1.5,
     ),
@@ -291,9 +333,10 @@ KINDS: list[Kind] = [
         "requests",
         {
             "plain.csv": "arrival_s,prompt,output\n0,32,2\n0.5,16,3\n1.5,64,1\n",
-            "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,37,4\n"
+            "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+            "2023-11-16 18:15:46.6805900,37,4\n"
             "2023-11-16 18:15:50.9951690,39,2\n",
-            "mooncake.jsonl": '{"timestamp": 0, "input_length": 67, "output_length": 5, "hash_ids": [0]}\n'
+            "mooncake.jsonl": '{"timestamp": 0, "input_length": 67, "output_length": 5}\n'
             '{"timestamp": 30, "input_length": 32, "output_length": 2, "hash_ids": [1]}\n',
         },
         [f"{INFER} --arrivals {{}}", f"{INFER} --arrivals {{}} --json out/i.json --count 2"],
@@ -306,10 +349,7 @@ KINDS: list[Kind] = [
             ),
             "_model.json": json.dumps({**CONFIG, "num_experts": 16, "num_experts_per_tok": 2}),
         },
-        [
-            "trace generate latent --option parameters={} --model {shelf}/_model.json --ranks 2 "
-            "--tokens-per-rank 4 --out out/g.h5"
-        ],
+        ["trace generate latent --option parameters={} --model {shelf}/_model.json --out out/g"],
         share=0.5,
     ),
     Documents(

@@ -20,13 +20,22 @@ from tracegen.importers import FORMATS
 
 _FOLDER = Path(__file__).parents[2] / "tracegen/importers"
 TEXT = {".json", ".jsonl", ".csv", ".sse"}
-SIZES = "--num-experts 16 --topk 3 --hidden-size 8".split()
+SIZES = ["--num-experts", "16", "--topk", "3", "--hidden-size", "8"]
 OPTIONS = [
-    *([[]] * 20), ["--drop-repeats"], ["--prompt-len", "3"], ["--moe-layers", "3-4"], ["--tp", "2"],
-    ["--pp", "2"], ["--num-layers", "2"], ["--start-len", "2"], ["--max-tokens", "5"],
-    ["--seed", "7"], ["--title", damage.SCRIPT], ["--model", "olmoe-1b-7b"],
+    *([[]] * 20),
+    ["--drop-repeats"],
+    ["--prompt-len", "3"],
+    ["--moe-layers", "3-4"],
+    ["--tp", "2"],
+    ["--pp", "2"],
+    ["--num-layers", "2"],
+    ["--start-len", "2"],
+    ["--max-tokens", "5"],
+    ["--seed", "7"],
+    ["--title", damage.SCRIPT],
+    ["--model", "olmoe-1b-7b"],
     ["--prompts", "given/prompts.json"],
-]  # fmt: skip
+]
 
 
 def samples() -> dict[str, Any]:
@@ -77,11 +86,15 @@ class Dumps(Kind):
             folder.mkdir()
             found = make(folder)
             if found.format == self.format:
-                options = " ".join(f"--{name.replace('_', '-')}={value}" for name, value in
-                                   found.options.items() if isinstance(value, int))  # fmt: skip
+                options = " ".join(
+                    f"--{name.replace('_', '-')}={value}"
+                    for name, value in found.options.items()
+                    if isinstance(value, int)
+                )
                 (shelf / f"{number}.options").write_text(options)
-                (shelf / f"{number}.words").write_text("\n".join(
-                    str(path.relative_to(folder)) for path in found.paths))  # fmt: skip
+                (shelf / f"{number}.words").write_text(
+                    "\n".join(str(path.relative_to(folder)) for path in found.paths)
+                )
             else:
                 shutil.rmtree(folder)
         for write in WRITERS.get(self.format, []):
@@ -114,8 +127,20 @@ class Dumps(Kind):
         world.give("prompts.json", damage.file(b"[3, 4]", rng))
         words = (shelf / f"{folder.name}.words").read_text().split("\n")
         options = (shelf / f"{folder.name}.options").read_text().split()
-        return Case(["trace", "import", *(str(Path("given/dump", one)) for one in words), "--format",
-                     self.format, "--out", "out/a.h5", *SIZES, *options, *rng.choice(OPTIONS)])  # fmt: skip
+        return Case(
+            [
+                "trace",
+                "import",
+                *(str(Path("given/dump", one)) for one in words),
+                "--format",
+                self.format,
+                "--out",
+                "out/a.h5",
+                *SIZES,
+                *options,
+                *rng.choice(OPTIONS),
+            ]
+        )
 
 
 def _inside(whole: bytes, rng: random.Random) -> bytes:

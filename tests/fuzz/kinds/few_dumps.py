@@ -19,8 +19,12 @@ from tests.tracegen.importers.dumps import (
 )
 
 IDS = routing(12)
-ROWS = {"expert_ids": IDS, "weights": np.full(IDS.shape, 0.25, np.float32), "step": np.arange(12) // 4,
-        "request": np.arange(12) % 4}  # fmt: skip
+ROWS = {
+    "expert_ids": IDS,
+    "weights": np.full(IDS.shape, 0.25, np.float32),
+    "step": np.arange(12) // 4,
+    "request": np.arange(12) % 4,
+}
 
 
 def arrays_npz(folder: Path) -> None:
@@ -66,8 +70,11 @@ def rollout_samples(folder: Path) -> None:
         "response_length": 3,
         "rollout_routed_experts": IDS.astype(np.int32),
     }
-    columns = {"tokens": [sample["tokens"]], "response_lengths": [3],
-               "rollout_routed_experts": [torch.from_numpy(IDS)]}  # fmt: skip
+    columns = {
+        "tokens": [sample["tokens"]],
+        "response_lengths": [3],
+        "rollout_routed_experts": [torch.from_numpy(IDS)],
+    }
     torch.save(columns, folder / "rollout.pt")
 
 
@@ -76,22 +83,35 @@ def vllm_arrays(folder: Path) -> None:
 
 
 def megatron_jsonl(folder: Path) -> None:
-    megatron_files(folder, {(step, rank): routing(6, 1, seed=9 * step + rank)
-                            for step in (0, 1) for rank in (0, 1)})  # fmt: skip
+    megatron_files(
+        folder,
+        {(step, rank): routing(6, 1, seed=9 * step + rank) for step in (0, 1) for rank in (0, 1)},
+    )
 
 
 def tensorrt_counts(folder: Path) -> None:
     meta = {"num_experts": EXPERTS, "num_experts_per_token": TOPK}
     (folder / "meta_info.json").write_text(json.dumps(meta))
-    part = {f"10_{layer}": np.bincount(routing(30, 1, seed=layer).ravel(), minlength=EXPERTS)
-            for layer in (3, 4)}  # fmt: skip
+    part = {
+        f"10_{layer}": np.bincount(routing(30, 1, seed=layer).ravel(), minlength=EXPERTS)
+        for layer in (3, 4)
+    }
     (folder / "rank0.safetensors").write_bytes(safetensors(part))
 
 
 def gpt_oss_tokens(folder: Path) -> None:
-    router = [{f"token_{token}": {f"layer_{layer}": {"selected_experts": IDS[token, layer].tolist(),
-                                                     "selected_probs": [0.5, 0.3, 0.2]}
-                                  for layer in (0, 1)}} for token in range(12)]  # fmt: skip
+    router = [
+        {
+            f"token_{token}": {
+                f"layer_{layer}": {
+                    "selected_experts": IDS[token, layer].tolist(),
+                    "selected_probs": [0.5, 0.3, 0.2],
+                }
+                for layer in (0, 1)
+            }
+        }
+        for token in range(12)
+    ]
     text = json.dumps({"dataset": "exams", "category": "law", "router_data": router})
     (folder / "a_examples.json").write_text(text)
     (folder / "b_examples.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
@@ -103,10 +123,17 @@ def flame_layers(folder: Path) -> None:
 
     for layer in (0, 1):
         scores = [np.array([0.5, 0.3, 0.2], np.float16)] * 12
-        parquet.write_table(pyarrow.table({
-            "scores": pyarrow.array(scores, pyarrow.list_(pyarrow.float16())),
-            "indices": pyarrow.array(IDS[:, layer].tolist(), pyarrow.list_(pyarrow.int16(), TOPK)),
-        }), folder / f"layer_{layer + 2}.parquet")  # fmt: skip
+        parquet.write_table(
+            pyarrow.table(
+                {
+                    "scores": pyarrow.array(scores, pyarrow.list_(pyarrow.float16())),
+                    "indices": pyarrow.array(
+                        IDS[:, layer].tolist(), pyarrow.list_(pyarrow.int16(), TOPK)
+                    ),
+                }
+            ),
+            folder / f"layer_{layer + 2}.parquet",
+        )
 
 
 WRITERS: dict[str, list[Callable[[Path], None]]] = {

@@ -13,8 +13,23 @@ from tests.fuzz.base import Case, Kind, World
 from tests.fuzz.kinds import documents
 from tests.fuzz.kinds.documents import ran
 
-THINGS = ["link", "broken link", "loop", "link to a folder", "device", "pipe", "socket", "folder",
-          "full folder", "unreadable", "empty", "damaged", "gone", "from the future", "large"]  # fmt: skip
+THINGS = [
+    "link",
+    "broken link",
+    "loop",
+    "link to a folder",
+    "device",
+    "pipe",
+    "socket",
+    "folder",
+    "full folder",
+    "unreadable",
+    "empty",
+    "damaged",
+    "gone",
+    "from the future",
+    "large",
+]
 
 
 def put(path: Path, thing: str, rng: random.Random, canary: Path) -> None:
@@ -64,7 +79,7 @@ def put(path: Path, thing: str, rng: random.Random, canary: Path) -> None:
 
 
 class Folders(Kind):
-    """Folders of studies, choices, catalogues, tables and the cache, some files of which are changed."""
+    """Folders of studies, choices, catalogues and tables, some files of which are changed."""
 
     name = "folders"
     share = 4
@@ -73,8 +88,10 @@ class Folders(Kind):
         (shelf / "study.toml").write_text(documents.STUDY)
         (shelf / "space.toml").write_text(documents.SPACE)
         ran(f"compare toy-zipf --scheme ideal --scheme deepep --layer 0 --json {shelf / 'c.json'}")
-        ran("trace generate zipf --model olmoe-1b-7b --ranks 2 --tokens-per-rank 4 --layers 2 "
-            f"--out {shelf / 'a.h5'}")  # fmt: skip
+        ran(
+            "trace generate zipf --model olmoe-1b-7b --ranks 2 --tokens-per-rank 4 --layers 2 "
+            f"--out {shelf / 'a.h5'}"
+        )
         ran(f"sweep {shelf / 'study.toml'} -o {shelf / 'study'}")
         ran(f"choose {shelf / 'space.toml'} -o {shelf / 'choice'} --most 2")
         ran(f"trace publish {shelf / 'catalogue'} {shelf / 'a.h5'} --title T --creator C")
@@ -84,19 +101,25 @@ class Folders(Kind):
         shelf = world.shelf / self.name
         for name in ("study.toml", "space.toml", "c.json", "a.h5"):
             world.give(name, (shelf / name).read_bytes())
-        name, words, keeps = rng.choice([
-            ("study", "sweep given/study.toml -o out/study", True),
-            ("study", "sweep given/study.toml -o out/study --shard 1/2", True),
-            ("study", "report out/study --html out/p.html", False),
-            ("study", "sweep given/study.toml -o out/study --json out/s.json", True),
-            ("choice", "choose given/space.toml -o out/choice --most 2", True),
-            ("catalogue", "trace add out/catalogue given/a.h5 --name a --force", True),
-            ("catalogue", "trace publish out/catalogue given/a.h5 --title T --creator C --force", True),
-            ("catalogue", "trace list --catalogue out/catalogue", False),
-            ("catalogue", "trace fetch a --catalogue out/catalogue --out out/fetched", True),
-            ("tables", "report given/c.json --tables out/tables", True),
-            ("tables", "compare toy-zipf --scheme ideal --layer 0 --tables out/tables", True),
-        ])  # fmt: skip
+        name, words, keeps = rng.choice(
+            [
+                ("study", "sweep given/study.toml -o out/study", True),
+                ("study", "sweep given/study.toml -o out/study --shard 1/2", True),
+                ("study", "report out/study --html out/p.html", False),
+                ("study", "sweep given/study.toml -o out/study --json out/s.json", True),
+                ("choice", "choose given/space.toml -o out/choice --most 2", True),
+                ("catalogue", "trace add out/catalogue given/a.h5 --name a --force", True),
+                (
+                    "catalogue",
+                    "trace publish out/catalogue given/a.h5 --title T --creator C --force",
+                    True,
+                ),
+                ("catalogue", "trace list --catalogue out/catalogue", False),
+                ("catalogue", "trace fetch a --catalogue out/catalogue --out out/fetched", True),
+                ("tables", "report given/c.json --tables out/tables", True),
+                ("tables", "compare toy-zipf --scheme ideal --layer 0 --tables out/tables", True),
+            ]
+        )
         folder = world.out / name
         shutil.copytree(shelf / name, folder)
         for _ in range(rng.choice([1, 1, 2, 3])):
@@ -107,8 +130,19 @@ class Folders(Kind):
             if (
                 rng.random() < 0.3
             ):  # what a later file, or one that is not finished, would be called
-                path = path.with_name(rng.choice([f".{path.name}.tmp", f"{path.stem}x{path.suffix}", "claims",
-                                                  "failures", "points", "sweep.json", path.name + "~"]))  # fmt: skip
+                path = path.with_name(
+                    rng.choice(
+                        [
+                            f".{path.name}.tmp",
+                            f"{path.stem}x{path.suffix}",
+                            "claims",
+                            "failures",
+                            "points",
+                            "sweep.json",
+                            path.name + "~",
+                        ]
+                    )
+                )
             put(path, rng.choice(THINGS), rng, world.canary)
         return Case(words.split(), (3,) if words.startswith("sweep") else (), keeps)
 

@@ -23,23 +23,33 @@ SECONDS, MEGABYTES = 3.0, 8.0
 """What a download may take here."""
 FILES: dict[str, bytes] = {}
 RAW = [
-    b"", b"\0" * 5000, b"HTTP/1.1 200", b"SSH-2.0-x\r\n", b"HTTP/1.1 999 \xff\r\n\r\n", b"HTTP/9.9 200 OK\r\n\r\nx",
-    b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nxxxxx", b"HTTP/1.1 200 OK\r\nContent-Length: 1e9\r\n\r\nx",
+    b"",
+    b"\0" * 5000,
+    b"HTTP/1.1 200",
+    b"SSH-2.0-x\r\n",
+    b"HTTP/1.1 999 \xff\r\n\r\n",
+    b"HTTP/9.9 200 OK\r\n\r\nx",
+    b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nxxxxx",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 1e9\r\n\r\nx",
     b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\nx",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nx\r\n0\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffff\r\nx",
     b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
-    b"HTTP/1.1 200 OK\r\n" + b"X-A: b\r\n" * 500 + b"\r\n", b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\n" + b"X-A: b\r\n" * 500 + b"\r\n",
+    b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
     b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 5-1/2\r\nContent-Length: 2\r\n\r\nab",
-    b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 0-0/99999999999999999999\r\nContent-Length: 1\r\n\r\na",
+    b"HTTP/1.1 206 X\r\nContent-Range: bytes 0-0/9999999999999999999\r\nContent-Length: 1\r\n\r\na",
     b"HTTP/1.1 206 Partial\r\nContent-Range: \xff/\xfe\r\nContent-Length: 1\r\n\r\na",
-    b"HTTP/1.1 302 Found\r\n\r\n", b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n",
-    b"HTTP/1.1 302 Found\r\nLocation: http://[::1\r\n\r\n", b"HTTP/1.1 302 Found\r\nLocation: /\xff\0\r\n\r\n",
+    b"HTTP/1.1 302 Found\r\n\r\n",
+    b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n",
+    b"HTTP/1.1 302 Found\r\nLocation: http://[::1\r\n\r\n",
+    b"HTTP/1.1 302 Found\r\nLocation: /\xff\0\r\n\r\n",
     b"HTTP/1.1 302 Found\r\nLocation: ftp://127.0.0.1/x\r\n\r\n",
     b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n",
     b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:99999/\r\n\r\n",
-    b"HTTP/1.1 401 \x1b[31m\r\nWWW-Authenticate: Basic realm=\"\xff\"\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n" * 50,
-]  # fmt: skip
+    b'HTTP/1.1 401 \x1b[31m\r\nWWW-Authenticate: Basic realm="\xff"\r\n\r\n',
+    b"HTTP/1.1 100 Continue\r\n\r\n" * 50,
+]
 
 
 class Unruly(Handler):
@@ -136,8 +146,10 @@ class Servers(Kind):
     needs_server = True
 
     def prepare(self, shelf: Path) -> None:
-        ran("trace generate zipf --model olmoe-1b-7b --ranks 2 --tokens-per-rank 40 --layers 2 "
-            f"--out {shelf / 'a.h5'}")  # fmt: skip
+        ran(
+            "trace generate zipf --model olmoe-1b-7b --ranks 2 --tokens-per-rank 40 --layers 2 "
+            f"--out {shelf / 'a.h5'}"
+        )
         ran(f"trace publish {shelf / 'cat'} {shelf / 'a.h5'} --title T --creator C --description D")
         for path in (shelf / "cat").rglob("*"):
             if path.is_file():
@@ -150,14 +162,23 @@ class Servers(Kind):
         os.environ.update(MOEREPLAY_DOWNLOAD_S=str(SECONDS), MOEREPLAY_DOWNLOAD_MB=str(MEGABYTES))
         url = f"http://127.0.0.1:{world.port}/{rng.randrange(2**40)}"
         trace = next(name for name in FILES if name.endswith(".h5"))
-        words = rng.choice([
-            f"trace list --catalogue {url}", f"trace list --catalogue {url}/ --json",
-            f"trace fetch a --catalogue {url}", f"trace fetch a --catalogue {url} --out out/f",
-            f"trace fetch {url}{trace}", f"trace fetch {url}{trace} --out out/f", f"trace info {url}{trace}",
-            f"trace convert {url}{trace} out/b.h5 --layers 0:1", f"trace stats {url}{trace}",
-            f"run {url}{trace} --scheme ideal --layer 0 --json out/r.json", f"trace fetch {url}/x.h5",
-            f"trace info {url}/index.toml", f"trace convert {url}{trace} out/b.h5 --tokens 0:5",
-        ])  # fmt: skip
+        words = rng.choice(
+            [
+                f"trace list --catalogue {url}",
+                f"trace list --catalogue {url}/ --json",
+                f"trace fetch a --catalogue {url}",
+                f"trace fetch a --catalogue {url} --out out/f",
+                f"trace fetch {url}{trace}",
+                f"trace fetch {url}{trace} --out out/f",
+                f"trace info {url}{trace}",
+                f"trace convert {url}{trace} out/b.h5 --layers 0:1",
+                f"trace stats {url}{trace}",
+                f"run {url}{trace} --scheme ideal --layer 0 --json out/r.json",
+                f"trace fetch {url}/x.h5",
+                f"trace info {url}/index.toml",
+                f"trace convert {url}{trace} out/b.h5 --tokens 0:5",
+            ]
+        )
         if rng.random() < 0.05:
             words = words.replace(
                 "127.0.0.1", rng.choice(["127.0.0.1:x", "[::", "\u2024", "localhost:0", "a" * 300])

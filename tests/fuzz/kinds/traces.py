@@ -1,4 +1,4 @@
-"""Traces: HDF5 files with other bytes, and ones that declare something else; journals; parameters."""
+"""Traces: HDF5 files with other bytes, and ones that declare something else; journals."""
 
 from __future__ import annotations
 
@@ -18,11 +18,20 @@ from tests.tracegen.conftest import tiny_trace
 DTYPES = ("u1", "u2", "u4", "u8", "i4", "i8", "f2", "f4", "f8", "S3", "S5000", "V5", ">u4", "?")
 TEXTS = (b"", b"1.0.0", b"x" * 5000, b"\xff\xfe", b"[" * 9000, b"{}", b'{"tool": 1}', b"nan")
 COMMANDS = [
-    "trace info {}", "trace info {} --json", "trace validate {}", "trace stats {}", "trace graph {}",
-    "trace convert {} out/b.h5", "trace convert {} out/b.npz", "trace convert {} out/b.h5 --layers 0:1",
-    "place {} --json out/p.json", "run {} --scheme ideal --max-memory 2GB --json out/r.json",
-    "trace describe {} --title T", "trace fetch {} --out out/f", "trace add out/cat {} --name b",
-]  # fmt: skip
+    "trace info {}",
+    "trace info {} --json",
+    "trace validate {}",
+    "trace stats {}",
+    "trace graph {}",
+    "trace convert {} out/b.h5",
+    "trace convert {} out/b.npz",
+    "trace convert {} out/b.h5 --layers 0:1",
+    "place {} --json out/p.json",
+    "run {} --scheme ideal --max-memory 2GB --json out/r.json",
+    "trace describe {} --title T",
+    "trace fetch {} --out out/f",
+    "trace add out/cat {} --name b",
+]
 
 
 def declare(file: h5py.File, rng: random.Random) -> None:
@@ -38,10 +47,24 @@ def declare(file: h5py.File, rng: random.Random) -> None:
         holder = rng.choice([file, file["model"], file["routing/expert_ids"]])
         name = rng.choice([*holder.attrs, "odd"])
         holder.attrs[name] = rng.choice(
-            [np.bytes_(rng.choice(TEXTS) or b"\0"), 0, -1, 2**63 - 1, np.nan, np.arange(3), True,
-             "variable", np.float64(1e300), node.ref, h5py.Empty("f4"),
-             *(np.bytes_(text.encode("utf-8", "surrogatepass") or b"\0") for text in damage.TEXTS[:40])]
-        )  # fmt: skip
+            [
+                np.bytes_(rng.choice(TEXTS) or b"\0"),
+                0,
+                -1,
+                2**63 - 1,
+                np.nan,
+                np.arange(3),
+                True,
+                "variable",
+                np.float64(1e300),
+                node.ref,
+                h5py.Empty("f4"),
+                *(
+                    np.bytes_(text.encode("utf-8", "surrogatepass") or b"\0")
+                    for text in damage.TEXTS[:40]
+                ),
+            ]
+        )
     elif kind == 2 and isinstance(node, h5py.Dataset):
         place = node.name
         shape = tuple(
@@ -135,12 +158,22 @@ class Journals(Kind):
             data = path.read_bytes()
             if path == hurt:
                 head, _, rest = data.partition(b"\n")
-                data = (damage.text(head.decode(errors="replace"), rng).encode("utf-8", "surrogatepass")
-                        + b"\n" + rest if rng.random() < 0.3 else damage.some_bytes(data, rng))  # fmt: skip
+                data = (
+                    damage.text(head.decode(errors="replace"), rng).encode("utf-8", "surrogatepass")
+                    + b"\n"
+                    + rest
+                    if rng.random() < 0.3
+                    else damage.some_bytes(data, rng)
+                )
             world.give(path.name, data)
-        words = rng.choice(["trace recover given/b.h5.partial --out out/b.h5", "trace info given/b.h5.partial",
-                            "trace recover given/a.h5.rank0.partial given/a.h5.rank1.partial --out out/a.h5",
-                            "trace validate given/a.h5.rank0.partial"])  # fmt: skip
+        words = rng.choice(
+            [
+                "trace recover given/b.h5.partial --out out/b.h5",
+                "trace info given/b.h5.partial",
+                "trace recover given/a.h5.rank0.partial given/a.h5.rank1.partial --out out/a.h5",
+                "trace validate given/a.h5.rank0.partial",
+            ]
+        )
         return Case(words.split())
 
 

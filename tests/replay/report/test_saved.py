@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
-import random
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -104,7 +104,7 @@ def test_gpt_oss_generations_have_no_prompt_rows(tmp_path: Path) -> None:
         with pytest.raises(tracegen.UserError, match="row 3 of router_data"):
             read([path], "gpt-oss", **SIZES)
     path.write_bytes(gzip.compress(b"x")[:10] + b"\xff" * 40)  # after the header, no such block
-    with pytest.raises(tracegen.UserError, match="cannot be read as text .*decompressing"):
+    with pytest.raises(tracegen.UserError, match=r"cannot be read as text .*decompressing"):
         read([path], "gpt-oss", **SIZES)
 
 
