@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Iterator
@@ -24,6 +25,9 @@ MOST_TEXT_BYTES = 64_000_000
 
 DEEPEST = 32
 """Levels of tables and lists in settings, many more than people write."""
+
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Escape of half of a character beyond 16 bits."""
 
 UNKNOWN = 2**20
 """Bytes that are read of a file that does not say how many it has."""
@@ -118,11 +122,14 @@ def parse_json(text: str | bytes) -> Any:
     Raises
     ------
     ValueError
-        If it is no JSON, has a number of thousands of digits, or more lists and objects in each
-        other than can be read.
+        If it is no JSON, has a number of thousands of digits, half of a character, which could be
+        printed and written nowhere, or more lists and objects in each other than can be read.
     """
     try:
-        return json.loads(text)
+        document = json.loads(text)
+        if _HALF.search(text if isinstance(text, bytes) else text.encode()):
+            json.dumps(document, ensure_ascii=False).encode()  # the other half may be beside it
+        return document
     except RecursionError:
         message = "lists or objects in too many levels"
         raise ValueError(message) from None

@@ -139,6 +139,13 @@ def test_toml_that_no_reader_survives_is_no_toml(text: str, reason: str) -> None
     assert regular.parse_toml(f"a = {deepest}\nb = 1")["b"] == 1
 
 
+def test_json_of_half_a_character_is_no_json() -> None:
+    assert regular.parse_json(r'{"\ud83d\ude00": "\\ud800"}') == {"\U0001f600": r"\ud800"}
+    for text in (r'{"\ud800": 1}', rb'["\uDE00"]', r'["\ude00\ud83d"]'):
+        with pytest.raises(ValueError, match="surrogates not allowed"):
+            regular.parse_json(text)
+
+
 def test_a_name_that_none_can_have_is_not_there(tmp_path: Path) -> None:
     for name in ("n" * 300, "a\0b", "absent"):
         assert not regular.exists(tmp_path / name)

@@ -292,7 +292,7 @@ class Words(Kind):
                 base.append(rng.choice([*option.opts, *option.secondary_opts]))
             elif word in OUTPUTS:
                 # "-" is standard output for a file, and as a folder one that is called so.
-                is_folder = word == "--tables" or base[1] == "fetch"
+                is_folder = word == "--tables" or base[:2] == ["trace", "fetch"]
                 places = [one for one in PLACES if not is_folder or one != "-"]
                 base += [word, rng.choice(places)]
             else:
