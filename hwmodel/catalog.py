@@ -157,10 +157,15 @@ def _complete(
     """Flatten a file's tables over those of its base."""
     flat: Flat = {}
     texts: dict[str, str] = {}
-    base = document.get("base")
+    own = {key: document[key] for key in _TEXT_KEYS if key in document}
+    for key, text in own.items():
+        if not isinstance(text, str):
+            message = f"{where}: {key} must be text; got {text!r}"
+            raise UserError(message)
+    base = own.get("base")
     if base is not None:
-        if base not in _files() and not nodes.base_of(str(base), _files()):
-            message = f"{where}: {unknown('base', str(base), names())}"
+        if base not in _files() and not nodes.base_of(base, _files()):
+            message = f"{where}: {unknown('base', base, names())}"
             raise UserError(message)
         if base in seen:
             message = f"{where}: base {base!r} leads back to itself"
@@ -168,11 +173,7 @@ def _complete(
         flat, texts = _complete(_read(base)[1], base, (*seen, base))
     given: Flat = {}
     for section, table in document.items():
-        if section in _TEXT_KEYS:
-            if not isinstance(table, str):
-                message = f"{where}: {section} must be text; got {table!r}"
-                raise UserError(message)
-            texts[section] = table
+        if section in own:
             continue
         if section not in sections() or not isinstance(table, dict):
             possible = [*_TEXT_KEYS, *sections()]
@@ -191,7 +192,7 @@ def _complete(
             given[key] = entry
     flat |= given
     _follow_links(flat, set(given), where)
-    return flat, texts
+    return flat, texts | own
 
 
 def _check_key(key: str, where: str) -> None:

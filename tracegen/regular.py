@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Iterator
@@ -24,6 +25,9 @@ MOST_TEXT_BYTES = 64_000_000
 
 DEEPEST = 32
 """Levels of tables and lists in settings, many more than people write."""
+
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Escape of half of a character beyond 16 bits."""
 
 UNKNOWN = 2**20
 """Bytes that are read of a file that does not say how many it has."""
@@ -86,8 +90,9 @@ def parse_toml(text: str) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If it is no TOML, has a number of thousands of digits, or tables and lists in each other
-        at more than :data:`DEEPEST` levels, which whoever walks through them might not survive.
+        If it is no TOML, has a whole number of more than 64 bits, which TOML asks nobody to read,
+        or tables and lists in each other at more than :data:`DEEPEST` levels, which whoever walks
+        through them might not survive.
     """
     problem = f"tables or lists in more than {DEEPEST} levels"
     try:
@@ -96,8 +101,11 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError(problem) from None
     level: list[Any] = [document]
     for _ in range(DEEPEST):
-        values = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for inner in values for one in inner if isinstance(one, dict | list)]
+        inner = [one for at in level for one in (at.values() if isinstance(at, dict) else at)]
+        for one in inner:
+            if isinstance(one, int) and not -(2**63) <= one < 2**63:
+                raise ValueError(f"{str(one)[:20]}... is a number of more than 64 bits")
+        level = [one for one in inner if isinstance(one, dict | list)]
     if level:
         raise ValueError(problem)
     return document
@@ -114,11 +122,14 @@ def parse_json(text: str | bytes) -> Any:
     Raises
     ------
     ValueError
-        If it is no JSON, has a number of thousands of digits, or more lists and objects in each
-        other than can be read.
+        If it is no JSON, has a number of thousands of digits, half of a character, which could be
+        printed and written nowhere, or more lists and objects in each other than can be read.
     """
     try:
-        return json.loads(text)
+        document = json.loads(text)
+        if _HALF.search(text if isinstance(text, bytes) else text.encode()):
+            json.dumps(document, ensure_ascii=False).encode()  # the other half may be beside it
+        return document
     except RecursionError:
         message = "lists or objects in too many levels"
         raise ValueError(message) from None

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from replay.errors import UserError, shown, unknown
+from replay.run.spec import MOST
 from tracegen import regular
 
 SHAPE_AXES = ("num_layers", "hidden", "num_experts", "topk", "moe_intermediate", "num_heads")
@@ -22,6 +23,8 @@ NUMBERS = ("tp", "cp", "pp", "vpp", "ep", "micro_batch")
 PLAN_AXES = (*NUMBERS, "recompute", "schedule")
 """Sizes of a plan that can be searched; dp and micro-batches follow from the GPUs and the batch."""
 ALL = "all"
+MOST_SEQUENCES = 1 << 20
+"""Of a step: many times those of the largest that are known; schedules are made pass by pass."""
 MOST_VALUES = 10_000
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?: step (\d{1,9}))?")
 
@@ -92,8 +95,8 @@ class Space(Part):
     title: str = ""
     model: str
     systems: list[Where] = Field(min_length=1)
-    sequence: int = Field(4096, ge=1)
-    sequences: int = Field(ge=1)
+    sequence: int = Field(4096, ge=1, le=MOST)
+    sequences: int = Field(ge=1, le=MOST_SEQUENCES)
     mtp: int = Field(0, ge=0)
     shape: dict[str, Axis] = {}
     plan: dict[str, Axis] = {}
@@ -101,8 +104,8 @@ class Space(Part):
     precision: Literal["bf16", "fp8", "fp32"] | None = None
     recipe: str | None = None
     routing: str = "uniform"
-    layers_sampled: int = Field(1, ge=1)
-    seed: int = Field(0, ge=0)
+    layers_sampled: int = Field(1, ge=1, le=1000)
+    seed: int = Field(0, ge=0, le=MOST)
 
 
 def names() -> list[str]:
@@ -132,10 +135,12 @@ def load(name_or_path: str | Path) -> Space:
         message = f"{unknown('space', given, names())}; or the path of a .toml file"
         raise UserError(message)
     try:
-        return parse(regular.read_text(Path(given)), given)
-    except OSError as error:
-        message = f"cannot read the space {given}: {error.strerror}"
+        text = regular.read_text(Path(given))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"cannot read the space {given}: {reason}"
         raise UserError(message) from None
+    return parse(text, given)
 
 
 def parse(text: str, where: str) -> Space:

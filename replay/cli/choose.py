@@ -150,7 +150,8 @@ def choose(
             for one, of in zip(found, ranked, strict=True)
         ],
     )
-    files.write_text(CHOICE, choice.to_json())
+    with files.made():  # where nothing was simulated, nobody made it
+        files.write_text(CHOICE, choice.to_json())
     if json_ is not None:
         write_text(json_, choice.to_json())
     deliver(lambda: page(choice))

@@ -50,7 +50,9 @@ def load_result(path: str | Path) -> Result | Comparison:
     )
     try:
         return validated(kind, CONVERTERS[name](document), where)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except UserError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         message = f"{where} is damaged: {name} has another shape ({type(error).__name__}: {error})"
     raise UserError(message)
 

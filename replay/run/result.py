@@ -253,6 +253,13 @@ class Result(Strict, Shown):
             return {**given, "types": number_types(Precision(precision)).model_dump()}
         return given
 
+    @model_validator(mode="after")
+    def _has_layers(self) -> Result:
+        if not (self.layers if self.chain is None else self.chain.layers):
+            message = "layers: none are there, and no result is without"
+            raise ValueError(message)
+        return self
+
     @property
     def parts(self) -> Sequence[LayerResult | ChainResult]:
         """Parts of the result: isolated layers, or one chain of them."""

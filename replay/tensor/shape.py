@@ -6,12 +6,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from replay.errors import UserError, unknown
 from tracegen import models
 from tracegen.models import ModelShape
-from tracegen.models.catalogue import Catalogue
+from tracegen.models.catalogue import Catalogue, first_problem
 from tracegen.models.config import is_config
 
 __all__ = ["LayerShape", "aliases", "load", "names", "parse"]
@@ -204,10 +204,14 @@ def _of_experts(model: ModelShape) -> LayerShape:
     }
     sources = dict(model.sources)
     sources["intermediate"] = sources.pop("moe_intermediate", "")
-    return LayerShape(
-        name=model.name,
-        title=model.title,
-        notes=model.notes,
-        sources={key: sources[key] for key in values if sources.get(key)},
-        **values,
-    )
+    try:
+        return LayerShape(
+            name=model.name,
+            title=model.title,
+            notes=model.notes,
+            sources={key: sources[key] for key in values if sources.get(key)},
+            **values,
+        )
+    except ValidationError as error:  # a layer that is sliced must suit that, too
+        message = f"{model.name}: {first_problem(error)}"
+        raise UserError(message) from None

@@ -317,6 +317,7 @@ def test_a_complete_file_needs_no_base(tmp_path):
         ("base = ", "is not a TOML file"),
         ('base = "nowhere"', "unknown base 'nowhere'; known: atlas-800t-a2, cloudmatrix384"),
         ('base = "dgx-h100"\nname = 3', "name must be text; got 3"),
+        ('base = ["dgx-h100"]', r"base must be text; got \['dgx-h100'\]"),
         (
             'base = "dgx-h100"\n[lnk]\na = 1',
             r"unknown table or key 'lnk' \(did you mean 'link'\?\)",

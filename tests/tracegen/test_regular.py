@@ -127,15 +127,23 @@ def test_no_command_reads_without_end(tmp_path: Path) -> None:
         ("a = " + "[" * 40 + "]" * 40, "levels"),
         ("a" + ".a" * 3000 + " = 1", "levels"),
         ("a = " + "9" * 5000, "digits"),
+        ("a = [{ b = 9223372036854775808 }]", "more than 64 bits"),
         ("a = ", "nvalid value"),
     ],
-    ids=["lists", "some lists", "tables", "digits", "nothing"],
+    ids=["lists", "some lists", "tables", "digits", "bits", "nothing"],
 )
 def test_toml_that_no_reader_survives_is_no_toml(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         regular.parse_toml(text)
     deepest = "[" * (regular.DEEPEST - 1) + "]" * (regular.DEEPEST - 1)
     assert regular.parse_toml(f"a = {deepest}\nb = 1")["b"] == 1
+
+
+def test_json_of_half_a_character_is_no_json() -> None:
+    assert regular.parse_json(r'{"\ud83d\ude00": "\\ud800"}') == {"\U0001f600": r"\ud800"}
+    for text in (r'{"\ud800": 1}', rb'["\uDE00"]', r'["\ude00\ud83d"]'):
+        with pytest.raises(ValueError, match="surrogates not allowed"):
+            regular.parse_json(text)
 
 
 def test_a_name_that_none_can_have_is_not_there(tmp_path: Path) -> None:

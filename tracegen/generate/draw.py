@@ -69,7 +69,7 @@ def topk_without_replacement(
     out = np.empty((num_tokens, topk), expert_dtype(num_experts))
     # All weights equal: the race is decided by the uniform numbers themselves.
     is_uniform = bool((weights == weights[0]).all()) and groups is None
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):  # next to nothing is as rare as nothing
         per_weight = 1.0 / weights
     for begin in range(0, num_tokens, ROWS_PER_BLOCK):
         rows = min(ROWS_PER_BLOCK, num_tokens - begin)

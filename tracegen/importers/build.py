@@ -228,7 +228,8 @@ def _trace(
     stored = np.where(ids < 0, np.iinfo(dtype).max, ids).astype(dtype).transpose(1, 0, 2)
     weights = None
     if routed.weights is not None:
-        weights = np.where(ids < 0, 0, routed.weights[:, by_layer]).astype(np.float16)
+        with np.errstate(over="ignore"):  # what becomes infinite is refused by its place
+            weights = np.where(ids < 0, 0, routed.weights[:, by_layer]).astype(np.float16)
         weights = weights.transpose(1, 0, 2)
     numbers, request = np.unique(routed.request, return_inverse=True)
     tokens = TokenTable(

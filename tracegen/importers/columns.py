@@ -178,7 +178,7 @@ class ParquetColumns:
             with parquet.ParquetFile(path) as file:
                 self._names = [str(name) for name in file.schema_arrow.names]
         except self._errors as error:
-            msg = f"{path}: not a Parquet file ({error})"
+            msg = f"{path}: not a Parquet file ({files.first_line(error)})"
             raise UserError(msg) from error
 
     def keys(self) -> list[str]:
@@ -221,7 +221,7 @@ class ParquetColumns:
             is_text = values.dtype == object
             return np.asarray(values.astype(np.str_) if is_text else values).reshape(shape)
         except (*self._errors, AttributeError, IndexError, KeyError) as error:
-            msg = f"{self._path}: not a table of arrays ({error})"
+            msg = f"{self._path}: not a table of arrays ({files.first_line(error)})"
             raise UserError(msg) from error
 
 

@@ -109,6 +109,9 @@ def draw_rows(counts: Array, topk: int, options: Options) -> Routed:
         If counts are negative, none, need more rows than allowed, or an expert has more
         tokens than the step.
     """
+    if not 1 <= topk <= counts.shape[2]:
+        msg = f"topk {topk}: the counts are of {counts.shape[2]} experts"
+        raise UserError(msg)
     if counts.size == 0 or counts.min() < 0 or not counts.any():
         msg = "the counts are empty or negative"
         raise UserError(msg)

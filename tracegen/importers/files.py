@@ -11,6 +11,7 @@ import io
 import math
 import pickle
 import warnings
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -86,12 +87,12 @@ def load_array(source: Path | bytes, where: str) -> Array:
     except UserError:
         raise
     except Exception as error:  # numpy reads the header as Python reads a program
-        msg = f"{where}: not an .npy array ({_first_line(error)})"
+        msg = f"{where}: not an .npy array ({first_line(error)})"
         raise UserError(msg) from error
     return array
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """What a library says of a file that is not its own, which may be all of the file."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:200]
@@ -128,7 +129,7 @@ def load_npz(path: Path) -> dict[str, Array]:
     except UserError:
         raise
     except Exception as error:  # encrypted, packed by what Python has not, cut off, ...
-        msg = f"{path}: not an .npz archive ({_first_line(error)})"
+        msg = f"{path}: not an .npz archive ({first_line(error)})"
         raise UserError(msg) from error
 
 
@@ -159,7 +160,7 @@ def load_tensors(path: Path) -> Any:
         msg = f"{path}: not a file of plain tensors ({told})"
         raise UserError(msg) from error
     except Exception as error:  # pickle, zip and torch each have their own
-        msg = f"{path}: not a file of plain tensors ({_first_line(error)})"
+        msg = f"{path}: not a file of plain tensors ({first_line(error)})"
         raise UserError(msg) from error
 
 
@@ -214,7 +215,7 @@ def load_text(path: Path) -> str:
             msg = f"{path}: unpacks to more than {MAX_GUNZIPPED_BYTES} bytes"
             raise UserError(msg)
         return data.decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         told = getattr(error, "strerror", None) or error
         msg = f"{path}: cannot be read as text ({told})"
         raise UserError(msg) from error

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tracegen.errors import UserError
+from tracegen.importers.files import first_line
 from tracegen.importers.options import Options
 from tracegen.importers.routed import Routed
 from tracegen.trace.arrays import Array
@@ -103,7 +104,7 @@ def _layer(path: Path, limit: int) -> tuple[Array, Array | None, int]:
                     parts.append(values.reshape(len(column), -1)[: limit - taken])
                 taken += min(len(batch), limit - taken)
     except (pyarrow.ArrowException, OSError, ValueError, AttributeError) as error:
-        msg = f"{path}: not the parquet file of a layer ({error})"
+        msg = f"{path}: not the parquet file of a layer ({first_line(error)})"
         raise UserError(msg) from error
     if not ids:
         msg = f"{path}: no rows"

@@ -57,8 +57,8 @@ def read_gpt_oss(paths: list[Path], options: Options) -> Routed:
                 chosen = [token[layer] for layer in layers]
                 ids.append(np.array([layer["selected_experts"] for layer in chosen], np.int64))
                 weights.append(np.array([layer["selected_probs"] for layer in chosen], np.float32))
-                position.append(int(name.split("_")[1]))
-            except (AttributeError, KeyError, ValueError, IndexError, TypeError) as error:
+                position.append(int(np.int64(name.split("_")[1])))
+            except (AttributeError, LookupError, ValueError, TypeError, OverflowError) as error:
                 msg = f"{path}: row {len(position)} of router_data: {error!r}"
                 raise UserError(msg) from error
             request.append(number)

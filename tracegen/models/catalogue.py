@@ -114,7 +114,7 @@ class Catalogue(Generic[Shape]):
         try:
             return self._schema(**document, **values, sources=sources)
         except ValidationError as error:
-            msg = f"{where}: {_first_problem(error)}"
+            msg = f"{where}: {first_problem(error)}"
             raise UserError(msg) from error
 
     def _split_sources(
@@ -141,8 +141,8 @@ class Catalogue(Generic[Shape]):
         return values, sources
 
 
-def _first_problem(error: ValidationError) -> str:
-    """First line of a pydantic report, as one sentence."""
+def first_problem(error: ValidationError) -> str:
+    """Give the first line of a pydantic report, as one sentence."""
     problem = error.errors()[0]
     place = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":

@@ -155,6 +155,15 @@ def test_the_second_loses_by_what_its_causes_take_more(folder: Path) -> None:
     assert sum(us for _, us in parts) == pytest.approx(second.step_us - best.step_us)
 
 
+def test_a_space_of_nothing_that_can_be_is_a_choice_of_nothing(tmp_path: Path) -> None:
+    path, out = tmp_path / "space.toml", tmp_path / "out"
+    path.write_text(SPACE.replace("ep = [4, 16]", "ep = [7]"), encoding="utf-8")
+    with pytest.raises(SystemExit) as end:
+        main(["choose", str(path), "-o", str(out)])
+    assert end.value.code == 0
+    assert [one.rows for one in choice_in(out).systems] == [[]]
+
+
 def test_a_dry_run_simulates_nothing(space: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["choose", str(space), "--dry-run", "--system", "dgx-h100:nccl-alltoall"])

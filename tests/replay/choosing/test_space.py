@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,6 +83,20 @@ def test_an_unknown_space_is_refused_with_those_that_there_are() -> None:
         space.load("panguu")
     with pytest.raises(UserError, match=r"cannot read the space no/such\.toml"):
         space.load("no/such.toml")
+
+
+def test_sizes_of_a_step_end_somewhere() -> None:
+    for name in ("sequence", "sequences", "seed", "layers_sampled"):
+        lines = [line for line in SPACE.splitlines() if not line.startswith(f"{name} =")]
+        with pytest.raises(UserError, match=f"{name}: input should be less than or equal to"):
+            space.parse("\n".join([f"{name} = {2**63}", *lines]), "here")
+
+
+def test_a_space_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "space.toml"
+    path.write_bytes(b'title = "\xff"')
+    with pytest.raises(UserError, match=r"cannot read the space .*space\.toml: 'utf-8' codec"):
+        space.load(path)
 
 
 # ---- models --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from importlib import resources
@@ -99,6 +100,18 @@ def test_a_layer_with_experts_is_that_of_tracegens_model() -> None:
         assert getattr(one, field) == getattr(model, field)
     assert one.sources["intermediate"] == model.sources["moe_intermediate"]
     assert one.sources["hidden"] == model.sources["hidden"]
+
+
+def test_a_configuration_whose_heads_do_not_suit_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({
+        "model_type": "olmoe", "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 3, "num_experts": 8, "vocab_size": 128,
+        "num_experts_per_tok": 2, "norm_topk_prob": False, "hidden_act": "silu",
+    }), "utf-8")  # fmt: skip
+    with pytest.raises(UserError, match="num_heads 4 is no multiple of num_kv_heads 3") as refusal:
+        shape.load(str(path))
+    assert len(str(refusal.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,17 @@ def test_histogram_routing_gives_the_recorded_load_back():
     assert np.all(np.abs(found - wanted) < 1.25 * four_sigma(wanted, trace.num_tokens) + 1e-5)
 
 
+def test_a_load_next_to_nothing_is_drawn_as_rarely_as_none():
+    load = [
+        1.0,
+        1.0,
+        5e-324,
+        *[1.0] * 5,
+    ]  # its reciprocal is no number: a warning would be an error
+    drawn = generate("histogram", "mixtral-8x7b", **SMALL, load=[load])
+    assert 2 not in drawn.expert_ids
+
+
 def test_a_histogram_of_one_layer_serves_all_and_others_must_fit(tmp_path):
     one = [8, 4, 2, 1, 1, 1, 1, 1]
     (tmp_path / "load.json").write_text(str(one))

@@ -223,6 +223,8 @@ def test_impossible_counts_are_refused() -> None:
     counts = np.zeros((1, 1, 4), np.int64)
     with pytest.raises(tracegen.UserError, match="empty"):
         draw_rows(counts, 2, Options())
+    with pytest.raises(tracegen.UserError, match="topk 5: the counts are of 4 experts"):
+        draw_rows(counts, 5, Options())
     counts[0, 0] = [10, 1, 1, 0]
     with pytest.raises(tracegen.UserError, match="10 tokens of only 6"):
         draw_rows(counts, 2, Options())

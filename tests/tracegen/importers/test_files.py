@@ -97,6 +97,32 @@ def test_gpt_oss_generations_have_no_prompt_rows(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(json.dumps(entry).encode()))
     with pytest.raises(tracegen.UserError, match="row 2 of router_data"):
         read([path], "gpt-oss", **SIZES)
+    for key, value in (("selected_experts", 2**64), ("selected_probs", 10**400)):
+        entry = gpt_oss_entry(ids, 0)
+        entry["router_data"][3]["token_3"]["layer_1"][key][0] = value
+        path.write_bytes(gzip.compress(json.dumps(entry).encode()))
+        with pytest.raises(tracegen.UserError, match="row 3 of router_data"):
+            read([path], "gpt-oss", **SIZES)
+    path.write_bytes(gzip.compress(b"x")[:10] + b"\xff" * 40)  # after the header, no such block
+    with pytest.raises(tracegen.UserError, match=r"cannot be read as text .*decompressing"):
+        read([path], "gpt-oss", **SIZES)
+
+
+def test_what_libraries_say_of_a_file_is_a_line(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pip install 'moereplay[parquet]'")
+    torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
+    from pyarrow import parquet
+
+    path, pickled = tmp_path / "a.parquet", tmp_path / "r.pt"
+    parquet.write_table(pyarrow.table({"expert_ids": [[1, 2, 3]] * 9}), path)
+    data = bytearray(path.read_bytes())
+    data[4:12] = b"\xff" * 8  # where the head of the first page is
+    path.write_bytes(data)
+    torch.save({"a": [1]}, pickled, pickle_protocol=4)  # of which torch warns in three lines
+    for file, name in ((path, "arrays"), (path, "flame"), (pickled, "rollout")):
+        with pytest.raises(tracegen.UserError) as refusal:
+            read([file], name, **SIZES)
+        assert len(str(refusal.value).splitlines()) == 1 and "Warning" not in str(refusal.value)
 
 
 # FLAME-MoE

@@ -1,0 +1,1 @@
+"""A fuzzer of every file, option and server that the commands meet; see README.md."""

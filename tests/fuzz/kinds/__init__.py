@@ -1,0 +1,1 @@
+"""Kinds of inputs, one module for each family."""
