@@ -89,7 +89,7 @@ def test_sizes_of_a_step_end_somewhere() -> None:
     for name in ("sequence", "sequences", "seed", "layers_sampled"):
         lines = [line for line in SPACE.splitlines() if not line.startswith(f"{name} =")]
         with pytest.raises(UserError, match=f"{name}: input should be less than or equal to"):
-            space.parse("\n".join([f"{name} = {2**63}", *lines]), "here")
+            space.parse("\n".join([f"{name} = {2**63 - 1}", *lines]), "here")
 
 
 def test_a_space_that_is_no_text_is_refused(tmp_path: Path) -> None:
