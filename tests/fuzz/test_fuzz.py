@@ -48,7 +48,7 @@ def test_some_inputs_of_files_and_words() -> None:
 
 @pytest.mark.extended
 def test_inputs_of_every_kind() -> None:
-    code, said = fuzzed("--seed", "0", "--inputs", "3000")
+    code, said = fuzzed("--seed", "0", "--inputs", "2000")
     assert code == 0, said
     for name, (inputs, succeeded, refused, _, other) in rows(said).items():
         assert inputs > 20 and not other and min(succeeded, refused) > 0, (name, said)
