@@ -13,6 +13,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -64,7 +65,7 @@ def from_file(reference: str, *, allow_code: AllowCode) -> Scheme:
     file, colon, name = reference.rpartition(":")
     if not colon or not file.endswith(".py"):
         file, name = reference, ""
-    path = expanded(file).resolve()
+    path = Path(os.path.realpath(expanded(file)))  # of links in a circle, one
     try:
         source = read_bytes(path)
     except OSError as error:

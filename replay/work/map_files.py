@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,21 @@ def balancer_of(value: Any) -> Any:
 
 
 def beside(path: Path, named: str) -> Path:
-    """A file that another names, from where that lies."""
-    return path.parent / named
+    """A file that another names, in the folder where that lies or below it.
+
+    Raises
+    ------
+    UserError
+        If it is elsewhere: whoever made the options does not choose among all files of the user.
+    """
+    found = path.parent / named
+    if not Path(os.path.realpath(found)).is_relative_to(os.path.realpath(path.parent)):
+        message = (
+            f"placement file {path}: its options name a file of another folder, {found}; give that "
+            "file itself"
+        )
+        raise UserError(message)
+    return found
 
 
 def _load(path: Path) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,7 @@ class CaptureSession:
         self._watched = prepare(model, options.fallback)
         self._follower = Follower()
         self._watcher: generation.Watcher | None = None
-        self._target = self.path.resolve()
+        self._target = Path(os.path.realpath(self.path))
         self._handles: list[Any] = []
         self._seeing: list[Any] = []  # of each site
         self._here = _Thread()

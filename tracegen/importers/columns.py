@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tracegen import regular
 from tracegen.errors import UserError, unknown
 from tracegen.importers import files
 from tracegen.importers.options import Options
@@ -26,6 +27,11 @@ NAMES = {
 """What an array is, and what it may be called."""
 SHOWN = 20
 """Names of a file's arrays that a message shows."""
+MOST_TIMES = 200
+"""Times that values of a table may take the bytes of their file, above a GiB."""
+VALUE_BYTES = 8
+MOST_TEXT_BYTES = 4096
+"""Of a label."""
 
 
 def load_columns(path: Path, options: Options) -> tuple[dict[str, Array], list[str]]:
@@ -134,6 +140,7 @@ class ParquetColumns:
             raise UserError(msg) from error
         self._path, self._errors = path, (pyarrow.ArrowException, OSError, ValueError)
         try:
+            regular.check(path)  # opening a pipe would wait for ever
             with parquet.ParquetFile(path) as file:
                 self._names = [str(name) for name in file.schema_arrow.names]
         except self._errors as error:
@@ -156,7 +163,9 @@ class ParquetColumns:
         from pyarrow import parquet
 
         try:
-            with parquet.ParquetFile(self._path) as file:
+            # Texts are read as they are stored, each once, for one may stand in a million rows.
+            with parquet.ParquetFile(self._path, read_dictionary=[name]) as file:
+                _check_unpacked(file, name, self._path.stat().st_size)
                 table = file.read(columns=[name])
             # A name may have a dot, which Parquet takes for a column within a column.
             column, shape = table.column(0).combine_chunks(), [table.num_rows]
@@ -170,6 +179,7 @@ class ParquetColumns:
                 shape.append(lengths.pop())
                 column = column.flatten()
             if pyarrow.types.is_dictionary(column.type):
+                _check_texts(column.dictionary, name)
                 column = column.dictionary_decode()
             is_number = pyarrow.types.is_integer(column.type)
             if column.null_count and is_number:
@@ -178,10 +188,40 @@ class ParquetColumns:
                 raise ValueError(f"{name} has empty cells")
             values = column.to_numpy(zero_copy_only=False)
             is_text = values.dtype == object
+            if is_text:
+                _check_texts(column, name)
             return np.asarray(values.astype(np.str_) if is_text else values).reshape(shape)
         except (*self._errors, AttributeError, IndexError, KeyError) as error:
             msg = f"{self._path}: not a table of arrays ({error})"
             raise UserError(msg) from error
+
+
+def _check_unpacked(file: Any, name: str, file_bytes: int) -> None:
+    """Refuse a column of a small file that fills a machine: equal values take no room in it."""
+    found = file.metadata
+    values = sum(
+        column.num_values
+        for group in map(found.row_group, range(found.num_row_groups))
+        for column in map(group.column, range(group.num_columns))
+        if column.path_in_schema == name or column.path_in_schema.startswith(f"{name}.")
+    )
+    most = max(files.MAX_GUNZIPPED_BYTES, MOST_TIMES * file_bytes)
+    if values * VALUE_BYTES > most:
+        message = f"{name} has {values} values in {file_bytes} bytes"
+        raise ValueError(message)
+
+
+def _check_texts(column: Any, name: str) -> None:
+    """Refuse long texts: numpy gives every row the room of the longest."""
+    from pyarrow import compute
+
+    try:
+        longest = compute.max(compute.binary_length(column)).as_py() or 0
+    except NotImplementedError:  # what is no text is refused by who wants it
+        return
+    if longest > MOST_TEXT_BYTES:
+        message = f"{name} has a text of {longest} bytes; at most {MOST_TEXT_BYTES}"
+        raise ValueError(message)
 
 
 def _is_other_list(kind: Any) -> bool:

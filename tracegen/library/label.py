@@ -7,6 +7,7 @@ names it. The bytes of the file change: a file that a catalogue lists with their
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 from tracegen import library
@@ -94,7 +95,7 @@ def _info(
 
 def _refuse_listed(path: Path) -> None:
     """Refuse a file whose bytes a catalogue states."""
-    for named in dict.fromkeys((path.absolute(), path.resolve())):
+    for named in dict.fromkeys((path.absolute(), Path(os.path.realpath(path)))):
         for folder in named.parents[:ABOVE]:
             index = folder / INDEX
             if not index.is_file():

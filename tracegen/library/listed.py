@@ -6,6 +6,7 @@ A folder may come from a stranger as well as a URL may: by mail, in a repository
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,8 +48,8 @@ def leads_out(path: Path, entry: Entry) -> bool:
     entry
         Statement of the catalogue.
     """
-    folder = path.parents[entry.file.count("/")].resolve()
-    return not path.resolve().is_relative_to(folder)
+    folder = os.path.realpath(path.parents[entry.file.count("/")])
+    return not Path(os.path.realpath(path)).is_relative_to(folder)
 
 
 def check_bytes(path: Path, entry: Entry) -> None:
