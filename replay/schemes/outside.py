@@ -13,14 +13,13 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import inspect
-import os
 import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
-from replay.files import expanded, read_bytes
+from replay.files import expanded, read_bytes, real
 from replay.schemes.base import Scheme
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def from_file(reference: str, *, allow_code: AllowCode) -> Scheme:
     file, colon, name = reference.rpartition(":")
     if not colon or not file.endswith(".py"):
         file, name = reference, ""
-    path = Path(os.path.realpath(expanded(file)))  # of links in a circle, one
+    path = real(expanded(file))
     try:
         source = read_bytes(path)
     except OSError as error:

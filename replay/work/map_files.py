@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from replay.errors import UserError
-from replay.files import parse_json, read_text
+from replay.files import parse_json, read_text, real
 
 LARGEST_FILE = 64_000_000  # bytes; a map of 100 layers and 10,000 slots has a tenth of it
 ARRAYS = (".npy", ".npz", ".pt", ".pth", ".safetensors")
@@ -62,7 +61,7 @@ def beside(path: Path, named: str) -> Path:
         If it is elsewhere: whoever made the options does not choose among all files of the user.
     """
     found = path.parent / named
-    if not Path(os.path.realpath(found)).is_relative_to(os.path.realpath(path.parent)):
+    if not real(found).is_relative_to(real(path.parent)):
         message = (
             f"placement file {path}: its options name a file of another folder, {found}; give that "
             "file itself"

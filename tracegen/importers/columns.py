@@ -163,9 +163,12 @@ class ParquetColumns:
         from pyarrow import parquet
 
         try:
-            # Texts are read as they are stored, each once, for one may stand in a million rows.
-            with parquet.ParquetFile(self._path, read_dictionary=[name]) as file:
+            with parquet.ParquetFile(self._path) as file:
                 _check_unpacked(file, name, self._path.stat().st_size)
+                kind = file.schema_arrow.field(name).type
+            # Texts are read as they are stored, each once, for one may stand in a million rows.
+            texts = [name] if pyarrow.types.is_string(kind) else None
+            with parquet.ParquetFile(self._path, read_dictionary=texts) as file:
                 table = file.read(columns=[name])
             # A name may have a dot, which Parquet takes for a column within a column.
             column, shape = table.column(0).combine_chunks(), [table.num_rows]

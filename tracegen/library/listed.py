@@ -6,7 +6,6 @@ A folder may come from a stranger as well as a URL may: by mail, in a repository
 from __future__ import annotations
 
 import functools
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,8 +47,8 @@ def leads_out(path: Path, entry: Entry) -> bool:
     entry
         Statement of the catalogue.
     """
-    folder = os.path.realpath(path.parents[entry.file.count("/")])
-    return not Path(os.path.realpath(path)).is_relative_to(folder)
+    folder = regular.real(path.parents[entry.file.count("/")])
+    return not regular.real(path).is_relative_to(folder)
 
 
 def check_bytes(path: Path, entry: Entry) -> None:

@@ -141,6 +141,15 @@ def test_schemes_of_prompts_and_of_decoding() -> None:
     assert named("comet", "comet") == "comet"
 
 
+def test_to_name_one_scheme_allows_no_other_of_the_document(tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    planted = f"{tmp_path / 'planted.py'}:Planted"
+    for other, own in (("scheme", "prefill_scheme"), ("prefill_scheme", "scheme")):
+        with pytest.raises(UserError, match="allow-code"):
+            run(SMALL.changed(**{own: planted}), **{other: "deepep"})
+        assert not (tmp_path / "executed").exists()
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
