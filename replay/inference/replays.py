@@ -202,6 +202,7 @@ def _described(scheme: Scheme) -> dict[str, JsonValue]:
         "assumes": scheme.assumes,
         "proposes": [str(one) for one in sorted(scheme.proposes)],
         "options": dataclasses.asdict(scheme.options),
+        **({"code": scheme.code} if scheme.code else {}),
     }
 
 

@@ -56,7 +56,9 @@ class SavedArray:
         if any(size < 0 for size in shape) or math.prod(shape) * kind.dtype.itemsize != len(data):
             msg = f"an array {tuple(shape)} of {kind.dtype} in {len(data)} bytes"
             raise ValueError(msg)
-        self.array = np.frombuffer(data, kind.dtype).reshape(shape, order="F" if is_fortran else "C")
+        self.array = np.frombuffer(data, kind.dtype).reshape(
+            shape, order="F" if is_fortran else "C"
+        )
 
 
 def _reconstruct(*_: Any) -> SavedArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -148,6 +149,13 @@ def test_to_name_one_scheme_allows_no_other_of_the_document(tmp_path: Path) -> N
         with pytest.raises(UserError, match="allow-code"):
             run(SMALL.changed(**{own: planted}), **{other: "deepep"})
         assert not (tmp_path / "executed").exists()
+
+
+def test_a_result_says_which_file_its_scheme_was(tmp_path: Path) -> None:
+    text = "from replay.schemes.ideal import Ideal\n\n\nclass Mine(Ideal):\n    name = 'mine'\n"
+    (tmp_path / "mine.py").write_text(text)
+    made = run(SMALL, scheme=f"{tmp_path / 'mine.py'}:Mine")
+    assert made.decode.scheme["code"] == hashlib.sha256(text.encode()).hexdigest()
 
 
 @pytest.mark.parametrize(
