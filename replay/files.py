@@ -12,6 +12,7 @@ from tracegen.regular import parse_json as parse_json
 from tracegen.regular import parse_toml as parse_toml
 from tracegen.regular import read_bytes as read_bytes
 from tracegen.regular import read_text as read_text
+from tracegen.regular import real as real
 
 __all__ = [
     "ManagedFolder",
@@ -25,5 +26,6 @@ __all__ = [
     "parse_toml",
     "read_bytes",
     "read_text",
+    "real",
     "write_text",
 ]

@@ -116,17 +116,30 @@ def test_a_file_that_a_document_names_is_refused(planted: Planting) -> None:
     assert not wrong
 
 
-def test_it_is_executed_once_that_is_allowed(planted: Planting) -> None:
-    for number, words in enumerate((
-        "run --spec spec.toml --allow-code",
-        "run --spec spec.toml --scheme planted.py:Planted",
-        "sweep study.toml -o out --allow-code --jobs 2",
-        "choose space.toml --dry-run --allow-code",
-        "choose space.toml --dry-run --system dgx-h100:planted.py:Planted",
-    )):  # fmt: skip
+def check_executed(planted: Planting, *commands: str) -> None:
+    for number, words in enumerate(commands):
         planted.change(str(number))
         code, said, is_executed = planted.runs(*words.split())
         assert (code, is_executed) == (0, True), (words, said)
+
+
+def test_it_is_executed_once_that_is_allowed(planted: Planting) -> None:
+    check_executed(
+        planted,
+        "run --spec spec.toml --allow-code --dry-run",
+        "run --spec spec.toml --scheme planted.py:Planted --dry-run",
+        "sweep study.toml -o out --allow-code",
+    )
+
+
+@pytest.mark.extended
+def test_it_is_executed_in_other_processes_and_searches_too(planted: Planting) -> None:
+    check_executed(
+        planted,
+        "sweep study.toml -o out --allow-code --jobs 2",
+        "choose space.toml --dry-run --allow-code",
+        "choose space.toml --dry-run --system dgx-h100:planted.py:Planted",
+    )
 
 
 def test_a_result_is_run_again_with_the_file_that_it_was_made_with(

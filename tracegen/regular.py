@@ -206,6 +206,17 @@ def expanded(path: str | Path) -> Path:
         raise UserError(message) from None
 
 
+def real(path: str | Path) -> Path:
+    """Give a path from the root without links; of links in a circle, one of them.
+
+    Parameters
+    ----------
+    path
+        Of what may not be there.
+    """
+    return Path(os.path.realpath(path))
+
+
 @contextlib.contextmanager
 def _name_of(path: str | Path) -> Iterator[None]:
     """Raise as `OSError` that a name has a character that names cannot have."""

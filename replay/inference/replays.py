@@ -66,7 +66,9 @@ def run(
     UserError
         If something asked for does not exist or does not fit together, or not into memory.
     """
-    allow_code = allow_code or not settings.keys().isdisjoint(("scheme", "prefill_scheme"))
+    for one in ("scheme", "prefill_scheme"):
+        if isinstance(settings.get(one), str):
+            find(settings[one], allow_code=True)  # this one is named; another of the spec is not
     made = (spec or InferSpec()).changed(**settings)
     return carry_out(Setup.of(made, allow_code=allow_code), progress=progress)
 
@@ -200,6 +202,7 @@ def _described(scheme: Scheme) -> dict[str, JsonValue]:
         "assumes": scheme.assumes,
         "proposes": [str(one) for one in sorted(scheme.proposes)],
         "options": dataclasses.asdict(scheme.options),
+        **({"code": scheme.code} if scheme.code else {}),
     }
 
 

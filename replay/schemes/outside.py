@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
-from replay.files import expanded, read_bytes
+from replay.files import expanded, read_bytes, real
 from replay.schemes.base import Scheme
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def from_file(reference: str, *, allow_code: AllowCode) -> Scheme:
     file, colon, name = reference.rpartition(":")
     if not colon or not file.endswith(".py"):
         file, name = reference, ""
-    path = expanded(file).resolve()
+    path = real(expanded(file))
     try:
         source = read_bytes(path)
     except OSError as error:

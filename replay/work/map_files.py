@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from replay.errors import UserError
-from replay.files import parse_json, read_text
+from replay.files import parse_json, read_text, real
 
 LARGEST_FILE = 64_000_000  # bytes; a map of 100 layers and 10,000 slots has a tenth of it
 ARRAYS = (".npy", ".npz", ".pt", ".pth", ".safetensors")
@@ -53,8 +53,21 @@ def balancer_of(value: Any) -> Any:
 
 
 def beside(path: Path, named: str) -> Path:
-    """A file that another names, from where that lies."""
-    return path.parent / named
+    """A file that another names, in the folder where that lies or below it.
+
+    Raises
+    ------
+    UserError
+        If it is elsewhere: whoever made the options does not choose among all files of the user.
+    """
+    found = path.parent / named
+    if not real(found).is_relative_to(real(path.parent)):
+        message = (
+            f"placement file {path}: its options name a file of another folder, {found}; give that "
+            "file itself"
+        )
+        raise UserError(message)
+    return found
 
 
 def _load(path: Path) -> Any:

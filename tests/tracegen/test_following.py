@@ -79,6 +79,17 @@ def test_a_plan_is_the_trace_itself(trace: tracegen.RoutingTrace, tmp_path: Path
         assert path.read_bytes() == first
 
 
+def test_positions_that_no_request_has_are_refused(tmp_path: Path) -> None:
+    """In the engine they were tables of as many entries, or an error of numpy's."""
+    path, ids = dump(tmp_path / "dump.npz")
+    with np.load(path) as whole:
+        arrays = dict(whole)
+    for position in (-1, 2**32, 2**62):
+        np.savez(path, **{**arrays, "position": np.full(len(ids), position)})
+        with pytest.raises(tracegen.UserError, match="position is not from 0 to"):
+            RoutePlan.load(path)
+
+
 def test_counts_and_samples_are_read_back(trace: tracegen.RoutingTrace, tmp_path: Path) -> None:
     export(trace, "sglang-counts", tmp_path / "c.pt")
     counted = read([tmp_path / "c.pt"], "sglang", topk=TOPK, hidden_size=8).trace

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tracegen import output
+from tracegen import output, regular
 from tracegen.capture import finish, generation, header, ranks
 from tracegen.capture.follow import Follower, Pass
 from tracegen.capture.prepare import prepare
@@ -87,7 +87,7 @@ class CaptureSession:
         self._watched = prepare(model, options.fallback)
         self._follower = Follower()
         self._watcher: generation.Watcher | None = None
-        self._target = self.path.resolve()
+        self._target = regular.real(self.path)
         self._handles: list[Any] = []
         self._seeing: list[Any] = []  # of each site
         self._here = _Thread()

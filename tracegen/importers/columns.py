@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tracegen import regular
 from tracegen.errors import UserError, unknown
 from tracegen.importers import files
 from tracegen.importers.options import Options
@@ -29,6 +30,11 @@ INDEX = ("__index_level_0__",)
 """Columns that pandas adds by itself."""
 SHOWN = 20
 """Names of a file's arrays that a message shows."""
+MOST_TIMES = 200
+"""Times that values of a table may take the bytes of their file, above a GiB."""
+VALUE_BYTES = 8
+MOST_TEXT_BYTES = 4096
+"""Of a label."""
 
 
 def load_columns(path: Path, options: Options) -> tuple[dict[str, Array], list[str]]:
@@ -175,6 +181,7 @@ class ParquetColumns:
             raise UserError(msg) from error
         self._path, self._errors = path, (pyarrow.ArrowException, OSError, ValueError)
         try:
+            regular.check(path)  # opening a pipe would wait for ever
             with parquet.ParquetFile(path) as file:
                 self._names = [str(name) for name in file.schema_arrow.names]
         except self._errors as error:
@@ -198,6 +205,11 @@ class ParquetColumns:
 
         try:
             with parquet.ParquetFile(self._path) as file:
+                _check_unpacked(file, name, self._path.stat().st_size)
+                kind = file.schema_arrow.field(name).type
+            # Texts are read as they are stored, each once, for one may stand in a million rows.
+            texts = [name] if pyarrow.types.is_string(kind) else None
+            with parquet.ParquetFile(self._path, read_dictionary=texts) as file:
                 table = file.read(columns=[name])
             # A name may have a dot, which Parquet takes for a column within a column.
             column, shape = table.column(0).combine_chunks(), [table.num_rows]
@@ -211,6 +223,7 @@ class ParquetColumns:
                 shape.append(lengths.pop())
                 column = column.flatten()
             if pyarrow.types.is_dictionary(column.type):
+                _check_texts(column.dictionary, name)
                 column = column.dictionary_decode()
             is_number = pyarrow.types.is_integer(column.type)
             if column.null_count and is_number:
@@ -219,10 +232,40 @@ class ParquetColumns:
                 raise ValueError(f"{name} has empty cells")
             values = column.to_numpy(zero_copy_only=False)
             is_text = values.dtype == object
+            if is_text:
+                _check_texts(column, name)
             return np.asarray(values.astype(np.str_) if is_text else values).reshape(shape)
         except (*self._errors, AttributeError, IndexError, KeyError) as error:
             msg = f"{self._path}: not a table of arrays ({files.first_line(error)})"
             raise UserError(msg) from error
+
+
+def _check_unpacked(file: Any, name: str, file_bytes: int) -> None:
+    """Refuse a column of a small file that fills a machine: equal values take no room in it."""
+    found = file.metadata
+    values = sum(
+        column.num_values
+        for group in map(found.row_group, range(found.num_row_groups))
+        for column in map(group.column, range(group.num_columns))
+        if column.path_in_schema == name or column.path_in_schema.startswith(f"{name}.")
+    )
+    most = max(files.MAX_GUNZIPPED_BYTES, MOST_TIMES * file_bytes)
+    if values * VALUE_BYTES > most:
+        message = f"{name} has {values} values in {file_bytes} bytes"
+        raise ValueError(message)
+
+
+def _check_texts(column: Any, name: str) -> None:
+    """Refuse long texts: numpy gives every row the room of the longest."""
+    from pyarrow import compute
+
+    try:
+        longest = compute.max(compute.binary_length(column)).as_py() or 0
+    except NotImplementedError:  # what is no text is refused by who wants it
+        return
+    if longest > MOST_TEXT_BYTES:
+        message = f"{name} has a text of {longest} bytes; at most {MOST_TEXT_BYTES}"
+        raise ValueError(message)
 
 
 def _is_other_list(kind: Any) -> bool:

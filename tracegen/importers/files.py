@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _codecs
 import base64
 import binascii
 import contextlib
@@ -10,7 +9,9 @@ import gzip
 import io
 import math
 import pickle
+import re
 import warnings
+import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 
 from tracegen import regular
 from tracegen.errors import UserError
+from tracegen.importers import saved_arrays
 from tracegen.importers.values import as_array
 from tracegen.trace.arrays import Array
 
@@ -28,6 +30,10 @@ MAX_GUNZIPPED_BYTES = 2**30
 
 MAX_DUMP_BYTES = 2**34
 """Of a file that is read whole: two million tokens of 60 layers at top-8 take half of it."""
+
+
+_REFUSED = re.compile(r"WeightsUnpickler error: (.+?)(?: was not an allowed|\n|$)")
+"""Of torch: what in a file it would have to unpickle."""
 
 
 def load_bytes(path: Path) -> bytes:
@@ -111,15 +117,10 @@ def load_npz(path: Path) -> dict[str, Array]:
     UserError
         If it is none, or an array in it holds objects.
     """
-    import zipfile
-
     try:
         regular.check(path)
         with zipfile.ZipFile(path) as archive:
-            total = sum(entry.file_size for entry in archive.infolist())
-            if total > MAX_GUNZIPPED_BYTES:
-                msg = f"{path}: {total} bytes unpacked; at most {MAX_GUNZIPPED_BYTES}"
-                raise UserError(msg)
+            _check_unpacked(archive, path)
             return {
                 entry.filename.removesuffix(".npy"): load_array(
                     archive.read(entry), f"{path}: {entry.filename}"
@@ -131,6 +132,15 @@ def load_npz(path: Path) -> dict[str, Array]:
     except Exception as error:  # encrypted, packed by what Python has not, cut off, ...
         msg = f"{path}: not an .npz archive ({first_line(error)})"
         raise UserError(msg) from error
+
+
+def _check_unpacked(archive: zipfile.ZipFile, path: Path) -> None:
+    """Refuse an archive that becomes much larger when it is unpacked."""
+    total = sum(entry.file_size for entry in archive.infolist())
+    most = max(MAX_GUNZIPPED_BYTES, path.stat().st_size)
+    if total > most:
+        msg = f"{path}: {total} bytes unpacked; at most {most}"
+        raise UserError(msg)
 
 
 def load_tensors(path: Path) -> Any:
@@ -154,36 +164,41 @@ def load_tensors(path: Path) -> Any:
     try:
         regular.check(path)
         with _numpy_arrays_allowed(torch), warnings.catch_warnings(action="ignore"):
+            if zipfile.is_zipfile(path):
+                with zipfile.ZipFile(path) as archive:
+                    _check_unpacked(archive, path)
             return _plain(torch.load(path, map_location="cpu", weights_only=True))
-    except pickle.UnpicklingError as error:  # its text tells how to run the file's code
-        told = "cut, or with objects that only unpickling could read"
+    except UserError:
+        raise
+    except pickle.UnpicklingError as error:  # the rest of its text tells how to run the file's code
+        said = _REFUSED.search(str(error))
+        cut = "cut, or with objects that only unpickling could read"
+        told = f"it holds more: {said[1][:200]}" if said else cut
         msg = f"{path}: not a file of plain tensors ({told})"
         raise UserError(msg) from error
     except Exception as error:  # pickle, zip and torch each have their own
-        msg = f"{path}: not a file of plain tensors ({first_line(error)})"
+        msg = f"{path}: not a file of plain tensors ({first_line(error)[:200]})"
         raise UserError(msg) from error
 
 
 def _numpy_arrays_allowed(torch: Any) -> contextlib.AbstractContextManager[Any]:
-    """Loading with weights only, where arrays of numbers count as weights.
-
-    What torch then calls can make arrays of numbers, and nothing else: no class of the file's.
-    """
+    """Loading with weights only, where arrays of numbers count as weights."""
     if not hasattr(torch.serialization, "safe_globals"):  # before torch 2.5
         return contextlib.nullcontext()
-    rebuild: Any = np.empty(0).__reduce__()[0]
-    kinds = {type(np.dtype(code)) for code in "bBhHiIlLqQefd?"}
-    makers: list[Any] = [np.ndarray, np.dtype, _codecs.encode, *kinds]
-    # numpy 2 renamed the module, and a file names the one it was written with.
-    makers += [(rebuild, f"numpy.{name}.multiarray._reconstruct") for name in ("core", "_core")]
-    allowed: contextlib.AbstractContextManager[Any] = torch.serialization.safe_globals(makers)
+    allowed: contextlib.AbstractContextManager[Any]
+    allowed = torch.serialization.safe_globals(saved_arrays.stand_ins())
     return allowed
 
 
 def _plain(value: Any) -> Any:
     """Tensors as arrays, containers kept."""
+    if isinstance(value, saved_arrays.SavedArray):
+        return value.array
     if hasattr(value, "detach"):
         tensor = value.detach().cpu()
+        declared, stored = tensor.nbytes, tensor.untyped_storage().nbytes()
+        if declared > max(stored, MAX_GUNZIPPED_BYTES):  # numbers that are many times the same
+            raise ValueError(f"declares {tuple(tensor.shape)}, {declared} bytes of {stored}")
         return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items()}

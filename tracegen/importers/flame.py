@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tracegen import regular
 from tracegen.errors import UserError
 from tracegen.importers.files import first_line
 from tracegen.importers.options import Options
@@ -87,6 +88,7 @@ def _layer(path: Path, limit: int) -> tuple[Array, Array | None, int]:
     ids: list[Array] = []
     scores: list[Array] = []
     try:
+        regular.check(path)  # opening a pipe would wait for ever
         with parquet.ParquetFile(path) as file:
             rows = int(file.metadata.num_rows)
             names = _columns(file.schema_arrow)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from tracegen import library
+from tracegen import library, regular
 from tracegen.errors import UserError
 from tracegen.library import catalogue, resolve
 from tracegen.library.catalogue import INDEX
@@ -94,7 +94,7 @@ def _info(
 
 def _refuse_listed(path: Path) -> None:
     """Refuse a file whose bytes a catalogue states."""
-    for named in dict.fromkeys((path.absolute(), path.resolve())):
+    for named in dict.fromkeys((path.absolute(), regular.real(path))):
         for folder in named.parents[:ABOVE]:
             index = folder / INDEX
             if not index.is_file():

@@ -47,8 +47,8 @@ def leads_out(path: Path, entry: Entry) -> bool:
     entry
         Statement of the catalogue.
     """
-    folder = path.parents[entry.file.count("/")].resolve()
-    return not path.resolve().is_relative_to(folder)
+    folder = regular.real(path.parents[entry.file.count("/")])
+    return not regular.real(path).is_relative_to(folder)
 
 
 def check_bytes(path: Path, entry: Entry) -> None:

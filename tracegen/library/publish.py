@@ -73,14 +73,17 @@ def add(
     with files.made(), files.draft_of(f"{name}.h5") as draft:
         # Copied first and checked then: what is listed is what was checked.
         shutil.copyfile(path, draft)
-        entry = describe.entry(
-            draft,
-            name,
-            dataset=dataset or (described.dataset if described else ""),
-            citation=citation or (described.citation if described else ""),
-            source=source or (described.source if described else ""),
-            file_name=f"{name}.h5",
-        )
+        try:
+            entry = describe.entry(
+                draft,
+                name,
+                dataset=dataset or (described.dataset if described else ""),
+                citation=citation or (described.citation if described else ""),
+                source=source or (described.source if described else ""),
+                file_name=f"{name}.h5",
+            )
+        except UserError as error:  # of the copy, which nobody has named
+            raise UserError(str(error).replace(str(draft), trace)) from error
         if not entry.license:
             msg = f"{trace}: says nothing of its licence; nobody could use it"
             raise UserError(msg)

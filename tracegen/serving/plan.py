@@ -95,6 +95,9 @@ class RoutePlan:
         if not len(request) == len(position) == len(ids) or len(layers) != ids.shape[1]:
             msg = f"{path}: {ids.shape} ids, {len(request)} requests, {len(position)} positions"
             raise UserError(msg)
+        if ((position < 0) | (position >= _POSITIONS)).any():
+            msg = f"{path}: a position is not from 0 to {_POSITIONS - 1}"
+            raise UserError(msg)
         return cls(ids, request, position, tuple(int(layer) for layer in layers))
 
     @property

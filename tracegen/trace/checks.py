@@ -115,6 +115,10 @@ def check_values(trace: TraceData) -> None:
     UserError
         Naming the first offending layer and row.
     """
+    info = trace.info
+    if trace.gate_weights is None and (info.weight_semantics or info.weight_row_sum):
+        msg = "weight_semantics and weight_row_sum say how weights are to be read; there are none"
+        raise UserError(msg)
     check_layer_index(trace.moe_layer_index)
     check_steps(trace.tokens.step, trace.steps_indptr)
     check_phase(trace.tokens.phase)

@@ -62,6 +62,7 @@ class KernelCache(FunctionCache):
         with self._guard_against_spurious_io_errors():
             found = self._load_overload(signature, target_context)
         if found is None:
+            _tell_of_others()
             announce()
         return found
 
@@ -157,8 +158,25 @@ def cache_folder() -> Path | None:
     found = next(filter(None, (_made(one, shared) for one in _candidates(installation))), None)
     if shared:
         place = "every process compiles them again" if found is None else f"they are in {found}"
-        say(f"compiled kernels are not kept where {' and where '.join(shared)}: {place}")
+        _left_aside.append(
+            f"compiled kernels are not kept where {' and where '.join(shared)}: {place}"
+        )
+    if os.environ.get("NUMBA_CACHE_DIR"):  # its user should know, whatever is read elsewhere
+        _tell_of_others()
     return found
+
+
+_left_aside: list[str] = []
+
+
+def _tell_of_others() -> None:
+    """Say that a folder was left aside which others can write to, once.
+
+    Beside the source that is common (Python makes ``__pycache__`` with the rights that the user's
+    umask gives), and costs nothing but the one compilation that has to be explained.
+    """
+    while _left_aside:
+        say(_left_aside.pop())
 
 
 def _candidates(installation: str) -> Iterator[tuple[Path, ...]]:

@@ -119,6 +119,27 @@ def test_a_folder_that_is_left_aside_is_told_in_a_line_once(
     assert folder is not None and folder.parent == shared
 
 
+def test_beside_the_source_it_is_told_where_it_costs_a_compilation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python makes ``__pycache__`` writable for the group under a umask of 002."""
+    said: list[str] = []
+    monkeypatch.setattr(compilation, "_told", [])
+    compilation.when_left_aside(said.append)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__").chmod(0o775)
+    monkeypatch.setattr(cache, "_SOURCES", tmp_path)
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    folder = cache.cache_folder.__wrapped__()
+    assert folder is not None and folder.is_relative_to(tmp_path / "own")
+    assert not said, "nothing was compiled yet"
+    for _ in range(2):
+        cache._tell_of_others()
+    assert len(said) == 1 and f"others can write to {tmp_path}" in said[0]
+    assert str(folder) in said[0]
+
+
 # ---- what others have planted, with user ids that are theirs -------------------------------------
 
 #: Compiles one small kernel as somebody else, in a process that is all but that user's.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -139,6 +140,22 @@ def test_schemes_of_prompts_and_of_decoding() -> None:
     assert named("deepep", "deepep-ll") == "deepep-ll"
     assert named("comet", "deepep-ll") == "comet+deepep-ll"
     assert named("comet", "comet") == "comet"
+
+
+def test_to_name_one_scheme_allows_no_other_of_the_document(tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    planted = f"{tmp_path / 'planted.py'}:Planted"
+    for other, own in (("scheme", "prefill_scheme"), ("prefill_scheme", "scheme")):
+        with pytest.raises(UserError, match="allow-code"):
+            run(SMALL.changed(**{own: planted}), **{other: "deepep"})
+        assert not (tmp_path / "executed").exists()
+
+
+def test_a_result_says_which_file_its_scheme_was(tmp_path: Path) -> None:
+    text = "from replay.schemes.ideal import Ideal\n\n\nclass Mine(Ideal):\n    name = 'mine'\n"
+    (tmp_path / "mine.py").write_text(text)
+    made = run(SMALL, scheme=f"{tmp_path / 'mine.py'}:Mine")
+    assert made.decode.scheme["code"] == hashlib.sha256(text.encode()).hexdigest()
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,20 @@ def test_options_may_name_the_file_of_the_balancer(tmp_path: Path) -> None:
         place(f"file:{options}", 4, 2, LAYERS[0])
 
 
+def test_options_name_no_file_of_another_folder(tmp_path: Path) -> None:
+    """Else whoever made them would see in an error what is in any file of the user."""
+    (tmp_path / "private.yaml").write_text("password: hunter2")
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "link.yaml").symlink_to(tmp_path / "private.yaml")
+    for named in ("../private.yaml", str(tmp_path / "private.yaml"), "link.yaml"):
+        document = {"moe_config": {"load_balancer": named}}
+        options = save(tmp_path / "given" / "options.yaml", document)
+        for use in (identify, lambda text: place(text, 4, 2, LAYERS[0])):
+            with pytest.raises(UserError, match="another folder") as told:
+                use(f"file:{options}")
+            assert "password" not in str(told.value)
+
+
 def test_a_map_of_another_model_is_refused(tmp_path: Path) -> None:
     layer = WhichLayer(0, 1, 4, (1, 3), 2)
     wrong = []

@@ -1,5 +1,6 @@
 """Plain arrays, of any integer type and byte order, with weights and labels."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from dumps import EXPERTS, SIZES, TOPK, Array, ids_of, phases, routing, safetens
 
 import tracegen
 from tracegen.file.writer import write
-from tracegen.importers import read
+from tracegen.importers import columns, files, read
+from tracegen.importers.columns import ParquetColumns
 
 
 def falling_weights(tokens: int, layers: int = 2) -> Array:
@@ -57,6 +59,31 @@ def test_safetensors_and_what_is_assumed(tmp_path: Path) -> None:
     for name in ("steps", "requests", "positions", "phases"):
         assert name in notice
     assert any("Layers are not numbered" in notice for notice in made.notices)
+
+
+def test_tables_that_wait_or_fill_a_machine_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pip install 'moereplay[parquet]'")
+    from pyarrow import parquet
+
+    path = tmp_path / "layer_0.parquet"
+    os.mkfifo(path)
+    for kind in ("arrays", "flame", "counts"):
+        with pytest.raises(tracegen.UserError, match="device, pipe"):
+            read([path], kind, **SIZES)
+    path.unlink()
+    rows = 100_000  # equal values, and one text for each row, take no room in the file
+    one = {"expert_ids": np.zeros(rows, np.int64), "label": ["a" * 5000] * rows}
+    parquet.write_table(pyarrow.table(one), path, compression="zstd")
+    with pytest.raises(ValueError, match="text of 5000 bytes; at most 4096"):
+        ParquetColumns(path)["label"]
+    monkeypatch.setattr(files, "MAX_GUNZIPPED_BYTES", 8 * rows - 1)
+    monkeypatch.setattr(columns, "MOST_TIMES", 1)
+    with pytest.raises(ValueError, match=f"expert_ids has {rows} values in"):
+        ParquetColumns(path)["expert_ids"]
+    monkeypatch.setattr(files, "MAX_GUNZIPPED_BYTES", 8 * rows)
+    assert ParquetColumns(path)["expert_ids"].size == rows
 
 
 def test_parquet_of_tokens_and_of_tokens_and_layers(tmp_path: Path) -> None:

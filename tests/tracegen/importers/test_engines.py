@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from dumps import (
 )
 
 import tracegen
-from tracegen.importers import read
+from tracegen.importers import files, read
 from tracegen.importers.counts import draw_rows
+from tracegen.importers.files import load_tensors
 from tracegen.importers.options import Options
 
 # SGLang
@@ -120,6 +122,68 @@ def test_pt_files_that_must_be_unpickled_are_refused(tmp_path: Path) -> None:
     with pytest.raises(tracegen.UserError, match="plain tensors"):
         read([path], "rollout", **SIZES)
     assert not (tmp_path / "executed").exists()
+
+
+class Call:
+    """What a file has called when it is loaded, with a state for what came of it."""
+
+    def __init__(self, *made: Any) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.made
+
+
+def test_arrays_in_pt_files_are_their_bytes_and_nothing_else(tmp_path: Path) -> None:
+    """Memory that nothing was written to, a row a billion times, numbers that are references."""
+    torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
+    path, whole = tmp_path / "r.pt", routing(5)
+    for type_ in ("<i8", ">i4", "<u2"):
+        torch.save({"ids": np.asfortranarray(whole.astype(type_))}, path)
+        np.testing.assert_array_equal(load_tensors(path)["ids"], whole)
+    integer, shape = np.dtype("i8"), (2**34, 1, 8)
+    flags = Call(np.dtype, ("i8", False, True), (3, "<", None, None, None, -1, -1, 63))
+    parts = Call(np.dtype, ("i8", False, True), (3, "<", (integer, (2,)), None, None, 8, 8, 0))
+    begin = np.empty(0).__reduce__()[0], (np.ndarray, (0,), b"b")
+    wrong = []
+    for name, made in {
+        "unwritten": Call(np.ndarray, ((4, 1, 8), integer)),
+        "repeated": Call(np.ndarray, (shape, integer, b"\0" * 8, 0, (0, 0, 0))),
+        "expanded": torch.zeros(1, dtype=torch.int64).expand(*shape),
+        "flags": Call(np.ndarray, ((4, 1, 8), flags)),
+        "parts": Call(*begin, (1, (1,), parts, False, b"\0" * 8)),
+        "short": Call(*begin, (1, (4, 8), integer, False, b"\0" * 8)),
+        "negative": Call(*begin, (1, (-1, -1), integer, False, b"\0" * 8)),
+        "objects": Call(*begin, (1, (2,), np.dtype("O"), False, [1, 2])),
+    }.items():
+        torch.save({"ids": made}, path)
+        try:
+            wrong.append((name, load_tensors(path)))
+        except tracegen.UserError as error:
+            wrong += [(name, error)] * ("plain tensors" not in str(error) or "\n" in str(error))
+    assert not wrong
+    torch.save({"ids": Call(*begin, (1, (1,), flags, False, b"\5" + b"\0" * 7))}, path)
+    assert load_tensors(path)["ids"].tolist() == [5], "a type's flags are not the file's"
+
+
+def test_archives_that_unpack_to_more_than_they_hold_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch", reason="pip install 'moereplay[capture]'")
+    monkeypatch.setattr(files, "MAX_GUNZIPPED_BYTES", 10_000)
+    array = np.zeros(4000, np.int64)
+    np.savez(tmp_path / "stored.npz", ids=array)
+    torch.save({"ids": torch.from_numpy(array)}, tmp_path / "stored.pt")
+    assert files.load_npz(tmp_path / "stored.npz")["ids"].size == 4000
+    assert files.load_tensors(tmp_path / "stored.pt")["ids"].size == 4000
+    for name in ("packed.npz", "packed.pt"):
+        before = zipfile.ZipFile(tmp_path / name.replace("packed", "stored"))
+        with before, zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as packed:
+            for entry in before.infolist():
+                packed.writestr(entry.filename, before.read(entry))
+        load = files.load_npz if name.endswith("npz") else files.load_tensors
+        with pytest.raises(tracegen.UserError, match="bytes unpacked; at most"):
+            load(tmp_path / name)
 
 
 def test_sglang_responses_are_raw_int32_one_row_short(tmp_path: Path) -> None:

@@ -41,6 +41,18 @@ def test_added_traces_are_found_and_keep_every_byte(tmp_path, tiny_file):
     ]
 
 
+def test_errors_name_what_was_given_and_not_its_copy(tmp_path, tiny_file):
+    damaged = tmp_path / "damaged.h5"
+    damaged.write_bytes(tiny_file.read_bytes())
+    with h5py.File(damaged, "r+") as file:
+        file["tokens/position"][0] = 9
+    for content in (damaged.read_bytes(), damaged.read_bytes()[:2000]):
+        damaged.write_bytes(content)
+        with pytest.raises(UserError, match=r"damaged\.h5") as told:
+            publish.add(tmp_path / "shelf", str(damaged))
+        assert ".tmp" not in str(told.value)
+
+
 def test_what_is_not_added(tmp_path, tiny_file, changed):
     folder = tmp_path / "cat"
     publish.add(folder, str(tiny_file))
@@ -140,7 +152,10 @@ def test_a_table_has_a_row_for_each_token_of_each_layer(tmp_path, tiny, tiny_fil
         }
     assert any(len(row["experts"]) < tiny.topk for row in rows), "an empty slot is no expert"
     bare = dataclasses.replace(
-        tiny, gate_weights=None, tokens=dataclasses.replace(tiny.tokens, rank=None)
+        tiny,
+        gate_weights=None,
+        tokens=dataclasses.replace(tiny.tokens, rank=None),
+        info=dataclasses.replace(tiny.info, weight_semantics="", weight_row_sum=""),
     )
     tracegen.write(bare, tmp_path / "bare.h5")
     made = view.write(tmp_path / "bare.h5", tmp_path, "bare.parquet")

@@ -198,3 +198,12 @@ def test_importing_the_package_imports_nothing_heavy():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_how_weights_are_read_is_said_of_weights_alone() -> None:
+    """Else the file could be written, and not be read: it would have another identity."""
+    made = tracegen.load("toy-zipf", layers=[0])
+    for name in ("weight_semantics", "weight_row_sum"):
+        info = dataclasses.replace(made.info, **{name: "softmax"})
+        with pytest.raises(UserError, match="there are none"):
+            dataclasses.replace(made, info=info, gate_weights=None).validate()
