@@ -19,6 +19,8 @@ from tracegen.errors import UserError
 
 _CLAIMS = "tracegen.cli.outputs"
 """Where a command line keeps which option writes what."""
+_FOLDERS = f"{_CLAIMS}.folders"
+"""Likewise, which option fills what."""
 
 
 def file_option(*names: str, help: str) -> Any:
@@ -49,7 +51,7 @@ def folder_argument(help: str) -> Any:
     return typer.Argument(help=help, metavar="FOLDER", parser=str, callback=_folder)
 
 
-def claim(ctx: typer.Context, option: str, path: str | Path) -> None:
+def claim(ctx: typer.Context, option: str, path: str | Path, *, is_folder: bool = False) -> None:
     """Note what an option writes, and leave standard output to it if it writes there.
 
     Parameters
@@ -60,12 +62,19 @@ def claim(ctx: typer.Context, option: str, path: str | Path) -> None:
         Its name, for a message.
     path
         What it writes.
+    is_folder
+        Whether it fills a folder, which several options may do.
 
     Raises
     ------
     UserError
         If another option writes the same file, or standard output too.
     """
+    if is_folder:
+        filled = ctx.meta.setdefault(_FOLDERS, {})
+        filled[os.path.realpath(path)] = option
+        _refuse_shared(ctx, path)
+        return
     is_stdout = output.is_stdout(path)
     place = output.STDOUT if is_stdout else os.path.realpath(path)
     if is_stdout or not output.is_stream(path):
@@ -75,8 +84,17 @@ def claim(ctx: typer.Context, option: str, path: str | Path) -> None:
             message = f"{taken[place]} and {option} both write {name}"
             raise UserError(message)
         taken[place] = option
+        _refuse_shared(ctx, path)
     if is_stdout:
         ctx.with_resource(contextlib.redirect_stdout(sys.stderr))
+
+
+def _refuse_shared(ctx: typer.Context, path: str | Path) -> None:
+    """Refuse a file that is a folder for another option."""
+    taken, filled = ctx.meta.get(_CLAIMS, {}), ctx.meta.get(_FOLDERS, {})
+    for place in taken.keys() & filled.keys():
+        message = f"{taken[place]} and {filled[place]} both write {path}: one a file, one a folder"
+        raise UserError(message)
 
 
 def _file(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> Path | None:
@@ -91,6 +109,7 @@ def _folder(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -
     if value is None or ctx.resilient_parsing:
         return None
     output.check_folder(_named(param, value))
+    claim(ctx, param.opts[0], value, is_folder=True)
     return Path(value)
 
 

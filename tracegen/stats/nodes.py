@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tracegen.trace.arrays import Array, Floats
     from tracegen.trace.routing import RoutingTrace
 
+MOST_GPUS = 65_536
+"""As many as a cluster of `hwmodel` can have."""
 PLACEMENTS = ("contiguous", "round-robin")
 """Placements by name; any other is an array."""
 LABELS = {
@@ -71,6 +73,9 @@ def node_statistics(
     UserError
         If the numbers do not fit together, or there is nothing to measure.
     """
+    if num_gpus > MOST_GPUS:
+        msg = f"{str(num_gpus)[:20]} GPUs; at most {MOST_GPUS:,} can be told apart"
+        raise UserError(msg)
     if num_gpus < 1 or gpus_per_node < 1 or num_gpus % gpus_per_node:
         msg = f"{num_gpus} GPUs in nodes of {gpus_per_node}: expected whole nodes"
         raise UserError(msg)

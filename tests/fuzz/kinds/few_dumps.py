@@ -136,12 +136,27 @@ def flame_layers(folder: Path) -> None:
         )
 
 
+def loads_json(folder: Path) -> None:
+    counts = {layer: {expert: 8 * layer + expert for expert in range(EXPERTS)} for layer in (0, 1)}
+    (folder / "loads.json").write_text(json.dumps(counts))
+
+
+def loads_csv(folder: Path) -> None:
+    rows = [f"{layer},{expert},{4 * expert}" for layer in (0, 1) for expert in range(EXPERTS)]
+    (folder / "loads.csv").write_text("\n".join(["layer_id,expert_id,count", *rows]))
+
+
+def loads_npy(folder: Path) -> None:
+    np.save(folder / "loads.npy", np.arange(2 * EXPERTS).reshape(2, EXPERTS) * TOPK)
+
+
 WRITERS: dict[str, list[Callable[[Path], None]]] = {
     "arrays": [arrays_npz, arrays_safetensors, arrays_parquet],
     "sglang": [sglang_records, sglang_counts],
     "rollout": [rollout_samples],
     "vllm": [vllm_arrays],
     "megatron": [megatron_jsonl],
+    "counts": [loads_json, loads_csv, loads_npy],
     "tensorrt-llm": [tensorrt_counts],
     "gpt-oss": [gpt_oss_tokens],
     "flame": [flame_layers],

@@ -108,6 +108,8 @@ def test_what_cannot_be_written_is_refused_before_the_work(
         (("--export", "goal:no/where"), "there is no folder"),
         (("--json", "a", "--trace-events", "./a"), "--json and --trace-events both write ./a"),
         (("--json", "-", "--export", "goal:-"), "both write standard output"),
+        (("--html", "a", "--tables", "./a"), "both write ./a: one a file, one a folder"),
+        (("--tables", "a", "--json", "./a"), "both write ./a: one a file, one a folder"),
     ],
 )
 def test_names_that_cannot_be_are_refused(

@@ -96,6 +96,8 @@ def test_without_gpus_a_visited_node_is_anothers_by_chance():
 
 
 def test_what_does_not_fit_is_refused(skewed):
+    with pytest.raises(UserError, match="at most 65,536 can be told apart"):
+        node_statistics(skewed, 10**40, 8)
     with pytest.raises(UserError, match="12 GPUs in nodes of 8: expected whole nodes"):
         node_statistics(skewed, 12, 8)
     with pytest.raises(UserError, match="tokens on 12 GPUs; 8 were asked for"):
