@@ -29,6 +29,9 @@ DEEPEST = 32
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """Escape of half of a character beyond 16 bits."""
 
+LONGEST_TEXT = 65_536
+"""Characters of one text in a document: a title of megabytes fills every page that shows it."""
+
 UNKNOWN = 2**20
 """Bytes that are read of a file that does not say how many it has."""
 
@@ -91,8 +94,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     ------
     ValueError
         If it is no TOML, has a whole number of more than 64 bits, which TOML asks nobody to read,
-        or tables and lists in each other at more than :data:`DEEPEST` levels, which whoever walks
-        through them might not survive.
+        a text of more than :data:`LONGEST_TEXT` characters, or tables and lists in each other at
+        more than :data:`DEEPEST` levels, which whoever walks through them might not survive.
     """
     problem = f"tables or lists in more than {DEEPEST} levels"
     try:
@@ -105,34 +108,54 @@ def parse_toml(text: str) -> dict[str, Any]:
         for one in inner:
             if isinstance(one, int) and not -(2**63) <= one < 2**63:
                 raise ValueError(f"{str(one)[:20]}... is a number of more than 64 bits")
+            _refuse_long(one)
         level = [one for one in inner if isinstance(one, dict | list)]
     if level:
         raise ValueError(problem)
     return document
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, *, has_long_texts: bool = False) -> Any:
     """Read a JSON document.
 
     Parameters
     ----------
     text
         Of the file.
+    has_long_texts
+        Whether it may have texts of more than :data:`LONGEST_TEXT` characters, as prompts are.
 
     Raises
     ------
     ValueError
         If it is no JSON, has a number of thousands of digits, half of a character, which could be
-        printed and written nowhere, or more lists and objects in each other than can be read.
+        printed and written nowhere, a text that is too long, or more lists and objects in each
+        other than can be read.
     """
     try:
         document = json.loads(text)
         if _HALF.search(text if isinstance(text, bytes) else text.encode()):
             json.dumps(document, ensure_ascii=False).encode()  # the other half may be beside it
-        return document
     except RecursionError:
         message = "lists or objects in too many levels"
         raise ValueError(message) from None
+    if len(text) > LONGEST_TEXT and not has_long_texts:
+        todo = [document]
+        while todo:
+            one = todo.pop()
+            if isinstance(one, dict):
+                todo += [*one.keys(), *one.values()]
+            elif isinstance(one, list):
+                todo += one
+            else:
+                _refuse_long(one)
+    return document
+
+
+def _refuse_long(value: object) -> None:
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        message = f"a text of {len(value):,} characters; at most {LONGEST_TEXT:,} are read"
+        raise ValueError(message)
 
 
 def is_file(path: str | Path) -> bool:

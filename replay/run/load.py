@@ -100,8 +100,9 @@ def read_document(path: str | Path, kind: str) -> tuple[Path, Any]:
     except OSError as error:
         message = f"cannot read {where}: {error.strerror}"
         raise UserError(message) from None
-    except ValueError:
-        message = f"{where} is no result of a replay, or is cut short: it is not JSON"
+    except ValueError as error:
+        reason = error if type(error) is ValueError else "it is not JSON"  # others say where
+        message = f"{where} is no result of a replay, or is cut short: {reason}"
         raise UserError(message) from None
 
 

@@ -151,3 +151,16 @@ def test_a_name_that_none_can_have_is_not_there(tmp_path: Path) -> None:
         assert not regular.exists(tmp_path / name)
         assert not regular.is_file(tmp_path / name)
     assert regular.exists(tmp_path) and not regular.is_file(tmp_path)
+
+
+def test_one_text_of_a_document_has_an_end() -> None:
+    long = "T" * (regular.LONGEST_TEXT + 1)
+    for parse, text in (
+        (regular.parse_toml, f'[a]\nb = ["{long}"]'),
+        (regular.parse_json, f'{{"a": [{{"b": "{long}"}}]}}'),
+        (regular.parse_json, f'{{"{long}": 1}}'),
+    ):
+        with pytest.raises(ValueError, match="a text of 65,537 characters; at most 65,536 are"):
+            parse(text)
+    assert regular.parse_json(f'"{long[1:]}"') == long[1:]
+    assert regular.parse_json(f'"{long}"', has_long_texts=True) == long

@@ -137,7 +137,7 @@ def read_prompts(path: Path) -> list[str | list[dict[str, str]]]:
             found.append(line)
             continue
         try:
-            entry = regular.parse_json(line)
+            entry = regular.parse_json(line, has_long_texts=True)
         except ValueError as error:
             msg = f"{path}, line {number}: not JSON ({error})"
             raise UserError(msg) from error

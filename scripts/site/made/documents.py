@@ -18,7 +18,13 @@ from made.text import LINK
 
 OWN = HERE.relative_to(ROOT).as_posix()
 FOLDERS = ("hwmodel", "replay", "tracegen", "traces")
-SINGLE = ("README.md", "CHANGELOG.md", "SECURITY.md", "tests/bench/README.md")
+SINGLE = (
+    "README.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "tests/bench/README.md",
+    "tests/fuzz/README.md",
+)
 TEMPLATES = ("tracegen/library/card.md",)  # what `trace publish` fills in
 
 PICTURES = (".png", ".svg")
