@@ -129,7 +129,7 @@ def test_beside_the_source_it_is_told_where_it_costs_a_compilation(
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__").chmod(0o775)
     monkeypatch.setattr(cache, "_SOURCES", tmp_path)
-    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     folder = cache.cache_folder.__wrapped__()
     assert folder is not None and folder.is_relative_to(tmp_path / "own")

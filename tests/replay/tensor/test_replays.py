@@ -210,7 +210,7 @@ def test_hostile_files_are_refused_in_one_line(small: TensorResult, tmp_path: Pa
     impossible = {**document, "spec": {**document["spec"], "tp": 0}}
     for text, sentence in (
         ("", "is no result of a replay, or is cut short: it is not JSON"),
-        ("[" * 100_000, "is no result of a replay, or is cut short: it is not JSON"),
+        ("[" * 100_000, "is no result of a replay, or is cut short: lists or objects in too many"),
         (small.to_json()[:-100], "is no result of a replay, or is cut short: it is not JSON"),
         ("[]", "has the format None; expected moereplay-tensor/1 or"),
         ('{"format": ["a"]}', "has the format ['a']; expected moereplay-tensor/1 or"),
