@@ -307,5 +307,5 @@ def test_a_file_larger_than_any_map_is_not_read(
 def test_a_pickled_file_is_not_opened(tmp_path: Path) -> None:
     path = tmp_path / "map.pt"
     path.write_bytes(b"\x80\x04cos\nsystem\n")
-    with pytest.raises(UserError, match="not a file of plain tensors"):
+    with pytest.raises(UserError, match=r"not a file of plain tensors|files needs torch"):
         place(f"file:{path}", 2, 2)
