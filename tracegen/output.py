@@ -4,7 +4,7 @@ What is a regular file, or not there yet, is written beside its place and rename
 or not there at all, and what was there stays until then. A link stays a link, to the new content;
 a file that is replaced keeps its mode and owner. What is no file (a device, a pipe, ``/dev/stdout``
 or what a shell puts for ``>(...)``) is written to as it is, for there is nothing to replace.
-``-`` is standard output.
+``-`` is standard output. Longer than most modules, since there is to be no second way.
 """
 
 from __future__ import annotations

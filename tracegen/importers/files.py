@@ -1,4 +1,7 @@
-"""Opening files of strangers: arrays without pickle, tensors with weights only, JSON."""
+"""Opening files of strangers: arrays without pickle, tensors with weights only, JSON.
+
+Longer than most modules: what is refused of a stranger's file can be read in one place.
+"""
 
 from __future__ import annotations
 
