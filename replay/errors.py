@@ -1,10 +1,10 @@
 """The product's error for a user's mistake, as this package raises it."""
 
-from tracegen.errors import UserError as UserError
-from tracegen.errors import check_kind as check_kind
-from tracegen.errors import listed as listed
-from tracegen.errors import shown as shown
-from tracegen.errors import unknown as unknown
+from tracegen.shared.errors import UserError as UserError
+from tracegen.shared.errors import check_kind as check_kind
+from tracegen.shared.errors import listed as listed
+from tracegen.shared.errors import shown as shown
+from tracegen.shared.errors import unknown as unknown
 
 
 def check_jobs(jobs: object) -> None:

@@ -1,4 +1,4 @@
-"""Write replay/run/node_errors.csv: replays of some nodes beside exact ones of all.
+"""Write replay/chains/node_errors.csv: replays of some nodes beside exact ones of all.
 
     python scripts/node_errors.py SCHEME [SCHEME ...]     # replaces these schemes' rows
 

@@ -68,16 +68,16 @@ def importers(name: str, *, with_types: bool = True) -> set[str]:
 
 def test_there_is_something_to_read() -> None:
     assert len(FILES) > 50
-    assert "replay/graph/engine.py" in importers("replay.graph.taskgraph")
+    assert "replay/engine/engine.py" in importers("replay.engine.taskgraph")
 
 
 SHARED = (
-    "tracegen.errors",
-    "tracegen.regular",
-    "tracegen.output",
-    "tracegen.managed",
-    "tracegen.screen",
-    "tracegen.display",
+    "tracegen.shared.errors",
+    "tracegen.shared.regular",
+    "tracegen.shared.output",
+    "tracegen.shared.managed",
+    "tracegen.shared.screen",
+    "tracegen.shared.display",
 )
 """What all packages share: one error to catch, one way to read, to write and to show."""
 
@@ -216,17 +216,17 @@ def test_rooms_of_replay_import_only_lower_ones() -> None:
 
 
 def test_the_graph_knows_no_experts() -> None:
-    for path in (ROOT / "replay/graph").rglob("*.py"):
+    for path in (ROOT / "replay/engine").rglob("*.py"):
         for name in imports(path, with_types=True):
             if name.split(".")[0] in (*PACKAGES, "traces") and not is_shared(name):
-                assert name.startswith("replay.graph") or name == "replay", f"{path.name}: {name}"
+                assert name.startswith("replay.engine") or name == "replay", f"{path.name}: {name}"
 
 
 def test_schemes_describe_work_and_know_no_time() -> None:
     for path in (ROOT / "replay/schemes").rglob("*.py"):
         names = set(imports(path, with_types=False))
         for forbidden in (
-            "replay.graph", "replay.run", "replay.measure",
+            "replay.engine", "replay.chains", "replay.experiments", "replay.measure",
             "tracegen", "hwmodel", "time", "random", "os", "numpy.random",
         ):  # fmt: skip
             assert not {name for name in names if f"{name}.".startswith(f"{forbidden}.")}, path.name
@@ -238,7 +238,7 @@ def test_schemes_describe_work_and_know_no_time() -> None:
     ("library", "homes"),
     [
         ("h5py", {"tracegen/file/reader.py", "tracegen/file/writer.py"}),
-        ("numba", ("replay/graph/kernels/",)),
+        ("numba", ("replay/engine/kernels/",)),
         # Foreign dumps are written by torch; they are read weights-only, and only when asked for.
         # Serving is what runs inside engines, whose rows are tensors, and what they read.
         (
@@ -251,7 +251,7 @@ def test_schemes_describe_work_and_know_no_time() -> None:
             ),
         ),
         ("transformers", ("tracegen/capture/", "tracegen/cli/capture.py")),
-        ("matplotlib", ("tracegen/display/",)),
+        ("matplotlib", ("tracegen/shared/display/",)),
     ],
 )
 def test_heavy_libraries_stay_in_their_rooms(
@@ -267,10 +267,10 @@ def test_heavy_libraries_stay_in_their_rooms(
 def test_compiled_code_lies_in_one_folder() -> None:
     """The cache notices an edit in any file of a kernel's own folder, and in no other."""
     compiled = {file for file in importers("numba") if file.endswith(".py")}
-    assert {Path(file).parent.as_posix() for file in compiled} == {"replay/graph/kernels"}
-    for file in (ROOT / "replay/graph/kernels").glob("*.py"):
+    assert {Path(file).parent.as_posix() for file in compiled} == {"replay/engine/kernels"}
+    for file in (ROOT / "replay/engine/kernels").glob("*.py"):
         for name in imports(file, with_types=False):
-            if name.startswith("replay.graph.") and not name.startswith("replay.graph.kernels"):
+            if name.startswith("replay.engine.") and not name.startswith("replay.engine.kernels"):
                 # Plain Python beside the kernels may use these; no kernel does.
                 assert name.split(".")[2] in ("columns", "errors", "compilation"), f"{file}: {name}"
 
@@ -279,5 +279,6 @@ def test_nothing_points_outside_the_project() -> None:
     for path in [*FILES, *(ROOT / "scripts").glob("*"), ROOT / "README.md"]:
         if path.is_file() and path.suffix != ".png":
             text = path.read_text(encoding="utf-8")
-            outside = re.search(r"\.\./shared|(?<!replay)/work/", text)  # replay/work is a room
+            # replay/model/work is a room
+            outside = re.search(r"\.\./shared|(?<!model)/work/", text)
             assert not outside, path

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from tracegen import importers as importers
     from tracegen import library as library
     from tracegen import models as models
-    from tracegen.errors import UserError as UserError
     from tracegen.file.reader import TraceFile as TraceFile
     from tracegen.file.writer import write as write
     from tracegen.generate import GENERATORS as GENERATORS
     from tracegen.library import load as load
     from tracegen.library import open_trace as open  # noqa: F401 (the name of the API)
     from tracegen.models import ModelShape as ModelShape
+    from tracegen.shared.errors import UserError as UserError
     from tracegen.trace.graph import GraphCounts as GraphCounts
     from tracegen.trace.graph import TokenExpertGraph as TokenExpertGraph
     from tracegen.trace.graph import count_graph as count_graph
@@ -47,7 +47,7 @@ _HOME = {
     "TraceFile": "file.reader",
     "TraceInfo": "trace.tables",
     "TraceModel": "trace.tables",
-    "UserError": "errors",
+    "UserError": "shared.errors",
     "count_graph": "trace.graph",
     "expert_graph": "trace.graph",
     "load": "library",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from replay.schemes import Scheme
     from replay.schemes.options import About
-    from tracegen.display.content import Table
+    from tracegen.shared.display.content import Table
 
 SHOWN = 3  # findings of one check; more say the same of other GPUs and layers
 WIDTH = 80
@@ -93,7 +93,7 @@ def _list(schemes: Iterable[Scheme], as_json: bool) -> None:
 def _tables(found: Sequence[Scheme]) -> tuple[Table, Table, Table]:
     """What schemes do, what they move and take, and what their code has."""
     from replay.report.scheme_tables import facts_of
-    from tracegen.display.content import Column, Table
+    from tracegen.shared.display.content import Column, Table
 
     facts = [(one, facts_of(one)) for one in found]
     return (
@@ -135,7 +135,7 @@ def _tables(found: Sequence[Scheme]) -> tuple[Table, Table, Table]:
 
 def _interleaved(found: Iterable[Scheme]) -> Iterable[str]:
     """Which schemes each value of ``--interleave`` has, in lines."""
-    from replay.schemes.staged import StagedScheme
+    from replay.schemes.ep.staged import StagedScheme
 
     names: dict[str, list[str]] = {}
     for one in found:
@@ -177,8 +177,8 @@ def hardware(scheme: Scheme) -> str:
 def to_json(scheme: Scheme) -> dict[str, Any]:
     """Everything about a scheme as plain values."""
     from replay.report.scheme_tables import SYSTEM, communicating_sms, num_kernels
+    from replay.schemes.ep.software import TYPICAL
     from replay.schemes.options import about
-    from replay.schemes.software import TYPICAL
 
     return {
         **scheme.describe(),
@@ -209,8 +209,8 @@ def to_json(scheme: Scheme) -> dict[str, Any]:
 
 def _explain(scheme: Scheme, as_json: bool) -> None:
     from replay.report.scheme_tables import SYSTEM, facts_of
+    from replay.schemes.ep.traffic import NETWORK, TRAFFIC
     from replay.schemes.options import about
-    from replay.schemes.traffic import NETWORK, TRAFFIC
 
     if as_json:
         print(json.dumps(to_json(scheme), indent=1, sort_keys=True))
@@ -252,7 +252,7 @@ def _explain(scheme: Scheme, as_json: bool) -> None:
 
 def _operations(scheme: Scheme) -> None:
     """What a host does for a layer of a forward pass, and whether a graph can hold it."""
-    from replay.schemes.software import as_program
+    from replay.schemes.ep.software import as_program
 
     listed = scheme.operations()
     if not listed:
@@ -288,7 +288,7 @@ def indented(text: str, first: str, others: str) -> str:
 
 
 def _keeps_the_contract(scheme: Scheme, as_json: bool) -> bool:
-    from replay.contract import CHECKS, examine
+    from replay.schemes.contract import CHECKS, examine
 
     announce_compiling()
     findings = list(examine(scheme))

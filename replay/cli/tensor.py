@@ -15,14 +15,14 @@ from replay.cli.options import JsonOption, entries_of, options_of, takes_setting
 from replay.cli.schemes import indented, shown
 from replay.cli.screen import progress, show, tell
 from replay.errors import unknown
-from replay.tensor.spec import TensorSpec
+from replay.experiments.dense.spec import TensorSpec
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
-    from replay.graph import Timeline
-    from replay.machine.machine import Machine
-    from replay.tensor.base import TensorScheme
+    from replay.engine import Timeline
+    from replay.model.machine.machine import Machine
+    from replay.schemes.tp.base import TensorScheme
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -65,11 +65,11 @@ def run(
 ) -> None:
     """Replay a layer under one scheme."""
     from replay.cli.exports import parse_exports
+    from replay.experiments.dense.replay import run as run_
     from replay.measure.replayed import Replayed
     from replay.report.pages import page
     from replay.report.tensor import result_tables
-    from replay.tensor.registry import find
-    from replay.tensor.replays import run as run_
+    from replay.schemes.tp.registry import find
 
     exports = parse_exports(trace_events, export or [], window, max_events, is_one_graph=True)
     settings = _settings(given)
@@ -123,10 +123,10 @@ def compare(
     deliver: Delivery,
 ) -> None:
     """Replay a layer under several schemes and compare them, the fastest first."""
+    from replay.experiments.dense.replay import compare as compare_
     from replay.report.pages import page
     from replay.report.tensor import comparison_tables, ranking
-    from replay.tensor.registry import SCHEMES, find
-    from replay.tensor.replays import compare as compare_
+    from replay.schemes.tp.registry import SCHEMES, find
 
     spec = TensorSpec(**_settings(given))
     names = [find(name).name for name in scheme or ()]
@@ -151,7 +151,7 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _options(given: Sequence[str], schemes: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Options by scheme; `replay.tensor.replays.compare` refuses unknown ones."""
+    """Options by scheme; `replay.experiments.dense.replay.compare` refuses unknown ones."""
     options: dict[str, dict[str, str]] = {}
     for name, key, value in options_of(given, schemes):
         if name not in schemes:
@@ -169,8 +169,8 @@ def schemes(
     as_json: AsJsonOption = False,
 ) -> None:
     """List the schemes of tensor parallelism; explain SCHEME."""
-    from replay.tensor.registry import SCHEMES, find
-    from tracegen.display.content import Column, Table
+    from replay.schemes.tp.registry import SCHEMES, find
+    from tracegen.shared.display.content import Column, Table
 
     if scheme is not None:
         _explain(find(scheme), as_json)
@@ -200,7 +200,7 @@ def _to_json(scheme: TensorScheme) -> dict[str, Any]:
 
 def _explain(scheme: TensorScheme, as_json: bool) -> None:
     from replay.schemes.options import about
-    from replay.tensor.traffic import GATHERS, REDUCES
+    from replay.schemes.tp.traffic import GATHERS, REDUCES
 
     if as_json:
         print(json.dumps(_to_json(scheme), indent=1, sort_keys=True))
@@ -238,7 +238,7 @@ def models(
     as_json: AsJsonOption = False,
 ) -> None:
     """List the models whose layers can be replayed; show MODEL with its sources."""
-    from replay.tensor.shape import aliases, load, names, names_of_experts
+    from replay.model.work.transformer_shape import aliases, load, names, names_of_experts
 
     if model is not None:
         _show_model(model, as_json)
@@ -260,8 +260,8 @@ def models(
 
 
 def _list_models(title: str, names: Sequence[str]) -> None:
-    from replay.tensor.shape import load
-    from tracegen.display.content import Column, Table
+    from replay.model.work.transformer_shape import load
+    from tracegen.shared.display.content import Column, Table
 
     words = ("layers", "hidden", "inner", "heads", "kv heads", "sequence")
     columns = [Column("model"), *(Column(word, form="d", rank=1) for word in words)]
@@ -276,7 +276,7 @@ def _list_models(title: str, names: Sequence[str]) -> None:
 
 
 def _show_model(name: str, as_json: bool) -> None:
-    from replay.tensor.shape import load
+    from replay.model.work.transformer_shape import load
 
     shape = load(name)
     if as_json:

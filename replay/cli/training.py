@@ -13,12 +13,12 @@ from replay.cli.exports import parse_exports
 from replay.cli.options import JsonOption, entries_of, options_of, takes_settings
 from replay.cli.screen import progress, show
 from replay.errors import UserError
-from replay.training.spec import TrainSpec
+from replay.experiments.train.spec import TrainSpec
 from tracegen.cli.delivery import Delivery, delivers
 from tracegen.cli.outputs import file_option
 
 if TYPE_CHECKING:
-    from replay.graph import Timeline
+    from replay.engine import Timeline
 
 
 @takes_settings(spec=TrainSpec, leave_out=("scheme", "options"))
@@ -56,11 +56,11 @@ def train(
     deliver: Delivery,
 ) -> None:
     """Replay a step of training a whole model under several schemes, the fastest first."""
+    from replay.experiments.train import compare
+    from replay.experiments.train.scene import scene
     from replay.report.pages import page
     from replay.report.training import comparison_tables, ranking
     from replay.schemes.registry import COMPARED, find
-    from replay.training import compare
-    from replay.training.scene import scene
 
     settings = dict(given)
     if "overrides" in settings:

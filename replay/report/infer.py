@@ -9,13 +9,13 @@ from rich.text import Text
 
 from replay.report.tables import GB
 from replay.report.words import WORDS, explained, says
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from replay.inference.result import InferComparison, InferResult, PhaseResult
-    from tracegen.display.content import Cell
+    from replay.experiments.serve.result import InferComparison, InferResult, PhaseResult
+    from tracegen.shared.display.content import Cell
 
 US_PER_MS = 1e3
 CAUSES = {

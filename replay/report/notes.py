@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.run.names import short_placement
-from replay.run.node_sampling import error_of
+from replay.chains.node_sampling import error_of
+from replay.experiments.base.names import short_placement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from replay.experiments.layer.result import Comparison, Result, Whole
     from replay.measure.result import ChainResult, LayerResult, Pairs
-    from replay.run.result import Comparison, Result, Whole
 
 
 def outside_notes(compared: Comparison) -> list[str]:

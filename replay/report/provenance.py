@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.base.names import row_names
 from replay.report.machines import changes_table, machine_table
-from replay.run.names import row_names
-from tracegen.display.content import Column, Section, Table
+from tracegen.shared.display.content import Column, Section, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from replay.run.result import Result, SystemDescription
-    from tracegen.display.content import Cell, Item
+    from replay.experiments.layer.result import Result, SystemDescription
+    from tracegen.shared.display.content import Cell, Item
 
 NO_COMMAND = "No command makes it again: "
 IN_MEMORY = f"{NO_COMMAND}the trace was in memory, or its reference was not recorded."

@@ -9,25 +9,25 @@ from typing import Any
 from pydantic import BaseModel
 
 from replay.errors import UserError
+from replay.experiments.base.load import load_result, read_document, validated
 from replay.files import exists, is_folder
-from replay.run.load import load_result, read_document, validated
 
 CLASSES: dict[str, str] = {
-    "moereplay-tensor": "replay.tensor.result.TensorResult",
-    "moereplay-tensor-comparison": "replay.tensor.result.TensorComparison",
-    "moereplay-train": "replay.training.result.TrainResult",
-    "moereplay-train-comparison": "replay.training.result.TrainComparison",
-    "moereplay-infer": "replay.inference.result.InferResult",
-    "moereplay-infer-comparison": "replay.inference.result.InferComparison",
-    "moereplay-arrivals": "replay.inference.arrivals.Arrived",
-    "moereplay-arrivals-comparison": "replay.inference.arrivals.ArrivedComparison",
-    "moereplay-collective": "replay.run.collective.CollectiveResult",
-    "moereplay-choice": "replay.choosing.result.Choice",
-    "moereplay-difference": "replay.differences.parts.Difference",
-    "moereplay-explanation": "replay.differences.explanation.Explanation",
-    "moereplay-placing": "replay.run.placing.Placing",
-    "moereplay-sweep": "replay.sweeps.saved.SavedSweep",
-    "moereplay-validation": "replay.validate.saved.SavedValidation",
+    "moereplay-tensor": "replay.experiments.dense.result.TensorResult",
+    "moereplay-tensor-comparison": "replay.experiments.dense.result.TensorComparison",
+    "moereplay-train": "replay.experiments.train.result.TrainResult",
+    "moereplay-train-comparison": "replay.experiments.train.result.TrainComparison",
+    "moereplay-infer": "replay.experiments.serve.result.InferResult",
+    "moereplay-infer-comparison": "replay.experiments.serve.result.InferComparison",
+    "moereplay-arrivals": "replay.experiments.serve.arrivals.Arrived",
+    "moereplay-arrivals-comparison": "replay.experiments.serve.arrivals.ArrivedComparison",
+    "moereplay-collective": "replay.experiments.collective.replay.CollectiveResult",
+    "moereplay-choice": "replay.experiments.choose.result.Choice",
+    "moereplay-difference": "replay.studies.differences.parts.Difference",
+    "moereplay-explanation": "replay.studies.differences.explanation.Explanation",
+    "moereplay-placing": "replay.experiments.place.placing.Placing",
+    "moereplay-sweep": "replay.studies.sweeps.saved.SavedSweep",
+    "moereplay-validation": "replay.studies.validate.saved.SavedValidation",
 }
 """Class of each kind of document that has one schema, by the name of its format."""
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from replay.machine.kinds import KIND_NAMES, KINDS, Kind
+from replay.model.machine.kinds import KIND_NAMES, KINDS, Kind
 from replay.report.mechanisms import lines_of
 from replay.report.tables import MB
 from replay.report.words import explained, says
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from replay.tensor.result import TensorComparison, TensorResult
-    from tracegen.display.content import Cell
+    from replay.experiments.dense.result import TensorComparison, TensorResult
+    from tracegen.shared.display.content import Cell
 
 SLICES = 52  # of the time, each a character
 ON_PATH = ("compute", "wires", "copying", "overhead", "no SM", "latency")

@@ -8,17 +8,17 @@ from rich.console import Group
 from rich.text import Text
 
 from hwmodel.units import BYTES_PER_MIB
+from replay.experiments.train.result import TrainComparison
+from replay.experiments.train.schedules.registry import SCHEDULES
 from replay.report.tables import GB
 from replay.report.words import WORDS, explained, says
-from replay.training.result import TrainComparison
-from replay.training.schedules.registry import SCHEDULES
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from replay.training.result import Efficiency, TrainResult
-    from tracegen.display.content import Cell
+    from replay.experiments.train.result import Efficiency, TrainResult
+    from tracegen.shared.display.content import Cell
 
 COLUMNS = {
     "attn": ("attention",),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError, unknown
 from replay.files import expanded, read_bytes, real
-from replay.schemes.base import Scheme
+from replay.schemes.ep.base import Scheme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,37 +6,37 @@ from typing import TYPE_CHECKING
 
 from replay.errors import UserError, unknown
 from replay.schemes import outside
-from replay.schemes.cann_ep import CannEp
-from replay.schemes.ccfuser.scheme import CcFuser
-from replay.schemes.comet.scheme import COMET, FLUX
-from replay.schemes.deepep.elastic import ElasticDeepEp
-from replay.schemes.deepep.low_latency import LowLatencyDeepEp
-from replay.schemes.deepep.normal import DeepEp
-from replay.schemes.dysharp.scheme import (
+from replay.schemes.ep.cann_ep import CannEp
+from replay.schemes.ep.ccfuser.scheme import CcFuser
+from replay.schemes.ep.comet.scheme import COMET, FLUX
+from replay.schemes.ep.deepep.elastic import ElasticDeepEp
+from replay.schemes.ep.deepep.low_latency import LowLatencyDeepEp
+from replay.schemes.ep.deepep.normal import DeepEp
+from replay.schemes.ep.dysharp.scheme import (
     DYSHARP,
     DYSHARP_BASIC,
     DYSHARP_COMET,
     DYSHARP_FUSION_ONLY,
 )
-from replay.schemes.fastermoe.scheme import FasterMoe
-from replay.schemes.flashdmoe.scheme import FlashDMoe
-from replay.schemes.flashinfer_push import FlashInferPush
-from replay.schemes.hybrid_ep.scheme import HybridEp
-from replay.schemes.ideal import Ideal
-from replay.schemes.megamoe.scheme import MEGAMOE
-from replay.schemes.megatron.allgather import MegatronAllGather
-from replay.schemes.megatron.alltoall import Megatron
-from replay.schemes.moe_hub.scheme import MoeHub
-from replay.schemes.nccl_alltoall import NcclAllToAll
-from replay.schemes.nccl_ep import NcclEp
-from replay.schemes.nvls import Nvls
-from replay.schemes.pangu.scheme import Pangu
-from replay.schemes.plain import Plain
-from replay.schemes.tutel.scheme import Tutel
+from replay.schemes.ep.fastermoe.scheme import FasterMoe
+from replay.schemes.ep.flashdmoe.scheme import FlashDMoe
+from replay.schemes.ep.flashinfer_push import FlashInferPush
+from replay.schemes.ep.hybrid_ep.scheme import HybridEp
+from replay.schemes.ep.ideal import Ideal
+from replay.schemes.ep.megamoe.scheme import MEGAMOE
+from replay.schemes.ep.megatron.allgather import MegatronAllGather
+from replay.schemes.ep.megatron.alltoall import Megatron
+from replay.schemes.ep.moe_hub.scheme import MoeHub
+from replay.schemes.ep.nccl_alltoall import NcclAllToAll
+from replay.schemes.ep.nccl_ep import NcclEp
+from replay.schemes.ep.nvls import Nvls
+from replay.schemes.ep.pangu.scheme import Pangu
+from replay.schemes.ep.plain import Plain
+from replay.schemes.ep.tutel.scheme import Tutel
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.schemes.base import Scheme
+    from replay.schemes.ep.base import Scheme
     from replay.schemes.outside import AllowCode
 
 SCHEMES: dict[str, Scheme] = {

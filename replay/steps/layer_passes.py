@@ -9,30 +9,30 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from replay.compute.dense_kernels import BF16, Kernels
-from replay.machine.kinds import Kind
-from replay.machine.times import NO_TIME, Time
-from replay.run.pairs import beside
-from replay.schemes.base import LayerRefusedError
-from replay.schemes.staged import StagedScheme
+from replay.chains.pairs import beside
+from replay.model.compute.dense_kernels import BF16, Kernels
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import NO_TIME, Time
+from replay.model.work.context import Context
+from replay.schemes.ep.base import LayerRefusedError
+from replay.schemes.ep.staged import StagedScheme
 from replay.steps.moe import MoePart, replay_moe
 from replay.steps.stretches import Add, Stretch, replay_stretch
 from replay.steps.times import PartTimes, Timed
-from replay.work.context import Context
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.compute.dense_kernels import Weights
-    from replay.compute.dense_layers import DenseParts
-    from replay.machine.host import Launch
-    from replay.machine.machine import Machine
-    from replay.run.chain import ChainLink
+    from replay.chains.chain import ChainLink
+    from replay.model.compute.dense_kernels import Weights
+    from replay.model.compute.dense_layers import DenseParts
+    from replay.model.machine.host import Launch
+    from replay.model.machine.machine import Machine
     from replay.schemes import Scheme
     from replay.steps.plan import Recompute
     from replay.steps.times import Cause, Ints
 
 Pairing = Literal["dualpipe", "megatron"]
-"""Whose order of launches a forward pass beside a backward pass has (`replay.run.pairs`)."""
+"""Whose order of launches a forward pass beside a backward pass has (`replay.chains.pairs`)."""
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replay.run.chain import check_code_for
-from replay.run.prepared import Prepared, prepare
-from replay.run.replayer import check_all
-from replay.run.setup import Setup, set_up, spec_of
+from replay.chains.chain import check_code_for
+from replay.chains.prepared import Prepared, prepare
+from replay.experiments.layer.replay import check_all
+from replay.experiments.layer.setup import Setup, set_up, spec_of
 from replay.steps.layer_passes import LayerPasses
 from replay.steps.parameters import left_out
 from replay.steps.routing import Routing
@@ -26,7 +26,7 @@ from tracegen.generate import generate
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.run.chain import ChainLink
+    from replay.chains.chain import ChainLink
     from replay.schemes import Scheme
     from replay.steps.layer_passes import Pairing
     from replay.steps.plan import Plan
@@ -99,7 +99,7 @@ class StepReplays:
         has no code for it, and those whose backward pass makes its forward pass again, have no such
         times.
     settings
-        Other fields of `replay.run.spec.RunSpec`, such as ``placement``.
+        Other fields of `replay.experiments.layer.spec.RunSpec`, such as ``placement``.
 
     Raises
     ------
@@ -163,7 +163,7 @@ class StepReplays:
         Parameters
         ----------
         scheme, options
-            As of `replay.run.replayer.run`.
+            As of `replay.experiments.layer.replay.run`.
 
         Raises
         ------

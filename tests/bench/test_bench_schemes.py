@@ -20,16 +20,16 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.graph import TaskGraph, schedule
-from replay.graph.engine import compile_ahead
-from replay.run.chain import ChainLink
-from replay.run.chain_results import build, layer_result
-from replay.run.tune import tune
+from replay.chains.chain import ChainLink
+from replay.chains.chain_results import build, layer_result
+from replay.chains.tune import tune
+from replay.engine import TaskGraph, schedule
+from replay.engine.engine import compile_ahead
+from replay.model.work.layer import ExpertShape, LayerWork
+from replay.model.work.placement import place
+from replay.model.work.precision import Precision
 from replay.schemes import SCHEMES, Scheme
 from replay.schemes.registry import EXAMPLES
-from replay.work.layer import ExpertShape, LayerWork
-from replay.work.placement import place
-from replay.work.precision import Precision
 
 pytestmark = pytest.mark.bench
 

@@ -58,7 +58,7 @@ def flatten(trace: Any, result: Any, timelines: Sequence[Any]) -> dict[str, Valu
 
 
 def flatten_sliced(result: Any, timeline: Any) -> dict[str, Value]:
-    """The same of a `replay.tensor.TensorResult` and the schedule that it was made from."""
+    """The same of a `TensorResult` and the schedule that it was made from."""
     named: list[tuple[str, Value]] = [
         ("settings/tp", result.tp),
         ("settings/tokens", result.tokens),

@@ -10,11 +10,11 @@ import pytest
 from numba import config
 
 from replay.schemes.registry import COMPARED
-from replay.tensor.registry import SCHEMES
+from replay.schemes.tp.registry import SCHEMES
 
 pytestmark = pytest.mark.skipif(
     bool(config.DISABLE_JIT),
-    reason="kernels as plain Python are the business of tests/replay/graph",
+    reason="kernels as plain Python are the business of tests/replay/engine",
 )
 
 RUNS = [(name, label) for name, case in cases.CASES.items() for label in case.runs()]

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 import hwmodel
-from replay.graph import GraphBuilder, Timeline, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.machine.machine import Machine
-from replay.tensor import matrices
-from replay.tensor.layer import Elementwise, Enter, Leave, Product, TensorLayer
-from replay.tensor.registry import find
+from replay.engine import GraphBuilder, Timeline, schedule
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
+from replay.model.work.transformer_layer import Elementwise, Enter, Leave, Product, TensorLayer
+from replay.schemes.tp import matrices
+from replay.schemes.tp.registry import find
 
 Ints = npt.NDArray[np.int64]
 

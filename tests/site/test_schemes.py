@@ -13,12 +13,12 @@ from made import schemes
 from made.drawing import svg
 from made.merged import drawn_as, merged
 
-from replay.graph import GraphBuilder, schedule
-from replay.machine.kinds import KIND_NAMES, Kind
-from replay.schemes.nvls import Nvls
+from replay.engine import GraphBuilder, schedule
+from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.schemes.ep.nvls import Nvls
 from replay.schemes.options import about
-from replay.tensor.registry import SCHEMES as OF_TENSOR
-from replay.validate.catalog import TABLES
+from replay.schemes.tp.registry import SCHEMES as OF_TENSOR
+from replay.studies.validate.catalog import TABLES
 
 NAMES = list(schemes.schemes())
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from tracegen.errors import UserError
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 

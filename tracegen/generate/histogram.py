@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from tracegen.errors import UserError
 from tracegen.generate.shares import weights_for_shares
+from tracegen.shared.errors import UserError
 
 
 class Histogram(BaseModel):

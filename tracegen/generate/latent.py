@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tracegen.errors import UserError
 from tracegen.generate import draw, latent_draw, latent_kinds
 from tracegen.generate.latent_file import read
 from tracegen.generate.latent_kinds import KindModel
 from tracegen.generate.latent_model import MAX_SHARED, SCALES, LatentModel, normal_quantile
 from tracegen.models import ModelShape
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array, Floats
 from tracegen.trace.tables import PHASES, RequestTable, TokenTable
 

@@ -4,8 +4,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tracegen.errors import UserError
 from tracegen.generate.shares import weights_for_shares
+from tracegen.shared.errors import UserError
 
 FLOOR = 0.01
 """Smallest share, in units of the mean share: no expert is dead in recorded traces."""

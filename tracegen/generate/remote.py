@@ -4,8 +4,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from tracegen.errors import UserError
 from tracegen.generate.shares import weights_for_shares
+from tracegen.shared.errors import UserError
 
 
 class Remote(BaseModel):

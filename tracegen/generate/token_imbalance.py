@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from tracegen.errors import UserError, unknown
 from tracegen.generate.draw import topk_without_replacement
+from tracegen.shared.errors import UserError, unknown
 from tracegen.trace.arrays import Array
 
 Workload = Literal[

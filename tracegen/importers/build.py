@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers.layers import number_layers
 from tracegen.importers.options import Options
 from tracegen.importers.padding import drop_missing, tell_repeats
 from tracegen.importers.routed import Imported, Routed
+from tracegen.shared.errors import UserError
 from tracegen.trace import provenance
 from tracegen.trace.arrays import Array
 from tracegen.trace.checks import boundaries

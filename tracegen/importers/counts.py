@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers.load_files import holds_loads
 from tracegen.importers.loads import read_loads
 from tracegen.importers.options import Options
 from tracegen.importers.responses import TENSORRT_LLM, read_responses
 from tracegen.importers.routed import Routed
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.drawn import rows_needed, rows_with_loads
 from tracegen.trace.tables import PREFILL

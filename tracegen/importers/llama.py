@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.options import Options
 from tracegen.importers.routed import Routed
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array, place_in_group
 from tracegen.trace.tables import DECODE, PREFILL
 

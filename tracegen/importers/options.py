@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracegen.errors import UserError, shown
+from tracegen.shared.errors import UserError, shown
 
 if TYPE_CHECKING:
     from tracegen.models import ModelShape

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from tracegen.errors import UserError
 from tracegen.importers import files
 from tracegen.importers.options import Options
+from tracegen.shared.errors import UserError
 from tracegen.trace.arrays import Array
 
 TYPES = tuple(f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from replay.report.command import value_text
 from replay.report.provenance import options_text
-from tracegen.display.content import Column, Table
+from tracegen.shared.display.content import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.inference.replays import BASELINE
-from replay.inference.result import InferComparison
+from replay.experiments.serve.replay import BASELINE
+from replay.experiments.serve.result import InferComparison
 from replay.report.command import command
 from replay.report.infer import (
     CAUSES,
@@ -25,12 +25,12 @@ from replay.report.pages.serving import serving_words
 from replay.report.provenance import assumptions, provenance
 from replay.report.tables import GB
 from replay.report.words import schemes_text
-from tracegen.display.content import Bars, Page, Part, Section
+from tracegen.shared.display.content import Bars, Page, Part, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replay.inference.result import InferResult
+    from replay.experiments.serve.result import InferResult
 
 PARTS = {
     "attention": "attention",

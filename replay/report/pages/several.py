@@ -6,16 +6,16 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import UserError
+from replay.experiments.base.names import row_names
+from replay.experiments.layer.comparison import BASELINES
+from replay.experiments.layer.result import Comparison, Result
 from replay.report.pages.pages import page
-from replay.run.comparison import BASELINES
-from replay.run.names import row_names
-from replay.run.result import Comparison, Result
-from tracegen.display.content import Column, Page, Section, Table
+from tracegen.shared.display.content import Column, Page, Section, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracegen.display.content import Item
+    from tracegen.shared.display.content import Item
 
 
 def page_of_several(results: Mapping[str, Any]) -> Page:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.dense.replay import BASELINE
+from replay.experiments.dense.result import TensorComparison
 from replay.report.command import command
 from replay.report.pages.described import (
     Described,
@@ -27,15 +29,13 @@ from replay.report.tensor import (
     times_table,
 )
 from replay.report.words import schemes_text
-from replay.tensor.registry import SCHEMES
-from replay.tensor.replays import BASELINE
-from replay.tensor.result import TensorComparison
-from tracegen.display.content import Bars, Heat, Page, Part, Section
+from replay.schemes.tp.registry import SCHEMES
+from tracegen.shared.display.content import Bars, Heat, Page, Part, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replay.tensor.result import TensorResult
+    from replay.experiments.dense.result import TensorResult
 
 OVER_TIME = {"uplink": "out of a GPU", "downlink": "into a GPU"}
 NUM_SLICES = 40

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hwmodel.units import BYTES_PER_MIB
+from replay.experiments.train.replay import BASELINE
+from replay.experiments.train.result import TrainComparison
 from replay.report.command import command
 from replay.report.machines import preset
 from replay.report.pages.described import (
@@ -31,14 +33,12 @@ from replay.report.training import (
 )
 from replay.report.words import schemes_text
 from replay.schemes import supported
-from replay.training.replays import BASELINE
-from replay.training.result import TrainComparison
-from tracegen.display.content import Bars, Heat, Page, Part, Section
+from tracegen.shared.display.content import Bars, Heat, Page, Part, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replay.training.result import TrainResult
+    from replay.experiments.train.result import TrainResult
 
 CAUSES = {
     "attn": "attention, norms, gate",

@@ -11,16 +11,16 @@ import pytest
 from tiers import mostly_extended
 from typer.testing import CliRunner
 
-import replay.schemes.plain
+import replay.schemes.ep.plain
 from replay.cli.app import app, main
-from replay.contract import CHECKS, examine
-from replay.contract.layers import LAYERS, ONE_TOKEN
 from replay.report.scheme_tables import facts_of
 from replay.schemes import SCHEMES, find, outside
+from replay.schemes.contract import CHECKS, examine
+from replay.schemes.contract.layers import LAYERS, ONE_TOKEN
 from replay.schemes.options import about
 from replay.schemes.registry import COMPARED
 
-PLAIN = Path(replay.schemes.plain.__file__).read_text(encoding="utf-8")
+PLAIN = Path(replay.schemes.ep.plain.__file__).read_text(encoding="utf-8")
 MINE = PLAIN.replace('name = "plain"', 'name = "mine"')
 
 

@@ -9,9 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 import replay
-from replay import tensor
 from replay.cli.app import app
 from replay.errors import UserError
+from replay.experiments import dense as tensor
+from replay.experiments.dense import SCHEMES, TensorComparison
+from replay.model.work.transformer_shape import load, names, names_of_experts
 from replay.report.tensor import (
     comparison_tables,
     links_table,
@@ -21,8 +23,6 @@ from replay.report.tensor import (
     times_table,
 )
 from replay.report.text import render
-from replay.tensor import SCHEMES, TensorComparison
-from replay.tensor.shape import load, names, names_of_experts
 
 SMALL = ("--model", "llama-2-7b", "--tp", "4", "--tokens", "256")
 

@@ -12,13 +12,13 @@ from machine_alone import carried, ints, machine_of
 from round_machine import NS, round_machine
 
 import hwmodel
-from replay.collectives import grids, multimem_kernels, one_shot, registered, two_shot
-from replay.collectives.grids import Grid, Style
-from replay.collectives.library import ALGORITHMS
-from replay.collectives.one_shot import ENGINE
-from replay.graph import TaskGraph, schedule
-from replay.machine.kinds import DISPATCH, Kind
-from replay.machine.machine import Ints, Machine
+from replay.engine import TaskGraph, schedule
+from replay.model.collectives import grids, multimem_kernels, one_shot, registered, two_shot
+from replay.model.collectives.grids import Grid, Style
+from replay.model.collectives.library import ALGORITHMS
+from replay.model.collectives.one_shot import ENGINE
+from replay.model.machine.kinds import DISPATCH, Kind
+from replay.model.machine.machine import Ints, Machine
 
 KIB, MIB = 1 << 10, 1 << 20
 UP, DOWN, ACCESS, VISIBLE = 150 * NS, 100 * NS, 20 * NS, 30 * NS

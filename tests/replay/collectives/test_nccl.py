@@ -7,10 +7,10 @@ from machine_alone import machine_of
 from round_machine import NS, US, round_machine
 
 import hwmodel
-from replay.collectives import nccl
-from replay.contract.counting import write_packets
-from replay.graph import schedule
-from replay.machine.kinds import DISPATCH, Kind
+from replay.engine import schedule
+from replay.model.collectives import nccl
+from replay.model.machine.kinds import DISPATCH, Kind
+from replay.schemes.contract.counting import write_packets
 
 WAY = (150 + 100 + 30) * NS  # to the switch, to the target, until it is visible
 POLL = 5 * NS

@@ -8,11 +8,11 @@ from round_machine import NS, US
 from round_nodes import HOST_FLAG, NIC, STEP, WAY, two_nodes
 
 import hwmodel
-from replay.collectives import nccl, node_rings
-from replay.contract.counting import write_packets
-from replay.graph import Timeline, schedule
-from replay.machine.kinds import DISPATCH
-from replay.machine.machine import Machine
+from replay.engine import Timeline, schedule
+from replay.model.collectives import nccl, node_rings
+from replay.model.machine.kinds import DISPATCH
+from replay.model.machine.machine import Machine
+from replay.schemes.contract.counting import write_packets
 
 STORE = (150 + 100 + 30) * NS
 POLL, ACKNOWLEDGED = 5 * NS, 250 * NS

@@ -6,10 +6,10 @@ import pytest
 from machine_alone import machine_of
 
 import hwmodel
-from replay.collectives import nccl, nvls
-from replay.collectives.algorithm import COLLECTIVES, Collective
-from replay.graph import schedule
-from replay.machine.kinds import DISPATCH
+from replay.engine import schedule
+from replay.model.collectives import nccl, nvls
+from replay.model.collectives.algorithm import COLLECTIVES, Collective
+from replay.model.machine.kinds import DISPATCH
 
 MIB = 1 << 20
 

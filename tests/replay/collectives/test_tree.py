@@ -8,11 +8,11 @@ from machine_alone import machine_of
 from round_machine import NS, US, round_machine
 
 import hwmodel
-from replay.collectives import tree
-from replay.collectives.tree import TREE
-from replay.contract.counting import write_packets
-from replay.graph import TaskGraph, schedule
-from replay.machine.kinds import DISPATCH, Kind
+from replay.engine import TaskGraph, schedule
+from replay.model.collectives import tree
+from replay.model.collectives.tree import TREE
+from replay.model.machine.kinds import DISPATCH, Kind
+from replay.schemes.contract.counting import write_packets
 
 UP = 150 * NS
 WAY = UP + (100 + 30) * NS  # to the switch, to the neighbour, until it is visible

@@ -8,9 +8,9 @@ from machine_alone import ints, machine_of
 from round_machine import ROUND
 
 import hwmodel
-from replay.graph import schedule
-from replay.machine.kinds import COMBINE, DISPATCH, Kind
-from replay.machine.machine import Machine
+from replay.engine import schedule
+from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
+from replay.model.machine.machine import Machine
 
 # Ports of one byte per picosecond; 150 ns from uplink to downlink.
 UP = 150_000

@@ -7,10 +7,10 @@ import pytest
 
 import hwmodel
 from hwmodel import System
-from replay.graph import GraphBuilder, TaskGraph, schedule
-from replay.graph.export.programs import SEND, make_programs
-from replay.machine.kinds import DISPATCH, KIND_NAMES, Kind
-from replay.machine.machine import Machine
+from replay.engine import GraphBuilder, TaskGraph, schedule
+from replay.engine.export.programs import SEND, make_programs
+from replay.model.machine.kinds import DISPATCH, KIND_NAMES, Kind
+from replay.model.machine.machine import Machine
 
 # A byte takes 1 ps on a link of the mesh, and 1/7 of that on the ports of an NPU.
 ROUND = {

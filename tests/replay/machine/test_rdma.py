@@ -10,13 +10,13 @@ from machine_alone import carried, ints
 from round_machine import NS, ROUND
 
 import hwmodel
+from replay.engine import GraphBuilder, Timeline, schedule
+from replay.engine.export.programs import SEND, make_programs
 from replay.errors import UserError
-from replay.graph import GraphBuilder, Timeline, schedule
-from replay.graph.export.programs import SEND, make_programs
-from replay.machine.kinds import COMBINE, DISPATCH, KIND_NAMES
-from replay.machine.machine import Machine
-from replay.machine.rdma import Writes
-from replay.machine.resources import Ints
+from replay.model.machine.kinds import COMBINE, DISPATCH, KIND_NAMES
+from replay.model.machine.machine import Machine
+from replay.model.machine.rdma import Writes
+from replay.model.machine.resources import Ints
 
 NETWORK = {
     "nic.bandwidth_GB_per_s": 50.0, "nic.efficiency": 1.0,  # 20 ps a byte

@@ -8,10 +8,10 @@ from machine_alone import carried, ints, machine_of
 from round_machine import round_machine
 
 import hwmodel
+from replay.engine import schedule
 from replay.errors import UserError
-from replay.graph import schedule
-from replay.machine.kinds import COMBINE, DISPATCH, Kind
 from replay.measure.ports import PortSums
+from replay.model.machine.kinds import COMBINE, DISPATCH, Kind
 
 FLIT = 16
 ROW = 1000  # bytes: seven full packets of 128 and one of 104

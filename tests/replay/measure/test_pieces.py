@@ -11,15 +11,15 @@ from tiers import mostly_extended
 import hwmodel
 import replay
 import tracegen
-from replay.graph.piece import Piece
-from replay.graph.scheduler import OutOfOrderError
-from replay.graph.taskgraph import GraphPart
-from replay.machine.host import Launch
-from replay.run import chain_results
-from replay.run.chain import Added
-from replay.run.prepared import prepare
-from replay.run.setup import set_up, spec_of
-from replay.run.streamed import Measuring, follow
+from replay.chains import chain_results
+from replay.chains.chain import Added
+from replay.chains.prepared import prepare
+from replay.chains.streamed import Measuring, follow
+from replay.engine.piece import Piece
+from replay.engine.scheduler import OutOfOrderError
+from replay.engine.taskgraph import GraphPart
+from replay.experiments.layer.setup import set_up, spec_of
+from replay.model.machine.host import Launch
 from replay.schemes import SCHEMES
 
 TRACE = tracegen.generate.generate(

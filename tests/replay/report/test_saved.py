@@ -14,13 +14,13 @@ import typer
 
 import replay
 from replay.cli.app import app, main
+from replay.experiments.layer.result import Comparison, Result
+from replay.experiments.layer.spec import RunSpec
+from replay.experiments.place.placing import fit
 from replay.report.pages import page
 from replay.report.pages.pages import MAKERS
 from replay.report.pages.several import as_comparison, page_of_several
 from replay.report.saved import CLASSES, REPLAYS, class_of, load
-from replay.run.placing import fit
-from replay.run.result import Comparison, Result
-from replay.run.spec import RunSpec
 
 ROOT = Path(__file__).parents[3]
 APART = {
@@ -207,7 +207,7 @@ def test_what_is_no_result_is_refused(
 
 
 def test_titles_of_strangers_stay_text(compared: Comparison, tmp_path: Path) -> None:
-    from tracegen.display.html import document
+    from tracegen.shared.display.html import document
 
     evil = "<script>alert(1)</script>&\"'"
     document_ = json.loads(compared.to_json())

@@ -12,10 +12,10 @@ import replay
 from replay.errors import UserError
 from replay.report.pages import page
 from replay.report.saved import load
-from replay.sweeps.page import MOST_CHARTS
-from replay.sweeps.result import SweepResult
-from replay.sweeps.saved import SavedSweep
-from tracegen.display.content import Bars, Plot
+from replay.studies.sweeps.page import MOST_CHARTS
+from replay.studies.sweeps.result import SweepResult
+from replay.studies.sweeps.saved import SavedSweep
+from tracegen.shared.display.content import Bars, Plot
 
 STUDY = """
 title = "Small"

@@ -14,13 +14,14 @@ import replay
 import tracegen
 from replay.cli.app import main
 from replay.errors import UserError
-from replay.run import comparison, fit, replayer
-from replay.run import estimate as estimates
-from replay.run.estimate import Asked, Estimate, Size, UnfitError, thinned
-from replay.run.replayer import estimate
+from replay.experiments.base import estimate as estimates
+from replay.experiments.base.estimate import Asked, Estimate, Size, UnfitError, thinned
+from replay.experiments.layer import comparison, fit
+from replay.experiments.layer import replay as replayer
+from replay.experiments.layer.replay import estimate
+from replay.model.work.batch import form_batch
 from replay.schemes import SCHEMES
-from replay.sweeps import worker
-from replay.work.batch import form_batch
+from replay.studies.sweeps import worker
 from tracegen.generate import generate
 
 TASKS_WITHIN = 1.35

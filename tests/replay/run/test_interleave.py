@@ -12,26 +12,26 @@ from tiers import mostly_extended
 import hwmodel
 import replay
 import tracegen
-from replay.compute.dense import Between
-from replay.contract import checks
-from replay.contract.bytes_on_ports import payload, wire
-from replay.contract.case import Case
-from replay.contract.layers import LAYERS, WIDE, draw, work
-from replay.contract.order import experts_wait, tokens_wait
-from replay.contract.sms import most_in_use
+from replay.chains.chain import Chain, ChainLink, MicroBatch
+from replay.chains.interleave import build
+from replay.chains.strategies import Strategy, strategy_of
+from replay.engine import schedule
 from replay.errors import UserError
-from replay.graph import schedule
-from replay.machine.kinds import Kind
-from replay.machine.times import Time
-from replay.run.chain import Chain, ChainLink, MicroBatch
-from replay.run.interleave import build
-from replay.run.strategies import Strategy, strategy_of
+from replay.model.compute.dense import Between
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import Time
+from replay.model.work.batch import Batch, BatchOrigin
+from replay.model.work.context import Context
+from replay.model.work.layer import ExpertShape
 from replay.schemes import SCHEMES, find
+from replay.schemes.contract import checks
+from replay.schemes.contract.bytes_on_ports import payload, wire
+from replay.schemes.contract.case import Case
+from replay.schemes.contract.layers import LAYERS, WIDE, draw, work
+from replay.schemes.contract.order import experts_wait, tokens_wait
+from replay.schemes.contract.sms import most_in_use
+from replay.schemes.ep.staged import STAGES, StagedScheme
 from replay.schemes.registry import EXAMPLES
-from replay.schemes.staged import STAGES, StagedScheme
-from replay.work.batch import Batch, BatchOrigin
-from replay.work.context import Context
-from replay.work.layer import ExpertShape
 from tracegen.models.schema import ModelShape
 
 ABLE = [

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 import hwmodel
 import replay
 import tracegen
-from replay.run.chain_results import replay_apart, replay_chain
-from replay.run.identity import describe
-from replay.run.jitter import Jitter, normal_form, read
-from replay.run.links import batch_of, links_of
-from replay.run.spec import RunSpec
-from replay.run.strategies import check_interleaved
-from replay.work.precision import Precision
+from replay.chains.chain_results import replay_apart, replay_chain
+from replay.chains.jitter import Jitter, normal_form, read
+from replay.chains.links import batch_of, links_of
+from replay.chains.strategies import check_interleaved
+from replay.experiments.base.identity import describe
+from replay.experiments.layer.spec import RunSpec
+from replay.model.work.precision import Precision
 
 RANKS, LAYERS, EXPERTS = 4, 2, 64
 LATE = 2_000_000_000  # ps, far longer than a layer here

@@ -12,8 +12,8 @@ import pytest
 
 import replay
 from replay.errors import UserError
-from replay.run.load import load_one
-from replay.run.result import Comparison, Result
+from replay.experiments.base.load import load_one
+from replay.experiments.layer.result import Comparison, Result
 
 DATA = Path(__file__).parents[2] / "data" / "results"
 SINGLE = ("layer-1", "chain-1", "tuned-1")

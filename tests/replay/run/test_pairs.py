@@ -12,25 +12,25 @@ import pytest
 import hwmodel
 import replay
 import tracegen
-from replay.compute.dense import Between
-from replay.contract.layers import draw, work
-from replay.contract.sms import most_in_use
+from replay.chains import pairs
+from replay.chains.chain import ChainLink
+from replay.chains.chain import build as build_chain
+from replay.chains.occupied import Timed, occupied
+from replay.chains.prepared import prepare
+from replay.chains.strategies import ORDERS
+from replay.engine import schedule
 from replay.errors import UserError
-from replay.graph import schedule
-from replay.machine.kinds import Kind
-from replay.machine.times import Time
-from replay.run import pairs
-from replay.run.chain import ChainLink
-from replay.run.chain import build as build_chain
-from replay.run.occupied import Timed, occupied
-from replay.run.prepared import prepare
-from replay.run.setup import set_up
-from replay.run.spec import RunSpec
-from replay.run.strategies import ORDERS
+from replay.experiments.layer.setup import set_up
+from replay.experiments.layer.spec import RunSpec
+from replay.model.compute.dense import Between
+from replay.model.machine.kinds import Kind
+from replay.model.machine.times import Time
+from replay.model.work.context import Context
+from replay.model.work.layer import ExpertShape
 from replay.schemes import SCHEMES, find
-from replay.schemes.staged import StagedScheme
-from replay.work.context import Context
-from replay.work.layer import ExpertShape
+from replay.schemes.contract.layers import draw, work
+from replay.schemes.contract.sms import most_in_use
+from replay.schemes.ep.staged import StagedScheme
 from tracegen.models.schema import ModelShape
 
 ABLE = [

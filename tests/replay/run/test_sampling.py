@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import replay
 import tracegen
+from replay.chains import chain_results
+from replay.chains.sampling import Sample, choose, student
 from replay.errors import UserError
-from replay.run import chain_results
-from replay.run.sampling import Sample, choose, student
-from replay.run.spec import RunSpec
+from replay.experiments.layer.spec import RunSpec
 from tracegen.generate import generate
 
 

@@ -17,11 +17,11 @@ import replay
 import tracegen
 from replay.cli.app import app
 from replay.errors import UserError
-from replay.run.spec import RunSpec, words
+from replay.experiments.layer.spec import RunSpec, words
+from replay.model.work.batch import PHASES
+from replay.model.work.precision import NUMBER_TYPES
 from replay.schemes import SCHEMES
-from replay.sweeps.points import REFERENCES, RUN_SETTINGS
-from replay.work.batch import PHASES
-from replay.work.precision import NUMBER_TYPES
+from replay.studies.sweeps.points import REFERENCES, RUN_SETTINGS
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 VALUES = st.one_of(

@@ -1,7 +1,7 @@
 """The rule for schemes, read from their source: they name work and never see a time.
 
-See the docstring of `replay.machine`: times are answers of the machine that a scheme hands on.
-Those that it states itself are options and constants in nanoseconds.
+See the docstring of `replay.model.machine`: times are answers of the machine that a scheme hands
+on. Those that it states itself are options and constants in nanoseconds.
 """
 
 from __future__ import annotations

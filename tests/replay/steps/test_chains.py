@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.run.prepared import prepare
-from replay.run.setup import set_up, spec_of
+from replay.chains.prepared import prepare
+from replay.experiments.layer.setup import set_up, spec_of
 from replay.schemes.registry import COMPARED
 from replay.steps.chains import Compared, compare, composed
 from replay.steps.times import Timed

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from replay.machine.kinds import DISPATCH
-from replay.validate.bench import Bench
+from replay.model.machine.kinds import DISPATCH
+from replay.studies.validate.bench import Bench
 
 BENCH = Bench()
 H100 = BENCH.system("dgx-h100")
