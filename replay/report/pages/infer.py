@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.experiments.serve.replay import BASELINE
 from replay.experiments.serve.result import InferComparison
 from replay.report.command import command
 from replay.report.infer import (
