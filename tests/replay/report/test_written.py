@@ -12,7 +12,7 @@ import pytest
 
 from replay.cli.app import main
 from replay.report.saved import CLASSES, REPLAYS, format_of, load
-from replay.sweeps import load_table
+from replay.studies.sweeps import load_table
 
 WRITTEN = Path(__file__).parents[2] / "data" / "written"
 FOLDERS = sorted(path.name for path in WRITTEN.iterdir() if path.is_dir())

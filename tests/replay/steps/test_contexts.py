@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 import hwmodel
-from replay.compute.dense_kernels import Kernels
-from replay.compute.dense_layers import DenseParts
-from replay.compute.slices import Slices
-from replay.graph import GraphBuilder
-from replay.machine.kinds import KIND_NAMES
-from replay.machine.machine import Machine
+from replay.engine import GraphBuilder
+from replay.model.compute.dense_kernels import Kernels
+from replay.model.compute.dense_layers import DenseParts
+from replay.model.compute.slices import Slices
+from replay.model.machine.kinds import KIND_NAMES
+from replay.model.machine.machine import Machine
+from replay.model.work.context import Context
 from replay.steps.copies import Held, synchronise_ps, update_ps
 from replay.steps.ends import Ends
 from replay.steps.plan import Plan
 from replay.steps.shared import Shared
 from replay.steps.times import Hop
-from replay.work.context import Context
 from tracegen import models
 from tracegen.models import ModelShape
 
