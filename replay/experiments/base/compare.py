@@ -99,11 +99,34 @@ def run(
     UserError
         If something asked for does not exist or does not fit together, or not into memory.
     """
-    named = set(experiment.spec.OPTIONS_OF) & set(settings)
     made = spec_of(experiment, spec, settings)
-    setup = experiment.setup(made, given or {}, allow_code=allow_code or bool(named))
+    execute((settings[name] for name in made.OPTIONS_OF if name in settings), allow_code=True)
+    setup = experiment.setup(made, given or {}, allow_code=allow_code)
     experiment.check_fit([setup], limit_of(max_memory), report)
     return experiment.replay(setup, progress=progress, observe=observe)
+
+
+def execute(references: Iterable[object], *, allow_code: AllowCode) -> None:
+    """Execute files of schemes: what this process has executed may be found in it from then on.
+
+    Parameters
+    ----------
+    references
+        To schemes, or to pairs of them as ``PREFILL+DECODE``.
+    allow_code
+        Whether files may be executed: True for what the caller named himself.
+
+    Raises
+    ------
+    CodeRefusedError
+        If one may not.
+    """
+    from replay.schemes import outside
+
+    for one in references:
+        for part in str(one).split("+"):
+            if outside.is_file(part):
+                outside.from_file(part, allow_code=allow_code)
 
 
 def asked_of(
@@ -199,9 +222,9 @@ def compare(
     objects = given or {}
     shared = spec_of(experiment, spec, settings)
     named = None if schemes is None else several("schemes", schemes, (str,), SCHEMES)
-    asked = asked_of(
-        experiment, shared, named or experiment.usual_schemes(shared, objects), options or {}
-    )
+    references = named or experiment.usual_schemes(shared, objects)
+    execute(references, allow_code=allow_code or named is not None)
+    asked = asked_of(experiment, shared, references, options or {})
     names = [one.name for one in asked]
     if baseline is not None and baseline not in names:
         try:
@@ -258,7 +281,7 @@ def carried_out(
     for at, one in enumerate(asked):
         try:
             like = next(iter(setups.values()), None)
-            setups[at] = experiment.setup(one.spec, given, like=like, allow_code=True)
+            setups[at] = experiment.setup(one.spec, given, like=like, allow_code=allow_code)
         except RefusedError as error:
             if must:
                 raise
@@ -285,7 +308,7 @@ def carried_out(
 
 
 def _answer(request: tuple[str, Spec, dict[str, Any]]) -> ResultBase | RefusedError:
-    """Carry out one of a comparison in a process of its own; its caller named the scheme."""
+    """Carry out one of a comparison in a process of its own; its files were allowed before."""
     name, spec, given = request
     experiment = EXPERIMENTS[name]
     try:

@@ -85,7 +85,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         shared
             The settings that all have.
         reference
-            To the scheme, which the caller named: a file of it may be executed.
+            To the scheme; a file of it was executed, or the caller refused.
         options
             Options by name, by name of the scheme.
 

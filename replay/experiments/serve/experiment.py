@@ -43,13 +43,13 @@ class Serve(Experiment[InferSpec, "Setup", InferResult]):
         from replay.schemes.registry import find
 
         first, plus, second = reference.partition("+")
-        decoding = find(second if plus else first, allow_code=True).name  # the caller named it
+        decoding = find(second if plus else first, allow_code=False).name
         made = shared.changed(scheme=decoding, options=dict(options.get(decoding, {})))
         if not plus:
             made = made.changed(prefill_scheme=None)
             prompts = made.of_prompts
         else:
-            prompts = find(first, allow_code=True).name
+            prompts = find(first, allow_code=False).name
             made = made.changed(prefill_scheme=prompts)
         if prompts != decoding:
             made = made.changed(prefill_options=dict(options.get(prompts, {})))

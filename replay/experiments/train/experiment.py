@@ -60,7 +60,7 @@ class Train(Experiment[TrainSpec, SchemedStep, TrainResult]):
         """The scheme alone is another."""
         from replay.schemes.registry import find
 
-        scheme = find(reference, allow_code=True)
+        scheme = find(reference, allow_code=False)
         own = dict(options.get(scheme.name, {}))
         scheme.with_options(own)  # what is not possible is refused before anything is set up
         return scheme.name, shared.changed(scheme=reference, options=own)

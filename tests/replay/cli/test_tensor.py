@@ -177,7 +177,7 @@ def test_exports_hold_the_schedule(tmp_path: Path) -> None:
         (("compare", *SMALL, "--option", "x"), "--option x: expected SCHEME.K=V"),
         (("compare", *SMALL, "--baseline", "nope"), "unknown baseline 'nope'"),
         (("compare", *SMALL, "--set", "x"), "--set x: expected KEY=VALUE"),
-        (("compare", "--pass", "x"), "direction = 'x': possible are 'forward', 'backward'"),
+        (("compare", "--pass", "x"), "unknown pass 'x'; known: backward, forward, training"),
         (("run", *SMALL, "--scheme", "sp-ring", "--option", "x=1"), "scheme 'sp-ring' has no opt"),
         (("run", *SMALL, "--option", "tp-ring.x=1"), "unknown scheme with options 'tp-ring'"),
         (("run", *SMALL, "--window", "0:1"), "--window and --max-events go with"),

@@ -144,11 +144,15 @@ def test_schemes_of_prompts_and_of_decoding() -> None:
 
 
 def test_to_name_one_scheme_allows_no_other_of_the_document(tmp_path: Path) -> None:
-    (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    (tmp_path / "planted.py").write_text(
+        f"from pathlib import Path\nPath({str(tmp_path / 'executed')!r}).touch()"
+    )
     planted = f"{tmp_path / 'planted.py'}:Planted"
     for other, own in (("scheme", "prefill_scheme"), ("prefill_scheme", "scheme")):
         with pytest.raises(UserError, match="allow-code"):
             run(SMALL.changed(**{own: planted}), **{other: "deepep"})
+        with pytest.raises(UserError, match="allow-code"):
+            compare(SMALL.changed(**{own: planted}))  # whose usual schemes are those of the spec
         assert not (tmp_path / "executed").exists()
 
 
@@ -175,7 +179,7 @@ def test_a_result_says_which_file_its_scheme_was(tmp_path: Path) -> None:
         ({"tolerance": 0.0}, "above 0"),
         ({"scheme": "nothing"}, "scheme"),
         ({"fitt": True}, "setting"),
-        ({"interleave": "dualpipe"}, "possible are"),
+        ({"interleave": "dualpipe"}, "unknown interleave .* known: dbo, off, sbo, tbo"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, object], words: str) -> None:
