@@ -165,7 +165,8 @@ def test_rows_of_steps_have_causes() -> None:
     pytest.importorskip("pandas")
     made = [
         TrainResult.model_construct(
-            scheme=SchemeDescription.model_construct(name=name), step_us=10.0, spent_us={"experts": [[1.0, 2.0], [3.0, long]]},
+            scheme=SchemeDescription.model_construct(name=name), step_us=10.0,
+            spent_us={"experts": [[1.0, 2.0], [3.0, long]]},
             model={"hidden": 1}, memory=[{"a": 1}],
         )
         for name, long in (("one", 6.0), ("two", 2.0))
@@ -180,7 +181,8 @@ def test_rows_of_steps_have_causes() -> None:
 def test_rows_of_serving_and_of_candidates_have_paths() -> None:
     pytest.importorskip("pandas")
     phase = PhaseResult.model_construct(
-        scheme=SchemeDescription.model_construct(name="deepep"), time_us=5.0, spent_us={"experts": 2.0},
+        scheme=SchemeDescription.model_construct(name="deepep"), time_us=5.0,
+        spent_us={"experts": 2.0},
         system=SystemDescription.model_construct(name="m", values={"a": 1}),
     )  # fmt: skip
     served = InferResult.model_construct(prefill=phase, decode=phase, time_us=10.0, left_out=["x"])
