@@ -155,4 +155,4 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_a_comparison_is_no_spec() -> None:
     with pytest.raises(UserError, match="holds a comparison of 2 results"):
-        load_one(DATA / "comparison-1.json")
+        load_one(EXPERIMENT, DATA / "comparison-1.json")
