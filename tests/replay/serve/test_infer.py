@@ -11,9 +11,8 @@ import pytest
 
 from replay.cli.app import main
 from replay.errors import UserError
-from replay.experiments.serve.experiment import compare, run
+from replay.experiments.serve.experiment import compare, load_result, run
 from replay.experiments.serve.lengths import recorded
-from replay.experiments.serve.load import load_result
 from replay.experiments.serve.replay import carry_out
 from replay.experiments.serve.result import InferComparison, named
 from replay.experiments.serve.room import Room, least_room_of
@@ -124,7 +123,7 @@ def test_a_comparison_says_who_was_left_out_and_reads_back(
     with pytest.raises(UserError, match="is damaged"):
         load_result(path)
     path.write_text(json.dumps({"format": "moereplay-tensor/1"}))
-    with pytest.raises(UserError, match="expected moereplay-infer/1"):
+    with pytest.raises(UserError, match="there are: infer, infer-comparison"):
         load_result(path)
 
 
