@@ -185,12 +185,12 @@ class Registry(Mapping[str, AnyExperiment]):
     """All experiments by name, each imported when it is first asked for."""
 
     def __init__(self, rooms: Sequence[str]) -> None:
-        self._rooms = tuple(rooms)
+        self._rooms = {room.rpartition(".")[2]: room for room in rooms}
 
     def __getitem__(self, name: str) -> AnyExperiment:
         if name not in self._rooms:
             raise KeyError(name)
-        module = importlib.import_module(f"replay.experiments.{name}.experiment")
+        module = importlib.import_module(f"replay.experiments.{self._rooms[name]}.experiment")
         found: AnyExperiment = module.EXPERIMENT
         return found
 
@@ -213,5 +213,5 @@ class Registry(Mapping[str, AnyExperiment]):
         return self[name]
 
 
-EXPERIMENTS = Registry(("layer", "dense", "train", "serve"))
-"""Every experiment: a folder of `replay.experiments` each, whose ``experiment.py`` has it."""
+EXPERIMENTS = Registry(("layer", "dense", "train", "serve", "serve.arrivals"))
+"""Every experiment: a folder below `replay.experiments` each, whose ``experiment.py`` has it."""
