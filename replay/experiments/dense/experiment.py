@@ -29,6 +29,9 @@ class Dense(Experiment[TensorSpec, "Setup", TensorResult]):
     result = TensorResult
     comparison = TensorComparison
     baselines = ("sp-nvls",)
+    scheme_help = "A name of `moereplay tensor schemes`, or FILE.py:NAME, which executes the file."
+    usual = "all that can run the layer"
+    details = "bytes, critical path, SMs, skew, tables, and links over time"
     code = ("experiments/dense",)
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
         "moereplay-tensor/1": result_of_old
@@ -83,6 +86,19 @@ class Dense(Experiment[TensorSpec, "Setup", TensorResult]):
         if progress is not None:
             progress()
         return result
+
+    def estimate(self, setup: Setup) -> tuple[str, str, str]:
+        """By a replay of some of its tokens."""
+        from replay.experiments.dense.fit import in_words
+        from replay.experiments.dense.replay import replayed
+
+        return in_words(setup, lambda one: replayed(one, one.scheme)[2])
+
+    def shown(self, compared: Any, *, details: bool) -> Any:
+        """Tables for the screen."""
+        from replay.report.tensor import comparison_tables, ranking
+
+        return comparison_tables(compared) if details else ranking(compared)
 
 
 EXPERIMENT = Dense()

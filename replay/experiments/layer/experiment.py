@@ -95,6 +95,19 @@ class Layer(Experiment[RunSpec, TracedSetup, Result]):
         complete = Setup(made, identity, ready.system, ready.scheme)
         return TracedSetup(complete, loaded, check_all(complete, loaded))
 
+    def estimate(self, setup: TracedSetup) -> tuple[str, str, str]:
+        """By a replay of a layer of some of its tokens."""
+        from replay.experiments.layer.fit import estimate_of
+
+        _, tasks, memory, time = estimate_of(setup.setup, setup.trace, setup.first).cells()
+        return tasks, memory, time
+
+    def shown(self, compared: Comparison, *, details: bool) -> Any:
+        """Tables for the screen."""
+        from replay.report.text import comparison_tables, ranking
+
+        return comparison_tables(compared) if details else ranking(compared)
+
     def check_fit(
         self, setups: Sequence[TracedSetup], max_memory: float, report: Report | None = None
     ) -> None:

@@ -27,11 +27,24 @@ class Serving(Experiment[AnyServed, AnySetup, AnyResult]):
     """What serving under one scheme of prompts and one of decoding has alike."""
 
     baselines = ("deepep-ll",)
+    scheme_help = (
+        "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file; or "
+        "PREFILL+DECODE, each of them one."
+    )
+    usual = "deepep+deepep-ll, which is what deepep-ll stands for"
+    details = "nothing: all tables are shown anyway"
+    lacking: ClassVar[Mapping[str, str]] = {
+        "dry_run": "how many replays a batch takes follows from what the first of them give"
+    }
     code = ("steps", "experiments/serve")
 
     def usual_schemes(self, shared: AnyServed, given: Mapping[str, Any]) -> Sequence[str]:
         """The spec's own: engines differ in more than a scheme."""
-        return [f"{shared.of_prompts}+{shared.scheme}"]
+        return [self.reference(shared)]
+
+    def reference(self, spec: AnyServed) -> str:
+        """The scheme of prompts, and that of decoding."""
+        return f"{spec.of_prompts}+{spec.scheme}"
 
     def under(
         self, shared: AnyServed, reference: str, options: Mapping[str, Mapping[str, Any]]
@@ -94,7 +107,16 @@ class Serve(Serving[InferSpec, "Setup", InferResult]):
         """Nothing is observed: a batch has no schedule of its own."""
         from replay.experiments.serve.replay import carry_out
 
-        return carry_out(setup, progress=progress)
+        result = carry_out(setup)
+        if progress is not None:
+            progress()
+        return result
+
+    def shown(self, compared: Any, *, details: bool) -> Any:
+        """Tables for the screen."""
+        from replay.report.infer import tables
+
+        return tables(compared)
 
 
 EXPERIMENT = Serve()
