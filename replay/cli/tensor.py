@@ -67,9 +67,9 @@ def run(
     """Replay a layer under one scheme."""
     from replay.cli.exports import parse_exports
     from replay.experiments.dense.experiment import run as run_
+    from replay.experiments.dense.tables import result_tables
     from replay.measure.replayed import Replayed
     from replay.report.pages import page
-    from replay.report.tensor import result_tables
     from replay.schemes.tp.registry import find
 
     exports = parse_exports(trace_events, export or [], window, max_events, is_one_graph=True)

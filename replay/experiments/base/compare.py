@@ -299,8 +299,9 @@ def carried_out(
         with closing(answers(_answer, requests, jobs)) as answered:
             for position, outcome in answered:
                 found[where[position]] = outcome
-                for _ in range(experiment.steps(setups[where[position]]) if progress else 0):
-                    progress()
+                if progress is not None:
+                    for _ in range(experiment.steps(setups[where[position]])):
+                        progress()
         return [found[at] for at in range(len(asked))]
     for at, setup in setups.items():
         try:

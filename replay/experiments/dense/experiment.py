@@ -96,7 +96,7 @@ class Dense(Experiment[TensorSpec, "Setup", TensorResult]):
 
     def shown(self, compared: Any, *, details: bool) -> Any:
         """Tables for the screen."""
-        from replay.report.tensor import comparison_tables, ranking
+        from replay.experiments.dense.tables import comparison_tables, ranking
 
         return comparison_tables(compared) if details else ranking(compared)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from replay.errors import unknown
 from replay.experiments.base import compare as base
 from replay.experiments.base.experiment import AnySetup, Experiment
-from replay.experiments.base.result import AnyResult
 from replay.experiments.base.load import load_of
+from replay.experiments.base.result import AnyResult
 from replay.experiments.serve.result import InferComparison, InferResult, named, result_of_old
 from replay.experiments.serve.spec import InferSpec
 
@@ -38,13 +38,20 @@ class Serving(Experiment[AnyServed, AnySetup, AnyResult]):
     }
     code = ("steps", "experiments/serve")
 
+    def options_in(self, spec: AnyServed) -> Mapping[str, Mapping[str, Any]]:
+        """Those of prompts are their scheme's, whether it is named or implied."""
+        prompts, decoding = _names_of(spec)
+        if prompts == decoding:
+            return {decoding: {**spec.options, **spec.prefill_options}}
+        return {prompts: spec.prefill_options, decoding: spec.options}
+
     def usual_schemes(self, shared: AnyServed, given: Mapping[str, Any]) -> Sequence[str]:
         """The spec's own: engines differ in more than a scheme."""
         return [self.reference(shared)]
 
     def reference(self, spec: AnyServed) -> str:
-        """The scheme of prompts, and that of decoding."""
-        return f"{spec.of_prompts}+{spec.scheme}"
+        """The scheme of decoding, behind that of prompts where it is named."""
+        return f"{spec.prefill_scheme}+{spec.scheme}" if spec.prefill_scheme else spec.scheme
 
     def under(
         self, shared: AnyServed, reference: str, options: Mapping[str, Mapping[str, Any]]
@@ -114,7 +121,7 @@ class Serve(Serving[InferSpec, "Setup", InferResult]):
 
     def shown(self, compared: Any, *, details: bool) -> Any:
         """Tables for the screen."""
-        from replay.report.infer import tables
+        from replay.experiments.serve.tables import tables
 
         return tables(compared)
 

@@ -106,7 +106,7 @@ class Train(Experiment[TrainSpec, SchemedStep, TrainResult]):
 
     def shown(self, compared: Any, *, details: bool) -> Any:
         """Tables for the screen."""
-        from replay.report.training import comparison_tables, ranking
+        from replay.experiments.train.tables import comparison_tables, ranking
 
         return comparison_tables(compared) if details else ranking(compared)
 

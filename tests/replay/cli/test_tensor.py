@@ -13,8 +13,7 @@ from replay.cli.app import app
 from replay.errors import UserError
 from replay.experiments import dense as tensor
 from replay.experiments.dense import SCHEMES, TensorComparison
-from replay.model.work.transformer_shape import load, names, names_of_experts
-from replay.report.tensor import (
+from replay.experiments.dense.tables import (
     comparison_tables,
     links_table,
     on_path_us,
@@ -22,6 +21,7 @@ from replay.report.tensor import (
     result_tables,
     times_table,
 )
+from replay.model.work.transformer_shape import load, names, names_of_experts
 from replay.report.text import render
 
 SMALL = ("--model", "llama-2-7b", "--tp", "4", "--tokens", "256")

@@ -16,7 +16,7 @@ from replay.experiments.choose.candidate import Cost
 from replay.experiments.choose.result import Choice, Found, Row
 from replay.experiments.collective.replay import CollectiveResult
 from replay.experiments.dense.result import TensorComparison, TensorResult
-from replay.experiments.serve.arrivals import Arrived, ArrivedComparison
+from replay.experiments.serve.arrivals.result import ArrivalComparison, ArrivalResult
 from replay.experiments.serve.result import InferComparison, InferResult, PhaseResult
 from replay.experiments.train.result import TrainComparison, TrainResult
 from replay.report.pages.pages import MAKERS
@@ -31,7 +31,7 @@ from tracegen.stats.statistics import TraceStatistics, statistics
 
 RESULTS = (
     replay.Result, replay.Comparison, SweepResult, TensorResult, TensorComparison, TrainResult,
-    TrainComparison, InferResult, InferComparison, Arrived, ArrivedComparison, Choice,
+    TrainComparison, InferResult, InferComparison, ArrivalResult, ArrivalComparison, Choice,
     CollectiveResult, Explanation, TraceStatistics,
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ from replay.experiments.base.result import (
 from replay.experiments.serve.arrivals.spec import ArrivalSpec
 from replay.experiments.serve.capacity import Capacity
 from replay.experiments.serve.measures import Served
-from replay.experiments.serve.result import named
+from replay.experiments.serve.result import asked_of_both, named
 from replay.measure.parts import Strict
 
 US_PER_S = 1e6
@@ -70,6 +70,16 @@ class ArrivalResult(ResultBase):
         if not self.phases:
             return named(self.spec.of_prompts, self.spec.scheme)
         return named(*(one.scheme.name for one in self.phases))
+
+    @property
+    def schemes(self) -> list[SchemeDescription]:
+        """That of prompts and that of decoding, or the one of both."""
+        return list({one.scheme.name: one.scheme for one in self.phases}.values())
+
+    @property
+    def asked_options(self) -> dict[str, Mapping[str, Any]]:
+        """Options of the scheme of prompts, and of that of decoding."""
+        return asked_of_both(self.schemes, self.spec)
 
     @property
     def headline_us(self) -> float:
