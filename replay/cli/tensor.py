@@ -69,7 +69,7 @@ def run(
     from replay.measure.replayed import Replayed
     from replay.report.pages import page
     from replay.report.tensor import result_tables
-    from replay.schemes.tp.registry import find
+    from replay.schemes.registry import find
 
     exports = parse_exports(trace_events, export or [], window, max_events, is_one_graph=True)
     settings = _settings(given)
@@ -126,7 +126,8 @@ def compare(
     from replay.experiments.dense.replay import compare as compare_
     from replay.report.pages import page
     from replay.report.tensor import comparison_tables, ranking
-    from replay.schemes.tp.registry import SCHEMES, find
+    from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
+    from replay.schemes.registry import find
 
     spec = TensorSpec(**_settings(given))
     names = [find(name).name for name in scheme or ()]
@@ -169,7 +170,8 @@ def schemes(
     as_json: AsJsonOption = False,
 ) -> None:
     """List the schemes of tensor parallelism; explain SCHEME."""
-    from replay.schemes.tp.registry import SCHEMES, find
+    from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
+    from replay.schemes.registry import find
     from tracegen.shared.display.content import Column, Table
 
     if scheme is not None:

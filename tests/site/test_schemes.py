@@ -17,7 +17,7 @@ from replay.engine import GraphBuilder, schedule
 from replay.model.machine.kinds import KIND_NAMES, Kind
 from replay.schemes.ep.nvls import Nvls
 from replay.schemes.options import about
-from replay.schemes.tp.registry import SCHEMES as OF_TENSOR
+from replay.schemes.registry import TENSOR_SCHEMES as OF_TENSOR
 from replay.studies.validate.catalog import TABLES
 
 NAMES = list(schemes.schemes())

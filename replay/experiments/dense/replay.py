@@ -17,12 +17,13 @@ from replay.experiments.layer.result import SystemDescription
 from replay.measure.measured import measures
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
-from replay.schemes.tp.plain import Plain
-from replay.schemes.tp.registry import SCHEMES
+from replay.schemes.registry import TENSOR_SCHEMES, find
+from replay.schemes.tp.plain import NoCommunication
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
     from replay.model.machine.machine import Ints
+    from replay.schemes.outside import AllowCode
     from replay.schemes.tp.base import TensorScheme
 
 BASELINE = "sp-nvls"
@@ -34,6 +35,7 @@ def run(
     *,
     observe: Callable[[Timeline, Machine], object] | None = None,
     report: Callable[[str], object] | None = None,
+    allow_code: AllowCode = False,
     **settings: Any,
 ) -> TensorResult:
     """Replay a layer under one scheme.
@@ -46,6 +48,8 @@ def run(
         Called with the schedule and its machine.
     report
         Told in a line what a long replay takes.
+    allow_code
+        Whether a file that `spec` names as its scheme may be executed; one in `settings` is.
     settings
         Fields of `TensorSpec` by name, in place of the spec's.
 
@@ -54,7 +58,8 @@ def run(
     UserError
         If something asked for does not exist or does not fit together, or not into memory.
     """
-    setup = Setup.of((spec or TensorSpec()).changed(**settings))
+    made = (spec or TensorSpec()).changed(**settings)
+    setup = Setup.of(made, allow_code=allow_code or "scheme" in settings)
     check_fit([setup], _scheduled, report)
     return carry_out(setup, observe=observe)
 
@@ -70,7 +75,7 @@ def carry_out(
     machine, ends, timeline = replayed(setup, setup.scheme)
     if observe is not None:
         observe(timeline, machine)
-    alone = replayed(setup, Plain(sequence_parallel=setup.scheme.sequence_parallel))[2]
+    alone = replayed(setup, NoCommunication(sequence_parallel=setup.scheme.sequence_parallel))[2]
     found = measures(timeline.graph, ends, machine, timeline, phases_separated=False)
     values = setup.system.describe()
     name, num_gpus = values.pop("name"), values.pop("num_gpus")
@@ -81,7 +86,7 @@ def carry_out(
         spec=setup.spec,
         model=sizes_of(setup.shape),
         system=SystemDescription(name=name, num_gpus=num_gpus, values=values),
-        scheme=setup.scheme.describe(),
+        scheme=setup.scheme.describe(setup.system),
         tp=setup.num_ranks,
         tokens=setup.sizes.tokens,
         sequence=setup.sizes.sequence,
@@ -139,7 +144,8 @@ def compare(
     spec
         The settings; its scheme and options are not heeded.
     schemes
-        Names; None takes every scheme that the system supports and that can run the layer.
+        Names, or ``path/to/file.py:Name``, which executes the file; None takes every scheme that
+        the system supports and that can run the layer.
     baseline
         Scheme that speed-ups are given over; None takes sp-nvls, else the first.
     options
@@ -157,7 +163,8 @@ def compare(
         If something asked for does not exist or does not fit together, or not into memory.
     """
     shared = (spec or TensorSpec()).changed(**settings)
-    names = list(dict.fromkeys(schemes or SCHEMES))
+    asked = {find(one, "tp").name: one for one in schemes or TENSOR_SCHEMES}
+    names = list(asked)
     for name in options or {}:
         if name not in names:
             raise unknown("scheme with options", name, names)
@@ -165,10 +172,10 @@ def compare(
         raise unknown("baseline", baseline, names)
     setups: list[Setup] = []
     left_out: dict[str, str] = {}
-    for name in names:
+    for name, reference in asked.items():
         own = dict((options or {}).get(name, {}))
         try:
-            setups.append(Setup.of(shared.changed(scheme=name, options=own)))
+            setups.append(Setup.of(shared.changed(scheme=reference, options=own)))
         except LayerRefusedError as error:
             if schemes or name == baseline:
                 raise

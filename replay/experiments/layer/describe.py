@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,6 @@ from replay.experiments.layer.result import (
 )
 from replay.measure.ports import COMMUNICATION
 from replay.model.work.placement import identify
-from replay.schemes.registry import capabilities
 
 if TYPE_CHECKING:
     from hwmodel import System
@@ -129,17 +127,7 @@ def _system(system: System) -> SystemDescription:
 
 
 def _scheme(scheme: Scheme, system: System, trials: Sequence[Trial]) -> SchemeDescription:
-    return SchemeDescription(
-        name=scheme.name,
-        source=scheme.source,
-        assumes=scheme.assumes,
-        proposes=sorted(scheme.proposes),
-        traffic=scheme.traffic,
-        options=dataclasses.asdict(scheme.options),
-        lacking=sorted(scheme.proposes - capabilities(system)),
-        code=scheme.code,
-        tuned=list(trials),
-    )
+    return SchemeDescription(**scheme.describe(system, trials))
 
 
 def _whole(layers: Sequence[LayerResult], sample: Sample) -> Whole:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +30,7 @@ from replay.schemes import find
 from replay.schemes.ep.base import LayerRefusedError
 
 if TYPE_CHECKING:
-    from pydantic import JsonValue
-
     from replay.model.work.batch import Phase
-    from replay.schemes import Scheme
     from replay.schemes.outside import AllowCode
 
 BASELINE = "deepep-ll"
@@ -140,7 +136,7 @@ def _phase(setup: Setup, phase: Phase, side: Side, spending: Spending, tokens: i
     seconds = spending.total_ps / PS_PER_US / US_PER_S
     room, positions = _room(setup, phase, side), _positions(setup, phase, side)
     return PhaseResult(
-        scheme=_described(layers.setup.scheme),
+        scheme=layers.setup.scheme.describe(side.system),
         system=SystemDescription(name=name, num_gpus=side.num_gpus, values=values),
         gpus=side.num_gpus,
         workers=side.workers,
@@ -193,17 +189,6 @@ def _check_fit(setup: Setup) -> None:
         layers.near(most, layers.positions, most)
     for phase, side in checked:
         check(_room(setup, phase, side), _positions(setup, phase, side), where[phase])
-
-
-def _described(scheme: Scheme) -> dict[str, JsonValue]:
-    return {
-        "name": scheme.name,
-        "source": scheme.source,
-        "assumes": scheme.assumes,
-        "proposes": [str(one) for one in sorted(scheme.proposes)],
-        "options": dataclasses.asdict(scheme.options),
-        **({"code": scheme.code} if scheme.code else {}),
-    }
 
 
 def _room(setup: Setup, phase: Phase, side: Side) -> Room:

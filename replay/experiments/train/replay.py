@@ -7,8 +7,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import JsonValue
-
 from replay.chains.jitter import read
 from replay.errors import UserError, unknown
 from replay.experiments.layer.describe import package_version
@@ -154,13 +152,7 @@ def _carry_out(setup: Setup, spec: TrainSpec, observe: Observer | None) -> Train
         spec=spec,
         model=setup.shape.sizes(),
         system=SystemDescription(name=name, num_gpus=num_gpus, values=values),
-        scheme={
-            "name": scheme.name,
-            "source": scheme.source,
-            "proposes": list[JsonValue](sorted(scheme.proposes)),
-            "options": dataclasses.asdict(scheme.options),
-            **({"code": scheme.code} if scheme.code else {}),
-        },
+        scheme=scheme.describe(setup.system),
         plan=plan.model_dump(mode="json"),
         schedule={"name": setup.schedule.name, "source": setup.schedule.source},
         precision=setup.precision.name,

@@ -29,7 +29,7 @@ from replay.report.tensor import (
     times_table,
 )
 from replay.report.words import schemes_text
-from replay.schemes.tp.registry import SCHEMES
+from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
 from tracegen.shared.display.content import Bars, Heat, Page, Part, Section
 
 if TYPE_CHECKING:

@@ -319,7 +319,7 @@ def _validated(scheme: Scheme) -> str:
 
 
 def _tensor_page() -> str:
-    from replay.schemes.tp.registry import SCHEMES
+    from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
 
     head = (
         "# Schemes of tensor parallelism\n\n[TENSOR.md](../replay/experiments/dense/TENSOR.md) "

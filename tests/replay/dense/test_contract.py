@@ -31,9 +31,8 @@ from replay.schemes.contract.case import one_flop_per_picosecond, system_for
 from replay.schemes.contract.reading import Dependencies, Port, port_bytes
 from replay.schemes.contract.sms import most_in_use, only_communicating
 from replay.schemes.tp.base import GATHER, REDUCE, TensorScheme
-from replay.schemes.tp.plain import Plain
-from replay.schemes.tp.registry import SCHEMES as LISTED
-from replay.schemes.tp.traffic import GATHERS, REDUCES, Traffic, gathers_of, payload_of
+from replay.schemes.tp.plain import NoCommunication
+from replay.schemes.tp.traffic import GATHERS, REDUCES, TensorTraffic, gathers_of, payload_of
 
 DENSE = LayerShape(
     name="dense", hidden=384, intermediate=768, gated=True, num_heads=48, num_kv_heads=48,
@@ -241,7 +240,7 @@ def closed_forms_are_those_of_rows(case: Case) -> None:
 
 
 @cache
-def payload_row_by_row(layer: TensorLayer, traffic: Traffic) -> dict[str, Counter[Port]]:
+def payload_row_by_row(layer: TensorLayer, traffic: TensorTraffic) -> dict[str, Counter[Port]]:
     """Payload of each phase on every port, by sending every row of the layer."""
     num = {"gather": gathers_of(layer), "reduce": layer.num(Leave)}
     found: dict[str, Counter[Port]] = {"gather": Counter(), "reduce": Counter()}
@@ -479,7 +478,7 @@ def times_keep_their_bounds(case: Case) -> None:
     assert 0 <= found.exposed_communication_us <= found.makespan_us
     # Kernels need what they need by themselves, but for the gaps before them and partial waves.
     plain = Built(
-        Plain(sequence_parallel=case.scheme.sequence_parallel),
+        NoCommunication(sequence_parallel=case.scheme.sequence_parallel),
         case.layer,
         system_for(case.layer.num_ranks),
     )
