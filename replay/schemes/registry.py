@@ -38,6 +38,7 @@ from replay.schemes.ep.tutel.scheme import Tutel
 from replay.schemes.tp.cais.scheme import Cais
 from replay.schemes.tp.coconet import CoCoNet
 from replay.schemes.tp.collectives import Collectives
+from replay.schemes.tp.direct import Direct
 from replay.schemes.tp.fuselib import FuseLib
 from replay.schemes.tp.ladm import Ladm
 from replay.schemes.tp.t3.scheme import T3, T3Switch
@@ -111,10 +112,13 @@ TENSOR_SCHEMES: dict[str, TensorScheme] = {
 }
 """Schemes of tensor parallelism, with their default options, in the order of reports."""
 
+TENSOR_EXAMPLES: dict[str, TensorScheme] = {scheme.name: scheme for scheme in (Direct(),)}
+"""Schemes of tensor parallelism that are found by name, as `EXAMPLES` are."""
+
 LISTED: dict[SchemeKind, Mapping[str, AnyScheme]] = {"ep": COMPARED, "tp": TENSOR_SCHEMES}
 """Schemes of each kind that are listed, and compared by default on a system that they run on."""
 
-EVERY: dict[str, AnyScheme] = {**COMPARED, **EXAMPLES, **TENSOR_SCHEMES}
+EVERY: dict[str, AnyScheme] = {**COMPARED, **EXAMPLES, **TENSOR_SCHEMES, **TENSOR_EXAMPLES}
 """Schemes of both kinds by name."""
 
 COMMANDS: dict[SchemeKind, str] = {"ep": "moereplay compare", "tp": "moereplay tensor compare"}
