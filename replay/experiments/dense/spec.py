@@ -35,7 +35,9 @@ class TensorSpec(BaseModel):
         "llama-70b",
         description="A name of `moereplay tensor models`, a TOML file, or a config.json.",
     )
-    scheme: str = Field("sp-nvls", description="A name of `moereplay tensor schemes`.")
+    scheme: str = Field(
+        "sp-nvls", description="A name of `moereplay tensor schemes`, or FILE.py:NAME."
+    )
     options: Annotated[dict[str, JsonValue], Flag("--option", "K=V")] = Field(
         {}, description="Option of the scheme: K=V, repeatable."
     )

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from replay.experiments.base.names import LACKING
 from replay.report.command import value_text
+from replay.report.proposed import lacking_of, starred
 from replay.report.provenance import options_text
 from tracegen.shared.display.content import Column, Table
 
@@ -27,11 +29,14 @@ class Described(NamedTuple):
 
 def schemes_table(found: Iterable[Described]) -> Table:
     """What each scheme assumes and proposes, and where it is described."""
-    rows, is_proposed = {}, False
+    rows, is_lacking = {}, False
     for one in found:
-        proposes = _listed(one.scheme.get("proposes"))
-        is_proposed |= bool(proposes)
-        name = str(one.scheme["name"]) + ("*" if proposes else "")
+        lacking, name = lacking_of(one.scheme), starred(str(one.scheme["name"]), one.scheme)
+        proposes = [
+            f"{what} {LACKING}" if what in lacking else what
+            for what in _listed(one.scheme.get("proposes"))
+        ]
+        is_lacking |= bool(lacking)
         source, assumes = (str(one.scheme.get(key) or "") or None for key in ("source", "assumes"))
         rows[name] = (name, ", ".join(proposes) or None, assumes, source)
     columns = [
@@ -40,7 +45,7 @@ def schemes_table(found: Iterable[Described]) -> Table:
         Column("assumes"),
         Column("source", rank=1),
     ]
-    notes = ["* needs hardware that is proposed."] if is_proposed else []
+    notes = ["* proposed hardware, which the machine lacks."] if is_lacking else []
     title = "What each scheme assumes and proposes"
     return Table("schemes", title, columns, list(rows.values()), notes)
 
@@ -54,11 +59,6 @@ def identities_table(found: Iterable[Described]) -> Table:
         rows.append((one.name, text, one.run_id))
     columns = [Column("scheme"), Column("options"), Column("identity", rank=1)]
     return Table("identities", "Each result: equal identities are equal", columns, rows)
-
-
-def proposed(found: Iterable[Described]) -> set[str]:
-    """Names of results whose schemes need hardware that is proposed."""
-    return {one.name for one in found if _listed(one.scheme.get("proposes"))}
 
 
 def _listed(value: JsonValue) -> list[str]:

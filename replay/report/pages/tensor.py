@@ -10,10 +10,10 @@ from replay.report.command import command
 from replay.report.pages.described import (
     Described,
     identities_table,
-    proposed,
     schemes_table,
     schemes_words,
 )
+from replay.report.proposed import lacking_of
 from replay.report.provenance import assumptions, provenance
 from replay.report.tables import MB
 from replay.report.tensor import (
@@ -91,10 +91,9 @@ def summary(compared: TensorComparison) -> str:
         f"Its kernels alone take {first.products_us / whole:.0%} of that; for "
         f"{first.exposed_us / whole:.0%} of the time nothing hides communication and waiting"
     )
-    starred = proposed(_described([first]))
-    if starred:
-        built = next((one for one in results if not proposed(_described([one]))), None)
-        lines.append("It needs hardware that is proposed (*)")
+    if lacking_of(first.scheme):
+        built = next((one for one in results if not lacking_of(one.scheme)), None)
+        lines.append(f"It needs hardware that {first.system.name} lacks (*)")
         if built is not None:
             lines[-1] += f"; without, {name(built)} is the fastest: {built.layer_us:,.1f} us"
     return ". ".join(lines) + "."

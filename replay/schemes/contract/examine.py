@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 LONGEST_SUMMARY = 70
-RESERVED = "check"  # `moereplay schemes check NAME`
+RESERVED = ("check", "list", "show")  # words of `moereplay schemes`
 
 
 class Finding(NamedTuple):
@@ -130,10 +130,10 @@ def _is_counted(scheme: AnyScheme) -> bool:
 
 def declared(scheme: AnyScheme) -> Iterator[str]:
     """Faults in what a scheme says about itself, in sentences."""
-    if not NAME.fullmatch(scheme.name) or scheme.name == RESERVED:
+    if not NAME.fullmatch(scheme.name) or scheme.name in RESERVED:
         yield (
             f"name {scheme.name!r}: expected lower-case words and digits joined by '-', and not "
-            f"{RESERVED!r}"
+            f"{' or '.join(map(repr, RESERVED))}"
         )
     if not scheme.source:
         yield "source is empty: say which paper or code the model follows"
