@@ -1,4 +1,4 @@
-"""Checks that schemes of both kinds must pass: ends, starts, SMs, bounds, options."""
+"""Checks that schemes of both kinds must pass: ends, starts, SMs, options."""
 
 from __future__ import annotations
 
@@ -82,22 +82,6 @@ def aftermath(case: AnyCase) -> Iterator[str]:
     if kinds:
         names = ", ".join(sorted(kind.name for kind in kinds))
         yield f"tasks of kind {names} end after the last rank does: the ends must wait for them"
-
-
-def bounds(case: AnyCase) -> Iterator[str]:
-    """The layer's time against the bounds that no schedule can beat."""
-    measures = case.measures
-    bound = measures.bounds_us
-    if bound.largest_us <= measures.makespan_us:
-        return
-    why = ""
-    if bound.phases_us == bound.largest_us:
-        why = (
-            ": the scheme says that a barrier over all ranks lies between dispatch and combine "
-            "(phases_separated), and they overlap"
-        )
-    takes, least = measures.makespan_us, bound.largest_us
-    yield f"the layer takes {takes:,.3f} us, at least {least:,.3f} us{why}"
 
 
 def frees(case: AnyCase) -> Iterator[str]:

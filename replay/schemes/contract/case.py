@@ -25,7 +25,7 @@ from tracegen.models.schema import ModelShape
 if TYPE_CHECKING:
     from hwmodel import System
     from replay.engine import Timeline
-    from replay.measure.result import LayerResult, Measures
+    from replay.measure.result import LayerResult
     from replay.model.machine.machine import Ints
     from replay.model.work.capacity import Carried
     from replay.model.work.layer import LayerWork
@@ -193,11 +193,6 @@ class AnyCase(ABC):
 
     @property
     @abstractmethod
-    def measures(self) -> Measures:
-        """Measures of the schedule."""
-
-    @property
-    @abstractmethod
     def stated_sms(self) -> int | None:
         """SMs that only communicate, as the scheme states them; None for nothing to compare."""
 
@@ -318,11 +313,6 @@ class Case(AnyCase):
     def result(self) -> LayerResult:
         """What a replay of the layer reports, from the graph and schedule of all checks."""
         return layer_result(self.link, self.chain, self.timeline, self.scheme)
-
-    @property
-    def measures(self) -> Measures:
-        """Measures of the schedule."""
-        return self.result.measures
 
     @cached_property
     def chained(self) -> tuple[Timeline, Machine]:

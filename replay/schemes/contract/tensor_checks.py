@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.chains.chain import Built
-from replay.measure.measured import measures
 from replay.measure.ports import PORT_NAMES
 from replay.model.machine.kinds import ACKS, Kind
 from replay.model.work.transformer_layer import Attention, Enter, Leave, Product, TensorLayer
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from replay.engine import TaskGraph, Timeline
-    from replay.measure.result import Measures
     from replay.model.machine.machine import Ints, Machine
     from replay.model.work.transformer_layer import Step
     from replay.schemes.tp.base import TensorScheme
@@ -89,14 +87,6 @@ class TensorCase(AnyCase):
         """Graph, ends and machine."""
         run = self.run()
         return Built(run.graph, run.ends, run.machine)
-
-    @cached_property
-    def measures(self) -> Measures:
-        """Measures of the schedule."""
-        built = self.built
-        return measures(
-            built.graph, built.ends, built.machine, self.timeline, phases_separated=False
-        )
 
     @property
     def stated_sms(self) -> int | None:
@@ -292,7 +282,6 @@ TENSOR_CHECKS = {
     "waits": Check("a rank's end waits for its rows and sums", BY_TURNS, ends_wait),
     "starts": Check("nothing begins before its start", BY_TURNS, basics.starts),
     "aftermath": Check("nothing that matters ends last", SHORT, basics.aftermath),
-    "bounds": Check("no layer is faster than its bounds", SHORT, basics.bounds),
     "frees": Check("a rank ends when its SMs are free", SHORT, basics.frees),
     "late": Check("the same on ranks that begin in turn", BY_TURNS, basics.late_frees),
     "sms": Check("no GPU uses more SMs than it has, in a chain", SHORT, basics.sms),

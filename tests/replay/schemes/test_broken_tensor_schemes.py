@@ -173,7 +173,6 @@ DEFECTS: list[tuple[type[TensorScheme], str, str, str]] = [
     (DeafEnd, "waits", TURNS, r"GPU \d ends without waiting for \d+ of \d+ messages"),
     (EarlyStart, "starts", TURNS, r"begin before any rank's start"),
     (DeafEnd, "aftermath", FORWARD, r"tasks of kind .* end after the last rank does"),
-    (EarlyEnd, "bounds", FORWARD, r"the layer takes 0.000 us, at least"),
     (EarlyEnd, "frees", FORWARD, r"GPU \d ends at 0 ps, and its SMs still work at"),
     (EarlyEnd, "late", FORWARD, r"GPU \d ends at [\d,]+ ps, and its SMs still work at"),
     (EarlyEnd, "sms", FORWARD, r"in a chain of three such layers GPU \d uses \d+ SMs"),
