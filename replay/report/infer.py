@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from replay.report.proposed import lacking_of, star_notes, starred
+from replay.report.proposed import star_notes, starred
 from replay.report.tables import GB
 from replay.report.words import WORDS, explained, says
 from tracegen.shared.display.content import Column, Table
@@ -188,7 +188,7 @@ def notes(compared: InferComparison) -> Iterator[str]:
         for phase in (one.prefill, one.decode)
     )
     for one in compared.results:
-        prompts = str(one.prefill.scheme["name"])
+        prompts = one.prefill.scheme.name
         if prompts not in one.name.split("+"):
             yield f"{one.name}: prompts run under {prompts}."
     line = f"MoE layers: {layers} replayed as a chain stand for all"
@@ -207,7 +207,7 @@ def notes(compared: InferComparison) -> Iterator[str]:
     if first.left_out:
         yield f"Left out: {', '.join(first.left_out)}."
     phases = [phase for one in compared.results for phase in (one.prefill, one.decode)]
-    lacking = [what for phase in phases for what in lacking_of(phase.scheme)]
-    yield from star_notes(" or ".join(dict.fromkeys(one.system.name for one in phases)), lacking)
+    systems = " or ".join(dict.fromkeys(one.system.name for one in phases))
+    yield from star_notes(systems, [one.scheme for one in phases])
     for name, reason in compared.left_out.items():
         yield f"Left out: {name}: {reason}."

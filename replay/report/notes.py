@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 def outside_notes(compared: Comparison) -> list[str]:
     """What the system lacks, which schemes are left out, and what lies between layers."""
     results = compared.results
-    lacking = [what for result in results for what in result.scheme.lacking]
-    notes = star_notes(results[0].system.name, lacking)
+    notes = star_notes(results[0].system.name, [one.scheme for one in results])
     if compared.left_out:
         notes += _left_out(compared)
     chain = results[0].chain

@@ -7,30 +7,23 @@ from typing import TYPE_CHECKING
 from replay.experiments.base.names import LACKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from pydantic import JsonValue
-
-
-def lacking_of(scheme: Mapping[str, JsonValue]) -> list[str]:
-    """List the hardware that a scheme proposes and the machine of its result lacks.
-
-    Parameters
-    ----------
-    scheme
-        The scheme as `replay.schemes.base.AnyScheme.describe` gave it. Older results do not say
-        what their machines lacked; all that they propose counts.
-    """
-    found = scheme.get("lacking", scheme.get("proposes"))
-    return [str(one) for one in found] if isinstance(found, list) else []
+    from replay.experiments.base.result import SchemeDescription
 
 
-def starred(name: str, *schemes: Mapping[str, JsonValue]) -> str:
+def starred(name: str, *schemes: SchemeDescription) -> str:
     """Put a star behind the name of what needs hardware that its machine lacks."""
-    return name + (LACKING if any(map(lacking_of, schemes)) else "")
+    return name + (LACKING if any(one.lacking for one in schemes) else "")
 
 
-def star_notes(system: str, lacking: Iterable[str]) -> list[str]:
+def star_notes(system: str, schemes: Iterable[SchemeDescription]) -> list[str]:
     """Say what the star means, in one line; none where nothing is lacking."""
-    found = sorted(set(lacking))
+    found = sorted({what for one in schemes for what in one.lacking})
     return [f"* proposed hardware, which {system} lacks: {', '.join(found)}."] if found else []
+
+
+def proposed_text(scheme: SchemeDescription) -> str:
+    """List what a scheme proposes, with a star behind each that the machine lacks."""
+    marks = (f"{what} {LACKING}" if what in scheme.lacking else what for what in scheme.proposes)
+    return ", ".join(marks)

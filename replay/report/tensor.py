@@ -10,7 +10,7 @@ from rich.text import Text
 
 from replay.model.machine.kinds import KIND_NAMES, KINDS, Kind
 from replay.report.mechanisms import lines_of
-from replay.report.proposed import lacking_of, star_notes, starred
+from replay.report.proposed import star_notes, starred
 from replay.report.tables import MB
 from replay.report.words import explained, says
 from tracegen.shared.display.content import Column, Table
@@ -44,7 +44,7 @@ def result_tables(result: TensorResult) -> Group:
     num_sms = result.system.values["gpu.num_sms"]
     note = f"SMs that only communicate: {result.communication_sms} of {num_sms}."
     tables = [time_table(result), *details([result])]
-    return _group(f"{result.scheme['name']}: {heading(result)}", tables, [note])
+    return _group(f"{result.scheme.name}: {heading(result)}", tables, [note])
 
 
 def _group(head: str, tables: Sequence[Table], lines: Iterable[str]) -> Group:
@@ -91,7 +91,7 @@ def by_time(compared: TensorComparison) -> list[TensorResult]:
 
 def name(result: TensorResult) -> str:
     """Name of the scheme; a star says that it needs hardware that the machine lacks."""
-    return starred(str(result.scheme["name"]), result.scheme)
+    return starred(result.scheme.name, result.scheme)
 
 
 def times_table(compared: TensorComparison) -> Table:
@@ -292,9 +292,7 @@ def notes(compared: TensorComparison) -> Iterator[str]:
 
 def _alone_notes(results: Sequence[TensorResult]) -> Iterator[str]:
     """What the layer's kernels take without communication."""
-    alone = {
-        bool(one.scheme["sequence_parallel"]): one.products_us / one.spec.layers for one in results
-    }
+    alone = {bool(one.sequence_parallel): one.products_us / one.spec.layers for one in results}
     words = {True: "with sequence parallelism", False: "without"}
     said = ", ".join(f"{alone[way]:,.1f} us {words[way]}" for way in (True, False) if way in alone)
     yield f"The layer's kernels alone, in turn, take {said}."
@@ -303,8 +301,7 @@ def _alone_notes(results: Sequence[TensorResult]) -> Iterator[str]:
 def _outside_notes(compared: TensorComparison) -> Iterator[str]:
     """What the system does not have, and who was left out."""
     results = compared.results
-    lacking = [what for one in results for what in lacking_of(one.scheme)]
-    yield from star_notes(results[0].system.name, lacking)
+    yield from star_notes(results[0].system.name, [one.scheme for one in results])
     reasons: dict[str, list[str]] = {}
     for name, reason in compared.left_out.items():
         reasons.setdefault(reason, []).append(name)

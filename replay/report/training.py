@@ -10,7 +10,7 @@ from rich.text import Text
 from hwmodel.units import BYTES_PER_MIB
 from replay.experiments.train.result import TrainComparison
 from replay.experiments.train.schedules.registry import SCHEDULES
-from replay.report.proposed import lacking_of, star_notes, starred
+from replay.report.proposed import star_notes, starred
 from replay.report.tables import GB
 from replay.report.words import WORDS, explained, says
 from tracegen.shared.display.content import Column, Table
@@ -66,7 +66,7 @@ def _group(result: TrainResult, tables: Sequence[Table], lines: Iterable[str]) -
 
 def result_tables(result: TrainResult) -> Group:
     """Tables of one step."""
-    alone = TrainComparison(baseline=str(result.scheme["name"]), results=[result])
+    alone = TrainComparison(baseline=result.scheme.name, results=[result])
     return comparison_tables(alone)
 
 
@@ -93,7 +93,7 @@ def heading(result: TrainResult) -> str:
 
 def name(result: TrainResult) -> str:
     """Name of the scheme; a star says that it needs hardware that the machine lacks."""
-    return starred(str(result.scheme["name"]), result.scheme)
+    return starred(result.scheme.name, result.scheme)
 
 
 def unit_of(results: Sequence[TrainResult]) -> tuple[str, float]:
@@ -187,7 +187,7 @@ def stages_table(result: TrainResult) -> Table:
         ]
         rows.append((stage, *(time / unit_us for time in (*times, min(peers), max(peers)))))
     return Table(
-        f"stages-{result.scheme['name']}",
+        f"stages-{result.scheme.name}",
         f"{name(result)} by stage",
         [
             Column("stage", form="d"),
@@ -240,8 +240,7 @@ def notes(compared: TrainComparison) -> Iterator[str]:
             "No joint replay, so a forward pass comes before a backward pass where the schedule "
             f"has both at once: {', '.join(apart)}."
         )
-    lacking = [what for one in compared.results for what in lacking_of(one.scheme)]
-    lines += star_notes(result.system.name, lacking)
+    lines += star_notes(result.system.name, [one.scheme for one in compared.results])
     reasons: dict[str, list[str]] = {}
     for scheme, reason in compared.left_out.items():
         reasons.setdefault(reason.removeprefix(f"scheme {scheme!r}: "), []).append(scheme)

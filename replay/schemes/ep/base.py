@@ -10,7 +10,7 @@ from abc import abstractmethod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from replay.errors import UserError
+from replay.errors import RefusedError
 from replay.model.compute.row_tiles import padded_rows
 from replay.model.work.capacity import as_it_is
 from replay.schemes.base import AnyScheme
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PADDED, DROPPED = "rows of padding", "dropped (token, expert)"
 
 
-class LayerRefusedError(UserError):
+class LayerRefusedError(RefusedError):
     """A scheme has no code for a layer, which others may have; see `Scheme.refuses`."""
 
 
