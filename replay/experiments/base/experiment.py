@@ -191,7 +191,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
 
         values = spec.model_dump()
         return {
-            find(str(values[scheme]), allow_code=False).name: values[options]
+            find(str(values[scheme]), None, allow_code=False).name: values[options]
             for scheme, options in spec.OPTIONS_OF.items()
             if values.get(options)
         }

@@ -39,17 +39,17 @@ class Dense(Experiment[TensorSpec, "Setup", TensorResult]):
 
     def usual_schemes(self, shared: TensorSpec, given: Mapping[str, Any]) -> Sequence[str]:
         """All of tensor parallelism."""
-        from replay.schemes.tp.registry import SCHEMES
+        from replay.schemes.registry import TENSOR_SCHEMES
 
-        return list(SCHEMES)
+        return list(TENSOR_SCHEMES)
 
     def under(
         self, shared: TensorSpec, reference: str, options: Mapping[str, Mapping[str, Any]]
     ) -> tuple[str, TensorSpec]:
         """The scheme alone is another."""
-        from replay.schemes.tp.registry import find
+        from replay.schemes.registry import find
 
-        name = find(reference).name
+        name = find(reference, "tp").name
         return name, shared.changed(scheme=reference, options=dict(options.get(name, {})))
 
     def setup(
@@ -65,7 +65,7 @@ class Dense(Experiment[TensorSpec, "Setup", TensorResult]):
 
         if given:
             raise unknown("object", next(iter(given)), ())
-        return Setup.of(spec)
+        return Setup.of(spec, allow_code=allow_code)
 
     def check_fit(
         self,
