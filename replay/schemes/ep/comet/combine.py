@@ -45,7 +45,7 @@ def gemm2_and_combine(
     *,
     num_sms: int,
     block_columns: int,
-    send_of: Callable[[LayerWork], Send],
+    send: Send,
     inputs: Ints | None = None,
 ) -> Ints:
     """Add the kernel of GEMM-2 and combine: (rank,) marks of its end.
@@ -58,8 +58,8 @@ def gemm2_and_combine(
         (rank,): the kernel runs.
     block_columns
         Columns of a block; the last may have fewer.
-    send_of
-        `rows_back` or `sums_back`: lays out what every block sends alike.
+    send
+        Of `rows_back` or `sums_back`: what every block sends alike.
     inputs
         (tile,): blocks of the L2 cache in which the first kernel has left the rows.
     """
@@ -83,7 +83,7 @@ def gemm2_and_combine(
     for span in range(int((last_block - first_block).max(initial=-1)) + 1):
         within = first_block + span <= last_block
         machine.graph.edges(tasks.columns[within], complete[(of_rank + first_block + span)[within]])
-    value_bytes, send = work.precision.combine_value_bytes, send_of(work)
+    value_bytes = work.precision.combine_value_bytes
     ends = [
         send(machine, communicating, complete[block::num_blocks], value_bytes * int(columns))
         for block, columns in enumerate(values)
@@ -209,7 +209,7 @@ class _Messages(NamedTuple):
         )
 
 
-def rows_back(message_rows: int, *, once: bool) -> Callable[[LayerWork], Send]:
+def rows_back(work: LayerWork, message_rows: int, *, once: bool) -> Send:
     """Send a block of every (token, expert) to the owner, so many rows at a time, and add it up.
 
     `once` has a block of every (token, GPU) sent instead, the sum of those of the GPU's experts.
@@ -217,11 +217,7 @@ def rows_back(message_rows: int, *, once: bool) -> Callable[[LayerWork], Send]:
     The marks say that all that the rank sends has arrived, and that every token of the rank has the
     block.
     """
-
-    def send_of(work: LayerWork) -> Send:
-        return partial(_send_rows, _Messages.of(work, message_rows, once=once))
-
-    return send_of
+    return partial(_send_rows, _Messages.of(work, message_rows, once=once))
 
 
 def _send_rows(
