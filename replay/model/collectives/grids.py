@@ -21,9 +21,9 @@ from replay.model.collectives.blocks import Blocks
 from replay.model.collectives.ring_chunks import share_of
 
 if TYPE_CHECKING:
-    from replay.model.machine.kinds import Kind, PhaseKinds
-    from replay.model.machine.machine import Ints, Machine
-    from replay.model.machine.sms import Split
+    from replay.model.collectives.algorithm import CollectiveCall
+    from replay.model.machine.kinds import Kind
+    from replay.model.machine.machine import Ints
     from replay.model.machine.times import Time
 
 Stored = Literal["nothing", "each", "multicast"]
@@ -177,33 +177,20 @@ class Kernel:
 
     Parameters
     ----------
-    machine, kinds
-        Where its tasks are added, and what they count as.
+    call
+        What it is asked for.
     style
-        How its library launches it.
+        How its library launches it, where the call does not say how many blocks.
     nbytes
         What the blocks of a rank walk through.
-    payload
-        Whether the bytes on the wire count as payload.
-    beside
-        SMs that are held at the same time; see `replay.model.collectives.blocks`.
     """
 
-    def __init__(
-        self,
-        machine: Machine,
-        kinds: PhaseKinds,
-        style: Style,
-        nbytes: int,
-        *,
-        payload: bool = False,
-        beside: Split | None = None,
-    ) -> None:
-        self.machine, self.kinds, self.payload = machine, kinds, payload
+    def __init__(self, call: CollectiveCall, style: Style, nbytes: int) -> None:
+        self.machine, self.kinds, self.payload = call.machine, call.kinds, call.payload
         self.nbytes = nbytes
-        self._style = style
-        self._used = style.grid.used(nbytes)
-        self._blocks = _Lanes(machine, kinds, self._used, beside)
+        self._style = style.with_blocks(call.blocks)
+        self._used = self._style.grid.used(nbytes)
+        self._blocks = _Lanes(call.machine, call.kinds, self._used, call.beside)
 
     @property
     def block_bytes(self) -> int:
