@@ -17,9 +17,9 @@ from replay.experiments.base.rows import result_row
 from replay.experiments.dense.spec import TensorSpec
 from replay.experiments.layer.result import SystemDescription
 from replay.files import write_text
-from replay.measure.parts import Strict
 from replay.measure.result import Measures
 from tracegen.shared.display.shown import Shown
+from tracegen.shared.strict import Strict
 
 
 class Quantiles(Strict):

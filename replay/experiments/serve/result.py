@@ -16,8 +16,8 @@ from replay.experiments.base.rows import result_row
 from replay.experiments.layer.result import SystemDescription
 from replay.experiments.serve.spec import PREFILL_SCHEMES, InferSpec
 from replay.files import write_text
-from replay.measure.parts import Strict
 from tracegen.shared.display.shown import Shown
+from tracegen.shared.strict import Strict
 
 
 def named(prompts: str, decoding: str) -> str:
