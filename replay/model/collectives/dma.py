@@ -45,7 +45,7 @@ def all_to_all(
     lane, each = parcels.lane_of_piece, parcels.piece_bytes
     rows = each if payload else 0 * each
     sent, landed = machine.transfers.store(
-        kinds, src[lane], dst[lane], rows, ready[lane], None,
+        kinds, src[lane], dst[lane], rows, ready[lane],
         meta_bytes=each - rows, engine="copy_engine",
     )  # fmt: skip
     known = machine.delay(kinds.sync, flag, ready, dst)

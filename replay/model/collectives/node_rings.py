@@ -155,7 +155,7 @@ def _pass(
     moves = np.flatnonzero(src != to)
     left[moves], landed[moves] = machine.transfers.store(
         kinds, src[moves], to[moves], carried[moves], after[of[moves]],
-        machine.transfers.fan_out(src[moves], to[moves]), meta_bytes=(size - carried)[moves],
+        meta_bytes=(size - carried)[moves],
     )  # fmt: skip
     known, following = np.empty(len(of), np.int64), rings.after[of]
     stays, leaves = np.flatnonzero(~rings.leaves[of]), np.flatnonzero(rings.leaves[of])

@@ -160,7 +160,7 @@ def _pass(
     left, known = after.copy(), np.empty(len(after), np.int64)
     near, far = np.flatnonzero(~leaves), np.flatnonzero(leaves)
     left[near], landed = machine.transfers.store(
-        kinds, of[near], to[near], 0, after[near], machine.transfers.fan_out(of[near], to[near]),
+        kinds, of[near], to[near], 0, after[near],
         meta_bytes=stored[near],
     )  # fmt: skip
     known[near] = machine.delay(kinds.sync, told(machine, protocol), landed, to[near])

@@ -192,8 +192,7 @@ def _send(
     rows = nbytes if payload else 0 * nbytes
     stored = np.where(is_ll, ll_protocol.stored_bytes(nbytes), nbytes)
     landed[moves] = machine.transfers.store(
-        kinds, src[moves], to[moves], rows[moves], sent[moves],
-        machine.transfers.fan_out(src[moves], to[moves]), meta_bytes=(stored - rows)[moves],
+        kinds, src[moves], to[moves], rows[moves], sent[moves], meta_bytes=(stored - rows)[moves],
     ).arrived  # fmt: skip
     return sent, landed
 

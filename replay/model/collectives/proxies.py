@@ -103,8 +103,7 @@ def cross(
     follows = chunks.lane[1:] == chunks.lane[:-1]
     machine.graph.edges(posted[:-1][follows], posted[1:][follows])
     landed = machine.transfers.store(
-        kinds, chunks.via, chunks.dst, rows, posted,
-        machine.transfers.fan_out(chunks.via, chunks.dst), meta_bytes=chunks.nbytes - rows,
+        kinds, chunks.via, chunks.dst, rows, posted, meta_bytes=chunks.nbytes - rows,
         writes=BY_HOST,
     ).arrived  # fmt: skip
     if flagged:

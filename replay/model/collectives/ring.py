@@ -246,7 +246,7 @@ def _store(
             after = ready[piece * n : (piece + 1) * n] = blocks.work(kinds.send, storing, after)
     sent, landed = machine.transfers.store(
         kinds, np.tile(src, pieces), np.tile(dst, pieces), carried, ready,
-        machine.transfers.fan_out(src, dst), meta_bytes=each - carried,
+        meta_bytes=each - carried,
     )  # fmt: skip
     last_sent = sent[-n:]
     if not blocks.alone and protocol.channel_rate is None and not slow:

@@ -151,7 +151,7 @@ class _Chain:
         size = np.maximum(-(-stored[at] // pieces), carried)
         src, dst = np.full(len(at), rank), np.full(len(at), peer)
         sent, landed = machine.transfers.store(
-            kinds, src, dst, carried, issued[at, piece * slow], machine.transfers.fan_out(src, dst),
+            kinds, src, dst, carried, issued[at, piece * slow],
             meta_bytes=size - carried,
         )  # fmt: skip
         last = np.arange(1, len(chunks) + 1) * pieces - 1

@@ -145,8 +145,8 @@ def _send(machine: Machine, messages: Messages, pool: Ints, after: Ints) -> Sent
         after=read[of_read],
     )  # fmt: skip
     arrived = machine.transfers.store(
-        WEIGHTS, src, dst, 0, stored, machine.transfers.fan_out(src, dst), meta_bytes=nbytes,
-        on=machine.buffers.outboxes(pool[src]),
+        WEIGHTS, src, dst, 0, stored, meta_bytes=nbytes,
+        on=pool[src],
     ).arrived  # fmt: skip
     written = machine.stream(WEIGHTS.memory, MemoryTraffic(0, nbytes), dst, arrived)
     return Sent(arrived, written)

@@ -119,9 +119,9 @@ def send(
     # Each lane has warps of its own, which hold on to what cannot leave.
     lane = (chunks.src * machine.num_ranks + chunks.dst) * num_channels + chunks.channel
     landed[remote] = machine.transfers.store(
-        kinds, src, dst, row_bytes, stored[remote], machine.transfers.fan_out(src, dst),
+        kinds, src, dst, row_bytes, stored[remote],
         rows=chunks.rows[remote], meta_bytes=meta_bytes,
-        on=machine.buffers.lane_outboxes(lane[remote]),
+        on=lane[remote], lanes=True,
     ).arrived  # fmt: skip
     landed[~remote] = stored[~remote]
     # The tail of the ring is stored with release order: only after the rows are acknowledged.

@@ -232,6 +232,6 @@ class CannEp(StagedScheme):
         src, dst, store = src[remote], dst[remote], machine.transfers.store
         arrived[remote] = store(
             COMBINE if combine else DISPATCH, src, dst, row_bytes[0], stored[remote],
-            machine.transfers.fan_out(src, dst, "stores"), meta_bytes=row_bytes[1],
+            fan_out=machine.transfers.fan_out(src, dst, "stores"), meta_bytes=row_bytes[1],
         ).arrived  # fmt: skip
         return arrived

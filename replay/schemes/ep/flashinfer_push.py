@@ -188,7 +188,7 @@ class FlashInferPush(Scheme):
         away = np.flatnonzero(pushes.src != pushes.dst)
         src, dst = pushes.src[away], pushes.dst[away]
         there[away] = machine.transfers.store(
-            DISPATCH, src, dst, 0, pushed[away], machine.transfers.fan_out(src, dst),
+            DISPATCH, src, dst, 0, pushed[away],
             meta_bytes=records[away],
         ).arrived  # fmt: skip
         group = pushes.of_row[work.pair_copy]

@@ -219,12 +219,11 @@ class FuseLib(Overlapping):
         stored = machine.serve(
             sms[pusher], costs.sm_store(nbytes), kind=GATHER.send, rank=src, after=begun[src]
         )
-        outboxes = machine.buffers.outboxes(sms[pusher])
         read = MemoryTraffic(np.where(hop == 1, nbytes, 0), 0)  # once for all peers
         loaded = machine.stream(GATHER.memory, read, src, stored)
         if self._in_switch:
             spread = multimem.multicast(
-                machine, GATHER, src, layer.row_bytes, stored, rows=rows[block], on=outboxes
+                machine, GATHER, src, layer.row_bytes, stored, rows=rows[block], on=sms[pusher]
             )
             left, arrived, member, message = (
                 spread.left, spread.arrived, spread.member, np.repeat(np.arange(len(src)), n)
@@ -235,8 +234,7 @@ class FuseLib(Overlapping):
         else:
             member, message = (src + hop) % n, np.arange(len(src))
             left, arrived = machine.transfers.store(
-                GATHER, src, member, layer.row_bytes, stored,
-                machine.transfers.fan_out(src, member), rows=rows[block], on=outboxes,
+                GATHER, src, member, layer.row_bytes, stored, rows=rows[block], on=sms[pusher],
             )  # fmt: skip
             told = machine.sync.notify(
                 src, member, FLAG_BYTES, arrived, kinds=flags_of(GATHER.sync),
@@ -376,8 +374,8 @@ def _store(
         pool[src], costs.sm_store(nbytes), kind=REDUCE.send, rank=src, after=after, priority=FIRST
     )
     left, arrived = machine.transfers.store(
-        REDUCE, src, dst, parts.row_bytes[part], issued, machine.transfers.fan_out(src, dst),
-        rows=parts.rows[part], on=machine.buffers.outboxes(pool[src]),
+        REDUCE, src, dst, parts.row_bytes[part], issued,
+        rows=parts.rows[part], on=pool[src],
     )  # fmt: skip
     told = machine.sync.notify(
         src, dst, FLAG_BYTES, arrived, waiting=costs.acknowledged() + costs.poll()

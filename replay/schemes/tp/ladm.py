@@ -136,7 +136,6 @@ class Ladm(TensorScheme):
         far = np.flatnonzero(chunk != rank[loads[loader]])
         loader, chunk, first_row, rows = (each[far] for each in (loader, chunk, first_row, rows))
         reader = rank[loads[loader]]
-        fan_out = machine.transfers.fan_out(reader, chunk)
         width = self.options.slice_values * BF16 or layer.row_bytes
         may_multiply = machine.mark(rank[loads], asked)
         machine.graph.edges(may_multiply[of], blocks)
@@ -144,7 +143,7 @@ class Ladm(TensorScheme):
         for start in range(0, layer.row_bytes, width):
             nbytes = min(width, layer.row_bytes - start)
             loaded = machine.transfers.load(
-                GATHER, reader, chunk, nbytes, at, fan_out, rows=rows, requests_first=True
+                GATHER, reader, chunk, nbytes, at, rows=rows, requests_first=True
             )  # fmt: skip
             read = machine.stream(GATHER.memory, rows * nbytes, chunk, loaded.asked)
             if start == 0:
@@ -247,8 +246,7 @@ def _loading_kernel(
     begun = machine.kernel(machine.sync.barrier(kinds, after), name)
     asked = machine.serve(pool, NO_TIME, kind=kinds.send, rank=reader)
     loaded = machine.transfers.load(
-        kinds, reader[of], source, row_bytes, asked[of],
-        machine.transfers.fan_out(reader[of], source), rows=rows[of],
+        kinds, reader[of], source, row_bytes, asked[of], rows=rows[of],
         requests_first=True,
     )  # fmt: skip
     read = machine.stream(kinds.memory, rows[of] * row_bytes, source, loaded.asked)

@@ -332,10 +332,10 @@ def test_requests_pass_data_that_waits_at_the_same_port(first: bool) -> None:
     machine = machine_of(round_machine(), 2)
     begun = machine.mark(machine.ranks)
     for _ in range(2):  # one is on its way when the request comes, one waits
-        machine.transfers.store(DISPATCH, ints(0), ints(1), 128 * KIB, begun[:1], None)
+        machine.transfers.store(DISPATCH, ints(0), ints(1), 128 * KIB, begun[:1])
     later = machine.delay(Kind.DISPATCH_SYNC, machine.costs.ns(1), begun)
     loaded = machine.transfers.load(
-        DISPATCH, ints(0), ints(1), 128, later[:1], None, requests_first=first
+        DISPATCH, ints(0), ints(1), 128, later[:1], requests_first=first
     )
     asked = schedule(machine.graph.build()).visible_ps[loaded.asked[0]]
     # The message that is being served comes before at either port; the one that waits only behind.

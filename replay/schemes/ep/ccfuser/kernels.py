@@ -183,8 +183,7 @@ def _fetch(
     moved = MemoryTraffic(nbytes[own], nbytes[own])
     machine.graph.edges(machine.stream(DISPATCH.memory, moved, rank[own], asked[own]), there[own])
     loaded = machine.transfers.load(
-        DISPATCH, rank[far], source[far], work.dispatch_row_bytes, asked[far],
-        machine.transfers.fan_out(rank[far], source[far]), rows=tiles.rows[far],
+        DISPATCH, rank[far], source[far], work.dispatch_row_bytes, asked[far], rows=tiles.rows[far],
     ).arrived  # fmt: skip
     machine.graph.edges(loaded, there[far])
     token = work.pair_token[blocks.packets.order]
@@ -224,9 +223,8 @@ def _put(
     machine.graph.edges(stored[follows - 1], stored[follows])
     far, own = np.flatnonzero(remote), np.flatnonzero(~remote)
     sent = machine.transfers.store(
-        COMBINE, src[far], dst[far], row_bytes, stored[far],
-        machine.transfers.fan_out(src[far], dst[far]), rows=rows[far],
-        on=machine.buffers.outboxes(pool[src[far]]),
+        COMBINE, src[far], dst[far], row_bytes, stored[far], rows=rows[far],
+        on=pool[src[far]],
     )  # fmt: skip
     # Beside the piece that a block stores, it has one that is not in the switch.
     left = np.full(len(tile), NOBODY)

@@ -128,8 +128,8 @@ def sums_back(work: LayerWork) -> Send:
             COMBINE.memory, MemoryTraffic(read, np.where(remote, 0, sums)), src, seen[src]
         )
         stored = machine.transfers.store(
-            COMBINE, going, to, part_bytes, added[remote], machine.transfers.fan_out(going, to),
-            rows=num_sums[remote], on=machine.buffers.outboxes(pool[going]),
+            COMBINE, going, to, part_bytes, added[remote],
+            rows=num_sums[remote], on=pool[going],
         )  # fmt: skip
         machine.graph.edges(loaded[remote], stored.left)
         ends = np.concatenate((added, loaded, stored.arrived))
@@ -235,8 +235,8 @@ def _send_rows(
     )
     # All blocks of columns go to the same owners.
     stored = machine.transfers.store(
-        COMBINE, src, dst, part_bytes, gone, machine.transfers.fan_out(src, dst), rows=sent.rows,
-        on=machine.buffers.outboxes(pool[src]),
+        COMBINE, src, dst, part_bytes, gone, rows=sent.rows,
+        on=pool[src],
     )  # fmt: skip
     machine.graph.edges(loaded, stored.left)
     # A fence and a flag behind the rows of a message.

@@ -81,8 +81,8 @@ def store_rows(
     src, dst, group = src[remote], dst[remote], group[remote]
     arrived = machine.transfers.store(
         kinds, src, dst, row_bytes[0], after[remote],
-        machine.transfers.fan_out(src, dst, scattered), rows=rows[remote], meta_bytes=row_bytes[1],
-        writes=Writes(each=rows[remote]),
+        fan_out=machine.transfers.fan_out(src, dst, scattered),
+        rows=rows[remote], meta_bytes=row_bytes[1], writes=Writes(each=rows[remote]),
     ).arrived  # fmt: skip
     by_card = np.zeros(len(src), np.bool_)
     for path in machine.path(src, dst):

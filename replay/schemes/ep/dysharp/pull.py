@@ -137,9 +137,7 @@ class Pull(Messages):
         far = np.repeat(pulled >= work.num_tokens, num)
         machine.graph.edges(fetched[far], summed[np.repeat(pulled, num)[far] - abroad[0]])
         self._hub.combined(np.setdiff1d(abroad, pulled), summed[~np.isin(abroad, pulled)])
-        back = machine.transfers.store(
-            COMBINE, place, owner, row_bytes, summed, machine.transfers.fan_out(place, owner)
-        )
+        back = machine.transfers.store(COMBINE, place, owner, row_bytes, summed)
         counted = self._hub.count_ready(units.token[abroad], back.arrived)
         told = machine.delay(COMBINE.sync, machine.costs.poll(), counted, owner)
         return summed, told, back.left
@@ -164,7 +162,7 @@ class Pull(Messages):
         if self._switch is None:
             asked, arrived = machine.transfers.load(
                 COMBINE, readers, np.repeat(target, num), nbytes, asking,
-                machine.transfers.fan_out(owner, target), rows=np.repeat(answers, num),
+                rows=np.repeat(answers, num),
             )  # fmt: skip
         else:
             switch, eviction = self._switch, None

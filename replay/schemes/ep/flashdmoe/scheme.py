@@ -192,9 +192,9 @@ class FlashDMoe(Scheme):
         fan_out = machine.transfers.fan_out(src[leaving], dst[leaving], scattered="stores")
         arrived = sent.copy()
         arrived[leaving] = machine.transfers.store(
-            DISPATCH, src[leaving], dst[leaving], row_bytes, sent[leaving], fan_out,
+            DISPATCH, src[leaving], dst[leaving], row_bytes, sent[leaving], fan_out=fan_out,
             rows=rows[leaving], packet_bytes=self.options.packet_bytes,
-            on=machine.buffers.outboxes(pool[src[leaving]]),
+            on=pool[src[leaving]],
         ).arrived  # fmt: skip
         return self._signal(machine, packets, packet, arrived, begun), int(turn.max() + 1) * parts
 
@@ -348,14 +348,16 @@ class FlashDMoe(Scheme):
         src, dst, rows = tiles.grid.rank[tile], owner[tile], tiles.rows[tile]
         # Every tile has every block of columns, so that all of them go to the same owners.
         stored = transfers.store(
-            COMBINE, src, dst, row_bytes, after, transfers.fan_out(src, dst, scattered="stores"),
-            rows=rows, packet_bytes=options.packet_bytes, on=machine.buffers.outboxes(pool[src]),
+            COMBINE, src, dst, row_bytes, after,
+            fan_out=transfers.fan_out(src, dst, scattered="stores"),
+            rows=rows, packet_bytes=options.packet_bytes, on=pool[src],
         ).arrived  # fmt: skip
         if options.send_padding:
             partial = np.flatnonzero(rows < options.tile_rows)
             padded = src[partial], dst[partial]
             padding = transfers.store(
-                COMBINE, *padded, 0, after[partial], transfers.fan_out(*padded, scattered="stores"),
+                COMBINE, *padded, 0, after[partial],
+                fan_out=transfers.fan_out(*padded, scattered="stores"),
                 rows=options.tile_rows - rows[partial], meta_bytes=row_bytes,
                 packet_bytes=options.packet_bytes,
             ).arrived  # fmt: skip

@@ -113,7 +113,7 @@ def _send(
     src, dst = (between.relay, between.owner) if is_back else (between.owner, between.relay)
     posted = machine.serve(warps, machine.costs.post(), kind=kinds.send, rank=src, after=ready)
     there = machine.transfers.store(
-        kinds, src, dst, row_bytes[0], posted, machine.transfers.fan_out(src, dst),
+        kinds, src, dst, row_bytes[0], posted,
         rows=between.rows, meta_bytes=row_bytes[1], writes=Writes(each=between.rows, by="warp"),
     ).arrived  # fmt: skip
     return posted, machine.delay(kinds.sync, machine.costs.poll(), there, dst)
@@ -198,7 +198,7 @@ def combine(
     arrived, remote = loaded.copy(), pulls.src != pulls.dst
     reader, other = pulls.src[remote], pulls.dst[remote]
     arrived[remote] = machine.transfers.load(
-        COMBINE, reader, other, row, loaded[remote], machine.transfers.fan_out(reader, other),
+        COMBINE, reader, other, row, loaded[remote],
         rows=pulls.rows[remote], meta_bytes=back - row,
     ).arrived  # fmt: skip
     arrived = arrived[pulls.of_row]

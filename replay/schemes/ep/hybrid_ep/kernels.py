@@ -127,7 +127,7 @@ def combine(
     arrived, remote = loaded.copy(), pulls.src != pulls.dst
     owner, other = pulls.src[remote], pulls.dst[remote]
     arrived[remote] = machine.transfers.load(
-        COMBINE, owner, other, row, loaded[remote], machine.transfers.fan_out(owner, other),
+        COMBINE, owner, other, row, loaded[remote],
         rows=pulls.rows[remote], meta_bytes=rows.back - row,
     ).arrived  # fmt: skip
     adders = split.channels("hybrid-ep, adding", num_sms, on="hybrid-ep")

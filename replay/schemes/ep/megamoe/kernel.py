@@ -100,7 +100,7 @@ def _count(work: LayerWork, machine: Machine, begun: Ints) -> Ints:
     machine.graph.edges(looked, counted)
     src, dst = np.nonzero(pairs * ~np.eye(work.num_ranks, dtype=bool))
     numbers = machine.transfers.store(
-        COUNTS, src, dst, 0, counted[src], machine.transfers.fan_out(src, dst),
+        COUNTS, src, dst, 0, counted[src],
         rows=pairs[src, dst], meta_bytes=NUMBER_BYTES,
     ).arrived  # fmt: skip
     written = machine.gather(numbers, src, counted)
@@ -147,7 +147,6 @@ def _pull(
     there = asked.copy()
     there[far] = machine.transfers.load(
         DISPATCH, reader[far], source[far], row_bytes, asked[far],
-        machine.transfers.fan_out(reader[far], source[far]),
     ).arrived  # fmt: skip
     by_rank = np.argsort(reader, kind="stable")
     counts = np.bincount(reader, minlength=work.num_ranks)
@@ -285,8 +284,8 @@ def _store(
             one = message[of]
             made = tile[one] * num_clusters + part[of]
             stored = machine.transfers.store(
-                COMBINE, src[one], owner[one], wide * value, last[made], fan_out,
-                rows=rows[one], on=machine.buffers.outboxes(pool[src[one]]) if held else None,
+                COMBINE, src[one], owner[one], wide * value, last[made], fan_out=fan_out,
+                rows=rows[one], on=pool[src[one]] if held else None,
             )  # fmt: skip
             machine.graph.edges(first[made], stored.left)
             arrived[of] = stored.arrived

@@ -102,8 +102,7 @@ class Moves:
         else:
             home = pieces.home[of]
             loaded = machine.transfers.load(
-                GATHER, reader, home, pieces.row_bytes[of], issued,
-                machine.transfers.fan_out(reader, home), rows=pieces.rows[of],
+                GATHER, reader, home, pieces.row_bytes[of], issued, rows=pieces.rows[of],
                 requests_first=self._options.traffic_control,
             )  # fmt: skip
             arrived = loaded.arrived
@@ -148,8 +147,7 @@ class Moves:
         else:
             home = pieces.home[of]
             stored = machine.transfers.store(
-                REDUCE, src, home, pieces.row_bytes[of], after,
-                machine.transfers.fan_out(src, home), rows=pieces.rows[of],
+                REDUCE, src, home, pieces.row_bytes[of], after, rows=pieces.rows[of],
             )  # fmt: skip
             left, arrived, which = stored.left, stored.arrived, of
         home, nbytes = pieces.home[which], pieces.nbytes[which]

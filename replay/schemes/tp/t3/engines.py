@@ -46,7 +46,7 @@ class Engines:
         """Copy pieces (command,) to the memory of another GPU: (command,) tasks, written there."""
         machine, nbytes = self.machine, rows * row_bytes
         sent = machine.transfers.store(
-            kinds, src, dst, row_bytes, self.read(kinds, src, nbytes, ready), None,
+            kinds, src, dst, row_bytes, self.read(kinds, src, nbytes, ready),
             rows=rows, engine="copy_engine",
         )  # fmt: skip
         return machine.stream(kinds.memory, nbytes, dst, sent.arrived)
