@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from replay.engine import schedule
 from replay.errors import UserError
-from replay.experiments.layer.result import Trial
+from replay.experiments.base.result import Trial
 from replay.measure.token_latency import us
 
 if TYPE_CHECKING:

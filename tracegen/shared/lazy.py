@@ -21,8 +21,8 @@ def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         Its ``__name__``.
     homes
         Module by the name that lives there, such as ``{"load": "hwmodel.catalog"}``; a name of
-        another spelling there follows a colon: ``{"open": "tracegen.library:open_trace"}``. With
-        nothing behind the colon, the module itself is meant.
+        another spelling there follows a colon: ``{"open": "tracegen.library:open_trace"}``. After a
+        colon alone the module itself has the name.
 
     Returns
     -------
@@ -34,8 +34,9 @@ def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
             message = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(message)
         home, colon, spelling = homes[name].partition(":")
-        module = importlib.import_module(home)
-        value = module if colon and not spelling else getattr(module, spelling or name)
+        value: Any = importlib.import_module(home)
+        if spelling or not colon:
+            value = getattr(value, spelling or name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from rich.console import RenderableType
-from tests.replay.training.made import MadeReplays
 from typer.testing import CliRunner
 
 import replay
@@ -15,13 +14,14 @@ from replay.experiments import dense as tensor
 from replay.experiments import train as training
 from replay.experiments.choose.candidate import Cost
 from replay.experiments.choose.result import Choice, Found, Row
-from replay.experiments.serve.replay import compare as serve
+from replay.experiments.serve.experiment import compare as serve
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.train import setup
 from replay.report import difference, explanation, infer, text
 from replay.report import tensor as of_tensor
 from replay.report import training as of_training
 from replay.studies.differences.explanation import explain
+from tests.replay.train.made import MadeReplays
 
 WIDTHS = (60, 80, 100)
 
