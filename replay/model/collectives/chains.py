@@ -85,9 +85,9 @@ def run(
             ends.append(sent)
         for begin in begins:
             # A chunk's turn comes when the rank runs, and has copied and stored the one before.
-            machine.graph.edges(started[at[:1]], begin[:1])
+            machine.order(started[at[:1]], begin[:1])
             for end in ends:
-                machine.graph.edges(end[:-1], begin[1:])
+                machine.order(end[:-1], begin[1:])
         last = np.concatenate([end[-1:] for end in ends])
         done = machine.gather(last, np.full(len(last), rank), done)
         came = following

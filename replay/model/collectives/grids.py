@@ -162,7 +162,7 @@ class _Lanes(Blocks):
             self._sms[each], time, kind=kind, rank=each, after=np.repeat(after, blocks)
         )
         done = machine.mark(rank)
-        machine.graph.edges(busy, np.repeat(done, blocks))
+        machine.order(busy, np.repeat(done, blocks))
         return done
 
     def memory(self, nbytes: Ints, after: Ints, rank: Ints) -> list[Ints]:
@@ -264,7 +264,7 @@ class Kernel:
             touched = self._blocks.memory(work.touched * items.nbytes, at, rank)
             done.append(self._behind(rank, [stored, *touched]))
             if len(before):
-                machine.graph.edges(before, busy)
+                machine.order(before, busy)
                 free.append(before)
             if together > 1:
                 # Waves that are one message still go there and back one after the other.
@@ -281,5 +281,5 @@ class Kernel:
             return tasks[0]
         behind = self.machine.mark(rank, tasks[0])
         for others in tasks[1:]:
-            self.machine.graph.edges(others, behind)
+            self.machine.order(others, behind)
         return behind

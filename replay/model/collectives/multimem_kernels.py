@@ -85,7 +85,7 @@ def _spread(kernel: Kernel, begins: Ints, *, adds: bool) -> Walked:
         arrived.append(spread.arrived)
         member.append(spread.member)
         marks = machine.mark(items.rank, after)
-        machine.graph.edges(spread.arrived, marks.repeat(len(spread.arrived) // len(marks)))
+        machine.order(spread.arrived, marks.repeat(len(spread.arrived) // len(marks)))
         return marks
 
     n, sends = machine.num_ranks, kernel.kinds.send

@@ -121,7 +121,7 @@ def ring(
             is_last = step == steps
             kind, time = (kinds.receive, copying) if is_last else (kinds.send, passing)
             block = machine.delay(kind, time, at, rings.rank)
-            machine.graph.edges(known, block[places])
+            machine.order(known, block[places])
             at = block
             if not is_last:
                 at, known, places = _pass(machine, kinds, rings, protocol, nbytes_of, rows, block)

@@ -130,11 +130,11 @@ def all_reduce(
             stored = np.full(len(block), int(protocol.stored_bytes(chunk)))
             left, known = _pass(machine, kinds, trees, protocol, src, dst, stored, block)
             left, block = left.reshape(-1, chunks), block.reshape(-1, chunks)
-            machine.graph.edges(left[:, :-1].ravel(), block[:, 1:].ravel())
+            machine.order(left[:, :-1].ravel(), block[:, 1:].ravel())
             sends.append(left[:, -1])
             ranks.append(trees.rank[src])
             if way == "up":
-                machine.graph.edges(known, summed[dst].ravel())
+                machine.order(known, summed[dst].ravel())
             else:
                 have[dst] = known.reshape(-1, chunks)
     copied = machine.delay(kinds.receive, copying, have[:, -1], trees.rank)

@@ -167,14 +167,14 @@ def fed(
         told = met
         if ready is not None:
             told = machine.mark(ranks, met)
-            machine.graph.edges(ready[ranks, ranks, part], told)
+            machine.order(ready[ranks, ranks, part], told)
             src, dst = np.nonzero(~np.eye(n, dtype=bool))
             flags = machine.sync.notify(
                 src, dst, FLAG_BYTES, ready[src, dst, part],
                 kinds=flags_of(kinds.sync), waiting=costs.fence() + costs.poll(),
                 priority=REQUESTS_FIRST,
             )  # fmt: skip
-            machine.graph.edges(flags, told[dst])
+            machine.order(flags, told[dst])
         slices = max(1, min(SLICES // parts, int(of_part.max()) // _chunk(nbytes, n, channels)))
         whole = machine.mark(np.repeat(ranks, n), np.repeat(at, n)).reshape(n, n)  # rank, owner
         for each in range(slices):
@@ -193,7 +193,7 @@ def fed(
                 spread = multimem.multicast(machine, kinds, moved, size[moved], there, first=True)
                 there, member = spread.arrived, spread.member
                 owner = np.repeat(moved, n)
-            machine.graph.edges(there, whole[member, owner])
+            machine.order(there, whole[member, owner])
         if collective == "all_gather":
             waiting = costs.acknowledged() + costs.multicast_release() + costs.flag()
             rank = np.repeat(ranks, n)

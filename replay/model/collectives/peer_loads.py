@@ -108,6 +108,4 @@ def store(kernel: Kernel, items: Items, after: Ints, *, fan_out: FanOut) -> Ints
 
 def _each(kernel: Kernel, items: Items, item: Ints, tasks: Ints) -> Ints:
     """One mark for each item: it waits for all `tasks` (message,) of the item."""
-    marks = kernel.machine.mark(items.rank, items.after)
-    kernel.machine.graph.edges(tasks, marks[item])
-    return marks
+    return kernel.machine.join(tasks, item, items.rank, items.after)

@@ -143,7 +143,7 @@ def fed(
         passed.append(Passed(blocks.end(one.end), one.known))
     ends = machine.mark(machine.ranks, begun)
     for one in passed:
-        machine.graph.edges(one.end, ends)
+        machine.order(one.end, ends)
     return Fed(ends, np.stack([one.known for one in passed], axis=-1))
 
 
@@ -257,7 +257,7 @@ def _store(
     # pieces; with edges, all rows are waited for.
     last, before = landed[-n:], landed[:-n] if rows else landed[:0]
     known = machine.delay(kinds.sync, told(machine, protocol), last, dst)
-    machine.graph.edges(before, np.tile(known, len(before) // n))
+    machine.order(before, np.tile(known, len(before) // n))
     return last_sent, known[(src - 1) % n]
 
 

@@ -132,7 +132,7 @@ class _Chain:
         stored = np.asarray(self._protocol.stored_bytes(chunks), np.int64)
         pieces, each = pieces_of(int(stored[0]))
         begun = machine.mark(of, came)
-        machine.graph.edges(np.full(len(of), begins), begun)
+        machine.order(np.full(len(of), begins), begun)
         block = blocks.work(kinds.send, self._passing, begun, rank=of)
         ready = blocks.both(block, blocks.touch(touches * chunks, begun, rank=of), of)
         # Half of a block's warps store up, half down.
@@ -160,9 +160,9 @@ class _Chain:
             # The link holds the blocks up, which store meanwhile.
             left = blocks.both(left, blocks.work(kinds.send, storing * pieces, ready, rank=of), of)
         # A chunk's turn comes when the one before has been stored.
-        machine.graph.edges(left[:-1], begun[1:])
+        machine.order(left[:-1], begun[1:])
         known = machine.delay(kinds.sync, told(machine, self._protocol), landed[last], dst[last])
-        machine.graph.edges(landed, known[at])
+        machine.order(landed, known[at])
         return left, known
 
 

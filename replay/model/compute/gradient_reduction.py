@@ -75,7 +75,7 @@ def _reduced(
     pool = machine.sms.pool("gradient reduction", NUM_SMS[planner])
     # The replica's gradients are complete: an exchange of the layer lies behind them.
     ready = machine.mark(home, begun[home])
-    machine.graph.edges(ends[slot], ready)
+    machine.order(ends[slot], ready)
     clears = planner == "ultraep"
     time = machine.costs.sm_load(size)
     if clears:

@@ -111,7 +111,7 @@ def send(
     # The lane's server takes them in this order anyway; as edges, bounds know of it too.
     order = np.argsort(chunks.lane, kind="stable")
     follows = np.diff(chunks.lane[order]) == 0
-    machine.graph.edges(stored[order[:-1][follows]], stored[order[1:][follows]])
+    machine.order(stored[order[:-1][follows]], stored[order[1:][follows]])
 
     remote, num_channels = chunks.src != chunks.dst, int(chunks.channel.max(initial=0)) + 1
     landed = np.empty(len(chunks), np.int64)

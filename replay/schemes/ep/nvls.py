@@ -235,7 +235,7 @@ class Nvls(StagedScheme):
             )
             done, ranks = [*done, stored], [*ranks, place]
             if hops:
-                machine.graph.edges(begun[place], stored)
+                machine.order(begun[place], stored)
             else:
                 first = stored
             if machine.domains.size == 1:
@@ -303,7 +303,7 @@ class Nvls(StagedScheme):
                     pool[place], machine.costs.sm_add(2 * nbytes, nbytes),
                     kind=COMBINE.send, rank=place, after=total,
                 )  # fmt: skip
-                machine.graph.edges(came, total)
+                machine.order(came, total)
             # Without loop-back the GPU adds its own dense row to what the switch returns.
             read = nbytes * (not loops) + nbytes * (came is not None)
             written = machine.stream(COMBINE.memory, MemoryTraffic(read, nbytes), place, total)

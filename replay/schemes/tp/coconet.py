@@ -271,7 +271,7 @@ class CoCoNet(Overlapping):
             entry, block = pairs_of(*(each[tile[task]] for each in row_blocks))
             task, part = task[entry], part[entry]
             rank = tiled.tiles.rank[tile[task]]
-            machine.graph.edges(tasks.columns[task], complete[rank, block, part])
+            machine.order(tasks.columns[task], complete[rank, block, part])
         else:
             complete = done[of_rank].reshape(shape)
         seen = machine.delay(REDUCE.sync, polled, complete.ravel(), of_rank)

@@ -241,7 +241,7 @@ class FuseLib(Overlapping):
                 waiting=costs.acknowledged() + costs.poll(),
             )  # fmt: skip
         same = pusher[1:] == pusher[:-1]
-        machine.graph.edges(stored[:-1][same], stored[1:][same])
+        machine.order(stored[:-1][same], stored[1:][same])
         first = np.flatnonzero(np.append(True, ~same))
         last = np.append(first[1:], len(pusher)) - 1
         written = machine.stream(GATHER.memory, MemoryTraffic(0, nbytes[message]), member, arrived)
@@ -331,9 +331,8 @@ def _add_at_owners(
     costs, ranks, owner = machine.costs, machine.ranks, parts.owner
     src, part = np.nonzero(owner != ranks[:, None])
     stored = _store(machine, pool, parts, src, owner[part], part, parts.made[src, part])
-    ready = machine.mark(owner, parts.made[owner, np.arange(len(owner))])
-    machine.graph.edges(stored.told, ready[part])
-    machine.graph.edges(stored.written, ready[part])
+    ready = machine.join(stored.told, part, owner, parts.made[owner, np.arange(len(owner))])
+    machine.order(stored.written, ready[part])
     read = (machine.num_ranks - 1) * parts.nbytes  # the own part is in the block's registers
     added = machine.serve(
         pool[owner], costs.sm_add(read, parts.nbytes), kind=REDUCE.receive, rank=owner,
@@ -341,7 +340,7 @@ def _add_at_owners(
     )  # fmt: skip
     touched = machine.stream(REDUCE.memory, MemoryTraffic(read, parts.nbytes), owner, ready)
     summed = machine.mark(owner, added)
-    machine.graph.edges(touched, summed)
+    machine.order(touched, summed)
     done, of = [stored.left, summed], [src, owner]
     if everywhere:
         part, dst = np.nonzero(owner[:, None] != ranks)
@@ -397,8 +396,7 @@ def _add_in_switch(
     )  # fmt: skip
     own = parts.made[owner, np.arange(len(owner))]
     ready = machine.delay(kinds.sync, costs.visible(), own, owner)
-    ready = machine.mark(owner, ready)
-    machine.graph.edges(told, ready[part])
+    ready = machine.join(told, part, owner, ready)
     time = costs.sm_load(nbytes)
     if everywhere:
         time += costs.sm_store(nbytes)

@@ -82,7 +82,7 @@ def gemm2_and_combine(
     of_rank = tiles.rank[tasks.column_tile] * num_blocks
     for span in range(int((last_block - first_block).max(initial=-1)) + 1):
         within = first_block + span <= last_block
-        machine.graph.edges(tasks.columns[within], complete[(of_rank + first_block + span)[within]])
+        machine.order(tasks.columns[within], complete[(of_rank + first_block + span)[within]])
     value_bytes = work.precision.combine_value_bytes
     ends = [
         send(machine, communicating, complete[block::num_blocks], value_bytes * int(columns))
@@ -131,7 +131,7 @@ def sums_back(work: LayerWork) -> Send:
             COMBINE, going, to, part_bytes, added[remote],
             rows=num_sums[remote], on=pool[going],
         )  # fmt: skip
-        machine.graph.edges(loaded[remote], stored.left)
+        machine.order(loaded[remote], stored.left)
         ends = np.concatenate((added, loaded, stored.arrived))
         return machine.gather(ends, np.concatenate((src, src, going)), complete)
 
@@ -238,7 +238,7 @@ def _send_rows(
         COMBINE, src, dst, part_bytes, gone, rows=sent.rows,
         on=pool[src],
     )  # fmt: skip
-    machine.graph.edges(loaded, stored.left)
+    machine.order(loaded, stored.left)
     # A fence and a flag behind the rows of a message.
     waiting = costs.acknowledged() + costs.poll()
     told = machine.sync.notify(src, dst, FLAG_BYTES, stored.arrived, waiting=waiting)
@@ -250,11 +250,11 @@ def _send_rows(
         kind=COMBINE.receive, rank=owner,
         after=seen[owner],  # the owner's own experts contribute too
     )  # fmt: skip
-    machine.graph.edges(told[sent.needed], added[sent.needed_by])
+    machine.order(told[sent.needed], added[sent.needed_by])
     own_loaded = machine.stream(
         COMBINE.memory, MemoryTraffic(read=sent.own * part_bytes, written=0), owner, seen[owner]
     )
-    machine.graph.edges(own_loaded, added)
+    machine.order(own_loaded, added)
     # What has just arrived lies in the L2 cache; the sums go to memory.
     sums = MemoryTraffic(read=0, written=sent.rows_out * part_bytes)
     written = machine.stream(COMBINE.memory, sums, owner, added)

@@ -114,7 +114,7 @@ class Push(Messages):
         ).arrived  # fmt: skip
         there = np.repeat(dst, num)
         known = machine.delay(DISPATCH.sync, machine.costs.poll(), came, there)
-        machine.graph.edges(begun[there], known)
+        machine.order(begun[there], known)
         return known.reshape(-1, num)
 
     def _pass_on(
@@ -213,5 +213,5 @@ class Push(Messages):
         if num == 1:
             return tasks
         marks = self._machine.mark(rank)
-        self._machine.graph.edges(tasks, np.repeat(marks, num))
+        self._machine.order(tasks, np.repeat(marks, num))
         return marks

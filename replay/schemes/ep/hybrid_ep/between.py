@@ -210,7 +210,7 @@ def combine(
         kind=COMBINE.receive, rank=relay, after=begun[relay],
     )  # fmt: skip
     away = between.message >= 0
-    machine.graph.edges(arrived[away], summed[between.message[away]])
+    machine.order(arrived[away], summed[between.message[away]])
     sums = MemoryTraffic(read=0, written=between.rows * back)
     kept = machine.stream(COMBINE.memory, sums, relay, summed)
     posting = split.channels("hybrid-ep, posting", num_sms, on="hybrid-ep")
@@ -223,8 +223,8 @@ def combine(
         adders[owner, chunk % num_sms], costs.sm_add(from_nodes * back, back),
         late=costs.memory_load(), kind=COMBINE.receive, rank=owner, after=begun[owner],
     )  # fmt: skip
-    machine.graph.edges(arrived[~away], added[work.copy_token[~away]])
-    machine.graph.edges(there[between.of_row], added[between.token])
+    machine.order(arrived[~away], added[work.copy_token[~away]])
+    machine.order(there[between.of_row], added[between.token])
     sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, back))
     written = machine.stream(COMBINE.memory, sums, owner, added)
     machine.notes.follow("combined", np.arange(work.num_tokens), written)

@@ -136,7 +136,7 @@ def combine(
         adders[owner, sm], costs.sm_add(0, np.full(work.num_tokens, rows.back)),
         kind=COMBINE.receive, rank=owner, after=begun[owner],
     )  # fmt: skip
-    machine.graph.edges(arrived[pulls.of_row], added[work.copy_token])
+    machine.order(arrived[pulls.of_row], added[work.copy_token])
     sums = MemoryTraffic(read=0, written=np.full(work.num_tokens, rows.back))
     written = machine.stream(COMBINE.memory, sums, owner, added)
     machine.notes.follow("combined", np.arange(work.num_tokens), written)

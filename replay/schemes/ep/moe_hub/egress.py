@@ -150,7 +150,7 @@ class Egress:
         first[far] = machine.serve(  # waits for room in the queue, in its SM
             self._entries[src[far], dst[far]], NO_TIME, kind=kinds.sync, rank=src[far]
         )
-        machine.graph.edges(first[far], stored[far])
+        machine.order(first[far], stored[far])
         claims = self._blocks.hold(
             first, stored, src, after, priority=STORES_FIRST, resident=resident
         )

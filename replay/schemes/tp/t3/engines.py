@@ -54,7 +54,7 @@ class Engines:
     def wait(self, rank: Ints, one: Ints, other: Ints) -> Ints:
         """Wait for two things: (piece,) marks on GPUs `rank` (piece,)."""
         both = self.machine.mark(rank, one)
-        self.machine.graph.edges(other, both)
+        self.machine.order(other, both)
         return both
 
     def tell(self, kinds: PhaseKinds, rank: Ints, ready: Ints) -> Ints:
