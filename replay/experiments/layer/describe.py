@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from replay.chains.layer_sampling import CONFIDENCE
 from replay.chains.memory import room
-from replay.chains.sampling import CONFIDENCE
 from replay.experiments.layer.result import (
     BatchDescription,
     Result,
@@ -24,8 +24,8 @@ from replay.schemes.registry import capabilities
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.chains.sampling import Sample
-    from replay.experiments.layer.result import Trial
+    from replay.chains.layer_sampling import LayerSample
+    from replay.chains.tuning import Trial
     from replay.experiments.layer.setup import Setup
     from replay.measure.result import ChainResult, LayerResult
     from replay.model.machine.host import Launch
@@ -46,7 +46,7 @@ def describe_result(
     *,
     layers: Sequence[LayerResult],
     chain: ChainResult | None,
-    sample: Sample | None = None,
+    sample: LayerSample | None = None,
 ) -> Result:
     """Put measures together with what they were made from.
 
@@ -142,7 +142,7 @@ def _scheme(scheme: Scheme, system: System, trials: Sequence[Trial]) -> SchemeDe
     )
 
 
-def _whole(layers: Sequence[LayerResult], sample: Sample) -> Whole:
+def _whole(layers: Sequence[LayerResult], sample: LayerSample) -> Whole:
     found = sample.whole([one.measures.makespan_us for one in layers])
     return Whole(
         num_layers=int(sample.sizes.sum()),

@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from replay.chains.tuning import Trial
 from replay.errors import UserError
 from replay.experiments.base.names import check_baseline, named, row_names
 from replay.experiments.base.rows import COLUMNS, row_of
@@ -68,17 +69,6 @@ class SystemDescription(Strict):
     name: str
     num_gpus: int
     values: dict[str, JsonValue]
-
-
-class Trial(Strict):
-    """Options that were tried: the values of those searched, and the layer's time.
-
-    `makespan_us` is None where the scheme cannot run with them, such as a split of more SMs than
-    the GPU has.
-    """
-
-    options: dict[str, int]
-    makespan_us: float | None
 
 
 class SchemeDescription(Strict):
@@ -188,7 +178,7 @@ class Whole(Strict):
     makespan_us
         Their times, summed: an estimate.
     low_us, high_us, confidence
-        Where the sum lies, with this probability. `replay.chains.sampling` says how it is found.
+        Where the sum lies, with this probability. `replay.chains.layer_sampling` says how.
     """
 
     num_layers: int

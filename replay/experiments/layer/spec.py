@@ -27,6 +27,7 @@ from pydantic import (
 )
 
 from replay.chains.jitter import normal_form
+from replay.chains.settings import PAIRED, Direction, Interleaving, SharedExperts
 from replay.errors import UserError, shown, unknown
 from replay.experiments.base.values import flattened, plain, toml_of
 from replay.files import parse_toml
@@ -40,18 +41,6 @@ DEFAULT_SYSTEM = "dgx-h100"
 
 MOST = 2**31
 """Of ranks, tokens and steps: sums of them fit 64 bits, and no machine replays as many."""
-
-Direction = Literal["forward", "backward", "training"]
-Interleaving = Literal["off", "tbo", "dbo", "sbo", "dualpipe", "megatron"]
-PAIRED = ("dualpipe", "megatron")
-"""Orders in which a forward pass runs beside a backward pass."""
-SharedExperts = Literal["between", "beside-dispatch"]
-PASSES: dict[Direction, tuple[bool, ...]] = {
-    "forward": (False,),
-    "backward": (True,),
-    "training": (False, True),
-}
-"""Whether each pass over the layers is the backward one."""
 
 
 @dataclass(frozen=True)
@@ -277,10 +266,6 @@ class RunSpec(BaseModel):
         """Whether the replay has one schedule, whatever the trace holds."""
         has_one_layer = isinstance(self.layer, int) and self.steps == 1
         return not self.barrier or (has_one_layer and self.direction != "training")
-
-    def makes_chain(self, num_layers: int) -> bool:
-        """Whether so many layers, over all steps and passes, are replayed as one chain."""
-        return self.pairs_passes or (num_layers > 1 and not self.barrier)
 
     def to_toml(self) -> str:
         """Give the settings that are not the defaults, as TOML."""

@@ -77,7 +77,7 @@ class Scheme(ABC):
         Whether a barrier over all ranks lies between dispatch and combine, so that the busiest
         ports of the two phases bound the layer one after the other.
     candidates
-        Values of options among which `replay.chains.tune` may choose, such as splits of the SMs.
+        Values of options among which `replay.chains.tuning` may choose, such as splits of the SMs.
     tuned_by_default
         Whether what the scheme models chooses among them by itself, since it profiles them.
     gemm_types, dispatch_types

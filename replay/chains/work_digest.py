@@ -1,4 +1,4 @@
-"""Which layers are the same work, so that one replay stands for all of them."""
+"""Digest of a layer's work: of layers with equal digests, one replay stands for all."""
 
 from __future__ import annotations
 
@@ -29,21 +29,19 @@ WORK = (
 """What a layer's work is made from; everything else follows from it."""
 
 
-def digest_of(link: ChainLink, work: LayerWork, lead: Time) -> str:
+def digest_of(link: ChainLink, lead: Time) -> str:
     """SHA-256 of everything that decides what the replay of a layer by itself gives.
 
     Parameters
     ----------
     link
         The layer; which one it is does not count.
-    work
-        Its work.
     lead
         By how much each host begins before its GPU.
     """
     digest = hashlib.sha256()
     parts = [batch.tokens for batch in link.micro_batches]
-    for value in (work, lead, link.trace_rows, parts, link.delays_ps):
+    for value in (link.work(), lead, link.trace_rows, parts, link.delays_ps):
         _add(digest, value)
     return digest.hexdigest()
 
