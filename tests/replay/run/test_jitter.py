@@ -54,7 +54,9 @@ def links_of(
 ) -> Sequence[ChainLink]:
     """Layers of a replay with some settings."""
     settings = ChainSettings.of(RunSpec(precision="bf16", **given))
-    return prepare(settings, trace, system, replay.schemes.find("ideal")).links
+    batch = settings.batch(trace, system, 0)
+    ideal = replay.schemes.find("ideal")
+    return prepare(settings, trace, system, ideal, [batch] * settings.steps).links
 
 
 Times = Callable[..., tuple[float, float]]
@@ -166,7 +168,7 @@ def test_delays_hang_on_the_gpu_and_the_layer_alone(seed: int, layer: int, gpus:
 
 def test_every_layer_of_every_pass_and_step_has_delays_of_its_own(everywhere, system) -> None:
     given = {"jitter": "lognormal:5:1", "jitter_seed": 9, "direction": "training", "steps": 2}
-    links = links_of(everywhere, system, tokens_per_rank=3, **given)
+    links = links_of(everywhere, system, **given)
     assert len({link.delays_ps.tobytes() for link in links}) == 2 * 2 * LAYERS
     assert np.array_equal(links[0].delays_ps, Jitter(5, 1, 9).delays_ps(RANKS, (0, 0, 0)))
 
