@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from replay.errors import UserError
-from replay.experiments.serve import replays as inference
+from replay.experiments.serve import experiment as inference
 from replay.experiments.serve.result import InferResult
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.train import replays as training

@@ -8,7 +8,8 @@ import typer
 
 from replay.cli.options import JsonOption, entries_of
 from replay.cli.screen import progress, show
-from replay.experiments.layer.spec import DEFAULT_SYSTEM, RunSpec
+from replay.experiments.base.spec import DEFAULT_SYSTEM
+from replay.experiments.layer.spec import RunSpec
 from tracegen.cli.delivery import Delivery, delivers
 
 DEFAULT_SIZES = "1M..1G"

@@ -55,7 +55,7 @@ def infer(
 
     With --arrivals, requests come one by one, and iterations are made of what is there.
     """
-    from replay.experiments.serve.replay import compare
+    from replay.experiments.serve.experiment import compare
     from replay.report.infer import tables
     from replay.report.pages import page
 

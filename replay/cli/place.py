@@ -173,7 +173,7 @@ def _placed(
     trace: str,
     model: str | None,
     source: Path | None,
-    of_tokens: Mapping[str, object],
+    of_tokens: Mapping[str, Any],
     common: dict[str, Any],
 ) -> tuple[Placing, Numbered]:
     """Placement fitted to a trace, and the numbers of its layers."""
@@ -181,7 +181,9 @@ def _placed(
     from replay.cli.placing_loads import Numbered
     from replay.experiments.place.placing import fit
 
-    settings = {name[2:].replace("-", "_"): value for name, value in of_tokens.items()}
+    settings: dict[str, Any] = {
+        name[2:].replace("-", "_"): value for name, value in of_tokens.items()
+    }
     settings["replicas"] = settings["replicas"] or "same-gpu"
     spec = RunSpec(placement="contiguous" if source is None else f"file:{source}", **settings)
     loaded = tracegen.load(trace)

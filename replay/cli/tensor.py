@@ -65,7 +65,7 @@ def run(
 ) -> None:
     """Replay a layer under one scheme."""
     from replay.cli.exports import parse_exports
-    from replay.experiments.dense.replay import run as run_
+    from replay.experiments.dense.experiment import run as run_
     from replay.measure.replayed import Replayed
     from replay.report.pages import page
     from replay.report.tensor import result_tables
@@ -123,7 +123,7 @@ def compare(
     deliver: Delivery,
 ) -> None:
     """Replay a layer under several schemes and compare them, the fastest first."""
-    from replay.experiments.dense.replay import compare as compare_
+    from replay.experiments.dense.experiment import compare as compare_
     from replay.report.pages import page
     from replay.report.tensor import comparison_tables, ranking
     from replay.schemes.tp.registry import SCHEMES, find

@@ -11,8 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from replay.experiments.base.values import toml_of
-from replay.experiments.layer.spec import Flag
+from replay.experiments.base.spec import Flag, toml_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -69,7 +69,7 @@ def by_time(compared: InferComparison) -> list[InferResult]:
 
 def name(result: InferResult) -> str:
     """Names of the schemes; a star says that one needs hardware that is proposed."""
-    needs = any(one.scheme["proposes"] for one in (result.prefill, result.decode))
+    needs = any(one.scheme.proposes for one in (result.prefill, result.decode))
     return result.name + ("*" if needs else "")
 
 
@@ -188,7 +188,7 @@ def notes(compared: InferComparison) -> Iterator[str]:
         for phase in (one.prefill, one.decode)
     )
     for one in compared.results:
-        prompts = str(one.prefill.scheme["name"])
+        prompts = one.prefill.scheme.name
         if prompts not in one.name.split("+"):
             yield f"{one.name}: prompts run under {prompts}."
     line = f"MoE layers: {layers} replayed as a chain stand for all"
@@ -211,7 +211,7 @@ def notes(compared: InferComparison) -> Iterator[str]:
             str(need)
             for one in compared.results
             for phase in (one.prefill, one.decode)
-            for need in _list(phase.scheme["proposes"])
+            for need in _list(phase.scheme.proposes)
         }
     )
     if lacking:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hwmodel import System
-    from replay.experiments.layer.result import SystemDescription
+    from replay.experiments.base.result import SystemDescription
 
 CHANGED = "changed for this result"
 UNKNOWN = "of a machine that does not come with moereplay"

@@ -11,7 +11,8 @@ from tracegen.shared.display.content import Column, Section, Table
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from replay.experiments.layer.result import Result, SystemDescription
+    from replay.experiments.base.result import SystemDescription
+    from replay.experiments.layer.result import Result
     from tracegen.shared.display.content import Cell, Item
 
 NO_COMMAND = "No command makes it again: "

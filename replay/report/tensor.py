@@ -43,7 +43,7 @@ def result_tables(result: TensorResult) -> Group:
     num_sms = result.system.values["gpu.num_sms"]
     note = f"SMs that only communicate: {result.communication_sms} of {num_sms}."
     tables = [time_table(result), *details([result])]
-    return _group(f"{result.scheme['name']}: {heading(result)}", tables, [note])
+    return _group(f"{result.scheme.name}: {heading(result)}", tables, [note])
 
 
 def _group(head: str, tables: Sequence[Table], lines: Iterable[str]) -> Group:
@@ -90,7 +90,7 @@ def by_time(compared: TensorComparison) -> list[TensorResult]:
 
 def name(result: TensorResult) -> str:
     """Name of the scheme; a star says that it needs hardware that is proposed."""
-    return str(result.scheme["name"]) + ("*" if result.scheme["proposes"] else "")
+    return result.scheme.name + ("*" if result.scheme.proposes else "")
 
 
 def times_table(compared: TensorComparison) -> Table:
@@ -291,9 +291,7 @@ def notes(compared: TensorComparison) -> Iterator[str]:
 
 def _alone_notes(results: Sequence[TensorResult]) -> Iterator[str]:
     """What the layer's kernels take without communication."""
-    alone = {
-        bool(one.scheme["sequence_parallel"]): one.products_us / one.spec.layers for one in results
-    }
+    alone = {bool(one.sequence_parallel): one.products_us / one.spec.layers for one in results}
     words = {True: "with sequence parallelism", False: "without"}
     said = ", ".join(f"{alone[way]:,.1f} us {words[way]}" for way in (True, False) if way in alone)
     yield f"The layer's kernels alone, in turn, take {said}."
@@ -302,7 +300,7 @@ def _alone_notes(results: Sequence[TensorResult]) -> Iterator[str]:
 def _outside_notes(compared: TensorComparison) -> Iterator[str]:
     """What the system does not have, and who was left out."""
     lacking = sorted(
-        {str(one) for result in compared.results for one in _list(result.scheme["proposes"])}
+        {str(one) for result in compared.results for one in _list(result.scheme.proposes)}
     )
     if lacking:
         yield f"* needs hardware that is proposed: {', '.join(lacking)}."

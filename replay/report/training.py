@@ -65,7 +65,7 @@ def _group(result: TrainResult, tables: Sequence[Table], lines: Iterable[str]) -
 
 def result_tables(result: TrainResult) -> Group:
     """Tables of one step."""
-    alone = TrainComparison(baseline=str(result.scheme["name"]), results=[result])
+    alone = TrainComparison(baseline=result.scheme.name, results=[result])
     return comparison_tables(alone)
 
 
@@ -92,7 +92,7 @@ def heading(result: TrainResult) -> str:
 
 def name(result: TrainResult) -> str:
     """Name of the scheme; a star says that it needs hardware that is proposed."""
-    return str(result.scheme["name"]) + ("*" if result.scheme["proposes"] else "")
+    return result.scheme.name + ("*" if result.scheme.proposes else "")
 
 
 def unit_of(results: Sequence[TrainResult]) -> tuple[str, float]:
@@ -186,7 +186,7 @@ def stages_table(result: TrainResult) -> Table:
         ]
         rows.append((stage, *(time / unit_us for time in (*times, min(peers), max(peers)))))
     return Table(
-        f"stages-{result.scheme['name']}",
+        f"stages-{result.scheme.name}",
         f"{name(result)} by stage",
         [
             Column("stage", form="d"),
@@ -239,9 +239,7 @@ def notes(compared: TrainComparison) -> Iterator[str]:
             "No joint replay, so a forward pass comes before a backward pass where the schedule "
             f"has both at once: {', '.join(apart)}."
         )
-    lacking = sorted(
-        {str(one) for each in compared.results for one in _list(each.scheme["proposes"])}
-    )
+    lacking = sorted({str(one) for each in compared.results for one in _list(each.scheme.proposes)})
     if lacking:
         lines.append(f"* needs hardware that is proposed: {', '.join(lacking)}.")
     reasons: dict[str, list[str]] = {}

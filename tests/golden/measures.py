@@ -63,7 +63,7 @@ def flatten_sliced(result: Any, timeline: Any) -> dict[str, Value]:
         ("settings/tp", result.tp),
         ("settings/tokens", result.tokens),
         ("settings/sequence", result.sequence),
-        ("settings/traffic", dict(result.scheme["traffic"])),
+        ("settings/traffic", dict(result.scheme.traffic)),
         ("time_us", result.time_us),
         ("products_us", result.products_us),
         ("communication_sms", result.communication_sms),

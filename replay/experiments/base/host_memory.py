@@ -7,12 +7,13 @@ least of all that is free counts. It decides whether a replay begins, and never 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from replay.errors import UserError
+from replay.errors import UserError, check_kind
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(I?)B?", re.ASCII | re.IGNORECASE)
@@ -112,3 +113,11 @@ def _text(path: Path) -> str:
         return path.read_text("ascii", errors="replace")
     except OSError:
         return ""
+
+
+def limit_of(max_memory: float | None) -> float:
+    """Bytes that may be taken: those given, else what the machine has left."""
+    if max_memory is not None:
+        check_kind("max_memory", max_memory, (int, float), "a number of bytes")
+    free = free_bytes() if max_memory is None else max_memory
+    return math.inf if free is None else free

@@ -12,7 +12,7 @@ import hwmodel
 import tracegen.models
 from replay.experiments.base.identity import code_identity, identity
 from replay.experiments.choose.shapes import Sizes, changed
-from replay.experiments.train.replay import run
+from replay.experiments.train.experiment import run
 from replay.experiments.train.setup import step_code
 from replay.experiments.train.spec import TrainSpec
 from replay.measure.parts import Strict
@@ -137,7 +137,7 @@ def simulated(candidate: Candidate) -> Cost:
     UserError
         If model, plan, system and scheme do not fit together.
     """
-    return Cost.of(run(candidate.spec(), shape=candidate.shape()))
+    return Cost.of(run(candidate.spec(), given={"model": candidate.shape()}))
 
 
 class Nothing:

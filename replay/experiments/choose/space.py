@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from replay.errors import UserError, shown, unknown
-from replay.experiments.layer.spec import MOST
+from replay.experiments.base.spec import MOST
 from tracegen.shared import regular
 
 SHAPE_AXES = ("num_layers", "hidden", "num_experts", "topk", "moe_intermediate", "num_heads")

@@ -23,8 +23,7 @@ import hwmodel
 from replay.engine import GraphBuilder, schedule
 from replay.errors import UserError, unknown
 from replay.experiments.base.identity import code_identity, identity
-from replay.experiments.layer.describe import package_version
-from replay.experiments.layer.result import SystemDescription
+from replay.experiments.base.result import SystemDescription, package_version
 from replay.files import write_text
 from replay.measure.parts import Strict
 from replay.model.collectives import library
@@ -257,14 +256,13 @@ def collective(
         "num_ranks": num_ranks, "blocks": blocks, "system": values, "code": code_identity(),
     }  # fmt: skip
     run_id = identity(document)
-    name, num_gpus = values.pop("name"), values.pop("num_gpus")
     return CollectiveResult(
         run_id=run_id,
         version=package_version(),
         collective=what,
         num_ranks=num_ranks,
         num_domains=empty.num_domains,
-        system=SystemDescription(name=name, num_gpus=num_gpus, values=values),
+        system=SystemDescription.of(machine_system),
         rows=rows,
     )
 

@@ -4,7 +4,7 @@
 >>> compared = tensor.compare(
 ...     schemes=["tp-ring", "sp-ring"], model="llama-2-7b", tp=4, tokens=4096, baseline="tp-ring"
 ... )
->>> [result.scheme["name"] for result in compared.results]
+>>> [result.scheme.name for result in compared.results]
 ['tp-ring', 'sp-ring']
 >>> compared["tp-ring"].up.reduce_bytes[0] == 2 * 2 * 3 * 1024 * 4096 * 2  # halves x 2 (N - 1) T/N
 True
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from tracegen.shared.lazy import loader
 
 if TYPE_CHECKING:
+    from replay.experiments.dense.experiment import compare, run
     from replay.experiments.dense.load import load_result
-    from replay.experiments.dense.replay import compare, run
     from replay.experiments.dense.result import TensorComparison, TensorResult
     from replay.experiments.dense.spec import TensorSpec
     from replay.schemes.tp.registry import SCHEMES
@@ -41,9 +41,9 @@ _HOMES = {
     "TensorComparison": "replay.experiments.dense.result",
     "TensorResult": "replay.experiments.dense.result",
     "TensorSpec": "replay.experiments.dense.spec",
-    "compare": "replay.experiments.dense.replay",
+    "compare": "replay.experiments.dense.experiment",
     "load_result": "replay.experiments.dense.load",
-    "run": "replay.experiments.dense.replay",
+    "run": "replay.experiments.dense.experiment",
 }
 
 __getattr__ = loader(__name__, _HOMES)

@@ -19,7 +19,6 @@ from replay.experiments.base.estimate import (
     duration_text,
     size_text,
 )
-from replay.experiments.layer.fit import limit_of
 from replay.model.work.transformer_layer import Enter, Leave, layer_of
 
 if TYPE_CHECKING:
@@ -42,6 +41,7 @@ class Need(NamedTuple):
 def check_fit(
     setups: Sequence[Setup],
     scheduled: Callable[[Setup], Timeline],
+    most: float,
     report: Callable[[str], object] | None = None,
 ) -> None:
     """Refuse replays of which one needs more memory than there is, before the first begins.
@@ -50,6 +50,8 @@ def check_fit(
     ----------
     scheduled
         Schedules the layers of a setup.
+    most
+        Bytes that one may take.
     report
         Told in a line what long replays take.
 
@@ -58,7 +60,6 @@ def check_fit(
     UnfitError
         Saying what it needs, what is there and what would fit.
     """
-    most = limit_of(None)
     needs = []
     for setup in setups:
         if (need := _need(setup, scheduled)) is None:

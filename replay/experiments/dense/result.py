@@ -6,20 +6,21 @@ one entry per GPU. The same input gives the same bytes.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import JsonValue
 
-from replay.experiments.base.names import check_baseline
-from replay.experiments.base.rows import result_row
+from replay.experiments.base.result import (
+    ComparisonBase,
+    ResultBase,
+    SchemeDescription,
+    SystemDescription,
+    scheme_of_old,
+)
 from replay.experiments.dense.spec import TensorSpec
-from replay.experiments.layer.result import SystemDescription
-from replay.files import write_text
 from replay.measure.parts import Strict
 from replay.measure.result import Measures
-from tracegen.shared.display.shown import Shown
 
 
 class Quantiles(Strict):
@@ -64,15 +65,13 @@ class Direction(Strict):
     utilisation: float
 
 
-class TensorResult(Strict, Shown):
+class TensorResult(ResultBase):
     """One replay.
 
     Attributes
     ----------
-    run_id
-        SHA-256 of everything that decides the result.
-    scheme
-        The scheme, its source and all its options by value.
+    sequence_parallel
+        Whether norms and what is elementwise have slices of the tokens.
     time_us
         From the first task to the last; `layer_us` of it for each layer, if there are several.
     products_us
@@ -83,13 +82,12 @@ class TensorResult(Strict, Shown):
         SMs per GPU that do nothing but communicate, while a kernel of the scheme does.
     """
 
-    format: Literal["moereplay-tensor/1"] = "moereplay-tensor/1"
-    run_id: str
-    version: str
+    format: Literal["moereplay-tensor/2"] = "moereplay-tensor/2"
     spec: TensorSpec
     model: dict[str, JsonValue]
     system: SystemDescription
-    scheme: dict[str, JsonValue]
+    scheme: SchemeDescription
+    sequence_parallel: bool
     tp: int
     tokens: int
     sequence: int
@@ -103,60 +101,24 @@ class TensorResult(Strict, Shown):
     skew: Skew
     measures: Measures
 
-    def _rows(self) -> list[dict[str, Any]]:
-        """One."""
-        return [result_row(str(self.scheme["name"]), self)]
-
-    def to_json(self) -> str:
-        """The whole result."""
-        return _json(self)
-
-    def save(self, path: str | Path) -> None:
-        """Write `to_json` to a file, whole or not at all."""
-        write_text(path, self.to_json())
+    @property
+    def headline_us(self) -> float:
+        """Time of all layers."""
+        return self.time_us
 
 
-class TensorComparison(Strict, Shown):
-    """Several schemes on one layer.
+class TensorComparison(ComparisonBase[TensorResult]):
+    """Several schemes on one layer."""
 
-    Attributes
-    ----------
-    baseline
-        Scheme that speed-ups are given over.
-    left_out
-        By name, why a scheme was not replayed.
-    """
-
-    format: Literal["moereplay-tensor-comparison/1"] = "moereplay-tensor-comparison/1"
-    baseline: str
-    results: list[TensorResult]
-    left_out: dict[str, str] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _has_its_baseline(self) -> TensorComparison:
-        check_baseline(self.baseline, [str(one.scheme["name"]) for one in self.results])
-        return self
-
-    def __getitem__(self, scheme: str) -> TensorResult:
-        """Result of a scheme by name."""
-        for result in self.results:
-            if result.scheme["name"] == scheme:
-                return result
-        raise KeyError(scheme)
-
-    def _rows(self) -> list[dict[str, Any]]:
-        """One for each result."""
-        return [row for one in self.results for row in one._rows()]
-
-    def to_json(self) -> str:
-        """The whole comparison."""
-        return _json(self)
-
-    def save(self, path: str | Path) -> None:
-        """Write `to_json` to a file, whole or not at all."""
-        write_text(path, self.to_json())
+    format: Literal["moereplay-tensor-comparison/2"] = "moereplay-tensor-comparison/2"
 
 
-def _json(model: Strict) -> str:
-    document: dict[str, Any] = model.model_dump(mode="json", by_alias=True)
-    return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
+def result_of_old(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a result of ``moereplay-tensor/1`` one of the present schema."""
+    scheme = document["scheme"]
+    return {
+        **document,
+        "format": "moereplay-tensor/2",
+        "scheme": scheme_of_old(scheme),
+        "sequence_parallel": scheme["sequence_parallel"],
+    }

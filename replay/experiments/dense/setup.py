@@ -8,7 +8,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from replay.errors import UserError
+from replay.errors import RefusedError, UserError
 from replay.experiments.base.identity import code_identity, identity, sources
 from replay.experiments.dense.spec import PASSES, TensorSpec
 from replay.model.work.transformer_layer import Sizes, TensorLayer, layer_of
@@ -24,18 +24,9 @@ if TYPE_CHECKING:
 DEFAULT_TOKENS, DEFAULT_SEQUENCE, DEFAULT_REQUESTS = 8192, 2048, 64
 
 
-class LayerRefusedError(UserError):
-    """A scheme cannot run a layer on a system, which others may.
-
-    Attributes
-    ----------
-    reason
-        Why, for lists that name the scheme anyway.
-    """
-
-    def __init__(self, scheme: str, reason: str, possible: str = "") -> None:
-        super().__init__(f"scheme {scheme!r} cannot run this: {reason}{possible}")
-        self.reason = reason
+def refusal(scheme: str, reason: str, possible: str = "") -> RefusedError:
+    """Say that a scheme cannot run a layer on a system, which others may."""
+    return RefusedError(f"scheme {scheme!r} cannot run this: {reason}{possible}", reason)
 
 
 @dataclass(frozen=True)
@@ -64,7 +55,7 @@ class Setup:
         ------
         UserError
             If a reference leads nowhere, or the layer cannot be sliced.
-        LayerRefusedError
+        RefusedError
             If the scheme cannot run it.
         """
         import hwmodel
@@ -87,10 +78,10 @@ class Setup:
         if missing := scheme.lacks(system):
             reason = f"it needs {' and '.join(sorted(missing))}, which {system.name} lacks"
             possible = f"; {system.name} can run {', '.join(supported(system)) or 'none'}"
-            raise LayerRefusedError(scheme.name, reason, possible)
+            raise refusal(scheme.name, reason, possible)
         for layer in layers:
             if reason := scheme.refuses(layer):
-                raise LayerRefusedError(scheme.name, reason)
+                raise refusal(scheme.name, reason)
         return cls(spec, shape, system, scheme, num_ranks, sizes, layers)
 
     @property

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import Field
 
-from replay.errors import UserError, shown, unknown
-from replay.experiments.layer.spec import DEFAULT_SYSTEM, MOST, Flag
+from replay.experiments.base.spec import MOST, OPTIONS, OVERRIDES, SYSTEM, Options, Overrides, Spec
 from replay.model.work.transformer_layer import Part
 
 Direction = Literal["forward", "backward", "training"]
@@ -20,7 +18,7 @@ PASSES: dict[Direction, tuple[bool, ...]] = {
 """Whether each pass over the layer is the backward one."""
 
 
-class TensorSpec(BaseModel):
+class TensorSpec(Spec):
     """Everything that decides one replay; what is None is taken from the model.
 
     Raises
@@ -29,22 +27,14 @@ class TensorSpec(BaseModel):
         If a setting does not exist or a value is not possible.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
-
     model: str = Field(
         "llama-70b",
         description="A name of `moereplay tensor models`, a TOML file, or a config.json.",
     )
     scheme: str = Field("sp-nvls", description="A name of `moereplay tensor schemes`.")
-    options: Annotated[dict[str, JsonValue], Flag("--option", "K=V")] = Field(
-        {}, description="Option of the scheme: K=V, repeatable."
-    )
-    system: str = Field(
-        DEFAULT_SYSTEM, description="A name of `moereplay hardware list`, or a TOML file."
-    )
-    overrides: Annotated[dict[str, JsonValue], Flag("--set", "KEY=VALUE")] = Field(
-        {}, description="Change a hardware value: KEY=VALUE, repeatable."
-    )
+    options: Options = OPTIONS
+    system: str = SYSTEM
+    overrides: Overrides = OVERRIDES
     tp: int | None = Field(
         None, ge=1, le=1024, description="GPUs that weights are sliced over [all of a node]."
     )
@@ -73,34 +63,3 @@ class TensorSpec(BaseModel):
         description="ahead (launched long before), eager (kernel by kernel) or graph (captured) "
         "[graph in decode, else ahead].",
     )
-
-    def __init__(self, **settings: Any) -> None:
-        try:
-            super().__init__(**settings)
-        except ValidationError as error:
-            raise _mistake(error) from None
-
-    def changed(self, **settings: Any) -> TensorSpec:
-        """Make a spec with other values of some settings; another scheme takes its defaults."""
-        values = self.model_dump()
-        if settings.get("scheme", self.scheme) != self.scheme:
-            values["options"] = {}
-        return TensorSpec(**{**values, **settings})
-
-    def settings(self) -> Mapping[str, Any]:
-        """Give the settings that are not the defaults, by the names that commands use."""
-        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-
-
-def _mistake(error: ValidationError) -> UserError:
-    first = error.errors(include_url=False)[0]
-    word, given = str(first["loc"][0]), first["input"]
-    if first["type"] == "extra_forbidden":
-        return unknown("setting", word, TensorSpec.model_fields)
-    if first["type"] in ("greater_than_equal", "less_than_equal"):
-        bound = first["ctx"].get("ge", first["ctx"].get("le"))
-        which = "least" if "ge" in first["ctx"] else "most"
-        return UserError(f"{word} must be at {which} {bound}, not {given}")
-    if first["type"] == "literal_error":
-        return UserError(f"{word} = {shown(given)}: possible are {first['ctx']['expected']}")
-    return UserError(f"{word} = {shown(given)}: {first['msg'].lower()}")

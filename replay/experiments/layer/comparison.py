@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from replay.engine.engine import compile_ahead
 from replay.errors import UserError, check_jobs, check_kind, shown, unknown
 from replay.experiments.base.estimate import LONG_SECONDS, Estimate, UnfitError, summed
+from replay.experiments.base.host_memory import limit_of
 from replay.experiments.base.names import short_placement
-from replay.experiments.layer.fit import check_fit, limit_of
+from replay.experiments.layer.fit import check_fit
 from replay.experiments.layer.replay import check_all, run
 from replay.experiments.layer.result import Comparison, Result
 from replay.experiments.layer.setup import (

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from replay.chains.layer_sampling import CONFIDENCE
 from replay.chains.memory import room
+from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
 from replay.experiments.layer.result import (
     BatchDescription,
     Result,
-    SchemeDescription,
-    SystemDescription,
     Totals,
     TraceDescription,
     Whole,
@@ -20,10 +18,8 @@ from replay.experiments.layer.result import (
 )
 from replay.measure.ports import COMMUNICATION
 from replay.model.work.placement import identify
-from replay.schemes.registry import capabilities
 
 if TYPE_CHECKING:
-    from hwmodel import System
     from replay.chains.layer_sampling import LayerSample
     from replay.chains.tuning import Trial
     from replay.experiments.layer.setup import Setup
@@ -82,8 +78,8 @@ def describe_result(
             hidden=shape.hidden,
             moe_intermediate=shape.moe_intermediate,
         ),
-        system=_system(setup.system),
-        scheme=_scheme(scheme, setup.system, trials),
+        system=SystemDescription.of(setup.system),
+        scheme=SchemeDescription.of(scheme, setup.system, trials),
         batch=BatchDescription(
             num_ranks=batch.num_ranks,
             phase=batch.phase,
@@ -110,36 +106,6 @@ def describe_result(
 
 def _if_beyond(num_steps: int | None, last: int) -> int | None:
     return num_steps if num_steps is not None and last >= num_steps else None
-
-
-def package_version() -> str:
-    """Version of the installed product."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("moereplay")
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "unknown"
-
-
-def _system(system: System) -> SystemDescription:
-    values = system.describe()
-    name, num_gpus = values.pop("name"), values.pop("num_gpus")
-    return SystemDescription(name=name, num_gpus=num_gpus, values=values)
-
-
-def _scheme(scheme: Scheme, system: System, trials: Sequence[Trial]) -> SchemeDescription:
-    return SchemeDescription(
-        name=scheme.name,
-        source=scheme.source,
-        assumes=scheme.assumes,
-        proposes=sorted(scheme.proposes),
-        traffic=scheme.traffic,
-        options=dataclasses.asdict(scheme.options),
-        lacking=sorted(scheme.proposes - capabilities(system)),
-        code=scheme.code,
-        tuned=list(trials),
-    )
 
 
 def _whole(layers: Sequence[LayerResult], sample: LayerSample) -> Whole:

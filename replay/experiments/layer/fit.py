@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING
 
 from replay.chains.chain import check_code_for, faults_of
-from replay.errors import check_kind
 from replay.experiments.base.estimate import Asked, Estimate, Size, estimate, thinned
-from replay.experiments.base.host_memory import free_bytes
+from replay.experiments.base.host_memory import limit_of
 
 if TYPE_CHECKING:
     from replay.engine import Timeline
@@ -138,14 +136,6 @@ def check_fit(
     found = estimate_of(setup, trace, first, is_observed=is_observed)
     found.check(most)
     return found
-
-
-def limit_of(max_memory: float | None) -> float:
-    """Bytes that may be taken: those given, else what the machine has left."""
-    if max_memory is not None:
-        check_kind("max_memory", max_memory, (int, float), "a number of bytes")
-    free = free_bytes() if max_memory is None else max_memory
-    return math.inf if free is None else free
 
 
 def _trials(scheme: Scheme) -> int:

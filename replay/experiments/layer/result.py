@@ -7,32 +7,30 @@ gives the same bytes. `replay.load_result` reads files of this and of older sche
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import (
-    BaseModel,
-    Field,
-    JsonValue,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
 
-from replay.chains.tuning import Trial
 from replay.errors import UserError
-from replay.experiments.base.names import check_baseline, named, row_names
+from replay.experiments.base.names import named, row_names
+from replay.experiments.base.result import (
+    ComparisonBase,
+    ResultBase,
+    SchemeDescription,
+    SystemDescription,
+)
 from replay.experiments.base.rows import COLUMNS, row_of
 from replay.experiments.layer.bands import Uncertainty
 from replay.experiments.layer.spec import RunSpec
-from replay.files import write_text
 from replay.measure.parts import Room, Strict
 from replay.measure.result import ChainResult, LayerResult
 from replay.model.work.precision import NUMBER_TYPES, Precision
 from tracegen.shared.display.frames import data_frame, flat
-from tracegen.shared.display.shown import Shown
 
 if TYPE_CHECKING:
     import pandas
@@ -53,48 +51,6 @@ class TraceDescription(Strict):
     topk: int
     hidden: int
     moe_intermediate: int
-
-
-class SystemDescription(Strict):
-    """The machine by value.
-
-    Attributes
-    ----------
-    name, num_gpus
-        Of the preset or file, and GPUs in use.
-    values
-        Every value by dotted key, such as ``link.links_per_gpu``.
-    """
-
-    name: str
-    num_gpus: int
-    values: dict[str, JsonValue]
-
-
-class SchemeDescription(Strict):
-    """The scheme, its source, and all its options by value.
-
-    Attributes
-    ----------
-    proposes, lacking
-        Hardware that the scheme adds to a system, and what of it the system lacks.
-    options
-        The options that the result was made with, those that tuning chose included.
-    code
-        SHA-256 of the source of a scheme from outside; empty for one of moereplay's own.
-    tuned
-        What tuning tried, in order; the first entry is what it began with.
-    """
-
-    name: str
-    source: str
-    assumes: str
-    proposes: list[str]
-    traffic: str
-    options: dict[str, bool | int | float | str]
-    lacking: list[str]
-    code: str = ""
-    tuned: list[Trial] = Field(default_factory=list)
 
 
 class BatchDescription(Strict):
@@ -189,15 +145,11 @@ class Whole(Strict):
     confidence: float
 
 
-class Result(Strict, Shown):
+class Result(ResultBase):
     """One trace on one system under one scheme, and everything needed to run it again.
 
     Attributes
     ----------
-    run_id
-        Identity of the replay; see `replay.experiments.base.identity`.
-    version
-        Of moereplay.
     spec
         What was asked for; `replay.run` with it gives the same result.
     trace, system, scheme, batch, placement, precision, types
@@ -217,8 +169,6 @@ class Result(Strict, Shown):
     """
 
     format: Literal["moereplay-result/2"] = RESULT_FORMAT
-    run_id: str
-    version: str
     spec: RunSpec
     trace: TraceDescription
     system: SystemDescription
@@ -251,6 +201,11 @@ class Result(Strict, Shown):
         return self
 
     @property
+    def headline_us(self) -> float:
+        """Time of all layers."""
+        return self.totals.makespan_us
+
+    @property
     def parts(self) -> Sequence[LayerResult | ChainResult]:
         """Parts of the result: isolated layers, or one chain of them."""
         return self.layers if self.chain is None else [self.chain]
@@ -271,45 +226,14 @@ class Result(Strict, Shown):
             rows.append(same | flat(document) | flat(measures))
         return rows
 
-    def to_json(self) -> str:
-        """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
-        return _json(self)
 
-    def save(self, path: str | Path) -> None:
-        """Write the JSON, all of it or nothing.
-
-        Raises
-        ------
-        UserError
-            If the file cannot be written.
-        """
-        write_text(path, self.to_json())
-
-
-class Comparison(Strict, Shown):
+class Comparison(ComparisonBase[Result]):
     """The same routing on the same system under several schemes, or with several placements."""
 
     format: Literal["moereplay-comparison/2"] = COMPARISON_FORMAT
-    baseline: str
-    results: list[Result] = Field(min_length=1)
-    left_out: dict[str, str] = Field(default_factory=dict)
-    """Schemes that have no code for a layer of the batch, and why."""
+    LEFT_OUT_IF_NONE: ClassVar[frozenset[str]] = frozenset({"uncertainty"})
     uncertainty: Uncertainty | None = None
     """How sure it is, where that was asked for; the JSON has no such key where it was not."""
-
-    def to_json(self) -> str:
-        """JSON text: sorted keys, ends with a newline, the same bytes for the same input."""
-        return _json(self, leave_out={"uncertainty"} if self.uncertainty is None else set())
-
-    def save(self, path: str | Path) -> None:
-        """Write the JSON, all of it or nothing.
-
-        Raises
-        ------
-        UserError
-            If the file cannot be written.
-        """
-        write_text(path, self.to_json())
 
     def to_dataframe(self) -> pandas.DataFrame:
         """Make a data frame with a row per result, in their order: `rows.COLUMNS`.
@@ -324,11 +248,9 @@ class Comparison(Strict, Shown):
         documents = [one.model_dump(mode="json", by_alias=True) for one in self.results]
         return data_frame(map(row_of, documents), COLUMNS)
 
-    @model_validator(mode="after")
-    def _has_its_baseline(self) -> Comparison:
+    def _known_names(self) -> list[str]:
         names = row_names(self.results, marked=False)
-        check_baseline(self.baseline, [*(one.scheme.name for one in self.results), *names])
-        return self
+        return [*(one.scheme.name for one in self.results), *names]
 
     @property
     def base(self) -> Result:
@@ -367,8 +289,3 @@ class Comparison(Strict, Shown):
             return self.row(name)
         except UserError as error:
             raise KeyError(str(error)) from None
-
-
-def _json(model: BaseModel, leave_out: set[str] | None = None) -> str:
-    document = model.model_dump(mode="json", by_alias=True, exclude=leave_out)
-    return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"

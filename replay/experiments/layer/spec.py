@@ -10,56 +10,27 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from numbers import Integral
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
-    JsonValue,
-    ValidationError,
     field_validator,
-    model_validator,
 )
 
 from replay.chains.jitter import normal_form
 from replay.chains.settings import PAIRED, Direction, Interleaving, SharedExperts
-from replay.errors import UserError, shown, unknown
-from replay.experiments.base.values import flattened, plain, toml_of
-from replay.files import parse_toml
+from replay.errors import UserError
+from replay.experiments.base.spec import MOST, OPTIONS, OVERRIDES, SYSTEM, Options, Overrides, Spec
 from replay.model.machine.host import Launch
 from replay.model.work.batch import Phase
 from replay.model.work.placement import placement_name
 from replay.model.work.precision import NumberType
 from replay.model.work.replicas import ReplicaRule
 
-DEFAULT_SYSTEM = "dgx-h100"
 
-MOST = 2**31
-"""Of ranks, tokens and steps: sums of them fit 64 bits, and no machine replays as many."""
-
-
-@dataclass(frozen=True)
-class Flag:
-    """Spelling of a setting on the command line, where that is not its name.
-
-    Attributes
-    ----------
-    name
-        Such as ``"--set"``.
-    form
-        How one entry of a table is written, such as ``"KEY=VALUE"``.
-    """
-
-    name: str
-    form: str
-
-
-class RunSpec(BaseModel):
+class RunSpec(Spec):
     """Everything that decides one replay; what is None is taken from the trace or the system.
 
     Raises
@@ -67,8 +38,6 @@ class RunSpec(BaseModel):
     UserError
         If a setting does not exist or a value is not possible.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
 
     trace: str | None = Field(
         None, description="A file, a URL, or a name of `moereplay trace list`."
@@ -84,15 +53,9 @@ class RunSpec(BaseModel):
     scheme: str | None = Field(
         None, description="A name of `moereplay schemes`, or FILE.py:NAME, which executes the file."
     )
-    options: Annotated[dict[str, JsonValue], Flag("--option", "K=V")] = Field(
-        {}, description="Option of the scheme: K=V, repeatable."
-    )
-    system: str = Field(
-        DEFAULT_SYSTEM, description="A name of `moereplay hardware list`, or a TOML file."
-    )
-    overrides: Annotated[dict[str, JsonValue], Flag("--set", "KEY=VALUE")] = Field(
-        {}, description="Change a hardware value: KEY=VALUE, repeatable."
-    )
+    options: Options = OPTIONS
+    system: str = SYSTEM
+    overrides: Overrides = OVERRIDES
     ranks: int | None = Field(
         None,
         ge=1,
@@ -195,18 +158,6 @@ class RunSpec(BaseModel):
     )
     jitter_seed: int = Field(0, ge=0, le=MOST, description="Seed of these times.")
 
-    def __init__(self, **settings: Any) -> None:
-        try:
-            super().__init__(**settings)
-        except ValidationError as error:
-            raise mistake(error) from None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _plain_numbers(cls, given: Any) -> Any:
-        """Take numbers of numpy for numbers."""
-        return plain(given)
-
     @field_validator("layer", mode="before")
     @classmethod
     def _positions(cls, given: Any) -> int | tuple[int, ...] | str:
@@ -227,34 +178,10 @@ class RunSpec(BaseModel):
             raise UserError(message)
         return found[0] if len(found) == 1 else found
 
-    @field_validator("overrides", mode="before")
-    @classmethod
-    def _flat(cls, given: Any) -> Any:
-        """Take nested tables, as TOML writes dotted keys, for dotted keys."""
-        return flattened(given) if isinstance(given, Mapping) else given
-
     @field_validator("placement", mode="before")
     @classmethod
     def _known_placement(cls, given: Any) -> str:
         return placement_name(given)
-
-    def changed(self, **settings: Any) -> RunSpec:
-        """Make a spec with other values of some settings.
-
-        Options belong to their scheme: another scheme without options of its own takes its
-        defaults.
-
-        Raises
-        ------
-        UserError
-            If a setting does not exist or a value is not possible.
-        """
-        values = self.model_dump()
-        if settings.get("scheme", self.scheme) != self.scheme:
-            values["options"] = {}
-        for name, value in settings.items():
-            values[_NAMES.get(name, name)] = value
-        return RunSpec(**values)
 
     @property
     def pairs_passes(self) -> bool:
@@ -266,112 +193,3 @@ class RunSpec(BaseModel):
         """Whether the replay has one schedule, whatever the trace holds."""
         has_one_layer = isinstance(self.layer, int) and self.steps == 1
         return not self.barrier or (has_one_layer and self.direction != "training")
-
-    def to_toml(self) -> str:
-        """Give the settings that are not the defaults, as TOML."""
-        lines, tables = [], []
-        for name, value in self.settings().items():
-            if isinstance(value, dict):
-                entries = [f"{toml_of(key)} = {toml_of(one)}" for key, one in value.items()]
-                tables += ["", f"[{name}]", *entries]
-            else:
-                lines.append(f"{name} = {toml_of(value)}")
-        return "\n".join([*lines, *tables]) + "\n"
-
-    def settings(self) -> dict[str, Any]:
-        """Give the settings that are not the defaults, as plain values by the names files use."""
-        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-
-    @classmethod
-    def from_toml(cls, text: str, where: str = "the spec") -> RunSpec:
-        """Read what `to_toml` writes.
-
-        Parameters
-        ----------
-        text
-            TOML.
-        where
-            What to call it in errors.
-
-        Raises
-        ------
-        UserError
-            If it is not TOML, a setting does not exist or a value is not possible.
-        """
-        try:
-            document = parse_toml(text)
-        except ValueError as error:
-            message = f"{where}: not valid TOML: {error}"
-            raise UserError(message) from None
-        try:
-            return cls(**document)
-        except UserError as error:
-            message = f"{where}: {error}"
-            raise UserError(message) from None
-
-
-def words() -> dict[str, str]:
-    """Give the names of the fields by the words that files and commands use for them."""
-    return {field.alias or name: name for name, field in RunSpec.model_fields.items()}
-
-
-_NAMES = words()
-
-
-def check_setting(word: str, value: Any) -> None:
-    """Refuse a value that no replay can have.
-
-    Parameters
-    ----------
-    word
-        A key of `words`.
-    value
-        Its value.
-
-    Raises
-    ------
-    UserError
-        Saying what is possible.
-    """
-    RunSpec(**{word: value})
-
-
-_EXPECTED = {
-    "bool_type": "true or false",
-    "dict_type": "a table",
-    "int_type": "a whole number",
-    "string_type": "text",
-}
-
-
-def mistake(error: ValidationError) -> UserError:
-    """Say in a line what is wrong with settings, and what is possible."""
-    first = error.errors(include_url=False)[0]
-    name, value = str(first["loc"][0]), first["input"]
-    word = next((word for word, field in words().items() if name in (word, field)), name)
-    if first["type"] == "value_error":
-        return UserError(str(first["ctx"]["error"]))
-    if first["type"] == "extra_forbidden":
-        return unknown("setting", name, words())
-    if first["type"] == "greater_than_equal":
-        return UserError(f"{word} must be at least {first['ctx']['ge']}, not {value}")
-    if first["type"] == "less_than_equal":
-        return UserError(f"{word} must be at most {first['ctx']['le']}, not {value}")
-    if first["type"] == "literal_error":
-        return unknown(word, str(value), choices(words()[word]))
-    expected = _EXPECTED.get(first["type"])
-    where = ".".join([word, *(str(part) for part in first["loc"][1:2])])
-    problem = f"expected {expected}" if expected else first["msg"].lower()
-    return UserError(f"{where} = {shown(value)}: {problem}")
-
-
-def choices(name: str) -> tuple[str, ...]:
-    """Texts that a setting may be; nothing where any text will do."""
-    kinds = [RunSpec.model_fields[name].annotation]
-    found: list[str] = []
-    for kind in kinds:
-        if getattr(kind, "__origin__", None) is Literal:
-            found += get_args(kind)
-        else:
-            kinds += get_args(kind)
-    return tuple(found)

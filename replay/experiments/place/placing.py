@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from replay.chains.layer import experts_of, loads_of, together_of, which_layer
 from replay.errors import UserError, unknown
-from replay.experiments.layer.spec import MOST
+from replay.experiments.base.spec import MOST
 from replay.model.work import replicas
 from replay.model.work.batch import form_batch
 from replay.model.work.placement import Placement, fitted, place

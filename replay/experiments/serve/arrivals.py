@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from replay.errors import UserError
+from replay.experiments.base.compare import asked_of
 from replay.experiments.base.identity import identity
+from replay.experiments.base.result import package_version
 from replay.experiments.base.rows import result_row
-from replay.experiments.layer.describe import package_version
 from replay.experiments.serve import capacity, handover, request_files
 from replay.experiments.serve.arrival_spec import ArrivalSpec
 from replay.experiments.serve.capacity import Capacity
+from replay.experiments.serve.experiment import EXPERIMENT
 from replay.experiments.serve.measures import Served, measure
-from replay.experiments.serve.replay import asked_of
 from replay.experiments.serve.requests import drawn, drawn_from, lengths
 from replay.experiments.serve.result import named
 from replay.experiments.serve.room import GB, room_of
@@ -196,7 +197,9 @@ def compare(
         As `arrive`, or if no scheme can run this.
     """
     results, left_out = [], {}
-    for one in asked_of(spec, schemes, options or {}):
+    for asked_one in asked_of(EXPERIMENT, spec, schemes, options or {}):
+        one = asked_one.spec
+        assert isinstance(one, InferSpec)
         try:
             results.append(arrive(one, asked, allow_code=allow_code))
         except LayerRefusedError as error:

@@ -1,80 +1,35 @@
-"""From a spec to a result."""
+"""From a batch that was set up to its result."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replay.errors import UserError, unknown
-from replay.experiments.layer.describe import package_version
-from replay.experiments.layer.result import SystemDescription
+from replay.experiments.base.result import SchemeDescription, SystemDescription, package_version
 from replay.experiments.serve import handover
 from replay.experiments.serve.batch import Decoded, Prefilled, Spending, decode, prefill
 from replay.experiments.serve.result import (
     FirstToken,
     Handover,
-    InferComparison,
     InferResult,
     Memory,
     PerToken,
     PhaseResult,
     Replayed,
-    named,
 )
 from replay.experiments.serve.room import Room, check, least_room_of, room_of
 from replay.experiments.serve.setup import Setup, Side
-from replay.experiments.serve.spec import InferSpec
-from replay.schemes import find
-from replay.schemes.ep.base import LayerRefusedError
 
 if TYPE_CHECKING:
-    from pydantic import JsonValue
-
     from replay.model.work.batch import Phase
-    from replay.schemes import Scheme
-    from replay.schemes.outside import AllowCode
 
-BASELINE = "deepep-ll"
 PS_PER_US, US_PER_S = 1e6, 1e6
 
 
-def run(
-    spec: InferSpec | None = None,
-    *,
-    progress: Callable[[], object] | None = None,
-    allow_code: AllowCode = False,
-    **settings: Any,
-) -> InferResult:
-    """Serve a batch of requests under one scheme for prompts and one for decoding.
-
-    Parameters
-    ----------
-    spec
-        The settings; None takes the defaults.
-    progress
-        Called for every iteration of decoding.
-    allow_code
-        Whether a scheme's file that the spec names may be executed; one of `settings` is.
-    settings
-        Fields of `InferSpec` by name, in place of the spec's.
-
-    Raises
-    ------
-    UserError
-        If something asked for does not exist or does not fit together, or not into memory.
-    """
-    for one in ("scheme", "prefill_scheme"):
-        if isinstance(settings.get(one), str):
-            find(settings[one], allow_code=True)  # this one is named; another of the spec is not
-    made = (spec or InferSpec()).changed(**settings)
-    return carry_out(Setup.of(made, allow_code=allow_code), progress=progress)
-
-
 def carry_out(setup: Setup, *, progress: Callable[[], object] | None = None) -> InferResult:
-    """Serve what was set up; parameters and errors as those of `run`."""
+    """Serve what was set up; `progress` is called for every iteration of decoding."""
     _check_fit(setup)
     prompts, _ = setup.lengths.of_workers(setup.prefill.workers)
     prefilled = prefill(setup.times["prefill"], prompts, setup.spec.chunk * setup.spec.tp)
@@ -135,13 +90,11 @@ def _handed_over(setup: Setup, prefilled: Prefilled) -> Handover | None:
 def _phase(setup: Setup, phase: Phase, side: Side, spending: Spending, tokens: int) -> PhaseResult:
     times = setup.times[phase]
     layers = times.prefill if phase == "prefill" else times.decode
-    values = side.system.describe()
-    name, _ = values.pop("name"), values.pop("num_gpus")
     seconds = spending.total_ps / PS_PER_US / US_PER_S
     room, positions = _room(setup, phase, side), _positions(setup, phase, side)
     return PhaseResult(
-        scheme=_described(layers.setup.scheme),
-        system=SystemDescription(name=name, num_gpus=side.num_gpus, values=values),
+        scheme=SchemeDescription.of(layers.setup.scheme, side.system),
+        system=SystemDescription.of(side.system, side.num_gpus),
         gpus=side.num_gpus,
         workers=side.workers,
         iterations=len(spending.times_ps),
@@ -195,17 +148,6 @@ def _check_fit(setup: Setup) -> None:
         check(_room(setup, phase, side), _positions(setup, phase, side), where[phase])
 
 
-def _described(scheme: Scheme) -> dict[str, JsonValue]:
-    return {
-        "name": scheme.name,
-        "source": scheme.source,
-        "assumes": scheme.assumes,
-        "proposes": [str(one) for one in sorted(scheme.proposes)],
-        "options": dataclasses.asdict(scheme.options),
-        **({"code": scheme.code} if scheme.code else {}),
-    }
-
-
 def _room(setup: Setup, phase: Phase, side: Side) -> Room:
     """Memory of a GPU, with what both phases need where it does both."""
     times = setup.times[phase]
@@ -240,104 +182,3 @@ def _left_out(setup: Setup) -> list[str]:
     if shape.vocab is None:
         missing.append("embedding, output head and sampling")
     return missing
-
-
-# ---- comparison ----------------------------------------------------------------------------------
-
-
-def compare(
-    spec: InferSpec | None = None,
-    schemes: Sequence[str] = (),
-    *,
-    baseline: str | None = None,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-    progress: Callable[[], object] | None = None,
-    allow_code: AllowCode = False,
-    **settings: Any,
-) -> InferComparison:
-    """Serve a batch of requests under several schemes.
-
-    Parameters
-    ----------
-    spec
-        The settings; its schemes and options are not heeded where `schemes` are given.
-    schemes
-        Names; ``PREFILL+DECODE`` for different ones. None takes the spec's.
-    baseline
-        Name of the result that speed-ups are given over, as in `schemes`; None takes deepep with
-        deepep-ll, else the first.
-    options
-        Options by name, by name of the scheme.
-    progress
-        Called for every scheme.
-    allow_code
-        Whether a scheme's file that the spec names may be executed, see `replay.schemes.find`.
-    settings
-        Fields of `InferSpec` by name, in place of the spec's.
-
-    Raises
-    ------
-    UserError
-        If something asked for does not exist or does not fit together, or not into memory.
-    """
-    shared = (spec or InferSpec()).changed(**settings)
-    asked = asked_of(shared, schemes, options or {})
-    names = [_name(one) for one in asked]
-    chosen = None if baseline is None else _name(_asked(shared, baseline, {}))
-    if chosen is not None and chosen not in names:
-        raise unknown("baseline", str(baseline), names)
-    results, left_out = [], {}
-    for name, one in zip(names, asked, strict=True):
-        try:
-            results.append(run(one, allow_code=allow_code))
-        except LayerRefusedError as error:
-            if len(asked) == 1 or name == chosen:
-                raise
-            left_out[name] = str(error)
-        if progress is not None:
-            progress()
-    if not results:
-        first = next(iter(left_out))
-        message = f"no scheme can run this; {first}: {left_out[first]}"
-        raise UserError(message)
-    ran = [one.name for one in results]
-    preferred = BASELINE if BASELINE in ran else ran[0]
-    return InferComparison(baseline=chosen or preferred, results=results, left_out=left_out)
-
-
-def asked_of(
-    shared: InferSpec, schemes: Sequence[str], options: Mapping[str, Mapping[str, Any]]
-) -> list[InferSpec]:
-    """Give the specs of schemes by name, with their options.
-
-    Raises
-    ------
-    UserError
-        If a scheme does not exist, or options are given for one that does not run.
-    """
-    asked = [_asked(shared, name, options) for name in dict.fromkeys(schemes)] or [shared]
-    used = {name for one in asked for name in (one.scheme, one.of_prompts)}
-    for name in options:
-        if name not in used:
-            raise unknown("scheme with options", name, sorted(used))
-    return asked
-
-
-def _asked(shared: InferSpec, name: str, options: Mapping[str, Mapping[str, Any]]) -> InferSpec:
-    """The spec of schemes by name, such as ``deepep+deepep-ll``."""
-    first, plus, second = name.partition("+")
-    decoding = find(second if plus else first, allow_code=True).name  # the caller named it
-    made = shared.changed(scheme=decoding, options=dict(options.get(decoding, {})))
-    if not plus:
-        made = made.changed(prefill_scheme=None)
-        prompts = made.of_prompts
-    else:
-        prompts = find(first, allow_code=True).name
-        made = made.changed(prefill_scheme=prompts)
-    if prompts != decoding:
-        made = made.changed(prefill_options=dict(options.get(prompts, {})))
-    return made
-
-
-def _name(spec: InferSpec) -> str:
-    return named(spec.of_prompts, spec.scheme)

@@ -5,19 +5,20 @@ Times are microseconds, bytes are whole numbers. The same input gives the same b
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import JsonValue
 
-from replay.experiments.base.names import check_baseline
-from replay.experiments.base.rows import result_row
-from replay.experiments.layer.result import SystemDescription
+from replay.experiments.base.result import (
+    ComparisonBase,
+    ResultBase,
+    SchemeDescription,
+    SystemDescription,
+    scheme_of_old,
+)
 from replay.experiments.serve.spec import PREFILL_SCHEMES, InferSpec
-from replay.files import write_text
 from replay.measure.parts import Strict
-from tracegen.shared.display.shown import Shown
 
 
 def named(prompts: str, decoding: str) -> str:
@@ -75,8 +76,6 @@ class PhaseResult(Strict):
 
     Attributes
     ----------
-    scheme
-        The scheme, its source and all its options by value.
     time_us
         All iterations.
     tokens
@@ -87,7 +86,7 @@ class PhaseResult(Strict):
         Time of all iterations, by what it was spent on.
     """
 
-    scheme: dict[str, JsonValue]
+    scheme: SchemeDescription
     system: SystemDescription
     gpus: int
     workers: int
@@ -142,20 +141,16 @@ class Handover(Strict):
     exposed_us: float
 
 
-class InferResult(Strict, Shown):
+class InferResult(ResultBase):
     """One batch of requests, prefilled and decoded.
 
     Attributes
     ----------
-    run_id
-        SHA-256 of everything that decides the result.
     time_us
         Until the last request has its last token.
     """
 
-    format: Literal["moereplay-infer/1"] = "moereplay-infer/1"
-    run_id: str
-    version: str
+    format: Literal["moereplay-infer/2"] = "moereplay-infer/2"
     spec: InferSpec
     model: dict[str, JsonValue]
     requests: int
@@ -170,62 +165,24 @@ class InferResult(Strict, Shown):
     @property
     def name(self) -> str:
         """Name in comparisons, see `named`."""
-        return named(str(self.prefill.scheme["name"]), str(self.decode.scheme["name"]))
+        return named(self.prefill.scheme.name, self.decode.scheme.name)
 
-    def _rows(self) -> list[dict[str, Any]]:
-        """One."""
-        return [result_row(self.name, self)]
-
-    def to_json(self) -> str:
-        """The whole result."""
-        return _json(self)
-
-    def save(self, path: str | Path) -> None:
-        """Write `to_json` to a file, whole or not at all."""
-        write_text(path, self.to_json())
+    @property
+    def headline_us(self) -> float:
+        """Time until the last request has its last token."""
+        return self.time_us
 
 
-class InferComparison(Strict, Shown):
-    """Several schemes serving one batch.
+class InferComparison(ComparisonBase[InferResult]):
+    """Several schemes serving one batch."""
 
-    Attributes
-    ----------
-    baseline
-        Name of the result that speed-ups are given over.
-    left_out
-        By name, why a scheme was not replayed.
-    """
-
-    format: Literal["moereplay-infer-comparison/1"] = "moereplay-infer-comparison/1"
-    baseline: str
-    results: list[InferResult]
-    left_out: dict[str, str] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _has_its_baseline(self) -> InferComparison:
-        check_baseline(self.baseline, [one.name for one in self.results])
-        return self
-
-    def __getitem__(self, name: str) -> InferResult:
-        """Result by the name of its schemes."""
-        for result in self.results:
-            if result.name == name:
-                return result
-        raise KeyError(name)
-
-    def _rows(self) -> list[dict[str, Any]]:
-        """One for each result."""
-        return [row for one in self.results for row in one._rows()]
-
-    def to_json(self) -> str:
-        """The whole comparison."""
-        return _json(self)
-
-    def save(self, path: str | Path) -> None:
-        """Write `to_json` to a file, whole or not at all."""
-        write_text(path, self.to_json())
+    format: Literal["moereplay-infer-comparison/2"] = "moereplay-infer-comparison/2"
 
 
-def _json(model: Strict) -> str:
-    document: dict[str, Any] = model.model_dump(mode="json", by_alias=True)
-    return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
+def result_of_old(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a result of ``moereplay-infer/1`` one of the present schema."""
+    phases = {
+        phase: {**document[phase], "scheme": scheme_of_old(document[phase]["scheme"])}
+        for phase in ("prefill", "decode")
+    }
+    return {**document, "format": "moereplay-infer/2", **phases}

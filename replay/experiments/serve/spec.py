@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue
 
-from replay.errors import UserError, shown, unknown
-from replay.experiments.layer.spec import DEFAULT_SYSTEM, MOST, Flag
+from replay.experiments.base.spec import MOST, OPTIONS, OVERRIDES, SYSTEM, Options, Overrides, Spec
 from replay.model.machine.host import Launch
 from replay.model.work.precision import NumberType
 
@@ -18,7 +17,7 @@ normal kernels, which SGLang and vLLM run prompts with where they decode with th
 NCCL EP's other mode is not modelled."""
 
 
-class InferSpec(BaseModel):
+class InferSpec(Spec):
     """Everything that decides one result; what is None is taken from the model or the system.
 
     Raises
@@ -27,27 +26,19 @@ class InferSpec(BaseModel):
         If a setting does not exist or a value is not possible.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
-
     model: str | None = Field(
         None,
         description="A name of `moereplay trace models`, a TOML file, or a config.json "
         "[the trace's own, else deepseek-v3].",
     )
     scheme: str = Field("deepep-ll", description="Scheme of decoding: a name of `schemes`.")
-    options: Annotated[dict[str, JsonValue], Flag("--option", "K=V")] = Field(
-        {}, description="Option of the scheme: K=V, repeatable."
-    )
+    options: Options = OPTIONS
     prefill_scheme: str | None = Field(
         None, description="Scheme of prompts [deepep under deepep-ll and nccl-ep, else the same]."
     )
     prefill_options: dict[str, JsonValue] = Field({}, description="Options of that one.")
-    system: str = Field(
-        DEFAULT_SYSTEM, description="A name of `moereplay hardware list`, or a TOML file."
-    )
-    overrides: Annotated[dict[str, JsonValue], Flag("--set", "KEY=VALUE")] = Field(
-        {}, description="Change a hardware value: KEY=VALUE, repeatable."
-    )
+    system: str = SYSTEM
+    overrides: Overrides = OVERRIDES
     decode_gpus: int | None = Field(
         None,
         ge=2,
@@ -117,23 +108,10 @@ class InferSpec(BaseModel):
     )
     fit: bool = Field(True, description="Refuse what does not fit into memory.")
 
-    def __init__(self, **settings: Any) -> None:
-        try:
-            super().__init__(**settings)
-        except ValidationError as error:
-            raise _mistake(error) from None
-
-    def changed(self, **settings: Any) -> InferSpec:
-        """Make a spec with other values of some settings; other schemes take their defaults."""
-        values = self.model_dump()
-        for name, options in (("scheme", "options"), ("prefill_scheme", "prefill_options")):
-            if settings.get(name, values[name]) != values[name]:
-                values[options] = {}
-        return InferSpec(**{**values, **settings})
-
-    def settings(self) -> Mapping[str, Any]:
-        """Give the settings that are not the defaults, by the names that commands use."""
-        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    OPTIONS_OF: ClassVar[Mapping[str, str]] = {
+        "scheme": "options",
+        "prefill_scheme": "prefill_options",
+    }
 
     @property
     def of_prompts(self) -> str:
@@ -144,17 +122,3 @@ class InferSpec(BaseModel):
     def is_apart(self) -> bool:
         """Whether other GPUs prefill."""
         return self.prefill_system is not None or self.prefill_gpus is not None
-
-
-def _mistake(error: ValidationError) -> UserError:
-    first = error.errors(include_url=False)[0]
-    word, given = str(first["loc"][0]), first["input"]
-    if first["type"] == "extra_forbidden":
-        return unknown("setting", word, InferSpec.model_fields)
-    context = first.get("ctx", {})
-    for bound, words in {"ge": "at least", "gt": "above", "le": "at most"}.items():
-        if bound in context:
-            return UserError(f"{word} must be {words} {context[bound]}, not {given}")
-    if first["type"] == "literal_error":
-        return UserError(f"{word} = {shown(given)}: possible are {context['expected']}")
-    return UserError(f"{word} = {shown(given)}: {first['msg'].lower()}")

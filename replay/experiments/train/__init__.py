@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from tracegen.shared.lazy import loader
 
 if TYPE_CHECKING:
+    from replay.experiments.train.experiment import compare, run
     from replay.experiments.train.load import load_result
-    from replay.experiments.train.replay import compare, run
     from replay.experiments.train.result import TrainComparison, TrainResult
     from replay.experiments.train.schedules.registry import SCHEDULES
     from replay.experiments.train.spec import TrainSpec
@@ -34,9 +34,9 @@ _HOMES = {
     "TrainComparison": "replay.experiments.train.result",
     "TrainResult": "replay.experiments.train.result",
     "TrainSpec": "replay.experiments.train.spec",
-    "compare": "replay.experiments.train.replay",
+    "compare": "replay.experiments.train.experiment",
     "load_result": "replay.experiments.train.load",
-    "run": "replay.experiments.train.replay",
+    "run": "replay.experiments.train.experiment",
 }
 
 __getattr__ = loader(__name__, _HOMES)

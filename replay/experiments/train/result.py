@@ -5,19 +5,21 @@ Times are microseconds (exact multiples of a picosecond). The same input gives t
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import JsonValue
 
-from replay.experiments.base.names import check_baseline
+from replay.experiments.base.result import (
+    ComparisonBase,
+    ResultBase,
+    SchemeDescription,
+    SystemDescription,
+    scheme_of_old,
+)
 from replay.experiments.base.rows import result_row
-from replay.experiments.layer.result import SystemDescription
 from replay.experiments.train.spec import TrainSpec
-from replay.files import write_text
 from replay.measure.parts import Strict
-from tracegen.shared.display.shown import Shown
 
 
 class Efficiency(Strict):
@@ -48,15 +50,11 @@ class Efficiency(Strict):
     mfu: float
 
 
-class TrainResult(Strict, Shown):
+class TrainResult(ResultBase):
     """One training step.
 
     Attributes
     ----------
-    run_id
-        SHA-256 of everything that decides the result.
-    scheme
-        The scheme, its source and all its options by value.
     plan
         Sizes of the parallel plan.
     is_paired
@@ -83,13 +81,11 @@ class TrainResult(Strict, Shown):
         What level one replayed, and what it left out.
     """
 
-    format: Literal["moereplay-train/1"] = "moereplay-train/1"
-    run_id: str
-    version: str
+    format: Literal["moereplay-train/2"] = "moereplay-train/2"
     spec: TrainSpec
     model: dict[str, JsonValue]
     system: SystemDescription
-    scheme: dict[str, JsonValue]
+    scheme: SchemeDescription
     plan: dict[str, JsonValue]
     schedule: dict[str, JsonValue]
     precision: str
@@ -115,62 +111,21 @@ class TrainResult(Strict, Shown):
     def _rows(self) -> list[dict[str, Any]]:
         """One, with the mean over GPUs of what each cause takes of the step."""
         spent = {f"spent_us.{cause}": self.mean_us(cause) for cause in self.spent_us}
-        return [result_row(str(self.scheme["name"]), self) | spent]
+        return [result_row(self.name, self) | spent]
 
-    def to_json(self) -> str:
-        """The whole result."""
-        return _json(self)
-
-    def save(self, path: str | Path) -> None:
-        """Write `to_json` to a file, whole or not at all."""
-        write_text(path, self.to_json())
+    @property
+    def headline_us(self) -> float:
+        """Time of the step."""
+        return self.step_us
 
 
-class TrainComparison(Strict, Shown):
-    """One step under several schemes.
+class TrainComparison(ComparisonBase[TrainResult]):
+    """One step under several schemes."""
 
-    Attributes
-    ----------
-    baseline
-        Scheme that speed-ups are given over.
-    left_out
-        By name, why a scheme was not replayed.
-    """
-
-    format: Literal["moereplay-train-comparison/1"] = "moereplay-train-comparison/1"
-    baseline: str
-    results: list[TrainResult]
-    left_out: dict[str, str] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _has_its_baseline(self) -> TrainComparison:
-        check_baseline(self.baseline, [str(one.scheme["name"]) for one in self.results])
-        return self
-
-    def __getitem__(self, scheme: str) -> TrainResult:
-        """Result of a scheme by name."""
-        for result in self.results:
-            if result.scheme["name"] == scheme:
-                return result
-        raise KeyError(scheme)
-
-    def speed_up(self, scheme: str) -> float:
-        """How many steps a scheme makes while the baseline makes one."""
-        return self[self.baseline].step_us / self[scheme].step_us
-
-    def _rows(self) -> list[dict[str, Any]]:
-        """One for each result."""
-        return [row for one in self.results for row in one._rows()]
-
-    def to_json(self) -> str:
-        """The whole comparison."""
-        return _json(self)
-
-    def save(self, path: str | Path) -> None:
-        """Write `to_json` to a file, whole or not at all."""
-        write_text(path, self.to_json())
+    format: Literal["moereplay-train-comparison/2"] = "moereplay-train-comparison/2"
 
 
-def _json(model: Strict) -> str:
-    document: dict[str, Any] = model.model_dump(mode="json", by_alias=True)
-    return json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
+def result_of_old(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a result of ``moereplay-train/1`` one of the present schema."""
+    scheme = scheme_of_old(document["scheme"])
+    return {**document, "format": "moereplay-train/2", "scheme": scheme}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from replay.errors import UserError
 from replay.experiments.base.identity import code_identity, identity, sources
-from replay.experiments.layer.spec import DEFAULT_SYSTEM
+from replay.experiments.base.spec import DEFAULT_SYSTEM
 from replay.experiments.train.memory import memory_of
 from replay.experiments.train.schedules import registry
 from replay.experiments.train.schedules.base import Shape

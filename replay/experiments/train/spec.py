@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, Field
 
 from replay.chains.jitter import normal_form
-from replay.errors import UserError, shown, unknown
-from replay.experiments.layer.spec import MOST, Flag
+from replay.experiments.base.spec import MOST, OPTIONS, OVERRIDES, Flag, Options, Overrides, Spec
 from replay.model.work.precision import NumberType
 
 
-class TrainSpec(BaseModel):
+class TrainSpec(Spec):
     """Everything that decides one step; what is None is taken from the model.
 
     Raises
@@ -21,8 +19,6 @@ class TrainSpec(BaseModel):
     UserError
         If a setting does not exist or a value is not possible.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     model: str | None = Field(
         None,
@@ -34,9 +30,7 @@ class TrainSpec(BaseModel):
         description="A name of `moereplay hardware list`, or a TOML file [nodes of the plan, or "
         "dgx-h100, as many as the plan needs].",
     )
-    overrides: Annotated[dict[str, JsonValue], Flag("--set", "KEY=VALUE")] = Field(
-        {}, description="Change a hardware value: KEY=VALUE, repeatable."
-    )
+    overrides: Overrides = OVERRIDES
     plan: str = Field(
         "deepseek-v3",
         description="Sizes of a parallel plan, such as pp=8,dp=8,ep=8,micro_batches=32; or the "
@@ -48,9 +42,7 @@ class TrainSpec(BaseModel):
         "dualpipe [the plan's, or 1f1b].",
     )
     scheme: str = Field("deepep", description="A name of `moereplay schemes`.")
-    options: Annotated[dict[str, JsonValue], Flag("--option", "K=V")] = Field(
-        {}, description="Option of the scheme: K=V, repeatable."
-    )
+    options: Options = OPTIONS
     sequence: int | None = Field(
         None, ge=1, le=MOST, description="Tokens of a sequence [the plan's, or 4096]."
     )
@@ -94,36 +86,3 @@ class TrainSpec(BaseModel):
     )
     jitter_seed: int = Field(0, ge=0, le=MOST, description="Seed of these times.")
     fit: bool = Field(True, description="Refuse what does not fit into memory.")
-
-    def __init__(self, **settings: Any) -> None:
-        try:
-            super().__init__(**settings)
-        except ValidationError as error:
-            raise _mistake(error) from None
-
-    def changed(self, **settings: Any) -> TrainSpec:
-        """Make a spec with other values of some settings; another scheme takes its defaults."""
-        values = self.model_dump()
-        if settings.get("scheme", self.scheme) != self.scheme:
-            values["options"] = {}
-        return TrainSpec(**{**values, **settings})
-
-    def settings(self) -> Mapping[str, Any]:
-        """Give the settings that are not the defaults, by the names that commands use."""
-        return self.model_dump(mode="json", exclude_defaults=True)
-
-
-def _mistake(error: ValidationError) -> UserError:
-    first = error.errors(include_url=False)[0]
-    word, given = str(first["loc"][0]), first["input"]
-    if first["type"] == "value_error":
-        return UserError(str(first["ctx"]["error"]))
-    if first["type"] == "extra_forbidden":
-        return unknown("setting", word, TrainSpec.model_fields)
-    if first["type"] in ("greater_than_equal", "less_than_equal"):
-        bound = first["ctx"].get("ge", first["ctx"].get("le"))
-        which = "least" if "ge" in first["ctx"] else "most"
-        return UserError(f"{word} must be at {which} {bound}, not {given}")
-    if first["type"] == "literal_error":
-        return UserError(f"{word} = {shown(given)}: possible are {first['ctx']['expected']}")
-    return UserError(f"{word} = {shown(given)}: {first['msg'].lower()}")

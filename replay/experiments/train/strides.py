@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal, NamedTuple
 
-from replay.errors import UserError
+from replay.errors import RefusedError, UserError
 from replay.experiments.train.schedules.base import Op, Schedule, Shape, Slot
 from replay.steps.times import PartTimes, StepTimes, Timed
 
@@ -219,7 +219,7 @@ class _Layout:
         return any(self._fit(one, forward, other, backward) for one, other in both)
 
 
-class CannotSplitError(UserError):
+class CannotSplitError(RefusedError):
     """A schedule puts gradients of weights off, and a scheme cannot."""
 
     def __init__(self) -> None:

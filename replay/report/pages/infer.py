@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.experiments.serve.replay import BASELINE
 from replay.experiments.serve.result import InferComparison
 from replay.report.command import command
 from replay.report.infer import (
@@ -64,8 +63,7 @@ def page(result: InferResult | InferComparison) -> Page:
 def compare_command(compared: InferComparison) -> str:
     """Command that makes a batch or a comparison again."""
     results = compared.results
-    ran = [one.name for one in results]
-    usual = BASELINE if BASELINE in ran else ran[0]
+    usual = EXPERIMENT.baseline(results)
     words, left_out = serving_words([one.spec for one in results])
     words += [] if compared.baseline == usual else ["--baseline", compared.baseline]
     return command(["moereplay", "infer"], results[0].spec, leave_out=left_out, more=words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replay.experiments.dense.replay import BASELINE
+from replay.experiments.dense.experiment import EXPERIMENT
 from replay.experiments.dense.result import TensorComparison
 from replay.report.command import command
 from replay.report.pages.described import (
@@ -49,7 +49,7 @@ def page(result: TensorResult | TensorComparison) -> Page:
         compared, words = result, compare_command(result)
         title = f"{result.results[0].model['name']}: {schemes_text(len(result.results))}"
     else:
-        alone = str(result.scheme["name"])
+        alone = result.scheme.name
         compared = TensorComparison(baseline=alone, results=[result])
         words = command(["moereplay", "tensor", "run"], result.spec)
         title = f"{alone}: {result.model['name']}"
@@ -59,13 +59,12 @@ def page(result: TensorResult | TensorComparison) -> Page:
 
 def compare_command(compared: TensorComparison) -> str:
     """Command that makes a comparison again."""
-    ran = [str(one.scheme["name"]) for one in compared.results]
     possible = [one for one in SCHEMES if one not in compared.left_out]
     words = schemes_words(
-        {one.spec.scheme: (str(one.scheme["name"]), one.spec.options) for one in compared.results},
+        {one.spec.scheme: (one.scheme.name, one.spec.options) for one in compared.results},
         usual=possible,
         baseline=compared.baseline,
-        usual_baseline=BASELINE if BASELINE in ran else ran[0],
+        usual_baseline=EXPERIMENT.baseline(compared.results),
     )
     return command(
         ["moereplay", "tensor", "compare"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hwmodel.units import BYTES_PER_MIB
-from replay.experiments.train.replay import BASELINE
+from replay.experiments.train.experiment import EXPERIMENT
 from replay.experiments.train.result import TrainComparison
 from replay.report.command import command
 from replay.report.machines import preset
@@ -64,8 +64,8 @@ def page(result: TrainResult | TrainComparison) -> Page:
         compared = result
         title = f"Training {result.results[0].model['name']}: {schemes_text(len(result.results))}"
     else:
-        compared = TrainComparison(baseline=str(result.scheme["name"]), results=[result])
-        title = f"Training {result.model['name']}: {result.scheme['name']}"
+        compared = TrainComparison(baseline=result.scheme.name, results=[result])
+        title = f"Training {result.model['name']}: {result.scheme.name}"
     words = compare_command(compared)
     sections = [one for one in _sections(compared, words) if one.items]
     return Page(title=title, summary=summary(compared), sections=sections, command=words)
@@ -73,15 +73,14 @@ def page(result: TrainResult | TrainComparison) -> Page:
 
 def compare_command(compared: TrainComparison) -> str:
     """Command that makes a step or a comparison again."""
-    ran = [str(one.scheme["name"]) for one in compared.results]
     spec = compared.results[0].spec
     system = preset(compared.results[0].system.name, spec.overrides)
     usual = [] if system is None else supported(system)
     words = schemes_words(
-        {one.spec.scheme: (str(one.scheme["name"]), one.spec.options) for one in compared.results},
+        {one.spec.scheme: (one.scheme.name, one.spec.options) for one in compared.results},
         usual=[one for one in usual if one not in compared.left_out],
         baseline=compared.baseline,
-        usual_baseline=BASELINE if BASELINE in ran else ran[0],
+        usual_baseline=EXPERIMENT.baseline(compared.results),
     )
     return command(["moereplay", "train"], spec, leave_out=("scheme", "options"), more=words)
 

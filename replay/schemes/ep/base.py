@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from replay.errors import UserError
+from replay.errors import RefusedError
 from replay.model.compute.row_tiles import padded_rows
 from replay.model.work.capacity import as_it_is
 from replay.schemes.ep.facts import ALL_TYPES, BOTH_PASSES, lacking
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PADDED, DROPPED = "rows of padding", "dropped (token, expert)"
 
 
-class LayerRefusedError(UserError):
+class LayerRefusedError(RefusedError):
     """A scheme has no code for a layer, which others may have; see `Scheme.refuses`."""
 
 

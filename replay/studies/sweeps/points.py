@@ -28,8 +28,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from replay.errors import UserError, shown, unknown
-from replay.experiments.layer import spec as run_spec
-from replay.experiments.layer.spec import words
+from replay.experiments.layer.spec import RunSpec
 from replay.schemes.registry import COMPARED
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 REFERENCES = frozenset({"trace", "content_id", "model", "scheme", "options", "system", "overrides"})
 """Settings of a replay that a study gives in groups of their own."""
-RUN_SETTINGS = tuple(word for word in words() if word not in REFERENCES)
+RUN_SETTINGS = tuple(word for word in RunSpec.words() if word not in REFERENCES)
 TRACE_SETTINGS: dict[str, tuple[type, ...]] = {
     "file": (str,),
     "kind": (str,),
@@ -207,7 +206,7 @@ def check_setting(key: str, value: Scalar, where: str) -> None:
         raise UserError(message)
     try:
         if key in RUN_SETTINGS:
-            run_spec.check_setting(key, value)
+            RunSpec.check_setting(key, value)
         else:
             _check_own_setting(key, value)
     except UserError as error:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import hwmodel
 from replay.errors import UserError
+from replay.experiments.base.spec import DEFAULT_SYSTEM
 from replay.experiments.layer.replay import carry_out
 from replay.experiments.layer.setup import Setup, find_scheme, set_up, spec_of
-from replay.experiments.layer.spec import DEFAULT_SYSTEM
 from replay.schemes import Scheme
 from replay.schemes.registry import COMPARED
 from replay.studies.sweeps.points import PREFIXES, Point

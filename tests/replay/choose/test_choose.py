@@ -14,7 +14,7 @@ from replay.experiments.choose.candidate import Candidate, make_task, simulated
 from replay.experiments.choose.result import Choice
 from replay.experiments.choose.search import possible
 from replay.experiments.choose.space import load
-from replay.experiments.train.replay import run
+from replay.experiments.train.experiment import run
 from replay.schemes.outside import AllowCode
 
 SPACE = """
@@ -75,7 +75,7 @@ def test_a_cost_is_that_of_the_training_step(space: Path, folder: Path) -> None:
         if (dict(one.candidate.sizes), one.candidate.plan) == (first.sizes, first.plan)
     )  # fmt: skip
     assert simulated(one) == first.cost
-    result = run(one.spec(), shape=one.shape())
+    result = run(one.spec(), given={"model": one.shape()})
     assert result.step_us == first.cost.step_us
     assert result.model["num_layers"] == first.sizes["num_layers"]
     rate = result.tokens_per_step / result.step_us * 1e6

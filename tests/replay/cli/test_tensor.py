@@ -63,7 +63,7 @@ def test_no_table_is_wider_than_80_columns(
 def test_the_fastest_scheme_comes_first(compared: TensorComparison) -> None:
     order = sorted(compared.results, key=lambda one: one.time_us)
     first, rows = order[0], times_table(compared).rows
-    assert [str(row[0]).removesuffix("*") for row in rows] == [one.scheme["name"] for one in order]
+    assert [str(row[0]).removesuffix("*") for row in rows] == [one.scheme.name for one in order]
     over = compared["sp-nvls"].time_us / first.time_us
     assert rows[0][1:3] == (first.layer_us, over)
     row = next(
@@ -82,7 +82,7 @@ def test_stars_and_missing_rows_are_explained() -> None:
     every = tensor.compare(model="llama-2-7b", tp=4, tokens=256)
     text = one_line(render(ranking(every)))
     for result in every.results:
-        assert (f"{result.scheme['name']}*" in text) == bool(result.scheme["proposes"])
+        assert (f"{result.scheme.name}*" in text) == bool(result.scheme.proposes)
     assert ("* needs hardware that is proposed: " in text) == any(
         scheme.proposes for scheme in SCHEMES.values()
     )

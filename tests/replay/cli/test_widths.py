@@ -15,7 +15,7 @@ from replay.experiments import dense as tensor
 from replay.experiments import train as training
 from replay.experiments.choose.candidate import Cost
 from replay.experiments.choose.result import Choice, Found, Row
-from replay.experiments.serve.replay import compare as serve
+from replay.experiments.serve.experiment import compare as serve
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.train import setup
 from replay.report import difference, explanation, infer, text

@@ -66,7 +66,7 @@ def test_times_of_decoding_are_what_is_replayed() -> None:
     found = compare(model="llama-2-70b", tp=8, phase="decode", tokens=64)
     table = table_under("Decoding")
     for result in found.results:
-        assert table[str(result.scheme["name"])]["llama-2-70b"] == f"{result.time_us:,.0f}"
+        assert table[result.scheme.name]["llama-2-70b"] == f"{result.time_us:,.0f}"
     alone = found["sp-ring"].products_us
     assert table["kernels alone"]["llama-2-70b"] == f"{alone:,.0f}"
 

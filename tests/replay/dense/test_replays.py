@@ -82,7 +82,7 @@ def test_defaults_come_from_the_model() -> None:
 
 
 def test_a_comparison_is_its_runs(compared: TensorComparison, small: TensorResult) -> None:
-    assert [one.scheme["name"] for one in compared.results] == ["tp-ring", "sp-ring", "sp-nvls"]
+    assert [one.scheme.name for one in compared.results] == ["tp-ring", "sp-ring", "sp-nvls"]
     assert compared["sp-ring"] == small
     assert compared.baseline == "sp-nvls"
     with pytest.raises(KeyError):
@@ -95,7 +95,7 @@ def test_the_same_run_gives_the_same_bytes(small: TensorResult) -> None:
 
 def test_schemes_that_cannot_run_a_layer_are_left_out_with_a_reason() -> None:
     odd = compare(**{**SMALL, "tokens": 255})
-    assert {"tp-ring", "tp-nvls"} <= {one.scheme["name"] for one in odd.results}
+    assert {"tp-ring", "tp-nvls"} <= {one.scheme.name for one in odd.results}
     assert odd.left_out["sp-ring"] == "4 GPUs cannot own equal shares of 255 tokens"
     older = compare(**SMALL, system="dgx-a100")
     assert "sp-nvls" in older.left_out
@@ -104,7 +104,7 @@ def test_schemes_that_cannot_run_a_layer_are_left_out_with_a_reason() -> None:
 
 def test_a_scheme_named_twice_runs_once() -> None:
     found = compare(**SMALL, schemes=["sp-ring", "tp-ring", "sp-ring"])
-    assert [one.scheme["name"] for one in found.results] == ["sp-ring", "tp-ring"]
+    assert [one.scheme.name for one in found.results] == ["sp-ring", "tp-ring"]
 
 
 def test_progress_is_told_of_every_scheme() -> None:
@@ -117,7 +117,7 @@ def test_result_says_what_was_replayed(small: TensorResult) -> None:
     assert (small.tp, small.tokens, small.sequence) == (4, 256, 256)
     assert small.model["name"] == "llama-2-7b"
     assert small.system.name == "dgx-h100"
-    assert small.scheme["name"] == "sp-ring"
+    assert small.scheme.name == "sp-ring"
     assert small.time_us == small.layer_us == small.measures.makespan_us
     assert 0 < small.products_us < small.time_us
     assert small.exposed_us == small.measures.exposed_communication_us

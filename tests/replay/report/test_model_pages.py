@@ -20,8 +20,8 @@ from replay.experiments.dense.result import TensorComparison
 from replay.experiments.serve.arrival_spec import ArrivalSpec
 from replay.experiments.serve.arrivals import ArrivedComparison
 from replay.experiments.serve.arrivals import compare as arrive
+from replay.experiments.serve.experiment import compare as serve
 from replay.experiments.serve.load import load_result as load_served
-from replay.experiments.serve.replay import compare as serve
 from replay.experiments.serve.result import InferComparison
 from replay.experiments.serve.spec import InferSpec
 from replay.experiments.train import TrainComparison, setup
@@ -92,8 +92,8 @@ def test_the_summary_of_layers_names_what_can_be_built(dense: TensorComparison) 
     shown = page(dense).summary
     assert shown.startswith("t3* is the fastest of 3 schemes")
     order = sorted(dense.results, key=lambda one: one.time_us)
-    built = next(one for one in order if not one.scheme["proposes"])
-    assert f"without, {built.scheme['name']} is the fastest" in shown
+    built = next(one for one in order if not one.scheme.proposes)
+    assert f"without, {built.scheme.name} is the fastest" in shown
 
 
 def test_commands_make_layers_again(dense: TensorComparison, tmp_path: Path) -> None:

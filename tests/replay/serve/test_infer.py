@@ -11,9 +11,10 @@ import pytest
 
 from replay.cli.app import main
 from replay.errors import UserError
+from replay.experiments.serve.experiment import compare, run
 from replay.experiments.serve.lengths import recorded
 from replay.experiments.serve.load import load_result
-from replay.experiments.serve.replay import carry_out, compare, run
+from replay.experiments.serve.replay import carry_out
 from replay.experiments.serve.result import InferComparison, named
 from replay.experiments.serve.room import Room, least_room_of
 from replay.experiments.serve.routing import RoutingSource
@@ -34,7 +35,7 @@ def compared() -> InferComparison:
 
 def test_results_add_up(compared: InferComparison) -> None:
     result = compared["deepep-ll"]
-    assert result.prefill.scheme["name"] == "deepep"
+    assert result.prefill.scheme.name == "deepep"
     assert result.requests == 16
     prefill, decode = result.prefill, result.decode
     assert result.time_us == pytest.approx(prefill.time_us + decode.time_us)
@@ -155,7 +156,7 @@ def test_a_result_says_which_file_its_scheme_was(tmp_path: Path) -> None:
     text = "from replay.schemes.ep.ideal import Ideal\n\n\nclass Mine(Ideal):\n    name = 'mine'\n"
     (tmp_path / "mine.py").write_text(text)
     made = run(SMALL, scheme=f"{tmp_path / 'mine.py'}:Mine")
-    assert made.decode.scheme["code"] == hashlib.sha256(text.encode()).hexdigest()
+    assert made.decode.scheme.code == hashlib.sha256(text.encode()).hexdigest()
 
 
 @pytest.mark.parametrize(

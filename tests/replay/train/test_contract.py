@@ -18,7 +18,7 @@ def compared() -> TrainComparison:
 
 
 def test_all_make_the_step_or_are_left_out_with_a_reason(compared: TrainComparison) -> None:
-    made = {one.scheme["name"] for one in compared.results}
+    made = {one.scheme.name for one in compared.results}
     assert made.isdisjoint(compared.left_out)
     assert made | set(compared.left_out) == set(supported(hwmodel.load("dgx-h100")))
     assert {"deepep", "dysharp", "comet", "megatron", "nccl-alltoall"} <= made

@@ -89,7 +89,7 @@ def test_the_peak_is_that_of_the_number_type() -> None:
 
 def test_every_scheme_can_be_named_and_those_that_cannot_train_say_why() -> None:
     compared = training.compare(**SMALL)
-    assert [one.scheme["name"] for one in compared.results] == [
+    assert [one.scheme.name for one in compared.results] == [
         "ideal", "nccl-alltoall", "deepep", "dysharp",
     ]  # fmt: skip
     assert compared.baseline == "deepep"
@@ -172,7 +172,7 @@ def test_baselines_and_options_belong_to_schemes_that_are_compared() -> None:
     compared = training.compare(schemes=["deepep", "ideal"], baseline="ideal",
                                 options={"deepep": {"num_sms": 16}}, **SMALL)  # fmt: skip
     assert compared.baseline == "ideal"
-    assert compared["deepep"].scheme["options"]["num_sms"] == 16  # type: ignore[index,call-overload]
+    assert compared["deepep"].scheme.options["num_sms"] == 16  # type: ignore[index,call-overload]
 
 
 def test_routing_of_a_trace_is_of_the_same_model() -> None:

@@ -1,0 +1,100 @@
+"""Layers under tensor parallelism as an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from replay.errors import unknown
+from replay.experiments.base import compare as base
+from replay.experiments.base.experiment import Experiment
+from replay.experiments.dense.result import TensorComparison, TensorResult, result_of_old
+from replay.experiments.dense.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from replay.experiments.base.experiment import Observer, Progress, Report
+    from replay.experiments.dense.setup import Setup
+    from replay.schemes.outside import AllowCode
+
+
+class Dense(Experiment[TensorSpec, "Setup", TensorResult]):
+    """One layer, or several alike, sliced over GPUs."""
+
+    name = "dense"
+    command = "tensor"
+    title = "layer under tensor parallelism"
+    spec = TensorSpec
+    result = TensorResult
+    comparison = TensorComparison
+    baselines = ("sp-nvls",)
+    code = ("experiments/dense",)
+    older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+        "moereplay-tensor/1": result_of_old
+    }
+
+    def usual_schemes(self, shared: TensorSpec, given: Mapping[str, Any]) -> Sequence[str]:
+        """All of tensor parallelism."""
+        from replay.schemes.tp.registry import SCHEMES
+
+        return list(SCHEMES)
+
+    def under(
+        self, shared: TensorSpec, reference: str, options: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[str, TensorSpec]:
+        """The scheme alone is another."""
+        from replay.schemes.tp.registry import find
+
+        name = find(reference).name
+        return name, shared.changed(scheme=reference, options=dict(options.get(name, {})))
+
+    def setup(
+        self,
+        spec: TensorSpec,
+        given: Mapping[str, Any],
+        *,
+        like: Setup | None = None,
+        allow_code: AllowCode = False,
+    ) -> Setup:
+        """Nothing is given beside the spec."""
+        from replay.experiments.dense.setup import Setup
+
+        if given:
+            raise unknown("object", next(iter(given)), ())
+        return Setup.of(spec)
+
+    def check_fit(
+        self, setups: Sequence[Setup], max_memory: float, report: Report | None = None
+    ) -> None:
+        """Found out from one replay of some of the tokens."""
+        from replay.experiments.dense.fit import check_fit
+        from replay.experiments.dense.replay import replayed
+
+        check_fit(setups, lambda setup: replayed(setup, setup.scheme)[2], max_memory, report)
+
+    def replay(
+        self, setup: Setup, *, progress: Progress | None = None, observe: Observer | None = None
+    ) -> TensorResult:
+        """An observer is called with the schedule and its machine."""
+        from replay.experiments.dense.replay import carry_out
+
+        result = carry_out(setup, observe=observe)
+        if progress is not None:
+            progress()
+        return result
+
+
+EXPERIMENT = Dense()
+
+
+def run(spec: TensorSpec | None = None, **settings: Any) -> TensorResult:
+    """Replay a layer under one scheme; parameters and errors are those of `base.compare.run`."""
+    result: TensorResult = base.run(EXPERIMENT, spec, **settings)
+    return result
+
+
+def compare(
+    spec: TensorSpec | None = None, schemes: str | Sequence[str] | None = None, **settings: Any
+) -> TensorComparison:
+    """Replay a layer under several schemes; parameters are those of `base.compare.compare`."""
+    found: TensorComparison = base.compare(EXPERIMENT, spec, schemes, **settings)
+    return found
