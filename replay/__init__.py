@@ -59,6 +59,8 @@ _HOMES = {
     "run": "replay.experiments.layer.replay",
     "summary": "replay.report.text",
     "sweep": "replay.studies.sweeps.run",
+    "tensor": "replay.experiments.dense:",
+    "training": "replay.experiments.train:",
 }
 
 __getattr__ = loader(__name__, _HOMES)

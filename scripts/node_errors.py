@@ -19,7 +19,7 @@ import tracegen
 from replay.errors import UserError
 from tracegen.generate import generate
 
-TABLE = Path(__file__).parents[1] / "replay" / "run" / "node_errors.csv"
+TABLE = Path(__file__).parents[1] / "replay" / "chains" / "node_errors.csv"
 COLUMNS = ("scheme", "gpus", "sampled_nodes", "routing", "tokens_per_gpu", "whole_us", "sampled_us")
 SKEWS = {"uniform": None, "zipf 0.5": 0.5, "zipf 1.0": 1.0}
 SIZES = ((16, 256), (32, 64), (32, 256), (64, 64))

@@ -24,7 +24,7 @@ from replay.errors import UserError
 from replay.experiments.serve import experiment as inference
 from replay.experiments.serve.result import InferResult
 from replay.experiments.serve.spec import InferSpec
-from replay.experiments.train import replays as training
+from replay.experiments.train import experiment as training
 from replay.experiments.train.result import TrainResult
 from replay.experiments.train.spec import TrainSpec
 from replay.files import write_text

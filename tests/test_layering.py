@@ -71,28 +71,16 @@ def test_there_is_something_to_read() -> None:
     assert "replay/engine/engine.py" in importers("replay.engine.taskgraph")
 
 
-SHARED = (
-    "tracegen.shared.errors",
-    "tracegen.shared.regular",
-    "tracegen.shared.output",
-    "tracegen.shared.managed",
-    "tracegen.shared.screen",
-    "tracegen.shared.display",
-)
-"""What all packages share: one error to catch, one way to read, to write and to show."""
-
-
 def is_shared(name: str) -> bool:
-    return any(name == one or name.startswith(f"{one}.") for one in SHARED)
+    """What all packages share: one error to catch, one way to read, to write and to show."""
+    return f"{name}.".startswith("tracegen.shared.")
 
 
-@pytest.mark.parametrize("module", SHARED)
-def test_what_is_shared_imports_nothing_else_of_the_product(module: str) -> None:
-    files = [path for path in FILES if f"{module_of(path)}.".startswith(f"{module}.")]
+def test_what_is_shared_imports_nothing_else_of_the_product() -> None:
+    files = [path for path in FILES if is_shared(module_of(path))]
     names = {name for path in files for name in imports(path, with_types=True)}
-    assert names
     ours = {name for name in names if name.split(".")[0] in (*PACKAGES, "traces")}
-    assert all(is_shared(name) for name in ours)
+    assert ours and all(is_shared(name) for name in ours)
 
 
 @pytest.mark.parametrize("package", ["tracegen", "hwmodel"])
@@ -107,12 +95,13 @@ def test_traces_and_hardware_know_nothing_of_each_other_or_of_replay(package: st
 # ---- rooms of tracegen ---------------------------------------------------------------
 
 TRACEGEN_ROOMS = (
-    "errors",     # shared by all packages
-    "regular",    # files that are read whole, shared too
-    "output",     # files that are written, shared too
-    "managed",    # folders whose files a program names, shared too
-    "screen",     # text that people see, shared too
-    "display",    # tables, charts and pages, and the ways to draw them, shared too
+    "shared.lazy",     # names that are imported on first use; what is shared is so by all packages
+    "shared.errors",   # the user's mistakes
+    "shared.regular",  # files that are read whole
+    "shared.output",   # files that are written
+    "shared.managed",  # folders whose files a program names
+    "shared.screen",   # text that people see
+    "shared.display",  # tables, charts and pages, and the ways to draw them
     "models",     # shapes of models
     "trace",      # the trace in memory
     "file",       # the trace on disk, complete or still being captured
@@ -139,11 +128,13 @@ def modules_imported(module: str) -> set[str]:
 
 
 def room_of(module: str) -> str:
-    return module.split(".")[1]
+    name = f"{module.removeprefix('tracegen.')}."
+    return next(room for room in TRACEGEN_ROOMS if name.startswith(f"{room}."))
 
 
 def test_every_module_of_tracegen_is_in_a_room() -> None:
-    assert {room_of(name) for name in TRACEGEN if name != "tracegen"} == set(TRACEGEN_ROOMS)
+    inside = set(TRACEGEN) - {"tracegen", "tracegen.shared"}
+    assert {room_of(name) for name in inside} == set(TRACEGEN_ROOMS)
     assert "tracegen.trace.tables" in modules_imported("tracegen.trace.routing")
 
 
@@ -151,8 +142,8 @@ def test_every_module_of_tracegen_is_in_a_room() -> None:
 def test_rooms_of_tracegen_import_only_lower_ones(room: str) -> None:
     lower = TRACEGEN_ROOMS[: TRACEGEN_ROOMS.index(room) + 1]
     for module in TRACEGEN:
-        if module.startswith(f"tracegen.{room}"):
-            for name in modules_imported(module) - {"tracegen"}:
+        if f"{module}.".startswith(f"tracegen.{room}."):
+            for name in modules_imported(module) - {"tracegen", "tracegen.shared"}:
                 assert room_of(name) in lower, f"{module} imports {name}"
 
 
@@ -165,7 +156,7 @@ def test_ways_into_a_trace_know_nothing_of_each_other() -> None:
     for module in TRACEGEN:
         for way in ways:
             if module.startswith(f"tracegen.{way}"):
-                others = modules_imported(module) - {"tracegen", LOADS}
+                others = modules_imported(module) - {"tracegen", "tracegen.shared", LOADS}
                 assert not {name for name in others if room_of(name) in set(ways) - {way}}, module
 
 
@@ -190,29 +181,61 @@ def test_no_imports_run_in_a_circle(package: str) -> None:
 # ---- rooms of replay -----------------------------------------------------------------
 
 DESIGN = (ROOT / "replay/DESIGN.md").read_text(encoding="utf-8")
-REPLAY_ROOMS = tuple(re.findall(r"^\| `(\w+)(?:/|\.py)` \|", DESIGN, flags=re.MULTILINE))
+REPLAY_ROOMS = tuple(re.findall(r"^\| `([\w/]+?)(?:/|\.py)` \|", DESIGN, flags=re.MULTILINE))
 """Rooms of replay as the document's table lists them, lowest first."""
 
+KNOWN = {
+    ("chains", "experiments/base"),
+    ("chains", "experiments/layer"),
+    ("experiments/base", "experiments/layer"),
+    ("experiments/choose", "studies/sweeps"),
+    ("report", "experiments/collective"),
+    ("report", "experiments/dense"),
+    ("report", "experiments/layer"),
+    ("report", "experiments/place"),
+    ("report", "experiments/serve"),
+    ("report", "experiments/train"),
+    ("report", "studies/differences"),
+    ("report", "studies/uncertainty"),
+}
+"""Rooms with imports that go up. None may be added, and an entry whose imports are gone leaves."""
 
-def room_of_file(path: Path) -> str:
-    return path.relative_to(ROOT / "replay").parts[0].removesuffix(".py")
+
+def room_of_replay(module: str) -> str | None:
+    """Room whose path is the longest that the path of a module begins with."""
+    path = module.removeprefix("replay.").replace(".", "/") + "/"
+    return max(
+        (room for room in REPLAY_ROOMS if path.startswith(f"{room}/")), key=len, default=None
+    )
 
 
 def test_the_document_lists_every_room_of_replay() -> None:
-    found = {room_of_file(path) for path in FILES if path.is_relative_to(ROOT / "replay")}
-    assert found - {"__init__"} <= set(REPLAY_ROOMS)
-    assert len(set(REPLAY_ROOMS)) == len(REPLAY_ROOMS) > 10
+    modules = [module_of(path) for path in FILES if path.is_relative_to(ROOT / "replay")]
+    # Above rooms there are packages with nothing but a word on what is in them.
+    found = {name: room_of_replay(name) for name in modules}
+    outside = {name for name, room in found.items() if room is None}
+    assert outside == {"replay", "replay.model", "replay.experiments"}
+    assert set(found.values()) - {None} == set(REPLAY_ROOMS)
+    assert len(set(REPLAY_ROOMS)) == len(REPLAY_ROOMS)
+
+
+def test_ten_folders_are_on_the_landing_of_replay() -> None:
+    assert (
+        len({room.split("/")[0] for room in REPLAY_ROOMS} - {"errors", "files", "processes"}) == 10
+    )
 
 
 def test_rooms_of_replay_import_only_lower_ones() -> None:
-    upwards = set()
+    upwards: dict[tuple[str, str], set[str]] = {}
     for path in (ROOT / "replay").rglob("*.py"):
-        room = room_of_file(path)
-        for name in imports(path, with_types=True) if room != "__init__" else ():
-            other = f"{name}.".split(".")[1] if name.startswith("replay.") else room
-            if other in REPLAY_ROOMS and REPLAY_ROOMS.index(other) > REPLAY_ROOMS.index(room):
-                upwards.add((room, other))
-    assert not upwards
+        room = room_of_replay(module_of(path))
+        for name in imports(path, with_types=True) if room else ():
+            other = room_of_replay(name) if name.startswith("replay.") else None
+            if other and room and REPLAY_ROOMS.index(other) > REPLAY_ROOMS.index(room):
+                upwards.setdefault((room, other), set()).add(path.name)
+    added = {arrow: files for arrow, files in upwards.items() if arrow not in KNOWN}
+    assert not added, "imports that go up"
+    assert set(upwards) == KNOWN, "imports that are gone are still listed"
 
 
 def test_the_graph_knows_no_experts() -> None:
@@ -224,6 +247,8 @@ def test_the_graph_knows_no_experts() -> None:
 
 def test_schemes_describe_work_and_know_no_time() -> None:
     for path in (ROOT / "replay/schemes").rglob("*.py"):
+        if room_of_replay(module_of(path)) != "schemes":
+            continue  # the contract checks them from outside
         names = set(imports(path, with_types=False))
         for forbidden in (
             "replay.engine", "replay.chains", "replay.experiments", "replay.measure",

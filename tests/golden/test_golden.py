@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import cases
+import commands
 import frozen
 import pytest
 from numba import config
@@ -18,13 +19,23 @@ pytestmark = pytest.mark.skipif(
 )
 
 RUNS = [(name, label) for name, case in cases.CASES.items() for label in case.runs()]
+COMMANDS = [(name, label) for name, words in commands.COMMANDS.items() for label in words]
 NUM_SHOWN = 20
 
 
 @pytest.mark.parametrize(("case", "label"), RUNS)
 def test_results_are_what_they_were(case: str, label: str) -> None:
+    check(case, label, frozen.as_text(cases.replayed(case, label)))
+
+
+@pytest.mark.parametrize(("case", "label"), COMMANDS)
+def test_documents_of_commands_are_what_they_were(case: str, label: str) -> None:
+    check(case, label, frozen.as_text(commands.replayed(case, label)))
+
+
+def check(case: str, label: str, after: dict[str, str]) -> None:
     before = frozen.read(case).get(label, {})
-    changed = frozen.differences(before, frozen.as_text(cases.replayed(case, label)))
+    changed = frozen.differences(before, after)
     if changed:
         shown = "\n".join(changed[:NUM_SHOWN])
         pytest.fail(
@@ -35,9 +46,11 @@ def test_results_are_what_they_were(case: str, label: str) -> None:
 
 
 def test_what_is_frozen_is_what_is_run() -> None:
-    assert {file.stem for file in frozen.files()} == set(cases.CASES)
+    assert {file.stem for file in frozen.files()} == {*cases.CASES, *commands.COMMANDS}
     for name, case in cases.CASES.items():
         assert set(frozen.read(name)) == set(case.runs())
+    for name, words in commands.COMMANDS.items():
+        assert set(frozen.read(name)) == set(words)
 
 
 def ran(kind: type[cases.Case | cases.SlicedCase]) -> tuple[set[str], set[str]]:

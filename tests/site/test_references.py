@@ -129,10 +129,10 @@ def test_every_command_has_a_page_with_every_option() -> None:
 def test_links_lead_from_a_document_to_pages_and_to_shown_sources() -> None:
     """In the repository a page of the site is in `scripts/site`; on the site that is the root."""
     own = "../scripts/site"
-    text = f"[a]({own}/pages/share.md) [b](graph/engine.py) [c]({own}/conf.py) [d](#x)"
+    text = f"[a]({own}/pages/share.md) [b](engine/engine.py) [c]({own}/conf.py) [d](#x)"
     page, *shown = documents.linked([Made("replay/SOME.md", text)])
     assert page.text == (
-        "[a](../pages/share.md) [b](graph/engine.py.md) [c](../scripts/site/conf.py.md) [d](#x)"
+        "[a](../pages/share.md) [b](engine/engine.py.md) [c](../scripts/site/conf.py.md) [d](#x)"
     )
     assert [one.path for one in shown] == ["replay/engine/engine.py.md", "scripts/site/conf.py.md"]
     assert (ROOT / "replay/engine/engine.py").read_text(encoding="utf-8") in shown[0].text

@@ -21,7 +21,8 @@ def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         Its ``__name__``.
     homes
         Module by the name that lives there, such as ``{"load": "hwmodel.catalog"}``; a name of
-        another spelling there follows a colon: ``{"open": "tracegen.library:open_trace"}``.
+        another spelling there follows a colon: ``{"open": "tracegen.library:open_trace"}``. After a
+        colon alone the module itself has the name.
 
     Returns
     -------
@@ -32,8 +33,10 @@ def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         if name not in homes:
             message = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(message)
-        home, _, spelling = homes[name].partition(":")
-        value = getattr(importlib.import_module(home), spelling or name)
+        home, colon, spelling = homes[name].partition(":")
+        value: Any = importlib.import_module(home)
+        if spelling or not colon:
+            value = getattr(value, spelling or name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -32,7 +32,15 @@ if TYPE_CHECKING:
 
 CODE: dict[str, tuple[str, ...]] = {
     "hwmodel": (),
-    "replay": ("work", "machine", "collectives", "compute", "schemes", "graph", "measure", "run"),
+    "replay": (
+        "engine",
+        "model",
+        "schemes",
+        "measure",
+        "chains",
+        "experiments/base",
+        "experiments/layer",
+    ),
     "tracegen": ("trace", "generate", "models"),
 }
 """Rooms of each package that decide results: all of it, or the folders and files named."""
@@ -41,6 +49,7 @@ APART = (
     "hwmodel/cli.py",
     "hwmodel/presets/",
     "replay/engine/export/",
+    "replay/schemes/contract/",
     "replay/experiments/base/estimate.py",
     "replay/experiments/layer/fit.py",
     "replay/experiments/base/host_memory.py",

@@ -14,6 +14,7 @@ from replay.experiments.layer.result import COMPARISON_FORMAT, RESULT_FORMAT, Co
 from replay.files import parse_json, read_text
 
 MOST = 1e30  # of any number: floating-point operations of a year on all machines that there are
+DIFFERENCES = ("change_us", "difference_us")  # names of times that may be below zero
 MAX_RESULT_BYTES = 2**30  # a chain of thousands of layers has a tenth of it
 
 One = TypeVar("One", bound=BaseModel)
@@ -139,7 +140,7 @@ def check_numbers(document: Any, place: str = "") -> None:
         Of a result, or part of it.
     place
         Of the part: names joined by dots. What a name that ends in ``_us`` or ``bytes`` has in it
-        is a time in microseconds, or a number of bytes.
+        is a time in microseconds, or a number of bytes; `DIFFERENCES` are below zero, too.
 
     Raises
     ------
@@ -156,7 +157,9 @@ def check_numbers(document: Any, place: str = "") -> None:
         if not abs(document) <= MOST:
             message = f"{place} = {shown(document)}: no such number is in a result"
             raise UserError(message)
-        if document < 0 and any(name.endswith(("_us", "bytes")) for name in place.split(".")):
+        names = place.split(".")
+        sizes = any(name.endswith(("_us", "bytes")) for name in names)
+        if document < 0 and sizes and names[-1] not in DIFFERENCES:
             message = f"{place} = {document}: less than nothing"
             raise UserError(message)
 

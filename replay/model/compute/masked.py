@@ -34,8 +34,8 @@ SCALE_BYTES = 4
 # more (SGLang, ``silu_and_mul_masked_post_quant_fwd``).
 FEW_EXPERTS, ACTIVATION_BLOCKS = 4, (64, 32)
 # Starting a block, 1 ns: each expert without rows adds 0.50 us (4 and 8 tokens at EP4 and EP8) or
-# 0.56 us (16 and 32 tokens) to the masked rows of ``validate/measurements/moe_deepgemm.csv``, and
-# has 16 x 32 blocks.
+# 0.56 us (16 and 32 tokens) to the masked rows of
+# ``studies/validate/measurements/moe_deepgemm.csv``, and has 16 x 32 blocks.
 BLOCK_PS = 1_000
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replay.experiments.serve.experiment import EXPERIMENT
 from replay.experiments.serve.result import InferComparison
 from replay.report.command import command
 from replay.report.infer import (

@@ -5,7 +5,8 @@ of eight nodes, 4096 tokens per GPU, FP8, two micro-batches, 20 SMs for communic
 itself that its routing is perfectly balanced, so that every expert has 8192 rows. Its kernels are
 DeepSeek's own; those of the serving engines do the same work in the forward pass.
 
-``python -m replay.studies.validate.deepep_layer`` prints the tables of ``schemes/deepep/LAYER.md``.
+``python -m replay.studies.validate.deepep_layer`` prints the tables of
+``schemes/ep/deepep/LAYER.md``.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.replay.training.made import EXCHANGE_MS, MadeReplays
 from typer.testing import CliRunner
 
 from replay.cli.app import app
@@ -17,6 +16,7 @@ from replay.experiments.train import TrainComparison, setup
 from replay.report.text import render
 from replay.report.training import comparison_tables, ranking
 from replay.schemes.registry import COMPARED
+from tests.replay.train.made import EXCHANGE_MS, MadeReplays
 
 SMALL = ("--model", "olmoe-1b-7b", "--plan", "pp=2,dp=4,ep=4,micro_batches=3", "--sequence", "512")
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from rich.console import RenderableType
-from tests.replay.training.made import MadeReplays
 from typer.testing import CliRunner
 
 import replay
@@ -22,6 +21,7 @@ from replay.report import difference, explanation, infer, text
 from replay.report import tensor as of_tensor
 from replay.report import training as of_training
 from replay.studies.differences.explanation import explain
+from tests.replay.train.made import MadeReplays
 
 WIDTHS = (60, 80, 100)
 

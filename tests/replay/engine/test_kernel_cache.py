@@ -74,7 +74,7 @@ for line in sys.stdin:
 def copy_to(copy: Path) -> Path:
     """Copy what the kernels need, so that nothing is edited or locked in the checkout."""
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "replay" / "graph", copy / "replay" / "graph", ignore=ignored)
+    shutil.copytree(ROOT / "replay" / "engine", copy / "replay" / "engine", ignore=ignored)
     (copy / "replay" / "__init__.py").touch()
     return copy
 
@@ -135,7 +135,7 @@ def kept_files(folder: str | Path) -> list[Path]:
 
 
 def test_lies_beside_the_source_and_is_used_again(outcome: Outcome, package: Path) -> None:
-    home = package / "replay" / "graph" / "kernels" / "__pycache__"
+    home = package / "replay" / "engine" / "kernels" / "__pycache__"
     assert outcome(package) == (True, str(home))
     assert len(kept_files(home)) == 1
     assert outcome(package) == (False, str(home))
@@ -176,7 +176,7 @@ def test_an_edit_in_any_file_of_the_folder_compiles_again(
     """`group_rows` lives in ``edges.py``."""
     folder = str(compiled / BESIDE)
     before = kept_files(folder)
-    with (compiled / "replay" / "graph" / "kernels" / name).open("a", encoding="utf-8") as file:
+    with (compiled / "replay" / "engine" / "kernels" / name).open("a", encoding="utf-8") as file:
         file.write("# an edit\n")
     assert outcome(compiled) == (True, folder)
     after = kept_files(folder)
@@ -198,7 +198,7 @@ def test_processes_may_compile_at_the_same_time(outcome: Outcome, package: Path)
 
 
 def test_an_index_of_numbas_is_not_looked_at(outcome: Outcome, package: Path) -> None:
-    home = package / "replay" / "graph" / "kernels" / "__pycache__"
+    home = package / "replay" / "engine" / "kernels" / "__pycache__"
     home.mkdir()
     (home / "edges._group_rows-1.py311.nbi").write_bytes(b"garbage")
     (home / "edges._group_rows-1.py311.1.nbc").write_bytes(b"")

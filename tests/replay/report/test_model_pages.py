@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.replay.training.made import MadeReplays
 from typer.testing import CliRunner
 
 from replay.cli.app import app
@@ -27,6 +26,7 @@ from replay.experiments.serve.spec import InferSpec
 from replay.experiments.train import TrainComparison, setup
 from replay.report.pages import page
 from replay.report.pages.collective import size_text
+from tests.replay.train.made import MadeReplays
 from tracegen.shared.display.content import Bars, Page, Plot
 
 SERVED = InferSpec(

@@ -132,6 +132,8 @@ FREE = {
     "replay/errors.py": "mistakes, which have no result",
     "replay/files.py": "writing results, and reading files, which enter by their content",
     "tracegen/__init__.py": "names of the public API",
+    "tracegen/shared/__init__.py": "a word on what lies there",
+    "tracegen/shared/lazy.py": "names that are imported on first use",
     "tracegen/shared/errors.py": "mistakes, which have no result",
     "tracegen/shared/regular.py": "reading files, whose content is known by its hash",
     "replay/experiments/base/estimate.py": "what a replay takes, which decides whether it begins",
@@ -179,10 +181,10 @@ def test_code_is_told_apart_by_every_byte(tmp_path: Path, monkeypatch: pytest.Mo
     before = compute()
     (tmp_path / "replay" / "report").mkdir()
     (tmp_path / "replay" / "report" / "text.py").write_text("shows = 1\n")
-    (tmp_path / "replay" / "run" / "notes.md").write_text("x")
+    (tmp_path / "replay" / "chains" / "notes.md").write_text("x")
     (tmp_path / "hwmodel" / "cli.py").write_text("shows = 1\n")
     assert compute() == before, "no number passes through these"
-    (tmp_path / "replay" / "run" / "inner" / "file.py").write_text("a = 2\n")
+    (tmp_path / "replay" / "chains" / "inner" / "file.py").write_text("a = 2\n")
     after = compute()
     assert after != before
     (tmp_path / "tracegen" / "models" / "new.toml").write_text("a = 1\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOM = Path(__file__).parents[3] / "replay" / "schemes"
-FILES = sorted(ROOM.rglob("*.py"))
+FILES = sorted(set(ROOM.rglob("*.py")) - set((ROOM / "contract").rglob("*.py")))
 TIME_UNITS = ("_ps", "_us", "_ms")
 
 
@@ -53,11 +53,18 @@ def unsourced(source: str) -> Iterator[str]:
                     yield target.id
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOM).as_posix())
-def test_a_scheme_names_work_and_never_sees_a_time(path: Path) -> None:
-    source = path.read_text(encoding="utf-8")
-    assert list(breaches(source)) == []
-    assert list(unsourced(source)) == []
+SEE_TIMES = {"tp/cais/moves.py", "tp/cais/options.py", "tp/cais/scheme.py", "tp/kernels.py"}
+"""Schemes of tensor parallelism that compute with times. None may be added; who stops, leaves."""
+
+
+def test_a_scheme_names_work_and_never_sees_a_time() -> None:
+    found: dict[str, list[str]] = {}
+    for path in FILES:
+        source = path.read_text(encoding="utf-8")
+        if wrong := [*breaches(source), *unsourced(source)]:
+            found[path.relative_to(ROOM).as_posix()] = wrong
+    assert not {name: wrong for name, wrong in found.items() if name not in SEE_TIMES}
+    assert set(found) == SEE_TIMES
 
 
 @pytest.mark.parametrize(

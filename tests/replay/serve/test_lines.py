@@ -8,9 +8,9 @@ from typing import Any, cast
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
-from tests.replay.inference.serving import times
 
 from replay.experiments.serve.layers import MOST_CUTS, Layers, Moe
+from tests.replay.serve.serving import times
 
 MOST = 1000
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tests.replay.inference.serving import MODEL, RANKS, SAMPLE, chain_ps, times
 
 import hwmodel
 from replay.engine import GraphBuilder, schedule
@@ -19,6 +18,7 @@ from replay.model.compute.dense import Between
 from replay.model.machine.kinds import KIND_NAMES
 from replay.model.machine.machine import Machine
 from replay.model.work.context import Context
+from tests.replay.serve.serving import MODEL, RANKS, SAMPLE, chain_ps, times
 from tracegen.models import load
 
 EVEN = {

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.replay.training.made import MadeReplays
 
 import tracegen.models
 from replay.errors import UserError
@@ -20,6 +19,7 @@ from replay.schemes.registry import find
 from replay.steps import plans
 from replay.steps.parameters import flop_per_token
 from replay.steps.plan import Plan
+from tests.replay.train.made import MadeReplays
 
 PLAN = "pp=2,dp=4,ep=4,micro_batches=3"
 SMALL: dict[str, Any] = {"model": "olmoe-1b-7b", "plan": PLAN, "sequence": 1024}

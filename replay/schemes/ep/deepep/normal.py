@@ -131,11 +131,11 @@ class DeepEpOptions(Options):
     stack: str = option(
         "vllm",
         choices=(*STACKS, BARE),
-        help="Whose kernels stand around DeepEP's and the grouped GEMMs; `schemes/deepep/LAYER.md` "
-        "lists them. sglang and vllm cast rows, pad each expert to DeepGEMM's 128 rows, and bring "
-        "indices and scales along; vllm marks the padding, so that it is not multiplied. bare only "
-        "casts, copies and adds rows, and pads nothing. Gradients, which neither engine knows, "
-        "always take bare.",
+        help="Whose kernels stand around DeepEP's and the grouped GEMMs; "
+        "`schemes/ep/deepep/LAYER.md` lists them. sglang and vllm cast rows, pad each expert to "
+        "DeepGEMM's 128 rows, and bring indices and scales along; vllm marks the padding, "
+        "so that it is not multiplied. bare only casts, copies and adds rows, and pads nothing. "
+        "Gradients, which neither engine knows, always take bare.",
         source="sgl-project/sglang and vllm-project/vllm; the quicker of the two, so that a "
         "baseline has its better engine",
     )
