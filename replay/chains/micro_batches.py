@@ -21,31 +21,29 @@ agree on sizes anyway; and vLLM's padding of batches to the longest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay.chains.chain import LayerTasks, TaskRanges, check_code_for, faults_of
+from replay.chains.chain import LayerTasks, TaskRanges
 from replay.chains.kernel_streams import StageStreams, set_aside, staged
-from replay.chains.memory import beside, memory_of
+from replay.chains.launch_program import LaunchProgram
+from replay.chains.memory import beside
 from replay.chains.replay import Strategy
 from replay.model.machine.machine import Machine
-from replay.schemes.ep.staged import STAGES, Stage
 
 if TYPE_CHECKING:
-    from replay.chains.chain import ChainLink, MicroBatch
+    from replay.chains.chain import ChainLink
+    from replay.chains.launch_program import Part
     from replay.chains.replay import Replay
     from replay.engine import GraphBuilder
     from replay.measure.parts import Memory
     from replay.model.machine.machine import Ints
     from replay.model.work.batch import Batch
     from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.staged import Interleave, Releases, StagedScheme, Stages
-
-Part = Stage | Literal["prepare", "attend", "shared"]
-"""A stage of a scheme, or a part of `replay.model.compute.dense.Between`, which lies before it."""
+    from replay.schemes.ep.staged import Interleave, Releases, StagedScheme
 
 _Turns = Iterator[tuple[int, bool]]
 """Layer of what was added, and whether it is the other micro-batch's turn; piece by piece."""
@@ -119,14 +117,11 @@ class MicroBatchTurns(Strategy):
         begin = machine.mark(machine.ranks)
         streams = StageStreams(machine, able.releases)
         bounds, of_range = [builder.num_tasks], []
-        programs = [
-            _LaunchProgram(number, links, machine, able, streams, self, begin)
-            for number in range(len(links[0].micro_batches))
-        ]
+        programs = [_BatchProgram(machine, able, streams, begin) for _ in links[0].micro_batches]
         first, last = programs[0], programs[-1]
-        turns = first.run(works)
+        turns = first.run(0, works, self)
         if last is not first:
-            turns = _in_turns(turns, last.run(works), self.shift)
+            turns = _in_turns(turns, last.run(1, works, self), self.shift)
         reached, begun = {0: begin}, 0
         for layer, _ in turns:
             done = len(last.finishes) - 1
@@ -184,98 +179,51 @@ SBO = SelfOverlap(
 """SGLang's single-batch overlap."""
 
 
-class _LaunchProgram:
-    """Launches of a host for one micro-batch.
+class _BatchProgram(LaunchProgram):
+    """Launches for one micro-batch.
 
     Attributes
     ----------
-    ends
-        (rank,): what its last part ended with.
     starts, finishes, memories
-        By layer: (rank,) tasks where the scheme begins and ends; the work, and its memory.
+        By layer: (rank,) tasks where the scheme begins and ends, and its memory.
     """
 
     def __init__(
-        self,
-        number: int,
-        links: Sequence[ChainLink],
-        machine: Machine,
-        scheme: StagedScheme,
-        streams: StageStreams,
-        strategy: MicroBatchTurns,
-        start: Ints,
+        self, machine: Machine, scheme: StagedScheme, streams: StageStreams, start: Ints
     ) -> None:
-        self._number, self._links, self._machine = number, links, machine
-        self._scheme, self._streams, self._strategy = scheme, streams, strategy
-        self.ends = start
+        super().__init__(machine, scheme, streams, start)
         self.starts: list[Ints] = []
         self.finishes: list[Ints] = []
         self.memories: list[Memory] = []
-        self._stages: Stages | None = None
-        self._ready = start
 
-    def run(self, whole: Callable[[int], LayerWork]) -> _Turns:
-        """Add the tasks of all layers, stage by stage."""
-        last_layer, last_stage = len(self._links) - 1, len(self._strategy.stages)
-        for index, link in enumerate(self._links):
-            micro_batch = link.micro_batches[self._number]
-            if not self._number:
-                follows = index > 0 and link.is_with(self._links[index - 1])
-                self._machine.host.next_layer(same_graph=follows)
-            for number, stage in enumerate(self._strategy.stages, 1):
+    def run(self, number: int, works: _LayerWorks, strategy: MicroBatchTurns) -> _Turns:
+        """Add the tasks of all layers for one of the micro-batches, stage by stage."""
+        notes, links = self.machine.notes, works.links
+        for index, link in enumerate(links):
+            batch = link.micro_batches[number]
+            if not number:
+                follows = index > 0 and link.is_with(links[index - 1])
+                self.machine.host.next_layer(same_graph=follows)
+            self.come_to(link, batch.context, works(index).of_tokens(batch.tokens))
+            self.memories.append(self.memory)
+            for place, stage in enumerate(strategy.stages, 1):
+                notes.tokens, notes.layer = batch.tokens, index
                 for part in stage:
-                    self._machine.notes.tokens = micro_batch.tokens
-                    self._machine.notes.layer = index
+                    self.add(part)
                     if part == "send":
-                        self._begin(whole(index).of_tokens(micro_batch.tokens))
-                    self._add(part, link, micro_batch)
-                self._machine.notes.tokens = None
-                if number == last_stage:
+                        self.starts.append(self.arrived)
+                notes.tokens = None
+                is_last = place == len(strategy.stages)
+                if is_last:
                     self.finishes.append(self.ends)
-                goes_on = number == last_stage and self._strategy.joins and index < last_layer
-                yield index, not goes_on
-
-    def _begin(self, work: LayerWork) -> None:
-        """Come to the scheme."""
-        with faults_of(self._scheme):
-            check_code_for(self._scheme, work, self._machine.system)
-            self.memories.append(memory_of(work, self._machine.system, self._scheme))
-            self.starts.append(self.ends)
-            begun = self._streams.of("send").next(self.ends)
-            self._stages = self._scheme.stages(work, self._machine, begun)
-
-    def _add(self, part: Part, link: ChainLink, micro_batch: MicroBatch) -> None:
-        """Add the kernels of a part, behind those of its stream."""
-        if part in STAGES:
-            self._stage(part)
-            return
-        if link.between is None:
-            return
-        context, machine, compute = micro_batch.context, self._machine, self._streams.compute
-        assert context is not None
-        if part == "shared":  # beside what the micro-batch's rows do
-            ready = compute.next(self._ready)
-            compute.ended(link.between.shared_experts(machine, context, ready))
-            return
-        ready = compute.next(self.ends)
-        if part == "prepare":
-            self.ends = link.between.prepare(machine, link.decoder_layer, context, ready)
-        else:
-            self.ends = self._ready = link.between.attend(machine, context, ready)
-        compute.ended(self.ends)
-
-    def _stage(self, stage: Stage) -> None:
-        """Add the kernels of one stage of the scheme."""
-        assert self._stages is not None
-        with faults_of(self._scheme):
-            self.ends = self._streams.run(self._stages, stage, self.ends).ended
+                yield index, not (is_last and strategy.joins and index < len(links) - 1)
 
 
 class _LayerWorks:
     """Work of every layer for all tokens: few are in memory at a time."""
 
     def __init__(self, links: Sequence[ChainLink]) -> None:
-        self._links = links
+        self.links = links
         self._known: dict[int, LayerWork] = {}
         self.summaries: list[dict[str, float]] = []
 
@@ -283,7 +231,7 @@ class _LayerWorks:
         """Give that of one layer; micro-batches are at most one layer apart."""
         if layer not in self._known:
             self._known.pop(layer - 2, None)
-            self._known[layer] = self._links[layer].work()
+            self._known[layer] = self.links[layer].work()
             self.summaries.append(self._known[layer].summary())
         return self._known[layer]
 

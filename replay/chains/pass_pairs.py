@@ -21,46 +21,37 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from replay.chains.chain import LayerTasks, TaskRanges, check_code_for, faults_of, mean_of
+from replay.chains.chain import LayerTasks, TaskRanges, mean_of
 from replay.chains.kernel_streams import (
     COMPUTE,
     BusyTime,
-    KernelSpan,
     StageStreams,
     StreamUse,
     set_aside,
     staged,
     stream_use,
 )
-from replay.chains.memory import beside, memory_of
-from replay.chains.micro_batches import Part
+from replay.chains.launch_program import LaunchProgram
+from replay.chains.memory import beside
 from replay.chains.observers import Moments
 from replay.chains.replay import ONE_BATCH, Strategy
 from replay.engine import schedule
 from replay.measure.result import Pairs
 from replay.measure.token_latency import us
 from replay.model.machine.machine import Machine
-from replay.schemes.ep.staged import MOVING, STAGES
 
 if TYPE_CHECKING:
-    from replay.chains.chain import ChainLink
     from replay.chains.kernel_streams import Occupation
+    from replay.chains.launch_program import PairPart
     from replay.chains.observers import ChainMeasures
     from replay.chains.replay import Replay
     from replay.engine import GraphBuilder
-    from replay.measure.parts import Memory
-    from replay.model.compute.dense import Between
-    from replay.model.compute.dense_kernels import Weights
     from replay.model.machine.machine import Ints
-    from replay.model.work.layer import LayerWork
-    from replay.schemes.ep.staged import Interleave, Stage, StagedScheme, Stages
-
-PairPart = Part | Literal["weights", "shared weights", "attention weights"]
-"""A part of a pass; the last three are gradients of weights that a backward pass has put off."""
+    from replay.schemes.ep.staged import Interleave
 
 
 @dataclass(frozen=True)
@@ -127,7 +118,7 @@ class PassPairs(Strategy):
         )  # fmt: skip
         start = machine.mark(machine.ranks)
         streams = StageStreams(machine, able.releases)
-        passes = [_PassProgram(machine, able, streams, start) for _ in range(2)]
+        passes = [LaunchProgram(machine, able, streams, start) for _ in range(2)]
         num_pairs = len(links) // 2
         for number in range(num_pairs):
             machine.host.next_layer(same_graph=number > 0)
@@ -135,7 +126,7 @@ class PassPairs(Strategy):
             for one, link in zip(passes, links[2 * number :][:2], strict=True):
                 work = link.work()
                 works.append(work.putting_off_weights() if link.is_backward else work)
-                one.come_to(link, works[-1])
+                one.come_to(link, link.context, works[-1])
             bounds, of_range = [builder.num_tasks], []
             for is_backward, parts in self.launches:
                 machine.notes.layer = 2 * number + is_backward
@@ -201,102 +192,6 @@ ORDERS: Mapping[str, PassPairs] = {
 """Orders of a layer pair. DualPipe's is that of its profile, in which where shared experts run is
 not told apart: they are taken for a part of mlp. Megatron-LM has them with attention, and its
 ``delay_wgrad_compute`` is on. Sums behind a combine are of the next part that computes."""
-
-
-class _PassProgram:
-    """One of the two passes, layer after layer.
-
-    Attributes
-    ----------
-    ends
-        (rank,): what its last part ended with that later ones need.
-    reached, started, through
-        (rank,): tasks of the layer at which each GPU comes to it, at which its first stage begins,
-        and after which all parts so far are over.
-    memory
-        Of the layer.
-    spans
-        Kernels that were added since the layer before.
-    """
-
-    def __init__(
-        self, machine: Machine, scheme: StagedScheme, streams: StageStreams, start: Ints
-    ) -> None:
-        self._machine, self._scheme, self._streams = machine, scheme, streams
-        self.ends = self.reached = self.started = self.through = start
-        self.memory: Memory
-        self.spans: list[KernelSpan] = []
-        self._link: ChainLink
-        self._work: LayerWork
-        self._stages: Stages
-        self._ready = start  # when shared experts have what they read
-        self._computed = start  # when weights have theirs
-        self._between: dict[Weights, Between] = {}
-
-    def come_to(self, link: ChainLink, work: LayerWork) -> None:
-        """Go on to the next layer."""
-        self._link, self._work, self.spans = link, work, []
-        self.reached = self._ready = self.ends
-        with faults_of(self._scheme):
-            check_code_for(self._scheme, work, self._machine.system)
-            self.memory = memory_of(work, self._machine.system, self._scheme)
-        if (between := link.between) is not None:
-            ways: tuple[Weights, ...] = ("put off", "alone") if link.is_backward else ("with",)
-            self._between = {one: dataclasses.replace(between, weights=one) for one in ways}
-
-    def add(self, part: PairPart) -> None:
-        """Add the kernels of a part behind those of its stream."""
-        if part in STAGES:
-            self._stage(part)
-        elif part == "weights":
-            begun = self._streams.compute.next(self._computed)
-            with faults_of(self._scheme):
-                ended = self._scheme.weight_gradients(self._work, self._machine, begun)
-            self._end("experts", begun, ended)
-        elif self._between:
-            self._dense(part)
-
-    def _stage(self, stage: Stage) -> None:
-        with faults_of(self._scheme):
-            if stage == STAGES[0]:
-                self.started = self._streams.of(stage).next(self.ends)
-                self._stages = self._scheme.stages(self._work, self._machine, self.started)
-                ran = self._streams.run(self._stages, stage, self.started)
-            else:
-                ran = self._streams.run(self._stages, stage, self.ends)
-        self.ends = self.through = ran.ended
-        if stage == "experts":
-            self._computed = ran.ended
-        self.spans.append(KernelSpan("rows" if stage in MOVING else "experts", *ran))
-
-    def _dense(self, part: PairPart) -> None:
-        """Add a part of what lies between MoE layers."""
-        link, machine, compute = self._link, self._machine, self._streams.compute
-        between = self._between["alone" if part.endswith("weights") else self._main]
-        assert link.context is not None
-        is_shared = part.startswith("shared")
-        begun = compute.next(self._ready if is_shared else self.ends)
-        if is_shared:
-            self._end("dense", begun, between.shared_experts(machine, link.context, begun))
-            return
-        ended = begun
-        if part != "attend":
-            ended = between.prepare(machine, link.decoder_layer, link.context, ended)
-        if part != "prepare":
-            ended = between.attend(machine, link.context, ended)
-        self._end("attention", begun, ended)
-        self.ends = ended
-        if part == "attend" and not link.is_backward:
-            self._ready = ended
-
-    @property
-    def _main(self) -> Weights:
-        return "put off" if self._link.is_backward else "with"
-
-    def _end(self, of: Occupation, begun: Ints, ended: Ints) -> None:
-        """Remember kernels of the stream that computes."""
-        self.spans.append(KernelSpan(of, begun, ended))
-        self.through = self._streams.compute.ended(ended)
 
 
 class PairTimes(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,18 +15,7 @@ if TYPE_CHECKING:
     from replay.chains.chain import ChainLink
     from replay.model.machine.machine import Time
 
-WORK = (
-    "expert_ids",
-    "source_rank",
-    "placement",
-    "shape",
-    "precision",
-    "is_backward",
-    "shared",
-    "step_plan",
-    "sample",
-    "puts_off_weights",
-)
+WORK = tuple(inspect.signature(LayerWork).parameters)
 """What a layer's work is made from; everything else follows from it."""
 
 
