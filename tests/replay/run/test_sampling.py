@@ -15,9 +15,13 @@ from hypothesis import strategies as st
 import replay
 import tracegen
 from replay.chains import replay as replays
+from replay.chains.chain import ChainLink
 from replay.chains.layer_sampling import LayerSample, choose, student
+from replay.chains.work_digest import digest_of
 from replay.errors import UserError
 from replay.experiments.layer.spec import RunSpec
+from replay.model.machine.times import NO_TIME
+from replay.schemes.contract.layers import draw, work
 from tracegen.generate import generate
 
 
@@ -83,6 +87,12 @@ def test_a_layer_that_hosts_come_to_earlier_is_another() -> None:
     trace = with_layers(some, [0, 0, 0])
     replay.run(trace, scheme="deepep", barrier=True, observe=seen.append)
     assert len(seen) == 2
+
+
+def test_both_passes_of_a_layer_are_other_work_where_hosts_have_no_lead() -> None:
+    passes = [work(draw(8, 4, 2), 2, 4, is_backward=one) for one in (False, True, False)]
+    ahead, back, again = (digest_of(ChainLink(lambda one=one: one), NO_TIME) for one in passes)
+    assert ahead == again != back
 
 
 def test_layers_of_a_chain_are_not_equal() -> None:
