@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from replay.cli.experiments import ComparisonCall, compares
 from replay.cli.exports import claim_exports
 from replay.cli.options import JsonOption, entries_of, options_of, takes_settings
 from replay.cli.schemes import indented, shown
@@ -92,54 +93,10 @@ def run(
 
 
 @app.command()
-@takes_settings(spec=TensorSpec, leave_out=("scheme", "options"))
-@delivers
-def compare(
-    given: Mapping[str, Any],
-    scheme: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--scheme",
-            help="A name of `moereplay tensor schemes`, repeatable [all that can run the layer].",
-        ),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option("--baseline", help="Speed-ups are over this scheme [sp-nvls, or the first]."),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", help="Option of one scheme: SCHEME.K=V, repeatable."),
-    ] = None,
-    details: Annotated[
-        bool,
-        typer.Option(
-            "--details",
-            help="Also bytes, critical path, SMs, skew, tables, and links over time.",
-        ),
-    ] = False,
-    json_: JsonOption = None,
-    *,
-    deliver: Delivery,
-) -> None:
+@compares("dense")
+def compare(call: ComparisonCall) -> None:
     """Replay a layer under several schemes and compare them, the fastest first."""
-    from replay.experiments.dense.experiment import compare as compare_
-    from replay.report.pages import page
-    from replay.report.tensor import comparison_tables, ranking
-    from replay.schemes.tp.registry import SCHEMES, find
-
-    spec = TensorSpec(**_settings(given))
-    names = [find(name).name for name in scheme or ()]
-    options = _options(option or (), names or list(SCHEMES))
-    with progress(len(names or SCHEMES), "scheme") as bar:
-        compared = compare_(
-            spec, names or None, baseline=baseline, options=options, progress=bar.update,
-            report=tell,
-        )  # fmt: skip
-    if json_ is not None:
-        compared.save(json_)
-    deliver(lambda: page(compared))
-    show(comparison_tables(compared) if details else ranking(compared))
+    call.carry_out()
 
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:

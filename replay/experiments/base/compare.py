@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from replay.errors import RefusedError, UserError, check_jobs, check_kind, shown, unknown
@@ -23,10 +23,11 @@ SCHEMES = "the name of a scheme, or a list of them"
 
 @dataclass(frozen=True)
 class Asked:
-    """One result of a comparison: its name and its settings."""
+    """One result of a comparison: its name, its settings, and objects that stand for some."""
 
     name: str
     spec: Spec
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 def several(what: str, given: object, kinds: tuple[type, ...], possible: str) -> list[Any]:
@@ -173,7 +174,7 @@ def compare(
     jobs
         Processes that share the schemes; the result is the same.
     progress
-        Called once for every scheme.
+        Called for each step of every scheme, see `Experiment.steps`.
     observe
         As of `Experiment.replay`; only with one process.
     max_memory
@@ -258,7 +259,9 @@ def carried_out(
     for at, one in enumerate(asked):
         try:
             like = next(iter(setups.values()), None)
-            setups[at] = experiment.setup(one.spec, given, like=like, allow_code=True)
+            setups[at] = experiment.setup(
+                one.spec, {**given, **one.given}, like=like, allow_code=True
+            )
         except RefusedError as error:
             if must:
                 raise
@@ -266,21 +269,21 @@ def carried_out(
     jobs = max(min(jobs, len(setups)), 1)
     experiment.check_fit(list(setups.values()), most / jobs, report)
     if jobs > 1 and observe is None:
-        requests = [(experiment.name, asked[at].spec, dict(given)) for at in setups]
+        requests = [
+            (experiment.name, asked[at].spec, {**given, **asked[at].given}) for at in setups
+        ]
         where = list(setups)
         with closing(answers(_answer, requests, jobs)) as answered:
             for position, outcome in answered:
                 found[where[position]] = outcome
-                if progress is not None:
+                for _ in range(experiment.steps(setups[where[position]]) if progress else 0):
                     progress()
         return [found[at] for at in range(len(asked))]
     for at, setup in setups.items():
         try:
-            found[at] = experiment.replay(setup, observe=observe)
+            found[at] = experiment.replay(setup, progress=progress, observe=observe)
         except RefusedError as error:
             found[at] = error
-        if progress is not None:
-            progress()
     return [found[at] for at in range(len(asked))]
 
 

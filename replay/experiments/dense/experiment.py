@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from replay.errors import unknown
 from replay.experiments.base import compare as base
 from replay.experiments.base.experiment import Experiment
+from replay.experiments.base.load import load_of
 from replay.experiments.dense.result import TensorComparison, TensorResult, result_of_old
 from replay.experiments.dense.spec import TensorSpec
 
@@ -27,6 +29,9 @@ class Dense(Experiment[TensorSpec, "Setup", TensorResult]):
     result = TensorResult
     comparison = TensorComparison
     baselines = ("sp-nvls",)
+    scheme_help = "A name of `moereplay tensor schemes`, or FILE.py:NAME, which executes the file."
+    usual = "all that can run the layer"
+    details = "bytes, critical path, SMs, skew, tables, and links over time"
     code = ("experiments/dense",)
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
         "moereplay-tensor/1": result_of_old
@@ -82,6 +87,19 @@ class Dense(Experiment[TensorSpec, "Setup", TensorResult]):
             progress()
         return result
 
+    def estimate(self, setup: Setup) -> tuple[str, str, str]:
+        """By a replay of some of its tokens."""
+        from replay.experiments.dense.fit import in_words
+        from replay.experiments.dense.replay import replayed
+
+        return in_words(setup, lambda one: replayed(one, one.scheme)[2])
+
+    def shown(self, compared: Any, *, details: bool) -> Any:
+        """Tables for the screen."""
+        from replay.report.tensor import comparison_tables, ranking
+
+        return comparison_tables(compared) if details else ranking(compared)
+
 
 EXPERIMENT = Dense()
 
@@ -97,4 +115,10 @@ def compare(
 ) -> TensorComparison:
     """Replay a layer under several schemes; parameters are those of `base.compare.compare`."""
     found: TensorComparison = base.compare(EXPERIMENT, spec, schemes, **settings)
+    return found
+
+
+def load_result(path: str | Path) -> TensorResult | TensorComparison:
+    """Read a result or a comparison of this kind; errors are those of `replay.load_result`."""
+    found: TensorResult | TensorComparison = load_of(EXPERIMENT, path)
     return found

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from replay.errors import unknown
 from replay.experiments.base import compare as base
 from replay.experiments.base.experiment import Experiment
+from replay.experiments.base.load import load_of
 from replay.experiments.serve.result import InferComparison, InferResult, named, result_of_old
 from replay.experiments.serve.spec import InferSpec
 
@@ -27,6 +29,12 @@ class Serve(Experiment[InferSpec, "Setup", InferResult]):
     result = InferResult
     comparison = InferComparison
     baselines = ("deepep-ll",)
+    scheme_help = "A name of `moereplay schemes`, or PREFILL+DECODE."
+    usual = "deepep+deepep-ll, which is what deepep-ll stands for"
+    details = "nothing: all tables are shown anyway"
+    lacking: ClassVar[Mapping[str, str]] = {
+        "dry_run": "how many replays a batch takes follows from what the first of them give"
+    }
     code = ("steps", "experiments/serve")
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
         "moereplay-infer/1": result_of_old
@@ -80,7 +88,16 @@ class Serve(Experiment[InferSpec, "Setup", InferResult]):
         """Nothing is observed: a batch has no schedule of its own."""
         from replay.experiments.serve.replay import carry_out
 
-        return carry_out(setup, progress=progress)
+        result = carry_out(setup)
+        if progress is not None:
+            progress()
+        return result
+
+    def shown(self, compared: Any, *, details: bool) -> Any:
+        """Tables for the screen."""
+        from replay.report.infer import tables
+
+        return tables(compared)
 
 
 EXPERIMENT = Serve()
@@ -97,4 +114,10 @@ def compare(
 ) -> InferComparison:
     """Serve a batch under several schemes; parameters are those of `base.compare.compare`."""
     found: InferComparison = base.compare(EXPERIMENT, spec, schemes, **settings)
+    return found
+
+
+def load_result(path: str | Path) -> InferResult | InferComparison:
+    """Read a result or a comparison of this kind; errors are those of `replay.load_result`."""
+    found: InferResult | InferComparison = load_of(EXPERIMENT, path)
     return found

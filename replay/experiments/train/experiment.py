@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from replay.experiments.base import compare as base
 from replay.experiments.base.experiment import Experiment
+from replay.experiments.base.load import load_of
 from replay.experiments.train.result import TrainComparison, TrainResult, result_of_old
 from replay.experiments.train.spec import TrainSpec
 
@@ -42,6 +44,11 @@ class Train(Experiment[TrainSpec, SchemedStep, TrainResult]):
     result = TrainResult
     comparison = TrainComparison
     baselines = ("deepep",)
+    usual = "all that can train"
+    details = "causes by stage, and memory"
+    lacking: ClassVar[Mapping[str, str]] = {
+        "dry_run": "a step is composed of replays of its parts, and none says what all take"
+    }
     code = ("steps", "experiments/train")
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
         "moereplay-train/1": result_of_old
@@ -97,6 +104,12 @@ class Train(Experiment[TrainSpec, SchemedStep, TrainResult]):
             progress()
         return result
 
+    def shown(self, compared: Any, *, details: bool) -> Any:
+        """Tables for the screen."""
+        from replay.report.training import comparison_tables, ranking
+
+        return comparison_tables(compared) if details else ranking(compared)
+
 
 EXPERIMENT = Train()
 
@@ -112,4 +125,10 @@ def compare(
 ) -> TrainComparison:
     """Replay a training step under several schemes; parameters are those of `base`'s `compare`."""
     found: TrainComparison = base.compare(EXPERIMENT, spec, schemes, **settings)
+    return found
+
+
+def load_result(path: str | Path) -> TrainResult | TrainComparison:
+    """Read a result or a comparison of this kind; errors are those of `replay.load_result`."""
+    found: TrainResult | TrainComparison = load_of(EXPERIMENT, path)
     return found
