@@ -186,8 +186,6 @@ REPLAY_ROOMS = tuple(re.findall(r"^\| `([\w/]+?)(?:/|\.py)` \|", DESIGN, flags=r
 """Rooms of replay as the document's table lists them, lowest first."""
 
 KNOWN = {
-    ("chains", "experiments/base"),
-    ("chains", "experiments/layer"),
     ("experiments/base", "experiments/layer"),
     ("experiments/choose", "studies/sweeps"),
     ("report", "experiments/collective"),

@@ -135,7 +135,7 @@ class Whole(Strict):
     makespan_us
         Their times, summed: an estimate.
     low_us, high_us, confidence
-        Where the sum lies, with this probability. `replay.chains.sampling` says how it is found.
+        Where the sum lies, with this probability. `replay.chains.layer_sampling` says how.
     """
 
     num_layers: int
