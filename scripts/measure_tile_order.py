@@ -130,7 +130,9 @@ def predicted(shape: Shape, dtype: str, order: str, system_name: str) -> Predict
     tasks = graph.add(
         count,
         resource=machine.sms.pool("sm", machine.sms.compute)[rank],
-        duration_ps=system.compute.tile_ps(rows, shape.block_n, shape.k, dtype, block_m=BLOCK_M),
+        duration_ps=system.compute.tile_ps(
+            rows, shape.block_n, shape.k, dtype, block_m=BLOCK_M, grouped=True
+        ),
         priority=np.arange(count),
         kind=Kind.GEMM1,
         rank=rank,
