@@ -43,8 +43,8 @@ def many_requests(count, length=4):
 
 
 def test_errors_of_drawn_batches_are_those_of_their_mean(monkeypatch):
-    """Of 64 draws: 1 and 3 in turn, 3 and 1, and 5 throughout, whose mean is 3 in every draw."""
-    turns = iter([np.array([1.0, 3.0, 5.0]), np.array([3.0, 1.0, 5.0])] * 32)
+    """Of 64 draws: 1 and 3 in turn, 3 and 1, 5 and 8; their means are 3 and 4."""
+    turns = iter([np.array([1.0, 3.0, 5.0]), np.array([3.0, 1.0, 8.0])] * 32)
     monkeypatch.setattr(module, "_imbalance", lambda ids, owner, number: next(turns))
     monkeypatch.setattr(module, "BATCHES", (64,))
     monkeypatch.setattr(module, "REQUEST_BATCHES", ())
@@ -53,9 +53,9 @@ def test_errors_of_drawn_batches_are_those_of_their_mean(monkeypatch):
     sample.expert_per_group = {8: sample.expert_per_group[8]}
     module._busiest(sample, found)
     one = found["busiest_group_8_tokens_64"]
-    assert one.value.tolist() == [2, 2, 5]
-    assert one.error.tolist() == [1 / 8, 1 / 8, 0]
-    assert (one.summary, one.summary_error) == (3, 0)
+    assert one.value.tolist() == [2, 2, 6.5]
+    assert one.error.tolist() == [1 / 8, 1 / 8, 1.5 / 8]
+    assert (one.summary, one.summary_error) == (3.5, 0.5 / 8)
 
 
 def test_what_is_written_has_each_layers_own_error():
