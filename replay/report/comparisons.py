@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
-from replay.experiments.base.names import LACKING
+from replay.report.proposed import proposed_text, star_notes, starred
 from replay.report.words import explained
 from tracegen.shared.display.content import Column, Page, Section, Table
 
@@ -20,14 +20,9 @@ if TYPE_CHECKING:
     AnyComparison = ComparisonBase[Any]
 
 
-def marked(name: str, schemes: Iterable[SchemeDescription]) -> str:
-    """Put a star behind the name of what needs hardware that its machine lacks."""
-    return name + (LACKING if any(one.lacking for one in schemes) else "")
-
-
 def label(result: ResultBase) -> str:
     """Name of a result as tables and charts print it."""
-    return marked(result.name, result.schemes)
+    return starred(result.name, *result.schemes)
 
 
 def tables_group(head: str, tables: Sequence[Table], lines: Iterable[str]) -> Group:
@@ -36,16 +31,9 @@ def tables_group(head: str, tables: Sequence[Table], lines: Iterable[str]) -> Gr
     return Group(Text(head), *tables, Text(), Text(text))
 
 
-def star_notes(system: str, schemes: Iterable[SchemeDescription]) -> Iterator[str]:
-    """What the star means, in one line; none where nothing is lacking."""
-    lacking = sorted({what for one in schemes for what in one.lacking})
-    if lacking:
-        yield f"* proposed hardware, which {system} lacks: {', '.join(lacking)}."
-
-
 def outside_notes(system: str, compared: AnyComparison) -> Iterator[str]:
     """What the machine lacks, and who was left out: a line for each reason."""
-    yield from star_notes(system, (one for each in compared.results for one in each.schemes))
+    yield from star_notes(system, [one for each in compared.results for one in each.schemes])
     reasons: dict[str, list[str]] = {}
     for name, reason in compared.left_out.items():
         reasons.setdefault(reason.removeprefix(f"scheme {name!r}: "), []).append(name)
@@ -78,11 +66,9 @@ def schemes_table(named: Iterable[tuple[str, SchemeDescription]]) -> Table:
     rows: dict[str, tuple[Cell, ...]] = {}
     notes: list[str] = []
     for name, scheme in named:
-        proposes = [f"{what} {LACKING}" * (what in scheme.lacking) or what
-                    for what in scheme.proposes]  # fmt: skip
         if scheme.lacking:
             notes = ["* proposed hardware, which the machine lacks."]
-        rows[name] = (name, ", ".join(proposes) or None, scheme.assumes or None, scheme.source)
+        rows[name] = (name, proposed_text(scheme) or None, scheme.assumes or None, scheme.source)
     columns = [
         Column("scheme"),
         Column("proposed hardware"),
@@ -95,7 +81,7 @@ def schemes_table(named: Iterable[tuple[str, SchemeDescription]]) -> Table:
 
 def described(results: Iterable[ResultBase]) -> Table:
     """The same table of all schemes of some results."""
-    return schemes_table((marked(one.name, [one]), one) for each in results for one in each.schemes)
+    return schemes_table((starred(one.name, one), one) for each in results for one in each.schemes)
 
 
 def identities_table(

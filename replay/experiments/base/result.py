@@ -7,7 +7,6 @@ gives the same bytes.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,19 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import BaseModel, Field, JsonValue, model_validator
 
+from replay.chains.tuning import Trial
 from replay.experiments.base.names import check_baseline
 from replay.experiments.base.rows import result_row
 from replay.files import write_text
-from replay.measure.parts import Strict
-from replay.schemes.registry import capabilities
 from tracegen.shared.display.shown import Shown
+from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
     from hwmodel import System
-    from replay.schemes import Scheme
-    from replay.schemes.tp.base import TensorScheme
-
-    AnyScheme = Scheme | TensorScheme
+    from replay.schemes.base import AnyScheme
 
 
 class SystemDescription(Strict):
@@ -51,17 +47,6 @@ class SystemDescription(Strict):
         values = system.describe()
         name, every = values.pop("name"), values.pop("num_gpus")
         return cls(name=name, num_gpus=every if num_gpus is None else num_gpus, values=values)
-
-
-class Trial(Strict):
-    """Options that were tried: the values of those searched, and the layer's time.
-
-    `makespan_us` is None where the scheme cannot run with them, such as a split of more SMs than
-    the GPU has.
-    """
-
-    options: dict[str, int]
-    makespan_us: float | None
 
 
 class SchemeDescription(Strict):
@@ -104,18 +89,8 @@ class SchemeDescription(Strict):
         trials
             What tuning tried.
         """
-        traffic = scheme.traffic
-        return cls(
-            name=scheme.name,
-            source=scheme.source,
-            assumes=scheme.assumes,
-            proposes=sorted(scheme.proposes),
-            traffic=traffic if isinstance(traffic, str) else traffic._asdict(),
-            options=dataclasses.asdict(scheme.options),
-            lacking=sorted(scheme.proposes - capabilities(system)),
-            code=getattr(scheme, "code", ""),
-            tuned=list(trials),
-        )
+        described = scheme.describe(system, trials)
+        return cls(**{name: described[name] for name in cls.model_fields if name in described})
 
 
 def package_version() -> str:

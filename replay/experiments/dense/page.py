@@ -28,7 +28,7 @@ from replay.report.comparisons import (
 from replay.report.provenance import assumptions, provenance
 from replay.report.tables import MB
 from replay.report.words import schemes_text
-from replay.schemes.tp.registry import SCHEMES
+from replay.schemes.registry import TENSOR_SCHEMES as SCHEMES
 from tracegen.shared.display.content import Bars, Heat, Page, Part, Section
 
 if TYPE_CHECKING:

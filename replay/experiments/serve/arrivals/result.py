@@ -21,7 +21,7 @@ from replay.experiments.serve.arrivals.spec import ArrivalSpec
 from replay.experiments.serve.capacity import Capacity
 from replay.experiments.serve.measures import Served
 from replay.experiments.serve.result import asked_of_both, named
-from replay.measure.parts import Strict
+from tracegen.shared.strict import Strict
 
 US_PER_S = 1e6
 
