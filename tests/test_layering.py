@@ -192,7 +192,6 @@ KNOWN = {
     ("report", "experiments/dense"),
     ("report", "experiments/layer"),
     ("report", "experiments/place"),
-    ("report", "experiments/serve"),
     ("report", "experiments/train"),
     ("report", "studies/differences"),
     ("report", "studies/uncertainty"),

@@ -76,7 +76,7 @@ def run(
     if "scheme" in settings:
         find(settings["scheme"], "tp", allow_code=True)  # the command line names it
     if "options" in settings:
-        name = find(settings.get("scheme", TensorSpec().scheme), "tp").name
+        name = find(settings.get("scheme", TensorSpec().scheme), "tp", allow_code=True).name
         settings["options"] = _options(settings["options"], [name]).get(name, {})
 
     def observe(timeline: Timeline, machine: Machine) -> None:
@@ -134,7 +134,7 @@ def schemes(
     if scheme is None:
         list_tensor(as_json)
     else:
-        explain(find(scheme, "tp"), as_json)
+        explain(find(scheme, "tp", allow_code=True), as_json)
 
 
 # ---- models --------------------------------------------------------------------------------------

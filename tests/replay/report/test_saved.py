@@ -190,8 +190,8 @@ def test_a_difference_of_files_names_them(compared: Comparison, tmp_path: Path) 
     ("content", "says"),
     [
         ("{", "is no result of a replay, or is cut short"),
-        ("[]", "is no result: its format is None"),
-        ('{"format": "other/1"}', "is no result: its format is 'other/1'"),
+        ("[]", "is no result of a replay: its format is None"),
+        ('{"format": "other/1"}', "is no result of a replay: its format is 'other/1'"),
         ('{"format": "moereplay-infer/7"}', "this version reads moereplay-infer/1"),
         ('{"format": "moereplay-difference/1"}', "is damaged: is_same"),
         ('{"format": 3}', "is no result"),

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.replay.inference.serving import RANKS, times
+from tests.replay.serve.serving import RANKS, times
 
 from replay.errors import UserError
 from replay.experiments.serve import arrivals, replays
