@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from replay.engine import schedule
 from replay.errors import UserError
-from replay.measure.parts import Strict
 from replay.measure.token_latency import us
+from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -154,16 +154,22 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         return 1
 
     def check_fit(
-        self, setups: Sequence[AnySetup], max_memory: float, report: Report | None = None
+        self,
+        setups: Sequence[AnySetup],
+        max_memory: float,
+        report: Report | None = None,
+        jobs: int = 1,
     ) -> None:
         """Refuse replays of which one needs more memory than there is, before the first begins.
 
         Parameters
         ----------
         max_memory
-            Bytes that one may take.
+            Bytes that all processes together may take.
         report
             Told in a line what long replays take.
+        jobs
+            Processes that share the replays, and the memory.
 
         Raises
         ------
@@ -185,7 +191,7 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
 
         values = spec.model_dump()
         return {
-            find(str(values[scheme]), allow_code=False).name: values[options]
+            find(str(values[scheme]), None, allow_code=False).name: values[options]
             for scheme, options in spec.OPTIONS_OF.items()
             if values.get(options)
         }

@@ -39,17 +39,17 @@ class Dense(Experiment[TensorSpec, "Setup", TensorResult]):
 
     def usual_schemes(self, shared: TensorSpec, given: Mapping[str, Any]) -> Sequence[str]:
         """All of tensor parallelism."""
-        from replay.schemes.tp.registry import SCHEMES
+        from replay.schemes.registry import TENSOR_SCHEMES
 
-        return list(SCHEMES)
+        return list(TENSOR_SCHEMES)
 
     def under(
         self, shared: TensorSpec, reference: str, options: Mapping[str, Mapping[str, Any]]
     ) -> tuple[str, TensorSpec]:
         """The scheme alone is another."""
-        from replay.schemes.tp.registry import find
+        from replay.schemes.registry import find
 
-        name = find(reference).name
+        name = find(reference, "tp").name
         return name, shared.changed(scheme=reference, options=dict(options.get(name, {})))
 
     def setup(
@@ -65,16 +65,20 @@ class Dense(Experiment[TensorSpec, "Setup", TensorResult]):
 
         if given:
             raise unknown("object", next(iter(given)), ())
-        return Setup.of(spec)
+        return Setup.of(spec, allow_code=allow_code)
 
     def check_fit(
-        self, setups: Sequence[Setup], max_memory: float, report: Report | None = None
+        self,
+        setups: Sequence[Setup],
+        max_memory: float,
+        report: Report | None = None,
+        jobs: int = 1,
     ) -> None:
         """Found out from one replay of some of the tokens."""
         from replay.experiments.dense.fit import check_fit
         from replay.experiments.dense.replay import replayed
 
-        check_fit(setups, lambda setup: replayed(setup, setup.scheme)[2], max_memory, report)
+        check_fit(setups, lambda setup: replayed(setup, setup.scheme)[2], max_memory / jobs, report)
 
     def replay(
         self, setup: Setup, *, progress: Progress | None = None, observe: Observer | None = None

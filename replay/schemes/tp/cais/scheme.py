@@ -31,7 +31,7 @@ from replay.schemes.tp.cais.kernels import Blocks
 from replay.schemes.tp.cais.moves import Moves
 from replay.schemes.tp.cais.norms import interleaved, normalise
 from replay.schemes.tp.cais.options import CaisOptions
-from replay.schemes.tp.traffic import Traffic
+from replay.schemes.tp.traffic import TensorTraffic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,7 @@ class Cais(TensorScheme):
         "virtual channels that take turns. The switch lets entries of its tables go in the order "
         "of their last use, also those that wait for data"
     )
-    traffic = Traffic("merged", "merged")
+    traffic = TensorTraffic("merged", "merged")
     needs = frozenset({"multicast", "reduction"})
     proposes = frozenset({"request-merging"})
     options: CaisOptions = CaisOptions()
@@ -63,7 +63,7 @@ class Cais(TensorScheme):
         """The scheme with some options replaced; without the merge unit every GPU gets all rows."""
         changed = super().with_options(given)
         way = "merged" if changed.options.merge else "direct"
-        changed.traffic = Traffic(way, way)
+        changed.traffic = TensorTraffic(way, way)
         return changed
 
     # ---- a layer ---------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Cais(TensorScheme):
         """Launch a kernel that pushes: (rank,) tasks at which all GPUs have their sums."""
         grid.launch(begun)
         done = _ended(machine, pushing.end, begun)
-        machine.graph.edges(pushing.added.tasks, done[pushing.added.rank])
+        machine.order(pushing.added.tasks, done[pushing.added.rank])
         return machine.sync.barrier(REDUCE, done, behind_stores=True)
 
     # ---- product, norm and product ---------------------------------------------------------------
@@ -171,7 +171,7 @@ class Cais(TensorScheme):
             ends.append(again.end)
         grid.launch(begun)
         done = _ended(machine, np.concatenate(ends, axis=1), begun)
-        machine.graph.edges(pushing.added.tasks, done[pushing.added.rank])
+        machine.order(pushing.added.tasks, done[pushing.added.rank])
         if layer.is_backward:
             done = kernels.gradient(leave.product, done)
             done = kernels.gradient(enter.product, done)
