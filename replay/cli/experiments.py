@@ -289,8 +289,10 @@ def _common_options(experiment: AnyExperiment) -> list[inspect.Parameter]:
         "option": (list[str] | None, "Option of one scheme: SCHEME.K=V, repeatable."),
         "spec": (
             Path | None,
-            "Run again what this file says, the JSON of a result or of a comparison, or a TOML "
-            "file of settings; options that are given beside it override it.",
+            (
+                "Run again what this file says, the JSON of a result or of a comparison, or a TOML "
+                "file of settings; options that are given beside it override it."
+            ),
         ),
         "jobs": (int | None, "Processes that share the schemes [1]."),
     }

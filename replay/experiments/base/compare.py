@@ -23,11 +23,27 @@ SCHEMES = "the name of a scheme, or a list of them"
 
 @dataclass(frozen=True)
 class Asked:
-    """One result of a comparison: its name, its settings, and objects that stand for some."""
+    """One result of a comparison.
+
+    Attributes
+    ----------
+    name, spec
+        Its name and its settings.
+    given
+        Objects that stand for what its settings refer to, by name of the setting.
+    of
+        Name of its scheme, where that is not the name of the result.
+    """
 
     name: str
     spec: Spec
     given: Mapping[str, Any] = field(default_factory=dict)
+    of: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names by which a baseline may mean it."""
+        return (self.name, self.of) if self.of else (self.name,)
 
 
 def several(what: str, given: object, kinds: tuple[type, ...], possible: str) -> list[Any]:
@@ -191,12 +207,9 @@ def compare(
     UserError
         If something asked for does not exist or does not fit together, or not into memory.
     """
-    check_jobs(jobs)
     if "scheme" in settings:
         message = f"scheme = {shown(settings['scheme'])}: compare takes schemes=[...]"
         raise UserError(message)
-    if baseline is not None:
-        check_kind("baseline", baseline, str, "the name of one of the schemes")
     objects = given or {}
     shared = spec_of(experiment, spec, settings)
     named = None if schemes is None else several("schemes", schemes, (str,), SCHEMES)
@@ -204,25 +217,56 @@ def compare(
         experiment, shared, named or experiment.usual_schemes(shared, objects), options or {}
     )
     names = [one.name for one in asked]
-    if baseline is not None and baseline not in names:
+    if isinstance(baseline, str) and baseline not in names:
         try:
             baseline, _ = experiment.under(shared, baseline, {})
         except UserError:
             raise unknown("baseline", baseline, names) from None
-        if baseline not in names:
-            raise unknown("baseline", baseline, names)
+    return compared(
+        experiment, asked, objects,
+        must=named is not None, baseline=baseline, jobs=jobs, progress=progress,
+        observe=observe, max_memory=max_memory, report=report, allow_code=allow_code,
+    )  # fmt: skip
+
+
+def compared(
+    experiment: AnyExperiment,
+    asked: Sequence[Asked],
+    given: Mapping[str, Any],
+    *,
+    must: bool,
+    baseline: str | None = None,
+    jobs: int = 1,
+    progress: Progress | None = None,
+    observe: Observer | None = None,
+    max_memory: float | None = None,
+    report: Report | None = None,
+    allow_code: AllowCode = False,
+) -> Any:
+    """Carry out what is asked for and put it beside each other; see `compare`.
+
+    Parameters
+    ----------
+    must
+        Whether none may be refused, because all were named.
+    """
+    check_jobs(jobs)
+    if baseline is not None:
+        check_kind("baseline", baseline, str, "the name of one of the schemes")
+        if not any(baseline in one.names for one in asked):
+            raise unknown("baseline", baseline, [one.name for one in asked])
     outcomes = carried_out(
-        experiment, asked, objects, jobs=jobs, progress=progress, observe=observe,
-        most=limit_of(max_memory), report=report, must=named is not None, allow_code=allow_code,
+        experiment, asked, given, jobs=jobs, progress=progress, observe=observe,
+        most=limit_of(max_memory), report=report, must=must, allow_code=allow_code,
     )  # fmt: skip
     results, left_out = [], {}
     for one, outcome in zip(asked, outcomes, strict=True):
         if isinstance(outcome, ResultBase):
             results.append(outcome)
-        elif named is not None or one.name == baseline or len(asked) == 1:
+        elif must or baseline in one.names or len(asked) == 1:
             raise outcome
         else:
-            left_out[one.name] = outcome.reason
+            left_out[one.of or one.name] = outcome.reason
     if not results:
         first = next(iter(left_out))
         message = f"no scheme can run this; {first}: {left_out[first]}"
@@ -267,7 +311,7 @@ def carried_out(
                 raise
             found[at] = error
     jobs = max(min(jobs, len(setups)), 1)
-    experiment.check_fit(list(setups.values()), most / jobs, report)
+    experiment.check_fit(list(setups.values()), most, report, jobs)
     if jobs > 1 and observe is None:
         requests = [
             (experiment.name, asked[at].spec, {**given, **asked[at].given}) for at in setups
@@ -276,8 +320,9 @@ def carried_out(
         with closing(answers(_answer, requests, jobs)) as answered:
             for position, outcome in answered:
                 found[where[position]] = outcome
-                for _ in range(experiment.steps(setups[where[position]]) if progress else 0):
-                    progress()
+                if progress is not None:
+                    for _ in range(experiment.steps(setups[where[position]])):
+                        progress()
         return [found[at] for at in range(len(asked))]
     for at, setup in setups.items():
         try:

@@ -154,16 +154,22 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         return 1
 
     def check_fit(
-        self, setups: Sequence[AnySetup], max_memory: float, report: Report | None = None
+        self,
+        setups: Sequence[AnySetup],
+        max_memory: float,
+        report: Report | None = None,
+        jobs: int = 1,
     ) -> None:
         """Refuse replays of which one needs more memory than there is, before the first begins.
 
         Parameters
         ----------
         max_memory
-            Bytes that one may take.
+            Bytes that all processes together may take.
         report
             Told in a line what long replays take.
+        jobs
+            Processes that share the replays, and the memory.
 
         Raises
         ------

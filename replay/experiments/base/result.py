@@ -17,8 +17,8 @@ from pydantic import BaseModel, Field, JsonValue, model_validator
 from replay.experiments.base.names import check_baseline
 from replay.experiments.base.rows import result_row
 from replay.files import write_text
-from replay.measure.parts import Strict
 from tracegen.shared.display.shown import Shown
+from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
     from hwmodel import System

@@ -12,11 +12,11 @@ from rich.text import Text
 
 from replay.experiments.choose.candidate import Cost
 from replay.experiments.choose.ranking import difference
-from replay.measure.parts import Strict
 from replay.report.words import explained, says
 from tracegen.shared.display.content import Column, Table
 from tracegen.shared.display.frames import flat
 from tracegen.shared.display.shown import Shown
+from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

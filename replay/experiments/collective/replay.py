@@ -25,13 +25,13 @@ from replay.errors import UserError, unknown
 from replay.experiments.base.identity import code_identity, identity
 from replay.experiments.base.result import SystemDescription, package_version
 from replay.files import write_text
-from replay.measure.parts import Strict
 from replay.model.collectives import library
 from replay.model.collectives.algorithm import COLLECTIVES, Algorithm, Collective
 from replay.model.machine.kinds import DISPATCH, KIND_NAMES
 from replay.model.machine.machine import Machine
 from tracegen.shared.display.frames import flat
 from tracegen.shared.display.shown import Shown
+from tracegen.shared.strict import Strict
 
 if TYPE_CHECKING:
     from hwmodel import System

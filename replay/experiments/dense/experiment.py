@@ -68,13 +68,17 @@ class Dense(Experiment[TensorSpec, "Setup", TensorResult]):
         return Setup.of(spec, allow_code=allow_code)
 
     def check_fit(
-        self, setups: Sequence[Setup], max_memory: float, report: Report | None = None
+        self,
+        setups: Sequence[Setup],
+        max_memory: float,
+        report: Report | None = None,
+        jobs: int = 1,
     ) -> None:
         """Found out from one replay of some of the tokens."""
         from replay.experiments.dense.fit import check_fit
         from replay.experiments.dense.replay import replayed
 
-        check_fit(setups, lambda setup: replayed(setup, setup.scheme)[2], max_memory, report)
+        check_fit(setups, lambda setup: replayed(setup, setup.scheme)[2], max_memory / jobs, report)
 
     def replay(
         self, setup: Setup, *, progress: Progress | None = None, observe: Observer | None = None
