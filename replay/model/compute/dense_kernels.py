@@ -134,11 +134,12 @@ class Kernels:
         """
         if self.weights == "alone":
             return
-        moved = 2 * nbytes if self.is_backward else nbytes
-        cost = self._machine.costs.attention(
-            flop, moved, is_decode=is_decode, is_backward=self.is_backward
-        )
-        time = np.asarray(cost.ps, np.int64)
+        attention = self._machine.system.attention
+        if self.is_backward:
+            time = attention.backward_ps(flop, 2 * nbytes)
+        else:
+            time = (attention.decode_ps if is_decode else attention.forward_ps)(flop, nbytes)
+        time = np.asarray(time, np.int64)
         if self._sms == self._machine.sms.count:
             self._timed(Kind.ATTENTION, time)
         else:

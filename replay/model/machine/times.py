@@ -91,15 +91,6 @@ class Costs:
         """A time that a scheme states: an option of its own, or a measured constant of software."""
         return Time(nanoseconds * PS_PER_NS)
 
-    def attention(
-        self, flop: IntsLike, nbytes: IntsLike, *, is_decode: bool, is_backward: bool
-    ) -> Time:
-        """An attention kernel: operations of its products, bytes read and written."""
-        kernel = self._system.attention
-        if is_backward:
-            return Time(kernel.backward_ps(flop, nbytes))
-        return Time((kernel.decode_ps if is_decode else kernel.forward_ps)(flop, nbytes))
-
     # ---- one SM ----------------------------------------------------------------------------------
 
     def sm_store(self, nbytes: IntsLike) -> Time:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay.model.machine.kinds import KIND_NAMES, Kind
+from replay.model.machine.times import Time
 from replay.model.work.transformer_layer import Attention, Elementwise, Product
 from replay.schemes.tp import matrices
 
@@ -67,8 +68,11 @@ class Kernels:
         return self.machine.memory_kernel(Kind.BETWEEN, each, after)
 
     def _attention(self, work: Attention, after: Ints) -> Ints:
-        time = self.machine.costs.attention(
-            work.flop, work.nbytes, is_decode=work.is_decode, is_backward=self.layer.is_backward
-        )
+        attention = self.machine.system.attention
+        if self.layer.is_backward:
+            time = attention.backward_ps(work.flop, work.nbytes)
+        else:
+            run = attention.decode_ps if work.is_decode else attention.forward_ps
+            time = run(work.flop, work.nbytes)
         begun = self.machine.kernel(after, KIND_NAMES[Kind.ATTENTION])
-        return self.machine.delay(Kind.ATTENTION, time, begun)
+        return self.machine.delay(Kind.ATTENTION, Time(time), begun)

