@@ -53,7 +53,7 @@ SERVED = {
 CASES = {
     "layer": Case(
         {"trace": "toy-uniform", "layer": 0}, ("deepep", "ideal"), ("num_sms", 16), ("step", 0),
-        ("cann-ep", "ideal", {}),
+        ("deepep-ll", "ideal", {"direction": "training"}),
     ),
     "dense": Case(
         {"model": "llama-2-7b", "tp": 4, "tokens": 256}, ("cais", "sp-ring"),
