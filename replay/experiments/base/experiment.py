@@ -43,6 +43,9 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         Classes of its settings, of its result and of several results beside each other.
     baselines
         Names of results that speed-ups are given over where nothing is asked for, by preference.
+    scheme_help, usual, details
+        Words of the command: what names a scheme, which are compared where none is named, and what
+        ``--details`` shows.
     code
         Rooms whose source enters the identity of a result beside those of every replay, as
         ``"experiments/train"`` names a folder of the package.
@@ -57,6 +60,11 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
     result: ClassVar[type[Any]]
     comparison: ClassVar[type[Any]]
     baselines: ClassVar[Sequence[str]] = ()
+    scheme_help: ClassVar[str] = (
+        "A name of `moereplay schemes`, or FILE.py:NAME, which executes the file."
+    )
+    usual: ClassVar[str] = "all that can"
+    details: ClassVar[str] = "all tables"
     code: ClassVar[Sequence[str]] = ()
     lacking: ClassVar[Mapping[str, str]] = {}
     older: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {}
@@ -142,26 +150,61 @@ class Experiment(ABC, Generic[AnySpec, AnySetup, AnyResult]):
         """
 
     def steps(self, setup: AnySetup) -> int:
-        """How often `replay` calls its progress."""
+        """Count how often `replay` calls its progress."""
         return 1
 
     def check_fit(
-        self, setups: Sequence[AnySetup], max_memory: float, report: Report | None = None
+        self,
+        setups: Sequence[AnySetup],
+        max_memory: float,
+        report: Report | None = None,
+        jobs: int = 1,
     ) -> None:
         """Refuse replays of which one needs more memory than there is, before the first begins.
 
         Parameters
         ----------
         max_memory
-            Bytes that one may take.
+            Bytes that all processes together may take.
         report
             Told in a line what long replays take.
+        jobs
+            Processes that share the replays, and the memory.
 
         Raises
         ------
         UnfitError
             Saying what it needs, what is there and what would fit.
         """
+
+    def estimate(self, setup: AnySetup) -> tuple[str, str, str]:
+        """Tasks, memory and time that a replay takes, in words, found out before it is made."""
+        raise NotImplementedError
+
+    def reference(self, spec: AnySpec) -> str:
+        """Reference to the schemes of a spec, as `under` takes it."""
+        return str(getattr(spec, "scheme"))  # noqa: B009 - not every spec has one
+
+    def options_in(self, spec: AnySpec) -> Mapping[str, Mapping[str, Any]]:
+        """Options of the schemes of a spec, by the name of each."""
+        from replay.schemes import find
+
+        values = spec.model_dump()
+        return {
+            find(str(values[scheme]), None, allow_code=False).name: values[options]
+            for scheme, options in spec.OPTIONS_OF.items()
+            if values.get(options)
+        }
+
+    def shown(self, compared: Any, *, details: bool) -> Any:
+        """Tables of a comparison for the screen.
+
+        Parameters
+        ----------
+        details
+            Whether all are wanted, or the ranking alone.
+        """
+        raise NotImplementedError
 
     def baseline(self, results: Sequence[AnyResult]) -> str:
         """Name of the result that speed-ups are given over where nothing is asked for."""
